@@ -79,7 +79,7 @@ class Kubernetes:
 
     def failed(self) -> list[BaseException]:
         """What went wrong on the way: nothing should."""
-        ended = (one for one in self._tasks if one.done() and not one.cancelled())
+        ended = (task for task in self._tasks if task.done() and not task.cancelled())
         return [error for one in ended if (error := one.exception()) is not None]
 
     def _do(self, work: Any) -> None:

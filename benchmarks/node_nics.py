@@ -70,7 +70,7 @@ async def stepped(root: Path, claims: int, pod: Path) -> list[dict[str, Any]]:
 
 
 async def through(
-    kubelet: KubeletPluginManager, runtime: NriRuntime, pod: Path, number: int, one: PodClaim
+    kubelet: KubeletPluginManager, runtime: NriRuntime, pod: Path, number: int, pod_claim: PodClaim
 ) -> tuple[float, float, float, float]:
     """One claim from the host into the pod and back: milliseconds of each step."""
 
@@ -79,10 +79,10 @@ async def through(
         assert not complaint, complaint
 
     return (
-        await timed(kubelet.prepare(one)),
+        await timed(kubelet.prepare(pod_claim)),
         await timed(accepted(runtime.run(f"pod-{number}", pod))),
         await timed(accepted(runtime.stop(f"pod-{number}"))),
-        await timed(kubelet.unprepare(one)),
+        await timed(kubelet.unprepare(pod_claim)),
     )
 
 

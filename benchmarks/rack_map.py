@@ -40,7 +40,7 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
 
 def one_sick_gpu(seen: SiteSnapshot) -> SiteSnapshot:
     """A reading a second later in which one GPU is sick."""
-    layers = tuple(msgspec.structs.replace(one, at=seen.at + 1) for one in seen.layers)
+    layers = tuple(msgspec.structs.replace(layer, at=seen.at + 1) for layer in seen.layers)
     gpus = (msgspec.structs.replace(seen.fabric_gpus[0], healthy=False), *seen.fabric_gpus[1:])
     return msgspec.structs.replace(seen, at=seen.at + 1, layers=layers, fabric_gpus=gpus)
 

@@ -109,8 +109,8 @@ def _plant(store: Store, home: Path) -> Plant:
     reconcilers: list[Reconciler] = []
 
     def wake(touched: frozenset[str]) -> None:
-        for one in reconcilers:
-            one.wake(touched)
+        for reconciler in reconcilers:
+            reconciler.wake(touched)
 
     deps = ApiDeps(
         store=store, clock=clock, ids=new_id, wake=wake, verifier=issuer.verifier(), auto_tenant=True

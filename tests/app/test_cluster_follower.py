@@ -274,7 +274,7 @@ def test_the_map_looks_for_imex_daemons_where_it_is_told():
             for namespace in ({}, {"namespace": "imex"}):
                 source.follow(follower, **namespace)
                 await asyncio.sleep(1)
-                seen.append([one.node for one in (await source.read()).picture.meshes])
+                seen.append([mesh.node for mesh in (await source.read()).picture.meshes])
             assert seen == [[], ["tray-1"]]
         await store.close()
 

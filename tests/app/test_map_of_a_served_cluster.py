@@ -147,7 +147,7 @@ async def clique_of_trays(api):
     """The clique that the tenant's partition is: its nodes say so."""
 
     async def named():
-        labels = [one["metadata"]["labels"].get(GPU_CLIQUE_LABEL) for one in (await api.list(NODE)).items]
+        labels = [item["metadata"]["labels"].get(GPU_CLIQUE_LABEL) for item in (await api.list(NODE)).items]
         found = [label for label in labels if label]
         return found[0] if len(found) == TRAYS and len(set(found)) == 1 else None
 

@@ -53,9 +53,9 @@ UPSTREAM = {
 def samples(page):
     """Name and labels -> value."""
     return {
-        (one.name, *sorted(one.labels.items())): one.value
+        (sample.name, *sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(page)
-        for one in family.samples
+        for sample in family.samples
     }
 
 
@@ -152,7 +152,7 @@ def test_a_domain_that_is_gone_leaves_no_numbers():
     ],
 )
 def test_a_compute_node_has_the_health_of_its_gpus(healths, node):
-    assert node_health({GpuHealth(one) for one in healths}) == node
+    assert node_health({GpuHealth(health) for health in healths}) == node
 
 
 async def scrape(site):

@@ -23,7 +23,7 @@ def known(name):
 
 
 def named(speed):
-    return [one.name for one in shipped_scenarios() if speed in one.speeds]
+    return [scenario.name for scenario in shipped_scenarios() if speed in scenario.speeds]
 
 
 @pytest.mark.parametrize("name", named("virtual"))

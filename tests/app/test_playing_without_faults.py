@@ -10,7 +10,9 @@ from rackloom.lab.scenario.reading import scenario_problems, shipped_scenarios
 EVERY = os.environ.get("RACKLOOM_ALL_SCENARIOS") == "1"
 SAMPLE = 10
 """Of those with a cluster, which take seconds each: every so manieth, where not all are asked for."""
-BREAKING = [one for one in shipped_scenarios() if one.faults != "none" and "virtual" in one.speeds]
+BREAKING = [
+    scenario for scenario in shipped_scenarios() if scenario.faults != "none" and "virtual" in scenario.speeds
+]
 CLUSTERED = [one for one in BREAKING if "cluster" in one.layers]
 PLAYED = BREAKING if EVERY else [one for one in BREAKING if one not in CLUSTERED] + CLUSTERED[::SAMPLE]
 
@@ -27,4 +29,6 @@ def test_a_day_on_which_nothing_breaks_is_told_from_one_on_which_it_does(scenari
         assert scenario.faults == "seen", "what it expects cannot even be said of such a day"
         return
     played = play_scenario(calm, speed="virtual", home=None, tell=lambda _: None)
-    assert played.ok == (scenario.faults == "unnoticed"), [(one.what, one.seen) for one in played.lines[-1:]]
+    assert played.ok == (scenario.faults == "unnoticed"), [
+        (line.what, line.seen) for line in played.lines[-1:]
+    ]

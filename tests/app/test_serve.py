@@ -56,7 +56,7 @@ async def furnish(http, machines):
     gpus = {"type": "GPU", "name": "NVIDIA GB200", "count": 4, "deviceType": "NVLink"}
     body = {"name": "rack", "siteId": site, "machineCapabilities": [gpus]}
     kind = (await http.post("instance/type", json=body)).json()["id"]
-    ids = {"machineIds": [one.id.id for one in machines]}
+    ids = {"machineIds": [machine.id.id for machine in machines]}
     answer = await http.post(f"instance/type/{kind}/machine", json=ids)
     assert answer.is_success, answer.text
     return kind
@@ -125,7 +125,11 @@ def test_an_endpoint_is_used_without_a_restart_and_forgotten_without_one(ground)
             )
 
             async def unknown():
-                lost = [one for one in await admin.machines() if one.nvlink_info.chassis_serial == serial]
+                lost = [
+                    machine
+                    for machine in await admin.machines()
+                    if machine.nvlink_info.chassis_serial == serial
+                ]
                 return not any(one.HasField("nvlink_status_observation") for one in lost)
 
             await until(unknown, "what is lost is unknown")
@@ -214,11 +218,11 @@ def test_a_site_that_only_discovers_does_what_an_operator_applies(ground):
             await until(admin.machines, "the machines are found")
             domain = ours.PlanRequest(domain=switch.fabric.domain)
             plan = (await admin.ours.MakePlan(domain)).plan
-            kinds = [one["type"] for one in msgspec.json.decode(plan)["operations"]]
+            kinds = [operation["type"] for operation in msgspec.json.decode(plan)["operations"]]
             assert kinds == ["delete-partition"]
             assert len(switch.fabric.snapshot().partitions) == 1
             outcomes = (await admin.ours.ApplyPlan(ours.ApplyRequest(plan=plan))).outcomes
-            assert [one.state for one in outcomes] == ["done"]
+            assert [outcome.state for outcome in outcomes] == ["done"]
             assert switch.fabric.snapshot().partitions == ()
             with pytest.raises(grpc.aio.AioRpcError, match="no longer") as refused:
                 await admin.ours.ApplyPlan(ours.ApplyRequest(plan=plan))

@@ -70,12 +70,12 @@ def test_the_base_looks_and_does_not_act_before_its_operator_says_so(monkeypatch
 
 def test_the_deployment_mounts_what_the_configuration_names():
     config = (BASE / "site.toml").read_text()
-    (deployment,) = [one for one in _objects() if one["kind"] == "Deployment"]
+    (deployment,) = [obj for obj in _objects() if obj["kind"] == "Deployment"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    mounted = [one["mountPath"] for one in container["volumeMounts"]]
+    mounted = [mount["mountPath"] for mount in container["volumeMounts"]]
     for path in re.findall(r'"(/etc/rackloom/[^"]+)/[^/"]+"', config):
         assert path in mounted
-    ports = {one["containerPort"] for one in container["ports"]}
+    ports = {port["containerPort"] for port in container["ports"]}
     assert ports == {int(port) for port in re.findall(r'listen = "0\.0\.0\.0:(\d+)"', config)}
     assert {container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")} == {
         "/healthz",
@@ -84,7 +84,7 @@ def test_the_deployment_mounts_what_the_configuration_names():
 
 
 def test_the_pod_has_no_more_than_it_needs():
-    (deployment,) = [one for one in _objects() if one["kind"] == "Deployment"]
+    (deployment,) = [obj for obj in _objects() if obj["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"]
@@ -93,13 +93,13 @@ def test_the_pod_has_no_more_than_it_needs():
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    (role,) = [one for one in _objects() if one["kind"] == "Role"]
+    (role,) = [obj for obj in _objects() if obj["kind"] == "Role"]
     assert all(rule["resources"] == ["secrets"] for rule in role["rules"])
     assert not any("list" in rule["verbs"] or "*" in rule["verbs"] for rule in role["rules"])
 
 
 def test_the_role_allows_every_secret_that_a_chassis_may_have():
-    (role,) = [one for one in _objects() if one["kind"] == "Role"]
+    (role,) = [obj for obj in _objects() if obj["kind"] == "Role"]
     reading = [rule for rule in role["rules"] if "get" in rule["verbs"]]
 
     def may_read(path):
@@ -115,7 +115,7 @@ def test_the_role_allows_every_secret_that_a_chassis_may_have():
 
 
 def test_every_resource_that_is_named_is_there():
-    assert {one["kind"] for one in _objects()} >= {"Namespace", "Deployment", "Service", "NetworkPolicy"}
+    assert {obj["kind"] for obj in _objects()} >= {"Namespace", "Deployment", "Service", "NetworkPolicy"}
 
 
 def test_alerts_and_dashboard_ask_for_metrics_that_exist():
@@ -123,7 +123,7 @@ def test_alerts_and_dashboard_ask_for_metrics_that_exist():
     panels = json.loads((SITE / "dashboard.json").read_text())["panels"]
     expressions = [rule["expr"] for rule in rules]
     expressions += [target["expr"] for panel in panels for target in panel["targets"]]
-    asked = {name for one in expressions for name in re.findall(r"nico_\w+", one)}
+    asked = {name for expression in expressions for name in re.findall(r"nico_\w+", expression)}
     assert asked <= _metric_names()
     assert len(asked) > 10
     assert all(rule["annotations"]["action"] for rule in rules)

@@ -103,7 +103,7 @@ class Stage:
         gpus = {"type": "GPU", "name": "NVIDIA GB200", "count": 4, "deviceType": "NVLink"}
         body = {"name": name, "siteId": self.place, "machineCapabilities": [gpus]}
         made = (await ok(self.provider.post("instance/type", json=body)))["id"]
-        ids = {"machineIds": [one["id"] for one in machines]}
+        ids = {"machineIds": [machine["id"] for machine in machines]}
         await ok(self.provider.post(f"instance/type/{made}/machine", json=ids))
         return made
 
@@ -133,7 +133,7 @@ async def stage(ground, **changes):
 
 
 def held(fabric):
-    return {one.name: len(one.guids) for one in fabric.partitions.values()}
+    return {partition.name: len(partition.guids) for partition in fabric.partitions.values()}
 
 
 def test_one_site_with_a_rack_behind_each_protocol(ground):
@@ -186,10 +186,10 @@ def test_free_gpus_are_where_the_policy_wants_them(ground, policy, at_rest, in_u
 
     def judge(snapshot):
         """Called at every change: no partition but the kept default reaches over a tray."""
-        for one in snapshot.partitions:
-            trays = {fabric.gpus[guid].host_id for guid in one.guids}
-            if len(trays) > 1 and one.name != "Default Partition":
-                shared.add(one.name)
+        for partition in snapshot.partitions:
+            trays = {fabric.gpus[guid].host_id for guid in partition.guids}
+            if len(trays) > 1 and partition.name != "Default Partition":
+                shared.add(partition.name)
 
     def sizes():
         return Counter(held(fabric).values())

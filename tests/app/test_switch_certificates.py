@@ -99,7 +99,7 @@ def test_a_new_authority_is_taken_up_without_a_restart(bench, authority, other_a
             await driver.observe()
             await driver.execute(CreatePartition(name="p", logical_partition="l", guids=(guid,)))
             await driver.close()
-        assert [one.name for one in bench.fabric.partitions.values()] == ["p"]
+        assert [partition.name for partition in bench.fabric.partitions.values()] == ["p"]
 
     within_patience(scenario)
 
@@ -138,7 +138,7 @@ def test_material_that_does_not_do_leaves_the_connection_that_works(bench, autho
                 bench.now += HOUR
                 with structlog.testing.capture_logs() as logs:
                     assert (await driver.observe()).domain == bench.fabric.domain
-                assert "switch.new-material-does-not-do" in [one["event"] for one in logs]
+                assert "switch.new-material-does-not-do" in [log["event"] for log in logs]
             await driver.close()
 
     within_patience(scenario)
@@ -168,7 +168,7 @@ def test_an_end_that_comes_near_is_warned_of(bench, authority):
             bench.now += HOUR
             with structlog.testing.capture_logs() as logs:
                 await driver.observe()
-            (warning,) = [one for one in logs if one["event"] == "switch.certificate-expires"]
+            (warning,) = [log for log in logs if log["event"] == "switch.certificate-expires"]
             assert warning["host"] == "127.0.0.1"
             await driver.close()
 

@@ -72,9 +72,9 @@ def test_a_killed_service_ends_in_the_same_place(tmp_path):
     with up(tmp_path) as (_, url), client(tmp_path, url) as http:
         until_seen(lambda: ready(http), "18 instances are ready")
         seen = [
-            (one["nvLinkLogicalPartitionId"], one["nvLinkDomainId"], one["status"])
+            (interface["nvLinkLogicalPartitionId"], interface["nvLinkDomainId"], interface["status"])
             for instance in http.get("instance?pageSize=100").json()
-            for one in instance["nvLinkInterfaces"]
+            for interface in instance["nvLinkInterfaces"]
         ]
         assert len(seen) == 72
         assert len(set(seen)) == 1
@@ -184,7 +184,7 @@ def test_the_example_of_a_tenants_first_partition(tmp_path):
     first, *instances, last = done.stdout.splitlines()
     assert first.endswith("a record, no GPU is in it yet")
     assert len(instances) == 2
-    assert len({one.partition(": ")[2] for one in instances}) == 1
+    assert len({instance.partition(": ")[2] for instance in instances}) == 1
     assert last == "given back: no GPU is in a partition any more"
 
 

@@ -27,15 +27,17 @@ DOUBTS = {
 def story(racks=8):
     """A site with something of everything."""
     seen = picture(racks, 18, HOLDERS)
-    silent = tuple(msgspec.structs.replace(one, **DOUBTS.get(one.uuid, {})) for one in seen.domains)
+    silent = tuple(msgspec.structs.replace(domain, **DOUBTS.get(domain.uuid, {})) for domain in seen.domains)
     sick = tuple(
         msgspec.structs.replace(one, healthy=False) if number == 9 else one
         for number, one in enumerate(seen.fabric_gpus)
     )
     wired = {"acme-node-0-2": {"pcie_root": "pci0000:ff", "numa": 1}, "acme-node-0-6": {"link": "down"}}
     devices = tuple(
-        msgspec.structs.replace(one, **wired.get(one.node, {})) if one.name.endswith("nic-1") else one
-        for one in seen.devices
+        msgspec.structs.replace(device, **wired.get(device.node, {}))
+        if device.name.endswith("nic-1")
+        else device
+        for device in seen.devices
     )
     seen = msgspec.structs.replace(seen, domains=silent, fabric_gpus=sick, devices=devices)
     findings = (
@@ -110,7 +112,7 @@ def test_a_rack_says_in_words_what_is_wrong_with_its_fabric(open_map, pictures_f
         assert {n: racks.nth(n).locator(".state").inner_text() for n in STATES} == STATES
         assert racks.locator(".state").count() == len(STATES)
         fills = {n: racks.nth(n).locator(".switches rect").first for n in (0, *STATES)}
-        looks = {n: one.evaluate(LOOK) for n, one in fills.items()}
+        looks = {n: fill.evaluate(LOOK) for n, fill in fills.items()}
         assert len(set(looks.values())) == 4, looks
         # Racks stand on one floor, whatever is written above them.
         floors = {n: box["y"] + box["height"] for n in (0, 3) if (box := racks.nth(n).bounding_box())}
@@ -306,7 +308,7 @@ def test_few_racks_fill_the_screen_and_a_chosen_gpu_hides_nothing(open_map, pict
 def test_a_finding_leads_to_its_gpu_by_mouse_and_by_keys(open_map):
     reading = story(2)
     chains = join_shares(reading.picture, JoinedShares()).chains
-    there = next(one for one in chains if one.machine.id == "acme-machine-0-6")
+    there = next(chain for chain in chains if chain.machine.id == "acme-machine-0-6")
     broken = fails(
         "GPU health", "GPU 1 of acme-machine-0-6", "is sick", "mend it", where=places_around((there,))
     )

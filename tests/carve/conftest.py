@@ -191,8 +191,8 @@ class SmallSite:
         self.observe_all()
         for domain in DOMAINS:
             wanted: dict[str, set[int]] = {}
-            for one in self.read(records.load_intent, domain).assignments:
-                wanted.setdefault(one.logical_partition, set()).add(one.guid)
+            for assignment in self.read(records.load_intent, domain).assignments:
+                wanted.setdefault(assignment.logical_partition, set()).add(assignment.guid)
             held = {f"p-{partition}": (partition, frozenset(guids)) for partition, guids in wanted.items()}
             for name, (partition, guids) in held.items():
                 if name not in self.partitions[domain]:

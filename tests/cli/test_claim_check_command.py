@@ -84,8 +84,8 @@ def test_the_example_elsewhere(ran):
     code, printed = ran(*sorted(EXAMPLE.glob("*.yaml")), "--profile", "oci-bm.gpu.gb200-v3.4", "-o", "json")
     findings = json.loads(printed)
     assert code == 1
-    assert [one["trap"] for one in findings] == ["id-of-another-machine"] * 2
-    assert [Path(one["where"]).name for one in findings] == [
+    assert [finding["trap"] for finding in findings] == ["id-of-another-machine"] * 2
+    assert [Path(finding["where"]).name for finding in findings] == [
         "resource-claim-template-aligned.yaml:15",
         "resource-claim-template-unaligned.yaml:15",
     ]
@@ -99,9 +99,9 @@ def test_yaml_is_the_same_as_json(ran):
 
 def test_the_lines_are_those_of_the_fields(ran):
     lines = TRAPS.splitlines()
-    for one in json.loads(ran("traps.yaml", *H100, "-o", "json")[1]):
-        number = int(one["where"].rpartition(":")[2])
-        field = one["path"].rpartition(".")[2].partition("[")[0]
+    for load in json.loads(ran("traps.yaml", *H100, "-o", "json")[1]):
+        number = int(load["where"].rpartition(":")[2])
+        field = load["path"].rpartition(".")[2].partition("[")[0]
         assert field in lines[number - 1]
 
 

@@ -65,7 +65,7 @@ def test_the_claim_is_worth_that_of_the_example(ran, tmp_path, capsys, arm, more
     for path in (hand, made):
         claim_app(["allocate", "-f", str(path), *H100, "-o", "json"], result_action="return_value")
         results = json.loads(capsys.readouterr().out)[0]["allocation"]["devices"]["results"]
-        given.append([(one["request"], one["device"]) for one in results])
+        given.append([(result["request"], result["device"]) for result in results])
     assert given[0] == given[1]
 
 
@@ -125,8 +125,8 @@ def _dump(slices):
     import msgspec
 
     return yaml.safe_dump_all(
-        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **msgspec.to_builtins(one)}
-        for one in slices
+        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **msgspec.to_builtins(slice_)}
+        for slice_ in slices
     )
 
 

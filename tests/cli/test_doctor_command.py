@@ -132,8 +132,8 @@ WARNING   partition owned: partition by-hand
 def test_acceptance_results_are_exported(site, told):
     exported = json.loads(told(evidence="ncp"))
     assert (exported["suite"], exported["simulated"]) == ("ncp", True)
-    assert "pass" not in {one["outcome"] for one in exported["results"]}
-    assert {one["id"]: one["outcome"] for one in exported["results"]}["SDN12"] == "not run"
+    assert "pass" not in {result["outcome"] for result in exported["results"]}
+    assert {result["id"]: result["outcome"] for result in exported["results"]}["SDN12"] == "not run"
 
 
 def test_when_the_service_is_stopped_its_readings_are_no_longer_how_things_are(portal, told):

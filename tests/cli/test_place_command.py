@@ -100,7 +100,10 @@ def test_jobs_are_placed_beside_each_other_highest_priority_first(
     nodes = [node(f"r0-{tray}", "clique-0") for tray in range(4)]
     assert ran(saved(tmp_path, job("late", 2), urgent, {**high, "value": 10}, *nodes), "-o", "json") == 1
     answers = json.loads(capsys.readouterr().out)["jobs"]
-    assert [(one["job"], one["plan"] is not None) for one in answers] == [("urgent", True), ("late", False)]
+    assert [(answer["job"], answer["plan"] is not None) for answer in answers] == [
+        ("urgent", True),
+        ("late", False),
+    ]
     assert answers[1]["fixes"] == ["ask for 1 pod instead of 2", "wait until urgent ends (12 GPUs)"]
 
 

@@ -158,7 +158,7 @@ def test_the_list_of_one_kind_is_read_as_its_items(
     def listed(kind: str, *objects: dict[str, Any]) -> dict[str, Any]:
         # As `kubectl get --raw` has them: the items do not say their kind.
         bare = [
-            {key: value for key, value in one.items() if key not in ("kind", "apiVersion")} for one in objects
+            {key: value for key, value in obj.items() if key not in ("kind", "apiVersion")} for obj in objects
         ]
         return {"apiVersion": objects[0]["apiVersion"], "kind": kind, "items": bare}
 

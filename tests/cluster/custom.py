@@ -54,7 +54,7 @@ async def withdraw(api: KubeApi, *kinds: ResourceKind) -> None:
 
 async def none_is_going(api: KubeApi, kind: ResourceKind) -> bool:
     """Definitions and namespaces that were deleted stay until all that belongs to them is gone."""
-    return not any("deletionTimestamp" in one["metadata"] for one in (await api.list(kind)).items)
+    return not any("deletionTimestamp" in item["metadata"] for item in (await api.list(kind)).items)
 
 
 def name_of(kind: ResourceKind) -> str:

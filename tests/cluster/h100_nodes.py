@@ -115,4 +115,4 @@ async def plug(stack: AsyncExitStack, api: KubeApi, node: str, files: Files) -> 
 def device_nodes(specs: Mapping[str, Any]) -> set[str]:
     """Paths of all device files that specs give to containers."""
     edits = [device["containerEdits"] for spec in specs.values() for device in spec["devices"]]
-    return {node["path"] for one in edits for node in one.get("deviceNodes", ())}
+    return {node["path"] for edit in edits for node in edit.get("deviceNodes", ())}

@@ -81,14 +81,14 @@ async def installed(
     async with as_account(api, cluster, "rackloom-webhook") as own:
         options = WebhookOptions(identity="test", listen="127.0.0.1:0", dns_names=("localhost",))
         async with webhook(own, settings, options) as port:
-            for one in hooks:
-                await api.create(HOOKS[one["kind"]], called_at(one, port))
+            for hook in hooks:
+                await api.create(HOOKS[hook["kind"]], called_at(hook, port))
             await until(lambda: is_trusted(api), "the webhook has its certificate")
             await until(lambda: is_asked(api), "the webhook is asked")
             yield
-            for one in hooks:
+            for hook in hooks:
                 with contextlib.suppress(NotFound):  # A test may have uninstalled it all.
-                    await api.delete(HOOKS[one["kind"]], one["metadata"]["name"])
+                    await api.delete(HOOKS[hook["kind"]], hook["metadata"]["name"])
     await asyncio.to_thread(kubectl, cluster, "delete", "-f", "-", *LEAVE, given=rest)
     await _taken_back(cluster, api, "-k", str(DEPLOY / "base"))
 
@@ -101,7 +101,9 @@ async def _taken_back(cluster: ControlPlane, api: KubeApi, *what: str) -> None:
 
 
 async def _has_no_namespace(api: KubeApi) -> bool:
-    return all(one["metadata"]["name"] not in (DRIVER, DAEMONS) for one in (await api.list(NAMESPACE)).items)
+    return all(
+        item["metadata"]["name"] not in (DRIVER, DAEMONS) for item in (await api.list(NAMESPACE)).items
+    )
 
 
 @contextlib.asynccontextmanager
@@ -146,8 +148,8 @@ def shipped() -> tuple[str, list[Object]]:
         check=True,
     )
     documents = [one for one in yaml.safe_load_all(built.stdout) if one]
-    hooks = [one for one in documents if one["kind"] in HOOKS]
-    return yaml.safe_dump_all([one for one in documents if one not in hooks]), hooks
+    hooks = [document for document in documents if document["kind"] in HOOKS]
+    return yaml.safe_dump_all([document for document in documents if document not in hooks]), hooks
 
 
 def called_at(configuration: Object, port: int) -> Object:

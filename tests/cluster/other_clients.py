@@ -99,7 +99,7 @@ async def _none_left(api: KubeApi) -> bool:
 
 
 async def _written(api: KubeApi, kind: ResourceKind) -> list[Object]:
-    return [one for one in (await api.list(kind)).items if one["metadata"]["name"].startswith(_MARK)]
+    return [item for item in (await api.list(kind)).items if item["metadata"]["name"].startswith(_MARK)]
 
 
 async def _one_life(api: KubeApi, kind: ResourceKind, obj: Object) -> None:

@@ -46,12 +46,12 @@ async def admission(cluster: ControlPlane, api: KubeApi, programs: Programs) -> 
     async def port() -> int:
         return programs.webhook_ports[0] if programs.webhook_ports else 0
 
-    for one in hooks:
-        await api.create(HOOKS[one["kind"]], called_at(one, await until(port, "a webhook runs")))
+    for hook in hooks:
+        await api.create(HOOKS[hook["kind"]], called_at(hook, await until(port, "a webhook runs")))
     await until(lambda: is_trusted(api), "the webhook has its certificate")
     yield
-    for one in hooks:
-        await api.delete(HOOKS[one["kind"]], one["metadata"]["name"])
+    for hook in hooks:
+        await api.delete(HOOKS[hook["kind"]], hook["metadata"]["name"])
     await asyncio.to_thread(kubectl, cluster, "delete", "-f", "-", *LEAVE, given=rest)
 
 
@@ -88,9 +88,9 @@ class Site:
     async def power_off(self) -> None:
         """The nodes leave, and what only a living plugin would take away goes with them."""
         for kind in (NODE, RESOURCE_SLICE):
-            for one in (await self.api.list(kind)).items:
+            for item in (await self.api.list(kind)).items:
                 with contextlib.suppress(NotFound):  # The kubelet of a node wipes what a plugin leaves too.
-                    await self.api.delete(kind, one["metadata"]["name"])
+                    await self.api.delete(kind, item["metadata"]["name"])
 
     async def kubectl(self, *words: str) -> str:
         return await asyncio.to_thread(kubectl, self.cluster, *words)
@@ -112,7 +112,7 @@ class Site:
 
         async def look() -> ComputeDomainStatus | None:
             status = await self.status(name, namespace)
-            said = {one.type: one.status for one in status.conditions}
+            said = {condition.type: condition.status for condition in status.conditions}
             found = {node.name for node in status.nodes}
             whole = said.get("Ready") == "True" and (shared or said.get("Meshed") == "True")
             return status if whole and (found >= nodes if shared else found == nodes) else None
@@ -178,7 +178,7 @@ class Site:
 
     async def _of(self, kind: ResourceKind, namespace: str | None = None, labels: str = "") -> list[str]:
         return [
-            one["metadata"]["name"] for one in (await self.api.list(kind, namespace, labels=labels)).items
+            item["metadata"]["name"] for item in (await self.api.list(kind, namespace, labels=labels)).items
         ]
 
     async def give_up(self, namespace: str) -> None:
@@ -188,8 +188,8 @@ class Site:
         for pod in (await self.api.list(POD, namespace)).items:
             with contextlib.suppress(NotFound):
                 await self.api.delete(POD, pod["metadata"]["name"], namespace, grace_seconds=0)
-        for one in (await self.api.list(COMPUTE_DOMAIN)).items:
-            await self.api.delete(COMPUTE_DOMAIN, one["metadata"]["name"], one["metadata"]["namespace"])
+        for item in (await self.api.list(COMPUTE_DOMAIN)).items:
+            await self.api.delete(COMPUTE_DOMAIN, item["metadata"]["name"], item["metadata"]["namespace"])
         await self.is_clean()
 
     async def is_clean(self, namespace: str | None = None) -> None:

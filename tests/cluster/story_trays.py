@@ -72,7 +72,7 @@ class Tray:
         """UIDs of the claims in the plugin's checkpoint, without those that it remembers to refuse them."""
         path = self.places.home(IMEX_DRIVER) / "checkpoint.json"
         claims = decode_checkpoint(path.read_bytes(), path).claims if path.exists() else {}
-        return sorted(uid for uid, one in claims.items() if one.state is not PrepareState.ABORTED)
+        return sorted(uid for uid, claim in claims.items() if claim.state is not PrepareState.ABORTED)
 
     def edits(self, claim_uid: str) -> dict[str, list[object]]:
         """What the container runtime reads of a claim's CDI spec."""

@@ -41,15 +41,15 @@ def predicted() -> Mapping[str, Devices]:
 
 
 def told(allocation: AllocationResult) -> Devices:
-    return [(one.request, one.driver, one.device) for one in allocation.devices.results]
+    return [(result.request, result.driver, result.device) for result in allocation.devices.results]
 
 
 @pytest.fixture
 async def azure_nodes(api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[list[str]]:
     """Two nodes with the slices that their GPU and NIC drivers would publish, and the drivers' classes."""
     nodes = await add_nodes(2)
-    classes = [(DEVICE_CLASS, one) for one in device_classes()]
-    slices = [(RESOURCE_SLICE, one) for node in nodes for one in slices_of(machine_of(PROFILE), node)]
+    classes = [(DEVICE_CLASS, klass) for klass in device_classes()]
+    slices = [(RESOURCE_SLICE, slice_) for node in nodes for slice_ in slices_of(machine_of(PROFILE), node)]
     for kind, one in (*classes, *slices):
         await api.create(kind, msgspec.to_builtins(one))
     yield nodes
@@ -99,6 +99,6 @@ async def test_both_example_templates_get_the_predicted_devices(
         used.append(pod["spec"]["nodeName"])
         results = claim["status"]["allocation"]["devices"]["results"]
         assert told(msgspec.convert(claim["status"]["allocation"], AllocationResult)) == devices
-        assert {one["pool"] for one in results} == {used[-1]}
+        assert {result["pool"] for result in results} == {used[-1]}
         assert [user["uid"] for user in claim["status"]["reservedFor"]] == [pod["metadata"]["uid"]]
     assert set(used) == set(azure_nodes)

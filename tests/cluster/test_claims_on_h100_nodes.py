@@ -56,8 +56,8 @@ async def h100_nodes(
     """Two nodes with both plugins, and the classes that the example's templates name."""
     nodes = await add_nodes(2)
     classes = device_classes()
-    for one in classes:
-        await api.create(DEVICE_CLASS, msgspec.to_builtins(one))
+    for klass in classes:
+        await api.create(DEVICE_CLASS, msgspec.to_builtins(klass))
     async with AsyncExitStack() as stack:
         # Paths of unix sockets must be short.
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rl")))
@@ -65,8 +65,8 @@ async def h100_nodes(
         for node, files in found.items():
             kubelets_of_plugins[node] = await plug(stack, api, node, files)
         yield found
-    for one in classes:
-        await api.delete(DEVICE_CLASS, one.metadata.name)
+    for klass in classes:
+        await api.delete(DEVICE_CLASS, klass.metadata.name)
 
 
 async def rackloom(*words: str | Path) -> str:
@@ -81,12 +81,12 @@ async def rackloom(*words: str | Path) -> str:
 
 async def dumped(api: KubeApi, nodes: Sequence[str]) -> str:
     """The cluster's own slices and classes, as `kubectl get -o json` has them."""
-    slices = [one for one in (await api.list(RESOURCE_SLICE)).items if one["spec"]["nodeName"] in nodes]
+    slices = [item for item in (await api.list(RESOURCE_SLICE)).items if item["spec"]["nodeName"] in nodes]
     classes = (await api.list(DEVICE_CLASS)).items
     kinds = [
-        {"apiVersion": kind.api_version, "kind": kind.kind} | one
+        {"apiVersion": kind.api_version, "kind": kind.kind} | item
         for kind, items in ((RESOURCE_SLICE, slices), (DEVICE_CLASS, classes))
-        for one in items
+        for item in items
     ]
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": kinds})
 
@@ -101,7 +101,9 @@ def renamed(template: Path, name: str, namespace: str) -> Object:
 
 
 def told(allocation: Any) -> Devices:
-    return [(one["request"], one["driver"], one["device"]) for one in allocation["devices"]["results"]]
+    return [
+        (result["request"], result["driver"], result["device"]) for result in allocation["devices"]["results"]
+    ]
 
 
 async def predicted(template: Path, slices: Path) -> Devices:

@@ -38,12 +38,12 @@ async def domain(api: KubeApi, namespace: str, name: str = "job") -> Object:
 
 async def has_reason(api: KubeApi, namespace: str, reason: str, name: str = "job") -> bool:
     status = read_compute_domain_status(await api.get(COMPUTE_DOMAIN, name, namespace))
-    return any(one.reason == reason for one in status.conditions)
+    return any(condition.reason == reason for condition in status.conditions)
 
 
 async def has_event(api: KubeApi, namespace: str, name: str, reason: str) -> bool:
     events = (await api.list(EVENT, namespace, fields=f"involvedObject.name={name}")).items
-    return any(one["reason"] == reason for one in events)
+    return any(event["reason"] == reason for event in events)
 
 
 async def is_gone(api: KubeApi, kind: ResourceKind, name: str, namespace: str | None) -> bool:

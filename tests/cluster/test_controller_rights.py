@@ -430,7 +430,7 @@ async def cordoned(api: KubeApi) -> AsyncIterator[None]:
 
 def is_ready(pod: Object) -> bool:
     conditions = pod["status"].get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 async def test_the_controller_marks_compute_domains_of_users_and_changes_nothing_else(

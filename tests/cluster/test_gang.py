@@ -73,7 +73,7 @@ def small_job(namespace: str, pods: int) -> Object:
 async def bound(api: KubeApi, namespace: str, job: str) -> dict[str, str]:
     """The node of each pod of a job that has one."""
     pods = (await api.list(POD, namespace, labels=f"job={job}")).items
-    return {one["metadata"]["name"]: one["spec"]["nodeName"] for one in pods if one["spec"].get("nodeName")}
+    return {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")}
 
 
 def all_bound(api: KubeApi, namespace: str, job: str, count: int) -> Callable[[], Awaitable[dict[str, str]]]:
@@ -86,7 +86,7 @@ def all_bound(api: KubeApi, namespace: str, job: str, count: int) -> Callable[[]
 
 async def held(api: KubeApi) -> set[str]:
     """Nodes that are reserved for any gang."""
-    return {one["metadata"]["name"] for one in (await api.list(NODE)).items if reserving_plans(one)}
+    return {item["metadata"]["name"] for item in (await api.list(NODE)).items if reserving_plans(item)}
 
 
 async def test_a_full_rack_job_is_whole_beside_one_that_would_have_split_its_rack(
@@ -114,7 +114,7 @@ async def test_a_full_rack_job_is_whole_beside_one_that_would_have_split_its_rac
     assert await held(api) == workers
     assert await bound(api, namespace, "late") == {}
     events = (await api.list(EVENT, namespace, fields="reason=DoesNotFit")).items
-    assert "MPIJob" in {one["involvedObject"]["kind"] for one in events}
+    assert "MPIJob" in {event["involvedObject"]["kind"] for event in events}
 
     # The first ends, and the second has the whole rack.
     await api.delete(MPI_JOB, "rack", namespace)

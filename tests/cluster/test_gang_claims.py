@@ -86,7 +86,7 @@ async def test_a_gang_comes_to_the_rack_whose_trays_have_what_its_members_claim(
 
     async def bound() -> set[str]:
         pods = (await api.list(POD, namespace, labels="job=first")).items
-        found = {one["spec"]["nodeName"] for one in pods if one["spec"].get("nodeName")}
+        found = {pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")}
         return found if len(found) == 3 else set()
 
     nodes = await until(bound, "the gang is bound", PATIENCE)
@@ -97,6 +97,6 @@ async def test_a_gang_comes_to_the_rack_whose_trays_have_what_its_members_claim(
 
     await until(lambda: does_not_fit(api, namespace, "second"), "the second gang is told", PATIENCE)
     pods = (await api.list(POD, namespace, labels="job=second")).items
-    assert all(one["spec"].get("schedulingGates") for one in pods)
+    assert all(pod["spec"].get("schedulingGates") for pod in pods)
     for name in ("first", "second"):
         await api.delete(JOB, name, namespace)

@@ -54,12 +54,12 @@ async def running(api: KubeApi, namespace: str) -> dict[str, tuple[str, str]]:
     """
     pods = (await api.list(POD, namespace, labels="job=ends")).items
     return {
-        one["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: (
-            one["metadata"]["name"],
-            one["spec"]["nodeName"],
+        pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: (
+            pod["metadata"]["name"],
+            pod["spec"]["nodeName"],
         )
-        for one in pods
-        if one["status"].get("phase") == "Running" and is_pod_ready(one)
+        for pod in pods
+        if pod["status"].get("phase") == "Running" and is_pod_ready(pod)
     }
 
 
@@ -76,7 +76,7 @@ async def all_run(add_nodes: AddNodes, api: KubeApi, namespace: str) -> dict[str
 
 
 async def held(api: KubeApi) -> set[str]:
-    return {one["metadata"]["name"] for one in (await api.list(NODE)).items if reserving_plans(one)}
+    return {item["metadata"]["name"] for item in (await api.list(NODE)).items if reserving_plans(item)}
 
 
 async def test_the_tray_of_an_index_that_succeeded_is_free_and_that_of_one_that_failed_is_not(

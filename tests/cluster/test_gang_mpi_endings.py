@@ -93,18 +93,18 @@ def mpi_job(namespace: str, policy: str) -> Object:
 async def placed(api: KubeApi, namespace: str) -> dict[str, str]:
     """The node of each pod that runs, by its UID."""
     pods = (await api.list(POD, namespace, labels="job=ranks")).items
-    running = (one for one in pods if one["status"].get("phase") == "Running")
+    running = (pod for pod in pods if pod["status"].get("phase") == "Running")
     return {one["metadata"]["uid"]: one["spec"]["nodeName"] for one in running}
 
 
 async def trays_of(api: KubeApi, namespace: str, role: str) -> dict[str, str]:
     """The node of each pod of a role, by its name."""
     pods = (await api.list(POD, namespace, labels=f"job=ranks,{ROLE}={role}")).items
-    return {one["metadata"]["name"]: one["spec"]["nodeName"] for one in pods}
+    return {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in pods}
 
 
 async def held(api: KubeApi) -> set[str]:
-    return {one["metadata"]["name"] for one in (await api.list(NODE)).items if reserving_plans(one)}
+    return {item["metadata"]["name"] for item in (await api.list(NODE)).items if reserving_plans(item)}
 
 
 def holds(api: KubeApi, trays: set[str]) -> Callable[[], Awaitable[bool]]:
@@ -137,7 +137,7 @@ async def nothing_is_left(api: KubeApi, namespace: str) -> bool:
 
 async def has_succeeded(api: KubeApi, namespace: str) -> bool:
     status = (await api.get(MPI_JOB, "ranks", namespace)).get("status", {})
-    return any(one["type"] == "Succeeded" for one in status.get("conditions", ()))
+    return any(condition["type"] == "Succeeded" for condition in status.get("conditions", ()))
 
 
 async def suspend(api: KubeApi, namespace: str, is_suspended: bool) -> None:

@@ -90,7 +90,9 @@ async def test_a_gang_goes_to_the_nodes_that_its_pods_choose_and_is_told_of_rule
     ):
         await api.create(JOB, job(namespace, pods, gpus, how))
         assert await places(api, namespace, pods) == expected
-        reserved = {one["metadata"]["name"] for one in (await api.list(NODE)).items if reserving_plans(one)}
+        reserved = {
+            item["metadata"]["name"] for item in (await api.list(NODE)).items if reserving_plans(item)
+        }
         assert reserved == expected
         await ended(api, namespace)
 

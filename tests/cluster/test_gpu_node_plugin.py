@@ -56,7 +56,7 @@ async def host(
 ) -> AsyncIterator[tuple[str, Files]]:
     """A node with the plugin, its files, and the driver's class."""
     (node,) = await add_nodes(1)
-    (gpu_class,) = (one for one in device_classes() if one.metadata.name == GPU_DRIVER)
+    (gpu_class,) = (klass for klass in device_classes() if klass.metadata.name == GPU_DRIVER)
     await api.create(DEVICE_CLASS, msgspec.to_builtins(gpu_class))
     async with AsyncExitStack() as stack:
         files = Files(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rl"))))
@@ -101,13 +101,13 @@ async def run_pods(api: KubeApi, namespace: str, *names: str, claim: Object) -> 
 async def results(api: KubeApi, namespace: str) -> list[Object]:
     """What each claim of the namespace got."""
     claims = (await api.list(RESOURCE_CLAIM, namespace)).items
-    return [one["status"]["allocation"]["devices"]["results"][0] for one in claims]
+    return [claim["status"]["allocation"]["devices"]["results"][0] for claim in claims]
 
 
 def paths(files: Files) -> list[str]:
     """The device files that the claims of the node give to containers."""
     edits = [spec["devices"][0]["containerEdits"] for spec in files.specs().values()]
-    return [node["path"] for one in edits for node in one["deviceNodes"]]
+    return [node["path"] for edit in edits for node in edit["deviceNodes"]]
 
 
 async def test_a_gpu_is_published_allocated_and_prepared(

@@ -87,7 +87,7 @@ async def test_a_channel_is_allocated_by_the_scheduler_and_prepared_when_its_dae
 ) -> None:
     node = imex_node_name
     (found,) = (await api.list(RESOURCE_SLICE, fields=f"spec.nodeName={node}")).items
-    (channel,) = (one for one in found["spec"]["devices"] if one["name"] == names.CHANNEL_DEVICE)
+    (channel,) = (device for device in found["spec"]["devices"] if device["name"] == names.CHANNEL_DEVICE)
     assert channel["attributes"]["clique"] == {"string": CLIQUE}
     assert channel["attributes"]["module8FabricGUID"] == {"string": "0x0000000000000008"}
 

@@ -42,5 +42,5 @@ async def test_other_clients_leave_nothing_that_the_next_test_could_meet(api: Ku
     async with beside_other_clients(api) as lives:
         await until_so(lambda: lives.total() > len(KINDS), "others write")
     kinds = [kind for kind in KINDS if not kind.namespaced]
-    names = [one["metadata"]["name"] for kind in kinds for one in (await api.list(kind)).items]
+    names = [item["metadata"]["name"] for kind in kinds for item in (await api.list(kind)).items]
     assert [name for name in names if name.startswith("other-")] == []

@@ -72,6 +72,6 @@ async def test_a_job_has_its_workers_and_its_launcher(
 
     async def succeeded() -> bool:
         status = (await api.get(MPI_JOB, "ranks", namespace)).get("status", {})
-        return any(one["type"] == "Succeeded" for one in status.get("conditions", ()))
+        return any(condition["type"] == "Succeeded" for condition in status.get("conditions", ()))
 
     await until(succeeded, "the job succeeded")

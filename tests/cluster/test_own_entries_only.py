@@ -249,7 +249,7 @@ async def test_a_plugin_has_kubelet_try_the_pods_of_its_own_node_again_and_chang
 ) -> None:
     account = f"rackloom-node-{plugin}"
     node = (await plain_pod(api, account, account))["spec"]["nodeName"]
-    other = next(one for one in await add_nodes(2) if one != node)
+    other = next(add_node for add_node in await add_nodes(2) if add_node != node)
     for name, where in (("here", node), ("there", other)):
         main = {"name": "main", "image": "none"}
         meta = {"name": name, "namespace": namespace, "annotations": {"theirs": "1"}, "labels": {"app": "x"}}
@@ -352,7 +352,7 @@ async def test_the_controller_changes_its_own_taint_and_labels_of_nodes_only(
         await own.patch(NODE, node, None, {"spec": {"taints": [theirs]}})
     left = await api.get(NODE, node)
     assert left["metadata"]["labels"][names.GPU_CLIQUE_LABEL] == CLIQUE
-    assert [one["key"] for one in left["spec"]["taints"]] == ["team"]
+    assert [taint["key"] for taint in left["spec"]["taints"]] == ["team"]
 
 
 async def test_a_plugin_tells_the_status_of_its_own_nics_only(
@@ -380,7 +380,9 @@ async def test_a_plugin_tells_the_status_of_its_own_nics_only(
             with pytest.raises(Rejected, match="which devices a claim has"):
                 await tell(node, allocation=None)
         claim = await api.get(RESOURCE_CLAIM, "nic", namespace)
-        assert [(one["driver"], one["pool"]) for one in claim["status"]["devices"]] == [("dra.net", node)]
+        assert [(device["driver"], device["pool"]) for device in claim["status"]["devices"]] == [
+            ("dra.net", node)
+        ]
         with pytest.raises(Rejected, match="forbidden"):
             await plugin.patch(RESOURCE_CLAIM, "nic", namespace, {"metadata": {"labels": {"a": "b"}}})
 

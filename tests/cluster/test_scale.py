@@ -30,4 +30,4 @@ async def test_hundreds_of_pods_run_on_a_hundred_nodes(
 
     await until(ready, f"{PODS} ready pods", WITHIN)
     pods = (await api.list(POD, namespace)).items
-    assert len({one["status"]["podIP"] for one in pods}) == PODS
+    assert len({pod["status"]["podIP"] for pod in pods}) == PODS

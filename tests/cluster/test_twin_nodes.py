@@ -18,7 +18,7 @@ CLAIM = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName":
 
 
 async def test_a_pod_gets_the_gpus_of_a_simulated_tray(api: KubeApi, namespace: str, tmp_path: Path) -> None:
-    (gpus,) = [one for one in installed_device_classes() if one["metadata"]["name"] == GPU_DRIVER]
+    (gpus,) = [klass for klass in installed_device_classes() if klass["metadata"]["name"] == GPU_DRIVER]
     await api.create(DEVICE_CLASS, gpus)
     home = Home(tmp_path)
 

@@ -157,7 +157,7 @@ async def end_all(api: KubeApi, namespace: str) -> None:
 
 
 def blocked(answer: Any) -> dict[str, str]:
-    return {one["what"]: one["fix"] for step in answer["steps"] for one in step["blockers"]}
+    return {blocker["what"]: blocker["fix"] for step in answer["steps"] for blocker in step["blockers"]}
 
 
 async def test_it_holds_while_pods_use_anything_and_then_removes_all(
@@ -198,7 +198,7 @@ async def test_it_holds_while_pods_use_anything_and_then_removes_all(
 
 
 async def has_domain(api: KubeApi, uid: str) -> bool:
-    return any(one["metadata"]["uid"] == uid for one in (await api.list(COMPUTE_DOMAIN)).items)
+    return any(item["metadata"]["uid"] == uid for item in (await api.list(COMPUTE_DOMAIN)).items)
 
 
 async def test_an_installation_that_was_deleted_under_a_compute_domain_is_freed(
@@ -238,7 +238,9 @@ async def test_a_webhook_without_that_condition_and_without_pods_is_taken_away_t
     await half_a_gang(api, namespace)
     found = await api.get(MUTATING_WEBHOOK, "rackloom-webhook")
     for index, hook in enumerate(found["webhooks"]):
-        kept = [one for one in hook["matchConditions"] if one["name"] != "base-is-installed"]
+        kept = [
+            condition for condition in hook["matchConditions"] if condition["name"] != "base-is-installed"
+        ]
         change = {"op": "replace", "path": f"/webhooks/{index}/matchConditions", "value": kept}
         address = {
             "op": "replace",

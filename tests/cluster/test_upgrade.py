@@ -77,7 +77,7 @@ async def test_an_upgrade_and_the_way_back_leave_a_running_job_alone(
         await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", *words)
 
     await apply("-k", str(DEPLOY / "base"))
-    labelled = [one["metadata"]["labels"] for one in (await api.list(DAEMON_SET, DRIVER)).items]
+    labelled = [item["metadata"]["labels"] for item in (await api.list(DAEMON_SET, DRIVER)).items]
     assert {one[PART_OF] for one in labelled} == {"rackloom"}
     assert await of_programs(api) == generations, "the label restarts nothing"
 

@@ -54,8 +54,8 @@ async def test_two_jobs_in_one_warm_clique_get_two_channels_from_the_real_schedu
         assert len(channels) == 2
         assert names.channel_device_name(0) not in channels
         for kind in (POD, COMPUTE_DOMAIN):
-            for one in (await api.list(kind, namespace)).items:
-                await api.delete(kind, one["metadata"]["name"], namespace, grace_seconds=0)
+            for item in (await api.list(kind, namespace)).items:
+                await api.delete(kind, item["metadata"]["name"], namespace, grace_seconds=0)
 
         async def none_left() -> bool:
             return not (await api.list(COMPUTE_DOMAIN, namespace)).items
@@ -109,7 +109,7 @@ async def ready_daemons(api: KubeApi, uid: str, nodes: list[str]) -> None:
 
 def is_ready(pod: Object) -> bool:
     conditions = pod["status"].get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 async def offered(api: KubeApi, nodes: list[str]) -> bool:

@@ -42,8 +42,8 @@ async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> As
         controlled(api, cluster),
     ):
         yield
-        for one in (await api.list(COMPUTE_DOMAIN)).items:
-            await api.delete(COMPUTE_DOMAIN, one["metadata"]["name"], one["metadata"]["namespace"])
+        for item in (await api.list(COMPUTE_DOMAIN)).items:
+            await api.delete(COMPUTE_DOMAIN, item["metadata"]["name"], item["metadata"]["namespace"])
         await until(lambda: has_no_domains(api), "the controller has taken all ComputeDomains apart")
 
 
@@ -123,9 +123,9 @@ async def test_pods_that_say_nothing_of_cliques_come_to_one_in_any_order(
     await create(api, POD, worker("late"), namespace)
     for name in ("early-1", "early-2", "late"):
         await until(lambda name=name: runs(api, namespace, name), f"{name} runs")  # type: ignore[misc]
-    nodes = [one["spec"]["nodeName"] for one in (await api.list(POD, namespace)).items]
+    nodes = [item["spec"]["nodeName"] for item in (await api.list(POD, namespace)).items]
     labels = [(await api.get(NODE, node))["metadata"]["labels"] for node in nodes]
-    assert len({one[names.GPU_CLIQUE_LABEL] for one in labels}) == 1
+    assert len({label[names.GPU_CLIQUE_LABEL] for label in labels}) == 1
     assert len(set(nodes)) == 3
     for name in ("early-1", "early-2", "late"):
         await api.delete(POD, name, namespace)
@@ -215,7 +215,7 @@ async def test_a_bare_pod_that_came_too_early_in_channel_mode_is_told_what_to_do
 
     async def told() -> str:
         status = (await api.get(POD, "early", namespace)).get("status", {})
-        found = {one["type"]: one for one in status.get("conditions", ())}
+        found = {condition["type"]: condition for condition in status.get("conditions", ())}
         return str(found.get(CHANNEL_CONDITION, {}).get("message", ""))
 
     assert "delete the pod and create it again" in await until(told, "the pod's owner is told")

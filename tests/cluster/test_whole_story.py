@@ -172,7 +172,7 @@ async def test_both_seed_manifests_reach_ready_and_leave_nothing(
 
     async def succeeded() -> bool:
         found = (await site.api.get(MPI_JOB, "rack-bandwidth", namespace)).get("status", {})
-        return any(one["type"] == "Succeeded" for one in found.get("conditions", ()))
+        return any(condition["type"] == "Succeeded" for condition in found.get("conditions", ()))
 
     await until(succeeded, "the job succeeded")
     await site.api.delete(MPI_JOB, "rack-bandwidth", namespace)
@@ -246,7 +246,7 @@ async def said_in_time(site: Site, namespace: str, pod: str, text: str) -> None:
 
 
 def scheduled(pod: Object) -> str:
-    (one,) = (one for one in pod["status"]["conditions"] if one["type"] == "PodScheduled")
+    (one,) = (condition for condition in pod["status"]["conditions"] if condition["type"] == "PodScheduled")
     return str(one["lastTransitionTime"])
 
 

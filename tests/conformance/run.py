@@ -83,8 +83,8 @@ def _differs(answer: Outcome, expect: dict[str, Any], compare: str) -> str | Non
     if not _shares_differ(answer):
         return "share ids are not distinct"
     results = msgspec.json.decode(msgspec.json.encode(answer.results))
-    ours = [_normal(one, compare) for one in results]
-    theirs = [_normal(one, expect.get("compare", compare)) for one in expect["results"]]
+    ours = [_normal(result, compare) for result in results]
+    theirs = [_normal(result, expect.get("compare", compare)) for result in expect["results"]]
     return None if ours == theirs else f"got {ours}\n    not {theirs}"
 
 

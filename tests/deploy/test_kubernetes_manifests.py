@@ -38,17 +38,17 @@ def test_channel_mode_is_said_to_the_controller_and_to_the_plugin():
     pods = [
         one for one in built(BASE.parent / "channel-isolation") if one["kind"] in ("Deployment", "DaemonSet")
     ]
-    told = [one["metadata"]["name"] for one in pods if "'IMEX_ISOLATION', 'value': 'channel'" in str(one)]
+    told = [pod["metadata"]["name"] for pod in pods if "'IMEX_ISOLATION', 'value': 'channel'" in str(pod)]
     assert sorted(told) == ["rackloom-controller", "rackloom-node-imex"]
 
 
 def test_daemons_are_all_that_is_in_their_namespace():
     """Programs of ours in it, or their Secrets, would be within reach of the controller's rights there."""
     objects = built(BASE)
-    files = [one for path in sorted(BASE.glob("*.yaml")) for one in documents(path)]
-    kinds = [one["kind"] for one in files if one["kind"] != "Kustomization"]
-    assert sorted(one["kind"] for one in objects) == sorted(kinds), "a file is not in kustomization.yaml"
-    placed = {(one["kind"], one["metadata"]["name"], one["metadata"].get("namespace")) for one in objects}
+    files = [document for path in sorted(BASE.glob("*.yaml")) for document in documents(path)]
+    kinds = [file["kind"] for file in files if file["kind"] != "Kustomization"]
+    assert sorted(obj["kind"] for obj in objects) == sorted(kinds), "a file is not in kustomization.yaml"
+    placed = {(obj["kind"], obj["metadata"]["name"], obj["metadata"].get("namespace")) for obj in objects}
     daemons = {(kind, name) for kind, name, namespace in placed if namespace == DEFAULT_DAEMON_NAMESPACE}
     assert {name for kind, name in daemons if kind == "ServiceAccount"} == {DAEMON_SERVICE_ACCOUNT}
     assert {kind for kind, _ in daemons} == {"ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"}
@@ -59,11 +59,11 @@ def test_daemons_are_all_that_is_in_their_namespace():
 def test_all_programs_say_the_same_namespace_for_daemons():
     objects = [*built(BASE), *built(BASE.parent / "webhook")]
     told = {}
-    for one in objects:
-        if one["kind"] in ("Deployment", "DaemonSet"):
-            (container,) = one["spec"]["template"]["spec"]["containers"]
+    for obj in objects:
+        if obj["kind"] in ("Deployment", "DaemonSet"):
+            (container,) = obj["spec"]["template"]["spec"]["containers"]
             variables = {each["name"]: each.get("value") for each in container["env"]}
-            told[one["metadata"]["name"]] = variables.get("IMEX_NAMESPACE")
+            told[obj["metadata"]["name"]] = variables.get("IMEX_NAMESPACE")
     assert told == {
         "rackloom-controller": DEFAULT_DAEMON_NAMESPACE,
         "rackloom-node-imex": DEFAULT_DAEMON_NAMESPACE,
@@ -71,7 +71,7 @@ def test_all_programs_say_the_same_namespace_for_daemons():
         "rackloom-node-gpu": None,
         "rackloom-node-nic": None,
     }
-    (hooks,) = (one for one in objects if one["kind"] == "MutatingWebhookConfiguration")
+    (hooks,) = (obj for obj in objects if obj["kind"] == "MutatingWebhookConfiguration")
     for hook in hooks["webhooks"]:
         (exempt,) = hook["namespaceSelector"]["matchExpressions"]
         assert {DEFAULT_NAMESPACE, DEFAULT_DAEMON_NAMESPACE} <= set(exempt["values"])
@@ -86,21 +86,21 @@ def test_earlier_daemons_are_known_to_the_controller_and_to_the_plugin():
 def test_every_port_that_a_pod_serves_is_in_one_network_policy():
     """By its name, so that a policy and a port cannot come apart. The host's network knows no policies."""
     objects = [*built(BASE), *built(BASE.parent / "webhook")]
-    policies = [one["spec"] for one in objects if one["kind"] == "NetworkPolicy"]
-    for one in objects:
-        if one["kind"] not in ("Deployment", "DaemonSet") or "'hostNetwork': True" in str(one):
+    policies = [obj["spec"] for obj in objects if obj["kind"] == "NetworkPolicy"]
+    for obj in objects:
+        if obj["kind"] not in ("Deployment", "DaemonSet") or "'hostNetwork': True" in str(obj):
             continue
-        template = one["spec"]["template"]
+        template = obj["spec"]["template"]
         (container,) = template["spec"]["containers"]
         serves = {port["name"] for port in container["ports"]}
         opened = [
             port["port"]
             for policy in policies
-            if selects(policy["podSelector"], template["metadata"]["labels"], one["metadata"]["namespace"])
+            if selects(policy["podSelector"], template["metadata"]["labels"], obj["metadata"]["namespace"])
             for rule in policy["ingress"]
             for port in rule["ports"]
         ]
-        assert serves <= set(opened), one["metadata"]["name"]
+        assert serves <= set(opened), obj["metadata"]["name"]
 
 
 def selects(selector: dict, labels: dict, namespace: str) -> bool:
@@ -128,11 +128,11 @@ def test_the_policy_names_the_image_that_the_controller_runs_daemons_from(image,
         kustomization = {}
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization | given))
     objects = built(folder)
-    (controller,) = (one for one in objects if one["kind"] == "Deployment")
+    (controller,) = (obj for obj in objects if obj["kind"] == "Deployment")
     (container,) = controller["spec"]["template"]["spec"]["containers"]
-    policies = {one["metadata"]["name"]: one for one in objects if one["kind"] == "ValidatingAdmissionPolicy"}
+    policies = {obj["metadata"]["name"]: obj for obj in objects if obj["kind"] == "ValidatingAdmissionPolicy"}
     policy = policies["rackloom-controller-daemons"]
-    variables = {one["name"]: one["expression"] for one in policy["spec"]["variables"]}
+    variables = {variable["name"]: variable["expression"] for variable in policy["spec"]["variables"]}
     assert container["image"] == image
     assert variables["image"] == f"'{image}'"
     assert {"name": "IMAGE_NAME", "value": container["image"]} in container["env"]
@@ -147,7 +147,7 @@ def test_no_role_reaches_further_than_it_must():
                 if "secrets" in rule["resources"]:
                     assert role["kind"] == "Role", path.name
                     assert not {"list", "watch", "update"} & set(rule["verbs"]), path.name
-    assert {one["kind"] for one in documents(BASE / "rbac-daemon.yaml")} == {
+    assert {document["kind"] for document in documents(BASE / "rbac-daemon.yaml")} == {
         "ServiceAccount",
         "Role",
         "RoleBinding",
@@ -155,10 +155,10 @@ def test_no_role_reaches_further_than_it_must():
 
 
 def test_every_program_has_an_account_of_its_own():
-    files = [one for path in BASE.glob("*.yaml") for one in documents(path)]
-    workloads = [one for one in files if one["kind"] in ("Deployment", "DaemonSet")]
-    used = [one["spec"]["template"]["spec"]["serviceAccountName"] for one in workloads]
-    made = {one["metadata"]["name"] for one in files if one["kind"] == "ServiceAccount"}
+    files = [document for path in BASE.glob("*.yaml") for document in documents(path)]
+    workloads = [file for file in files if file["kind"] in ("Deployment", "DaemonSet")]
+    used = [workload["spec"]["template"]["spec"]["serviceAccountName"] for workload in workloads]
+    made = {file["metadata"]["name"] for file in files if file["kind"] == "ServiceAccount"}
     assert len(workloads) == 4
     assert len(set(used)) == len(used)
     assert set(used) <= made
@@ -179,7 +179,7 @@ OF_PLUGINS = {"/var/lib/kubelet/plugins_registry", "/var/run/cdi"}
 
 
 def test_host_mounts_are_writable_only_where_they_are_written():
-    files = [one for path in BASE.glob("*.yaml") for one in documents(path)]
+    files = [document for path in BASE.glob("*.yaml") for document in documents(path)]
     for one in (each for each in files if each["kind"] in ("Deployment", "DaemonSet")):
         name = one["metadata"]["name"]
         (container,) = one["spec"]["template"]["spec"]["containers"]
@@ -191,7 +191,7 @@ def test_host_mounts_are_writable_only_where_they_are_written():
 
 def test_only_programs_that_open_the_gpus_device_nodes_are_privileged():
     """The device cgroup denies them to all others; docs/permissions.md says so for each program."""
-    files = [one for path in BASE.glob("*.yaml") for one in documents(path)]
+    files = [document for path in BASE.glob("*.yaml") for document in documents(path)]
     found = {}
     for one in (each for each in files if each["kind"] in ("Deployment", "DaemonSet")):
         spec = one["spec"]["template"]["spec"]
@@ -216,7 +216,7 @@ def test_a_plugin_counts_as_ready_once_it_serves_and_is_not_killed_while_it_wait
 
 
 def test_the_classes_of_templates_exist():
-    classes = {one["metadata"]["name"] for one in documents(BASE / "device-classes.yaml")}
+    classes = {document["metadata"]["name"] for document in documents(BASE / "device-classes.yaml")}
     assert {names.DAEMON_CLASS, names.CHANNEL_CLASS, names.ISOLATED_CHANNEL_CLASS} <= classes
 
 
@@ -239,9 +239,9 @@ def test_everything_that_is_installed_carries_our_label_and_nothing_selects_by_i
     """It is how an uninstallation tells what is ours; in a selector or a template it would restart pods."""
     objects = built(BASE.parent / overlay)
     assert {
-        one["kind"] for one in objects if one["metadata"].get("labels", {}).get(PART_OF) != "rackloom"
+        obj["kind"] for obj in objects if obj["metadata"].get("labels", {}).get(PART_OF) != "rackloom"
     } == set()
-    assert not [one["metadata"]["name"] for one in objects if PART_OF in str(one.get("spec"))]
+    assert not [obj["metadata"]["name"] for obj in objects if PART_OF in str(obj.get("spec"))]
 
 
 def test_the_site_service_does_not_carry_it():
@@ -253,5 +253,9 @@ def test_each_webhook_is_asked_only_while_the_base_is_installed():
     hooks = [hook for one in built(BASE.parent / "webhook") for hook in one.get("webhooks", ())]
     assert len(hooks) == 3
     for hook in hooks:
-        (condition,) = [one for one in hook["matchConditions"] if one["name"] == "base-is-installed"]
+        (condition,) = [
+            match_condition
+            for match_condition in hook["matchConditions"]
+            if match_condition["name"] == "base-is-installed"
+        ]
         assert "serviceAccount('rackloom-system', 'rackloom-controller')" in condition["expression"]

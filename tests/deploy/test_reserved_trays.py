@@ -56,12 +56,12 @@ def is_allowed(obj, before=None, user="alice", namespace="team", groups=(), may_
         assert found.type() != cel.Type.ERROR, (expression, found)
         return found.plain_value()
 
-    if not all(value_of(one["expression"]) for one in SPEC["matchConditions"]):
+    if not all(value_of(condition["expression"]) for condition in SPEC["matchConditions"]):
         return True
     data["variables"] = {MAY_BIND: may_bind}
-    for one in (one for one in SPEC["variables"] if one["name"] != MAY_BIND):
-        data["variables"] = data["variables"] | {one["name"]: value_of(one["expression"])}
-    return all(value_of(one["expression"]) for one in SPEC["validations"])
+    for variable in (one for one in SPEC["variables"] if one["name"] != MAY_BIND):
+        data["variables"] = data["variables"] | {variable["name"]: value_of(variable["expression"])}
+    return all(value_of(validation["expression"]) for validation in SPEC["validations"])
 
 
 @pytest.mark.parametrize("toleration", [NAMED, VALUED, NAMED | {"effect": "NoSchedule"}])
@@ -124,5 +124,5 @@ def test_kubelets_mirror_their_static_pods_and_nobody_else_does():
 
 def test_it_denies():
     bindings = [one for one in yaml.safe_load_all(GANGS.read_text()) if one["kind"].endswith("PolicyBinding")]
-    (ours,) = [one for one in bindings if one["spec"]["policyName"] == "rackloom-reserved-trays"]
+    (ours,) = [binding for binding in bindings if binding["spec"]["policyName"] == "rackloom-reserved-trays"]
     assert ours["spec"]["validationActions"] == ["Deny"]

@@ -17,7 +17,7 @@ FOLLOWING = {"list", "watch"}
 
 
 def of_kind(kind, documents):
-    return [one for one in documents if one and one["kind"] == kind]
+    return [document for document in documents if document and document["kind"] == kind]
 
 
 def documents(*paths):

@@ -112,13 +112,13 @@ def files():
 @each_page
 def test_every_file_of_ours_that_is_named_is_there(name, files):
     told = {word for text in (*spans(name), *lines(name)) for word in text.split() if PATH.fullmatch(word)}
-    assert {path for path in told if not any(one.endswith(f"/{path}") for one in files)} == set()
+    assert {path for path in told if not any(file.endswith(f"/{path}") for file in files)} == set()
 
 
 @each_page
 def test_every_test_that_is_named_is_there(name, files):
     told = {span for span in spans(name) if re.fullmatch(r"test_\w+", span)}
-    told -= {Path(one).stem for one in files}
+    told -= {Path(file).stem for file in files}
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py")) if told else ""
     assert {one for one in told if f"def {one}(" not in tests} == set()
 
@@ -135,5 +135,5 @@ def test_contributing_lists_the_rooms_that_there_are():
     told = set(re.findall(r"^\| `([\w/]+)/` \|", PAGES["CONTRIBUTING.md"], re.MULTILINE))
     there = {str(one.parent.relative_to(SOURCE)) for one in SOURCE.rglob("__init__.py")} - {"."}
     verbs = {"carve", "claim", "prove"}
-    rooms = {one for one in there - verbs if one.count("/") == (one.split("/")[0] in verbs)}
+    rooms = {verb for verb in there - verbs if verb.count("/") == (verb.split("/")[0] in verbs)}
     assert rooms <= told <= there

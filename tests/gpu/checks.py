@@ -175,7 +175,7 @@ def cuda_agrees(machine: Machine) -> Figures:
         raise Skipped(f"CUDA_VISIBLE_DEVICES is {hidden!r}: CUDA may not show all GPUs")
     if any(gpu.mig_mode for gpu in read):
         raise Skipped("CUDA shows at most one MIG device of a GPU in MIG mode")
-    if [full_address(one) for one in theirs] != [full_address(one) for one in ours]:
+    if [full_address(their) for their in theirs] != [full_address(our) for our in ours]:
         raise Differs(f"CUDA has {theirs}, the plugin has {ours}")
     return {"addresses": ours}
 
@@ -518,14 +518,14 @@ async def _prepared(machine: Machine, kind: str) -> Given:
             await one.publisher.published.wait()
             await kubelet.registered(GPU_DRIVER)
         slices = (await api.list(RESOURCE_SLICE)).items
-        devices = {device["name"]: device for one in slices for device in one["spec"]["devices"]}
+        devices = {device["name"]: device for slice_ in slices for device in slice_["spec"]["devices"]}
         of_kind = [device for device in devices.values() if device["attributes"]["type"]["string"] == kind]
         if not of_kind:
             raise Skipped(f"no device of type {kind} is published: {', '.join(devices) or 'none at all'}")
         chosen = of_kind[0]
         claim = await _claim(api, GPU_DRIVER, name, chosen["name"])
         given = (await kubelet.prepare(claim))[claim.uid]
-        ids = [one for device in given for one in device.cdi_ids]
+        ids = [cdi_id for device in given for cdi_id in device.cdi_ids]
         edits = merged_edits(places.cdi, ids)
         await kubelet.unprepare(claim)
         return Given(

@@ -107,12 +107,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--driver-root", type=Path, help="where the driver is installed, if not where it is found"
     )
-    parser.add_argument("--only", nargs="*", metavar="CHECK", help=", ".join(one.__name__ for one in CHECKS))
+    parser.add_argument(
+        "--only", nargs="*", metavar="CHECK", help=", ".join(check.__name__ for check in CHECKS)
+    )
     said = parser.parse_args(words)
-    unknown = set(said.only or ()) - {one.__name__ for one in CHECKS}
+    unknown = set(said.only or ()) - {check.__name__ for check in CHECKS}
     if unknown:
         parser.error(f"there is no check {', '.join(sorted(unknown))}")
-    checks = [one for one in CHECKS if not said.only or one.__name__ in said.only]
+    checks = [check for check in CHECKS if not said.only or check.__name__ in said.only]
     report = report_of(Machine(driver_root=said.driver_root), checks, say)
     said.report.parent.mkdir(parents=True, exist_ok=True)
     said.report.write_text(json.dumps(report, indent=1) + "\n")

@@ -58,12 +58,12 @@ def test_without_a_gpu_every_check_is_skipped_with_the_reason_and_nothing_is_sho
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
     assert last == f"NOTHING WAS SHOWN: all {len(CHECKS)} checks were skipped; report: {file}"
-    assert [re.split(r"\s+", line)[:2] for line in lines] == [["SKIPPED", one.__name__] for one in CHECKS]
+    assert [re.split(r"\s+", line)[:2] for line in lines] == [["SKIPPED", check.__name__] for check in CHECKS]
     report = json.loads(file.read_text())
     assert report["format"] == "rackloom-gpu-report/1"
     assert report["outcomes"] == {"skipped": len(CHECKS)}
-    assert all("there is no CUDA driver here" in one["reason"] for one in report["checks"])
-    assert all(one["compares"] for one in report["checks"])
+    assert all("there is no CUDA driver here" in check["reason"] for check in report["checks"])
+    assert all(check["compares"] for check in report["checks"])
 
 
 class Present(Machine):
@@ -129,7 +129,7 @@ def test_a_setting_that_has_changed_meanwhile_is_found(monkeypatch):
     printing(monkeypatch, LOG, LOG.replace("<compute_mode>Default", "<compute_mode>Exclusive_Process"))
     lines: list[str] = []
     report = report_of(Present(), [told({}), checks.settings_stay], lines.append)
-    assert [one["outcome"] for one in report["checks"]] == ["passed", "failed"]
+    assert [check["outcome"] for check in report["checks"]] == ["passed", "failed"]
     assert "compute_mode: Default -> Exclusive_Process" in report["checks"][1]["reason"]
     printing(monkeypatch, LOG)
     assert checks.settings_stay(Present())["00000001:0A:00.0 compute_mode"] == "Default"

@@ -36,9 +36,9 @@ def death(point: int) -> RunResult | None:
 
 def summary(results: Sequence[RunResult], plan: LoadPlan) -> str:
     faults: Counter[str] = Counter()
-    for one in results:
-        faults.update(one.faults)
-    rack_seconds = sum(one.rack_seconds for one in results)
+    for result in results:
+        faults.update(result.faults)
+    rack_seconds = sum(result.rack_seconds for result in results)
     hours = rack_seconds / 3600
     rates = ", ".join(f"{kind} {count / hours:.2f}" for kind, count in sorted(faults.items()))
     told = {
@@ -46,14 +46,14 @@ def summary(results: Sequence[RunResult], plan: LoadPlan) -> str:
         "simulated": f"{rack_seconds / YEAR:.4f} rack-years",
         "faults per rack-hour": f"{faults.total() / hours:.1f} ({rates})",
         "faults": faults.total(),
-        "operations": sum(one.operations for one in results),
-        "operator steps": sum(one.steps for one in results),
-        "requests": sum(one.requests for one in results),
-        "seeds with two processes": sum(one.processes > 1 for one in results),
-        "process lives": sum(one.lives for one in results),
-        "judgements": sum(one.judged for one in results),
+        "operations": sum(result.operations for result in results),
+        "operator steps": sum(result.steps for result in results),
+        "requests": sum(result.requests for result in results),
+        "seeds with two processes": sum(result.processes > 1 for result in results),
+        "process lives": sum(result.lives for result in results),
+        "judgements": sum(result.judged for result in results),
         "interval": f"{plan.interval:.0f} s",
-        "violations": sum(one.broken is not None for one in results),
+        "violations": sum(result.broken is not None for result in results),
     }
     return "; ".join(f"{what}: {value}" for what, value in told.items())
 
@@ -94,7 +94,7 @@ def main() -> int:
         say(f"points of death: {len(deaths)}; not survived: {sum(one is not None for one in deaths)}")
         results += [one for one in deaths if one is not None]
     say(summary(results, LoadPlan()))
-    return 1 if any(one.broken for one in results) else 0
+    return 1 if any(result.broken for result in results) else 0
 
 
 if __name__ == "__main__":

@@ -90,9 +90,9 @@ def _claim(name: str) -> ClaimRecord:
 
 def _compute_domain(name: str, nodes: tuple[NodeRecord, ...]) -> ComputeDomain:
     members = tuple(
-        ComputeDomainNode(name=one.name, ip_address="", clique_id=one.clique or "", status=Readiness.READY)
-        for one in nodes
-        if one.name.startswith(f"{name}-node")
+        ComputeDomainNode(name=node.name, ip_address="", clique_id=node.clique or "", status=Readiness.READY)
+        for node in nodes
+        if node.name.startswith(f"{name}-node")
     )
     return ComputeDomain(
         namespace=f"{name}-ns",
@@ -112,7 +112,7 @@ def _tray(rack: int, slot: int, holder: str | None) -> dict[str, list[object]]:
         "fabric_gpus": [_fabric_gpu(rack, slot, key, holder) for key in keys],
         "machines": [_machine(rack, slot, machine, keys, holder)],
         "nodes": [NodeRecord(name=node, ready=True, ready_since=AT - 600, clique=clique)],
-        "devices": [one for n, key in enumerate(keys) for one in _devices(node, n, key, clique, who)],
+        "devices": [device for n, key in enumerate(keys) for device in _devices(node, n, key, clique, who)],
         "instance_gpus": [],
         "uses": [],
         "transfers": [],

@@ -26,12 +26,12 @@ def handed_over(seen, number):
     tray = number % (RACKS * TRAYS)
     if tray >= len(seen.machines):
         return seen  # Records of machines went: there is no such tray any more.
-    now = [one.tenant.removesuffix("-id") if one.tenant else None for one in seen.machines]
+    now = [machine.tenant.removesuffix("-id") if machine.tenant else None for machine in seen.machines]
     now[tray] = {"acme": "blue", "blue": None, None: "acme"}[now[tray]]
     other = picture(RACKS, TRAYS, tuple(now))
     machines = list(seen.machines)
     machines[tray] = msgspec.structs.replace(other.machines[tray], held_since=seen.at)
-    names = {one.id for one in machines}
+    names = {machine.id for machine in machines}
     wanted = [one for one in other.instance_gpus if one.machine in names]
     return msgspec.structs.replace(seen, machines=tuple(machines), instance_gpus=tuple(wanted))
 
@@ -75,7 +75,7 @@ def layer_lost_or_back(seen, number):
 
 def time_passes(seen, number):
     at = seen.at + number
-    layers = tuple(msgspec.structs.replace(one, at=at) for one in seen.layers)
+    layers = tuple(msgspec.structs.replace(layer, at=at) for layer in seen.layers)
     return msgspec.structs.replace(seen, at=at, layers=layers)
 
 
@@ -149,7 +149,11 @@ def test_racks_that_did_not_change_are_the_very_same_scene():
     before, seated = update_site_map(SiteReading(picture=seen), SiteMapCache())
     later = toggled("fabric_gpus", healthy=False)(time_passes(seen, 9), 0)
     after, _ = update_site_map(SiteReading(picture=later), seated)
-    assert [one is other for one, other in zip(after.racks, before.racks, strict=True)] == [False, True, True]
+    assert [rack is other for rack, other in zip(after.racks, before.racks, strict=True)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_rack_of_which_no_record_changed_is_hatched_when_its_source_is_lost():

@@ -78,10 +78,10 @@ def test_of_many_places_the_first_are_named_and_the_rest_is_counted():
 def test_a_finding_of_the_doctor_shows_its_check_and_where_it_is():
     seen = picture(2, 4, HOLDERS)
     down = tuple(
-        msgspec.structs.replace(one, link="down")
-        if (one.node, one.name) == ("acme-node-1-1", "acme-nic-2")
-        else one
-        for one in seen.devices
+        msgspec.structs.replace(device, link="down")
+        if (device.node, device.name) == ("acme-node-1-1", "acme-nic-2")
+        else device
+        for device in seen.devices
     )
     seen = msgspec.structs.replace(seen, devices=down)
     (found,) = [one for one in examine(seen) if one.check == catalogue.NIC_LINK]

@@ -54,8 +54,8 @@ def test_the_worst_link_of_two_is_drawn_and_both_are_named(own, other, drawn):
     seat = whole.seats[0]
     links = {
         value: note
-        for one in layer_reports(whole, seat)
-        for label, value, note in one.links
+        for report in layer_reports(whole, seat)
+        for label, value, note in report.links
         if label == "NIC"
     }
     assert list(links) == ["mlx5_1", "mlx5_0"]
@@ -66,7 +66,10 @@ def test_the_worst_link_of_two_is_drawn_and_both_are_named(own, other, drawn):
 @pytest.mark.parametrize(("rate", "drawn"), [(400, "aligned"), (200, "slow"), (None, "aligned")])
 def test_a_link_that_is_slower_than_those_beside_it_is_drawn_and_named(rate, drawn):
     seen = two_nics()
-    fast = [msgspec.structs.replace(one, gbps=400) if one.kind == "nic" else one for one in seen.devices]
+    fast = [
+        msgspec.structs.replace(device, gbps=400) if device.kind == "nic" else device
+        for device in seen.devices
+    ]
     fast[2] = msgspec.structs.replace(fast[2], gbps=rate)
     seen = msgspec.structs.replace(seen, devices=tuple(fast))
     whole = site_map(SiteReading(picture=seen, findings=examine(seen), examined_at=AT))
@@ -74,7 +77,7 @@ def test_a_link_that_is_slower_than_those_beside_it_is_drawn_and_named(rate, dra
     found = drawn_rack(frame, ColourMode.TENANT, MapColours())
     assert [cell.nic for cell in found.trays[0].cells] == [drawn, "aligned", "aligned", "aligned"]
     assert f'class="nic {drawn}"' in render_rack(found, 1)
-    told = {(one.check, one.state) for one in findings_on_gpu(whole, whole.seats[0])}
+    told = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.seats[0])}
     assert ((catalogue.NIC_LINK, Found.FAILS) in told) == (drawn == "slow")
     page = render_chain(whole.seats[0], layer_reports(whole, whole.seats[0]))
     assert ("it runs at 200 Gb/s, its siblings at 400" in page) == (drawn == "slow")
@@ -97,7 +100,7 @@ def test_what_the_doctor_objects_to_in_a_nic_is_drawn_and_nothing_else(own, othe
     )
     seen = msgspec.structs.replace(seen, devices=devices)
     whole = site_map(SiteReading(picture=seen, findings=examine(seen), examined_at=AT))
-    told = {(one.check, one.state) for one in findings_on_gpu(whole, whole.seats[0])}
+    told = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.seats[0])}
     (frame,) = rack_frames(whole).values()
     drawn = drawn_rack(frame, ColourMode.TENANT, MapColours()).trays[0].cells[0].nic
     broken, untold, apart = (

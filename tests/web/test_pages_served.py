@@ -235,7 +235,7 @@ def test_a_change_sends_the_racks_that_changed_and_no_others():
             return page, await events(stream, 1)
 
     page, [(_, markup)] = visit(scenario, SiteReading(picture=seen))
-    racks = [one for one in parts(markup) if one.startswith("r") and f'id="{one}" class="rack"' in page]
+    racks = [part for part in parts(markup) if part.startswith("r") and f'id="{part}" class="rack"' in page]
     assert len(racks) == 1
     assert "unhealthy" in markup
 

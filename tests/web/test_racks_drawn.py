@@ -24,7 +24,8 @@ HOLDERS = ("acme", "acme", None, "blue")
 def drawn(seen, mode=ColourMode.PARTITION) -> tuple[DrawnRack, ...]:
     colours = MapColours()
     return tuple(
-        drawn_rack(one, mode, colours) for one in rack_frames(site_map(SiteReading(picture=seen))).values()
+        drawn_rack(frame, mode, colours)
+        for frame in rack_frames(site_map(SiteReading(picture=seen))).values()
     )
 
 
@@ -124,9 +125,13 @@ def test_names_cannot_become_markup():
     seen = picture(1, 2, ("acme",))
     named = msgspec.structs.replace(
         seen,
-        logicals=tuple(msgspec.structs.replace(one, name=HOSTILE) for one in seen.logicals),
-        machines=tuple(msgspec.structs.replace(one, id=HOSTILE, rack=HOSTILE) for one in seen.machines),
-        compute_domains=tuple(msgspec.structs.replace(one, name=HOSTILE) for one in seen.compute_domains),
+        logicals=tuple(msgspec.structs.replace(logical, name=HOSTILE) for logical in seen.logicals),
+        machines=tuple(
+            msgspec.structs.replace(machine, id=HOSTILE, rack=HOSTILE) for machine in seen.machines
+        ),
+        compute_domains=tuple(
+            msgspec.structs.replace(domain, name=HOSTILE) for domain in seen.compute_domains
+        ),
     )
     sheet = Painter(None, ColourMode.PARTITION, 9).follow(
         LiveReading(number=1, whole=site_map(SiteReading(picture=named)))
@@ -142,8 +147,8 @@ def test_names_cannot_become_markup():
 def test_nics_have_a_shape_for_each_way_they_are_wired():
     seen = picture(1, 1, ("acme",))
     changes = {"acme-nic-1": {"pcie_root": "pci0000:ff", "numa": 1}, "acme-nic-2": {"link": "down"}}
-    devices = [msgspec.structs.replace(one, **changes.get(one.name, {})) for one in seen.devices]
-    devices = [one for one in devices if one.name != "acme-nic-3"]
+    devices = [msgspec.structs.replace(device, **changes.get(device.name, {})) for device in seen.devices]
+    devices = [device for device in devices if device.name != "acme-nic-3"]
     (one,) = drawn(msgspec.structs.replace(seen, devices=tuple(devices)))
     assert [cell.nic for cell in one.trays[0].cells] == ["aligned", "astray", "down", "none"]
     assert re.findall(r'class="nic (\w+)"', rendered(one, 9)) == ["aligned", "astray", "down", "none"]
@@ -152,8 +157,8 @@ def test_nics_have_a_shape_for_each_way_they_are_wired():
 def test_a_gpu_that_shares_no_root_with_any_nic_is_aligned_within_its_numa_node():
     seen = picture(1, 1, ("acme",))
     coupled = tuple(
-        msgspec.structs.replace(one, pcie_root="pci0009:00") if one.kind == "gpu" else one
-        for one in seen.devices
+        msgspec.structs.replace(device, pcie_root="pci0009:00") if device.kind == "gpu" else device
+        for device in seen.devices
     )
     (one,) = drawn(msgspec.structs.replace(seen, devices=coupled))
     assert {cell.nic for cell in one.trays[0].cells} == {"aligned"}
@@ -165,9 +170,9 @@ def test_a_gpu_that_shares_no_root_with_any_nic_is_aligned_within_its_numa_node(
 @pytest.mark.parametrize(("effect", "told"), [("NoSchedule", True), ("NoExecute", True), ("None", False)])
 def test_a_gpu_that_its_plugin_keeps_workloads_off_is_sick_too(effect, told):
     seen = picture(1, 1)
-    gpu = next(one for one in seen.devices if one.kind == "gpu")
+    gpu = next(device for device in seen.devices if device.kind == "gpu")
     tainted = msgspec.structs.replace(gpu, taints=(f"gpu.nvidia.com/gpu-lost:{effect}",))
-    devices = tuple(tainted if one is gpu else one for one in seen.devices)
+    devices = tuple(tainted if device is gpu else device for device in seen.devices)
     (one,) = drawn(msgspec.structs.replace(seen, devices=devices))
     assert ("unhealthy" in rendered(one, 9)) is told
 
@@ -175,7 +180,7 @@ def test_a_gpu_that_its_plugin_keeps_workloads_off_is_sick_too(effect, told):
 def test_a_sick_gpu_and_a_cordoned_tray_are_told_in_words_too():
     seen = picture(1, 2, ("acme",))
     sick = (msgspec.structs.replace(seen.fabric_gpus[0], healthy=False), *seen.fabric_gpus[1:])
-    cordoned = tuple(msgspec.structs.replace(one, cordoned=True) for one in seen.machines)
+    cordoned = tuple(msgspec.structs.replace(machine, cordoned=True) for machine in seen.machines)
     (one,) = drawn(msgspec.structs.replace(seen, fabric_gpus=sick, machines=cordoned))
     markup = rendered(one, 9)
     assert "unhealthy" in markup
@@ -196,10 +201,10 @@ def test_a_lost_node_has_a_mark_of_its_own(ready):
 @pytest.mark.parametrize("mode", ColourMode)
 def test_a_gpu_in_no_group_is_not_called_free(mode):
     seen = picture(1, 1, ("acme",))
-    machines = tuple(msgspec.structs.replace(one, tenant=None) for one in seen.machines)
+    machines = tuple(msgspec.structs.replace(machine, tenant=None) for machine in seen.machines)
     gpus = tuple(msgspec.structs.replace(one, partition=None) for one in seen.fabric_gpus)
-    nodes = tuple(msgspec.structs.replace(one, clique=None) for one in seen.nodes)
-    devices = tuple(msgspec.structs.replace(one, clique=None) for one in seen.devices)
+    nodes = tuple(msgspec.structs.replace(node, clique=None) for node in seen.nodes)
+    devices = tuple(msgspec.structs.replace(device, clique=None) for device in seen.devices)
     seen = msgspec.structs.replace(
         seen, machines=machines, fabric_gpus=gpus, nodes=nodes, devices=devices, uses=()
     )

@@ -17,7 +17,7 @@ from rackloom.web.tenancy import tenant_map
 
 
 def left(seen) -> FreeCapacity:
-    return site_capacity([rack_capacity(one) for one in site_map(SiteReading(picture=seen)).racks])
+    return site_capacity([rack_capacity(rack) for rack in site_map(SiteReading(picture=seen)).racks])
 
 
 def test_the_largest_gang_stays_within_one_domain():
@@ -29,14 +29,14 @@ def test_the_largest_gang_stays_within_one_domain():
 
 def test_a_cordoned_tray_is_not_free_and_a_full_site_has_no_room():
     seen = picture(1, 2, (None, "acme"))
-    cordoned = tuple(msgspec.structs.replace(one, cordoned=True) for one in seen.machines)
+    cordoned = tuple(msgspec.structs.replace(machine, cordoned=True) for machine in seen.machines)
     assert left(msgspec.structs.replace(seen, machines=cordoned)).free_trays == 0
     assert left(picture(1, 2, ("acme",))).gang_trays == 0
 
 
 def test_gpus_beside_a_pod_in_a_tray_that_no_instance_has_are_stranded():
     seen = picture(1, 1, ("acme",))
-    free = tuple(msgspec.structs.replace(one, instance=None, tenant=None) for one in seen.machines)
+    free = tuple(msgspec.structs.replace(machine, instance=None, tenant=None) for machine in seen.machines)
     one_used = tuple(use for use in seen.uses if use.device == "gpu-0")
     assert left(msgspec.structs.replace(seen, machines=free, uses=one_used)).stranded_gpus == GPUS - 1
 
@@ -44,8 +44,8 @@ def test_gpus_beside_a_pod_in_a_tray_that_no_instance_has_are_stranded():
 def test_trays_that_nobody_can_vouch_for_are_not_free():
     seen = picture(1, 2)
     lost = tuple(
-        LayerStatus(layer=one.layer, unknown_since=1.0) if one.layer is Layer.SITE else one
-        for one in seen.layers
+        LayerStatus(layer=layer.layer, unknown_since=1.0) if layer.layer is Layer.SITE else layer
+        for layer in seen.layers
     )
     found = left(msgspec.structs.replace(seen, layers=lost))
     assert (found.free_trays, found.unknown_trays) == (0, 2)
@@ -62,26 +62,26 @@ def test_a_tray_whose_controllers_do_not_answer_is_not_free(doubt):
     assert (found.free_trays, found.unknown_trays, found.gang_trays) == (2, 2, 2)
     assert left(msgspec.structs.replace(seen, domains=seen.domains[1:])) == found
     racks = [
-        drawn_rack(one, ColourMode.TENANT, MapColours())
-        for one in rack_frames(site_map(SiteReading(picture=silent))).values()
+        drawn_rack(frame, ColourMode.TENANT, MapColours())
+        for frame in rack_frames(site_map(SiteReading(picture=silent))).values()
     ]
     assert [rack.free for rack in racks] == [None, 2]
 
 
 def test_a_site_that_was_asked_of_no_fabric_has_the_room_that_its_cluster_tells_of():
     seen = picture(1, 2)
-    layers = tuple(one for one in seen.layers if one.layer is not Layer.FABRIC)
+    layers = tuple(layer for layer in seen.layers if layer.layer is not Layer.FABRIC)
     bare = msgspec.structs.replace(seen, layers=layers, domains=(), fabric_gpus=(), machines=())
     assert left(bare).free_trays == 2
 
 
 def told(seen) -> dict[str, LayerReport]:
     whole = site_map(SiteReading(picture=seen))
-    return {one.who: one for one in layer_reports(whole, whole.seats[0])}
+    return {report.who: report for report in layer_reports(whole, whole.seats[0])}
 
 
-def values(one: LayerReport) -> dict[str, str | None]:
-    return {label: value for label, value, _ in one.links}
+def values(layer_report: LayerReport) -> dict[str, str | None]:
+    return {label: value for label, value, _ in layer_report.links}
 
 
 def test_a_chain_names_every_link_with_who_says_so_and_when():
@@ -115,7 +115,7 @@ def test_a_chain_names_every_link_with_who_says_so_and_when():
 
 def test_of_a_layer_that_was_not_read_nothing_is_said_to_be_absent():
     seen = picture(1, 1)
-    layers = tuple(one for one in seen.layers if one.layer is not Layer.CLUSTER)
+    layers = tuple(layer for layer in seen.layers if layer.layer is not Layer.CLUSTER)
     bare = msgspec.structs.replace(seen, layers=layers, nodes=(), devices=(), uses=())
     cluster = told(bare)["Kubernetes"]
     assert not cluster.current
@@ -127,7 +127,7 @@ def test_of_a_layer_that_was_not_read_nothing_is_said_to_be_absent():
 
 def test_a_silent_controller_tells_since_when():
     seen = picture(1, 1)
-    silent = tuple(msgspec.structs.replace(one, unknown_since=AT - 9) for one in seen.domains)
+    silent = tuple(msgspec.structs.replace(domain, unknown_since=AT - 9) for domain in seen.domains)
     fabric = told(msgspec.structs.replace(seen, domains=silent))["switch controller"]
     assert (fabric.at, fabric.unknown_since) == (AT, AT - 9)
 
@@ -135,8 +135,8 @@ def test_a_silent_controller_tells_since_when():
 def test_a_domain_that_is_in_doubt_says_why_to_operators_alone():
     seen = picture(1, 1, ("acme",))
     doubt = tuple(
-        msgspec.structs.replace(one, unknown_since=AT - 9, problem="A and B contradict")
-        for one in seen.domains
+        msgspec.structs.replace(domain, unknown_since=AT - 9, problem="A and B contradict")
+        for domain in seen.domains
     )
     whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, domains=doubt)))
     for shown, count in ((whole, 1), (tenant_map(whole, "acme", {})[0], 0)):
@@ -151,12 +151,12 @@ def test_a_domain_whose_controllers_nobody_speaks_to_any_more_was_not_read():
         seen,
         domains=seen.domains[1:],
         fabric_gpus=tuple(one for one in seen.fabric_gpus if one.domain != "domain-0"),
-        partitions=tuple(one for one in seen.partitions if one.domain != "domain-0"),
+        partitions=tuple(partition for partition in seen.partitions if partition.domain != "domain-0"),
     )
     fabric = told(fewer)["switch controller"]
     assert (fabric.at, fabric.unknown_since, fabric.current) == (None, None, False)
     assert values(fabric) == {"Partition": None, "Fabric GPU": None}
-    layers = tuple(msgspec.structs.replace(one, unknown_since=AT - 9) for one in fewer.layers)
+    layers = tuple(msgspec.structs.replace(layer, unknown_since=AT - 9) for layer in fewer.layers)
     lost = told(msgspec.structs.replace(fewer, layers=layers))["switch controller"]
     assert (lost.at, lost.unknown_since) == (None, AT - 9)
 

@@ -42,8 +42,8 @@ def test_a_gpu_that_only_the_cluster_knows_stands_by_its_node():
 def test_whether_a_gpu_is_taken_is_unknown_while_a_layer_that_would_say_so_is():
     seen = picture(1, 2, ("acme", None))
     lost = tuple(
-        LayerStatus(layer=one.layer, unknown_since=1.0) if one.layer is Layer.CLUSTER else one
-        for one in seen.layers
+        LayerStatus(layer=layer.layer, unknown_since=1.0) if layer.layer is Layer.CLUSTER else layer
+        for layer in seen.layers
     )
     whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, layers=lost)))
     assert {seat.taken for seat in whole.seats if seat.place.slot == 0} == {True}
@@ -53,11 +53,11 @@ def test_whether_a_gpu_is_taken_is_unknown_while_a_layer_that_would_say_so_is():
 def test_a_gpu_is_not_free_while_a_layer_that_was_asked_was_not_read():
     seen = picture(1, 1)
     lost = tuple(
-        LayerStatus(layer=one.layer, unknown_since=1.0) if one.layer is Layer.CLUSTER else one
-        for one in seen.layers
+        LayerStatus(layer=layer.layer, unknown_since=1.0) if layer.layer is Layer.CLUSTER else layer
+        for layer in seen.layers
     )
     unread = msgspec.structs.replace(seen, layers=lost, nodes=(), devices=())
-    unasked = tuple(one for one in seen.layers if one.layer is not Layer.CLUSTER)
+    unasked = tuple(layer for layer in seen.layers if layer.layer is not Layer.CLUSTER)
     bare = msgspec.structs.replace(unread, layers=unasked)
     assert {seat.taken for seat in site_map(SiteReading(picture=unread)).seats} == {None}
     assert {seat.taken for seat in site_map(SiteReading(picture=bare)).seats} == {False}
@@ -66,7 +66,7 @@ def test_a_gpu_is_not_free_while_a_layer_that_was_asked_was_not_read():
 def test_racks_stand_in_the_order_of_their_numbers_and_the_homeless_last():
     seen = picture(3, 1)
     names = {"rack-00": "row 9", "rack-01": "row 10", "rack-02": "z"}
-    named = tuple(msgspec.structs.replace(one, rack=names[one.rack]) for one in seen.machines)
+    named = tuple(msgspec.structs.replace(machine, rack=names[machine.rack]) for machine in seen.machines)
     lost = msgspec.structs.replace(
         seen, machines=named, devices=(*seen.devices, msgspec.structs.replace(seen.devices[0], key=GpuKey()))
     )

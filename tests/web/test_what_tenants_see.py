@@ -30,7 +30,8 @@ def reading(holders, swapped=False):
         # A fault: each one's GPUs are in the other's partition.
         other = {f"{MINE}-lp": f"{THEIRS}-lp", f"{THEIRS}-lp": f"{MINE}-lp"}
         moved = tuple(
-            msgspec.structs.replace(one, logical=other[str(one.logical)]) for one in seen.partitions
+            msgspec.structs.replace(partition, logical=other[str(partition.logical)])
+            for partition in seen.partitions
         )
         seen = msgspec.structs.replace(seen, partitions=moved)
     found = fails(
@@ -100,10 +101,10 @@ def test_an_organisation_without_a_tenant_owns_nothing():
 
 def test_a_compute_domain_over_two_tenants_is_nobodys():
     seen = picture(1, 2, (MINE, THEIRS))
-    one = seen.compute_domains[0]
+    compute_domain = seen.compute_domains[0]
     nodes = tuple(node for domain in seen.compute_domains for node in domain.status.nodes)
     wide = msgspec.structs.replace(
-        one, name="shared", status=msgspec.structs.replace(one.status, nodes=nodes)
+        compute_domain, name="shared", status=msgspec.structs.replace(compute_domain.status, nodes=nodes)
     )
     own = seen_by(site_map(SiteReading(picture=msgspec.structs.replace(seen, compute_domains=(wide,)))), MINE)
     assert own.compute_domains == ()
@@ -113,9 +114,10 @@ def test_a_compute_domain_over_two_tenants_is_nobodys():
 def test_a_compute_domain_of_another_that_a_claim_of_the_tenants_own_names_is_not_named():
     seen, was = picture(1, 1, (MINE,)), picture(1, 1, (THEIRS,))
     theirs = tuple(
-        msgspec.structs.replace(one, status=seen.compute_domains[0].status) for one in was.compute_domains
+        msgspec.structs.replace(domain, status=seen.compute_domains[0].status)
+        for domain in was.compute_domains
     )
-    claims = tuple(msgspec.structs.replace(one, domain=theirs[0].uid) for one in seen.claims)
+    claims = tuple(msgspec.structs.replace(claim, domain=theirs[0].uid) for claim in seen.claims)
     told = {**seen.namespaces, **was.namespaces}
     seen = msgspec.structs.replace(seen, claims=claims, compute_domains=theirs, namespaces=told)
     whole = site_map(SiteReading(picture=seen))
@@ -147,7 +149,7 @@ def test_there_is_no_room_in_a_domain_where_nothing_is_given_away(closed):
 
 
 def left(whole):
-    return site_capacity([rack_capacity(one) for one in whole.racks])
+    return site_capacity([rack_capacity(rack) for rack in whole.racks])
 
 
 def test_trays_that_only_the_cluster_knows_stay_apart_and_unnamed():
@@ -167,7 +169,7 @@ def handed_over(since, cluster_at):
     wanted = tuple(msgspec.structs.replace(one, since=since) for one in mine.instance_gpus)
     return msgspec.structs.replace(
         seen,
-        layers=(*(one for one in seen.layers if one.layer is not Layer.CLUSTER), lost),
+        layers=(*(layer for layer in seen.layers if layer.layer is not Layer.CLUSTER), lost),
         machines=mine.machines,
         instance_gpus=wanted,
         logicals=mine.logicals,
@@ -180,23 +182,25 @@ def test_what_was_seen_before_the_machine_was_the_tenants_is_not_shown(since):
     own = seen_by(site_map(SiteReading(picture=handed_over(since, AT - 90))), MINE)
     chains = [seat.chain for seat in own.seats if seat.chain is not None]
     assert len(chains) == 4
-    assert {(one.use, one.compute_domain, one.channel, one.transfer) for one in chains} == {(None,) * 4}
+    assert {(chain.use, chain.compute_domain, chain.channel, chain.transfer) for chain in chains} == {
+        (None,) * 4
+    }
     assert own.compute_domains == ()
 
 
 def test_what_was_seen_since_the_machine_is_the_tenants_is_shown():
     seen = picture(1, 1, (MINE,))
-    later = tuple(msgspec.structs.replace(one, at=AT - 5) for one in seen.transfers)
+    later = tuple(msgspec.structs.replace(transfer, at=AT - 5) for transfer in seen.transfers)
     own = seen_by(site_map(SiteReading(picture=msgspec.structs.replace(seen, transfers=later))), MINE)
     chains = [seat.chain for seat in own.seats if seat.chain is not None]
-    assert all(one.use and one.compute_domain and one.channel for one in chains)
-    assert [one.transfer.at for one in chains if one.transfer] == [AT - 5]
+    assert all(chain.use and chain.compute_domain and chain.channel for chain in chains)
+    assert [chain.transfer.at for chain in chains if chain.transfer] == [AT - 5]
 
 
 @pytest.mark.parametrize("since", [AT - 61, None])
 def test_a_pod_that_began_before_the_machine_was_the_tenants_is_not_shown_though_the_cluster_lists_it(since):
     seen = picture(1, 1, (MINE,))
-    before = tuple(msgspec.structs.replace(one, since=since) for one in seen.uses)
+    before = tuple(msgspec.structs.replace(use, since=since) for use in seen.uses)
     whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, uses=before)))
     told = seen_by(whole, MINE)
     assert told.compute_domains == ()
@@ -221,11 +225,12 @@ def test_a_pod_of_a_namespace_that_is_not_the_tenants_is_not_shown_whenever_it_b
 def test_a_pod_that_the_controller_of_the_tenant_before_starts_again_is_not_named():
     seen, was = picture(1, 1, (MINE,)), picture(1, 1, (THEIRS,))
     there = tuple(
-        msgspec.structs.replace(one, status=seen.compute_domains[0].status) for one in was.compute_domains
+        msgspec.structs.replace(domain, status=seen.compute_domains[0].status)
+        for domain in was.compute_domains
     )
     again = tuple(
-        msgspec.structs.replace(one, claim=old.claim, pods=old.pods, since=AT - 1)
-        for one, old in zip(seen.uses, was.uses, strict=True)
+        msgspec.structs.replace(use, claim=old.claim, pods=old.pods, since=AT - 1)
+        for use, old in zip(seen.uses, was.uses, strict=True)
     )
     seen = msgspec.structs.replace(seen, uses=again, claims=was.claims, compute_domains=there)
     whole = site_map(SiteReading(picture=seen))
@@ -244,7 +249,7 @@ def test_a_pod_that_the_controller_of_the_tenant_before_starts_again_is_not_name
 
 def test_a_pod_on_a_machine_of_which_nobody_knows_since_when_it_is_held_is_not_shown():
     seen = picture(1, 1, (MINE,))
-    machines = tuple(msgspec.structs.replace(one, held_since=None) for one in seen.machines)
+    machines = tuple(msgspec.structs.replace(machine, held_since=None) for machine in seen.machines)
     own = seen_by(site_map(SiteReading(picture=msgspec.structs.replace(seen, machines=machines))), MINE)
     assert all(seat.chain is not None and kept_back(seat.chain) for seat in own.seats)
 
@@ -254,7 +259,7 @@ def test_a_pod_on_a_machine_of_which_nobody_knows_since_when_it_is_held_is_not_s
 )
 def test_a_gpu_in_a_partition_that_is_not_the_tenants_is_not_called_free(change):
     seen = picture(1, 2, (MINE, THEIRS))
-    other = tuple(msgspec.structs.replace(one, **change) for one in seen.partitions)
+    other = tuple(msgspec.structs.replace(partition, **change) for partition in seen.partitions)
     whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, partitions=other)))
     sheet = Painter(MINE, ColourMode.PARTITION, 9).follow(LiveReading(number=1, whole=whole))
     cells = [tray.cells for part in sheet.racks.values() for tray in part.rack.trays]

@@ -44,7 +44,7 @@ def registry_of(picture: SiteSnapshot, findings: tuple[Finding, ...]) -> Collect
     registry = _new_registry(not findings, picture.at)
     labels = ("check", "severity")
     found = Gauge("rackloom_doctor_findings", "Findings by check and severity.", labels, registry=registry)
-    counts = Counter((one.check, one.severity.value) for one in findings)
+    counts = Counter((finding.check, finding.severity.value) for finding in findings)
     for check in (*catalogue.SITE_CHECKS, *catalogue.HOST_CHECKS):
         found.labels(check, Severity.ERROR.value).set(0)
     for (check, severity), count in counts.items():
@@ -67,4 +67,4 @@ def _is_known(seen: LayerStatus, picture: SiteSnapshot) -> bool:
     """Whether anything of the layer is how things are: of the fabrics, at least one domain."""
     if seen.unknown_since is not None or seen.at is None:
         return False
-    return seen.layer is not Layer.FABRIC or any(one.unknown_since is None for one in picture.domains)
+    return seen.layer is not Layer.FABRIC or any(domain.unknown_since is None for domain in picture.domains)

@@ -324,7 +324,7 @@ async def webhook(api: KubeApi, settings: AdmissionSettings, options: WebhookOpt
         bounds=ConnectionLimits(),
         ended=metrics.connection_ended,
     ) as port:
-        informers = [one.run() for one in known.informers]
+        informers = [informer.run() for informer in known.informers]
         async with _in_background([*informers, certificate.run(), election.run(gatekeeper.run)]):
             yield port
 

@@ -215,7 +215,7 @@ def machine_list(*, at: ConnectionParameters = DEFAULT_CONNECTION, output: Print
     """List the machines with their place, domain and state."""
     with connect(at) as site:
         ids = site.forge("FindMachineIds", pb.MachineSearchConfig()).machine_ids
-        found = [one for page in id_pages(ids) for one in _find_machines(site, page)]
+        found = [find_machine for page in id_pages(ids) for find_machine in _find_machines(site, page)]
     heads = ("MACHINE", "CHASSIS SERIAL", "SLOT", "DOMAIN", "GPUS", "STATE")
     emit(
         [as_dict(one) for one in found], output, lambda: columns(heads, [_machine_row(one) for one in found])
@@ -233,7 +233,7 @@ def machine_import(
     output: Printed = "table",
 ) -> None:
     """Add the machines of a file (JSON or YAML); all of them or none."""
-    records = [ours.MachineRecord(**msgspec.structs.asdict(one)) for one in _read_records(file)]
+    records = [ours.MachineRecord(**msgspec.structs.asdict(record)) for record in _read_records(file)]
     with connect(at) as site:
         reply = site.operator("ImportMachines", ours.ImportRequest(machines=records))
     rows = [(one, "created") for one in reply.created] + [(one, "unchanged") for one in reply.unchanged]
@@ -309,9 +309,9 @@ def instance_update(
     request = pb.InstanceConfigUpdateRequest()
     request.instance_id.value = instance_id
     request.config.nvlink.SetInParent()
-    for one in wished.gpu_configs:
-        entry = request.config.nvlink.gpu_configs.add(device_instance=one.device_instance)
-        entry.logical_partition_id.value = one.logical_partition_id
+    for gpu_config in wished.gpu_configs:
+        entry = request.config.nvlink.gpu_configs.add(device_instance=gpu_config.device_instance)
+        entry.logical_partition_id.value = gpu_config.logical_partition_id
     with connect(at) as site:
         after = site.forge("UpdateInstanceConfig", request)
     gpus = after.config.nvlink.gpu_configs

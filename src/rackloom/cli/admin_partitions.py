@@ -212,10 +212,10 @@ def apply(
         ) from error
     with connect(at) as site:
         outcomes = site.operator("ApplyPlan", ours.ApplyRequest(plan=text)).outcomes
-    rows = [(one.kind, one.partition_name, one.state, one.message) for one in outcomes]
+    rows = [(outcome.kind, outcome.partition_name, outcome.state, outcome.message) for outcome in outcomes]
     heads = ("OPERATION", "PARTITION", "RESULT", "MESSAGE")
-    emit([as_dict(one) for one in outcomes], output, lambda: columns(heads, rows))
-    return 0 if all(one.state == "done" for one in outcomes) else 1
+    emit([as_dict(outcome) for outcome in outcomes], output, lambda: columns(heads, rows))
+    return 0 if all(outcome.state == "done" for outcome in outcomes) else 1
 
 
 @domain.command(name="show")
@@ -272,7 +272,10 @@ def tray_drain(
 def _plan_table(plan: dict[str, Any]) -> str:
     observed = plan["observation"]
     lines = [f"domain {observed['domain']}, as observed at {_utc_time(observed['observed_at'])}"]
-    rows = [(one["type"], one["name"], _guid_list(one.get("guids", ()))) for one in plan["operations"]]
+    rows = [
+        (operation["type"], operation["name"], _guid_list(operation.get("guids", ())))
+        for operation in plan["operations"]
+    ]
     lines.append(columns(("OPERATION", "PARTITION", "GPUS"), rows) if rows else "nothing to do")
     lines += [f"blocked: GPUs {_guid_list(one['guids'])}: {one['reason']}" for one in plan["blocked"]]
     return "\n".join(lines)

@@ -78,8 +78,8 @@ def read_inputs(files: Sequence[Path], profile: str | None, nodes: int) -> Manif
     slices = (*found.slices, *planned)
     if not slices:
         raise Refused("there is no device to allocate", nearest_fix="name a --profile or a file of --slices")
-    named = {one.metadata.name for one in found.classes}
-    built_in = [one for one in device_classes() if one.metadata.name not in named]
+    named = {klass.metadata.name for klass in found.classes}
+    built_in = [klass for klass in device_classes() if klass.metadata.name not in named]
     return Manifests(
         claims=found.claims,
         classes=(*found.classes, *built_in),
@@ -91,18 +91,18 @@ def read_inputs(files: Sequence[Path], profile: str | None, nodes: int) -> Manif
 
 def _profile_slices(profile: str, nodes: int) -> tuple[ResourceSlice, ...]:
     machine = machine_of(profile)
-    return tuple(one for number in range(nodes) for one in slices_of(machine, f"node-{number}"))
+    return tuple(slice_ for number in range(nodes) for slice_ in slices_of(machine, f"node-{number}"))
 
 
 def _nodes_of_slices(slices: Sequence[ResourceSlice]) -> tuple[Node, ...]:
     """The nodes that the slices name: enough unless slices select nodes by label."""
-    names = dict.fromkeys(name for one in slices for name in _node_names(one))
+    names = dict.fromkeys(name for slice_ in slices for name in _node_names(slice_))
     labels = "kubernetes.io/hostname"
     return tuple(Node(metadata=ObjectMeta(name=name, labels={labels: name})) for name in names)
 
 
-def _node_names(one: ResourceSlice) -> list[str]:
-    names = [one.spec.node_name, *(device.node_name for device in one.spec.devices)]
+def _node_names(resource_slice: ResourceSlice) -> list[str]:
+    names = [resource_slice.spec.node_name, *(device.node_name for device in resource_slice.spec.devices)]
     return [name for name in names if name]
 
 
@@ -117,9 +117,9 @@ def allocation_page(found: Sequence[PlacedClaim | RefusedClaim], slices: Sequenc
 
 def _table(placed: Sequence[PlacedClaim], slices: Sequence[ResourceSlice]) -> str:
     known = {
-        (one.spec.driver, one.spec.pool.name, device.name): device.attributes
-        for one in slices
-        for device in one.spec.devices
+        (slice_.spec.driver, slice_.spec.pool.name, device.name): device.attributes
+        for slice_ in slices
+        for device in slice_.spec.devices
     }
     rows = [
         (

@@ -64,7 +64,7 @@ def report_page(report: PlacementReport, *, seats: bool = True) -> str:
     """Moves first, then each job: where it goes and why, or what blocks it. `seats`: tray by tray."""
     parts = ["\n".join(_move_line(move) for move in report.moves)] if report.moves else []
     parts += [_jobs_line(report.jobs)] if len(report.jobs) > 1 else []
-    parts += ["\n".join(_job_lines(one, seats)) for one in report.jobs]
+    parts += ["\n".join(_job_lines(job, seats)) for job in report.jobs]
     parts += [columns(("SEGMENT", "OUTSIDE", "USABLE"), map(_segment_row, report.segments))] * bool(
         report.segments
     )
@@ -77,33 +77,33 @@ def _move_line(move: JobMove) -> str:
     return f"first {move.told()}: {gain}" if gain else f"first {move.told()}"
 
 
-def _segment_row(one: SegmentPrice) -> tuple[str, str, str]:
-    return str(one.trays), str(one.outside), f"{one.usable:.1%}"
+def _segment_row(segment_price: SegmentPrice) -> tuple[str, str, str]:
+    return str(segment_price.trays), str(segment_price.outside), f"{segment_price.usable:.1%}"
 
 
 def _jobs_line(jobs: Sequence[JobAnswer]) -> str:
     """How many of several jobs fit beside each other."""
-    plans = [one.plan for one in jobs if one.plan is not None]
-    refused = list_names([one.job for one in jobs if one.plan is None], most=8)
+    plans = [job.plan for job in jobs if job.plan is not None]
+    refused = list_names([job.job for job in jobs if job.plan is None], most=8)
     if not refused:
         return f"{len(jobs)} jobs fit together"
     return f"{len(plans)} of {len(jobs)} jobs fit together; refused: {refused}"
 
 
-def _job_lines(one: JobAnswer, seats: bool) -> Iterator[str]:
-    if one.plan is None:
-        yield f"refused: {one.blocked}"
-        yield f"nearest fix: {one.fixes[0] if one.fixes else 'none was found'}"
-        yield from (f"or: {fix}" for fix in one.fixes[1:])
+def _job_lines(job_answer: JobAnswer, seats: bool) -> Iterator[str]:
+    if job_answer.plan is None:
+        yield f"refused: {job_answer.blocked}"
+        yield f"nearest fix: {job_answer.fixes[0] if job_answer.fixes else 'none was found'}"
+        yield from (f"or: {fix}" for fix in job_answer.fixes[1:])
         return
-    yield f"{one.job}: {one.plan.reason}"
+    yield f"{job_answer.job}: {job_answer.plan.reason}"
     if seats:
-        yield columns(("GROUP", "MEMBERS", "TRAY"), _tray_rows(one.plan))
-    if one.plan.spares:
-        yield f"spare trays: {', '.join(one.plan.spares)}"
-    if one.plan.price:
-        yield f"price: {', '.join(_hole_text(hole) for hole in one.plan.price)}"
-    yield from (f"note: {note}" for note in one.notes)
+        yield columns(("GROUP", "MEMBERS", "TRAY"), _tray_rows(job_answer.plan))
+    if job_answer.plan.spares:
+        yield f"spare trays: {', '.join(job_answer.plan.spares)}"
+    if job_answer.plan.price:
+        yield f"price: {', '.join(_hole_text(hole) for hole in job_answer.plan.price)}"
+    yield from (f"note: {note}" for note in job_answer.notes)
 
 
 def _tray_rows(plan: GangPlan) -> Iterator[tuple[str, str, str]]:
@@ -173,9 +173,9 @@ def rendered_manifests(done: "Sequence[RenderedJob]", beside: Iterable[Any]) -> 
 def objects_beside(documents: Iterable[Document], jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
     """What the files have beside the jobs (claim templates, ComputeDomains), unless it tells of the site."""
     placed = {id(value) for job in jobs for value in job.objects}
-    for one in documents:
-        if id(one.value) not in placed and not _is_site_object(one.value):
-            yield one.value
+    for document in documents:
+        if id(document.value) not in placed and not _is_site_object(document.value):
+            yield document.value
 
 
 def _is_site_object(value: dict[str, Any]) -> bool:

@@ -176,22 +176,22 @@ def answer_placement(
     """Print the answer. 1 where a job does not fit."""
     if asked.down is not None and not 0 <= asked.down < 1:
         raise Refused(f"--down {asked.down} is no share of trays", nearest_fix="0.01 is 1 %")
-    documents = [one for path in files for one in read_documents(path)]
-    jobs = read_jobs([one.value for one in documents], asked.labels)
+    documents = [document for path in files for document in read_documents(path)]
+    jobs = read_jobs([document.value for document in documents], asked.labels)
     if not jobs and not (asked.drain or asked.defrag or asked.down is not None):
-        kinds = list_names(dict.fromkeys(str(one.value.get("kind")) for one in documents), most=8)
+        kinds = list_names(dict.fromkeys(str(document.value.get("kind")) for document in documents), most=8)
         raise Refused(
             f"there is no job in the files ({kinds or 'nothing'})",
             nearest_fix=f"name a manifest with {', '.join(JOB_KINDS)}",
         )
     told = read_cluster_objects(source, templates=_lacks_templates(jobs, documents))
-    makers = [one for one in told.documents if one.value.get("kind") in TEMPLATE_KINDS]
-    jobs = read_jobs([one.value for one in (*makers, *documents)], asked.labels) if makers else jobs
-    claimed = _claims_devices(jobs, channel_templates([one.value for one in (*makers, *documents)]))
+    makers = [document for document in told.documents if document.value.get("kind") in TEMPLATE_KINDS]
+    jobs = read_jobs([maker.value for maker in (*makers, *documents)], asked.labels) if makers else jobs
+    claimed = _claims_devices(jobs, channel_templates([maker.value for maker in (*makers, *documents)]))
     found = site_objects(source, [*documents, *told.documents], asked.labels, with_devices=claimed)
     desk = PlacementProblem([*makers, *documents], told, found, asked)
     report = desk.report(jobs)
-    refused = [one for one in report.jobs if one.plan is None]
+    refused = [job for job in report.jobs if job.plan is None]
     if target is not None and report.jobs and not refused:
         others = [] if target == "slurm" else objects_beside(documents, jobs)
         print(rendered_manifests(desk.rendered(target), others), end="")
@@ -210,9 +210,11 @@ class PlacementProblem:
         """`documents`: the jobs, and what makes claims for them."""
         self._asked = asked
         self._found = found
-        self._channels = channel_templates([one.value for one in documents])
+        self._channels = channel_templates([document.value for document in documents])
         claims = manifests_of(documents).claims
-        self._claims = {(one.metadata.namespace or "default", one.metadata.name): one for one in claims}
+        self._claims = {
+            (claim.metadata.namespace or "default", claim.metadata.name): claim for claim in claims
+        }
         self._classes = PriorityClasses([*told.documents, *documents], asked=told.has_classes)
         pods = read_site(found.nodes, found.pods, asked.labels).holds
         held = (*pods, *found.devices.holds(asked.labels))
@@ -251,7 +253,7 @@ class PlacementProblem:
             return ()
         from rackloom.core.place.job_moves import check_tray_exists, plan_defragmentation, plan_drain
 
-        wanted = [one for job in jobs for team in job.teams for one in team.need.tolerations]
+        wanted = [toleration for job in jobs for team in job.teams for toleration in team.need.tolerations]
         site = self._site(None, "", (*wanted, *tolerations_of_movable(self._found.pods, asked.labels)))
         for tray in asked.without:
             check_tray_exists(site, tray)
@@ -270,7 +272,7 @@ class PlacementProblem:
         if self._asked.alone:
             return self._plans_alone(asked)
         trays = [self._seen_by(job).trays for job, _ in asked]
-        if all(one == trays[0] for one in trays) and not are_anti_affine([job for job, _ in asked]):
+        if all(tray == trays[0] for tray in trays) and not are_anti_affine([job for job, _ in asked]):
             kinds = {kind: claims for job, _ in asked for kind, claims in self._kinds(job).items()}
             site = (
                 self._with_rooms(PlacementSite(trays[0], self._holds), kinds) if trays else PlacementSite(())
@@ -413,9 +415,10 @@ class PlacementProblem:
 
 def _lacks_templates(jobs: Sequence[Job], documents: Sequence[Document]) -> bool:
     """Whether a job claims by a template that none of its files has."""
-    known = channel_templates([one.value for one in documents])
+    known = channel_templates([document.value for document in documents])
     known |= {
-        (one.metadata.namespace or "default", one.metadata.name) for one in manifests_of(documents).claims
+        (claim.metadata.namespace or "default", claim.metadata.name)
+        for claim in manifests_of(documents).claims
     }
     return _claims_devices(jobs, known)
 
@@ -462,6 +465,6 @@ def _without_lower_priority(
     site: PlacementSite, gang: Gang, plans: Mapping[str, GangPlan], effort: SearchBudget
 ) -> PlacementSite:
     """What stood in the way of a gang was not what was planned at a lower priority."""
-    holds = tuple(one for one in site.holds if one.owner not in plans or one.priority >= gang.priority)
+    holds = tuple(hold for hold in site.holds if hold.owner not in plans or hold.priority >= gang.priority)
     rest = PlacementSite(site.trays, holds)
     return site if try_gang(rest, gang, effort) is not None else rest

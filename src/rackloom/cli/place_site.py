@@ -82,7 +82,7 @@ def read_cluster_objects(source: SiteOptions, *, templates: bool) -> ClusterObje
 
     Raises Refused for a file, or a cluster, that cannot be read.
     """
-    documents = [one for path in source.files for one in read_documents(path)]
+    documents = [document for path in source.files for document in read_documents(path)]
     if not source.cluster:
         return ClusterObjects(tuple(documents))
     from rackloom.claim.manifests.cluster import objects_from_cluster
@@ -102,7 +102,7 @@ def _optional_objects(resource: str, kind: str, source: SiteOptions) -> list[Doc
 
     try:
         return [
-            one for one in objects_from_cluster(resource, source.context) if one.value.get("kind") == kind
+            obj for obj in objects_from_cluster(resource, source.context) if obj.value.get("kind") == kind
         ]
     except Refused:
         return None
@@ -122,20 +122,20 @@ def site_objects(
         )
     if source.profile is not None:
         return _profile_objects(source.profile, source.racks, labels, with_devices)
-    nodes = tuple(one.value for one in documents if one.value.get("kind") == "Node")
+    nodes = tuple(document.value for document in documents if document.value.get("kind") == "Node")
     if not nodes:
         fix = "name a --profile and --racks, files of a --site, or ask with --cluster"
         raise Refused("there is no node to place on", nearest_fix=fix)
-    pods = tuple(one.value for one in documents if one.value.get("kind") == "Pod")
+    pods = tuple(document.value for document in documents if document.value.get("kind") == "Pod")
     for shape, objects in ((object_shapes.NodeShape, nodes), (object_shapes.PodShape, pods)):
-        for one in objects:
-            object_shapes.check_shape(one, shape, object_shapes.object_title(one))
+        for obj in objects:
+            object_shapes.check_shape(obj, shape, object_shapes.object_title(obj))
     return SiteObjects(nodes=nodes, pods=pods, devices=_devices(manifests_of(documents), pods))
 
 
 def _devices(found: Manifests, pods: tuple[dict[str, Any], ...]) -> DraDevices:
-    named = {one.metadata.name for one in found.classes}
-    built_in = [one for one in device_classes() if one.metadata.name not in named]
+    named = {klass.metadata.name for klass in found.classes}
+    built_in = [klass for klass in device_classes() if klass.metadata.name not in named]
     held = tuple(claim for claim in found.claims if claim.status.allocation is not None)
     classes = (*found.classes, *built_in)
     return DraDevices(nodes=found.nodes, classes=classes, slices=found.slices, claims=held, pods=pods)
@@ -161,7 +161,7 @@ def _profile_slices(profile: str, nodes: Sequence[str]) -> tuple[ResourceSlice, 
     from rackloom.cli.claim import machine_of
 
     machine = machine_of(profile)
-    return tuple(one for node in nodes for one in slices_of(machine, node))
+    return tuple(slice_ for node in nodes for slice_ in slices_of(machine, node))
 
 
 def _profile_cliques(profile: RackProfile, racks: int) -> list[tuple[str, str | None]]:
@@ -210,17 +210,17 @@ class PriorityClasses:
 
     def __init__(self, documents: Iterable[Document], *, asked: bool) -> None:
         """`asked`: a cluster was asked for its classes. Raises Refused for a value that none may have."""
-        classes = [one for one in documents if one.value.get("kind") == _PRIORITY_CLASS]
+        classes = [document for document in documents if document.value.get("kind") == _PRIORITY_CLASS]
         self.values: dict[str, int] = dict(BUILT_IN_PRIORITIES)
         self.never: set[str] = set()
         self._is_known = asked or bool(classes)
-        for one in classes:
-            name, value = _read_class(one)
-            self._add(name, value, one)
+        for klass in classes:
+            name, value = _read_class(klass)
+            self._add(name, value, klass)
             # Of several defaults the API server takes the lowest.
-            is_default = one.value.get("globalDefault") is True
+            is_default = klass.value.get("globalDefault") is True
             if is_default and value <= self.values.get(DEFAULT_CLASS, value):
-                self._add(DEFAULT_CLASS, value, one)
+                self._add(DEFAULT_CLASS, value, klass)
 
     def _add(self, name: str, value: int, of: Document) -> None:
         self.values[name] = value
@@ -248,16 +248,16 @@ class PriorityClasses:
             )
 
 
-def _read_class(one: Document) -> tuple[str, int]:
-    name, value = value_at(one.value, ("metadata", "name")), one.value.get("value", 0)
+def _read_class(document: Document) -> tuple[str, int]:
+    name, value = value_at(document.value, ("metadata", "name")), document.value.get("value", 0)
     if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, int):
         raise Refused(
-            f"{one.where(('value',))}: a {_PRIORITY_CLASS} has the name {name!r} and the value {value!r}",
+            f"{document.where(('value',))}: a {_PRIORITY_CLASS} has the name {name!r} and the value {value!r}",
             nearest_fix="give it a name, and a whole number as value",
         )
     if name not in BUILT_IN_PRIORITIES and not _LOWEST_PRIORITY <= value <= _HIGHEST_PRIORITY:
         raise Refused(
-            f"{one.where(('value',))}: the {_PRIORITY_CLASS} {name} has the value {value}",
+            f"{document.where(('value',))}: the {_PRIORITY_CLASS} {name} has the value {value}",
             nearest_fix=f"set it from {_LOWEST_PRIORITY} to {_HIGHEST_PRIORITY}"
             f": the API server takes no other",
         )

@@ -162,7 +162,7 @@ def list_scenarios() -> None:
     from rackloom.lab.scenario.reading import shipped_scenarios
 
     rows = [
-        (one.name, ",".join(sorted(one.layers)), ",".join(sorted(one.speeds)), one.title)
-        for one in shipped_scenarios()
+        (scenario.name, ",".join(sorted(scenario.layers)), ",".join(sorted(scenario.speeds)), scenario.title)
+        for scenario in shipped_scenarios()
     ]
     print(columns(("SCENARIO", "LAYERS", "SPEEDS", "WHAT HAPPENS"), rows))

@@ -225,12 +225,12 @@ class _RunLog:
 
         return RunObserver(_print_step, self._finished)
 
-    def _finished(self, one: "TransferReport") -> None:
+    def _finished(self, transfer_report: "TransferReport") -> None:
         from rackloom.prove.transfer.report import result_line
 
-        self.runs.append(one)
+        self.runs.append(transfer_report)
         if self.print_results:
-            print(result_line(one), flush=True)
+            print(result_line(transfer_report), flush=True)
 
 
 def _run_emulated(

@@ -133,7 +133,7 @@ def gate(record: Path, *, baseline: Path, output: RecordOutput = "table") -> int
     findings = judge_record(load_record(record), check_baseline(load_record(baseline)))
     headers = ("ARM", "OUTCOME", "NODE", "DEVICE", "REASON")
     emit(findings, output, lambda: columns(headers, map(_finding_row, findings)))
-    return 0 if all(one.outcome == "holds" for one in findings) else 1
+    return 0 if all(finding.outcome == "holds" for finding in findings) else 1
 
 
 def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None = None) -> None:
@@ -180,9 +180,9 @@ def _record_lines(record: TransferRecord, terms: tuple[KvTerms, ...]) -> Iterato
     yield from (record.report.label, record.report.verdict, "")
     if record.incomplete is not None:
         yield f"INCOMPLETE: {record.incomplete}\n"
-    for one in record_tables(record, terms):
-        yield f"{one.heading}\n{columns(one.columns, one.rows)}"
-        yield f"{one.note}\n" if one.note else ""
+    for table in record_tables(record, terms):
+        yield f"{table.heading}\n{columns(table.columns, table.rows)}"
+        yield f"{table.note}\n" if table.note else ""
 
 
 def _matrix_svg(record: TransferRecord) -> str:
@@ -192,13 +192,25 @@ def _matrix_svg(record: TransferRecord) -> str:
     return matrix_svg(matrix, "GPU x NIC, GB/s (emulated)" if record.report.emulated else "GPU x NIC, GB/s")
 
 
-def _compared_row(one: ArmComparison) -> tuple[str, ...]:
-    p = "-" if one.ratio.p_rank is None else f"{one.ratio.p_rank:.3f}"
-    return one.name, f"{one.before_GBps:.2f}", f"{one.after_GBps:.2f}", p, one.sentence
+def _compared_row(arm_comparison: ArmComparison) -> tuple[str, ...]:
+    p = "-" if arm_comparison.ratio.p_rank is None else f"{arm_comparison.ratio.p_rank:.3f}"
+    return (
+        arm_comparison.name,
+        f"{arm_comparison.before_GBps:.2f}",
+        f"{arm_comparison.after_GBps:.2f}",
+        p,
+        arm_comparison.sentence,
+    )
 
 
-def _finding_row(one: BaselineFinding) -> tuple[str, ...]:
-    return one.arm, one.outcome.upper(), one.node, one.device, one.reason
+def _finding_row(baseline_finding: BaselineFinding) -> tuple[str, ...]:
+    return (
+        baseline_finding.arm,
+        baseline_finding.outcome.upper(),
+        baseline_finding.node,
+        baseline_finding.device,
+        baseline_finding.reason,
+    )
 
 
 def _read_text(file: Path) -> str:

@@ -82,8 +82,8 @@ def _by_bridge(gpu: Gpu, nic: Nic) -> Cell | None:
     return _cell_for(gpu, nic, found, f"common bridge {common[-1]}", gpu.pcie.source, nic.pcie.source)
 
 
-def _common_bridges(one: PciePath, other: PciePath) -> list[str]:
-    pairs = zip(one.bridges or (), other.bridges or (), strict=False)
+def _common_bridges(pcie_path: PciePath, other: PciePath) -> list[str]:
+    pairs = zip(pcie_path.bridges or (), other.bridges or (), strict=False)
     return [bridge for bridge, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 

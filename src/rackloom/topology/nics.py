@@ -127,8 +127,11 @@ def nic_candidates(host: HostReading) -> tuple[NicCandidate, ...]:
     rdma = {device.pci_address: device for device in host.rdma if device.pci_address}
     netdevs = {device.pci_address: device for device in host.netdevs if device.pci_address}
     functions = [one for one in host.pci if _is_nic(one) or (one.address in rdma and not one.is_lent)]
-    found = [NicCandidate(one, rdma.get(one.address), netdevs.get(one.address)) for one in functions]
-    seen = {one.address for one in functions}
+    found = [
+        NicCandidate(function, rdma.get(function.address), netdevs.get(function.address))
+        for function in functions
+    ]
+    seen = {function.address for function in functions}
     return (*found, *(NicCandidate(None, one, None) for one in host.rdma if one.pci_address not in seen))
 
 
@@ -267,27 +270,31 @@ class NicExclusions:
         self._any_rdma = any(one.rdma is not None for one in everyone)
         self._any_efa = any(_is_efa(one) for one in everyone)
 
-    def against(self, one: NicCandidate) -> str | None:
+    def against(self, nic_candidate: NicCandidate) -> str | None:
         """The first reason that applies; None: it may."""
-        if one.netdev is not None and one.netdev.name in self._excluded:
-            return self._excluded[one.netdev.name].reason
-        for name in self._functions.get(one.address or "", ()):
+        if nic_candidate.netdev is not None and nic_candidate.netdev.name in self._excluded:
+            return self._excluded[nic_candidate.netdev.name].reason
+        for name in self._functions.get(nic_candidate.address or "", ()):
             # Some functions have several ports (ConnectX-3), and go away with all of them.
             if name in self._excluded and self._excluded[name].needed:
                 return self._excluded[name].reason
-        if self._any_efa and _is_infiniband(one):
+        if self._any_efa and _is_infiniband(nic_candidate):
             # Amazon's machines have no InfiniBand fabric: on HGX B200 boards it is how the NVLink switches
             # are managed.
             return "carries NVLink management"
-        if self._any_rdma and one.rdma is None and one.netdev is not None:
+        if self._any_rdma and nic_candidate.rdma is None and nic_candidate.netdev is not None:
             return "Ethernet without RDMA"
         return None
 
 
-def _is_efa(one: NicCandidate) -> bool:
-    return one.function is not None and one.function.vendor == AMAZON and one.rdma is not None
+def _is_efa(nic_candidate: NicCandidate) -> bool:
+    return (
+        nic_candidate.function is not None
+        and nic_candidate.function.vendor == AMAZON
+        and nic_candidate.rdma is not None
+    )
 
 
-def _is_infiniband(one: NicCandidate) -> bool:
-    function = one.function
+def _is_infiniband(nic_candidate: NicCandidate) -> bool:
+    function = nic_candidate.function
     return function is not None and function.vendor == MELLANOX and function.class_code >> 8 == _INFINIBAND

@@ -138,7 +138,7 @@ def _tray_chains(whole: SiteMap, seat: MapGpu) -> Iterator[GpuChain]:
 def findings_on_gpu(whole: SiteMap, seat: MapGpu) -> tuple[Finding, ...]:
     """What the doctor objects to that concerns a seat's GPU, the worst first; a tenant is told of none."""
     here = frozenset() if seat.chain is None else frozenset(places_around((seat.chain,)))
-    return tuple(one for one in whole.findings or () if not here.isdisjoint(one.where))
+    return tuple(finding for finding in whole.findings or () if not here.isdisjoint(finding.where))
 
 
 def _layer_report(whole: SiteMap, seat: MapGpu, layer: Layer, links: tuple[ChainLink, ...]) -> LayerReport:

@@ -62,7 +62,11 @@ class RackFrame(msgspec.Struct, frozen=True, kw_only=True):
 def rack_frames(whole: SiteMap) -> dict[str, RackFrame]:
     """Every rack of a scene, by name and in order."""
     known = frozenset(layer for layer in Layer if whole.known(layer))
-    over = {node.name: (one.uid, one.key) for one in whole.compute_domains for node in one.status.nodes}
+    over = {
+        node.name: (domain.uid, domain.key)
+        for domain in whole.compute_domains
+        for node in domain.status.nodes
+    }
     return {rack.name: _rack_frame(whole, known, over, rack) for rack in whole.racks}
 
 

@@ -141,8 +141,8 @@ def rack_of_trays(trays: tuple[MapTray, ...]) -> MapRack:
         name=seats[0].place.rack,
         trays=trays,
         domains=frozenset(seat.domain for seat in seats),
-        nodes=frozenset(one.node.name for one in chains if one.node is not None),
-        tenants=frozenset(one.machine.tenant for one in chains if one.machine and one.machine.tenant),
+        nodes=frozenset(chain.node.name for chain in chains if chain.node is not None),
+        tenants=frozenset(chain.machine.tenant for chain in chains if chain.machine and chain.machine.tenant),
     )
 
 
@@ -221,7 +221,7 @@ def update_site_map(reading: SiteReading, before: SiteMapCache) -> tuple[SiteMap
     bare = SiteMap(
         at=picture.at,
         layers=picture.layers,
-        domains={one.uuid: one for one in picture.domains},
+        domains={domain.uuid: domain for domain in picture.domains},
         compute_domains=picture.compute_domains,
         tenants=picture.tenants,
         vpcs=picture.vpcs,
@@ -240,12 +240,12 @@ def update_site_map(reading: SiteReading, before: SiteMapCache) -> tuple[SiteMap
 
 
 def _share_facts(bare: SiteMap, joined: JoinedShares) -> Iterator[tuple[GroupName, _ShareFacts]]:
-    asked = frozenset(one.layer for one in bare.layers)
+    asked = frozenset(layer.layer for layer in bare.layers)
     known = frozenset(layer for layer in asked if bare.known(layer))
-    closed = frozenset(one.uuid for one in bare.domains.values() if one.paused or one.disputed)
-    answering = frozenset(one.uuid for one in bare.domains.values() if one.answers)
+    closed = frozenset(domain.uuid for domain in bare.domains.values() if domain.paused or domain.disputed)
+    answering = frozenset(domain.uuid for domain in bare.domains.values() if domain.answers)
     for name, (share, chains) in joined.joined.items():
-        chassis = {one.chassis_serial: one.rack for one in share.machines}
+        chassis = {machine.chassis_serial: machine.rack for machine in share.machines}
         here = frozenset(map(_domain_of, chains))
         yield name, _ShareFacts(chains, chassis, asked, known, here & closed, here - answering)
 

@@ -64,13 +64,13 @@ class PageSheet(msgspec.Struct, frozen=True, kw_only=True):
 
     def all(self) -> Iterator[tuple[str, str]]:
         """Id and markup of everything."""
-        yield RACKS_ID, render.render_racks(one.markup for one in self.racks.values())
-        yield from ((id_, one.markup) for id_, one in self.panels.items())
+        yield RACKS_ID, render.render_racks(rack.markup for rack in self.racks.values())
+        yield from ((id_, panel.markup) for id_, panel in self.panels.items())
 
     def since(self, number: int) -> Iterator[tuple[str, str]]:
         """Id and markup of every part that changed after reading `number`."""
         if self.regrouped > number:
-            yield RACKS_ID, render.render_racks(one.markup for one in self.racks.values())
+            yield RACKS_ID, render.render_racks(rack.markup for rack in self.racks.values())
             changing = self.panels
         else:
             changing = {**self.racks, **self.panels}
@@ -160,8 +160,8 @@ class Painter:
 
 def _names_wanted(whole: SiteMap) -> set[str]:
     """All that findings and operations are about."""
-    findings = (place for one in whole.findings or () for place in one.where)
-    return {*findings, *(place for one in whole.happenings for place in one.places)}
+    findings = (place for finding in whole.findings or () for place in finding.where)
+    return {*findings, *(place for happening in whole.happenings for place in happening.places)}
 
 
 # All kinds.

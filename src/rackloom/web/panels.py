@@ -170,10 +170,10 @@ def locate(where: Sequence[str], places: PlacesByName) -> FoundLocations:
 def _place_links(spots: Sequence[MapSpot], fineness: int) -> list[PlaceLink]:
     """GPUs of one tray are one place, which its first GPU stands for."""
     if fineness == _RACKS:
-        return [PlaceLink(id_, rack) for id_, rack in {one.rack_id: one.rack for one in spots}.items()]
+        return [PlaceLink(id_, rack) for id_, rack in {spot.rack_id: spot.rack for spot in spots}.items()]
     trays: dict[tuple[str, int], list[MapSpot]] = {}
-    for one in spots:
-        trays.setdefault((one.rack_id, one.tray), []).append(one)
+    for spot in spots:
+        trays.setdefault((spot.rack_id, spot.tray), []).append(spot)
     return [_tray_link(some, one_gpu=fineness == _GPUS and len(some) == 1) for some in trays.values()]
 
 

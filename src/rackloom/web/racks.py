@@ -228,7 +228,7 @@ def _group_name(found: GpuShade, mode: ColourMode) -> str:
 def _is_sick(chain: GpuChain) -> bool:
     """Whether its switch controller says so, or its plugin keeps workloads off it."""
     by_fabric = chain.fabric is not None and chain.fabric.healthy is False
-    kept_off = chain.device is not None and any(not one.endswith(":None") for one in chain.device.taints)
+    kept_off = chain.device is not None and any(not taint.endswith(":None") for taint in chain.device.taints)
     return by_fabric or kept_off
 
 
@@ -278,7 +278,7 @@ def domain_badges(whole: SiteMap, colours: MapColours) -> tuple[LegendEntry, ...
 def colour_groups(frame: RackFrame, mode: ColourMode) -> Counter[ColourGroup]:
     """The groups in one rack, and how many GPUs each has there."""
     shades = (gpu_shade(frame, mode, seat) for tray in frame.rack.trays for seat in tray)
-    return Counter(one.group for one in shades if one.group is not None)
+    return Counter(shade.group for shade in shades if shade.group is not None)
 
 
 def legend_entries(found: Iterable[Counter[ColourGroup]], colours: MapColours) -> tuple[LegendEntry, ...]:

@@ -43,25 +43,27 @@ def tenant_map(whole: SiteMap, org: str, before: TenantRacks) -> tuple[SiteMap, 
     """
     tenant = next((id_ for id_, name in whole.tenants.items() if name == org), None)
     nodes = _node_numbers(whole)
-    told = {one.name: _TenantRack(one, tenant, nodes if one.name == NO_RACK else {}) for one in whole.racks}
+    told = {
+        rack.name: _TenantRack(rack, tenant, nodes if rack.name == NO_RACK else {}) for rack in whole.racks
+    }
     racks = recompute_changed(before, told, _own_rack)
     since = [_with_chains(rack, lambda one: _redacted(whole, one)) for _, rack in racks.values()]
     own = _own_nodes(whole, since)
     shown = tuple(_with_chains(rack, lambda one: _with_own_domain(whole, one, own)) for rack in since)
     chains = _chains_of(shown)
-    vpcs = {one.machine.vpc for one in chains if one.machine is not None}
+    vpcs = {chain.machine.vpc for chain in chains if chain.machine is not None}
     # Of pods of its own: on its nodes there may still be the domain of the tenant before.
-    domains = {one.compute_domain.uid for one in chains if one.compute_domain is not None}
+    domains = {chain.compute_domain.uid for chain in chains if chain.compute_domain is not None}
     scene = SiteMap(
         at=whole.at,
         operator=False,
-        layers=tuple(_public_layer(one) for one in whole.layers),
-        domains={uuid: _public_domain(one) for uuid, one in whole.domains.items()},
+        layers=tuple(_public_layer(layer) for layer in whole.layers),
+        domains={uuid: _public_domain(domain) for uuid, domain in whole.domains.items()},
         racks=shown,
-        compute_domains=tuple(one for one in whole.compute_domains if one.uid in domains),
+        compute_domains=tuple(domain for domain in whole.compute_domains if domain.uid in domains),
         tenants={} if tenant is None else {tenant: org},
         vpcs={uuid: name for uuid, name in whole.vpcs.items() if uuid in vpcs},
-        happenings=tuple(one for one in whole.happenings if one.tenant == org),
+        happenings=tuple(happening for happening in whole.happenings if happening.tenant == org),
     )
     return scene, racks
 
@@ -109,7 +111,9 @@ def _chains_of(racks: Iterable[MapRack]) -> list[GpuChain]:
 def _own_nodes(whole: SiteMap, racks: Iterable[MapRack]) -> frozenset[str]:
     chains = _chains_of(racks)
     return frozenset(
-        one.node.name for one in chains if one.node is not None and _cluster_read_since_held(whole, one)
+        chain.node.name
+        for chain in chains
+        if chain.node is not None and _cluster_read_since_held(whole, chain)
     )
 
 

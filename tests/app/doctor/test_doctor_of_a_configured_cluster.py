@@ -21,8 +21,8 @@ from rackloom.prove.collectors.cluster import DAEMON_CONTAINER
 async def nodes_seen(sources):
     """The names of the nodes, and the layers that were read."""
     picture = await read_snapshot(sources, time.time())
-    read = {one.layer for one in picture.layers if one.unknown_since is None}
-    return [one.name for one in picture.nodes], read
+    read = {layer.layer for layer in picture.layers if layer.unknown_since is None}
+    return [node.name for node in picture.nodes], read
 
 
 def test_the_configured_cluster_is_examined_unless_another_is_named(ground):
@@ -100,7 +100,7 @@ def test_imex_daemons_are_looked_for_where_the_configuration_says(ground):
             async with site_service(load_config(path)):
                 pass
             picture = await read_snapshot(DoctorSources(config=path, **named), time.time())
-            return [one.node for one in picture.meshes]
+            return [mesh.node for mesh in picture.meshes]
 
         async with server.up():
             assert await meshes() == []

@@ -84,7 +84,7 @@ def test_a_runtime_left_as_it_comes_is_judged_by_what_its_node_says(runtime, sta
     monkeypatch.setattr("rackloom.app.doctor.read_snapshot", seen)
     root = laid_out(tmp_path, machine, **{"etc/containerd/config.toml": None})
     found = diagnose(DoctorSources(sysroot=root)).findings
-    assert [(one.check, one.state) for one in found] == [(catalogue.CDI, one) for one in states]
+    assert [(one.check, one.state) for one in found] == [(catalogue.CDI, state) for state in states]
 
 
 DAEMON = {
@@ -206,7 +206,7 @@ def test_a_host_alone_is_examined(tmp_path, capsys):
     (root / "sys/module/nvidia/version").write_text("550.54.15\n")
     assert doctor(sysroot=root, json=True) == 1
     told = json.loads(capsys.readouterr().out)
-    assert [one["check"] for one in told["findings"]] == [catalogue.DRIVER]
+    assert [finding["check"] for finding in told["findings"]] == [catalogue.DRIVER]
 
 
 def test_a_directory_that_is_no_hosts_is_refused(tmp_path):
@@ -313,4 +313,4 @@ def test_names_of_the_tree_are_words_of_a_fix_and_no_commands(tmp_path):
 )
 def test_the_first_process_of_a_container_is_not_the_hosts(links, checks, tmp_path):
     found = examine_host(linked(laid_out(tmp_path, load_machine(TRAY)), links))
-    assert [(one.check, one.state) for one in found] == [(one, CheckState.UNKNOWN) for one in checks]
+    assert [(one.check, one.state) for one in found] == [(check, CheckState.UNKNOWN) for check in checks]

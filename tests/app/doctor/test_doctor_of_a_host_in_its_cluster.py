@@ -82,8 +82,8 @@ def cluster(host, node=NODE, **more):
 
 def with_nics(picture, which, **changes):
     devices = tuple(
-        msgspec.structs.replace(one, **changes) if one.kind == "nic" and which(one) else one
-        for one in picture.devices
+        msgspec.structs.replace(device, **changes) if device.kind == "nic" and which(device) else device
+        for device in picture.devices
     )
     return msgspec.structs.replace(picture, devices=devices)
 
@@ -143,7 +143,7 @@ def test_a_link_that_no_driver_tells_of_and_the_host_sees_up_is_well(tmp_path):
 def test_a_nic_that_two_drivers_publish_is_held_by_a_claim_of_either(holder, tmp_path):
     host = machine()
     picture = cluster(host)
-    first = next(one for one in picture.devices if is_first(one))
+    first = next(device for device in picture.devices if is_first(device))
     other = msgspec.structs.replace(first, driver="other.net", name="other-0")
     use = AllocatedDevice(
         driver=holder,
@@ -163,7 +163,7 @@ def test_two_nics_that_two_drivers_call_the_same_are_two(tmp_path):
     """A driver's names are its own: dra.net's nic-0 and another driver's need not be one NIC."""
     host = machine()
     picture = with_nics(cluster(host), is_first, link="down", gbps=None)
-    second = next(one for one in picture.devices if one.name == "nic-1")
+    second = next(device for device in picture.devices if device.name == "nic-1")
     namesake = msgspec.structs.replace(second, driver="other.net", name="nic-0")
     both = msgspec.structs.replace(picture, devices=(*picture.devices, namesake))
     (found,) = examine_host(down(laid_out(tmp_path, host)), both)
@@ -183,10 +183,10 @@ def test_a_node_of_the_hosts_name_with_other_gpus_is_another(tmp_path):
     host = machine()
     namesake = cluster(host, node=host.name)
     others = tuple(
-        msgspec.structs.replace(one, key=GpuKey(gpu_uuid=Fact(f"GPU-other-{at}", Source.NVML)))
-        if one.kind == "gpu"
-        else one
-        for at, one in enumerate(namesake.devices)
+        msgspec.structs.replace(device, key=GpuKey(gpu_uuid=Fact(f"GPU-other-{at}", Source.NVML)))
+        if device.kind == "gpu"
+        else device
+        for at, device in enumerate(namesake.devices)
     )
     strangers = with_nics(msgspec.structs.replace(namesake, devices=others), is_first, link="down", gbps=None)
     found = examine_host(down(laid_out(tmp_path, host)), strangers)

@@ -64,7 +64,7 @@ class Ward:
         """Wait until the doctor finds these and nothing else."""
 
         async def found() -> bool:
-            return sorted(one.check for one in await self.findings()) == sorted(checks)
+            return sorted(finding.check for finding in await self.findings()) == sorted(checks)
 
         try:
             await until(found)
@@ -122,7 +122,11 @@ def _at(gpu: FabricGpu) -> tuple[str, int]:
 async def healthy(ward: Ward) -> None:
     await ward.until_found()
     picture = await ward.picture()
-    at_work = [one for one in gpu_chains(picture) if one.compute_domain is not None or one.wanted is not None]
+    at_work = [
+        gpu_chain
+        for gpu_chain in gpu_chains(picture)
+        if gpu_chain.compute_domain is not None or gpu_chain.wanted is not None
+    ]
     assert len(at_work) == 4 * TRAYS
     for chain in at_work:
         assert chain.conflicts == ()
@@ -130,9 +134,9 @@ async def healthy(ward: Ward) -> None:
         assert None not in layers
         assert chain.nics
     assert picture.simulated == (Layer.FABRIC, Layer.SITE, Layer.CLUSTER)
-    assert {one.runtime for one in picture.nodes} == {"containerd://2.0.0"}
+    assert {node.runtime for node in picture.nodes} == {"containerd://2.0.0"}
     real = msgspec.structs.replace(picture, simulated=())
-    outcomes = {one.id: one.outcome for one in acceptance(real).results}
+    outcomes = {result.id: result.outcome for result in acceptance(real).results}
     assert {outcomes[id_] for id_ in ("CNP03-01", "SDN13", "SDN15", "SDN16", "SDN21", "SDN25")} == {
         AcceptanceOutcome.PASS
     }

@@ -53,7 +53,9 @@ async def until_found(config, *checks):
     async with asyncio.timeout(PATIENCE):
         while True:
             seen = await asyncio.to_thread(diagnose, DoctorSources(config=config))
-            if len(seen.picture.machines) == 18 and [one.check for one in seen.findings] == list(checks):
+            if len(seen.picture.machines) == 18 and [finding.check for finding in seen.findings] == list(
+                checks
+            ):
                 return seen.findings
             await asyncio.sleep(0.1)
 

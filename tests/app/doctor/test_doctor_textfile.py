@@ -9,7 +9,9 @@ from rackloom.core.diagnosis import catalogue
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
 
 WELL = healthy(racks=1, trays=2)
-UNREAD = tuple(LayerStatus(layer=Layer.FABRIC) if one.layer is Layer.FABRIC else one for one in WELL.layers)
+UNREAD = tuple(
+    LayerStatus(layer=Layer.FABRIC) if layer.layer is Layer.FABRIC else layer for layer in WELL.layers
+)
 
 
 @pytest.mark.parametrize(

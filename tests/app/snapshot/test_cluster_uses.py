@@ -24,7 +24,10 @@ def pod(name, started=None, version="1"):
 
 def test_a_claim_that_only_monitors_uses_nothing():
     results = [{**HELD, "adminAccess": True}, {**HELD, "device": "gpu-1"}, {**HELD, "adminAccess": False}]
-    assert [one.device for one in allocated_devices([claim(*results)], [], ReadCache())] == ["gpu-1", "gpu-0"]
+    assert [device.device for device in allocated_devices([claim(*results)], [], ReadCache())] == [
+        "gpu-1",
+        "gpu-0",
+    ]
 
 
 @pytest.mark.parametrize(

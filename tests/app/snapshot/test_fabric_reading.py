@@ -113,7 +113,7 @@ async def test_what_was_read_is_joined_to_the_machines(store):
     assert examine(picture) == ()
     assert picture.layer(Layer.FABRIC).at == NOW - 5
     assert len(picture.fabric_gpus) == 72
-    assert {one.domain for one in picture.machines} == {DOMAIN.uuid}
+    assert {machine.domain for machine in picture.machines} == {DOMAIN.uuid}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ async def test_hardware_that_two_domains_list_is_in_doubt_in_both_and_stays_wher
     doubled = msgspec.structs.replace(observed(at=NOW - 3), domain=copy)
     await store.run(records.record_observation, "second", doubled, NOW)
     picture = await site_snapshot(NOW, records=store, stale=FRESH)
-    assert {(one.uuid, one.disputed, one.unknown_since) for one in picture.domains} == {
+    assert {(domain.uuid, domain.disputed, domain.unknown_since) for domain in picture.domains} == {
         (DOMAIN.uuid, True, NOW - 3),
         (copy, True, NOW - 3),
     }
@@ -222,10 +222,10 @@ async def test_a_controller_that_cannot_be_read_does_not_speak_for_its_domain(st
     await store.run(records.record_observation, lost, observed(partitions=[partition(3, "x", *members)]), NOW)
     await store.run(records.record_unreadable, lost, "UNAVAILABLE", NOW - 2)
     found = await fabrics(store)
-    assert ([one.observed_at for one in found.domains], found.partitions) == ([NOW - 9], ())
+    assert ([domain.observed_at for domain in found.domains], found.partitions) == ([NOW - 9], ())
     await store.run(records.record_unreadable, "second", "UNAVAILABLE", NOW - 1)
     both = await fabrics(store)
-    assert [(one.observed_at, one.unknown_since) for one in both.domains] == [(NOW - 5, NOW - 1)]
+    assert [(domain.observed_at, domain.unknown_since) for domain in both.domains] == [(NOW - 5, NOW - 1)]
     assert [one.name for one in both.partitions] == ["x"]
 
 

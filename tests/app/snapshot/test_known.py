@@ -21,7 +21,7 @@ def decoded(obj):
 def test_objects_are_read_again_when_their_version_is_another(lists):
     known = ReadCache()
     for objects in lists:
-        assert known.each(decoded, objects) == [decoded(one) for one in objects]
+        assert known.each(decoded, objects) == [decoded(obj) for obj in objects]
 
 
 def test_an_object_of_the_same_version_is_the_same_value():

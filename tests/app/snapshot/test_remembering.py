@@ -57,7 +57,7 @@ class Cluster:
         if not self.answers:
             raise unreachable_error(OSError("no route"))
         return ObjectList(
-            tuple(one for (of, _), one in self.objects.items() if of == kind), str(self.version)
+            tuple(obj for (of, _), obj in self.objects.items() if of == kind), str(self.version)
         )
 
 
@@ -200,7 +200,7 @@ def _removed(conn, slot):
     conn.execute(sa.delete(machine).where(machine.c.slot == slot))
 
 
-HAPPENS = [one for name, one in vars(Site).items() if not name.startswith("_")]
+HAPPENS = [var for name, var in vars(Site).items() if not name.startswith("_")]
 
 
 class Followed:
@@ -218,7 +218,7 @@ class Followed:
 
 
 @settings(max_examples=12, deadline=None)
-@example([(one, 1) for one in HAPPENS])
+@example([(happen, 1) for happen in HAPPENS])
 @given(st.lists(st.tuples(st.sampled_from(HAPPENS), st.integers(0, 99)), min_size=1, max_size=8))
 def test_what_is_remembered_changes_nothing(story):
     async def told():

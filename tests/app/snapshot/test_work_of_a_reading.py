@@ -95,7 +95,9 @@ async def test_one_node_that_publishes_anew_is_one_node_read_again(monkeypatch):
     published(cluster, "node-3", devices=1)
     later = await read_cluster(cluster, known)
     assert len(read) == NODES + 1
-    assert [len([one for one in later.devices if one.node == f"node-{n}"]) for n in range(NODES)] == [
+    assert [
+        len([device for device in later.devices if device.node == f"node-{n}"]) for n in range(NODES)
+    ] == [
         2,
         2,
         2,
@@ -103,7 +105,7 @@ async def test_one_node_that_publishes_anew_is_one_node_read_again(monkeypatch):
         2,
     ]
     cluster.drop(RESOURCE_SLICE, "node-0")
-    assert {one.node for one in (await read_cluster(cluster, known)).devices} == {
+    assert {device.node for device in (await read_cluster(cluster, known)).devices} == {
         f"node-{n}" for n in range(1, NODES)
     }
     assert len(read) == NODES + 1

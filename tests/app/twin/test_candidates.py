@@ -118,7 +118,7 @@ def test_a_leader_that_goes_on_without_its_lease_is_noticed(monkeypatch):
 
     async def story(site):
         await asyncio.sleep(HANDED_OVER)
-        assert [one.endswith("led at once") for one in site.candidates.overlaps] == [True]
+        assert [overlap.endswith("led at once") for overlap in site.candidates.overlaps] == [True]
 
     monkeypatch.setattr(LeaderElection, "_keep", for_ever)
     run(story)
@@ -138,7 +138,7 @@ def test_controllers_that_outlive_their_lease_are_noticed(monkeypatch):
     async def story(site):
         site.candidates.cut_off_leader()
         await asyncio.sleep(TERMS.renew + CLIENT_TIMEOUT + HANDED_OVER)
-        assert [one.endswith("led at once") for one in site.candidates.overlaps] == [True]
+        assert [overlap.endswith("led at once") for overlap in site.candidates.overlaps] == [True]
         for task in left_behind:
             task.cancel()
 

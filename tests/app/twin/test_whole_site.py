@@ -84,7 +84,9 @@ async def running(whole: RunningTwin, count: int) -> list[Object]:
 
 async def _meshed(whole: RunningTwin) -> Object | None:
     found = await whole.api.get(COMPUTE_DOMAIN, "imex-minimal", "default")
-    said = {one["type"]: one["status"] for one in found.get("status", {}).get("conditions", ())}
+    said = {
+        condition["type"]: condition["status"] for condition in found.get("status", {}).get("conditions", ())
+    }
     return found if (said.get("Ready"), said.get("Meshed")) == ("True", "True") else None
 
 
@@ -98,7 +100,9 @@ def test_a_job_over_a_whole_rack_runs_with_its_channel(tmp_path: Path) -> None:
             await whole.api.create(JOB, job)
             pods = await until(lambda: running(whole, TRAYS))
             claims = (await whole.api.list(RESOURCE_CLAIM, "default")).items
-            uid = {one["metadata"]["ownerReferences"][0]["uid"]: one["metadata"]["uid"] for one in claims}
+            uid = {
+                claim["metadata"]["ownerReferences"][0]["uid"]: claim["metadata"]["uid"] for claim in claims
+            }
             for pod in pods:
                 node = whole.nodes[pod["spec"]["nodeName"]]
                 (spec,) = node.cdi_files(uid[pod["metadata"]["uid"]])

@@ -58,9 +58,9 @@ class Stage:
     async def join(self, instance, partition, devices=(0, 1, 2, 3)):
         wishes = [
             pb.InstanceNVLinkGpuConfig(
-                device_instance=one, logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=partition)
+                device_instance=device, logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=partition)
             )
-            for one in devices
+            for device in devices
         ]
         config = pb.InstanceConfig(nvlink=pb.InstanceNVLinkConfig(gpu_configs=wishes))
         request = pb.InstanceConfigUpdateRequest(instance_id=ids_pb.InstanceId(value=instance), config=config)

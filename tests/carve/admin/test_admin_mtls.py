@@ -16,7 +16,7 @@ def test_an_admin_reads_and_writes(small_site, door):
             )
             assert made.chassis_serial == "NEW1"
             listed = await client.forge.ListNvlinkNmxcEndpoints(Empty())
-            assert "NEW1" in [one.chassis_serial for one in listed.entries]
+            assert "NEW1" in [entry.chassis_serial for entry in listed.entries]
 
     small_site.runner.run(scenario())
 

@@ -60,7 +60,7 @@ IDS = {
 @pytest.mark.parametrize("message", FIELDS)
 def test_fields(message):
     descriptor = forge_pb2.DESCRIPTOR.message_types_by_name[message]
-    assert " ".join(f"{one.name}={one.number}" for one in descriptor.fields) == FIELDS[message]
+    assert " ".join(f"{field.name}={field.number}" for field in descriptor.fields) == FIELDS[message]
 
 
 @pytest.mark.parametrize(("message", "field"), SOME_FIELDS)
@@ -94,13 +94,17 @@ def wire(module):
         for rpc in service.methods:
             yield f"rpc {rpc.name} {rpc.input_type.full_name} {rpc.output_type.full_name}"
     for message in module.DESCRIPTOR.message_types_by_name.values():
-        for one in message.fields:
-            kind = (one.message_type or one.enum_type).full_name if one.type in (11, 14) else KINDS[one.type]
-            many = "repeated " if one.is_repeated else "optional " if one.has_presence else ""
-            yield f"{message.full_name} {one.number} {one.name} {many}{kind}"
+        for field in message.fields:
+            kind = (
+                (field.message_type or field.enum_type).full_name
+                if field.type in (11, 14)
+                else KINDS[field.type]
+            )
+            many = "repeated " if field.is_repeated else "optional " if field.has_presence else ""
+            yield f"{message.full_name} {field.number} {field.name} {many}{kind}"
     for enum in module.DESCRIPTOR.enum_types_by_name.values():
-        for one in enum.values:
-            yield f"{enum.full_name} {one.number} {one.name}"
+        for value in enum.values:
+            yield f"{enum.full_name} {value.number} {value.name}"
 
 
 def test_the_whole_wire_is_that_of_upstream():
@@ -114,7 +118,7 @@ def test_every_rpc_of_the_proto_is_served_and_takes_its_own_request():
 
     for module, service in ((forge_pb2, "forge.Forge"), (operator_pb2, "rackloom.admin.v1.Operator")):
         methods = module.DESCRIPTOR.services_by_name[service.rpartition(".")[2]].methods
-        assert {one.name: one.input_type.full_name for one in methods} == {
+        assert {method.name: method.input_type.full_name for method in methods} == {
             name: rpc.request.DESCRIPTOR.full_name for name, rpc in RPCS[service].items()
         }
 

@@ -33,7 +33,7 @@ def test_pause_cordon_and_drain_are_recorded_with_the_name_of_the_certificate(sm
                 )
             ).all()
         )
-        assert [tuple(one) for one in steps] == [
+        assert [tuple(step) for step in steps] == [
             (step, "admin") for step in ("pause", "resume", "cordon", "drain", "end-drain", "uncordon")
         ]
         missing = ours.DomainRequest(domain="nowhere", reason="typo")

@@ -13,10 +13,10 @@ def test_an_instance_joins_and_leaves_and_says_only_what_was_seen(small_site, on
         partition = (await stage.partition()).id.value
         instance = await stage.instance()
         joined = await stage.join(instance, partition)
-        assert [one.device_instance for one in joined.config.nvlink.gpu_configs] == [0, 1, 2, 3]
+        assert [config.device_instance for config in joined.config.nvlink.gpu_configs] == [0, 1, 2, 3]
         assert joined.status.nvlink.configs_synced == pb.PENDING
         assert joined.status.tenant.state == pb.PROVISIONING
-        assert all(not one.logical_partition_id.value for one in joined.status.nvlink.gpu_statuses)
+        assert all(not status.logical_partition_id.value for status in joined.status.nvlink.gpu_statuses)
         assert stage.door.woken[-1] == {D0} or stage.door.woken[-1] == {D1}
         return partition, instance
 
@@ -26,8 +26,10 @@ def test_an_instance_joins_and_leaves_and_says_only_what_was_seen(small_site, on
     async def look(stage):
         ready = await stage.find(instance)
         assert (ready.status.configs_synced, ready.status.tenant.state) == (pb.SYNCED, pb.READY)
-        assert {one.logical_partition_id.value for one in ready.status.nvlink.gpu_statuses} == {partition}
-        assert {one.domain_id.value for one in ready.status.nvlink.gpu_statuses} <= {D0, D1}
+        assert {status.logical_partition_id.value for status in ready.status.nvlink.gpu_statuses} == {
+            partition
+        }
+        assert {status.domain_id.value for status in ready.status.nvlink.gpu_statuses} <= {D0, D1}
         machine = pb.MachinesByIdsRequest(machine_ids=[ready.machine_id])
         (seen,) = (await stage.forge.FindMachinesByIds(machine)).machines
         gpus = seen.nvlink_status_observation.gpu_status

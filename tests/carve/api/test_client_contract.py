@@ -259,8 +259,8 @@ def test_a_client_that_keeps_whole_objects_sends_back_what_it_read(api: Any, run
     """Terraform patches with every field of its state, of which one was changed."""
     api.woken.clear()
     wishes = [
-        {key: one[key] for key in ("nvLinkLogicalPartitionId", "deviceInstance")}
-        for one in running["nvLinkInterfaces"]
+        {key: interface[key] for key in ("nvLinkLogicalPartitionId", "deviceInstance")}
+        for interface in running["nvLinkInterfaces"]
     ]
     kept = ("name", "labels", "sshKeyGroupIds", "alwaysBootWithCustomIpxe", "phoneHomeEnabled")
     body = {key: running[key] for key in kept} | {"description": "new", "nvLinkInterfaces": wishes}

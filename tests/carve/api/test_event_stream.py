@@ -82,8 +82,8 @@ def test_tenants_hear_of_their_own_only(api: Any, told: Any) -> None:
     api.vpc("mine")
     api.vpc("theirs", org="rival")
     mine, theirs = told(), told("rival")
-    assert {one.note.object_id for one in mine}.isdisjoint(one.note.object_id for one in theirs)
-    assert [one.number for one in theirs] == list(range(1, len(theirs) + 1))
+    assert {one.note.object_id for one in mine}.isdisjoint(their.note.object_id for their in theirs)
+    assert [their.number for their in theirs] == list(range(1, len(theirs) + 1))
 
 
 def test_only_so_many_are_kept_and_a_late_client_is_told(

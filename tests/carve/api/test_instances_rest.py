@@ -51,11 +51,11 @@ def test_network_and_system_fields_are_kept_and_returned(api: Any) -> None:
 def test_the_default_of_the_vpc_fills_in_every_gpu(api: Any) -> None:
     partition = api.partition()
     made = api.instance(api.vpc(partition=partition))
-    assert [(one["deviceInstance"], one["status"]) for one in made["nvLinkInterfaces"]] == [
+    assert [(interface["deviceInstance"], interface["status"]) for interface in made["nvLinkInterfaces"]] == [
         (device, "Pending") for device in range(4)
     ]
-    assert {one["nvLinkLogicalPartitionId"] for one in made["nvLinkInterfaces"]} == {partition}
-    assert all(one["statusMessage"] for one in made["nvLinkInterfaces"])
+    assert {interface["nvLinkLogicalPartitionId"] for interface in made["nvLinkInterfaces"]} == {partition}
+    assert all(interface["statusMessage"] for interface in made["nvLinkInterfaces"])
 
 
 def test_an_empty_list_asks_for_no_interfaces_even_with_a_default(api: Any) -> None:
@@ -78,7 +78,10 @@ def test_spellings_that_contradict_each_other_are_refused(api: Any) -> None:
 def test_different_gpus_may_join_different_partitions(api: Any) -> None:
     first, second = api.partition("first"), api.partition("second")
     made = api.instance(api.vpc(), nvLinkInterfaces=[wish(first, 0), wish(second, 3)])
-    assert [one["nvLinkLogicalPartitionId"] for one in made["nvLinkInterfaces"]] == [first, second]
+    assert [interface["nvLinkLogicalPartitionId"] for interface in made["nvLinkInterfaces"]] == [
+        first,
+        second,
+    ]
 
 
 @pytest.mark.parametrize("devices", [[4], [-1], [0, 0], [10**30], [0, 1, 2, 3, 0]])

@@ -35,9 +35,9 @@ def test_who_am_i(api: Any) -> None:
 
 def test_an_org_becomes_a_tenant_at_first_use(api: Any) -> None:
     sites = api.get("site", org="newcomer").json()
-    assert [one["name"] for one in sites] == ["small"]
+    assert [site["name"] for site in sites] == ["small"]
     (given,) = api.get("allocation", org="newcomer").json()
-    assert [one["constraintValue"] for one in given["allocationConstraints"]] == [6]
+    assert [constraint["constraintValue"] for constraint in given["allocationConstraints"]] == [6]
     assert given["tenantId"] == api.get("tenant/current", org="newcomer").json()["id"]
 
 

@@ -114,7 +114,7 @@ def test_a_drain_takes_the_gpus_out_and_gives_them_back(api: Any, running: dict[
     step(api, f"machine/{machine}/uncordon", 409)
     drained = api.get(path).json()
     assert drained["status"] == "Repairing"
-    assert {one["status"] for one in drained["nvLinkInterfaces"]} == {"Pending"}
+    assert {interface["status"] for interface in drained["nvLinkInterfaces"]} == {"Pending"}
     assert "drained by the operator: the fan is loud" in drained["nvLinkInterfaces"][0]["statusMessage"]
     api.site.converge()
     (shown,) = api.get("nvlink-drain?isActive=true", role=VIEWER).json()
@@ -250,7 +250,9 @@ def test_the_audit_says_who_what_why_and_what_was_seen_after(api: Any, running: 
     (audit,) = api.get("nvlink-operation?state=done", role=VIEWER).json()
     assert (audit["kind"], audit["askedBy"]) == ("create-partition", "demo")
     assert audit["reason"] == "members of logical partition lp changed"
-    assert sorted(audit["detail"]["guids"]) == sorted(one["gpuGuid"] for one in running["nvLinkInterfaces"])
+    assert sorted(audit["detail"]["guids"]) == sorted(
+        interface["gpuGuid"] for interface in running["nvLinkInterfaces"]
+    )
     assert audit["observedAfter"] >= audit["finished"] >= audit["started"] >= audit["observedAt"]
     assert api.get("nvlink-operation?state=refused", role=VIEWER).json() == []
     assert api.get("nvlink-operation?nvLinkDomainId=other", role=VIEWER).json() == []
@@ -259,7 +261,9 @@ def test_the_audit_says_who_what_why_and_what_was_seen_after(api: Any, running: 
 def test_nvlink_info_of_a_machine(api: Any, running: dict[str, Any]) -> None:
     info = api.get(f"machine/{running['machineId']}/nvlink-info", role=VIEWER).json()
     assert info["domainUuid"] == running["nvLinkInterfaces"][0]["nvLinkDomainId"]
-    assert [gpu["guid"] for gpu in info["gpus"]] == [one["gpuGuid"] for one in running["nvLinkInterfaces"]]
+    assert [gpu["guid"] for gpu in info["gpus"]] == [
+        interface["gpuGuid"] for interface in running["nvLinkInterfaces"]
+    ]
 
 
 @pytest.mark.parametrize(

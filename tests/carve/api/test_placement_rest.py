@@ -43,12 +43,12 @@ def test_a_dry_run_says_what_would_be_made_and_makes_nothing(api: Any, count: in
     assert plan["dryRun"] is True
     assert "tightest fit" in plan["reason"]
     assert len(plan["nvLinkDomainIds"]) == 1
-    assert [len(one["nvLinkInterfaces"]) for one in plan["instances"]] == [4] * (count or 1)
+    assert [len(instance["nvLinkInterfaces"]) for instance in plan["instances"]] == [4] * (count or 1)
     assert api.get("instance").json() == []
     assert len(api.woken) == woken
     made = api.new(path, wanted)
     made = [made] if count is None else made
-    assert [one["machineId"] for one in made] == [one["machineId"] for one in plan["instances"]]
+    assert [one["machineId"] for one in made] == [instance["machineId"] for instance in plan["instances"]]
 
 
 def test_a_dry_run_refuses_what_would_be_refused(api: Any) -> None:
@@ -89,7 +89,7 @@ def test_a_partition_that_spans_domains_is_warned_about(api: Any) -> None:
     plan = api.post("instance?dryRun=true", body(api, vpc)).json()
     spilled = api.new("instance", body(api, vpc))
     assert plan["warnings"] == spilled["warnings"]
-    assert [one["type"] for one in spilled["warnings"]] == ["LogicalPartitionSpansDomains"]
+    assert [warning["type"] for warning in spilled["warnings"]] == ["LogicalPartitionSpansDomains"]
     assert "share no memory" in spilled["warnings"][0]["message"]
     api.site.converge()
     # The spill is a second physical partition in another rack; both are whole.
@@ -103,15 +103,15 @@ def test_a_split_tray_is_warned_about(api: Any) -> None:
 
     def wishes(*partitions: str) -> list[dict[str, Any]]:
         return [
-            {"nvLinkLogicalPartitionId": one, "deviceInstance": device}
-            for device, one in enumerate(partitions)
+            {"nvLinkLogicalPartitionId": partition, "deviceInstance": device}
+            for device, partition in enumerate(partitions)
         ]
 
     made = api.instance(api.vpc(), nvLinkInterfaces=wishes(first, first, first, first))
     assert made["warnings"] == []
     for wanted in (wishes(first, second, first, first), wishes(first, first)):
         changed = api.patch(f"instance/{made['id']}", {"nvLinkInterfaces": wanted}).json()
-        assert [one["type"] for one in changed["warnings"]] == ["TraySplit"]
+        assert [warning["type"] for warning in changed["warnings"]] == ["TraySplit"]
         assert "nvidia.com/gpu.clique" in changed["warnings"][0]["message"]
     assert "warnings" not in api.get(f"instance/{made['id']}").json()
     gone = api.patch(f"instance/{made['id']}", {"nvLinkInterfaces": []}).json()
@@ -186,7 +186,7 @@ def test_room_is_shown_per_domain_and_tells_nothing_of_others(api: Any) -> None:
     assert home["largestBatch"] == home["freeTrays"]
     assert theirs["id"] not in api.get("nvlink-domain").text
     rivals = {one["id"]: one for one in api.get("nvlink-domain", org="rival").json()}
-    assert sum(one["ownInstances"] for one in rivals.values()) == 1
+    assert sum(rival["ownInstances"] for rival in rivals.values()) == 1
     assert partition not in str(rivals)
 
 

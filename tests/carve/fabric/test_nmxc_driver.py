@@ -117,7 +117,7 @@ def test_the_controllers_own_refusals_have_its_names(fabric: SimulatedFabric, ri
             await _refused(
                 driver, DeletePartition(partition_id=made, name="rl-b"), "PARTITION_ID_NAME_MISMATCH"
             )
-            assert [one.name for one in (await driver.observe()).partitions] == ["rl-a"]
+            assert [partition.name for partition in (await driver.observe()).partitions] == ["rl-a"]
 
     asyncio.run(scenario())
 
@@ -216,7 +216,7 @@ def test_members_of_a_location_based_partition_are_the_gpus_found_there(
         fabric.put(FabricPartition(id=5, name="by-seat", guids=(a, b, c), guid_based=False))
         fabric.remove_gpus([c])
         async with rig() as (_, driver):
-            seen = {one.name: one for one in (await driver.observe()).partitions}
+            seen = {partition.name: partition for partition in (await driver.observe()).partitions}
         assert (seen["by-seat"].members, seen["by-seat"].guid_based) == ({a, b}, False)
 
     asyncio.run(scenario())

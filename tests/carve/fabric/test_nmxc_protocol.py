@@ -101,9 +101,9 @@ def test_a_partition_without_an_id_is_no_reading() -> None:
 
 
 def test_two_partitions_with_one_id_are_no_reading() -> None:
-    one = pb.PartitionInfo(partition_id=pb.PartitionId(partition_id=1))
+    partition_info = pb.PartitionInfo(partition_id=pb.PartitionId(partition_id=1))
     with pytest.raises(FabricUnavailable, match="two partitions"):
-        read_partitions([one, one], [])
+        read_partitions([partition_info, partition_info], [])
 
 
 def test_health_values_of_later_controllers_are_unknown() -> None:

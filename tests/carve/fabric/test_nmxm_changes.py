@@ -26,7 +26,7 @@ def test_a_change_is_confirmed_once_the_lists_show_it(fabric: SimulatedFabric) -
         fabric.on_change(lag)
         assert await driver.execute(create(a)) == 1
         assert server.faults.lag == 0
-        assert [one.members for one in (await driver.observe()).partitions] == [{a}]
+        assert [partition.members for partition in (await driver.observe()).partitions] == [{a}]
 
     run(scenario, fabric)
 
@@ -66,7 +66,7 @@ def test_an_answer_that_is_lost_leaves_the_outcome_unknown(fabric: SimulatedFabr
             await driver.execute(create(a))
         while not fabric.partitions:
             await asyncio.sleep(0.01)
-        assert [one.name for one in (await driver.observe()).partitions] == ["rl-a"]
+        assert [partition.name for partition in (await driver.observe()).partitions] == ["rl-a"]
         with pytest.raises(FabricRefused) as refusal:
             await driver.execute(create(a))
         assert refusal.value.code == "NAME_IN_USE"

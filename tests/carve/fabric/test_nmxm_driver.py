@@ -24,7 +24,9 @@ from rackloom.lab.switches.servers import NmxcServer, NmxmServer
 
 
 def same_but_for_what_nmx_m_does_not_tell(seen: DomainObservation) -> DomainObservation:
-    partitions = tuple(msgspec.structs.replace(one, multicast_groups=0) for one in seen.partitions)
+    partitions = tuple(
+        msgspec.structs.replace(partition, multicast_groups=0) for partition in seen.partitions
+    )
     return msgspec.structs.replace(seen, partitions=partitions, limits=DomainLimits(), observed_at=0.0)
 
 
@@ -58,7 +60,7 @@ def test_a_partition_lives(fabric: SimulatedFabric) -> None:
 
     async def scenario(_: NmxmServer, driver: NmxmDriver) -> None:
         async def members() -> dict[int, frozenset[int]]:
-            return {one.id: one.members for one in (await driver.observe()).partitions}
+            return {partition.id: partition.members for partition in (await driver.observe()).partitions}
 
         await driver.observe()
         assert await driver.execute(DEFAULT) == DEFAULT_PARTITION_ID
@@ -108,7 +110,7 @@ def test_a_location_based_partition_is_read_and_not_changed(fabric: SimulatedFab
     fabric.put(FabricPartition(id=8, name="seats", guids=(a, b), guid_based=False))
 
     async def scenario(_: NmxmServer, driver: NmxmDriver) -> None:
-        seats = next(one for one in (await driver.observe()).partitions if one.id == 8)
+        seats = next(partition for partition in (await driver.observe()).partitions if partition.id == 8)
         assert (seats.members, seats.guid_based) == ({a, b}, False)
         with pytest.raises(FabricRefused) as refusal:
             await driver.execute(RemoveGpus(partition_id=8, name="seats", guids=(a,)))
@@ -143,7 +145,7 @@ def test_one_nmxm_may_have_several_domains(fabric: SimulatedFabric) -> None:
         mine, theirs = await driver.observe(), await named.observe()
         assert (mine.domain, theirs.domain) == (fabric.domain, other.domain)
         assert {gpu.guid for gpu in theirs.gpus} == set(other.gpus)
-        assert [one.members for one in mine.partitions] == [set(fabric.gpus)]
+        assert [partition.members for partition in mine.partitions] == [set(fabric.gpus)]
         await named.execute(DEFAULT)
         assert other.partitions == {}
         assert list(fabric.partitions) == [DEFAULT_PARTITION_ID]

@@ -65,7 +65,10 @@ def test_a_list_that_lags_behind_the_gpus_is_no_reading(fabric: SimulatedFabric)
         server.faults.lag = 1
         with pytest.raises(FabricUnavailable, match="which the list denies"):
             await driver.observe()
-        assert {one.id for one in (await driver.observe()).partitions} == {9, DEFAULT_PARTITION_ID}
+        assert {partition.id for partition in (await driver.observe()).partitions} == {
+            9,
+            DEFAULT_PARTITION_ID,
+        }
 
     run(scenario, fabric)
 

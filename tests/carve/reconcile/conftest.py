@@ -122,7 +122,7 @@ class Racks:
         known: set[int] = set()
 
         def note(snapshot: Any) -> None:
-            now = {one.id: one.name for one in snapshot.partitions}
+            now = {partition.id: partition.name for partition in snapshot.partitions}
             self.made.extend((snapshot.domain, name) for key, name in now.items() if key not in known)
             known.clear()
             known.update(now)
@@ -149,7 +149,7 @@ class Racks:
 
     def partitions(self) -> dict[str, set[str]]:
         return {
-            server.fabric.domain: {one.name for one in server.fabric.snapshot().partitions}
+            server.fabric.domain: {partition.name for partition in server.fabric.snapshot().partitions}
             for server in self.servers
         }
 

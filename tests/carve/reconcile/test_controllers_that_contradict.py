@@ -254,7 +254,7 @@ def test_a_plan_is_not_begun_where_nobody_can_be_read() -> None:
         async with in_one_process() as site:
             async with running(site.reconciler({}, replace(NO_HOOKS, acts=False))):
                 plan = await plan_for_trays(site)
-            silent: dict[str, type[NmxcDriver]] = {one.url: Silent for one in site.servers}
+            silent: dict[str, type[NmxcDriver]] = {server.url: Silent for server in site.servers}
             reconciler = site.reconciler(silent, replace(NO_HOOKS, acts=False))
             async with running(reconciler):
                 with pytest.raises(FabricUnavailable, match="no route"):
@@ -273,14 +273,14 @@ def test_where_all_list_nothing_nothing_is_known_and_nothing_is_asked_for(eventu
         async with in_one_process() as site:
             async with running(site.reconciler({}, replace(NO_HOOKS, acts=False))):
                 await plan_for_trays(site)
-            before = [one.fabric.snapshot() for one in site.servers]
-            async with running(site.reconciler({one.url: OfStandby for one in site.servers})):
+            before = [server.fabric.snapshot() for server in site.servers]
+            async with running(site.reconciler({server.url: OfStandby for server in site.servers})):
 
                 async def doubted() -> bool:
                     return (await site.known()).operators_doubt.endswith("lists no GPU where 72 are recorded")
 
                 await eventually(doubted)
-            assert [one.fabric.snapshot() for one in site.servers] == before
+            assert [server.fabric.snapshot() for server in site.servers] == before
 
     asyncio.run(main())
 
@@ -288,12 +288,12 @@ def test_where_all_list_nothing_nothing_is_known_and_nothing_is_asked_for(eventu
 def test_what_became_of_a_plan_is_told_also_where_nobody_can_look_again() -> None:
     async def main() -> None:
         async with in_one_process() as site:
-            drivers: dict[str, type[NmxcDriver]] = {one.url: SilentOnceChanged for one in site.servers}
+            drivers: dict[str, type[NmxcDriver]] = {server.url: SilentOnceChanged for server in site.servers}
             reconciler = site.reconciler(drivers, replace(NO_HOOKS, acts=False))
             async with running(reconciler):
                 plan = await plan_for_trays(site)
                 outcomes = await reconciler.apply(plan)
-                assert [one.state for one in outcomes] == ["done"] * len(plan.operations) != []
+                assert [outcome.state for outcome in outcomes] == ["done"] * len(plan.operations) != []
                 rows = await site.store.read(lambda conn: conn.execute(sa.select(schema.observation)).all())
                 # Through which it was done nobody knows the domain now; the other one was not asked twice.
                 assert sorted(row.unknown_reason or "" for row in rows) == [
@@ -320,7 +320,7 @@ def test_an_operators_plan_is_carried_out_through_the_controller_that_leads(
             async with running(reconciler):
                 plan = await plan_for_trays(site)
                 outcomes = await reconciler.apply(plan)
-                assert [one.state for one in outcomes] == ["done"] * len(plan.operations) != []
+                assert [outcome.state for outcome in outcomes] == ["done"] * len(plan.operations) != []
 
     asyncio.run(main())
 

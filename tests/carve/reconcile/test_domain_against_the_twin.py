@@ -100,7 +100,9 @@ class Plane:
         return (await self.store.read(latest.latest_of_domain, self.domain)).doubt
 
     def partitions(self):
-        return {one.name: len(one.guids) for one in self.server.fabric.snapshot().partitions}
+        return {
+            partition.name: len(partition.guids) for partition in self.server.fabric.snapshot().partitions
+        }
 
 
 @asynccontextmanager
@@ -133,7 +135,7 @@ def test_first_contact_removes_the_factory_default_and_nothing_else():
     async def scenario():
         async with plane() as site:
             fabric = site.server.fabric
-            assert [one.id for one in fabric.snapshot().partitions] == [DEFAULT_PARTITION_ID]
+            assert [partition.id for partition in fabric.snapshot().partitions] == [DEFAULT_PARTITION_ID]
             async with reconciling(site.reconciler):
                 await site.reconciler.first_passes()
                 assert site.partitions() == {}

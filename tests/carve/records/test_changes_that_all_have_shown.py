@@ -56,9 +56,9 @@ def test_an_instance_is_ready_once_all_have_shown_it(pair: Any) -> None:
     domain, slot = pair.demo.where(made)
     assert domain == pair.domain
     (wanted,) = (
-        one.logical_partition
-        for one in pair.site.read(records.load_intent, domain).assignments
-        if one.guid == pair.site.guid(domain, slot, 0)
+        assignment.logical_partition
+        for assignment in pair.site.read(records.load_intent, domain).assignments
+        if assignment.guid == pair.site.guid(domain, slot, 0)
     )
     guids = frozenset({pair.site.guid(domain, slot, 0)})
     pair.site.finish(pair.site.begin_create(domain, wanted, "p-other", guids))

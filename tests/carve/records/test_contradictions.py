@@ -48,8 +48,12 @@ def shown(*partitions: ObservedPartition, gpus: int = 4, at: float = 10.0) -> Do
     )
 
 
-def between(one: DomainObservation, other: DomainObservation, changed_at: float = 0.0) -> str | None:
-    return compare_readings(ControllerReading("a", one), ControllerReading("b", other), changed_at)
+def between(
+    domain_observation: DomainObservation, other: DomainObservation, changed_at: float = 0.0
+) -> str | None:
+    return compare_readings(
+        ControllerReading("a", domain_observation), ControllerReading("b", other), changed_at
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,8 +73,10 @@ def between(one: DomainObservation, other: DomainObservation, changed_at: float 
         ),
     ],
 )  # fmt: skip
-def test_it_is_told_who_shows_what(one: DomainObservation, other: DomainObservation, told: str) -> None:
-    assert between(one, other) == SAID + told
+def test_it_is_told_who_shows_what(
+    domain_observation: DomainObservation, other: DomainObservation, told: str
+) -> None:
+    assert between(domain_observation, other) == SAID + told
 
 
 def test_measurements_and_order_are_no_difference() -> None:

@@ -94,5 +94,5 @@ def test_a_released_partition_is_deleted_by_the_next_plan(small_site: Any) -> No
     assert untouched.operations == ()
     small_site.run(found.release_partition, domain, "legacy", order(small_site))
     plan = make_plan(small_site.read(records.load_intent, domain), small_site.observation(domain))
-    assert [type(one) for one in plan.operations] == [DeletePartition]
+    assert [type(operation) for operation in plan.operations] == [DeletePartition]
     assert plan.operations[0].name == "legacy"

@@ -43,7 +43,7 @@ def test_one_controller_is_compared_with_nobody(small_site: Any, domain: str) ->
     small_site.partitions[domain] = {"by hand": frozenset({small_site.guid(domain, 0, 0)})}
     with counted() as statements:
         small_site.observe(domain)
-    others = [one for one in statements if "domain_dispute" in one]
+    others = [statement for statement in statements if "domain_dispute" in statement]
     # It rides on the question how the endpoint stands; nothing in the domain is held, so nothing else asks.
     assert len(others) == 1, others
 

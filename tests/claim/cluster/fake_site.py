@@ -56,8 +56,8 @@ class DaemonSide:
     async def look(self):
         nodes = (await self.api.list(NODE)).items
         pods = {
-            (one["metadata"]["labels"][names.COMPUTE_DOMAIN_LABEL], one["spec"]["nodeName"]): one
-            for one in (await self.api.list(POD, NAMESPACE)).items
+            (item["metadata"]["labels"][names.COMPUTE_DOMAIN_LABEL], item["spec"]["nodeName"]): item
+            for item in (await self.api.list(POD, NAMESPACE)).items
         }
         wanted = set()
         for daemons in (await self.api.list(DAEMON_SET, NAMESPACE)).items:
@@ -216,14 +216,14 @@ class Site:
         raise AssertionError("did not come true")
 
     async def events(self, reason):
-        return [one for one in (await self.user.list(EVENT, "team")).items if one["reason"] == reason]
+        return [item for item in (await self.user.list(EVENT, "team")).items if item["reason"] == reason]
 
     async def count(self, kind):
         return len((await self.user.list(kind)).items)
 
 
 async def has_condition(place, name, reason):
-    return any(one.reason == reason for one in (await place.status(name)).conditions)
+    return any(condition.reason == reason for condition in (await place.status(name)).conditions)
 
 
 async def is_empty(place):

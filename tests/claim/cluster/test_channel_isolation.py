@@ -84,7 +84,9 @@ def warm(world, make, nodes, status=Readiness.READY):
 def offered_on(world):
     nodes = world.of(NODE)
     return {
-        one["metadata"]["name"] for one in nodes if one["metadata"]["labels"].get(names.CHANNELS_READY_LABEL)
+        node["metadata"]["name"]
+        for node in nodes
+        if node["metadata"]["labels"].get(names.CHANNELS_READY_LABEL)
     }
 
 
@@ -120,10 +122,12 @@ def test_a_warm_clique_offers_channels_where_its_daemons_are_ready(rack, make):
     assert offered_on(rack) == set(NODES)
     (slice_,) = rack.of(RESOURCE_SLICE)
     assert len(slice_["spec"]["devices"]) == 128
-    ids = [one["attributes"]["id"]["int"] for one in slice_["spec"]["devices"]]
+    ids = [device["attributes"]["id"]["int"] for device in slice_["spec"]["devices"]]
     assert 0 not in ids
     assert len(set(ids)) == 128
-    assert all(one["attributes"]["type"]["string"] == "isolated-channel" for one in slice_["spec"]["devices"])
+    assert all(
+        device["attributes"]["type"]["string"] == "isolated-channel" for device in slice_["spec"]["devices"]
+    )
 
 
 def test_a_node_whose_daemon_is_not_ready_is_no_longer_offered(rack, make, channel):

@@ -199,17 +199,17 @@ def test_something_always_leads_to_the_certificates(site, seed, by_force):
             while True:
                 domains = (await place.user.list(COMPUTE_DOMAIN)).items
                 found = {
-                    one["metadata"]["uid"]
-                    for one in domains
-                    if names.FINALIZER in one["metadata"].get("finalizers", ())
+                    domain["metadata"]["uid"]
+                    for domain in domains
+                    if names.FINALIZER in domain["metadata"].get("finalizers", ())
                 }
-                for one in (await place.user.list(DAEMON_SET)).items:
-                    found.add(one["metadata"]["labels"][names.COMPUTE_DOMAIN_LABEL])
+                for item in (await place.user.list(DAEMON_SET)).items:
+                    found.add(item["metadata"]["labels"][names.COMPUTE_DOMAIN_LABEL])
                 secrets = (await place.user.list(SECRET)).items
                 lonely.extend(
-                    one["metadata"]["name"]
-                    for one in secrets
-                    if one["metadata"]["labels"][names.COMPUTE_DOMAIN_LABEL] not in found
+                    secret["metadata"]["name"]
+                    for secret in secrets
+                    if secret["metadata"]["labels"][names.COMPUTE_DOMAIN_LABEL] not in found
                 )
                 await asyncio.sleep(0.001)
 
@@ -257,10 +257,10 @@ def test_daemons_of_an_earlier_namespace_stay_there_until_their_domain_is_delete
         await place.until(lambda: has_condition(place, "new", "NoNodes"))
         await asyncio.sleep(2)
         for kind, each in ((DAEMON_SET, 1), (SECRET, 2)):
-            where = sorted(one["metadata"]["namespace"] for one in (await place.user.list(kind)).items)
+            where = sorted(item["metadata"]["namespace"] for item in (await place.user.list(kind)).items)
             assert where == ["default"] * each + ["rackloom-imex"] * each
         templates = (await place.user.list(RESOURCE_CLAIM_TEMPLATE)).items
-        where = {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in templates}
+        where = {(template["metadata"]["namespace"], template["metadata"]["name"]) for template in templates}
         assert ("default", names.daemon_name(old["metadata"]["uid"])) in where
         assert ("rackloom-imex", names.daemon_name(old["metadata"]["uid"])) not in where
         assert (await place.user.get(SECRET, secret, "default"))["data"]["tls.crt"] != "bm9uZQ=="

@@ -227,7 +227,7 @@ def check_truth(world):
         assert not {name for name in labelled if is_silent(world, name)}, "none of them is lost"
         assert status.nodes
     for found in world.of(COMPUTE_DOMAIN_CLIQUE):
-        assert {one.node_name for one in read_clique(found).daemons} <= pods
+        assert {daemon.node_name for daemon in read_clique(found).daemons} <= pods
 
 
 def is_silent(world, name):

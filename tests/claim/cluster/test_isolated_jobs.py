@@ -38,7 +38,7 @@ class Scheduler:
         offered = (await self.api.list(NODE, labels=names.CHANNELS_READY_LABEL)).items
         for published in (await self.api.list(RESOURCE_SLICE)).items if offered else ():
             pool = published["spec"]["pool"]["name"]
-            free = ((pool, one["name"]) for one in published["spec"]["devices"])
+            free = ((pool, device["name"]) for device in published["spec"]["devices"])
             left = iter([one for one in free if one not in set(taken)])
             for claim in claims:
                 if device_of(claim) is None and claim["metadata"]["name"] not in self.ended:

@@ -47,7 +47,9 @@ def daemon_set_follows(world):
 
 
 def members(world):
-    return [one.node_name for found in world.of(COMPUTE_DOMAIN_CLIQUE) for one in read_clique(found).daemons]
+    return [
+        daemon.node_name for found in world.of(COMPUTE_DOMAIN_CLIQUE) for daemon in read_clique(found).daemons
+    ]
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_without_pods_it_is_given_up_and_the_others_are_ready_again(world, make,
     settle(world, settings, make)
     status = status_of(world)
     assert status.status is Readiness.READY
-    assert [one.name for one in status.nodes] == ["n0"]
+    assert [node.name for node in status.nodes] == ["n0"]
     assert status.condition("Meshed").message.startswith("1 daemons")
     assert names.COMPUTE_DOMAIN_LABEL not in world.at(NODE, None, "n1")["metadata"]["labels"]
     assert members(world) == ["n0", "n1"], "a daemon that still runs would only come back"

@@ -29,7 +29,11 @@ def test_the_daemon_set_of_the_driver(domain, settings):
     }
     spec = made["spec"]["template"]["spec"]
     assert spec["serviceAccountName"] == "compute-domain-daemon-service-account"
-    assert {one["effect"] for one in spec["tolerations"]} == {"NoSchedule", "NoExecute", "PreferNoSchedule"}
+    assert {toleration["effect"] for toleration in spec["tolerations"]} == {
+        "NoSchedule",
+        "NoExecute",
+        "PreferNoSchedule",
+    }
     assert "hostNetwork" not in spec
     assert (spec["dnsPolicy"], spec["dnsConfig"]) == ("None", {"nameservers": ["127.0.0.1"]})
     assert spec["resourceClaims"] == [
@@ -70,9 +74,9 @@ def test_daemons_can_be_given_priority_resources_and_secrets(domain):
 @pytest.mark.parametrize("authentication", [True, False])
 def test_daemons_get_the_certificate_of_their_domain(domain, authentication):
     spec = pod_spec(domain, authentication=authentication)
-    secrets = [one["secret"]["secretName"] for one in spec["volumes"] if "secret" in one]
+    secrets = [volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume]
     assert secrets == (["computedomain-imex-cd-1"] if authentication else [])
-    mounted = [one["mountPath"] for one in spec["containers"][0]["volumeMounts"] if one.get("readOnly")]
+    mounted = [mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"] if mount.get("readOnly")]
     assert mounted == (["/imexd-tls"] if authentication else [])
     values = {one["name"]: one.get("value") for one in spec["containers"][0]["env"]}
     assert values["IMEX_AUTHENTICATION"] == str(authentication).lower()

@@ -56,7 +56,7 @@ def test_ready_once_every_labelled_node_is(make, settings):
     started(world, make, settings)
     status = status_of(world)
     assert status.status is Readiness.READY
-    assert [(one.name, one.index, one.status) for one in status.nodes] == [
+    assert [(node.name, node.index, node.status) for node in status.nodes] == [
         ("n0", 0, Readiness.READY),
         ("n1", 1, Readiness.READY),
     ]
@@ -138,7 +138,9 @@ def left_of_a_join_while_stale_entries_go(make, settings, stale):
     join_of(world, make, settings, "n7")
     with contextlib.suppress(Conflict):
         world.carry_out(decision, UID)
-    left = {one.node_name for found in world.of(COMPUTE_DOMAIN_CLIQUE) for one in read_clique(found).daemons}
+    left = {
+        daemon.node_name for found in world.of(COMPUTE_DOMAIN_CLIQUE) for daemon in read_clique(found).daemons
+    }
     settle(world, settings, make)
     return left
 
@@ -181,7 +183,7 @@ def test_an_entry_at_another_address_is_not_ready(make, settings):
     started(world, make, settings)
     world.put(POD, make.pod("n1", UID, ip="10.0.9.9"))
     settle(world, settings, make)
-    assert [one.status for one in status_of(world).nodes] == [Readiness.READY, Readiness.NOT_READY]
+    assert [node.status for node in status_of(world).nodes] == [Readiness.READY, Readiness.NOT_READY]
 
 
 def test_another_domains_daemon_is_no_proof_of_life(make, settings):
@@ -191,7 +193,7 @@ def test_another_domains_daemon_is_no_proof_of_life(make, settings):
     world.put(POD, make.pod("n1", "cd-2"))
     settle(world, settings, make)
     left = read_clique(world.of(COMPUTE_DOMAIN_CLIQUE)[0])
-    assert [one.node_name for one in left.daemons] == ["n0"]
+    assert [daemon.node_name for daemon in left.daemons] == ["n0"]
     assert [owner.uid for owner in left.owners] == ["pod-cd-1-n0"]
 
 
@@ -210,7 +212,7 @@ def test_a_node_without_fabric_has_no_index(make, settings):
     world.put(NODE, make.node("n0", UID))
     world.put(POD, make.pod("n0", UID, clique=""))
     settle(world, settings, make)
-    assert [(one.index, one.clique_id) for one in status_of(world).nodes] == [(-1, "")]
+    assert [(node.index, node.clique_id) for node in status_of(world).nodes] == [(-1, "")]
     assert status_of(world).status is Readiness.READY
 
 

@@ -126,7 +126,7 @@ def test_what_others_label_with_the_uid_is_not_ours(make, settings):
     settle(world, settings, make)
     assert not world.of(COMPUTE_DOMAIN)
     left = [*world.of(RESOURCE_CLAIM_TEMPLATE), *world.of(RESOURCE_CLAIM)]
-    assert {one["metadata"]["uid"] for one in left} == {one["metadata"]["uid"] for one in theirs}
+    assert {one["metadata"]["uid"] for one in left} == {their["metadata"]["uid"] for their in theirs}
 
 
 def test_things_that_outlived_their_domain_are_taken_apart(make, settings):

@@ -96,7 +96,7 @@ class Rack:
             found = read_clique(await self.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
         except NotFound:
             return {}
-        return {one.node_name: (one.index, str(one.status)) for one in found.daemons}
+        return {daemon.node_name: (daemon.index, str(daemon.status)) for daemon in found.daemons}
 
     async def meshes(self) -> list[dict]:
         pods = (await self.api.list(POD, DRIVER)).items
@@ -179,7 +179,7 @@ def test_a_daemon_whose_entry_was_taken_while_its_pod_is_deleted_ends_instead_of
         await rack.api.delete(POD, "daemon-1-1", DRIVER)
         assert len((await rack.api.list(POD, DRIVER)).items) == 2, "no kubelet has ended it"
         found = await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER)
-        left = [one for one in found["daemons"] if one["nodeName"] == "node-0"]
+        left = [daemon for daemon in found["daemons"] if daemon["nodeName"] == "node-0"]
         await rack.api.patch(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER, {"daemons": left})
         async with asyncio.timeout(20):
             await tasks[1]

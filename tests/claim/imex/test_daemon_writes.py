@@ -55,7 +55,7 @@ class Rack:
             found = read_clique(await self.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
         except NotFound:
             return 0
-        return sum(one.status is Readiness.READY for one in found.daemons)
+        return sum(daemon.status is Readiness.READY for daemon in found.daemons)
 
     async def pod(self, number):
         return (await self.api.get(POD, f"daemon-{number}", DRIVER))["metadata"]
@@ -152,7 +152,9 @@ def test_an_entry_that_has_moved_is_found_again():
         await first.leave()
         await second.set_ready(True)
         found = read_clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
-        assert [(one.node_name, one.status) for one in found.daemons] == [("node-1", Readiness.READY)]
+        assert [(daemon.node_name, daemon.status) for daemon in found.daemons] == [
+            ("node-1", Readiness.READY)
+        ]
 
     event_loop.run_simulation(1, story)
 
@@ -166,7 +168,7 @@ async def ready_after_the_list_moved(rack):
     await first.leave()
     await second.set_ready(True)
     found = read_clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
-    return [one.node_name for one in found.daemons if one.status is Readiness.READY]
+    return [daemon.node_name for daemon in found.daemons if daemon.status is Readiness.READY]
 
 
 async def ready_at_an_address_that_is_not_its_own(rack):
@@ -177,7 +179,7 @@ async def ready_at_an_address_that_is_not_its_own(rack):
     await CliqueMember(DirectApi(rack.kube, "daemon"), moved, random.Random(1)).join()
     await old.set_ready(True)
     found = read_clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
-    return [one.ip_address for one in found.daemons if one.status is Readiness.READY]
+    return [daemon.ip_address for daemon in found.daemons if daemon.status is Readiness.READY]
 
 
 def without_tests(monkeypatch):
@@ -217,6 +219,6 @@ def test_another_daemon_at_the_place_of_an_entry_is_not_touched():
         await stale.leave()
         await stale.set_ready(True)
         found = read_clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
-        assert {one.status for one in found.daemons} == {Readiness.NOT_READY}
+        assert {daemon.status for daemon in found.daemons} == {Readiness.NOT_READY}
 
     event_loop.run_simulation(1, story)

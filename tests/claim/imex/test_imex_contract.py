@@ -336,9 +336,9 @@ def test_the_status_of_the_domain_takes_three_seconds_while_nodes_are_absent(rac
     assert (own["status"], own["connections"]["0"]["status"]) == ("READY", "CONNECTED")
     assert absent["status"] == "UNAVAILABLE"
     assert own["connections"]["1"]["status"] != "CONNECTED"
-    assert "CONNECTED" not in {one["status"] for one in absent["connections"].values()}
-    for one in own["connections"].values():
-        assert {"host", "status", "changed", "sec_since_last_change", "reconnects"} <= set(one)
+    assert "CONNECTED" not in {connection["status"] for connection in absent["connections"].values()}
+    for connection in own["connections"].values():
+        assert {"host", "status", "changed", "sec_since_last_change", "reconnects"} <= set(connection)
     assert all("host" in one for one in domain["nodes"].values())
     parse_domain(told)
 

@@ -85,13 +85,13 @@ class Running:
         self._daemons = daemons
 
     async def __aenter__(self) -> None:
-        self._tasks = [asyncio.create_task(one.supervisor.run()) for one in self._daemons]
+        self._tasks = [asyncio.create_task(daemon.supervisor.run()) for daemon in self._daemons]
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        assert all(child.returncode is not None for one in self._daemons for child in one.children)
+        assert all(child.returncode is not None for daemon in self._daemons for child in daemon.children)
 
 
 async def ready(daemon: Daemon) -> bool:

@@ -65,11 +65,12 @@ def test_a_strategic_merge_patch_merges_lists_by_their_keys(
         assert code == 200, found
         made = found["spec"]["template"]["spec"]
         told = [
-            f"{one['name']}:" + "".join(e["name"] for e in one.get("env", ())) for one in made["containers"]
+            f"{container['name']}:" + "".join(e["name"] for e in container.get("env", ()))
+            for container in made["containers"]
         ]
         assert told == containers
-        places = [one.get("hostPath", {}).get("path") for one in made.get("volumes", ())]
-        names = [one["name"] for one in made.get("volumes", ())]
+        places = [volume.get("hostPath", {}).get("path") for volume in made.get("volumes", ())]
+        names = [volume["name"] for volume in made.get("volumes", ())]
         assert [f"{n}={p}" if p else n for n, p in zip(names, places, strict=True)] == volumes
 
     play(scenario)
@@ -102,7 +103,11 @@ def test_who_prefers_a_table_gets_rows(play: Play) -> None:
             answer = await world.http.get(where, params=params, headers={"Accept": TABLE})
             table = answer.json()
             assert (table["kind"], table["apiVersion"]) == ("Table", "meta.k8s.io/v1")
-            assert [one["name"] for one in table["columnDefinitions"]] == ["Name", "Data", "Age"]
+            assert [definition["name"] for definition in table["columnDefinitions"]] == [
+                "Name",
+                "Data",
+                "Age",
+            ]
             (row,) = table["rows"]
             assert row["cells"][:2] == ["c", 2]
             assert row["object"]["kind"] == "PartialObjectMetadata"

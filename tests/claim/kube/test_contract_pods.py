@@ -109,7 +109,7 @@ def test_a_gated_pod_is_steered_more_narrowly(play: Play) -> None:
             world, steered([a, b], [a, b], preferredDuringSchedulingIgnoredDuringExecution=[])
         )
         (first, _) = terms(changed)
-        assert [one["key"] for one in first["matchExpressions"]] == ["a", "b"]
+        assert [expression["key"] for expression in first["matchExpressions"]] == ["a", "b"]
 
     play(scenario)
 

@@ -47,7 +47,7 @@ async def is_left(world: World, name: str) -> bool:
     """Whether the scheduler has looked at a pod in vain."""
     found = await world.api.get(objects.POD, name, world.namespace)
     assert not found["spec"].get("nodeName")
-    reasons = [one.get("reason") for one in found["status"].get("conditions") or ()]
+    reasons = [condition.get("reason") for condition in found["status"].get("conditions") or ()]
     return "Unschedulable" in reasons
 
 

@@ -308,7 +308,7 @@ def test_of_lists_and_watches_is_given_what_is_wanted(kubeconfig: Path) -> None:
         await maker.create(objects.CONFIG_MAP, config_map("b"))
         async with connect(kubeconfig, transport=KubeTransport(fake), keep=keep) as api:
             listed = await api.list(objects.CONFIG_MAP)
-            assert [(one["metadata"]["name"], *one) for one in listed.items] == [("a", "metadata")]
+            assert [(item["metadata"]["name"], *item) for item in listed.items] == [("a", "metadata")]
             await maker.patch(objects.CONFIG_MAP, "b", "default", {"data": {"wanted": "yes"}})
             last = await maker.patch(objects.CONFIG_MAP, "a", "default", {"data": {"wanted": ""}})
             told = []

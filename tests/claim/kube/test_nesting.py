@@ -40,7 +40,7 @@ def asked(tmp_path: Path, answer: Callable[[httpx2.Request], str]) -> KubeClient
 
 def check(objects: tuple[Object, ...]) -> None:
     plain, deep, other = objects
-    assert [one["metadata"]["name"] for one in objects] == ["plain", "deep", "other"]
+    assert [obj["metadata"]["name"] for obj in objects] == ["plain", "deep", "other"]
     assert plain["spec"]["parameters"] == other["spec"]["parameters"] == {"a": [[]]}
     assert (deep["metadata"]["uid"], deep["status"]) == ("u-deep", ALLOCATED), "its devices are not free"
     assert decoding.TOO_DEEP_MARKER in json.dumps(deep["spec"]["parameters"])
@@ -54,7 +54,7 @@ def test_one_claim_that_nests_without_end_hides_no_other(
 
     def answer(request: httpx2.Request) -> str:
         if "watch" in request.url.params:
-            return "".join(f'{{"type": "ADDED", "object": {one}}}\n' for one in items)
+            return "".join(f'{{"type": "ADDED", "object": {item}}}\n' for item in items)
         return f'{{"metadata": {{"resourceVersion": "7"}}, "items": [{",".join(items)}]}}'
 
     async def run() -> None:
@@ -65,7 +65,7 @@ def test_one_claim_that_nests_without_end_hides_no_other(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
-    told = [one.getMessage() for one in caplog.records if one.name == decoding.__name__]
+    told = [record.getMessage() for record in caplog.records if record.name == decoding.__name__]
     assert told == ["n/deep: nested too deeply: not read below 100 levels"] * 2
 
 

@@ -39,7 +39,7 @@ def test_slices_and_classes_are_read_from_the_chosen_context(kubectl, tmp_path):
     )
     asked = kubectl(f"cat {tmp_path}/list.json")
     found = read_cluster("prod")
-    assert {one.spec.driver for one in found.slices} == {"gpu.nvidia.com", "dra.net"}
+    assert {slice_.spec.driver for slice_ in found.slices} == {"gpu.nvidia.com", "dra.net"}
     assert len(found.classes) == 2
     assert asked.read_text().startswith("--context prod get resourceslices.resource.k8s.io,")
 

@@ -61,7 +61,7 @@ class Toys:
         return (DevicePool(name=NODE_NAME, devices=devices),)
 
     def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
-        return {"devices": [one.device for one in claim.results]}
+        return {"devices": [result.device for result in claim.results]}
 
     async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
         self.prepared.append(claim.ref.uid)
@@ -69,8 +69,8 @@ class Toys:
             raise self.trouble[claim.ref.name]
         return PreparedClaim(
             devices=tuple(
-                PreparedDevice(result=one, kind="toy", edits=ContainerEdits(env=(f"TOY={one.device}",)))
-                for one in claim.results
+                PreparedDevice(result=result, kind="toy", edits=ContainerEdits(env=(f"TOY={result.device}",)))
+                for result in claim.results
             )
         )
 
@@ -157,8 +157,12 @@ def allocation(
             "devices": {
                 "results": results,
                 "config": [
-                    {"source": "FromClaim", "requests": [], "opaque": {"driver": driver, "parameters": one}}
-                    for one in configs
+                    {
+                        "source": "FromClaim",
+                        "requests": [],
+                        "opaque": {"driver": driver, "parameters": config},
+                    }
+                    for config in configs
                 ],
             }
         },

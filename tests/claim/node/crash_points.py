@@ -103,28 +103,28 @@ class Lives(ABC):
         for file in self.kit.places.cdi.iterdir():
             file.unlink()
 
-    async def work(self, one: PluginProcess) -> None:
+    async def work(self, plugin_process: PluginProcess) -> None:
         """Kubelet prepares the claims and gives them back."""
         for claim in self.claims:
-            await self.prepare(one, claim)
+            await self.prepare(plugin_process, claim)
         for claim in self.claims:
-            await self.unprepare(one, claim)
+            await self.unprepare(plugin_process, claim)
 
-    async def prepare(self, one: PluginProcess, claim: PodClaim) -> None:
-        (answer,) = (await one.requests.prepare([claim.ref])).values()
+    async def prepare(self, plugin_process: PluginProcess, claim: PodClaim) -> None:
+        (answer,) = (await plugin_process.requests.prepare([claim.ref])).values()
         assert not answer.error, answer.error
         assert self.edits(claim.uid)
-        assert one.checkpoint.claims[claim.uid].state is PrepareState.COMPLETED
+        assert plugin_process.checkpoint.claims[claim.uid].state is PrepareState.COMPLETED
 
-    async def unprepare(self, one: PluginProcess, claim: PodClaim) -> None:
-        (answer,) = (await one.requests.unprepare([claim.ref])).values()
+    async def unprepare(self, plugin_process: PluginProcess, claim: PodClaim) -> None:
+        (answer,) = (await plugin_process.requests.unprepare([claim.ref])).values()
         assert not answer.error, answer.error
 
-    async def check_released(self, one: PluginProcess) -> None:
+    async def check_released(self, plugin_process: PluginProcess) -> None:
         """Nothing is left once the marks of given-up claims have expired."""
         self.kit.now += 100
-        await one.sweeper.sweep()
-        assert one.checkpoint.claims == {}
+        await plugin_process.sweeper.sweep()
+        assert plugin_process.checkpoint.claims == {}
         await self.check_untouched()
         assert list(self.kit.places.cdi.iterdir()) == []
 

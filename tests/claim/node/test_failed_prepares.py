@@ -73,7 +73,7 @@ class Node:
     async def _call(self, what: str, claims: Sequence[PodClaim]) -> None:
         if self.running is None:
             raise Retry(f"DRA driver {DRIVER} is not registered", after=0.0)
-        answers = await getattr(self.running.requests, what)([one.ref for one in claims])
+        answers = await getattr(self.running.requests, what)([claim.ref for claim in claims])
         if errors := [answer.error for answer in answers.values() if answer.error]:
             raise Retry("; ".join(errors), after=0.0)
 
@@ -82,16 +82,16 @@ class Node:
         """The plugin while it is registered; as `running()` has it, but without sockets."""
         self.kit.places.home(DRIVER).mkdir(parents=True, exist_ok=True)
         host = msgspec.structs.replace(self.kit.host(), wall=self._now)
-        self.running = one = PluginProcess(self.toys, self.kit.api, host)
-        one.pods.wake()
+        self.running = plugin_process = PluginProcess(self.toys, self.kit.api, host)
+        plugin_process.pods.wake()
         try:
-            async with run_background(*one.work()):
+            async with run_background(*plugin_process.work()):
                 # Pods that are made from here on did not wait for the registration.
                 await asyncio.sleep(0.5)
-                yield one
+                yield plugin_process
         finally:
             self.running = None
-            await one.requests.close()
+            await plugin_process.requests.close()
 
     async def claim(self, name: str = "c", *devices: str) -> ClaimRef:
         status = {**allocation(*(devices or ("toy-0",))), "reservedFor": []}

@@ -24,7 +24,10 @@ def key(module, *, slot=3):
 
 
 def plain(attributes):
-    return {name: one.string if one.int_ is None else one.int_ for name, one in attributes.items()}
+    return {
+        name: attribute.string if attribute.int_ is None else attribute.int_
+        for name, attribute in attributes.items()
+    }
 
 
 def test_one_gpu():

@@ -86,7 +86,7 @@ def test_what_a_server_does_not_keep_is_not_written_again_and_again(fields):
 
     with structlog.testing.capture_logs() as logs:
         event_loop.run_simulation(1, story)
-    said = [one["fields"] for one in logs if one["event"] == "node.slice-fields-dropped"]
+    said = [log["fields"] for log in logs if log["event"] == "node.slice-fields-dropped"]
     assert len(said) == (2 if fields else 0)
     assert all(any(path.endswith(field) for path in paths) for paths in said for field in fields)
 

@@ -397,7 +397,7 @@ def test_a_claim_that_went_during_a_reboot_is_given_back_soon_after_the_api_serv
         await PluginProcess(kit.toys, kit.api, kit.host()).requests.prepare([claim.ref])
         await kit.api.delete(RESOURCE_CLAIM, "c1", "default")
         kit.boot_id = "boot-2"
-        one = PluginProcess(kit.toys, kit.api, kit.host())
+        plugin_process = PluginProcess(kit.toys, kit.api, kit.host())
         loop = asyncio.get_running_loop()
         booted = loop.time()
         get = kit.api.get
@@ -408,7 +408,7 @@ def test_a_claim_that_went_during_a_reboot_is_given_back_soon_after_the_api_serv
             return await get(*wanted)
 
         monkeypatch.setattr(kit.api, "get", unreachable_at_first)
-        async with beside(one.sweeper.run()):
+        async with beside(plugin_process.sweeper.run()):
             await asyncio.sleep(away + 15)
         assert kit.toys.unprepared == [claim.uid]
 

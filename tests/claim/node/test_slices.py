@@ -134,6 +134,7 @@ def test_removals_come_last():
     server = Server()
     server.run(plan_slices([DevicePool(name="old", devices=devices(1))], [], OWNER))
     kinds = [
-        type(one) for one in plan_slices([DevicePool(name="new", devices=devices(1))], server.all(), OWNER)
+        type(slice_)
+        for slice_ in plan_slices([DevicePool(name="new", devices=devices(1))], server.all(), OWNER)
     ]
     assert kinds == [Create, Delete]

@@ -61,7 +61,7 @@ def test_messages(wire):
 @pytest.mark.parametrize("wire", SERVICES, ids=lambda wire: wire.__name__.rpartition(".")[2])
 def test_services(wire):
     (service,) = wire.DESCRIPTOR.services_by_name.values()
-    assert f"{service.full_name}: {' '.join(one.name for one in service.methods)}" == SERVICES[wire]
+    assert f"{service.full_name}: {' '.join(method.name for method in service.methods)}" == SERVICES[wire]
 
 
 def test_health_numbers():

@@ -40,14 +40,16 @@ async def established(api: KubeApi) -> None:
     """Wait until the API server serves all that has been defined."""
 
     async def all_served() -> bool:
-        return all(_is_established(one) for one in (await api.list(CRD)).items)
+        return all(_is_established(item) for item in (await api.list(CRD)).items)
 
     await until(all_served, "the definitions are established")
 
 
 def _is_established(definition: Object) -> bool:
     conditions = definition.get("status", {}).get("conditions") or ()
-    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+    return any(
+        condition["type"] == "Established" and condition["status"] == "True" for condition in conditions
+    )
 
 
 def place(cluster: ControlPlane, job: Path, *words: str) -> str:
@@ -100,7 +102,7 @@ async def landed(api: KubeApi, namespace: str, count: int) -> list[Object]:
 
 def _reason(pod: Object) -> str:
     conditions = pod.get("status", {}).get("conditions", ())
-    told = [one.get("message", "") for one in conditions if one["type"] == "PodScheduled"]
+    told = [condition.get("message", "") for condition in conditions if condition["type"] == "PodScheduled"]
     return told[0] if told else "nobody has looked at it"
 
 

@@ -74,7 +74,7 @@ async def _installed_at(
     try:
         if operator.makes_certificate:
             await _mounted(operator, api, folder)
-        hooks = [one for one in documents if one["kind"] in _HOOKS]
+        hooks = [document for document in documents if document["kind"] in _HOOKS]
         await until(lambda: _are_trusted(api, hooks), f"{operator.name} tells the API server whom to trust")
         await until(lambda: _listens(port), f"{operator.name} listens")
         yield
@@ -91,7 +91,11 @@ def _documents(operator: Operator, port: int) -> list[Object]:
         check=True,
     )
     documents = [one for one in yaml.safe_load_all(built.stdout) if one]
-    return [_at(one, port) for one in documents if one["kind"] in _KEPT or _is_webhook_service(one)]
+    return [
+        _at(document, port)
+        for document in documents
+        if document["kind"] in _KEPT or _is_webhook_service(document)
+    ]
 
 
 def _is_webhook_service(document: Object) -> bool:
@@ -123,7 +127,7 @@ def _certify(operator: Operator, cluster: ControlPlane, documents: Sequence[Obje
     shutil.copy(pair.certificate, folder / "tls.crt")
     shutil.copy(pair.key, folder / "tls.key")
     bundle = base64.b64encode(cluster.credentials.authority.read_bytes()).decode()
-    for called in (called for one in documents for called in _calls(one)):
+    for called in (called for document in documents for called in _calls(document)):
         called["caBundle"] = bundle
 
 
@@ -155,7 +159,7 @@ async def _mounted(operator: Operator, api: KubeApi, folder: Path) -> None:
 
 
 async def _are_trusted(api: KubeApi, hooks: list[Object]) -> bool:
-    named = [(_HOOKS[one["kind"]], one["metadata"]["name"]) for one in hooks]
+    named = [(_HOOKS[hook["kind"]], hook["metadata"]["name"]) for hook in hooks]
     found = [await api.get(kind, name) for kind, name in named]
     return all("caBundle" in called for one in found for called in _calls(one))
 

@@ -124,7 +124,7 @@ async def assert_segments(api: KubeApi, pods: Sequence[Object], index: str, cliq
 
 
 def submit(cluster: ControlPlane, namespace: str, documents: Sequence[Object]) -> None:
-    (topology,) = [one["metadata"]["name"] for one in documents if one["kind"] == "Topology"]
+    (topology,) = [document["metadata"]["name"] for document in documents if document["kind"] == "Topology"]
     apply(cluster, queues(namespace, topology))
     apply(cluster, documents)
 

@@ -79,7 +79,7 @@ class Cluster:
 
     def in_use(self, *devices: str) -> InUse:
         """Devices of pool `p` in use."""
-        return InUse(dedicated=frozenset(DeviceId("d.example.com", "p", one) for one in devices))
+        return InUse(dedicated=frozenset(DeviceId("d.example.com", "p", device) for device in devices))
 
 
 @pytest.fixture

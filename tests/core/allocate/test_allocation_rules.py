@@ -37,8 +37,8 @@ def selector(*terms: list[tuple[str, str, list[str]]], fields: bool = False) -> 
     return NodeSelector(node_selector_terms=tuple(made))
 
 
-def selected(one: NodeSelector) -> bool:
-    return node_is_selected(NODE, node_name=None, all_nodes=None, selector=one)
+def selected(node_selector: NodeSelector) -> bool:
+    return node_is_selected(NODE, node_name=None, all_nodes=None, selector=node_selector)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,10 @@ def test_merging_keeps_each_requirement_once_and_knows_one_term_only() -> None:
     a, b = ("zone", "In", ["a", "b"]), ("zone", "In", ["b", "a"])
     together = merged_selector([selector([a]), selector([b, ("gpus", "Exists", [])])])
     assert together is not None
-    assert [one.key for one in together.node_selector_terms[0].match_expressions] == ["zone", "gpus"]
+    assert [expression.key for expression in together.node_selector_terms[0].match_expressions] == [
+        "zone",
+        "gpus",
+    ]
     assert merged_selector([]) is None
     with pytest.raises(MalformedNodeSelector):
         merged_selector([selector([a], [b])])

@@ -37,13 +37,13 @@ class World:
 
     def __init__(self, random: Random) -> None:
         self.devices = [self._device(random, number) for number in range(random.randint(4, 12))]
-        self.held = {one["name"] for one in self.devices if random.random() < 0.15}
+        self.held = {device["name"] for device in self.devices if random.random() < 0.15}
         self.count = random.randint(1, 3)
         self.kind = random.choice("ab")
         self.matched, self.tolerant = random.random() < 0.4, random.random() < 0.3
         self.checker = AllocationChecker(NODE, CLASSES, self._slices(), state=self._state())
         self.claim = self._claim()
-        self.named = {one["name"]: one for one in self.devices}
+        self.named = {device["name"]: device for device in self.devices}
 
     def _device(self, random: Random, number: int) -> Device:
         return {
@@ -105,13 +105,13 @@ class World:
         )
 
 
-def _published(one: Device) -> dict[str, Any]:
-    draws = [{"counterSet": "x", "counters": {"m": {"value": str(one["draw"])}}}] if one["draw"] else []
+def _published(device: Device) -> dict[str, Any]:
+    draws = [{"counterSet": "x", "counters": {"m": {"value": str(device["draw"])}}}] if device["draw"] else []
     return {
-        "name": one["name"],
-        "attributes": {"kind": {"string": one["kind"]}, "root": {"int": one["root"]}},
+        "name": device["name"],
+        "attributes": {"kind": {"string": device["kind"]}, "root": {"int": device["root"]}},
         "consumesCounters": draws,
-        "taints": [{"key": "t", "effect": "NoSchedule"}] if one["tainted"] else [],
+        "taints": [{"key": "t", "effect": "NoSchedule"}] if device["tainted"] else [],
     }
 
 
@@ -126,7 +126,9 @@ def test_the_checker_judges_random_answers_as_the_rules_do() -> None:
     for _ in range(-(-ANSWERS // PER_CLUSTER)):
         world = World(random)
         fitting = [
-            one["name"] for one in world.devices if world.valid([one["name"]] * 1) or random.random() < 0.5
+            device["name"]
+            for device in world.devices
+            if world.valid([device["name"]] * 1) or random.random() < 0.5
         ]
         for _ in range(PER_CLUSTER):
             some = fitting if fitting and random.random() < 0.8 else [*world.named, "ghost"]
@@ -146,7 +148,7 @@ def _held(world: World, names: list[str]) -> list[str] | None:
 
 
 def _other_kind(world: World, names: list[str]) -> list[str] | None:
-    others = [one["name"] for one in world.devices if one["kind"] != world.kind]
+    others = [device["name"] for device in world.devices if device["kind"] != world.kind]
     return [*names[1:], others[0]] if others else None
 
 

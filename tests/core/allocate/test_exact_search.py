@@ -92,9 +92,9 @@ def claim_fields(draw: st.DrawFn, name: str) -> dict[str, Any]:
         if len(alternatives) == 1:
             requests.append({"name": f"r{number}", "exactly": alternatives[0]})
         else:
-            named = [{"name": f"a{index}", **one} for index, one in enumerate(alternatives)]
+            named = [{"name": f"a{index}", **alternative} for index, alternative in enumerate(alternatives)]
             requests.append({"name": f"r{number}", "firstAvailable": named})
-    exact_only = all(one.get("exactly", {}).get("allocationMode") == "ExactCount" for one in requests)
+    exact_only = all(request.get("exactly", {}).get("allocationMode") == "ExactCount" for request in requests)
     constraints: list[dict[str, Any]] = []
     if exact_only and draw(st.booleans()):
         kind = draw(st.sampled_from(["matchAttribute", "distinctAttribute"]))

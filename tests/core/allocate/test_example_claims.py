@@ -33,7 +33,7 @@ def test_four_gpus_of_numa_0_with_near_or_far_nics(which: str, first_nic: int) -
     slices = slices_of(MACHINE, "n")
     outcome = allocate(node("n"), device_classes(), slices, [claim_of(which)])
     assert isinstance(outcome, Allocation)
-    known = {one.name: one.attributes for two in slices for one in two.spec.devices}
+    known = {device.name: device.attributes for two in slices for device in two.spec.devices}
     given = outcome.results[0].devices.results
     gpus = [known[one.device]["resource.kubernetes.io/pciBusID"].string for one in given[:4]]
     nics = [known[one.device]["dra.net/rdmaDevice"].string for one in given[4:]]
@@ -43,10 +43,10 @@ def test_four_gpus_of_numa_0_with_near_or_far_nics(which: str, first_nic: int) -
 
 def test_both_pods_take_a_node_each_and_a_third_is_refused_with_the_holder() -> None:
     names = ["node-0", "node-1"]
-    slices = [one for name in names for one in slices_of(MACHINE, name)]
+    slices = [slice_ for name in names for slice_ in slices_of(MACHINE, name)]
     claims = [claim_of("aligned"), claim_of("unaligned"), claim_of("aligned")]
     answers = allocate_each([node(name) for name in names], device_classes(), slices, claims)
-    assert [one.node for one in answers if isinstance(one, PlacedClaim)] == names
+    assert [answer.node for answer in answers if isinstance(answer, PlacedClaim)] == names
     refused = answers[2]
     assert isinstance(refused, RefusedClaim)
     gpu = refused.nodes[0].requests[0]
@@ -63,13 +63,15 @@ def test_both_pods_take_a_node_each_and_a_third_is_refused_with_the_holder() -> 
 
 def attributes(profile: str, driver: str) -> list[Device]:
     slices = slices_of(profiles.load_machine(profile), "n")
-    return [one for two in slices if two.spec.driver == driver for one in two.spec.devices]
+    return [device for two in slices if two.spec.driver == driver for device in two.spec.devices]
 
 
 def test_azure_nics_have_no_pcie_root_and_gb200_nics_have() -> None:
     name = "resource.kubernetes.io/pcieRoot"
-    assert not any(name in one.attributes for one in attributes("azure-nd96isr-h100-v5", "dra.net"))
-    assert any(name in one.attributes for one in attributes("oci-bm.gpu.gb200-v3.4", "dra.net"))
+    assert not any(
+        name in attribute.attributes for attribute in attributes("azure-nd96isr-h100-v5", "dra.net")
+    )
+    assert any(name in attribute.attributes for attribute in attributes("oci-bm.gpu.gb200-v3.4", "dra.net"))
 
 
 def test_nics_that_must_not_carry_data_are_published_as_dranet_does() -> None:
@@ -85,4 +87,4 @@ def test_every_profile_makes_sound_slices(profile: str) -> None:
     assert not [pool for pool in pools if pool.trouble]
     devices = candidates_of(pools, Features())
     assert len(devices) == len(machine.gpus) + len(machine.nics)
-    assert all(one.view.problem is None for one in devices)
+    assert all(device.view.problem is None for device in devices)

@@ -77,7 +77,7 @@ def test_a_constraint_shows_what_each_value_has(cluster: Any) -> None:
     )
     explanation = explained(cluster, slices, claim)
     assert explanation.conflict == ("c/gpu", "c/nic")
-    assert [(one.value, one.devices) for one in explanation.constraints[0].values] == [
+    assert [(value.value, value.devices) for value in explanation.constraints[0].values] == [
         ("0", {"gpu": 2, "nic": 0}),
         ("1", {"gpu": 0, "nic": 1}),
     ]
@@ -105,7 +105,7 @@ def test_a_failing_selector_is_a_cause_and_not_an_end(cluster: Any) -> None:
 def test_pools_that_are_not_used_are_named(cluster: Any) -> None:
     slices = [cluster.slice([{"name": "d0"}], pool={"resourceSliceCount": 3})]
     explanation = explained(cluster, slices, cluster.claim(cluster.request()))
-    assert [(one.pool, one.trouble, one.reason) for one in explanation.unusable_pools] == [
+    assert [(pool.pool, pool.trouble, pool.reason) for pool in explanation.unusable_pools] == [
         ("d.example.com/p", "incomplete", "1 of 3 slices are there")
     ]
 

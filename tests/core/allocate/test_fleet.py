@@ -51,8 +51,8 @@ def slices_of(node: str, devices: list[dict[str, Any]]) -> list[ResourceSlice]:
     pool = {"name": node, "generation": 1, "resourceSliceCount": 2}
     counters = [{"name": "x", "counters": {"m": {"value": "2"}}}]
     unique = [
-        {**one, "attributes": {**one["attributes"], "uuid": {"string": f"{node}-{one['name']}"}}}
-        for one in devices
+        {**device, "attributes": {**device["attributes"], "uuid": {"string": f"{node}-{device['name']}"}}}
+        for device in devices
     ]
     specs = [{"sharedCounters": counters}, {"devices": unique}]
     return [
@@ -92,10 +92,13 @@ shapes = st.tuples(st.integers(1, 2), st.sampled_from(SELECTORS), st.booleans())
 
 
 def one_by_one(
-    nodes: Sequence[Node], slices: Sequence[ResourceSlice], held: Sequence[ResourceClaim], one: ResourceClaim
+    nodes: Sequence[Node],
+    slices: Sequence[ResourceSlice],
+    held: Sequence[ResourceClaim],
+    resource_claim: ResourceClaim,
 ) -> Outcome:
     for node in nodes:
-        outcome = allocate(node, CLASSES, slices, [one], state=in_use_by(held), features=FEATURES)
+        outcome = allocate(node, CLASSES, slices, [resource_claim], state=in_use_by(held), features=FEATURES)
         if isinstance(outcome, Allocation):
             return outcome
         if isinstance(outcome, Fault) and outcome.scope is FaultScope.ATTEMPT:
@@ -105,7 +108,9 @@ def one_by_one(
 
 def told(outcome: Outcome) -> object:
     if isinstance(outcome, Allocation):
-        return outcome.node, [(one.request, one.device) for one in outcome.results[0].devices.results]
+        return outcome.node, [
+            (result.request, result.device) for result in outcome.results[0].devices.results
+        ]
     return outcome.reason if isinstance(outcome, Fault) else "refused"
 
 
@@ -117,7 +122,7 @@ def test_the_fleet_answers_as_if_every_node_were_asked(
     data: st.DataObject,
 ) -> None:
     nodes, slices = cluster
-    note(str([one.spec.devices for one in slices]))
+    note(str([slice_.spec.devices for slice_ in slices]))
     fleet = Fleet(nodes, CLASSES, slices, features=FEATURES)
     held: dict[str, ResourceClaim] = {}
     for number, shape in enumerate(wanted):
@@ -165,11 +170,11 @@ def test_full_nodes_are_not_searched_again(cluster: Any) -> None:
     slices = [
         cluster.slice(
             [{"name": f"d{at}"} for at in range(4)],
-            one.metadata.name,
-            nodeName=one.metadata.name,
-            pool={"name": one.metadata.name},
+            node.metadata.name,
+            nodeName=node.metadata.name,
+            pool={"name": node.metadata.name},
         )
-        for one in nodes
+        for node in nodes
     ]
     fleet = Fleet(nodes, cluster.classes, slices)
     steps = 0

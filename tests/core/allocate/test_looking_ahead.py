@@ -131,7 +131,7 @@ def answer(slices: Sequence[ResourceSlice], claims: Sequence[ResourceClaim]) -> 
 
     try:
         offer = node_devices(NODE, SliceIndex(slices), FEATURES)
-        named = {one.metadata.name: one for one in CLASSES}
+        named = {klass.metadata.name: klass for klass in CLASSES}
         desk = AllocationProblem(offer, named, claims, InUse(), FEATURES, SelectorCache())
         found = desk.search(proceed).run()
     except AllocationStopped as stop:

@@ -73,11 +73,11 @@ def test_binary_quantities_are_capped_at_64_bits() -> None:
 
 
 @given(numbers, numbers)
-def test_arithmetic_is_exact(one: Quantity, two: Quantity) -> None:
-    assert value(one + two) == value(one) + value(two)
-    assert value(one - two) == value(one) - value(two)
-    assert (one < two) == (value(one) < value(two))
-    assert (one == two) == (value(one) == value(two))
+def test_arithmetic_is_exact(quantity: Quantity, two: Quantity) -> None:
+    assert value(quantity + two) == value(quantity) + value(two)
+    assert value(quantity - two) == value(quantity) - value(two)
+    assert (quantity < two) == (value(quantity) < value(two))
+    assert (quantity == two) == (value(quantity) == value(two))
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(0, 999), suffixes)

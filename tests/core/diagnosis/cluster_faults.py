@@ -80,10 +80,10 @@ def is_nic(module):
 def crossed_nics(picture):
     """The pod of one tray has the NIC of a GPU that somebody else has."""
     pod = f"team-0/worker-{TRAY}"
-    mine = [one for one in picture.uses if pod in one.pods and one.driver not in (GPU_DRIVER, "dra.net")]
-    gpu = [one for one in picture.uses if pod in one.pods and one.device == "gpu-0"]
-    nic = [one for one in picture.uses if pod in one.pods and one.device == "pci-0013-03-00-0"]
-    others = [one for one in picture.uses if pod not in one.pods]
+    mine = [use for use in picture.uses if pod in use.pods and use.driver not in (GPU_DRIVER, "dra.net")]
+    gpu = [use for use in picture.uses if pod in use.pods and use.device == "gpu-0"]
+    nic = [use for use in picture.uses if pod in use.pods and use.device == "pci-0013-03-00-0"]
+    others = [use for use in picture.uses if pod not in use.pods]
     return msgspec.structs.replace(picture, uses=(*others, *mine, *gpu, *nic))
 
 

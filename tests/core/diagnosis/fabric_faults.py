@@ -207,7 +207,7 @@ def exchanged(picture):
         picture,
         machines=tuple(held.get(one.id, one) for one in picture.machines),
         fabric_gpus=tuple(now(one, place=other.get(one.place, one.place)) for one in picture.fabric_gpus),
-        devices=tuple(now(one, key=rekeyed(one.key)) for one in picture.devices),
+        devices=tuple(now(device, key=rekeyed(device.key)) for device in picture.devices),
         moved_gpus=left,
     )
 

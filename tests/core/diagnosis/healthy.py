@@ -303,15 +303,17 @@ def _transfer(rack, tray, module):
 def with_changed(picture, field, which, **changes):
     """The picture in which the records of `field` for which `which` holds are changed."""
     records = getattr(picture, field)
-    hit = [one for one in records if which(one)]
+    hit = [record for record in records if which(record)]
     assert hit, f"nothing in {field} is meant"
-    kept = tuple(msgspec.structs.replace(one, **changes) if which(one) else one for one in records)
+    kept = tuple(
+        msgspec.structs.replace(record, **changes) if which(record) else record for record in records
+    )
     return msgspec.structs.replace(picture, **{field: kept})
 
 
 def without(picture, field, which):
     """The picture without the records of `field` for which `which` holds."""
     records = getattr(picture, field)
-    kept = tuple(one for one in records if not which(one))
+    kept = tuple(record for record in records if not which(record))
     assert len(kept) < len(records), f"nothing in {field} is meant"
     return msgspec.structs.replace(picture, **{field: kept})

@@ -15,7 +15,7 @@ DECIDED = ("CNP03-01", "SDN13", "SDN15", "SDN16", "SDN21", "SDN25", "SDN26", "SD
 
 
 def outcomes(picture):
-    return {one.id: one.outcome for one in acceptance(picture).results}
+    return {result.id: result.outcome for result in acceptance(picture).results}
 
 
 def test_a_healthy_site_passes_what_looking_decides_and_claims_nothing_else():
@@ -45,8 +45,8 @@ def test_a_simulated_site_passes_nothing_and_still_fails():
     simulated = msgspec.structs.replace(WELL, simulated=(Layer.CLUSTER,))
     told = acceptance(simulated)
     assert (told.simulated, acceptance(WELL).simulated) == (True, False)
-    assert {one.outcome for one in told.results} == {AcceptanceOutcome.NOT_RUN}
-    (clean,) = (one for one in told.results if one.id == "SDN27")
+    assert {result.outcome for result in told.results} == {AcceptanceOutcome.NOT_RUN}
+    (clean,) = (result for result in told.results if result.id == "SDN27")
     assert clean.evidence[0] == "simulated: cluster"
     assert outcomes(FAILING["SDN21"](simulated))["SDN21"] is AcceptanceOutcome.FAIL
 
@@ -130,8 +130,8 @@ def test_gpus_in_no_partition_at_all_are_not_on_the_same_nvlink():
 @pytest.mark.parametrize(
     "less",
     [
-        {"layers": tuple(one for one in WELL.layers if one.layer is not Layer.FABRIC)},
-        {"layers": tuple(one for one in WELL.layers if one.layer is not Layer.CLUSTER)},
+        {"layers": tuple(layer for layer in WELL.layers if layer.layer is not Layer.FABRIC)},
+        {"layers": tuple(layer for layer in WELL.layers if layer.layer is not Layer.CLUSTER)},
         {"domains": (), "fabric_gpus": (), "partitions": ()},
         {"nodes": (), "pools": (), "devices": (), "uses": (), "claims": (), "pods": ()},
     ],
@@ -153,9 +153,9 @@ JUDGED = {
 def test_what_is_only_a_consequence_still_fails_its_tests(cause, monkeypatch):
     """The page lists it under its cause; whoever buys the site asked for the thing itself."""
     effects = sorted(catalogue.EXPLAINS[cause])
-    found = [fails(one, "it", "is broken", "mend it", where=("here",)) for one in (cause, *effects)]
+    found = [fails(effect, "it", "is broken", "mend it", where=("here",)) for effect in (cause, *effects)]
     monkeypatch.setattr(examination, "_all", lambda *_: iter(found))
     assert len(examination.examine(WELL)) == 1
     told = outcomes(WELL)
-    expected = {id_ for one in effects for id_ in JUDGED.get(one, ())}
+    expected = {id_ for effect in effects for id_ in JUDGED.get(effect, ())}
     assert expected <= {id_ for id_, outcome in told.items() if outcome is AcceptanceOutcome.FAIL}

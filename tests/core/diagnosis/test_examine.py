@@ -112,8 +112,8 @@ def test_layers_that_cannot_be_read_never_fail(faults):
             continue  # The fault needs what another one took away.
     silent = with_changed(picture, "domains", lambda one: True, unknown_since=NOW - 60, problem="no answer")
     lost = [
-        msgspec.structs.replace(one, unknown_since=NOW) if one.layer is Layer.CLUSTER else one
-        for one in silent.layers
+        msgspec.structs.replace(layer, unknown_since=NOW) if layer.layer is Layer.CLUSTER else layer
+        for layer in silent.layers
     ]
     found = examine(msgspec.structs.replace(silent, layers=tuple(lost)))
     assert {one.check for one in found} >= {catalogue.LAYER, catalogue.CONTROLLER}
@@ -172,7 +172,7 @@ def test_a_dark_rack_of_tenants_comes_before_a_nic():
 
 
 def test_a_layer_that_was_not_asked_adds_nothing():
-    layers = tuple(one for one in WELL.layers if one.layer is not Layer.CLUSTER)
+    layers = tuple(layer for layer in WELL.layers if layer.layer is not Layer.CLUSTER)
     alone = msgspec.structs.replace(
         WELL, layers=layers, nodes=(), devices=(), pools=(), uses=(), pods=(), claims=(), meshes=()
     )

@@ -20,8 +20,8 @@ MODULES = (
     rackloom.app.doctor,
     rackloom.app.snapshot.assemble,
     *(
-        importlib.import_module(f"{checks.__name__}.{one.name}")
-        for one in pkgutil.iter_modules(checks.__path__)
+        importlib.import_module(f"{checks.__name__}.{iter_module.name}")
+        for iter_module in pkgutil.iter_modules(checks.__path__)
     ),
 )
 ANYTHING = "1"
@@ -56,7 +56,7 @@ COMMANDS = sorted({text for module in MODULES for text in commands(module)})
 
 
 def test_there_are_fixes_of_all_kinds():
-    assert {" ".join(one.split()[:3]) for one in COMMANDS} >= {
+    assert {" ".join(command.split()[:3]) for command in COMMANDS} >= {
         "rackloom admin domain",
         "rackloom admin endpoint",
         "rackloom admin tray",

@@ -46,7 +46,7 @@ def test_what_is_only_unknown_explains_no_failure():
     lost = unknown(catalogue.CONTROLLER, "domain d", "it is silent", "rackloom fix", where=("domain d",))
     assert len(fold_consequences([lost, broken(catalogue.INTERFACE, "domain d")])) == 2
     waiting = unknown(catalogue.INTERFACE, "instance i", "not read", "rackloom fix", where=("domain d",))
-    assert [one.check for one in fold_consequences([lost, waiting])] == [catalogue.CONTROLLER]
+    assert [consequence.check for consequence in fold_consequences([lost, waiting])] == [catalogue.CONTROLLER]
 
 
 def test_a_kubelet_that_is_silent_is_the_cause_of_what_fails_on_its_node():
@@ -60,7 +60,7 @@ def test_a_kubelet_that_is_silent_is_the_cause_of_what_fails_on_its_node():
 def test_what_others_rest_on_comes_first_among_what_is_as_bad():
     checks = (catalogue.NIC_LINK, catalogue.ACTIVE, catalogue.GPU_HEALTH)
     told = [broken(check, f"node {place}") for place, check in enumerate(checks)]
-    assert [one.check for one in fold_consequences(told)] == [
+    assert [consequence.check for consequence in fold_consequences(told)] == [
         catalogue.GPU_HEALTH,
         catalogue.ACTIVE,
         catalogue.NIC_LINK,
@@ -75,20 +75,21 @@ def apart(*sides):
 def test_a_cause_explains_a_difference_only_when_it_takes_all_but_one_side_away():
     label = broken(catalogue.CLIQUE_LABEL, "node n")
     rest = ("node a", "node b")
-    assert [one.check for one in fold_consequences([label, apart(rest, ("node n",))])] == [
+    assert [consequence.check for consequence in fold_consequences([label, apart(rest, ("node n",))])] == [
         catalogue.CLIQUE_LABEL
     ]
-    assert [one.check for one in fold_consequences([label, apart(("node n",), ("node a",))])] == [
-        catalogue.CLIQUE_LABEL
-    ]
+    assert [
+        consequence.check for consequence in fold_consequences([label, apart(("node n",), ("node a",))])
+    ] == [catalogue.CLIQUE_LABEL]
     for sides in ((rest, ("node n",), ("node m",)), (rest, ("node m", "node n"))):
-        assert [one.check for one in fold_consequences([label, apart(*sides)])] == [
+        assert [consequence.check for consequence in fold_consequences([label, apart(*sides)])] == [
             catalogue.CLIQUE_LABEL,
             catalogue.ONE_CLIQUE,
         ]
     other = broken(catalogue.CLIQUE_LABEL, "node m")
     assert {
-        one.check for one in fold_consequences([label, other, apart(rest, ("node n",), ("node m",))])
+        consequence.check
+        for consequence in fold_consequences([label, other, apart(rest, ("node n",), ("node m",))])
     } == {catalogue.CLIQUE_LABEL}
 
 
@@ -105,7 +106,7 @@ def test_instances_in_the_dark_come_before_a_warning_and_after_an_error():
         dark("full", 18),
         broken(catalogue.ACTIVE, "node m"),
     ]
-    assert [one.subject for one in fold_consequences(told)] == [
+    assert [consequence.subject for consequence in fold_consequences(told)] == [
         f"{catalogue.ACTIVE} at node m",
         "domain full",
         f"{catalogue.NIC_LINK} at node n",

@@ -20,14 +20,19 @@ def well(picture):
 def ill(picture):
     """In every rack: partitions lost and left over, instances waiting, nodes silent, devices kept off."""
     lost = tuple(
-        LostPartition(domain=one.domain, name=f"old-{one.name}", logical=one.logical, seen_at=NOW - 600)
-        for one in picture.partitions
+        LostPartition(
+            domain=partition.domain,
+            name=f"old-{partition.name}",
+            logical=partition.logical,
+            seen_at=NOW - 600,
+        )
+        for partition in picture.partitions
     )
     left = tuple(
         PartitionRecord(
-            domain=one.uuid, id=32766, name="Default", healthy=False, default=True, owner="default"
+            domain=domain.uuid, id=32766, name="Default", healthy=False, default=True, owner="default"
         )
-        for one in picture.domains
+        for domain in picture.domains
     )
     broken = msgspec.structs.replace(picture, lost_partitions=lost, partitions=(*picture.partitions, *left))
     for field, changes in (

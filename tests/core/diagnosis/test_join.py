@@ -39,18 +39,20 @@ def test_they_are_sorted_by_domain_tray_and_module():
         whole, fabric_gpus=whole.fabric_gpus[::-1], machines=whole.machines[::-1], devices=whole.devices[::-1]
     )
     names = [
-        (one.fabric.domain, one.fabric.tray_index, one.fabric.place.module_id) for one in gpu_chains(shuffled)
+        (chain.fabric.domain, chain.fabric.tray_index, chain.fabric.place.module_id)
+        for chain in gpu_chains(shuffled)
     ]
     assert names == sorted(names)
     assert names == [
-        (one.fabric.domain, one.fabric.tray_index, one.fabric.place.module_id) for one in gpu_chains(whole)
+        (chain.fabric.domain, chain.fabric.tray_index, chain.fabric.place.module_id)
+        for chain in gpu_chains(whole)
     ]
 
 
 def test_a_layer_that_was_not_read_leaves_its_part_open():
     whole = healthy(racks=1, trays=2)
     only_site = msgspec.structs.replace(whole, nodes=(), devices=(), uses=(), transfers=())
-    assert all(one.device is None and one.fabric is not None for one in gpu_chains(only_site))
+    assert all(chain.device is None and chain.fabric is not None for chain in gpu_chains(only_site))
     only_cluster = SiteSnapshot(at=0, layers=(), nodes=whole.nodes, devices=whole.devices, uses=whole.uses)
     found = gpu_chains(only_cluster)
     assert len(found) == 2 * GPUS
@@ -76,7 +78,11 @@ def test_a_gpu_that_contradicts_its_place_is_not_attached_and_both_sides_are_tol
     whole = healthy(racks=1, trays=2)
     first = place(0, 0, 1)
     broken = with_changed(whole, "fabric_gpus", lambda one: one.place == first, guid=0xBAD)
-    chain = next(one for one in gpu_chains(broken) if one.fabric is not None and one.fabric.guid == 0xBAD)
+    chain = next(
+        gpu_chain
+        for gpu_chain in gpu_chains(broken)
+        if gpu_chain.fabric is not None and gpu_chain.fabric.guid == 0xBAD
+    )
     assert chain.device is None
     assert chain.machine is None
     told = " ".join(chain.conflicts)
@@ -99,9 +105,10 @@ def test_a_controller_that_lists_other_gpus_in_the_places_of_machines_takes_none
 ):
     whole = healthy(racks=2, trays=2)
     if not site_knows_guids:
-        bare = [tuple(GpuKey(place=key.place) for key in one.gpus) for one in whole.machines]
+        bare = [tuple(GpuKey(place=key.place) for key in machine.gpus) for machine in whole.machines]
         machines = (
-            msgspec.structs.replace(one, gpus=gpus) for one, gpus in zip(whole.machines, bare, strict=True)
+            msgspec.structs.replace(machine, gpus=gpus)
+            for machine, gpus in zip(whole.machines, bare, strict=True)
         )
         whole = msgspec.structs.replace(whole, machines=tuple(machines))
     lied = listed_too(whole, "0-first", lambda one: msgspec.structs.replace(one, guid=one.guid + 0xBAD00))
@@ -121,8 +128,8 @@ def test_nor_does_it_while_the_controller_of_their_domain_was_never_read():
 def test_a_controller_that_lists_the_gpus_of_machines_in_other_places_takes_no_device_from_them():
     whole = healthy(racks=1, trays=2)
     nameless = tuple(
-        msgspec.structs.replace(one, key=msgspec.structs.replace(one.key, place=None))
-        for one in whole.devices
+        msgspec.structs.replace(device, key=msgspec.structs.replace(device.key, place=None))
+        for device in whole.devices
     )
     whole = msgspec.structs.replace(whole, devices=nameless)
     moved = listed_too(
@@ -132,9 +139,9 @@ def test_a_controller_that_lists_the_gpus_of_machines_in_other_places_takes_no_d
             one, place=SlotKey(f"far-{one.place.chassis_serial}", one.place.slot, one.place.module_id)
         ),
     )
-    held = [one for one in gpu_chains(moved) if one.machine is not None]
+    held = [chain for chain in gpu_chains(moved) if chain.machine is not None]
     assert [(one.device is not None, one.fabric.domain) for one in held] == [
-        (True, one.fabric.domain) for one in gpu_chains(whole)
+        (True, chain.fabric.domain) for chain in gpu_chains(whole)
     ]
 
 

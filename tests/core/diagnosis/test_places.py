@@ -27,7 +27,7 @@ def test_both_sides_are_told_with_the_time_and_a_command():
 def test_what_follows_from_it_is_told_under_it():
     (found,) = examine(moved_to_nobody(WELL))
     assert found.since == NOW - 30
-    told = {one.split(":")[0] for one in found.consequences}
+    told = {consequence.split(":")[0] for consequence in found.consequences}
     assert {catalogue.MACHINE_PRESENT, catalogue.INTERFACE} <= told
 
 

@@ -8,8 +8,8 @@ from tests.core.diagnosis.healthy import GPUS, healthy, pci
 from rackloom.core.diagnosis.join import Rails
 
 DEVICES = healthy(racks=1, trays=1).devices
-GPU = next(one for one in DEVICES if one.kind == "gpu")
-NIC = next(one for one in DEVICES if one.kind == "nic")
+GPU = next(device for device in DEVICES if device.kind == "gpu")
+NIC = next(device for device in DEVICES if device.kind == "nic")
 SECOND = msgspec.structs.replace(NIC, name="pci-0019-03-00-0", key=type(NIC.key)())
 
 
@@ -20,7 +20,7 @@ def test_of_two_nics_of_one_gpu_that_which_the_gpu_itself_names_comes_first():
 
 def test_a_nic_that_names_no_gpu_serves_the_gpu_that_names_it():
     mute = msgspec.structs.replace(NIC, partner=None)
-    rails = Rails(mute if one is NIC else one for one in DEVICES)
+    rails = Rails(mute if device is NIC else device for device in DEVICES)
     assert rails.of(GPU) == (mute,)
     assert (mute in rails.nics, rails.served_by(mute)) == (True, pci(1))
 
@@ -42,7 +42,7 @@ def test_what_serves_a_gpu_is_a_rail_and_every_rail_says_whom_it_serves(partners
     rails = Rails(devices)
     serving = {nic for gpu in devices if gpu.kind == "gpu" for nic in rails.of(gpu)}
     assert serving <= set(rails.nics)
-    assert {one.name for one in more} & {one.name for one in rails.nics} == {
+    assert {one.name for one in more} & {nic.name for nic in rails.nics} == {
         one.name for one in more if one.partner is not None
     }
     assert all(rails.served_by(nic) for nic in rails.nics)

@@ -91,7 +91,7 @@ def unseen():
 
 SCENARIOS = shipped_scenarios()
 FAULTS = tuple(every_fault())
-FOUND = {fault for one in SCENARIOS for fault in found_in(one)}
+FOUND = {fault for scenario in SCENARIOS for fault in found_in(scenario)}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -77,7 +77,7 @@ class Toy:
         if not reconcile_gang(view, SETTINGS).asks_planner:
             return before[0] != self.refusal
         objects = ClusterLists(nodes=tuple(self.nodes.values()), pods=tuple(self.pods.values()))
-        records = [read_record(one) for one in self.plans.values()]
+        records = [read_record(plan) for plan in self.plans.values()]
         look = PlacementLists(objects=objects, running=running_site(objects, SETTINGS), counted=self.counted)
         scene = gang_site(KEY, look, records)
         try:
@@ -124,7 +124,7 @@ class Toy:
         if before is None or after is None or len(after.seats) == len(before.seats):
             return
         self.given_back += 1
-        done = [one for one in self.pods_of_gang() if is_done(one) and uid_of_job(one) == self.job_uid]
+        done = [pod for pod in self.pods_of_gang() if is_done(pod) and uid_of_job(pod) == self.job_uid]
         assert len(after.seats) >= SIZE - len(done)
         used = {one["metadata"]["annotations"][spec.TRAY_ANNOTATION] for one in self.let_go()}
         assert set(before.trays) & used <= set(after.trays)
@@ -134,7 +134,7 @@ class Toy:
         tray = pod["metadata"]["annotations"][spec.TRAY_ANNOTATION]
         here = (one for one in self.let_go() if one["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray)
         staying = [one for one in here if "deletionTimestamp" not in one["metadata"]]
-        seats = [one for one in read_record(self.plans[KEY.name]).plan.seats if one.tray == tray]
+        seats = [seat for seat in read_record(self.plans[KEY.name]).plan.seats if seat.tray == tray]
         assert pod not in staying or len(staying) > len(seats), "it stays, and has its seat"
 
     def check_letting_go(self, pod):
@@ -153,12 +153,12 @@ class Toy:
             assert len(record.plan.seats) >= SIZE - len(self.succeeded)
 
     def pods_of_gang(self):
-        return [one for one in self.pods.values() if GANG_LABEL in one["metadata"].get("labels", {})]
+        return [pod for pod in self.pods.values() if GANG_LABEL in pod["metadata"].get("labels", {})]
 
     def let_go(self):
         """Those that have not ended."""
-        pods = (one for one in self.pods_of_gang() if not has_ended(one))
-        return [one for one in pods if not one["spec"].get("schedulingGates")]
+        pods = (pod for pod in self.pods_of_gang() if not has_ended(pod))
+        return [pod for pod in pods if not pod["spec"].get("schedulingGates")]
 
     # What happens to it.
 
@@ -226,8 +226,8 @@ class Toy:
         self.pods.pop(f"other-{tray}", None)
 
     def users(self, tray):
-        pods = (one for one in self.pods.values() if not has_ended(one))
-        return [one for one in pods if one["spec"].get("nodeName") == tray]
+        pods = (pod for pod in self.pods.values() if not has_ended(pod))
+        return [pod for pod in pods if pod["spec"].get("nodeName") == tray]
 
     def lose(self, tray):
         self.say(tray, "Unknown")
@@ -245,7 +245,7 @@ class Toy:
 
     def remove(self, tray):
         self.nodes.pop(tray, None)
-        self.pods = {name: one for name, one in self.pods.items() if one["spec"].get("nodeName") != tray}
+        self.pods = {name: pod for name, pod in self.pods.items() if pod["spec"].get("nodeName") != tray}
 
     def cordon(self, tray):
         if tray in self.nodes:
@@ -270,21 +270,21 @@ class Toy:
             if pod["spec"].get("nodeName") or host is None or host["spec"].get("unschedulable"):
                 continue
             ready = host["status"]["conditions"][0]["status"] == "True"
-            tolerated = {one["value"] for one in pod["spec"]["tolerations"]}
+            tolerated = {toleration["value"] for toleration in pod["spec"]["tolerations"]}
             if ready and not self.users(tray) and set(reserving_plans(host)) <= tolerated:
                 name = pod["metadata"]["name"]
                 self.put(self.pods, name, merge_patch(pod, {"spec": {"nodeName": tray}}))
 
     def settle(self):
         """Let time pass and the controller work until it has nothing to do."""
-        for name in [name for name, one in self.pods.items() if "deletionTimestamp" in one["metadata"]]:
+        for name in [name for name, pod in self.pods.items() if "deletionTimestamp" in pod["metadata"]]:
             del self.pods[name]
         for _ in range(120):
             for number in range(SIZE):
                 self.pod(number)
             self.schedule(None)
             busy = self.one_pass()
-            bound = [one for one in self.pods_of_gang() if one["spec"].get("nodeName")]
+            bound = [pod for pod in self.pods_of_gang() if pod["spec"].get("nodeName")]
             if not busy and len(bound) == SIZE:
                 return
             self.wait(5.0)

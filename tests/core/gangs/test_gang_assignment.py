@@ -23,7 +23,7 @@ def let_go(name, index, *, node="", going=False):
 
 def seated(*members):
     found = assign_slots(GangSnapshot(key=KEY, now=0.0, record=RECORD, members=members), RECORD.plan)
-    return [one.name for one in found.seated], [one.name for one in found.misfits]
+    return [one.name for one in found.seated], [misfit.name for misfit in found.misfits]
 
 
 @pytest.mark.parametrize("bound", [(), ("leaves",), ("stays",), ("leaves", "stays")])

@@ -60,7 +60,7 @@ def test_a_whole_tray_is_one_of_those_that_the_members_may_go_to():
     choosing = {"nodeSelector": {"nvidia.com/gpu.clique": "h.1"}}
     placed = read_record(answered([*RACK, *hgx(2)], **choosing))
     assert set(placed.plan.trays) == {"h0", "h1"}
-    assert {one.gpus for one in placed.gang.groups} == {8}
+    assert {group.gpus for group in placed.gang.groups} == {8}
 
 
 def test_no_two_members_share_a_larger_tray():

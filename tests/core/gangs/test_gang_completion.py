@@ -73,7 +73,9 @@ def rest(members, makers, seats, **how):
     """The seats that are left of a plan, as group and tray, with its spares; None where all are needed."""
     left = without_unused_trays(view_of(members, seats, makers, **how), record_of(seats, **how))
     return (
-        None if left is None else ([(one.group, one.tray) for one in left.seats], left.spares, left.cliques)
+        None
+        if left is None
+        else ([(seat.group, seat.tray) for seat in left.seats], left.spares, left.cliques)
     )
 
 
@@ -157,8 +159,8 @@ def test_each_index_is_counted_once_whoever_says_that_it_is_over(closed, failed,
 
 def written(indexes):
     """As a Job writes them: runs of three and more as a range."""
-    starts = sorted(one for one in indexes if one - 1 not in indexes)
-    ends = sorted(one for one in indexes if one + 1 not in indexes)
+    starts = sorted(index for index in indexes if index - 1 not in indexes)
+    ends = sorted(index for index in indexes if index + 1 not in indexes)
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 

@@ -45,7 +45,7 @@ BASE = Path(__file__).parents[4] / "deploy" / "kubernetes" / "base"
 
 def pod(name="w", *, meta=None, claims=(), gpus=0, **spec):
     limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
-    named = [{"name": one, "resourceClaimTemplateName": one} for one in claims]
+    named = [{"name": claim, "resourceClaimTemplateName": claim} for claim in claims]
     return {
         "metadata": {"name": name, "namespace": "team", "uid": f"uid-{name}", **(meta or {})},
         "spec": {
@@ -106,10 +106,10 @@ def test_a_pod_is_pinned_by_narrowing_what_it_asks_itself(terms, after):
             assert term == {}, "an empty term selects nothing, and stays so"
             continue
         assert pin in term["matchFields"]
-        rest = [*term.get("matchExpressions", []), *(one for one in term["matchFields"] if one != pin)]
+        rest = [*term.get("matchExpressions", []), *(field for field in term["matchFields"] if field != pin)]
         assert [one["key"] for one in rest] == kept
     assert done["spec"]["schedulingGates"] == [{"name": "other"}]
-    assert [one["key"] for one in done["spec"]["tolerations"]] == ["mine", spec.GANG_TAINT]
+    assert [toleration["key"] for toleration in done["spec"]["tolerations"]] == ["mine", spec.GANG_TAINT]
     member = read_member(done)
     assert (member.tray, member.released_at) == ("n1", 1e9)
 
@@ -200,7 +200,7 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
     devices = [{"name": "gpu-0"}, {"name": "mig", "attributes": {"type": {"string": "mig"}}}]
     slices = {"spec": {"driver": names.GPU_DRIVER, "nodeName": "n7", "devices": devices}}
     site = read_site(ClusterLists(nodes=nodes, pods=pods, claims=(claim,), slices=(slices,)), [], SETTINGS)
-    shut = {one.name: one.shut for one in site.trays}
+    shut = {tray.name: tray.shut for tray in site.trays}
     assert shut == {
         "n1": None,
         "n2": None,
@@ -209,7 +209,7 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
         "n5": "not ready",
         "n7": None,
     }
-    assert {one.name: one.gpus for one in site.trays}["n7"] == 1
+    assert {tray.name: tray.gpus for tray in site.trays}["n7"] == 1
     assert set(site.holds) == {
         TrayHold(owner="team/pod a", tray="n1", gpus=2),
         TrayHold(owner="team/big", tray="n2", gpus=4),
@@ -261,7 +261,7 @@ def test_limits_are_quantities_and_an_unreadable_pod_of_anybody_has_its_whole_tr
 def test_owners_in_other_namespaces_are_not_named_and_stay_apart():
     owners = ("secret/merger", "team/mine", "teams/other", "secret/merger", "claim c")
     holds = tuple(TrayHold(owner=owner, tray=f"n{at}", gpus=4) for at, owner in enumerate(owners))
-    told = [one.owner for one in anonymised_for(PlacementSite((), holds), "team").holds]
+    told = [hold.owner for hold in anonymised_for(PlacementSite((), holds), "team").holds]
     assert told == ["another job", "team/mine", "another job 2", "another job", "another job 3"]
 
 

@@ -41,16 +41,16 @@ def test_whatever_happens_a_gang_is_let_go_whole_and_leaves_nothing(script, is_r
         toy.open(tray)
         toy.leave(tray)
     toy.settle()
-    places = [one["spec"]["nodeName"] for one in toy.pods_of_gang()]
+    places = [pod["spec"]["nodeName"] for pod in toy.pods_of_gang()]
     assert len(set(places)) == SIZE
     assert len({place.split("-")[0] for place in places}) == 1
     record = read_record(toy.plans[KEY.name])
-    assert {name for name, one in toy.nodes.items() if reserving_plans(one)} == set(record.reserved)
+    assert {name for name, node in toy.nodes.items() if reserving_plans(node)} == set(record.reserved)
     toy.pods.clear()
     while toy.one_pass():
         pass
     assert not toy.plans
-    assert not any(reserving_plans(one) for one in toy.nodes.values())
+    assert not any(reserving_plans(node) for node in toy.nodes.values())
 
 
 @given(script=st.lists(st.tuples(EVENTS, ALIVE), max_size=15), again=st.integers(1, 3))
@@ -68,7 +68,7 @@ def test_the_last_member_comes_back_to_its_tray_wherever_the_controller_dies(scr
             toy.one_pass(alive)
         while toy.one_pass():
             pass
-        assert [name for name, one in toy.nodes.items() if reserving_plans(one)] == [tray]
+        assert [name for name, node in toy.nodes.items() if reserving_plans(node)] == [tray]
         toy.settle()
         assert toy.pods["w2"]["spec"]["nodeName"] == tray
 
@@ -103,12 +103,12 @@ def test_a_pod_that_stays_keeps_the_seat_that_it_shares_with_one_that_leaves():
 def test_of_two_pods_in_one_seat_that_both_stay_one_is_made_anew_elsewhere():
     toy = two_in_one_seat()
     toy.settle()
-    assert len({one["spec"]["nodeName"] for one in toy.pods_of_gang()}) == SIZE
+    assert len({pod["spec"]["nodeName"] for pod in toy.pods_of_gang()}) == SIZE
 
 
 def test_a_planted_bug_is_found_that_lets_a_pod_that_leaves_keep_its_seat(monkeypatch):
     def forgetful(members, key):
-        return sorted(members, key=lambda one: (one.node is None, one.rank))
+        return sorted(members, key=lambda member: (member.node is None, member.rank))
 
     monkeypatch.setattr(assignment, "sorted", forgetful, raising=False)
     with pytest.raises(AssertionError, match="it stays, and has its seat"):

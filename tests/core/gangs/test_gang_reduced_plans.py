@@ -44,9 +44,9 @@ def decided(trays, *members):
         plan=plan,
         cliques=dict.fromkeys(trays, "A"),
     )
-    nodes = {one: TrayNode(name=one, resource_version="1", taints=(TAINT,)) for one in trays}
+    nodes = {tray: TrayNode(name=tray, resource_version="1", taints=(TAINT,)) for tray in trays}
     view = GangSnapshot(key=KEY, now=100.0, record=record, members=members, nodes=nodes)
-    return [(one.kind, one.name) for one in reconcile_gang(view, GangSettings()).actions]
+    return [(action.kind, action.name) for action in reconcile_gang(view, GangSettings()).actions]
 
 
 DONE = (pod("a", "first", "t0", "Succeeded"), pod("b", "first", "t1", "Succeeded"))

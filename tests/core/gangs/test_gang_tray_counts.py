@@ -27,7 +27,7 @@ CLAIMS = st.lists(
 )
 STATES = st.builds(
     lambda slices, claims: cluster(
-        slices={one["metadata"]["name"]: one for one in slices}.values(),
+        slices={slice_["metadata"]["name"]: slice_ for slice_ in slices}.values(),
         claims=claims,
         pods=[pod("mine"), pod("theirs", gang=None)],
     ),
@@ -38,9 +38,9 @@ STATES = st.builds(
 
 def versioned(objects):
     """As the API server has them: what differs has another version."""
-    for one in (*objects.slices, *objects.classes):
-        version = str(crc32(json.dumps(one).encode()))
-        one["metadata"] |= {"uid": one["metadata"]["name"], "resourceVersion": version}
+    for slice_ in (*objects.slices, *objects.classes):
+        version = str(crc32(json.dumps(slice_).encode()))
+        slice_["metadata"] |= {"uid": slice_["metadata"]["name"], "resourceVersion": version}
     return objects
 
 
@@ -125,10 +125,10 @@ def test_a_class_that_selects_otherwise_counts_at_once():
 def spanning(counts, *, of=2):
     """Slices of one pool that has devices on several nodes, each named apart."""
     slices = [offer(name, count=count) for name, count in counts.items()]
-    for one in slices:
-        one["spec"]["pool"] = {"name": "all", "generation": 1, "resourceSliceCount": of}
-        for device in one["spec"]["devices"]:
-            device["name"] = f"{one['spec']['nodeName']}-{device['name']}"
+    for slice_ in slices:
+        slice_["spec"]["pool"] = {"name": "all", "generation": 1, "resourceSliceCount": of}
+        for device in slice_["spec"]["devices"]:
+            device["name"] = f"{slice_['spec']['nodeName']}-{device['name']}"
     return slices
 
 

@@ -310,7 +310,11 @@ def test_each_fix_that_is_named_serves_the_wish(case: Any, fix: str) -> None:
     assert fix in str(blocked[0].fix)
     apply_fix(case)
     assert not [one for one in plan_of(case).blocked if 1 in one.guids]
-    joining = [one for one in plan_of(case).operations if isinstance(one, CreatePartition | AddGpus)]
+    joining = [
+        operation
+        for operation in plan_of(case).operations
+        if isinstance(operation, CreatePartition | AddGpus)
+    ]
     assert [one.guids for one in joining] == [(1,)]
 
 

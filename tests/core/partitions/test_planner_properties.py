@@ -162,25 +162,25 @@ def last(world: World) -> World:
 @given(worlds())
 def test_s1_a_gpu_is_in_at_most_one_partition(world: World) -> None:
     for _, observation, _ in play(world):
-        held = Counter(guid for one in observation.partitions for guid in one.members)
+        held = Counter(guid for partition in observation.partitions for guid in partition.members)
         assert not [guid for guid, times in held.items() if times > 1]
 
 
 @given(worlds())
 def test_s2_a_partition_that_we_filled_has_gpus_of_one_tenant_and_nobody_else(world: World) -> None:
-    tenant_of = {one.guid: one.tenant for one in world[0].assignments}
+    tenant_of = {assignment.guid: assignment.tenant for assignment in world[0].assignments}
     slots = {gpu.guid: gpu.slot for gpu in world[1].gpus}
     for _, observation, changed in play(world):
-        for one in observation.partitions:
-            if one.id == DEFAULT_PARTITION_ID:
-                if one.name in changed:
-                    assert not one.members & tenant_of.keys()
-            elif one.name in changed and one.name.startswith("rl-tray-"):
-                assert not one.members & tenant_of.keys()
-                assert len({slots[guid] for guid in one.members}) == 1
-            elif one.name in changed and one.guid_based:
-                assert len({tenant_of.get(guid) for guid in one.members} - {None}) == 1
-                assert one.members <= tenant_of.keys()
+        for partition in observation.partitions:
+            if partition.id == DEFAULT_PARTITION_ID:
+                if partition.name in changed:
+                    assert not partition.members & tenant_of.keys()
+            elif partition.name in changed and partition.name.startswith("rl-tray-"):
+                assert not partition.members & tenant_of.keys()
+                assert len({slots[guid] for guid in partition.members}) == 1
+            elif partition.name in changed and partition.guid_based:
+                assert len({tenant_of.get(guid) for guid in partition.members} - {None}) == 1
+                assert partition.members <= tenant_of.keys()
 
 
 @given(worlds())
@@ -188,20 +188,21 @@ def test_s4_what_is_not_ours_stays_as_it_was(world: World) -> None:
     intent, before = world
     recorded = {one.name for one in intent.owned}
     foreign = {
-        one.id: one
-        for one in before.partitions
-        if one.id != DEFAULT_PARTITION_ID and (one.name not in recorded or not one.guid_based)
+        partition.id: partition
+        for partition in before.partitions
+        if partition.id != DEFAULT_PARTITION_ID
+        and (partition.name not in recorded or not partition.guid_based)
     }
     # A member of a partition of ours that the controller does not list is a name without hardware.
     listed = {gpu.guid for gpu in before.gpus}
     strangers = {
-        guid: one.id
-        for one in before.partitions
-        for guid in one.members
-        if guid not in intent.managed and (guid in listed or one.name not in recorded)
+        guid: partition.id
+        for partition in before.partitions
+        for guid in partition.members
+        if guid not in intent.managed and (guid in listed or partition.name not in recorded)
     }
     for _, observation, _ in play(world):
-        standing = {one.id: one for one in observation.partitions}
+        standing = {partition.id: partition for partition in observation.partitions}
         assert all(standing.get(number) == one for number, one in foreign.items())
         assert all(guid in standing[number].members for guid, number in strangers.items())
 
@@ -232,9 +233,11 @@ def test_every_wish_ends_served_or_explained(world: World) -> None:
     plan = make_plan(intent, observation)
     explained = {guid for one in plan.blocked for guid in one.guids}
     owner = {one.name: one.logical_partition for one in intent.owned}
-    at = {guid: owner.get(one.name) for one in observation.partitions for guid in one.members}
-    for one in intent.assignments:
-        assert at.get(one.guid) == one.logical_partition or one.guid in explained
+    at = {
+        guid: owner.get(partition.name) for partition in observation.partitions for guid in partition.members
+    }
+    for assignment in intent.assignments:
+        assert at.get(assignment.guid) == assignment.logical_partition or assignment.guid in explained
     for blocked in plan.blocked:
         assert blocked.reason
         assert blocked.guids
@@ -243,17 +246,19 @@ def test_every_wish_ends_served_or_explained(world: World) -> None:
 @given(worlds())
 def test_what_nobody_was_given_ends_in_no_partition_of_a_tenant(world: World) -> None:
     intent, observation = last(world)
-    given_away = {one.guid for one in intent.assignments}
+    given_away = {assignment.guid for assignment in intent.assignments}
     recorded = {one.name for one in intent.owned}
     keep = intent.default_partition is DefaultPartitionPolicy.KEEP
     trays = intent.default_partition is DefaultPartitionPolicy.TRAY
-    for one in observation.partitions:
-        idle = one.members & intent.managed - given_away
-        if one.id == DEFAULT_PARTITION_ID:
-            assert keep or one.members - intent.managed, "only GPUs of others hold the default partition"
-            assert not one.members & intent.managed & (given_away if keep else intent.managed)
-        elif one.name in recorded and one.guid_based:
-            assert not idle or (trays and one.name.startswith("rl-tray-"))
+    for partition in observation.partitions:
+        idle = partition.members & intent.managed - given_away
+        if partition.id == DEFAULT_PARTITION_ID:
+            assert keep or partition.members - intent.managed, (
+                "only GPUs of others hold the default partition"
+            )
+            assert not partition.members & intent.managed & (given_away if keep else intent.managed)
+        elif partition.name in recorded and partition.guid_based:
+            assert not idle or (trays and partition.name.startswith("rl-tray-"))
 
 
 @given(worlds())
@@ -261,10 +266,10 @@ def test_with_room_every_free_gpu_ends_with_its_tray(world: World) -> None:
     intent, observation = world
     intent = msgspec.structs.replace(intent, default_partition=DefaultPartitionPolicy.TRAY)
     intent, observation = last((intent, msgspec.structs.replace(observation, limits=DomainLimits())))
-    given_away = {one.guid for one in intent.assignments}
+    given_away = {assignment.guid for assignment in intent.assignments}
     owner = {one.name: one.logical_partition for one in intent.owned}
-    at = {guid: one for one in observation.partitions for guid in one.members}
-    names = {one.name for one in observation.partitions}
+    at = {guid: partition for partition in observation.partitions for guid in partition.members}
+    names = {partition.name for partition in observation.partitions}
     for gpu in observation.gpus:
         tray = f"tray-C-{gpu.slot}"
         if gpu.guid in given_away or gpu.guid not in intent.managed or gpu.health is GpuHealth.NO_NVLINK:

@@ -117,7 +117,7 @@ def _is_barred(site: PlacementSite, tray: PlacementTray, some: Sequence[tuple[Ga
     """Whether what members ask for keeps one of them off the tray, or off each other."""
     members = [group.terms for group, count in some for _ in range(count) if group.terms is not None]
     linked = any(hold.channel and hold.tray == tray.name for hold in site.holds)
-    return any(one.where in tray.closed or (one.channel and linked) for one in members) or any(
+    return any(member.where in tray.closed or (member.channel and linked) for member in members) or any(
         one.bar(other) for one, other in combinations(members, 2)
     )
 

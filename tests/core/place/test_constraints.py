@@ -60,7 +60,7 @@ def mpi(worker: dict[str, Any], launcher: dict[str, Any] | None = None, name: st
 
 
 def job_set(**groups: dict[str, Any]) -> dict[str, Any]:
-    jobs = [{"name": name, "template": {"spec": {"template": one}}} for name, one in groups.items()]
+    jobs = [{"name": name, "template": {"spec": {"template": group}}} for name, group in groups.items()]
     return {"kind": "JobSet", "metadata": {"name": "s"}, "spec": {"replicatedJobs": jobs}}
 
 
@@ -99,8 +99,8 @@ def test_a_node_is_shut_for_members_whose_required_node_affinity_it_is_not(
     ]
     (_, worker) = read(mpi(template(**on_nodes(*terms)))).teams
     trays = read_site(nodes, [], rule=worker.need.rule).trays
-    assert "".join(one.name[-1] for one in trays if one.shut is None) == fits
-    assert all(one.is_unfit == (one.shut is not None) for one in trays)
+    assert "".join(tray.name[-1] for tray in trays if tray.shut is None) == fits
+    assert all(tray.is_unfit == (tray.shut is not None) for tray in trays)
 
 
 def test_what_a_node_is_not_is_told() -> None:
@@ -132,16 +132,19 @@ def test_a_rule_holds_where_all_labels_and_one_term_do(
 ) -> None:
     rule = NodeRule(chosen, NodeSelector(node_selector_terms=tuple(terms)))
     some = any(
-        term.match_expressions and all(_is(one, has) for one in term.match_expressions) for term in terms
+        term.match_expressions and all(_is(expression, has) for expression in term.match_expressions)
+        for term in terms
     )
     assert (not list(unmet_requirements(rule, {"metadata": {"labels": has}}))) == (
         chosen.items() <= has.items() and some
     )
 
 
-def _is(one: NodeSelectorRequirement, has: dict[str, str]) -> bool:
-    held = one.key in has and (not one.values or has[one.key] in one.values)
-    return held == (one.operator in ("In", "Exists"))
+def _is(selector_requirement: NodeSelectorRequirement, has: dict[str, str]) -> bool:
+    held = selector_requirement.key in has and (
+        not selector_requirement.values or has[selector_requirement.key] in selector_requirement.values
+    )
+    return held == (selector_requirement.operator in ("In", "Exists"))
 
 
 def test_one_rule_serves_the_planner_and_the_simulated_scheduler() -> None:
@@ -158,7 +161,7 @@ def test_groups_that_may_use_different_nodes_have_each_their_own() -> None:
         where: read_site(nodes, [], rule=team.need.rule) for where, team in groups_by_trays(job, {}).items()
     }
     seen = combine_sites(sites)
-    assert [(one.shut, dict(one.closed)) for one in seen.trays] == [
+    assert [(tray.shut, dict(tray.closed)) for tray in seen.trays] == [
         (None, {"b": "not zone=b"}),
         (None, {"a": "not zone=a"}),
         ("not zone=a", {}),
@@ -210,7 +213,7 @@ def test_pods_of_other_jobs_keep_a_node_to_themselves() -> None:
     assert avoided == {"worker": {"n0": "kept apart from x", "n2": "kept apart from z"}}
     off = avoided["worker"]
     seen = read_site([node("n0"), node("n1")], [], avoided=off)
-    assert [one.shut for one in seen.trays] == ["kept apart from x", None]
+    assert [tray.shut for tray in seen.trays] == ["kept apart from x", None]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def devices(*held: ResourceClaim) -> DraDevices:
     return DraDevices(
         nodes=tuple(Node(metadata=ObjectMeta(name=name)) for name in NODES),
         classes=device_classes(),
-        slices=tuple(one for name in NODES for one in slices_of(machine, name)),
+        slices=tuple(slice_ for name in NODES for slice_ in slices_of(machine, name)),
         claims=held,
     )
 
@@ -174,11 +174,13 @@ def test_claims_that_take_nothing_are_refused_where_members_are_counted() -> Non
 @pytest.mark.parametrize("order", [("big", "small"), ("small", "big")])
 def test_of_all_gpus_a_member_is_sure_of_the_fewest_that_a_tray_has(order: tuple[str, ...]) -> None:
     machine = profiles.load_machine("oci-bm.gpu.gb200-v3.4")
-    big = [one for one in slices_of(machine, "big") if one.spec.driver == LABELS.gpu_driver]
+    big = [slice_ for slice_ in slices_of(machine, "big") if slice_.spec.driver == LABELS.gpu_driver]
     small = [
-        msgspec.structs.replace(one, spec=msgspec.structs.replace(one.spec, devices=one.spec.devices[:2]))
-        for one in slices_of(machine, "small")
-        if one.spec.driver == LABELS.gpu_driver
+        msgspec.structs.replace(
+            slice_, spec=msgspec.structs.replace(slice_.spec, devices=slice_.spec.devices[:2])
+        )
+        for slice_ in slices_of(machine, "small")
+        if slice_.spec.driver == LABELS.gpu_driver
     ]
     nodes = tuple(Node(metadata=ObjectMeta(name=name)) for name in order)
     has = msgspec.structs.replace(devices(), nodes=nodes, slices=(*big, *small))

@@ -39,7 +39,9 @@ def test_one_group_is_placed_wherever_brute_force_finds_room(where: PlacementSit
 
 def _has_room(where: PlacementSite, gang: Gang, group: GangGroup) -> bool:
     """Some clique, and some number of members on each of its trays, spares set aside."""
-    used = {tray.name: sum(one.gpus for one in where.holds if one.tray == tray.name) for tray in where.trays}
+    used = {
+        tray.name: sum(hold.gpus for hold in where.holds if hold.tray == tray.name) for tray in where.trays
+    }
     for clique in {tray.clique for tray in where.trays}:
         slots = sorted(
             (

@@ -88,7 +88,10 @@ def test_affinity_adds_to_what_the_job_requires_already() -> None:
     job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["affinity"] = {"nodeAffinity": node}
     required = worker(render("affinity", job))["spec"]["affinity"]["nodeAffinity"]
     (term,) = required["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert [one["key"] for one in term["matchExpressions"]] == ["zone", "kubernetes.io/hostname"]
+    assert [expression["key"] for expression in term["matchExpressions"]] == [
+        "zone",
+        "kubernetes.io/hostname",
+    ]
 
 
 def test_each_pod_is_pinned_to_its_own_tray() -> None:
@@ -99,10 +102,10 @@ def test_each_pod_is_pinned_to_its_own_tray() -> None:
     gang = gang_of_job(job, {}, priorities={})
     found = render_job("affinity", job, gang, plan_gang(site(1), gang), site(1), LABELS)
     trays = [
-        one["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        obj["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
             "nodeSelectorTerms"
         ][0]["matchExpressions"][0]["values"]
-        for one in found.objects
+        for obj in found.objects
     ]
     assert trays == [["n0-0"], ["n0-1"]]
 
@@ -202,11 +205,11 @@ def test_groups_of_two_gangs_never_share_a_pod_group() -> None:
     for gang, groups in (("run", ("a-b", "c")), ("run-a", ("b", "c"))):
         value = job_set(1, 2)
         value["metadata"]["name"] = gang
-        for one, name in zip(value["spec"]["replicatedJobs"], groups, strict=True):
-            one["name"] = name
+        for job, name in zip(value["spec"]["replicatedJobs"], groups, strict=True):
+            job["name"] = name
         *pod_groups, changed = render("podgroup", value, apart=True).objects
-        made += [one["metadata"]["name"] for one in pod_groups]
-        named = [one["template"]["spec"]["template"] for one in changed["spec"]["replicatedJobs"]]
+        made += [group["metadata"]["name"] for group in pod_groups]
+        named = [job["template"]["spec"]["template"] for job in changed["spec"]["replicatedJobs"]]
         assert [one["spec"]["schedulingGroup"]["podGroupName"] for one in named] == made[-2:]
     assert len(set(made)) == 4
 

@@ -198,7 +198,7 @@ def test_what_a_container_runs_is_on_the_path_of_the_image(own, container):
     probes = [value for key, value in container.items() if key.endswith("Probe")]
     hooks = list(container.get("lifecycle", {}).values())
     started = [container.get("command", build.CONFIG["Entrypoint"])]
-    started += [one["exec"]["command"] for one in probes + hooks if "exec" in one]
+    started += [probe["exec"]["command"] for probe in probes + hooks if "exec" in probe]
     environment = dict(one.split("=", 1) for one in build.CONFIG["Env"])
     for command in started:
         at = [f"{folder}/{command[0]}".lstrip("/") for folder in environment["PATH"].split(":")]

@@ -205,7 +205,7 @@ def test_a_transfer_runs_in_the_image_that_has_nixl(image, tmp_path):
     asked = ("--block-size", "1MiB", "--iters", "5", "--runs", "1", "--warmup", "1")
     done = in_root(root, "rackloom", "transfer", "run", *asked)
     results = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert [one["verified"] for one in results] == [True], done.stderr
+    assert [result["verified"] for result in results] == [True], done.stderr
 
 
 def test_the_image_for_arm64_starts(image, tmp_path):

@@ -12,10 +12,10 @@ def test_every_type_is_found_from_the_groups_down() -> None:
         f"/apis/{version['groupVersion']}" for group in groups["groups"] for version in group["versions"]
     ]
     found = {
-        (document["groupVersion"], one["name"], one["namespaced"])
+        (document["groupVersion"], resource["name"], resource["namespaced"])
         for path in ["/api/v1", *paths]
         if (document := discovery_document(path, TYPE_SCHEMAS)) is not None
-        for one in document["resources"]
+        for resource in document["resources"]
     }
     assert {(kind.api_version, kind.plural, kind.namespaced) for kind in TYPE_SCHEMAS} <= found
     assert (COMPUTE_DOMAIN.api_version, f"{COMPUTE_DOMAIN.plural}/status", True) in found

@@ -152,7 +152,7 @@ def test_a_namespace_takes_what_is_in_it_along() -> None:
         await asyncio.sleep(1)
         with pytest.raises(Rejected, match="being terminated"):
             await api.create(objects.CONFIG_MAP, named("late"))
-        assert [one["metadata"]["name"] for one in (await api.list(objects.CONFIG_MAP)).items] == ["held"]
+        assert [item["metadata"]["name"] for item in (await api.list(objects.CONFIG_MAP)).items] == ["held"]
         await api.patch(objects.CONFIG_MAP, "held", "default", {"metadata": {"finalizers": None}})
         await asyncio.sleep(1)
         with pytest.raises(NotFound):
@@ -271,7 +271,7 @@ def test_every_owned_field_is_there_and_an_apply_sets_what_it_says(
             if applied:
                 found = kube.store.read(objects.COMPUTE_DOMAIN_CLIQUE, ("default", name))
                 # Who took an index from another and let it go leaves the other's entry without one.
-                indexes = {one["nodeName"]: one.get("index") for one in found.get("daemons") or ()}
+                indexes = {daemon["nodeName"]: daemon.get("index") for daemon in found.get("daemons") or ()}
                 assert values.items() <= indexes.items()
             assert what != "force" or applied
 

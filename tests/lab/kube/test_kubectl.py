@@ -136,7 +136,7 @@ def test_a_changed_object_is_applied_by_the_client_and_then_by_the_server(tmp_pa
         assert "serverside-applied" in await kubectl("apply", "--server-side", "-f", applied)
         found = await api.get(objects.POD, "q", "default")
         assert found["spec"]["containers"][0]["image"] == "third"
-        managers = [one["manager"] for one in found["metadata"]["managedFields"]]
+        managers = [field["manager"] for field in found["metadata"]["managedFields"]]
         assert set(managers) == {"kubectl", "kubectl-last-applied"}
 
     played(tmp_path, story)
@@ -158,7 +158,7 @@ def test_a_custom_resource_takes_a_merge_patch_and_no_strategic_one(tmp_path):
         await kubectl(*patch, "--type=merge")
         shown = (await kubectl("get", "computedomains", "-A")).splitlines()[0].split()
         columns = domain_crds()[0]["spec"]["versions"][0]["additionalPrinterColumns"]
-        narrow = [one["name"].upper() for one in columns if not one.get("priority")]
+        narrow = [column["name"].upper() for column in columns if not column.get("priority")]
         assert shown == ["NAMESPACE", "NAME", *narrow]
 
     played(tmp_path, story)

@@ -92,7 +92,7 @@ def test_finalizers_are_a_set(have, told, gone):
 
 def test_an_element_stands_before_those_that_it_stood_before():
     def named(names: str) -> list[dict[str, str]]:
-        return [{"name": one, "value": "1"} for one in names]
+        return [{"name": name, "value": "1"} for name in names]
 
     def order(have: str, told: str) -> str:
         merged = env_of(writes.strategic_merge(env(*named(have)), env(*named(told)), POD))

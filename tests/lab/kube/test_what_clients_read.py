@@ -20,7 +20,7 @@ def node(name, **labels):
 
 
 def names(listed):
-    return [one["metadata"]["name"] for one in listed.items]
+    return [item["metadata"]["name"] for item in listed.items]
 
 
 def run(story):

@@ -34,7 +34,7 @@ def claim(name: str, *users: str, uid: str = "") -> Object:
         "metadata": {"name": name, "namespace": "n", "uid": uid or f"uid-{name}"},
         "status": {
             "allocation": {"devices": {"results": results}},
-            "reservedFor": [{"resource": "pods", "name": one, "uid": f"uid-{one}"} for one in users],
+            "reservedFor": [{"resource": "pods", "name": user, "uid": f"uid-{user}"} for user in users],
         },
     }
 

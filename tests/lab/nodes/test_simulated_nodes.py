@@ -152,9 +152,9 @@ async def test_containers_take_their_time() -> None:
         await bind_pod(cluster)
         await asyncio.sleep(A_WHILE)
         assert await cluster.phase() == "Running"
-        assert {one["ready"] for one in (await cluster.pod())["status"]["containerStatuses"]} == {False}
+        assert {status["ready"] for status in (await cluster.pod())["status"]["containerStatuses"]} == {False}
         await asyncio.sleep(3 * A_WHILE)
-        assert {one["ready"] for one in (await cluster.pod())["status"]["containerStatuses"]} == {True}
+        assert {status["ready"] for status in (await cluster.pod())["status"]["containerStatuses"]} == {True}
 
 
 @pytest.mark.parametrize(("code", "phase"), [(0, "Succeeded"), (3, "Failed")])

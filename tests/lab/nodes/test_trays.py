@@ -54,7 +54,7 @@ class Rack:
             meter=PluginMetrics("simulated", "simulated", ()),
         )
         names = TrayNames("seed")
-        made = {one.name: one for one in tray_nodes(self.site, names, around)}
+        made = {node.name: node for node in tray_nodes(self.site, names, around)}
         kubelets = SimulatedKubelets(
             self.api, loop_wall_time, random.Random(1), devices=DraManager(made.__getitem__)
         )
@@ -76,7 +76,7 @@ class Rack:
     async def devices(self, driver: str) -> dict[str, Object]:
         fields = f"spec.driver={driver},spec.nodeName={self.first}"
         found = (await self.api.list(RESOURCE_SLICE, fields=fields)).items
-        return {one["name"]: one for slice_ in found for one in slice_["spec"]["devices"]}
+        return {device["name"]: device for slice_ in found for device in slice_["spec"]["devices"]}
 
 
 @asynccontextmanager

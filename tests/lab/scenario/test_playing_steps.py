@@ -48,13 +48,13 @@ def true_from(second, until=float("inf")):
 
 def test_steps_wait_for_their_time():
     result = played(model.Heal(at=5.0), model.Heal(), model.Heal(at=60.0), SEEN)
-    assert [one.began for one in result.lines] == [5.0, 5.0, 60.0, 60.0]
+    assert [line.began for line in result.lines] == [5.0, 5.0, 60.0, 60.0]
     assert (result.ok, result.expected, result.observed) == (True, 1, 1)
 
 
 def test_a_step_whose_time_has_passed_comes_at_once():
     result = played(SEEN, model.Heal(at=1.0), look=true_from(4.0))
-    assert [one.began for one in result.lines] == [0.0, 4.0]
+    assert [line.began for line in result.lines] == [0.0, 4.0]
 
 
 def test_an_expectation_is_looked_for_until_it_is_seen():
@@ -114,7 +114,7 @@ def test_a_fault_that_struck_nothing_fails_the_scenario_after_its_last_step():
 
     result = played(HEAL, SEEN, end=end)
     assert (result.ok, result.expected, result.observed) == (False, 1, 1)
-    assert [(one.step, one.what, one.ok) for one in result.lines][-1] == (3, "the end", False)
+    assert [(line.step, line.what, line.ok) for line in result.lines][-1] == (3, "the end", False)
 
 
 def test_what_fails_before_is_not_told_of_the_end():

@@ -309,12 +309,12 @@ def test_find_takes_a_file_or_a_name(tmp_path):
 
 def test_every_shipped_scenario_can_be_read_and_expects_something():
     assert len(shipped_scenarios()) == len(scenario_files()) >= 40
-    for one in shipped_scenarios():
-        assert any(isinstance(step, model.Expectation) for step in one.steps)
-        assert one.seen
+    for scenario in shipped_scenarios():
+        assert any(isinstance(step, model.Expectation) for step in scenario.steps)
+        assert scenario.seen
 
 
 def test_every_kind_of_step_is_used_by_a_shipped_scenario():
-    used = {type(step) for one in shipped_scenarios() for step in one.steps}
+    used = {type(step) for scenario in shipped_scenarios() for step in scenario.steps}
     known = {**step_types(model.Action), **step_types(model.Expectation)}
     assert {name for name, kind in known.items() if kind not in used} == set()

@@ -61,7 +61,8 @@ def told_speeds(scenario):
 
 def test_every_shipped_scenario_is_told_with_its_clocks_and_its_words():
     rows = [
-        f"| `{one.name}` ({told_speeds(one)}) | {one.title} | {one.seen} |" for one in shipped_scenarios()
+        f"| `{scenario.name}` ({told_speeds(scenario)}) | {scenario.title} | {scenario.seen} |"
+        for scenario in shipped_scenarios()
     ]
     assert [row for row in rows if row not in PAGE] == []
 
@@ -70,7 +71,7 @@ def test_every_incident_is_played_by_files_that_ship():
     section = PAGE.split("## Which incident is played where")[1].split("\n## ")[0]
     rows = dict(re.findall(r"^\| (?!incident)(.+?) \| (`.+`) \|$", section, re.MULTILINE))
     assert rows.keys() == set(INCIDENTS)
-    names = {one.name for one in shipped_scenarios()}
+    names = {scenario.name for scenario in shipped_scenarios()}
     missing = {what: set(re.findall("`(.+?)`", told)) - names for what, told in rows.items()}
     assert {what: left for what, left in missing.items() if left} == {}
 

@@ -16,4 +16,4 @@ def test_they_stay_the_others():
     )
     seen = play_scenario(parse_scenario(text, "x", "x.toml"), speed="virtual", home=None, tell=lambda _: None)
     assert seen.ok, seen.lines[-1]
-    assert any("swapped True" in one.what and one.seen.endswith("for 5 s") for one in seen.lines)
+    assert any("swapped True" in line.what and line.seen.endswith("for 5 s") for line in seen.lines)

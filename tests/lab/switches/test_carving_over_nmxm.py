@@ -99,7 +99,7 @@ class Loop:
         )
         self.violations: list[str] = []
         self._wanted_since: dict[int, str] = {}
-        self._members = {one.name: set(one.guids) for one in fabric.partitions.values()}
+        self._members = {partition.name: set(partition.guids) for partition in fabric.partitions.values()}
         fabric.on_change(self._judge)
 
     def want(self, wanted: dict[int, str]) -> None:
@@ -134,7 +134,9 @@ class Loop:
 
     def seen(self) -> dict[int, str]:
         """GPU -> name of its partition."""
-        return {guid: one.name for one in self.fabric.partitions.values() for guid in one.guids}
+        return {
+            guid: partition.name for partition in self.fabric.partitions.values() for guid in partition.guids
+        }
 
     def _record(self, operation: CreatePartition) -> None:
         if operation.name not in {one.name for one in self.intent.owned}:
@@ -145,9 +147,9 @@ class Loop:
 
     def _judge(self, snapshot: FabricSnapshot) -> None:
         """Who joins finds only its own; who is wanted where it is stays there."""
-        logical = {one.guid: one.logical_partition for one in self.intent.assignments}
+        logical = {assignment.guid: assignment.logical_partition for assignment in self.intent.assignments}
         owner = {one.name: one.logical_partition for one in self.intent.owned}
-        now = {one.name: set(one.guids) for one in snapshot.partitions}
+        now = {partition.name: set(partition.guids) for partition in snapshot.partitions}
         for name, members in now.items():
             gained = members - self._members.get(name, set())
             if gained and {logical.get(guid) for guid in members} != {logical.get(min(gained))}:
@@ -205,7 +207,9 @@ def test_whatever_goes_wrong_on_the_way_the_end_is_the_same(
     asked = [{guid: one for guid, one in zip(GUIDS, wish, strict=True) if one} for wish in wishes]
 
     def judge(loop: Loop) -> None:
-        wanted = {one.guid: f"rl-{one.logical_partition}" for one in loop.intent.assignments}
+        wanted = {
+            assignment.guid: f"rl-{assignment.logical_partition}" for assignment in loop.intent.assignments
+        }
         if policy is DefaultPartitionPolicy.TRAY:
             trays = {guid: f"rl-tray-C-{number // 4}" for number, guid in enumerate(GUIDS)}
             wanted = trays | wanted

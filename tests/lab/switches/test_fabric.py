@@ -115,13 +115,13 @@ class Switch(RuleBasedStateMachine):
 
     @invariant()
     def a_gpu_is_in_at_most_one_partition(self) -> None:
-        held = Counter(guid for one in self.fabric.partitions.values() for guid in one.guids)
+        held = Counter(guid for partition in self.fabric.partitions.values() for guid in partition.guids)
         assert set(held.values()) <= {1}
         assert held.keys() <= self.fabric.gpus.keys()
 
     @invariant()
     def names_are_unique(self) -> None:
-        names = [one.name for one in self.fabric.partitions.values()]
+        names = [partition.name for partition in self.fabric.partitions.values()]
         assert len(names) == len(set(names))
 
 
@@ -145,14 +145,14 @@ def observation_of(fabric: SimulatedFabric) -> DomainObservation:
         ),
         partitions=tuple(
             ObservedPartition(
-                id=one.id,
-                name=one.name,
-                members=frozenset(one.guids),
-                health=one.health,
-                guid_based=one.guid_based,
-                multicast_groups=one.multicast_groups,
+                id=partition.id,
+                name=partition.name,
+                members=frozenset(partition.guids),
+                health=partition.health,
+                guid_based=partition.guid_based,
+                multicast_groups=partition.multicast_groups,
             )
-            for one in fabric.partitions.values()
+            for partition in fabric.partitions.values()
         ),
         limits=DomainLimits(),
         observed_at=0.0,

@@ -224,7 +224,7 @@ def test_an_old_leader_leads_with_what_it_knew_until_it_yields(fabric: Simulated
             await become()
             async with _at(old) as stale, _at(server.url) as leader:
                 answers = [await one.GetGpuInfoList(gpu_list_request("test")) for one in (stale, leader)]
-            seen.append(tuple(len(one.gpu_info_list) for one in answers))
+            seen.append(tuple(len(answer.gpu_info_list) for answer in answers))
         return seen
 
     gpus = len(fabric.gpus)

@@ -69,7 +69,7 @@ class Loop:
             revision=1,
         )
         self.violations: list[FabricPartition] = []
-        self.members = {one.id: frozenset(one.guids) for one in fabric.partitions.values()}
+        self.members = {partition.id: frozenset(partition.guids) for partition in fabric.partitions.values()}
         fabric.on_change(self._judge)
 
     def want(self, wanted: dict[int, str]) -> None:
@@ -112,21 +112,25 @@ class Loop:
 
     def _judge(self, snapshot: FabricSnapshot) -> None:
         """Called by the fabric at every change: who joins a partition of ours finds only its own tenant."""
-        logical = {one.guid: one.logical_partition for one in self.intent.assignments}
+        logical = {assignment.guid: assignment.logical_partition for assignment in self.intent.assignments}
         owner = {one.name: one.logical_partition for one in self.intent.owned}
-        for one in snapshot.partitions:
-            gained = set(one.guids) - self.members.get(one.id, frozenset())
-            if one.name in owner and gained and {logical.get(g) for g in one.guids} != {owner[one.name]}:
-                self.violations.append(one)
-        self.members = {one.id: frozenset(one.guids) for one in snapshot.partitions}
+        for partition in snapshot.partitions:
+            gained = set(partition.guids) - self.members.get(partition.id, frozenset())
+            if (
+                partition.name in owner
+                and gained
+                and {logical.get(g) for g in partition.guids} != {owner[partition.name]}
+            ):
+                self.violations.append(partition)
+        self.members = {partition.id: frozenset(partition.guids) for partition in snapshot.partitions}
 
     def seen(self) -> dict[int, str]:
         """GPU -> logical partition, as the fabric has it."""
         owner = {one.name: one.logical_partition for one in self.intent.owned}
         return {
-            guid: owner.get(one.name, one.name)
-            for one in self.fabric.partitions.values()
-            for guid in one.guids
+            guid: owner.get(partition.name, partition.name)
+            for partition in self.fabric.partitions.values()
+            for guid in partition.guids
         }
 
 

@@ -92,7 +92,7 @@ def findings(objects):
 
 
 def failed(objects):
-    return {one.check for one in findings(objects) if one.state is CheckState.FAILS}
+    return {finding.check for finding in findings(objects) if finding.state is CheckState.FAILS}
 
 
 def test_a_healthy_job_is_seen_as_one():
@@ -131,7 +131,7 @@ def test_a_mesh_with_a_gap():
 def test_an_unreadable_mesh_is_unknown(said):
     objects = cluster()
     objects[PODS_PATH][1]["metadata"]["annotations"] = {names.MESH_ANNOTATION: said}
-    assert [one.state for one in findings(objects) if one.check == MESH] == [CheckState.UNKNOWN]
+    assert [finding.state for finding in findings(objects) if finding.check == MESH] == [CheckState.UNKNOWN]
 
 
 def test_what_cannot_be_read_is_told_to_the_caller():

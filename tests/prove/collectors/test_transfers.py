@@ -42,13 +42,13 @@ def test_a_run_says_whether_it_kept_what_was_promised(tmp_path, measured, verdic
 def test_the_newest_of_one_gpu_and_device_counts(tmp_path):
     save_record(record([run(48.0)]), tmp_path / "b.json")
     save_record(record([run(20.0)], recorded_at="2025-01-01T00:00:00+00:00"), tmp_path / "a.json")
-    assert [one.verdict for one in read_transfers(tmp_path)] == ["holds"]
+    assert [transfer.verdict for transfer in read_transfers(tmp_path)] == ["holds"]
 
 
 def test_its_gpu_is_found_in_the_fabric_by_the_uuid_and_a_shortfall_is_a_finding(tmp_path):
     save_record(record([run(20.0, memory=f"cuda:{pci(1)}")], HOST), tmp_path / "one.json")
     picture = msgspec.structs.replace(healthy(racks=1, trays=2), transfers=read_transfers(tmp_path))
-    (at,) = [one for one in gpu_chains(picture) if one.transfer is not None]
+    (at,) = [chain for chain in gpu_chains(picture) if chain.transfer is not None]
     assert (at.machine.id, at.wanted.module_id) == ("m-0-0", 1)
     assert [one.check for one in examine(picture)] == [catalogue.TRANSFER]
 

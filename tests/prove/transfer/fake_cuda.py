@@ -30,7 +30,8 @@ class FakeCuda:
             if name == self.failing:
                 return OUT_OF_MEMORY
             values = [
-                one if isinstance(one, ctypes.Array) else getattr(one, "value", one) for one in arguments
+                argument if isinstance(argument, ctypes.Array) else getattr(argument, "value", argument)
+                for argument in arguments
             ]
             return getattr(self, f"_{name}", lambda *_: 0)(*values) or 0
 

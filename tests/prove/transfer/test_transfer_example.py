@@ -30,7 +30,7 @@ def built(directory: Path) -> dict[tuple[str, str], Any]:
         [program, "kustomize", str(directory)], capture_output=True, text=True, check=True, timeout=60
     )
     objects = list(yaml.safe_load_all(done.stdout))
-    return {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    return {(obj["kind"], obj["metadata"]["name"]): obj for obj in objects}
 
 
 def test_kustomize_builds_what_the_example_promises() -> None:

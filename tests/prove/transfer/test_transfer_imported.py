@@ -61,7 +61,7 @@ def test_what_is_not_from_nvbandwidth_is_refused(text: str) -> None:
 def test_nccl_rows_and_their_average_become_figures() -> None:
     found = read_nccl(NCCL, "nccl.txt")
     assert found.correct is True
-    assert [(one.name, one.value) for one in found.figures] == [
+    assert [(figure.name, figure.value) for figure in found.figures] == [
         ("average bus bandwidth", 98.8775),
         ("bus bandwidth at 1073741824 bytes", 98.30),
         ("bus bandwidth at 2147483648 bytes", 99.42),

@@ -45,8 +45,8 @@ def test_every_gpu_has_one_nic_of_its_own_on_a_machine_with_as_many() -> None:
 
 def test_gpus_on_one_nic_divide_its_line() -> None:
     whole = profiles.load_machine(H100)
-    one = Machine(name="one-nic", note="", origin=(), gpus=whole.gpus[:2], nics=whole.nics[:1])
-    together = [pair.together for pair in model_transfers(one, GIB).pairs]
+    machine = Machine(name="one-nic", note="", origin=(), gpus=whole.gpus[:2], nics=whole.nics[:1])
+    together = [pair.together for pair in model_transfers(machine, GIB).pairs]
     assert [rate.high_GBps for rate in together if rate] == [25.0, 25.0]
 
 

@@ -155,7 +155,9 @@ def test_the_page_is_one_file_without_scripts() -> None:
 
 def test_emulated_and_incomplete_records_say_so_on_their_page() -> None:
     emulated = Promise("rdma0", 16.0, emulated=True)
-    shaped = {one.heading: one for one in record_tables(record([run(1.9, "rdma0", promise=emulated)]), ())}
+    shaped = {
+        table.heading: table for table in record_tables(record([run(1.9, "rdma0", promise=emulated)]), ())
+    }
     assert shaped["Rates"].rows[0][0] == "plain, emulated"
     report = msgspec.structs.replace(full().report, emulated=True, label="emulated: declared by us")
     text = render_page(msgspec.structs.replace(full(), report=report, incomplete="the target ended"), ())
@@ -167,7 +169,7 @@ def test_emulated_and_incomplete_records_say_so_on_their_page() -> None:
 
 def test_the_tables_tell_percentiles_with_their_spread_and_every_link() -> None:
     links = [nic("mlx5_0", pcie="32.0 GT/s x16", pcie_best="32.0 GT/s x16", numa_node=1)]
-    found = {one.heading: one for one in record_tables(record([run(39.0, links=links), run(38.0)]), ())}
+    found = {table.heading: table for table in record_tables(record([run(39.0, links=links), run(38.0)]), ())}
     rate = found["Rates"].rows[0]
     assert rate[:3] == ("plain", "2", "38.50")
     assert rate[5] == "0.05 (0.05-0.06)"

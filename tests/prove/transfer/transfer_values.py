@@ -102,13 +102,13 @@ def record(
     runs: Sequence[TransferReport], machine: Machine | None = None, **changes: object
 ) -> TransferRecord:
     """A record of one arm."""
-    one = TransferRecord(
+    transfer_record = TransferRecord(
         recorded_at="2026-01-01T00:00:00+00:00",
         spec=SPEC,
         report=single_report("plain", list(runs), "here"),
         machine=machine,
     )
-    return msgspec.structs.replace(one, **changes)
+    return msgspec.structs.replace(transfer_record, **changes)
 
 
 def paired(rates: Sequence[Sequence[float]], pairs: Sequence[GpuNicPair]) -> TransferRecord:

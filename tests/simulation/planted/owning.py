@@ -49,7 +49,7 @@ def ownership_recorded_after_the_fact(patch: pytest.MonkeyPatch) -> None:
         row = conn.execute(
             sa.select(schema.operation).where(schema.operation.c.id == int(operation_id))
         ).one()
-        known = {one.name for one in ownership.owned_partitions(conn, row.domain)}
+        known = {owned_partition.name for owned_partition in ownership.owned_partitions(conn, row.domain)}
         if state == "done" and row.kind == "create-partition" and row.partition_name not in known:
             owned = {
                 "domain": row.domain,

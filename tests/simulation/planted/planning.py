@@ -47,9 +47,9 @@ def owned_by_number_in_any_domain(patch: pytest.MonkeyPatch) -> None:
     def by_number(intent: Any, observation: Any, wishes: Any) -> Any:
         # The first partition of the one domain is number 1, and so is the first of any other.
         owned = tuple(
-            OwnedPartition(name=one.name, logical_partition="elsewhere", partition_id=one.id)
-            for one in observation.partitions
-            if one.id == 1
+            OwnedPartition(name=partition.name, logical_partition="elsewhere", partition_id=partition.id)
+            for partition in observation.partitions
+            if partition.id == 1
         )
         return read_layout(msgspec.structs.replace(intent, owned=intent.owned + owned), observation, wishes)
 
@@ -64,9 +64,9 @@ def unknown_partitions_deleted(patch: pytest.MonkeyPatch) -> None:
         plan = make_plan(intent, observation, *rest)
         ours = {one.name for one in intent.owned}
         strange = [
-            DeletePartition(partition_id=one.id, name=one.name)
-            for one in observation.partitions
-            if one.name not in ours and one.id != DEFAULT_PARTITION_ID
+            DeletePartition(partition_id=partition.id, name=partition.name)
+            for partition in observation.partitions
+            if partition.name not in ours and partition.id != DEFAULT_PARTITION_ID
         ]
         return msgspec.structs.replace(plan, operations=tuple(strange)) if strange else plan
 

@@ -40,7 +40,10 @@ def netdev(name, kind="", master=None, lower=(), addresses=(), pci=None):
 
 
 def reasons(netdevs, routes=(), cluster=CLUSTER, **more):
-    return {name: one.reason for name, one in excluded_interfaces(netdevs, routes, cluster, **more).items()}
+    return {
+        name: interface.reason
+        for name, interface in excluded_interfaces(netdevs, routes, cluster, **more).items()
+    }
 
 
 def test_a_node_with_flannel():
@@ -143,7 +146,7 @@ def test_what_belongs_to_no_nic_is_listed_with_its_reason():
     )
     machine = build_machine(host)
     assert machine.nics == ()
-    assert [(one.name, one.kind, one.excluded) for one in machine.interfaces] == [
+    assert [(interface.name, interface.kind, interface.excluded) for interface in machine.interfaces] == [
         ("br7", "bridge", "is a bridge, which cannot leave the host"),
         ("mac0", "macvlan", None),
         ("bmc0", "usb", "hangs on USB, as the board's own management controller does"),

@@ -62,7 +62,7 @@ class RackJob:
         self._org = org
         text = (example_directory("whole-rack-job") / "job.yaml").read_text()
         self._objects: list[Object] = list(yaml.safe_load_all(text))
-        self._job = next(one for one in self._objects if one["kind"] == "MPIJob")
+        self._job = next(obj for obj in self._objects if obj["kind"] == "MPIJob")
         self._clique = ""
 
     @property
@@ -87,9 +87,9 @@ class RackJob:
         """Apply it, and see all of it run as a gang in the planned clique, with a channel of its own."""
         began = time.monotonic()
         await self._whole.api.create(NAMESPACES, labelled_namespace(self._org))
-        for one in self._objects:
-            one["metadata"]["namespace"] = JOB_NAMESPACE
-            await self._whole.api.create(_JOB_KINDS[one["kind"]], one)
+        for obj in self._objects:
+            obj["metadata"]["namespace"] = JOB_NAMESPACE
+            await self._whole.api.create(_JOB_KINDS[obj["kind"]], obj)
         pods = await wait_until(self._running, "the job does not run")
         status = await wait_until(self._ready, "the ComputeDomain is not Ready")
         held = await self._held()
@@ -106,8 +106,8 @@ class RackJob:
 
     async def end(self) -> Evidence:
         """Delete it, and see that no pod, claim, ComputeDomain, plan, taint or daemon of it is left."""
-        for one in reversed(self._objects):
-            await self._whole.api.delete(_JOB_KINDS[one["kind"]], one["metadata"]["name"], JOB_NAMESPACE)
+        for obj in reversed(self._objects):
+            await self._whole.api.delete(_JOB_KINDS[obj["kind"]], obj["metadata"]["name"], JOB_NAMESPACE)
         await self._whole.api.delete(NAMESPACES, JOB_NAMESPACE)
         await wait_until(self._nothing_left, "something of the job is left")
         return {"pods": 0, "claims": 0, "computeDomains": 0, "gangPlans": 0, "reservedTrays": 0}
@@ -132,21 +132,25 @@ class RackJob:
         """Ready with every worker's node, and the IMEX daemons connected to one another."""
         found = await self._whole.api.get(COMPUTE_DOMAIN, self._domain, JOB_NAMESPACE)
         conditions = (found.get("status") or {}).get("conditions") or ()
-        said = {one["type"]: one for one in conditions if one["status"] == "True"}
+        said = {condition["type"]: condition for condition in conditions if condition["status"] == "True"}
         return str(said["Ready"]["message"]) if {"Ready", "Meshed"} <= said.keys() else None
 
     async def _bound(self) -> str | None:
         """What the GangPlan says once every pod is where it was planned."""
         plan = await self._whole.api.get(GANG_PLAN, self._job["metadata"]["name"], JOB_NAMESPACE)
-        said = {one["type"]: one for one in (plan.get("status") or {}).get("conditions") or ()}
+        said = {
+            condition["type"]: condition for condition in (plan.get("status") or {}).get("conditions") or ()
+        }
         bound = said.get("Bound", {})
         return str(bound["message"]) if bound.get("status") == "True" else None
 
     async def _nodes_of(self, pods: list[Object]) -> set[str]:
         """Where they run. Raises NotSeen where that is not the clique that was chosen before they existed."""
         names = {str(pod["spec"]["nodeName"]) for pod in pods}
-        nodes = [one for one in (await self._whole.api.list(NODE)).items if one["metadata"]["name"] in names]
-        cliques = {one["metadata"]["labels"].get(GPU_CLIQUE_LABEL) for one in nodes}
+        nodes = [
+            item for item in (await self._whole.api.list(NODE)).items if item["metadata"]["name"] in names
+        ]
+        cliques = {node["metadata"]["labels"].get(GPU_CLIQUE_LABEL) for node in nodes}
         if cliques != {self._clique}:
             raise NotObserved(
                 f"the job runs in {sorted(map(str, cliques))}, and was placed in {self._clique}"
@@ -155,7 +159,9 @@ class RackJob:
 
     async def _held(self) -> int:
         claims = (await self._whole.api.list(RESOURCE_CLAIM, JOB_NAMESPACE)).items
-        held = [one for one in claims if {"allocation", "reservedFor"} <= (one.get("status") or {}).keys()]
+        held = [
+            claim for claim in claims if {"allocation", "reservedFor"} <= (claim.get("status") or {}).keys()
+        ]
         wanted = 2 * self.workers
         if not len(held) == len(claims) == wanted:
             raise NotObserved(
@@ -176,7 +182,7 @@ class RackJob:
 
     @property
     def _domain(self) -> str:
-        names = [one["metadata"]["name"] for one in self._objects if one["kind"] == "ComputeDomain"]
+        names = [obj["metadata"]["name"] for obj in self._objects if obj["kind"] == "ComputeDomain"]
         return str(names[0])
 
 

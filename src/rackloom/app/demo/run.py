@@ -50,7 +50,7 @@ async def allocate_templates() -> Evidence:
     manifests = read_manifests(
         sorted(example_directory("nixl-kv-transfer").glob("resource-claim-template-*.yaml"))
     )
-    slices = [one for node in CLAIM_NODES for one in slices_of(machine, node)]
+    slices = [slice_ for node in CLAIM_NODES for slice_ in slices_of(machine, node)]
     nodes = [Node(metadata=ObjectMeta(name=name)) for name in CLAIM_NODES]
     answers = allocate_each(nodes, device_classes(), slices, manifests.claims)
     seen = {
@@ -93,9 +93,9 @@ def _nic_distance(cells: Sequence[Cell]) -> str:
 def _device_positions(slices: Sequence[ResourceSlice]) -> dict[tuple[str, str, str], int]:
     """Driver, pool and name of a device -> its place in the machine profile."""
     return {
-        (one.spec.driver, one.spec.pool.name, device.name): place
-        for one in slices
-        for place, device in enumerate(one.spec.devices)
+        (slice_.spec.driver, slice_.spec.pool.name, device.name): place
+        for slice_ in slices
+        for place, device in enumerate(slice_.spec.devices)
     }
 
 

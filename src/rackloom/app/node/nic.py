@@ -151,23 +151,27 @@ async def nic_node(common: NodeOptions, options: NicOptions, api: KubeApi) -> As
         yield one
 
 
-def _register_metrics(one: PluginProcess, nri: NriPlugin, parts: NicParts) -> None:
+def _register_metrics(plugin_process: PluginProcess, nri: NriPlugin, parts: NicParts) -> None:
     """A plugin that the runtime does not call looks well in every other respect."""
     connected = Gauge(
         "rackloom_nri_connected",
         "Whether the container runtime calls the plugin for new pods",
-        registry=one.meter.registry,
+        registry=plugin_process.meter.registry,
     )
     connected.set_function(nri.connected.is_set)
     lent = Gauge(
-        "rackloom_nics_lent", "NICs in pods, or on their way there or back", registry=one.meter.registry
+        "rackloom_nics_lent",
+        "NICs in pods, or on their way there or back",
+        registry=plugin_process.meter.registry,
     )
     lent.set_function(lambda: len(parts.lender.loans.all()))
-    leases = Gauge("rackloom_nic_dhcp_leases", "DHCP leases of NICs", ("state",), registry=one.meter.registry)
+    leases = Gauge(
+        "rackloom_nic_dhcp_leases", "DHCP leases of NICs", ("state",), registry=plugin_process.meter.registry
+    )
     for state in LeaseState:
         leases.labels(state).set_function(partial(_count_leases, parts.lender.leases, state))
     for counter in parts.counters:
-        one.meter.registry.register(counter)
+        plugin_process.meter.registry.register(counter)
 
 
 def _count_leases(leases: LeaseStore, state: LeaseState) -> int:

@@ -67,10 +67,10 @@ async def serve_plugin(
             await stopped.wait()
 
 
-async def _stop_on_failure(one: PluginProcess, stopped: asyncio.Event) -> None:
+async def _stop_on_failure(plugin_process: PluginProcess, stopped: asyncio.Event) -> None:
     """Stop when the plugin's own work fails; leaving it raises why."""
     with suppress(Exception):
-        await one.background.fails()
+        await plugin_process.background.fails()
     stopped.set()
 
 
@@ -81,20 +81,20 @@ def host_of(common: NodeOptions) -> PluginHost:
 
 
 @asynccontextmanager
-async def plugin_listeners(common: NodeOptions, one: PluginProcess) -> AsyncIterator[None]:
+async def plugin_listeners(common: NodeOptions, plugin_process: PluginProcess) -> AsyncIterator[None]:
     """Serve what probes and Prometheus ask for."""
     async with AsyncExitStack() as stack:
         if common.listen is not None:
-            await stack.enter_async_context(serve_http(PluginEndpoints(one), common.listen))
+            await stack.enter_async_context(serve_http(PluginEndpoints(plugin_process), common.listen))
         if common.health_listen is not None:
-            await stack.enter_async_context(_health_service(common.health_listen, one))
+            await stack.enter_async_context(_health_service(common.health_listen, plugin_process))
         yield
 
 
 @asynccontextmanager
-async def _health_service(listen: str, one: PluginProcess) -> AsyncIterator[None]:
+async def _health_service(listen: str, plugin_process: PluginProcess) -> AsyncIterator[None]:
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-    server.add_generic_rpc_handlers((probe_handler(one.is_serving),))
+    server.add_generic_rpc_handlers((probe_handler(plugin_process.is_serving),))
     try:
         server.add_insecure_port(listen)
     except RuntimeError as error:
@@ -111,9 +111,9 @@ async def _health_service(listen: str, one: PluginProcess) -> AsyncIterator[None
 class PluginEndpoints(PlainEndpoints):
     """An ASGI application: /metrics, /readyz, and /healthz, which asks the plugin over its own sockets."""
 
-    def __init__(self, one: PluginProcess) -> None:
+    def __init__(self, plugin_process: PluginProcess) -> None:
         super().__init__({"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._ready})
-        self._one = one
+        self._one = plugin_process
 
     async def _metrics(self) -> Response:
         return metrics_response(self._one.metrics())

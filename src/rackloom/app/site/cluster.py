@@ -87,13 +87,13 @@ class ClusterFollower:
 
     def reach(self) -> ClusterFreshness:
         """How far the cluster is known."""
-        heard = [one.observed_at for one in self._informers.values()]
+        heard = [informer.observed_at for informer in self._informers.values()]
         at = None if None in heard else min(moment for moment in heard if moment is not None)
         return ClusterFreshness(self._moment(at), self._moment(self._unknown_since()))
 
     def _unknown_since(self) -> float | None:
         """Loop time. A kind that was never listed counts only where nothing else is behind."""
-        behind = [one for one in self._informers.values() if _is_behind(one)]
+        behind = [informer for informer in self._informers.values() if _is_behind(informer)]
         since = [one.unknown_since for one in behind if one.is_synced and one.unknown_since is not None]
         return min(since, default=self._began if behind else None)
 

@@ -30,7 +30,7 @@ class IssuerVerifier(TokenVerifier):
     """Verifies tokens of all configured issuers; each only with its own keys and audience."""
 
     def __init__(self, issuers: Sequence[IssuerConfig], clock: Callable[[], float]) -> None:
-        self._issuers = {one.issuer: one for one in issuers}
+        self._issuers = {issuer.issuer: issuer for issuer in issuers}
         self._clock = clock
         self._verifiers: dict[str, TokenVerifier] = {}
 

@@ -121,7 +121,7 @@ class NmxmDiscovery:
         return await self._store.run(self._register, domains)
 
     def _register(self, conn: sa.Connection, domains: dict[str, set[str]]) -> tuple[str, ...]:
-        known = {serial for one in endpoints.all_endpoints(conn) for serial in one.chassis_serials}
+        known = {serial for endpoint in endpoints.all_endpoints(conn) for serial in endpoint.chassis_serials}
         order = OperatorOrder(NMXM_SUBJECT, "named by the site's NMX-M", self._clock())
         new = [(serial, domain) for domain, theirs in domains.items() for serial in theirs - known]
         for serial, domain in sorted(new):

@@ -79,11 +79,11 @@ def count_site_records(conn: sa.Connection, since: int) -> SiteCounts:
     states = Counter({"known": 0, "unknown": 0, "never": 0})
     told: defaultdict[str, list[_ControllerReading]] = defaultdict(list)
     rows = {row.endpoint_id: row for row in conn.execute(sa.select(observation))}
-    for one in endpoints.all_endpoints(conn):
-        row = rows.get(one.id)
+    for endpoint in endpoints.all_endpoints(conn):
+        row = rows.get(endpoint.id)
         states[_endpoint_state(row)] += 1
-        if row is not None and row.facts is not None and one.domain is not None:
-            told[one.domain].append(_ControllerReading(row, controller.controller_kind(one.url)))
+        if row is not None and row.facts is not None and endpoint.domain is not None:
+            told[endpoint.domain].append(_ControllerReading(row, controller.controller_kind(endpoint.url)))
     return SiteCounts(
         logical_partitions=_count_rows(conn, logical_partition),
         physical_partitions=_count_rows(conn, owned_partition, owned_partition.c.partition_id.is_not(None)),
@@ -115,7 +115,7 @@ def _domain_counts(uuid: str, told: list[_ControllerReading]) -> DomainCounts:
         uuid=uuid,
         kind=next(one.kind for one in told if one.row is counts),
         observed_at=observed.observed_at,
-        partitions=Counter(one.health.name.lower() for one in observed.partitions),
+        partitions=Counter(partition.health.name.lower() for partition in observed.partitions),
         gpus=Counter(one.health.name.lower() for one in observed.gpus),
         nodes=_node_counts(observed),
     )

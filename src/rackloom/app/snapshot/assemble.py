@@ -80,7 +80,9 @@ async def _with_records(
 
 def _with_fabric(picture: SiteSnapshot, fabrics: FabricSnapshot, stale: Staleness) -> SiteSnapshot:
     """The layer is as old as its oldest reading; what a single domain lacks is said of that domain."""
-    at = min((one.observed_at for one in fabrics.domains if one.observed_at is not None), default=None)
+    at = min(
+        (domain.observed_at for domain in fabrics.domains if domain.observed_at is not None), default=None
+    )
     seen = LayerStatus(layer=Layer.FABRIC, at=at)
     if stale.start:
         since = picture.at if at is None else at
@@ -131,7 +133,7 @@ async def _with_cluster(
         claims=cluster.seen.claims,
         pods=cluster.seen.pods,
         namespaces=cluster.namespaces,
-        simulated=(Layer.CLUSTER,) if any(one.simulated for one in cluster.nodes) else (),
+        simulated=(Layer.CLUSTER,) if any(node.simulated for node in cluster.nodes) else (),
     )
 
 

@@ -201,7 +201,7 @@ def _node_record(obj: Json) -> NodeRecord:
 
 def _node_ready(node: Json) -> tuple[bool | None, float | None]:
     conditions = (node.get("status") or {}).get("conditions") or ()
-    found = next((one for one in conditions if one.get("type") == "Ready"), None)
+    found = next((condition for condition in conditions if condition.get("type") == "Ready"), None)
     if found is None:
         return None, None
     said = {"True": True, "False": False}.get(found.get("status", ""))
@@ -238,9 +238,9 @@ def _claim_devices(claim: Json) -> _ClaimDevices:
     return _ClaimDevices(
         claim=_object_key(claim),
         devices=tuple(
-            (one["driver"], one["pool"], one["device"])
-            for one in devices.get("results") or ()
-            if not one.get("adminAccess")  # Monitoring: the device is whoever else's claim holds it.
+            (result["driver"], result["pool"], result["device"])
+            for result in devices.get("results") or ()
+            if not result.get("adminAccess")  # Monitoring: the device is whoever else's claim holds it.
         ),
         users=tuple((one["uid"], f"{namespace}/{one['name']}") for one in status.get("reservedFor") or ()),
     )
@@ -280,9 +280,13 @@ def _claim_allocations(
 
 
 def _imex_meshes(seen: ClusterEvidence) -> Iterator[ImexMeshRecord]:
-    for one in sorted(seen.daemons, key=lambda one: (one.domain, one.node)):
+    for daemon in sorted(seen.daemons, key=lambda one: (one.domain, one.node)):
         yield ImexMeshRecord(
-            node=one.node, domain=one.domain, clique=one.clique, complete=one.meshed, missing=one.missing
+            node=daemon.node,
+            domain=daemon.domain,
+            clique=daemon.clique,
+            complete=daemon.meshed,
+            missing=daemon.missing,
         )
 
 
@@ -330,14 +334,16 @@ def _project_metadata(obj: Object) -> Object:
 
 def _project_node(obj: Object) -> Object:
     times = label_write_times(obj, names.GPU_CLIQUE_LABEL)
-    writers = [_project_owner(one, times.get(one)) for one in label_owners(obj, names.GPU_CLIQUE_LABEL)]
+    writers = [_project_owner(owner, times.get(owner)) for owner in label_owners(obj, names.GPU_CLIQUE_LABEL)]
     status = obj.get("status") or {}
     return {
         "metadata": {**_project_metadata(obj), "managedFields": writers},
         "spec": _pick(obj.get("spec") or {}, "taints", "unschedulable"),
         "status": {
             "conditions": [
-                _project_condition(one) for one in status.get("conditions") or () if one["type"] == "Ready"
+                _project_condition(condition)
+                for condition in status.get("conditions") or ()
+                if condition["type"] == "Ready"
             ],
             "nodeInfo": _pick(status.get("nodeInfo") or {}, "containerRuntimeVersion"),
         },
@@ -358,7 +364,9 @@ def _project_owner(manager: str, time: str | None) -> Object:
 def _project_pod(obj: Object) -> Object | None:
     """One that claims devices, or an IMEX daemon's: the others are many, and in no picture."""
     spec, status = obj["spec"], obj.get("status") or {}
-    daemon = [one for one in spec.get("containers") or () if one.get("name") == DAEMON_CONTAINER]
+    daemon = [
+        container for container in spec.get("containers") or () if container.get("name") == DAEMON_CONTAINER
+    ]
     if not (spec.get("resourceClaims") or daemon or status.get("extendedResourceClaimStatus")):
         return None
     mesh = _pick(obj["metadata"].get("annotations") or {}, names.MESH_ANNOTATION)

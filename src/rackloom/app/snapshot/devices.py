@@ -78,8 +78,8 @@ class DeviceCache:
 
 def _by_node(slices: Iterable[Json]) -> Mapping[str, list[Json]]:
     found: defaultdict[str, list[Json]] = defaultdict(list)
-    for one in slices:
-        found[one["spec"].get("nodeName") or ""].append(one)
+    for slice_ in slices:
+        found[slice_["spec"].get("nodeName") or ""].append(slice_)
     return found
 
 
@@ -103,7 +103,7 @@ def _all_nodes(nodes: Mapping[str, _NodeDevices]) -> PublishedDevices:
 
 def _pools(slices: Iterable[Json]) -> tuple[PoolRecord, ...]:
     """Those of one node."""
-    found = {(*_pool(one), one["spec"].get("nodeName") or "") for one in slices}
+    found = {(*_pool(slice_), slice_["spec"].get("nodeName") or "") for slice_ in slices}
     return tuple(PoolRecord(driver=driver, name=pool, node=node) for driver, pool, node in sorted(found))
 
 
@@ -116,12 +116,12 @@ def _newest(slices: Iterable[Json]) -> Iterator[Json]:
     return (one for one in kept if one["spec"]["pool"]["generation"] == generations[_pool(one)])
 
 
-def _pool(one: Json) -> tuple[str, str]:
-    return one["spec"]["driver"], one["spec"]["pool"]["name"]
+def _pool(json: Json) -> tuple[str, str]:
+    return json["spec"]["driver"], json["spec"]["pool"]["name"]
 
 
-def _devices(one: Json, trays: Mapping[tuple[str, str], GpuKey]) -> Iterator[DeviceRecord]:
-    spec = one["spec"]
+def _devices(json: Json, trays: Mapping[tuple[str, str], GpuKey]) -> Iterator[DeviceRecord]:
+    spec = json["spec"]
     node = spec.get("nodeName") or ""
     for device in spec.get("devices") or ():
         attributes = _attributes(device)
@@ -188,9 +188,9 @@ def _slot_key(attributes: Attributes, module: object) -> Fact[SlotKey] | None:
 
 def _tray_keys(slices: Iterable[Json]) -> Iterator[tuple[tuple[str, str], GpuKey]]:
     """What IMEX devices tell of GPUs, by node and GPU UUID: other GPU drivers publish no place."""
-    for one in slices:
-        node = one["spec"].get("nodeName") or ""
-        for device in one["spec"].get("devices") or ():
+    for slice_ in slices:
+        node = slice_["spec"].get("nodeName") or ""
+        for device in slice_["spec"].get("devices") or ():
             attributes = _attributes(device)
             for module in _module_numbers(attributes):
                 uuid = attributes[f"module{module}UUID"]

@@ -123,7 +123,9 @@ def _told(shown: _DomainFacts) -> tuple[tuple[FabricGpuRecord, ...], tuple[Parti
 
 def _readings(conn: sa.Connection) -> Mapping[str, list[_EndpointReading]]:
     """By domain. A controller that never answered is a domain of its own, named by its address."""
-    spoken_to = {one.id: one.chassis_serials for one in endpoints.all_endpoints(conn)}
+    spoken_to = {
+        all_endpoint.id: all_endpoint.chassis_serials for all_endpoint in endpoints.all_endpoints(conn)
+    }
     rows = conn.execute(
         sa.select(endpoint.c.id, endpoint.c.url, endpoint.c.domain.label("domain"), observation)
         .join(observation, observation.c.endpoint_id == endpoint.c.id, isouter=True)
@@ -138,7 +140,7 @@ def _readings(conn: sa.Connection) -> Mapping[str, list[_EndpointReading]]:
 
 def _newest(readings: Iterable[_EndpointReading]) -> Any | None:
     """The row that counts, though it be lost; None where nothing was ever read."""
-    rows = [one.row for one in readings if one.row.facts is not None]
+    rows = [reading.row for reading in readings if reading.row.facts is not None]
     return latest.newest_valid_row(rows) if rows else None
 
 
@@ -147,17 +149,17 @@ def _domain(
 ) -> NvlinkDomainRecord:
     return NvlinkDomainRecord(
         uuid=uuid,
-        endpoints=tuple(one.url for one in readings),
+        endpoints=tuple(reading.url for reading in readings),
         observed_at=None if newest is None else newest.observed_at,
         unknown_since=doubt.since,
         problem=doubt.reason,
         disputed=doubt.disputed,
         silent=tuple(
-            SilentController(one.url, one.row.unknown_since, one.chassis)
-            for one in readings
-            if one.row.unknown_since is not None
+            SilentController(reading.url, reading.row.unknown_since, reading.chassis)
+            for reading in readings
+            if reading.row.unknown_since is not None
         ),
-        chassis=frozenset(serial for one in readings for serial in one.chassis),
+        chassis=frozenset(serial for reading in readings for serial in reading.chassis),
     )
 
 
@@ -176,7 +178,7 @@ def _unknown(
 
 
 def _unknown_by_silence(readings: list[_EndpointReading], now: float) -> _Unknown:
-    last = latest.last_lost_row(one.row for one in readings)
+    last = latest.last_lost_row(reading.row for reading in readings)
     if last is None:
         return _Unknown(now, "no switch controller of it has answered yet")
     return _Unknown(last.unknown_since, last.unknown_reason or "")
@@ -206,19 +208,21 @@ def _gpu(domain: str, gpu: ObservedGpu, holders: list[int]) -> FabricGpuRecord:
 
 
 def _partitions(observed: DomainObservation, owners: Mapping[str, str]) -> Iterator[PartitionRecord]:
-    for one in sorted(observed.partitions, key=lambda one: one.id):
-        yield _partition(observed.domain, one, owners.get(one.name))
+    for partition in sorted(observed.partitions, key=lambda one: one.id):
+        yield _partition(observed.domain, partition, owners.get(partition.name))
 
 
-def _partition(domain: str, one: ObservedPartition, recorded: str | None) -> PartitionRecord:
-    owner = found.classify_owner(one, recorded)
-    known = one.health is not PartitionHealth.UNKNOWN
+def _partition(domain: str, observed_partition: ObservedPartition, recorded: str | None) -> PartitionRecord:
+    owner = found.classify_owner(observed_partition, recorded)
+    known = observed_partition.health is not PartitionHealth.UNKNOWN
     return PartitionRecord(
         domain=domain,
-        id=one.id,
-        name=one.name,
-        healthy=one.health is PartitionHealth.HEALTHY if known else None,
-        problem="" if one.health is PartitionHealth.HEALTHY else one.health.name,
+        id=observed_partition.id,
+        name=observed_partition.name,
+        healthy=observed_partition.health is PartitionHealth.HEALTHY if known else None,
+        problem=""
+        if observed_partition.health is PartitionHealth.HEALTHY
+        else observed_partition.health.name,
         logical=recorded if owner is found.Owner.SITE else None,
         default=owner is found.Owner.DEFAULT,
         owner=owner.value,

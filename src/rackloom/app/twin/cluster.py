@@ -271,8 +271,8 @@ async def twin_cluster(
     def api(user: str) -> KubeApi:
         return discovery if user == DISCOVERY_USER else DirectApi(kube, user)
 
-    for one in installed_device_classes():
-        await api("kubectl").create(DEVICE_CLASS, one)
+    for klass in installed_device_classes():
+        await api("kubectl").create(DEVICE_CLASS, klass)
     planned: dict[str, str] = {}
     kubelets = partial(AddressedKubelets, planned)
     nodes = _tray_nodes(twin, folder, api, imex, chance, kubelets)
@@ -346,7 +346,7 @@ def _tray_nodes(
         wall=chance.wall,
         meter=PluginMetrics("simulated", "simulated", ()),
     )
-    made = {one.name: one for one in tray_nodes(twin.site, names, around)}
+    made = {node.name: node for node in tray_nodes(twin.site, names, around)}
     programs = PodPrograms(
         api("compute-domain-daemon"), folder / "pods", lambda node, claim: made[node].cdi_files(claim), imex
     )

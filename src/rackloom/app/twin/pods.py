@@ -96,7 +96,7 @@ class PodPrograms:
             return 1
 
     async def _run(self, node: str, pod: Object, ready: ReadyCallback) -> int:
-        if any(_arguments_of(one)[:2] == _DAEMON_ARGUMENTS for one in pod["spec"]["containers"]):
+        if any(_arguments_of(container)[:2] == _DAEMON_ARGUMENTS for container in pod["spec"]["containers"]):
             return await self._daemon(node, pod, ready)
         return await _run_workload(pod, ready)
 
@@ -191,7 +191,7 @@ def _environment(pod: Object, edits: list[str]) -> dict[str, str]:
         "metadata.name": meta["name"],
         "metadata.namespace": meta["namespace"],
     }
-    found = dict(one.split("=", 1) for one in edits)
+    found = dict(edit.split("=", 1) for edit in edits)
     for one in pod["spec"]["containers"][0].get("env", ()):
         source = one.get("valueFrom")
         found[one["name"]] = fields[source["fieldRef"]["fieldPath"]] if source else one.get("value", "")

@@ -37,7 +37,7 @@ async def find_ids(deps: AdminDeps, request: pb.InstanceSearchFilter) -> pb.Inst
 async def find_by_ids(deps: AdminDeps, request: pb.InstancesByIdsRequest) -> pb.InstanceList:
     """Instances; ids that mean none are left out."""
     check_ids(request.instance_ids)
-    wanted = [one.value for one in request.instance_ids]
+    wanted = [instance_id.value for instance_id in request.instance_ids]
     return pb.InstanceList(instances=await deps.store.read(_load, table.c.id.in_(wanted)))
 
 
@@ -82,10 +82,10 @@ async def release(deps: AdminDeps, request: pb.InstanceReleaseRequest) -> pb.Ins
 
 def _wishes(config: pb.InstanceConfig) -> list[InterfaceSpec]:
     return [
-        InterfaceSpec(one.logical_partition_id.value, one.device_instance)
-        for one in config.nvlink.gpu_configs
+        InterfaceSpec(gpu_config.logical_partition_id.value, gpu_config.device_instance)
+        for gpu_config in config.nvlink.gpu_configs
         # An entry that names no logical partition detaches its GPU.
-        if one.logical_partition_id.value
+        if gpu_config.logical_partition_id.value
     ]
 
 
@@ -137,18 +137,18 @@ def _shown(row: _Row, wired: Sequence[_Row], told: Sequence[journal.StatusRecord
     )
 
 
-def _config(one: _Row) -> pb.InstanceNVLinkGpuConfig:
+def _config(row: _Row) -> pb.InstanceNVLinkGpuConfig:
     return pb.InstanceNVLinkGpuConfig(
-        device_instance=one.device_instance,
-        logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=one.logical_partition_id),
+        device_instance=row.device_instance,
+        logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=row.logical_partition_id),
     )
 
 
-def _gpu(one: _Row) -> pb.InstanceNVLinkGpuStatus:
+def _gpu(row: _Row) -> pb.InstanceNVLinkGpuStatus:
     """What was observed: the logical partition is told only of a GPU that was seen in it."""
-    status = pb.InstanceNVLinkGpuStatus(gpu_guid=one.guid)
-    if one.domain is not None:
-        status.domain_id.value = one.domain
-    if one.status == Status.READY:
-        status.logical_partition_id.value = one.logical_partition_id
+    status = pb.InstanceNVLinkGpuStatus(gpu_guid=row.guid)
+    if row.domain is not None:
+        status.domain_id.value = row.domain
+    if row.status == Status.READY:
+        status.logical_partition_id.value = row.logical_partition_id
     return status

@@ -41,7 +41,7 @@ async def find_by_ids(
 ) -> pb.NVLinkLogicalPartitionList:
     """Logical partitions; ids that mean none are left out."""
     check_ids(request.partition_ids)
-    wanted = [one.value for one in request.partition_ids]
+    wanted = [partition_id.value for partition_id in request.partition_ids]
     rows = await deps.store.read(_all, _listing().where(table.c.id.in_(wanted)))
     return pb.NVLinkLogicalPartitionList(partitions=[_shown(row) for row in rows])
 

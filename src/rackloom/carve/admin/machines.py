@@ -40,7 +40,7 @@ async def find_ids(deps: AdminDeps, request: pb.MachineSearchConfig) -> ids_pb.M
 async def find_by_ids(deps: AdminDeps, request: pb.MachinesByIdsRequest) -> pb.MachineList:
     """Machines with their NVLink part; ids that mean none are left out."""
     check_ids(request.machine_ids)
-    wanted = [one.id for one in request.machine_ids]
+    wanted = [machine_id.id for machine_id in request.machine_ids]
     return pb.MachineList(machines=await deps.store.read(_load, wanted))
 
 
@@ -88,7 +88,7 @@ def _force_delete(
 def _load(conn: sa.Connection, wanted: Sequence[str]) -> list[pb.Machine]:
     rows = conn.execute(catalog.machine_listing().where(table.c.id.in_(wanted)).order_by(table.c.id)).all()
     gpus = catalog.gpus_of_machines(conn, [row.id for row in rows])
-    owners = {(one.domain, one.name): one for one in list_partitions(conn)}
+    owners = {(partition.domain, partition.name): partition for partition in list_partitions(conn)}
     seen = {
         domain: latest.latest_of_domain(conn, domain).observation for domain in {row.domain for row in rows}
     }
@@ -125,7 +125,7 @@ def _info(row: _Row, gpus: Sequence[_Row]) -> pb.MachineNVLinkInfo:
 def _status(
     gpus: Sequence[_Row], observed: DomainObservation, owners: dict[tuple[str, str], PartitionListing]
 ) -> pb.MachineNVLinkStatusObservation:
-    holder = {guid: one.name for one in observed.partitions for guid in one.members}
+    holder = {guid: partition.name for partition in observed.partitions for guid in partition.members}
     present = {gpu.guid for gpu in observed.gpus}
     statuses = [
         _gpu_status(gpu, observed.domain, owners.get((observed.domain, holder.get(int(gpu.guid), ""))))

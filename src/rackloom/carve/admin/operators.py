@@ -49,7 +49,7 @@ async def apply_plan(deps: AdminDeps, request: pb.ApplyRequest) -> pb.ApplyReply
     except msgspec.DecodeError as error:
         raise invalid(f"this is not a plan: {error}") from error
     outcomes = await deps.apply(plan)
-    return pb.ApplyReply(outcomes=[_outcome_message(one) for one in outcomes])
+    return pb.ApplyReply(outcomes=[_outcome_message(outcome) for outcome in outcomes])
 
 
 async def import_machines(deps: AdminDeps, request: pb.ImportRequest) -> pb.ImportReply:
@@ -60,14 +60,14 @@ async def import_machines(deps: AdminDeps, request: pb.ImportRequest) -> pb.Impo
         )
     records = [
         MachineRecord(
-            id=one.id,
-            chassis_serial=one.chassis_serial,
-            slot=one.slot,
-            tray_index=one.tray_index,
-            rack=one.rack,
-            gpus=one.gpus,
+            id=machine.id,
+            chassis_serial=machine.chassis_serial,
+            slot=machine.slot,
+            tray_index=machine.tray_index,
+            rack=machine.rack,
+            gpus=machine.gpus,
         )
-        for one in request.machines
+        for machine in request.machines
     ]
     created, unchanged = await deps.store.run(
         _import_machines, records, deps.new_machine_status, deps.clock()
@@ -139,9 +139,12 @@ async def release(deps: AdminDeps, request: pb.ReleaseRequest) -> pb.Done:
     return pb.Done(message=f"partition {request.partition_name} is released")
 
 
-def _outcome_message(one: OperationOutcome) -> pb.OperationOutcome:
+def _outcome_message(operation_outcome: OperationOutcome) -> pb.OperationOutcome:
     return pb.OperationOutcome(
-        kind=one.kind, partition_name=one.partition_name, state=one.state, message=one.message
+        kind=operation_outcome.kind,
+        partition_name=operation_outcome.partition_name,
+        state=operation_outcome.state,
+        message=operation_outcome.message,
     )
 
 
@@ -175,7 +178,7 @@ async def show_domains(deps: AdminDeps, request: pb.DomainsRequest) -> pb.Domain
 
 
 def _domain_list(conn: sa.Connection, wanted: str) -> pb.DomainList:
-    known = {one.domain for one in endpoints.all_endpoints(conn) if one.domain is not None}
+    known = {endpoint.domain for endpoint in endpoints.all_endpoints(conn) if endpoint.domain is not None}
     if wanted and wanted not in known:
         raise not_found(f"no switch controller speaks for domain {wanted}")
     chosen = sorted(known & {wanted} if wanted else known)

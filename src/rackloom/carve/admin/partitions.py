@@ -48,7 +48,7 @@ async def find_ids(deps: AdminDeps, request: pb.NVLinkPartitionSearchFilter) -> 
 async def find_by_ids(deps: AdminDeps, request: pb.NVLinkPartitionsByIdsRequest) -> pb.NVLinkPartitionList:
     """Partitions; ids that mean none are left out."""
     check_ids(request.partition_ids)
-    wanted = {one.value for one in request.partition_ids}
+    wanted = {partition_id.value for partition_id in request.partition_ids}
     found = await deps.store.read(list_partitions)
     return pb.NVLinkPartitionList(partitions=[_shown(one) for one in found if one.id in wanted])
 
@@ -62,18 +62,18 @@ async def of_tenant(deps: AdminDeps, request: pb.TenantSearchQuery) -> pb.NVLink
 
 def list_partitions(conn: sa.Connection) -> list[PartitionListing]:
     """All partitions in the newest observations of all domains, by domain and id."""
-    domains = {one.domain for one in endpoints.all_endpoints(conn) if one.domain is not None}
+    domains = {endpoint.domain for endpoint in endpoints.all_endpoints(conn) if endpoint.domain is not None}
     orgs = {row.id: row.org for row in conn.execute(_owners())}
     return [
         PartitionListing(
-            domain=one.domain,
-            name=one.seen.name,
-            number=one.seen.id,
-            owner=one.owner,
-            logical_partition=one.logical_partition,
-            org=orgs.get(one.logical_partition or ""),
+            domain=partition.domain,
+            name=partition.seen.name,
+            number=partition.seen.id,
+            owner=partition.owner,
+            logical_partition=partition.logical_partition,
+            org=orgs.get(partition.logical_partition or ""),
         )
-        for one in found.partitions_of_domains(conn, domains)
+        for partition in found.partitions_of_domains(conn, domains)
     ]
 
 
@@ -82,12 +82,12 @@ def _owners() -> sa.Select[Any]:
     return query.join(tenant, tenant.c.id == logical_partition.c.tenant_id)
 
 
-def _shown(one: PartitionListing) -> pb.NVLinkPartition:
-    owner = one.logical_partition
+def _shown(partition_listing: PartitionListing) -> pb.NVLinkPartition:
+    owner = partition_listing.logical_partition
     return pb.NVLinkPartition(
-        id=ids_pb.NVLinkPartitionId(value=one.id),
-        name=one.name,
-        nmx_m_id=str(one.number),
-        domain_uuid=ids_pb.NVLinkDomainId(value=one.domain),
+        id=ids_pb.NVLinkPartitionId(value=partition_listing.id),
+        name=partition_listing.name,
+        nmx_m_id=str(partition_listing.number),
+        domain_uuid=ids_pb.NVLinkDomainId(value=partition_listing.domain),
         logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=owner) if owner else None,
     )

@@ -341,7 +341,10 @@ def _create_allocation(
         description=body.description,
         tenant_id=str(body.tenant_id),
         site_id=str(body.site_id),
-        types={str(one.resource_type_id): one.constraint_value for one in body.allocation_constraints},
+        types={
+            str(constraint.resource_type_id): constraint.constraint_value
+            for constraint in body.allocation_constraints
+        },
         now=now,
         ids=ids,
     )

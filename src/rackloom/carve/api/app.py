@@ -154,9 +154,9 @@ async def _on_refused(_request: Request, error: Refused) -> Response:
 
 async def _on_invalid_request(_request: Request, error: RequestValidationError) -> Response:
     problems = error.errors()
-    if any(one["type"] == "json_invalid" for one in problems):
+    if any(problem["type"] == "json_invalid" for problem in problems):
         return routing.problem_response(400, "Failed to parse request data, potentially invalid structure")
-    fields = {_field_path(one): _field_message(one) for one in problems}
+    fields = {_field_path(problem): _field_message(problem) for problem in problems}
     return routing.problem_response(400, "Error validating request data", fields)
 
 
@@ -259,7 +259,7 @@ def _describe_errors(operation: dict[str, Any]) -> None:
 
 
 def _describe_page(operation: dict[str, Any]) -> None:
-    parameters = {one["name"] for one in operation.get("parameters", ())}
+    parameters = {parameter["name"] for parameter in operation.get("parameters", ())}
     if "pageNumber" in parameters:
         operation["responses"]["200"]["headers"] = {
             "X-Pagination": {

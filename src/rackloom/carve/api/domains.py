@@ -129,11 +129,11 @@ def domain_shape(view: DomainCapacity, now: float, blocked: Sequence[Row] | None
         "blockedGpus": None if blocked is None else [_blocked_gpu_shape(row) for row in blocked],
         "instanceTypes": [
             {
-                "instanceTypeId": one.instance_type_id,
-                "freeTrays": one.free,
-                "largestBatch": one.largest_batch,
+                "instanceTypeId": type_.instance_type_id,
+                "freeTrays": type_.free,
+                "largestBatch": type_.largest_batch,
             }
-            for one in view.types
+            for type_ in view.types
         ],
         "ownInstances": view.own_instances,
         "ownGpus": sum(view.own_gpus.values()),
@@ -231,4 +231,4 @@ def _shapes(
         set(conn.execute(entitlements.operated_domains(provider_id)).scalars()) if provider_id else set()
     )
     blocked = intent.blocked_gpus_of_domains(conn, operated.intersection(domains))
-    return [domain_shape(views[one], now, blocked.get(one)) for one in domains]
+    return [domain_shape(views[domain], now, blocked.get(domain)) for domain in domains]

@@ -173,19 +173,19 @@ def endpoint_shape(row: Row) -> Json:
     }
 
 
-def physical_partition_shape(one: FoundPartitionView) -> Json:
+def physical_partition_shape(partition_view: FoundPartitionView) -> Json:
     """A partition as the switch controller shows it."""
     return {
-        "id": one.seen.id,
-        "name": one.seen.name,
-        "nvLinkDomainId": one.domain,
-        "owner": one.owner,
-        "nvLinkLogicalPartitionId": one.logical_partition,
-        "gpuGuids": [str(guid) for guid in sorted(one.seen.members)],
-        "health": PartitionHealth(one.seen.health).name.lower(),
-        "isGuidBased": one.seen.guid_based,
-        "multicastGroups": one.seen.multicast_groups,
-        "observedAt": rfc3339(one.observed_at),
+        "id": partition_view.seen.id,
+        "name": partition_view.seen.name,
+        "nvLinkDomainId": partition_view.domain,
+        "owner": partition_view.owner,
+        "nvLinkLogicalPartitionId": partition_view.logical_partition,
+        "gpuGuids": [str(guid) for guid in sorted(partition_view.seen.members)],
+        "health": PartitionHealth(partition_view.seen.health).name.lower(),
+        "isGuidBased": partition_view.seen.guid_based,
+        "multicastGroups": partition_view.seen.multicast_groups,
+        "observedAt": rfc3339(partition_view.observed_at),
     }
 
 
@@ -377,9 +377,10 @@ def _partitions(conn: sa.Connection, caller: Caller, query: PhysicalPartitionQue
         wanted = wanted.where(mine.c.domain == query.nvlink_domain_id)
     logical = query.nvlink_logical_partition_id
     return [
-        physical_partition_shape(one)
-        for one in found.partitions_of_domains(conn, conn.execute(wanted).scalars().all())
-        if query.owner in (None, one.owner) and (logical is None or one.logical_partition == str(logical))
+        physical_partition_shape(partition)
+        for partition in found.partitions_of_domains(conn, conn.execute(wanted).scalars().all())
+        if query.owner in (None, partition.owner)
+        and (logical is None or partition.logical_partition == str(logical))
     ]
 
 

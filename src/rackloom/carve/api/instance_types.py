@@ -395,7 +395,9 @@ def _update_type(
 
 
 def _kept(capabilities: list[MachineCapability]) -> list[Json]:
-    return [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in capabilities]
+    return [
+        capability.model_dump(mode="json", by_alias=True, exclude_none=True) for capability in capabilities
+    ]
 
 
 def _associations(conn: sa.Connection, caller: Caller, type_id: str) -> AnySelect:

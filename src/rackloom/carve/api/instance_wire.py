@@ -121,15 +121,15 @@ def interface_summary(row: Row | InterfaceRow) -> Json:
     }
 
 
-def interface_shape(one: InterfaceRow) -> Json:
+def interface_shape(interface_row: InterfaceRow) -> Json:
     """An interface, with what the fabric told of its GPU; `statusMessage` says why it is not Ready."""
     return {
-        **interface_summary(one),
-        "siteId": one.site_id,
-        "nvLinkDomainId": one.domain,
-        "gpuGuid": one.guid,
-        "statusMessage": one.reason,
-        **times_shape(one),
+        **interface_summary(interface_row),
+        "siteId": interface_row.site_id,
+        "nvLinkDomainId": interface_row.domain,
+        "gpuGuid": interface_row.guid,
+        "statusMessage": interface_row.reason,
+        **times_shape(interface_row),
     }
 
 
@@ -144,7 +144,11 @@ class _InstanceBase(OpenBody):
     @property
     def wishes(self) -> tuple[InterfaceSpec, ...] | None:
         """The interfaces asked for; None when the VPC's default decides."""
-        return None if self.nvlink_interfaces is None else tuple(one.wish for one in self.nvlink_interfaces)
+        return (
+            None
+            if self.nvlink_interfaces is None
+            else tuple(interface.wish for interface in self.nvlink_interfaces)
+        )
 
 
 class InstanceCreate(_InstanceBase):
@@ -179,7 +183,11 @@ class InstanceUpdate(OpenBody):
     @property
     def wishes(self) -> tuple[InterfaceSpec, ...] | None:
         """The interfaces asked for; None leaves them."""
-        return None if self.nvlink_interfaces is None else tuple(one.wish for one in self.nvlink_interfaces)
+        return (
+            None
+            if self.nvlink_interfaces is None
+            else tuple(interface.wish for interface in self.nvlink_interfaces)
+        )
 
 
 # Query parameters.

@@ -304,9 +304,9 @@ def _types_with(conn: sa.Connection, query: MachineQuery) -> list[str]:
         row.id
         for row in types
         if any(
-            query.capability_type in (None, one["type"])
-            and (not query.capability_name or one["name"] in query.capability_name)
-            for one in row.capabilities
+            query.capability_type in (None, capability["type"])
+            and (not query.capability_name or capability["name"] in query.capability_name)
+            for capability in row.capabilities
         )
     ]
 
@@ -322,10 +322,10 @@ def _gpu_stats(conn: sa.Connection, caller: Caller, query: GpuStatsQuery) -> lis
         counted = counted.where(instance_type.c.site_id == str(query.site_id))
     gpus, having = Counter[str](), Counter[str]()
     for row in conn.execute(counted):
-        for one in row.capabilities:
-            if one["type"] == "GPU":
-                gpus[one["name"]] += row.machines * int(one.get("count") or 0)
-                having[one["name"]] += row.machines
+        for capability in row.capabilities:
+            if capability["type"] == "GPU":
+                gpus[capability["name"]] += row.machines * int(capability.get("count") or 0)
+                having[capability["name"]] += row.machines
     return [{"name": name, "gpus": gpus[name], "machines": having[name]} for name in sorted(having)]
 
 

@@ -191,7 +191,7 @@ def _sort_values(values: Sequence[Json], order_by: str | None) -> Sequence[Json]
     if field not in SLICE_ORDER_FIELDS:
         wanted = ", ".join(f"{name}_ASC, {name}_DESC" for name in SLICE_ORDER_FIELDS)
         raise invalid("Invalid orderBy value in query", orderBy=f"must be one of {wanted}")
-    return sorted(values, key=lambda one: str(one[field.lower()]), reverse=direction == "DESC")
+    return sorted(values, key=lambda value: str(value[field.lower()]), reverse=direction == "DESC")
 
 
 def deletion_response() -> Response:
@@ -395,7 +395,7 @@ def add_relations(conn: sa.Connection, objects: Sequence[Json], wanted: Collecti
 
 
 def _add_relation(conn: sa.Connection, objects: Sequence[Json], relation: Relation) -> None:
-    related = [one for one in objects if one.get(relation.key) is not None]
+    related = [obj for obj in objects if obj.get(relation.key) is not None]
     if related:
         keys = {one[relation.key] for one in related}
         rows = conn.execute(sa.select(relation.table).where(relation.table.c.id.in_(keys)))

@@ -112,7 +112,11 @@ def register_endpoint(
     A controller that moved keeps its row, and with it its history; an endpoint that is left without any
     chassis is no longer spoken to.
     """
-    before = [one for one in all_endpoints(conn) if not set(one.chassis_serials).isdisjoint(chassis_serials)]
+    before = [
+        all_endpoint
+        for all_endpoint in all_endpoints(conn)
+        if not set(all_endpoint.chassis_serials).isdisjoint(chassis_serials)
+    ]
     emptied = [one for one in before if set(one.chassis_serials) <= set(chassis_serials)]
     chosen = (
         _endpoint_at(conn, url)

@@ -46,41 +46,43 @@ class ControllerReading(msgspec.Struct, frozen=True):
     seen: DomainObservation
 
 
-def compare_readings(one: ControllerReading, other: ControllerReading, changed_at: float) -> str | None:
+def compare_readings(
+    controller_reading: ControllerReading, other: ControllerReading, changed_at: float
+) -> str | None:
     """What differs between two readings of about the same time; None when nothing does.
 
     Operations move no hardware, so the GPUs are compared in any case. Partitions are only where both looked
     after `changed_at`, when the site last changed some: before, one of the two shows what was. One that lists
     no GPU at all says nothing: a standby answers for its domain before it knows what is in it.
     """
-    if not (one.seen.gpus and other.seen.gpus):
+    if not (controller_reading.seen.gpus and other.seen.gpus):
         return None
-    told = _differing_gpus(one, other)
-    if min(one.seen.observed_at, other.seen.observed_at) > changed_at:
-        told += _differing_partitions(one, other)
+    told = _differing_gpus(controller_reading, other)
+    if min(controller_reading.seen.observed_at, other.seen.observed_at) > changed_at:
+        told += _differing_partitions(controller_reading, other)
     if not told:
         return None
-    return f"switch controllers {one.url} and {other.url} contradict one another: {'; '.join(told)}"
+    return f"switch controllers {controller_reading.url} and {other.url} contradict one another: {'; '.join(told)}"
 
 
-def shared_hardware(one: ControllerReading, other: ControllerReading) -> str | None:
+def shared_hardware(controller_reading: ControllerReading, other: ControllerReading) -> str | None:
     """That controllers of two domains list the same GPUs in the same places; None when they do not.
 
     A GPU is on one switch fabric. One that stands in the same place under another GUID is another GPU.
     """
-    both = len(_gpu_locations(one.seen) & _gpu_locations(other.seen))
+    both = len(_gpu_locations(controller_reading.seen) & _gpu_locations(other.seen))
     if not both:
         return None
     first, second = (
         f"{reading.url} of domain {reading.seen.domain}"
-        for reading in sorted((one, other), key=lambda reading: reading.url)
+        for reading in sorted((controller_reading, other), key=lambda reading: reading.url)
     )
     return f"switch controllers {first} and {second} contradict one another: both list the same {both} GPUs"
 
 
-def _differing_gpus(one: ControllerReading, other: ControllerReading) -> list[str]:
-    first, second = _gpu_locations(one.seen), _gpu_locations(other.seen)
-    pairs = ((one.url, first - second), (other.url, second - first))
+def _differing_gpus(controller_reading: ControllerReading, other: ControllerReading) -> list[str]:
+    first, second = _gpu_locations(controller_reading.seen), _gpu_locations(other.seen)
+    pairs = ((controller_reading.url, first - second), (other.url, second - first))
     return [f"only {url} lists {len(more)} of the GPUs" for url, more in pairs if more]
 
 
@@ -88,8 +90,10 @@ def _gpu_locations(seen: DomainObservation) -> set[tuple[int, str, int, int]]:
     return {(gpu.guid, gpu.chassis_serial, gpu.slot, gpu.module_id) for gpu in seen.gpus}
 
 
-def _differing_partitions(one: ControllerReading, other: ControllerReading) -> list[str]:
-    first, second = ({part.id: part for part in reading.seen.partitions} for reading in (one, other))
+def _differing_partitions(controller_reading: ControllerReading, other: ControllerReading) -> list[str]:
+    first, second = (
+        {part.id: part for part in reading.seen.partitions} for reading in (controller_reading, other)
+    )
     # By number: the name of a partition says whose it is, and several operate a domain.
     told = [
         f"partition {number} {_describe_difference(first.get(number), second.get(number))}"

@@ -124,9 +124,9 @@ def adopt_partition(
     if standing:
         raise conflict(f"NVLink Logical Partition already has partition {standing[0].name} in the domain")
     wanted = {
-        one.guid
-        for one in intent.gpu_assignments(conn, domain)
-        if one.logical_partition == logical_partition_id
+        assignment.guid
+        for assignment in intent.gpu_assignments(conn, domain)
+        if assignment.logical_partition == logical_partition_id
     }
     if strangers := len(partition.members - wanted):
         raise Rejected(
@@ -149,7 +149,7 @@ def _foreign_partition(
     known = latest.latest_of_domain(conn, domain)
     if known.observation is None:
         raise conflict(f"What the domain holds cannot be told: {known.operators_doubt}")
-    found = [one for one in known.observation.partitions if one.name == name]
+    found = [partition for partition in known.observation.partitions if partition.name == name]
     if not found:
         raise not_found("Could not find a partition with specified name in the newest observation")
     _check_adoptable(conn, domain, found[0])

@@ -161,7 +161,7 @@ class DomainPass:
             if not is_current:
                 raise Refused("the domain was worked on meanwhile", nearest_fix="plan again")
             outcomes = await self._execute(plan)
-        if all(one.state != "unknown" for one in outcomes):
+        if all(outcome.state != "unknown" for outcome in outcomes):
             with suppress(ConflictingControllers, FabricUnavailable):
                 await self._look()
         return outcomes
@@ -229,7 +229,7 @@ class DomainPass:
     async def _tell_blocked(self, plan: PartitionPlan) -> None:
         told = (plan.observation.domain, plan.blocked)
         # What stands in the way of additions is only known once nothing is left to be removed.
-        removes = any(isinstance(one, RemoveGpus | DeletePartition) for one in plan.operations)
+        removes = any(isinstance(operation, RemoveGpus | DeletePartition) for operation in plan.operations)
         if removes or told == self._told:
             return
         await self.store.run(records.record_blocked, *told, self.clock())

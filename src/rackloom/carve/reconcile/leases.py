@@ -161,7 +161,7 @@ def share_of_sole_replica(conn: sa.Connection, holder: str, now: float) -> tuple
 
 def leave_replicas(conn: sa.Connection, holder: str) -> None:
     """Let the others have everything of `holder` at once."""
-    release_leases(conn, holder, [one.id for one in endpoints.all_endpoints(conn)])
+    release_leases(conn, holder, [all_endpoint.id for all_endpoint in endpoints.all_endpoints(conn)])
     conn.execute(sa.delete(replica).where(replica.c.holder == holder))
 
 
@@ -187,7 +187,7 @@ def _share_of_endpoints(
         domains[one.domain or one.id].append(one)
     holders = _lease_holders(conn, now)
     keeper = {
-        domain: next((holders[one.id] for one in members if one.id in holders), None)
+        domain: next((holders[member.id] for member in members if member.id in holders), None)
         for domain, members in domains.items()
     }
     kept = sorted(domain for domain in domains if keeper[domain] == holder)

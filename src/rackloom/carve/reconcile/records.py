@@ -249,15 +249,19 @@ def finish_operation(
 def _check_still_wanted(conn: sa.Connection, domain: str, operation: PartitionOperation) -> None:
     if not isinstance(operation, CreatePartition | AddGpus):
         return
-    partitions = {one.name: one.logical_partition for one in ownership.owned_partitions(conn, domain)}
+    partitions = {
+        partition.name: partition.logical_partition for partition in ownership.owned_partitions(conn, domain)
+    }
     owner = partitions.get(operation.name)
     assignments = intent.gpu_assignments(conn, domain)
     if owner is None or is_tray_partition(owner):
         # The default partition and those of trays are for GPUs that nobody was given.
-        given = {one.guid for one in assignments}
+        given = {assignment.guid for assignment in assignments}
         wanted = intent.managed_gpus(conn, domain) - given - intent.drained_gpus(conn, domain)
     else:
-        wanted = frozenset(one.guid for one in assignments if one.logical_partition == owner)
+        wanted = frozenset(
+            assignment.guid for assignment in assignments if assignment.logical_partition == owner
+        )
     if not wanted.issuperset(operation.guids):
         raise Refused(
             f"GPUs that {operation.name} would get are no longer wanted there", nearest_fix="plan again"

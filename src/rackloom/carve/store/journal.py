@@ -178,18 +178,20 @@ def write_status_entries(
     conn: sa.Connection, entries: Collection[StatusEntry], past: Mapping[str, sa.Row[Any]], now: float
 ) -> None:
     """Write entries that are news, one an object at most; `past` are the newest of these objects so far."""
-    same = [one for one in entries if one.object_id in past and past[one.object_id].status == one.status]
+    same = [
+        entry for entry in entries if entry.object_id in past and past[entry.object_id].status == entry.status
+    ]
     if same:
         rows = [{"of": past[one.object_id].id, "because": one.message, "at": now} for one in same]
         conn.execute(_REPLACE_MESSAGE, rows)
-    if new := [one for one in entries if one not in same]:
+    if new := [entry for entry in entries if entry not in same]:
         begin_histories(conn, new, now)
         _prune_histories(conn, [one.object_id for one in new])
 
 
 def begin_histories(conn: sa.Connection, entries: Collection[StatusEntry], now: float) -> None:
     """Write the first entries of objects that have just been made, oldest first."""
-    rows = [{**msgspec.structs.asdict(one), "created": now, "updated": now} for one in entries]
+    rows = [{**msgspec.structs.asdict(entry), "created": now, "updated": now} for entry in entries]
     conn.execute(_INSERT_ENTRY, rows)
 
 
@@ -291,7 +293,9 @@ def record_and_publish_new(
     conn: sa.Connection, tenant_id: str, notes: Sequence[EventNote], now: float
 ) -> None:
     """As `tell`, for the first `notes` of an object that has just been made."""
-    begin_histories(conn, [StatusEntry(one.object_id, one.status, one.message or "") for one in notes], now)
+    begin_histories(
+        conn, [StatusEntry(note.object_id, note.status, note.message or "") for note in notes], now
+    )
     publish_events(conn, tenant_id, notes, now)
 
 

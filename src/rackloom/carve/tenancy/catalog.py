@@ -191,9 +191,9 @@ def get_instance_type(conn: sa.Connection, type_id: str) -> sa.Row[Any]:
 def nvlink_gpu_count(capabilities: Sequence[MachineCapabilities]) -> int:
     """How many GPUs of one machine can be put into an NVLink partition."""
     return sum(
-        int(one.get("count") or 0)
-        for one in capabilities
-        if one["type"] == "GPU" and one.get("deviceType") == "NVLink"
+        int(capability.get("count") or 0)
+        for capability in capabilities
+        if capability["type"] == "GPU" and capability.get("deviceType") == "NVLink"
     )
 
 
@@ -252,7 +252,7 @@ def create_instance_type(
         "description": description,
         "labels": dict(labels),
     }
-    row |= {"capabilities": [dict(one) for one in capabilities], "status": Status.READY}
+    row |= {"capabilities": [dict(capability) for capability in capabilities], "status": Status.READY}
     conn.execute(sa.insert(instance_type).values(**row, created=now, updated=now))
     journal.record_status(conn, new, Status.READY, "Instance Type is ready for use", now)
     return new
@@ -345,10 +345,10 @@ def _check_type_name(conn: sa.Connection, site_id: str, name: str) -> None:
 
 
 def _check_capabilities(capabilities: Sequence[MachineCapabilities]) -> None:
-    for one in capabilities:
-        device = one.get("deviceType")
-        if device is not None and device != CAPABILITY_DEVICE_TYPES.get(one["type"]):
+    for capability in capabilities:
+        device = capability.get("deviceType")
+        if device is not None and device != CAPABILITY_DEVICE_TYPES.get(capability["type"]):
             raise invalid(
                 "Error validating Machine Capabilities",
-                deviceType=f"{device!r} is not allowed for capability type {one['type']}",
+                deviceType=f"{device!r} is not allowed for capability type {capability['type']}",
             )

@@ -256,7 +256,10 @@ def update_allocation_constraint(
 def delete_allocation(conn: sa.Connection, provider_id: str, allocation_id: str, now: float) -> None:
     """Take an allocation back, when the tenant uses none of it."""
     row = get_allocation(conn, provider_id, allocation_id)
-    given = {one.instance_type_id: one.value for one in constraints_of_allocations(conn, [allocation_id])}
+    given = {
+        constraint.instance_type_id: constraint.value
+        for constraint in constraints_of_allocations(conn, [allocation_id])
+    }
     _check_unused_quota(conn, row.tenant_id, given)
     mine = allocation_constraint.c.allocation_id == allocation_id
     conn.execute(sa.delete(allocation_constraint).where(mine))

@@ -74,9 +74,9 @@ def warnings_for(
 def warnings_of_instance(conn: sa.Connection, row: sa.Row[Any]) -> tuple[InstanceWarning, ...]:
     """What to say of an instance as it is wanted now."""
     wishes = [
-        InterfaceSpec(one.logical_partition_id, one.device_instance)
-        for one in interfaces.interfaces_of(conn, row.id)
-        if one.status != Status.DELETING
+        InterfaceSpec(interface.logical_partition_id, interface.device_instance)
+        for interface in interfaces.interfaces_of(conn, row.id)
+        if interface.status != Status.DELETING
     ]
     domain = conn.execute(sa.select(machine.c.domain).where(machine.c.id == row.machine_id)).scalar_one()
     kind = sa.select(instance_type.c.capabilities).where(instance_type.c.id == row.instance_type_id)

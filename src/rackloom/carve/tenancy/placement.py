@@ -200,7 +200,7 @@ class DomainCapacity(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def largest_batch(self) -> int:
         """The most machines that one request can have in this domain."""
-        return max((one.largest_batch for one in self.types), default=0)
+        return max((type_.largest_batch for type_ in self.types), default=0)
 
     @property
     def fragmentation(self) -> float:

@@ -67,10 +67,10 @@ class DomainCaches:
             kind: (informer(kind),) for kind in _CLUSTER_WIDE
         }
         for kind in _WITH_DAEMONS:
-            self._informers[kind] = tuple(informer(kind, one) for one in settings.namespaces)
+            self._informers[kind] = tuple(informer(kind, namespace) for namespace in settings.namespaces)
         # Only daemon pods and our own slices: a cluster's other pods and slices are many.
         self._informers[POD] = tuple(
-            informer(POD, one, names.COMPUTE_DOMAIN_LABEL) for one in settings.namespaces
+            informer(POD, namespace, names.COMPUTE_DOMAIN_LABEL) for namespace in settings.namespaces
         )
         self._informers[RESOURCE_SLICE] = (informer(RESOURCE_SLICE, labels=names.WARM_CLIQUE_LABEL),)
 
@@ -92,17 +92,17 @@ class DomainCaches:
 
     def unknown_since(self) -> float | None:
         """Loop time since when any of them may be behind; None when all follow."""
-        since = (one.unknown_since for one in self.informers)
+        since = (informer.unknown_since for informer in self.informers)
         return min((moment for moment in since if moment is not None), default=None)
 
     def at(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
         """The object of this name; None also for kinds that are not followed."""
-        found = (one.cache.get(name, namespace) for one in self._informers.get(kind, ()))
+        found = (informer.cache.get(name, namespace) for informer in self._informers.get(kind, ()))
         return next((obj for obj in found if obj is not None), None)
 
     def by(self, kind: ResourceKind, index: str, value: str) -> Sequence[Object]:
         """The objects that an index has under a value."""
-        return [obj for one in self._informers[kind] for obj in one.cache.find(index, value)]
+        return [obj for informer in self._informers[kind] for obj in informer.cache.find(index, value)]
 
     def all(self, kind: ResourceKind) -> Iterator[Object]:
         """All objects of a kind: for sweeps and counts, never for one ComputeDomain."""
@@ -172,12 +172,12 @@ class ChangeRouter:
     def _concerned(self, kind: ResourceKind, obj: Object) -> Iterable[DomainWorkKey]:
         yield from (DomainKey(uid) for uid in _index_values(kind, BY_DOMAIN, obj))
         for index in (BY_CLIQUE, BY_WARM_MARK, BY_READY_CHANNELS):
-            yield from (CliqueKey(one) for one in _index_values(kind, index, obj))
+            yield from (CliqueKey(index_value) for index_value in _index_values(kind, index, obj))
         if kind in (COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE):
             yield from self._sharers_of_the_name(kind, obj)
         if kind == RESOURCE_CLAIM:
             pools = (names.clique_of_pool(pool) for pool in _index_values(kind, BY_POOL, obj))
-            yield from (CliqueKey(one) for one in pools if one is not None)
+            yield from (CliqueKey(pool) for pool in pools if pool is not None)
 
     def _sharers_of_the_name(self, kind: ResourceKind, obj: Object) -> Iterable[DomainWorkKey]:
         """ComputeDomains that want the template of this name: one of them may have to wait for another."""
@@ -260,7 +260,7 @@ class OrphanSweeper:
         unsure = strays - self._gone
         if unsure:
             listed = await self._api.list(COMPUTE_DOMAIN)
-            self._gone |= unsure - {one["metadata"]["uid"] for one in listed.items}
+            self._gone |= unsure - {item["metadata"]["uid"] for item in listed.items}
         self._gone &= strays
         self._went = {uid: left - 1 for uid, left in self._went.items() if left > 0}
         return tuple(sorted(self._gone | self._went.keys()))

@@ -219,7 +219,7 @@ class GangController:
             raise
         self._count(view, decision)
         delays = (decision.again, await self._publish(key, decision))
-        return min((one for one in delays if one is not None), default=None)
+        return min((delay for delay in delays if delay is not None), default=None)
 
     async def _confirmed(self, key: GangKey) -> GangSnapshot:
         """The gang as it is now: a cache that is behind would take back what another leader has let go."""
@@ -233,7 +233,7 @@ class GangController:
 
     def _count(self, view: GangSnapshot, decision: GangDecision) -> None:
         self._meter.acted(decision.actions)
-        opened = any(isinstance(one, PatchObject) and one.kind == POD for one in decision.actions)
+        opened = any(isinstance(action, PatchObject) and action.kind == POD for action in decision.actions)
         if opened and not view.let_go and view.record is not None and not is_reduced(view.record):
             self._meter.let_go(view.now - (epoch_seconds(view.record.created) or view.now))
 
@@ -270,7 +270,7 @@ class GangController:
         if self.caches.plan_of(uid) is not None or not self.caches.held(uid):
             return
         listed = await self._api.list(GANG_PLAN)
-        if any(one["metadata"]["uid"] == uid for one in listed.items):
+        if any(item["metadata"]["uid"] == uid for item in listed.items):
             return
         await self._bench.act(
             key, [release_tray(read_tray_node(node), uid) for node in self.caches.held(uid)]

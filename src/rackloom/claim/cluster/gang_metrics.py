@@ -68,7 +68,7 @@ class GangMetrics:
 
     def acted(self, actions: Iterable[ObjectWrite]) -> None:
         """Actions were carried out."""
-        self._replaced.inc(sum(isinstance(one, DeleteObject) and one.kind == POD for one in actions))
+        self._replaced.inc(sum(isinstance(action, DeleteObject) and action.kind == POD for action in actions))
 
     def let_go(self, seconds: float) -> None:
         """All pods of a gang were let go, so long after the first came."""
@@ -80,7 +80,7 @@ class GangMetrics:
         return generate_latest(self._registry)
 
     def _count(self, plans: Iterable[Object]) -> None:
-        placed = (read_record(one).condition(PLACED) for one in plans)
+        placed = (read_record(plan).condition(PLACED) for plan in plans)
         found = Count(one.reason for one in placed if one is not None)
         for reason in PLACED_REASONS:
             self._gangs.labels(reason).set(found[reason])

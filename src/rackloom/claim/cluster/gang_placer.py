@@ -81,7 +81,7 @@ async def read_owners(
 
     Pods of many owners cost no requests: all gangs wait meanwhile.
     """
-    owners = {one.owner.uid: one.owner for one in members if one.owner is not None}
+    owners = {member.owner.uid: member.owner for member in members if member.owner is not None}
     if len(owners) > _MOST_OWNERS:
         return {}
     asked = {uid: await _read_owner(api, namespace, owner) for uid, owner in owners.items()}
@@ -97,7 +97,9 @@ async def _read_owner(
     job = await _read_object(api, namespace, JOB, owner) if is_owner_of_kind(owner, JOB) else None
     if job is None:
         return None
-    above = next((one for one in controllers_of(job) if is_owner_of_kind(one, MPI_JOB)), None)
+    above = next(
+        (controller for controller in controllers_of(job) if is_owner_of_kind(controller, MPI_JOB)), None
+    )
     return read_owner_job(job) if above is None else await _read_owner(api, namespace, above)
 
 

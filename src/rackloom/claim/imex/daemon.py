@@ -364,8 +364,8 @@ class ImexDaemon:
 
 def _first_refusal(group: BaseExceptionGroup[Refused]) -> Refused:
     """One of a group's errors: the program has one line to say why it ends."""
-    one = group.exceptions[0]
-    return _first_refusal(one) if isinstance(one, BaseExceptionGroup) else one
+    exception = group.exceptions[0]
+    return _first_refusal(exception) if isinstance(exception, BaseExceptionGroup) else exception
 
 
 async def _within(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

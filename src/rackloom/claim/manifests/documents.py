@@ -130,7 +130,7 @@ def read_documents(path: Path) -> list[Document]:
     The items of `kind: List`, and of a PodList and its like, come one by one. Refused with file and line.
     """
     if path.is_dir():
-        return [one for file in _manifests_in(path) for one in read_documents(file)]
+        return [document for file in _manifests_in(path) for document in read_documents(file)]
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

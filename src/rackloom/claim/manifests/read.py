@@ -99,7 +99,8 @@ def _exact_with_defaults(ask: Fields) -> Fields:
         changed["count"] = changed.get("count") or 1
     if isinstance(ask.get("tolerations"), list):
         changed["tolerations"] = [
-            {"operator": "Equal", **one} if isinstance(one, dict) else one for one in ask["tolerations"]
+            {"operator": "Equal", **toleration} if isinstance(toleration, dict) else toleration
+            for toleration in ask["tolerations"]
         ]
     return changed
 
@@ -125,18 +126,18 @@ def _list_changed(value: Fields, path: tuple[str, ...], change: Callable[[Fields
 
 def check_claim_rules(document: Document, claim: DeviceClaim, at: FieldPath) -> None:
     """Refuse a claim that the API server would not take, with the line of the field; `at` is its path."""
-    names = [one.name for one in claim.requests]
-    for number, one in enumerate(claim.requests):
+    names = [request.name for request in claim.requests]
+    for number, request in enumerate(claim.requests):
         where = (*at, "requests", number)
-        if one.name in names[:number]:
+        if request.name in names[:number]:
             raise _rule_violation(
-                document, where, f"two requests are called {one.name!r}", "give each its own name"
+                document, where, f"two requests are called {request.name!r}", "give each its own name"
             )
-        if any(count < 0 for count in _request_counts(one)):
+        if any(count < 0 for count in _request_counts(request)):
             raise _rule_violation(
-                document, where, f"request {one.name!r} has a negative count", "ask for 1 or more"
+                document, where, f"request {request.name!r} has a negative count", "ask for 1 or more"
             )
-    known = {name for one in claim.requests for name in _request_names(one)}
+    known = {name for request in claim.requests for name in _request_names(request)}
     for number, constraint in enumerate(claim.constraints):
         strange = [name for name in constraint.requests if name not in known]
         if strange:
@@ -148,17 +149,17 @@ def check_claim_rules(document: Document, claim: DeviceClaim, at: FieldPath) -> 
             )
 
 
-def _request_counts(one: DeviceRequest) -> Iterator[int]:
-    if one.exactly is not None:
-        yield one.exactly.count
-    for alternative in one.first_available:
+def _request_counts(device_request: DeviceRequest) -> Iterator[int]:
+    if device_request.exactly is not None:
+        yield device_request.exactly.count
+    for alternative in device_request.first_available:
         yield alternative.count
 
 
-def _request_names(one: DeviceRequest) -> Iterator[str]:
-    yield one.name
-    for alternative in one.first_available:
-        yield f"{one.name}/{alternative.name}"
+def _request_names(device_request: DeviceRequest) -> Iterator[str]:
+    yield device_request.name
+    for alternative in device_request.first_available:
+        yield f"{device_request.name}/{alternative.name}"
 
 
 def _rule_violation(document: Document, where: FieldPath, reason: str, fix: str) -> Refused:
@@ -191,7 +192,7 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_manifests(paths: Iterable[Path]) -> Manifests:
     """All objects of the files. Refused with `file:line` and the path of the field."""
-    return manifests_of(one for path in paths for one in read_documents(path))
+    return manifests_of(document for path in paths for document in read_documents(path))
 
 
 def manifests_of(documents: Iterable[Document]) -> Manifests:

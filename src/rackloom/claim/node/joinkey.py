@@ -68,7 +68,7 @@ def tray_attributes(keys: Iterable[GpuKey]) -> DeviceAttributes:
     """
     placed = [key for key in keys if key.place is not None]
     trays = [_slot_attributes(key) for key in placed]
-    found: DeviceAttributes = dict(trays[0]) if trays and all(one == trays[0] for one in trays) else {}
+    found: DeviceAttributes = dict(trays[0]) if trays and all(tray == trays[0] for tray in trays) else {}
     for key in placed:
         module = f"module{key.place.value.module_id}" if key.place is not None else ""
         if key.gpu_uuid is not None:

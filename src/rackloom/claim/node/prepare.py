@@ -91,7 +91,7 @@ def read_claim(obj: Object, ref: ClaimRef, driver: str) -> AllocatedClaim:
         )
     return AllocatedClaim(
         ref=ref,
-        results=tuple(_result(one) for one in devices.get("results", ()) if one["driver"] == driver),
+        results=tuple(_result(result) for result in devices.get("results", ()) if result["driver"] == driver),
         configs=_configs(devices.get("config", ()), driver),
         fingerprint=_fingerprint(status),
         of_pod=_pod_of(obj["metadata"]),
@@ -123,12 +123,12 @@ def _configs(entries: list[Mapping[str, Any]], driver: str) -> tuple[OpaqueConfi
     """Those of the class before those of the claim, each in their own order."""
     ours = [
         OpaqueConfig(
-            source=one["source"],
-            requests=tuple(one.get("requests", ())),
-            parameters=one["opaque"]["parameters"],
+            source=entry["source"],
+            requests=tuple(entry.get("requests", ())),
+            parameters=entry["opaque"]["parameters"],
         )
-        for one in entries
-        if one.get("opaque", {}).get("driver") == driver
+        for entry in entries
+        if entry.get("opaque", {}).get("driver") == driver
     ]
     return tuple(sorted(ours, key=lambda config: config.source == "FromClaim"))
 
@@ -141,7 +141,9 @@ def _fingerprint(status: Mapping[str, Any]) -> str:
 
 def _pod_of(metadata: Mapping[str, Any]) -> str | None:
     """A template's claim carries the annotation and is owned by its pod; either is enough."""
-    owners = [one["name"] for one in metadata.get("ownerReferences", ()) if one["kind"] == "Pod"]
+    owners = [
+        reference["name"] for reference in metadata.get("ownerReferences", ()) if reference["kind"] == "Pod"
+    ]
     if owners:
         return str(owners[0])
     return "unknown" if POD_CLAIM_NAME in metadata.get("annotations", {}) else None
@@ -171,7 +173,7 @@ class ClaimPreparer:
         entry = self._checkpoint.claims.get(uid)
         if entry is None or entry.state is not PrepareState.COMPLETED or entry.undoing:
             return None
-        ids = [one for device in entry.devices for one in device.cdi_ids]
+        ids = [cdi_id for device in entry.devices for cdi_id in device.cdi_ids]
         return entry.devices if self._cdi.has_all(uid, ids) else None
 
     async def prepare(self, claim: AllocatedClaim) -> tuple[ReadyDevice, ...]:
@@ -210,9 +212,9 @@ class ClaimPreparer:
         """
         entries = self._checkpoint.claims.values()
         return [
-            one
-            for one in entries
-            if one.ref.uid != uid and one.state is not PrepareState.ABORTED and not one.undoing
+            entry
+            for entry in entries
+            if entry.ref.uid != uid and entry.state is not PrepareState.ABORTED and not entry.undoing
         ]
 
     def forget_aborted(self) -> None:
@@ -262,7 +264,9 @@ class ClaimPreparer:
     def _await_devices(self, claim: AllocatedClaim) -> None:
         """A device that another claim still has will be free once kubelet has unprepared that one."""
         wanted = {
-            (one.pool, one.device) for one in claim.results if not one.admin_access and one.share_id is None
+            (result.pool, result.device)
+            for result in claim.results
+            if not result.admin_access and result.share_id is None
         }
         for holder, device in self._held():
             if holder.ref.uid != claim.ref.uid and (device.pool, device.device) in wanted:

@@ -146,7 +146,7 @@ class PodSync:
         After a reboot kubelet may not have said yet that the sandbox is gone; the checkpoint knows already.
         """
         namespace, names = pod["metadata"]["namespace"], tuple(pod_claim_names(pod))
-        states = {(one.ref.namespace, one.ref.name): one.state for one in self._claims().values()}
+        states = {(claim.ref.namespace, claim.ref.name): claim.state for claim in self._claims().values()}
         ours = [states[namespace, name] for name in names if (namespace, name) in states]
         if any(state is not PrepareState.COMPLETED for state in ours):
             return True
@@ -160,7 +160,7 @@ class PodSync:
         except NotFound:
             return False
         devices = ((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}
-        return any(one["driver"] == self._driver for one in devices.get("results") or ())
+        return any(result["driver"] == self._driver for result in devices.get("results") or ())
 
     async def _sync(self, pod: Object) -> None:
         """Annotate this very pod: the API server refuses a patch with the UID of another."""
@@ -181,7 +181,10 @@ class PodSync:
 def _has_sandbox(pod: Object) -> bool:
     """Whether kubelet has started it, which it does once all claims are prepared (KEP-3085)."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(one["type"] == "PodReadyToStartContainers" and one["status"] == "True" for one in conditions)
+    return any(
+        condition["type"] == "PodReadyToStartContainers" and condition["status"] == "True"
+        for condition in conditions
+    )
 
 
 # Answering the requests.

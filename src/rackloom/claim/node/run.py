@@ -116,13 +116,13 @@ async def answers_kubelet(registrar: Path, dra: Path) -> bool:
     return True
 
 
-def _health_message(one: DeviceHealth) -> wire.DeviceHealth:
+def _health_message(device_health: DeviceHealth) -> wire.DeviceHealth:
     return wire.DeviceHealth(
-        device=wire.DeviceIdentifier(pool_name=one.pool, device_name=one.device),
-        health=_STATUS[one.health],
-        last_updated_time=int(one.observed_at),
+        device=wire.DeviceIdentifier(pool_name=device_health.pool, device_name=device_health.device),
+        health=_STATUS[device_health.health],
+        last_updated_time=int(device_health.observed_at),
         health_check_timeout_seconds=HEALTH_TIMEOUT_SECONDS,
-        message=one.message,
+        message=device_health.message,
     )
 
 
@@ -293,15 +293,19 @@ async def run_plugin(plugin: NodePlugin, api: KubeApi, host: PluginHost) -> Asyn
     home.mkdir(parents=True, exist_ok=True, mode=0o750)
     host.places.registry.mkdir(parents=True, exist_ok=True)
     with _exclusive_lock(home / "plugin.lock", plugin.driver):
-        one = PluginProcess(plugin, api, host)
+        plugin_process = PluginProcess(plugin, api, host)
         async with AsyncExitStack() as stack:
             # After the last call has ended: a call that is cut off leaves its claims to the background.
-            stack.push_async_callback(one.requests.close)
-            handlers = (*service.dra_handlers(one.requests), device_health_handler(plugin))
-            await stack.enter_async_context(serve_on_socket(one.dra_socket, handlers))
-            await stack.enter_async_context(serve_on_socket(one.registrar_socket, (one.registrar.handler(),)))
-            one.background = await stack.enter_async_context(run_background(*one.work()))
-            yield one
+            stack.push_async_callback(plugin_process.requests.close)
+            handlers = (*service.dra_handlers(plugin_process.requests), device_health_handler(plugin))
+            await stack.enter_async_context(serve_on_socket(plugin_process.dra_socket, handlers))
+            await stack.enter_async_context(
+                serve_on_socket(plugin_process.registrar_socket, (plugin_process.registrar.handler(),))
+            )
+            plugin_process.background = await stack.enter_async_context(
+                run_background(*plugin_process.work())
+            )
+            yield plugin_process
 
 
 @contextmanager

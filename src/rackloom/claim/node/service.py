@@ -174,7 +174,7 @@ class _DraVersion:
 
 
 def _claim_refs(claims: Iterable[Any]) -> list[ClaimRef]:
-    return [ClaimRef(namespace=one.namespace, name=one.name, uid=one.uid) for one in claims]
+    return [ClaimRef(namespace=claim.namespace, name=claim.name, uid=claim.uid) for claim in claims]
 
 
 def _answer_within(context: Any) -> float:

@@ -157,7 +157,7 @@ def plan_slices(
     actions = [
         action for pool in pools for action in _plan_pool(pool, found.pop(pool.name, []), owner, known)
     ]
-    surplus = [_delete(one) for slices in found.values() for one in slices]
+    surplus = [_delete(slice_) for slices in found.values() for slice_ in slices]
     # A plan may be cut off: what is there stays complete for as long as possible.
     return (*sorted(actions, key=lambda action: isinstance(action, Delete)), *surplus)
 

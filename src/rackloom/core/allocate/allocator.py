@@ -60,7 +60,7 @@ def allocate(
     index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
     try:
         offer = node_devices(node, index, features)
-        named = {one.metadata.name: one for one in classes}
+        named = {klass.metadata.name: klass for klass in classes}
         desk = AllocationProblem(offer, named, claims, state, features, selectors or SelectorCache())
         return _solve(desk, proceed, mode)
     except AllocationStopped as stop:

@@ -64,32 +64,36 @@ class DeviceLocality(msgspec.Struct, frozen=True):
             yield from ((kind, value) for value in values)
 
 
-def locality_of(one: CandidateDevice) -> DeviceLocality:
+def locality_of(candidate_device: CandidateDevice) -> DeviceLocality:
     """Where the device sits."""
     return DeviceLocality(
-        numa=_numa(one),
-        roots=_first_known(one, (PCIE_ROOT,)),
-        cliques=_first_known(one, [f"{one.id.driver}/{name}" for name in _CLIQUE_ATTRIBUTES]),
+        numa=_numa(candidate_device),
+        roots=_first_known(candidate_device, (PCIE_ROOT,)),
+        cliques=_first_known(
+            candidate_device, [f"{candidate_device.id.driver}/{name}" for name in _CLIQUE_ATTRIBUTES]
+        ),
     )
 
 
-def units_of(one: CandidateDevice) -> tuple[AllocationUnit, ...]:
+def units_of(candidate_device: CandidateDevice) -> tuple[AllocationUnit, ...]:
     """What comes into use with the device."""
-    sets = {use.counter_set for use in one.device.consumes_counters}
-    return tuple((*one.pool.key, "counters", name) for name in sorted(sets)) or ((*one.id,),)
+    sets = {use.counter_set for use in candidate_device.device.consumes_counters}
+    return tuple((*candidate_device.pool.key, "counters", name) for name in sorted(sets)) or (
+        (*candidate_device.id,),
+    )
 
 
-def _numa(one: CandidateDevice) -> AttributeValues:
+def _numa(candidate_device: CandidateDevice) -> AttributeValues:
     """The device's own node: a list names that first, then its neighbours (KEP-6072)."""
     for name in (NUMA_NODE, NIC_NUMA_NODE):
-        found = one.attribute(name)
+        found = candidate_device.attribute(name)
         if found is not None:
             return frozenset([("int", found.ints[0])]) if found.ints else attribute_values(found, lists=False)
     return frozenset()
 
 
-def _first_known(one: CandidateDevice, names: Iterable[str]) -> AttributeValues:
-    found = next((has for name in names if (has := one.attribute(name)) is not None), None)
+def _first_known(candidate_device: CandidateDevice, names: Iterable[str]) -> AttributeValues:
+    found = next((has for name in names if (has := candidate_device.attribute(name)) is not None), None)
     return frozenset() if found is None else attribute_values(found, lists=True)
 
 
@@ -103,9 +107,9 @@ class CostModel:
     """The groups of a node's devices, and what was in use of them before."""
 
     def __init__(self, candidates: Sequence[CandidateDevice], ledger: AllocationLedger) -> None:
-        self.places: list[DeviceLocality] = [locality_of(one) for one in candidates]
-        self._units = [units_of(one) for one in candidates]
-        self.used: list[bool] = [ledger.ever_held(one.id) for one in candidates]
+        self.places: list[DeviceLocality] = [locality_of(candidate) for candidate in candidates]
+        self._units = [units_of(candidate) for candidate in candidates]
+        self.used: list[bool] = [ledger.ever_held(candidate.id) for candidate in candidates]
         """Whether a device was in use before, by position."""
         self._before = {
             unit for units, used in zip(self._units, self.used, strict=True) if used for unit in units
@@ -118,7 +122,9 @@ class CostModel:
                 for group in place.groups():
                     self._members[group].add(unit)
         self._taken = {group: len(members & self._before) for group, members in self._members.items()}
-        self._rooms = {unit: room for one in candidates for unit, room in _counter_room(one, ledger)}
+        self._rooms = {
+            unit: room for candidate in candidates for unit, room in _counter_room(candidate, ledger)
+        }
         self._broken_before: dict[int, int] = {}
         self._distances: dict[tuple[int, int], int] = {}
 
@@ -169,10 +175,15 @@ class CostModel:
         return bool(one and other) and one.isdisjoint(other)
 
 
-def _counter_room(one: CandidateDevice, ledger: AllocationLedger) -> Iterable[tuple[AllocationUnit, int]]:
+def _counter_room(
+    candidate_device: CandidateDevice, ledger: AllocationLedger
+) -> Iterable[tuple[AllocationUnit, int]]:
     """What was left of each counter set of a device: the mean of its counters, in thousandths."""
-    for unit in units_of(one) if one.device.consumes_counters else ():
-        left, total = ledger.book(one).at_first, one.pool.counter_sets[str(unit[-1])].counters
+    for unit in units_of(candidate_device) if candidate_device.device.consumes_counters else ():
+        left, total = (
+            ledger.book(candidate_device).at_first,
+            candidate_device.pool.counter_sets[str(unit[-1])].counters,
+        )
         parts = [
             left[str(unit[-1]), name] / of
             for name, counter in total.items()
@@ -231,8 +242,8 @@ class InterchangeableDevices:
         return (
             frozenset(Counter(fate[position] for position in self._alike.members[group]).items()),
             tuple(
-                _ranks_seen(one.seen(), number, ranks) if one.started else None
-                for number, one in enumerate(self._constraints)
+                _ranks_seen(constraint.seen(), number, ranks) if constraint.started else None
+                for number, constraint in enumerate(self._constraints)
             ),
         )
 
@@ -273,7 +284,7 @@ class BranchAndBound:
             self._plan, desk.candidates, desk.eligibility, desk.ledger, self._ranking
         )
         self._serving = {
-            ask: [one for one in desk.candidates if self._could_serve(desk, ask, one)]
+            ask: [candidate for candidate in desk.candidates if self._could_serve(desk, ask, candidate)]
             for choice in self._plan
             for ask in choice
         }
@@ -296,10 +307,12 @@ class BranchAndBound:
         """How good what was found is."""
         return Optimality(cost=self.cost, proved=self.proved)
 
-    def _could_serve(self, desk: AllocationProblem, ask: RequestAlternative, one: CandidateDevice) -> bool:
+    def _could_serve(
+        self, desk: AllocationProblem, ask: RequestAlternative, candidate_device: CandidateDevice
+    ) -> bool:
         """A device on which a selector fails is no error here: it is just not chosen."""
-        selected = desk.eligibility.verdict(ask, one) is None
-        return selected and not isinstance(desk.ledger.suits(ask, one), Cause)
+        selected = desk.eligibility.verdict(ask, candidate_device) is None
+        return selected and not isinstance(desk.ledger.suits(ask, candidate_device), Cause)
 
     def _cost(
         self, chosen: Sequence[RequestAlternative], entries: Sequence[DeviceAssignment], more: int = 0
@@ -369,11 +382,11 @@ class BranchAndBound:
                 self._ledger.strike()
         return sorted(trials, key=lambda trial: trial[0])
 
-    def _entered(self, ask: RequestAlternative, one: CandidateDevice) -> bool:
+    def _entered(self, ask: RequestAlternative, candidate_device: CandidateDevice) -> bool:
         self.trials += 1
         if self.trials > MAX_TRIALS or not self._proceed():
             raise _SearchCutShort
-        return self._ledger.enter(ask, one) is None
+        return self._ledger.enter(ask, candidate_device) is None
 
     def _settle(self) -> None:
         """All is chosen: keep it if it costs less. Within a request, devices in order of position."""
@@ -381,5 +394,5 @@ class BranchAndBound:
         if cost >= self.cost:
             return
         order = {ask: number for number, ask in enumerate(self._chosen)}
-        entries = sorted(self._ledger.entries, key=lambda one: (order[one.ask], one.candidate.position))
+        entries = sorted(self._ledger.entries, key=lambda entry: (order[entry.ask], entry.candidate.position))
         self.cost, self.found = cost, FoundAnswer(tuple(self._chosen), tuple(entries))

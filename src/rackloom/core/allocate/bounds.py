@@ -161,12 +161,13 @@ class Relaxation:
         ledger: AllocationLedger,
     ) -> None:
         self._ledger = ledger
-        self._classes = [[candidates[one] for one in positions] for positions in alike.classes()]
+        self._classes = [[candidates[position] for position in positions] for positions in alike.classes()]
         self._constraints = constraints
         self._values: dict[Constraint, list[AttributeValues | None]] = {
-            one: [one.values(members[0]) for members in self._classes] for one in constraints
+            constraint: [constraint.values(members[0]) for members in self._classes]
+            for constraint in constraints
         }
-        self._sharing = {one: self._having(one) for one in constraints}
+        self._sharing = {constraint: self._having(constraint) for constraint in constraints}
         self._draws = [_counters_drawn(members[0]) for members in self._classes]
         serving = {ask: tuple(self._servers(ask, eligibility)) for ask in asks}
         self._servers_of = list(dict.fromkeys(serving.values()))
@@ -174,12 +175,12 @@ class Relaxation:
 
     def possible(self, choices: Sequence[OpenRequest]) -> bool:
         """False where the choices surely cannot all be met."""
-        free = [[one for one in members if not self._ledger.held(one)] for members in self._classes]
+        free = [[member for member in members if not self._ledger.held(member)] for members in self._classes]
         demands = self._demands(map(self._key, choices), free, lambda _number: True)
         if demands is None or not self._met(demands, free) or not self._drawn(demands):
             return False
         kept: dict[Hashable, bool] = {}
-        if not all(self._agrees(one, choices, free, kept) for one in self._constraints):
+        if not all(self._agrees(constraint, choices, free, kept) for constraint in self._constraints):
             return False
         return self._matched(choices, free)
 
@@ -188,9 +189,9 @@ class Relaxation:
 
     def _servers(self, ask: RequestAlternative, eligibility: Eligibility) -> Iterator[int]:
         for number, members in enumerate(self._classes):
-            one = members[0]
-            selected = eligibility.verdict(ask, one) is None and self._ledger.free_before(one)
-            if selected and not isinstance(self._ledger.suits(ask, one), Cause):
+            member = members[0]
+            selected = eligibility.verdict(ask, member) is None and self._ledger.free_before(member)
+            if selected and not isinstance(self._ledger.suits(ask, member), Cause):
                 yield number
 
     def _demands(
@@ -238,15 +239,17 @@ class Relaxation:
                 supply[number] = min(supply[number], room)
                 groups[number] = group
                 limits[group] = max(room, limits.get(group, 0))
-        return demands_met([(one.rows, one.need) for one in demands], supply, groups, limits)
+        return demands_met([(demand.rows, demand.need) for demand in demands], supply, groups, limits)
 
     def _tightest(self, members: Sequence[CandidateDevice]) -> tuple[Hashable, int] | None:
         """Which counter bounds a class of devices, and how many of them it carries."""
         if not members or members[0].shareable:
             return None
-        one = members[0]
-        tightest = self._ledger.book(one).tightest(one.device) if one.device.consumes_counters else None
-        return None if tightest is None else ((one.pool.key, tightest[0]), tightest[1])
+        member = members[0]
+        tightest = (
+            self._ledger.book(member).tightest(member.device) if member.device.consumes_counters else None
+        )
+        return None if tightest is None else ((member.pool.key, tightest[0]), tightest[1])
 
     def _drawn(self, demands: Sequence[DeviceDemand]) -> bool:
         """Whether a pool's counters of one name, added up over its sets, carry the least that is drawn."""
@@ -316,12 +319,14 @@ class Relaxation:
         """
         bundles: dict[tuple[str, tuple[DemandKey, ...]], list[Constraint]] = {}
         bound: set[int] = set()
-        for one in self._constraints:
-            covered = self._covered(one, choices)
-            if one.distinct or one.started or not covered or bound & {*map(id, covered)}:
+        for constraint in self._constraints:
+            covered = self._covered(constraint, choices)
+            if constraint.distinct or constraint.started or not covered or bound & {*map(id, covered)}:
                 continue
             bound |= {*map(id, covered)}
-            bundles.setdefault((one.attribute, tuple(sorted(map(self._key, covered)))), []).append(one)
+            bundles.setdefault((constraint.attribute, tuple(sorted(map(self._key, covered)))), []).append(
+                constraint
+            )
         return all(
             len(ones) <= self._places(ones[0], keys, free, len(ones))
             for (_, keys), ones in bundles.items()
@@ -369,10 +374,10 @@ class Relaxation:
         return Counter(map(frozenset, having.values()))
 
 
-def _counters_drawn(one: CandidateDevice) -> dict[tuple[PoolKey, str], Fraction]:
+def _counters_drawn(candidate_device: CandidateDevice) -> dict[tuple[PoolKey, str], Fraction]:
     """What a device draws from the counters of its pool, by their names."""
     total: dict[tuple[PoolKey, str], Fraction] = {}
-    for (_, name), amount in counter_draws(one.device) if not one.shareable else ():
-        key = (one.pool.key, name)
+    for (_, name), amount in counter_draws(candidate_device.device) if not candidate_device.shareable else ():
+        key = (candidate_device.pool.key, name)
         total[key] = total.get(key, Fraction(0)) + amount
     return total

@@ -51,11 +51,11 @@ class AllocationChecker:
         features: Features = Features(),  # noqa: B008
     ) -> None:
         self._node = node
-        self._classes = {one.metadata.name: one for one in classes}
+        self._classes = {klass.metadata.name: klass for klass in classes}
         self._state = state
         self._features = features
         self._pools = gather_pools(node, SliceIndex(slices), features)
-        self._devices = {one.id: one for one in candidates_of(self._pools, features)}
+        self._devices = {candidate.id: candidate for candidate in candidates_of(self._pools, features)}
 
     def violations(
         self, claims: Sequence[ResourceClaim], results: Sequence[AllocationResult]
@@ -124,7 +124,7 @@ class AllocationChecker:
 
     def _matches(self, ask: RequestSpec, device: CandidateDevice) -> bool:
         selectors = [*self._classes[ask.device_class_name].spec.selectors, *ask.selectors]
-        expressions = [one.cel.expression for one in selectors if one.cel]
+        expressions = [selector.cel.expression for selector in selectors if selector.cel]
         if not all(compiler.compile_selector(expression).matches(device.view) for expression in expressions):
             return False
         one = device.device
@@ -149,7 +149,7 @@ class AllocationChecker:
     def _taints(self, name: str, ask: RequestSpec, device: CandidateDevice) -> Iterator[str]:
         for taint in device.device.taints if self._features.device_taints else ():
             blocks = taint.effect in ("NoSchedule", "NoExecute")
-            if blocks and not any(_tolerates(one, taint) for one in ask.tolerations):
+            if blocks and not any(_tolerates(toleration, taint) for toleration in ask.tolerations):
                 yield f"{name}: {device.id} has the taint {taint.key}"
 
     def _constraint(
@@ -223,8 +223,8 @@ class AllocationChecker:
                 yield f"{owner}: {name} is overdrawn"
 
 
-def _device_id(one: DeviceResult) -> DeviceId:
-    return DeviceId(one.driver, one.pool, one.device)
+def _device_id(device_result: DeviceResult) -> DeviceId:
+    return DeviceId(device_result.driver, device_result.pool, device_result.device)
 
 
 def _alternatives(claim: ResourceClaim, name: str) -> dict[str, RequestSpec]:

@@ -100,7 +100,7 @@ def explain(
 ) -> Explanation:
     """The accounts of `claims` on `node`, whether they can be met or not. Takes what `allocate` takes."""
     index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
-    named = {one.metadata.name: one for one in classes}
+    named = {klass.metadata.name: klass for klass in classes}
     try:
         desk = AllocationProblem(
             node_devices(node, index, features), named, claims, state, features, SelectorCache()
@@ -132,7 +132,7 @@ CausesByDevice = list[tuple[CandidateDevice, Cause | None]]
 
 
 def _causes_by_device(desk: AllocationProblem, ask: RequestAlternative) -> CausesByDevice:
-    return [(one, _cause(desk, ask, one)) for one in desk.candidates]
+    return [(candidate, _cause(desk, ask, candidate)) for candidate in desk.candidates]
 
 
 def _cause(desk: AllocationProblem, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:

@@ -78,9 +78,9 @@ class NodeOccupancy:
             else:
                 self._return(at, one)
 
-    def _return(self, at: int, one: DeviceResult) -> None:
+    def _return(self, at: int, device_result: DeviceResult) -> None:
         self._shares[at] -= 1
-        for name, amount in (one.consumed_capacity or {}).items():
+        for name, amount in (device_result.consumed_capacity or {}).items():
             self._taken[at, name] -= exact_value(amount)
         if not self._shares[at]:
             del self._shares[at]
@@ -89,7 +89,7 @@ class NodeOccupancy:
     def as_in_use(self, offer: NodeDevices) -> InUse:
         """The same as books of devices."""
         devices = offer.candidates
-        dedicated = (one.id for one in devices if self._dedicated >> one.position & 1)
+        dedicated = (device.id for device in devices if self._dedicated >> device.position & 1)
         consumed: dict[DeviceId, dict[str, str]] = {}
         for (at, name), amount in self._taken.items():
             consumed.setdefault(devices[at].id, {})[name] = _exact_quantity(amount)
@@ -133,31 +133,47 @@ class NodeSignatures:
     def of(self, desk: AllocationProblem) -> Hashable:
         """All that the claims can see of a node, without its names: equal kinds, equal answers."""
         pools = {pool.key: number for number, pool in enumerate(desk.pools)}
-        devices = tuple(self._device(desk, one, pools[one.pool.key]) for one in desk.candidates)
+        devices = tuple(
+            self._device(desk, candidate, pools[candidate.pool.key]) for candidate in desk.candidates
+        )
         return devices, tuple(map(_pool_signature, desk.pools))
 
-    def _device(self, desk: AllocationProblem, one: CandidateDevice, pool: int) -> int:
+    def _device(self, desk: AllocationProblem, candidate_device: CandidateDevice, pool: int) -> int:
         # A device that selects its nodes itself may be here or not: its content does not tell.
-        key = one if one.source.spec.per_device_node_selection else (one.content, pool)
+        key = (
+            candidate_device
+            if candidate_device.source.spec.per_device_node_selection
+            else (candidate_device.content, pool)
+        )
         if key not in self._known:
-            self._known[key] = self._looks.setdefault(_device_signature(desk, one, pool), len(self._looks))
+            self._known[key] = self._looks.setdefault(
+                _device_signature(desk, candidate_device, pool), len(self._looks)
+            )
         return self._known[key]
 
 
-def _device_signature(desk: AllocationProblem, one: CandidateDevice, pool: int) -> Hashable:
+def _device_signature(desk: AllocationProblem, candidate_device: CandidateDevice, pool: int) -> Hashable:
     asks = chain.from_iterable(chain.from_iterable(desk.choices))
     return (
-        tuple(request_outcome(ask, one, desk.eligibility, desk.ledger) for ask in asks),
-        tuple(constraint.values(one) for constraint in chain.from_iterable(desk.constraints)),
-        _book_signature(one, pool),
+        tuple(request_outcome(ask, candidate_device, desk.eligibility, desk.ledger) for ask in asks),
+        tuple(constraint.values(candidate_device) for constraint in chain.from_iterable(desk.constraints)),
+        _book_signature(candidate_device, pool),
     )
 
 
-def _book_signature(one: CandidateDevice, pool: int) -> Hashable:
-    counters = frozenset(counter_draws(one.device)) if one.device.consumes_counters else None
-    if not one.shareable:
+def _book_signature(candidate_device: CandidateDevice, pool: int) -> Hashable:
+    counters = (
+        frozenset(counter_draws(candidate_device.device))
+        if candidate_device.device.consumes_counters
+        else None
+    )
+    if not candidate_device.shareable:
         return pool if counters is None else (pool, counters)
-    return pool, counters, frozenset((name, has.value) for name, has in one.device.capacity.items())
+    return (
+        pool,
+        counters,
+        frozenset((name, has.value) for name, has in candidate_device.device.capacity.items()),
+    )
 
 
 def _pool_signature(pool: Pool) -> Hashable:
@@ -242,7 +258,7 @@ class Fleet:
         self._offers = [node_devices(node, index, features) for node in nodes]
         self._number = {node.metadata.name: number for number, node in enumerate(nodes)}
         self._used = [NodeOccupancy() for _ in nodes]
-        self._classes = {one.metadata.name: one for one in classes}
+        self._classes = {klass.metadata.name: klass for klass in classes}
         self._features = features
         self._selectors = SelectorCache()
         self._new_id = numbered_ids()
@@ -324,8 +340,10 @@ class Fleet:
     def _taken(self, number: int, claims: Sequence[ResourceClaim], answer: AnswerPattern) -> Outcome:
         offer = self._offers[number]
         entries = [
-            DeviceAssignment(one.ask, offer.candidates[one.candidate.position], one.consumption, one.charged)
-            for one in answer.entries
+            DeviceAssignment(
+                entry.ask, offer.candidates[entry.candidate.position], entry.consumption, entry.charged
+            )
+            for entry in answer.entries
         ]
         try:
             results = results_of(offer.node, claims, answer.chosen, entries, self._new_id)

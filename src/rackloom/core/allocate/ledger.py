@@ -130,19 +130,23 @@ def constraints_of(claim: ResourceClaim, features: Features) -> tuple[Constraint
     """The constraints of a claim. Raises Stop for one of an unknown kind."""
     known: defaultdict[str, dict[CandidateDevice, AttributeValues | None]] = defaultdict(dict)
     return tuple(
-        _constraint(claim, number, one, features, known)
-        for number, one in enumerate(claim.spec.devices.constraints)
+        _constraint(claim, number, constraint, features, known)
+        for number, constraint in enumerate(claim.spec.devices.constraints)
     )
 
 
 def _constraint(
     claim: ResourceClaim,
     number: int,
-    one: DeviceConstraint,
+    device_constraint: DeviceConstraint,
     features: Features,
     known: Mapping[str, dict[CandidateDevice, AttributeValues | None]],
 ) -> Constraint:
-    attribute = one.match_attribute if one.match_attribute is not None else one.distinct_attribute
+    attribute = (
+        device_constraint.match_attribute
+        if device_constraint.match_attribute is not None
+        else device_constraint.distinct_attribute
+    )
     if attribute is None:
         raise AllocationStopped(
             f"claim {claim_title(claim)}, constraint #{number}:"
@@ -150,8 +154,8 @@ def _constraint(
         )
     return Constraint(
         attribute,
-        one.requests,
-        distinct=one.match_attribute is None,
+        device_constraint.requests,
+        distinct=device_constraint.match_attribute is None,
         lists=features.list_type_attributes,
         known=known[attribute],
     )

@@ -114,19 +114,19 @@ def _with_toleration(slices: SliceIndex) -> ClaimEdit:
 
 def _with_fewer_devices(claim: ResourceClaim) -> Iterator[tuple[str, ResourceClaim]]:
     """With fewer devices in one request, as many as there can be."""
-    most = max((_largest_count(one) for one in claim.spec.devices.requests), default=0)
+    most = max((_largest_count(request) for request in claim.spec.devices.requests), default=0)
     for count in range(min(most - 1, MAX_RESULTS), 0, -1):
         yield from _claims_with_one_request_changed(claim, f"ask for {count}", partial(_at_most, count))
 
 
 def _without_one_constraint(claim: ResourceClaim) -> Iterator[tuple[str, ResourceClaim]]:
     constraints = claim.spec.devices.constraints
-    for number, one in enumerate(constraints):
+    for number, constraint in enumerate(constraints):
         rest = (*constraints[:number], *constraints[number + 1 :])
-        kind = "matchAttribute" if one.match_attribute else "distinctAttribute"
+        kind = "matchAttribute" if constraint.match_attribute else "distinctAttribute"
         devices = msgspec.structs.replace(claim.spec.devices, constraints=rest)
         yield (
-            f"leave out {kind} {one.match_attribute or one.distinct_attribute}",
+            f"leave out {kind} {constraint.match_attribute or constraint.distinct_attribute}",
             _with_devices(claim, devices),
         )
 
@@ -135,16 +135,16 @@ def _claims_without_selectors(claim: ResourceClaim) -> Iterator[tuple[str, Resou
     yield from _claims_with_one_request_changed(claim, "leave out the selectors", _without_selectors)
 
 
-def _tolerating_taint(toleration: DeviceToleration, one: RequestSpec) -> RequestSpec:
-    return msgspec.structs.replace(one, tolerations=(*one.tolerations, toleration))
+def _tolerating_taint(toleration: DeviceToleration, request_spec: RequestSpec) -> RequestSpec:
+    return msgspec.structs.replace(request_spec, tolerations=(*request_spec.tolerations, toleration))
 
 
-def _at_most(count: int, one: RequestSpec) -> RequestSpec:
-    return msgspec.structs.replace(one, count=count) if one.count > count else one
+def _at_most(count: int, request_spec: RequestSpec) -> RequestSpec:
+    return msgspec.structs.replace(request_spec, count=count) if request_spec.count > count else request_spec
 
 
-def _without_selectors(one: RequestSpec) -> RequestSpec:
-    return msgspec.structs.replace(one, selectors=())
+def _without_selectors(request_spec: RequestSpec) -> RequestSpec:
+    return msgspec.structs.replace(request_spec, selectors=())
 
 
 def _claims_with_one_request_changed(

@@ -186,9 +186,9 @@ class SliceIndex:
     def __init__(self, slices: Iterable[ResourceSlice]) -> None:
         self._of_node: defaultdict[str, list[ResourceSlice]] = defaultdict(list)
         self._of_pool: defaultdict[PoolKey, list[ResourceSlice]] = defaultdict(list)
-        for one in slices:
-            self._of_node[one.spec.node_name or ""].append(one)
-            self._of_pool[_pool_key(one)].append(one)
+        for slice_ in slices:
+            self._of_node[slice_.spec.node_name or ""].append(slice_)
+            self._of_pool[_pool_key(slice_)].append(slice_)
 
     def near(self, node: str) -> list[ResourceSlice]:
         """Slices that name the node, then those that name no node."""
@@ -226,17 +226,17 @@ def gather_pools(node: Node, index: SliceIndex, features: Features) -> tuple[Poo
 
 def devices_of(pool: Pool) -> Iterator[tuple[ResourceSlice, Device]]:
     """The devices of a pool that the node may reach, in order."""
-    for one in pool.slices:
-        for device in one.spec.devices:
-            yield one, device
+    for slice_ in pool.slices:
+        for device in slice_.spec.devices:
+            yield slice_, device
 
 
-def _pool_key(one: ResourceSlice) -> PoolKey:
-    return one.spec.driver, one.spec.pool.name
+def _pool_key(resource_slice: ResourceSlice) -> PoolKey:
+    return resource_slice.spec.driver, resource_slice.spec.pool.name
 
 
-def _node_sees_slice(node: Node, one: ResourceSlice, features: Features) -> bool:
-    spec = one.spec
+def _node_sees_slice(node: Node, resource_slice: ResourceSlice, features: Features) -> bool:
+    spec = resource_slice.spec
     partitions = spec.per_device_node_selection is not None or bool(spec.shared_counters)
     if partitions and not features.partitionable_devices:
         return False
@@ -252,13 +252,13 @@ def _node_sees_slice(node: Node, one: ResourceSlice, features: Features) -> bool
     )
 
 
-def _keep_newest(newest: dict[PoolKey, list[ResourceSlice]], one: ResourceSlice) -> None:
-    kept = newest.setdefault(_pool_key(one), [])
-    if kept and one.spec.pool.generation < kept[0].spec.pool.generation:
+def _keep_newest(newest: dict[PoolKey, list[ResourceSlice]], resource_slice: ResourceSlice) -> None:
+    kept = newest.setdefault(_pool_key(resource_slice), [])
+    if kept and resource_slice.spec.pool.generation < kept[0].spec.pool.generation:
         return
-    if kept and one.spec.pool.generation > kept[0].spec.pool.generation:
+    if kept and resource_slice.spec.pool.generation > kept[0].spec.pool.generation:
         kept.clear()
-    kept.append(one)
+    kept.append(resource_slice)
 
 
 def _complete_pool(
@@ -286,13 +286,13 @@ def _unusable_pool(key: PoolKey, trouble: PoolProblem, reason: str) -> Pool:
 def _validated_pool(
     key: PoolKey, kept: list[ResourceSlice], others: list[ResourceSlice], features: Features
 ) -> Pool:
-    def holds_counters(one: ResourceSlice) -> bool:
-        return features.partitionable_devices and bool(one.spec.shared_counters)
+    def holds_counters(resource_slice: ResourceSlice) -> bool:
+        return features.partitionable_devices and bool(resource_slice.spec.shared_counters)
 
     here = sorted((one for one in kept if not holds_counters(one)), key=lambda one: one.metadata.name)
     elsewhere = [one for one in others if not holds_counters(one)]
     counters = [one for one in (*kept, *others) if holds_counters(one)]
-    sets = [one for holder in counters for one in holder.spec.shared_counters]
+    sets = [counter for holder in counters for counter in holder.spec.shared_counters]
     wrong = _name_contradiction(here, elsewhere, sets, features)
     if wrong is not None:
         return _unusable_pool(key, PoolProblem.INVALID, wrong)
@@ -323,8 +323,8 @@ def _name_contradiction(
 def _unknown_counters(
     slices: Iterable[ResourceSlice], known: Mapping[str, Mapping[str, object]]
 ) -> Iterator[str]:
-    for one in slices:
-        for device in one.spec.devices:
+    for slice_ in slices:
+        for device in slice_.spec.devices:
             for use in device.consumes_counters:
                 if use.counter_set not in known:
                     yield f"device {device.name} draws from {use.counter_set}, not there"

@@ -71,7 +71,9 @@ def node_devices(node: Node, index: SliceIndex, features: Features) -> NodeDevic
     except MalformedNodeSelector as error:
         raise AllocationStopped(f"a node selector cannot be read: {error}") from error
     candidates = candidates_of(pools, features)
-    return NodeDevices(node, pools, candidates, {one.id: one.position for one in candidates})
+    return NodeDevices(
+        node, pools, candidates, {candidate.id: candidate.position for candidate in candidates}
+    )
 
 
 class AllocationProblem:
@@ -126,7 +128,7 @@ class AllocationProblem:
                     f" {'/'.join(pool.key)} is currently {state}: {pool.reason}",
                     scope=FaultScope.NODE,
                 )
-        selectable = [one for one in self.candidates if self.eligibility.matches(ask, one)]
+        selectable = [candidate for candidate in self.candidates if self.eligibility.matches(ask, candidate)]
         return [one for one in selectable if self.ledger.has_capacity(ask, one)]
 
     def _check_size(self, claim: ResourceClaim, choices: Sequence[Alternatives]) -> None:

@@ -225,10 +225,10 @@ def _small(whole: str, fraction: str, base: int, exponent: int, style: str) -> Q
     return Quantity(value, scale, style)
 
 
-def _aligned(one: Quantity, two: Quantity) -> tuple[int, int, int]:
+def _aligned(quantity: Quantity, two: Quantity) -> tuple[int, int, int]:
     """Both numbers at their smaller scale, and that scale."""
-    scale = min(one.scale, two.scale)
-    return one.unscaled * 10 ** (one.scale - scale), two.unscaled * 10 ** (two.scale - scale), scale
+    scale = min(quantity.scale, two.scale)
+    return quantity.unscaled * 10 ** (quantity.scale - scale), two.unscaled * 10 ** (two.scale - scale), scale
 
 
 def _reduced(unscaled: int, scale: int) -> tuple[int, int]:

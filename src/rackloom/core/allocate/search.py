@@ -64,10 +64,12 @@ class PruningBounds:
             (index for index, choice in enumerate(plan) if self._all_may_fail(choice)), default=-1
         )
         self._last = {
-            one: max(
-                n for n, choice in enumerate(plan) if any(one in ledger.constraints(ask) for ask in choice)
+            constraint: max(
+                n
+                for n, choice in enumerate(plan)
+                if any(constraint in ledger.constraints(ask) for ask in choice)
             )
-            for one in constraints
+            for constraint in constraints
         }
         self._constraints = constraints
         self._dead: set[Hashable] = set()
@@ -105,9 +107,9 @@ class PruningBounds:
     def _may_fail(self, choice: Alternatives, eligibility: Eligibility) -> bool:
         """Whether a selector fails on some device, or mode All meets a constraint, which is an error too."""
         return self._all_may_fail(choice) or any(
-            isinstance(eligibility.verdict(ask, one), AllocationStopped)
+            isinstance(eligibility.verdict(ask, candidate), AllocationStopped)
             for ask in choice
-            for one in self._candidates
+            for candidate in self._candidates
         )
 
     def _all_may_fail(self, choice: Alternatives) -> bool:
@@ -124,7 +126,7 @@ class PruningBounds:
         return (
             frozenset(Counter(self._group(index, group, start) for group in groups).items()),
             sum(entry.ask.claim == claim for entry in self._ledger.entries),
-            tuple(one.started for one in self._constraints if self._last[one] >= index),
+            tuple(constraint.started for constraint in self._constraints if self._last[constraint] >= index),
         )
 
     def _group(self, index: int, group: int, start: int) -> Hashable:
@@ -143,13 +145,16 @@ class PruningBounds:
     def _condition(self, index: int, group: int, start: int) -> Hashable:
         alike, mark = self._alike, self._ledger.mark
         devices = Counter(
-            (alike.shape[one], mark(self._candidates[one]), one >= start) for one in alike.members[group]
+            (alike.shape[member], mark(self._candidates[member]), member >= start)
+            for member in alike.members[group]
         )
         ranks = alike.ranks[group]
         seen = tuple(
-            frozenset(ranks[link] for value in one.seen() if (link := ("value", number, value)) in ranks)
-            for number, one in enumerate(self._constraints)
-            if self._last[one] >= index and one.started
+            frozenset(
+                ranks[link] for value in constraint.seen() if (link := ("value", number, value)) in ranks
+            )
+            for number, constraint in enumerate(self._constraints)
+            if self._last[constraint] >= index and constraint.started
         )
         return alike.kind[group], frozenset(devices.items()), seen
 

@@ -37,7 +37,7 @@ class DeviceSymmetry:
         eligibility: Eligibility,
         ledger: AllocationLedger,
     ) -> None:
-        links = [_links_of(one, constraints) for one in candidates]
+        links = [_links_of(candidate, constraints) for candidate in candidates]
         self.group: list[int] = _connected_groups(links)
         """Group of each device."""
         members: dict[int, list[int]] = {}
@@ -48,8 +48,8 @@ class DeviceSymmetry:
         """Of each group, the rank of what ties it."""
         unlike = {ask.likeness: ask for ask in asks}.values()
         looks = [
-            (_treatment(one, unlike, eligibility, ledger), self._local(one, constraints, ledger))
-            for one in candidates
+            (_treatment(candidate, unlike, eligibility, ledger), self._local(candidate, constraints, ledger))
+            for candidate in candidates
         ]
         self.shape: list[int] = _numbered(looks)
         """Shape of each device; equal only if the devices are alike up to the names of their group."""
@@ -66,28 +66,35 @@ class DeviceSymmetry:
         return list(found.values())
 
     def _local(
-        self, one: CandidateDevice, constraints: Sequence[Constraint], ledger: AllocationLedger
+        self, candidate_device: CandidateDevice, constraints: Sequence[Constraint], ledger: AllocationLedger
     ) -> Hashable:
         """Values and counters of a device in the names of its group, with what was left of the counters."""
-        ranks = self.ranks[self.group[one.position]]
+        ranks = self.ranks[self.group[candidate_device.position]]
         values = tuple(
-            None if (found := c.values(one)) is None else frozenset(ranks[("value", n, v)] for v in found)
+            None
+            if (found := c.values(candidate_device)) is None
+            else frozenset(ranks[("value", n, v)] for v in found)
             for n, c in enumerate(constraints)
         )
-        if not one.device.consumes_counters:
+        if not candidate_device.device.consumes_counters:
             return values
-        left = ledger.book(one).at_first
+        left = ledger.book(candidate_device).at_first
         drawn = frozenset(
-            (ranks[("counters", one.pool.key, name)], counter, amount, left.get((name, counter)))
-            for (name, counter), amount in counter_draws(one.device)
+            (ranks[("counters", candidate_device.pool.key, name)], counter, amount, left.get((name, counter)))
+            for (name, counter), amount in counter_draws(candidate_device.device)
         )
-        return values, one.pool.key, drawn
+        return values, candidate_device.pool.key, drawn
 
 
-def _links_of(one: CandidateDevice, constraints: Sequence[Constraint]) -> list[Link]:
-    sets: list[Link] = [("counters", one.pool.key, use.counter_set) for use in one.device.consumes_counters]
+def _links_of(candidate_device: CandidateDevice, constraints: Sequence[Constraint]) -> list[Link]:
+    sets: list[Link] = [
+        ("counters", candidate_device.pool.key, use.counter_set)
+        for use in candidate_device.device.consumes_counters
+    ]
     values: list[Link] = [
-        ("value", n, v) for n, c in enumerate(constraints) for v in sorted(c.values(one) or (), key=str)
+        ("value", n, v)
+        for n, c in enumerate(constraints)
+        for v in sorted(c.values(candidate_device) or (), key=str)
     ]
     return sets + values
 
@@ -122,26 +129,35 @@ def _numbered(values: Iterable[Hashable]) -> list[int]:
 
 
 def _treatment(
-    one: CandidateDevice,
+    candidate_device: CandidateDevice,
     asks: Iterable[RequestAlternative],
     eligibility: Eligibility,
     ledger: AllocationLedger,
 ) -> Hashable:
     """How the device fares with each ask, and what was taken of it before."""
-    served = tuple(request_outcome(ask, one, eligibility, ledger) for ask in asks)
-    if not one.shareable:
-        return ledger.free_before(one), served
-    capacity = frozenset((name, has.value) for name, has in one.device.capacity.items())
-    used = frozenset(ledger.used_before(one.id).items())
-    return ledger.free_before(one), served, capacity, used, ledger.charged_before(one)
+    served = tuple(request_outcome(ask, candidate_device, eligibility, ledger) for ask in asks)
+    if not candidate_device.shareable:
+        return ledger.free_before(candidate_device), served
+    capacity = frozenset((name, has.value) for name, has in candidate_device.device.capacity.items())
+    used = frozenset(ledger.used_before(candidate_device.id).items())
+    return (
+        ledger.free_before(candidate_device),
+        served,
+        capacity,
+        used,
+        ledger.charged_before(candidate_device),
+    )
 
 
 def request_outcome(
-    ask: RequestAlternative, one: CandidateDevice, eligibility: Eligibility, ledger: AllocationLedger
+    ask: RequestAlternative,
+    candidate_device: CandidateDevice,
+    eligibility: Eligibility,
+    ledger: AllocationLedger,
 ) -> Hashable:
     """What an ask would get of a device if nobody held it: None, amounts, or a selector that fails."""
-    verdict = eligibility.verdict(ask, one)
+    verdict = eligibility.verdict(ask, candidate_device)
     if isinstance(verdict, AllocationStopped):
         return "fails"
-    suits = ledger.suits(ask, one)
+    suits = ledger.suits(ask, candidate_device)
     return None if verdict is not None or isinstance(suits, Cause) else frozenset(suits.items())

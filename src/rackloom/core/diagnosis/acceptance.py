@@ -105,7 +105,7 @@ def _node_nvlink(view: SnapshotIndex) -> Iterator[NodeNvlink]:
 def _nvlink_partitioning(
     view: SnapshotIndex, found: Mapping[str, list[Finding]]
 ) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
-    ours = [one for one in view.picture.partitions if one.owner == "site"]
+    ours = [partition for partition in view.picture.partitions if partition.owner == "site"]
     checks = (catalogue.ISOLATION, catalogue.ONE_PARTITION, catalogue.PARTITION_THERE, catalogue.INTERFACE)
     told = f"{len(ours)} partitions hold what tenants asked for, and each GPU is in at most one"
     return _decide_by_checks(view, Layer.FABRIC, bool(ours), found, checks, told)
@@ -153,7 +153,7 @@ def _imex_matrix(
     view: SnapshotIndex, found: Mapping[str, list[Finding]]
 ) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
     told = f"{len(view.picture.meshes)} IMEX daemons reach all their peers"
-    about = _limited_to_nodes(found, {one.node for one in view.picture.meshes})
+    about = _limited_to_nodes(found, {mesh.node for mesh in view.picture.meshes})
     return _decide_by_checks(view, Layer.CLUSTER, bool(view.picture.meshes), about, _NODE_SERVES, told)
 
 
@@ -170,8 +170,8 @@ def _daemon_per_node(
     view: SnapshotIndex, found: Mapping[str, list[Finding]]
 ) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
     """On each node with a pod of a ComputeDomain runs a daemon of it."""
-    meshed = {(one.domain, one.node) for one in view.picture.meshes}
-    domains = {f"{one.namespace}/{one.name}": one.domain for one in view.picture.claims}
+    meshed = {(mesh.domain, mesh.node) for mesh in view.picture.meshes}
+    domains = {f"{claim.namespace}/{claim.name}": claim.domain for claim in view.picture.claims}
     needed = {
         (uid, pod.node)
         for pod in view.picture.pods
@@ -191,7 +191,7 @@ def _bandwidth(
 ) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
     if not view.picture.transfers:
         return AcceptanceOutcome.NOT_RUN, ("no transfer was recorded: rackloom transfer run --save FILE",)
-    if any(one.emulated for one in view.picture.transfers):
+    if any(transfer.emulated for transfer in view.picture.transfers):
         return AcceptanceOutcome.NOT_RUN, ("the newest transfers ran over emulated links",)
     told = f"{len(view.picture.transfers)} transfers kept what the topology promises"
     return _decide_by_checks(view, Layer.TRANSFER, True, found, (catalogue.TRANSFER,), told)

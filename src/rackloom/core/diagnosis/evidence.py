@@ -69,7 +69,7 @@ class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def nodes_of_daemons(self) -> frozenset[str]:
         """Nodes of which any daemon was read: where cliques are kept warm, one serves many ComputeDomains."""
-        return frozenset(one.node for one in self.daemons)
+        return frozenset(daemon.node for daemon in self.daemons)
 
     def daemons_of(self, uid: str) -> list[ImexDaemonRecord]:
         """The daemons of a ComputeDomain."""
@@ -77,13 +77,13 @@ class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _claims(self) -> Mapping[tuple[str, str], ClaimRecord]:
-        return {(one.namespace, one.name): one for one in self.claims}
+        return {(claim.namespace, claim.name): claim for claim in self.claims}
 
     @cached_property
     def _templates(self) -> Mapping[str, set[str]]:
         found: defaultdict[str, set[str]] = defaultdict(set)
-        for one in self.templates:
-            found[one.namespace].add(one.name)
+        for template in self.templates:
+            found[template.namespace].add(template.name)
         return found
 
     @cached_property
@@ -106,8 +106,8 @@ class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 def _group_by(values: Iterable[T], name: Callable[[T], str]) -> Mapping[str, list[T]]:
     found: defaultdict[str, list[T]] = defaultdict(list)
-    for one in values:
-        found[name(one)].append(one)
+    for value in values:
+        found[name(value)].append(value)
     return found
 
 

@@ -75,29 +75,31 @@ def fold_consequences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def _first_by_place(findings: list[Finding]) -> Mapping[tuple[str, str], int]:
     """The first finding of each check at each place."""
     found: dict[tuple[str, str], int] = {}
-    for number, one in enumerate(findings):
-        for place in one.where:
-            found.setdefault((one.check, place), number)
+    for number, finding in enumerate(findings):
+        for place in finding.where:
+            found.setdefault((finding.check, place), number)
     return found
 
 
-def _cause_of(one: Finding, ordered: list[Finding], index: Mapping[tuple[str, str], int]) -> int | None:
+def _cause_of(finding: Finding, ordered: list[Finding], index: Mapping[tuple[str, str], int]) -> int | None:
     found = {
-        place: cause for place in one.where if (cause := _cause_at(place, one, ordered, index)) is not None
+        place: cause
+        for place in finding.where
+        if (cause := _cause_at(place, finding, ordered, index)) is not None
     }
-    unexplained = [side for side in one.sides if not found.keys() >= set(side)]
+    unexplained = [side for side in finding.sides if not found.keys() >= set(side)]
     if len(unexplained) > 1:
         return None
-    return min(found.values(), key=lambda cause: _cause_rank(ordered[cause], one), default=None)
+    return min(found.values(), key=lambda cause: _cause_rank(ordered[cause], finding), default=None)
 
 
 def _cause_at(
-    place: str, one: Finding, ordered: list[Finding], index: Mapping[tuple[str, str], int]
+    place: str, finding: Finding, ordered: list[Finding], index: Mapping[tuple[str, str], int]
 ) -> int | None:
     """The first check in order that explains it there."""
-    for check in _CAUSES.get(one.check, ()):
+    for check in _CAUSES.get(finding.check, ()):
         cause = index.get((check, place))
-        if cause is not None and _explains(ordered[cause], one):
+        if cause is not None and _explains(ordered[cause], finding):
             return cause
     return None
 
@@ -153,17 +155,17 @@ def merge_host_findings(cluster: Iterable[Finding], host: Sequence[Finding]) -> 
     yield from (one for number, one in enumerate(host) if number not in told)
 
 
-def _merge_keys(one: Finding) -> Iterator[tuple[str, str]]:
+def _merge_keys(finding: Finding) -> Iterator[tuple[str, str]]:
     """Its check of each device that it concerns; of a mesh, which a node has one of, of all that it concerns.
 
     What else is of one node may be of different faults: a pod's wrong NIC, and a GPU without any near.
     """
-    for thing in one.where if one.check == MESH else _device_places(one):
-        yield one.check, thing
+    for thing in finding.where if finding.check == MESH else _device_places(finding):
+        yield finding.check, thing
 
 
-def _device_places(one: Finding) -> tuple[str, ...]:
-    return tuple(place for place in one.where if place.startswith("device "))
+def _device_places(finding: Finding) -> tuple[str, ...]:
+    return tuple(place for place in finding.where if place.startswith("device "))
 
 
 def _merged(cluster: Finding, host: Finding) -> Finding:
@@ -244,14 +246,14 @@ def cluster_evidence(picture: SiteSnapshot) -> ClusterEvidence:
         pods=picture.pods,
         daemons=tuple(
             ImexDaemonRecord(
-                domain=one.domain,
-                node=one.node,
-                clique=one.clique,
-                meshed=one.complete,
-                missing=one.missing,
+                domain=mesh.domain,
+                node=mesh.node,
+                clique=mesh.clique,
+                meshed=mesh.complete,
+                missing=mesh.missing,
             )
-            for one in picture.meshes
+            for mesh in picture.meshes
         ),
         daemons_in=picture.daemons_in,
-        cliques={one.name: one.clique for one in picture.nodes if one.clique},
+        cliques={node.name: node.clique for node in picture.nodes if node.clique},
     )

@@ -147,7 +147,7 @@ def unknown(
 
 def verdict(findings: tuple[Finding, ...]) -> CheckState:
     """The worst of all: one failure fails, and without one whatever is unknown keeps it unknown."""
-    states = {one.state for one in findings}
+    states = {finding.state for finding in findings}
     if CheckState.FAILS in states:
         return CheckState.FAILS
     return CheckState.UNKNOWN if CheckState.UNKNOWN in states or not findings else CheckState.HOLDS
@@ -155,7 +155,7 @@ def verdict(findings: tuple[Finding, ...]) -> CheckState:
 
 def worst_severity(findings: Iterable[Finding]) -> Severity:
     """Of one or more."""
-    return min((one.severity for one in findings), key=_SEVERITY_RANK.__getitem__)
+    return min((finding.severity for finding in findings), key=_SEVERITY_RANK.__getitem__)
 
 
 def worse_finding(one: Finding, other: Finding) -> Finding:

@@ -133,12 +133,14 @@ class ShareContents:
         self, share: SiteSnapshot, domains: Iterable[str], nodes: Collection[str], ties: Collection[JoinTies]
     ) -> SiteSnapshot:
         """The share with all that belongs to its GPUs, in the order of the whole picture."""
-        partitions = tuple(one for domain in domains for one in self._partitions.get(domain, ()))
-        logicals = dict.fromkeys(one.logical for one in partitions if one.logical in self._logicals)
-        instances = [one.instance for one in share.machines if one.instance is not None]
-        uses = self._uses.around(frozenset(pool for one in ties for pool in one.pools))
+        partitions = tuple(partition for domain in domains for partition in self._partitions.get(domain, ()))
+        logicals = dict.fromkeys(
+            partition.logical for partition in partitions if partition.logical in self._logicals
+        )
+        instances = [machine.instance for machine in share.machines if machine.instance is not None]
+        uses = self._uses.around(frozenset(pool for ty in ties for pool in ty.pools))
         claims = {use.claim: self._claims[use.claim] for use in uses if use.claim in self._claims}
-        uids = dict.fromkeys(one.domain for one in claims.values() if one.domain in self._domains)
+        uids = dict.fromkeys(claim.domain for claim in claims.values() if claim.domain in self._domains)
         return msgspec.structs.replace(
             share,
             partitions=partitions,
@@ -157,9 +159,11 @@ class _TransferIndex:
 
     def __init__(self, transfers: Iterable[MeasuredTransfer]) -> None:
         self._found: defaultdict[Hashable, list[MeasuredTransfer]] = defaultdict(list)
-        for one in transfers:
-            uuid = one.key.gpu_uuid
-            self._found[("node", one.node) if uuid is None else ("gpu_uuid", uuid.value)].append(one)
+        for transfer in transfers:
+            uuid = transfer.key.gpu_uuid
+            self._found[("node", transfer.node) if uuid is None else ("gpu_uuid", uuid.value)].append(
+                transfer
+            )
         self._names = frozenset(self._found)
 
     def of(self, ties: Iterable[JoinTies], nodes: Iterable[str]) -> tuple[MeasuredTransfer, ...]:
@@ -256,7 +260,7 @@ def split_snapshot(picture: SiteSnapshot, before: SnapshotShares) -> SnapshotSha
         known, told, lambda one: _grouped(one, known[one.kind][1].groups if known else {})
     )
     ties = _ties_by_group(kinds)
-    parts = {name: one.parts for name, one in ties.items()}
+    parts = {name: ty.parts for name, ty in ties.items()}
     homes = before.homes if parts == before.parts else _homes(parts)
     stood = {kind: _ShareInputs(grouped, homes) for kind, (_, grouped) in kinds.items()}
     at_home = recompute_changed(before.at_home, stood, _records_by_share)
@@ -307,8 +311,8 @@ def _machine_ties(trays: tuple[MachineRecord, ...]) -> JoinTies:
 
 
 def _device_ties(devices: tuple[DeviceRecord, ...]) -> JoinTies:
-    named = {tie for one in devices if one.kind == "gpu" for tie in _tied_parts(one.key)}
-    return JoinTies(frozenset(named), frozenset((one.driver, one.pool) for one in devices))
+    named = {tie for device in devices if device.kind == "gpu" for tie in _tied_parts(device.key)}
+    return JoinTies(frozenset(named), frozenset((device.driver, device.pool) for device in devices))
 
 
 def _tied_parts(key: GpuKey) -> Iterator[tuple[str, object]]:

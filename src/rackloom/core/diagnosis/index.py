@@ -61,17 +61,17 @@ class SnapshotIndex:
     @cached_property
     def domains(self) -> Mapping[str, NvlinkDomainRecord]:
         """NVLink domains by uuid."""
-        return {one.uuid: one for one in self.picture.domains}
+        return {domain.uuid: domain for domain in self.picture.domains}
 
     @cached_property
     def logicals(self) -> Mapping[str, LogicalPartitionRecord]:
         """Logical partitions by id."""
-        return {one.id: one for one in self.picture.logicals}
+        return {logical.id: logical for logical in self.picture.logicals}
 
     @cached_property
     def nodes(self) -> Mapping[str, NodeRecord]:
         """Nodes by name."""
-        return {one.name: one for one in self.picture.nodes}
+        return {node.name: node for node in self.picture.nodes}
 
     @cached_property
     def rails(self) -> Rails:
@@ -81,16 +81,16 @@ class SnapshotIndex:
     @cached_property
     def devices(self) -> Mapping[tuple[str, str, str], DeviceRecord]:
         """Devices by driver, pool and name."""
-        return {(one.driver, one.pool, one.name): one for one in self.picture.devices}
+        return {(device.driver, device.pool, device.name): device for device in self.picture.devices}
 
     @cached_property
     def uses(self) -> Mapping[tuple[str, str, str], AllocatedDevice]:
         """Who has each allocated device."""
-        return {(one.driver, one.pool, one.device): one for one in self.picture.uses}
+        return {(use.driver, use.pool, use.device): use for use in self.picture.uses}
 
     @cached_property
     def _fresh(self) -> frozenset[str]:
-        return frozenset(one.uuid for one in self.picture.domains if one.unknown_since is None)
+        return frozenset(domain.uuid for domain in self.picture.domains if domain.unknown_since is None)
 
     @cached_property
     def node_of_machine(self) -> Mapping[str, str]:

@@ -149,7 +149,7 @@ class Rails:
         devices = tuple(devices)
         self._naming: defaultdict[tuple[str, str], list[DeviceRecord]] = defaultdict(list)
         self._at: dict[tuple[str, str], DeviceRecord] = {}
-        nics = [one for one in devices if one.kind == "nic"]
+        nics = [device for device in devices if device.kind == "nic"]
         for nic in nics:
             if nic.partner is not None:
                 self._naming[nic.node, nic.partner].append(nic)
@@ -195,13 +195,13 @@ class LayerLookups:
     """Indexes of one picture, each made once."""
 
     def __init__(self, picture: SiteSnapshot) -> None:
-        self._partitions = {(one.domain, one.id): one for one in picture.partitions}
-        self._logicals = {one.id: one for one in picture.logicals}
+        self._partitions = {(partition.domain, partition.id): partition for partition in picture.partitions}
+        self._logicals = {logical.id: logical for logical in picture.logicals}
         self._wanted = {(one.instance, one.module_id): one for one in picture.instance_gpus}
-        self._nodes = {one.name: one for one in picture.nodes}
-        self._uses = {(one.driver, one.pool, one.device): one for one in reversed(picture.uses)}
-        self._domains = {one.uid: one for one in picture.compute_domains}
-        self._domain_of_claim = {f"{one.namespace}/{one.name}": one.domain for one in picture.claims}
+        self._nodes = {node.name: node for node in picture.nodes}
+        self._uses = {(use.driver, use.pool, use.device): use for use in reversed(picture.uses)}
+        self._domains = {domain.uid: domain for domain in picture.compute_domains}
+        self._domain_of_claim = {f"{claim.namespace}/{claim.name}": claim.domain for claim in picture.claims}
         self._uses_of_pod = _devices_by_pod(picture.uses)
         self._rails = Rails(picture.devices)
         self._transfers = dict(_transfers_by_key(picture.transfers))
@@ -266,11 +266,11 @@ def _devices_by_pod(uses: Iterable[AllocatedDevice]) -> dict[str, list[Allocated
 def _transfers_by_key(
     transfers: Iterable[MeasuredTransfer],
 ) -> Iterator[tuple[tuple[str, str], MeasuredTransfer]]:
-    for one in sorted(transfers, key=lambda one: one.at):
-        if one.key.gpu_uuid is not None:
-            yield ("", one.key.gpu_uuid.value), one
-        elif one.key.pci_address is not None:
-            yield (one.node, one.key.pci_address.value), one
+    for transfer in sorted(transfers, key=lambda one: one.at):
+        if transfer.key.gpu_uuid is not None:
+            yield ("", transfer.key.gpu_uuid.value), transfer
+        elif transfer.key.pci_address is not None:
+            yield (transfer.node, transfer.key.pci_address.value), transfer
 
 
 # The join itself.

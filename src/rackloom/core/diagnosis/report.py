@@ -45,7 +45,7 @@ class SiteCommands(msgspec.Struct, frozen=True, kw_only=True):
 
 def with_site_commands(findings: Iterable[Finding], ways: SiteCommands) -> tuple[Finding, ...]:
     """The findings, each with its fix as a command for this site."""
-    return tuple(msgspec.structs.replace(one, fix=_for_site(one.fix, ways)) for one in findings)
+    return tuple(msgspec.structs.replace(finding, fix=_for_site(finding.fix, ways)) for finding in findings)
 
 
 def _for_site(fix: str, ways: SiteCommands) -> str:
@@ -122,7 +122,7 @@ def _layer_line(seen: LayerStatus, picture: SiteSnapshot) -> str:
 
 
 def _counts(picture: SiteSnapshot) -> dict[Layer, str]:
-    kinds = Counter(one.kind for one in picture.devices)
+    kinds = Counter(device.kind for device in picture.devices)
     published = [f"{count} {kind}" for kind, count in sorted(kinds.items())]
     return {
         Layer.FABRIC: _comma_joined(
@@ -153,8 +153,8 @@ def _counted(count: int, what: str) -> str:
 def _group_alike(findings: tuple[Finding, ...]) -> list[list[Finding]]:
     """Findings that say the same of different things, together; in the order of the first of each."""
     found: defaultdict[tuple[str, str, str], list[Finding]] = defaultdict(list)
-    for one in findings:
-        found[one.severity, one.check, one.message].append(one)
+    for finding in findings:
+        found[finding.severity, finding.check, finding.message].append(finding)
     return list(found.values())
 
 
@@ -197,7 +197,7 @@ def _first_lines(lines: tuple[str, ...], indent: str) -> Iterator[str]:
 
 
 def _cut_findings(findings: Iterable[Finding]) -> Iterator[str]:
-    counts = Counter((one.severity, one.check) for one in findings)
+    counts = Counter((finding.severity, finding.check) for finding in findings)
     yield f"and {counts.total()} more, whole with --json:"
     yield from (f"  {count} {severity}  {check}" for (severity, check), count in counts.items())
     yield ""
@@ -207,7 +207,7 @@ def _summary_line(findings: tuple[Finding, ...], groups: int) -> str:
     """The last line, which a terminal shows when all else has scrolled away."""
     if not findings:
         return "all holds"
-    counts = Counter(one.severity for one in findings)
+    counts = Counter(finding.severity for finding in findings)
     told = ", ".join(f"{count} {severity}" for severity, count in counts.items())
     begin = f"; begin with {findings[0].check}: {findings[0].subject}" if groups > 1 else ""
     return f"{_counted(len(findings), 'finding')}: {told}{begin}"

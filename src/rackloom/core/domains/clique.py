@@ -102,7 +102,7 @@ def clique_json(value: ComputeDomainClique, namespace: str, read: JsonObject | N
     meta: JsonObject = dict(base.get("metadata") or {"name": value.name, "namespace": namespace})
     meta["labels"] = {**(meta.get("labels") or {}), **_clique_labels(value)}
     meta["ownerReferences"] = [_pod_owner(owner) for owner in value.owners]
-    return {**base, "metadata": meta, "daemons": [msgspec.to_builtins(one) for one in value.daemons]}
+    return {**base, "metadata": meta, "daemons": [msgspec.to_builtins(daemon) for daemon in value.daemons]}
 
 
 def is_ip_address(text: str) -> bool:

@@ -72,7 +72,7 @@ def shortened_list(found: Collection[str]) -> str:
 
 def _of_slot(slot: RequiredObject) -> list[DomainProblem]:
     if len(slot.ours) > 1:
-        found = ", ".join(sorted(one.called for one in slot.ours))
+        found = ", ".join(sorted(our.called for our in slot.ours))
         return [
             DomainProblem("DuplicateObjects", f"{found} belong to this ComputeDomain; delete all but one")
         ]
@@ -189,7 +189,7 @@ def _ready(view: ConditionInputs) -> Condition:
     if waiting is not None:
         return _new_condition(READY, _status_of_not_ready(view, waiting[0]), *waiting)
     cliques = {node.clique_id for node in view.nodes}
-    names = shortened_list({one or "(no fabric)" for one in cliques})
+    names = shortened_list({clique or "(no fabric)" for clique in cliques})
     said = f"{len(view.nodes)} nodes ready, in cliques {names}"
     return _new_condition(READY, "True", "AllNodesReady", said)
 
@@ -282,7 +282,7 @@ def _spans_cliques(view: ConditionInputs) -> tuple[Condition, ...]:
 
 
 def _where_nodes_are(view: ConditionInputs, nodes: Collection[str]) -> tuple[str, str, str]:
-    labels = {name: one for name, one in view.snapshot.clique_labels.items() if name in nodes}
+    labels = {name: label for name, label in view.snapshot.clique_labels.items() if name in nodes}
     entered = {node.name: node.clique_id for node in view.nodes}
     known = labels | entered
     sources = (("IMEX daemons", entered), ("node labels", labels), ("daemons and labels", known))
@@ -304,7 +304,7 @@ def _by_clique(cliques: Mapping[str, str]) -> str:
     nodes: defaultdict[str, list[str]] = defaultdict(list)
     for name, clique_id in cliques.items():
         nodes[clique_id or "(no fabric)"].append(name)
-    shown = "; ".join(f"{one} ({shortened_list(nodes[one])})" for one in sorted(nodes)[:MOST_NAMES])
+    shown = "; ".join(f"{node} ({shortened_list(nodes[node])})" for node in sorted(nodes)[:MOST_NAMES])
     more = len(nodes) - MOST_NAMES
     return f"{shown} and {more} more cliques" if more > 0 else shown
 
@@ -331,7 +331,7 @@ _WARNING_CONDITIONS = {("Degraded", "True"), (SPANS_CLIQUES, "True")}
 
 def status_events(old: ComputeDomainStatus, new: ComputeDomainStatus) -> tuple[EventNotice, ...]:
     """One notice for each condition that turned into something a person may want to know."""
-    told = (_status_event(old.condition(one.type), one) for one in new.conditions)
+    told = (_status_event(old.condition(condition.type), condition) for condition in new.conditions)
     return tuple(notice for notice in told if notice is not None)
 
 

@@ -209,34 +209,36 @@ def network_config_problems(config: NetworkConfig) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _interface_problems(one: InterfaceConfig) -> Iterator[str]:
-    if one.name is not None:
-        yield from (f"interface.name {told}" for told in _link_name_problems(one.name))
-    for number, address in enumerate(one.addresses):
+def _interface_problems(interface_config: InterfaceConfig) -> Iterator[str]:
+    if interface_config.name is not None:
+        yield from (f"interface.name {told}" for told in _link_name_problems(interface_config.name))
+    for number, address in enumerate(interface_config.addresses):
         yield from (f"interface.addresses[{number}] {told}" for told in _cidr_problems(address))
-    yield from addressing_problems(one)
-    yield from ipv6_problems(one)
-    if one.mtu is not None and one.mtu < SMALLEST_MTU:
-        yield f"interface.mtu is {one.mtu}, below {SMALLEST_MTU}"
-    if one.mtu is not None and one.mtu > LARGEST_MTU:
-        yield f"interface.mtu is {one.mtu}, above {LARGEST_MTU}"
-    if one.hardware_addr is not None:
-        yield from (f"interface.hardwareAddr {told}" for told in _mac_problems(one.hardware_addr))
-    yield from _size_problems(one)
-    if one.arp_ignore is not None and one.arp_ignore not in _ARP_IGNORE:
-        yield f"interface.arpIgnore is {one.arp_ignore}, not one of 0, 1, 2, 3, 8"
-    if one.arp_announce is not None and one.arp_announce not in _ARP_ANNOUNCE:
-        yield f"interface.arpAnnounce is {one.arp_announce}, not 0, 1 or 2"
-    if one.vrf is not None:
-        yield from (f"interface.vrf.{told}" for told in _vrf_problems(one.vrf))
+    yield from addressing_problems(interface_config)
+    yield from ipv6_problems(interface_config)
+    if interface_config.mtu is not None and interface_config.mtu < SMALLEST_MTU:
+        yield f"interface.mtu is {interface_config.mtu}, below {SMALLEST_MTU}"
+    if interface_config.mtu is not None and interface_config.mtu > LARGEST_MTU:
+        yield f"interface.mtu is {interface_config.mtu}, above {LARGEST_MTU}"
+    if interface_config.hardware_addr is not None:
+        yield from (
+            f"interface.hardwareAddr {told}" for told in _mac_problems(interface_config.hardware_addr)
+        )
+    yield from _size_problems(interface_config)
+    if interface_config.arp_ignore is not None and interface_config.arp_ignore not in _ARP_IGNORE:
+        yield f"interface.arpIgnore is {interface_config.arp_ignore}, not one of 0, 1, 2, 3, 8"
+    if interface_config.arp_announce is not None and interface_config.arp_announce not in _ARP_ANNOUNCE:
+        yield f"interface.arpAnnounce is {interface_config.arp_announce}, not 0, 1 or 2"
+    if interface_config.vrf is not None:
+        yield from (f"interface.vrf.{told}" for told in _vrf_problems(interface_config.vrf))
 
 
-def _size_problems(one: InterfaceConfig) -> Iterator[str]:
+def _size_problems(interface_config: InterfaceConfig) -> Iterator[str]:
     sizes = {
-        "gsoMaxSize": one.gso_max_size,
-        "groMaxSize": one.gro_max_size,
-        "gsoIPv4MaxSize": one.gso_ipv4_max_size,
-        "groIPv4MaxSize": one.gro_ipv4_max_size,
+        "gsoMaxSize": interface_config.gso_max_size,
+        "groMaxSize": interface_config.gro_max_size,
+        "gsoIPv4MaxSize": interface_config.gso_ipv4_max_size,
+        "groIPv4MaxSize": interface_config.gro_ipv4_max_size,
     }
     for name, size in sizes.items():
         if size is not None and not 0 < size < 2**32:
@@ -338,57 +340,68 @@ _IPV6_RANGES = {
 """By the field's name: the kernel's, and what it takes."""
 
 
-def ipv6_problems(one: InterfaceConfig) -> Iterator[str]:
+def ipv6_problems(interface_config: InterfaceConfig) -> Iterator[str]:
     """What is wrong with the IPv6 settings; each begins with the field."""
     for field, (name, allowed) in _IPV6_RANGES.items():
-        value = one.ipv6.get(name)
+        value = interface_config.ipv6.get(name)
         if value is not None and value not in allowed:
             yield f"interface.{field} is {value}, not {allowed.start} to {allowed.stop - 1}"
-    if needs_ipv6(one) and one.mtu is not None and one.mtu < SMALLEST_IPV6_MTU:
-        yield f"interface.mtu is {one.mtu}, below {SMALLEST_IPV6_MTU}, with which there is no IPv6 to set"
-    if one.disable_ipv6 and _has_ipv6(one):
+    if (
+        needs_ipv6(interface_config)
+        and interface_config.mtu is not None
+        and interface_config.mtu < SMALLEST_IPV6_MTU
+    ):
+        yield f"interface.mtu is {interface_config.mtu}, below {SMALLEST_IPV6_MTU}, with which there is no IPv6 to set"
+    if interface_config.disable_ipv6 and _has_ipv6(interface_config):
         yield "interface.disableIPv6 and an IPv6 address in interface.addresses exclude each other"
 
 
-def addressing_problems(one: InterfaceConfig) -> Iterator[str]:
+def addressing_problems(interface_config: InterfaceConfig) -> Iterator[str]:
     """What is wrong with where the addresses come from."""
-    if one.asks_dhcp and one.addresses:
+    if interface_config.asks_dhcp and interface_config.addresses:
         yield "interface.dhcp and interface.addresses exclude each other"
-    if one.dhcp is not None and one.dhcp != (one.addressing is Addressing.DHCP) and _is_not_static(one):
-        yield f"interface.dhcp is {str(one.dhcp).lower()}, but interface.addressing is {one.addressing}"
-    if one.type is InterfaceType.IPVLAN and one.hardware_addr is not None:
+    if (
+        interface_config.dhcp is not None
+        and interface_config.dhcp != (interface_config.addressing is Addressing.DHCP)
+        and _is_not_static(interface_config)
+    ):
+        yield f"interface.dhcp is {str(interface_config.dhcp).lower()}, but interface.addressing is {interface_config.addressing}"
+    if interface_config.type is InterfaceType.IPVLAN and interface_config.hardware_addr is not None:
         yield "interface.hardwareAddr does not go with type IPVLAN: the child has its parent's"
-    if one.type is InterfaceType.IPVLAN and one.asks_dhcp:
+    if interface_config.type is InterfaceType.IPVLAN and interface_config.asks_dhcp:
         yield "interface.addressing DHCP does not go with type IPVLAN"
-    if one.type is not InterfaceType.IPVLAN and one.addressing is Addressing.UNNUMBERED:
+    if (
+        interface_config.type is not InterfaceType.IPVLAN
+        and interface_config.addressing is Addressing.UNNUMBERED
+    ):
         yield "interface.addressing Unnumbered goes with type IPVLAN only"
-    if one.addressing is Addressing.SLAAC:
-        yield from _slaac_problems(one)
+    if interface_config.addressing is Addressing.SLAAC:
+        yield from _slaac_problems(interface_config)
 
 
-def needs_ipv6(one: InterfaceConfig) -> bool:
+def needs_ipv6(interface_config: InterfaceConfig) -> bool:
     """Whether it sets anything that only an interface with IPv6 has."""
-    return bool(one.ipv6) or one.addressing is Addressing.SLAAC
+    return bool(interface_config.ipv6) or interface_config.addressing is Addressing.SLAAC
 
 
-def _is_not_static(one: InterfaceConfig) -> bool:
-    return one.addressing is not Addressing.STATIC
+def _is_not_static(interface_config: InterfaceConfig) -> bool:
+    return interface_config.addressing is not Addressing.STATIC
 
 
-def _slaac_problems(one: InterfaceConfig) -> Iterator[str]:
+def _slaac_problems(interface_config: InterfaceConfig) -> Iterator[str]:
     against = {
-        "an IPv6 address in interface.addresses": _has_ipv6(one),
-        "interface.acceptRA 0": one.accept_ra == 0,
-        "interface.disableIPv6": bool(one.disable_ipv6),
-        "interface.addrGenMode 1 or 2": one.addr_gen_mode in (1, 2),
+        "an IPv6 address in interface.addresses": _has_ipv6(interface_config),
+        "interface.acceptRA 0": interface_config.accept_ra == 0,
+        "interface.disableIPv6": bool(interface_config.disable_ipv6),
+        "interface.addrGenMode 1 or 2": interface_config.addr_gen_mode in (1, 2),
     }
     yield from (
         f"interface.addressing SLAAC does not go with {what}" for what, holds in against.items() if holds
     )
 
 
-def _has_ipv6(one: InterfaceConfig) -> bool:
-    return any(":" in address for address in one.addresses)
+def _has_ipv6(interface_config: InterfaceConfig) -> bool:
+    return any(":" in address for address in interface_config.addresses)
 
 
 def is_ipv6(cidr: str) -> bool:

@@ -161,8 +161,8 @@ def take_domain_snapshot(
     nodes = tuple(owned_object(NODE, one) for one in cluster.by(NODE, BY_DOMAIN, uid))
     pods = daemon_pods(cluster.by(POD, BY_DOMAIN, uid), settings)
     cliques = _cliques(cluster, uid, settings)
-    labelled = {one.name for one in nodes}
-    entered = {one.node_name for found in cliques for one in found.clique.daemons}
+    labelled = {node.name for node in nodes}
+    entered = {daemon.node_name for found in cliques for daemon in found.clique.daemons}
     pools = {claim.device[0] for claim in claims if claim.device is not None}
     return DomainSnapshot(
         uid=uid,
@@ -200,7 +200,7 @@ def daemon_namespace_of(cluster: ClusterIndex, uid: str, settings: ControllerSet
 def daemon_pods(objects: Iterable[Object], settings: ControllerSettings) -> tuple[DaemonPod, ...]:
     """The daemon pods among pods: a label alone makes none, they are in the daemons' namespaces."""
     pods = (
-        read_daemon_pod(one) for one in objects if one["metadata"].get("namespace") in settings.namespaces
+        read_daemon_pod(obj) for obj in objects if obj["metadata"].get("namespace") in settings.namespaces
     )
     return tuple(pod for pod in pods if pod is not None)
 
@@ -222,7 +222,7 @@ def take_clique_snapshot(
         members=() if seen is None else node_entries(seen, settings),
         marked=tuple(owned_object(NODE, one) for one in cluster.by(NODE, BY_WARM_MARK, clique_id)),
         labelled=tuple(owned_object(NODE, one) for one in cluster.by(NODE, BY_READY_CHANNELS, clique_id)),
-        pool=next((owned_object(RESOURCE_SLICE, one) for one in slices), None),
+        pool=next((owned_object(RESOURCE_SLICE, slice_) for slice_ in slices), None),
         in_use=bool(cluster.by(RESOURCE_CLAIM, BY_POOL, names.channel_pool_name(clique_id))),
     )
 
@@ -317,7 +317,7 @@ def _warm_state(
     if not uses_warm_clique(domain, settings):
         return None
     shared = names.shared_claim_name(domain.uid)
-    device = next((one.device for one in claims if one.thing.name == shared and one.device), None)
+    device = next((claim.device for claim in claims if claim.thing.name == shared and claim.device), None)
     clique_id = None if device is None else names.clique_of_pool(device[0])
     if clique_id is None:
         return None
@@ -335,7 +335,9 @@ def _mixed_cliques(
     cliques = {found[names.GPU_CLIQUE_LABEL] for found in labels if names.GPU_CLIQUE_LABEL in found}
     warm = None if domain is None else warm_clique(domain, settings)
     cliques |= {warm} if warm is not None else set()
-    said = {one: channel_mode.isolation_of_nodes(clique_nodes(cluster, one), settings) for one in cliques}
+    said = {
+        clique: channel_mode.isolation_of_nodes(clique_nodes(cluster, clique), settings) for clique in cliques
+    }
     return {one: tuple(sorted(what)) for one, what in said.items() if len(what) > 1}
 
 

@@ -69,9 +69,9 @@ class RequiredObject(msgspec.Struct, frozen=True, kw_only=True):
         """Create what is missing; let go of what somebody deleted, so that it can be created again."""
         if self.ours:
             return tuple(
-                release_finalizer(one)
-                for one in self.ours
-                if one.deleting and names.FINALIZER in one.finalizers
+                release_finalizer(our)
+                for our in self.ours
+                if our.deleting and names.FINALIZER in our.finalizers
             )
         return () if self.taken_by is not None else (CreateObject(kind=self.kind, obj=self.wanted),)
 
@@ -122,9 +122,13 @@ def _required_object(kind: ResourceKind, wanted: Object, snapshot: DomainSnapsho
     )
 
 
-def _has_name_of(one: OwnedObject, kind: ResourceKind, wanted: Object) -> bool:
+def _has_name_of(owned_object: OwnedObject, kind: ResourceKind, wanted: Object) -> bool:
     meta = wanted["metadata"]
-    return (one.kind, one.namespace, one.name) == (kind, meta["namespace"], meta["name"])
+    return (owned_object.kind, owned_object.namespace, owned_object.name) == (
+        kind,
+        meta["namespace"],
+        meta["name"],
+    )
 
 
 # Teardown.
@@ -187,4 +191,6 @@ def _last_writes(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
     thing = snapshot.domain_thing
     if thing is not None:
         return _releases((thing,))
-    return _deletions(one.thing for one in snapshot.cliques if not any(pod.alive for pod in snapshot.pods))
+    return _deletions(
+        clique.thing for clique in snapshot.cliques if not any(pod.alive for pod in snapshot.pods)
+    )

@@ -144,7 +144,7 @@ def read_channel_claim(obj: Object) -> ChannelClaim | None:
         return None
     status = obj.get("status") or {}
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-    ours = [one for one in results if one.get("driver") == names.IMEX_DRIVER]
+    ours = [result for result in results if result.get("driver") == names.IMEX_DRIVER]
     return ChannelClaim(
         thing=owned_object(RESOURCE_CLAIM, obj),
         domain=domain,
@@ -191,7 +191,9 @@ def _read_mesh(meta: Object) -> DaemonMesh | None:
 
 def _has_ready_condition(status: Object) -> bool:
     conditions = status.get("conditions") or ()
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return any(
+        condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
+    )
 
 
 # Writes to the objects of a ComputeDomain. Each fails when another writer was faster.
@@ -209,7 +211,10 @@ def adopt_domain(domain: OwnedObject) -> PatchObject:
     """Put our finalizer on a ComputeDomain, and its own UID as a label, by which node plugins find it."""
     meta = {
         "resourceVersion": domain.resource_version,
-        "finalizers": [*(one for one in domain.finalizers if one != names.FINALIZER), names.FINALIZER],
+        "finalizers": [
+            *(finalizer for finalizer in domain.finalizers if finalizer != names.FINALIZER),
+            names.FINALIZER,
+        ],
         "labels": {names.COMPUTE_DOMAIN_LABEL: domain.uid},
     }
     return PatchObject(
@@ -219,7 +224,7 @@ def adopt_domain(domain: OwnedObject) -> PatchObject:
 
 def release_finalizer(thing: OwnedObject) -> PatchObject:
     """Remove our finalizer, and nobody else's."""
-    left = [one for one in thing.finalizers if one != names.FINALIZER]
+    left = [finalizer for finalizer in thing.finalizers if finalizer != names.FINALIZER]
     # A merge patch replaces the whole list: with the resourceVersion it cannot undo another writer's change.
     meta = {"resourceVersion": thing.resource_version, "finalizers": left}
     return PatchObject(kind=thing.kind, namespace=thing.namespace, name=thing.name, patch={"metadata": meta})

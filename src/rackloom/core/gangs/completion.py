@@ -56,7 +56,7 @@ def remaining_spec(view: GangSnapshot) -> GangSpec:
     """What the pods ask for, but no more members than their Jobs still make. Raises Refused."""
     wish, works = view.wish(), _of_latest_run(_job_progress(view))
     left = (
-        (name, _members_to_come(size, [one for one in works if one.group == name]))
+        (name, _members_to_come(size, [work for work in works if work.group == name]))
         for name, size in wish.sizes
     )
     sizes = tuple((name, size) for name, size in left if size)
@@ -83,7 +83,7 @@ def lacks_members(view: GangSnapshot) -> bool:
 
 def do_owners_matter(view: GangSnapshot) -> bool:
     """Whether it matters how many pods are still to come."""
-    return any(one.ended for one in view.members) or lacks_members(view)
+    return any(member.ended for member in view.members) or lacks_members(view)
 
 
 def should_ask_owners(view: GangSnapshot, settings: GangSettings) -> bool:
@@ -108,16 +108,16 @@ def owners_asked_at(view: GangSnapshot, settings: GangSettings) -> float:
 
 def _members_to_come(size: int, works: list[_JobProgress]) -> int:
     """Members that are still to come of a group."""
-    if sum(one.job.at_once for one in works) < size:
+    if sum(work.job.at_once for work in works) < size:
         return size
-    return min(size, sum(one.left for one in works))
+    return min(size, sum(work.left for work in works))
 
 
 def _job_progress(view: GangSnapshot) -> tuple[_JobProgress, ...]:
     """The Jobs that make the pods; none where one of them does not say, or others make pods too."""
     pods: dict[str, list[GangMember]] = {}
-    for one in view.members:
-        pods.setdefault("" if one.job is None else one.job.uid, []).append(one)
+    for member in view.members:
+        pods.setdefault("" if member.job is None else member.job.uid, []).append(member)
     makers = view.makers or {}
     found = ((makers.get(uid), mine) for uid, mine in pods.items())
     works = [_JobProgress(mine[0].group, job, job.over(mine)) for job, mine in found if _is_conclusive(job)]
@@ -131,8 +131,8 @@ def _is_conclusive(job: object) -> TypeGuard[OwnerJob]:
 
 def _of_latest_run(works: tuple[_JobProgress, ...]) -> tuple[_JobProgress, ...]:
     """Without Jobs that were over when another one was made: those are of an earlier run of the gang."""
-    last = max((one.job.created for one in works), default="")
-    return tuple(one for one in works if one.job.over_since is None or one.job.over_since > last)
+    last = max((work.job.created for work in works), default="")
+    return tuple(work for work in works if work.job.over_since is None or work.job.over_since > last)
 
 
 # Members that ended for good, and trays that can be given back.
@@ -157,7 +157,11 @@ def slot_candidates(view: GangSnapshot) -> tuple[GangMember, ...]:
     gated = tuple(one for one in view.living if one.gate is not None and not one.going)
     if view.record is None or not is_reduced(view.record):
         return gated
-    old = {one.job for one in view.members if not one.going and (one.is_done or one.tray is not None)}
+    old = {
+        member.job
+        for member in view.members
+        if not member.going and (member.is_done or member.tray is not None)
+    }
     return tuple(one for one in gated if one.job is not None and one.job in old)
 
 
@@ -200,7 +204,7 @@ def may_have_unused_trays(view: GangSnapshot, plan: GangPlan) -> bool:
     idle = {tray for tray in plan.trays if tray not in used}
     # While pods wait at their gate, trays are idle that they go to.
     if any(one.gate is not None for one in view.living):
-        idle &= {one.tray for one in view.members if one.ended}
+        idle &= {member.tray for member in view.members if member.ended}
     return bool(idle) and view.record is not None and _may_be_proven(view, view.record.gang)
 
 
@@ -232,9 +236,9 @@ def without_unused_trays(view: GangSnapshot, found: GangRecord) -> GangPlan | No
 
 def _without_trays(view: GangSnapshot, plan: GangPlan, left: Counter[str]) -> tuple[MemberAssignment, ...]:
     """Whole trays, those of members that ended first; what can be taken off further stays in `left`."""
-    used, done = _used_trays(view), {one.tray for one in view.members if one.ended}
+    used, done = _used_trays(view), {member.tray for member in view.members if member.ended}
     gone = set()
-    for tray in sorted(dict.fromkeys(plan.trays), key=lambda one: one not in done):
+    for tray in sorted(dict.fromkeys(plan.trays), key=lambda fromkey: fromkey not in done):
         here = Counter(seat.group for seat in plan.seats if seat.tray == tray)
         if tray not in used and all(left[group] >= count for group, count in here.items()):
             left.subtract(here)
@@ -260,29 +264,31 @@ def _members_over(view: GangSnapshot, gang: Gang) -> Counter[str]:
         more = max(maker.completions - _gang_size(gang), 0)
         return Counter({gang.groups[0].name: max(maker.over(view.members) - more, 0)})
     finished = _finished_mpi_job(view)
-    sizes = {one.name: one.members for one in gang.groups}
+    sizes = {group.name: group.members for group in gang.groups}
     if finished is not None and finished.makes_all_of(view.key.name, sizes):
         return Counter(sizes) - Counter(one.group for one in view.living)
     if _are_bare(view) or finished is not None:
-        return Counter(one.group for one in view.members if one.ended)
+        return Counter(member.group for member in view.members if member.ended)
     return Counter()
 
 
 def _may_be_proven(view: GangSnapshot, gang: Gang | None) -> bool:
     """Whether who makes the pods is such that it could tell."""
-    kinds = {(one.owner.api_version, one.owner.kind) for one in view.members if one.owner is not None}
+    kinds = {
+        (member.owner.api_version, member.owner.kind) for member in view.members if member.owner is not None
+    }
     is_mpi = (MPI_JOB.api_version, MPI_JOB.kind) in kinds
     return _only_job(view, gang) is not None or _are_bare(view) or is_mpi
 
 
 def _are_bare(view: GangSnapshot) -> bool:
-    return all(one.is_bare for one in view.members)
+    return all(member.is_bare for member in view.members)
 
 
 def _finished_mpi_job(view: GangSnapshot) -> FinishedMPIJob | None:
     """The MPIJob that is over, of which all pods are."""
     makers = view.makers or {}
-    found = [None if one.owner is None else makers.get(one.owner.uid) for one in view.members]
+    found = [None if member.owner is None else makers.get(member.owner.uid) for member in view.members]
     first = found[0] if found else None
     return first if isinstance(first, FinishedMPIJob) and all(one == first for one in found) else None
 
@@ -296,7 +302,7 @@ def _only_job(view: GangSnapshot, gang: Gang | None) -> OwnerReference | None:
     """The Job of which all pods of the gang are: it has one template, so they are of one group."""
     if gang is None or len(gang.groups) != 1:
         return None
-    jobs = {one.job for one in view.members}
+    jobs = {member.job for member in view.members}
     return jobs.pop() if len(jobs) == 1 else None
 
 
@@ -311,12 +317,12 @@ def _gang_size(gang: Gang) -> int:
 def _reduced_plan(found: GangRecord, plan: GangPlan, seats: tuple[MemberAssignment, ...]) -> GangPlan:
     """The price was that of the whole: what the rest costs is not known."""
     trays = {seat.tray for seat in seats}
-    cliques = {found.cliques.get(one, one) for one in trays}
+    cliques = {found.cliques.get(tray, tray) for tray in trays}
     return replace(
         plan,
         seats=seats,
-        cliques=tuple(one for one in plan.cliques if one in cliques),
-        spares=tuple(one for one in plan.spares if found.cliques.get(one, one) in cliques),
+        cliques=tuple(clique for clique in plan.cliques if clique in cliques),
+        spares=tuple(spare for spare in plan.spares if found.cliques.get(spare, spare) in cliques),
         price=(),
         reason=_reduced_reason(plan, len(set(plan.trays)) - len(trays)),
     )

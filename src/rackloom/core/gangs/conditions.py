@@ -48,7 +48,7 @@ def waiting_for_members(view: GangSnapshot, wish: GangSpec) -> Condition | None:
 
 def _why_still_waiting(view: GangSnapshot) -> str:
     """Why a gang waits on, though its owners were asked."""
-    ended = [one.name for one in view.members if one.ended and not one.is_done]
+    ended = [member.name for member in view.members if member.ended and not member.is_done]
     failed = f"; {shortened(ended)} ended, and may be made anew" if ended else ""
     return f"; their owners do not say that fewer are to come{failed}"
 
@@ -120,12 +120,12 @@ def with_transition_times(view: GangSnapshot, found: tuple[Condition, ...]) -> t
     return tuple(_with_transition_time(view, one) for one in found)
 
 
-def _with_transition_time(view: GangSnapshot, one: Condition) -> Condition:
-    before = None if view.record is None else view.record.condition(one.type)
+def _with_transition_time(view: GangSnapshot, condition: Condition) -> Condition:
+    before = None if view.record is None else view.record.condition(condition.type)
     now, since = metav1_time(view.now), "" if before is None else before.last_transition_time
     # A time that is still to come was written by a clock that was ahead: nobody waits for it.
-    same = before is not None and before.status == one.status and since <= now
-    return msgspec.structs.replace(one, last_transition_time=since if same else now)
+    same = before is not None and before.status == condition.status and since <= now
+    return msgspec.structs.replace(condition, last_transition_time=since if same else now)
 
 
 def condition_events(view: GangSnapshot, found: tuple[Condition, ...]) -> tuple[EventNotice, ...]:

@@ -78,7 +78,7 @@ def _member_claims(member: GangMember, known: NamespaceClaims) -> GroupClaims | 
 def claims_devices(spec: Object) -> bool:
     """Channels are counted with the tray; administrators look at devices without taking them."""
     requests = (spec.get("devices") or {}).get("requests") or ()
-    return any(request_takes_device(requested_device(one)) for one in requests)
+    return any(request_takes_device(requested_device(request)) for request in requests)
 
 
 def request_takes_device(asked: Object) -> bool:
@@ -122,7 +122,7 @@ class GpuDemand(msgspec.Struct, frozen=True):
 def claim_demand(spec: Object) -> GpuDemand:
     """What the spec of a ResourceClaim asks for by the class `gpu.nvidia.com`, and by that of channels."""
     requests = (spec.get("devices") or {}).get("requests") or ()
-    return sum((_request_demand(one) for one in requests), GpuDemand())
+    return sum((_request_demand(request) for request in requests), GpuDemand())
 
 
 def member_demand(member: GangMember, known: NamespaceClaims) -> GpuDemand:
@@ -136,13 +136,13 @@ def member_demand(member: GangMember, known: NamespaceClaims) -> GpuDemand:
         raise Refused(reason, nearest_fix=fix)
     templates = (known.template(name) for name in member.pod.templates)
     claims = (known.claim(name) for name in member.pod.named_claims)
-    claimed = (*templates, *(one for one in claims if claims_devices(one)))
+    claimed = (*templates, *(claim for claim in claims if claims_devices(claim)))
     return sum(map(claim_demand, claimed), GpuDemand(member.gpus))
 
 
 def group_demand(members: Iterable[GangMember], known: NamespaceClaims) -> GpuDemand:
     """What each member of a group asks for, the hungriest one's. Raises Refused."""
-    asked = [member_demand(one, known) for one in members]
+    asked = [member_demand(member, known) for member in members]
     return GpuDemand(max((one.gpus for one in asked), default=0), any(one.whole for one in asked))
 
 
@@ -166,7 +166,7 @@ def whole_tray_gpus(
     Channels are where cliques are, and not on a larger node without one (no NVLink fabric).
     """
     candidates = _open_trays(trays)
-    free = _best_clique([one for one in candidates if one.name not in taken], members, gpus)
+    free = _best_clique([candidate for candidate in candidates if candidate.name not in taken], members, gpus)
     return (free if _fits_members(free, members, gpus) else _best_clique(candidates, members, gpus)).gpus
 
 

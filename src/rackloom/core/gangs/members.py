@@ -84,13 +84,13 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gate(self) -> int | None:
         """The place of our gate among its gates."""
-        gates = [one.name for one in self.pod.spec.scheduling_gates or ()]
+        gates = [scheduling_gate.name for scheduling_gate in self.pod.spec.scheduling_gates or ()]
         return gates.index(spec.GANG_GATE) if spec.GANG_GATE in gates else None
 
     @property
     def foreign_gates(self) -> tuple[str, ...]:
         """Gates of others than Rackloom, such as queues."""
-        gates = (one.name for one in self.pod.spec.scheduling_gates or ())
+        gates = (gate.name for gate in self.pod.spec.scheduling_gates or ())
         return tuple(name for name in gates if name not in (spec.GANG_GATE, TEMPLATE_GATE))
 
     @property
@@ -158,20 +158,26 @@ def counted_gpus(spec: Object) -> int:
 
     Raises ValueError where a limit is no count.
     """
-    limits = ((one.get("resources") or {}).get("limits") or {} for one in spec.get("containers") or ())
-    return sum(parse_count(one.get(GPU_RESOURCE, 0)) for one in limits)
+    limits = (
+        (container.get("resources") or {}).get("limits") or {} for container in spec.get("containers") or ()
+    )
+    return sum(parse_count(limit.get(GPU_RESOURCE, 0)) for limit in limits)
 
 
 def _not_scheduled(status: Object) -> Object:
     """The condition in which the scheduler says that it did not bind a pod; empty without one."""
-    found = (one for one in status.get("conditions") or () if one["type"] == "PodScheduled")
+    found = (condition for condition in status.get("conditions") or () if condition["type"] == "PodScheduled")
     return next((one for one in found if one["status"] == "False"), {})
 
 
 def _class_resources(spec: Object) -> set[str]:
     containers = (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
-    resources = (one.get("resources") or {} for one in containers)
-    named = (name for one in resources for name in (*(one.get("limits") or ()), *(one.get("requests") or ())))
+    resources = (container.get("resources") or {} for container in containers)
+    named = (
+        name
+        for resource in resources
+        for name in (*(resource.get("limits") or ()), *(resource.get("requests") or ()))
+    )
     return {name for name in named if name.startswith(_CLASS_RESOURCES)}
 
 
@@ -231,7 +237,7 @@ class OwnerJob(msgspec.Struct, frozen=True, kw_only=True):
 
     def over(self, members: Iterable[GangMember]) -> int:
         """How many of its completions ask for no pod any more; `members` are its pods."""
-        done = [one for one in members if one.is_done]
+        done = [member for member in members if member.is_done]
         if not self.is_indexed:
             return max(self.succeeded, len(done))
         told = sum(len(range(one.start, min(one.stop, self.completions))) for one in self.closed)
@@ -319,7 +325,7 @@ def controllers_of(obj: Object) -> Iterator[OwnerReference]:
 
 def _has_condition(status: Object, *types: str) -> bool:
     conditions = status.get("conditions") or ()
-    return any(one["type"] in types and one["status"] == "True" for one in conditions)
+    return any(condition["type"] in types and condition["status"] == "True" for condition in conditions)
 
 
 def _over_since(job: Object) -> str | None:
@@ -328,7 +334,11 @@ def _over_since(job: Object) -> str | None:
     conditions = (job.get("status") or {}).get("conditions") or ()
     if "deletionTimestamp" in job["metadata"]:
         return None
-    found = (one for one in conditions if one["type"] in lasting and one["status"] == "True")
+    found = (
+        condition
+        for condition in conditions
+        if condition["type"] in lasting and condition["status"] == "True"
+    )
     return next((one.get("lastTransitionTime") for one in found), None)
 
 

@@ -62,8 +62,8 @@ def plan_with_helpers(site: PlacementSite, gang: Gang, plan: Callable[[Placement
 
 def seat_helpers(plan: GangPlan, gang: Gang, site: PlacementSite) -> GangPlan:
     """The plan with helpers on other trays of it, where they may not be on theirs. Raises Refused."""
-    groups = {one.name: one for one in gang.groups}
-    if not any(one.is_helper and one.terms is not None for one in gang.groups):
+    groups = {group.name: group for group in gang.groups}
+    if not any(group.is_helper and group.terms is not None for group in gang.groups):
         return plan
     seats = [one for one in plan.seats if not groups[one.group].is_helper]
     trays = tuple(dict.fromkeys(one.tray for one in seats))
@@ -98,14 +98,14 @@ def _helper_slot(
 
 def _closed_trays(site: PlacementSite, terms: PlacementTerms) -> dict[str, str]:
     """Trays that members with the terms may not go to, and why."""
-    found = {one.name: one.closed.get(terms.where) or one.shut for one in site.trays}
+    found = {tray.name: tray.closed.get(terms.where) or tray.shut for tray in site.trays}
     return {name: why for name, why in found.items() if why is not None}
 
 
 def _open_to_helpers(site: PlacementSite, gang: Gang) -> PlacementSite:
-    terms = [one.terms for one in gang.groups if one.is_helper and one.terms is not None]
-    closed = {name: why for one in terms for name, why in _closed_trays(site, one).items()}
-    return PlacementSite(tuple(replace(one, shut=closed.get(one.name)) for one in site.trays), site.holds)
+    terms = [group.terms for group in gang.groups if group.is_helper and group.terms is not None]
+    closed = {name: why for term in terms for name, why in _closed_trays(site, term).items()}
+    return PlacementSite(tuple(replace(tray, shut=closed.get(tray.name)) for tray in site.trays), site.holds)
 
 
 # From the pods of a gang to the request.
@@ -134,7 +134,7 @@ def placement_request(view: GangSnapshot, scene: GangSite) -> PlacementRequest:
         view,
         wish,
         demands,
-        _without_closed_trays(met, [terms[name] for name, one in demands.items() if one.whole]),
+        _without_closed_trays(met, [terms[name] for name, demand in demands.items() if demand.whole]),
     )
     groups, kinds = [], {}
     for name, size in wish.sizes:
@@ -153,16 +153,16 @@ def placement_request(view: GangSnapshot, scene: GangSite) -> PlacementRequest:
         spares=wish.spares,
         exclusive=True,
     )
-    counted = {name: one.gpus for name, one in demands.items() if one.whole}
+    counted = {name: demand.gpus for name, demand in demands.items() if demand.whole}
     return PlacementRequest(gang=gang, kinds=kinds, whole=counted, met=met)
 
 
 def site_for_request(asked: PlacementRequest, site: PlacementSite) -> PlacementSite:
     """The site as it is to a gang: where a member takes a tray whole, no second one goes on a larger tray."""
-    most = max((one.gpus for one in asked.gang.groups if one.name in asked.whole), default=None)
+    most = max((group.gpus for group in asked.gang.groups if group.name in asked.whole), default=None)
     if most is None:
         return site
-    return PlacementSite(tuple(replace(one, gpus=min(one.gpus, most)) for one in site.trays), site.holds)
+    return PlacementSite(tuple(replace(tray, gpus=min(tray.gpus, most)) for tray in site.trays), site.holds)
 
 
 def is_still_requested(asked: PlacementRequest, recorded: Gang, plan: GangPlan) -> bool:
@@ -170,8 +170,8 @@ def is_still_requested(asked: PlacementRequest, recorded: Gang, plan: GangPlan) 
 
     How many GPUs a whole tray has may be another number by now, since other trays are there: it has one.
     """
-    now, had = asked.gang, {one.name: one.gpus for one in recorded.groups}
-    groups = tuple(_with_recorded_gpus(one, had.get(one.name, 0), asked) for one in now.groups)
+    now, had = asked.gang, {group.name: group.gpus for group in recorded.groups}
+    groups = tuple(_with_recorded_gpus(group, had.get(group.name, 0), asked) for group in now.groups)
     alone = Counter(seat.tray for seat in plan.seats if seat.group in asked.whole)
     same = replace(now, groups=groups) == replace(recorded, priority=now.priority)
     return same and all(members == 1 for members in alone.values())
@@ -186,18 +186,19 @@ def _whole_tray_gpus(
     view: GangSnapshot, wish: GangSpec, demands: Mapping[str, GpuDemand], site: PlacementSite
 ) -> int:
     """GPUs of a tray that is taken whole."""
-    taken = {one.tray for one in site.holds if one.owner != view.key.called}
+    taken = {hold.tray for hold in site.holds if hold.owner != view.key.called}
     members = sum(size for name, size in wish.sizes if demands[name].whole)
     together = members if wish.segment is None else min(wish.segment, members)
-    gpus = max((one.gpus for one in demands.values()), default=0)
+    gpus = max((demand.gpus for demand in demands.values()), default=0)
     return whole_tray_gpus(site.trays, together, gpus, taken) if together else 0
 
 
 def _without_closed_trays(site: PlacementSite, terms: Iterable[PlacementTerms | None]) -> PlacementSite:
     """The site with the trays shut that are closed to members with one of the terms."""
-    wheres = {one.where for one in terms if one is not None}
+    wheres = {term.where for term in terms if term is not None}
     trays = (
-        replace(one, shut=one.shut or "closed") if wheres & one.closed.keys() else one for one in site.trays
+        replace(tray, shut=tray.shut or "closed") if wheres & tray.closed.keys() else tray
+        for tray in site.trays
     )
     return PlacementSite(tuple(trays), site.holds)
 
@@ -267,7 +268,7 @@ def answer_placement(
     if record is None or record.gang is None or record.plan is None:
         return PlacementAnswer(actions=(place_gang(view, scene, planner, settings),))
     own = [pod_terms(one) for one in view.let_go if one.is_unschedulable]
-    met = scene.met(view.living, [*(one.terms for one in record.gang.groups), *own])
+    met = scene.met(view.living, [*(group.terms for group in record.gang.groups), *own])
     site = scene.furnished(met, claims_by_kind(view, record.gang, scene))
     if view.let_go or view.lost(settings.lost_after):
         return PlacementAnswer(actions=repair_gang(view, site, planner, settings))
@@ -325,7 +326,7 @@ def repair_gang(
 
 def _delete_late_members(late: Sequence[GangMember], site: PlacementSite) -> tuple[ObjectWrite, ...]:
     """The next pod may be bound; but not one that asks for another node by itself. Raises Refused."""
-    closed = {one.name: one.closed for one in site.trays}
+    closed = {tray.name: tray.closed for tray in site.trays}
     others = {one.uid: closed.get(one.tray or "", {}).get(pod_terms(one).where) for one in late}
     gone = tuple(delete_member(one) for one in late if others[one.uid] is None)
     if gone or not late:
@@ -362,7 +363,7 @@ def _why_no_room(site: PlacementSite, view: GangSnapshot, tray: str) -> str | No
     here = next((one for one in site.trays if one.name == tray), None)
     if here is None:
         return "its node is gone"
-    others = (one.owner for one in site.holds if one.tray == tray and one.owner != view.key.called)
+    others = (hold.owner for hold in site.holds if hold.tray == tray and hold.owner != view.key.called)
     other = next(others, None)
     return here.shut or (None if other is None else f"in use by {other}") or _why_not_served(here, view)
 

@@ -187,7 +187,7 @@ def _belongs_to_other_pods(view: GangSnapshot, found: GangRecord) -> bool:
     if found.gang is None or any(one.gate is None for one in view.living):
         return False
     try:
-        return {one.name: one.members for one in found.gang.groups} != dict(remaining_spec(view).sizes)
+        return {group.name: group.members for group in found.gang.groups} != dict(remaining_spec(view).sizes)
     except Refused:
         # They are being made anew one by one: some are of the old job still.
         return False
@@ -195,7 +195,7 @@ def _belongs_to_other_pods(view: GangSnapshot, found: GangRecord) -> bool:
 
 def _yields_to_competitor(view: GangSnapshot, found: GangRecord) -> bool:
     """Whether a rival has the better right: it is whole, or it is older. One of two always has."""
-    return any(_has_better_right(one, found) for one in view.rivals)
+    return any(_has_better_right(rival, found) for rival in view.rivals)
 
 
 def _has_better_right(rival: CompetingPlan, found: GangRecord) -> bool:
@@ -242,7 +242,7 @@ def _delete_misplaced_pods(
     dead = {one.tray for one in view.let_go if one.tray and view.is_lost(one.tray, settings.lost_after)}
     kept = {one.uid for one in seats.seated}
     ending = (one for one in view.let_go if one.going and one.tray in dead and one.uid not in kept)
-    return tuple(delete_member(one, at_once=one.tray in dead) for one in (*seats.misfits, *ending))
+    return tuple(delete_member(misfit, at_once=misfit.tray in dead) for misfit in (*seats.misfits, *ending))
 
 
 def _reserved_condition(view: GangSnapshot, found: GangRecord, missing: tuple[str, ...]) -> Condition:
@@ -265,7 +265,7 @@ def _recheck_planned_after(
     view: GangSnapshot, found: GangRecord, plan: GangPlan, progress: _PlanProgress, settings: GangSettings
 ) -> float | None:
     """The next moment at which a tray is lost, a pod late, or the plan of pods that are gone given up."""
-    since = (one.not_ready_since for one in view.nodes.values())
+    since = (node.not_ready_since for node in view.nodes.values())
     due = [moment + settings.lost_after for moment in since if moment is not None]
     due += [_kept_until(view, found, settings)] if progress.lacks_pods else []
     late = (one.released_at for one in progress.seats.seated if one.node is None)

@@ -79,8 +79,8 @@ def read_record(obj: Object) -> GangRecord:
         finalizers=tuple(meta.get("finalizers") or ()),
         gang=gang,
         plan=plan,
-        cliques={one["name"]: one["clique"] for one in spec.get("trays") or ()},
-        conditions=tuple(msgspec.convert(one, Condition) for one in conditions),
+        cliques={tray["name"]: tray["clique"] for tray in spec.get("trays") or ()},
+        conditions=tuple(msgspec.convert(condition, Condition) for condition in conditions),
     )
 
 
@@ -105,7 +105,7 @@ def record_plan(record: GangRecord, gang: Gang, plan: GangPlan, site: PlacementS
     """Record a plan: one write, which fails if anybody has changed the record since it was read."""
     mine = set(_reserved_trays(plan))
     cliques = [
-        {"name": one.name, "clique": one.clique} for one in site.trays if one.name in mine and one.clique
+        {"name": tray.name, "clique": tray.clique} for tray in site.trays if tray.name in mine and tray.clique
     ]
     spec = {"gang": msgspec.to_builtins(gang), "plan": msgspec.to_builtins(plan), "trays": cliques}
     return _patch_spec(record, spec)
@@ -119,14 +119,16 @@ def withdraw_plan(record: GangRecord) -> PatchObject:
 def reduce_plan(record: GangRecord, plan: GangPlan) -> PatchObject:
     """Record what is left of a plan when trays of it are given back."""
     cliques = [
-        {"name": one, "clique": record.cliques[one]} for one in _reserved_trays(plan) if one in record.cliques
+        {"name": tray, "clique": record.cliques[tray]}
+        for tray in _reserved_trays(plan)
+        if tray in record.cliques
     ]
     return _patch_spec(record, {"plan": msgspec.to_builtins(plan), "trays": cliques})
 
 
 def close_record(record: GangRecord) -> tuple[PatchObject, DeleteObject]:
     """End the record; its finalizer goes first, so that whoever deletes it sees it go."""
-    left = [one for one in record.finalizers if one != spec.GANG_FINALIZER]
+    left = [finalizer for finalizer in record.finalizers if finalizer != spec.GANG_FINALIZER]
     meta = {"resourceVersion": record.resource_version, "finalizers": left}
     return _patch_record(record, {"metadata": meta}), DeleteObject(
         kind=GANG_PLAN, namespace=record.key.namespace, name=record.key.name, uid=record.uid
@@ -135,7 +137,7 @@ def close_record(record: GangRecord) -> tuple[PatchObject, DeleteObject]:
 
 def gang_status_json(conditions: tuple[Condition, ...]) -> Object:
     """The status as it is written."""
-    return {"conditions": [msgspec.to_builtins(one) for one in conditions]}
+    return {"conditions": [msgspec.to_builtins(condition) for condition in conditions]}
 
 
 def _reserved_trays(plan: GangPlan) -> tuple[str, ...]:
@@ -176,7 +178,7 @@ class TrayNode(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def holders(self) -> tuple[str, ...]:
         """UIDs of the GangPlans for which it is reserved: at most one, unless a person added one."""
-        return tuple(one.value for one in self.taints if one.key == spec.GANG_TAINT)
+        return tuple(taint.value for taint in self.taints if taint.key == spec.GANG_TAINT)
 
     def is_lost(self, now: float, after: float) -> bool:
         """Whether it has not been ready for so many seconds."""
@@ -202,7 +204,7 @@ def reserve_tray(node: TrayNode, uid: str) -> PatchObject:
 def release_tray(node: TrayNode, uid: str) -> PatchObject:
     """Take this plan's taint off a node, and nobody else's."""
     return _with_taints(
-        node, tuple(one for one in node.taints if (one.key, one.value) != (spec.GANG_TAINT, uid))
+        node, tuple(taint for taint in node.taints if (taint.key, taint.value) != (spec.GANG_TAINT, uid))
     )
 
 
@@ -215,7 +217,7 @@ def _with_taints(node: TrayNode, taints: tuple[NodeTaint, ...]) -> PatchObject:
     # The list is replaced whole: with the resourceVersion it cannot undo another writer's change.
     patch = {
         "metadata": {"resourceVersion": node.resource_version},
-        "spec": {"taints": [msgspec.to_builtins(one) for one in taints] or None},
+        "spec": {"taints": [msgspec.to_builtins(taint) for taint in taints] or None},
     }
     return PatchObject(kind=NODE, namespace=None, name=node.name, patch=patch)
 

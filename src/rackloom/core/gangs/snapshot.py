@@ -93,7 +93,7 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def living(self) -> tuple[GangMember, ...]:
         """Members that have not ended; those whose deletion is under way still hold their devices."""
-        return tuple(one for one in self.members if not one.ended)
+        return tuple(member for member in self.members if not member.ended)
 
     @property
     def let_go(self) -> tuple[GangMember, ...]:
@@ -113,7 +113,10 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def use(self) -> TrayUse:
         """What its seats are used for."""
-        pods = ((one.uid, one.tray, one.node, one.is_done, one.going, one.ended) for one in self.members)
+        pods = (
+            (member.uid, member.tray, member.node, member.is_done, member.going, member.ended)
+            for member in self.members
+        )
         return TrayUse(None if self.record is None else self.record.plan, frozenset(pods))
 
     def lost(self, after: float) -> tuple[str, ...]:
@@ -174,7 +177,7 @@ class NamespaceClaims:
 
 
 def _by_name(objects: Iterable[Object], namespace: str) -> dict[str, Object]:
-    return {one["metadata"]["name"]: one for one in objects if one["metadata"].get("namespace") == namespace}
+    return {obj["metadata"]["name"]: obj for obj in objects if obj["metadata"].get("namespace") == namespace}
 
 
 def _existing(objects: Mapping[str, Object], what: str, name: str) -> Object:
@@ -221,7 +224,7 @@ def gang_key_of(obj: Object) -> GangKey | None:
 def reserving_plans(node: Object) -> tuple[str, ...]:
     """UIDs of the plans whose taint a node carries."""
     taints = (node.get("spec") or {}).get("taints") or ()
-    return tuple(one.get("value", "") for one in taints if one["key"] == spec.GANG_TAINT)
+    return tuple(taint.get("value", "") for taint in taints if taint["key"] == spec.GANG_TAINT)
 
 
 def take_snapshot(seen: GangObjects, key: GangKey, now: float) -> GangSnapshot:
@@ -233,7 +236,7 @@ def take_snapshot(seen: GangObjects, key: GangKey, now: float) -> GangSnapshot:
         key=key,
         now=now,
         record=record,
-        members=tuple(read_member(one) for one in seen.pods(key)),
+        members=tuple(read_member(pod) for pod in seen.pods(key)),
         nodes=nodes,
         rivals=() if record is None else tuple(_competing_plans(seen, record, nodes)),
     )
@@ -242,7 +245,7 @@ def take_snapshot(seen: GangObjects, key: GangKey, now: float) -> GangSnapshot:
 def _plan_nodes(seen: GangObjects, record: GangRecord) -> dict[str, TrayNode]:
     named = (seen.node(name) for name in record.reserved)
     views = (read_tray_node(one) for one in (*named, *seen.held(record.uid)) if one is not None)
-    return {one.name: one for one in views}
+    return {view.name: view for view in views}
 
 
 def _competing_plans(
@@ -277,7 +280,7 @@ class ConfirmedGangObjects:
 
     def pods(self, key: GangKey) -> Sequence[Object]:
         """The pods of the gang."""
-        return [one for one in self._pods if gang_key_of(one) == key]
+        return [pod for pod in self._pods if gang_key_of(pod) == key]
 
 
 class ListedGangObjects:
@@ -315,7 +318,7 @@ class ListedGangObjects:
 
     def plan_of(self, uid: str) -> Object | None:
         """The GangPlan of a UID."""
-        return next((one for one in self._plans.values() if one["metadata"]["uid"] == uid), None)
+        return next((plan for plan in self._plans.values() if plan["metadata"]["uid"] == uid), None)
 
     def pods(self, key: GangKey) -> Sequence[Object]:
         """The pods of a gang."""

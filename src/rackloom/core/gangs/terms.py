@@ -73,7 +73,7 @@ class NodeRequirements(msgspec.Struct, frozen=True, omit_defaults=True):
     def closes(self, tray: PlacementTray, node: Object) -> PlacementTray:
         """The tray as members see it. Raises MalformedSelector."""
         taints = [
-            f"taint {one}" for one in blocking_taints(node, (*self.tolerations, _TOLERATES_RESERVATIONS))
+            f"taint {taint}" for taint in blocking_taints(node, (*self.tolerations, _TOLERATES_RESERVATIONS))
         ]
         unfit = list(unmet_requirements(self.rule, node))
         why = [*([] if tray.shut is None else [tray.shut]), *taints, *unfit]
@@ -84,11 +84,11 @@ def node_requirements(spec: Object) -> NodeRequirements:
     """Read the spec of a pod that is held."""
     tolerations = msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...])
     kept = (
-        one
-        for one in tolerations
-        if not one.key.startswith(_CONDITION_TAINT_PREFIX) and one.key != gangs_spec.GANG_TAINT
+        toleration
+        for toleration in tolerations
+        if not toleration.key.startswith(_CONDITION_TAINT_PREFIX) and toleration.key != gangs_spec.GANG_TAINT
     )
-    near = {str(one.get("topologyKey")) for one in required_terms(spec, "podAffinity")}
+    near = {str(term.get("topologyKey")) for term in required_terms(spec, "podAffinity")}
     return NodeRequirements(_require_labels(read_node_rule(spec), sorted(near)), tuple(dict.fromkeys(kept)))
 
 
@@ -103,8 +103,10 @@ def _require_labels(rule: NodeRule, keys: Sequence[str]) -> NodeRule:
         )
     terms = tuple(
         # An empty term selects no node, and must stay empty.
-        replace(one, match_expressions=(*one.match_expressions, *has)) if one != NodeSelectorTerm() else one
-        for one in rule.affinity.node_selector_terms
+        replace(term, match_expressions=(*term.match_expressions, *has))
+        if term != NodeSelectorTerm()
+        else term
+        for term in rule.affinity.node_selector_terms
     )
     return replace(rule, affinity=NodeSelector(node_selector_terms=terms))
 
@@ -113,7 +115,7 @@ def site_for_terms(
     site: PlacementSite, terms: Iterable[PlacementTerms | None], nodes: Mapping[str, Object]
 ) -> PlacementSite:
     """The site as it is to members with these terms, who may not go everywhere. Raises Refused."""
-    wheres = dict.fromkeys("" if one is None else one.where for one in terms)
+    wheres = dict.fromkeys("" if term is None else term.where for term in terms)
     return combine_sites(
         {text: PlacementSite(tuple(_trays_for_terms(site, text, nodes)), site.holds) for text in wheres}
     )
@@ -167,7 +169,7 @@ class _PodConstraints(msgspec.Struct, frozen=True):
 
 def separated_groups(groups: Mapping[str, Sequence[GangMember]]) -> dict[str, tuple[str, ...]]:
     """By group: those, perhaps itself, of which no member is on a tray with one of it."""
-    by_group = {name: [_member_constraints(one) for one in members] for name, members in groups.items()}
+    by_group = {name: [_member_constraints(member) for member in members] for name, members in groups.items()}
     everybody = [one for some in by_group.values() for one in some]
     read = set(_read_label_keys(everybody))
     likes = {name: _two_of_each_class(some, read) for name, some in by_group.items()}
@@ -181,7 +183,7 @@ def without_conflicting_trays(
 
     `nodes`: all of the cluster, since a pod on any of them may want its clique or its zone without members.
     """
-    mine = [_pod_constraints(one.obj, pod_identity(one.obj, HOST_KEY)) for one in members]
+    mine = [_pod_constraints(member.obj, pod_identity(member.obj, HOST_KEY)) for member in members]
     choosy = any(one.known.apart or one.ports for one in mine)
     theirs = [
         (pod["spec"]["nodeName"], _pod_constraints(pod, bound_pod_identity(pod, HOST_KEY)))
@@ -200,14 +202,16 @@ def without_conflicting_trays(
 
 def hard_spread_constraints(spec: Object) -> Iterator[Object]:
     """The constraints of a pod that keep it waiting where its like are not spread as it asks."""
-    for one in spec.get("topologySpreadConstraints") or ():
-        if one.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule":
-            yield one
+    for constraint in spec.get("topologySpreadConstraints") or ():
+        if constraint.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule":
+            yield constraint
 
 
 def _pod_constraints(pod: Object, seen: PodIdentity) -> _PodConstraints:
-    ports = (port for one in pod["spec"].get("containers") or () for port in one.get("ports") or ())
-    taken = ((one.get("protocol", "TCP"), one["hostPort"]) for one in ports if one.get("hostPort"))
+    ports = (
+        port for container in pod["spec"].get("containers") or () for port in container.get("ports") or ()
+    )
+    taken = ((port.get("protocol", "TCP"), port["hostPort"]) for port in ports if port.get("hostPort"))
     return _PodConstraints(seen, frozenset(taken))
 
 
@@ -215,8 +219,8 @@ def _member_constraints(member: GangMember) -> _PodConstraints:
     """With the pods that it is spread from: one on a node is as even as it gets."""
     found = _pod_constraints(member.obj, pod_identity(member.obj, HOST_KEY))
     spread = (
-        AntiAffinityTerm(selector=one.get("labelSelector"), namespaces=(), everywhere=False)
-        for one in hard_spread_constraints(member.obj["spec"])
+        AntiAffinityTerm(selector=constraint.get("labelSelector"), namespaces=(), everywhere=False)
+        for constraint in hard_spread_constraints(member.obj["spec"])
     )
     return replace(found, known=replace(found.known, apart=(*found.known.apart, *spread)))
 
@@ -313,7 +317,7 @@ def _selects_gang_only(term: JsonMapping, members: Sequence[GangMember]) -> bool
     named = selector.get("matchLabels") or {}
     owned = any(key in named and named[key] == labels.get(key) for key in _OWN_LABELS)
     inside = not term.get("namespaceSelector") and set(term.get("namespaces") or ()) <= {namespace}
-    return owned and inside and any(selector_matches(selector, one.pod.labels) for one in members)
+    return owned and inside and any(selector_matches(selector, member.pod.labels) for member in members)
 
 
 def _unsupported_anti_affinity(spec: Object) -> Iterator[tuple[str, str]]:
@@ -327,8 +331,8 @@ def _unsupported_anti_affinity(spec: Object) -> Iterator[tuple[str, str]]:
 
 
 def _unsupported_spread(spec: Object) -> Iterator[tuple[str, str]]:
-    for one in hard_spread_constraints(spec):
-        key, skew = one.get("topologyKey"), one.get("maxSkew")
+    for constraint in hard_spread_constraints(spec):
+        key, skew = constraint.get("topologyKey"), constraint.get("maxSkew")
         if key != HOST_KEY or skew != 1:
             fix = f"use ScheduleAnyway, or {HOST_KEY} with maxSkew 1: one member on a tray"
             yield f"topologySpreadConstraints by {key} with maxSkew {skew}", fix
@@ -358,8 +362,8 @@ def pod_terms(member: GangMember) -> PlacementTerms:
 def check_terms(members: Sequence[GangMember], clique_label: str, *, is_together: bool) -> None:
     """Raise Refused for rules that a gang is not placed by, and where members of a group differ in theirs."""
     check_supported(members, clique_label, is_together=is_together)
-    for group in dict.fromkeys(one.group for one in members):
-        _shared_requirements([one for one in members if one.group == group])
+    for group in dict.fromkeys(member.group for member in members):
+        _shared_requirements([member for member in members if member.group == group])
 
 
 def _shared_requirements(group: Sequence[GangMember]) -> NodeRequirements:

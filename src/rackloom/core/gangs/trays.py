@@ -61,16 +61,16 @@ def running_site(objects: ClusterLists, settings: GangSettings) -> PlacementSite
     """The same without the plans: it holds for all gangs that are placed from one look."""
     published = _published_gpus(objects.slices)
     trays = (_read_tray(node, published, settings) for node in objects.nodes)
-    found = sorted((one for one in trays if one.gpus > 0), key=lambda one: (one.clique or "", one.name))
+    found = sorted((tray for tray in trays if tray.gpus > 0), key=lambda tray: (tray.clique or "", tray.name))
     size = {one.name: one.gpus for one in found}
     holds = (*_pod_holds(objects.pods, size), *_claim_holds(objects, size))
-    return PlacementSite(tuple(found), tuple(one for one in holds if one.tray in size))
+    return PlacementSite(tuple(found), tuple(hold for hold in holds if hold.tray in size))
 
 
 def with_reservations(running: PlacementSite, records: Iterable[GangRecord]) -> PlacementSite:
     """The trays that plans reserve are held too, whole."""
-    size = {one.name: one.gpus for one in running.trays}
-    planned = (one for one in _plan_holds(records, size) if one.tray in size)
+    size = {tray.name: tray.gpus for tray in running.trays}
+    planned = (hold for hold in _plan_holds(records, size) if hold.tray in size)
     return PlacementSite(running.trays, (*running.holds, *planned))
 
 
@@ -99,7 +99,9 @@ def holder_of_pod(pod: Object) -> str:
     if gang is not None:
         return gang.called
     owners = (
-        f"{one['kind']} {one['name']}" for one in meta.get("ownerReferences") or () if one.get("controller")
+        f"{reference['kind']} {reference['name']}"
+        for reference in meta.get("ownerReferences") or ()
+        if reference.get("controller")
     )
     return f"{meta['namespace']}/{next(owners, 'pod ' + meta['name'])}"
 
@@ -122,8 +124,8 @@ def _claim_users(claim: Object) -> Iterator[str]:
 def _published_gpus(slices: Iterable[Object]) -> Counter[str]:
     """GPUs that node plugins publish, by node."""
     found: Counter[str] = Counter()
-    for one in slices:
-        spec = one["spec"]
+    for slice_ in slices:
+        spec = slice_["spec"]
         if spec["driver"] == names.GPU_DRIVER and spec.get("nodeName"):
             found[spec["nodeName"]] += sum(_is_whole_gpu(device) for device in spec.get("devices") or ())
     return found
@@ -147,7 +149,7 @@ def _why_shut(node: Object) -> str | None:
     if (node.get("spec") or {}).get("unschedulable"):
         return "cordoned"
     conditions = (node.get("status") or {}).get("conditions") or ()
-    if not any((one["type"], one["status"]) == ("Ready", "True") for one in conditions):
+    if not any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions):
         return "not ready"
     return None
 
@@ -180,11 +182,11 @@ def _claim_holds(objects: ClusterLists, size: Mapping[str, int]) -> Iterator[Tra
 
 def _allocated_gpus(allocation: Object, size: Mapping[str, int]) -> Counter[str]:
     found: Counter[str] = Counter()
-    for one in (allocation.get("devices") or {}).get("results") or ():
-        if one["driver"] == names.GPU_DRIVER:
-            found[one["pool"]] += 1
-        elif is_imex_channel(one["driver"], one["device"]):
-            found[one["pool"]] += size.get(one["pool"], 0)
+    for result in (allocation.get("devices") or {}).get("results") or ():
+        if result["driver"] == names.GPU_DRIVER:
+            found[result["pool"]] += 1
+        elif is_imex_channel(result["driver"], result["device"]):
+            found[result["pool"]] += size.get(result["pool"], 0)
     return found
 
 
@@ -231,7 +233,9 @@ class TrayCountCache:
         A pool may span many trays, and each of them is told all of it.
         """
         before = self._states
-        self._states = {key: before[key] if before.get(key) == one else one for key, one in states.items()}
+        self._states = {
+            key: before[key] if before.get(key) == state else state for key, state in states.items()
+        }
         return self._states
 
     def furnish(
@@ -299,8 +303,8 @@ def with_claim_room(
     """
     if not kinds:
         return site
-    trays = {one.name for one in site.trays}
-    held = {(one.owner, one.tray) for one in site.holds}
+    trays = {tray.name for tray in site.trays}
+    held = {(hold.owner, hold.tray) for hold in site.holds}
     offers = _NodeDevices(objects, trays, {*held, *((mine, tray) for tray in trays)})
     return counted.furnish(site, kinds, offers.told(counted), offers.devices_on)
 
@@ -310,7 +314,7 @@ class _NodeDevices:
 
     def __init__(self, objects: ClusterLists, trays: Set[str], without: Set[tuple[str, str]]) -> None:
         self._classes = objects.classes
-        self._nodes = {name: one for one in objects.nodes if (name := one["metadata"]["name"]) in trays}
+        self._nodes = {name: node for node in objects.nodes if (name := node["metadata"]["name"]) in trays}
         self._pools = _slices_by_pool(objects.slices)
         self._reached = _pools_by_tray(self._pools, trays)
         self._taken = _allocated_devices(objects, self._pools, without)
@@ -336,7 +340,7 @@ class _NodeDevices:
         """
         names = [name for name in self._nodes if name in trays]
         keys = dict.fromkeys(key for name in names for key in self._reached.get(name, ()))
-        slices = (_without_metadata(one) for key in keys for one in self._pools[key])
+        slices = (_without_metadata(pool) for key in keys for pool in self._pools[key])
         return DraDevices(
             nodes=tuple(_readable((_node_with_labels(self._nodes[name]) for name in names), Node)),
             classes=tuple(_readable(map(_without_metadata, self._classes), DeviceClass)),
@@ -348,9 +352,9 @@ class _NodeDevices:
 def _slices_by_pool(slices: Iterable[Object]) -> dict[DevicePoolKey, list[Object]]:
     """The slices that name their node."""
     found: dict[DevicePoolKey, list[Object]] = {}
-    for one in slices:
-        if one["spec"].get("nodeName"):
-            found.setdefault((one["spec"]["driver"], one["spec"]["pool"]["name"]), []).append(one)
+    for slice_ in slices:
+        if slice_["spec"].get("nodeName"):
+            found.setdefault((slice_["spec"]["driver"], slice_["spec"]["pool"]["name"]), []).append(slice_)
     return found
 
 
@@ -378,10 +382,12 @@ def _allocated_devices(
     found: dict[str, list[Object]] = {}
     for claim, owner in holders_of_claims(objects):
         allocation = (claim.get("status") or {}).get("allocation") or {}
-        for one in (allocation.get("devices") or {}).get("results") or ():
-            node = on.get((one["driver"], one["pool"], one["device"]))
+        for result in (allocation.get("devices") or {}).get("results") or ():
+            node = on.get((result["driver"], result["pool"], result["device"]))
             if node is not None and (owner, node) not in without:
-                found.setdefault(node, []).append({key: one[key] for key in _RESULT_FIELDS if key in one})
+                found.setdefault(node, []).append(
+                    {key: result[key] for key in _RESULT_FIELDS if key in result}
+                )
     return found
 
 
@@ -436,7 +442,7 @@ class GangSite(msgspec.Struct, frozen=True, kw_only=True):
     def met(self, members: Iterable[GangMember], terms: Iterable[PlacementTerms | None]) -> PlacementSite:
         """The site as such members of the gang with these terms meet it. Raises Refused."""
         others = (pod for pod in self.objects.pods if gang_key_of(pod) != self.key)
-        nodes = {one["metadata"]["name"]: one for one in self.objects.nodes}
+        nodes = {node["metadata"]["name"]: node for node in self.objects.nodes}
         return site_for_terms(
             without_conflicting_trays(self.site, members, others, nodes.values()), terms, nodes
         )

@@ -131,7 +131,7 @@ def has_pod_ended(pod: Object) -> bool:
 def is_pod_ready(pod: Object) -> bool:
     """Whether its Ready condition holds."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def pod_claim_names(pod: Object) -> Iterator[str]:
@@ -141,7 +141,10 @@ def pod_claim_names(pod: Object) -> Iterator[str]:
     makes for extended resources (KEP-5004). A template without requests needs none.
     """
     status = pod.get("status") or {}
-    made = {one["name"]: one for one in status.get("resourceClaimStatuses") or ()}
+    made = {
+        resource_claim_status["name"]: resource_claim_status
+        for resource_claim_status in status.get("resourceClaimStatuses") or ()
+    }
     for wanted in pod["spec"].get("resourceClaims") or ():
         name = wanted.get("resourceClaimName") or made.get(wanted["name"], {}).get("resourceClaimName")
         if name:
@@ -160,7 +163,7 @@ def not_ready_since(node: Object) -> float | None:
     One that never said whether it is ready is not ready since it was made.
     """
     conditions = (node.get("status") or {}).get("conditions") or ()
-    ready: Object = next((one for one in conditions if one.get("type") == "Ready"), {})
+    ready: Object = next((condition for condition in conditions if condition.get("type") == "Ready"), {})
     if ready.get("status") == "True":
         return None
     since = ready.get("lastTransitionTime") or node["metadata"].get("creationTimestamp", "")

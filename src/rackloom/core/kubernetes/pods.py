@@ -121,7 +121,7 @@ class PodContainer(_ApiStruct, frozen=True, kw_only=True):
     @property
     def claims(self) -> frozenset[str]:
         """Names of the pod's claims that it uses."""
-        return frozenset(one.name for one in (self.resources.claims if self.resources else None) or ())
+        return frozenset(claim.name for claim in (self.resources.claims if self.resources else None) or ())
 
 
 class SelectorRequirement(_ApiStruct, frozen=True, kw_only=True):
@@ -270,7 +270,9 @@ class PodObject(_ApiStruct, frozen=True, kw_only=True):
     @property
     def owner(self) -> OwnerReference | None:
         """The controller that made it; None for a pod that a person made."""
-        return next((one for one in self.metadata.owner_references or () if one.controller), None)
+        return next(
+            (reference for reference in self.metadata.owner_references or () if reference.controller), None
+        )
 
     @property
     def gate_index(self) -> int | None:

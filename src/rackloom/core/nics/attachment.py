@@ -133,8 +133,8 @@ def _without_ipv6(host: LinkSettings) -> LinkSettings:
     """A pod that listens to routers learns from them what the host has learnt."""
     return msgspec.structs.replace(
         host,
-        addresses=tuple(one for one in host.addresses if not is_ipv6(one)),
-        routes=tuple(one for one in host.routes if not is_ipv6(one.destination)),
+        addresses=tuple(address for address in host.addresses if not is_ipv6(address)),
+        routes=tuple(route for route in host.routes if not is_ipv6(route.destination)),
     )
 
 
@@ -150,12 +150,16 @@ def _wanted_sysctls(wish: InterfaceConfig) -> dict[str, int]:
 
 def _merge_routes(config: NetworkConfig, host: LinkSettings | None) -> tuple[RouteConfig, ...]:
     """The claim's route wins over the host's to the same destination in the same table."""
-    known = {(one.destination, one.table): one for one in (*(host.routes if host else ()), *config.routes)}
+    known = {
+        (route.destination, route.table): route for route in (*(host.routes if host else ()), *config.routes)
+    }
     return tuple(known.values())
 
 
 def _merge_neighbors(config: NetworkConfig, host: LinkSettings | None) -> tuple[NeighborConfig, ...]:
-    known = {one.destination: one for one in (*(host.neighbors if host else ()), *config.neighbors)}
+    known = {
+        neighbor.destination: neighbor for neighbor in (*(host.neighbors if host else ()), *config.neighbors)
+    }
     return tuple(known.values())
 
 
@@ -205,7 +209,7 @@ class NetworkLink(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_link(links: tuple[NetworkLink, ...], wanted: LinkIdentity) -> NetworkLink | None:
     """The link that `wanted` tells of, whatever it is called now."""
-    return next((one for one in links if _is_link(one, wanted)), None)
+    return next((link for link in links if _is_link(link, wanted)), None)
 
 
 def _is_link(link: NetworkLink, wanted: LinkIdentity) -> bool:

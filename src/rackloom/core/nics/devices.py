@@ -133,17 +133,17 @@ class HostNic(msgspec.Struct, frozen=True, kw_only=True):
 
 def host_nics(seen: NicSnapshot, *, moves_ipoib: bool = True) -> tuple[HostNic, ...]:
     """All NICs by name, the `excluded` ones with their reason."""
-    movable = [one for one in seen.links if moves_ipoib or one.link.encapsulation != _IPOIB]
+    movable = [link for link in seen.links if moves_ipoib or link.link.encapsulation != _IPOIB]
     links = {one.link.name: one for one in movable}
     excluded = {interface.name: interface.excluded for interface in seen.machine.interfaces}
     of_nics = [_host_nic(seen, nic, links) for nic in seen.machine.nics]
-    taken = {one.on.link.name for one in of_nics if one.on is not None}
+    taken = {nic.on.link.name for nic in of_nics if nic.on is not None}
     others = (
         HostNic(name=device_name(pci_address=None, interface=name), on=on, excluded=excluded.get(name))
         for name, on in links.items()
         if name not in taken
     )
-    return tuple(sorted((*of_nics, *others), key=lambda one: one.name))
+    return tuple(sorted((*of_nics, *others), key=lambda nic: nic.name))
 
 
 def device_name(*, pci_address: str | None, interface: str) -> str:
@@ -212,20 +212,20 @@ _IS_RDMA = DeviceAttribute(bool_=True)
 
 
 def nic_device(
-    one: HostNic, seen: NicSnapshot, names: PciNames, partner: GpuPartner | None, rail: int | None
+    host_nic: HostNic, seen: NicSnapshot, names: PciNames, partner: GpuPartner | None, rail: int | None
 ) -> Device:
     """The device that stands for a NIC in the slice."""
     known: dict[str, AttributeValue] = {
-        **_of_link(one),
-        **_of_function(one, seen, names),
-        **_of_rdma(one),
-        **_of_place(one),
+        **_of_link(host_nic),
+        **_of_function(host_nic, seen, names),
+        **_of_rdma(host_nic),
+        **_of_place(host_nic),
         **_of_partner(partner),
         "rail": rail,
     }
     kept = {name: _device_attribute(value) for name, value in known.items() if value is not None}
     return Device(
-        name=one.name, attributes={name: value for name, value in kept.items() if value is not None}
+        name=host_nic.name, attributes={name: value for name, value in kept.items() if value is not None}
     )
 
 
@@ -248,11 +248,11 @@ def _device_attribute(value: str | int | bool) -> DeviceAttribute | None:
     return DeviceAttribute(string=value) if len(value.encode()) <= LONGEST_TEXT else None
 
 
-def _of_link(one: HostNic) -> dict[str, AttributeValue]:
-    if one.on is None:
+def _of_link(host_nic: HostNic) -> dict[str, AttributeValue]:
+    if host_nic.on is None:
         return {}
-    link = one.on.link
-    v6 = [address for address in one.on.addresses if ":" in address]
+    link = host_nic.on.link
+    v6 = [address for address in host_nic.on.addresses if ":" in address]
     return {
         "ifName": link.name,
         "mac": link.mac,
@@ -261,18 +261,18 @@ def _of_link(one: HostNic) -> dict[str, AttributeValue]:
         "alias": link.alias,
         "state": link.state,
         "type": link.kind or "device",
-        "ipv4": join_within_limit(set(one.on.addresses) - set(v6)),
+        "ipv4": join_within_limit(set(host_nic.on.addresses) - set(v6)),
         "ipv6": join_within_limit(v6),
-        "ebpf": bool(one.on.programs),
-        "tcFilterNames": join_within_limit(one.on.programs.tc),
-        "tcxProgramNames": join_within_limit(one.on.programs.tcx),
+        "ebpf": bool(host_nic.on.programs),
+        "tcFilterNames": join_within_limit(host_nic.on.programs.tc),
+        "tcxProgramNames": join_within_limit(host_nic.on.programs.tcx),
     }
 
 
-def _of_function(one: HostNic, seen: NicSnapshot, names: PciNames) -> dict[str, AttributeValue]:
-    function = one.function
+def _of_function(host_nic: HostNic, seen: NicSnapshot, names: PciNames) -> dict[str, AttributeValue]:
+    function = host_nic.function
     if function is None:
-        return {"virtual": one.nic is None, "sriov": False}
+        return {"virtual": host_nic.nic is None, "sriov": False}
     sriov = function.most_vfs > 0
     return {
         "virtual": False,
@@ -286,28 +286,28 @@ def _of_function(one: HostNic, seen: NicSnapshot, names: PciNames) -> dict[str, 
     }
 
 
-def _of_rdma(one: HostNic) -> dict[str, AttributeValue]:
-    if one.rdma is None:
-        return {"rdma": False, "linkSpeedGbps": None if one.nic is None else one.nic.line_rate_gbps}
-    states = {port.state for port in one.rdma.ports}
+def _of_rdma(host_nic: HostNic) -> dict[str, AttributeValue]:
+    if host_nic.rdma is None:
+        return {"rdma": False, "linkSpeedGbps": None if host_nic.nic is None else host_nic.nic.line_rate_gbps}
+    states = {port.state for port in host_nic.rdma.ports}
     return {
         "rdma": True,
-        "rdmaDevice": one.rdma.name,
+        "rdmaDevice": host_nic.rdma.name,
         "rdmaState": "active" if "active" in states else next(iter(sorted(states)), None),
-        "linkLayer": join_within_limit({port.link_layer for port in one.rdma.ports}),
-        "linkSpeedGbps": None if one.nic is None else one.nic.line_rate_gbps,
+        "linkLayer": join_within_limit({port.link_layer for port in host_nic.rdma.ports}),
+        "linkSpeedGbps": None if host_nic.nic is None else host_nic.nic.line_rate_gbps,
     }
 
 
-def _of_place(one: HostNic) -> dict[str, AttributeValue]:
+def _of_place(host_nic: HostNic) -> dict[str, AttributeValue]:
     """A NUMA node that is not known must be absent: -1 would match other unknown ones."""
-    if one.nic is None:
+    if host_nic.nic is None:
         return {}
-    numa = numa_of(one.nic)
+    numa = numa_of(host_nic.nic)
     return {
         "numaNode": numa,
         f"{STANDARD_DOMAIN}/numaNode": numa,
-        f"{STANDARD_DOMAIN}/pcieRoot": None if one.nic.pcie is None else one.nic.pcie.root,
+        f"{STANDARD_DOMAIN}/pcieRoot": None if host_nic.nic.pcie is None else host_nic.nic.pcie.root,
     }
 
 

@@ -258,13 +258,13 @@ LEAST_RENEWAL_SECONDS = 60.0
 def read_grant(told: Any) -> DhcpGrant:
     """The use of an acknowledgement. Raises `KeyError` and `ValueError`."""
     options = told.dhcp["options"]
-    one = ipaddress.IPv4Interface(f"{told.dhcp['yiaddr']}/{options['subnet_mask']}")
+    ipv4_interface = ipaddress.IPv4Interface(f"{told.dhcp['yiaddr']}/{options['subnet_mask']}")
     seconds = _unsigned(options["lease_time"])
     if not seconds:
         raise ValueError("its lease lasts no time")
     renew, rebind = renewal_times(seconds, options.get("renewal_time"), options.get("rebinding_time"))
     return DhcpGrant(
-        address=str(one),
+        address=str(ipv4_interface),
         server=options["server_id"],
         server_mac=told.eth_src,
         seconds=seconds,

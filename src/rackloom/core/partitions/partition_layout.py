@@ -53,9 +53,9 @@ def read_desired_partitions(intent: DomainIntent) -> DesiredPartitions:
     """Sort the assignments of `intent` into those that can be served and those that cannot be."""
     partitions: dict[int, set[str]] = defaultdict(set)
     tenants: dict[str, set[str]] = defaultdict(set)
-    for one in intent.assignments:
-        partitions[one.guid].add(one.logical_partition)
-        tenants[one.logical_partition].add(one.tenant)
+    for assignment in intent.assignments:
+        partitions[assignment.guid].add(assignment.logical_partition)
+        tenants[assignment.logical_partition].add(assignment.tenant)
     wanted: dict[int, str] = {}
     contradictory: dict[int, str] = {}
     for guid in sorted(partitions):
@@ -113,12 +113,14 @@ def read_layout(
         elif _is_site_partition(partition, recorded):
             named[recorded[partition.name]].append(partition)
     ours = [
-        one for wanted, standing in named.items() for one in _site_partitions_of(wanted, standing, wishes)
+        site_partition
+        for wanted, standing in named.items()
+        for site_partition in _site_partitions_of(wanted, standing, wishes)
     ]
     held = frozenset(guid for partition in observation.partitions for guid in partition.members)
     return PartitionLayout(
-        ours=tuple(sorted(ours, key=lambda one: one.partition.id)),
-        home={one.logical_partition: one for one in ours if one.is_home},
+        ours=tuple(sorted(ours, key=lambda our: our.partition.id)),
+        home={our.logical_partition: our for our in ours if our.is_home},
         default=default,
         untouchable=foreign_partitions(intent, observation),
         held=held,
@@ -206,7 +208,9 @@ def with_tray_partitions(
 
 def _gpus_in_tray_partitions(intent: DomainIntent, observation: DomainObservation) -> frozenset[int]:
     names = {one.name for one in intent.owned if is_tray_partition(one.logical_partition)}
-    return frozenset(guid for one in observation.partitions if one.name in names for guid in one.members)
+    return frozenset(
+        guid for partition in observation.partitions if partition.name in names for guid in partition.members
+    )
 
 
 def _partitions_left_for_trays(
@@ -217,5 +221,9 @@ def _partitions_left_for_trays(
     if limit is None:
         return None
     names = {one.name for one in intent.owned}
-    others = [one for one in observation.partitions if one.name not in names or not one.guid_based]
+    others = [
+        partition
+        for partition in observation.partitions
+        if partition.name not in names or not partition.guid_based
+    ]
     return max(0, limit - len(others) - len(set(wishes.partition_of.values())))

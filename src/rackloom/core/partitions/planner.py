@@ -99,7 +99,7 @@ def make_plan(
 def _not_refused(
     refused: Mapping[PartitionOperation, str], operations: list[PartitionOperation]
 ) -> list[PartitionOperation]:
-    return [one for one in operations if one not in refused]
+    return [operation for operation in operations if operation not in refused]
 
 
 # Why a GPU cannot join its partition, and what would unblock it.
@@ -152,13 +152,13 @@ def _partition_text(operation: PartitionOperation) -> str:
 def _gpus_touched(
     operations: Collection[PartitionOperation], observation: DomainObservation
 ) -> frozenset[int]:
-    members = {one.id: one.members for one in observation.partitions}
+    members = {partition.id: partition.members for partition in observation.partitions}
     touched: frozenset[int] = frozenset()
-    for one in operations:
-        if isinstance(one, DeletePartition):
-            touched |= members.get(one.partition_id, frozenset())
+    for operation in operations:
+        if isinstance(operation, DeletePartition):
+            touched |= members.get(operation.partition_id, frozenset())
         else:
-            touched |= frozenset(one.guids)
+            touched |= frozenset(operation.guids)
     return touched
 
 
@@ -223,28 +223,28 @@ def plan_removals(
     # A GPU that is gone for good (its tray was swapped) is on no machine any more. Its name in a partition of
     # ours was put there by the site, and would keep other GPUs from joining for ever.
     touchable = intent.managed | layout.absent
-    planned = [_removal_from_site_partition(one, touchable, wishes, blockers) for one in layout.ours]
+    planned = [_removal_from_site_partition(our, touchable, wishes, blockers) for our in layout.ours]
     if layout.default:
         planned.append(_removal_from_default(layout.default, intent, wishes, blockers))
     return [operation for operation in planned if operation]
 
 
 def _removal_from_site_partition(
-    one: SitePartition, touchable: frozenset[int], wishes: DesiredPartitions, blockers: BlockerSet
+    site_partition: SitePartition, touchable: frozenset[int], wishes: DesiredPartitions, blockers: BlockerSet
 ) -> PartitionOperation | None:
-    excess = one.partition.members - one.wanted
-    _block_unmanaged(one.partition, excess - touchable, blockers)
+    excess = site_partition.partition.members - site_partition.wanted
+    _block_unmanaged(site_partition.partition, excess - touchable, blockers)
     leaving = (excess & touchable) - wishes.contradictory.keys()
-    if leaving == one.partition.members and not _waits_for_gpus(one, wishes):
-        return DeletePartition(partition_id=one.partition.id, name=one.partition.name)
-    return _remove_gpus(one.partition, leaving)
+    if leaving == site_partition.partition.members and not _waits_for_gpus(site_partition, wishes):
+        return DeletePartition(partition_id=site_partition.partition.id, name=site_partition.partition.name)
+    return _remove_gpus(site_partition.partition, leaving)
 
 
-def _waits_for_gpus(one: SitePartition, wishes: DesiredPartitions) -> bool:
+def _waits_for_gpus(site_partition: SitePartition, wishes: DesiredPartitions) -> bool:
     """Whether an empty partition is to be filled."""
-    if one.partition.members or not one.is_home:
+    if site_partition.partition.members or not site_partition.is_home:
         return False
-    return one.logical_partition in wishes.partition_of.values()
+    return site_partition.logical_partition in wishes.partition_of.values()
 
 
 def _removal_from_default(

@@ -89,9 +89,9 @@ class _SafetyRules:
         self.owner_of = {one.name: one.logical_partition for one in intent.owned}
         self.claims: dict[int, set[tuple[str, str]]] = defaultdict(set)
         self.tenants: dict[str, set[str]] = defaultdict(set)
-        for one in intent.assignments:
-            self.claims[one.guid].add((one.logical_partition, one.tenant))
-            self.tenants[one.logical_partition].add(one.tenant)
+        for assignment in intent.assignments:
+            self.claims[assignment.guid].add((assignment.logical_partition, assignment.tenant))
+            self.tenants[assignment.logical_partition].add(assignment.tenant)
 
     def allow_removal(self, operation: RemoveGpus | DeletePartition, before: DomainObservation) -> None:
         """S4, S5: only ours, only managed GPUs, and none that is wanted right there."""
@@ -171,8 +171,8 @@ class _SafetyRules:
 
     def _stands_elsewhere(self, owner: str, target: ObservedPartition, before: DomainObservation) -> bool:
         return any(
-            one.id != target.id and one.guid_based and self.owner_of.get(one.name) == owner
-            for one in before.partitions
+            partition.id != target.id and partition.guid_based and self.owner_of.get(partition.name) == owner
+            for partition in before.partitions
         )
 
     def _require_managed(self, guids: frozenset[int]) -> None:
@@ -182,9 +182,9 @@ class _SafetyRules:
 
 def _changed_partition(observation: DomainObservation, operation: PartitionOperation) -> ObservedPartition:
     wanted = None if isinstance(operation, CreatePartition) else operation.partition_id
-    for one in observation.partitions:
-        if one.name == operation.name and wanted in (None, one.id):
-            return one
+    for partition in observation.partitions:
+        if partition.name == operation.name and wanted in (None, partition.id):
+            return partition
     raise Refused(f"no partition is named {operation.name!r}")
 
 
@@ -202,7 +202,7 @@ def apply_operation(observation: DomainObservation, operation: PartitionOperatio
             partitions = _with_created(observation, operation)
         case DeletePartition():
             gone = _target_partition(observation, operation)
-            partitions = [one for one in observation.partitions if one is not gone]
+            partitions = [partition for partition in observation.partitions if partition is not gone]
         case AddGpus() | RemoveGpus():
             partitions = _with_edited(observation, operation)
     return msgspec.structs.replace(observation, partitions=tuple(partitions))
@@ -210,9 +210,9 @@ def apply_operation(observation: DomainObservation, operation: PartitionOperatio
 
 def _with_created(observation: DomainObservation, operation: CreatePartition) -> list[ObservedPartition]:
     _require_free(observation, operation.guids)
-    if any(one.name == operation.name for one in observation.partitions):
+    if any(partition.name == operation.name for partition in observation.partitions):
         raise Refused(f"a partition named {operation.name!r} stands already")
-    used = {one.id for one in observation.partitions}
+    used = {partition.id for partition in observation.partitions}
     made = ObservedPartition(
         id=next(number for number in range(1, len(used) + 2) if number not in used),
         name=operation.name,
@@ -235,15 +235,15 @@ def _with_edited(observation: DomainObservation, operation: AddGpus | RemoveGpus
     else:
         members = target.members - guids
     changed = msgspec.structs.replace(target, members=members)
-    return [changed if one is target else one for one in observation.partitions]
+    return [changed if partition is target else partition for partition in observation.partitions]
 
 
 def _target_partition(
     observation: DomainObservation, operation: AddGpus | RemoveGpus | DeletePartition
 ) -> ObservedPartition:
-    for one in observation.partitions:
-        if (one.id, one.name) == (operation.partition_id, operation.name):
-            return one
+    for partition in observation.partitions:
+        if (partition.id, partition.name) == (operation.partition_id, operation.name):
+            return partition
     raise Refused(f"no partition {operation.partition_id} is named {operation.name!r}")
 
 
@@ -251,9 +251,9 @@ def _require_free(observation: DomainObservation, guids: tuple[int, ...]) -> Non
     wanted = _require_distinct(guids)
     if missing := wanted - {gpu.guid for gpu in observation.gpus}:
         raise Refused(f"the controller does not list {_guid_text(missing)}")
-    for one in observation.partitions:
-        if taken := wanted & one.members:
-            raise Refused(f"{_guid_text(taken)} already in partition {one.name!r}")
+    for partition in observation.partitions:
+        if taken := wanted & partition.members:
+            raise Refused(f"{_guid_text(taken)} already in partition {partition.name!r}")
 
 
 def _require_distinct(guids: tuple[int, ...]) -> frozenset[int]:

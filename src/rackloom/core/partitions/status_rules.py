@@ -164,9 +164,9 @@ def _not_drained(guid: int | None, since: float, facts: DomainFacts) -> str | No
     if reason is not None:
         return reason
     kept = [
-        one
-        for one in _partitions_of(guid, facts)
-        if one.id == DEFAULT_PARTITION_ID or _is_of_tray(one, facts)
+        partition
+        for partition in _partitions_of(guid, facts)
+        if partition.id == DEFAULT_PARTITION_ID or _is_of_tray(partition, facts)
     ]
     return _with_blocker(f"the GPU is still in partition {_names(kept)}", guid, facts) if kept else None
 

@@ -85,7 +85,7 @@ def _capacity_by_node(
 
 def _fleet_with(devices: DraDevices, in_use: AllocationsByNode) -> Fleet:
     """Slices that name no node (a clique's channels) are served wherever the clique is."""
-    slices = [one for one in devices.slices if one.spec.node_name]
+    slices = [slice_ for slice_ in devices.slices if slice_.spec.node_name]
     fleet = Fleet(devices.nodes, devices.classes, slices)
     for node, results in in_use.items():
         fleet.occupy(node, results)
@@ -96,7 +96,7 @@ def _lasting_allocations(
     site: PlacementSite, devices: DraDevices, labels: SchedulerLabels
 ) -> AllocationsByNode:
     """What is in use on a tray by those who have none of its GPUs: moves and preemption do not free it."""
-    held = {(one.owner, one.tray) for one in site.holds}
+    held = {(hold.owner, hold.tray) for hold in site.holds}
     users = devices.users(labels)
     by_owner: dict[str, list[ResourceClaim]] = {}
     for claim, user in zip(devices.claims, users, strict=True):
@@ -112,11 +112,11 @@ def _lasting_allocations(
 def _all_devices(devices: DraDevices) -> dict[str, AllocationResult]:
     """All devices of each node, as a claim for all of them would have them."""
     found: dict[str, list[DeviceResult]] = {}
-    for one in devices.slices:
-        pool = one.spec.pool.name
-        found.setdefault(one.spec.node_name or "", []).extend(
-            DeviceResult(request="", driver=one.spec.driver, pool=pool, device=device.name)
-            for device in one.spec.devices
+    for slice_ in devices.slices:
+        pool = slice_.spec.pool.name
+        found.setdefault(slice_.spec.node_name or "", []).extend(
+            DeviceResult(request="", driver=slice_.spec.driver, pool=pool, device=device.name)
+            for device in slice_.spec.devices
         )
     return {
         node: AllocationResult(devices=DeviceAllocationResult(results=tuple(results)))
@@ -127,16 +127,18 @@ def _all_devices(devices: DraDevices) -> dict[str, AllocationResult]:
 def _allocations_by_node(devices: DraDevices, claims: Iterable[ResourceClaim]) -> AllocationsByNode:
     names = {node.metadata.name for node in devices.nodes}
     nodes = {
-        (one.spec.driver, one.spec.pool.name, device.name): one.spec.node_name
-        for one in devices.slices
-        if one.spec.node_name in names
-        for device in one.spec.devices
+        (slice_.spec.driver, slice_.spec.pool.name, device.name): slice_.spec.node_name
+        for slice_ in devices.slices
+        if slice_.spec.node_name in names
+        for device in slice_.spec.devices
     }
     found: AllocationsByNode = {}
     for claim in claims:
         if claim.status.allocation is not None:
             results = claim.status.allocation.devices.results
-            for node in {nodes.get((one.driver, one.pool, one.device)) for one in results} - {None}:
+            for node in {nodes.get((result.driver, result.pool, result.device)) for result in results} - {
+                None
+            }:
                 found.setdefault(node or "", []).append(claim.status.allocation)
     return found
 

@@ -293,14 +293,14 @@ def _fewer_members(ground: SiteCapacity, gang: Gang) -> Iterator[tuple[str, Gang
     if gang.segment is None:
         most = max(capacities, default=0)
     else:
-        most = sum(one // gang.segment * gang.segment for one in capacities)
+        most = sum(capacity // gang.segment * gang.segment for capacity in capacities)
     least = max(0, most - min(gang.spares, _largest_clique(ground)) - 1)
     for members in range(min(most, only.members - 1), least, -1):
         yield f"ask for {members} {only.name} instead of {only.members}", _with_members(gang, only, members)
 
 
 def _with_members(gang: Gang, only: GangGroup, members: int) -> Gang:
-    groups = tuple(replace(one, members=members) if one is only else one for one in gang.groups)
+    groups = tuple(replace(group, members=members) if group is only else group for group in gang.groups)
     return replace(gang, groups=groups)
 
 
@@ -354,7 +354,7 @@ def preempt_jobs(
     if not gang.preempts:
         return None
     lower = [
-        unit for unit in movable_units(clique) if all(one.priority < gang.priority for one in unit.holds)
+        unit for unit in movable_units(clique) if all(hold.priority < gang.priority for hold in unit.holds)
     ]
     return _end_jobs(site, clique, gang, effort, lower, "preempt {} (lower priority, {} GPUs)")
 

@@ -97,7 +97,7 @@ def claims_by_kind(
                 nearest_fix="add its ResourceClaimTemplate, or the ComputeDomain that makes it, to the files",
             )
         claims = (known[namespace, name] for name in names)
-        if taking := tuple(one for one in claims if claims_devices(one)):
+        if taking := tuple(claim for claim in claims if claims_devices(claim)):
             found[claim_kind(job, team)] = taking
     return found
 
@@ -141,7 +141,7 @@ def _where_by_group(serious: Sequence[JobGroup], avoided: AvoidedTrays) -> dict[
     if len(kinds) < 2:
         return {}
     return {
-        team.name: next(one.name for one in kinds if _may_use_same_trays(one, team, avoided))
+        team.name: next(kind.name for kind in kinds if _may_use_same_trays(kind, team, avoided))
         for team in serious
     }
 
@@ -150,14 +150,14 @@ def _distinct_groups(serious: Sequence[JobGroup], avoided: AvoidedTrays) -> list
     """The first team of each kind that sees the site its own way."""
     kinds: list[JobGroup] = []
     for team in serious:
-        if not any(_may_use_same_trays(one, team, avoided) for one in kinds):
+        if not any(_may_use_same_trays(kind, team, avoided) for kind in kinds):
             kinds.append(team)
     return kinds
 
 
-def _may_use_same_trays(one: JobGroup, other: JobGroup, avoided: AvoidedTrays) -> bool:
+def _may_use_same_trays(job_group: JobGroup, other: JobGroup, avoided: AvoidedTrays) -> bool:
     """Whether both may use the same trays."""
-    return one.need.may_use_what(other.need) and avoided.get(one.name) == avoided.get(other.name)
+    return job_group.need.may_use_what(other.need) and avoided.get(job_group.name) == avoided.get(other.name)
 
 
 def _anti_affinity_by_group(serious: Sequence[JobGroup]) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -166,10 +166,10 @@ def _anti_affinity_by_group(serious: Sequence[JobGroup]) -> dict[str, tuple[str,
         return {}
     likes: list[JobGroup] = []
     for team in serious:
-        if not any(one.known == team.known for one in likes):
+        if not any(like.known == team.known for like in likes):
             likes.append(team)
-    foes = {one.name: tuple(other.name for other in likes if one.known.bars(other.known)) for one in likes}
-    alike = {team.name: next(one.name for one in likes if one.known == team.known) for team in serious}
+    foes = {like.name: tuple(other.name for other in likes if like.known.bars(other.known)) for like in likes}
+    alike = {team.name: next(like.name for like in likes if like.known == team.known) for team in serious}
     return {name: (like, foes[like]) for name, like in alike.items() if foes[like]}
 
 

@@ -93,7 +93,10 @@ def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays]) -> Tr
 
 def _choose(request: TrayRequest, domains: Sequence[DomainFreeTrays]) -> TrayChoice | str:
     """A placement, or why there is none."""
-    rooms = [_FreeTrays(one.domain, one.free(allow_sick=request.allow_sick), one.members) for one in domains]
+    rooms = [
+        _FreeTrays(domain.domain, domain.free(allow_sick=request.allow_sick), domain.members)
+        for domain in domains
+    ]
     ordered = sorted(rooms, key=lambda room: _preference(room, request.trays))
     if request.beside_members:
         return _beside_members(request.trays, ordered)
@@ -185,8 +188,8 @@ def _unhealthy_passed_over(request: TrayRequest, domains: Sequence[DomainFreeTra
         return ""
     sick = sorted(
         f"{tray.tray} ({tray.sick})"
-        for one in domains
-        for tray in one.trays
+        for domain in domains
+        for tray in domain.trays
         if tray.sick is not None and tray.shut is None
     )
     more = [f"{len(sick) - MAX_NAMED_TRAYS} more"] if len(sick) > MAX_NAMED_TRAYS else []

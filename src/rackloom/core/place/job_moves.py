@@ -79,7 +79,7 @@ class JobMove(msgspec.Struct, frozen=True):
 
     def gain(self) -> str:
         """In words, the holes before and after it; empty where there are as many."""
-        return ", ".join(f"holes of {one.trays} trays {one.before} -> {one.after}" for one in self.holes)
+        return ", ".join(f"holes of {hole.trays} trays {hole.before} -> {hole.after}" for hole in self.holes)
 
 
 def movable_units(site: PlacementSite) -> list[MovableUnit]:
@@ -203,7 +203,7 @@ def plan_drain(site: PlacementSite, tray: str) -> Rearrangement:
     site = with_trays_closed(site, [tray], "drained")
     elsewhere = [name for name in clique if clique[name] != clique[tray]]
     start, steps = site, list[MoveStep]()
-    for unit in (one for one in movable_units(site) if tray in one.trays):
+    for unit in (movable_unit for movable_unit in movable_units(site) if tray in movable_unit.trays):
         here = MovableUnit(unit.owner, tuple(hold for hold in unit.holds if hold.tray == tray))
         step = move_unit(site, here, [*elsewhere, *unit.trays], SearchBudget()) or move_unit(
             site, unit, [tray], SearchBudget()
@@ -231,7 +231,8 @@ def plan_defragmentation(site: PlacementSite) -> Rearrangement:
     for _ in range(MAX_EMPTIED_CLIQUES):
         now = steps[-1][0] if steps else site
         found = next(
-            (one for one in _emptied_cliques(now) if _free_regions(one[-1][0]) > _free_regions(now)), None
+            (clique for clique in _emptied_cliques(now) if _free_regions(clique[-1][0]) > _free_regions(now)),
+            None,
         )
         if found is None:
             break
@@ -252,7 +253,7 @@ def _rearrangement(site: PlacementSite, steps: Sequence[MoveStep]) -> Rearrangem
 
 def _emptied_cliques(site: PlacementSite) -> list[list[MoveStep]]:
     """Each clique emptied of what can move, the cheapest first."""
-    clique = {one.name: one.sharing for one in site.trays}
+    clique = {tray.name: tray.sharing for tray in site.trays}
     groups: dict[str, list[MovableUnit]] = {}
     for unit in movable_units(site):
         groups.setdefault(clique[unit.trays[0]], []).append(unit)

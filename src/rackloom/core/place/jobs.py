@@ -76,16 +76,16 @@ GroupReader = Callable[[JsonMapping], Iterator[tuple[str, int, ObjectPath, str]]
 
 def read_jobs(objects: Sequence[dict[str, Any]], labels: SchedulerLabels) -> list[Job]:
     """The jobs among the objects, in their order. Refused for a job that cannot be read."""
-    for one in objects:
-        if one.get("kind") in (*JOB_KINDS, "ComputeDomain"):
-            check_shape(one, PodShape if one["kind"] == "Pod" else OwnedShape, object_title(one))
+    for obj in objects:
+        if obj.get("kind") in (*JOB_KINDS, "ComputeDomain"):
+            check_shape(obj, PodShape if obj["kind"] == "Pod" else OwnedShape, object_title(obj))
     found, channels = [], channel_templates(objects)
-    for one in objects:
-        if one.get("kind") in _READERS:
-            with _refuse_malformed(object_title(one)):
-                found.append(_read_job(one, channels, labels))
+    for obj in objects:
+        if obj.get("kind") in _READERS:
+            with _refuse_malformed(object_title(obj)):
+                found.append(_read_job(obj, channels, labels))
     pods = [
-        one for one in objects if one.get("kind") == "Pod" and not (one.get("spec") or {}).get("nodeName")
+        obj for obj in objects if obj.get("kind") == "Pod" and not (obj.get("spec") or {}).get("nodeName")
     ]
     with _refuse_malformed("a Pod"):
         return [*found, *_gangs_of_pods(pods, channels, labels)]
@@ -96,7 +96,11 @@ def owner_of_pod(pod: JsonMapping, labels: SchedulerLabels) -> str:
     metadata = pod.get("metadata") or {}
     marks = metadata.get("labels") or {}
     named = next((marks[key] for key in (labels.gang, *_JOB_NAME_LABELS) if marks.get(key)), None)
-    controllers = [one["name"] for one in metadata.get("ownerReferences") or () if one.get("controller")]
+    controllers = [
+        reference["name"]
+        for reference in metadata.get("ownerReferences") or ()
+        if reference.get("controller")
+    ]
     return qualified_name(metadata, named or next(iter(controllers), object_name(metadata)))
 
 
@@ -153,7 +157,7 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
         if not isinstance(template, Mapping):
             raise Refused(f"{title} has no pod template at {_dotted_path(path)}", nearest_fix="add it")
         check_shape(template, PodShape, title, _dotted_path(path))
-        _check_members(f"{title}: {group}", members, sum(one.members for one in teams))
+        _check_members(f"{title}: {group}", members, sum(team.members for team in teams))
         need, made = read_pod_requirements(template, labels), controller_labels(kind, name, group)
         teams.append(
             JobGroup(
@@ -286,8 +290,8 @@ def _merge_alike(pods: Sequence[JobGroup]) -> tuple[JobGroup, ...]:
 
     By their labels they differ only where these say who may be together.
     """
-    first, choosy = pods[0], any(one.need.apart for one in pods)
-    if all(one.need == first.need and (not choosy or one.known == first.known) for one in pods):
+    first, choosy = pods[0], any(pod.need.apart for pod in pods)
+    if all(pod.need == first.need and (not choosy or pod.known == first.known) for pod in pods):
         return (replace(first, name="pod", members=len(pods)),)
     return tuple(pods)
 
@@ -295,10 +299,10 @@ def _merge_alike(pods: Sequence[JobGroup]) -> tuple[JobGroup, ...]:
 def channel_templates(objects: Sequence[JsonMapping]) -> set[TemplateName]:
     """The claim templates that ComputeDomains make: each pod gets an IMEX channel, whichever its node."""
     return {
-        (object_namespace(one.get("metadata") or {}), name)
-        for one in objects
-        if one.get("kind") == "ComputeDomain"
-        and isinstance(name := value_at(one, ("spec", "channel", "resourceClaimTemplate", "name")), str)
+        (object_namespace(obj.get("metadata") or {}), name)
+        for obj in objects
+        if obj.get("kind") == "ComputeDomain"
+        and isinstance(name := value_at(obj, ("spec", "channel", "resourceClaimTemplate", "name")), str)
     }
 
 

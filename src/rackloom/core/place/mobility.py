@@ -63,7 +63,7 @@ def restrict_moves(
                 kept[key] = _forbidden_nodes(spec, nodes)
             off[owner] = _union_if_known(off.get(owner, frozenset()), kept[key])
     foes = anti_affinity_peers(holds, nodes, pods, labels)
-    off |= {owner: _union_if_known(off.get(owner, frozenset()), one.nodes) for owner, one in foes.items()}
+    off |= {owner: _union_if_known(off.get(owner, frozenset()), foe.nodes) for owner, foe in foes.items()}
     return tuple(
         _restricted(hold, off.get(hold.owner, frozenset()), foes.get(hold.owner, AntiAffinityPeers()))
         if hold.movable
@@ -141,7 +141,7 @@ def anti_affinity_peers(
     if not holding:
         return {}
     everywhere = list(nodes)
-    likes = _like_pods([one for one in pods if is_bound_pod(one)], labels)
+    likes = _like_pods([pod for pod in pods if is_bound_pod(pod)], labels)
     book = _PeerIndex(
         holding, TopologyDomains(everywhere), frozenset(one["metadata"]["name"] for one in everywhere)
     )

@@ -171,7 +171,11 @@ def _why_closed(node: JsonMapping, tolerations: tuple[Toleration, ...]) -> Itera
     taints = list(blocking_taints(node, tolerations))
     if (node.get("spec") or {}).get("unschedulable") or _CORDON_TAINT in taints:
         yield "cordoned"
-    ready = [one for one in (node.get("status") or {}).get("conditions") or () if one.get("type") == "Ready"]
+    ready = [
+        condition
+        for condition in (node.get("status") or {}).get("conditions") or ()
+        if condition.get("type") == "Ready"
+    ]
     if any(one.get("status") != "True" for one in ready) or any(taint in _UNREADY_TAINTS for taint in taints):
         yield "not ready"
     yield from (f"taint {taint}" for taint in taints if taint not in (_CORDON_TAINT, *_UNREADY_TAINTS))
@@ -221,10 +225,10 @@ class DraDevices(msgspec.Struct, frozen=True, kw_only=True):
     def gpus(self, labels: SchedulerLabels) -> dict[PublishedDeviceId, str]:
         """The node of every GPU; of a GPU in parts its parts are listed beside it, and are none."""
         return {
-            (one.spec.driver, one.spec.pool.name, device.name): one.spec.node_name
-            for one in self.slices
-            if one.spec.driver == labels.gpu_driver and one.spec.node_name
-            for device in one.spec.devices
+            (slice_.spec.driver, slice_.spec.pool.name, device.name): slice_.spec.node_name
+            for slice_ in self.slices
+            if slice_.spec.driver == labels.gpu_driver and slice_.spec.node_name
+            for device in slice_.spec.devices
             if _is_whole_gpu(device)
         }
 
@@ -262,7 +266,7 @@ def gpus_allocated(allocated: Iterable[AllocationResult], gpus: Container[Publis
 def claims_devices(claim: ResourceClaim) -> bool:
     """Whether it keeps anything from others: administrators do not."""
     requests = claim.spec.devices.requests
-    return any(one.exactly is None or not one.exactly.admin_access for one in requests)
+    return any(request.exactly is None or not request.exactly.admin_access for request in requests)
 
 
 def _is_whole_gpu(device: Device) -> bool:
@@ -278,13 +282,13 @@ def is_imex_channel(driver: str, device: str) -> bool:
 def _channel_nodes(claim: ResourceClaim) -> list[str]:
     """The nodes of which it has the channel."""
     results = claim.status.allocation.devices.results if claim.status.allocation else ()
-    return [one.pool for one in results if is_imex_channel(one.driver, one.device)]
+    return [result.pool for result in results if is_imex_channel(result.driver, result.device)]
 
 
 def _gpus_held(claim: ResourceClaim, nodes: Mapping[PublishedDeviceId, str]) -> Counter[str]:
     results = claim.status.allocation.devices.results if claim.status.allocation else ()
-    devices = ((one.driver, one.pool, one.device) for one in results if not one.admin_access)
-    return Counter(nodes[one] for one in devices if one in nodes)
+    devices = ((result.driver, result.pool, result.device) for result in results if not result.admin_access)
+    return Counter(nodes[device] for device in devices if device in nodes)
 
 
 def _claim_user(

@@ -167,7 +167,9 @@ def _best_option(
 ) -> tuple[PackingState, ItemCliques | None]:
     """Where an item is best put, and the state then; `later` is what each state is worth."""
     options = list(_options(state, item))
-    return max(options, key=lambda one: _gain(item, one[0], state, one[1]) + later[_canonical(one[0])])
+    return max(
+        options, key=lambda option: _gain(item, option[0], state, option[1]) + later[_canonical(option[0])]
+    )
 
 
 def _reachable_states(

@@ -121,9 +121,9 @@ def _pod_specs(job: Job, team: JobGroup) -> Iterator[JsonMapping]:
     if team.template:
         yield value_at(job.objects[0], (*team.template, "spec")) or {}
         return
-    for one in job.objects:
-        if team.name in ("pod", object_name(one.get("metadata") or {})):
-            yield one.get("spec") or {}
+    for obj in job.objects:
+        if team.name in ("pod", object_name(obj.get("metadata") or {})):
+            yield obj.get("spec") or {}
 
 
 def _affinity_notes(job: Job, team: JobGroup, spec: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _selects_only_job(
     `rack-worker` is of the job `rack`; pods `rack-0` and `rack-1` are called after `rack`.
     """
     own = {*team.made, labels.gang, labels.job}
-    names = [job.name.rpartition("/")[2], *(object_name(one.get("metadata") or {}) for one in job.objects)]
+    names = [job.name.rpartition("/")[2], *(object_name(obj.get("metadata") or {}) for obj in job.objects)]
     return any(
         key in own or value.startswith(name) or (job.kind == "Pod" and name.startswith(value))
         for key, value in selector_values(selector)
@@ -165,14 +165,14 @@ def _anti_affinity_notes(team: JobGroup, spec: JsonMapping, labels: SchedulerLab
 
 
 def _other_notes(team: JobGroup, spec: JsonMapping) -> Iterator[str]:
-    for one in spec.get("topologySpreadConstraints") or ():
-        if one.get("whenUnsatisfiable") != "ScheduleAnyway":
-            key, skew = one.get("topologyKey"), one.get("maxSkew")
+    for constraint in spec.get("topologySpreadConstraints") or ():
+        if constraint.get("whenUnsatisfiable") != "ScheduleAnyway":
+            key, skew = constraint.get("topologyKey"), constraint.get("maxSkew")
             yield (
                 f"topologySpreadConstraints of {team.name} by {key} (maxSkew {skew}) are not honoured:"
                 " members are not spread"
             )
-    ports = sorted({port for one in spec.get("containers") or () for port in _host_ports(one)})
+    ports = sorted({port for container in spec.get("containers") or () for port in _host_ports(container)})
     for port in ports:
         yield f"hostPort {port} of {team.name} is not honoured: two members may be on one tray"
     if team.template and spec.get("nodeName"):
@@ -180,14 +180,14 @@ def _other_notes(team: JobGroup, spec: JsonMapping) -> Iterator[str]:
 
 
 def _host_ports(container: JsonMapping) -> Iterable[int]:
-    return (one["hostPort"] for one in container.get("ports") or () if one.get("hostPort"))
+    return (port["hostPort"] for port in container.get("ports") or () if port.get("hostPort"))
 
 
 def _helper_notes(job: Job, plan: GangPlan) -> Iterator[str]:
     """A member without devices stands beside the first that has some, whatever keeps it off."""
     seats = {team.name: [seat.tray for seat in plan.seats if seat.group == team.name] for team in job.teams}
-    for helper in (one for one in job.teams if not one.need.takes_devices):
-        beside = [one.name for one in job.teams if one.known.bars(helper.known)]
+    for helper in (team for team in job.teams if not team.need.takes_devices):
+        beside = [team.name for team in job.teams if team.known.bars(helper.known)]
         here = [name for name in beside if name != helper.name and seats[helper.name][0] in seats[name]]
         if here or (helper.name in beside and helper.members > 1):
             yield (

@@ -99,14 +99,18 @@ def is_node_selected(spec: JsonMapping, node: JsonMapping) -> bool:
 def _node_selector_text(selector: NodeSelector) -> str:
     """`zone In b, or zone In c and name NotIn n1`."""
     terms = (
-        " and ".join(_requirement_text(one) for one in (*term.match_expressions, *term.match_fields))
+        " and ".join(
+            _requirement_text(expression) for expression in (*term.match_expressions, *term.match_fields)
+        )
         for term in selector.node_selector_terms
     )
-    return ", or ".join(one for one in terms if one)
+    return ", or ".join(term for term in terms if term)
 
 
-def _requirement_text(one: NodeSelectorRequirement) -> str:
-    return " ".join((one.key, one.operator, "/".join(one.values))).rstrip()
+def _requirement_text(selector_requirement: NodeSelectorRequirement) -> str:
+    return " ".join(
+        (selector_requirement.key, selector_requirement.operator, "/".join(selector_requirement.values))
+    ).rstrip()
 
 
 # Anti-affinity between pods.
@@ -216,7 +220,7 @@ class TopologyDomains:
 
     def __init__(self, nodes: Iterable[JsonMapping]) -> None:
         """`nodes`: node objects."""
-        self._labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in nodes}
+        self._labels = {node["metadata"]["name"]: node["metadata"].get("labels") or {} for node in nodes}
         self._sharing: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def around(self, node: str, by: Iterable[str]) -> Iterator[str]:
@@ -240,28 +244,36 @@ def selector_matches(selector: JsonMapping | None, labels: Mapping[str, str]) ->
     if selector is None:
         return False
     equal = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
-    return equal and all(_requirement_holds(one, labels) for one in selector.get("matchExpressions") or ())
+    return equal and all(
+        _requirement_holds(expression, labels) for expression in selector.get("matchExpressions") or ()
+    )
 
 
 def selector_values(selector: JsonMapping | None) -> Iterator[tuple[str, str]]:
     """Labels and values that a LabelSelector asks for."""
     yield from ((selector or {}).get("matchLabels") or {}).items()
-    for one in (selector or {}).get("matchExpressions") or ():
-        yield from ((one["key"], value) for value in one.get("values") or () if one["operator"] == "In")
+    for expression in (selector or {}).get("matchExpressions") or ():
+        yield from (
+            (expression["key"], value)
+            for value in expression.get("values") or ()
+            if expression["operator"] == "In"
+        )
 
 
 def selector_keys(selector: JsonMapping | None) -> Iterator[str]:
     """The labels that a LabelSelector asks about."""
     yield from (selector or {}).get("matchLabels") or {}
-    yield from (one["key"] for one in (selector or {}).get("matchExpressions") or ())
+    yield from (expression["key"] for expression in (selector or {}).get("matchExpressions") or ())
 
 
 def label_selector_text(selector: JsonMapping | None) -> str:
     """A LabelSelector in words."""
     equal = [f"{key}={value}" for key, value in ((selector or {}).get("matchLabels") or {}).items()]
     others = (
-        " ".join((one["key"], one["operator"], "/".join(one.get("values") or ()))).rstrip()
-        for one in (selector or {}).get("matchExpressions") or ()
+        " ".join(
+            (expression["key"], expression["operator"], "/".join(expression.get("values") or ()))
+        ).rstrip()
+        for expression in (selector or {}).get("matchExpressions") or ()
     )
     return " and ".join((*equal, *others)) or ("no pod" if selector is None else "every pod")
 
@@ -362,15 +374,15 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
 
 def gpus_of_pod(spec: JsonMapping, labels: SchedulerLabels) -> int:
     """GPUs that the containers are limited to; init containers run before them and share theirs."""
-    together = sum(_gpu_limit(one, labels) for one in spec.get("containers") or ())
-    return max([together, *(_gpu_limit(one, labels) for one in spec.get("initContainers") or ())])
+    together = sum(_gpu_limit(container, labels) for container in spec.get("containers") or ())
+    return max([together, *(_gpu_limit(container, labels) for container in spec.get("initContainers") or ())])
 
 
 def blocking_taints(node: JsonMapping, tolerations: tuple[Toleration, ...]) -> Iterator[str]:
     """Taints of a node that keep a pod off, as `key=value`."""
     for taint in (node.get("spec") or {}).get("taints") or ():
         if taint.get("effect") in ("NoSchedule", "NoExecute") and not any(
-            one.covers(taint) for one in tolerations
+            toleration.covers(taint) for toleration in tolerations
         ):
             value = taint.get("value")
             yield f"{taint.get('key')}={value}" if value else str(taint.get("key"))

@@ -32,7 +32,7 @@ class ManifestDraft:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.objects: list[JsonObject] = [deepcopy(one) for one in job.objects]
+        self.objects: list[JsonObject] = [deepcopy(obj) for obj in job.objects]
 
     @property
     def main(self) -> JsonObject:

@@ -95,8 +95,8 @@ def render_kueue(
         if gang.segment is not None
         else _domain_annotations(draft, gang, labels)
     )
-    for one in draft.objects:
-        draft.mark(one, "labels", {f"{_KUEUE}/queue-name": labels.queue})
+    for obj in draft.objects:
+        draft.mark(obj, "labels", {f"{_KUEUE}/queue-name": labels.queue})
     if len(draft.objects) > 1:
         _kueue_pod_group(draft, gang_object_name(gang.name))
     for team, _, template in draft.templates():
@@ -274,7 +274,7 @@ def _check_startup_order(draft: ManifestDraft, gang: Gang) -> None:
     """
     jobs = value_at(draft.main, ("spec", "replicatedJobs"))
     together = value_at(draft.main, _STARTUP_ORDER) == "AnyOrder" and not any(
-        one.get("dependsOn") for one in jobs
+        job.get("dependsOn") for job in jobs
     )
     if len(gang.groups) > 1 and not together:
         raise Refused(
@@ -306,7 +306,11 @@ _LWS = "leaderworkerset.sigs.k8s.io"
 
 def _check_exclusive_cliques(gang: Gang, plan: GangPlan) -> None:
     """By exclusive topology a replica never starts in a clique that another one has."""
-    uneven = [one for one in gang.groups if gang.segment and not one.is_helper and one.members % gang.segment]
+    uneven = [
+        group
+        for group in gang.groups
+        if gang.segment and not group.is_helper and group.members % gang.segment
+    ]
     if uneven:
         raise Refused(
             f"{gang.name}: subgroups of a LeaderWorkerSet are alike, and {uneven[0].members} {uneven[0].name}"

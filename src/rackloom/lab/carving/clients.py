@@ -142,22 +142,24 @@ class RandomTenant:
         for one in self.book.of(self.org, "instances"):
             self._audit_instance(one, shown[one.id], now)
 
-    def _audit_instance(self, one: LedgerInstance, shown: Json, now: float) -> None:
+    def _audit_instance(self, ledger_instance: LedgerInstance, shown: Json, now: float) -> None:
         if shown["status"] == "Terminating":
-            one.state = "leaving"
-        elif one.state == "leaving":
-            raise InvariantViolated(f"S10 instance {one.name} was released, and is {shown['status']} again")
+            ledger_instance.state = "leaving"
+        elif ledger_instance.state == "leaving":
+            raise InvariantViolated(
+                f"S10 instance {ledger_instance.name} was released, and is {shown['status']} again"
+            )
         wishes = desired_partitions_of(shown)
         # The interfaces of a released instance are on their way out with it.
-        if wishes != one.wishes and one.state == "live":
-            if not one.in_doubt:
+        if wishes != ledger_instance.wishes and ledger_instance.state == "live":
+            if not ledger_instance.in_doubt:
                 raise InvariantViolated(
-                    f"S10 instance {one.name} wants {wishes}, acknowledged was {one.wishes}"
+                    f"S10 instance {ledger_instance.name} wants {wishes}, acknowledged was {ledger_instance.wishes}"
                 )
-            one.rewish(wishes, now)
-        if shown["machineId"] != one.machine:
+            ledger_instance.rewish(wishes, now)
+        if shown["machineId"] != ledger_instance.machine:
             raise InvariantViolated(
-                f"S10 instance {one.name} moved from {one.machine} to {shown['machineId']}"
+                f"S10 instance {ledger_instance.name} moved from {ledger_instance.machine} to {shown['machineId']}"
             )
 
     def _audit_kept(self, kind: str, shown: dict[str, Json]) -> None:
@@ -285,7 +287,7 @@ class RandomTenant:
 
     async def trespass(self) -> None:
         """Ask for a logical partition of somebody else."""
-        others = [one for one in self.book.partitions.values() if one.org != self.org]
+        others = [partition for partition in self.book.partitions.values() if partition.org != self.org]
         one = self._any("instances")
         if not others or one is None:
             return
@@ -294,15 +296,15 @@ class RandomTenant:
         if answer is not None and answer[0] not in REFUSAL_STATUSES:
             raise InvariantViolated(f"S2 {self.org} was given a GPU in a logical partition of another tenant")
 
-    async def _expect(self, one: LedgerInstance) -> None:
+    async def _expect(self, ledger_instance: LedgerInstance) -> None:
         """L2: where nothing is wrong, a wish is served soon."""
-        if self._patience is None or self.plane.world.rack_of(one.machine).network.dark:
+        if self._patience is None or self.plane.world.rack_of(ledger_instance.machine).network.dark:
             return
         await asyncio.sleep(self._patience)
-        shown = await self.must("GET", f"instance/{one.id}")
+        shown = await self.must("GET", f"instance/{ledger_instance.id}")
         if shown["status"] != "Ready":
             raise InvariantViolated(
-                f"L2 {one.name} is {shown['status']} {self._patience:.0f} s after it was asked for"
+                f"L2 {ledger_instance.name} is {shown['status']} {self._patience:.0f} s after it was asked for"
             )
 
     def _any(self, kind: str) -> Any:

@@ -235,7 +235,7 @@ class LoadRun:
             self._fail(defect)
 
     def _executed(self, rack: SimRack, event: ExecutedChange) -> None:
-        members = {one.id: one.guids for one in event.after.partitions}
+        members = {partition.id: partition.guids for partition in event.after.partitions}
         self.note(f"fabric {rack.name} {event.rpc} {event.request.name} {event.code} {sorted(members)}")
         self._guard(lambda: self.judge.executed(rack, event))
         for defect in self.defects:

@@ -185,16 +185,16 @@ class ComputeDomainCluster:
 
     async def begin(self) -> None:
         """Everything comes up."""
-        for one in self._classes:
-            await self.user.create(DEVICE_CLASS, one)
+        for klass in self._classes:
+            await self.user.create(DEVICE_CLASS, klass)
         rng = random.Random(1)  # noqa: S311 (reproducible on purpose)
         kubernetes = (
             DaemonSetController(self.kube, rng),
             ResourceClaimController(self.kube, rng),
             SimulatedScheduler(self.kube, rng),
         )
-        self._go_on(self._kubelets.run(), *(one.run() for one in kubernetes))
-        self._go_on(*(one.run() for one in self._candidates))
+        self._go_on(self._kubelets.run(), *(kubernete.run() for kubernete in kubernetes))
+        self._go_on(*(candidate.run() for candidate in self._candidates))
         if self.plot is StoryKind.GANG:
             self._go_on(NodeLifecycleController(self.kube, loop_wall_time).run())
         for tray in self.trays.values():

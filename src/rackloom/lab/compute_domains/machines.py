@@ -109,12 +109,12 @@ class TrayMachine:
     async def prepare(self, claims: Sequence[PodClaim]) -> None:
         """As `NodePlugins` has it."""
         if claims:
-            await self._ask(lambda plugin: plugin.requests.prepare([one.ref for one in claims]))
+            await self._ask(lambda plugin: plugin.requests.prepare([claim.ref for claim in claims]))
 
     async def unprepare(self, claims: Sequence[PodClaim]) -> None:
         """As `NodePlugins` has it."""
         if claims:
-            await self._ask(lambda plugin: plugin.requests.unprepare([one.ref for one in claims]))
+            await self._ask(lambda plugin: plugin.requests.unprepare([claim.ref for claim in claims]))
 
     async def _ask(self, ask: Callable[[PluginProcess], Awaitable[dict[str, ClaimAnswer]]]) -> None:
         """A call of kubelet. Raises `Retry` with what the plugin said, or that it did not answer."""

@@ -175,7 +175,9 @@ class SimulatedJob:
         if pod is None or "deletionTimestamp" in pod["metadata"]:
             return False
         conditions = pod.get("status", {}).get("conditions", ())
-        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        ready = any(
+            condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+        )
         return ready and pod["spec"]["nodeName"] in self._plant.machines.on
 
     async def replace_a_pod(self) -> None:
@@ -343,9 +345,9 @@ class ComputeDomainStory:
         """What a reader needs to see why nothing goes on."""
         domains = self._plant.kube.store.all(COMPUTE_DOMAIN)
         said = [
-            f"{one['metadata']['name']}: {condition['reason']} {condition['message']}"
-            for one in domains
-            for condition in (one.get("status") or {}).get("conditions", ())
+            f"{domain['metadata']['name']}: {condition['reason']} {condition['message']}"
+            for domain in domains
+            for condition in (domain.get("status") or {}).get("conditions", ())
         ]
         return f"{self._left()}; {'; '.join(said)}"
 

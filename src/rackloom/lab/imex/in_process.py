@@ -117,12 +117,12 @@ class ImexNetwork:
     running: "dict[str, InMemoryImex]" = field(default_factory=dict)
     cut: set[frozenset[str]] = field(default_factory=set)
 
-    def links(self, one: "InMemoryImex", address: str | None) -> bool:
+    def links(self, memory_imex: "InMemoryImex", address: str | None) -> bool:
         """Whether a daemon reaches the one at an address."""
         other = self.running.get(address or "")
-        if other is None or frozenset((one.address, other.address)) in self.cut:
+        if other is None or frozenset((memory_imex.address, other.address)) in self.cut:
             return False
-        return one.address in other.peers and one.authority == other.authority
+        return memory_imex.address in other.peers and memory_imex.authority == other.authority
 
     def row(self, address: str | None, index: int, asking: str) -> ImexNode:
         """What the daemon at an address says of its link to the one that is asking, which has `index`."""

@@ -90,7 +90,7 @@ class Ledger:
     def learn_instance(self, org: str, shown: Json, now: float) -> LedgerInstance:
         """An instance that was just made."""
         wishes = desired_partitions_of(shown)
-        one = LedgerInstance(
+        ledger_instance = LedgerInstance(
             id=shown["id"],
             org=org,
             name=shown["name"],
@@ -100,20 +100,20 @@ class Ledger:
             since={},
             born=now,
         )
-        self.instances[one.id] = one
-        self.holder[one.machine] = one.id
-        return one
+        self.instances[ledger_instance.id] = ledger_instance
+        self.holder[ledger_instance.machine] = ledger_instance.id
+        return ledger_instance
 
-    def forget_instance(self, one: LedgerInstance) -> None:
+    def forget_instance(self, ledger_instance: LedgerInstance) -> None:
         """An instance that is known to be gone."""
-        one.state = "gone"
-        if self.holder.get(one.machine) == one.id:
-            del self.holder[one.machine]
+        ledger_instance.state = "gone"
+        if self.holder.get(ledger_instance.machine) == ledger_instance.id:
+            del self.holder[ledger_instance.machine]
 
     def of(self, org: str, kind: str) -> list[Any]:
         """The live and leaving objects of an org: `partitions`, `vpcs` or `instances`."""
         objects: dict[str, LedgerObject] = getattr(self, kind)
-        return [one for one in objects.values() if one.org == org and one.state != "gone"]
+        return [obj for obj in objects.values() if obj.org == org and obj.state != "gone"]
 
     def live(self, org: str, kind: str) -> list[Any]:
         """The objects of an org that it did not ask to delete."""
@@ -123,9 +123,9 @@ class Ledger:
 def desired_partitions_of(shown: Json) -> dict[int, str]:
     """What an instance is shown to want."""
     return {
-        one["deviceInstance"]: one["nvLinkLogicalPartitionId"]
-        for one in shown["nvLinkInterfaces"]
-        if one["status"] != "Deleting"
+        interface["deviceInstance"]: interface["nvLinkLogicalPartitionId"]
+        for interface in shown["nvLinkInterfaces"]
+        if interface["status"] != "Deleting"
     }
 
 

@@ -124,12 +124,12 @@ class ImexMemberInvariants:
             return
         name = obj["metadata"]["name"]
         entries = (obj.get("daemons") or ()) if self._is_there(obj) else ()
-        now = {one["nodeName"]: one["index"] for one in entries}
+        now = {entry["nodeName"]: entry["index"] for entry in entries}
         for node, index in self._known.get(name, {}).items():
             if now.get(node) != index and self._runs(name.partition(".")[0], node):
                 self._broken.append(f"the entry of the daemon on {node} went away while it ran")
         self._known[name] = now
-        listed = [(one["nodeName"], one["ipAddress"], one.get("status")) for one in entries]
+        listed = [(entry["nodeName"], entry["ipAddress"], entry.get("status")) for entry in entries]
         self._judge_ready(name, listed)
 
     def _judge_ready(self, where: str, entries: Iterable[tuple[str, str, str | None]]) -> None:

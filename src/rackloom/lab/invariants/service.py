@@ -142,8 +142,10 @@ class ServiceInvariants:
 
     def _removal(self, rack: SimRack, event: ExecutedChange) -> None:
         number = event.request.partition_id.partition_id
-        target = next(one for one in event.before.partitions if one.id == number)
-        left = {guid for one in event.after.partitions if one.id == number for guid in one.guids}
+        target = next(partition for partition in event.before.partitions if partition.id == number)
+        left = {
+            guid for partition in event.after.partitions if partition.id == number for guid in partition.guids
+        }
         if number != DEFAULT_PARTITION_ID and target.name not in self.world.lp_of_name:
             raise InvariantViolated(
                 f"S4 {rack.name}: {event.rpc} on {target.name}, which the plane did not make"
@@ -177,7 +179,7 @@ class ServiceInvariants:
         if liar := self.plane.liar_of(rack):
             self._contradicted(shown, liar)
             return
-        if shown["unknownSince"] is not None and all(_is_good_reading(one) for one in outcomes):
+        if shown["unknownSince"] is not None and all(_is_good_reading(outcome) for outcome in outcomes):
             raise InvariantViolated(f"L5 instance {shown['name']} is Unknown after a good observation")
         for row in shown["nvLinkInterfaces"]:
             if row["status"] == "Ready":
@@ -189,9 +191,9 @@ class ServiceInvariants:
                 self._supported(rack, shown, booked, {device: partition}, outcomes, (device,))
         if shown["status"] == "Ready":
             wishes = {
-                one["deviceInstance"]: one["nvLinkLogicalPartitionId"]
-                for one in shown["nvLinkInterfaces"]
-                if one["status"] != "Deleting"
+                interface["deviceInstance"]: interface["nvLinkLogicalPartitionId"]
+                for interface in shown["nvLinkInterfaces"]
+                if interface["status"] != "Deleting"
             }
             devices = range(self.world.profile.gpus_per_tray)
             self._supported(rack, shown, booked, wishes, outcomes, devices)
@@ -203,7 +205,9 @@ class ServiceInvariants:
                 f"S6 {liar.url}, which another controller contradicts, was asked for {liar.asked[0]}"
             )
         heard = self._heard(liar, self.plane.tell_now())
-        well = [one for one in (shown, *shown["nvLinkInterfaces"]) if one["status"] == "Ready"]
+        well = [
+            interface for interface in (shown, *shown["nvLinkInterfaces"]) if interface["status"] == "Ready"
+        ]
         if heard and well:
             raise InvariantViolated(f"S3 {shown['name']} is shown Ready, while {liar.url} contradicts")
 
@@ -261,14 +265,14 @@ class ServiceInvariants:
             ),
             None,
         )
-        holders = [one for one in observation.partitions if guid in one.members]
+        holders = [partition for partition in observation.partitions if guid in partition.members]
         if wanted is None:
-            strange = [one.name for one in holders if not self.world.is_of_tray(one.name)]
+            strange = [holder.name for holder in holders if not self.world.is_of_tray(holder.name)]
             return f"was seen in {strange[0]}" if strange else None
         if guid is None:
             return "was not seen"
-        if [self.world.lp_of_name.get(one.name) for one in holders] != [wanted]:
-            return f"was seen in {[one.name for one in holders]}"
+        if [self.world.lp_of_name.get(holder.name) for holder in holders] != [wanted]:
+            return f"was seen in {[holder.name for holder in holders]}"
         return self._strangers(holders[0], observation, machine)
 
     def _strangers(
@@ -300,9 +304,9 @@ def _readings_behind(outcomes: list[ReadOutcome], now: float) -> list[ReadOutcom
     this very moment, or their process was killed then.
     """
     found: list[ReadOutcome] = []
-    for one in reversed(outcomes):
-        found.append(one)
-        if one.was_written_down(now):
+    for outcome in reversed(outcomes):
+        found.append(outcome)
+        if outcome.was_written_down(now):
             break
     return found
 

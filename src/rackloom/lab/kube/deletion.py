@@ -124,7 +124,7 @@ class GarbageCollector:
         uid = owner["metadata"]["uid"]
         blocking = False
         for dependent_kind, dependent_key, obj in list(self._store.dependents(uid)):
-            others = [one for one in objects.owner_references(obj) if one["uid"] != uid]
+            others = [reference for reference in objects.owner_references(obj) if reference["uid"] != uid]
             if any(self._store.is_alive(one["uid"]) for one in others):
                 continue
             if "deletionTimestamp" not in obj["metadata"]:

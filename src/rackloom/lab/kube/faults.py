@@ -209,7 +209,7 @@ class DisorderedEvents:
         if user not in self._users or event.type == "BOOKMARK":
             return (event,)
         events = (event,) if self._random.random() >= self._late else await self._behind(event, coming)
-        return [one for event in events for one in [event] * self._copies()]
+        return [copy for event in events for copy in [event] * self._copies()]
 
     async def _behind(
         self, event: WatchEvent, coming: "asyncio.Queue[WatchEvent | None]"

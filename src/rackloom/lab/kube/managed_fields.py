@@ -353,9 +353,10 @@ def _owners_after_update(
 ) -> FieldOwners:
     """Others lose what was changed or is gone; the writer keeps what it had and gains what it changed."""
     mine = next(
-        (one for one in holdings if one.writer.same_owner(writer)), OwnedFields(writer, frozenset(), now)
+        (holding for holding in holdings if holding.writer.same_owner(writer)),
+        OwnedFields(writer, frozenset(), now),
     )
-    after = [one.but((one.fields & present) - changed) for one in holdings if one is not mine]
+    after = [holding.but((holding.fields & present) - changed) for holding in holdings if holding is not mine]
     kept = (mine.fields & present) | changed
     return (*after, mine if kept == mine.fields else OwnedFields(writer, kept, now))
 
@@ -369,14 +370,15 @@ def apply_fields(
     """
     asked = owned_fields(wanted, shape)
     holdings = owners_of(old)
-    others = tuple(one for one in holdings if not one.writer.same_owner(writer))
+    others = tuple(holding for holding in holdings if not holding.writer.same_owner(writer))
     lost = _conflicts(old, wanted, asked, others)
     first = len(others) == len(holdings)
     yielding = fields_handed_over(old, writer.manager, shape) if first else frozenset()
     if not force and not {path for _, path in lost} <= yielding:
         raise refusals.apply_conflict([(str(one.writer), path_text(path)) for one, path in lost])
     mine = next(
-        (one for one in holdings if one.writer.same_owner(writer)), OwnedFields(writer, frozenset(), now)
+        (holding for holding in holdings if holding.writer.same_owner(writer)),
+        OwnedFields(writer, frozenset(), now),
     )
     taken = frozenset(path for _, path in lost)
     others = tuple(one.but(one.fields - taken) for one in others)

@@ -317,7 +317,7 @@ def _with_status(obj: Object, source: Object) -> Object:
 def _check_finalizers(kind: ResourceKind, old: Object, new: Object) -> None:
     if "deletionTimestamp" not in old["metadata"]:
         return
-    added = [one for one in finalizers_of(new) if one not in finalizers_of(old)]
+    added = [finalizer for finalizer in finalizers_of(new) if finalizer not in finalizers_of(old)]
     if added:
         why = "no new finalizers can be added if the object is being deleted, found new finalizers"
         told = ", ".join(f'"{one}"' for one in added)
@@ -413,7 +413,9 @@ def bound_pod(pod: Object, node: str, time: str) -> Object:
             metadata["name"], f"pod {metadata['name']} has non-empty .spec.schedulingGates"
         )
     status = pod.get("status") or {}
-    others = [one for one in status.get("conditions") or () if one["type"] != _POD_SCHEDULED]
+    others = [
+        condition for condition in status.get("conditions") or () if condition["type"] != _POD_SCHEDULED
+    ]
     scheduled = {"type": _POD_SCHEDULED, "status": "True", "lastTransitionTime": time}
     return {
         **pod,

@@ -329,8 +329,8 @@ def _changes_nothing(old: Object, new: Object) -> bool:
     """Whether a write would change nothing, times of ownership aside."""
     if _without_managed_fields(old) != _without_managed_fields(new):
         return False
-    return {(one.writer, one.fields) for one in managed_fields.owners_of(old)} == {
-        (one.writer, one.fields) for one in managed_fields.owners_of(new)
+    return {(owner.writer, owner.fields) for owner in managed_fields.owners_of(old)} == {
+        (owner.writer, owner.fields) for owner in managed_fields.owners_of(new)
     }
 
 

@@ -66,7 +66,9 @@ def _check_shape(spec: Any) -> None:
 
 def _with_default_tolerations(spec: Object) -> Object:
     tolerations = list(spec.get("tolerations") or ())
-    missing = [key for key in _UNWELL_TAINTS if not any(_covers_taint(key, one) for one in tolerations)]
+    missing = [
+        key for key in _UNWELL_TAINTS if not any(_covers_taint(key, toleration) for toleration in tolerations)
+    ]
     added = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _UNWELL_SECONDS}
         for key in missing
@@ -120,8 +122,8 @@ def _of_deadline(before: int | None, after: int | None) -> Iterator[str]:
 
 
 def _of_tolerations(before: Object, after: Object) -> Iterator[str]:
-    kept = [_endless(one) for one in after.get("tolerations") or ()]
-    if any(_endless(one) not in kept for one in before.get("tolerations") or ()):
+    kept = [_endless(toleration) for toleration in after.get("tolerations") or ()]
+    if any(_endless(toleration) not in kept for toleration in before.get("tolerations") or ()):
         why = "existing toleration can not be modified except its tolerationSeconds"
         yield f"spec.tolerations: Forbidden: {why}"
 
@@ -288,7 +290,7 @@ def _with_counts(claim: Object) -> Object:
             request = {**request, "exactly": _counted(exactly)}
         elif "firstAvailable" in request:
             ways = _mappings(request["firstAvailable"], f"{_REQUESTS}.firstAvailable")
-            request = {**request, "firstAvailable": [_counted(one) for one in ways]}
+            request = {**request, "firstAvailable": [_counted(way) for way in ways]}
         requests.append(request)
     return {**claim, "devices": {**devices, "requests": requests}} if requests else claim
 

@@ -41,7 +41,7 @@ def pod_claim(obj: dict[str, Any]) -> PodClaim:
     results = obj["status"]["allocation"]["devices"]["results"]
     return PodClaim(
         ref=ClaimRef(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"]),
-        drivers=frozenset(one["driver"] for one in results),
+        drivers=frozenset(result["driver"] for result in results),
     )
 
 
@@ -135,7 +135,7 @@ def require_plugins(registered: Container[str], claims: Sequence[Object]) -> Non
     Raises:
         Retry: the driver of a claim is not registered.
     """
-    for driver in sorted({driver for one in claims for driver in pod_claim(one).drivers}):
+    for driver in sorted({driver for claim in claims for driver in pod_claim(claim).drivers}):
         if driver not in registered:
             raise Retry(f"DRA driver {driver} is not registered", after=_AGAIN_S)
 

@@ -204,7 +204,7 @@ class SimulatedKubelets:
     async def lose(self, name: str) -> None:
         """The node is off: no heartbeat, and its pods stop where they are without a word to anyone."""
         del self._nodes[name]
-        lives = {uid: one for uid, one in self._lives.items() if one[0].node == name}
+        lives = {uid: live for uid, live in self._lives.items() if live[0].node == name}
         self._kept.setdefault(name, {}).update({uid: life for uid, (life, _) in lives.items() if life.claims})
         tasks = [task for _, task in lives.values()]
         for task in tasks:

@@ -75,7 +75,7 @@ class PluginClient:
         reply = await self._call(self._stub.NodePrepareResources, request)
         self._check(reply, claims)
         return {
-            uid: tuple(_prepared_device(one) for one in answer.devices)
+            uid: tuple(_prepared_device(device) for device in answer.devices)
             for uid, answer in reply.claims.items()
         }
 
@@ -88,7 +88,7 @@ class PluginClient:
         """Device -> (status number, message), each time the plugin tells."""
         stub = health_v1alpha1_pb2_grpc.DRAResourceHealthStub(self._channel)
         async for told in stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest()):
-            yield {one.device.device_name: (one.health, one.message) for one in told.devices}
+            yield {device.device.device_name: (device.health, device.message) for device in told.devices}
 
     async def close(self) -> None:
         """Hang up."""
@@ -101,11 +101,11 @@ class PluginClient:
             raise NotPrepared(f"{error.code().name}: {error.details()}") from error
 
     def _named(self, claims: Sequence[PodClaim]) -> list[Any]:
-        refs = (one.ref for one in claims)
+        refs = (claim.ref for claim in claims)
         return [self._wire.Claim(namespace=ref.namespace, name=ref.name, uid=ref.uid) for ref in refs]
 
     def _check(self, reply: Any, claims: Sequence[PodClaim]) -> None:
-        missing = [one.uid for one in claims if one.uid not in reply.claims]
+        missing = [claim.uid for claim in claims if claim.uid not in reply.claims]
         if missing:
             raise NotPrepared(f"the reply left out {len(missing)} claims")
         errors = [answer.error for answer in reply.claims.values() if answer.error]
@@ -168,17 +168,17 @@ class KubeletPluginManager:
 
     async def prepare(self, *claims: PodClaim) -> dict[str, tuple[PreparedDevice, ...]]:
         """Prepare the claims of one pod, once: devices by claim UID. Raises `NotPrepared`."""
-        devices: dict[str, tuple[PreparedDevice, ...]] = {one.uid: () for one in claims}
-        for driver in sorted({driver for one in claims for driver in one.drivers}):
-            mine = [one for one in claims if driver in one.drivers]
+        devices: dict[str, tuple[PreparedDevice, ...]] = {claim.uid: () for claim in claims}
+        for driver in sorted({driver for claim in claims for driver in claim.drivers}):
+            mine = [claim for claim in claims if driver in claim.drivers]
             for uid, found in (await self._plugin(driver).prepare(mine)).items():
                 devices[uid] += found
         return devices
 
     async def unprepare(self, *claims: PodClaim) -> None:
         """Give back the claims of a pod that ended. Raises `NotPrepared`."""
-        for driver in sorted({driver for one in claims for driver in one.drivers}):
-            await self._plugin(driver).unprepare([one for one in claims if driver in one.drivers])
+        for driver in sorted({driver for claim in claims for driver in claim.drivers}):
+            await self._plugin(driver).unprepare([claim for claim in claims if driver in claim.drivers])
 
     async def registered(self, driver: str) -> PluginClient:
         """The plugin of `driver`, once it is registered."""
@@ -251,9 +251,9 @@ class KubeletPluginManager:
     async def _wipe(self, driver: str) -> None:
         await asyncio.sleep(self._timing.wipe)
         ours = f"spec.driver={driver},spec.nodeName={self._node}"
-        for one in (await self._api.list(RESOURCE_SLICE, fields=ours)).items:
+        for item in (await self._api.list(RESOURCE_SLICE, fields=ours)).items:
             with suppress(NotFound):
-                await self._api.delete(RESOURCE_SLICE, one["metadata"]["name"])
+                await self._api.delete(RESOURCE_SLICE, item["metadata"]["name"])
 
 
 @asynccontextmanager

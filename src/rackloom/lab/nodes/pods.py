@@ -140,7 +140,7 @@ def running_status(pod: Object, now: float, address: str, *, ready: bool) -> Obj
         "podIPs": [{"ip": address}],
         "conditions": _kubelet_conditions(pod, since, ready=ready),
         "containerStatuses": [
-            _container_status(one, states, ready=ready) for one in pod["spec"]["containers"]
+            _container_status(container, states, ready=ready) for container in pod["spec"]["containers"]
         ],
     }
 
@@ -154,7 +154,7 @@ def ended_status(pod: Object, now: float, exit_code: int) -> Object:
         "phase": "Succeeded" if exit_code == 0 else "Failed",
         "conditions": _kubelet_conditions(pod, since, ready=False),
         "containerStatuses": [
-            _container_status(one, states, ready=False) for one in pod["spec"]["containers"]
+            _container_status(container, states, ready=False) for container in pod["spec"]["containers"]
         ],
     }
 
@@ -200,7 +200,11 @@ def address_number(pod: Object) -> int:
 def _kubelet_conditions(pod: Object, since: str, *, ready: bool) -> list[Object]:
     """Of a kubelet's conditions, with those of others (PodScheduled, readiness gates) left as they are."""
     ours = {"Initialized": True, "ContainersReady": ready, "Ready": ready, "PodReadyToStartContainers": True}
-    kept = [one for one in pod.get("status", {}).get("conditions", ()) if one["type"] not in ours]
+    kept = [
+        condition
+        for condition in pod.get("status", {}).get("conditions", ())
+        if condition["type"] not in ours
+    ]
     written = [
         {"type": name, "status": str(holds), "lastTransitionTime": since} for name, holds in ours.items()
     ]

@@ -99,8 +99,10 @@ class TrayNode:
             _gpu_plugin(self.name, self._view, places, around),
             _nic_plugin(self.name, self.nics, places, self._boot_id, around),
         )
-        self._plugins = {one.driver: one for one in plugins}
-        self._publishers = [SlicePublisher(one, around.plugins, self.name, around.meter) for one in plugins]
+        self._plugins = {plugin.driver: plugin for plugin in plugins}
+        self._publishers = [
+            SlicePublisher(plugin, around.plugins, self.name, around.meter) for plugin in plugins
+        ]
         self._running: dict[str, PluginProcess] = {}
         self._work: list[asyncio.Task[None]] = []
         self._label: str | None = ""
@@ -134,9 +136,9 @@ class TrayNode:
         await self._view.look()
         await self._view.listen()
         await self._write_label()
-        for one in self._publishers:
+        for publisher in self._publishers:
             with suppress(Retry, Refused):
-                await one.publish()
+                await publisher.publish()
 
     async def prepare(self, claims: Sequence[PodClaim]) -> None:
         """What kubelet calls NodePrepareResources. Raises `Retry` with what the plugins said."""
@@ -224,8 +226,8 @@ async def _no_network() -> ClusterNetwork:
 
 
 def _claims_by_driver(claims: Sequence[PodClaim]) -> dict[str, list[ClaimRef]]:
-    drivers = sorted({driver for one in claims for driver in one.drivers})
-    return {driver: [one.ref for one in claims if driver in one.drivers] for driver in drivers}
+    drivers = sorted({driver for claim in claims for driver in claim.drivers})
+    return {driver: [claim.ref for claim in claims if driver in claim.drivers] for driver in drivers}
 
 
 def _require_success(answers: Mapping[str, ClaimAnswer]) -> None:
@@ -265,14 +267,14 @@ class TrayNodes:
         self.up = asyncio.Event()
         self._names = names
         self._api = api
-        self._nodes = {one.name: one for one in nodes}
+        self._nodes = {node.name: node for node in nodes}
         self._fabrics = {one.domain: one for one in fabrics}
         self._of_domain: dict[str, list[TrayNode]] = defaultdict(list)
         self._news: dict[str, FabricSnapshot] = {}
         self._told = asyncio.Event()
         self._settled = asyncio.Event()
-        for one in self._nodes.values():
-            self._of_domain[one.domain].append(one)
+        for node in self._nodes.values():
+            self._of_domain[node.domain].append(node)
         for fabric in self._fabrics.values():
             self._hear(fabric.domain, fabric.snapshot())
             fabric.on_change(partial(self._hear, fabric.domain))

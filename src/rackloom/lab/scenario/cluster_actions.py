@@ -130,18 +130,18 @@ def manifest_objects(manifest: str, namespace: str) -> Iterator[tuple[ResourceKi
         documents: list[Any] = [one for one in yaml.safe_load_all(manifest) if one is not None]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Refused(f"the manifest is not YAML: {error}", nearest_fix="correct that line") from error
-    for one in documents:
+    for document in documents:
         kind = (
-            KINDS_BY_NAME.get((one.get("apiVersion", ""), one.get("kind", "")))
-            if isinstance(one, dict)
+            KINDS_BY_NAME.get((document.get("apiVersion", ""), document.get("kind", "")))
+            if isinstance(document, dict)
             else None
         )
         if kind is None:
             known = ", ".join(f"{version} {name}" for version, name in sorted(KINDS_BY_NAME))
             raise Refused("the manifest has an object of no known kind", nearest_fix=f"one of {known}")
         if kind.namespaced:
-            one.setdefault("metadata", {}).setdefault("namespace", namespace)
-        yield kind, one
+            document.setdefault("metadata", {}).setdefault("namespace", namespace)
+        yield kind, document
 
 
 # What carries the steps out.
@@ -265,14 +265,14 @@ class NodeFaults:
 
     async def _daemons(self, node: str) -> list[Object]:
         daemons = (await self._ground.api.list(POD, labels=COMPUTE_DOMAIN_LABEL)).items
-        found = [one for one in daemons if one["spec"].get("nodeName") == node]
+        found = [daemon for daemon in daemons if daemon["spec"].get("nodeName") == node]
         if not found:
             raise NotObserved(f"no IMEX daemon runs on {node}")
         return found
 
     async def _kill(self, pods: Sequence[Object]) -> None:
-        for one in pods:
-            meta = one["metadata"]
+        for pod in pods:
+            meta = pod["metadata"]
             await self._ground.api.delete(POD, meta["name"], meta["namespace"], grace_seconds=0)
 
     async def heal(self) -> str:

@@ -185,7 +185,7 @@ class ClusterProbes:
     async def pods(self, step: ExpectPods) -> str:
         """How many are in which phase."""
         pods = await self._ground.pods(step.namespace, step.labels)
-        phases = Counter(one["status"].get("phase", "Pending") for one in pods if not self._is_lost(one))
+        phases = Counter(pod["status"].get("phase", "Pending") for pod in pods if not self._is_lost(pod))
         told = ", ".join(f"{number} {phase}" for phase, number in sorted(phases.items())) or "none"
         _require(phases[step.phase] == step.count, f"pods {step.labels}: {told}")
         return f"pods {step.labels}: {told}"
@@ -193,7 +193,7 @@ class ClusterProbes:
     async def one_clique(self, step: ExpectOneClique) -> str:
         """True cliques of the nodes of pods."""
         pods = await self._ground.pods(step.namespace, step.labels)
-        placed = [one["spec"]["nodeName"] for one in pods if one["spec"].get("nodeName")]
+        placed = [pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")]
         cliques = {self._ground.clique(node) for node in placed}
         _require(bool(placed), f"no pod {step.labels} is on a node")
         told = f"{len(placed)} pods {step.labels} are in {', '.join(sorted(map(str, cliques)))}"
@@ -216,7 +216,9 @@ class ClusterProbes:
         """Its Ready condition."""
         node = self._ground.node(step.rack, step.tray)
         conditions = (await self._ground.api.get(NODE, node))["status"].get("conditions", ())
-        ready = next((one["status"] for one in conditions if one["type"] == "Ready"), "absent")
+        ready = next(
+            (condition["status"] for condition in conditions if condition["type"] == "Ready"), "absent"
+        )
         _require((ready == "True") == step.ready, f"Ready of {node} is {ready}")
         return f"Ready of {node} is {ready}"
 
@@ -232,7 +234,9 @@ class ClusterProbes:
     async def gpus(self, step: ExpectGpus) -> str:
         """UUIDs of the slices against those of the tray."""
         node = self._ground.node(step.rack, step.tray)
-        published = {_attribute_text(one, "uuid") for one in await self._devices(node, GPU_DRIVER)} - {None}
+        published = {_attribute_text(device, "uuid") for device in await self._devices(node, GPU_DRIVER)} - {
+            None
+        }
         true, seats = self._ground.uuids(node), len(self._ground.seats(node)[1])
         told = f"{node} publishes {_sorted_names(map(str, published))}"
         in_tray = f"in its tray are {_sorted_names(true)}, on {seats} seats"
@@ -264,8 +268,8 @@ class ClusterProbes:
         return f"{told}; {begun} of them began since"
 
     async def _devices(self, node: str, driver: str) -> list[Object]:
-        slices = [one["spec"] for one in (await self._ground.api.list(RESOURCE_SLICE)).items]
-        own = [one for one in slices if one.get("nodeName") == node and one["driver"] == driver]
+        slices = [item["spec"] for item in (await self._ground.api.list(RESOURCE_SLICE)).items]
+        own = [slice_ for slice_ in slices if slice_.get("nodeName") == node and slice_["driver"] == driver]
         return [device for one in own for device in one.get("devices", ())]
 
     async def _found(self, step: ExpectObject | ExpectCondition | ExpectGone) -> Object | None:
@@ -354,7 +358,9 @@ class GangProbes:
     async def _running(self, found: GangRecord, plan: GangPlan) -> int:
         """Members on seats of theirs, whose trays are reserved for this gang alone."""
         holders = await self._holders()
-        seats = Counter((one.group, one.tray) for one in plan.seats if holders.get(one.tray) == (found.uid,))
+        seats = Counter(
+            (seat.group, seat.tray) for seat in plan.seats if holders.get(seat.tray) == (found.uid,)
+        )
         pods = await self._ground.pods(found.key.namespace, f"{GANG_LABEL}={found.key.name}")
         return (seats & Counter(map(_assignment_of, filter(self._runs, pods)))).total()
 
@@ -364,10 +370,10 @@ class GangProbes:
 
     async def _holders(self) -> dict[str, tuple[str, ...]]:
         nodes = map(read_tray_node, (await self._ground.api.list(NODE)).items)
-        return {one.name: one.holders for one in nodes}
+        return {node.name: node.holders for node in nodes}
 
     def _moved(self, step: ExpectGang, key: GangKey, plan: GangPlan) -> int:
-        now = {(one.group, one.member): one.tray for one in plan.seats}
+        now = {(seat.group, seat.member): seat.tray for seat in plan.seats}
         before = self._before.setdefault(id(step), self._known.get(key)) or now
         self._known[key] = now
         return sum(before.get(member) != tray for member, tray in now.items())

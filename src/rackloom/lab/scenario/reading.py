@@ -66,7 +66,7 @@ def find_scenario(file: Path) -> Path:
     named = SCENARIO_DIRECTORY / f"{file}.toml"
     if file.parent == Path() and named.exists():
         return named
-    names = ", ".join(one.stem for one in scenario_files())
+    names = ", ".join(scenario_file.stem for scenario_file in scenario_files())
     raise Refused(f"there is no scenario {file}", nearest_fix=f"give a file, or one of {names}")
 
 
@@ -191,8 +191,8 @@ def _read_step(table: Any, where: str) -> Step:
 
 def step_types(base: type[Step]) -> dict[str, type[Step]]:
     """Every kind of action or of expectation, by the name that files use."""
-    members = (one for room in _STEP_MODULES for one in vars(room).values())
-    kinds = (one for one in members if isinstance(one, type) and issubclass(one, base))
+    members = (var for room in _STEP_MODULES for var in vars(room).values())
+    kinds = (member for member in members if isinstance(member, type) and issubclass(member, base))
     kinds = (one for one in kinds if not one.__subclasses__())
     return {str(kind.__struct_config__.tag): kind for kind in kinds}
 
@@ -443,10 +443,10 @@ def error_reason(error: msgspec.ValidationError) -> str:
 def error_fix(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> str:
     """What the key takes whose value is wrong; where keys are wrong, which there are."""
     found = _ERROR_PATH.search(str(error))
-    fields = {one.encode_name: one for one in msgspec.structs.fields(kind)}
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     if found and found[1] in fields:
         return f"{found[1]} is {_type_text(fields[found[1]].type)}"
-    keys = (name if one.required else f"{name} (optional)" for name, one in fields.items())
+    keys = (name if field.required else f"{name} (optional)" for name, field in fields.items())
     return f"its keys are {', '.join(keys)}"
 
 
@@ -465,5 +465,5 @@ def _type_text(kind: Any) -> str:
         size = "" if others == [Ellipsis] else f" of {1 + len(others)}"
         return f"a list{size}, each of it {_type_text(first)}"
     if get_origin(kind) is types.UnionType:
-        return " or ".join(_type_text(one) for one in get_args(kind) if one is not types.NoneType)
+        return " or ".join(_type_text(arg) for arg in get_args(kind) if arg is not types.NoneType)
     return _PLAIN_TYPES[kind]

@@ -135,8 +135,8 @@ class SiteProbes:
     async def instances(self, step: ExpectInstances) -> str:
         """REST's status of each."""
         members = self._tenants.groups[step.group]
-        for number, one in enumerate(members, 1):
-            shown = await self._tenants.shown(one)
+        for number, member in enumerate(members, 1):
+            shown = await self._tenants.shown(member)
             status, why = _status_and_reason(shown)
             if status != step.status or step.because not in why:
                 raise NotObserved(f"{step.group}/{number} is {status}: {why}")
@@ -145,7 +145,7 @@ class SiteProbes:
     async def released(self, step: ExpectReleased) -> str:
         """REST knows none of them."""
         members = self._tenants.groups[step.group]
-        left = [one for one in members if await self._tenants.shown(one) is not None]
+        left = [member for member in members if await self._tenants.shown(member) is not None]
         _require(not left, f"{len(left)} of {len(members)} are still there")
         return f"{len(members)} instances are gone"
 
@@ -168,12 +168,12 @@ class SiteProbes:
     async def domain(self, step: ExpectDomain) -> str:
         """REST's domain uuid of each GPU, against the controller's."""
         trues = set()
-        for one in self._tenants.groups[step.group]:
-            true = self._ground.seat(one.machine)[0].fabric.domain
+        for group in self._tenants.groups[step.group]:
+            true = self._ground.seat(group.machine)[0].fabric.domain
             trues.add(true)
-            shown = await self._tenants.shown(one)
+            shown = await self._tenants.shown(group)
             told = {gpu["nvLinkDomainId"] for gpu in shown["nvLinkInterfaces"]} if shown else set()
-            _require(told == {true}, f"{one.machine} is in {true}, REST says {told}")
+            _require(told == {true}, f"{group.machine} is in {true}, REST says {told}")
         before = self._domains_before.setdefault(id(step), self._domains.get(step.group, frozenset(trues)))
         seen = f"every GPU of {step.group} is in domain {', '.join(sorted(trues))}"
         _require(not step.changed or not trues & before, f"{seen}, as before")
@@ -195,27 +195,31 @@ class SiteProbes:
         """One true partition, and nobody else in it."""
         wanted = self._guids(step.groups)
         for switch in self._ground.switches:
-            for one in switch.fabric.partitions.values():
-                if wanted & set(one.guids):
-                    present = set(one.guids) & switch.fabric.gpus.keys()
-                    _require(present == wanted, f"{one.name!r} holds {len(present)} GPUs, not {len(wanted)}")
-                    return f"partition {one.id} {one.name!r} holds these {len(wanted)} GPUs and no other"
+            for partition in switch.fabric.partitions.values():
+                if wanted & set(partition.guids):
+                    present = set(partition.guids) & switch.fabric.gpus.keys()
+                    _require(
+                        present == wanted, f"{partition.name!r} holds {len(present)} GPUs, not {len(wanted)}"
+                    )
+                    return f"partition {partition.id} {partition.name!r} holds these {len(wanted)} GPUs and no other"
         raise NotObserved(f"no partition holds any of the {len(wanted)} GPUs")
 
     async def alone(self, step: ExpectAlone) -> str:
         """No partition holds GPUs of the group beside others."""
         wanted = self._guids([step.group])
         for fabric in self._fabrics():
-            for one in fabric.partitions.values():
-                others = set(one.guids) & fabric.gpus.keys() - wanted
-                if others and wanted & set(one.guids):
-                    raise NotObserved(f"{one.name!r} also holds {len(others)} GPUs of others")
+            for partition in fabric.partitions.values():
+                others = set(partition.guids) & fabric.gpus.keys() - wanted
+                if others and wanted & set(partition.guids):
+                    raise NotObserved(f"{partition.name!r} also holds {len(others)} GPUs of others")
         return f"{len(wanted)} GPUs share no partition with others"
 
     async def partitions(self, step: ExpectPartitions) -> str:
         """How many partitions of a true fabric hold GPUs."""
         fabric = self._ground.rack(step.rack).fabric
-        held = [one for one in fabric.partitions.values() if set(one.guids) & fabric.gpus.keys()]
+        held = [
+            partition for partition in fabric.partitions.values() if set(partition.guids) & fabric.gpus.keys()
+        ]
         told = ", ".join(f"{one.name!r} of {len(one.guids)}" for one in held) or "none"
         _require(len(held) == step.count, f"rack {step.rack} holds {told}")
         return f"rack {step.rack} holds {told}"
@@ -254,7 +258,7 @@ class SiteProbes:
 
     async def no_finding(self, step: ExpectNoFinding) -> str:
         """The doctor finds nothing (of that kind)."""
-        found = [one for one in await self._site.findings() if one.state is not CheckState.HOLDS]
+        found = [finding for finding in await self._site.findings() if finding.state is not CheckState.HOLDS]
         found = [one for one in found if not step.check or _reports_check(step.check, one)]
         _require(not found, f"the doctor finds {_findings_text(found)}")
         return f"the doctor finds nothing{f' of {step.check}' if step.check else ''}"
@@ -272,7 +276,7 @@ class SiteProbes:
 
     def _guids(self, groups: Iterable[str]) -> set[int]:
         members: list[MadeInstance] = [one for group in groups for one in self._tenants.groups[group]]
-        seats = [self._ground.seat(one.machine) for one in members]
+        seats = [self._ground.seat(member.machine) for member in members]
         return {gpu.guid for _, gpus in seats for gpu in gpus}
 
     def _fabrics(self) -> list[SimulatedFabric]:
@@ -286,9 +290,9 @@ def _status_and_reason(shown: Json | None) -> tuple[str, str]:
     return shown["status"], history[0]["message"]
 
 
-def _reports_check(check: str, one: Finding) -> bool:
+def _reports_check(check: str, finding: Finding) -> bool:
     """Whether the check fails, by itself or as what follows from another."""
-    return check == one.check or any(told.startswith(f"{check}: ") for told in one.consequences)
+    return check == finding.check or any(told.startswith(f"{check}: ") for told in finding.consequences)
 
 
 def _names_object(finding: Finding, object_: str) -> bool:
@@ -297,7 +301,9 @@ def _names_object(finding: Finding, object_: str) -> bool:
 
 
 def _findings_text(findings: Sequence[Finding]) -> str:
-    told = [f"{one.check} of {one.subject}: {one.message}" for one in findings[:FINDINGS_SHOWN]]
+    told = [
+        f"{finding.check} of {finding.subject}: {finding.message}" for finding in findings[:FINDINGS_SHOWN]
+    ]
     more = [f"{len(findings) - FINDINGS_SHOWN} more"] if len(findings) > FINDINGS_SHOWN else []
     return "; ".join([*told, *more]) or "nothing"
 

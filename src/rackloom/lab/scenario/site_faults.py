@@ -189,7 +189,7 @@ class SiteFaults:
         self._tenants = tenants
         self._stopped: set[int] = set()
         self._pulled: dict[str, tuple[SwitchControl, tuple[FabricGpu, ...]]] = {}
-        self._uuids = {number: one.fabric.domain for number, one in enumerate(ground.switches, 1)}
+        self._uuids = {number: switch.fabric.domain for number, switch in enumerate(ground.switches, 1)}
         self._moved: list[tuple[str, str]] = []
         self._read_lists: dict[str, tuple[SwitchControl, FabricPartition]] = {}
         self._new_guids = itertools.count(0xF000_0000_0000_0001)
@@ -325,8 +325,8 @@ class SiteFaults:
         with self._ground.hand():
             for guid in list(switch.fabric.gpus):
                 switch.fabric.set_health(guid, gpus)
-            for one in list(switch.fabric.partitions.values()):
-                switch.fabric.put(msgspec.structs.replace(one, health=partitions))
+            for partition in list(switch.fabric.partitions.values()):
+                switch.fabric.put(msgspec.structs.replace(partition, health=partitions))
         return len(switch.fabric.gpus)
 
     async def delete_partition(self, step: PartitionGone) -> str:
@@ -382,9 +382,9 @@ class SiteFaults:
             for gpu in list(switch.fabric.gpus.values()):
                 if gpu.health is not GpuHealth.HEALTHY:
                     switch.fabric.set_health(gpu.guid, GpuHealth.HEALTHY)
-            for one in list(switch.fabric.partitions.values()):
-                if one.health is not PartitionHealth.HEALTHY:
-                    switch.fabric.put(msgspec.structs.replace(one, health=PartitionHealth.HEALTHY))
+            for partition in list(switch.fabric.partitions.values()):
+                if partition.health is not PartitionHealth.HEALTHY:
+                    switch.fabric.put(msgspec.structs.replace(partition, health=PartitionHealth.HEALTHY))
 
     async def _start(self, rack: int) -> None:
         await self._ground.rack(rack).come_back()
@@ -424,9 +424,9 @@ def _gpu_in_place_of(gpu: FabricGpu, there: FabricGpu) -> FabricGpu:
 
 
 def _forget_names(switch: SwitchControl) -> None:
-    for one in list(switch.fabric.partitions.values()):
-        if one.id != DEFAULT_PARTITION_ID:
-            switch.fabric.put(msgspec.structs.replace(one, name=""))
+    for partition in list(switch.fabric.partitions.values()):
+        if partition.id != DEFAULT_PARTITION_ID:
+            switch.fabric.put(msgspec.structs.replace(partition, name=""))
 
 
 def _forget_domain(switch: SwitchControl) -> None:

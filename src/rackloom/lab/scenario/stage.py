@@ -296,9 +296,9 @@ class FabricTruth:
 
     def _hands_off(self, before: FabricSnapshot, after: FabricSnapshot) -> None:
         names = self.by_hand.keys()
-        for one in set(before.partitions) - set(after.partitions):
-            if one.name in names:
-                self.broken.append(f"S4: the service changed {one.name!r}, which somebody made by hand")
+        for partition in set(before.partitions) - set(after.partitions):
+            if partition.name in names:
+                self.broken.append(f"S4: the service changed {partition.name!r}, which somebody made by hand")
 
 
 def _machines_by_tray(fabric: SimulatedFabric) -> list[str]:
@@ -360,4 +360,4 @@ class ClusterTruth:
     async def pods(self, namespace: str, labels: str) -> list[Object]:
         """Pods with these labels that nobody deletes."""
         listed = await self.api.list(objects.POD, namespace, labels=labels)
-        return [one for one in listed.items if "deletionTimestamp" not in one["metadata"]]
+        return [item for item in listed.items if "deletionTimestamp" not in item["metadata"]]

@@ -58,8 +58,8 @@ class LeaderMoves:
         self._site = site
         self._ground = ground
         self._serials = {
-            number: sorted({gpu.chassis_serial for gpu in one.fabric.gpus.values()})
-            for number, one in enumerate(ground.switches, 1)
+            number: sorted({gpu.chassis_serial for gpu in switch.fabric.gpus.values()})
+            for number, switch in enumerate(ground.switches, 1)
         }
         self._moved: set[int] = set()
         """Racks whose leader is not where their chassis are registered."""

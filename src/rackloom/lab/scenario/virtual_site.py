@@ -193,8 +193,8 @@ class VirtualSite:
 
     def untaken(self) -> Sequence[str]:
         """Changes to come, and points that no life reached."""
-        trips = [len(one.network.next_mutations) for one in self.switches]
-        points = [point for point, lives in self._fuses if not any(_reached_fuse(*one) for one in lives)]
+        trips = [len(switch.network.next_mutations) for switch in self.switches]
+        points = [point for point, lives in self._fuses if not any(_reached_fuse(*live) for live in lives)]
         changes = [f"{count} changes of rack {rack}" for rack, count in enumerate(trips, 1) if count]
         return changes + [f"the service's death at its point {point}" for point in points]
 
@@ -269,5 +269,5 @@ async def virtual_site(
 
 async def _wait_until_open(plane: SimulatedService) -> None:
     """Each process has read the domains that are its to carve."""
-    while not all(one.is_open for one in plane.processes):  # noqa: ASYNC110 (a plane tells of the first only)
+    while not all(process.is_open for process in plane.processes):  # noqa: ASYNC110 (a plane tells of the first only)
         await asyncio.sleep(CONNECT_FAILURE_SECONDS)

@@ -159,7 +159,7 @@ class SimulatedFabric:
 
     def partition_of(self, guid: int) -> int:
         """Id of the partition that holds a GPU; 0 where none does."""
-        return next((one.id for one in self.partitions.values() if guid in one.guids), 0)
+        return next((partition.id for partition in self.partitions.values() if guid in partition.guids), 0)
 
     def factory_reset(self) -> None:
         """Forget all partitions and boot as from the factory."""
@@ -220,7 +220,7 @@ class SimulatedFabric:
 
     def _find(self, partition_id: int, name: str) -> FabricPartition:
         if not partition_id:
-            named = [one for one in self.partitions.values() if one.name == name]
+            named = [partition for partition in self.partitions.values() if partition.name == name]
             if not named:
                 raise FabricRefusal("PARTITION_NAME_NOT_IN_USE")
             return named[0]
@@ -240,7 +240,7 @@ class SimulatedFabric:
     def _require_name(self, name: str) -> None:
         if not name.isascii() or len(name) > MAX_NAME or name == DEFAULT_PARTITION_NAME:
             raise FabricRefusal("BADPARAM")
-        if name and any(one.name == name for one in self.partitions.values()):
+        if name and any(partition.name == name for partition in self.partitions.values()):
             raise FabricRefusal("PARTITION_NAME_IN_USE")
 
     def _require_id(self, partition_id: int) -> None:
@@ -253,7 +253,7 @@ class SimulatedFabric:
         wanted = set(guids)
         if not wanted:
             raise FabricRefusal("BADPARAM")
-        held = {guid for one in self.partitions.values() for guid in one.guids}
+        held = {guid for partition in self.partitions.values() for guid in partition.guids}
         if not wanted <= self.gpus.keys() | held:
             raise FabricRefusal("RESOURCE_BAD")
 
@@ -267,7 +267,7 @@ class SimulatedFabric:
     def _require_room(self, multicast_groups: int) -> None:
         if multicast_groups % 4:
             raise FabricRefusal("BADPARAM")
-        allocated = sum(one.multicast_groups for one in self.partitions.values())
+        allocated = sum(partition.multicast_groups for partition in self.partitions.values())
         over = allocated + multicast_groups > self.limits.max_multicast_groups
         if len(self.partitions) >= self.limits.max_partitions or (multicast_groups and over):
             raise FabricRefusal("RESOURCE_EXHAUSTED")

@@ -62,7 +62,7 @@ def answer_domain_properties(
 
 def answer_domain_state(fabric: SimulatedFabric, _: pb.GetDomainStateInfoRequest) -> pb.DomainStateInfo:
     """The state that heart beats carry."""
-    allocated = sum(one.multicast_groups for one in fabric.partitions.values())
+    allocated = sum(partition.multicast_groups for partition in fabric.partitions.values())
     return pb.DomainStateInfo(
         server_header=server_header(fabric),
         control_plane_state=CONFIGURED,
@@ -75,7 +75,7 @@ def answer_gpus(fabric: SimulatedFabric, request: pb.GetGpuInfoListRequest) -> p
     """Every GPU, by seat. Narrower questions are not simulated."""
     if request.attr != pb.NMX_GPU_ATTR_ALL:
         raise FabricRefusal("NOT_SUPPORTED")
-    holder = {guid: one.id for one in fabric.partitions.values() for guid in one.guids}
+    holder = {guid: partition.id for partition in fabric.partitions.values() for guid in partition.guids}
     seated = sorted(fabric.gpus.values(), key=lambda gpu: (gpu.host_id, gpu.module_id))
     return pb.GetGpuInfoListResponse(
         gpu_info_list=[_gpu_info(gpu, holder.get(gpu.guid, 0)) for gpu in seated]
@@ -101,9 +101,9 @@ def answer_partitions(
     ids = {one.partition_id for one in request.partition_id_list}
     names = set(request.partition_name_list)
     chosen = [
-        one
-        for one in fabric.snapshot().partitions
-        if not (ids or names) or one.id in ids or one.name in names
+        partition
+        for partition in fabric.snapshot().partitions
+        if not (ids or names) or partition.id in ids or partition.name in names
     ]
     return pb.GetPartitionInfoListResponse(
         partition_info_list=[_partition_info(fabric, one) for one in chosen]

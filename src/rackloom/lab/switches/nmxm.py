@@ -69,24 +69,24 @@ def list_nodes(fabric: SimulatedFabric) -> list[Json]:
 
 def list_gpus(fabric: SimulatedFabric) -> list[Json]:
     """Every GPU, by seat."""
-    holder = {guid: one.id for one in fabric.partitions.values() for guid in one.guids}
+    holder = {guid: partition.id for partition in fabric.partitions.values() for guid in partition.guids}
     seated = sorted(fabric.gpus.values(), key=lambda gpu: (gpu.host_id, gpu.module_id))
     return [_gpu_entity(fabric, gpu, holder.get(gpu.guid, 0)) for gpu in seated]
 
 
-def partition_entity(fabric: SimulatedFabric, one: FabricPartition, entity: str) -> Json:
+def partition_entity(fabric: SimulatedFabric, fabric_partition: FabricPartition, entity: str) -> Json:
     """One partition, its members by entity or by seat as its type has it."""
-    if one.guid_based:
-        members: list[Any] = [gpu_entity_id(guid) for guid in one.guids]
+    if fabric_partition.guid_based:
+        members: list[Any] = [gpu_entity_id(guid) for guid in fabric_partition.guids]
     else:
-        seated = [fabric.gpus[guid] for guid in one.guids if guid in fabric.gpus]
+        seated = [fabric.gpus[guid] for guid in fabric_partition.guids if guid in fabric.gpus]
         members = [_gpu_location(fabric, gpu) for gpu in seated]
     return {
         "ID": entity,
-        "PartitionID": one.id,
-        "Name": one.name,
-        "Type": "ID_BASED" if one.guid_based else "LOCATION_BASED",
-        "Health": PartitionHealth(one.health).name,
+        "PartitionID": fabric_partition.id,
+        "Name": fabric_partition.name,
+        "Type": "ID_BASED" if fabric_partition.guid_based else "LOCATION_BASED",
+        "Health": PartitionHealth(fabric_partition.health).name,
         "Members": members or None,
         "CreatedAt": CREATED,
         "UpdatedAt": CREATED,
@@ -101,7 +101,7 @@ def gpu_entity_id(guid: int) -> str:
 def entities_of_gpus(fabrics: Iterable[SimulatedFabric]) -> Iterator[tuple[str, SimulatedFabric, int]]:
     """Entity, fabric and GUID of every GPU that is there or that a partition names."""
     for fabric in fabrics:
-        named = {guid for one in fabric.partitions.values() for guid in one.guids}
+        named = {guid for partition in fabric.partitions.values() for guid in partition.guids}
         for guid in sorted(fabric.gpus.keys() | named):
             yield gpu_entity_id(guid), fabric, guid
 
@@ -190,8 +190,8 @@ class PartitionEntities:
 
     def _every(self) -> Iterator[tuple[SimulatedFabric, FabricPartition]]:
         for fabric in self._fabrics:
-            for one in fabric.snapshot().partitions:
-                yield fabric, one
+            for partition in fabric.snapshot().partitions:
+                yield fabric, partition
 
     def _changed(self, _: FabricSnapshot) -> None:
         self._before, self._shown = self._shown, self.now()

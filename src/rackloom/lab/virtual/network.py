@@ -209,10 +209,10 @@ class SimStream:
     async def _pump(self, messages: AsyncIterator[bytes]) -> None:
         acknowledged = False
         try:
-            async for one in messages:
+            async for message in messages:
                 # A stream that is lost before its acknowledgement is a lost connection, not a lost notice.
                 for _ in range(self._network.deliveries() if acknowledged else 1):
-                    self._arrived.put_nowait(one)
+                    self._arrived.put_nowait(message)
                 acknowledged = True
         except grpc.aio.AioRpcError as error:
             self._arrived.put_nowait(error)

@@ -199,7 +199,7 @@ class RestartedProcess:
 
     def _is_allowed(self, failed: BaseException) -> bool:
         if isinstance(failed, BaseExceptionGroup):
-            return all(self._is_allowed(one) for one in failed.exceptions)
+            return all(self._is_allowed(exception) for exception in failed.exceptions)
         return isinstance(failed, self._may_fail)
 
 

@@ -115,9 +115,9 @@ class SimRack:
 
     def foreign(self) -> Iterator[FabricPartition]:
         """Partitions that another hand made."""
-        for one in self.fabric.snapshot().partitions:
-            if one.id != DEFAULT_PARTITION_ID and self.made.get(one.id) != one.name:
-                yield one
+        for partition in self.fabric.snapshot().partitions:
+            if partition.id != DEFAULT_PARTITION_ID and self.made.get(partition.id) != partition.name:
+                yield partition
 
     def machine_of(self, guid: int) -> str | None:
         """The machine that a GPU is on; None for one that is not there."""

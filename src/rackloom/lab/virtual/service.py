@@ -160,7 +160,7 @@ class SimulatedService:
     @property
     def living(self) -> list[ServiceProcess]:
         """The lives that have not ended."""
-        return [one.life for one in self.processes if one.life is not None and one.life.alive]
+        return [process.life for process in self.processes if process.life is not None and process.life.alive]
 
     @property
     def points(self) -> int:
@@ -246,7 +246,7 @@ class SimulatedService:
 
     def liar_of(self, rack: SimRack) -> ConflictingController | None:
         """The controller that contradicts that of `rack` now."""
-        return next((one for one in self.liars.values() if one.concerns(rack)), None)
+        return next((liar for liar in self.liars.values() if liar.concerns(rack)), None)
 
     async def _open(self, process: ServiceReplica, life: ServiceProcess) -> None:
         store = Store(CrashingBackend(self._records, life, self._bulletin))

@@ -66,8 +66,8 @@ async def collect_cluster(reader: ClusterReader, namespace: str, each: ObjectMap
     Errors of `reader` pass through: half a look would find what is not.
     """
     pods = await reader.read(PODS_PATH)
-    daemons = [one for one in pods if _daemon_of(one, namespace)]
-    users = [one for one in pods if _claims_devices(one) and not _daemon_of(one, namespace)]
+    daemons = [pod for pod in pods if _daemon_of(pod, namespace)]
+    users = [pod for pod in pods if _claims_devices(pod) and not _daemon_of(pod, namespace)]
     return ClusterEvidence(
         domains=tuple(_compute_domains(await reader.read(COMPUTE_DOMAINS_PATH))),
         templates=tuple(each(_template, await reader.read(TEMPLATES_PATH))),
@@ -80,9 +80,9 @@ async def collect_cluster(reader: ClusterReader, namespace: str, each: ObjectMap
 
 
 def _compute_domains(objects: list[Json]) -> Iterator[ComputeDomain]:
-    for one in objects:
+    for obj in objects:
         try:
-            yield read_compute_domain(one)
+            yield read_compute_domain(obj)
         except Refused:
             continue  # The API server admits none that cannot be read, and the controller says InvalidSpec.
 
@@ -152,7 +152,7 @@ def _pod(obj: Json) -> PodRecord:
 
 def _owner(obj: Json) -> str:
     meta = obj["metadata"]
-    found = (one for one in meta.get("ownerReferences") or () if one.get("controller"))
+    found = (reference for reference in meta.get("ownerReferences") or () if reference.get("controller"))
     return next((f"{one['kind']} {meta['namespace']}/{one['name']}" for one in found), "")
 
 
@@ -165,7 +165,7 @@ def _daemon_of(pod: Json, namespace: str) -> str:
     """UID of the ComputeDomain whose daemon the pod is; empty for another pod."""
     if pod["metadata"]["namespace"] != namespace:
         return ""  # Anybody may name a container and set labels; in this namespace only the controller may.
-    ours = any(one.get("name") == DAEMON_CONTAINER for one in pod["spec"].get("containers") or ())
+    ours = any(container.get("name") == DAEMON_CONTAINER for container in pod["spec"].get("containers") or ())
     return _labels(pod).get(names.COMPUTE_DOMAIN_LABEL, "") if ours else ""
 
 

@@ -41,7 +41,7 @@ _PROCESS_LINKS = ("proc/1", "proc/self")
 
 def shows_all_processes(host: Sysroot) -> bool:
     """Whether process 1 of `host` is the host's own. A copied tree has no such links, and is taken for it."""
-    told = [found for one in _PROCESS_LINKS if (found := _pid_namespace(host, one)) is not None]
+    told = [found for link in _PROCESS_LINKS if (found := _pid_namespace(host, link)) is not None]
     return not told or told[0] == _INITIAL_PID_NAMESPACE
 
 
@@ -65,7 +65,9 @@ def process_ids(host: Sysroot) -> tuple[int, ...]:
 
 def processes_named(host: Sysroot, name: str) -> tuple[int, ...]:
     """Numbers of those that are called `name`."""
-    return tuple(one for one in process_ids(host) if host.text(f"proc/{one}/comm") == name)
+    return tuple(
+        process_id for process_id in process_ids(host) if host.text(f"proc/{process_id}/comm") == name
+    )
 
 
 # TCP sockets of a network namespace.
@@ -96,7 +98,7 @@ def sockets_of(host: Sysroot, process: int) -> tuple[TcpSocket, ...] | None:
     if ipv4 is None:
         return None
     try:
-        return tuple(one for table in (ipv4, ipv6 or "") for one in _socket_rows(table))
+        return tuple(row for table in (ipv4, ipv6 or "") for row in _socket_rows(table))
     except ValueError:
         return None
 
@@ -310,12 +312,14 @@ def _starts_at_boot(host: Sysroot) -> bool | None:
     if _is_unit_masked(host):
         return False
     entries = (f"{at}/{name}" for at in _UNIT_FOLDERS for name in host.names(at))
-    return any(_IMEX_UNIT in host.names(one) for one in entries if one.endswith(_DEPENDENTS))
+    return any(_IMEX_UNIT in host.names(entry) for entry in entries if entry.endswith(_DEPENDENTS))
 
 
 def _is_unit_masked(host: Sysroot) -> bool:
     """Whether the unit that counts leads to /dev/null, which nothing starts, whoever wants it."""
-    folder = next((one for one in _UNIT_FOLDERS if _IMEX_UNIT in host.names(one)), None)
+    folder = next(
+        (unit_folder for unit_folder in _UNIT_FOLDERS if _IMEX_UNIT in host.names(unit_folder)), None
+    )
     found = None if folder is None else host.real(folder)
     if found is None:
         return False
@@ -356,8 +360,12 @@ def _connected_peers(host: Sysroot, running: Sequence[int]) -> int | None:
 
 def _peer_addresses(sockets: Sequence[TcpSocket]) -> set[str]:
     """Addresses of others with a connection at their server's port: a daemon is its own peer too."""
-    at = {one.peer for one in sockets if one.state == ESTABLISHED and one.peer_port == IMEX_SERVER_PORT}
-    return at - {one.own for one in sockets}
+    at = {
+        socket.peer
+        for socket in sockets
+        if socket.state == ESTABLISHED and socket.peer_port == IMEX_SERVER_PORT
+    }
+    return at - {socket.own for socket in sockets}
 
 
 # The whole host.
@@ -394,4 +402,6 @@ def _driver_version(host: Sysroot) -> str | None:
 
 def _busy_ports(host: Sysroot) -> frozenset[int] | None:
     sockets = sockets_of(host, _INIT) if shows_all_processes(host) else None
-    return None if sockets is None else frozenset(one.port for one in sockets if one.state == LISTENING)
+    return (
+        None if sockets is None else frozenset(socket.port for socket in sockets if socket.state == LISTENING)
+    )

@@ -27,7 +27,9 @@ def read_transfers(folder: Path) -> tuple[MeasuredTransfer, ...]:
     Raises Refused for a file there that is no record.
     """
     seen = (
-        one for file in sorted(folder.glob("*.json")) for one in _measured_transfers(file, load_record(file))
+        transfer
+        for file in sorted(folder.glob("*.json"))
+        for transfer in _measured_transfers(file, load_record(file))
     )
     newest = {(one.node, _gpu_name(one.key), one.device): one for one in sorted(seen, key=lambda one: one.at)}
     return tuple(newest[name] for name in sorted(newest))

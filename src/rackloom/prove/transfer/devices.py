@@ -302,7 +302,7 @@ def read_allocation(file: Path) -> AllocatedDevices:
         ) from error
     try:
         claims = [
-            msgspec.convert(one, _Claim) for document in documents for one in _resource_claims(document)
+            msgspec.convert(claim, _Claim) for document in documents for claim in _resource_claims(document)
         ]
     except msgspec.ValidationError as error:
         raise Refused(
@@ -315,7 +315,9 @@ def read_allocation(file: Path) -> AllocatedDevices:
             nearest_fix="save it once the pod is scheduled, with `kubectl get resourceclaims -o yaml`",
         )
     results = (result for allocation in found for result in allocation.devices.results)
-    return AllocatedDevices(tuple(_device_on_host(one.device) for one in results if one.driver == NIC_DRIVER))
+    return AllocatedDevices(
+        tuple(_device_on_host(result.device) for result in results if result.driver == NIC_DRIVER)
+    )
 
 
 def _resource_claims(document: Any) -> Iterator[Any]:

@@ -70,7 +70,7 @@ def kv_terms_of_all_models(
 ) -> tuple[KvTerms, ...]:
     """The same for every model of the table, smallest cache first."""
     terms = [kv_terms(model, tokens, gigabytes_per_second, prefill_ms) for model in BYTES_PER_TOKEN]
-    return tuple(sorted(terms, key=lambda one: one.cache_bytes))
+    return tuple(sorted(terms, key=lambda term: term.cache_bytes))
 
 
 # The GPU x NIC matrix.
@@ -210,7 +210,7 @@ def record_tables(record: TransferRecord, terms: Sequence[KvTerms]) -> Iterator[
         )
     if terms:
         yield RecordTable(
-            f"Hand-over of a KV cache{emulated}", _KV_COLUMNS, [_kv_row(one) for one in terms], _KV_NOTE
+            f"Hand-over of a KV cache{emulated}", _KV_COLUMNS, [_kv_row(term) for term in terms], _KV_NOTE
         )
     runs = record.report.runs
     if runs:
@@ -221,7 +221,7 @@ def record_tables(record: TransferRecord, terms: Sequence[KvTerms]) -> Iterator[
         yield RecordTable("Links of the target", _LINK_COLUMNS, _link_rows(runs[0].environment.target))
     for evidence in record.evidence:
         said = {True: "passed", False: "FAILED", None: "not checked"}[evidence.correct]
-        figures = [(one.name, f"{one.value:.2f} {one.unit}") for one in evidence.figures]
+        figures = [(figure.name, f"{figure.value:.2f} {figure.unit}") for figure in evidence.figures]
         yield RecordTable(f"{evidence.tool}, {evidence.file}: {said}", ("figure", "value"), figures)
 
 

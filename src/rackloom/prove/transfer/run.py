@@ -350,8 +350,8 @@ def _measure_pairs(
 
 def _measure_lanes(spec: TransferSpec, lanes: Sequence[Lane], watch: RunObserver) -> list[TransferReport]:
     reports = run_lanes(spec, lanes)
-    for one in reports:
-        watch.finished(one)
+    for report in reports:
+        watch.finished(report)
     return reports
 
 

@@ -306,7 +306,7 @@ def _nic_names(nic: Nic) -> tuple[str, ...]:
 def unmatched_declarations(declared: Declaration, machine: Machine) -> tuple[str, ...]:
     """Names in a declaration that no device of the machine bears, and that therefore say nothing."""
     nics = {name for nic in machine.nics for name in _nic_names(nic)} | {
-        one.name for one in machine.interfaces
+        interface.name for interface in machine.interfaces
     }
     gpus = {gpu.pci_address for gpu in machine.gpus}
     columns = {name for row in declared.classes.values() for name in row}

@@ -127,7 +127,8 @@ class Site:
 
     async def cliques(self):
         labels = {
-            one["metadata"]["name"]: one["metadata"]["labels"] for one in (await self.user.list(NODE)).items
+            item["metadata"]["name"]: item["metadata"]["labels"]
+            for item in (await self.user.list(NODE)).items
         }
         bound = [one["spec"]["nodeName"] for one in await self.pods() if one["spec"].get("nodeName")]
         return [labels[node][names.GPU_CLIQUE_LABEL] for node in bound]
@@ -136,14 +137,14 @@ class Site:
 @asynccontextmanager
 async def site(nodes, *, alive=True, **how):
     found = Site(nodes, **how)
-    runs = [one.run() for one in found.known.informers]
+    runs = [informer.run() for informer in found.known.informers]
     runs += [
         ResourceClaimController(found.kube, random.Random(2)).run(),
         SimulatedScheduler(found.kube, random.Random(3)).run(),
     ]
     if alive:
         runs.append(found.keeper.run())
-    tasks = [asyncio.create_task(one) for one in runs]
+    tasks = [asyncio.create_task(run) for run in runs]
     await found.known.synced()
     await found.begin()
     try:

@@ -17,7 +17,7 @@ def pod(size="18", *, labels=None, **spec):
 
 
 def gates(obj):
-    return [one["name"] for one in obj["spec"].get("schedulingGates", ())]
+    return [gate["name"] for gate in obj["spec"].get("schedulingGates", ())]
 
 
 def held(obj):

@@ -34,7 +34,7 @@ def test_in_any_order_all_pods_come_to_one_clique(order, seed):
                 while len(await found.cliques()) < 6:
                     await asyncio.sleep(0.1)
             assert len(set(await found.cliques())) == 1
-            assert all(not one["spec"].get("schedulingGates") for one in await found.pods())
+            assert all(not pod["spec"].get("schedulingGates") for pod in await found.pods())
 
     event_loop.run_simulation(seed, run)
 
@@ -68,7 +68,9 @@ def test_in_channel_mode_early_pods_stay_and_are_told_and_later_ones_share_the_c
             assert early["spec"]["schedulingGates"] == [{"name": TEMPLATE_GATE}]
             (event,) = (await found.user.list(EVENT, "team")).items
             assert (event["reason"], event["involvedObject"]["name"]) == (TOO_EARLY_REASON, "early")
-            said = {one["type"]: one for one in early["status"]["conditions"]}[CHANNEL_CONDITION]
+            said = {condition["type"]: condition for condition in early["status"]["conditions"]}[
+                CHANNEL_CONDITION
+            ]
             assert (said["status"], said["reason"]) == ("False", TOO_EARLY_REASON)
             assert "delete the pod and create it again" in said["message"]
             (claim,) = late["spec"]["resourceClaims"]
@@ -96,7 +98,7 @@ def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_again():
                     await asyncio.sleep(0.1)
             forbidden = False
             async with asyncio.timeout(120):
-                while any(one["spec"].get("schedulingGates") for one in await found.pods()):
+                while any(pod["spec"].get("schedulingGates") for pod in await found.pods()):
                     await asyncio.sleep(0.1)
 
     event_loop.run_simulation(1, run)

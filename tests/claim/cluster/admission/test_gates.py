@@ -17,8 +17,8 @@ HERE = ClaimTemplateState(True, ChannelTemplate("uid-1"))
 def decided(pods, templates, clique=None):
     """What happens to a group of pods of which the gated ones are looked at."""
     values = tuple(decode_object(one, PodObject) for one in pods)
-    gated = tuple(one for one in values if one.gate_index is not None)
-    groups = {name: DomainPods(values, clique) for name, one in templates.items() if one.channel}
+    gated = tuple(value for value in values if value.gate_index is not None)
+    groups = {name: DomainPods(values, clique) for name, template in templates.items() if template.channel}
     return gate_steps(gated, templates, groups)
 
 
@@ -26,7 +26,7 @@ def opened(pods, found):
     """The pods of the openings, after their patches."""
     by_name = {one["metadata"]["name"]: one for one in pods}
     patches = [one.patch("team") for one in found if isinstance(one, GateOpening)]
-    return {one.name: json_patch(by_name[one.name], one.patch) for one in patches}
+    return {patch.name: json_patch(by_name[patch.name], patch.patch) for patch in patches}
 
 
 def near(obj):

@@ -252,8 +252,8 @@ async def served(port, authority):
 def test_a_new_authority_is_trusted_beside_the_old_one_before_it_serves():
     async def run():
         api, clock = await installed(), Clock()
-        one = ServingCertificates(api, DRIVER, ("localhost",), clock)
-        old = await one.ensure()
+        serving_certificates = ServingCertificates(api, DRIVER, ("localhost",), clock)
+        old = await serving_certificates.ensure()
         before = await trusted(api)
         clock.ahead += AUTHORITY_DAYS * DAY * 0.7
         watched = Watched(api)
@@ -319,14 +319,14 @@ def test_what_is_not_installed_is_an_error_and_nothing_is_created():
 def test_trust_that_somebody_took_away_is_given_again():
     async def run():
         api = await installed()
-        one = ServingCertificates(api, DRIVER, ("localhost",), time.time)
-        await one.ensure()
+        serving_certificates = ServingCertificates(api, DRIVER, ("localhost",), time.time)
+        await serving_certificates.ensure()
         given = await trusted(api)
         for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK):
             hooks = [{"name": name, "clientConfig": {"service": {}}} for name in ("a.test", "b.test")]
             await api.patch(kind, WEBHOOK_NAME, None, {"webhooks": hooks})
         assert await trusted(api) is None
-        await one.ensure()
+        await serving_certificates.ensure()
         assert await trusted(api) == given
 
     asyncio.run(run())

@@ -46,7 +46,7 @@ def pod(*, template="imex", name="p", owner=None, uses=("channel",), **spec):
     if owner:
         meta["ownerReferences"] = [{"kind": "Job", "name": owner, "uid": f"uid-{owner}", "controller": True}]
     claims = [{"name": "channel", "resourceClaimTemplateName": template}]
-    container = {"name": "main", "resources": {"claims": [{"name": one} for one in uses]}}
+    container = {"name": "main", "resources": {"claims": [{"name": use} for use in uses]}}
     return {"metadata": meta, "spec": {"containers": [container], "resourceClaims": claims, **spec}}
 
 

@@ -132,7 +132,7 @@ class Job:
             meta["annotations"] = {spec.SIZE_ANNOTATION: size, spec.SPARES_ANNOTATION: str(self.spares)}
         limits = {} if group == "launcher" else {"nvidia.com/gpu": str(self.gpus)}
         container = {"name": "main", "image": "none", "resources": {"limits": limits}}
-        claims = [{"name": one, "resourceClaimTemplateName": one} for one in self.templates]
+        claims = [{"name": template, "resourceClaimTemplateName": template} for template in self.templates]
         return {"metadata": meta, "spec": {"containers": [container], "resourceClaims": claims}}
 
     async def succeed(self, name):
@@ -187,7 +187,7 @@ class GangSite:
         return json_patch(review.object, verdict.patch)
 
     async def begin(self):
-        runs = [one.run() for one in self.known.informers]
+        runs = [informer.run() for informer in self.known.informers]
         runs.append(SimulatedScheduler(self.kube, random.Random(3)).run())
         self.tasks = [asyncio.create_task(one) for one in runs]
         await self.known.synced()
@@ -209,7 +209,7 @@ class GangSite:
         selector = {"cel": {"expression": f"device.driver == '{driver}'"}}
         meta = {"name": driver}
         await self.user.create(DEVICE_CLASS, {"metadata": meta, "spec": {"selectors": [selector]}})
-        for name in (one for one in self.trays if one not in without):
+        for name in (tray for tray in self.trays if tray not in without):
             spec = {
                 "driver": driver,
                 "nodeName": name,
@@ -242,10 +242,10 @@ class GangSite:
     def start(self, last=None, api=None):
         self.api = api or Mortal(self.kube, "controller", last)
         recorder = EventRecorder(self.api, "rackloom-controller", "test", loop_wall_time)
-        one = GangController(
+        gang_controller = GangController(
             self.api, PlacementSearch(), recorder, loop_wall_time, self.rng, self.settings, self.meter
         )
-        self.controller = asyncio.create_task(one.run())
+        self.controller = asyncio.create_task(gang_controller.run())
 
     async def kill(self):
         self.controller.cancel()
@@ -269,7 +269,7 @@ class GangSite:
         return (await self.user.list(POD, TEAM, labels=f"job={job}")).items
 
     async def places(self, job):
-        return {one["metadata"]["name"]: one["spec"].get("nodeName") for one in await self.pods(job)}
+        return {pod["metadata"]["name"]: pod["spec"].get("nodeName") for pod in await self.pods(job)}
 
     async def is_bound(self, job, count):
         places = await self.places(job)
@@ -288,10 +288,10 @@ class GangSite:
         """Nodes by the value of our taint."""
         nodes = (await self.user.list(NODE)).items
         return {
-            node["metadata"]["name"]: one["value"]
+            node["metadata"]["name"]: taint["value"]
             for node in nodes
-            for one in (node.get("spec") or {}).get("taints") or ()
-            if one["key"] == spec.GANG_TAINT
+            for taint in (node.get("spec") or {}).get("taints") or ()
+            if taint["key"] == spec.GANG_TAINT
         }
 
     async def record(self, name):
@@ -307,7 +307,7 @@ class GangSite:
         return not await self.taints() and not (await self.user.list(GANG_PLAN)).items
 
     async def events(self, reason):
-        return [one for one in (await self.user.list(EVENT, TEAM)).items if one["reason"] == reason]
+        return [item for item in (await self.user.list(EVENT, TEAM)).items if item["reason"] == reason]
 
     async def until(self, holds, seconds=200):
         for _ in range(seconds * 2):

@@ -119,7 +119,7 @@ def test_a_member_of_a_lost_tray_moves_to_one_that_has_its_nics():
         site.start()
         job = await bound_job(site, "big", {"worker": 3}, templates=["nics"])
         before = await site.places("big")
-        free = sorted({one for one in site.trays if one != "r0-t0"} - set(before.values()))
+        free = sorted({tray for tray in site.trays if tray != "r0-t0"} - set(before.values()))
         await site.until(await take_nics(site, free[0]))
         await site.say_ready(before["big-worker-1"], "Unknown")
 

@@ -16,7 +16,7 @@ def test_a_lost_node_moves_one_member_to_a_spare_of_its_clique_and_no_other():
         job = await bound_job(site, "big", {"worker": 4}, spares=1)
         before = await site.places("big")
         assert len(await site.taints()) == 5, "the spare is reserved too"
-        pods = {one["metadata"]["name"]: one["metadata"]["uid"] for one in await site.pods("big")}
+        pods = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await site.pods("big")}
         lost = before["big-worker-2"]
         if is_gone:
             await site.user.delete(NODE, lost)
@@ -27,7 +27,7 @@ def test_a_lost_node_moves_one_member_to_a_spare_of_its_clique_and_no_other():
         after = await site.places("big")
         assert {name for name in before if before[name] != after[name]} == {"big-worker-2"}
         assert rack_of(after["big-worker-2"]) == rack_of(lost)
-        now = {one["metadata"]["name"]: one["metadata"]["uid"] for one in await site.pods("big")}
+        now = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await site.pods("big")}
         assert [name for name in pods if pods[name] != now[name]] == ["big-worker-2"]
         await site.until(lambda: site.says("big", "Bound", "AllBound"))
         assert set(await site.taints()) == set(after.values())
@@ -170,9 +170,9 @@ def test_pods_of_which_the_scheduler_says_nothing_are_let_be():
         job = site.job("big", {"worker": 4})
         site.kube.faults.add(RequestFault(verb="create", resource="pods/binding", user="kube-scheduler"))
         await site.until(lambda: site.has_let_go("big", 4))
-        before = {one["metadata"]["uid"] for one in await site.pods("big")}
+        before = {pod["metadata"]["uid"] for pod in await site.pods("big")}
         await asyncio.sleep(4 * site.settings.bind_after)
-        assert {one["metadata"]["uid"] for one in await site.pods("big")} == before
+        assert {pod["metadata"]["uid"] for pod in await site.pods("big")} == before
         assert len(await site.taints()) == 4
         site.kube.faults.clear()
         await site.until(lambda: site.is_bound("big", 4))
@@ -201,7 +201,7 @@ def test_no_tray_is_reserved_while_somebody_else_holds_the_pods():
         pods = await site.pods("big")
         assert {one["metadata"]["uid"] for one in pods} == before
         for pod in pods:
-            left = [one for one in pod["spec"]["schedulingGates"] if one != queue]
+            left = [gate for gate in pod["spec"]["schedulingGates"] if gate != queue]
             patch = {"spec": {"schedulingGates": left}}
             await site.user.patch(POD, pod["metadata"]["name"], TEAM, patch)
         await site.until(lambda: site.is_bound("big", 4))

@@ -12,8 +12,12 @@ from rackloom.core.kubernetes.objects import GANG_PLAN
 
 async def told(site):
     page = site.meter.page((await site.user.list(GANG_PLAN)).items).decode()
-    samples = [one for family in text_string_to_metric_families(page) for one in family.samples]
-    return {(one.name, one.labels.get("reason")): one.value for one in samples if "le" not in one.labels}
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    return {
+        (sample.name, sample.labels.get("reason")): sample.value
+        for sample in samples
+        if "le" not in sample.labels
+    }
 
 
 def test_all_series_are_there_from_the_start():

@@ -88,7 +88,7 @@ def test_a_job_that_says_late_that_it_is_over_is_heard():
         await asyncio.sleep(30)
         assert set(await site.taints()) == set(places.values()), "it may still try its launcher again"
         await job.is_over()
-        await site.until(holds(site, {places[one] for one in WORKERS}))
+        await site.until(holds(site, {places[worker] for worker in WORKERS}))
         await over(site, job)
 
     run(story)
@@ -134,9 +134,9 @@ def test_death_after_a_write_while_the_trays_of_a_job_that_is_over_are_given_bac
         await job.is_over()
         await delete(site, WORKERS[0])
         await until_dead_and_again(site, last)
-        await site.until(holds(site, {places[one] for one in WORKERS[1:]}))
+        await site.until(holds(site, {places[worker] for worker in WORKERS[1:]}))
         found = await site.places("big")
-        assert [found[one] for one in WORKERS[1:]] == [places[one] for one in WORKERS[1:]]
+        assert [found[worker] for worker in WORKERS[1:]] == [places[worker] for worker in WORKERS[1:]]
         await over(site, job)
 
     run(story, last)

@@ -39,7 +39,7 @@ def closed_by(foe):
     nodes = [{"metadata": {"name": one, "labels": has}} for one, has in SITE.items()]
     members = [read_member(pod("big-0", {"app": "gang"}))]
     met = without_conflicting_trays(PlacementSite(trays, ()), members, [foe], nodes)
-    return [one.name for one in met.trays if one.shut is not None]
+    return [tray.name for tray in met.trays if tray.shut is not None]
 
 
 @pytest.mark.parametrize(

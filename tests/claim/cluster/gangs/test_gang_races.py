@@ -97,14 +97,14 @@ def test_a_controller_that_sees_the_past_takes_nothing_back(kind, moment):
         await asyncio.sleep(5)
         await site.kill()
         before = (await site.places("big"), await site.taints(), (await site.record("big")).plan)
-        uids = [one["metadata"]["uid"] for one in await site.pods("big")]
+        uids = [pod["metadata"]["uid"] for pod in await site.pods("big")]
         await site.say_ready(before[0]["big-worker-1"], "Unknown")
         behind = Behind(site.kube, "controller", kind, old)
         site.start(api=behind)
         await asyncio.sleep(200)
         after = (await site.places("big"), await site.taints(), (await site.record("big")).plan)
         assert after == before
-        assert [one["metadata"]["uid"] for one in await site.pods("big")] == uids
+        assert [pod["metadata"]["uid"] for pod in await site.pods("big")] == uids
         behind.caught_up.set()
         await site.until(lambda: site.says("big", "Bound", "TrayLost"))
         await over(site, job)

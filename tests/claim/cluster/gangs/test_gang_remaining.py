@@ -241,7 +241,7 @@ def test_death_after_a_write_while_the_rest_of_two_jobs_is_placed(last):
         await until_dead_and_again(site, last)
         await site.until(lambda: site.says("big", "Bound", "AllBound"))
         assert sorted(map(len, bound.values())) == [1, 1]
-        assert {one for nodes in bound.values() for one in nodes} == set(await site.taints())
+        assert {node for nodes in bound.values() for node in nodes} == set(await site.taints())
         await over(site, *parts)
 
     run(story, last)

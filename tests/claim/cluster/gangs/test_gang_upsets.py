@@ -68,7 +68,7 @@ def test_a_tray_that_is_cordoned_on_the_way_is_not_waited_for(moment):
         await site.cordon(plan.trays[0])
         await site.until(lambda: site.is_bound("big", 4))
         nodes = set((await site.places("big")).values())
-        assert {rack_of(one) for one in nodes} == {"r0", "r1"} - {rack_of(plan.trays[0])}
+        assert {rack_of(node) for node in nodes} == {"r0", "r1"} - {rack_of(plan.trays[0])}
         assert set(await site.taints()) == nodes
         await over(site, job)
 
@@ -106,8 +106,8 @@ def test_a_leader_whose_clock_is_an_hour_off_does_not_hold_up_the_gang(ahead):
         await site.kill()
         assert not await site.let_go("big")
         found = (await site.user.get(GANG_PLAN, "big", TEAM))["status"]
-        for one in found["conditions"]:
-            one["lastTransitionTime"] = metav1_time(max(loop_wall_time() + ahead, 0))
+        for condition in found["conditions"]:
+            condition["lastTransitionTime"] = metav1_time(max(loop_wall_time() + ahead, 0))
         await site.user.patch(GANG_PLAN, "big", TEAM, {"status": found}, subresource="status")
         site.start()
         await site.until(lambda: site.is_bound("big", 4), seconds=60)
@@ -150,7 +150,7 @@ def test_a_record_out_of_which_somebody_took_a_part_moves_no_pod_that_runs(chang
         if lost:
             await site.user.delete(NODE, before["big-worker-0"])
         await asyncio.sleep(120)
-        assert not [one for one in await site.pods("big") if "deletionTimestamp" in one["metadata"]]
+        assert not [pod for pod in await site.pods("big") if "deletionTimestamp" in pod["metadata"]]
         after = await site.places("big")
         assert [after[f"big-worker-{number}"] for number in (1, 2, 3)] == [
             before[f"big-worker-{number}"] for number in (1, 2, 3)

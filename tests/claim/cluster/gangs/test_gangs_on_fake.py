@@ -36,8 +36,8 @@ def test_a_gang_that_can_never_fit_takes_nothing_and_says_what_would_help():
         assert not await site.taints()
         assert not await site.let_go("huge")
         events = await site.events("DoesNotFit")
-        assert {one["involvedObject"]["kind"] for one in events} == {"GangPlan", "Job"}
-        assert all(one["message"] == told for one in events)
+        assert {event["involvedObject"]["kind"] for event in events} == {"GangPlan", "Job"}
+        assert all(event["message"] == told for event in events)
         await over(site, job)
 
     run(story)

@@ -339,7 +339,7 @@ def test_pods_of_gangs_and_pods_at_our_gates_hold_it() -> None:
         waits["spec"]["schedulingGates"] = [{"name": "rackloom.dev/claim-template"}]
         await cluster.put(POD, waits)
         outcome = await cluster.uninstall()
-        assert {(one.what, one.why) for one in outcome.rest.blockers} == {
+        assert {(blocker.what, blocker.why) for blocker in outcome.rest.blockers} == {
             ("Pod team/member", "belongs to gang team/g, which holds trays"),
             ("Pod team/waits", "waits at the gate rackloom.dev/claim-template, which nobody would open"),
         }

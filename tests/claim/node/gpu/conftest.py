@@ -163,7 +163,7 @@ class GpuKit:
     def edits(self, uid: str) -> list[Any]:
         """The containerEdits of a claim's devices."""
         spec = self.kit.places.cdi / f"k8s.{GPU_DRIVER}-claim_{uid}.yaml"
-        return [one["containerEdits"] for one in json.loads(spec.read_bytes())["devices"]]
+        return [device["containerEdits"] for device in json.loads(spec.read_bytes())["devices"]]
 
 
 @cache

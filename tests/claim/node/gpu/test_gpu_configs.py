@@ -89,7 +89,7 @@ def test_ten_thousand_configs_are_understood_or_refused():
             refused += 1
         else:
             assert set(sharing.time_slices.values()) <= {0, 1, 2, 3}
-            assert all(one.threads_percent in {None, *range(101)} for one in sharing.daemons)
+            assert all(daemon.threads_percent in {None, *range(101)} for daemon in sharing.daemons)
     assert many // 10 < refused < many - 1
 
 

@@ -193,7 +193,9 @@ def test_the_templates_of_the_seed_are_allocated_on_what_is_published(gpus, temp
     assert isinstance(found, Allocation)
     assert isinstance(foreseen, Allocation)
     assert found.results == foreseen.results
-    given_gpus = [one.device for one in found.results[0].devices.results if one.driver == "gpu.nvidia.com"]
+    given_gpus = [
+        result.device for result in found.results[0].devices.results if result.driver == "gpu.nvidia.com"
+    ]
     assert given_gpus == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
 
 

@@ -20,8 +20,8 @@ def test_a_channel_is_there_soon_after_its_daemon_is_ready(imex):
         imex.kit.places.home(names.IMEX_DRIVER).mkdir(parents=True)
         kube.faults.delay(API_SECONDS)
         api = DirectApi(kube, "the-plugin")
-        one = PluginProcess(imex.plugin(api), api, imex.kit.host())
-        waiting = asyncio.create_task(one.requests.prepare([claim.ref]))
+        plugin_process = PluginProcess(imex.plugin(api), api, imex.kit.host())
+        waiting = asyncio.create_task(plugin_process.requests.prepare([claim.ref]))
         # In the middle of the longest pause: nothing but the watch can wake it in time.
         await asyncio.sleep(11.0)
         await imex.ready(uid)

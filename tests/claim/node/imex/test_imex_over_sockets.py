@@ -92,7 +92,7 @@ def test_the_slice_names_the_clique_and_the_gpus_as_the_fabric_knows_them(imex):
             (found,) = (await imex.api.list(RESOURCE_SLICE)).items
         assert found["spec"]["nodeName"] == found["spec"]["pool"]["name"] == imex.kit.node
         assert found["metadata"]["ownerReferences"][0]["kind"] == "Node"
-        devices = {one["name"]: one["attributes"] for one in found["spec"]["devices"]}
+        devices = {device["name"]: device["attributes"] for device in found["spec"]["devices"]}
         assert devices.keys() == {"channel-0", "daemon-0"}
         channel = devices["channel-0"]
         assert (channel["type"], channel["id"]) == ({"string": "channel"}, {"int": 0})
@@ -322,7 +322,7 @@ def test_in_channel_mode_a_shared_claim_gets_its_own_channel(imex):
             assert await imex.label() is None
             await running.publisher.published.wait()
             (found,) = (await imex.api.list(RESOURCE_SLICE)).items
-            assert [one["name"] for one in found["spec"]["devices"]] == ["daemon-0"]
+            assert [device["name"] for device in found["spec"]["devices"]] == ["daemon-0"]
 
     asyncio.run(story())
 

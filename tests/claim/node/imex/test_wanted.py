@@ -24,7 +24,9 @@ def claim(*parameters, device="channel-0", pool="n1", namespace="team", count=1,
     return AllocatedClaim(
         ref=ClaimRef(namespace=namespace, name="c", uid="u"),
         results=(result,) * count,
-        configs=tuple(OpaqueConfig(source="FromClaim", requests=(), parameters=one) for one in parameters),
+        configs=tuple(
+            OpaqueConfig(source="FromClaim", requests=(), parameters=parameter) for parameter in parameters
+        ),
         fingerprint="f",
         of_pod=of_pod,
     )

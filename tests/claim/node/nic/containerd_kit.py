@@ -178,7 +178,7 @@ def _remove_cgroups(root: Path) -> None:
 
 def _unmount(root: Path) -> None:
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-    for at in reversed([one for one in mounts if one.startswith(f"{root}/")]):
+    for at in reversed([mount for mount in mounts if mount.startswith(f"{root}/")]):
         subprocess.run(["umount", "-l", at], check=False)
 
 

@@ -138,12 +138,12 @@ def own_host() -> Iterator[Host]:
     before = os.open("/proc/self/ns/net", os.O_RDONLY)
     root = Path(tempfile.mkdtemp(prefix="rlns"))
     assert libc.unshare(NEWNET) == 0
-    one = Host(root)
-    one.ip(lambda ipr: ipr.link("set", index=1, state="up"))
+    host = Host(root)
+    host.ip(lambda ipr: ipr.link("set", index=1, state="up"))
     try:
-        yield one
+        yield host
     finally:
-        one.close()
+        host.close()
         assert libc.setns(before, NEWNET) == 0
         os.close(before)
         shutil.rmtree(root)
@@ -154,7 +154,7 @@ def held(host, name, **config):
 
     def look():
         with Rtnetlink() as rtnetlink:
-            link = next(one for one in read_links(rtnetlink) if one.name == name)
+            link = next(read_link for read_link in read_links(rtnetlink) if read_link.name == name)
             settings = read_settings(rtnetlink, link, features=True)
             wanted = pod_settings(decode_network_config(config), settings)
             return link.identity(settings, wanted), settings, wanted

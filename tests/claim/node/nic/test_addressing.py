@@ -37,11 +37,11 @@ def prepared(host, config):
 
     def look():
         with Rtnetlink() as rtnetlink:
-            return next(one for one in read_links(rtnetlink) if one.name == "nic0")
+            return next(link for link in read_links(rtnetlink) if link.name == "nic0")
 
-    one = HostNic(name="nic0", on=HostLink(link=host.call(look)))
+    host_nic = HostNic(name="nic0", on=HostLink(link=host.call(look)))
     wish = decode_network_config({"interface": config})
-    return prepare_nic(one, Device(name="nic0"), wish, Sysroot(), rdma.NetnsMode.SHARED)[0]
+    return prepare_nic(host_nic, Device(name="nic0"), wish, Sysroot(), rdma.NetnsMode.SHARED)[0]
 
 
 def test_routes_of_option_121_are_read():
@@ -52,8 +52,8 @@ def test_routes_of_option_121_are_read():
 @given(st.binary(max_size=40))
 def test_any_bytes_are_routes_or_refused(data):
     with contextlib.suppress(ValueError):
-        for one in lease.classless_routes(data):
-            ipaddress.ip_network(one.destination)
+        for route in lease.classless_routes(data):
+            ipaddress.ip_network(route.destination)
 
 
 FOREVER = 2**32 - 1
@@ -206,7 +206,7 @@ def test_a_pod_autoconfigures_itself_before_it_counts_as_attached(host, monkeypa
         attached = links.attach_link(identity, wanted, pod.path)
     finally:
         router.close()
-    (learnt,) = [one for one in attached.addresses if one.startswith("fd00:77:")]
+    (learnt,) = [address for address in attached.addresses if address.startswith("fd00:77:")]
     assert set(attached.addresses) == {"10.9.0.2/24", learnt}
     assert learnt in pod.addresses("nic0")
     assert links.detach_link(identity, before, pod.path)

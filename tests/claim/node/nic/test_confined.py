@@ -55,7 +55,7 @@ def test_the_manifest_gives_these_capabilities_and_no_others():
     assert set(security["capabilities"]["add"]) == NUMBERS.keys()
     assert security["capabilities"]["drop"] == ["ALL"]
     assert not security.get("privileged")
-    mounts = {one["mountPath"]: one for one in container()["volumeMounts"]}
+    mounts = {mount["mountPath"]: mount for mount in container()["volumeMounts"]}
     assert not mounts[str(_SYSCTL_OF_HOST)].get("readOnly")
 
 

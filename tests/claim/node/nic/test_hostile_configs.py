@@ -214,7 +214,7 @@ def test_preparing_with_any_of_them_touches_no_device(host, monkeypatch):
 
     def look():
         with Rtnetlink() as rtnetlink:
-            link = next(one for one in read_links(rtnetlink) if one.name == "nic0")
+            link = next(read_link for read_link in read_links(rtnetlink) if read_link.name == "nic0")
             return link, read_settings(rtnetlink, link, features=True)
 
     link, before = host.call(look)
@@ -225,8 +225,10 @@ def test_preparing_with_any_of_them_touches_no_device(host, monkeypatch):
     def attempt(parameters):
         config = asked(parameters)
         if config is not None:
-            one = HostNic(name="nic0", on=HostLink(link=link))
-            held.append(prepare_nic(one, Device(name="nic0"), config, Sysroot(), rdma.NetnsMode.SHARED)[0])
+            host_nic = HostNic(name="nic0", on=HostLink(link=link))
+            held.append(
+                prepare_nic(host_nic, Device(name="nic0"), config, Sysroot(), rdma.NetnsMode.SHARED)[0]
+            )
 
     attempt()
     assert held

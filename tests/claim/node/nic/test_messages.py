@@ -50,7 +50,9 @@ def test_a_vrf_without_a_table_has_one_of_its_name():
 
 def test_segmentation_sizes_have_the_numbers_of_the_kernel():
     sizes = SegmentationSizes(gso_max_size=1, gro_max_size=2, gso_ipv4_max_size=3, gro_ipv4_max_size=4)
-    sent = [of_link(one) for one in netlink.link_setting_requests(7, LinkSettings(name="x", sizes=sizes))]
+    sent = [
+        of_link(request) for request in netlink.link_setting_requests(7, LinkSettings(name="x", sizes=sizes))
+    ]
     assert sent == [
         {41: struct.pack("=I", 1)},
         {58: struct.pack("=I", 2)},
@@ -61,7 +63,9 @@ def test_segmentation_sizes_have_the_numbers_of_the_kernel():
 
 def test_an_infiniband_address_has_twenty_bytes():
     mac = ":".join(f"{number:02x}" for number in range(20))
-    (sent,) = [of_link(one) for one in netlink.link_setting_requests(7, LinkSettings(name="ib0", mac=mac))]
+    (sent,) = [
+        of_link(request) for request in netlink.link_setting_requests(7, LinkSettings(name="ib0", mac=mac))
+    ]
     assert sent == {1: bytes(range(20))}
     sent = netlink.neighbor_request(7, NeighborConfig(destination="10.0.0.1", hardware_addr=mac)).encode()
     assert attributes(sent, 28)[2] == bytes(range(20))
@@ -84,7 +88,7 @@ def test_routes_come_after_those_that_make_their_gateways_reachable():
         RouteConfig(destination="10.0.0.1/32", scope=253),
         RouteConfig(destination="::/0", gateway="fd00::1", table=70000),
     )
-    first, second, third = (decoded(rtmsg, one) for one in netlink.route_requests(7, wanted))
+    first, second, third = (decoded(rtmsg, request) for request in netlink.route_requests(7, wanted))
     assert first.get_attr("RTA_DST") == "10.0.0.1"
     assert first["scope"] == 253
     assert (second.get_attr("RTA_GATEWAY"), second.get_attr("RTA_TABLE")) == ("10.0.0.1", 254)
@@ -97,7 +101,9 @@ def test_routes_of_a_vrf_go_to_its_table_unless_they_name_one():
         RouteConfig(destination="10.1.0.0/16", scope=253),
         RouteConfig(destination="10.2.0.0/16", scope=253, table=9),
     )
-    found = [decoded(rtmsg, one).get_attr("RTA_TABLE") for one in netlink.route_requests(7, wanted, 1500)]
+    found = [
+        decoded(rtmsg, request).get_attr("RTA_TABLE") for request in netlink.route_requests(7, wanted, 1500)
+    ]
     assert found == [1500, 9]
 
 

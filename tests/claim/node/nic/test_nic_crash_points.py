@@ -84,7 +84,7 @@ class Lives:
 def settings(netns, name):
     def look():
         with Rtnetlink() as rtnetlink:
-            link = next((one for one in read_links(rtnetlink) if one.name == name), None)
+            link = next((read_link for read_link in read_links(rtnetlink) if read_link.name == name), None)
             return None if link is None else read_settings(rtnetlink, link, features=True)
 
     return netns.call(look)

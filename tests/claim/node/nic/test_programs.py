@@ -44,7 +44,7 @@ def program(name):
 def seen(netns, name):
     def look():
         with Rtnetlink() as rtnetlink:
-            (index,) = [one.index for one in read_links(rtnetlink) if one.name == name]
+            (index,) = [link.index for link in read_links(rtnetlink) if link.name == name]
             return read_ebpf_programs(rtnetlink, index)
 
     return netns.call(look)

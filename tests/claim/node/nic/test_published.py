@@ -74,13 +74,13 @@ def test_every_nic_of_a_real_machine_is_published_or_left_out_with_a_reason(name
     seen = NicSnapshot(host=host, machine=machine)
     found = devices(seen)
     for nic in machine.nics:
-        one = next(o for o in host_nics(seen) if o.nic is nic)
+        host_nic = next(o for o in host_nics(seen) if o.nic is nic)
         if nic.excluded is not None:
-            assert one.name not in found
-            told = nic_health(one, "n", 0.0)
+            assert host_nic.name not in found
+            told = nic_health(host_nic, "n", 0.0)
             assert (told.health, told.message) == (Health.UNKNOWN, f"not published: {nic.excluded}")
             continue
-        told = plain(found[one.name])
+        told = plain(found[host_nic.name])
         assert told.get("rdmaDevice") == nic.rdma_device
         assert told["rdma"] is (nic.rdma_device is not None)
         assert told.get("pciAddress") == nic.pci_address
@@ -97,7 +97,7 @@ def test_every_nic_of_a_real_machine_is_published_or_left_out_with_a_reason(name
             assert told
     for device in found.values():
         strings = [value.string or "" for value in device.attributes.values()]
-        assert all(len(one.encode()) <= LONGEST_TEXT for one in strings)
+        assert all(len(string.encode()) <= LONGEST_TEXT for string in strings)
         assert len(device.attributes) <= 32
 
 

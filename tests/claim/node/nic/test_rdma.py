@@ -68,7 +68,7 @@ def machine(tmp_path):
 
 
 def test_a_pod_gets_the_character_devices_of_its_own_hca_only(machine):
-    found = {one.path: (one.major, one.minor) for one in rdma.rdma_device_nodes(machine, "mlx5_1")}
+    found = {node.path: (node.major, node.minor) for node in rdma.rdma_device_nodes(machine, "mlx5_1")}
     assert found == {
         "/dev/infiniband/rdma_cm": (10, 58),
         "/dev/infiniband/uverbs1": (231, 193),
@@ -104,12 +104,16 @@ def test_rdma_leaves_after_the_interface_and_returns_before_it(tmp_path, monkeyp
         rdma="mlx5_0",
         moves_rdma=True,
     )
-    one = AttachmentManager(
+    attachment_manager = AttachmentManager(
         AttachmentStore(tmp_path / "loans", "boot"),
         LeaseStore(tmp_path / "leases", "boot"),
         lambda _: done.append("asked"),
     )
-    monkeypatch.setattr(one.loans, "put", lambda loan: one.loans._known.__setitem__(loan.key, loan))
-    one._lend("uid", "pod", nic, tmp_path)
-    one._take_back(one.loans.all()[0])
+    monkeypatch.setattr(
+        attachment_manager.loans,
+        "put",
+        lambda loan: attachment_manager.loans._known.__setitem__(loan.key, loan),
+    )
+    attachment_manager._lend("uid", "pod", nic, tmp_path)
+    attachment_manager._take_back(attachment_manager.loans.all()[0])
     assert done == ["asked", "interface to pod", "rdma to pod", "rdma back", "interface back"]

@@ -47,11 +47,11 @@ def soon(monkeypatch):
 
 @contextmanager
 def server(host, **options):
-    one = DhcpServer(host, "tor0", **options)
+    dhcp_server = DhcpServer(host, "tor0", **options)
     try:
-        yield one
+        yield dhcp_server
     finally:
-        one.close()
+        dhcp_server.close()
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ def nic(name, **changes):
 
 
 def conditions(told):
-    return {one["type"]: (one["status"], one["reason"]) for one in told["conditions"]}
+    return {condition["type"]: (condition["status"], condition["reason"]) for condition in told["conditions"]}
 
 
 def test_an_rdma_device_without_interface_is_named_in_the_data():

@@ -85,16 +85,21 @@ def state(host):
     def ask(ipr):
         links = [
             (
-                one["index"],
-                one["flags"],
-                *(one.get_attr(f"IFLA_{n}") for n in ("IFNAME", "MTU", "ADDRESS", "MASTER")),
+                get_link["index"],
+                get_link["flags"],
+                *(get_link.get_attr(f"IFLA_{n}") for n in ("IFNAME", "MTU", "ADDRESS", "MASTER")),
             )
-            for one in ipr.get_links()
+            for get_link in ipr.get_links()
         ]
         addresses = [(one["index"], one.get_attr("IFA_ADDRESS"), one["prefixlen"]) for one in ipr.get_addr()]
         routes = [
-            (one.get_attr("RTA_DST"), one["dst_len"], one.get_attr("RTA_OIF"), one.get_attr("RTA_GATEWAY"))
-            for one in ipr.get_routes(family=2)
+            (
+                get_route.get_attr("RTA_DST"),
+                get_route["dst_len"],
+                get_route.get_attr("RTA_OIF"),
+                get_route.get_attr("RTA_GATEWAY"),
+            )
+            for get_route in ipr.get_routes(family=2)
         ]
         return links, sorted(addresses), sorted(map(str, routes))
 
@@ -139,7 +144,7 @@ def test_only_what_a_tenant_may_have_is_published_and_each_reason_is_logged_once
         await node.kit.api.create(NODE, NODE_OBJECT)
         plugin = a_plugin(node)
         (pool,) = await plugin.pools()
-        assert [one.name for one in pool.devices] == ["mac0"]
+        assert [device.name for device in pool.devices] == ["mac0"]
         assert {one.device: one.message for one in await plugin.health()} == {
             "eth0": "not published: carries the default route",
             "cni0": "not published: carries the pods' network 10.244.1.0/24",
@@ -158,7 +163,7 @@ def test_only_what_a_tenant_may_have_is_published_and_each_reason_is_logged_once
     with structlog.testing.capture_logs() as logs:
         asyncio.run(story())
     pods = "carries the pods' network 10.244.1.0/24"
-    told = [one for one in logs if one["event"] != "nic.api-servers-not-read"]
+    told = [log for log in logs if log["event"] != "nic.api-servers-not-read"]
     assert [(one["event"], one["interface"], one.get("reason")) for one in told] == [
         ("nic.not-published", "cni0", pods),
         ("nic.not-published", "eth0", "carries the default route"),
@@ -309,13 +314,13 @@ def facts_of(host):
     """The interfaces that carry something, by a rule of the test's own: as the kernel would send packets."""
 
     def ask(ipr):
-        names = {one["index"]: one.get_attr("IFLA_IFNAME") for one in ipr.get_links()}
+        names = {get_link["index"]: get_link.get_attr("IFLA_IFNAME") for get_link in ipr.get_links()}
         found = dict.fromkeys(names.values(), False)
-        for one in ipr.get_routes(family=2):
-            if one["table"] == 254 and (
-                one["dst_len"] == 0 or one.get_attr("RTA_DST", "").startswith("10.244.1.")
+        for get_route in ipr.get_routes(family=2):
+            if get_route["table"] == 254 and (
+                get_route["dst_len"] == 0 or get_route.get_attr("RTA_DST", "").startswith("10.244.1.")
             ):
-                found[names[one.get_attr("RTA_OIF")]] = True
+                found[names[get_route.get_attr("RTA_OIF")]] = True
         for one in ipr.get_addr(family=2):
             if one.get_attr("IFA_LOCAL") in ("10.0.0.5", "10.244.1.1"):
                 found[names[one["index"]]] = True

@@ -117,7 +117,7 @@ def read(data):
         reader = asyncio.StreamReader()
         reader.feed_data(data)
         reader.feed_eof()
-        return [one async for one in read_frames(reader)]
+        return [frame async for frame in read_frames(reader)]
 
     return asyncio.run(all_of())
 

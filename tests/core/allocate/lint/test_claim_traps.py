@@ -29,7 +29,7 @@ def request(name, device_class, *selectors, count=1):
             "deviceClassName": device_class,
             "allocationMode": "ExactCount",
             "count": count,
-            "selectors": [{"cel": {"expression": one}} for one in selectors],
+            "selectors": [{"cel": {"expression": selector}} for selector in selectors],
         },
     }
 
@@ -41,7 +41,7 @@ def claim(*requests, match=()):
 
 
 def a_class(name, *selectors):
-    spec = {"selectors": [{"cel": {"expression": one}} for one in selectors]}
+    spec = {"selectors": [{"cel": {"expression": selector}} for selector in selectors]}
     return msgspec.convert({"metadata": {"name": name}, "spec": spec}, DeviceClass)
 
 
@@ -53,7 +53,7 @@ def on(profile):
 
 
 def found(asked, evidence):
-    return [one.trap.value for one in claim_findings(asked, evidence)]
+    return [finding.trap.value for finding in claim_findings(asked, evidence)]
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def found(asked, evidence):
 )
 def test_selectors_of_nics(trap, profile, bad, good):
     findings = claim_findings(claim(request("nic", NIC, bad)), on(profile))
-    assert trap in [one.trap.value for one in findings]
-    assert all(one.why and one.fix for one in findings)
+    assert trap in [finding.trap.value for finding in findings]
+    assert all(finding.why and finding.fix for finding in findings)
     assert dotted_path(findings[0].path).startswith("devices.requests[0].exactly.selectors[0]")
     assert found(claim(request("nic", NIC, good)), on(profile)) == []
 
@@ -106,7 +106,7 @@ def test_selectors_of_nics(trap, profile, bad, good):
 )
 def test_ids_of_another_machine(bad, good, fix):
     findings = claim_findings(claim(request("gpu", GPU, bad)), on(H100))
-    assert [one.trap.value for one in findings] == ["id-of-another-machine"]
+    assert [finding.trap.value for finding in findings] == ["id-of-another-machine"]
     assert fix in findings[0].fix
     assert found(claim(request("gpu", GPU, good)), on(H100)) == []
     assert found(claim(request("gpu", GPU, bad)), on("typical")) == []
@@ -129,7 +129,9 @@ def test_more_than_a_node_has():
 
 def test_an_unknown_class_and_the_nearest_known_one():
     findings = claim_findings(claim(request("nic", "dranet")), on(H100))
-    assert [(one.trap.value, "dranet.net" in one.fix) for one in findings] == [("unknown-class", True)]
+    assert [(finding.trap.value, "dranet.net" in finding.fix) for finding in findings] == [
+        ("unknown-class", True)
+    ]
     own = lint_context(inventory_of_machine(profiles.load_machine(H100)), [a_class("dranet", "true == true")])
     assert "unknown-class" not in found(claim(request("nic", "dranet", RDMA)), own)
 
@@ -138,7 +140,7 @@ def test_alternatives_are_checked_where_they_stand():
     one = {"name": "big", "deviceClassName": "nothing", "allocationMode": "ExactCount", "count": 1}
     asked = claim({"name": "gpu", "firstAvailable": [one | {"deviceClassName": GPU}, one | {"name": "b"}]})
     findings = claim_findings(asked, on(H100))
-    assert [dotted_path(one.path) for one in findings] == [
+    assert [dotted_path(finding.path) for finding in findings] == [
         "devices.requests[0].firstAvailable[1].deviceClassName"
     ]
 
@@ -148,7 +150,7 @@ def test_a_name_without_a_driver_check():
     name = 'device.attributes["dra.net"].rdmaDevice == "mlx5_0"'
     for evidence in (lint_context(None, [anything]), lint_context(on(H100).stock, [anything])):
         findings = claim_findings(claim(request("nic", "anything", name)), evidence)
-        assert [one.trap.value for one in findings] == ["no-driver-check"]
+        assert [finding.trap.value for finding in findings] == ["no-driver-check"]
         assert "device.driver == 'dra.net'" in findings[0].fix
     checked = f"device.driver == 'dra.net' && {name}"
     evidence = lint_context(on(H100).stock, [anything])
@@ -160,7 +162,7 @@ def test_one_root_for_all():
     few = (request("gpu", GPU, count=2), request("nic", NIC, RDMA))
     for evidence in (on(P5), on(P4D), on("typical")):
         findings = claim_findings(claim(*both, match=[(ROOT, ())]), evidence)
-        assert [one.trap.value for one in findings] == ["one-value-for-all"]
+        assert [finding.trap.value for finding in findings] == ["one-value-for-all"]
         assert dotted_path(findings[0].path) == "devices.constraints[0].matchAttribute"
         assert "--pairs" in findings[0].fix
     assert found(claim(*few, match=[(ROOT, ())]), on(P4D)) == []
@@ -170,7 +172,7 @@ def test_one_root_for_all():
 def test_one_root_where_pairs_do_not_help_either():
     asked = claim(request("gpu", GPU, count=3), request("nic", NIC, RDMA), match=[(ROOT, ())])
     findings = claim_findings(asked, on(P4D))
-    assert [one.trap.value for one in findings] == ["one-value-for-all"]
+    assert [finding.trap.value for finding in findings] == ["one-value-for-all"]
     assert "fewer" in findings[0].fix
 
 
@@ -184,7 +186,7 @@ def test_a_constraint_on_what_nics_do_not_publish():
 def test_classes_are_asked_of_the_devices_of_all_drivers():
     name = 'device.attributes["gpu.nvidia.com"].type == "gpu"'
     for evidence in (on("typical"), on(H100)):
-        traps = [one.trap.value for one in class_findings(a_class("gpus", name), evidence)]
+        traps = [finding.trap.value for finding in class_findings(a_class("gpus", name), evidence)]
         assert traps == ["no-driver-check"]
         checked = a_class("gpus", f"device.driver == 'gpu.nvidia.com' && {name}")
         assert list(class_findings(checked, evidence)) == []

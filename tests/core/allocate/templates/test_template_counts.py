@@ -32,7 +32,7 @@ def test_any_counts_on_any_machine(stock_of, wish, name):
         return
     requests = made.template.spec.spec.devices.requests
     for kind, count in (("gpu", wish.gpus), ("nic", wish.nics)):
-        assert sum(one.exactly.count for one in requests if one.name.startswith(kind)) == count
+        assert sum(request.exactly.count for request in requests if request.name.startswith(kind)) == count
     gpus, nics = made.verified.devices[0]
     assert len(set(gpus)) == wish.gpus
     assert len(set(nics)) == wish.nics

@@ -62,14 +62,14 @@ def given(machine, template, node):
     assert isinstance(outcome, Allocation)
     assert list(AllocationChecker(node, device_classes(), slices).violations([claim], outcome.results)) == []
     position = {
-        (one.spec.driver, device.name): index
-        for one in slices
-        for index, device in enumerate(one.spec.devices)
+        (slice_.spec.driver, device.name): index
+        for slice_ in slices
+        for index, device in enumerate(slice_.spec.devices)
     }
     found = {}
-    for one in outcome.results[0].devices.results:
-        kind, _, ending = one.request.partition("-")
-        found.setdefault(ending, {"gpu": [], "nic": []})[kind].append(position[one.driver, one.device])
+    for result in outcome.results[0].devices.results:
+        kind, _, ending = result.request.partition("-")
+        found.setdefault(ending, {"gpu": [], "nic": []})[kind].append(position[result.driver, result.device])
     return found
 
 
@@ -132,8 +132,8 @@ def test_the_example_of_the_h100_machine(ask):
 def test_one_root_with_two_gpus_serves_units_of_two_and_one(ask):
     made = ask("aws-p4d.24xlarge-a100x8-efa", 8, 4, "pcie", pairs=True)
     constraints = made.template.spec.spec.devices.constraints
-    assert [one.requests for one in constraints] == [(f"gpu-{n}", f"nic-{n}") for n in range(4)]
-    assert {one.exactly.count for one in made.template.spec.spec.devices.requests} == {2, 1}
+    assert [constraint.requests for constraint in constraints] == [(f"gpu-{n}", f"nic-{n}") for n in range(4)]
+    assert {request.exactly.count for request in made.template.spec.spec.devices.requests} == {2, 1}
 
 
 def test_pairs_without_pci_roots_are_told_by_address(ask):

@@ -20,12 +20,13 @@ def changed(slices, change):
     """The slices with `change` applied to each device (None drops it)."""
     return tuple(
         msgspec.structs.replace(
-            one,
+            slice_,
             spec=msgspec.structs.replace(
-                one.spec, devices=tuple(new for old in one.spec.devices if (new := change(old)) is not None)
+                slice_.spec,
+                devices=tuple(new for old in slice_.spec.devices if (new := change(old)) is not None),
             ),
         )
-        for one in slices
+        for slice_ in slices
     )
 
 
@@ -64,7 +65,9 @@ def test_published_numa_nodes_of_gpus_are_matched_and_nothing_is_pinned(ask):
 
     made = ask(inventory_of_slices(changed(slices_of(H100, "a"), publish)), 4, 4, "numa")
     devices = made.template.spec.spec.devices
-    assert [one.match_attribute for one in devices.constraints] == ["resource.kubernetes.io/numaNode"]
+    assert [constraint.match_attribute for constraint in devices.constraints] == [
+        "resource.kubernetes.io/numaNode"
+    ]
     assert devices.requests[0].exactly.selectors == ()
 
 
@@ -128,7 +131,7 @@ def test_nothing_that_tells_the_rail_is_a_refusal(ask):
 
 
 def test_a_hundred_equal_nodes_are_one_kind(ask):
-    slices = [one for number in range(100) for one in slices_of(P4D, f"n{number:03}")]
+    slices = [slice_ for number in range(100) for slice_ in slices_of(P4D, f"n{number:03}")]
     stock = inventory_of_slices(slices)
     assert [len(kind.nodes) for kind in stock.kinds] == [100]
     assert ask(stock, 2, 1, "pcie").verified.nodes == 100
@@ -168,7 +171,7 @@ def test_the_class_of_the_cluster_is_used_where_ours_does_not_hold_the_devices(a
         msgspec.convert({"metadata": {"name": "fabric"}, "spec": spec}, DeviceClass),
     ]
     made = ask(inventory_of_slices(slices_of(P4D, "a"), classes), 1, 1, "pcie")
-    assert [one.exactly.device_class_name for one in made.template.spec.spec.devices.requests] == [
+    assert [request.exactly.device_class_name for request in made.template.spec.spec.devices.requests] == [
         "gpu.nvidia.com",
         "fabric",
     ]

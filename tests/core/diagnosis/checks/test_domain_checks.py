@@ -65,14 +65,14 @@ def changed(**fields):
 
 
 def of(check, seen):
-    return [one for one in check_domains(seen) if one.check == check]
+    return [domain for domain in check_domains(seen) if domain.check == check]
 
 
 def test_a_healthy_job_holds_in_all_five():
     findings = check_domains(WELL)
-    assert {one.check for one in findings} == {CLAIMS, ACTIVE, TEMPLATES, ONE_CLIQUE, MESH}
+    assert {finding.check for finding in findings} == {CLAIMS, ACTIVE, TEMPLATES, ONE_CLIQUE, MESH}
     assert verdict(findings) is CheckState.HOLDS
-    assert not any(one.fix for one in findings)
+    assert not any(finding.fix for finding in findings)
 
 
 def test_nothing_seen_is_no_success():

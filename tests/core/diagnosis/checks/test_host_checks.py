@@ -30,7 +30,7 @@ def found(check, **fields):
 
 def test_a_healthy_node_holds_in_all():
     findings = check_host(WELL)
-    assert [one.check for one in findings] == [DRIVER, CDI, PORTS, HOST_IMEX, CHANNELS]
+    assert [finding.check for finding in findings] == [DRIVER, CDI, PORTS, HOST_IMEX, CHANNELS]
     assert verdict(findings) is CheckState.HOLDS
 
 

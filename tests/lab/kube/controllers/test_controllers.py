@@ -50,7 +50,7 @@ async def cluster(nodes: int = 2, seed: int = 0, **labels: str) -> AsyncGenerato
         cls(found.kube, random.Random(seed))
         for cls in (DaemonSetController, ResourceClaimController, SimulatedScheduler)
     ]
-    tasks = [asyncio.create_task(one.run()) for one in (*controllers, found.kubelets)]
+    tasks = [asyncio.create_task(controller.run()) for controller in (*controllers, found.kubelets)]
     for number in range(nodes):
         await found.kubelets.register(NodeSpec(f"n{number}", labels))
     try:

@@ -13,8 +13,10 @@ from rackloom.lab.virtual.event_loop import loop_wall_time
 
 
 def seen(node: Object) -> tuple[str, bool]:
-    (ready,) = [one["status"] for one in node["status"]["conditions"] if one["type"] == "Ready"]
-    taints = {one["key"] for one in node.get("spec", {}).get("taints", ())}
+    (ready,) = [
+        condition["status"] for condition in node["status"]["conditions"] if condition["type"] == "Ready"
+    ]
+    taints = {taint["key"] for taint in node.get("spec", {}).get("taints", ())}
     return ready, UNREACHABLE_TAINT in taints
 
 

@@ -67,8 +67,8 @@ def test_what_cannot_be_read_fits_nowhere() -> None:
 
 
 @given(AMOUNTS, AMOUNTS)
-def test_what_goes_leaves_what_was_there(one: ResourceAmounts, other: ResourceAmounts) -> None:
-    left = subtract_amounts(add_amounts(one, other), other)
+def test_what_goes_leaves_what_was_there(resource_amounts: ResourceAmounts, other: ResourceAmounts) -> None:
+    left = subtract_amounts(add_amounts(resource_amounts, other), other)
     assert {name: amount for name, amount in left.items() if amount} == {
-        name: amount for name, amount in one.items() if amount
+        name: amount for name, amount in resource_amounts.items() if amount
     }

@@ -98,9 +98,11 @@ async def require_no_pending_change(session: NmxmSession, reading: DomainReading
     A PUT replaces all members: one that is carried out late would undo what was done meanwhile.
     """
     operations = await session.get("GetOperations", "operations", tuple[protocol.NmxmOperation, ...])
-    for one in operations:
-        if one.status in _PENDING_STATES and _may_change_domain(one.request, reading):
-            raise FabricRefused("BUSY", f"operation {one.id} on {one.request.uri} is still {one.status}")
+    for operation in operations:
+        if operation.status in _PENDING_STATES and _may_change_domain(operation.request, reading):
+            raise FabricRefused(
+                "BUSY", f"operation {operation.id} on {operation.request.uri} is still {operation.status}"
+            )
 
 
 def _may_change_domain(request: protocol.NmxmOperationRequest, reading: DomainReading) -> bool:
@@ -112,7 +114,7 @@ def _may_change_domain(request: protocol.NmxmOperationRequest, reading: DomainRe
             return True
         return not {gpu.id for gpu in reading.entities.values()}.isdisjoint(named)
     if collection == "partitions":
-        return any(entity == one.entity for one in reading.partitions.values())
+        return any(entity == partition.entity for partition in reading.partitions.values())
     return False
 
 
@@ -177,11 +179,11 @@ class NmxmDriver:
         except FabricRefused as refusal:
             raise FabricUnavailable(str(refusal)) from refusal
         self._domain = seen.domain
-        self._expected = {number: one.membership for number, one in seen.partitions.items()}
+        self._expected = {number: partition.membership for number, partition in seen.partitions.items()}
         return DomainObservation(
             domain=seen.domain,
             gpus=seen.gpus,
-            partitions=tuple(one.seen for one in seen.partitions.values()),
+            partitions=tuple(partition.seen for partition in seen.partitions.values()),
             # NMX-M has no domain properties: what the domain can hold is not reported.
             limits=DomainLimits(),
             observed_at=observed_at,
@@ -208,7 +210,9 @@ class NmxmDriver:
                 await self._replace(operation, standing, {**standing.members, **joining})
             case RemoveGpus():
                 standing = self._as_planned(operation, now)
-                staying = {guid: one for guid, one in standing.members.items() if guid not in operation.guids}
+                staying = {
+                    guid: member for guid, member in standing.members.items() if guid not in operation.guids
+                }
                 await self._replace(operation, standing, staying)
         return operation.partition_id
 
@@ -266,7 +270,7 @@ class NmxmDriver:
         await self._change("DeletePartition", "DELETE", f"partitions/{standing.entity}")
         await self._confirm(
             "DeletePartition",
-            lambda after: all(one.entity != standing.entity for one in after.partitions.values()),
+            lambda after: all(partition.entity != standing.entity for partition in after.partitions.values()),
         )
         del self._expected[operation.partition_id]
 

@@ -73,11 +73,13 @@ class DomainReading(msgspec.Struct, frozen=True, kw_only=True):
 
     def named(self, name: str) -> PartitionState | None:
         """The partition of this name, if there is one."""
-        return next((one for one in self.partitions.values() if one.seen.name == name), None)
+        return next(
+            (partition for partition in self.partitions.values() if partition.seen.name == name), None
+        )
 
     def held(self) -> frozenset[int]:
         """GPUs in any partition."""
-        return frozenset(guid for one in self.partitions.values() for guid in one.seen.members)
+        return frozenset(guid for partition in self.partitions.values() for guid in partition.seen.members)
 
 
 class GpuGuids(dict[str, int]):
@@ -159,31 +161,33 @@ def _partitions_of_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> dic
     entities = {gpu.id: canonical_uuid(gpu.domain_uuid) for gpu in lists.gpus}
     places = {_location_of_gpu(gpu): gpu.device_uid for gpu in lists.gpus}
     found: dict[int, PartitionState] = {}
-    for one in lists.partitions:
+    for partition in lists.partitions:
         # A partition does not say which domain it is in; its members do.
-        if not only_domain and domain not in _domains_of_members(one, entities):
+        if not only_domain and domain not in _domains_of_members(partition, entities):
             continue
-        if not one.partition_id or one.partition_id in found:
-            raise FabricUnavailable(f"GetPartitions: {one.name!r} has no number of its own in the domain")
-        found[one.partition_id] = _partition_state(one, places, names)
+        if not partition.partition_id or partition.partition_id in found:
+            raise FabricUnavailable(
+                f"GetPartitions: {partition.name!r} has no number of its own in the domain"
+            )
+        found[partition.partition_id] = _partition_state(partition, places, names)
     return {number: found[number] for number in sorted(found)}
 
 
-def _domains_of_members(one: protocol.NmxmPartition, entities: Mapping[str, str]) -> set[str]:
+def _domains_of_members(nmxm_partition: protocol.NmxmPartition, entities: Mapping[str, str]) -> set[str]:
     return {
         canonical_uuid(member.domain_uuid)
         if isinstance(member, protocol.MemberLocation)
         else entities.get(member, "")
-        for member in one.members or ()
+        for member in nmxm_partition.members or ()
     }
 
 
 def _partition_state(
-    one: protocol.NmxmPartition, places: Mapping[protocol.MemberLocation, int], names: GpuGuids
+    nmxm_partition: protocol.NmxmPartition, places: Mapping[protocol.MemberLocation, int], names: GpuGuids
 ) -> PartitionState:
     members: dict[int, protocol.PartitionMember] = {}
     empty: list[protocol.PartitionMember] = []
-    for member in one.members or ():
+    for member in nmxm_partition.members or ():
         guid = (
             places.get(_canonical_location(member))
             if isinstance(member, protocol.MemberLocation)
@@ -194,17 +198,17 @@ def _partition_state(
             empty.append(member)
         else:
             members[guid] = member
-    if len(members) + len(empty) != len(one.members or ()):
-        raise FabricUnavailable(f"GetPartitions: {one.name!r} has a member twice")
+    if len(members) + len(empty) != len(nmxm_partition.members or ()):
+        raise FabricUnavailable(f"GetPartitions: {nmxm_partition.name!r} has a member twice")
     seen = ObservedPartition(
-        id=one.partition_id,
-        name=one.name,
+        id=nmxm_partition.partition_id,
+        name=nmxm_partition.name,
         members=frozenset(members),
-        health=_PARTITION_HEALTH.get(one.health, PartitionHealth.UNKNOWN),
-        guid_based=one.type != "LOCATION_BASED",
+        health=_PARTITION_HEALTH.get(nmxm_partition.health, PartitionHealth.UNKNOWN),
+        guid_based=nmxm_partition.type != "LOCATION_BASED",
         multicast_groups=0,
     )
-    return PartitionState(entity=one.id, seen=seen, members=members, empty_seats=tuple(empty))
+    return PartitionState(entity=nmxm_partition.id, seen=seen, members=members, empty_seats=tuple(empty))
 
 
 def _observed_gpu(gpu: protocol.NmxmGpu, serials: Mapping[int, str]) -> ObservedGpu:

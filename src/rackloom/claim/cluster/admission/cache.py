@@ -66,12 +66,12 @@ class AdmissionCache:
     @property
     def is_synced(self) -> bool:
         """Whether everything was seen once."""
-        return all(one.is_synced for one in self.informers)
+        return all(informer.is_synced for informer in self.informers)
 
     async def synced(self) -> None:
         """Wait for that."""
-        for one in self.informers:
-            await one.synced()
+        for informer in self.informers:
+            await informer.synced()
 
     def on_change(self, handler: Callable[[Object], None]) -> None:
         """Call `handler` for every template or pod that changes."""
@@ -109,7 +109,9 @@ class AdmissionCache:
         if pod.owner is not None and self._default is ImexIsolation.CHANNEL:
             templates = await self._waited_for(namespace, templates)
         groups = {
-            name: self.group(namespace, name) for name, one in templates.items() if one.channel is not None
+            name: self.group(namespace, name)
+            for name, template in templates.items()
+            if template.channel is not None
         }
         return PodContext(templates, groups)
 

@@ -138,17 +138,17 @@ class DomainPods(msgspec.Struct, frozen=True):
     @property
     def owners(self) -> tuple[OwnerReference | None, ...]:
         """The controllers that made them, each once; None stands for all that people made."""
-        return tuple({one.owner.uid if one.owner else "": one.owner for one in self.pods}.values())
+        return tuple({pod.owner.uid if pod.owner else "": pod.owner for pod in self.pods}.values())
 
     @property
     def waiting(self) -> tuple[PodObject, ...]:
         """Those without a node, less those of gangs, to which somebody else sees."""
-        return tuple(one for one in self.pods if not one.is_bound and not one.is_of_a_gang)
+        return tuple(pod for pod in self.pods if not pod.is_bound and not pod.is_of_a_gang)
 
     @property
     def is_settling(self) -> bool:
         """Whether their clique is not known yet, and not all have a rule that would lead them to it."""
-        if any(one.is_bound for one in self.pods):
+        if any(pod.is_bound for pod in self.pods):
             return False
         return any(not has_clique_rule(one.spec) for one in self.waiting)
 
@@ -183,7 +183,7 @@ def template_state(obj: Object) -> ClaimTemplateState:
 
 
 def _is_isolated(devices: Object) -> bool:
-    asked = (one.get("exactly") or {} for one in devices.get("requests") or ())
+    asked = (request.get("exactly") or {} for request in devices.get("requests") or ())
     return any(one.get("deviceClassName") == names.ISOLATED_CHANNEL_CLASS for one in asked)
 
 
@@ -219,7 +219,7 @@ class PodContext(msgspec.Struct, frozen=True):
 def review_claim_uses(pod: PodObject, mode: AdmissionMode) -> AdmissionVerdict:
     """Name claims that no container uses: their devices are taken, and no process sees them."""
     containers = (*(pod.spec.containers or ()), *(pod.spec.init_containers or ()))
-    used = frozenset().union(*(one.claims for one in containers))
+    used = frozenset().union(*(container.claims for container in containers))
     idle = [(number, claim.name) for number, claim in enumerate(pod.claims) if claim.name not in used]
     problems = tuple(
         f"spec.resourceClaims[{number}] {name!r} is used by no container: list it under "
@@ -231,7 +231,9 @@ def review_claim_uses(pod: PodObject, mode: AdmissionMode) -> AdmissionVerdict:
 
 def mutate_pod(pod: PodObject, around: PodContext) -> AdmissionVerdict:
     """How a new pod is changed so that its claims come together as they should."""
-    channels = {name: one.channel for name, one in around.templates.items() if one.channel is not None}
+    channels = {
+        name: template.channel for name, template in around.templates.items() if template.channel is not None
+    }
     by_rule = {
         "shared-claim": tuple(_use_shared_claims(pod, channels)),
         "gate": _add_gate(pod, around),
@@ -262,7 +264,9 @@ def must_wait(pod: PodObject, around: PodContext) -> bool:
     if pod.is_bound:
         # The API server refuses gates on a pod that has its node.
         return False
-    named = {name: one for name, one in around.templates.items() if not _is_shared_template(one)}
+    named = {
+        name: template for name, template in around.templates.items() if not _is_shared_template(template)
+    }
     if not all(one.exists for one in named.values()):
         return True
     return not pod.is_of_a_gang and any(around.group(name).is_settling for name in named)

@@ -407,5 +407,9 @@ def _place_of(obj: Object) -> tuple[str, ...]:
 
 def _runs_foreign(workload: Object) -> bool:
     containers = workload["spec"].get("template", {}).get("spec", {}).get("containers") or ()
-    words = (word for one in containers for word in (*(one.get("command") or ()), *(one.get("args") or ())))
+    words = (
+        word
+        for container in containers
+        for word in (*(container.get("command") or ()), *(container.get("args") or ()))
+    )
     return any(program in word for word in words for program in _FOREIGN_PROGRAMS)

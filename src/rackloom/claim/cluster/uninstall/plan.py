@@ -371,7 +371,11 @@ def _why_it_waits(kind: ResourceKind, obj: Object) -> str:
     if not is_being_deleted(obj):
         return ""
     conditions = (obj.get("status") or {}).get("conditions") or ()
-    said = {one["type"]: one.get("message", "") for one in conditions if one.get("status") == "True"}
+    said = {
+        condition["type"]: condition.get("message", "")
+        for condition in conditions
+        if condition.get("status") == "True"
+    }
     if kind == NAMESPACE:
         return "; ".join(message for message in said.values() if message) or "its content is being deleted"
     if kind == POD:

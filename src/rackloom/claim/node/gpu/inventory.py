@@ -267,18 +267,20 @@ def check_declared_gpus(path: Path) -> None:
         raise Refused(retry.reason, nearest_fix="docs/gpus.md shows its format") from retry
 
 
-def _declared_gpu(one: DeclaredGpu) -> NodeGpu:
-    plain = {name: getattr(one, name) for name in NodeGpu.__struct_fields__ if hasattr(one, name)}
+def _declared_gpu(declared_gpu: DeclaredGpu) -> NodeGpu:
+    plain = {
+        name: getattr(declared_gpu, name) for name in NodeGpu.__struct_fields__ if hasattr(declared_gpu, name)
+    }
     told = {
-        "migs": tuple(MigDevice(**msgspec.structs.asdict(mig)) for mig in one.migs),
-        "recovery": None if one.recovery is None else _RECOVERIES[one.recovery],
+        "migs": tuple(MigDevice(**msgspec.structs.asdict(mig)) for mig in declared_gpu.migs),
+        "recovery": None if declared_gpu.recovery is None else _RECOVERIES[declared_gpu.recovery],
         "key": declared_key(
-            uuid=one.uuid,
-            pci_address=one.pci_address,
-            chassis_serial=one.chassis_serial,
-            slot=one.slot,
-            module_id=one.module_id,
-            fabric_guid=one.fabric_guid,
+            uuid=declared_gpu.uuid,
+            pci_address=declared_gpu.pci_address,
+            chassis_serial=declared_gpu.chassis_serial,
+            slot=declared_gpu.slot,
+            module_id=declared_gpu.module_id,
+            fabric_guid=declared_gpu.fabric_guid,
         ),
         "fabric_message": "declared",
     }

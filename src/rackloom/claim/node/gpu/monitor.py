@@ -122,23 +122,23 @@ def record_xids(known: GpuConditions, xids: Iterable[XidError], now: float) -> G
     return found
 
 
-def gpu_taints(one: GpuCondition, harmless: frozenset[int]) -> tuple[DeviceTaint, ...]:
+def gpu_taints(gpu_condition: GpuCondition, harmless: frozenset[int]) -> tuple[DeviceTaint, ...]:
     """The marks of a device; at most one for each key and effect."""
-    return tuple(_taints(one, harmless))
+    return tuple(_taints(gpu_condition, harmless))
 
 
-def gpu_health(one: GpuCondition, harmless: frozenset[int]) -> tuple[Health, str]:
+def gpu_health(gpu_condition: GpuCondition, harmless: frozenset[int]) -> tuple[Health, str]:
     """Health as kubelet is told, and why."""
-    if one.lost_since is not None:
+    if gpu_condition.lost_since is not None:
         return Health.UNHEALTHY, "the GPU does not answer any more"
-    critical = _critical_xids(one, harmless)
+    critical = _critical_xids(gpu_condition, harmless)
     if critical:
         return Health.UNHEALTHY, f"XID {', '.join(map(str, critical))}"
-    if one.gpu.recovery:
-        return Health.UNHEALTHY, f"the driver asks for {_recovery_name(one.gpu.recovery)}"
-    if one.gpu.fabric_health is Health.UNHEALTHY:
-        return Health.UNHEALTHY, one.gpu.fabric_message
-    if not one.monitored:
+    if gpu_condition.gpu.recovery:
+        return Health.UNHEALTHY, f"the driver asks for {_recovery_name(gpu_condition.gpu.recovery)}"
+    if gpu_condition.gpu.fabric_health is Health.UNHEALTHY:
+        return Health.UNHEALTHY, gpu_condition.gpu.fabric_message
+    if not gpu_condition.monitored:
         return Health.UNKNOWN, "the errors of this GPU cannot be listened to"
     return Health.HEALTHY, ""
 
@@ -150,8 +150,12 @@ def _condition_of_answering(
     return GpuCondition(gpu=gpu, xids=xids, monitored=gpu.uuid not in look.unmonitored)
 
 
-def _condition_of_silent(one: GpuCondition, now: float) -> GpuCondition:
-    return one if one.lost_since is not None else msgspec.structs.replace(one, lost_since=now)
+def _condition_of_silent(gpu_condition: GpuCondition, now: float) -> GpuCondition:
+    return (
+        gpu_condition
+        if gpu_condition.lost_since is not None
+        else msgspec.structs.replace(gpu_condition, lost_since=now)
+    )
 
 
 def _lasting_xids(
@@ -169,29 +173,31 @@ def _lasting_xids(
     }
 
 
-def _taints(one: GpuCondition, harmless: frozenset[int]) -> Iterator[DeviceTaint]:
-    if one.lost_since is not None:
+def _taints(gpu_condition: GpuCondition, harmless: frozenset[int]) -> Iterator[DeviceTaint]:
+    if gpu_condition.lost_since is not None:
         yield DeviceTaint(key=LOST_TAINT, effect=NO_SCHEDULE)
-    critical = _critical_xids(one, harmless)
+    critical = _critical_xids(gpu_condition, harmless)
     if critical:
         yield DeviceTaint(key=XID_TAINT, value=str(critical[0]), effect=NO_SCHEDULE)
-    ignored = [xid for xid in _newest_xids(one) if xid not in critical]
+    ignored = [xid for xid in _newest_xids(gpu_condition) if xid not in critical]
     if ignored:
         yield DeviceTaint(key=XID_TAINT, value=str(ignored[0]), effect=NO_EFFECT)
-    if one.gpu.recovery:
-        yield DeviceTaint(key=RECOVERY_TAINT, value=_recovery_name(one.gpu.recovery), effect=NO_SCHEDULE)
-    if one.gpu.fabric_health is Health.UNHEALTHY:
+    if gpu_condition.gpu.recovery:
+        yield DeviceTaint(
+            key=RECOVERY_TAINT, value=_recovery_name(gpu_condition.gpu.recovery), effect=NO_SCHEDULE
+        )
+    if gpu_condition.gpu.fabric_health is Health.UNHEALTHY:
         yield DeviceTaint(key=FABRIC_TAINT, value="unhealthy", effect=NO_SCHEDULE)
-    if not one.monitored:
+    if not gpu_condition.monitored:
         yield DeviceTaint(key=UNMONITORED_TAINT, effect=NO_EFFECT)
 
 
-def _critical_xids(one: GpuCondition, harmless: frozenset[int]) -> list[int]:
-    return [xid for xid in _newest_xids(one) if xid not in harmless]
+def _critical_xids(gpu_condition: GpuCondition, harmless: frozenset[int]) -> list[int]:
+    return [xid for xid in _newest_xids(gpu_condition) if xid not in harmless]
 
 
-def _newest_xids(one: GpuCondition) -> list[int]:
-    return sorted(one.xids, key=lambda xid: (-one.xids[xid], xid))
+def _newest_xids(gpu_condition: GpuCondition) -> list[int]:
+    return sorted(gpu_condition.xids, key=lambda xid: (-gpu_condition.xids[xid], xid))
 
 
 def _recovery_name(recovery: RecoveryAction) -> str:
@@ -241,18 +247,18 @@ def _devices(node: NodeGpus, harmless: frozenset[int]) -> Iterator[Device]:
     yield from map(devices.vfio_device, node.vfio)
 
 
-def _devices_of_gpu(one: GpuCondition, node: NodeGpus) -> Iterator[Device]:
+def _devices_of_gpu(gpu_condition: GpuCondition, node: NodeGpus) -> Iterator[Device]:
     """A GPU in MIG mode is not published whole."""
-    place = node.places.get(one.gpu.pci_address, UNKNOWN_LOCATION)
-    if not one.gpu.mig_mode:
-        yield devices.gpu_device(one.gpu, node.inventory, place)
-    for mig in one.gpu.migs:
-        yield devices.mig_device(one.gpu, mig, node.inventory, place)
+    place = node.places.get(gpu_condition.gpu.pci_address, UNKNOWN_LOCATION)
+    if not gpu_condition.gpu.mig_mode:
+        yield devices.gpu_device(gpu_condition.gpu, node.inventory, place)
+    for mig in gpu_condition.gpu.migs:
+        yield devices.mig_device(gpu_condition.gpu, mig, node.inventory, place)
 
 
 def _by_minor(conditions: GpuConditions) -> list[GpuCondition]:
     """By minor. A lost GPU gives way to one that came with its minor, as after a swap."""
-    lost_first = sorted(conditions.values(), key=lambda one: one.lost_since is None)
+    lost_first = sorted(conditions.values(), key=lambda condition: condition.lost_since is None)
     by_minor = {one.gpu.minor: one for one in lost_first}
     return [by_minor[minor] for minor in sorted(by_minor)]
 

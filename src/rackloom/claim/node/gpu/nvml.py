@@ -37,7 +37,7 @@ def mig_mode(nvml: Any, handle: Any) -> bool:
 
 def mig_devices(nvml: Any, handle: Any) -> tuple[MigDevice, ...]:
     """Every MIG device that somebody has made on the GPU."""
-    return tuple(_mig_device(nvml, handle, one) for one in _mig_handles(nvml, handle))
+    return tuple(_mig_device(nvml, handle, mig_handle) for mig_handle in _mig_handles(nvml, handle))
 
 
 def _mig_handles(nvml: Any, handle: Any) -> Iterator[Any]:

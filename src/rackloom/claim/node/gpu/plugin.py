@@ -239,7 +239,7 @@ class GpuPlugin:
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """End MPS daemons that no claim has, and look after those that one has: a restart forgot them."""
-        used = [one.name for entry in claims for one in _recorded_sharing(entry).daemons]
+        used = [daemon.name for entry in claims for daemon in _recorded_sharing(entry).daemons]
         await self._mps.keep(_ready_daemons(claims), used)
 
     async def run(self, wake: Callable[[], None]) -> None:
@@ -310,5 +310,5 @@ def _recorded_sharing(entry: CheckpointEntry) -> SharingPlan:
 
 
 def _ready_daemons(claims: Collection[CheckpointEntry]) -> list[MpsDaemon]:
-    ready = [one for one in claims if one.state is PrepareState.COMPLETED and not one.undoing]
+    ready = [claim for claim in claims if claim.state is PrepareState.COMPLETED and not claim.undoing]
     return [daemon for entry in ready for daemon in _recorded_sharing(entry).daemons]

@@ -116,7 +116,7 @@ def plan_sharing(claim_uid: str, wanted: Sequence[ClaimedGpu]) -> SharingPlan:
     members = [one for _, group in groups for one in group]
     return SharingPlan(
         time_slices=slices,
-        exclusive=tuple(one.known.uuid for one in members if one.known.mig is None),
+        exclusive=tuple(member.known.uuid for member in members if member.known.mig is None),
         daemons=tuple(
             _mps_daemon(f"{claim_uid}-{number}", mps, group) for number, (mps, group) in enumerate(groups)
         ),
@@ -127,7 +127,7 @@ def mps_daemon_of(target: ClaimedGpu, sharing: SharingPlan) -> MpsDaemon | None:
     """The MPS daemon that a device is used through."""
     if target.result.admin_access:
         return None
-    return next((one for one in sharing.daemons if target.known.uuid in one.uuids), None)
+    return next((daemon for daemon in sharing.daemons if target.known.uuid in daemon.uuids), None)
 
 
 def iommu_of_claimed(target: ClaimedGpu) -> IommuConfig:
@@ -190,14 +190,14 @@ def _refuse_for_shares(result: AllocatedDevice, config: GpuDeviceConfig) -> None
         )
 
 
-def _sharing_config(one: ClaimedGpu) -> Any:
-    return getattr(one.config, "sharing", None)
+def _sharing_config(claimed_gpu: ClaimedGpu) -> Any:
+    return getattr(claimed_gpu.config, "sharing", None)
 
 
-def _time_slice_number(one: ClaimedGpu) -> int | None:
+def _time_slice_number(claimed_gpu: ClaimedGpu) -> int | None:
     """A MIG device has no time slices of its own: there TimeSlicing changes nothing."""
-    sharing = _sharing_config(one)
-    if not isinstance(one.config, GpuConfig) or sharing is None:
+    sharing = _sharing_config(claimed_gpu)
+    if not isinstance(claimed_gpu.config, GpuConfig) or sharing is None:
         return None
     if sharing.strategy is not SharingStrategy.TIME_SLICING:
         return None
@@ -205,8 +205,8 @@ def _time_slice_number(one: ClaimedGpu) -> int | None:
     return 0 if slicing is None else int(slicing.interval.number)
 
 
-def _mps_settings(one: ClaimedGpu) -> MpsConfig | None:
-    sharing = _sharing_config(one)
+def _mps_settings(claimed_gpu: ClaimedGpu) -> MpsConfig | None:
+    sharing = _sharing_config(claimed_gpu)
     if sharing is None or sharing.strategy is not SharingStrategy.MPS:
         return None
     return sharing.mps_config or MpsConfig()

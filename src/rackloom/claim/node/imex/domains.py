@@ -85,7 +85,7 @@ class ComputeDomains:
     async def living(self) -> frozenset[str]:
         """UIDs of all ComputeDomains."""
         listed = await self._api.list(COMPUTE_DOMAIN)
-        return frozenset(one["metadata"]["uid"] for one in listed.items)
+        return frozenset(item["metadata"]["uid"] for item in listed.items)
 
     async def _find(self, uid: str, namespace: str | None) -> DomainReference:
         """By the label that our controller puts on it; a ComputeDomain of another has to be searched for."""
@@ -103,8 +103,8 @@ class ComputeDomains:
         return self._known[uid]
 
     async def _learn(self, uid: str, namespace: str | None, labels: str) -> None:
-        for one in (await self._api.list(COMPUTE_DOMAIN, namespace, labels=labels)).items:
-            meta = one["metadata"]
+        for item in (await self._api.list(COMPUTE_DOMAIN, namespace, labels=labels)).items:
+            meta = item["metadata"]
             # Anybody may put a label on an object, but nobody chooses its UID.
             if meta["uid"] == uid:
                 self._known[uid] = DomainReference(meta["namespace"], meta["name"])
@@ -150,7 +150,7 @@ class ImexDaemons:
         """
         namespace = self._namespaces[0]
         listed = await self._api.list(COMPUTE_DOMAIN_CLIQUE, namespace, labels=labels)
-        if any(self._is_ready(one) for one in listed.items):
+        if any(self._is_ready(item) for item in listed.items):
             yield
         events = self._api.watch(
             COMPUTE_DOMAIN_CLIQUE, namespace, resource_version=listed.resource_version, labels=labels

@@ -164,7 +164,7 @@ class CliqueLabel:
         """Write the label once, unless somebody else does. Raises `Retry` while the clique is unknown."""
         clique = await self._fabric.clique()
         node = await self._api.get(NODE, self._node)
-        others = (one for one in label_owners(node, GPU_CLIQUE_LABEL) if one != CLIQUE_LABEL_MANAGER)
+        others = (owner for owner in label_owners(node, GPU_CLIQUE_LABEL) if owner != CLIQUE_LABEL_MANAGER)
         self._found(next(others, None))
         if self.second_writer is not None or not clique:
             await self._give_up(node)
@@ -204,14 +204,16 @@ class CliqueLabel:
 def label_owners(obj: Object, label: str) -> tuple[str, ...]:
     """Field managers that own `label` of `obj`."""
     fields = obj["metadata"].get("managedFields", ())
-    return tuple(one["manager"] for one in fields if f"f:{label}" in _label_fields(one))
+    return tuple(field["manager"] for field in fields if f"f:{label}" in _label_fields(field))
 
 
 def label_write_times(obj: Object, label: str) -> dict[str, str]:
     """When each owner of `label` of `obj` last changed any of its fields, RFC 3339, where the object says."""
     fields = obj["metadata"].get("managedFields", ())
     return {
-        one["manager"]: one["time"] for one in fields if "time" in one and f"f:{label}" in _label_fields(one)
+        field["manager"]: field["time"]
+        for field in fields
+        if "time" in field and f"f:{label}" in _label_fields(field)
     }
 
 

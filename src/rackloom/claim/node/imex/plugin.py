@@ -236,6 +236,6 @@ class ImexPlugin:
 
 def _is_used_by(entries: Collection[CheckpointEntry], domain: str) -> bool:
     return any(
-        one.record.get("kind") == ImexDeviceKind.CHANNEL and one.record.get("domain") == domain
-        for one in entries
+        entry.record.get("kind") == ImexDeviceKind.CHANNEL and entry.record.get("domain") == domain
+        for entry in entries
     )

@@ -153,10 +153,10 @@ def read_stated_attributes(file: Path) -> StatedAttributes:
     }
 
 
-def with_stated_attributes(one: Device, extras: StatedAttributes) -> Device:
+def with_stated_attributes(device: Device, extras: StatedAttributes) -> Device:
     """The device with what the operator says of it; what is said of it alone wins."""
-    said = {**extras.get(EVERY_DEVICE, {}), **extras.get(one.name, {})}
-    return msgspec.structs.replace(one, attributes={**one.attributes, **said}) if said else one
+    said = {**extras.get(EVERY_DEVICE, {}), **extras.get(device.name, {})}
+    return msgspec.structs.replace(device, attributes={**device.attributes, **said}) if said else device
 
 
 def _stated_attribute(file: Path, name: str, value: Any) -> DeviceAttribute:
@@ -205,8 +205,8 @@ def compile_filter(expression: str) -> PublishFilter:
     if program.return_type() not in (cel.Type.BOOL, cel.Type.DYN):
         raise Refused(f"--filter {expression!r} is no condition", nearest_fix=_FILTER_EXAMPLE)
 
-    def is_published(one: Device) -> bool:
-        value = program.eval(data={FILTER_VARIABLE: filter_fields(one.attributes)})
+    def is_published(device: Device) -> bool:
+        value = program.eval(data={FILTER_VARIABLE: filter_fields(device.attributes)})
         return value.plain_value() is True if value.type() != cel.Type.ERROR else True
 
     return is_published
@@ -216,18 +216,18 @@ def filter_fields(attributes: Mapping[str, DeviceAttribute]) -> dict[str, Any]:
     """Attributes as the expression sees them."""
     return {
         name if "/" in name else f"{NIC_DOMAIN}/{name}": {
-            "StringValue": one.string,
-            "BoolValue": one.bool_,
-            "IntValue": one.int_,
-            "VersionValue": one.version,
+            "StringValue": attribute.string,
+            "BoolValue": attribute.bool_,
+            "IntValue": attribute.int_,
+            "VersionValue": attribute.version,
         }
-        for name, one in attributes.items()
+        for name, attribute in attributes.items()
     }
 
 
 def published_by_name(devices: Iterable[Device], is_published: PublishFilter) -> dict[str, Device]:
     """Those that are published, by name."""
-    return {one.name: one for one in devices if is_published(one)}
+    return {device.name: device for device in devices if is_published(device)}
 
 
 _FILTER_EXAMPLE = f"write a condition, such as {FILTER_VARIABLE}['dra.net/type'].StringValue != 'veth'"

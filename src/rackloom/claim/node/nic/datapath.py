@@ -95,7 +95,7 @@ def kernel_feature_names(wanted: Mapping[str, bool], has: Mapping[str, bool]) ->
     """Features by the kernel's names. A name of the ethtool command may stand for several."""
     asked: dict[str, bool] = {}
     for name, on in wanted.items():
-        known = [one for one in _COMMAND_NAMES.get(name, ()) if one in has]
+        known = [command_name for command_name in _COMMAND_NAMES.get(name, ()) if command_name in has]
         asked |= dict.fromkeys(known or (name,), on)
     return asked
 

@@ -160,7 +160,9 @@ class NodeNetwork:
         node = await self._api.get(NODE, self._node)
         spec, addresses = node.get("spec") or {}, (node.get("status") or {}).get("addresses") or ()
         return ClusterNetwork(
-            node_addresses=tuple(one["address"] for one in addresses if one["type"].endswith("IP")),
+            node_addresses=tuple(
+                address["address"] for address in addresses if address["type"].endswith("IP")
+            ),
             api_servers=await self._api_servers(),
             pod_cidrs=tuple(spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")])),
         )
@@ -172,7 +174,9 @@ class NodeNetwork:
         except (NotFound, Rejected) as error:
             log.info("nic.api-servers-not-read", reason=error.message)
             return ()
-        return tuple(address for one in known.get("endpoints") or () for address in one["addresses"])
+        return tuple(
+            address for endpoint in known.get("endpoints") or () for address in endpoint["addresses"]
+        )
 
 
 class _NetlinkSnapshot(msgspec.Struct, frozen=True):
@@ -248,22 +252,22 @@ log = structlog.get_logger(__name__)
 # Health.
 
 
-def nic_health(one: HostNic, pool: str, at: float) -> DeviceHealth:
+def nic_health(host_nic: HostNic, pool: str, at: float) -> DeviceHealth:
     """Whether a NIC has a link; one that is not published is unknown, and says why."""
-    health, message = _health(one)
-    return DeviceHealth(pool=pool, device=one.name, health=health, observed_at=at, message=message)
+    health, message = _health(host_nic)
+    return DeviceHealth(pool=pool, device=host_nic.name, health=health, observed_at=at, message=message)
 
 
-def _health(one: HostNic) -> tuple[Health, str]:
+def _health(host_nic: HostNic) -> tuple[Health, str]:
     """By the RDMA port, which shows wherever the interface is, else by the interface."""
-    if one.excluded is not None:
-        return Health.UNKNOWN, f"not published: {one.excluded}"
-    if one.rdma is not None and one.rdma.ports:
-        states = {port.state for port in one.rdma.ports}
-        return _health_by_state(states, good="active", what=f"RDMA device {one.rdma.name}")
-    if one.on is None:
+    if host_nic.excluded is not None:
+        return Health.UNKNOWN, f"not published: {host_nic.excluded}"
+    if host_nic.rdma is not None and host_nic.rdma.ports:
+        states = {port.state for port in host_nic.rdma.ports}
+        return _health_by_state(states, good="active", what=f"RDMA device {host_nic.rdma.name}")
+    if host_nic.on is None:
         return Health.UNKNOWN, "its interface is not on the host"
-    return _health_by_state({one.on.link.state}, good="up", what=f"interface {one.on.link.name}")
+    return _health_by_state({host_nic.on.link.state}, good="up", what=f"interface {host_nic.on.link.name}")
 
 
 def _health_by_state(states: set[str], *, good: str, what: str) -> tuple[Health, str]:

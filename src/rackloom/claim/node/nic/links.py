@@ -87,7 +87,7 @@ def read_links(rtnetlink: Rtnetlink) -> tuple[NetworkLink, ...]:
 def read_settings(rtnetlink: Rtnetlink, link: NetworkLink, *, features: bool = False) -> LinkSettings:
     """What `link` has now. Its features are read only where they are going to be changed."""
     routes = tuple(_routes(rtnetlink, link.index))
-    tables = {one.table for one in routes} - {0, _MAIN, _LOCAL, _DEFAULT}
+    tables = {route.table for route in routes} - {0, _MAIN, _LOCAL, _DEFAULT}
     return LinkSettings(
         name=link.name,
         mtu=link.mtu,
@@ -446,12 +446,12 @@ def _when_up(index: int, wanted: LinkSettings) -> Iterator[NetlinkRequest]:
     table = None if wanted.vrf is None else wanted.vrf.routing_table
     yield from netlink.route_requests(index, wanted.routes, table)
     yield from map(netlink.rule_request, wanted.rules)
-    for one in wanted.neighbors:
-        yield netlink.neighbor_request(index, one)
+    for neighbor in wanted.neighbors:
+        yield netlink.neighbor_request(index, neighbor)
 
 
 def _index_of(rtnetlink: Rtnetlink, name: str) -> int:
-    return next(one.index for one in read_links(rtnetlink) if one.name == name)
+    return next(link.index for link in read_links(rtnetlink) if link.name == name)
 
 
 def _set_sysctl(name: str, link: str, value: int) -> None:

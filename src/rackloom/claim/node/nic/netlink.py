@@ -366,15 +366,20 @@ def route_requests(
         yield _route_request(index, one, one.table or table or MAIN_TABLE)
 
 
-def rule_request(one: RuleConfig) -> NetlinkRequest:
+def rule_request(rule_config: RuleConfig) -> NetlinkRequest:
     """A policy rule; an equal one is refused by the kernel, and is enough."""
-    family = _address_family(ipaddress.ip_interface(one.source or one.destination or "0.0.0.0/0").version)
-    table = one.table or MAIN_TABLE
+    family = _address_family(
+        ipaddress.ip_interface(rule_config.source or rule_config.destination or "0.0.0.0/0").version
+    )
+    table = rule_config.table or MAIN_TABLE
     fields: dict[str, Any] = {"family": family, "action": _TO_TABLE, "table": _in_a_byte(table)}
     attrs: list[tuple[str, Any]] = [("FRA_TABLE", table)]
-    if one.priority:
-        attrs.append(("FRA_PRIORITY", one.priority))
-    for name, length, text in (("FRA_SRC", "src_len", one.source), ("FRA_DST", "dst_len", one.destination)):
+    if rule_config.priority:
+        attrs.append(("FRA_PRIORITY", rule_config.priority))
+    for name, length, text in (
+        ("FRA_SRC", "src_len", rule_config.source),
+        ("FRA_DST", "dst_len", rule_config.destination),
+    ):
         if text is not None:
             network = ipaddress.ip_interface(text).network
             fields[length] = network.prefixlen
@@ -384,13 +389,21 @@ def rule_request(one: RuleConfig) -> NetlinkRequest:
     return NetlinkRequest(doing, "rule", NEWRULE, CREATE | EXCLUSIVE, fields, tuple(attrs), exists)
 
 
-def neighbor_request(index: int, one: NeighborConfig) -> NetlinkRequest:
+def neighbor_request(index: int, neighbor_config: NeighborConfig) -> NetlinkRequest:
     """A permanent neighbour."""
-    family = _address_family(ipaddress.ip_address(one.destination).version)
+    family = _address_family(ipaddress.ip_address(neighbor_config.destination).version)
     fields = {"family": family, "ifindex": index, "state": _PERMANENT}
-    attrs = (("NDA_DST", one.destination), ("NDA_LLADDR", normalize_mac(one.hardware_addr)))
+    attrs = (
+        ("NDA_DST", neighbor_config.destination),
+        ("NDA_LLADDR", normalize_mac(neighbor_config.hardware_addr)),
+    )
     return NetlinkRequest(
-        f"adding neighbour {one.destination}", "neighbor", NEWNEIGH, CREATE | REPLACE, fields, attrs
+        f"adding neighbour {neighbor_config.destination}",
+        "neighbor",
+        NEWNEIGH,
+        CREATE | REPLACE,
+        fields,
+        attrs,
     )
 
 
@@ -436,25 +449,30 @@ def _link_request(index: int, doing: str, *attrs: tuple[str, Any]) -> NetlinkReq
     return NetlinkRequest(doing, "link", NEWLINK, fields={"index": index}, attrs=attrs)
 
 
-def _route_request(index: int, one: RouteConfig, table: int) -> NetlinkRequest:
-    network = ipaddress.ip_interface(one.destination).network
+def _route_request(index: int, route_config: RouteConfig, table: int) -> NetlinkRequest:
+    network = ipaddress.ip_interface(route_config.destination).network
     fields = {
         "family": _address_family(network.version),
         "dst_len": network.prefixlen,
         "table": _in_a_byte(table),
         "proto": _STATIC,
-        "scope": one.scope,
+        "scope": route_config.scope,
         "type": _UNICAST,
     }
     attrs: list[tuple[str, Any]] = [("RTA_TABLE", table), ("RTA_OIF", index)]
     if network.prefixlen:
         attrs.append(("RTA_DST", str(network.network_address)))
-    if one.gateway is not None:
-        attrs.append(("RTA_GATEWAY", one.gateway))
-    if one.source is not None:
-        attrs.append(("RTA_PREFSRC", one.source))
+    if route_config.gateway is not None:
+        attrs.append(("RTA_GATEWAY", route_config.gateway))
+    if route_config.source is not None:
+        attrs.append(("RTA_PREFSRC", route_config.source))
     return NetlinkRequest(
-        f"adding the route to {one.destination}", "route", NEWROUTE, CREATE | REPLACE, fields, tuple(attrs)
+        f"adding the route to {route_config.destination}",
+        "route",
+        NEWROUTE,
+        CREATE | REPLACE,
+        fields,
+        tuple(attrs),
     )
 
 

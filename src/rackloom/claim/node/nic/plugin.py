@@ -100,10 +100,10 @@ def nic_config(
     return config
 
 
-def _refuse_child_interface(one: InterfaceConfig) -> None:
-    if one.type is not InterfaceType.PASSTHROUGH:
+def _refuse_child_interface(interface_config: InterfaceConfig) -> None:
+    if interface_config.type is not InterfaceType.PASSTHROUGH:
         raise Refused(
-            f"NetworkConfig: interface.type {one.type} is not served: the NIC itself moves into the pod",
+            f"NetworkConfig: interface.type {interface_config.type} is not served: the NIC itself moves into the pod",
             nearest_fix="leave interface.type out, so that the pod gets the whole NIC",
         )
 
@@ -122,38 +122,38 @@ NIC_RETRY_SECONDS = 2.0
 
 
 def prepare_nic(
-    one: HostNic, published: Device, config: NetworkConfig, sysroot: Sysroot, mode: rdma.NetnsMode
+    host_nic: HostNic, published: Device, config: NetworkConfig, sysroot: Sysroot, mode: rdma.NetnsMode
 ) -> tuple[PreparedNic, DhcpLease | None]:
     """What a claim gets of a NIC, and the lease of its address where a DHCP server gave it.
 
     Raises `Refused` and, while its interface does not show, `Retry`.
     """
-    if one.excluded is not None:
+    if host_nic.excluded is not None:
         raise Refused(
-            f"NIC {one.name} is not for claims: {one.excluded}",
+            f"NIC {host_nic.name} is not for claims: {host_nic.excluded}",
             nearest_fix="claim another NIC; `rackloom topology discover` on the node tells of each why not",
         )
     bare = PreparedNic(
-        device=one.name,
+        device=host_nic.name,
         published=published,
-        rdma=None if one.rdma is None else one.rdma.name,
-        moves_rdma=one.rdma is not None and mode is rdma.NetnsMode.EXCLUSIVE,
+        rdma=None if host_nic.rdma is None else host_nic.rdma.name,
+        moves_rdma=host_nic.rdma is not None and mode is rdma.NetnsMode.EXCLUSIVE,
     )
-    if one.on is None:
-        return _without_interface(one, config, bare), None
-    _check_mtu(one, config, sysroot)
-    _check_ipv6(one.on.link, config)
-    given = _request_address(one.on.link) if config.interface.asks_dhcp else None
+    if host_nic.on is None:
+        return _without_interface(host_nic, config, bare), None
+    _check_mtu(host_nic, config, sysroot)
+    _check_ipv6(host_nic.on.link, config)
+    given = _request_address(host_nic.on.link) if config.interface.asks_dhcp else None
     asked = config if given is None else _with_lease(config, given)
-    return _with_interface(one.on.link, asked, bare), None if given is None else given.lease
+    return _with_interface(host_nic.on.link, asked, bare), None if given is None else given.lease
 
 
-def _without_interface(one: HostNic, config: NetworkConfig, bare: PreparedNic) -> PreparedNic:
-    if one.rdma is None:
-        raise Retry(f"NIC {one.name} has no interface on the host now", after=NIC_RETRY_SECONDS)
+def _without_interface(host_nic: HostNic, config: NetworkConfig, bare: PreparedNic) -> PreparedNic:
+    if host_nic.rdma is None:
+        raise Retry(f"NIC {host_nic.name} has no interface on the host now", after=NIC_RETRY_SECONDS)
     if config.asks_for_a_netdev:
         raise Refused(
-            f"NIC {one.name} has RDMA device {one.rdma.name} and no network interface to configure",
+            f"NIC {host_nic.name} has RDMA device {host_nic.rdma.name} and no network interface to configure",
             nearest_fix="remove interface, routes, rules, neighbors and ethtool from its NetworkConfig",
         )
     return bare
@@ -173,21 +173,21 @@ def _with_interface(link: NetworkLink, config: NetworkConfig, bare: PreparedNic)
 
 def _read_link_settings(name: str) -> tuple[NetworkLink, LinkSettings]:
     with Rtnetlink() as rtnetlink:
-        link = next((one for one in read_links(rtnetlink) if one.name == name), None)
+        link = next((read_link for read_link in read_links(rtnetlink) if read_link.name == name), None)
         if link is None:
             raise Retry(f"interface {name} has just left the host", after=NIC_RETRY_SECONDS)
         return link, read_settings(rtnetlink, link, features=True)
 
 
-def _check_mtu(one: HostNic, config: NetworkConfig, sysroot: Sysroot) -> None:
+def _check_mtu(host_nic: HostNic, config: NetworkConfig, sysroot: Sysroot) -> None:
     """A virtual function's frames go out through the physical one."""
     wanted = config.interface.mtu
-    if wanted is None or one.function is None or not one.function.virtual_function:
+    if wanted is None or host_nic.function is None or not host_nic.function.virtual_function:
         return
-    for mtu in _physical_mtus(sysroot, one.function.address):
+    for mtu in _physical_mtus(sysroot, host_nic.function.address):
         if wanted > mtu:
             raise Refused(
-                f"interface.mtu is {wanted}, but the physical function below {one.name} has {mtu}",
+                f"interface.mtu is {wanted}, but the physical function below {host_nic.name} has {mtu}",
                 nearest_fix=f"ask for at most {mtu}, or raise the physical function's MTU",
             )
 
@@ -417,13 +417,17 @@ def _published_devices(
     return {one.name: with_stated_attributes(one, settings.extras) for one in shown}
 
 
-def _is_pod_end(one: HostNic) -> bool:
-    return one.excluded is not None and one.on is not None and one.on.link.kind in POD_INTERFACE_KINDS
+def _is_pod_end(host_nic: HostNic) -> bool:
+    return (
+        host_nic.excluded is not None
+        and host_nic.on is not None
+        and host_nic.on.link.kind in POD_INTERFACE_KINDS
+    )
 
 
-def _interface_name(one: HostNic) -> str | None:
-    return None if one.on is None else one.on.link.name
+def _interface_name(host_nic: HostNic) -> str | None:
+    return None if host_nic.on is None else host_nic.on.link.name
 
 
-def _nic_index(one: HostNic) -> int:
-    return -1 if one.nic is None else one.nic.index
+def _nic_index(host_nic: HostNic) -> int:
+    return -1 if host_nic.nic is None else host_nic.nic.index

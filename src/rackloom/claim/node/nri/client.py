@@ -264,7 +264,7 @@ def _check_registered(data: bytes) -> None:
 
 
 def _sandbox(pod: wire.Sandbox) -> PodSandbox:
-    netns = next((one.path for one in pod.linux.namespaces if one.type == "network"), "")
+    netns = next((namespace.path for namespace in pod.linux.namespaces if namespace.type == "network"), "")
     return PodSandbox(id=pod.id, pod=pod.uid, namespace=pod.namespace, name=pod.name, netns=netns)
 
 

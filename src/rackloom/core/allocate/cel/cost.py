@@ -254,8 +254,8 @@ class _CostEstimator:
     ) -> CallEstimate:
         """Cost of the call and its arguments under one overload."""
         spent = ZERO
-        for one in costs:
-            spent = spent.plus(one)
+        for cost in costs:
+            spent = spent.plus(cost)
         operands = args if target is None else [target, *args]
         special = cost_function_of(overload.id, node.function)
         found = special(operands) if special is not None else None

@@ -160,19 +160,19 @@ class _PythonWriter:
             return self.compared(one, two, _ORDERS[node.function], f"dispatch({overloads}, ({{}}, {{}}))")
         return general
 
-    def compared(self, one: CelNode, two: CelNode, operator: str, general: str) -> str:
+    def compared(self, cel_node: CelNode, two: CelNode, operator: str, general: str) -> str:
         """Compare directly where one side is a literal and the other turns out to be of its class."""
-        for position, side in enumerate((one, two)):
+        for position, side in enumerate((cel_node, two)):
             known = self.constant(side)
             if type(known) in _COMPARED:
-                kind, other = type(known).__name__, self.value((two, one)[position])
+                kind, other = type(known).__name__, self.value((two, cel_node)[position])
                 temporary, literal = self.temporary(), self.literal(known)
                 pair = (literal, temporary) if position == 0 else (temporary, literal)
                 direct = f"({pair[0]} {operator} {pair[1]})"
                 return (
                     f"({direct} if ({temporary} := {other}).__class__ is {kind} else {general.format(*pair)})"
                 )
-        return general.format(self.value(one), self.value(two))
+        return general.format(self.value(cel_node), self.value(two))
 
     def membership(self, item: CelNode, container: CelNode) -> str:
         known = self.constant(container)

@@ -37,7 +37,7 @@ class CharacterSet:
     def _holds(self, char: str) -> bool:
         code = ord(char)
         return any(low <= code <= high for low, high in self.ranges) or any(
-            one.holds(char) for one in self.properties
+            property_.holds(char) for property_ in self.properties
         )
 
 
@@ -177,7 +177,7 @@ POSIX: dict[str, tuple[CodeRange, ...]] = {
 def _case_variants(char: str) -> set[str]:
     variants = {char.lower(), char.upper(), char.lower().upper(), char.upper().lower()}
     variants |= _FOLDED.get(char, set())
-    return {one for one in variants if len(one) == 1}
+    return {variant for variant in variants if len(variant) == 1}
 
 
 _FOLDED = {"k": {"\u212a"}, "K": {"\u212a"}, "s": {"\u017f"}, "S": {"\u017f"}}

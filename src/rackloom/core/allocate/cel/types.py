@@ -179,9 +179,9 @@ def substitute(bindings: Bindings, type_: CelType, *, free_to_dyn: bool = False)
     return CelType(type_.kind, type_.name, inner)
 
 
-def most_general(one: CelType, two: CelType) -> CelType:
+def most_general(cel_type: CelType, two: CelType) -> CelType:
     """The less specific of two types that fit each other."""
-    return one if _no_more_specific(one, two) else two
+    return cel_type if _no_more_specific(cel_type, two) else two
 
 
 def _all_assignable(bindings: Bindings, given: list[CelType], wanted: list[CelType]) -> bool:
@@ -190,22 +190,22 @@ def _all_assignable(bindings: Bindings, given: list[CelType], wanted: list[CelTy
     )
 
 
-def _is_assignable(bindings: Bindings, one: CelType, two: CelType) -> bool:
+def _is_assignable(bindings: Bindings, cel_type: CelType, two: CelType) -> bool:
     if two.kind == "param":
-        valid, bound = _bind_variable(bindings, one, two)
+        valid, bound = _bind_variable(bindings, cel_type, two)
         if valid or bound:
             return valid
-    if one.kind == "param":
-        return _bind_variable(bindings, two, one)[0]
-    if is_dyn(one) or is_dyn(two) or "error" in (one.kind, two.kind):
+    if cel_type.kind == "param":
+        return _bind_variable(bindings, two, cel_type)[0]
+    if is_dyn(cel_type) or is_dyn(two) or "error" in (cel_type.kind, two.kind):
         return True
-    if one.kind == "null" or two.kind == "null":
-        other = two if one.kind == "null" else one
+    if cel_type.kind == "null" or two.kind == "null":
+        other = two if cel_type.kind == "null" else cel_type
         return other.kind == "null" or other.kind in _NULLABLE
-    if one.kind == "type":
+    if cel_type.kind == "type":
         return two.kind == "type"
-    return (one.kind, one.name) == (two.kind, two.name) and _all_assignable(
-        bindings, list(one.params), list(two.params)
+    return (cel_type.kind, cel_type.name) == (two.kind, two.name) and _all_assignable(
+        bindings, list(cel_type.params), list(two.params)
     )
 
 
@@ -237,14 +237,16 @@ def _occurs_in(bindings: Bindings, variable: CelType, within: CelType) -> bool:
     return any(_occurs_in(bindings, variable, part) for part in within.params)
 
 
-def _no_more_specific(one: CelType, two: CelType) -> bool:
-    if is_dyn(one) or one.kind == "param":
+def _no_more_specific(cel_type: CelType, two: CelType) -> bool:
+    if is_dyn(cel_type) or cel_type.kind == "param":
         return True
-    if is_dyn(two) or two.kind == "param" or (one.kind, one.name) != (two.kind, two.name):
+    if is_dyn(two) or two.kind == "param" or (cel_type.kind, cel_type.name) != (two.kind, two.name):
         return False
-    if one.kind == "type":
+    if cel_type.kind == "type":
         return True
-    return len(one.params) == len(two.params) and all(map(_no_more_specific, one.params, two.params))
+    return len(cel_type.params) == len(two.params) and all(
+        map(_no_more_specific, cel_type.params, two.params)
+    )
 
 
 # Overloads, declared by signature and dispatched by run-time type.

@@ -294,8 +294,10 @@ def _same_map(one: Mapping[Any, Any], two: Mapping[Any, Any]) -> bool:
     return True
 
 
-def _same_optional(one: OptionalValue, two: OptionalValue) -> bool:
-    return one.present == two.present and (not one.present or equal(one.value, two.value))
+def _same_optional(optional_value: OptionalValue, two: OptionalValue) -> bool:
+    return optional_value.present == two.present and (
+        not optional_value.present or equal(optional_value.value, two.value)
+    )
 
 
 def compare_numbers(one: Any, two: Any) -> int | None:

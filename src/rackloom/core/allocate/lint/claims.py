@@ -64,12 +64,12 @@ def request_findings(ask: RequestSpec, evidence: LintContext, path: FieldPath) -
         return
     met = evidence.of_class(name)
     clean = True
-    for number, one in enumerate(ask.selectors):
+    for number, selector in enumerate(ask.selectors):
         place = (*path, "selectors", number, "cel", "expression")
-        found = list(selector_findings(one.cel.expression if one.cel else "", met, evidence, place))
+        found = list(selector_findings(selector.cel.expression if selector.cel else "", met, evidence, place))
         yield from found
         clean = clean and not found
-        met = evidence.passing(met, [one])
+        met = evidence.passing(met, [selector])
     if evidence.given:
         yield from _count_findings(ask, met, evidence, path) if clean else ()
         yield from _idle_nic_findings(ask, met, evidence, path)
@@ -79,7 +79,9 @@ def _count_findings(
     ask: RequestSpec, met: Sequence[CandidateDevice], evidence: LintContext, path: FieldPath
 ) -> Iterator[LintFinding]:
     matching = {one.id for one in met}
-    most = max((sum(one.id in matching for one in kind.devices) for kind in evidence.stock.kinds), default=0)
+    most = max(
+        (sum(device.id in matching for device in kind.devices) for kind in evidence.stock.kinds), default=0
+    )
     if ask.allocation_mode == "ExactCount" and ask.count > most:
         why = f"{ask.count} devices are asked for and no node has more than {most} that match"
         fix = f"ask for {most} at most" if most else "ask for devices that a node has"
@@ -95,7 +97,7 @@ def _idle_nic_findings(
     rest = [one for one in idle if one not in hcas]
     for trap, devices in ((LintRule.IDLE_HCA, hcas), (LintRule.MANAGEMENT_NIC, rest)):
         if devices:
-            named = ", ".join(f"{one.id.device} ({evidence.excluded[one.id]})" for one in devices)
+            named = ", ".join(f"{device.id.device} ({evidence.excluded[device.id]})" for device in devices)
             where = (*path, "selectors", len(ask.selectors) - 1) if ask.selectors else path
             yield LintFinding(
                 trap=trap,
@@ -113,7 +115,7 @@ def _selector_without_excluded(met: Sequence[CandidateDevice], evidence: LintCon
     # Of several kinds of node, names and traits are those of the first: the fix is for one kind of machine.
     kind = next(kind for kind in evidence.stock.kinds if kept[0] in kind.devices)
     here = [one for one in kept if one in kind.devices]
-    nics = [one for one in kind.devices if one.id.driver == NIC_DRIVER]
+    nics = [device for device in kind.devices if device.id.driver == NIC_DRIVER]
     told = selector_by_traits(here, nics, inventory.NIC_TRAITS) or selector_by_ids(
         here, nics, inventory.NIC_IDS
     )
@@ -129,26 +131,26 @@ _FEWER = "ask for fewer devices, or select them by address: rackloom claim templ
 
 def constraint_findings(claim: ResourceClaim, evidence: LintContext) -> Iterator[LintFinding]:
     """Traps of the constraints of a claim whose classes are known."""
-    for number, one in enumerate(claim.spec.devices.constraints):
-        kind = "matchAttribute" if one.match_attribute is not None else "distinctAttribute"
+    for number, constraint in enumerate(claim.spec.devices.constraints):
+        kind = "matchAttribute" if constraint.match_attribute is not None else "distinctAttribute"
         path = ("devices", "constraints", number, kind)
-        lacking = list(_unpublished_findings(claim, one, evidence, path))
+        lacking = list(_unpublished_findings(claim, constraint, evidence, path))
         yield from lacking
-        if one.match_attribute is not None and not lacking:
+        if constraint.match_attribute is not None and not lacking:
             yield from _one_value_findings(claim, number, evidence, path)
 
 
-def _requests_covered(claim: ResourceClaim, one: DeviceConstraint) -> list[DeviceRequest]:
-    names = {name.partition("/")[0] for name in one.requests}
+def _requests_covered(claim: ResourceClaim, device_constraint: DeviceConstraint) -> list[DeviceRequest]:
+    names = {name.partition("/")[0] for name in device_constraint.requests}
     return [request for request in claim.spec.devices.requests if not names or request.name in names]
 
 
 def _unpublished_findings(
-    claim: ResourceClaim, one: DeviceConstraint, evidence: LintContext, path: FieldPath
+    claim: ResourceClaim, device_constraint: DeviceConstraint, evidence: LintContext, path: FieldPath
 ) -> Iterator[LintFinding]:
     """A device without the attribute breaks the constraint: where all lack it, the claim is lost."""
-    name = one.match_attribute or one.distinct_attribute or ""
-    for request in _requests_covered(claim, one):
+    name = device_constraint.match_attribute or device_constraint.distinct_attribute or ""
+    for request in _requests_covered(claim, device_constraint):
         met = [device for ask, _ in request_specs(request) for device in _matching_devices(ask, evidence)]
         if met and all(evidence.lacks(device, name) for device in met):
             whom = f"none of the devices that request {request.name} matches"
@@ -191,17 +193,17 @@ def _with_devices(claim: ResourceClaim, **fields: object) -> ResourceClaim:
 
 
 def _without_constraint(claim: ResourceClaim, number: int) -> ResourceClaim:
-    kept = [one for index, one in enumerate(claim.spec.devices.constraints) if index != number]
+    kept = [constraint for index, constraint in enumerate(claim.spec.devices.constraints) if index != number]
     return _with_devices(claim, constraints=tuple(kept))
 
 
 def _without_selectors(claim: ResourceClaim) -> ResourceClaim:
     """The claim without selectors, which name one machine where others are looked at."""
     requests = [
-        msgspec.structs.replace(one, exactly=msgspec.structs.replace(one.exactly, selectors=()))
-        if one.exactly is not None
-        else one
-        for one in claim.spec.devices.requests
+        msgspec.structs.replace(request, exactly=msgspec.structs.replace(request.exactly, selectors=()))
+        if request.exactly is not None
+        else request
+        for request in claim.spec.devices.requests
     ]
     return _with_devices(claim, requests=tuple(requests))
 
@@ -214,7 +216,7 @@ def _split_into_pairs(claim: ResourceClaim, number: int) -> ResourceClaim | None
     count = counts.pop()
     if counts or len(covered) < 2 or count < 2:
         return None
-    rest = [one for one in claim.spec.devices.requests if one not in covered]
+    rest = [request for request in claim.spec.devices.requests if request not in covered]
     single = [
         DeviceRequest(name=f"{one.name}-{index}", exactly=msgspec.structs.replace(one.exactly, count=1))
         for index in range(count)
@@ -251,13 +253,13 @@ def claim_findings(claim: ResourceClaim, evidence: LintContext) -> list[LintFind
 
 def class_findings(device_class: DeviceClass, evidence: LintContext) -> Iterator[LintFinding]:
     """The traps of a class, whose selectors are asked of every device of every driver."""
-    for number, one in enumerate(device_class.spec.selectors):
+    for number, selector in enumerate(device_class.spec.selectors):
         path = ("selectors", number, "cel", "expression")
-        expression = one.cel.expression if one.cel else ""
+        expression = selector.cel.expression if selector.cel else ""
         yield from selector_findings(expression, evidence.devices, evidence, path)
 
 
 def _no_node_serves(claim: ResourceClaim, evidence: LintContext) -> bool:
     """Whether every node says no. Of a profile, a fault may be a gap of what it knows."""
     no = (Refusal, Fault) if evidence.stock.observed else (Refusal,)
-    return all(isinstance(one, no) for one in allocation_outcomes([evidence.stock], claim))
+    return all(isinstance(outcome, no) for outcome in allocation_outcomes([evidence.stock], claim))

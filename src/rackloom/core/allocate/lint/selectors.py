@@ -109,12 +109,12 @@ class LintContext:
     @cached_property
     def classes(self) -> dict[str, DeviceClass]:
         """Device classes by name."""
-        return {one.metadata.name: one for one in self.stock.classes}
+        return {klass.metadata.name: klass for klass in self.stock.classes}
 
     @cached_property
     def devices(self) -> tuple[CandidateDevice, ...]:
         """The devices of one node of each kind."""
-        return tuple(one for kind in self.stock.kinds for one in kind.devices)
+        return tuple(device for kind in self.stock.kinds for device in kind.devices)
 
     @cached_property
     def excluded(self) -> dict[DeviceId, str]:
@@ -135,8 +135,8 @@ class LintContext:
     ) -> list[CandidateDevice]:
         """The devices that selectors let through, as far as is known."""
         left = list(devices)
-        for one in selectors:
-            program = compiled_or_none(one.cel.expression) if one.cel else None
+        for selector in selectors:
+            program = compiled_or_none(selector.cel.expression) if selector.cel else None
             left = [device for device in left if program is not None and self._passes(program, device)]
         return left
 
@@ -165,7 +165,7 @@ def lint_context(
 ) -> LintContext:
     """Evidence from given nodes, or from typical ones; `classes` win over those of the nodes."""
     base = stock or inventory_of_slices(typical_slices())
-    named = {one.metadata.name: one for one in (*base.classes, *classes)}
+    named = {klass.metadata.name: klass for klass in (*base.classes, *classes)}
     merged = HardwareInventory(
         base.kinds, tuple(named.values()), base.index, base.source, observed=base.observed
     )
@@ -205,7 +205,7 @@ def allocation_outcomes(stocks: Iterable[HardwareInventory], claim: ResourceClai
 
 def can_be_served(stocks: Iterable[HardwareInventory], claim: ResourceClaim) -> bool:
     """Whether some node can serve a claim."""
-    return any(isinstance(one, Allocation) for one in allocation_outcomes(stocks, claim))
+    return any(isinstance(outcome, Allocation) for outcome in allocation_outcomes(stocks, claim))
 
 
 # Whether a selector depends on the device at all.
@@ -236,7 +236,10 @@ def constant_truth(program: compiler.Program) -> bool | None:
     )
     if len(combinations) > _MAX_COMBINATIONS:
         return None
-    seen = {_truth_with_values(program, dict(zip(reads, one, strict=True))) for one in combinations} - {None}
+    seen = {
+        _truth_with_values(program, dict(zip(reads, combination, strict=True)))
+        for combination in combinations
+    } - {None}
     return seen.pop() if len(seen) == 1 else None
 
 
@@ -434,7 +437,7 @@ def _foreign_id_findings(
     """PCI addresses and UUIDs that no device has."""
     texts = {value for value in literals_of(program.expression) if isinstance(value, str)}
     ids = {text for text in texts if _ID.fullmatch(text)}
-    known = {value.string for one in evidence.devices for value in one.device.attributes.values()}
+    known = {value.string for device in evidence.devices for value in device.device.attributes.values()}
     missing = sorted(ids - known)
     if missing:
         respelt = [_driver_spelling(one) for one in missing if _driver_spelling(one) in known]
@@ -451,5 +454,5 @@ def _driver_spelling(text: str) -> str:
 
 
 def _device_list(devices: Sequence[CandidateDevice]) -> str:
-    names = [f"{one.id.driver}/{one.id.device}" for one in devices[:_SHOWN]]
+    names = [f"{device.id.driver}/{device.id.device}" for device in devices[:_SHOWN]]
     return ", ".join(names) + (" and others" if len(devices) > _SHOWN else "")

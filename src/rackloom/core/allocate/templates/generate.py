@@ -108,7 +108,7 @@ def selector_by_ids(
 
 
 def _shared_value(devices: Sequence[CandidateDevice], name: str) -> Scalar | None:
-    values = {(type(value), value) for value in (scalar_attribute(one, name) for one in devices)}
+    values = {(type(value), value) for value in (scalar_attribute(device, name) for device in devices)}
     return values.pop()[1] if len(values) == 1 else None
 
 
@@ -161,7 +161,9 @@ class TemplateDraft:
         if self._matching:
             gpus = tuple(chain.from_iterable(place.gpus for place in found))
             nics = tuple(chain.from_iterable(place.nics for place in found))
-            groups = [RequestPair(one.gpu_count, one.nic_count, gpus, nics, one.place) for one in groups]
+            groups = [
+                RequestPair(group.gpu_count, group.nic_count, gpus, nics, group.place) for group in groups
+            ]
         endings = [f"-{number}" for number in range(len(groups))] if wish.pairs else [""]
         self._names = [(f"gpu{ending}", f"nic{ending}") for ending in endings]
         requests = list(chain.from_iterable(map(self._requests, self._names, groups)))
@@ -257,10 +259,10 @@ def _choose_selector(
 
 def _device_class_of(classes: Sequence[DeviceClass], wanted: Sequence[CandidateDevice]) -> str:
     """The first class that all of the devices belong to."""
-    for one in classes:
-        tests = [selector.cel.expression for selector in one.spec.selectors if selector.cel]
+    for klass in classes:
+        tests = [selector.cel.expression for selector in klass.spec.selectors if selector.cel]
         if tests and all(_matches(test, device) for test in tests for device in wanted):
-            return one.metadata.name
+            return klass.metadata.name
     raise Refused(f"no device class holds the devices of {wanted[0].id.driver}")
 
 
@@ -336,10 +338,12 @@ def _allocated_pairs(
 
 def _device_pairs(kind: NodeType, outcome: Allocation) -> Iterator[DevicePair]:
     """`gpu-0` with `nic-0` and so on; without pairs, all GPUs with all NICs."""
-    index = {one.id: number for devices in (kind.gpus, kind.nics) for number, one in enumerate(devices)}
+    index = {device.id: number for devices in (kind.gpus, kind.nics) for number, device in enumerate(devices)}
     given: dict[str, list[int]] = {}
-    for one in outcome.results[0].devices.results:
-        given.setdefault(one.request, []).append(index[DeviceId(one.driver, one.pool, one.device)])
+    for result in outcome.results[0].devices.results:
+        given.setdefault(result.request, []).append(
+            index[DeviceId(result.driver, result.pool, result.device)]
+        )
     for name, gpus in given.items():
         if name.startswith("gpu"):
             yield tuple(gpus), tuple(given["nic" + name.removeprefix("gpu")])

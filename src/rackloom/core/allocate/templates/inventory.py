@@ -105,25 +105,25 @@ def _declared_class(known: Machine, gpu: int, nic: Nic | None) -> PathClass:
     return rows[0][nic.index] if nic is not None and covered else PathClass.UNKNOWN
 
 
-def _observed_gpu(index: int, one: CandidateDevice) -> Gpu:
+def _observed_gpu(index: int, candidate_device: CandidateDevice) -> Gpu:
     return Gpu(
         index=index,
-        product=first_string_attribute(one, (GPU_MODEL,)),
-        pci_address=first_string_attribute(one, GPU_IDS),
-        numa_node=_numa_fact(one, (NUMA_NODE,)),
-        pcie=_pcie_path(one),
+        product=first_string_attribute(candidate_device, (GPU_MODEL,)),
+        pci_address=first_string_attribute(candidate_device, GPU_IDS),
+        numa_node=_numa_fact(candidate_device, (NUMA_NODE,)),
+        pcie=_pcie_path(candidate_device),
     )
 
 
-def _observed_nic(index: int, one: CandidateDevice, excluded: str | None) -> Nic:
+def _observed_nic(index: int, candidate_device: CandidateDevice, excluded: str | None) -> Nic:
     return Nic(
         index=index,
-        pci_address=first_string_attribute(one, _ADDRESSES),
-        if_name=first_string_attribute(one, ("dra.net/ifName",)),
-        rdma_device=first_string_attribute(one, ("dra.net/rdmaDevice",)),
-        model=first_string_attribute(one, ("dra.net/pciDevice",)),
-        numa_node=_numa_fact(one, ("dra.net/numaNode", NUMA_NODE)),
-        pcie=_pcie_path(one),
+        pci_address=first_string_attribute(candidate_device, _ADDRESSES),
+        if_name=first_string_attribute(candidate_device, ("dra.net/ifName",)),
+        rdma_device=first_string_attribute(candidate_device, ("dra.net/rdmaDevice",)),
+        model=first_string_attribute(candidate_device, ("dra.net/pciDevice",)),
+        numa_node=_numa_fact(candidate_device, ("dra.net/numaNode", NUMA_NODE)),
+        pcie=_pcie_path(candidate_device),
         excluded=excluded,
     )
 
@@ -134,16 +134,16 @@ def _with_exclusions(nics: Sequence[CandidateDevice]) -> list[tuple[CandidateDev
     A machine's data NICs are of one kind: next to eight EFA, two ConnectX-7 manage the NVLink switches (HGX
     B200); next to eight ConnectX-8, a BlueField is the management network (GB200).
     """
-    able = [one for one in nics if scalar_attribute(one, RDMA)]
+    able = [nic for nic in nics if scalar_attribute(nic, RDMA)]
     kinds = Counter(_model(one) for one in able)
     most = max(kinds.values(), default=0)
     return [
-        (one, _exclusion_reason(one, kinds[_model(one)] if scalar_attribute(one, RDMA) else None, most))
-        for one in nics
+        (nic, _exclusion_reason(nic, kinds[_model(nic)] if scalar_attribute(nic, RDMA) else None, most))
+        for nic in nics
     ]
 
 
-def _exclusion_reason(one: CandidateDevice, alike: int | None, most: int) -> str | None:
+def _exclusion_reason(candidate_device: CandidateDevice, alike: int | None, most: int) -> str | None:
     if alike is None:
         return "not an RDMA device"
     if alike < most:
@@ -151,22 +151,22 @@ def _exclusion_reason(one: CandidateDevice, alike: int | None, most: int) -> str
     return None
 
 
-def _model(one: CandidateDevice) -> tuple[object, ...]:
-    return tuple(scalar_attribute(one, name) for name in NIC_MODEL)
+def _model(candidate_device: CandidateDevice) -> tuple[object, ...]:
+    return tuple(scalar_attribute(candidate_device, name) for name in NIC_MODEL)
 
 
-def _numa_fact(one: CandidateDevice, names: Sequence[str]) -> Fact[int] | None:
+def _numa_fact(candidate_device: CandidateDevice, names: Sequence[str]) -> Fact[int] | None:
     for name in names:
-        found = one.attribute(name)
+        found = candidate_device.attribute(name)
         listed = () if found is None else found.ints or ()
-        value = listed[0] if listed else scalar_attribute(one, name)
+        value = listed[0] if listed else scalar_attribute(candidate_device, name)
         if isinstance(value, int):
             return Fact(value, Source.SYSFS)
     return None
 
 
-def _pcie_path(one: CandidateDevice) -> PciePath | None:
-    root = scalar_attribute(one, PCIE_ROOT)
+def _pcie_path(candidate_device: CandidateDevice) -> PciePath | None:
+    root = scalar_attribute(candidate_device, PCIE_ROOT)
     return PciePath(root=root, bridges=None, source=Source.SYSFS) if isinstance(root, str) else None
 
 
@@ -189,12 +189,12 @@ class NodeType:
     @property
     def gpus(self) -> tuple[CandidateDevice, ...]:
         """The GPUs by index."""
-        return tuple(one for one in self.devices if one.id.driver == GPU_DRIVER)
+        return tuple(device for device in self.devices if device.id.driver == GPU_DRIVER)
 
     @property
     def nics(self) -> tuple[CandidateDevice, ...]:
         """The NICs by index."""
-        return tuple(one for one in self.devices if one.id.driver == NIC_DRIVER)
+        return tuple(device for device in self.devices if device.id.driver == NIC_DRIVER)
 
     @property
     def usable(self) -> tuple[int, ...]:
@@ -219,7 +219,7 @@ class HardwareInventory:
 def inventory_of_machine(machine: Machine) -> HardwareInventory:
     """Fresh nodes of a machine profile, with the slices that its drivers would publish."""
     names = tuple(f"node-{number}" for number in range(_FRESH_NODES))
-    index = SliceIndex(one for name in names for one in slices_of(machine, name))
+    index = SliceIndex(slice_ for name in names for slice_ in slices_of(machine, name))
     nodes = tuple(_node_named(name) for name in names)
     kind = NodeType(machine, nodes, _devices_of_node(nodes[0], index))
     return HardwareInventory(
@@ -239,7 +239,7 @@ def inventory_of_slices(
     Of devices that `machine` has at the same address, its knowledge of the topology is used.
     """
     index = SliceIndex(slices)
-    named = [name for one in slices for name in _node_names(one)]
+    named = [name for slice_ in slices for name in _node_names(slice_)]
     known = {node.metadata.name: node for node in nodes}
     places = [known.get(name) or _node_named(name) for name in sorted({*named, *known})]
     alike: dict[bytes, list[Node]] = {}
@@ -247,7 +247,7 @@ def inventory_of_slices(
         alike.setdefault(_node_shape(_devices_of_node(node, index)), []).append(node)
     kinds = [_node_type(group, index, machine) for group in alike.values()]
     kinds.sort(key=lambda kind: (-len(kind.nodes), kind.nodes[0].metadata.name))
-    own = {one.metadata.name: one for one in (*device_classes(), *classes)}
+    own = {klass.metadata.name: klass for klass in (*device_classes(), *classes)}
     with_profile = f" and the machine profile {machine.name}" if machine else ""
     return HardwareInventory(
         tuple(kinds), tuple(own.values()), index, f"ResourceSlices{with_profile}", observed=True
@@ -256,7 +256,9 @@ def inventory_of_slices(
 
 def _node_type(nodes: Sequence[Node], index: SliceIndex, machine: Machine | None) -> NodeType:
     devices = _devices_of_node(nodes[0], index)
-    gpus, nics = ([one for one in devices if one.id.driver == driver] for driver in (GPU_DRIVER, NIC_DRIVER))
+    gpus, nics = (
+        [device for device in devices if device.id.driver == driver] for driver in (GPU_DRIVER, NIC_DRIVER)
+    )
     seen = machine_from_slices(nodes[0].metadata.name, gpus, nics)
     return NodeType(with_profile_topology(seen, machine) if machine else seen, tuple(nodes), devices)
 
@@ -266,19 +268,19 @@ def _devices_of_node(node: Node, index: SliceIndex) -> tuple[CandidateDevice, ..
     return candidates_of(gather_pools(node, index, features), features)
 
 
-def _node_names(one: ResourceSlice) -> list[str]:
-    names = [one.spec.node_name, *(device.node_name for device in one.spec.devices)]
+def _node_names(resource_slice: ResourceSlice) -> list[str]:
+    names = [resource_slice.spec.node_name, *(device.node_name for device in resource_slice.spec.devices)]
     return [name for name in names if name]
 
 
 def _node_shape(devices: Sequence[CandidateDevice]) -> bytes:
     """Equal for nodes whose devices differ in what no template reads (UUIDs, IP addresses) at most."""
-    return msgspec.json.encode([_without_identity(one) for one in devices], order="sorted")
+    return msgspec.json.encode([_without_identity(device) for device in devices], order="sorted")
 
 
-def _without_identity(one: CandidateDevice) -> object:
-    read = {name: value for name in DISTINGUISHING if (value := one.attribute(name)) is not None}
-    return one.id.driver, msgspec.structs.replace(one.device, attributes=read)
+def _without_identity(candidate_device: CandidateDevice) -> object:
+    read = {name: value for name in DISTINGUISHING if (value := candidate_device.attribute(name)) is not None}
+    return candidate_device.id.driver, msgspec.structs.replace(candidate_device.device, attributes=read)
 
 
 def _node_named(name: str) -> Node:

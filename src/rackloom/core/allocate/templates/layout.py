@@ -148,7 +148,7 @@ def inferred_numa_node(machine: Machine, device: Gpu | Nic) -> int | None:
         return own
     root = device.pcie.root
     peers: chain[Gpu | Nic] = chain(machine.gpus, machine.nics)
-    nodes = {numa_of(one) for one in peers if one.pcie is not None and one.pcie.root == root} - {None}
+    nodes = {numa_of(peer) for peer in peers if peer.pcie is not None and peer.pcie.root == root} - {None}
     return nodes.pop() if len(nodes) == 1 else None
 
 

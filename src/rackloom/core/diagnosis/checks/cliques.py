@@ -174,6 +174,6 @@ def _several_writers(node: NodeRecord) -> Iterator[Finding]:
             f"kubectl get node {node.name} -o yaml --show-managed-fields"
             "  # then keep one writer: GFD, or rackloom node imex --clique-label",
             severity=Severity.WARNING,
-            evidence=tuple(f"cluster: field manager {one}" for one in writers),
+            evidence=tuple(f"cluster: field manager {writer}" for writer in writers),
             where=(at_node(node.name),),
         )

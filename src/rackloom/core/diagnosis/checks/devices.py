@@ -72,7 +72,7 @@ class Relocation:
         asked = (clique, opened, need)
         if asked not in self._known:
             nodes = self._view.nodes.values() if clique is None else self._cliques.get(clique, ())
-            fit = [one for one in nodes if _takes_newcomers(one, opened) and self._has(one.name, need)]
+            fit = [node for node in nodes if _takes_newcomers(node, opened) and self._has(node.name, need)]
             self._known[asked] = min(fit, key=lambda one: (not _is_spare(one), one.name), default=None)
         return self._known[asked]
 
@@ -88,7 +88,7 @@ class Relocation:
         return Counter((one.driver, one.kind) for one in well)
 
     def _need(self, pod: str) -> DeviceNeed:
-        kinds = ((one.driver, self._kind(one)) for one in self._uses_of.get(pod, ()))
+        kinds = ((use.driver, self._kind(use)) for use in self._uses_of.get(pod, ()))
         return tuple(sorted(Counter(kinds).items()))
 
     def _kind(self, use: AllocatedDevice) -> str:
@@ -109,9 +109,12 @@ class Relocation:
     @cached_property
     def _free(self) -> Mapping[str, Counter[tuple[str, str]]]:
         found: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
-        for one in self._view.picture.devices:
-            if not blocking_taints(one.taints) and (one.driver, one.pool, one.name) not in self._view.uses:
-                found[one.node][one.driver, one.kind] += 1
+        for device in self._view.picture.devices:
+            if (
+                not blocking_taints(device.taints)
+                and (device.driver, device.pool, device.name) not in self._view.uses
+            ):
+                found[device.node][device.driver, device.kind] += 1
         return found
 
     @cached_property
@@ -126,7 +129,7 @@ class Relocation:
     def _in_domains(self) -> frozenset[str]:
         """Pods that share memory with others, namespace/name."""
         picture = self._view.picture
-        shared = {(one.namespace, one.name) for one in picture.claims if one.domain}
+        shared = {(claim.namespace, claim.name) for claim in picture.claims if claim.domain}
         return frozenset(
             f"{pod.namespace}/{pod.name}"
             for pod in picture.pods
@@ -136,7 +139,7 @@ class Relocation:
 
 def blocking_taints(taints: Iterable[str]) -> tuple[str, ...]:
     """Those of `key=value:effect` that keep newcomers away."""
-    return tuple(one for one in taints if one.rpartition(":")[2] in BLOCKING_EFFECTS)
+    return tuple(taint for taint in taints if taint.rpartition(":")[2] in BLOCKING_EFFECTS)
 
 
 def _covers(free: Counter[tuple[str, str]], need: DeviceNeed) -> bool:
@@ -149,7 +152,7 @@ def _takes_newcomers(node: NodeRecord, stood: frozenset[str]) -> bool:
 
 
 def _is_spare(node: NodeRecord) -> bool:
-    return any(one.startswith(GANG_TAINT) for one in node.taints)
+    return any(taint.startswith(GANG_TAINT) for taint in node.taints)
 
 
 # The fix of a tainted device.
@@ -204,10 +207,10 @@ def _repair_in_place(device: DeviceRecord, use: AllocatedDevice, reach: Relocati
 
 def _device_repair_command(device: DeviceRecord) -> str:
     """A command of its machine; empty where none is known."""
-    if any(one.startswith(_REBOOTS) for one in device.taints):
+    if any(taint.startswith(_REBOOTS) for taint in device.taints):
         return "systemctl reboot"
     address = device.key.pci_address
-    if address is not None and any(one.startswith(_RESETS) for one in device.taints):
+    if address is not None and any(taint.startswith(_RESETS) for taint in device.taints):
         return f"nvidia-smi --gpu-reset -i {address.value}"
     return ""
 
@@ -217,7 +220,7 @@ def _device_repair_command(device: DeviceRecord) -> str:
 
 def check_slices(view: SnapshotIndex) -> Iterator[Finding]:
     """All findings about nodes, the devices that they publish, and claims that hold them."""
-    published = {(one.driver, one.node) for one in view.picture.pools}
+    published = {(pool.driver, pool.node) for pool in view.picture.pools}
     expected = _expected_drivers(view)
     for node in view.picture.nodes:
         yield from _not_ready(node, view)
@@ -227,7 +230,7 @@ def check_slices(view: SnapshotIndex) -> Iterator[Finding]:
     yield from _slices_of_gone_nodes(view)
     reach = Relocation(view)
     yield from _tainted_devices(view, reach)
-    drivers = {one.driver for one in view.picture.pools}
+    drivers = {pool.driver for pool in view.picture.pools}
     for use in view.picture.uses:
         if use.driver in drivers:
             yield from _missing_device(use, view, reach)
@@ -259,8 +262,8 @@ def _not_ready(node: NodeRecord, view: SnapshotIndex) -> Iterator[Finding]:
 
 def _expected_drivers(view: SnapshotIndex) -> tuple[str, ...]:
     """Drivers that most nodes of cliques publish through: the others lack theirs."""
-    nodes = {one.name for one in view.picture.nodes if one.clique is not None}
-    counts = Counter(one.driver for one in view.picture.pools if one.node in nodes)
+    nodes = {node.name for node in view.picture.nodes if node.clique is not None}
+    counts = Counter(pool.driver for pool in view.picture.pools if pool.node in nodes)
     return tuple(sorted(driver for driver, count in counts.items() if 2 * count > len(nodes)))
 
 
@@ -281,9 +284,9 @@ def _missing_drivers(node: NodeRecord, missing: list[str], view: SnapshotIndex) 
 
 def _slices_of_gone_nodes(view: SnapshotIndex) -> Iterator[Finding]:
     gone: defaultdict[str, set[str]] = defaultdict(set)
-    for one in view.picture.pools:
-        if one.node and one.node not in view.nodes:
-            gone[one.node].add(one.driver)
+    for pool in view.picture.pools:
+        if pool.node and pool.node not in view.nodes:
+            gone[pool.node].add(pool.driver)
     for node, drivers in sorted(gone.items()):
         yield fails(
             catalogue.SLICE_OF_NODE,

@@ -55,7 +55,7 @@ def _pending_by_owner(seen: ClusterEvidence) -> Mapping[str, list[PendingPod]]:
         claims = (
             {} if pod.gated else {key: seen.claim(pod.namespace, name) for key, name in pod.claims.items()}
         )
-        pending = {key: one for key, one in claims.items() if one is not None and not one.allocated}
+        pending = {key: claim for key, claim in claims.items() if claim is not None and not claim.allocated}
         if pending:
             found[pod.owner or f"Pod {pod.namespace}/{pod.name}"].append((pod, pending))
     return found
@@ -106,7 +106,7 @@ def check_domains(seen: ClusterEvidence) -> tuple[Finding, ...]:
     """All findings about a cluster, in the order in which things come about."""
     pods = [finding for pod in seen.pods for finding in (*_templates(pod, seen), *_claims(pod, seen))]
     pods += check_pending(seen)
-    domains = [finding for one in seen.domains for finding in _check_domain(one, seen)]
+    domains = [finding for domain in seen.domains for finding in _check_domain(domain, seen)]
     return (*pods, *domains)
 
 
@@ -142,7 +142,7 @@ def _templates(pod: PodRecord, seen: ClusterEvidence) -> Iterator[Finding]:
 
 
 def _template_fix(wanted: str, namespace: str, known: set[str], seen: ClusterEvidence) -> str:
-    elsewhere = sorted(one.namespace for one in seen.templates if one.name == wanted)
+    elsewhere = sorted(template.namespace for template in seen.templates if template.name == wanted)
     list_them = f"kubectl -n {namespace} get resourceclaimtemplates"
     if elsewhere:
         return f"{list_them}  # create the ComputeDomain in {namespace}: its template is in {elsewhere[0]}"
@@ -248,7 +248,7 @@ def _one_clique(domain: ComputeDomain, seen: ClusterEvidence) -> Iterator[Findin
     if not nodes:
         return
     labels = {node: seen.cliques[node] for node in sorted(nodes) if seen.cliques.get(node)}
-    daemons = {one.node: one.clique for one in seen.daemons_of(domain.uid) if one.node in nodes}
+    daemons = {daemon.node: daemon.clique for daemon in seen.daemons_of(domain.uid) if daemon.node in nodes}
     entered = {node: clique or NO_FABRIC for node, clique in sorted(daemons.items()) if clique is not None}
     for whose, cliques in (("its pods are", labels), ("the IMEX daemons of its pods are", entered)):
         if len(set(cliques.values())) > 1:
@@ -310,7 +310,7 @@ def _nodes_by_clique(cliques: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
 
 
 def _mesh(domain: ComputeDomain, seen: ClusterEvidence) -> Iterator[Finding]:
-    daemons = [one for one in seen.daemons_of(domain.uid) if one.clique != ""]
+    daemons = [daemon for daemon in seen.daemons_of(domain.uid) if daemon.clique != ""]
     if daemons:
         yield _mesh_finding(f"ComputeDomain {domain.key}", daemons)
     else:
@@ -338,7 +338,7 @@ def _no_daemon_read(domain: ComputeDomain, seen: ClusterEvidence) -> Iterator[Fi
 
 
 def _mesh_finding(subject: str, daemons: list[ImexDaemonRecord]) -> Finding:
-    apart = [one for one in daemons if one.meshed is False]
+    apart = [daemon for daemon in daemons if daemon.meshed is False]
     if apart:
         said = f"{len(apart)} of {len(daemons)} IMEX daemons do not reach all their peers"
         fix = (
@@ -347,7 +347,7 @@ def _mesh_finding(subject: str, daemons: list[ImexDaemonRecord]) -> Finding:
         )
         told = tuple(f"daemon on {one.node}: misses {first_few(one.missing)}" for one in apart)
         return fails(MESH, subject, said, fix, evidence=told, where=_daemon_places(subject, apart))
-    silent = sorted(one.node for one in daemons if one.meshed is None)
+    silent = sorted(daemon.node for daemon in daemons if daemon.meshed is None)
     if silent:
         said = f"not reported by {', '.join(silent)}"
         where = (subject, *map(at_node, silent))
@@ -365,10 +365,10 @@ def _pod_places(pod: PodRecord) -> tuple[str, ...]:
 
 def _domain_places(domain: ComputeDomain, seen: ClusterEvidence) -> tuple[str, ...]:
     users = seen.users(domain.uid)
-    nodes = sorted({pod.node for pod in users if pod.node} | {one.name for one in domain.status.nodes})
+    nodes = sorted({pod.node for pod in users if pod.node} | {node.name for node in domain.status.nodes})
     pods = (at_pod(f"{pod.namespace}/{pod.name}") for pod in users)
     return (f"ComputeDomain {domain.key}", *map(at_node, nodes), *pods)
 
 
 def _daemon_places(subject: str, daemons: list[ImexDaemonRecord]) -> tuple[str, ...]:
-    return (subject, *(at_node(one.node) for one in daemons))
+    return (subject, *(at_node(daemon.node) for daemon in daemons))

@@ -49,7 +49,7 @@ _NEW_ENDPOINT = "--endpoint https://SWITCH-CONTROLLER:9370"
 
 def check_controllers(view: SnapshotIndex) -> Iterator[Finding]:
     """All findings about switch controllers."""
-    held = Counter(one.domain for one in view.picture.machines if one.instance is not None)
+    held = Counter(machine.domain for machine in view.picture.machines if machine.instance is not None)
     for domain in view.picture.domains:
         yield from _silent_domain(domain, held[domain.uuid])
         yield from _paused_domain(domain)
@@ -132,7 +132,7 @@ def _without_controller(view: SnapshotIndex) -> Mapping[str, list[MachineRecord]
 
     Of a controller that never answered the chassis is known, and not yet the domain.
     """
-    spoken_for = {serial for one in view.picture.domains for serial in one.chassis}
+    spoken_for = {serial for domain in view.picture.domains for serial in domain.chassis}
     found: defaultdict[str, list[MachineRecord]] = defaultdict(list)
     for machine in view.picture.machines:
         alone = machine.domain not in view.domains and machine.chassis_serial not in spoken_for
@@ -142,8 +142,8 @@ def _without_controller(view: SnapshotIndex) -> Mapping[str, list[MachineRecord]
 
 
 def _no_controller_registered(uuid: str, machines: list[MachineRecord]) -> Finding:
-    serials = sorted({one.chassis_serial for one in machines})
-    held = sum(one.instance is not None for one in machines)
+    serials = sorted({machine.chassis_serial for machine in machines})
+    held = sum(machine.instance is not None for machine in machines)
     return fails(
         catalogue.CONTROLLER_AWAY,
         f"domain {uuid}",
@@ -153,7 +153,7 @@ def _no_controller_registered(uuid: str, machines: list[MachineRecord]) -> Findi
         evidence=(
             f"records: machines of chassis {', '.join(serials)}: {len(machines)}, with an instance: {held}",
         ),
-        where=(at_domain(uuid), *(at_machine(one.id) for one in machines)),
+        where=(at_domain(uuid), *(at_machine(machine.id) for machine in machines)),
     )
 
 
@@ -194,7 +194,7 @@ def _domain_wide(domain: str, problem: str, gpus: list[GpuChain], trays: int) ->
         where=(
             at_domain(domain),
             *machines,
-            *dict.fromkeys(one for chain in gpus for one in _gpu_places(chain)),
+            *dict.fromkeys(place for chain in gpus for place in _gpu_places(chain)),
         ),
     )
 
@@ -245,17 +245,17 @@ def _gpu_places(chain: GpuChain) -> Iterator[str]:
 
 def check_layers(view: SnapshotIndex) -> Iterator[Finding]:
     """Layers that should have been read, and could not; those that one cause keeps from us, together."""
-    domains = tuple(at_domain(one.uuid) for one in view.picture.domains)
+    domains = tuple(at_domain(domain.uuid) for domain in view.picture.domains)
     lost: defaultdict[str, list[LayerStatus]] = defaultdict(list)
-    for one in view.picture.layers:
-        if one.unknown_since is not None:
-            lost[one.problem].append(one)
-    held = sum(one.instance is not None for one in view.picture.machines)
+    for layer in view.picture.layers:
+        if layer.unknown_since is not None:
+            lost[layer.problem].append(layer)
+    held = sum(machine.instance is not None for machine in view.picture.machines)
     for problem, layers in lost.items():
-        fabric = any(one.layer is Layer.FABRIC for one in layers)
+        fabric = any(layer.layer is Layer.FABRIC for layer in layers)
         found = unknown(
             catalogue.LAYER,
-            f"layer {' and '.join(one.layer for one in layers)}",
+            f"layer {' and '.join(layer.layer for layer in layers)}",
             problem,
             layers[0].fix,
             where=domains if fabric else (),
@@ -273,15 +273,17 @@ def check_fabric(view: SnapshotIndex) -> Iterator[Finding]:
 
 
 def _sick_partitions(view: SnapshotIndex) -> Iterator[Finding]:
-    for one in view.picture.partitions:
-        if one.healthy is False and view.is_fresh(one.domain):
+    for partition in view.picture.partitions:
+        if partition.healthy is False and view.is_fresh(partition.domain):
             yield fails(
                 catalogue.PARTITION_HEALTH,
-                f"partition {one.name}",
-                f"the switch controller says {one.problem or 'it is not healthy'}",
-                f"{_SHOW_DOMAIN} {quote(one.domain)}",
-                evidence=(f"switch controller: partition {one.id} of domain {one.domain} is {one.problem}",),
-                where=(at_partition(one.domain, one.name),),
+                f"partition {partition.name}",
+                f"the switch controller says {partition.problem or 'it is not healthy'}",
+                f"{_SHOW_DOMAIN} {quote(partition.domain)}",
+                evidence=(
+                    f"switch controller: partition {partition.id} of domain {partition.domain} is {partition.problem}",
+                ),
+                where=(at_partition(partition.domain, partition.name),),
             )
 
 

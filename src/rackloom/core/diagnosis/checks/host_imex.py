@@ -91,7 +91,7 @@ def _imex_evidence(host: HostEvidence) -> Iterator[str]:
 
 
 def _process_list(numbers: Collection[int]) -> str:
-    return f"process {', '.join(str(one) for one in sorted(numbers))}"
+    return f"process {', '.join(str(number) for number in sorted(numbers))}"
 
 
 # Driver, container runtime and ports.

@@ -68,7 +68,7 @@ def locate_host(machine: Machine, name: str, picture: SiteSnapshot) -> HostIdent
     for one, address in _devices_with_address(picture):
         if one.node == node:
             devices[address] += (one,)
-    used = {(one.driver, one.pool, one.device) for one in picture.uses}
+    used = {(use.driver, use.pool, use.device) for use in picture.uses}
     held = (
         at for at, seen in devices.items() if any((one.driver, one.pool, one.name) in used for one in seen)
     )
@@ -78,7 +78,7 @@ def locate_host(machine: Machine, name: str, picture: SiteSnapshot) -> HostIdent
 def _node_of_host(machine: Machine, name: str, picture: SiteSnapshot) -> str | None:
     """The node with its GPUs; where no UUID is known on one side, the node of its name."""
     own = {gpu.uuid for gpu in machine.gpus if gpu.uuid is not None}
-    nodes = {one.name for one in picture.nodes}
+    nodes = {node.name for node in picture.nodes}
     seen = [(one.node, uuid) for one, uuid in _gpus_with_uuid(picture) if one.node in nodes]
     shared = Counter(node for node, uuid in seen if uuid in own)
     if shared:
@@ -88,16 +88,16 @@ def _node_of_host(machine: Machine, name: str, picture: SiteSnapshot) -> str | N
 
 
 def _gpus_with_uuid(picture: SiteSnapshot) -> Iterator[tuple[DeviceRecord, str]]:
-    for one in picture.devices:
-        if one.kind == "gpu" and one.key.gpu_uuid is not None:
-            yield one, one.key.gpu_uuid.value
+    for device in picture.devices:
+        if device.kind == "gpu" and device.key.gpu_uuid is not None:
+            yield device, device.key.gpu_uuid.value
 
 
 def _devices_with_address(picture: SiteSnapshot) -> Iterator[tuple[DeviceRecord, str]]:
     """A PCI address counts within one node, and a share of a GPU has that of the whole."""
-    for one in picture.devices:
-        if one.kind in ("gpu", "nic") and one.key.pci_address is not None:
-            yield one, one.key.pci_address.value
+    for device in picture.devices:
+        if device.kind in ("gpu", "nic") and device.key.pci_address is not None:
+            yield device, device.key.pci_address.value
 
 
 # Links.
@@ -171,7 +171,7 @@ def _link_of(host: HostReading, nic: Nic) -> _NicLink:
     rdma = next((one for one in host.rdma if one.name == nic.rdma_device), None)
     if rdma is not None and rdma.ports:
         return _rdma_link(rdma, nic)
-    interface = next((one for one in host.netdevs if one.name == nic.if_name), None)
+    interface = next((netdev for netdev in host.netdevs if netdev.name == nic.if_name), None)
     if interface is not None:
         return _interface_link(interface, nic)
     name = nic.rdma_device or nic.if_name or nic.pci_address or str(nic.index)
@@ -210,7 +210,7 @@ def _interface_link(interface: NetDevice, nic: Nic) -> _NicLink:
 
 
 def _fastest_rate(rates: Iterable[float | None]) -> int | None:
-    return max((int(one) for one in rates if one is not None), default=None)
+    return max((int(rate) for rate in rates if rate is not None), default=None)
 
 
 # Distance between GPUs and NICs.

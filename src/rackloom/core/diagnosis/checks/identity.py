@@ -109,12 +109,12 @@ def _moved_tray(
     )
 
 
-def _both_places(machine: MachineRecord, one: _MovedAway) -> Iterator[str]:
+def _both_places(machine: MachineRecord, moved_away: _MovedAway) -> Iterator[str]:
     place = f"slot {machine.slot} of {machine.chassis_serial}"
-    yield f"records: instance {machine.instance} had 0x{one.seen.guid:016x} as GPU {one.module_id} in {place}"
-    seen = one.seen.place
+    yield f"records: instance {machine.instance} had 0x{moved_away.seen.guid:016x} as GPU {moved_away.module_id} in {place}"
+    seen = moved_away.seen.place
     yield (
-        f"switch controller of domain {one.seen.domain}: 0x{one.seen.guid:016x} is GPU {seen.module_id}"
+        f"switch controller of domain {moved_away.seen.domain}: 0x{moved_away.seen.guid:016x} is GPU {seen.module_id}"
         f" in slot {seen.slot} of {seen.chassis_serial}"
     )
 

@@ -143,10 +143,10 @@ def _mismatched_pods(view: SnapshotIndex) -> Iterator[Finding]:
     }
     rails = set(map(_device_name, view.rails.nics))
     for pod, devices in sorted(_devices_of_pods(view).items()):
-        gpus = [one for one in devices if one.kind == "gpu" and _device_name(one) in own]
+        gpus = [device for device in devices if device.kind == "gpu" and _device_name(device) in own]
         theirs = {nic for one in gpus for nic in own[_device_name(one)]}
-        strange = [one for one in devices if _device_name(one) in rails - theirs]
-        given = {_device_name(one) for one in devices}
+        strange = [device for device in devices if _device_name(device) in rails - theirs]
+        given = {_device_name(device) for device in devices}
         if strange and any(given.isdisjoint(own[_device_name(one)]) for one in gpus):
             yield _mismatch_finding(pod, gpus, strange)
 
@@ -196,33 +196,33 @@ def check_transfers(view: SnapshotIndex) -> Iterator[Finding]:
         for chain in view.chains
         if chain.transfer is not None and chain.nics
     }
-    for one in view.picture.transfers:
-        where = nics.get(_transfer_key(one), (at_node(one.node),))
-        subject = f"transfer on {one.node} through {one.device or 'no device'}"
-        rate = f"record: {one.gigabytes_per_second:.2f} GB/s{' (emulated)' if one.emulated else ''}"
-        if one.verdict == "fails":
+    for transfer in view.picture.transfers:
+        where = nics.get(_transfer_key(transfer), (at_node(transfer.node),))
+        subject = f"transfer on {transfer.node} through {transfer.device or 'no device'}"
+        rate = f"record: {transfer.gigabytes_per_second:.2f} GB/s{' (emulated)' if transfer.emulated else ''}"
+        if transfer.verdict == "fails":
             yield fails(
                 catalogue.TRANSFER,
                 subject,
-                one.reason,
+                transfer.reason,
                 _MEASURE_AGAIN,
                 severity=Severity.WARNING,
                 evidence=(rate,),
                 where=where,
-                since=one.at,
+                since=transfer.at,
             )
-        elif one.verdict == "unknown":
+        elif transfer.verdict == "unknown":
             yield unknown(
                 catalogue.TRANSFER,
                 subject,
-                one.reason,
+                transfer.reason,
                 _MEASURE_AGAIN,
                 evidence=(rate,),
                 where=where,
-                since=one.at,
+                since=transfer.at,
             )
 
 
-def _transfer_key(one: MeasuredTransfer) -> tuple[str, str, float]:
+def _transfer_key(measured_transfer: MeasuredTransfer) -> tuple[str, str, float]:
     """What tells transfers of one picture apart."""
-    return one.node, one.device, one.at
+    return measured_transfer.node, measured_transfer.device, measured_transfer.at

@@ -64,49 +64,59 @@ def _gpus_by_partition(view: SnapshotIndex) -> Mapping[tuple[str, int], list[Gpu
     return found
 
 
-def _check_partition(one: PartitionRecord, gpus: list[GpuChain], view: SnapshotIndex) -> Iterator[Finding]:
-    yield from _shared_by_tenants(one, gpus, view)
-    where = _partition_places(one, gpus)
-    if one.owner == "foreign":
+def _check_partition(
+    partition_record: PartitionRecord, gpus: list[GpuChain], view: SnapshotIndex
+) -> Iterator[Finding]:
+    yield from _shared_by_tenants(partition_record, gpus, view)
+    where = _partition_places(partition_record, gpus)
+    if partition_record.owner == "foreign":
         busy = sorted({chain.machine.id for chain in gpus if chain.machine and chain.machine.instance})
         said = f"it holds GPUs of instances on {first_few(busy)}" if busy else "nobody asked for it"
         yield fails(
             catalogue.PARTITION_OWNED,
-            _partition_title(one),
-            f"{_foreign_reason(one)}: {said}",
-            _release_command(one),
+            _partition_title(partition_record),
+            f"{_foreign_reason(partition_record)}: {said}",
+            _release_command(partition_record),
             severity=Severity.ERROR if busy else Severity.WARNING,
             evidence=(
-                f"switch controller: partition {one.id} of domain {one.domain}, with {len(gpus)} GPUs",
+                f"switch controller: partition {partition_record.id} of domain {partition_record.domain}, with {len(gpus)} GPUs",
                 "records: nobody here made it",
             ),
             where=where,
         )
-    elif one.default and _default_policy(one.domain, view) not in ("", "keep"):
+    elif partition_record.default and _default_policy(partition_record.domain, view) not in ("", "keep"):
         yield fails(
             catalogue.DEFAULT_GONE,
-            f"partition {one.name} of domain {one.domain}",
+            f"partition {partition_record.name} of domain {partition_record.domain}",
             f"the factory partition is still there, and joins {len(gpus)} GPUs",
-            f"{_plan_command(one.domain)}  # what keeps it: else it is removed by itself",
+            f"{_plan_command(partition_record.domain)}  # what keeps it: else it is removed by itself",
             severity=Severity.WARNING,
             evidence=(
-                f"switch controller: partition {one.id}",
-                f"site: policy for it is {_default_policy(one.domain, view)}",
+                f"switch controller: partition {partition_record.id}",
+                f"site: policy for it is {_default_policy(partition_record.domain, view)}",
             ),
             where=where,
         )
 
 
-def _partition_title(one: PartitionRecord) -> str:
-    return f"partition {one.name}" if one.name else f"partition {one.id} without a name"
+def _partition_title(partition_record: PartitionRecord) -> str:
+    return (
+        f"partition {partition_record.name}"
+        if partition_record.name
+        else f"partition {partition_record.id} without a name"
+    )
 
 
-def _foreign_reason(one: PartitionRecord) -> str:
-    return "it was made by somebody else" if one.name else "a switch that forgot names cannot say whose it is"
+def _foreign_reason(partition_record: PartitionRecord) -> str:
+    return (
+        "it was made by somebody else"
+        if partition_record.name
+        else "a switch that forgot names cannot say whose it is"
+    )
 
 
-def _release_command(one: PartitionRecord) -> str:
-    domain, name = quote(one.domain), quote(one.name)
+def _release_command(partition_record: PartitionRecord) -> str:
+    domain, name = quote(partition_record.domain), quote(partition_record.name)
     return f"rackloom admin partition release --domain {domain} --name {name} --reason unknown  # or adopt it"
 
 
@@ -119,11 +129,13 @@ def _default_policy(domain: str, view: SnapshotIndex) -> str:
     return "" if found is None else found.default_policy
 
 
-def _partition_places(one: PartitionRecord, gpus: list[GpuChain]) -> tuple[str, ...]:
-    return unique(at_partition(one.domain, one.name), *places_around(gpus))
+def _partition_places(partition_record: PartitionRecord, gpus: list[GpuChain]) -> tuple[str, ...]:
+    return unique(at_partition(partition_record.domain, partition_record.name), *places_around(gpus))
 
 
-def _shared_by_tenants(one: PartitionRecord, gpus: list[GpuChain], view: SnapshotIndex) -> Iterator[Finding]:
+def _shared_by_tenants(
+    partition_record: PartitionRecord, gpus: list[GpuChain], view: SnapshotIndex
+) -> Iterator[Finding]:
     tenants: defaultdict[str, list[str]] = defaultdict(list)
     for chain in gpus:
         if chain.machine is not None and chain.machine.tenant is not None:
@@ -136,25 +148,25 @@ def _shared_by_tenants(one: PartitionRecord, gpus: list[GpuChain], view: Snapsho
     named = [view.picture.tenants.get(tenant, tenant) for tenant in sorted(tenants)]
     yield fails(
         catalogue.ISOLATION,
-        f"partition {one.name}",
+        f"partition {partition_record.name}",
         f"GPUs of tenants {' and '.join(named)} share memory in it",
-        f"{_plan_command(one.domain)} --to plan.json  # read it, then: rackloom admin apply plan.json",
+        f"{_plan_command(partition_record.domain)} --to plan.json  # read it, then: rackloom admin apply plan.json",
         severity=Severity.CRITICAL,
-        evidence=tuple(_tenant_evidence(one, tenants, view)),
-        where=_partition_places(one, gpus),
+        evidence=tuple(_tenant_evidence(partition_record, tenants, view)),
+        where=_partition_places(partition_record, gpus),
     )
 
 
 def _tenant_evidence(
-    one: PartitionRecord, tenants: Mapping[str, list[str]], view: SnapshotIndex
+    partition_record: PartitionRecord, tenants: Mapping[str, list[str]], view: SnapshotIndex
 ) -> Iterator[str]:
     for tenant, members in sorted(tenants.items()):
         name = view.picture.tenants.get(tenant, tenant)
         if members:
-            yield f"switch controller: partition {one.id} holds {first_few(members)}"
+            yield f"switch controller: partition {partition_record.id} holds {first_few(members)}"
             yield f"records: these are tenant {name}'s"
         else:
-            yield f"records: partition {one.name} was made for tenant {name}"
+            yield f"records: partition {partition_record.name} was made for tenant {name}"
 
 
 def _module_of(chain: GpuChain) -> int:
@@ -163,30 +175,32 @@ def _module_of(chain: GpuChain) -> int:
 
 def _lost_partitions(view: SnapshotIndex) -> Iterator[Finding]:
     wishing = _machines_by_request(view)
-    for one in view.picture.lost_partitions:
-        if not view.is_fresh(one.domain):
+    for partition in view.picture.lost_partitions:
+        if not view.is_fresh(partition.domain):
             continue
-        machines = wishing.get((one.domain, one.logical), [])
-        nodes = [view.node_of_machine[one] for one in machines if one in view.node_of_machine]
+        machines = wishing.get((partition.domain, partition.logical), [])
+        nodes = [view.node_of_machine[machine] for machine in machines if machine in view.node_of_machine]
         yield fails(
             catalogue.PARTITION_THERE,
-            f"partition {one.name}",
+            f"partition {partition.name}",
             "the switch controller no longer lists it, and nobody here deleted it",
-            f"{_plan_command(one.domain)}  # what keeps it from being made again: else it is, by itself",
+            f"{_plan_command(partition.domain)}  # what keeps it from being made again: else it is, by itself",
             evidence=(
-                f"records: made for logical partition {_logical_name(one.logical, view)}",
-                f"switch controller of domain {one.domain}: no partition of that name",
+                f"records: made for logical partition {_logical_name(partition.logical, view)}",
+                f"switch controller of domain {partition.domain}: no partition of that name",
             ),
             where=unique(
-                at_partition(one.domain, one.name), *map(at_machine, machines), *map(at_node, nodes)
+                at_partition(partition.domain, partition.name),
+                *map(at_machine, machines),
+                *map(at_node, nodes),
             ),
-            since=one.seen_at,
+            since=partition.seen_at,
         )
 
 
 def _machines_by_request(view: SnapshotIndex) -> Mapping[tuple[str, str | None], list[str]]:
     """Machines by domain and by the logical partition that their instances asked for: it may span domains."""
-    domains = {one.id: one.domain for one in view.picture.machines}
+    domains = {machine.id: machine.domain for machine in view.picture.machines}
     found: defaultdict[tuple[str, str | None], list[str]] = defaultdict(list)
     for gpu in view.picture.instance_gpus:
         found[domains.get(gpu.machine, ""), gpu.logical].append(gpu.machine)
@@ -223,17 +237,19 @@ def _instance_requests(view: SnapshotIndex) -> Iterator[Finding]:
         yield _request_finding(instance, gpus, beside, view)
 
 
-def _is_elsewhere(one: InstanceGpuRecord, chain: GpuChain | None, view: SnapshotIndex) -> bool:
+def _is_elsewhere(gpu_record: InstanceGpuRecord, chain: GpuChain | None, view: SnapshotIndex) -> bool:
     if chain is None or chain.fabric is None or not view.is_fresh(chain.fabric.domain):
         return False
-    return one.logical is not None and (chain.partition is None or chain.partition.logical != one.logical)
+    return gpu_record.logical is not None and (
+        chain.partition is None or chain.partition.logical != gpu_record.logical
+    )
 
 
 def _request_finding(
     instance: str, gpus: list[InstanceGpuRecord], chains: list[GpuChain], view: SnapshotIndex
 ) -> Finding:
     first = gpus[0]
-    machine = next((one for one in chains if one.machine is not None), None)
+    machine = next((chain for chain in chains if chain.machine is not None), None)
     domain = "" if machine is None or machine.machine is None else machine.machine.domain
     modules = ", ".join(str(one.module_id) for one in gpus)
     said = first.problem or f"it is {first.status}"
@@ -297,7 +313,7 @@ def _spread_finding(logical: str, domains: Mapping[str, list[MachineRecord]], vi
     seen = view.logicals.get(logical)
     name, tenant = (logical, "") if seen is None else (seen.name, seen.tenant)
     org = view.picture.tenants.get(tenant, tenant) or "ORGANISATION"
-    fewest = min(domains, key=lambda one: (len(domains[one]), one))
+    fewest = min(domains, key=lambda domain: (len(domains[domain]), domain))
     return fails(
         catalogue.LOGICAL_SPREAD,
         f"logical partition {name}",
@@ -313,13 +329,14 @@ def _spread_finding(logical: str, domains: Mapping[str, list[MachineRecord]], vi
 
 def _domain_evidence(domain: str, machines: list[MachineRecord]) -> str:
     count = f"{len(machines)} instance{'' if len(machines) == 1 else 's'}"
-    return f"records: {count} in domain {domain}, on {first_few([one.id for one in machines], _MOST_NAMED)}"
+    return f"records: {count} in domain {domain}, on {first_few([machine.id for machine in machines], _MOST_NAMED)}"
 
 
 def _second_domain_since(domains: Mapping[str, list[MachineRecord]]) -> float | None:
     """When the second domain got its first; None where that of some is not known."""
     told = [
-        [one.held_since for one in machines if one.held_since is not None] for machines in domains.values()
+        [machine.held_since for machine in machines if machine.held_since is not None]
+        for machines in domains.values()
     ]
     firsts = sorted(min(one) for one in told if one)
     return firsts[1] if len(firsts) == len(domains) else None

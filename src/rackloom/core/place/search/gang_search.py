@@ -69,7 +69,7 @@ def plan_in_cliques(site: PlacementSite, gang: Gang, cliques: Sequence[str]) -> 
 def _gang_plan(gang: Gang, board: TrialPlacement, chosen: Sequence[CliqueChoice]) -> GangPlan:
     ground = board.ground
     cliques = tuple(dict.fromkeys(one.clique for one in sorted(chosen, key=_first_member)))
-    spares = [at for one in cliques for at in _spares_in_clique(board, one, chosen)[: gang.spares]]
+    spares = [at for clique in cliques for at in _spares_in_clique(board, clique, chosen)[: gang.spares]]
     kept = Counter(ground.clique[at] for at in spares if board.is_empty(at))
     after = [board.empty(clique) - kept[clique] for clique in ground.cliques]
     return GangPlan(

@@ -207,7 +207,7 @@ def solve_and_count(
     steps = _StepCounter(MAX_CLIQUE_STEPS)
     choices = islice(_spare_choices(vacancies, spares), MAX_SPARE_CHOICES)
     answers = [_solve_with_spares(vacancies, needs, members, kept, steps) for kept in choices]
-    found = (one for one in answers if one is not None)
+    found = (answer for answer in answers if answer is not None)
     return min(found, key=lambda one: one.opened, default=None), steps.taken
 
 

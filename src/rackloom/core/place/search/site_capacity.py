@@ -214,7 +214,7 @@ class SiteCapacity:
         self.site = site
         self.trays = site.trays
         left = _gpus_left(site, owner)
-        self._linked = {one.tray for one in site.holds if one.channel and one.owner != owner}
+        self._linked = {hold.tray for hold in site.holds if hold.channel and hold.owner != owner}
         """Trays of which somebody has the channel."""
         self._is_untouched = [
             gpus == tray.gpus and tray.name not in self._linked

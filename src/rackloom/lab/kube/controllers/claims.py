@@ -56,8 +56,8 @@ class ResourceClaimController:
     def _waiting(self, namespace: str | None, template: str) -> Iterator[Object]:
         for pod in self._store.all(objects.POD):
             if pod["metadata"]["namespace"] == namespace and any(
-                one.get("resourceClaimTemplateName") == template
-                for one in pod["spec"].get("resourceClaims") or ()
+                claim.get("resourceClaimTemplateName") == template
+                for claim in pod["spec"].get("resourceClaims") or ()
             ):
                 yield pod
 
@@ -73,7 +73,7 @@ class ResourceClaimController:
         if pod is None or has_pod_ended(pod) or "deletionTimestamp" in pod["metadata"]:
             return
         names = claims_by_entry(pod)
-        missing = [one for one in pod["spec"].get("resourceClaims") or () if not names[one["name"]]]
+        missing = [claim for claim in pod["spec"].get("resourceClaims") or () if not names[claim["name"]]]
         statuses = list(pod.get("status", {}).get("resourceClaimStatuses") or ())
         for entry in missing:
             made = await self._from_template(pod, entry)
@@ -158,12 +158,12 @@ class ResourceClaimController:
 def claims_by_entry(pod: Object) -> dict[str, str]:
     """The claim of each entry of a pod's resourceClaims; "" where it is still to be made."""
     made = {
-        one["name"]: one.get("resourceClaimName", "")
-        for one in pod.get("status", {}).get("resourceClaimStatuses") or ()
+        status["name"]: status.get("resourceClaimName", "")
+        for status in pod.get("status", {}).get("resourceClaimStatuses") or ()
     }
     return {
-        one["name"]: one.get("resourceClaimName") or made.get(one["name"], "")
-        for one in pod["spec"].get("resourceClaims") or ()
+        claim["name"]: claim.get("resourceClaimName") or made.get(claim["name"], "")
+        for claim in pod["spec"].get("resourceClaims") or ()
     }
 
 

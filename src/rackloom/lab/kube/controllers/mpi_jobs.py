@@ -175,9 +175,9 @@ def _condition(name: str, holds: bool, reason: str) -> dict[str, Any]:
 def _launcher_result(launcher: Object | None) -> str | None:
     """Succeeded or Failed, from the conditions of the launcher's Job."""
     said = {"Complete": "Succeeded", "Failed": "Failed"}
-    for one in ((launcher or {}).get("status") or {}).get("conditions") or ():
-        if one["status"] == "True" and one["type"] in said:
-            return said[one["type"]]
+    for condition in ((launcher or {}).get("status") or {}).get("conditions") or ():
+        if condition["status"] == "True" and condition["type"] in said:
+            return said[condition["type"]]
     return None
 
 

@@ -289,7 +289,7 @@ class DeviceInventory:
         """All slices."""
         if self._index is None:
             slices = self._store.all(objects.RESOURCE_SLICE)
-            self._index = SliceIndex(decode_as(one, ResourceSlice) for one in slices)
+            self._index = SliceIndex(decode_as(slice_, ResourceSlice) for slice_ in slices)
         return self._index
 
     @property
@@ -326,7 +326,7 @@ def is_tolerated(spec: Mapping[str, Any], node: Object) -> bool:
     ]
     if node.get("spec", {}).get("unschedulable"):
         taints.append({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"})
-    return all(any(_tolerates(one, taint) for one in tolerations) for taint in taints)
+    return all(any(_tolerates(toleration, taint) for toleration in tolerations) for taint in taints)
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
@@ -388,10 +388,10 @@ def pod_requests(spec: Mapping[str, Any]) -> ResourceAmounts:
     """What a pod takes: the most that runs together, which init containers may be before the others."""
     most: ResourceAmounts = {}
     lasting: ResourceAmounts = {}
-    for one in spec.get("initContainers") or ():
-        here = add_amounts(lasting, _container_requests(one))
+    for container in spec.get("initContainers") or ():
+        here = add_amounts(lasting, _container_requests(container))
         most = _maximum(most, here)
-        if one.get("restartPolicy") == "Always":
+        if container.get("restartPolicy") == "Always":
             lasting = here
     together = reduce(add_amounts, map(_container_requests, spec.get("containers") or ()), lasting)
     whole = {**_maximum(most, together), **_container_requests(spec)}
@@ -409,22 +409,31 @@ def fits_node(node: Object, needed: ResourceAmounts, taken: ResourceAmounts) -> 
     )
 
 
-def add_amounts(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
+def add_amounts(resource_amounts: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
     """Both together."""
-    return {name: one.get(name, _ZERO) + other.get(name, _ZERO) for name in _resource_names(one, other)}
+    return {
+        name: resource_amounts.get(name, _ZERO) + other.get(name, _ZERO)
+        for name in _resource_names(resource_amounts, other)
+    }
 
 
-def subtract_amounts(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
+def subtract_amounts(resource_amounts: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
     """What is left of `one`."""
-    return {name: one.get(name, _ZERO) - other.get(name, _ZERO) for name in _resource_names(one, other)}
+    return {
+        name: resource_amounts.get(name, _ZERO) - other.get(name, _ZERO)
+        for name in _resource_names(resource_amounts, other)
+    }
 
 
-def _maximum(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
-    return {name: max(one.get(name, _ZERO), other.get(name, _ZERO)) for name in _resource_names(one, other)}
+def _maximum(resource_amounts: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
+    return {
+        name: max(resource_amounts.get(name, _ZERO), other.get(name, _ZERO))
+        for name in _resource_names(resource_amounts, other)
+    }
 
 
 def _resource_names(*amounts: ResourceAmounts) -> Iterable[str]:
-    return dict.fromkeys(name for one in amounts for name in one)
+    return dict.fromkeys(name for amount in amounts for name in amount)
 
 
 def _container_requests(container: Mapping[str, Any]) -> ResourceAmounts:

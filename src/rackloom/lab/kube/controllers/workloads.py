@@ -283,7 +283,10 @@ def _failed_pods(pods: Iterable[Object]) -> int:
 
 def _has_finished(job: Object) -> bool:
     conditions = (job.get("status") or {}).get("conditions") or ()
-    return any(one["type"] in ("Complete", "Failed") and one["status"] == "True" for one in conditions)
+    return any(
+        condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
+        for condition in conditions
+    )
 
 
 # Node lifecycle.
@@ -325,7 +328,9 @@ class NodeLifecycleController:
             await self._say_unknown(node)
         if silent != _is_tainted(node):
             others = [
-                one for one in node.get("spec", {}).get("taints") or () if one["key"] != UNREACHABLE_TAINT
+                taint
+                for taint in node.get("spec", {}).get("taints") or ()
+                if taint["key"] != UNREACHABLE_TAINT
             ]
             ours = (
                 [{"key": UNREACHABLE_TAINT, "effect": effect} for effect in _TAINT_EFFECTS] if silent else []
@@ -335,7 +340,7 @@ class NodeLifecycleController:
 
     async def _say_unknown(self, node: Object) -> None:
         since = metav1_time(self._wall())
-        others = [one for one in node["status"]["conditions"] if one["type"] != "Ready"]
+        others = [condition for condition in node["status"]["conditions"] if condition["type"] != "Ready"]
         told = {
             "type": "Ready",
             "status": "Unknown",
@@ -355,8 +360,10 @@ def is_lease_late(lease: Object, now: float) -> bool:
 
 def _ready_status(node: Object) -> str:
     conditions = node.get("status", {}).get("conditions") or ()
-    return next((str(one["status"]) for one in conditions if one["type"] == "Ready"), "Unknown")
+    return next(
+        (str(condition["status"]) for condition in conditions if condition["type"] == "Ready"), "Unknown"
+    )
 
 
 def _is_tainted(node: Object) -> bool:
-    return any(one["key"] == UNREACHABLE_TAINT for one in node.get("spec", {}).get("taints") or ())
+    return any(taint["key"] == UNREACHABLE_TAINT for taint in node.get("spec", {}).get("taints") or ())

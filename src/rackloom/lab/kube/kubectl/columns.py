@@ -122,7 +122,7 @@ def declared_columns(crds: Iterable[Object]) -> Mapping[ResourceKind, tuple[Colu
     return {
         _declared_kind(crd, version["name"]): (
             NAME,
-            *(_declared_column(one) for one in version["additionalPrinterColumns"]),
+            *(_declared_column(column) for column in version["additionalPrinterColumns"]),
         )
         for crd in crds
         for version in crd["spec"]["versions"]
@@ -143,7 +143,7 @@ def _declared_column(told: Mapping[str, Any]) -> Column:
 
 def _path_cell(path: str, *, is_date: bool) -> CellFunction:
     steps = tuple(_PATH_STEP.finditer(path))
-    if "".join(one[0] for one in steps) != path:
+    if "".join(step[0] for step in steps) != path:
         raise ValueError(f"cannot follow the JSON path {path}")
 
     def cell(obj: Object, now: float) -> Any:
@@ -159,4 +159,4 @@ def _follow_path(found: Any, step: re.Match[str]) -> Any:
     if step["name"]:
         return value_at(found, re.sub(r"\\(.)", r"\1", step["name"]))
     elements = found if isinstance(found, list) else ()
-    return next((one for one in elements if value_at(one, step["key"]) == step["value"]), None)
+    return next((element for element in elements if value_at(element, step["key"]) == step["value"]), None)

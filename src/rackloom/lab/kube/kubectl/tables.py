@@ -40,20 +40,22 @@ def _statuses(pod: Object) -> list[Object]:
 
 
 def _ready_containers(pod: Object, now: float) -> str:
-    ready = sum(1 for one in _statuses(pod) if one.get("ready") and "running" in one.get("state", {}))
+    ready = sum(
+        1 for status in _statuses(pod) if status.get("ready") and "running" in status.get("state", {})
+    )
     return f"{ready}/{len(pod['spec']['containers'])}"
 
 
 def _condition_of(obj: Object, type_: str) -> Object:
     conditions: Iterable[Object] = value_at(obj, "status", "conditions") or ()
-    return next((one for one in conditions if one["type"] == type_), {})
+    return next((condition for condition in conditions if condition["type"] == type_), {})
 
 
 def _pod_status(pod: Object, now: float) -> str:
     if "deletionTimestamp" in pod["metadata"]:
         return _DELETED
-    told = [reason for one in _statuses(pod) if (reason := _why_not_running(one.get("state", {})))]
-    if told[:1] == ["Completed"] and any("running" in one.get("state", {}) for one in _statuses(pod)):
+    told = [reason for status in _statuses(pod) if (reason := _why_not_running(status.get("state", {})))]
+    if told[:1] == ["Completed"] and any("running" in status.get("state", {}) for status in _statuses(pod)):
         return "Running" if _condition_of(pod, "Ready").get("status") == "True" else "NotReady"
     if told:
         return told[0]
@@ -74,16 +76,18 @@ def _why_not_running(state: Object) -> str:
 
 
 def _restarts(pod: Object, now: float) -> str:
-    count = sum(one.get("restartCount", 0) for one in _statuses(pod))
-    ends = [end for one in _statuses(pod) if (end := value_at(one, "lastState", "terminated", "finishedAt"))]
+    count = sum(status.get("restartCount", 0) for status in _statuses(pod))
+    ends = [
+        end for status in _statuses(pod) if (end := value_at(status, "lastState", "terminated", "finishedAt"))
+    ]
     return f"{count} ({age_since(max(ends), now)} ago)" if count and ends else str(count)
 
 
 def _gates(pod: Object, now: float) -> str:
-    gates = [one["conditionType"] for one in pod["spec"].get("readinessGates") or ()]
+    gates = [gate["conditionType"] for gate in pod["spec"].get("readinessGates") or ()]
     if not gates:
         return NONE
-    return f"{sum(1 for one in gates if _condition_of(pod, one).get('status') == 'True')}/{len(gates)}"
+    return f"{sum(1 for gate in gates if _condition_of(pod, gate).get('status') == 'True')}/{len(gates)}"
 
 
 PODS = (
@@ -101,7 +105,9 @@ PODS = (
 
 def _containers_column(name: str) -> Column:
     def cell(obj: Object, now: float) -> str:
-        return ",".join(one.get(name, "") for one in obj["spec"]["template"]["spec"]["containers"])
+        return ",".join(
+            container.get(name, "") for container in obj["spec"]["template"]["spec"]["containers"]
+        )
 
     return Column("Containers" if name == "name" else "Images", cell, priority=1)
 
@@ -186,7 +192,7 @@ _ROLE = "node-role.kubernetes.io/"
 
 def _node_status(node: Object, now: float) -> str:
     conditions = value_at(node, "status", "conditions") or ()
-    ready = next((one["status"] for one in conditions if one["type"] == "Ready"), None)
+    ready = next((condition["status"] for condition in conditions if condition["type"] == "Ready"), None)
     told = {"True": "Ready", None: "Unknown"}.get(ready, "NotReady")
     return f"{told},SchedulingDisabled" if value_at(node, "spec", "unschedulable") else told
 
@@ -255,7 +261,7 @@ def _source(event: Object, now: float) -> str:
 
 def _time_column(name: str, *fields: str, priority: int = 0) -> Column:
     def cell(event: Object, now: float) -> str:
-        return age_since(next((event[one] for one in fields if event.get(one)), None), now)
+        return age_since(next((event[field] for field in fields if event.get(field)), None), now)
 
     return Column(name, cell, priority=priority)
 
@@ -300,17 +306,17 @@ _UNSET = "<unset>"
 
 def _first_few(values: Sequence[object]) -> str:
     more = len(values) - _ENDPOINTS_SHOWN
-    told = ",".join(str(one) for one in values[:_ENDPOINTS_SHOWN]) or _UNSET
+    told = ",".join(str(value) for value in values[:_ENDPOINTS_SHOWN]) or _UNSET
     return f"{told} + {more} more..." if more > 0 else told
 
 
 def _endpoint_ports(obj: Object, now: float) -> str:
-    return _first_few([one.get("port") or one.get("name") or "*" for one in obj.get("ports") or ()])
+    return _first_few([port.get("port") or port.get("name") or "*" for port in obj.get("ports") or ()])
 
 
 def _endpoint_addresses(obj: Object, now: float) -> str:
     endpoints = obj.get("endpoints") or ()
-    return _first_few([address for one in endpoints for address in one.get("addresses") or ()])
+    return _first_few([address for endpoint in endpoints for address in endpoint.get("addresses") or ()])
 
 
 _ENDPOINTS = (
@@ -323,7 +329,7 @@ _ENDPOINTS = (
 
 
 def _count_column(name: str, *fields: str, type_: str = "string") -> Column:
-    return Column(name, lambda obj, now: sum(len(obj.get(one) or ()) for one in fields), type_)
+    return Column(name, lambda obj, now: sum(len(obj.get(field) or ()) for field in fields), type_)
 
 
 _WEBHOOKS = (NAME, _count_column("Webhooks", "webhooks", type_="integer"), AGE)
@@ -390,9 +396,12 @@ def table_of(
         "kind": "Table",
         "apiVersion": _META_VERSION,
         "metadata": metadata,
-        "columnDefinitions": [_column_definition(one) for one in columns],
+        "columnDefinitions": [_column_definition(column) for column in columns],
         "rows": [
-            {"cells": [_cell_value(one, obj, now) for one in columns], **_included_object(obj, included)}
+            {
+                "cells": [_cell_value(column, obj, now) for column in columns],
+                **_included_object(obj, included),
+            }
             for obj in items
         ],
     }

@@ -55,68 +55,68 @@ def _is_quantity(text: str) -> bool:
 
 
 @_kubernetes_function("quantity_sign", "sign(quantity) -> int")
-def _sign(one: Quantity) -> int:
-    return one.sign()
+def _sign(quantity: Quantity) -> int:
+    return quantity.sign()
 
 
 @_kubernetes_function("quantity_is_greater_than", "quantity.isGreaterThan(quantity) -> bool")
 @_kubernetes_function("semver_is_greater_than", "semver.isGreaterThan(semver) -> bool")
-def _is_greater(one: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> bool:
-    return one.compare(two) > 0  # type: ignore[arg-type]
+def _is_greater(quantity: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> bool:
+    return quantity.compare(two) > 0  # type: ignore[arg-type]
 
 
 @_kubernetes_function("quantity_is_less_than", "quantity.isLessThan(quantity) -> bool")
 @_kubernetes_function("semver_is_less_than", "semver.isLessThan(semver) -> bool")
-def _is_less(one: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> bool:
-    return one.compare(two) < 0  # type: ignore[arg-type]
+def _is_less(quantity: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> bool:
+    return quantity.compare(two) < 0  # type: ignore[arg-type]
 
 
 @_kubernetes_function("quantity_compare_to", "quantity.compareTo(quantity) -> int")
 @_kubernetes_function("semver_compare_to", "semver.compareTo(semver) -> int")
-def _compare(one: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> int:
-    return one.compare(two)  # type: ignore[arg-type]
+def _compare(quantity: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> int:
+    return quantity.compare(two)  # type: ignore[arg-type]
 
 
 @_kubernetes_function("quantity_get_float", "quantity.asApproximateFloat() -> double")
-def _as_float(one: Quantity) -> float:
-    return one.as_float()
+def _as_float(quantity: Quantity) -> float:
+    return quantity.as_float()
 
 
 @_kubernetes_function("quantity_get_int", "quantity.asInteger() -> int")
-def _as_integer(one: Quantity) -> int:
+def _as_integer(quantity: Quantity) -> int:
     try:
-        return one.as_integer()
+        return quantity.as_integer()
     except ValueError as error:
         raise as_error(error) from None
 
 
 @_kubernetes_function("quantity_is_integer", "quantity.isInteger() -> bool")
-def _is_integer(one: Quantity) -> bool:
-    return one.is_integer()
+def _is_integer(quantity: Quantity) -> bool:
+    return quantity.is_integer()
 
 
-def _derived(one: Quantity) -> DerivedQuantity:
-    return DerivedQuantity(one.unscaled, one.scale, one.format, one.unbounded)
+def _derived(quantity: Quantity) -> DerivedQuantity:
+    return DerivedQuantity(quantity.unscaled, quantity.scale, quantity.format, quantity.unbounded)
 
 
 @_kubernetes_function("quantity_add", "quantity.add(quantity) -> quantity")
-def _plus(one: Quantity, two: Quantity) -> Quantity:
-    return _derived(one + two)
+def _plus(quantity: Quantity, two: Quantity) -> Quantity:
+    return _derived(quantity + two)
 
 
 @_kubernetes_function("quantity_add_int", "quantity.add(int) -> quantity")
-def _plus_int(one: Quantity, two: int) -> Quantity:
-    return _derived(one + Quantity(two, 0, DECIMAL_EXPONENT))
+def _plus_int(quantity: Quantity, two: int) -> Quantity:
+    return _derived(quantity + Quantity(two, 0, DECIMAL_EXPONENT))
 
 
 @_kubernetes_function("quantity_sub", "quantity.sub(quantity) -> quantity")
-def _minus(one: Quantity, two: Quantity) -> Quantity:
-    return _derived(one - two)
+def _minus(quantity: Quantity, two: Quantity) -> Quantity:
+    return _derived(quantity - two)
 
 
 @_kubernetes_function("quantity_sub_int", "quantity.sub(int) -> quantity")
-def _minus_int(one: Quantity, two: int) -> Quantity:
-    return _derived(one - Quantity(two, 0, DECIMAL_EXPONENT))
+def _minus_int(quantity: Quantity, two: int) -> Quantity:
+    return _derived(quantity - Quantity(two, 0, DECIMAL_EXPONENT))
 
 
 @_kubernetes_function("string_to_semver", "semver(string) -> semver")

@@ -44,8 +44,8 @@ _ORDERED = (
 )
 _PROTO = {"duration": "google.protobuf.Duration", "timestamp": "google.protobuf.Timestamp"}
 
-_LESS = tuple(one for one in OPERATORS if one.function == "_<_")
-_PLUS = tuple(one for one in OPERATORS if one.function == "_+_")
+_LESS = tuple(operator for operator in OPERATORS if operator.function == "_<_")
+_PLUS = tuple(operator for operator in OPERATORS if operator.function == "_+_")
 _SUM_OF_NOTHING = {"int": 0, "uint": Uint(0), "double": 0.0, "duration": Duration(0)}
 
 

@@ -96,8 +96,8 @@ def _ip(text: str) -> IP:
 
 
 @_network_function("cidr_ip", "net_cidr.ip() -> net_ip")
-def _ip_of(one: CIDR) -> IP:
-    return IP(one.address)
+def _ip_of(cidr: CIDR) -> IP:
+    return IP(cidr.address)
 
 
 @_network_function("is_ip", "isIP(string) -> bool")
@@ -115,41 +115,41 @@ def _is_canonical(text: str) -> bool:
 
 
 @_network_function("ip_to_string", "string(net_ip) -> string")
-def _address_text(one: IP) -> str:
-    return str(one.address)
+def _address_text(ip: IP) -> str:
+    return str(ip.address)
 
 
 @_network_function("ip_family", "net_ip.family() -> int")
-def _family(one: IP) -> int:
-    return one.address.version
+def _family(ip: IP) -> int:
+    return ip.address.version
 
 
 @_network_function("ip_is_unspecified", "net_ip.isUnspecified() -> bool")
-def _is_unspecified(one: IP) -> bool:
-    return one.address.is_unspecified
+def _is_unspecified(ip: IP) -> bool:
+    return ip.address.is_unspecified
 
 
 @_network_function("ip_is_loopback", "net_ip.isLoopback() -> bool")
-def _is_loopback(one: IP) -> bool:
-    return one.address.is_loopback
+def _is_loopback(ip: IP) -> bool:
+    return ip.address.is_loopback
 
 
 @_network_function("ip_is_link_local_multicast", "net_ip.isLinkLocalMulticast() -> bool")
-def _is_link_local_multicast(one: IP) -> bool:
-    packed = one.address.packed
+def _is_link_local_multicast(ip: IP) -> bool:
+    packed = ip.address.packed
     if len(packed) == 4:
         return packed[:3] == b"\xe0\x00\x00"
     return packed[0] == 0xFF and packed[1] & 0x0F == 0x02
 
 
 @_network_function("ip_is_link_local_unicast", "net_ip.isLinkLocalUnicast() -> bool")
-def _is_link_local_unicast(one: IP) -> bool:
-    return one.address.is_link_local
+def _is_link_local_unicast(ip: IP) -> bool:
+    return ip.address.is_link_local
 
 
 @_network_function("ip_is_global_unicast", "net_ip.isGlobalUnicast() -> bool")
-def _is_global_unicast(one: IP) -> bool:
-    address = one.address
+def _is_global_unicast(ip: IP) -> bool:
+    address = ip.address
     excluded = (address.is_unspecified, address.is_loopback, address.is_multicast, address.is_link_local)
     return not any(excluded) and address.packed != b"\xff\xff\xff\xff"
 
@@ -169,38 +169,38 @@ def _is_cidr(text: str) -> bool:
 
 
 @_network_function("cidr_to_string", "string(net_cidr) -> string")
-def _range_text(one: CIDR) -> str:
-    return f"{one.address}/{one.bits}"
+def _range_text(cidr: CIDR) -> str:
+    return f"{cidr.address}/{cidr.bits}"
 
 
 @_network_function("cidr_contains_ip_ip", "net_cidr.containsIP(net_ip) -> bool")
-def _contains_ip(one: CIDR, other: IP) -> bool:
-    return other.address in one.network
+def _contains_ip(cidr: CIDR, other: IP) -> bool:
+    return other.address in cidr.network
 
 
 @_network_function("cidr_contains_ip_string", "net_cidr.containsIP(string) -> bool")
-def _contains_ip_text(one: CIDR, other: str) -> bool:
-    return _parse_address(other) in one.network
+def _contains_ip_text(cidr: CIDR, other: str) -> bool:
+    return _parse_address(other) in cidr.network
 
 
 @_network_function("cidr_contains_cidr", "net_cidr.containsCIDR(net_cidr) -> bool")
-def _contains_cidr(one: CIDR, other: CIDR) -> bool:
-    return one.bits <= other.bits and other.address in one.network
+def _contains_cidr(cidr: CIDR, other: CIDR) -> bool:
+    return cidr.bits <= other.bits and other.address in cidr.network
 
 
 @_network_function("cidr_contains_cidr_string", "net_cidr.containsCIDR(string) -> bool")
-def _contains_cidr_text(one: CIDR, other: str) -> bool:
-    return _contains_cidr(one, _parse_range(other))
+def _contains_cidr_text(cidr: CIDR, other: str) -> bool:
+    return _contains_cidr(cidr, _parse_range(other))
 
 
 @_network_function("cidr_prefix_length", "net_cidr.prefixLength() -> int")
-def _prefix_length(one: CIDR) -> int:
-    return one.bits
+def _prefix_length(cidr: CIDR) -> int:
+    return cidr.bits
 
 
 @_network_function("cidr_masked", "net_cidr.masked() -> net_cidr")
-def _masked(one: CIDR) -> CIDR:
-    return one.masked()
+def _masked(cidr: CIDR) -> CIDR:
+    return cidr.masked()
 
 
 # URLs.
@@ -328,37 +328,37 @@ def _is_url(text: str) -> bool:
 
 
 @_url_function("url_get_scheme", "url.getScheme() -> string")
-def _get_scheme(one: ParsedUrl) -> str:
-    return one.scheme
+def _get_scheme(parsed_url: ParsedUrl) -> str:
+    return parsed_url.scheme
 
 
 @_url_function("url_get_host", "url.getHost() -> string")
-def _get_host(one: ParsedUrl) -> str:
-    return one.host
+def _get_host(parsed_url: ParsedUrl) -> str:
+    return parsed_url.host
 
 
 @_url_function("url_get_hostname", "url.getHostname() -> string")
-def _get_hostname(one: ParsedUrl) -> str:
-    if one.host.startswith("["):
-        return one.host[1 : one.host.index("]")]
-    return one.host.rpartition(":")[0] if ":" in one.host else one.host
+def _get_hostname(parsed_url: ParsedUrl) -> str:
+    if parsed_url.host.startswith("["):
+        return parsed_url.host[1 : parsed_url.host.index("]")]
+    return parsed_url.host.rpartition(":")[0] if ":" in parsed_url.host else parsed_url.host
 
 
 @_url_function("url_get_port", "url.getPort() -> string")
-def _get_port(one: ParsedUrl) -> str:
-    after = one.host.rpartition("]")[2]
+def _get_port(parsed_url: ParsedUrl) -> str:
+    after = parsed_url.host.rpartition("]")[2]
     return after.rpartition(":")[2] if ":" in after else ""
 
 
 @_url_function("url_get_escaped_path", "url.getEscapedPath() -> string")
-def _get_path(one: ParsedUrl) -> str:
-    return one.path
+def _get_path(parsed_url: ParsedUrl) -> str:
+    return parsed_url.path
 
 
 @_url_function("url_get_query", "url.getQuery() -> map<string, list<string>>")
-def _get_query(one: ParsedUrl) -> dict[str, list[str]]:
+def _get_query(parsed_url: ParsedUrl) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for key, value in _query_pairs(one.query):
+    for key, value in _query_pairs(parsed_url.query):
         found.setdefault(key, []).append(value)
     return found
 

@@ -100,14 +100,14 @@ def _add_uint(one: int, two: int) -> Uint:
 
 
 @_operator("add_duration_duration", "_+_(duration, duration) -> duration")
-def _add_durations(one: Duration, two: Duration) -> Duration:
-    return as_duration(one.nanos + two.nanos)
+def _add_durations(duration: Duration, two: Duration) -> Duration:
+    return as_duration(duration.nanos + two.nanos)
 
 
 @_operator("add_duration_timestamp", "_+_(duration, timestamp) -> timestamp")
 @_operator("add_timestamp_duration", "_+_(timestamp, duration) -> timestamp")
-def _later(one: Timestamp | Duration, two: Timestamp | Duration) -> Timestamp:
-    return as_timestamp(one.nanos + two.nanos)
+def _later(timestamp: Timestamp | Duration, two: Timestamp | Duration) -> Timestamp:
+    return as_timestamp(timestamp.nanos + two.nanos)
 
 
 @_operator("subtract_double", "_-_(double, double) -> double")
@@ -127,13 +127,13 @@ def _subtract_uint(one: int, two: int) -> Uint:
 
 @_operator("subtract_duration_duration", "_-_(duration, duration) -> duration")
 @_operator("subtract_timestamp_timestamp", "_-_(timestamp, timestamp) -> duration")
-def _between(one: Timestamp | Duration, two: Timestamp | Duration) -> Duration:
-    return as_duration(one.nanos - two.nanos)
+def _between(timestamp: Timestamp | Duration, two: Timestamp | Duration) -> Duration:
+    return as_duration(timestamp.nanos - two.nanos)
 
 
 @_operator("subtract_timestamp_duration", "_-_(timestamp, duration) -> timestamp")
-def _earlier(one: Timestamp, two: Duration) -> Timestamp:
-    return as_timestamp(one.nanos - two.nanos)
+def _earlier(timestamp: Timestamp, two: Duration) -> Timestamp:
+    return as_timestamp(timestamp.nanos - two.nanos)
 
 
 @_operator("multiply_double", "_*_(double, double) -> double")
