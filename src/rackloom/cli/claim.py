@@ -10,6 +10,7 @@ load than help may take to print.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -40,19 +41,52 @@ _YAML_WIDTH = 10_000
 """Columns of YAML: an expression stays on one line."""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class HardwareParameters:
+    """The hardware that a claim is for."""
+
+    profile: str | None = None
+    (
+        "A machine or rack of `rackloom topology list`. With slices: what is known of the topology of the "
+        "devices that they publish."
+    )
+    slices: Slices = None
+    "ResourceSlices of a cluster (`kubectl get resourceslices,deviceclasses -o yaml`)."
+    cluster: Flag = False
+    "Ask the cluster that kubectl talks to for its slices."
+    context: str | None = None
+    "Another of kubectl's contexts."
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TemplateParameters:
+    """What a claim asks for."""
+
+    gpus: int
+    "GPUs of a claim."
+    nics: int
+    "NICs of a claim."
+    align: Literal["numa", "pcie", "rail"]
+    (
+        "What they have in common: one NUMA node, one PCIe switch or root, or the rail (the same NICs on "
+        "every node, each near a GPU)."
+    )
+    pairs: Flag = False
+    "A pair of requests (gpu-0/nic-0, ...) for each unit of the ratio of GPUs to NICs, aligned by itself."
+    unaligned: Flag = False
+    "NICs that are far from the GPUs instead: the other arm of a comparison."
+    rail: Rails = None
+    "The rails, as positions of the NICs on a node from 0. Without it: the first that fit."
+    name: str | None = None
+    "Name of the template."
+
+
 def template(
     *,
-    gpus: int,
-    nics: int,
-    align: Literal["numa", "pcie", "rail"],
-    pairs: Flag = False,
-    unaligned: Flag = False,
-    rail: Rails = None,
-    profile: str | None = None,
-    slices: Slices = None,
-    cluster: Flag = False,
-    context: str | None = None,
-    name: str | None = None,
+    request: TemplateParameters,
+    hardware: HardwareParameters = HardwareParameters(),
     output: TemplateFormat = "yaml",
 ) -> None:
     """Print a ResourceClaimTemplate for GPUs and NICs that belong together on this hardware.
@@ -62,30 +96,10 @@ def template(
 
     Parameters
     ----------
-    gpus
-        GPUs of a claim.
-    nics
-        NICs of a claim.
-    align
-        What they have in common: one NUMA node, one PCIe switch or root, or the rail (the same NICs on every
-        node, each near a GPU).
-    pairs
-        A pair of requests (gpu-0/nic-0, ...) for each unit of the ratio of GPUs to NICs, aligned by itself.
-    unaligned
-        NICs that are far from the GPUs instead: the other arm of a comparison.
-    rail
-        The rails, as positions of the NICs on a node from 0. Without it: the first that fit.
-    profile
-        A machine or rack of `rackloom topology list`. With slices: what is known of the topology of the
-        devices that they publish.
-    slices
-        ResourceSlices of a cluster (`kubectl get resourceslices,deviceclasses -o yaml`).
-    cluster
-        Ask the cluster that kubectl talks to for its slices.
-    context
-        Another of kubectl's contexts.
-    name
-        Name of the template.
+    request
+        What a claim asks for.
+    hardware
+        The hardware that a claim is for.
     output
         How to print.
     """
@@ -93,20 +107,20 @@ def template(
     from rackloom.core.allocate.templates.generate import generate_template
     from rackloom.core.allocate.templates.layout import Align, TemplateRequest
 
-    wish = TemplateRequest(
-        gpus=gpus,
-        nics=nics,
-        align=Align(align),
-        pairs=pairs,
-        unaligned=unaligned,
-        rails=tuple(rail or ()),
-        name=name,
+    wanted = TemplateRequest(
+        gpus=request.gpus,
+        nics=request.nics,
+        align=Align(request.align),
+        pairs=request.pairs,
+        unaligned=request.unaligned,
+        rails=tuple(request.rail or ()),
+        name=request.name,
     )
-    found = _hardware_manifests(slices, cluster, context)
+    profile = hardware.profile
+    found = _hardware_manifests(hardware.slices, hardware.cluster, hardware.context)
     elsewhere = _matching_profiles(found) if found is not None and profile is None else ()
-    print(
-        _template_text(generate_template(wish, stock_of(profile, found), elsewhere=elsewhere), output), end=""
-    )
+    generated = generate_template(wanted, stock_of(profile, found), elsewhere=elsewhere)
+    print(_template_text(generated, output), end="")
 
 
 def stock_of(profile: str | None, found: "Manifests | None") -> "HardwareInventory":

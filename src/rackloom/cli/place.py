@@ -4,13 +4,17 @@ This module holds the options and their help. `place_site` reads the site, `plac
 and `place_page` prints the result. They are imported when the command runs.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from rackloom.cli.common import Output
+
+if TYPE_CHECKING:
+    from rackloom.cli.place_site import SiteOptions
 
 SiteFiles = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
 NameList = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]
@@ -18,22 +22,75 @@ PlainFlag = Annotated[bool, Parameter(negative="")]
 RenderTarget = Literal["affinity", "kueue", "kai", "lws", "podgroup", "slurm"]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SiteParameters:
+    """The site to plan for: a profile, a saved cluster, or the cluster that kubectl talks to."""
+
+    profile: str | None = None
+    "A rack or machine of `rackloom topology list` to plan for."
+    racks: Annotated[int, Parameter(validator=Number(lte=10_000))] = 1
+    "How many racks (or machines) of the profile there are."
+    site: SiteFiles = None
+    (
+        "A saved cluster (`kubectl get nodes,pods,resourceslices,deviceclasses,resourceclaims,priorityclasses"
+        " -A -o yaml`)."
+    )
+    cluster: PlainFlag = False
+    "Ask the cluster that kubectl talks to."
+    context: str | None = None
+    "Another of kubectl's contexts."
+    label: NameList = None
+    "A name that differs here, such as clique=accelerator.topograph.run/domain."
+
+    def options(self) -> "SiteOptions":
+        """The same, for the module that reads the site."""
+        from rackloom.cli.place_site import SiteOptions
+
+        return SiteOptions(
+            profile=self.profile,
+            racks=self.racks,
+            files=tuple(self.site or ()),
+            cluster=self.cluster or self.context is not None,
+            context=self.context,
+        )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class PlacementParameters:
+    """How jobs are placed."""
+
+    segment: int | None = None
+    "Members that must share a clique, instead of all: 16 of an NVL72's 18 trays is the usual largest."
+    spares: int = 0
+    "Trays to keep free in each clique that is used, for a member whose tray is lost."
+    apart: PlainFlag = False
+    "Let each group of a job have a clique of its own (prefill here, decode there)."
+    exclusive: PlainFlag = False
+    "Take only empty trays, and those whole."
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class WhatIfParameters:
+    """Changes of the site to plan with."""
+
+    without_tray: NameList = None
+    "Plan as if these trays were gone."
+    drain: NameList = None
+    "Empty these trays first, and print what has to move and its cost."
+    defrag: PlainFlag = False
+    "Move what may move first, so that larger free regions open, and print the cost."
+    down: float | None = None
+    ("Share of trays that are down (0.01), for the price of a segment size; without --segment, of all sizes.")
+
+
 def place(
     *jobs: Path,
-    profile: str | None = None,
-    racks: Annotated[int, Parameter(validator=Number(lte=10_000))] = 1,
-    site: SiteFiles = None,
-    cluster: PlainFlag = False,
-    context: str | None = None,
-    segment: int | None = None,
-    spares: int = 0,
-    apart: PlainFlag = False,
-    exclusive: PlainFlag = False,
-    without_tray: NameList = None,
-    drain: NameList = None,
-    defrag: PlainFlag = False,
-    down: float | None = None,
-    label: NameList = None,
+    site: SiteParameters = SiteParameters(),
+    how: PlacementParameters = PlacementParameters(),
+    what_if: WhatIfParameters = WhatIfParameters(),
     render: RenderTarget | None = None,
     output: Output = "table",
 ) -> int:
@@ -47,36 +104,12 @@ def place(
         Manifests with an MPIJob (v2beta1), Job, JobSet, LeaderWorkerSet or pods, their ComputeDomain and
         claim templates. Several jobs are placed beside each other: as many GPUs as can be for the highest
         priority, then for the next.
-    profile
-        A rack or machine of `rackloom topology list` to plan for.
-    racks
-        How many racks (or machines) of the profile there are.
     site
-        A saved cluster (`kubectl get nodes,pods,resourceslices,deviceclasses,resourceclaims,priorityclasses
-        -A -o yaml`).
-    cluster
-        Ask the cluster that kubectl talks to.
-    context
-        Another of kubectl's contexts.
-    segment
-        Members that must share a clique, instead of all: 16 of an NVL72's 18 trays is the usual largest.
-    spares
-        Trays to keep free in each clique that is used, for a member whose tray is lost.
-    apart
-        Let each group of a job have a clique of its own (prefill here, decode there).
-    exclusive
-        Take only empty trays, and those whole.
-    without_tray
-        Plan as if these trays were gone.
-    drain
-        Empty these trays first, and print what has to move and its cost.
-    defrag
-        Move what may move first, so that larger holes open, and print the cost.
-    down
-        Share of trays that are down (0.01), for the price of a segment size; without --segment, of all
-        sizes.
-    label
-        A name that differs here, such as clique=accelerator.topograph.run/domain.
+        The site to plan for.
+    how
+        How jobs are placed.
+    what_if
+        Changes of the site to plan with.
     render
         Print the job for a scheduler, with what else its files have, and on stderr what the plan rests on.
     output
@@ -84,26 +117,18 @@ def place(
     """
     # The allocator and its CEL library take longer to load than help may take to print.
     from rackloom.cli import place_plan
-    from rackloom.cli.place_site import SiteOptions
     from rackloom.core.place.placement_values import SchedulerLabels
 
-    asked = place_plan.PlacementRequest(
-        labels=SchedulerLabels().changed(label or []),
-        segment=segment,
-        spares=spares,
-        apart=apart,
-        exclusive=exclusive,
-        without=tuple(without_tray or ()),
-        drain=tuple(drain or ()),
-        defrag=defrag,
-        down=down,
+    request = place_plan.PlacementRequest(
+        labels=SchedulerLabels().changed(site.label or []),
+        segment=how.segment,
+        spares=how.spares,
+        apart=how.apart,
+        exclusive=how.exclusive,
+        without=tuple(what_if.without_tray or ()),
+        drain=tuple(what_if.drain or ()),
+        defrag=what_if.defrag,
+        down=what_if.down,
         alone=render == "lws",
     )
-    source = SiteOptions(
-        profile=profile,
-        racks=racks,
-        files=tuple(site or ()),
-        cluster=cluster or context is not None,
-        context=context,
-    )
-    return place_plan.answer_placement(jobs, source, asked, render, output)
+    return place_plan.answer_placement(jobs, site.options(), request, render, output)

@@ -1,7 +1,8 @@
 """Everything that decides, and nothing that acts: values in, values out.
 
 A module here imports `topology`, `errors` and other modules of core only; import-linter refuses I/O, clocks,
-randomness and web frameworks. So the service, the simulations, what-if questions and the tests run the same code.
+randomness and web frameworks. So the service, the simulations, what-if questions and the tests run the same
+code.
 
 - `partitions`: intent and observation of one NVLink domain -> operations, and an independent check of them.
 - `allocate`: resource.k8s.io objects, CEL, the allocator, explanations, templates, lint. Usable alone.
