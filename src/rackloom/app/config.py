@@ -118,7 +118,7 @@ class DatabaseConfig(Section):
     postgresql: str | None = Field(default=None, repr=False)
 
     @model_validator(mode="after")
-    def _one(self) -> "DatabaseConfig":
+    def _check_exactly_one(self) -> "DatabaseConfig":
         if (self.sqlite is None) == (self.postgresql is None):
             raise ValueError("give either sqlite (a directory) or postgresql (a URL)")
         return self
@@ -309,9 +309,11 @@ def load_config(path: Path) -> Config:
     try:
         return Config(**content)
     except ValidationError as error:
-        told = "; ".join(_problem_text(one) for one in error.errors(include_input=False, include_url=False))
+        message = "; ".join(
+            _problem_text(problem) for problem in error.errors(include_input=False, include_url=False)
+        )
         raise Refused(
-            f"{path}: {told}", nearest_fix="see docs/operating.md, which names every setting"
+            f"{path}: {message}", nearest_fix="see docs/operating.md, which names every setting"
         ) from None
 
 

@@ -129,7 +129,9 @@ class ControllerEndpoints(PlainEndpoints):
 def _count_domains(controller: DomainController, registry: CollectorRegistry) -> None:
     """The gauge of NVIDIA's driver, under its name; counted afresh, so it is right after a restart too."""
     gauge = Gauge("nvidia_dra_compute_domain_info", "ComputeDomains.", ["status"], registry=registry)
-    found = Counter(read_compute_domain_status(one).status for one in controller.caches.all(COMPUTE_DOMAIN))
+    found = Counter(
+        read_compute_domain_status(domain).status for domain in controller.caches.all(COMPUTE_DOMAIN)
+    )
     for status in Readiness:
         gauge.labels(status.value).set(found[status])
 

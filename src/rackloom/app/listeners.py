@@ -88,9 +88,9 @@ def _bind(listen: str) -> socket.socket:
     try:
         return bound_socket(host, port)
     except (OSError, OverflowError) as error:
-        told = getattr(error, "strerror", None) or str(error)
+        message = getattr(error, "strerror", None) or str(error)
         raise Refused(
-            f"cannot listen on {listen}: {told.partition(' (while attempting')[0]}",
+            f"cannot listen on {listen}: {message.partition(' (while attempting')[0]}",
             nearest_fix="stop the program that uses the port, or choose another port",
         ) from error
 

@@ -102,7 +102,7 @@ async def _with_cluster(
             types = await discover_types(api)
             return await work(api, InventoryReader(api, types, target.namespace, time.time))
         except KubeError as error:
-            told = access_error(error, "ask what is there")
-            if told is error:
+            refusal = access_error(error, "ask what is there")
+            if refusal is error:
                 raise Retry(error.message, after=RETRY_SECONDS) from error
-            raise told from error
+            raise refusal from error

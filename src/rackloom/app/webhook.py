@@ -138,11 +138,11 @@ ReviewHandler = Callable[[Question], Awaitable[AdmissionVerdict]]
 
 
 def admission_app(
-    desk: AdmissionReviewer, is_ready: Callable[[], bool], metrics: WebhookMetrics
+    reviewer: AdmissionReviewer, is_ready: Callable[[], bool], metrics: WebhookMetrics
 ) -> Starlette:
     """The pages: one per kind of question, /readyz and /metrics."""
 
-    async def told(_: Request) -> Response:
+    async def metrics_page(_: Request) -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     async def readyz(_: Request) -> Response:
@@ -151,15 +151,15 @@ def admission_app(
 
     bodies = FairShare(BODIES, BODIES_OF_AN_ADDRESS)
     judges: dict[str, ReviewHandler] = {
-        "/validate-resource-claim-parameters": desk.validate_claims,
-        "/validate-pods": desk.validate_pods,
-        "/mutate-pods": desk.mutate_pods,
+        "/validate-resource-claim-parameters": reviewer.validate_claims,
+        "/validate-pods": reviewer.validate_pods,
+        "/mutate-pods": reviewer.mutate_pods,
     }
     pages = [
         Route(path, _review_endpoint(path, judge, metrics, bodies), methods=["POST"])
         for path, judge in judges.items()
     ]
-    return Starlette(routes=[*pages, Route("/readyz", readyz), Route("/metrics", told)])
+    return Starlette(routes=[*pages, Route("/readyz", readyz), Route("/metrics", metrics_page)])
 
 
 def _review_endpoint(
@@ -333,7 +333,7 @@ async def webhook(api: KubeApi, settings: AdmissionSettings, options: WebhookOpt
 async def _in_background(work: Sequence[Awaitable[None]]) -> AsyncIterator[None]:
     """Let all of this go on while the context is entered. A defect in one of them ends it all."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_awaited(one)) for one in work]
+        tasks = [group.create_task(_awaited(job)) for job in work]
         try:
             yield
         finally:
@@ -341,8 +341,8 @@ async def _in_background(work: Sequence[Awaitable[None]]) -> AsyncIterator[None]
                 task.cancel()
 
 
-async def _awaited(one: Awaitable[None]) -> None:
-    await one
+async def _awaited(job: Awaitable[None]) -> None:
+    await job
 
 
 class ServingCertificate:

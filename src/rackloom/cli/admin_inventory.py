@@ -60,9 +60,13 @@ def endpoint_show(
     with connect(at) as site:
         found = site.forge("ListNvlinkNmxcEndpoints", Empty()).entries
     rows = [
-        (one.chassis_serial, str(controller_kind(one.endpoint)), one.endpoint)
-        for one in found
-        if chassis_serial in (None, one.chassis_serial)
+        (
+            found_endpoint.chassis_serial,
+            str(controller_kind(found_endpoint.endpoint)),
+            found_endpoint.endpoint,
+        )
+        for found_endpoint in found
+        if chassis_serial in (None, found_endpoint.chassis_serial)
     ]
     value = [{"chassis_serial": serial, "endpoint": url, "kind": kind} for serial, kind, url in rows]
     emit(value, output, lambda: columns(("CHASSIS SERIAL", "KIND", "ENDPOINT"), rows))
@@ -218,7 +222,7 @@ def machine_list(*, at: ConnectionParameters = DEFAULT_CONNECTION, output: Print
         found = [find_machine for page in id_pages(ids) for find_machine in _find_machines(site, page)]
     heads = ("MACHINE", "CHASSIS SERIAL", "SLOT", "DOMAIN", "GPUS", "STATE")
     emit(
-        [as_dict(one) for one in found], output, lambda: columns(heads, [_machine_row(one) for one in found])
+        [as_dict(row) for row in found], output, lambda: columns(heads, [_machine_row(row) for row in found])
     )
 
 
@@ -236,7 +240,9 @@ def machine_import(
     records = [ours.MachineRecord(**msgspec.structs.asdict(record)) for record in _read_records(file)]
     with connect(at) as site:
         reply = site.operator("ImportMachines", ours.ImportRequest(machines=records))
-    rows = [(one, "created") for one in reply.created] + [(one, "unchanged") for one in reply.unchanged]
+    rows = [(machine_id, "created") for machine_id in reply.created] + [
+        (machine_id, "unchanged") for machine_id in reply.unchanged
+    ]
     emit(as_dict(reply), output, lambda: columns(("MACHINE", "RESULT"), rows))
 
 
@@ -315,7 +321,7 @@ def instance_update(
     with connect(at) as site:
         after = site.forge("UpdateInstanceConfig", request)
     gpus = after.config.nvlink.gpu_configs
-    rows = [(one.device_instance, one.logical_partition_id.value) for one in gpus]
+    rows = [(gpu.device_instance, gpu.logical_partition_id.value) for gpu in gpus]
     emit(as_dict(after), output, lambda: columns(("GPU", "LOGICAL PARTITION ID"), rows))
 
 
@@ -332,18 +338,25 @@ def _find_machine(site: AdminClient, machine_id: str) -> Any:
     return found[0]
 
 
-def _machine_row(one: Any) -> tuple[object, ...]:
-    info = one.nvlink_info
+def _machine_row(row: Any) -> tuple[object, ...]:
+    info = row.nvlink_info
     slot = info.gpus[0].slot_id if info.gpus else "-"
-    return one.id.id, info.chassis_serial, slot, info.domain_uuid.value or "-", len(info.gpus), one.state
+    return (
+        row.id.id,
+        info.chassis_serial,
+        slot,
+        info.domain_uuid.value or "-",
+        len(info.gpus),
+        row.state,
+    )
 
 
 def _gpu_table(found: Any) -> str:
-    seen = {one.guid: one for one in found.nvlink_status_observation.gpu_status}
+    by_guid = {gpu.guid: gpu for gpu in found.nvlink_status_observation.gpu_status}
     known = found.HasField("nvlink_status_observation")
     rows = []
     for gpu in found.nvlink_info.gpus:
-        status = seen.get(gpu.guid)
+        status = by_guid.get(gpu.guid)
         at = status.domain_id.value if status else ""
         logical = status.logical_partition_id.value if status else ""
         guid = f"{gpu.guid:#x}" if gpu.guid else "-"
@@ -388,5 +401,5 @@ def _read_records(file: Path) -> list[_MachineRecord]:
     except OSError as error:
         raise Refused(f"{file} cannot be read: {file_error_text(error)}", nearest_fix=_RECORDS_FIX) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        told = " ".join(str(error).split())  # Errors of YAML are drawn over lines.
-        raise Refused(f"{file} is not a list of machines: {told}", nearest_fix=_RECORDS_FIX) from error
+        message = " ".join(str(error).split())  # Errors of YAML are drawn over lines.
+        raise Refused(f"{file} is not a list of machines: {message}", nearest_fix=_RECORDS_FIX) from error

@@ -52,24 +52,24 @@ def logical_show(
     with connect(at) as site:
         ids = site.forge("FindNVLinkLogicalPartitionIds", wanted).partition_ids
         found = [
-            one
+            row
             for page in id_pages(_only_id(ids, partition_id))
-            for one in site.forge(
+            for row in site.forge(
                 "FindNVLinkLogicalPartitionsByIds",
                 pb.NVLinkLogicalPartitionsByIdsRequest(partition_ids=page),
             ).partitions
         ]
     rows = [
         (
-            one.id.value,
-            one.config.metadata.name,
-            one.config.tenant_organization_id,
-            pb.TenantState.Name(one.status.state),
+            row.id.value,
+            row.config.metadata.name,
+            row.config.tenant_organization_id,
+            pb.TenantState.Name(row.status.state),
         )
-        for one in found
+        for row in found
     ]
     heads = ("ID", "NAME", "TENANT", "STATUS")
-    emit([as_dict(one) for one in found], output, lambda: columns(heads, rows))
+    emit([as_dict(row) for row in found], output, lambda: columns(heads, rows))
 
 
 @logical.command(name="create")
@@ -114,18 +114,18 @@ def partition_show(
     with connect(at) as site:
         ids = site.forge("FindNVLinkPartitionIds", wanted).partition_ids
         found = [
-            one
+            row
             for page in id_pages(_only_id(ids, partition_id))
-            for one in site.forge(
+            for row in site.forge(
                 "FindNVLinkPartitionsByIds", pb.NVLinkPartitionsByIdsRequest(partition_ids=page)
             ).partitions
         ]
     rows = [
-        (one.id.value, one.name, one.logical_partition_id.value or "-", one.nmx_m_id, one.domain_uuid.value)
-        for one in found
+        (row.id.value, row.name, row.logical_partition_id.value or "-", row.nmx_m_id, row.domain_uuid.value)
+        for row in found
     ]
     heads = ("ID", "NAME", "LOGICAL PARTITION ID", "NMX-C PARTITION ID", "NVLINK DOMAIN UUID")
-    emit([as_dict(one) for one in found], output, lambda: columns(heads, rows))
+    emit([as_dict(row) for row in found], output, lambda: columns(heads, rows))
 
 
 @partition.command(name="adopt")
@@ -163,7 +163,7 @@ def partition_release(
 
 
 def _only_id(ids: Sequence[Any], wanted: str | None) -> list[Any]:
-    found = [one for one in ids if wanted in (None, one.value)]
+    found = [partition_id for partition_id in ids if wanted in (None, partition_id.value)]
     if wanted is not None and not found:
         raise Refused(f"there is nothing with id {wanted}", nearest_fix="leave it out to see all")
     return found
@@ -228,7 +228,7 @@ def domain_show(
     """Show what is known of domains, and which GPUs something stands in the way of."""
     with connect(at) as site:
         found = site.operator("ShowDomains", ours.DomainsRequest(domain=domain or "")).domains
-    emit([as_dict(one) for one in found], output, lambda: _domains_table(found))
+    emit([as_dict(row) for row in found], output, lambda: _domains_table(found))
 
 
 @domain.command(name="pause")
@@ -277,22 +277,22 @@ def _plan_table(plan: dict[str, Any]) -> str:
         for operation in plan["operations"]
     ]
     lines.append(columns(("OPERATION", "PARTITION", "GPUS"), rows) if rows else "nothing to do")
-    lines += [f"blocked: GPUs {_guid_list(one['guids'])}: {one['reason']}" for one in plan["blocked"]]
+    lines += [f"blocked: GPUs {_guid_list(entry['guids'])}: {entry['reason']}" for entry in plan["blocked"]]
     return "\n".join(lines)
 
 
 def _domains_table(found: Sequence[Any]) -> str:
     rows = [
         (
-            one.domain,
-            _utc_time(one.observed_at.seconds) if one.HasField("observed_at") else one.doubt,
-            one.pause_reason if one.HasField("pause_reason") else "-",
-            str(len(one.blocked)),
+            row.domain,
+            _utc_time(row.observed_at.seconds) if row.HasField("observed_at") else row.doubt,
+            row.pause_reason if row.HasField("pause_reason") else "-",
+            str(len(row.blocked)),
         )
-        for one in found
+        for row in found
     ]
     table = columns(("DOMAIN", "OBSERVED", "PAUSED", "BLOCKED"), rows)
-    return "\n".join((table, *(_blocked_line(gpu) for one in found for gpu in one.blocked)))
+    return "\n".join((table, *(_blocked_line(gpu) for row in found for gpu in row.blocked)))
 
 
 def _blocked_line(gpu: Any) -> str:

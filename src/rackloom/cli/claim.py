@@ -266,7 +266,7 @@ def _located_findings(
             if isinstance(value, DeviceClass)
             else claim_findings(value, evidence)
         )
-        yield from (_located_finding(document, prefix, one) for one in found)
+        yield from (_located_finding(document, prefix, finding) for finding in found)
 
 
 def _check_evidence(files: Sequence[Path], profile: str | None, slices: Sequence[Path]) -> "LintContext":
@@ -313,7 +313,9 @@ def _findings_page(found: Sequence[LocatedFinding]) -> str:
     if not found:
         return "no traps found"
     return "\n".join(
-        f"{one.where}: {one.trap}: {one.object}, {one.path}\n  {one.why}\n  fix: {one.fix}" for one in found
+        f"{finding.where}: {finding.trap}: {finding.object}, {finding.path}\n"
+        f"  {finding.why}\n  fix: {finding.fix}"
+        for finding in found
     )
 
 

@@ -52,8 +52,10 @@ def explain_all(found: Manifests) -> list[Explanation]:
 def exit_code(found: Sequence[PlacedClaim | RefusedClaim | Explanation]) -> int:
     """1 where a claim was refused, or cannot be met on some node that was asked."""
     refused = [
-        bool(one.fault or one.conflict) if isinstance(one, Explanation) else isinstance(one, RefusedClaim)
-        for one in found
+        bool(claim.fault or claim.conflict)
+        if isinstance(claim, Explanation)
+        else isinstance(claim, RefusedClaim)
+        for claim in found
     ]
     return int(any(refused))
 
@@ -111,7 +113,9 @@ def allocation_page(found: Sequence[PlacedClaim | RefusedClaim], slices: Sequenc
     placed = [answer for answer in found if isinstance(answer, PlacedClaim)]
     refused = [answer for answer in found if isinstance(answer, RefusedClaim)]
     parts = [_table(placed, slices)] if placed else []
-    parts += [f"{one.claim}: {_cost_text(one.standing)}" for one in placed if one.standing is not None]
+    parts += [
+        f"{claim.claim}: {_cost_text(claim.standing)}" for claim in placed if claim.standing is not None
+    ]
     return "\n\n".join([*parts, *(_refusal(answer) for answer in refused)])
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _require_one_site(named: ArgumentCollection) -> None:
-    if sum(one.has_tokens for one in named) > 1:
+    if sum(source.has_tokens for source in named) > 1:
         raise ValueError("--home and --config name two sites: give one of them")
 
 

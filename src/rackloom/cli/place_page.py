@@ -162,9 +162,9 @@ _SITE_KINDS = ("Node", "Pod", "ResourceSlice")
 
 def rendered_manifests(done: "Sequence[RenderedJob]", beside: Iterable[Any]) -> str:
     """Scripts first, then all objects, those that several jobs need once."""
-    scripts = "\n".join(one.script for one in done if one.script)
+    scripts = "\n".join(rendered.script for rendered in done if rendered.script)
     objects: list[Any] = []
-    for value in (*beside, *(value for one in done for value in one.objects)):
+    for value in (*beside, *(value for rendered in done for value in rendered.objects)):
         if value not in objects:
             objects.append(value)
     return scripts + "---\n".join(yaml.safe_dump(value, sort_keys=False) for value in objects)

@@ -184,17 +184,17 @@ def answer_placement(
             f"there is no job in the files ({kinds or 'nothing'})",
             nearest_fix=f"name a manifest with {', '.join(JOB_KINDS)}",
         )
-    told = read_cluster_objects(source, templates=_lacks_templates(jobs, documents))
-    makers = [document for document in told.documents if document.value.get("kind") in TEMPLATE_KINDS]
+    cluster = read_cluster_objects(source, templates=_lacks_templates(jobs, documents))
+    makers = [document for document in cluster.documents if document.value.get("kind") in TEMPLATE_KINDS]
     jobs = read_jobs([maker.value for maker in (*makers, *documents)], asked.labels) if makers else jobs
     claimed = _claims_devices(jobs, channel_templates([maker.value for maker in (*makers, *documents)]))
-    found = site_objects(source, [*documents, *told.documents], asked.labels, with_devices=claimed)
-    desk = PlacementProblem([*makers, *documents], told, found, asked)
-    report = desk.report(jobs)
+    found = site_objects(source, [*documents, *cluster.documents], asked.labels, with_devices=claimed)
+    problem = PlacementProblem([*makers, *documents], cluster, found, asked)
+    report = problem.report(jobs)
     refused = [job for job in report.jobs if job.plan is None]
     if target is not None and report.jobs and not refused:
         others = [] if target == "slurm" else objects_beside(documents, jobs)
-        print(rendered_manifests(desk.rendered(target), others), end="")
+        print(rendered_manifests(problem.rendered(target), others), end="")
         print(report_page(report, seats=False), file=sys.stderr)
     else:
         emit(report, output, lambda: report_page(report))
@@ -205,7 +205,11 @@ class PlacementProblem:
     """A site on which jobs are placed beside each other."""
 
     def __init__(
-        self, documents: Sequence[Document], told: ClusterObjects, found: SiteObjects, asked: PlacementRequest
+        self,
+        documents: Sequence[Document],
+        cluster: ClusterObjects,
+        found: SiteObjects,
+        asked: PlacementRequest,
     ) -> None:
         """`documents`: the jobs, and what makes claims for them."""
         self._asked = asked
@@ -215,7 +219,7 @@ class PlacementProblem:
         self._claims = {
             (claim.metadata.namespace or "default", claim.metadata.name): claim for claim in claims
         }
-        self._classes = PriorityClasses([*told.documents, *documents], asked=told.has_classes)
+        self._classes = PriorityClasses([*cluster.documents, *documents], asked=cluster.has_classes)
         pods = read_site(found.nodes, found.pods, asked.labels).holds
         held = (*pods, *found.devices.holds(asked.labels))
         self._observed = restrict_moves(held, found.nodes, found.pods, asked.labels)
@@ -234,7 +238,7 @@ class PlacementProblem:
             )
         moves = self._rearranged(jobs)
         gangs = [self._gang(job) for job in jobs]
-        asked = sorted(zip(jobs, gangs, strict=True), key=lambda one: -one[1].priority)
+        asked = sorted(zip(jobs, gangs, strict=True), key=lambda pair: -pair[1].priority)
         plans = self._plans(asked)
         answers = tuple(self._answer(job, self._gang(job), plans) for job, _ in asked)
         priced = self._asked.segment is None and self._asked.down is not None
@@ -245,7 +249,7 @@ class PlacementProblem:
         """The jobs that were placed, for a scheduler."""
         from rackloom.core.place.rendering import render_job
 
-        return [render_job(target, *one, self._asked.labels) for one in self._planned]
+        return [render_job(target, *planned, self._asked.labels) for planned in self._planned]
 
     def _rearranged(self, jobs: Sequence[Job]) -> tuple[JobMove, ...]:
         asked = self._asked
@@ -279,7 +283,7 @@ class PlacementProblem:
             )
             found = plan_batch(site, [gang for _, gang in asked]).plans
             for plan in found:
-                self._reserve(plan, next(one for one in asked if one[1].name == plan.gang))
+                self._reserve(plan, next(pair for pair in asked if pair[1].name == plan.gang))
             return {plan.gang: plan for plan in found}
         plans: dict[str, GangPlan] = {}
         for number, (job, _) in enumerate(asked):
@@ -355,7 +359,7 @@ class PlacementProblem:
 
     def _kept_off(self, job: Job, plan: GangPlan) -> Iterator[str]:
         """Launchers have a template of their own, which may lack what lets the workers in."""
-        for team in (one for one in job.teams if not one.need.takes_devices):
+        for team in (team_ for team_ in job.teams if not team_.need.takes_devices):
             shut = {tray.name: tray.shut for tray in self._site(team, job.name).trays}
             tray = next(seat.tray for seat in plan.seats if seat.group == team.name)
             if shut[tray]:
@@ -455,7 +459,7 @@ def _refused_answer(
     label = f"let the nodes carry {labels.clique}, or name what they carry with --label clique=KEY"
     ask = "change its nodeSelector or affinity: no node is what it asks for"
     first = [ask] * all(tray.is_unfit for tray in site.trays) + [label] * (not has_cliques(site))
-    found = (*first, *(one.text for one in islice(find_fixes(ground, gang, effort), MAX_FIXES)))
+    found = (*first, *(fix.text for fix in islice(find_fixes(ground, gang, effort), MAX_FIXES)))
     return JobAnswer(
         job=job.name, plan=None, blocked=describe_shortage(ground, gang, labels.clique), fixes=found
     )

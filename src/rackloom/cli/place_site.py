@@ -252,7 +252,8 @@ def _read_class(document: Document) -> tuple[str, int]:
     name, value = value_at(document.value, ("metadata", "name")), document.value.get("value", 0)
     if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, int):
         raise Refused(
-            f"{document.where(('value',))}: a {_PRIORITY_CLASS} has the name {name!r} and the value {value!r}",
+            f"{document.where(('value',))}: a {_PRIORITY_CLASS} has the name {name!r} and"
+            f" the value {value!r}",
             nearest_fix="give it a name, and a whole number as value",
         )
     if name not in BUILT_IN_PRIORITIES and not _LOWEST_PRIORITY <= value <= _HIGHEST_PRIORITY:

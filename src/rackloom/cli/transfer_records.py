@@ -156,8 +156,8 @@ def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None
     if not added:
         raise Refused("nothing to add", nearest_fix="give --nvbandwidth or --nccl with a file")
     save_record(msgspec.structs.replace(kept, evidence=(*kept.evidence, *added)), record)
-    for one in added:
-        print(f"{one.tool}: {len(one.figures)} figures")
+    for evidence in added:
+        print(f"{evidence.tool}: {len(evidence.figures)} figures")
 
 
 def record_json(record: TransferRecord, terms: tuple[KvTerms, ...]) -> str:

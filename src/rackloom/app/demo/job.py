@@ -132,16 +132,16 @@ class RackJob:
         """Ready with every worker's node, and the IMEX daemons connected to one another."""
         found = await self._whole.api.get(COMPUTE_DOMAIN, self._domain, JOB_NAMESPACE)
         conditions = (found.get("status") or {}).get("conditions") or ()
-        said = {condition["type"]: condition for condition in conditions if condition["status"] == "True"}
-        return str(said["Ready"]["message"]) if {"Ready", "Meshed"} <= said.keys() else None
+        met = {condition["type"]: condition for condition in conditions if condition["status"] == "True"}
+        return str(met["Ready"]["message"]) if {"Ready", "Meshed"} <= met.keys() else None
 
     async def _bound(self) -> str | None:
         """What the GangPlan says once every pod is where it was planned."""
         plan = await self._whole.api.get(GANG_PLAN, self._job["metadata"]["name"], JOB_NAMESPACE)
-        said = {
+        met = {
             condition["type"]: condition for condition in (plan.get("status") or {}).get("conditions") or ()
         }
-        bound = said.get("Bound", {})
+        bound = met.get("Bound", {})
         return str(bound["message"]) if bound.get("status") == "True" else None
 
     async def _nodes_of(self, pods: list[Object]) -> set[str]:
@@ -226,10 +226,14 @@ class LostGpu:
     async def be_found(self) -> Evidence:
         """The doctor names the node, what both sides say, and what to do."""
         found = await wait_until(self._findings, "the doctor finds nothing")
-        about = [one for one in found if self._node in " ".join((one.subject, one.message, *one.evidence))]
+        about = [
+            finding
+            for finding in found
+            if self._node in " ".join((finding.subject, finding.message, *finding.evidence))
+        ]
         if not about:
-            raise NotObserved("no finding names the node", found=[one.message for one in found])
-        return {one.check: _finding_evidence(one) for one in about}
+            raise NotObserved("no finding names the node", found=[finding.message for finding in found])
+        return {finding.check: _finding_evidence(finding) for finding in about}
 
     async def be_healed(self) -> Evidence:
         """The GPU answers again, as after the reboot that the fix asks for, and the doctor is content."""

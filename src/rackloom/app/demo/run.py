@@ -71,8 +71,8 @@ def _allocation_evidence(
         )
     numbers = _device_positions(slices)
     taken = answer.allocation.devices.results
-    gpus = [numbers[_device_key(one)] for one in taken if one.driver == GPU_DRIVER]
-    nics = [numbers[_device_key(one)] for one in taken if one.driver != GPU_DRIVER]
+    gpus = [numbers[_device_key(result)] for result in taken if result.driver == GPU_DRIVER]
+    nics = [numbers[_device_key(result)] for result in taken if result.driver != GPU_DRIVER]
     matrix = classes(machine)
     cells = [matrix[gpu][nic] for gpu in gpus for nic in nics]
     return {
@@ -165,14 +165,14 @@ def run_demo(*, as_json: bool, say: Callable[[str], None] = print) -> int:
     """Tell the story; 0 only if every step was verified by observation."""
     import uvloop
 
-    def told(step: DemoStep) -> None:
+    def show(step: DemoStep) -> None:
         if not as_json:
             say(_step_text(step))
 
     if not as_json:
         say(f"{RACK_COUNT} racks of {RACK_PROFILE}. {_SIMULATED_NOTE}\n")
     with tempfile.TemporaryDirectory(prefix="rackloom-demo-") as directory:
-        report = uvloop.run(_run_story(Home(Path(directory)), DemoStory(told)))
+        report = uvloop.run(_run_story(Home(Path(directory)), DemoStory(show)))
     say(msgspec.json.encode(report).decode() if as_json else _report_summary(report))
     return 0 if report.ok else 1
 

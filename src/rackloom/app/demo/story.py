@@ -62,9 +62,9 @@ class DemoReport(msgspec.Struct, frozen=True):
 class DemoStory:
     """Runs steps one after another; after one fails, those that build on it are not pretended."""
 
-    def __init__(self, tell: Callable[[DemoStep], None]) -> None:
+    def __init__(self, report: Callable[[DemoStep], None]) -> None:
         self.steps: list[DemoStep] = []
-        self._tell = tell
+        self._report = report
 
     @property
     def holds(self) -> bool:
@@ -82,7 +82,7 @@ class DemoStory:
             ok, evidence = False, {"reason": f"{type(error).__name__}: {error}"}
         step = DemoStep(name, ok, round(time.perf_counter() - began, 3), evidence)
         self.steps.append(step)
-        self._tell(step)
+        self._report(step)
 
     async def step_if_holding(self, name: str, act: Callable[[], Awaitable[Evidence]]) -> None:
         """A step that stands on all before it: not attempted, and so not verified, once one failed."""

@@ -80,9 +80,9 @@ class ClusterFollower:
 
     def version(self) -> object:
         """Something that differs after every change worth drawing; heartbeats of nodes are none."""
-        told = self._informers.items()
+        informers = self._informers.items()
         return self._changes, frozenset(
-            kind for kind, one in told if one.problem is not None or _is_behind(one)
+            kind for kind, informer in informers if informer.problem is not None or _is_behind(informer)
         )
 
     def reach(self) -> ClusterFreshness:
@@ -94,7 +94,11 @@ class ClusterFollower:
     def _unknown_since(self) -> float | None:
         """Loop time. A kind that was never listed counts only where nothing else is behind."""
         behind = [informer for informer in self._informers.values() if _is_behind(informer)]
-        since = [one.unknown_since for one in behind if one.is_synced and one.unknown_since is not None]
+        since = [
+            informer.unknown_since
+            for informer in behind
+            if informer.is_synced and informer.unknown_since is not None
+        ]
         return min(since, default=self._began if behind else None)
 
     def _moment(self, loop_time: float | None) -> float | None:
@@ -103,10 +107,12 @@ class ClusterFollower:
     def _hear(self, kind: ResourceKind, obj: Object) -> None:
         """Count a change, unless what is drawn of the object is as before."""
         namespace, name = key_of(obj)
-        told = None if self._informers[kind].cache.get(name, namespace) is None else project_object(kind, obj)
+        shown = (
+            None if self._informers[kind].cache.get(name, namespace) is None else project_object(kind, obj)
+        )
         before = self._drawn.pop((kind, namespace, name), None)
-        if told is not None:
-            self._drawn[kind, namespace, name] = _fingerprint(told)
+        if shown is not None:
+            self._drawn[kind, namespace, name] = _fingerprint(shown)
         self._changes += before != self._drawn.get((kind, namespace, name))
 
 
@@ -114,10 +120,10 @@ def _is_behind(informer: Informer) -> bool:
     return informer.unknown_since is not None or not informer.is_synced
 
 
-def _fingerprint(told: Object) -> int:
+def _fingerprint(shown: Object) -> int:
     """A fingerprint of an object without its version."""
-    metadata = {key: value for key, value in told["metadata"].items() if key != "resourceVersion"}
-    return hash(msgspec.json.encode({**told, "metadata": metadata}))
+    metadata = {key: value for key, value in shown["metadata"].items() if key != "resourceVersion"}
+    return hash(msgspec.json.encode({**shown, "metadata": metadata}))
 
 
 # The client.

@@ -63,7 +63,9 @@ class HostStatePoller:
         machines = await self._store.read(_machine_ids)
         slots = asyncio.Semaphore(MAX_CONCURRENT)
         async with httpx2.AsyncClient(timeout=ANSWER_SECONDS, transport=self._transport) as client:
-            states = await asyncio.gather(*(self._state(client, slots, one) for one in machines))
+            states = await asyncio.gather(
+                *(self._state(client, slots, machine_id) for machine_id in machines)
+            )
         return await self._store.run(
             lambda conn: write_states(conn, dict(zip(machines, states, strict=True)), self._clock())
         )
@@ -72,10 +74,10 @@ class HostStatePoller:
         async with slots:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    told: Any = await _get_json(client, f"{self._url}/{quote(machine_id, safe='')}")
+                    answer: Any = await _get_json(client, f"{self._url}/{quote(machine_id, safe='')}")
             except (httpx2.HTTPError, TimeoutError, ValueError, RecursionError):
                 return Status.UNKNOWN
-        state = told.get("state") if isinstance(told, dict) else None
+        state = answer.get("state") if isinstance(answer, dict) else None
         return STATES.get(state, Status.UNKNOWN) if isinstance(state, str) else Status.UNKNOWN
 
 

@@ -216,10 +216,10 @@ class SiteMetrics:
 
 def connect_error(reason: str) -> str | None:
     """The label of a failure to say hello; None for a failure after it."""
-    said = _FAILED_RPC.match(reason)
-    if said is None:
+    failure = _FAILED_RPC.match(reason)
+    if failure is None:
         return "client"
-    rpc, code = said.groups()
+    rpc, code = failure.groups()
     return (code or "bad-hello")[:MAX_ERROR_LABEL] if rpc == "Hello" else None
 
 

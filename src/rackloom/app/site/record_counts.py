@@ -77,19 +77,21 @@ class _ControllerReading(msgspec.Struct, frozen=True):
 def count_site_records(conn: sa.Connection, since: int) -> SiteCounts:
     """Count everything now; turns to Ready are those after history entry `since`."""
     states = Counter({"known": 0, "unknown": 0, "never": 0})
-    told: defaultdict[str, list[_ControllerReading]] = defaultdict(list)
+    readings: defaultdict[str, list[_ControllerReading]] = defaultdict(list)
     rows = {row.endpoint_id: row for row in conn.execute(sa.select(observation))}
     for endpoint in endpoints.all_endpoints(conn):
         row = rows.get(endpoint.id)
         states[_endpoint_state(row)] += 1
         if row is not None and row.facts is not None and endpoint.domain is not None:
-            told[endpoint.domain].append(_ControllerReading(row, controller.controller_kind(endpoint.url)))
+            readings[endpoint.domain].append(
+                _ControllerReading(row, controller.controller_kind(endpoint.url))
+            )
     return SiteCounts(
         logical_partitions=_count_rows(conn, logical_partition),
         physical_partitions=_count_rows(conn, owned_partition, owned_partition.c.partition_id.is_not(None)),
         endpoints=states,
         disputed_domains=_count_rows(conn, domain_dispute),
-        domains=tuple(_domain_counts(uuid, told[uuid]) for uuid in sorted(told)),
+        domains=tuple(_domain_counts(uuid, readings[uuid]) for uuid in sorted(readings)),
         ready_seconds=_ready_since(conn, since),
         newest_history=newest_history_entry(conn),
     )
@@ -105,18 +107,18 @@ def _endpoint_state(row: "sa.Row[tuple[object, ...]] | None") -> str:
     return "known" if row.unknown_since is None else "unknown"
 
 
-def _domain_counts(uuid: str, told: list[_ControllerReading]) -> DomainCounts:
-    counts = latest.newest_valid_row([one.row for one in told])
+def _domain_counts(uuid: str, readings: list[_ControllerReading]) -> DomainCounts:
+    counts = latest.newest_valid_row([reading.row for reading in readings])
     observed = latest.observation_of_row(counts)
     if counts.unknown_since is not None:
         # What was there before it fell silent is not what is there now.
         observed = msgspec.structs.replace(observed, gpus=(), partitions=())
     return DomainCounts(
         uuid=uuid,
-        kind=next(one.kind for one in told if one.row is counts),
+        kind=next(reading.kind for reading in readings if reading.row is counts),
         observed_at=observed.observed_at,
         partitions=Counter(partition.health.name.lower() for partition in observed.partitions),
-        gpus=Counter(one.health.name.lower() for one in observed.gpus),
+        gpus=Counter(gpu.health.name.lower() for gpu in observed.gpus),
         nodes=_node_counts(observed),
     )
 

@@ -373,7 +373,7 @@ class Switches:
             raise FabricUnavailable(str(refusal)) from refusal
         finally:
             await session.close()
-        kept = [one for one in listed if not gpu_uid or one.get("DeviceUID") == gpu_uid]
+        kept = [entry for entry in listed if not gpu_uid or entry.get("DeviceUID") == gpu_uid]
         return msgspec.json.format(msgspec.json.encode(kept)).decode()
 
     def _nmxc_url(self, address: ControllerAddress) -> str:
