@@ -1,10 +1,10 @@
-# `make demo` and `make test` are the only two commands needed; both make .venv first, from the pins.
+# `make demo` and `make test` are the two commands to start with; both make .venv first, from the pins.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: venv demo test test-cluster test-node test-node-all test-image test-gpu image image-lock lint simulate format proto pins clean
+.PHONY: venv demo test test-all test-cluster test-node test-node-all test-image test-gpu image image-lock lint simulate format proto pins clean
 
 venv: $(VENV)/.complete
 
@@ -20,8 +20,13 @@ $(VENV)/.complete: $(PINS)
 demo: venv
 	$(BIN)/rackloom demo
 
+# The quick tests of every area; properties with few examples.
 test: venv
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto -m "not slow" --hypothesis-profile quick
+
+# Then the rest: slow tests (PostgreSQL, containers, browsers, processes), and every property with all its examples.
+test-all: test
+	$(BIN)/python -m pytest -n auto -m "slow or hypothesis"
 
 # A real control plane (etcd, kube-apiserver, kube-scheduler, kube-controller-manager): built once, then cached.
 # Two at a time, each with tests of its own: they wait for half of their time.

@@ -24,6 +24,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
 )
+settings.register_profile("quick", settings.get_profile("steady"), max_examples=10, stateful_step_count=10)
 settings.load_profile("steady")
 
 
