@@ -1,0 +1,30 @@
+"""Paths of the code that pages name exist."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "src" / "rackloom"
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+LAYERS = sorted(path.name for path in SOURCES.iterdir() if path.is_dir() and path.name != "__pycache__")
+PATH = re.compile(
+    rf"`((?:src/rackloom/)?(?:{'|'.join(LAYERS)})/[\w./-]+|(?:tests|benchmarks|deploy|examples)/[\w./-]+)`"
+)
+
+
+def paths(text: str) -> Iterator[str]:
+    for match in PATH.finditer(text):
+        yield match.group(1).rstrip("/")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_of_the_code_that_a_page_names_exist(page: Path) -> None:
+    missing = {
+        path
+        for path in paths(page.read_text())
+        if not any((base / path).exists() for base in (ROOT, ROOT / "src/rackloom", ROOT / "src"))
+    }
+    assert missing == set()
