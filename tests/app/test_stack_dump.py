@@ -7,13 +7,13 @@ import sys
 
 PROGRAM = """
 import asyncio
-from rackloom.app.process import told_to_stop
+from rackloom.app.process import stop_on_signals
 
 async def waits_for_a_switch():
     await asyncio.Event().wait()
 
 async def main():
-    stopped = told_to_stop()
+    stopped = stop_on_signals()
     task = asyncio.create_task(waits_for_a_switch())
     await asyncio.sleep(0)
     print("up", flush=True)

@@ -5,10 +5,10 @@ import sys
 
 SHOWN = """
 import sys
-from rackloom.app.process import TURN, take_short_turns
+from rackloom.app.process import SWITCH_INTERVAL, shorten_switch_interval
 before = sys.getswitchinterval()
-take_short_turns()
-assert sys.getswitchinterval() == TURN < before, (before, sys.getswitchinterval())
+shorten_switch_interval()
+assert sys.getswitchinterval() == SWITCH_INTERVAL < before, (before, sys.getswitchinterval())
 """
 
 

@@ -19,7 +19,7 @@ import msgspec
 # Example manifests.
 
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def example_directory(name: str) -> Path:
