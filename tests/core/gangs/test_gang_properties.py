@@ -125,4 +125,4 @@ def test_what_was_done_is_not_done_again(script):
         if not toy.one_pass():
             break
         assert number < 50, "the same again and again"
-    assert not reconcile_gang(toy.view(), SETTINGS).actions
+    assert not reconcile_gang(toy.snapshot(), SETTINGS).actions

@@ -13,7 +13,6 @@ pod's UID and the gate first.
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -22,73 +21,81 @@ from rackloom.core.gangs.completion import slot_candidates
 from rackloom.core.gangs.members import GangMember
 from rackloom.core.gangs.snapshot import GangSnapshot
 from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.kubernetes.objects import POD, DeleteObject, PatchObject, PatchOperation, metav1_time
-from rackloom.core.kubernetes.pods import PodSpec
+from rackloom.core.kubernetes.objects import (
+    POD,
+    DeleteObject,
+    PatchObject,
+    PatchOperation,
+    add_operation,
+    metav1_time,
+)
+from rackloom.core.kubernetes.pods import REQUIRED, PodSpec
 from rackloom.core.place.placement_values import GangPlan
 
 
 class SlotAssignment(msgspec.Struct, frozen=True):
-    """Living members; gated ones that are in none of the three are surplus, and stay gated."""
+    """Living members by slot. Gated members in none of the three are surplus and stay gated."""
 
     openings: tuple[tuple[GangMember, str], ...]
-    """Gated members with the trays that they may go to."""
+    """Gated members, each with the tray of the slot that it takes."""
     misfits: tuple[GangMember, ...]
-    """Members that were let go to a tray where the plan has no seat for them."""
+    """Members that were ungated for a tray where the plan has no slot for them."""
     seated: tuple[GangMember, ...]
 
 
-def assign_slots(view: GangSnapshot, plan: GangPlan) -> SlotAssignment:
-    """Seat the members of a gang."""
-    free = Counter((seat.group, seat.tray) for seat in plan.seats)
+def assign_slots(snapshot: GangSnapshot, plan: GangPlan) -> SlotAssignment:
+    """Assign the slots of a plan to the members of a gang.
+
+    Each slot is counted once, so no two members of the result share one.
+    """
+    free = Counter((slot.group, slot.tray) for slot in plan.seats)
     seated, misfits = [], []
-    for member in sorted(view.let_go, key=lambda one: (one.going, one.node is None, one.rank)):
-        place = (member.group, member.tray or "")
-        if free[place] > 0:
-            free[place] -= 1
+    # Members that stay come first, then those already bound, so that they keep a contested slot.
+    order = sorted(snapshot.ungated, key=lambda one: (one.is_being_deleted, one.node is None, one.rank))
+    for member in order:
+        slot_key = (member.group, member.tray or "")
+        if free[slot_key] > 0:
+            free[slot_key] -= 1
             seated.append(member)
-        elif not member.going:
+        elif not member.is_being_deleted:
             misfits.append(member)
-    return SlotAssignment(_free_slots(view, plan, free), tuple(misfits), tuple(seated))
+    openings: list[tuple[GangMember, str]] = []
+    gated = slot_candidates(snapshot)
+    for group in dict.fromkeys(slot.group for slot in plan.seats):
+        trays = []
+        for slot in plan.seats:
+            if slot.group == group and free[group, slot.tray] > 0:
+                free[group, slot.tray] -= 1
+                trays.append(slot.tray)
+        members = sorted((one for one in gated if one.group == group), key=lambda one: one.rank)
+        openings += zip(members, trays, strict=False)
+    return SlotAssignment(tuple(openings), tuple(misfits), tuple(seated))
 
 
 def unschedulable_members(
-    view: GangSnapshot, seats: SlotAssignment, settings: GangSettings
+    snapshot: GangSnapshot, slots: SlotAssignment, settings: GangSettings
 ) -> tuple[GangMember, ...]:
-    """Members that were let go and that the scheduler cannot bind, for so long.
+    """Members that were ungated `bind_after` ago and that kube-scheduler reports as unschedulable.
 
-    Where it says nothing, the tray is not to blame: the scheduler is away, or somebody else's gate is there.
+    Where it reports nothing, the tray is not the cause: the scheduler is down, or a foreign gate is left.
     """
-    waiting = (one for one in seats.seated if one.node is None and not one.going and one.is_unschedulable)
-    return tuple(one for one in waiting if view.now - (one.released_at or 0.0) >= settings.bind_after)
-
-
-def _free_slots(
-    view: GangSnapshot, plan: GangPlan, free: Counter[tuple[str, str]]
-) -> tuple[tuple[GangMember, str], ...]:
-    found: list[tuple[GangMember, str]] = []
-    gated = slot_candidates(view)
-    for group in dict.fromkeys(seat.group for seat in plan.seats):
-        trays = []
-        for seat in plan.seats:
-            place = (group, seat.tray)
-            if seat.group == group and free[place] > 0:
-                free[place] -= 1
-                trays.append(seat.tray)
-        mine = (one for one in gated if one.group == group)
-        found += zip(sorted(mine, key=lambda one: one.rank), trays, strict=False)
-    return tuple(found)
+    return tuple(
+        member
+        for member in slots.seated
+        if member.node is None
+        and not member.is_being_deleted
+        and member.is_unschedulable
+        and snapshot.now - (member.released_at or 0.0) >= settings.bind_after
+    )
 
 
 # The writes that ungate a pod, or delete it.
 
 
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-
-
 def pin_and_ungate(member: GangMember, tray: str, uid: str, now: float) -> PatchObject:
-    """Pin a pod to `tray`, let it tolerate the taint of the plan `uid`, and take our gate.
+    """Pin a pod to `tray`, add the toleration of the plan `uid`, and remove the gang's gate.
 
-    It fails if the pod is another one by now, or its gates have changed.
+    The write fails if the pod was replaced or its gates have changed.
     """
     gate = f"/spec/schedulingGates/{member.gate}"
     operations: tuple[PatchOperation, ...] = (
@@ -103,49 +110,45 @@ def pin_and_ungate(member: GangMember, tray: str, uid: str, now: float) -> Patch
 
 
 def delete_member(member: GangMember, *, at_once: bool = False) -> DeleteObject:
-    """Delete a pod, so that its owner makes another; `at_once` where no kubelet lives to end it."""
+    """Delete a pod, so that its owner creates another; `at_once` where no kubelet is left to end it."""
     grace = 0 if at_once else None
     return DeleteObject(
         kind=POD, namespace=member.namespace, name=member.name, uid=member.uid, grace_seconds=grace
     )
 
 
-def _annotate(member: GangMember, notes: dict[str, str]) -> Iterator[PatchOperation]:
+def _annotate(member: GangMember, annotations: dict[str, str]) -> Iterator[PatchOperation]:
     if not member.annotations:
-        yield _add_operation("/metadata/annotations", notes)
+        yield add_operation("/metadata/annotations", annotations)
         return
-    for key, value in notes.items():
-        yield _add_operation(f"/metadata/annotations/{key.replace('~', '~0').replace('/', '~1')}", value)
+    for key, value in annotations.items():
+        yield add_operation(f"/metadata/annotations/{key.replace('~', '~0').replace('/', '~1')}", value)
 
 
 def _add_toleration(member: GangMember, uid: str) -> PatchOperation:
     toleration = {"key": spec.GANG_TAINT, "operator": "Equal", "value": uid, "effect": "NoSchedule"}
     if member.tolerations is None:
-        return _add_operation("/spec/tolerations", [toleration])
-    return _add_operation("/spec/tolerations/-", toleration)
+        return add_operation("/spec/tolerations", [toleration])
+    return add_operation("/spec/tolerations/-", toleration)
 
 
 def _add_node_pin(spec: PodSpec, tray: str) -> Iterator[PatchOperation]:
     pin = {"key": "metadata.name", "operator": "In", "values": [tray]}
     rule = {"nodeSelectorTerms": [{"matchFields": [pin]}]}
     if spec.affinity is None:
-        yield _add_operation("/spec/affinity", {"nodeAffinity": {_REQUIRED: rule}})
+        yield add_operation("/spec/affinity", {"nodeAffinity": {REQUIRED: rule}})
         return
     nodes = spec.affinity.node_affinity
     if nodes is None:
-        yield _add_operation("/spec/affinity/nodeAffinity", {_REQUIRED: rule})
+        yield add_operation("/spec/affinity/nodeAffinity", {REQUIRED: rule})
         return
-    path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
+    path = f"/spec/affinity/nodeAffinity/{REQUIRED}"
     terms = (nodes.required.node_selector_terms if nodes.required else None) or ()
     if not terms:
-        yield _add_operation(path, rule)
+        yield add_operation(path, rule)
     for number, term in enumerate(terms):
         if term.match_fields is not None:
-            yield _add_operation(f"{path}/nodeSelectorTerms/{number}/matchFields/-", pin)
+            yield add_operation(f"{path}/nodeSelectorTerms/{number}/matchFields/-", pin)
         elif not term.is_empty:
             # An empty term selects no node, and must stay empty.
-            yield _add_operation(f"{path}/nodeSelectorTerms/{number}/matchFields", [pin])
-
-
-def _add_operation(path: str, value: Any) -> PatchOperation:
-    return {"op": "add", "path": path, "value": value}
+            yield add_operation(f"{path}/nodeSelectorTerms/{number}/matchFields", [pin])

@@ -105,7 +105,7 @@ def _as_mapping(parameters: object) -> Mapping[str, Any]:
 def hold_gang_pod(pod: PodObject) -> tuple[PodObject, AdmissionVerdict]:
     """The pod as it is then, and what becomes of it. Doing it twice changes nothing more.
 
-    A pod that nobody could ever place is denied. One that says no size belongs to somebody else's gang.
+    A pod that could never be placed is denied. A pod without a size belongs to another gang scheduler.
     """
     if not pod.is_of_a_gang or pod.is_bound:
         return pod, AdmissionVerdict()
@@ -125,9 +125,9 @@ def hold_gang_pod(pod: PodObject) -> tuple[PodObject, AdmissionVerdict]:
 
 def _check_gang_pod(pod: PodObject) -> None:
     check_gang_name(pod.labels[GANG_LABEL])
-    wish, group = read_gang_spec(pod.annotations), gang_group_of(pod.labels)
-    if not wish.has(group):
-        groups = " or ".join(name for name, _ in wish.sizes)
+    declared, group = read_gang_spec(pod.annotations), gang_group_of(pod.labels)
+    if not declared.has(group):
+        groups = " or ".join(name for name, _ in declared.sizes)
         raise Refused(
             f"its group is {group!r}, and {spec.SIZE_ANNOTATION} has none of that name",
             nearest_fix=f"set label {spec.GROUP_LABEL} to {groups}",
@@ -195,7 +195,7 @@ class AdmissionReviewer:
         if not held.allowed or not pod.templates:
             return held
         try:
-            return held.and_then(mutate_pod(pod, await self._known.around(request.namespace, pod)))
+            return held.and_then(mutate_pod(pod, await self._known.context_of(request.namespace, pod)))
         except KubeError as error:
             why = f"whether the pod claims an IMEX channel could not be found out: {error.message}; try again"
             return AdmissionVerdict(allowed=False, code=503, message=why)
