@@ -305,10 +305,10 @@ def _without_none(**options: Any) -> dict[str, Any]:
 
 def _decode_response(content: bytes) -> Object:
     try:
-        told: Object = decoding.decode_document(content)
+        document: Object = decoding.decode_document(content)
     except msgspec.DecodeError as error:
         raise unreachable_error(error) from error
-    return told
+    return document
 
 
 def _response_error(response: httpx2.Response) -> KubeError:

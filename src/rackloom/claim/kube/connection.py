@@ -56,9 +56,9 @@ def http_client(
         ValueError,
     ) as error:
         where = kubeconfig or "this environment"
-        told = error if isinstance(error, ConfigError | OSError | ValueError) else "it is no kubeconfig"
+        why = error if isinstance(error, ConfigError | OSError | ValueError) else "it is no kubeconfig"
         fix = "give --kubeconfig a readable file, or run in a pod with a service account"
-        raise Refused(f"no API server from {where}: {told}", nearest_fix=fix) from error
+        raise Refused(f"no API server from {where}: {why}", nearest_fix=fix) from error
 
 
 def _configured_client(

@@ -111,8 +111,8 @@ def _log_cut_objects(document: Any) -> None:
     """Name in the log what was not read whole."""
     for obj in _objects_in(document):
         if contains_cut_value(msgspec.json.encode(obj)):
-            told = obj.get("metadata") or {}
-            name = f"{told.get('namespace', '')}/{told.get('name', '')}"
+            meta = obj.get("metadata") or {}
+            name = f"{meta.get('namespace', '')}/{meta.get('name', '')}"
             log.warning("%s: nested too deeply: not read below %d levels", name, DEEPEST_LEVEL)
 
 
