@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.completion import awaits_last_pods, may_have_unused_trays, without_unused_trays
 from rackloom.core.gangs.members import (
     FinishedMPIJob,
     OwnerJob,
@@ -15,6 +14,7 @@ from rackloom.core.gangs.members import (
     read_owner_job,
 )
 from rackloom.core.gangs.record import GangKey, GangRecord
+from rackloom.core.gangs.slots import awaits_last_pods, may_have_unused_trays, without_unused_trays
 from rackloom.core.gangs.snapshot import GangSnapshot
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup, GangPlan, MemberAssignment

@@ -8,7 +8,6 @@ import yaml
 from rackloom.core.domains import names
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.assignment import pin_and_ungate
 from rackloom.core.gangs.demand import GpuDemand, claim_demand, claim_specs, group_demand, whole_tray_gpus
 from rackloom.core.gangs.members import read_member
 from rackloom.core.gangs.record import (
@@ -21,6 +20,7 @@ from rackloom.core.gangs.record import (
     release_tray,
     reserve_tray,
 )
+from rackloom.core.gangs.slots import pin_and_ungate
 from rackloom.core.gangs.snapshot import ClusterLists
 from rackloom.core.gangs.spec import GangSettings, GangSpec, checked_gang_settings, read_gang_spec
 from rackloom.core.gangs.trays import anonymised_for, read_site

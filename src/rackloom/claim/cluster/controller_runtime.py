@@ -231,13 +231,17 @@ class ControllerRuntime(Generic[K]):
         """Loop time of the last status write, by UID."""
 
     async def run(self, workers: int) -> None:
-        """Follow the cluster and work, until cancelled."""
+        """Run the informers and reconcile, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for informer in self._caches.informers:
                 tasks.create_task(informer.run())
-            await self._caches.synced()
-            log.info("controller.synced", of=self._name)
-            await self.queue.work(self._work, workers=workers)
+            await self.reconcile_keys(workers)
+
+    async def reconcile_keys(self, workers: int) -> None:
+        """Reconcile until cancelled, once the caches have synced; the caller runs the informers."""
+        await self._caches.synced()
+        log.info("controller.synced", of=self._name)
+        await self.queue.work(self._work, workers=workers)
 
     async def execute(self, key: K, actions: Iterable[ObjectWrite]) -> None:
         """Send writes in order, up to the first that fails. Raises KubeError."""

@@ -118,6 +118,7 @@ class ChangeRouter:
             return frozenset()
         meta = obj["metadata"]
         place = (kind, meta.get("namespace", ""), meta["name"])
+        # A node that lost a label concerned another key before, and both keys must be reconciled.
         now = frozenset(self._concerned(kind, obj))
         before = self._before.pop(place, frozenset())
         if self._cluster.at(kind, meta.get("namespace"), meta["name"]) is not None:
@@ -223,6 +224,7 @@ class OrphanSweeper:
         orphaned = {
             uid for uid in self._labelled_uids() if not self._caches.by(COMPUTE_DOMAIN, BY_DOMAIN, uid)
         }
+        # UIDs never come back, so a UID that is proven to be gone needs no second list.
         unproven = orphaned - self._gone
         if unproven:
             listed = await self._api.list(COMPUTE_DOMAIN)

@@ -21,10 +21,10 @@ from rackloom.claim.cluster.gang_placer import GangPlacer, with_owners
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.kube.informer import Informer
-from rackloom.core.gangs.completion import is_reduced
 from rackloom.core.gangs.conditions import API_REFUSED, GangDecision
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.record import GangKey, gang_status_json, read_record, read_tray_node, release_tray
+from rackloom.core.gangs.slots import is_reduced
 from rackloom.core.gangs.snapshot import GangObjects, GangSnapshot, gang_key_of, reserving_plans
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import (
@@ -159,6 +159,7 @@ class GangController:
         else:
             for plan in self.caches.plans_on(obj["metadata"]["name"]):
                 yield read_record(plan).key
+            # A taint without a cached plan is a stray reservation, or the plan is not in the cache yet.
             for uid in reserving_plans(obj):
                 holder = self.caches.plan_of(uid)
                 yield StrayReservationKey(uid) if holder is None else read_record(holder).key
@@ -192,6 +193,7 @@ class GangController:
         objects = self.caches.objects(self.caches.plan(key), self.caches.pods(key))
         snapshot = self._placer.snapshot(objects, key)
         decision = reconcile_gang(snapshot, self._settings)
+        # Nothing is released, deleted or withdrawn on the word of the cache alone.
         if decision.needs_fresh_read:
             snapshot = await self._confirmed_snapshot(key)
             decision = reconcile_gang(snapshot, self._settings)
@@ -258,6 +260,7 @@ class GangController:
 
     async def _release_strays(self, key: GangWorkKey, uid: str) -> None:
         """Release the trays of a plan that is gone. A missing plan in the cache proves nothing."""
+        # The cache may lag behind a plan that was just created, so only a fresh list proves that it is gone.
         if self.caches.plan_of(uid) is not None or not self.caches.reserved(uid):
             return
         listed = await self._api.list(GANG_PLAN)

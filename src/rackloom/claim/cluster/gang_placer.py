@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from rackloom.claim.cluster.controller_runtime import execute_write
 from rackloom.claim.cluster.gang_metrics import GangMetrics
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
-from rackloom.core.gangs.completion import do_owners_matter, has_fewer_to_come
 from rackloom.core.gangs.members import (
     MPI_JOB,
     FinishedMPIJob,
@@ -32,6 +31,7 @@ from rackloom.core.gangs.members import (
 from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.record import GangKey, GangRecord, read_record
+from rackloom.core.gangs.slots import do_owners_matter, has_fewer_to_come
 from rackloom.core.gangs.snapshot import (
     ClusterLists,
     GangObjects,
@@ -245,6 +245,8 @@ class GangPlacer:
         if snapshot.record is None:
             return
         with_owners = await self._with_owners(snapshot)
+        # It asked on the word of the cache. Fresh lists decide, with and without the owners: a gang that they
+        # show to be smaller may need a placement as well.
         if not any(reconcile_gang(one, self._settings).needs_placement for one in (snapshot, with_owners)):
             return
         self._needless.discard(key)

@@ -198,6 +198,7 @@ class Informer:
 
     async def _list(self) -> None:
         listed = await self._api.list(self._kind, self._namespace, labels=self._labels, fields=self._fields)
+        # Objects that vanished while no watch ran are only visible as missing in the new list.
         gone = self.cache.keys() - {key_of(obj) for obj in listed.items}
         for obj in listed.items:
             self._put(obj)

@@ -69,6 +69,7 @@ class WorkQueue(Generic[K]):
     def retry(self, key: K, *, at_least: float = 0.0) -> float:
         """Have `key` worked on again after its back-off, or `at_least` (seconds); returns that delay."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
+        # Equal jitter (half fixed, half random) keeps keys that failed together from returning together.
         ceiling = min(self._longest, self._shortest * 2.0 ** min(failures - 1, 32))
         seconds = max(ceiling * self._random.uniform(0.5, 1.0), at_least)
         self.add_after(key, seconds)

@@ -53,8 +53,8 @@ def domain_problems(
     """All problems of a ComputeDomain that is not being deleted, the one to solve first in front."""
     if snapshot.invalid:
         return (DomainProblem("InvalidSpec", snapshot.invalid),)
-    required = required_objects(domain, snapshot, settings)
-    problems = [problem for one in required if (problem := _of_required(one)) is not None]
+    conflicts = map(_of_required, required_objects(domain, snapshot, settings))
+    problems = [problem for problem in conflicts if problem is not None]
     problems += [*_of_labels(domain, settings), *_of_cliques(snapshot), *_of_daemons(snapshot)]
     if uses_warm_clique(domain, settings):
         problems += _of_channel_mode(domain, snapshot)

@@ -99,6 +99,7 @@ class ConfirmedCluster:
         cached = self._cached.by(kind, index, value)
         if kind != NODE:
             return cached
+        # A fresh read replaces the cached node, also where the node no longer has the value.
         fresh = (obj for obj in self._nodes.values() if obj is not None and value in indexer(obj))
         return [*(obj for obj in cached if obj["metadata"]["name"] not in self._nodes), *fresh]
 

@@ -93,6 +93,7 @@ def _reconcile_deleted(
 ) -> DomainDecision:
     if names.FINALIZER not in domain.finalizers:
         return DomainDecision()
+    # While pods hold channels only stale entries are removed, so that the daemons of those pods keep running.
     held_back = bool(owned.channel_users(snapshot))
     actions = (
         membership.remove_stale_entries(snapshot, settings) if held_back else owned.teardown_writes(snapshot)

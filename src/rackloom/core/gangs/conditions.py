@@ -37,8 +37,7 @@ def gang_condition(type_: str, status: str, reason: str, message: str) -> Condit
 
 def waiting_for_members(snapshot: GangSnapshot, declared: GangSpec) -> Condition | None:
     """That members are still to come; None when all exist."""
-    gated = (one for one in snapshot.living if one.gate is not None and not one.is_being_deleted)
-    present = Counter(member.group for member in gated)
+    present = Counter(member.group for member in snapshot.gated)
     missing = [f"{name} {present[name]} of {size}" for name, size in declared.sizes if present[name] < size]
     if not missing:
         return None
@@ -91,8 +90,7 @@ def bound_condition(
         return gang_condition(BOUND, "Unknown", "TrayNotReady", f"{shortened(silent)} not ready")
     message = f"{slots} members are on their trays"
     # Pods without a slot: the job was enlarged or recreated after the gang was placed.
-    gated = (one for one in snapshot.living if one.gate is not None and not one.is_being_deleted)
-    if surplus := [member.name for member in gated]:
+    if surplus := [member.name for member in snapshot.gated]:
         why = "for which the gang has no seat: it is placed anew when all of its other pods have ended"
         message += f"; beside them {shortened(surplus)}, {why}"
     return gang_condition(BOUND, "True", "AllBound", message)

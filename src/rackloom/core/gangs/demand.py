@@ -200,6 +200,7 @@ def _best_clique(trays: Sequence[PlacementTray], members: int, gpus: int) -> _La
     for tray in trays:
         sizes_by_clique.setdefault(tray.clique or tray.name, []).append(tray.gpus)
     largest = (sorted(sizes, reverse=True)[:members] for sizes in sizes_by_clique.values())
+    # In order: enough GPUs, enough trays, equal trays, small trays.
     return min(
         (_LargestTrays(sizes[-1], len(sizes), are_mixed=sizes[0] != sizes[-1]) for sizes in largest),
         key=lambda best: (best.gpus < gpus, -best.count, best.are_mixed, best.gpus),

@@ -21,11 +21,10 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.assignment import assign_slots, delete_member, unschedulable_members
-from rackloom.core.gangs.completion import remaining_spec
 from rackloom.core.gangs.demand import GpuDemand, claim_specs, group_claims, group_demand, whole_tray_gpus
 from rackloom.core.gangs.members import GangMember
 from rackloom.core.gangs.record import GangRecord, record_plan, withdraw_plan
+from rackloom.core.gangs.slots import assign_slots, delete_member, remaining_spec, unschedulable_members
 from rackloom.core.gangs.snapshot import GangSnapshot
 from rackloom.core.gangs.spec import GangSettings, GangSpec
 from rackloom.core.gangs.terms import group_terms, pod_terms
@@ -141,6 +140,7 @@ def placement_request(snapshot: GangSnapshot) -> PlacementRequest:
     demands = {name: group_demand(group, specs) for name, group in members.items()}
     site = site_for_members(snapshot, terms.values())
     open_site = _without_closed_trays(site, [terms[name] for name, demand in demands.items() if demand.whole])
+    # A member with an IMEX channel takes a tray whole, so it counts all GPUs of the trays that fit.
     whole_gpus = _whole_tray_gpus(snapshot, declared, demands, open_site)
     groups, kinds = [], {}
     for name, size in declared.sizes:
@@ -230,6 +230,7 @@ def plan_within_spare_limit(room: int, gang: Gang, plan: Callable[[Gang], GangPl
     per clique, and a plan in one clique already needs them all.
     """
     found = plan(gang) if gang.spares <= room else None
+    # Spares are per clique, so a plan over several cliques may hold more than the gang declares.
     if found is not None and len(found.spares) <= room:
         return found
     kept = f"{gang.spares} spare trays or more" if found is None else f"{len(found.spares)} spare trays"
@@ -268,6 +269,7 @@ def answer_placement(
     own = [pod_terms(member) for member in snapshot.ungated if member.is_unschedulable]
     usable = site_for_members(snapshot, [*(group.terms for group in record.gang.groups), *own])
     site = site_with_rooms(snapshot, usable, claims_by_kind(snapshot, record.gang), counts)
+    # Once a pod was ungated, or a tray is lost, the plan is repaired. Before that it is checked.
     if snapshot.ungated or snapshot.lost(settings.lost_after):
         return PlacementAnswer(actions=repair_gang(snapshot, site, settings))
     if occupied_trays(snapshot, site) or not is_still_requested(
@@ -322,7 +324,7 @@ def _delete_late_members(late: Sequence[GangMember], site: PlacementSite) -> tup
     Raises Refused where only such pods are left.
     """
     closed = {tray.name: tray.closed for tray in site.trays}
-    reasons = {one.uid: closed.get(one.tray or "", {}).get(pod_terms(one).where) for one in late}
+    reasons = {pod.uid: closed.get(pod.tray or "", {}).get(pod_terms(pod).where) for pod in late}
     deletions = tuple(delete_member(member) for member in late if reasons[member.uid] is None)
     if deletions or not late:
         return deletions

@@ -22,14 +22,7 @@ what the API server has, not from its cache.
 from collections.abc import Iterator
 
 from rackloom.core.domains.compute_domain import Condition
-from rackloom.core.gangs import completion, terms
-from rackloom.core.gangs.assignment import (
-    assign_slots,
-    delete_member,
-    pin_and_ungate,
-    unschedulable_members,
-)
-from rackloom.core.gangs.completion import is_reduced, lacks_members, last_pods_awaited_until, remaining_spec
+from rackloom.core.gangs import slots, terms
 from rackloom.core.gangs.conditions import (
     AWAITING_LAST_PODS,
     PLACED,
@@ -52,6 +45,16 @@ from rackloom.core.gangs.record import (
     reserve_tray,
     withdraw_plan,
 )
+from rackloom.core.gangs.slots import (
+    assign_slots,
+    delete_member,
+    is_reduced,
+    lacks_members,
+    last_pods_awaited_until,
+    pin_and_ungate,
+    remaining_spec,
+    unschedulable_members,
+)
 from rackloom.core.gangs.snapshot import GangSnapshot
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import ObjectWrite, epoch_seconds
@@ -72,7 +75,7 @@ class PlannedGang:
         self.plan = plan
         self.settings = settings
         self.slots = assign_slots(snapshot, plan)
-        self.awaits_last = completion.awaits_last_pods(snapshot)
+        self.awaits_last = slots.awaits_last_pods(snapshot)
         self.unreserved = self._unreserved_trays()
         # Once a pod was ungated, others follow as they come, and so do the last pods of a reduced plan.
         is_resumed = is_reduced(record) and bool(self.slots.openings)
@@ -87,7 +90,7 @@ class PlannedGang:
         if not self.has_begun and self._is_obsolete():
             return GangDecision(actions=(withdraw_plan(self.record),), needs_fresh_read=True)
         # Only what the owners said in this very pass proves that trays are no longer needed.
-        reduced = None if snapshot.owners is None else completion.without_unused_trays(snapshot, self.record)
+        reduced = None if snapshot.owners is None else slots.without_unused_trays(snapshot, self.record)
         if reduced is not None:
             return GangDecision(actions=(reduce_plan(self.record, reduced),), needs_fresh_read=True)
         awaits_check = not (self.unreserved or self.has_begun or self.is_checked) and self.is_complete
@@ -205,27 +208,25 @@ class PlannedGang:
     def _delete_misplaced_pods(self) -> tuple[ObjectWrite, ...]:
         """Delete pods whose slot has moved. On a lost node no kubelet ends them, so they go at once."""
         ungated, after = self.snapshot.ungated, self.settings.lost_after
-        dead = {one.tray for one in ungated if one.tray and self.snapshot.is_lost(one.tray, after)}
+        trays = {member.tray for member in ungated if member.tray}
+        lost = {tray for tray in trays if self.snapshot.is_lost(tray, after)}
         seated = {member.uid for member in self.slots.seated}
-        ending = (
-            one for one in ungated if one.is_being_deleted and one.tray in dead and one.uid not in seated
-        )
-        return tuple(
-            delete_member(member, at_once=member.tray in dead) for member in (*self.slots.misfits, *ending)
-        )
+        ending = (member for member in ungated if member.is_being_deleted and member.uid not in seated)
+        misplaced = (*self.slots.misfits, *(member for member in ending if member.tray in lost))
+        return tuple(delete_member(member, at_once=member.tray in lost) for member in misplaced)
 
     # Conditions, and the next moments.
 
     def _placed_condition(self) -> Condition:
-        slots = len(self.plan.seats)
+        size = len(self.plan.seats)
         if self.awaits_last:
-            wait = completion.longest_wait(self.settings)
+            wait = slots.longest_wait(self.settings)
             until = f"if it makes none, their trays are given back after {wait:.0f} s"
-            why = f"all pods have ended, and their Job owes {slots}: {until}"
+            why = f"all pods have ended, and their Job owes {size}: {until}"
             return gang_condition(PLACED, *AWAITING_LAST_PODS, why)
         if not self._lacks_pods:
             return gang_condition(PLACED, "True", "Placed", self.plan.reason)
-        there = f"pods that are there: {len(self.slots.openings)} of {slots}"
+        there = f"pods that are there: {len(self.slots.openings)} of {size}"
         why = f"{there}; without the rest, its trays are given back after {self.settings.bind_after:.0f} s"
         return gang_condition(PLACED, "False", "WaitingForMembers", why)
 
@@ -242,9 +243,9 @@ class PlannedGang:
         """Whether trays may be unused, and the owners, who alone can prove it, are due to be asked."""
         snapshot = self.snapshot
         return (
-            completion.may_have_unused_trays(snapshot, self.plan)
+            slots.may_have_unused_trays(snapshot, self.plan)
             and snapshot.owners is None
-            and snapshot.now >= completion.owners_checked_at(snapshot, self.settings)
+            and snapshot.now >= slots.owners_checked_at(snapshot, self.settings)
         )
 
     def _recheck_after(self) -> float | None:
@@ -257,7 +258,7 @@ class PlannedGang:
         due += [moment + settings.bind_after for moment in waiting if moment is not None]
         # No event says that a Job has given up, or that an owner is done.
         due += [last_pods_awaited_until(snapshot, settings)] if self.awaits_last else []
-        if self.awaits_last or completion.may_have_unused_trays(snapshot, self.plan):
+        if self.awaits_last or slots.may_have_unused_trays(snapshot, self.plan):
             due.append(snapshot.now + settings.again)
         ahead = [moment - snapshot.now for moment in due if moment > snapshot.now]
         return min(ahead) + 0.1 if ahead else None
@@ -272,7 +273,7 @@ def reconcile_gang(snapshot: GangSnapshot, settings: GangSettings) -> GangDecisi
     if record is None:
         return GangDecision(actions=(create_record(snapshot.key),) if snapshot.living else ())
     if not snapshot.living and not (
-        completion.awaits_last_pods(snapshot) and snapshot.now < last_pods_awaited_until(snapshot, settings)
+        slots.awaits_last_pods(snapshot) and snapshot.now < last_pods_awaited_until(snapshot, settings)
     ):
         # No pod uses anything any more. The record goes last, because it names the trays.
         releases = release_trays(snapshot.nodes, snapshot.held, snapshot.uid)
@@ -291,7 +292,7 @@ def _reconcile_unplanned(snapshot: GangSnapshot, settings: GangSettings) -> Gang
             (obstacle,),
             releases,
             recheck_after=_recheck_unplanned_after(snapshot, settings),
-            needs_fresh_read=bool(releases) or completion.should_ask_owners(snapshot, settings),
+            needs_fresh_read=bool(releases) or slots.should_ask_owners(snapshot, settings),
         )
     if snapshot.refusal:
         placed = gang_condition(PLACED, "False", "DoesNotFit", snapshot.refusal)
@@ -307,7 +308,7 @@ def _recheck_unplanned_after(snapshot: GangSnapshot, settings: GangSettings) -> 
     """No event says that fewer pods are to come, so the owners are asked after a time."""
     if not lacks_members(snapshot):
         return None
-    ahead = completion.owners_asked_at(snapshot, settings) - snapshot.now
+    ahead = slots.owners_asked_at(snapshot, settings) - snapshot.now
     return (ahead if ahead > 0 else settings.again) + 0.1
 
 

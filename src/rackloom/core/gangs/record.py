@@ -132,6 +132,7 @@ def close_record(record: GangRecord) -> tuple[PatchObject, DeleteObject]:
     """End the record. Its finalizer is removed first, so that a deletion under way can finish."""
     left = [finalizer for finalizer in record.finalizers if finalizer != spec.GANG_FINALIZER]
     meta = {"resourceVersion": record.resource_version, "finalizers": left}
+    # Both writes are safe to repeat: a record that is gone after the first one needs no deletion.
     return _patch_record(record, {"metadata": meta}), DeleteObject(
         kind=GANG_PLAN, namespace=record.key.namespace, name=record.key.name, uid=record.uid
     )

@@ -122,6 +122,12 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(member for member in self.members if not member.ended)
 
     @property
+    def gated(self) -> tuple[GangMember, ...]:
+        """Living members that wait at the gate, and are to stay."""
+        living = (member for member in self.living if not member.is_being_deleted)
+        return tuple(member for member in living if member.gate is not None)
+
+    @property
     def ungated(self) -> tuple[GangMember, ...]:
         """Living members that were ungated for a tray."""
         return tuple(member for member in self.living if member.tray is not None)

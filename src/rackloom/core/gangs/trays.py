@@ -254,6 +254,7 @@ class TrayCountCache:
                 devices = devices_on({tray.name for tray in changed})
                 counted = with_claim_capacity(PlacementSite(changed), devices, {kind: claims})
                 counts |= {tray.name: (inputs[tray.name], tray.rooms.get(kind)) for tray in counted.trays}
+            # A dict keeps insertion order, so the first entry is the least recently used.
             self._kinds.pop(key, None)
             self._kinds[key] = counts
             if len(self._kinds) > _MOST_KINDS:
@@ -287,6 +288,8 @@ def with_claim_room(
     if not kinds:
         return site
     trays = {tray.name for tray in site.trays}
+    # When the search assumes that a job ends, it frees the job's holds. Devices of that owner on the tray are
+    # free then too, so they are left out here, and the hold stands for both.
     held = {(hold.owner, hold.tray) for hold in site.holds}
     devices = _NodeDevices(objects, trays, {*held, *((mine, tray) for tray in trays)})
     return counts.with_counts(site, kinds, devices.inputs(counts), devices.devices_on)
@@ -407,7 +410,6 @@ def site_with_rooms(
 def spares_elsewhere(snapshot: GangSnapshot) -> int:
     """Spare trays that the other gangs of its namespace keep."""
     key = snapshot.key
-    others = (
-        one.plan for one in snapshot.cluster.records if one.key.namespace == key.namespace and one.key != key
-    )
-    return sum(len(plan.spares) for plan in others if plan is not None)
+    others = (record for record in snapshot.cluster.records if record.key != key)
+    plans = (record.plan for record in others if record.key.namespace == key.namespace)
+    return sum(len(plan.spares) for plan in plans if plan is not None)

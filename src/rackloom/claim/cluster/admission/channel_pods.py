@@ -172,7 +172,7 @@ def template_state(obj: Object) -> ClaimTemplateState:
         return ClaimTemplateState(exists=True)
     devices = obj["spec"]["spec"].get("devices", {})
     requests = (request.get("exactly") or {} for request in devices.get("requests") or ())
-    is_isolated = any(one.get("deviceClassName") == names.ISOLATED_CHANNEL_CLASS for one in requests)
+    is_isolated = any(request.get("deviceClassName") == names.ISOLATED_CHANNEL_CLASS for request in requests)
     opaque = (entry.get("opaque") or {} for entry in devices.get("config") or ())
     modes = ((config.get("parameters") or {}).get("allocationMode") for config in opaque)
     return ClaimTemplateState(True, ChannelTemplate(uid, is_isolated and AllocationMode.ALL not in modes))
@@ -263,10 +263,14 @@ def must_wait(pod: PodObject, context: PodContext) -> bool:
 def _add_gate(pod: PodObject, context: PodContext) -> tuple[PatchOperation, ...]:
     if pod.gate_index is not None or not must_wait(pod, context):
         return ()
-    gate = {"name": TEMPLATE_GATE}
+    return (add_gate(pod, TEMPLATE_GATE),)
+
+
+def add_gate(pod: PodObject, name: str) -> PatchOperation:
+    """Add a scheduling gate."""
     if pod.spec.scheduling_gates is None:
-        return (add_operation("/spec/schedulingGates", [gate]),)
-    return (add_operation("/spec/schedulingGates/-", gate),)
+        return add_operation("/spec/schedulingGates", [{"name": name}])
+    return add_operation("/spec/schedulingGates/-", {"name": name})
 
 
 def _add_pod_labels(

@@ -10,7 +10,6 @@ that can never get its channel (it was created before the ComputeDomain, whose p
 gets a condition and an event.
 """
 
-import asyncio
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -27,10 +26,9 @@ from rackloom.claim.cluster.admission.channel_pods import (
     require_clique,
 )
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME
-from rackloom.claim.cluster.controller_runtime import Expectations, execute_write
+from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
-from rackloom.claim.kube.workqueue import WorkQueue
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
@@ -174,25 +172,20 @@ class GateController:
         self._api = api
         self._cache = cache
         self._recorder = recorder
-        self._queue: WorkQueue[str] = WorkQueue(rng)
-        self._expectations = Expectations(cache.at, lambda: asyncio.get_running_loop().time())
+        self._runtime: ControllerRuntime[str] = ControllerRuntime("gates", api, cache, rng, self._reconcile)
         cache.on_change(self.changed)
 
     def changed(self, kind: ResourceKind, obj: Object) -> None:
         """Queue the namespace of a template or a pod that changed."""
         # A ComputeDomain opens no gate by itself: its template follows, and is what pods wait for.
         if kind != COMPUTE_DOMAIN:
-            self._queue.add(obj["metadata"]["namespace"])
+            self._runtime.queue.add(obj["metadata"]["namespace"])
 
     async def run(self) -> None:
         """Open gates until cancelled, for one term as leader. The caller runs the informers of the cache."""
-        await self._cache.synced()
-        await self._queue.work(self._reconcile, workers=GATE_WORKERS)
+        await self._runtime.reconcile_keys(GATE_WORKERS)
 
     async def _reconcile(self, namespace: str) -> float | None:
-        waits = self._expectations.outstanding(namespace)
-        if waits is not None:
-            return waits
         gated = self._cache.gated(namespace)
         templates = {
             name: self._cache.template(namespace, name)
@@ -212,12 +205,10 @@ class GateController:
             await self._report_too_early(namespace, step)
             return None
         try:
-            written = await execute_write(self._api, step.patch(namespace))
+            await self._runtime.execute(namespace, [step.patch(namespace)])
         except (Conflict, Rejected) as refusal:
             log.warning("gatekeeper.refused", pod=step.pod.metadata.name, why=refusal.message)
             return refusal
-        if written is not None:
-            self._expectations.expect(namespace, POD, written)
         return None
 
     async def _report_too_early(self, namespace: str, step: CreatedTooEarly) -> None:
@@ -232,7 +223,7 @@ class GateController:
             written = await self._api.apply(
                 POD, status, manager=WEBHOOK_NAME, force=True, subresource="status"
             )
-            self._expectations.expect(namespace, POD, written)
+            self._runtime.expect(namespace, POD, written)
 
     async def _group(self, namespace: str, template: str) -> DomainPods:
         pods = self._cache.group(namespace, template).pods

@@ -5,7 +5,7 @@ The order makes it safe:
 1. webhooks: they have `failurePolicy: Fail`, and no pod may be refused because their pods are gone;
 2. gangs: GangPlans, while a controller can end them; trays are released;
 3. domains: ComputeDomains, while a controller can take them apart; their IMEX daemons end;
-4. controller: from here on nothing is made anew, such as a clique's warm IMEX domain;
+4. controller: from here on nothing is created again, such as a clique's warm IMEX domain;
 5. remains: warm domains, and what outlived ComputeDomains and gangs;
 6. classes: without them kube-scheduler allocates no more devices;
 7. plugins: the last programs that could give a device back;
@@ -14,8 +14,8 @@ The order makes it safe:
 10. definitions: no object of theirs is left, so none is lost unseen;
 11. namespaces.
 
-The plan is made anew after each step, from what is there then. So it does not matter where an earlier
-attempt stopped. Where no controller runs, ComputeDomains and gangs are ended by the controller's own
+The plan is built again after each step, from a new read. So it does not matter where an earlier attempt
+stopped. Where no controller runs, ComputeDomains and gangs are ended by the controller's own
 rules (`core.domains.owned`, `core.gangs.record`): a finalizer is removed only when what it protects is
 gone.
 """
@@ -290,10 +290,10 @@ def _plan_remains(work: _StepCollector, inventory: ClusterInventory) -> None:
 
 def _plan_node(node: Object, work: _StepCollector, inventory: ClusterInventory) -> None:
     """Labels and taints of the controller; those of ComputeDomains go with these."""
-    seen = owned_object(NODE, node)
+    owned = owned_object(NODE, node)
     for label in (names.CHANNELS_READY_LABEL, names.WARM_CLIQUE_LABEL):
-        if label in seen.labels:
-            work.act(UninstallPhase.REMAINS, remove_label(seen, label, seen.labels[label]))
+        if label in owned.labels:
+            work.act(UninstallPhase.REMAINS, remove_label(owned, label, owned.labels[label]))
     plans = {uid_of(found) for found in inventory.all(GANG_PLAN)}
     for uid in reserving_plans(node):
         if uid not in plans:

@@ -1,28 +1,40 @@
-"""Which members of a gang are still to come, and which reserved trays nobody of it will use again.
+"""The slots of a plan: members that are still to come, pods that take slots, and slots that are released.
 
-A pod that failed or was deleted may be made anew and then needs its tray. So a tray is given back, and
-a gang is planned for fewer members, only on proof from the owners of the pods:
+Assignment. A pod that was ungated keeps its slot. Gated pods take the free slots of their group in order
+of rank, so that neighbours in rank become neighbours in the plan. Two pods may have been ungated for one
+slot, by a controller that was paused while another took over: then a pod that stays has it before one
+that is being deleted, or the job would lose both.
 
-- One Job makes all pods: as many slots are released as completions are over. Which pods succeeded does
-  not matter, because a replacement takes any free slot.
+One JSON patch pins the pod to its node, adds the toleration of the plan's taint and removes the gate, so
+that no crash can come between pin and gate. Of a gated pod the API server lets node affinity be narrowed
+only, and tolerations be added (Kubernetes, "Pod Scheduling Readiness"). The patch tests the pod's UID and
+the gate first.
+
+Release. A pod that failed or was deleted may be replaced and then needs its tray. So a tray is released,
+and a gang is planned for fewer members, only on proof from the owners of the pods:
+
+- One Job owns all pods: as many slots are released as completions are over. Which pods succeeded does not
+  matter, because a replacement takes any free slot.
 - All pods belong to one MPIJob that is over: no pod that ended comes back.
 - No pod has an owner: what ended stays ended.
 
 Jobs that were suspended after some pods had succeeded create only the others again; the gang then waits
-for those and no more. A group is waited for as a whole unless its Jobs are known to make all of its
+for those and no more. A group is waited for as a whole unless its Jobs are known to create all of its
 pods.
 
 When all pods have ended and their Job still owes the last ones, their slots are kept for the Job's
-longest back-off plus `bind_after`, then released. No event says when an owner has something new to say:
-owners are asked again at growing intervals while the use of the trays is unchanged.
+longest back-off plus `bind_after`, then released. No event reports that an owner has changed its state:
+owners are read again at growing intervals while the use of the trays is unchanged.
 """
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.gangs import spec
 from rackloom.core.gangs.conditions import AWAITING_LAST_PODS, PLACED
 from rackloom.core.gangs.members import (
     LONGEST_JOB_BACKOFF,
@@ -35,8 +47,16 @@ from rackloom.core.gangs.members import (
 from rackloom.core.gangs.record import GangRecord
 from rackloom.core.gangs.snapshot import GangSnapshot
 from rackloom.core.gangs.spec import GangSettings, GangSpec
-from rackloom.core.kubernetes.objects import epoch_seconds
-from rackloom.core.kubernetes.pods import OwnerReference
+from rackloom.core.kubernetes.objects import (
+    POD,
+    DeleteObject,
+    PatchObject,
+    PatchOperation,
+    add_operation,
+    epoch_seconds,
+    metav1_time,
+)
+from rackloom.core.kubernetes.pods import REQUIRED, OwnerReference, PodSpec
 from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment
 from rackloom.errors import Refused
 
@@ -99,7 +119,7 @@ def do_owners_matter(snapshot: GangSnapshot) -> bool:
 def should_ask_owners(snapshot: GangSnapshot, settings: GangSettings) -> bool:
     """Whether to ask the owners of the pods how many are still to come.
 
-    The pods of a new gang come one by one, and nobody is asked at each of them.
+    The pods of a new gang come one by one, and their owners are not asked at each of them.
     """
     if snapshot.owners is not None or not lacks_members(snapshot):
         return False
@@ -159,17 +179,14 @@ def slot_candidates(snapshot: GangSnapshot) -> tuple[GangMember, ...]:
 
     A job that was recreated needs more slots than are left. It gets a new plan once the old one is gone.
     """
-    gated = tuple(
-        member for member in snapshot.living if member.gate is not None and not member.is_being_deleted
-    )
     if snapshot.record is None or not is_reduced(snapshot.record):
-        return gated
+        return snapshot.gated
     placed_jobs = {
         member.job
         for member in snapshot.members
         if not member.is_being_deleted and (member.is_done or member.tray is not None)
     }
-    return tuple(member for member in gated if member.job is not None and member.job in placed_jobs)
+    return tuple(member for member in snapshot.gated if member.job is not None and member.job in placed_jobs)
 
 
 def awaits_last_pods(snapshot: GangSnapshot) -> bool:
@@ -243,6 +260,7 @@ def without_unused_trays(snapshot: GangSnapshot, record: GangRecord) -> GangPlan
     # Slots that were taken out before count as released already.
     releasable = Counter({group: slots[group] + over[group] - sizes[group] for group in slots})
     kept = _without_trays(snapshot, plan, releasable)
+    # Without any pod, no slot belongs to a certain pod, so the surplus slots of shared trays go as well.
     if awaits_last_pods(snapshot):
         kept = _without_slots(kept, releasable)
     return _reduced_plan(record, plan, kept) if len(kept) < len(plan.seats) else None
@@ -277,11 +295,14 @@ def _without_slots(
 def _members_over(snapshot: GangSnapshot, gang: Gang) -> Counter[str]:
     """By group, the number of members that are proven never to come again."""
     job = _only_job(snapshot, gang)
+    # A Job of a JobSet may be recreated as a whole, so it proves nothing while a pod lives.
     if job is not None and (awaits_last_pods(snapshot) or not job.is_owned):
+        # A Job larger than the gang uses a slot again for a later completion.
         more = max(job.completions - _gang_size(gang), 0)
         return Counter({gang.groups[0].name: max(job.over(snapshot.members) - more, 0)})
     finished = _finished_mpi_job(snapshot)
     sizes = {group.name: group.members for group in gang.groups}
+    # No other owner creates pods of this gang, so all that do not live are over, even deleted ones.
     if finished is not None and finished.makes_all_of(snapshot.key.name, sizes):
         return Counter(sizes) - Counter(member.group for member in snapshot.living)
     if _are_bare(snapshot) or finished is not None:
@@ -298,7 +319,11 @@ def _finished_mpi_job(snapshot: GangSnapshot) -> FinishedMPIJob | None:
     owners = snapshot.owners or {}
     workloads = [member.owner and owners.get(member.owner.uid) for member in snapshot.members]
     first = workloads[0] if workloads else None
-    return first if isinstance(first, FinishedMPIJob) and all(one == first for one in workloads) else None
+    return (
+        first
+        if isinstance(first, FinishedMPIJob) and all(workload == first for workload in workloads)
+        else None
+    )
 
 
 def _common_job(snapshot: GangSnapshot) -> OwnerReference | None:
@@ -337,3 +362,131 @@ def _reduced_plan(record: GangRecord, plan: GangPlan, slots: tuple[MemberAssignm
         price=(),
         reason=f"trays given back: {released}; {reason}" if released else reason,
     )
+
+
+# Which pod takes which slot.
+
+
+class SlotAssignment(msgspec.Struct, frozen=True):
+    """Living members by slot. Gated members in none of the three are surplus and stay gated."""
+
+    openings: tuple[tuple[GangMember, str], ...]
+    """Gated members, each with the tray of the slot that it takes."""
+    misfits: tuple[GangMember, ...]
+    """Members that were ungated for a tray where the plan has no slot for them."""
+    seated: tuple[GangMember, ...]
+
+
+def assign_slots(snapshot: GangSnapshot, plan: GangPlan) -> SlotAssignment:
+    """Assign the slots of a plan to the members of a gang.
+
+    Each slot is counted once, so no two members of the result share one.
+    """
+    free = Counter((slot.group, slot.tray) for slot in plan.seats)
+    seated, misfits = [], []
+    for member in sorted(snapshot.ungated, key=_slot_priority):
+        slot_key = (member.group, member.tray or "")
+        if free[slot_key] > 0:
+            free[slot_key] -= 1
+            seated.append(member)
+        elif not member.is_being_deleted:
+            misfits.append(member)
+    openings: list[tuple[GangMember, str]] = []
+    gated = slot_candidates(snapshot)
+    for group in dict.fromkeys(slot.group for slot in plan.seats):
+        trays = []
+        for slot in plan.seats:
+            if slot.group == group and free[group, slot.tray] > 0:
+                free[group, slot.tray] -= 1
+                trays.append(slot.tray)
+        members = sorted((one for one in gated if one.group == group), key=lambda one: one.rank)
+        openings += zip(members, trays, strict=False)
+    return SlotAssignment(tuple(openings), tuple(misfits), tuple(seated))
+
+
+def _slot_priority(member: GangMember) -> tuple[object, ...]:
+    """Of two members in one slot, one that stays keeps it, then one that is bound, then the lower rank."""
+    return member.is_being_deleted, member.node is None, member.rank
+
+
+def unschedulable_members(
+    snapshot: GangSnapshot, slots: SlotAssignment, settings: GangSettings
+) -> tuple[GangMember, ...]:
+    """Members that were ungated `bind_after` ago and that kube-scheduler reports as unschedulable.
+
+    Where it reports nothing, the tray is not the cause: the scheduler is down, or a foreign gate is left.
+    """
+    return tuple(
+        member
+        for member in slots.seated
+        if member.node is None
+        and not member.is_being_deleted
+        and member.is_unschedulable
+        and snapshot.now - (member.released_at or 0.0) >= settings.bind_after
+    )
+
+
+# The writes that ungate a pod, or delete it.
+
+
+def pin_and_ungate(member: GangMember, tray: str, uid: str, now: float) -> PatchObject:
+    """Pin a pod to `tray`, add the toleration of the plan `uid`, and remove the gang's gate.
+
+    The write fails if the pod was replaced or its gates have changed.
+    """
+    gate = f"/spec/schedulingGates/{member.gate}"
+    operations: tuple[PatchOperation, ...] = (
+        {"op": "test", "path": "/metadata/uid", "value": member.uid},
+        {"op": "test", "path": gate, "value": {"name": spec.GANG_GATE}},
+        *_annotate(member, {spec.TRAY_ANNOTATION: tray, spec.RELEASED_ANNOTATION: metav1_time(now)}),
+        _add_toleration(member, uid),
+        *_add_node_pin(member.pod.spec, tray),
+        {"op": "remove", "path": gate},
+    )
+    return PatchObject(kind=POD, namespace=member.namespace, name=member.name, patch=operations)
+
+
+def delete_member(member: GangMember, *, at_once: bool = False) -> DeleteObject:
+    """Delete a pod, so that its owner creates another; `at_once` where no kubelet is left to end it."""
+    grace = 0 if at_once else None
+    return DeleteObject(
+        kind=POD, namespace=member.namespace, name=member.name, uid=member.uid, grace_seconds=grace
+    )
+
+
+def _annotate(member: GangMember, annotations: dict[str, str]) -> Iterator[PatchOperation]:
+    if not member.annotations:
+        yield add_operation("/metadata/annotations", annotations)
+        return
+    for key, value in annotations.items():
+        yield add_operation(f"/metadata/annotations/{key.replace('~', '~0').replace('/', '~1')}", value)
+
+
+def _add_toleration(member: GangMember, uid: str) -> PatchOperation:
+    toleration = {"key": spec.GANG_TAINT, "operator": "Equal", "value": uid, "effect": "NoSchedule"}
+    if member.tolerations is None:
+        return add_operation("/spec/tolerations", [toleration])
+    return add_operation("/spec/tolerations/-", toleration)
+
+
+def _add_node_pin(spec: PodSpec, tray: str) -> Iterator[PatchOperation]:
+    pin = {"key": "metadata.name", "operator": "In", "values": [tray]}
+    rule = {"nodeSelectorTerms": [{"matchFields": [pin]}]}
+    if spec.affinity is None:
+        yield add_operation("/spec/affinity", {"nodeAffinity": {REQUIRED: rule}})
+        return
+    nodes = spec.affinity.node_affinity
+    if nodes is None:
+        yield add_operation("/spec/affinity/nodeAffinity", {REQUIRED: rule})
+        return
+    path = f"/spec/affinity/nodeAffinity/{REQUIRED}"
+    terms = (nodes.required.node_selector_terms if nodes.required else None) or ()
+    if not terms:
+        yield add_operation(path, rule)
+    for number, term in enumerate(terms):
+        # Terms are alternatives, so the pin must be in each of them, or the pod could go elsewhere.
+        if term.match_fields is not None:
+            yield add_operation(f"{path}/nodeSelectorTerms/{number}/matchFields/-", pin)
+        elif not term.is_empty:
+            # An empty term selects no node, and must stay empty.
+            yield add_operation(f"{path}/nodeSelectorTerms/{number}/matchFields", [pin])
