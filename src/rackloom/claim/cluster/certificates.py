@@ -1,12 +1,12 @@
 """Certificates that Rackloom issues itself, and the Secrets of a ComputeDomain's IMEX daemons.
 
 There is one certificate authority per purpose, with short-lived identities under it. The authority
-outlives its identities by years, so a renewal changes nobody's trust. An identity is renewed at two
-thirds of its life.
+outlives its identities by years, so trust does not change when an identity is renewed, at two thirds of
+its life.
 
 Each ComputeDomain has its own authority, so a daemon of one cannot speak to those of another. Its
-daemons share one identity. Secrets are read by name only, since whoever may list or watch them may read
-all of a namespace. A ComputeDomain whose Secrets no other object leads to must therefore not exist:
+daemons share one identity. Secrets are read by name only, since the right to list or watch them is a right to
+read all of a namespace. A ComputeDomain whose Secrets no other object leads to must therefore not exist:
 Secrets are made once it carries our finalizer, and its DaemonSet outlives them.
 """
 

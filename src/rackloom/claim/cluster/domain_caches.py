@@ -3,13 +3,13 @@
 One informer per kind, with the indexes of `core.domains.observe`. Only daemon pods and our own slices
 are watched, because a cluster's other pods and slices are many.
 
-A handler sees an object as it is now. Whom it concerned before (a node whose label was removed) is
-remembered, so both keys are woken. Of a node only certain labels and its readiness matter; heartbeats
-wake nobody.
+A handler receives an object in its current state. The keys that it concerned before (a node whose label was
+removed) are remembered, so both are woken. Of a node only certain labels and its readiness matter, so
+heartbeats wake no key.
 
 The sweep finds objects that outlived their ComputeDomain. That a UID is missing in the cache proves
 nothing: it is gone for certain when the watch saw it go, or when a fresh list lacks it although
-something made for it was seen before. Secrets are in no cache; those of a ComputeDomain that went are
+an object created for it is known. Secrets are in no cache; those of a deleted ComputeDomain are
 looked up by name for two more sweeps, because a paused controller may still send a create after another
 one has taken it apart.
 """

@@ -7,7 +7,7 @@ Requests with adminAccess take no device.
 
 The number of GPUs is read from the text of the pods alone (container limits of `nvidia.com/gpu`, and
 claims by the class `gpu.nvidia.com`), so that it does not change while drivers publish more or less. A
-placed gang whose pods ask for something else is placed anew. How many members a tray can serve is
+placed gang whose pods ask for something else is placed again. How many members a tray can serve is
 counted by the allocator (`core.gangs.trays`).
 """
 

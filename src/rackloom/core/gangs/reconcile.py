@@ -8,14 +8,14 @@ The order of the phases is what makes them safe:
 4. check: after the settling time a fresh read finds the trays empty of other jobs' pods, which
    kube-scheduler may have bound before it saw the taint;
 5. ungate: every pod is pinned and ungated in one write, and kube-scheduler binds it;
-6. maintain: a lost tray, or a pod that cannot be bound, is replaced; trays that nobody will use are
-   released;
+6. maintain: a lost tray, or a pod that cannot be bound, is replaced; trays that no pod will use again
+   are released;
 7. end: when no pod is left, the taints are removed first, then the GangPlan that names them.
 
-A recorded plan is carried on, not made anew. It is given up only before the first pod was ungated: when
+A recorded plan is continued, not made again. It is withdrawn only before the first pod was ungated: when
 a competing plan has the better right (it holds all of its trays, or is older), when a tray is lost and
 no other is found, or when its pods are gone or were replaced by another job's. A decision that releases
-trays, deletes pods or gives a plan up says so in `needs_fresh_read`; the controller then decides again from
+trays, deletes pods or withdraws a plan sets `needs_fresh_read`; the controller then decides again from
 what the API server has, not from its cache.
 """
 

@@ -1,7 +1,7 @@
 """The cache of admission: claim templates, ComputeDomains, and pods with channels.
 
 Pods are followed by a label that admission gives them, so a cluster's other pods cost nothing. What the
-cache has not seen yet is asked of the API server. In channel mode a pod that is admitted before its
+cache does not have yet is read from the API server. In channel mode a pod that is admitted before its
 ComputeDomain is lost, so a pod of a controller waits a moment for the ComputeDomain that the same
 manifest may create.
 """

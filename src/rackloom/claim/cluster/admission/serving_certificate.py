@@ -1,6 +1,6 @@
 """The webhook's serving certificate, and the caBundle by which the API server trusts it.
 
-The authority outlives the identities under it by years, so a renewal changes nobody's trust. When the
+The authority outlives its identities by years, so trust does not change when one is renewed. When the
 authority itself is renewed, the API server trusts both before anything is served from the new one.
 Secrets and webhook configurations are installed with the rest and only filled in here: the right to
 create such objects is not needed. A replica that was slower gets a conflict and finds the other's work

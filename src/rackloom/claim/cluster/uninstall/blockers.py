@@ -1,8 +1,8 @@
-"""Who would lose something by an uninstallation, and what it leaves in place.
+"""Pods that would lose something by an uninstallation, and objects that it leaves in place.
 
 A step that would take something from a running pod is blocked, and so are the steps after it. A pod
-that waits at one of our scheduling gates blocks too, since nobody else would open it. Where the node
-plugin of a pod's devices is already gone, waiting helps nobody: such a pod is reported as left behind,
+that waits at one of our scheduling gates blocks too, since no other program would open it. Where the node
+plugin of a pod's devices is already gone, waiting does not help: such a pod is reported as left behind,
 and blocks nothing.
 """
 
