@@ -19,9 +19,11 @@ RENAMED = {"again": "retry"}
 
 @pytest.fixture
 def started(monkeypatch):
-    """Settings with which a controller was started."""
+    """Settings of gangs with which a controller was started."""
     found = []
-    monkeypatch.setattr(process, "run_controller", lambda settings, options, announce: found.append(settings))
+    monkeypatch.setattr(
+        process, "run_controller", lambda settings, gangs, options, announce: found.append(gangs)
+    )
     return found
 
 
@@ -32,16 +34,16 @@ def option_of(field):
 def test_options_of_gangs_reach_the_controller(started):
     words = ["--gang-max-spares", "2", "--gang-clique-label", "topo/domain", "--gang-lost-after", "60"]
     app(["controller", "--image", "i:1", *words], result_action="return_value")
-    (settings,) = started
-    assert settings.gangs == GangSettings(max_spares=2, clique_label="topo/domain", lost_after=60.0)
+    (gangs,) = started
+    assert gangs == GangSettings(max_spares=2, clique_label="topo/domain", lost_after=60.0)
 
 
 def test_variables_of_a_deployment_do_too(started, monkeypatch):
     monkeypatch.setenv("GANG_CLIQUE_LABEL", "topo/domain")
     monkeypatch.setenv("GANG_MAX_SPARES", "0")
     app(["controller", "--image", "i:1"], result_action="return_value")
-    (settings,) = started
-    assert settings.gangs == GangSettings(clique_label="topo/domain", max_spares=0)
+    (gangs,) = started
+    assert gangs == GangSettings(clique_label="topo/domain", max_spares=0)
 
 
 def test_what_nobody_can_mean_is_refused(started):

@@ -45,8 +45,8 @@ from rackloom.core.domains.clique import Readiness
 from rackloom.core.domains.compute_domain import read_compute_domain_status
 from rackloom.core.domains.names import ImexIsolation, ImexMode
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE, ControllerSettings
-from rackloom.core.gangs.placement import PlacementSearch
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN
+from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, GANG_PLAN
 from rackloom.errors import Refused
 
 # What runs while this process leads.
@@ -66,25 +66,25 @@ class Leadership:
         identity: str,
         wall: Callable[[], float] = time.time,
         rng: random.Random | None = None,
+        gangs: GangSettings = GangSettings(),  # noqa: B008 (immutable)
     ) -> None:
         self._wall = wall
         self._rng = rng or random.Random()  # noqa: S311 (jitter)
         self._api = api
         self._settings = settings
+        self._gang_settings = gangs
         self._identity = identity
         self.controller: DomainController | None = None
         """The one at work; None while another process leads."""
         self.gangs: GangController | None = None
-        self.meter = GangMetrics()
+        self.gang_metrics = GangMetrics()
 
     async def lead(self) -> None:
         """Control until cancelled. A new term starts from a new look at the cluster."""
         recorder = EventRecorder(self._api, CONTROLLER_LEASE, self._identity, self._wall)
         wall, rng = self._wall, self._rng
         self.controller = DomainController(self._api, self._settings, recorder, wall, rng)
-        self.gangs = GangController(
-            self._api, PlacementSearch(), recorder, wall, rng, self._settings.gangs, self.meter
-        )
+        self.gangs = GangController(self._api, recorder, wall, rng, self._gang_settings, self.gang_metrics)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.controller.run())
@@ -115,7 +115,7 @@ class ControllerEndpoints(PlainEndpoints):
         if controller is not None:
             _count_domains(controller, registry)
         gangs = self._leadership.gangs
-        counted = self._leadership.meter.page(() if gangs is None else gangs.caches.plans())
+        counted = self._leadership.gang_metrics.render(() if gangs is None else gangs.caches.all(GANG_PLAN))
         return metrics_response(generate_latest(registry) + counted)
 
     async def _health(self) -> Response:
@@ -157,11 +157,14 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_controller(
-    settings: ControllerSettings, options: ControllerOptions, announce: Callable[[str], None]
+    settings: ControllerSettings,
+    gangs: GangSettings,
+    options: ControllerOptions,
+    announce: Callable[[str], None],
 ) -> None:
     """Control ComputeDomains and gangs until SIGTERM or SIGINT."""
     check_settings(settings)
-    asyncio.run(_run_controller(settings, options, announce))
+    asyncio.run(_run_controller(settings, gangs, options, announce))
 
 
 def check_settings(settings: ControllerSettings) -> None:
@@ -174,7 +177,10 @@ def check_settings(settings: ControllerSettings) -> None:
 
 
 async def _run_controller(
-    settings: ControllerSettings, options: ControllerOptions, announce: Callable[[str], None]
+    settings: ControllerSettings,
+    gangs: GangSettings,
+    options: ControllerOptions,
+    announce: Callable[[str], None],
 ) -> None:
     stopped = stop_on_signals()
     identity = f"{options.identity}-{uuid.uuid4()}"
@@ -182,7 +188,7 @@ async def _run_controller(
     client.headers["User-Agent"] = CONTROLLER_LEASE
     api = KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST))
     async with api, contextlib.AsyncExitStack() as stack:
-        leadership = Leadership(api, settings, identity)
+        leadership = Leadership(api, settings, identity, gangs=gangs)
         if options.listen is not None:
             port = await stack.enter_async_context(
                 serve_http(ControllerEndpoints(leadership), options.listen)

@@ -71,14 +71,14 @@ def perform_removal(
 
     async def run(api: KubeClient, reader: InventoryReader) -> UninstallOutcome:
         limits = UninstallLimits(still_seconds, time.monotonic, asyncio.sleep)
-        return await Uninstallation(reader.look, api, limits, watcher.done, watcher.waiting).run()
+        return await Uninstallation(reader.read, api, limits, watcher.done, watcher.waiting).run()
 
     with _quiet():
         return asyncio.run(_with_cluster(target, run))
 
 
 async def _plan(_: KubeClient, reader: InventoryReader) -> UninstallPlan:
-    return build_uninstall_plan(await reader.look())
+    return build_uninstall_plan(await reader.read())
 
 
 @contextmanager

@@ -129,10 +129,10 @@ def controller(
         additional_namespaces=split_names(additional_namespaces),
         imex_mode=ImexMode(mode),
         isolation=ImexIsolation(isolation),
-        gangs=gangs,
+        lost_after=gang_lost_after,
     )
     options = ControllerOptions(identity=pod, namespace=namespace, listen=listen, kubeconfig=kubeconfig)
-    run_controller(settings, options, partial(print, flush=True))
+    run_controller(settings, gangs, options, partial(print, flush=True))
 
 
 def _webhook_env(name: str) -> Parameter:

@@ -78,7 +78,7 @@ def test_it_counts_until_it_is_lost_and_time_alone_may_change_that(world, make, 
     settle(world, settings, make)
     assert status_of(world).status is Readiness.NOT_READY
     decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now), settings)
-    assert decision.again == 270.0
+    assert decision.recheck_after == 270.0
 
 
 def test_without_pods_it_is_given_up_and_the_others_are_ready_again(world, make, settings):

@@ -39,7 +39,7 @@ def test_what_is_gone_needs_no_deletion_and_another_of_its_name_is_left_alone(ma
 
 def test_a_write_is_waited_for_until_it_or_something_newer_is_seen(make):
     world, clock = make.world(), [0.0]
-    echoes = Expectations(world, lambda: clock[0])
+    echoes = Expectations(world.at, lambda: clock[0])
     old = world.put(NODE, make.node("n0"))
     new = {**old, "metadata": {**old["metadata"], "resourceVersion": "7"}}
     echoes.expect("key", NODE, new)
@@ -52,7 +52,7 @@ def test_a_write_is_waited_for_until_it_or_something_newer_is_seen(make):
 
 def test_a_write_that_never_shows_is_not_waited_for_for_ever(make):
     world, clock = make.world(), [0.0]
-    echoes = Expectations(world, lambda: clock[0])
+    echoes = Expectations(world.at, lambda: clock[0])
     echoes.expect("key", NODE, {"metadata": {"name": "n0", "uid": "u", "resourceVersion": "7"}})
     clock[0] = EXPECTATION_SECONDS - 1
     assert echoes.outstanding("key") == 1
@@ -61,7 +61,7 @@ def test_a_write_that_never_shows_is_not_waited_for_for_ever(make):
 
 
 def test_an_object_whose_last_finalizer_was_taken_off_is_seen_by_its_absence(make):
-    echoes = Expectations(make.world(), lambda: 0.0)
+    echoes = Expectations(make.world().at, lambda: 0.0)
     meta = {"name": "n0", "uid": "u", "resourceVersion": "7", "deletionTimestamp": make.now}
     echoes.expect("key", NODE, {"metadata": meta})
     assert echoes.outstanding("key") is None

@@ -8,12 +8,18 @@ from rackloom.claim.kube.api import Conflict, KubeError
 from rackloom.core.domains import names
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.members import OwnerJob
-from rackloom.core.gangs.placement import PlacementSearch, answer_placement
+from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.record import GangKey, gang_status_json, read_record
-from rackloom.core.gangs.snapshot import ClusterLists, ListedGangObjects, reserving_plans, take_snapshot
+from rackloom.core.gangs.snapshot import (
+    ClusterLists,
+    GangObjects,
+    objects_by_gang,
+    reserving_plans,
+    take_snapshot,
+)
 from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.gangs.trays import PlacementLists, TrayCountCache, gang_site, running_site
+from rackloom.core.gangs.trays import TrayCountCache, running_site
 from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, POD, CreateObject, DeleteObject, metav1_time
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.errors import Refused
@@ -45,13 +51,13 @@ class Toy:
         meta = {"uid": f"uid-{self.version}", **obj["metadata"], "resourceVersion": str(self.version)}
         where[name] = {**obj, "metadata": meta}
 
-    def view(self):
-        seen = ListedGangObjects(self.plans.values(), self.pods.values(), self.nodes.values())
-        view = take_snapshot(seen, KEY, self.now)
-        if view.record is None or view.record.plan is None:
+    def snapshot(self):
+        objects = objects_by_gang(self.plans.values(), self.pods.values(), self.nodes.values())
+        snapshot = take_snapshot(objects.get(KEY, GangObjects()), KEY, self.now)
+        if snapshot.record is None or snapshot.record.plan is None:
             self.checked = None
-        makers = {self.job_uid: OwnerJob(completions=SIZE, parallelism=SIZE, is_indexed=False)}
-        return replace(view, refusal=self.refusal, checked=self.checked, makers=makers)
+        owners = {self.job_uid: OwnerJob(completions=SIZE, parallelism=SIZE, is_indexed=False)}
+        return replace(snapshot, refusal=self.refusal, checked=self.checked, owners=owners)
 
     @property
     def job_uid(self):
@@ -59,7 +65,7 @@ class Toy:
 
     def one_pass(self, most=None):
         """What the controller does in one go; returns whether anything was left to do."""
-        decision = reconcile_gang(self.view(), SETTINGS)
+        decision = reconcile_gang(self.snapshot(), SETTINGS)
         for action in decision.actions[:most]:
             self.carry_out(action)
         if most is not None:
@@ -73,15 +79,14 @@ class Toy:
 
     def ask(self):
         before = (self.refusal, self.checked)
-        self.refusal, view = "", replace(self.view(), refusal="")
-        if not reconcile_gang(view, SETTINGS).asks_planner:
+        self.refusal, snapshot = "", replace(self.snapshot(), refusal="")
+        if not reconcile_gang(snapshot, SETTINGS).needs_placement:
             return before[0] != self.refusal
         objects = ClusterLists(nodes=tuple(self.nodes.values()), pods=tuple(self.pods.values()))
-        records = [read_record(plan) for plan in self.plans.values()]
-        look = PlacementLists(objects=objects, running=running_site(objects, SETTINGS), counted=self.counted)
-        scene = gang_site(KEY, look, records)
+        records = tuple(read_record(plan) for plan in self.plans.values())
+        cluster = replace(objects, running=running_site(objects, SETTINGS), records=records)
         try:
-            found = answer_placement(view, scene, PlacementSearch(), SETTINGS)
+            found = answer_placement(replace(snapshot, cluster=cluster), SETTINGS, self.counted)
         except Refused as refused:
             self.refusal = str(refused)
             return before[0] != self.refusal
@@ -126,13 +131,13 @@ class Toy:
         self.given_back += 1
         done = [pod for pod in self.pods_of_gang() if is_done(pod) and uid_of_job(pod) == self.job_uid]
         assert len(after.seats) >= SIZE - len(done)
-        used = {one["metadata"]["annotations"][spec.TRAY_ANNOTATION] for one in self.let_go()}
+        used = {one["metadata"]["annotations"][spec.TRAY_ANNOTATION] for one in self.ungated()}
         assert set(before.trays) & used <= set(after.trays)
 
     def check_sending_away(self, pod):
         """Nobody who stays loses a seat to one who leaves."""
         tray = pod["metadata"]["annotations"][spec.TRAY_ANNOTATION]
-        here = (one for one in self.let_go() if one["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray)
+        here = (one for one in self.ungated() if one["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray)
         staying = [one for one in here if "deletionTimestamp" not in one["metadata"]]
         seats = [seat for seat in read_record(self.plans[KEY.name]).plan.seats if seat.tray == tray]
         assert pod not in staying or len(staying) > len(seats), "it stays, and has its seat"
@@ -143,10 +148,10 @@ class Toy:
         assert tray in record.plan.trays
         assert reserving_plans(self.nodes[tray]) == (record.uid,)
         others = [
-            one for one in self.let_go() if one["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray
+            one for one in self.ungated() if one["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray
         ]
         assert not others, "one seat, one pod"
-        if not self.let_go():
+        if not self.ungated():
             assert all(record.uid in reserving_plans(self.nodes[name]) for name in record.reserved)
             if not self.succeeded:
                 assert len([one for one in self.pods_of_gang() if not has_ended(one)]) == SIZE
@@ -155,7 +160,7 @@ class Toy:
     def pods_of_gang(self):
         return [pod for pod in self.pods.values() if GANG_LABEL in pod["metadata"].get("labels", {})]
 
-    def let_go(self):
+    def ungated(self):
         """Those that have not ended."""
         pods = (pod for pod in self.pods_of_gang() if not has_ended(pod))
         return [pod for pod in pods if not pod["spec"].get("schedulingGates")]
@@ -199,7 +204,7 @@ class Toy:
 
     def stop(self, _):
         """A controller has decided, and is stopped before it writes."""
-        self.held = reconcile_gang(self.view(), SETTINGS).actions
+        self.held = reconcile_gang(self.snapshot(), SETTINGS).actions
 
     def resume(self, _):
         """It goes on as if nothing had happened; another has led meanwhile."""
@@ -218,7 +223,7 @@ class Toy:
 
     def take(self, tray):
         """The same, decided by a scheduler that has not seen the taint yet."""
-        if tray in self.nodes and not self.users(tray) and not self.let_go():
+        if tray in self.nodes and not self.users(tray) and not self.ungated():
             meta = {"namespace": "team", "name": f"other-{tray}"}
             self.put(self.pods, meta["name"], {"metadata": meta, "spec": gpus() | {"nodeName": tray}})
 
@@ -264,7 +269,7 @@ class Toy:
 
     def schedule(self, _):
         """Bind what can be bound."""
-        for pod in self.let_go():
+        for pod in self.ungated():
             tray = pod["metadata"]["annotations"][spec.TRAY_ANNOTATION]
             host = self.nodes.get(tray)
             if pod["spec"].get("nodeName") or host is None or host["spec"].get("unschedulable"):

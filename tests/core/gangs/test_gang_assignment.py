@@ -4,15 +4,15 @@ import pytest
 from tests.core.gangs.test_gang_completion import KEY, record_of
 
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.assignment import assign_slots
 from rackloom.core.gangs.members import read_member
+from rackloom.core.gangs.slots import assign_slots
 from rackloom.core.gangs.snapshot import GangSnapshot
 from rackloom.core.kubernetes.pods import GANG_LABEL
 
 RECORD = record_of([("worker", "t0"), ("worker", "t1")])
 
 
-def let_go(name, index, *, node="", going=False):
+def ungated(name, index, *, node="", going=False):
     labels = {GANG_LABEL: "big", spec.GROUP_LABEL: "worker", spec.RANK_LABELS[0]: str(index)}
     meta = {"name": name, "uid": name, "namespace": "team", "labels": labels}
     meta["annotations"] = {spec.SIZE_ANNOTATION: "worker=2", spec.TRAY_ANNOTATION: "t0"}
@@ -30,20 +30,20 @@ def seated(*members):
 def test_a_pod_that_leaves_takes_no_seat_from_one_that_stays(bound):
     """Else the one that stays would be deleted as well, though it is where it belongs."""
     places = {name: "t0" if name in bound else "" for name in ("leaves", "stays")}
-    leaves = let_go("leaves", 0, node=places["leaves"], going=True)
-    stays = let_go("stays", 1, node=places["stays"])
+    leaves = ungated("leaves", 0, node=places["leaves"], going=True)
+    stays = ungated("stays", 1, node=places["stays"])
     assert seated(leaves, stays) == (["stays"], [])
 
 
 def test_of_two_that_stay_the_one_that_is_there_has_it():
-    first, second = let_go("first", 0), let_go("second", 1, node="t0")
+    first, second = ungated("first", 0), ungated("second", 1, node="t0")
     assert seated(first, second) == (["second"], ["first"])
 
 
 def test_a_pod_that_leaves_keeps_its_seat_from_those_at_the_gate():
     """What it holds is free only when it is gone."""
-    gated = let_go("waits", 1).obj
+    gated = ungated("waits", 1).obj
     gated["spec"] = {"schedulingGates": [{"name": spec.GANG_GATE}]}
-    members = (let_go("leaves", 0, node="t0", going=True), read_member(gated))
+    members = (ungated("leaves", 0, node="t0", going=True), read_member(gated))
     found = assign_slots(GangSnapshot(key=KEY, now=0.0, record=RECORD, members=members), RECORD.plan)
     assert [(one.name, tray) for one, tray in found.openings] == [("waits", "t1")]

@@ -1,15 +1,16 @@
 """Members with a channel of their own: each takes a tray, whatever other trays there are."""
 
 import pytest
+from msgspec.structs import replace
 from tests.core.gangs.test_gang_objects import CHANNEL, node, pod, template
 
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.members import read_member
-from rackloom.core.gangs.placement import PlacementSearch, answer_placement
+from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.record import GangKey, read_record, read_tray_node
 from rackloom.core.gangs.snapshot import ClusterLists, GangSnapshot
 from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.gangs.trays import PlacementLists, TrayCountCache, gang_site, running_site
+from rackloom.core.gangs.trays import TrayCountCache, running_site
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.errors import Refused
 from rackloom.lab.kube.patches import merge_patch
@@ -32,16 +33,21 @@ def answered(nodes, plan=OPENED, *, size=2, gpus=4, claims=("channel",), others=
         for name, one in names.items()
     ]
     templates = (template("channel", [CHANNEL]),)
-    objects = ClusterLists(nodes=tuple(nodes), pods=(*pods, *others), templates=templates)
+    lists = ClusterLists(nodes=tuple(nodes), pods=(*pods, *others), templates=templates)
     record = read_record(plan)
-    look = PlacementLists(objects=objects, running=running_site(objects, SETTINGS), counted=TrayCountCache())
-    view = GangSnapshot(key=KEY, now=0.0, record=record, members=tuple(map(read_member, pods)))
+    cluster = replace(lists, running=running_site(lists, SETTINGS), records=(record,))
+    snapshot = GangSnapshot(
+        key=KEY,
+        now=0.0,
+        record=record,
+        members=tuple(map(read_member, pods)),
+        nodes=nodes_of(nodes, record.reserved),
+        cluster=cluster,
+    )
+    found = answer_placement(snapshot, SETTINGS, TrayCountCache())
     if record.plan is not None:
-        seen = GangSnapshot(
-            key=KEY, now=0.0, record=record, members=view.members, nodes=nodes_of(nodes, record.reserved)
-        )
-        return answer_placement(seen, gang_site(KEY, look, [record]), PlacementSearch(), SETTINGS)
-    (action,) = answer_placement(view, gang_site(KEY, look, [record]), PlacementSearch(), SETTINGS).actions
+        return found
+    (action,) = found.actions
     return merge_patch(plan, action.patch)
 
 

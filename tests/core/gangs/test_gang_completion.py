@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.completion import awaits_last_pods, may_have_unused_trays, without_unused_trays
 from rackloom.core.gangs.members import (
     FinishedMPIJob,
     OwnerJob,
@@ -15,6 +14,7 @@ from rackloom.core.gangs.members import (
     read_owner_job,
 )
 from rackloom.core.gangs.record import GangKey, GangRecord
+from rackloom.core.gangs.slots import awaits_last_pods, may_have_unused_trays, without_unused_trays
 from rackloom.core.gangs.snapshot import GangSnapshot
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup, GangPlan, MemberAssignment
@@ -63,15 +63,15 @@ def maker(completions, *, parallelism=3, is_indexed=False, **how):
     return OwnerJob(completions=completions, parallelism=parallelism, is_indexed=is_indexed, **how)
 
 
-def view_of(members, seats, makers=None, **how):
+def view_of(members, seats, owners=None, **how):
     return GangSnapshot(
-        key=KEY, now=0.0, record=record_of(seats, **how), members=tuple(members), makers=makers
+        key=KEY, now=0.0, record=record_of(seats, **how), members=tuple(members), owners=owners
     )
 
 
-def rest(members, makers, seats, **how):
+def rest(members, owners, seats, **how):
     """The seats that are left of a plan, as group and tray, with its spares; None where all are needed."""
-    left = without_unused_trays(view_of(members, seats, makers, **how), record_of(seats, **how))
+    left = without_unused_trays(view_of(members, seats, owners, **how), record_of(seats, **how))
     return (
         None
         if left is None
@@ -117,8 +117,8 @@ def test_where_somebody_else_is_of_the_gang_all_seats_are_kept(other, phase):
     """A driver may make one Job after the other for the same seats."""
     seats = [("driver", "t0"), *THREE]
     workers = [pod("a", "t0", "Succeeded"), pod("b", "t1", "Succeeded"), pod("c", "t2", "Running")]
-    makers = JOB | {"other": maker(completions=1)}
-    assert rest([pod("d", "t0", phase, group="driver", **other), *workers], makers, seats) is None
+    owners = JOB | {"other": maker(completions=1)}
+    assert rest([pod("d", "t0", phase, group="driver", **other), *workers], owners, seats) is None
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_where_somebody_else_is_of_the_gang_all_seats_are_kept(other, phase):
     [([("driver", "t0"), *THREE[1:]], 4), ([("driver", "t0"), ("worker", "t1"), *THREE[1:]], 3)],
 )
 def test_the_seat_of_another_group_is_kept_while_its_pod_is_between_two_lives(seats, indexes):
-    makers = {"job": maker(completions=indexes, is_indexed=True)}
+    owners = {"job": maker(completions=indexes, is_indexed=True)}
     done = [pod(f"w{at}", "t1", "Succeeded", index=at) for at in range(indexes - 1)]
     last = pod("last", "t2", "Running", index=indexes - 1)
-    assert rest([*done, last], makers, seats) is None
+    assert rest([*done, last], owners, seats) is None
     assert not may_have_unused_trays(view_of([*done, last], seats), record_of(seats).plan)
     assert may_have_unused_trays(view_of([*done, last], THREE), record_of(THREE).plan), (
         "of one group it is asked"
@@ -173,8 +173,8 @@ def test_indexes_that_cannot_be_read_prove_nothing(text):
 
 def test_an_index_that_failed_for_good_needs_no_seat_either():
     pods = [pod("a", "t0", "Failed", index=0), pod("b", "t1", "Running", index=1)]
-    makers = {"job": maker(completions=3, is_indexed=True, closed=(range(1),))}
-    assert rest(pods, makers, THREE) == (THREE[1:], (), ())
+    owners = {"job": maker(completions=3, is_indexed=True, closed=(range(1),))}
+    assert rest(pods, owners, THREE) == (THREE[1:], (), ())
     assert rest(pods, INDEXED, THREE) is None, "it is tried again"
 
 
@@ -200,12 +200,12 @@ def test_trays_of_an_mpi_job_that_is_over_are_free_and_before_it_is_none():
     over = {"mpi": FinishedMPIJob(uid="mpi"), "launcher": FinishedMPIJob(uid="mpi")}
     assert may_have_unused_trays(view_of(pods, seats), record_of(seats).plan)
     assert rest(pods, over, seats) == ([("worker", "t2")], (), ())
-    for makers in (
+    for owners in (
         {},
         {"mpi": FinishedMPIJob(uid="mpi")},
         over | {"launcher": FinishedMPIJob(uid="another")},
     ):
-        assert rest(pods, makers, seats) is None
+        assert rest(pods, owners, seats) is None
 
 
 def test_trays_of_pods_that_an_mpi_job_that_is_over_has_deleted_are_free_where_the_gang_is_all_its_own():
@@ -213,7 +213,7 @@ def test_trays_of_pods_that_an_mpi_job_that_is_over_has_deleted_are_free_where_t
     pods = [pod("w2", "t2", "Running", job="mpi", kind="MPIJob")]
     replicas = {("big", "launcher"): 1, ("big", "worker"): 3}
     assert may_have_unused_trays(view_of(pods, seats), record_of(seats).plan)
-    assert rest(pods, {"mpi": FinishedMPIJob(uid="mpi", seats=replicas)}, seats) == (
+    assert rest(pods, {"mpi": FinishedMPIJob(uid="mpi", replicas=replicas)}, seats) == (
         [("worker", "t2")],
         (),
         (),
@@ -223,7 +223,7 @@ def test_trays_of_pods_that_an_mpi_job_that_is_over_has_deleted_are_free_where_t
         {("big", "launcher"): 0},
         {("big", "launcher"): 0, ("other", "launcher"): 1},
     ):
-        assert rest(pods, {"mpi": FinishedMPIJob(uid="mpi", seats=replicas | more)}, seats) is None
+        assert rest(pods, {"mpi": FinishedMPIJob(uid="mpi", replicas=replicas | more)}, seats) is None
 
 
 def test_an_mpi_job_says_how_many_pods_of_which_group_it_had():
@@ -239,12 +239,12 @@ def test_an_mpi_job_says_how_many_pods_of_which_group_it_had():
         "completionTime": "2001-01-01T00:00:00Z",
     }
     mpi_job = {"metadata": {"name": "m", "uid": "m"}, "spec": {"mpiReplicaSpecs": roles}, "status": status}
-    assert read_finished_mpi_job(mpi_job).seats == {("big", "launcher"): 1, ("big", "worker"): 18}
+    assert read_finished_mpi_job(mpi_job).replicas == {("big", "launcher"): 1, ("big", "worker"): 18}
     mpi_job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = None
-    assert read_finished_mpi_job(mpi_job).seats == {("big", "launcher"): 1, ("big", "worker"): 0}
+    assert read_finished_mpi_job(mpi_job).replicas == {("big", "launcher"): 1, ("big", "worker"): 0}
     mpi_job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = 18
     mpi_job["spec"]["mpiReplicaSpecs"]["Launcher"] = {"template": {"spec": {}}}
-    assert read_finished_mpi_job(mpi_job).seats == {("big", "worker"): 18}
+    assert read_finished_mpi_job(mpi_job).replicas == {("big", "worker"): 18}
 
 
 def test_what_nobody_owns_and_ended_stays_ended():
@@ -286,22 +286,22 @@ ENDED = [pod("a", "t0", "Succeeded"), pod("b", "t1", "Succeeded"), pod("c", "t2"
     ],
 )
 def test_the_last_pods_are_awaited_where_their_job_alone_makes_them(how, is_awaited):
-    makers = {"job": maker(**how)}
-    assert awaits_last_pods(view_of(ENDED, THREE, makers)) is is_awaited
+    owners = {"job": maker(**how)}
+    assert awaits_last_pods(view_of(ENDED, THREE, owners)) is is_awaited
     assert not awaits_last_pods(view_of(ENDED, THREE)), "nobody knows"
-    assert not awaits_last_pods(view_of([*ENDED, pod("d", "t2", "Running")], THREE, makers))
-    assert not awaits_last_pods(view_of([pod(one.name, one.tray, "Failed") for one in ENDED], THREE, makers))
+    assert not awaits_last_pods(view_of([*ENDED, pod("d", "t2", "Running")], THREE, owners))
+    assert not awaits_last_pods(view_of([pod(one.name, one.tray, "Failed") for one in ENDED], THREE, owners))
 
 
 def test_seats_for_just_the_last_pods_are_left_also_of_trays_for_several():
     seats = [("worker", "t0")] * 4
     pods = [*(pod(name, "t0", "Succeeded") for name in "abc"), pod("d", "t0", "Failed")]
-    makers = {"job": maker(completions=4, parallelism=4)}
-    assert rest(pods, makers, seats) == (seats[:1], (), ())
-    (left,) = without_unused_trays(view_of(pods, seats, makers), record_of(seats)).seats
+    owners = {"job": maker(completions=4, parallelism=4)}
+    assert rest(pods, owners, seats) == (seats[:1], (), ())
+    (left,) = without_unused_trays(view_of(pods, seats, owners), record_of(seats)).seats
     assert left.tray == "t0"
     assert (
-        without_unused_trays(view_of(pods, seats, makers), record_of(seats)).reason == "3 trays of clique A"
+        without_unused_trays(view_of(pods, seats, owners), record_of(seats)).reason == "3 trays of clique A"
     )
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from rackloom.core.domains import names
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.demand import group_claims, member_demand
+from rackloom.core.gangs.demand import claim_specs, group_claims, member_demand
 from rackloom.core.gangs.members import read_member
-from rackloom.core.gangs.snapshot import ClusterLists, NamespaceClaims
+from rackloom.core.gangs.snapshot import ClusterLists
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.gangs.trays import TrayCountCache, read_site, with_claim_room
 from rackloom.errors import Refused
@@ -86,7 +86,7 @@ def cluster(*, slices, templates=(), claims=(), pods=()):
 
 def rooms(objects, *requests, mine="team/big", counted=None):
     """How many members with such a claim each tray serves."""
-    known = NamespaceClaims(cluster(slices=(), templates=(template("t", *requests),)), "team")
+    known = claim_specs(cluster(slices=(), templates=(template("t", *requests),)), "team")
     found = group_claims([read_member(pod("w", "t"))], known)
     site = read_site(objects, [], GangSettings())
     site = with_claim_room(site, objects, {"t": found.claims}, mine, counted or TrayCountCache())
@@ -131,7 +131,7 @@ def test_slices_that_are_newer_than_this_program_offer_nothing():
 
 
 def known(*templates, claims=()):
-    return NamespaceClaims(cluster(slices=(), templates=templates, claims=claims), "team")
+    return claim_specs(cluster(slices=(), templates=templates, claims=claims), "team")
 
 
 def test_channels_and_the_eyes_of_administrators_are_not_counted():

@@ -8,8 +8,7 @@ import yaml
 from rackloom.core.domains import names
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.assignment import pin_and_ungate
-from rackloom.core.gangs.demand import GpuDemand, claim_demand, group_demand, whole_tray_gpus
+from rackloom.core.gangs.demand import GpuDemand, claim_demand, claim_specs, group_demand, whole_tray_gpus
 from rackloom.core.gangs.members import read_member
 from rackloom.core.gangs.record import (
     GangKey,
@@ -21,7 +20,8 @@ from rackloom.core.gangs.record import (
     release_tray,
     reserve_tray,
 )
-from rackloom.core.gangs.snapshot import ClusterLists, NamespaceClaims
+from rackloom.core.gangs.slots import pin_and_ungate
+from rackloom.core.gangs.snapshot import ClusterLists
 from rackloom.core.gangs.spec import GangSettings, GangSpec, checked_gang_settings, read_gang_spec
 from rackloom.core.gangs.trays import anonymised_for, read_site
 from rackloom.core.kubernetes.pods import GANG_LABEL
@@ -40,7 +40,7 @@ from rackloom.lab.kube.patches import json_patch, merge_patch
 
 SETTINGS = GangSettings()
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-BASE = Path(__file__).parents[4] / "deploy" / "kubernetes" / "base"
+BASE = Path(__file__).parents[3] / "deploy" / "kubernetes" / "base"
 
 
 def pod(name="w", *, meta=None, claims=(), gpus=0, **spec):
@@ -133,7 +133,7 @@ def test_what_claims_ask_for():
     ):
         assert claim_demand({"devices": {"requests": requests}}) == demand
     templates = (template("gpus", [gpu]), template("channel", [CHANNEL]))
-    known = NamespaceClaims(ClusterLists(nodes=(), pods=(), templates=templates), "team")
+    known = claim_specs(ClusterLists(nodes=(), pods=(), templates=templates), "team")
     members = [read_member(pod(claims=["gpus"], gpus=1)), read_member(pod(gpus=2))]
     assert group_demand(members, known) == GpuDemand(3)
     assert group_demand([read_member(pod(claims=["channel"], gpus=2))], known) == GpuDemand(2, whole=True)

@@ -45,8 +45,8 @@ def decided(trays, *members):
         cliques=dict.fromkeys(trays, "A"),
     )
     nodes = {tray: TrayNode(name=tray, resource_version="1", taints=(TAINT,)) for tray in trays}
-    view = GangSnapshot(key=KEY, now=100.0, record=record, members=members, nodes=nodes)
-    return [(action.kind, action.name) for action in reconcile_gang(view, GangSettings()).actions]
+    snapshot = GangSnapshot(key=KEY, now=100.0, record=record, members=members, nodes=nodes)
+    return [(action.kind, action.name) for action in reconcile_gang(snapshot, GangSettings()).actions]
 
 
 DONE = (pod("a", "first", "t0", "Succeeded"), pod("b", "first", "t1", "Succeeded"))

@@ -81,29 +81,31 @@ def kind(name):
 def test_only_trays_that_changed_are_read_again():
     reader, memory = Reader(), TrayCountCache()
     for state in (told(), told(), told(n2=("taken",)), told(n2=("taken",)), told()):
-        memory.furnish(SITE, kind("a"), state, reader)
+        memory.with_counts(SITE, kind("a"), state, reader)
     assert reader.looks == [{"n1", "n2", "n3"}, {"n2"}, {"n2"}]
 
 
 def test_a_tray_that_comes_is_read_and_one_that_went_is_forgotten():
     reader, memory = Reader(), TrayCountCache()
-    memory.furnish(SITE, kind("a"), told(), reader)
+    memory.with_counts(SITE, kind("a"), told(), reader)
     without = PlacementSite(SITE.trays[1:])
-    memory.furnish(without, kind("a"), {name: one for name, one in told().items() if name != "n1"}, reader)
-    memory.furnish(SITE, kind("a"), told(), reader)
+    memory.with_counts(
+        without, kind("a"), {name: one for name, one in told().items() if name != "n1"}, reader
+    )
+    memory.with_counts(SITE, kind("a"), told(), reader)
     assert reader.looks[1:] == [{"n1"}]
 
 
 def test_each_kind_of_claims_is_counted_for_itself_and_only_so_many_are_kept():
     reader, memory = Reader(), TrayCountCache()
     for name in "abcdefgh":
-        memory.furnish(SITE, kind(name), told(), reader)
-    memory.furnish(SITE, kind("a"), told(), reader)
+        memory.with_counts(SITE, kind(name), told(), reader)
+    memory.with_counts(SITE, kind("a"), told(), reader)
     assert len(reader.looks) == 8
-    memory.furnish(SITE, kind("i"), told(), reader)
-    memory.furnish(SITE, kind("b"), told(), reader)
+    memory.with_counts(SITE, kind("i"), told(), reader)
+    memory.with_counts(SITE, kind("b"), told(), reader)
     assert len(reader.looks) == 10, "what was asked for longest ago is gone"
-    memory.furnish(SITE, kind("a"), told(), reader)
+    memory.with_counts(SITE, kind("a"), told(), reader)
     assert len(reader.looks) == 10
 
 

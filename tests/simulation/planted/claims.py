@@ -92,12 +92,12 @@ def a_label_is_left_to_the_controller(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_moved_gang_keeps_the_tray_that_it_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reconcile, "_release_surplus_trays", lambda view, found: ())
+    patch.setattr(reconcile.PlannedGang, "_release_surplus_trays", lambda gang: ())
 
 
 def a_gang_reserves_nothing(patch: pytest.MonkeyPatch) -> None:
     """Its pods are let go as if its trays were reserved."""
-    patch.setattr(reconcile, "_unreserved_trays", lambda view, found, settings: ())
+    patch.setattr(reconcile.PlannedGang, "_unreserved_trays", lambda gang: ())
 
 
 def background_work_ends_piece_by_piece(patch: pytest.MonkeyPatch) -> None:

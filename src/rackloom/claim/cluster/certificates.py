@@ -1,12 +1,12 @@
 """Certificates that Rackloom issues itself, and the Secrets of a ComputeDomain's IMEX daemons.
 
 There is one certificate authority per purpose, with short-lived identities under it. The authority
-outlives its identities by years, so a renewal changes nobody's trust. An identity is renewed at two
-thirds of its life.
+outlives its identities by years, so trust does not change when an identity is renewed, at two thirds of
+its life.
 
 Each ComputeDomain has its own authority, so a daemon of one cannot speak to those of another. Its
-daemons share one identity. Secrets are read by name only, since whoever may list or watch them may read
-all of a namespace. A ComputeDomain whose Secrets no other object leads to must therefore not exist:
+daemons share one identity. Secrets are read by name only, since the right to list or watch them is a right to
+read all of a namespace. A ComputeDomain whose Secrets no other object leads to must therefore not exist:
 Secrets are made once it carries our finalizer, and its DaemonSet outlives them.
 """
 
@@ -48,11 +48,11 @@ class CertifiedKey(msgspec.Struct, frozen=True):
     certificate: bytes
 
     def __repr__(self) -> str:
-        return "Identity(key=hidden)"
+        return "CertifiedKey(key=hidden)"
 
 
 def new_authority(name: str, now: float) -> CertifiedKey:
-    """A certificate authority of its own. `now` is in seconds since the epoch."""
+    """A new certificate authority. `now` is in seconds since the epoch."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     builder = _certificate_builder(subject, subject, key.public_key(), now, AUTHORITY_DAYS)
@@ -75,7 +75,8 @@ def issue_certificate(authority: CertifiedKey, dns_names: tuple[str, ...], now: 
     builder = _certificate_builder(subject, issuer.subject, key.public_key(), now, IDENTITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
-    builder = builder.add_extension(_client_and_server_usage(), critical=False)
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    builder = builder.add_extension(usage, critical=False)
     builder = builder.add_extension(
         x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names]), critical=False
     )
@@ -139,10 +140,6 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _client_and_server_usage() -> x509.ExtendedKeyUsage:
-    return x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-
-
 def _certified_key(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> CertifiedKey:
     return CertifiedKey(
         key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
@@ -150,65 +147,86 @@ def _certified_key(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificat
     )
 
 
+# Certificates in Secrets.
+
+
+_KEY, _CERTIFICATE, _AUTHORITY = "tls.key", "tls.crt", "ca.crt"
+
+
+def secret_data(identity: CertifiedKey, authorities: bytes = b"") -> dict[str, str]:
+    """The data of a Secret: an identity, and the certificates of the authorities to trust."""
+    parts = {_KEY: identity.key, _CERTIFICATE: identity.certificate, _AUTHORITY: authorities}
+    return {name: base64.b64encode(part).decode() for name, part in parts.items() if part}
+
+
+def read_secret(secret: Object) -> tuple[CertifiedKey, bytes]:
+    """The identity in a Secret, and the authorities to trust; what is missing is empty."""
+    data = secret.get("data") or {}
+    key, certificate, authorities = (
+        base64.b64decode(data.get(name, "")) for name in (_KEY, _CERTIFICATE, _AUTHORITY)
+    )
+    return CertifiedKey(key, certificate), authorities
+
+
+def is_valid_identity(identity: CertifiedKey, authority: CertifiedKey, now: float) -> bool:
+    """Whether an authority signed the certificate, and it need not be renewed."""
+    return is_issued_by(identity.certificate, authority) and not is_renewal_due(identity.certificate, now)
+
+
 # The Secrets of a ComputeDomain's daemons.
 
 
 CHECK_INTERVAL_SECONDS = 600.0
-"""Seconds between two looks whether the Secrets of a ComputeDomain are there, and young enough."""
-_KEY, _CERTIFICATE, _AUTHORITY = "tls.key", "tls.crt", "ca.crt"
+"""Seconds between two checks that the Secrets of a ComputeDomain exist and need no renewal."""
 
 
 class DaemonCertificates:
-    """Issues and renews. `wall` gives seconds since the epoch."""
+    """Issues and renews the certificates of IMEX daemons. `wall` gives seconds since the epoch."""
 
     def __init__(self, api: KubeApi, wall: Callable[[], float]) -> None:
         self._api = api
         self._wall = wall
-        self._looked: dict[str, float] = {}
-        """When the Secrets of a ComputeDomain were last seen to be good, by UID."""
+        self._checked: dict[str, float] = {}
+        """By UID of the ComputeDomain, when its Secrets were last found good."""
 
     async def ensure(self, uid: str, namespace: str) -> None:
-        """Make what is missing or too old, unless all was well `CHECK_INTERVAL` ago. Raises KubeError."""
+        """Issue what is missing or due, unless all was good a short time ago. Raises KubeError."""
         now = self._wall()
-        if 0 <= now - self._looked.get(uid, float("-inf")) < CHECK_INTERVAL_SECONDS:
+        if 0 <= now - self._checked.get(uid, float("-inf")) < CHECK_INTERVAL_SECONDS:
             return
         authority = await self._authority(uid, namespace)
         name = names.imex_secret_name(uid)
         held = await self._read(name, namespace)
-        if held is None or not self._is_good(held, authority):
+        if held is None or not is_valid_identity(read_secret(held)[0], authority, now):
             identity = issue_certificate(authority, (names.imex_peer_name(uid),), now)
-            data = _secret_data(identity) | {_AUTHORITY: base64.b64encode(authority.certificate).decode()}
+            data = secret_data(identity, authority.certificate)
             await self._write(uid, name, namespace, data, held)
-        self._looked[uid] = now
+        self._checked[uid] = now
 
     async def held(self, uid: str, namespaces: Sequence[str]) -> tuple[OwnedObject, ...]:
-        """The Secrets of a ComputeDomain that there are, in whatever state. Raises KubeError.
+        """The Secrets of a ComputeDomain, in whatever state. Raises KubeError.
 
-        One that does not carry its UID belongs to another, whatever the name says.
+        A Secret without its UID label is not its own, even if the name fits.
         """
-        self._looked.pop(uid, None)
-        wanted = (names.imex_secret_name(uid), names.imex_authority_name(uid))
-        found = [await self._read(name, namespace) for namespace in namespaces for name in wanted]
-        things = (owned_object(SECRET, secret) for secret in found if secret is not None)
-        return tuple(secret for secret in things if secret.domain == uid)
+        self._checked.pop(uid, None)
+        secret_names = (names.imex_secret_name(uid), names.imex_authority_name(uid))
+        secrets = [await self._read(name, namespace) for namespace in namespaces for name in secret_names]
+        owned = (owned_object(SECRET, secret) for secret in secrets if secret is not None)
+        return tuple(secret for secret in owned if secret.domain == uid)
 
     async def _authority(self, uid: str, namespace: str) -> CertifiedKey:
         name = names.imex_authority_name(uid)
         held = await self._read(name, namespace)
         if held is not None:
-            return _identity_of(held)
-        made = new_authority(f"imex {uid}", self._wall())
-        await self._write(uid, name, namespace, _secret_data(made), None)
-        return made
+            return read_secret(held)[0]
+        authority = new_authority(f"imex {uid}", self._wall())
+        await self._write(uid, name, namespace, secret_data(authority), None)
+        return authority
 
     async def _read(self, name: str, namespace: str) -> Object | None:
         with suppress(NotFound):
             return await self._api.get(SECRET, name, namespace)
         return None
-
-    def _is_good(self, held: Object, authority: CertifiedKey) -> bool:
-        certificate = _identity_of(held).certificate
-        return is_issued_by(certificate, authority) and not is_renewal_due(certificate, self._wall())
 
     async def _write(
         self, uid: str, name: str, namespace: str, data: dict[str, str], held: Object | None
@@ -225,15 +243,3 @@ class DaemonCertificates:
         }
         secret = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls"}
         await self._api.create(SECRET, {**secret, "metadata": meta, "data": data})
-
-
-def _secret_data(identity: CertifiedKey) -> dict[str, str]:
-    return {
-        _KEY: base64.b64encode(identity.key).decode(),
-        _CERTIFICATE: base64.b64encode(identity.certificate).decode(),
-    }
-
-
-def _identity_of(secret: Object) -> CertifiedKey:
-    data = secret.get("data") or {}
-    return CertifiedKey(base64.b64decode(data.get(_KEY, "")), base64.b64decode(data.get(_CERTIFICATE, "")))

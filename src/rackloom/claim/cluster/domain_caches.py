@@ -3,23 +3,23 @@
 One informer per kind, with the indexes of `core.domains.observe`. Only daemon pods and our own slices
 are watched, because a cluster's other pods and slices are many.
 
-A handler sees an object as it is now. Whom it concerned before (a node whose label was removed) is
-remembered, so both keys are woken. Of a node only certain labels and its readiness matter; heartbeats
-wake nobody.
+A handler receives an object in its current state. The keys that it concerned before (a node whose label was
+removed) are remembered, so both are woken. Of a node only certain labels and its readiness matter, so
+heartbeats wake no key.
 
 The sweep finds objects that outlived their ComputeDomain. That a UID is missing in the cache proves
 nothing: it is gone for certain when the watch saw it go, or when a fresh list lacks it although
-something made for it was seen before. Secrets are in no cache; those of a ComputeDomain that went are
+an object created for it is known. Secrets are in no cache; those of a deleted ComputeDomain are
 looked up by name for two more sweeps, because a paused controller may still send a create after another
 one has taken it apart.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable
 
 import msgspec
 
+from rackloom.claim.cluster.controller_runtime import CacheSet
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.informer import Informer
 from rackloom.core.domains import names
@@ -56,58 +56,23 @@ _CLUSTER_WIDE = (COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE, RESOURCE_CLAIM, NODE)
 _WITH_DAEMONS = (DAEMON_SET, NETWORK_POLICY, COMPUTE_DOMAIN_CLIQUE)
 
 
-class DomainCaches:
-    """A `Cluster` that follows the API server. What it hands out must not be changed."""
+class DomainCaches(CacheSet):
+    """The informers of the ComputeDomain controller."""
 
     def __init__(self, api: KubeApi, settings: ControllerSettings, rng: random.Random) -> None:
         def informer(kind: ResourceKind, namespace: str | None = None, labels: str = "") -> Informer:
             return Informer(api, kind, namespace, labels=labels, indexers=INDEXES[kind], rng=rng)
 
-        self._informers: dict[ResourceKind, tuple[Informer, ...]] = {
-            kind: (informer(kind),) for kind in _CLUSTER_WIDE
-        }
-        for kind in _WITH_DAEMONS:
-            self._informers[kind] = tuple(informer(kind, namespace) for namespace in settings.namespaces)
-        # Only daemon pods and our own slices: a cluster's other pods and slices are many.
-        self._informers[POD] = tuple(
-            informer(POD, namespace, names.COMPUTE_DOMAIN_LABEL) for namespace in settings.namespaces
+        def per_namespace(kind: ResourceKind, labels: str = "") -> tuple[Informer, ...]:
+            return tuple(informer(kind, namespace, labels) for namespace in settings.namespaces)
+
+        super().__init__(
+            {kind: (informer(kind),) for kind in _CLUSTER_WIDE}
+            | {kind: per_namespace(kind) for kind in _WITH_DAEMONS}
+            # Only daemon pods and our own slices: a cluster has many other pods and slices.
+            | {POD: per_namespace(POD, names.COMPUTE_DOMAIN_LABEL)}
+            | {RESOURCE_SLICE: (informer(RESOURCE_SLICE, labels=names.WARM_CLIQUE_LABEL),)}
         )
-        self._informers[RESOURCE_SLICE] = (informer(RESOURCE_SLICE, labels=names.WARM_CLIQUE_LABEL),)
-
-    @property
-    def informers(self) -> tuple[Informer, ...]:
-        """All of them, to be run."""
-        return tuple(one for several in self._informers.values() for one in several)
-
-    def on_change(self, handler: Callable[[ResourceKind, Object], None]) -> None:
-        """Call `handler(kind, object)` for every change of an object."""
-        for kind, several in self._informers.items():
-            for one in several:
-                one.on_change(partial(handler, kind))
-
-    async def synced(self) -> None:
-        """Wait until all have taken in a first list."""
-        for informer in self.informers:
-            await informer.synced()
-
-    def unknown_since(self) -> float | None:
-        """Loop time since when any of them may be behind; None when all follow."""
-        since = (informer.unknown_since for informer in self.informers)
-        return min((moment for moment in since if moment is not None), default=None)
-
-    def at(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
-        """The object of this name; None also for kinds that are not followed."""
-        found = (informer.cache.get(name, namespace) for informer in self._informers.get(kind, ()))
-        return next((obj for obj in found if obj is not None), None)
-
-    def by(self, kind: ResourceKind, index: str, value: str) -> Sequence[Object]:
-        """The objects that an index has under a value."""
-        return [obj for informer in self._informers[kind] for obj in informer.cache.find(index, value)]
-
-    def all(self, kind: ResourceKind) -> Iterator[Object]:
-        """All objects of a kind: for sweeps and counts, never for one ComputeDomain."""
-        for informer in self._informers[kind]:
-            yield from informer.cache
 
 
 # From a changed object to the keys to work on.
@@ -126,7 +91,7 @@ class CliqueKey(msgspec.Struct, frozen=True, order=True):
 
 
 class SweepKey(msgspec.Struct, frozen=True, order=True):
-    """Key of the search for things that outlived their ComputeDomain."""
+    """Key of the search for objects that outlived their ComputeDomain."""
 
 
 DomainWorkKey = DomainKey | CliqueKey | SweepKey
@@ -153,6 +118,7 @@ class ChangeRouter:
             return frozenset()
         meta = obj["metadata"]
         place = (kind, meta.get("namespace", ""), meta["name"])
+        # A node that lost a label concerned another key before, and both keys must be reconciled.
         now = frozenset(self._concerned(kind, obj))
         before = self._before.pop(place, frozenset())
         if self._cluster.at(kind, meta.get("namespace"), meta["name"]) is not None:
@@ -162,12 +128,12 @@ class ChangeRouter:
     def _is_news(self, node: Object) -> bool:
         name = node["metadata"]["name"]
         labels = node["metadata"].get("labels") or {}
-        said = (not_ready_since(node), *(labels.get(label) for label in _NODE_LABELS))
+        state = (not_ready_since(node), *(labels.get(label) for label in _NODE_LABELS))
         before = self._nodes.pop(name, None)
         present = self._cluster.at(NODE, None, name) is not None
         if present:
-            self._nodes[name] = said
-        return before != said or not present
+            self._nodes[name] = state
+        return before != state or not present
 
     def _concerned(self, kind: ResourceKind, obj: Object) -> Iterable[DomainWorkKey]:
         yield from (DomainKey(uid) for uid in _index_values(kind, BY_DOMAIN, obj))
@@ -220,52 +186,54 @@ def _index_values(kind: ResourceKind, index: str, obj: Object) -> Iterable[str]:
 SWEEP_INTERVAL_SECONDS = 600.0
 """Seconds between sweeps."""
 LATE_SWEEPS = 2
-"""How often Secrets of a ComputeDomain that went are looked for."""
+"""Sweeps for which the Secrets of a deleted ComputeDomain are looked up."""
 _LEFT_BEHIND = (RESOURCE_CLAIM_TEMPLATE, DAEMON_SET, NETWORK_POLICY, NODE, COMPUTE_DOMAIN_CLIQUE)
 
 
 class OrphanSweeper:
-    """Knows which UIDs are gone for certain."""
-
-    interval = SWEEP_INTERVAL_SECONDS
+    """Finds out which UIDs of ComputeDomains are gone for certain."""
 
     def __init__(self, api: KubeApi, caches: DomainCaches) -> None:
         self._api = api
         self._caches = caches
         self._gone: set[str] = set()
         self._went: dict[str, int] = {}
-        """UIDs of ComputeDomains that the watch saw go -> sweeps at which they are still looked at."""
+        """UIDs of ComputeDomains whose deletion the watch showed -> sweeps that still include them."""
 
     def is_gone(self, uid: str) -> bool:
-        """Whether no ComputeDomain has this UID any more; UIDs do not come back."""
+        """Whether no ComputeDomain has this UID any more. A UID is never used again."""
         return uid in self._gone or uid in self._went
 
     def may_have_secrets(self, uid: str) -> bool:
-        """Whether a ComputeDomain of this UID was seen, and went a short time ago."""
+        """Whether a ComputeDomain of this UID was known, and was deleted a short time ago."""
         return uid in self._went
 
-    def seen(self, domain: Object) -> None:
-        """Take note of a ComputeDomain that came, changed or went."""
+    def domain_changed(self, domain: Object) -> None:
+        """Note that a ComputeDomain was created, changed or deleted."""
         uid = domain["metadata"]["uid"]
         if not self._caches.by(COMPUTE_DOMAIN, BY_DOMAIN, uid):
             self._gone.add(uid)
             self._went[uid] = LATE_SWEEPS
 
-    async def confirm(self) -> tuple[str, ...]:
-        """The UIDs of ComputeDomains that are gone and may have left something. Raises KubeError.
+    async def gone_uids(self) -> tuple[str, ...]:
+        """The UIDs of ComputeDomains that are gone and may have left objects. Raises KubeError.
 
-        Of those that the watch did not see go, one fresh list tells.
+        A missing UID in the cache proves nothing. Where the watch did not show the deletion, one fresh list
+        decides.
         """
-        strays = {uid for uid in self._labels() if not self._caches.by(COMPUTE_DOMAIN, BY_DOMAIN, uid)}
-        unsure = strays - self._gone
-        if unsure:
+        orphaned = {
+            uid for uid in self._labelled_uids() if not self._caches.by(COMPUTE_DOMAIN, BY_DOMAIN, uid)
+        }
+        # UIDs never come back, so a UID that is proven to be gone needs no second list.
+        unproven = orphaned - self._gone
+        if unproven:
             listed = await self._api.list(COMPUTE_DOMAIN)
-            self._gone |= unsure - {item["metadata"]["uid"] for item in listed.items}
-        self._gone &= strays
+            self._gone |= unproven - {item["metadata"]["uid"] for item in listed.items}
+        self._gone &= orphaned
         self._went = {uid: left - 1 for uid, left in self._went.items() if left > 0}
         return tuple(sorted(self._gone | self._went.keys()))
 
-    def _labels(self) -> Iterable[str]:
+    def _labelled_uids(self) -> Iterable[str]:
         for kind in _LEFT_BEHIND:
             indexer = INDEXES[kind][BY_DOMAIN]
             for obj in self._caches.all(kind):

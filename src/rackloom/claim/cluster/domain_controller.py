@@ -14,6 +14,7 @@ import msgspec
 from rackloom.claim.cluster.certificates import CHECK_INTERVAL_SECONDS, DaemonCertificates
 from rackloom.claim.cluster.controller_runtime import ControllerRuntime, record_event
 from rackloom.claim.cluster.domain_caches import (
+    SWEEP_INTERVAL_SECONDS,
     ChangeRouter,
     CliqueKey,
     DomainCaches,
@@ -53,12 +54,12 @@ from rackloom.core.kubernetes.objects import (
 )
 
 FAILURES_BEFORE_REPORT = 4
-"""Failures in a row after which any error is told in the status, not only one that is final."""
+"""Failures in a row after which the status reports any error, and not only a final one."""
 DELETION_POLL_SECONDS = 1.0
-"""Seconds between two looks at Secrets that are being deleted: no watch tells of them."""
+"""Seconds between two reads of Secrets that are being deleted, since no watch covers them."""
 DOMAIN_WORKERS = 100
-"""Mostly waiting for the API server: 300 ComputeDomains at once have their objects in a tenth of a second. As
-many as the connections that a client opens."""
+"""As many as the connections that a client opens. Workers mostly wait for the API server: the objects of 300
+ComputeDomains that come at once take a tenth of a second."""
 
 
 class DomainController:
@@ -78,8 +79,8 @@ class DomainController:
         self._recorder = recorder
         self._wall = wall
         self._credentials = DaemonCertificates(api, wall)
-        self._bench: ControllerRuntime[DomainWorkKey] = ControllerRuntime(
-            "compute domains", api, self.caches, rng, self._do
+        self._runtime: ControllerRuntime[DomainWorkKey] = ControllerRuntime(
+            "compute domains", api, self.caches, rng, self._reconcile
         )
         self._router = ChangeRouter(self.caches)
         self._sweeper = OrphanSweeper(api, self.caches)
@@ -87,79 +88,79 @@ class DomainController:
 
     async def run(self) -> None:
         """Follow the cluster and keep it as it should be, until cancelled."""
-        self._bench.queue.add(SweepKey())
-        await self._bench.run(DOMAIN_WORKERS)
+        self._runtime.queue.add(SweepKey())
+        await self._runtime.run(DOMAIN_WORKERS)
 
     def _changed(self, kind: ResourceKind, obj: Object) -> None:
         if kind == COMPUTE_DOMAIN:
-            self._sweeper.seen(obj)
+            self._sweeper.domain_changed(obj)
         for key in sorted(self._router.keys(kind, obj), key=repr):
-            self._bench.queue.add(key)
+            self._runtime.queue.add(key)
 
-    async def _do(self, key: DomainWorkKey) -> float | None:
+    async def _reconcile(self, key: DomainWorkKey) -> float | None:
         match key:
             case DomainKey(uid=uid):
                 return await self._domain(key, uid)
             case CliqueKey(clique_id=clique_id):
                 return await self._clique(key, clique_id)
             case SweepKey():
-                for uid in await self._sweeper.confirm():
-                    self._bench.queue.add(DomainKey(uid))
-                return self._sweeper.interval
+                for uid in await self._sweeper.gone_uids():
+                    self._runtime.queue.add(DomainKey(uid))
+                return SWEEP_INTERVAL_SECONDS
 
     async def _domain(self, key: DomainKey, uid: str) -> float | None:
-        seen = await self._look(uid)
-        decision = reconcile_domain(seen, self._settings)
-        if seen.domain is None:
+        snapshot = await self._snapshot(uid)
+        decision = reconcile_domain(snapshot, self._settings)
+        if snapshot.domain is None:
             return await self._orphans(key, uid, decision)
         try:
-            await self._issue(seen, seen.domain)
-            await self._bench.act(key, decision.actions)
+            await self._issue(snapshot, snapshot.domain)
+            await self._runtime.execute(key, decision.actions)
         except KubeError as error:
-            if isinstance(error, Rejected) or self._bench.queue.failures(key) >= FAILURES_BEFORE_REPORT:
-                failed = msgspec.structs.replace(seen, failures=(error.message,))
+            if isinstance(error, Rejected) or self._runtime.queue.failures(key) >= FAILURES_BEFORE_REPORT:
+                failed = msgspec.structs.replace(snapshot, failures=(error.message,))
                 await self._publish(key, reconcile_domain(failed, self._settings))
             raise
-        await self._tell(key, decision.done)
-        going = any(action.kind == SECRET for action in decision.actions)
-        going = going or any(secret.deleting for secret in seen.held_of(SECRET))
+        await self._record_events(key, decision.done)
+        deletes_secrets = any(action.kind == SECRET for action in decision.actions)
+        deletes_secrets = deletes_secrets or any(secret.deleting for secret in snapshot.held_of(SECRET))
         delays = (
             await self._publish(key, decision),
-            decision.again,
-            DELETION_POLL_SECONDS if going else CHECK_INTERVAL_SECONDS,
+            decision.recheck_after,
+            DELETION_POLL_SECONDS if deletes_secrets else CHECK_INTERVAL_SECONDS,
         )
         return min(delay for delay in delays if delay is not None)
 
-    async def _issue(self, seen: DomainSnapshot, domain: ComputeDomain) -> None:
+    async def _issue(self, snapshot: DomainSnapshot, domain: ComputeDomain) -> None:
         settings = self._settings
         wanted = settings.daemon.authentication and needs_daemons(domain, settings)
-        # Our finalizer comes first: Secrets of a ComputeDomain that went without a word would stay for ever.
+        # The finalizer must exist first: without it, a ComputeDomain may vanish and leave its Secrets behind.
         if wanted and names.FINALIZER in domain.finalizers and not domain.deleting:
-            await self._credentials.ensure(domain.uid, seen.home)
+            await self._credentials.ensure(domain.uid, snapshot.home)
 
-    async def _look(self, uid: str) -> DomainSnapshot:
-        seen = take_domain_snapshot(self.caches, uid, self._settings, self._now())
-        if needs_confirmation(seen, self._settings):
-            seen = take_domain_snapshot(await self._confirmed(seen), uid, self._settings, self._now())
-        # A UID without a ComputeDomain may be any text that a user has put into a label or a claim.
-        orphaned = bool(seen.held_of(DAEMON_SET)) or self._sweeper.may_have_secrets(uid)
-        if orphaned if seen.domain is None else seen.domain.deleting:
-            seen = with_secrets(seen, await self._credentials.held(uid, self._settings.namespaces))
-        return seen
+    async def _snapshot(self, uid: str) -> DomainSnapshot:
+        snapshot = take_domain_snapshot(self.caches, uid, self._settings, self._now())
+        if needs_confirmation(snapshot, self._settings):
+            snapshot = take_domain_snapshot(await self._confirmed(snapshot), uid, self._settings, self._now())
+        # A UID without a ComputeDomain may be any text that a user wrote into a label or a claim.
+        orphaned = bool(snapshot.held_of(DAEMON_SET)) or self._sweeper.may_have_secrets(uid)
+        if orphaned if snapshot.domain is None else snapshot.domain.deleting:
+            snapshot = with_secrets(snapshot, await self._credentials.held(uid, self._settings.namespaces))
+        return snapshot
 
-    async def _confirmed(self, seen: DomainSnapshot) -> ConfirmedCluster:
-        """The cluster with what makes entries stale, and nodes abandoned, as the API server knows it now.
+    async def _confirmed(self, snapshot: DomainSnapshot) -> ConfirmedCluster:
+        """The caches, with fresh reads of everything that makes entries stale and nodes abandoned.
 
-        Nodes are read before claims: a pod comes to a node that was lost only after it has changed.
+        Nodes are read before claims: a pod can come to a node that was lost only after the node has changed.
         """
-        labels = f"{names.COMPUTE_DOMAIN_LABEL}={seen.uid}"
-        nodes = {name: await self._node(name) for name in sorted(abandoned_nodes(seen, self._settings))}
+        labels = f"{names.COMPUTE_DOMAIN_LABEL}={snapshot.uid}"
+        nodes = {name: await self._node(name) for name in sorted(abandoned_nodes(snapshot, self._settings))}
         lists: dict[ResourceKind, list[Object]] = {POD: []}
         for namespace in self._settings.namespaces:
             lists[POD] += (await self._api.list(POD, namespace, labels=labels)).items
-        if nodes and seen.domain is not None:
-            space = seen.domain.namespace
-            elsewhere = self.caches.by(RESOURCE_CLAIM, BY_DOMAIN, seen.uid)
+        if nodes and snapshot.domain is not None:
+            space = snapshot.domain.namespace
+            elsewhere = self.caches.by(RESOURCE_CLAIM, BY_DOMAIN, snapshot.uid)
             lists[RESOURCE_CLAIM] = [obj for obj in elsewhere if obj["metadata"]["namespace"] != space]
             lists[RESOURCE_CLAIM] += (await self._api.list(RESOURCE_CLAIM, space)).items
         return ConfirmedCluster(self.caches, lists, nodes)
@@ -172,39 +173,41 @@ class DomainController:
 
     async def _orphans(self, key: DomainKey, uid: str, decision: DomainDecision) -> float | None:
         if not decision.actions:
-            self._bench.forget(uid)
+            self._runtime.forget(uid)
             return None
         if not self._sweeper.is_gone(uid):
-            self._bench.queue.add(SweepKey())
+            self._runtime.queue.add(SweepKey())
             return None
-        await self._bench.act(key, decision.actions)
+        await self._runtime.execute(key, decision.actions)
         return DELETION_POLL_SECONDS if any(action.kind == SECRET for action in decision.actions) else None
 
     def _now(self) -> str:
         return metav1_time(self._wall())
 
     async def _publish(self, key: DomainKey, decision: DomainDecision) -> float | None:
-        """Write the status if it changed, but not too often; the delay after which to look again."""
+        """Write the status if it changed, at a limited rate; returns the delay until it may be written."""
         obj = next(iter(self.caches.by(COMPUTE_DOMAIN, BY_DOMAIN, key.uid)), None)
         if decision.status is None or obj is None:
             return None
-        early = await self._bench.say(key, COMPUTE_DOMAIN, obj, compute_domain_status_json(decision.status))
+        early = await self._runtime.update_status(
+            key, COMPUTE_DOMAIN, obj, compute_domain_status_json(decision.status)
+        )
         if early is not None:
             return early
-        await self._tell(key, decision.notices)
+        await self._record_events(key, decision.notices)
         return None
 
-    async def _tell(self, key: DomainKey, notices: Iterable[EventNotice]) -> None:
+    async def _record_events(self, key: DomainKey, notices: Iterable[EventNotice]) -> None:
         obj = next(iter(self.caches.by(COMPUTE_DOMAIN, BY_DOMAIN, key.uid)), None)
         for notice in notices:
             if obj is not None:
                 await record_event(self._recorder, obj, notice)
 
     async def _clique(self, key: CliqueKey, clique_id: str) -> float | None:
-        view = take_clique_snapshot(self.caches, clique_id, self._settings, self._now())
-        await self._bench.act(key, reconcile_clique(view, self._settings))
-        notice = mixed_isolation_event(view)
-        node = self.caches.at(NODE, None, view.nodes[0].name) if view.nodes else None
+        snapshot = take_clique_snapshot(self.caches, clique_id, self._settings, self._now())
+        await self._runtime.execute(key, reconcile_clique(snapshot, self._settings))
+        notice = mixed_isolation_event(snapshot)
+        node = self.caches.at(NODE, None, snapshot.nodes[0].name) if snapshot.nodes else None
         if notice is not None and node is not None:
             await record_event(self._recorder, node, notice)
         return None

@@ -6,28 +6,26 @@ placement are queued for `gang_placer`; there is one key for placement, so no tw
 at the same time.
 
 A node's taint without a GangPlan is removed only after a fresh list of GangPlans confirmed that the
-plan is gone. Events are recorded on the GangPlan and on the controllers of the pods, which is what
-people look at.
+plan is gone. Events are recorded on the GangPlan and on the controllers of the pods, which is where
+people look.
 """
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 
 import msgspec
 
-from rackloom.claim.cluster.controller_runtime import ControllerRuntime, record_event
+from rackloom.claim.cluster.controller_runtime import CacheSet, ControllerRuntime, record_event
 from rackloom.claim.cluster.gang_metrics import GangMetrics
 from rackloom.claim.cluster.gang_placer import GangPlacer, with_owners
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.kube.informer import Informer
-from rackloom.core.gangs.completion import is_reduced
 from rackloom.core.gangs.conditions import API_REFUSED, GangDecision
-from rackloom.core.gangs.placement import GangPlanner
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.record import GangKey, gang_status_json, read_record, read_tray_node, release_tray
-from rackloom.core.gangs.snapshot import ConfirmedGangObjects, GangSnapshot, gang_key_of, reserving_plans
+from rackloom.core.gangs.slots import is_reduced
+from rackloom.core.gangs.snapshot import GangObjects, GangSnapshot, gang_key_of, reserving_plans
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import (
     GANG_PLAN,
@@ -48,66 +46,54 @@ from rackloom.core.kubernetes.pods import GANG_LABEL
 _BY_GANG, _BY_HOLDER, _BY_UID, _BY_TRAY = "gang", "holder", "uid", "tray"
 
 
-class GangCaches:
-    """A `Seen` that follows the API server. What it hands out must not be changed."""
+class GangCaches(CacheSet):
+    """The informers of the gang controller."""
 
     def __init__(self, api: KubeApi, rng: random.Random) -> None:
         pods = Informer(api, POD, labels=GANG_LABEL, indexers={_BY_GANG: _index_gang}, rng=rng)
         plans = Informer(api, GANG_PLAN, indexers={_BY_UID: index_by_uid, _BY_TRAY: _index_trays}, rng=rng)
         nodes = Informer(api, NODE, indexers={_BY_HOLDER: reserving_plans}, rng=rng)
-        self._informers = {POD: pods, GANG_PLAN: plans, NODE: nodes}
-
-    @property
-    def informers(self) -> tuple[Informer, ...]:
-        """All of them, to be run."""
-        return tuple(self._informers.values())
-
-    def on_change(self, handler: Callable[[ResourceKind, Object], None]) -> None:
-        """Call `handler(kind, object)` for every change of an object."""
-        for kind, informer in self._informers.items():
-            informer.on_change(partial(handler, kind))
-
-    async def synced(self) -> None:
-        """Wait until all have taken in a first list."""
-        for informer in self.informers:
-            await informer.synced()
-
-    def at(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
-        """The object of this name."""
-        return self._informers[kind].cache.get(name, namespace)
+        super().__init__({POD: (pods,), GANG_PLAN: (plans,), NODE: (nodes,)})
 
     def plan(self, key: GangKey) -> Object | None:
         """The GangPlan of a gang."""
         return self.at(GANG_PLAN, key.namespace, key.name)
 
     def plan_of(self, uid: str) -> Object | None:
-        """The GangPlan of a UID."""
-        return next(iter(self._informers[GANG_PLAN].cache.find(_BY_UID, uid)), None)
-
-    def plans(self) -> Iterator[Object]:
-        """All GangPlans: for counts, never for one gang."""
-        yield from self._informers[GANG_PLAN].cache
+        """The GangPlan with a UID."""
+        return next(iter(self.by(GANG_PLAN, _BY_UID, uid)), None)
 
     def plans_on(self, tray: str) -> Sequence[Object]:
         """The GangPlans that have a tray."""
-        return self._informers[GANG_PLAN].cache.find(_BY_TRAY, tray)
+        return self.by(GANG_PLAN, _BY_TRAY, tray)
 
     def pods(self, key: GangKey) -> Sequence[Object]:
         """The pods of a gang."""
-        return self._informers[POD].cache.find(_BY_GANG, key.called)
+        return self.by(POD, _BY_GANG, key.full_name)
 
-    def node(self, name: str) -> Object | None:
-        """A node."""
-        return self.at(NODE, None, name)
-
-    def held(self, uid: str) -> Sequence[Object]:
+    def reserved(self, uid: str) -> Sequence[Object]:
         """The nodes that carry the taint of a plan."""
-        return self._informers[NODE].cache.find(_BY_HOLDER, uid)
+        return self.by(NODE, _BY_HOLDER, uid)
+
+    def objects(self, plan: Object | None, pods: Iterable[Object]) -> GangObjects:
+        """The objects of a gang with this plan and these pods; the nodes and other plans are cached ones."""
+        if plan is None:
+            return GangObjects(pods=tuple(pods))
+        record = read_record(plan)
+        nodes = {name: node for name in record.reserved if (node := self.at(NODE, None, name)) is not None}
+        uids = {record.uid, *(uid for node in nodes.values() for uid in reserving_plans(node))}
+        return GangObjects(
+            plan=plan,
+            pods=tuple(pods),
+            nodes=nodes,
+            reserved={uid: self.reserved(uid) for uid in uids},
+            plans={uid: other for uid in uids if (other := self.plan_of(uid)) is not None},
+        )
 
 
 def _index_gang(pod: Object) -> Iterable[str]:
     key = gang_key_of(pod)
-    return () if key is None else (key.called,)
+    return () if key is None else (key.full_name,)
 
 
 def _index_trays(plan: Object) -> Iterable[str]:
@@ -121,11 +107,11 @@ GANG_WORKERS = 16
 
 
 class PlacementKey(msgspec.Struct, frozen=True, order=True):
-    """Key of the one place where gangs are placed: never two at once."""
+    """Key of the placement pass. There is one, so no two passes run at the same time."""
 
 
 class StrayReservationKey(msgspec.Struct, frozen=True, order=True):
-    """Key of the search for trays that are reserved for a plan that is gone."""
+    """Key of the release of trays that are reserved for a plan that is gone."""
 
     uid: str
 
@@ -139,151 +125,159 @@ class GangController:
     def __init__(
         self,
         api: KubeApi,
-        planner: GangPlanner,
         recorder: EventRecorder,
         wall: Callable[[], float],
         rng: random.Random,
         settings: GangSettings,
-        meter: GangMetrics | None = None,
+        metrics: GangMetrics | None = None,
     ) -> None:
         self.caches = GangCaches(api, rng)
         self._api = api
         self._recorder = recorder
         self._settings = settings
-        self._meter = meter or GangMetrics()
-        self._desk = GangPlacer(api, planner, settings, wall, self._meter)
-        self._bench: ControllerRuntime[GangWorkKey] = ControllerRuntime(
-            "gangs", api, self.caches, rng, self._do
+        self._metrics = metrics or GangMetrics()
+        self._placer = GangPlacer(api, settings, wall, self._metrics)
+        self._runtime: ControllerRuntime[GangWorkKey] = ControllerRuntime(
+            "gangs", api, self.caches, rng, self._reconcile
         )
         self.caches.on_change(self._changed)
 
     async def run(self) -> None:
         """Follow the cluster and keep gangs whole, until cancelled."""
-        await self._bench.run(GANG_WORKERS)
+        await self._runtime.run(GANG_WORKERS)
 
     def _changed(self, kind: ResourceKind, obj: Object) -> None:
-        for key in self._concerned(kind, obj):
-            self._bench.queue.add(key)
+        for key in self._keys(kind, obj):
+            self._runtime.queue.add(key)
 
-    def _concerned(self, kind: ResourceKind, obj: Object) -> Iterator[GangWorkKey]:
+    def _keys(self, kind: ResourceKind, obj: Object) -> Iterator[GangWorkKey]:
         if kind == POD:
             key = gang_key_of(obj)
             yield from () if key is None else (key,)
         elif kind == GANG_PLAN:
-            yield from self._of_plan(obj)
+            yield from self._keys_of_plan(obj)
         else:
             for plan in self.caches.plans_on(obj["metadata"]["name"]):
                 yield read_record(plan).key
+            # A taint without a cached plan is a stray reservation, or the plan is not in the cache yet.
             for uid in reserving_plans(obj):
                 holder = self.caches.plan_of(uid)
                 yield StrayReservationKey(uid) if holder is None else read_record(holder).key
 
-    def _of_plan(self, plan: Object) -> Iterator[GangWorkKey]:
+    def _keys_of_plan(self, plan: Object) -> Iterator[GangWorkKey]:
         record = read_record(plan)
         yield record.key
         if self.caches.plan_of(record.uid) is None:
-            self._bench.forget(record.uid)
-            self._desk.ended(record.key)
+            self._runtime.forget(record.uid)
+            self._placer.forget(record.key)
             yield StrayReservationKey(record.uid)
-            # Its trays are free now: somebody may have waited for them.
+            # Its trays are free now, and another gang may have waited for them.
             yield PlacementKey()
 
-    async def _do(self, key: GangWorkKey) -> float | None:
+    async def _reconcile(self, key: GangWorkKey) -> float | None:
         match key:
             case GangKey():
-                return await self._gang(key)
+                return await self._reconcile_gang(key)
             case PlacementKey():
-                await self._plan()
+                await self._place()
             case StrayReservationKey(uid=uid):
-                await self._sweep(key, uid)
+                await self._release_strays(key, uid)
         return None
 
-    async def _plan(self) -> None:
-        if self._desk.is_asked:
-            for key in await self._desk.work():
-                self._bench.queue.add(key)
+    async def _place(self) -> None:
+        if self._placer.has_waiting:
+            for key in await self._placer.run_pass():
+                self._runtime.queue.add(key)
 
-    async def _gang(self, key: GangKey) -> float | None:
-        view = self._desk.view(self.caches, key)
-        decision = reconcile_gang(view, self._settings)
-        if decision.takes_back:
-            view = await self._confirmed(key)
-            decision = reconcile_gang(view, self._settings)
-            if not decision.takes_back:
-                self._desk.looked_at(view)
-        self._ask(key, decision)
+    async def _reconcile_gang(self, key: GangKey) -> float | None:
+        objects = self.caches.objects(self.caches.plan(key), self.caches.pods(key))
+        snapshot = self._placer.snapshot(objects, key)
+        decision = reconcile_gang(snapshot, self._settings)
+        # Nothing is released, deleted or withdrawn on the word of the cache alone.
+        if decision.needs_fresh_read:
+            snapshot = await self._confirmed_snapshot(key)
+            decision = reconcile_gang(snapshot, self._settings)
+            if not decision.needs_fresh_read:
+                self._placer.note_owner_check(snapshot)
+        self._request_placement(key, decision)
         try:
-            await self._bench.act(key, decision.actions)
+            await self._runtime.execute(key, decision.actions)
         except Rejected as refusal:
-            await self._tell(key, (EventNotice(True, API_REFUSED, refusal.message),))
+            await self._record_events(key, (EventNotice(True, API_REFUSED, refusal.message),))
             raise
-        self._count(view, decision)
-        delays = (decision.again, await self._publish(key, decision))
+        self._count(snapshot, decision)
+        delays = (decision.recheck_after, await self._publish(key, decision))
         return min((delay for delay in delays if delay is not None), default=None)
 
-    async def _confirmed(self, key: GangKey) -> GangSnapshot:
-        """The gang as it is now: a cache that is behind would take back what another leader has let go."""
+    async def _confirmed_snapshot(self, key: GangKey) -> GangSnapshot:
+        """The gang from fresh reads: a stale cache would undo what another leader has ungated."""
         try:
             plan = await self._api.get(GANG_PLAN, key.name, key.namespace)
         except NotFound:
             plan = None
         pods = (await self._api.list(POD, key.namespace, labels=f"{GANG_LABEL}={key.name}")).items
-        view = self._desk.view(ConfirmedGangObjects(self.caches, plan, pods), key)
-        return await with_owners(self._api, view)
+        objects = self.caches.objects(plan, [pod for pod in pods if gang_key_of(pod) == key])
+        return await with_owners(self._api, self._placer.snapshot(objects, key))
 
-    def _count(self, view: GangSnapshot, decision: GangDecision) -> None:
-        self._meter.acted(decision.actions)
-        opened = any(isinstance(action, PatchObject) and action.kind == POD for action in decision.actions)
-        if opened and not view.let_go and view.record is not None and not is_reduced(view.record):
-            self._meter.let_go(view.now - (epoch_seconds(view.record.created) or view.now))
+    def _count(self, snapshot: GangSnapshot, decision: GangDecision) -> None:
+        self._metrics.acted(decision.actions)
+        ungates = any(isinstance(action, PatchObject) and action.kind == POD for action in decision.actions)
+        if (
+            ungates
+            and not snapshot.ungated
+            and snapshot.record is not None
+            and not is_reduced(snapshot.record)
+        ):
+            self._metrics.ungated(snapshot.now - (epoch_seconds(snapshot.record.created) or snapshot.now))
 
-    def _ask(self, key: GangKey, decision: GangDecision) -> None:
-        if not decision.asks_planner:
-            self._desk.forget(key)
+    def _request_placement(self, key: GangKey, decision: GangDecision) -> None:
+        if not decision.needs_placement:
+            self._placer.withdraw(key)
             return
-        self._desk.ask(key)
-        # One that was refused asks again only after a while, or when a gang has ended.
-        self._bench.queue.add_after(PlacementKey(), self._desk.pause(key))
+        self._placer.request(key)
+        # A gang that was refused asks again after a while, or when another gang has ended.
+        self._runtime.queue.add_after(PlacementKey(), self._placer.delay(key))
 
     async def _publish(self, key: GangKey, decision: GangDecision) -> float | None:
-        """Write the status if it changed, but not too often; the delay after which to look again."""
+        """Write the status if it changed, at a limited rate; returns the delay until it may be written."""
         plan = self.caches.plan(key)
         if decision.conditions is None or plan is None:
             return None
-        early = await self._bench.say(key, GANG_PLAN, plan, gang_status_json(decision.conditions))
+        early = await self._runtime.update_status(key, GANG_PLAN, plan, gang_status_json(decision.conditions))
         if early is not None:
             return early
-        await self._tell(key, decision.notices)
+        await self._record_events(key, decision.notices)
         return None
 
-    async def _tell(self, key: GangKey, notices: tuple[EventNotice, ...]) -> None:
-        """Tell the plan, and whoever made the pods: that is what people look at."""
+    async def _record_events(self, key: GangKey, notices: tuple[EventNotice, ...]) -> None:
+        """Record events on the plan and on the owners of the pods, which is what people look at."""
         plan = self.caches.plan(key)
         about = [*([] if plan is None else [plan]), *_owner_objects(self.caches.pods(key))]
-        self._meter.told(notices)
+        self._metrics.reported(notices)
         for notice in notices:
-            for one in about:
-                await record_event(self._recorder, one, notice)
+            for obj in about:
+                await record_event(self._recorder, obj, notice)
 
-    async def _sweep(self, key: GangWorkKey, uid: str) -> None:
-        """Free the trays of a plan that is gone: that the cache does not have it proves nothing."""
-        if self.caches.plan_of(uid) is not None or not self.caches.held(uid):
+    async def _release_strays(self, key: GangWorkKey, uid: str) -> None:
+        """Release the trays of a plan that is gone. A missing plan in the cache proves nothing."""
+        # The cache may lag behind a plan that was just created, so only a fresh list proves that it is gone.
+        if self.caches.plan_of(uid) is not None or not self.caches.reserved(uid):
             return
         listed = await self._api.list(GANG_PLAN)
         if any(item["metadata"]["uid"] == uid for item in listed.items):
             return
-        await self._bench.act(
-            key, [release_tray(read_tray_node(node), uid) for node in self.caches.held(uid)]
+        await self._runtime.execute(
+            key, [release_tray(read_tray_node(node), uid) for node in self.caches.reserved(uid)]
         )
 
 
 def _owner_objects(pods: Iterable[Object]) -> Iterator[Object]:
-    """The controllers of pods, each once, as far as an event needs them."""
-    found = {}
+    """The controllers of pods, each once, with the fields that an event needs."""
+    owners = {}
     for pod in pods:
         for owner in pod["metadata"].get("ownerReferences") or ():
             if owner.get("controller"):
-                found[owner["uid"]] = owner | {"namespace": pod["metadata"]["namespace"]}
-    for owner in found.values():
+                owners[owner["uid"]] = owner | {"namespace": pod["metadata"]["namespace"]}
+    for owner in owners.values():
         meta = {name: owner[name] for name in ("name", "namespace", "uid")}
         yield {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "metadata": meta}

@@ -26,7 +26,7 @@ PLACED_REASONS = (
 )
 """Reasons of the condition Placed."""
 _UNGATE_BUCKETS = (2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
-"""From a cluster with room, where the settling takes most, to a day in the queue."""
+"""From a cluster with room, where settling takes most of the time, to a day of waiting."""
 
 
 class GangMetrics:
@@ -58,7 +58,7 @@ class GangMetrics:
         for reason in (*WARNING_REASONS, API_REFUSED):
             self._refusals.labels(reason)
 
-    def told(self, notices: Iterable[EventNotice]) -> None:
+    def reported(self, notices: Iterable[EventNotice]) -> None:
         """Events were recorded about a gang."""
         for notice in notices:
             if notice.warning:
@@ -67,20 +67,17 @@ class GangMetrics:
                 self._placements.inc()
 
     def acted(self, actions: Iterable[ObjectWrite]) -> None:
-        """Actions were carried out."""
+        """Writes were executed."""
         self._replaced.inc(sum(isinstance(action, DeleteObject) and action.kind == POD for action in actions))
 
-    def let_go(self, seconds: float) -> None:
-        """All pods of a gang were let go, so long after the first came."""
+    def ungated(self, seconds: float) -> None:
+        """All pods of a gang were ungated, `seconds` after the first was created."""
         self._seconds.observe(max(seconds, 0.0))
 
-    def page(self, plans: Iterable[Object]) -> bytes:
-        """The page that Prometheus reads; `plans` are the GangPlans as they are now."""
-        self._count(plans)
-        return generate_latest(self._registry)
-
-    def _count(self, plans: Iterable[Object]) -> None:
+    def render(self, plans: Iterable[Object]) -> bytes:
+        """The text that Prometheus scrapes; `plans` are the current GangPlans."""
         placed = (read_record(plan).condition(PLACED) for plan in plans)
-        found = Count(one.reason for one in placed if one is not None)
+        reasons = Count(condition.reason for condition in placed if condition is not None)
         for reason in PLACED_REASONS:
-            self._gangs.labels(reason).set(found[reason])
+            self._gangs.labels(reason).set(reasons[reason])
+        return generate_latest(self._registry)

@@ -10,7 +10,7 @@ since all gangs wait meanwhile. An owner that cannot be read proves nothing.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import structlog
 from msgspec.structs import replace
@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from rackloom.claim.cluster.controller_runtime import execute_write
 from rackloom.claim.cluster.gang_metrics import GangMetrics
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
-from rackloom.core.gangs.completion import do_owners_matter, has_fewer_to_come
 from rackloom.core.gangs.members import (
     MPI_JOB,
     FinishedMPIJob,
@@ -29,19 +28,20 @@ from rackloom.core.gangs.members import (
     read_finished_mpi_job,
     read_owner_job,
 )
-from rackloom.core.gangs.placement import GangPlanner, answer_placement
+from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.reconcile import reconcile_gang
-from rackloom.core.gangs.record import GangKey
+from rackloom.core.gangs.record import GangKey, GangRecord, read_record
+from rackloom.core.gangs.slots import do_owners_matter, has_fewer_to_come
 from rackloom.core.gangs.snapshot import (
     ClusterLists,
     GangObjects,
     GangSnapshot,
-    ListedGangObjects,
     OwnerCheck,
+    objects_by_gang,
     take_snapshot,
 )
 from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.gangs.trays import PlacementLists, TrayCountCache, gang_site, running_site
+from rackloom.core.gangs.trays import TrayCountCache, running_site
 from rackloom.core.kubernetes.objects import (
     DEVICE_CLASS,
     GANG_PLAN,
@@ -58,34 +58,33 @@ from rackloom.core.kubernetes.pods import OwnerReference
 from rackloom.core.place.placement_values import GangPlan
 from rackloom.errors import Refused
 
+log = structlog.get_logger(__name__)
+
 # Reading the owner workloads of a gang's pods.
 
 
-owner_log = structlog.get_logger(__name__)
-
-
 _MOST_OWNERS = 8
-"""Of one gang that are asked: each is a request, for which other gangs wait."""
+"""Owners of one gang that are read: each read is a request, for which all gangs wait."""
 
 
-async def with_owners(api: KubeApi, view: GangSnapshot) -> GangSnapshot:
-    """The view with what the owners of its pods say, where that matters. Raises KubeError."""
-    asks = do_owners_matter(view)
-    return replace(view, makers=await read_owners(api, view.key.namespace, view.members) if asks else {})
+async def with_owners(api: KubeApi, snapshot: GangSnapshot) -> GangSnapshot:
+    """The snapshot with the owners of its pods, where they matter. Raises KubeError."""
+    members = snapshot.members if do_owners_matter(snapshot) else ()
+    return replace(snapshot, owners=await read_owners(api, snapshot.key.namespace, members))
 
 
 async def read_owners(
     api: KubeApi, namespace: str, members: Iterable[GangMember]
 ) -> dict[str, OwnerJob | FinishedMPIJob]:
-    """Jobs and MPIJobs of the members, as the API server has them. Raises KubeError.
+    """The Jobs and MPIJobs that own members, by UID. Raises KubeError.
 
-    Pods of many owners cost no requests: all gangs wait meanwhile.
+    Nothing is read for pods of too many owners, since all gangs wait meanwhile.
     """
     owners = {member.owner.uid: member.owner for member in members if member.owner is not None}
     if len(owners) > _MOST_OWNERS:
         return {}
-    asked = {uid: await _read_owner(api, namespace, owner) for uid, owner in owners.items()}
-    return {uid: maker for uid, maker in asked.items() if maker is not None}
+    workloads = {uid: await _read_owner(api, namespace, owner) for uid, owner in owners.items()}
+    return {uid: workload for uid, workload in workloads.items() if workload is not None}
 
 
 async def _read_owner(
@@ -97,32 +96,28 @@ async def _read_owner(
     job = await _read_object(api, namespace, JOB, owner) if is_owner_of_kind(owner, JOB) else None
     if job is None:
         return None
-    above = next(
-        (controller for controller in controllers_of(job) if is_owner_of_kind(controller, MPI_JOB)), None
-    )
-    return read_owner_job(job) if above is None else await _read_owner(api, namespace, above)
+    # The launcher's Job of an MPIJob is over only when the MPIJob is.
+    mpi_job_owner = next((owner for owner in controllers_of(job) if is_owner_of_kind(owner, MPI_JOB)), None)
+    return read_owner_job(job) if mpi_job_owner is None else await _read_owner(api, namespace, mpi_job_owner)
 
 
 async def _read_object(
     api: KubeApi, namespace: str, kind: ResourceKind, owner: OwnerReference
 ) -> Object | None:
-    """None too for one that is another one by now, and where nobody may read it."""
+    """None where it is gone, was replaced by another of its name, or may not be read."""
     try:
-        found = await api.get(kind, owner.name, namespace)
+        obj = await api.get(kind, owner.name, namespace)
     except NotFound:
         return None
     except Rejected as refusal:
-        owner_log.warning(
-            "gangs.owner_not_read", owner=f"{kind.kind} {namespace}/{owner.name}", why=refusal.message
-        )
+        name = f"{kind.kind} {namespace}/{owner.name}"
+        log.warning("gangs.owner_not_read", owner=name, why=refusal.message)
         return None
-    return found if found["metadata"]["uid"] == owner.uid else None
+    return obj if obj["metadata"]["uid"] == owner.uid else None
 
 
 # The placement pass.
 
-
-placer_log = structlog.get_logger(__name__)
 
 _LISTED_KINDS = {
     "nodes": NODE,
@@ -135,149 +130,151 @@ _LISTED_KINDS = {
 
 
 class GangPlacer:
-    """Keeps the gangs that ask for the planner, and what it answered. `wall` is seconds since the epoch."""
+    """Gangs that wait for a placement pass, and their last results. `wall` is seconds since the epoch."""
 
     def __init__(
-        self,
-        api: KubeApi,
-        planner: GangPlanner,
-        settings: GangSettings,
-        wall: Callable[[], float],
-        meter: GangMetrics,
+        self, api: KubeApi, settings: GangSettings, wall: Callable[[], float], metrics: GangMetrics
     ) -> None:
         self._api = api
-        self._planner = planner
         self._settings = settings
         self._wall = wall
-        self._meter = meter
-        self._asking: set[GangKey] = set()
+        self._metrics = metrics
+        self._waiting: set[GangKey] = set()
         self._refusals: dict[GangKey, str] = {}
-        self._unfounded: set[GangKey] = set()
+        self._needless: set[GangKey] = set()
+        """Gangs that fresh lists showed to need no placement, though the cache had them ask."""
         self._checked: dict[GangKey, GangPlan] = {}
-        self._looked: dict[GangKey, OwnerCheck] = {}
-        self._counted = TrayCountCache()
+        self._owner_checks: dict[GangKey, OwnerCheck] = {}
+        self._counts = TrayCountCache()
 
     @property
-    def is_asked(self) -> bool:
-        """Whether anybody waits for the planner."""
-        return bool(self._asking)
+    def has_waiting(self) -> bool:
+        """Whether a gang waits for a pass."""
+        return bool(self._waiting)
 
-    def ask(self, key: GangKey) -> None:
-        """Have a gang placed, or mended, in the next pass."""
-        self._asking.add(key)
+    def request(self, key: GangKey) -> None:
+        """Have a gang placed, checked or repaired in the next pass."""
+        self._waiting.add(key)
 
-    def forget(self, key: GangKey) -> None:
-        """The gang wants nothing of the planner now."""
-        self._asking.discard(key)
-        self._unfounded.discard(key)
+    def withdraw(self, key: GangKey) -> None:
+        """The gang needs no placement now."""
+        self._waiting.discard(key)
+        self._needless.discard(key)
         self._refusals.pop(key, None)
 
-    def ended(self, key: GangKey) -> None:
-        """There is no such gang any more."""
-        self.forget(key)
+    def forget(self, key: GangKey) -> None:
+        """The gang no longer exists."""
+        self.withdraw(key)
         self._checked.pop(key, None)
-        self._looked.pop(key, None)
+        self._owner_checks.pop(key, None)
 
-    def looked_at(self, view: GangSnapshot) -> None:
-        """The owners of its pods were asked, and nothing is taken back for what they said."""
-        before, use = self._looked.get(view.key), view.use
-        since = before.since if before is not None and before.use == use else view.now
-        self._looked[view.key] = OwnerCheck(use, since, view.now, has_fewer_to_come(view))
+    def note_owner_check(self, snapshot: GangSnapshot) -> None:
+        """The owners of its pods were read, and nothing follows from it."""
+        previous, use = self._owner_checks.get(snapshot.key), snapshot.tray_use
+        since = previous.since if previous is not None and previous.use == use else snapshot.now
+        check = OwnerCheck(use, since, snapshot.now, has_fewer_to_come(snapshot))
+        self._owner_checks[snapshot.key] = check
 
-    def view(self, seen: GangObjects, key: GangKey) -> GangSnapshot:
-        """A gang as it is seen, and what is known of it here."""
-        view = take_snapshot(seen, key, self._wall())
-        if view.record is None or view.record.plan is None:
+    def snapshot(self, objects: GangObjects, key: GangKey) -> GangSnapshot:
+        """A gang, with what earlier passes found out about it."""
+        snapshot = take_snapshot(objects, key, self._wall())
+        if snapshot.record is None or snapshot.record.plan is None:
             self._checked.pop(key, None)
         return replace(
-            view,
+            snapshot,
             refusal=self._refusals.get(key, ""),
             checked=self._checked.get(key),
-            looked=self._looked.get(key),
+            owner_check=self._owner_checks.get(key),
         )
 
-    def pause(self, key: GangKey) -> float:
-        """Seconds after which a gang that asks again may be served.
+    def delay(self, key: GangKey) -> float:
+        """Seconds until a gang that asks again may be served.
 
-        One that was refused waits, and one that had no reason to ask: a cache that is behind would ask on.
+        A gang that was refused waits, and so does one that asked without need: a stale cache would otherwise
+        have it ask in a loop.
         """
         if key in self._refusals:
             return self._settings.again
-        return self._settings.settle if key in self._unfounded else 0.0
+        return self._settings.settle if key in self._needless else 0.0
 
-    async def work(self) -> tuple[GangKey, ...]:
-        """Serve all that ask; returns whom. Raises KubeError, and those not served yet ask on."""
-        look = await self._look()
+    async def run_pass(self) -> tuple[GangKey, ...]:
+        """Serve all gangs that wait; returns which. After a KubeError, those not served keep waiting."""
+        cluster = await self._list_cluster()
         plans = (await self._api.list(GANG_PLAN)).items
-        listing = ListedGangObjects(plans, look.objects.pods, look.objects.nodes)
-        views = sorted(self._views(listing), key=_placement_order)
+        objects = objects_by_gang(plans, cluster.pods, cluster.nodes)
+        # Every plan counts as soon as it is written: the next gang of this pass must not take its trays.
+        records = {record.key: record for record in map(read_record, plans)}
         served = []
-        for view in views:
+        for snapshot in sorted(self._snapshots(objects), key=_placement_order):
             try:
-                await self._serve(view, listing, look)
+                await self._serve(snapshot, cluster, records)
             except KubeError:
                 raise
             except Exception as defect:
-                self._failed(view.key, defect)
-            self._asking.discard(view.key)
-            served.append(view.key)
+                self._failed(snapshot.key, defect)
+            self._waiting.discard(snapshot.key)
+            served.append(snapshot.key)
         return tuple(served)
 
-    def _views(self, listing: ListedGangObjects) -> Iterator[GangSnapshot]:
-        """All that ask and can be read; of the others is known why not, and they ask anew."""
-        for key in sorted(self._asking):
+    def _snapshots(self, objects: Mapping[GangKey, GangObjects]) -> Iterator[GangSnapshot]:
+        """All gangs that wait and can be read. The others get a refusal that says why, and ask again."""
+        for key in sorted(self._waiting):
             try:
-                yield self.view(listing, key)
+                yield self.snapshot(objects.get(key, GangObjects()), key)
             except Exception as defect:
                 self._failed(key, defect)
-                self._asking.discard(key)
+                self._waiting.discard(key)
 
     def _failed(self, key: GangKey, defect: Exception) -> None:
-        """What is wrong with one gang must not keep the others from being placed."""
-        placer_log.error("gangs.defect", gang=key.called, exc_info=defect)
+        """A defect that one gang triggers must not keep the others from being placed."""
+        log.error("gangs.defect", gang=key.full_name, exc_info=defect)
         self._refusals[key] = f"the planner failed: {defect!r}"
 
-    async def _look(self) -> PlacementLists:
-        objects = ClusterLists(
-            **{name: (await self._api.list(kind)).items for name, kind in _LISTED_KINDS.items()}
-        )
-        running = await asyncio.to_thread(running_site, objects, self._settings)
-        return PlacementLists(objects=objects, running=running, counted=self._counted)
+    async def _list_cluster(self) -> ClusterLists:
+        lists = {name: (await self._api.list(kind)).items for name, kind in _LISTED_KINDS.items()}
+        cluster = replace(ClusterLists(), **lists)
+        running = await asyncio.to_thread(running_site, cluster, self._settings)
+        return replace(cluster, running=running)
 
-    async def _serve(self, view: GangSnapshot, listing: ListedGangObjects, look: PlacementLists) -> None:
-        self._refusals.pop(view.key, None)
-        self._unfounded.add(view.key)
-        if view.record is None:
+    async def _serve(
+        self, snapshot: GangSnapshot, cluster: ClusterLists, records: dict[GangKey, GangRecord]
+    ) -> None:
+        key = snapshot.key
+        self._refusals.pop(key, None)
+        self._needless.add(key)
+        if snapshot.record is None:
             return
-        asking = await self._with_makers(view)
-        if not any(reconcile_gang(one, self._settings).asks_planner for one in (view, asking)):
+        with_owners = await self._with_owners(snapshot)
+        # It asked on the word of the cache. Fresh lists decide, with and without the owners: a gang that they
+        # show to be smaller may need a placement as well.
+        if not any(reconcile_gang(one, self._settings).needs_placement for one in (snapshot, with_owners)):
             return
-        self._unfounded.discard(view.key)
-        scene = gang_site(view.key, look, listing.records)
+        self._needless.discard(key)
+        request = replace(with_owners, cluster=replace(cluster, records=tuple(records.values())))
         try:
-            # A search may take seconds; the loop has a lease to renew meanwhile.
-            found = await asyncio.to_thread(answer_placement, asking, scene, self._planner, self._settings)
+            # A search may take seconds, and the event loop has a lease to renew meanwhile.
+            answer = await asyncio.to_thread(answer_placement, request, self._settings, self._counts)
         except Refused as refused:
-            self._refusals[view.key] = str(refused)
+            self._refusals[key] = str(refused)
             return
-        if found.checked is not None:
-            self._checked[view.key] = found.checked
-        for action in found.actions:
+        if answer.checked is not None:
+            self._checked[key] = answer.checked
+        for action in answer.actions:
             written = await execute_write(self._api, action)
-            if written is not None:
-                listing.record(written)
-        self._meter.acted(found.actions)
+            if written is not None and action.kind == GANG_PLAN:
+                records[key] = read_record(written)
+        self._metrics.acted(answer.actions)
 
-    async def _with_makers(self, view: GangSnapshot) -> GangSnapshot:
-        """With nothing proven where an owner cannot be read: the other gangs wait for none of them."""
+    async def _with_owners(self, snapshot: GangSnapshot) -> GangSnapshot:
+        """If an owner cannot be read, nothing is proven: other gangs do not wait for it."""
         try:
-            return await with_owners(self._api, view)
+            return await with_owners(self._api, snapshot)
         except KubeError as error:
-            placer_log.warning("gangs.owners_not_read", gang=view.key.called, why=str(error))
-            return replace(view, makers={})
+            log.warning("gangs.owners_not_read", gang=snapshot.key.full_name, why=str(error))
+            return replace(snapshot, owners={})
 
 
-def _placement_order(view: GangSnapshot) -> tuple[int, str, GangKey]:
+def _placement_order(snapshot: GangSnapshot) -> tuple[int, str, GangKey]:
     """By priority, then by age."""
-    priority = max((one.priority for one in view.living), default=0)
-    return -priority, "" if view.record is None else view.record.created, view.key
+    priority = max((member.priority for member in snapshot.living), default=0)
+    return -priority, "" if snapshot.record is None else snapshot.record.created, snapshot.key

@@ -29,7 +29,7 @@ from rackloom.core.kubernetes.objects import Object, ResourceKind
 
 
 class RateLimiter:
-    """At most `burst` requests at once, and `rate` per second after that. Time is the running loop's."""
+    """A token bucket: `burst` requests at once, then `rate` per second. Time is the running loop's."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._interval = 1.0 / rate
@@ -37,7 +37,7 @@ class RateLimiter:
         self._next = float("-inf")
 
     async def step(self) -> None:
-        """Wait for this request's turn."""
+        """Wait until this request may be sent."""
         now = asyncio.get_running_loop().time()
         turn = max(self._next, now - self._slack)
         self._next = turn + self._interval
@@ -67,9 +67,9 @@ def object_path(kind: ResourceKind, metadata: Mapping[str, Any], subresource: st
 CHUNK = 500
 """Objects asked for at once by a list, as kubectl and client-go do."""
 WATCH_SECONDS = 300
-"""After which the server is asked to end a watch, so that watches move between servers."""
+"""Seconds after which the server ends a watch, so that watches move between servers."""
 QUIET_SECONDS = 150.0
-"""A watch that is silent for longer is broken: bookmarks come about every minute."""
+"""Seconds of silence after which a watch is broken: bookmarks come about every minute."""
 REQUESTS_PER_SECOND = 50.0
 BURST = 100
 _JSON = "application/json"
@@ -85,10 +85,10 @@ _UNREACHABLE_ERRORS = (
     TypeError,
     ValueError,
 )
-"""The way there is broken, a credential plugin fails, or what comes back was written by no API server."""
+"""The connection is broken, a credential plugin fails, or the answer is not that of an API server."""
 
 ObjectFilter = Callable[[ResourceKind, Object], Object | None]
-"""What is wanted of an object that a list or a watch tells; None: nothing."""
+"""The part to keep of an object from a list or a watch; None drops the object."""
 
 
 def connect(
@@ -115,8 +115,8 @@ def _keep_whole(_: ResourceKind, obj: Object) -> Object:
 class KubeClient:
     """One client of an API server. Use it as an asynchronous context manager, or call `aclose`.
 
-    Of what lists and watches tell it gives what `keep` makes of it, page by page: a large cluster is never
-    whole in memory where little of it is wanted.
+    `keep` reduces the objects of lists and watches, page by page, so that a large cluster is never in memory
+    as a whole if little of it is needed.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class KubeClient:
         await self._client.aclose()
 
     async def document(self, path: str) -> Object:
-        """Read what is no object: a document of discovery (`discovery.served`)."""
+        """Read a document that is no object, such as one of API discovery."""
         return await self._send("GET", path)
 
     async def get(self, kind: ResourceKind, name: str, namespace: str | None = None) -> Object:
@@ -149,7 +149,7 @@ class KubeClient:
     async def list(
         self, kind: ResourceKind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> ObjectList:
-        """Read all objects in chunks; whole where the server's past is shorter than reading them takes."""
+        """Read all objects in chunks, or at once if the continue token expires meanwhile."""
         selectors = _selectors(labels, fields)
         try:
             return await self._chunks(kind, namespace, selectors | {"limit": str(CHUNK)})
@@ -161,8 +161,8 @@ class KubeClient:
         while True:
             page = await self._send("GET", collection_path(kind, namespace), params=params)
             try:
-                wanted = (self._keep(kind, _with_type(kind, item)) for item in page.get("items") or ())
-                items.extend(item for item in wanted if item is not None)
+                kept = (self._keep(kind, _with_type(kind, item)) for item in page.get("items") or ())
+                items.extend(item for item in kept if item is not None)
                 token, version = page["metadata"].get("continue"), page["metadata"]["resourceVersion"]
             except _UNREACHABLE_ERRORS as error:
                 raise unreachable_error(error) from error
@@ -196,16 +196,16 @@ class KubeClient:
                     raise _response_error(response)
                 async with aclosing(watch_events(response.aiter_bytes())) as events:
                     async for event in events:
-                        yield self._wanted(kind, event)
+                        yield self._reduced(kind, event)
         except _UNREACHABLE_ERRORS as error:
             raise unreachable_error(error) from error
 
-    def _wanted(self, kind: ResourceKind, event: WatchEvent) -> WatchEvent:
-        """A change; an object of which nothing is wanted is gone."""
+    def _reduced(self, kind: ResourceKind, event: WatchEvent) -> WatchEvent:
+        """The reduced change. An object that `keep` drops counts as deleted."""
         if event.type == "BOOKMARK":
             return event
-        wanted = self._keep(kind, event.object)
-        return WatchEvent("DELETED", event.object) if wanted is None else WatchEvent(event.type, wanted)
+        kept = self._keep(kind, event.object)
+        return WatchEvent("DELETED", event.object) if kept is None else WatchEvent(event.type, kept)
 
     async def create(self, kind: ResourceKind, obj: Object, *, dry_run: bool = False) -> Object:
         """Create an object."""
@@ -305,14 +305,14 @@ def _without_none(**options: Any) -> dict[str, Any]:
 
 def _decode_response(content: bytes) -> Object:
     try:
-        told: Object = decoding.decode_document(content)
+        document: Object = decoding.decode_document(content)
     except msgspec.DecodeError as error:
         raise unreachable_error(error) from error
-    return told
+    return document
 
 
 def _response_error(response: httpx2.Response) -> KubeError:
-    """What a refusal says; proxies and overloaded servers answer without a Status."""
+    """The error of a response. Proxies and overloaded servers answer without a Status."""
     try:
         body = decoding.decode_document(response.content)
     except msgspec.DecodeError:

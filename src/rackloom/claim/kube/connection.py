@@ -25,7 +25,7 @@ TIMEOUT = httpx2.Timeout(10.0, read=60.0)
 """Seconds. The server ends a request that is not a watch after 60 (--request-timeout)."""
 EXEC_TIMEOUT_SECONDS = 30.0
 """After which a credential plugin is ended: lightkube would wait for it forever, and so would who asks."""
-_EXEC_VERSIONS = [f"client.authentication.k8s.io/{one}" for one in ("v1", "v1beta1", "v1alpha1")]
+_EXEC_VERSIONS = [f"client.authentication.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha1")]
 """They answer alike (kubernetes.io, client-go credential plugins)."""
 
 
@@ -56,9 +56,9 @@ def http_client(
         ValueError,
     ) as error:
         where = kubeconfig or "this environment"
-        told = error if isinstance(error, ConfigError | OSError | ValueError) else "it is no kubeconfig"
+        why = error if isinstance(error, ConfigError | OSError | ValueError) else "it is no kubeconfig"
         fix = "give --kubeconfig a readable file, or run in a pod with a service account"
-        raise Refused(f"no API server from {where}: {told}", nearest_fix=fix) from error
+        raise Refused(f"no API server from {where}: {why}", nearest_fix=fix) from error
 
 
 def _configured_client(
@@ -80,7 +80,7 @@ class ExecCredentialAuth(httpx2.Auth):
         self._command = (command.command, *(command.args or ()))
         # Which v1 requires and lightkube 1.0.1 leaves out.
         info = {"apiVersion": command.apiVersion, "kind": "ExecCredential", "spec": {"interactive": False}}
-        self._env = {one.name: one.value for one in command.env or ()} | {
+        self._env = {variable.name: variable.value for variable in command.env or ()} | {
             "KUBERNETES_EXEC_INFO": json.dumps(info)
         }
         self._token: str | None = None

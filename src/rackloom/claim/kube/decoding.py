@@ -52,11 +52,11 @@ def unreachable_error(error: Exception) -> KubeError:
 
 
 DEEPEST_LEVEL = 100
-"""Levels of a document that are always read; what Kubernetes itself writes has no more than some dozens."""
+"""Levels of a document that are always read. Objects of Kubernetes itself have a few dozen at most."""
 TOO_DEEP_MARKER = "rackloom: nested too deeply to be read"
-"""What is read in place of a value below `DEEPEST` levels, where it is not read."""
+"""The text that replaces a value below `DEEPEST_LEVEL` levels."""
 _FLAT_LEVELS = 200
-"""Levels that are read anywhere: of Python's 1000, most are left to whoever walks through what was read."""
+"""Levels that are read without a check. Most of Python's 1000 are left to code that walks the document."""
 _RESERVED_CALLS = 700
 _MARK = msgspec.json.encode(TOO_DEEP_MARKER)
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
@@ -64,11 +64,10 @@ log = logging.getLogger(__name__)
 
 
 def decode_document(content: bytes) -> Any:
-    """What a JSON document says, but for values nested too deeply: each of them is `TOO_DEEP`.
+    """Decode a JSON document; values that nest too deeply are replaced by `TOO_DEEP_MARKER`, and logged.
 
-    All else of such an object is as it was written. A claim keeps its name and its allocation, so that its
-    devices are not free; its parameters are no driver's, which are refused, and no claim without any. It is
-    told in the log. Raises msgspec.DecodeError for what is no JSON.
+    The rest of such an object is kept. A claim keeps its name and its allocation, so its devices do not count
+    as free; its parameters fit no driver and are refused. Raises msgspec.DecodeError for invalid JSON.
     """
     try:
         return _decode_with_stack(content, 0 if _is_flat(content) else _RESERVED_CALLS)
@@ -79,7 +78,7 @@ def decode_document(content: bytes) -> Any:
 
 
 def contains_cut_value(document: bytes) -> bool:
-    """Whether what is encoded here was not read whole: to write it would lose what it was."""
+    """Whether an encoded document was cut when it was read, so that writing it would lose data."""
     return _MARK in document
 
 
@@ -88,12 +87,12 @@ def _is_flat(content: bytes) -> bool:
 
 
 def _decode_with_stack(content: bytes, spare: int) -> Any:
-    # msgspec counts its levels on top of Python's calls, so that calls are what bounds them.
+    # msgspec counts nesting on top of Python's call depth, so extra calls lower the depth that it accepts.
     return _decode_with_stack(content, spare - 1) if spare else msgspec.json.decode(content)
 
 
 def _cut_deep_values(content: bytes) -> bytes:
-    """The document with its too deep values replaced; what is no JSON stays none."""
+    """The document with too deep values replaced; invalid JSON stays invalid."""
     parts, level, kept = [], 0, 0
     for token in _TOKEN.finditer(content):
         if token[0] in b"[{":
@@ -111,8 +110,8 @@ def _log_cut_objects(document: Any) -> None:
     """Name in the log what was not read whole."""
     for obj in _objects_in(document):
         if contains_cut_value(msgspec.json.encode(obj)):
-            told = obj.get("metadata") or {}
-            name = f"{told.get('namespace', '')}/{told.get('name', '')}"
+            meta = obj.get("metadata") or {}
+            name = f"{meta.get('namespace', '')}/{meta.get('name', '')}"
             log.warning("%s: nested too deeply: not read below %d levels", name, DEEPEST_LEVEL)
 
 
@@ -122,7 +121,7 @@ def _objects_in(document: Any) -> Iterable[Any]:
         return ()
     items = document.get("items")
     found = items if isinstance(items, list) else [document.get("object", document)]
-    return [one for one in found if isinstance(one, dict)]
+    return [entry for entry in found if isinstance(entry, dict)]
 
 
 # Watch streams.

@@ -19,9 +19,9 @@ from rackloom.core.kubernetes.objects import EVENT, Object, metav1_time
 log = structlog.get_logger(__name__)
 
 REPEAT_SECONDS = 60.0
-"""Least time between two writes of one Event; what happens in between is counted."""
+"""Seconds between two writes of one Event; repetitions in between are counted."""
 MOST_MESSAGES = 10
-"""Different messages of one reason on one object, before they are combined (as client-go does)."""
+"""Messages of one reason on one object that are kept apart; further ones are combined, as in client-go."""
 MOST_REMEMBERED = 4096
 COMBINED = "(combined from similar events): "
 _LONGEST_MESSAGE = 1024
@@ -52,25 +52,25 @@ class EventRecorder:
         self._component = component
         self._instance = instance
         self._now = now
-        self._told: OrderedDict[tuple[_Topic, str], _RecordedEvent] = OrderedDict()
+        self._events: OrderedDict[tuple[_Topic, str], _RecordedEvent] = OrderedDict()
         self._messages: defaultdict[_Topic, set[str]] = defaultdict(set)
 
     async def record(self, regarding: Object, severity: EventSeverity, reason: str, message: str) -> None:
-        """Tell that something happened to an object. `reason` is one CamelCase word, `message` a sentence."""
+        """Record an event about an object. `reason` is one CamelCase word, `message` a sentence."""
         topic = (regarding["metadata"].get("uid") or regarding["metadata"]["name"], severity, reason)
         text = self._combined(topic, message)
-        # Combined events are one event, whatever each of them says.
+        # All combined events are one event, whatever their messages.
         key = (topic, COMBINED if text.startswith(COMBINED) else text)
-        now, told = self._now(), self._told.get(key)
-        if told is None:
-            told = _RecordedEvent(_event_name(regarding, key, now), metav1_time(now), 0, float("-inf"))
-            self._remember(key, told)
-        told.count += 1
-        if now - told.written_at < REPEAT_SECONDS:
+        now, recorded = self._now(), self._events.get(key)
+        if recorded is None:
+            recorded = _RecordedEvent(_event_name(regarding, key, now), metav1_time(now), 0, float("-inf"))
+            self._remember(key, recorded)
+        recorded.count += 1
+        if now - recorded.written_at < REPEAT_SECONDS:
             return
-        told.written_at = now
+        recorded.written_at = now
         try:
-            await self._write(regarding, severity, reason, text, told)
+            await self._write(regarding, severity, reason, text, recorded)
         except KubeError as error:
             log.warning("an event was not written", reason=reason, message=text, why=error.message)
 
@@ -81,36 +81,36 @@ class EventRecorder:
             return message
         return (COMBINED + message)[:_LONGEST_MESSAGE]
 
-    def _remember(self, key: tuple[_Topic, str], told: _RecordedEvent) -> None:
-        self._told[key] = told
-        if len(self._told) > MOST_REMEMBERED:
-            (topic, text), _ = self._told.popitem(last=False)
+    def _remember(self, key: tuple[_Topic, str], recorded: _RecordedEvent) -> None:
+        self._events[key] = recorded
+        if len(self._events) > MOST_REMEMBERED:
+            (topic, text), _ = self._events.popitem(last=False)
             self._messages[topic].discard(text)
             if not self._messages[topic]:
                 del self._messages[topic]
 
     async def _write(
-        self, regarding: Object, severity: EventSeverity, reason: str, text: str, told: _RecordedEvent
+        self, regarding: Object, severity: EventSeverity, reason: str, text: str, recorded: _RecordedEvent
     ) -> None:
         namespace = regarding["metadata"].get("namespace") or "default"
         last = metav1_time(self._now())
-        if told.count > 1:
+        if recorded.count > 1:
             try:
-                changes = {"count": told.count, "lastTimestamp": last, "message": text}
-                await self._api.patch(EVENT, told.name, namespace, changes)
+                changes = {"count": recorded.count, "lastTimestamp": last, "message": text}
+                await self._api.patch(EVENT, recorded.name, namespace, changes)
             except NotFound:
-                log.debug("an event has run out; it is written anew", name=told.name)
+                log.debug("an event has run out; it is written anew", name=recorded.name)
             else:
                 return
-        metadata = {"name": told.name, "namespace": namespace}
+        metadata = {"name": recorded.name, "namespace": namespace}
         event = {
             "metadata": metadata,
             "involvedObject": _object_reference(regarding),
             "type": severity,
             "reason": reason,
             "message": text,
-            "count": told.count,
-            "firstTimestamp": told.first,
+            "count": recorded.count,
+            "firstTimestamp": recorded.first,
             "lastTimestamp": last,
             "source": {"component": self._component, "host": self._instance},
             "reportingComponent": self._component,
@@ -126,6 +126,6 @@ def _object_reference(obj: Object) -> Object:
 
 
 def _event_name(obj: Object, key: object, now: float) -> str:
-    """A name that no other event has: told again after a restart, it is another one."""
+    """A unique name. It contains the time, so a restarted process creates another Event."""
     digest = hashlib.sha256(repr((key, now)).encode()).hexdigest()[:16]
     return f"{obj['metadata']['name'][:_LONGEST_NAME]}.{digest}"

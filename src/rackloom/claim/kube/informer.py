@@ -1,9 +1,9 @@
 """An informer: one list, then one watch, and an indexed cache that follows.
 
-Handlers are told which object changed, never what to do: they put keys on a queue, and whoever works on
-a key reads the cache (level-triggered). A watch that ends goes on from the last version seen; one that
-is too old (410) starts over with a list. Between a broken watch and the next answer the cache may be
-behind, which `unknown_since` reports. What a cache hands out is shared and must not be changed.
+Handlers receive the object that changed. They put keys on a queue, and the work on a key reads the cache
+(level-triggered). A watch that ends resumes from the last version seen; one whose version is too old (410)
+starts over with a list. Between a broken watch and the next answer the cache may be stale, which
+`unknown_since` reports. Cached objects are shared and must not be changed.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ def key_of(obj: Object) -> ObjectKey:
 
 
 class ObjectCache:
-    """Objects by key and by named indexes. What it hands out is shared: it must not be changed."""
+    """Objects by key and by named indexes. They are shared and must not be changed."""
 
     def __init__(self, indexers: Mapping[str, Indexer]) -> None:
         self._indexers = dict(indexers)
@@ -38,14 +38,14 @@ class ObjectCache:
         }
 
     def __len__(self) -> int:
-        """How many objects there are."""
+        """The number of objects."""
         return len(self._objects)
 
     def __iter__(self) -> Iterator[Object]:
         return iter(self._objects.values())
 
     def get(self, name: str, namespace: str | None = None) -> Object | None:
-        """The object as last seen, or None."""
+        """The cached object, or None."""
         return self._objects.get((namespace or "", name))
 
     def find(self, index: str, value: str) -> tuple[Object, ...]:
@@ -53,7 +53,7 @@ class ObjectCache:
         return tuple(self._objects[key] for key in self._indexes[index].get(value, ()))
 
     def put(self, obj: Object) -> Object | None:
-        """Remember an object; returns what it was before."""
+        """Store an object; returns its previous state."""
         key = key_of(obj)
         before = self._objects.get(key)
         after = {name: dict.fromkeys(values(obj)) for name, values in self._indexers.items()}
@@ -66,7 +66,7 @@ class ObjectCache:
         return before
 
     def drop(self, key: ObjectKey) -> Object | None:
-        """Forget an object; returns what it was."""
+        """Remove an object; returns its last state."""
         before = self._objects.pop(key, None)
         if before is not None:
             self._unindex(key, before, {})
@@ -76,9 +76,9 @@ class ObjectCache:
         for name, values in self._indexers.items():
             for value in values(obj):
                 if value not in kept.get(name, {}):
-                    found = self._indexes[name][value]
-                    found.pop(key, None)
-                    if not found:
+                    keys = self._indexes[name][value]
+                    keys.pop(key, None)
+                    if not keys:
                         del self._indexes[name][value]
 
     def keys(self) -> set[ObjectKey]:
@@ -90,7 +90,7 @@ class ObjectCache:
 
 
 ChangeHandler = Callable[[Object], None]
-"""Told of an object that is new, changed or gone, as it was last seen."""
+"""Receives an object that is new, changed or gone, in its last known state."""
 
 SHORTEST_RETRY_SECONDS = 0.2
 LONGEST_RETRY_SECONDS = 30.0
@@ -102,11 +102,10 @@ def _accept_no_error(_: KubeError) -> bool:
 
 
 class Informer:
-    """What there is of one kind, as last seen. `run` keeps it up to date until it is cancelled.
+    """The objects of one kind. `run` keeps the cache up to date until it is cancelled.
 
-    `indexers` name the indexes of `cache`. `excuses` says of a refusal that it tells as much as an empty
-    list: it is observed, and asked for again. `rng` draws the jitter of retries. Times are of the running
-    loop.
+    `indexers` name the indexes of `cache`. `excuses` selects errors that count as an empty list; the list
+    is then requested again. `rng` draws the jitter of retries. Times are those of the running loop.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class Informer:
 
     @property
     def is_synced(self) -> bool:
-        """Whether a first list has been taken in whole, or was excused."""
+        """Whether a first list was received in full, or was excused."""
         return self._synced.is_set()
 
     async def synced(self) -> None:
@@ -157,17 +156,17 @@ class Informer:
 
     @property
     def unknown_since(self) -> float | None:
-        """Loop time since when the cache may be behind: no list yet, or a broken watch. None: it follows."""
+        """Loop time since when the cache may be stale: no list yet, or a broken watch. None: it follows."""
         return self._unknown_since
 
     @property
     def problem(self) -> KubeError | None:
-        """What the API server last answered, where the cache may be behind or is excused because of that."""
+        """The last error of the API server, if the cache is stale or excused because of it."""
         return self._problem
 
     async def run(self) -> None:
-        """Follow the API server until cancelled. Raises what a handler raises, and is behind since then."""
-        self._lose(self._problem)
+        """Follow the API server until cancelled. Raises what a handler raises; the cache is stale then."""
+        self._mark_stale(self._problem)
         while True:
             try:
                 await self._follow()
@@ -175,14 +174,14 @@ class Informer:
                 self._version = None
                 await asyncio.sleep(self._random.uniform(0.0, SHORTEST_RETRY_SECONDS))
             except KubeError as error:
-                self._hear(error)
+                self._handle_error(error)
                 await self._pause(error)
             except Exception as error:
-                self._lose(KubeError(0, "Defect", f"what was told could not be taken in: {error!r}"))
+                self._mark_stale(KubeError(0, "Defect", f"what was told could not be taken in: {error!r}"))
                 raise
 
     async def _follow(self) -> None:
-        """One watch, after a list where there is nothing to go on from."""
+        """Run one watch, after a list if there is no version to resume from."""
         if self._version is None:
             await self._list()
         assert self._version is not None  # noqa: S101 (set by the list)
@@ -195,50 +194,51 @@ class Informer:
         )
         async with aclosing(events):
             async for event in events:
-                self._take(event)
+                self._apply(event)
 
     async def _list(self) -> None:
         listed = await self._api.list(self._kind, self._namespace, labels=self._labels, fields=self._fields)
+        # Objects that vanished while no watch ran are only visible as missing in the new list.
         gone = self.cache.keys() - {key_of(obj) for obj in listed.items}
         for obj in listed.items:
             self._put(obj)
         for key in sorted(gone):
             self._drop(key)
         self._version = listed.resource_version
-        self._see()
+        self._mark_current()
         self._synced.set()
 
-    def _take(self, event: WatchEvent) -> None:
+    def _apply(self, event: WatchEvent) -> None:
         if event.type == "DELETED":
             self._drop(key_of(event.object))
         elif event.type != "BOOKMARK":
             self._put(event.object)
         self._version = event.object["metadata"]["resourceVersion"]
-        self._see()
+        self._mark_current()
 
     def _put(self, obj: Object) -> None:
         before = self.cache.put(obj)
         if before is None or _version(before) != _version(obj):
-            self._tell(obj)
+            self._notify(obj)
 
     def _drop(self, key: ObjectKey) -> None:
         gone = self.cache.drop(key)
         if gone is not None:
-            self._tell(gone)
+            self._notify(gone)
 
-    def _tell(self, obj: Object) -> None:
+    def _notify(self, obj: Object) -> None:
         for handler in self._handlers:
             handler(obj)
 
-    def _see(self) -> None:
+    def _mark_current(self) -> None:
         self._failures = 0
         self._observed_at = asyncio.get_running_loop().time()
         self._unknown_since = self._problem = None
 
-    def _hear(self, error: KubeError) -> None:
-        """Take a refusal in."""
+    def _handle_error(self, error: KubeError) -> None:
+        """Mark the cache stale, or empty it if the error is excused."""
         if not self._excuses(error):
-            self._lose(error)
+            self._mark_stale(error)
             return
         for key in sorted(self.cache.keys()):
             self._drop(key)
@@ -246,12 +246,12 @@ class Informer:
         self._observed_at = asyncio.get_running_loop().time()
         self._synced.set()
 
-    def _lose(self, problem: KubeError | None) -> None:
-        """The cache may be behind from now on; it is since the newest answer."""
+    def _mark_stale(self, problem: KubeError | None) -> None:
+        """Mark the cache as possibly stale, since the newest answer."""
         self._problem = problem
         if self._unknown_since is None:
-            seen = self._observed_at
-            self._unknown_since = asyncio.get_running_loop().time() if seen is None else seen
+            observed = self._observed_at
+            self._unknown_since = asyncio.get_running_loop().time() if observed is None else observed
 
     async def _pause(self, error: KubeError) -> None:
         self._failures += 1

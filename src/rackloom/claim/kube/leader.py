@@ -22,7 +22,7 @@ from rackloom.errors import Refused
 log = structlog.get_logger(__name__)
 
 RELEASE_SECONDS = 2.0
-"""How long a leader that stops tries to say so."""
+"""Seconds for which a leader that stops tries to release the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,13 @@ class LeaseTimings:
 
     def __post_init__(self) -> None:
         if not self.lease > self.renew > self.retry > 0:
-            told = f"lease {self.lease} s, renew {self.renew} s, retry {self.retry} s"
-            raise Refused(
-                f"election terms out of order: {told}", nearest_fix="have lease > renew > retry > 0"
-            )
+            terms = f"lease {self.lease} s, renew {self.renew} s, retry {self.retry} s"
+            fix = "have lease > renew > retry > 0"
+            raise Refused(f"election terms out of order: {terms}", nearest_fix=fix)
 
 
 class LeaderElection:
-    """One candidate for the lease `name`. `identity` is this process's alone, also after a restart.
+    """One candidate for the lease `name`. `identity` is unique to this run of this process.
 
     `wall` gives seconds since 1970 and is only written, never compared; intervals are the running loop's.
     """
@@ -69,7 +68,8 @@ class LeaderElection:
         self._wall = wall
         self._random = rng
         self._terms = terms or LeaseTimings()
-        self._seen: tuple[str, float] = ("", 0.0)
+        self._observed: tuple[str, float] = ("", 0.0)
+        """The last version of the lease, and the loop time when it was first seen."""
         self._renewed_at: float | None = None
         self._leads = False
 
@@ -101,7 +101,10 @@ class LeaderElection:
             await asyncio.sleep(self._terms.retry * self._random.uniform(1.0, 1.2))
 
     async def _hold(self, lead: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Lead until the lease is lost (False) or `lead` returns (True). Renewing ends last."""
+        """Lead until the lease is lost (False) or `lead` returns (True).
+
+        The lease is renewed until `lead` has ended, so no other process leads before that.
+        """
         log.info("leading", lease=self._name, identity=self._identity)
         self._leads = True
         work = asyncio.create_task(lead())
@@ -120,7 +123,7 @@ class LeaderElection:
         return ended
 
     async def _keep(self) -> None:
-        """Renew; returns once another holds the lease, or it could not be renewed in time."""
+        """Renew the lease; returns once another process holds it, or it could not be renewed in time."""
         while True:
             assert self._renewed_at is not None  # noqa: S101 (only a leader keeps)
             with suppress(KubeError):
@@ -133,7 +136,7 @@ class LeaderElection:
                     return
 
     async def _try(self) -> bool:
-        """Take or renew the lease; False while another holds it. Raises `KubeError`: it is not known."""
+        """Take or renew the lease; False while another process holds it. KubeError leaves that unknown."""
         started = asyncio.get_running_loop().time()
         try:
             lease = await self._api.get(LEASE, self._name, self._namespace)
@@ -145,18 +148,19 @@ class LeaderElection:
                 self._renewed_at = None
                 return False
             await self._api.replace(LEASE, {**lease, "spec": self._claim(lease.get("spec") or {})})
-        # A lease counts from when it was asked for: the answer may have taken a while.
+        # The term counts from the request, since the answer may take a while: we stop early, never late.
         self._renewed_at = started
         return True
 
     def _is_free(self, lease: Object) -> bool:
         now = asyncio.get_running_loop().time()
         spec, version = lease.get("spec") or {}, lease["metadata"]["resourceVersion"]
-        if self._seen[0] != version:
-            self._seen = (version, now)
+        # Only an unchanged version on our own clock shows that the holder is gone. Its clock may differ.
+        if self._observed[0] != version:
+            self._observed = (version, now)
         holder = spec.get("holderIdentity")
         lasts = spec.get("leaseDurationSeconds") or self._terms.lease
-        return not holder or holder == self._identity or now >= self._seen[1] + lasts
+        return not holder or holder == self._identity or now >= self._observed[1] + lasts
 
     def _claim(self, spec: Object) -> Object:
         now = metav1_micro_time(self._wall())
@@ -171,7 +175,7 @@ class LeaderElection:
         }
 
     async def _release(self) -> None:
-        """Say that the lease is free, if it is ours; where that fails it runs out by itself."""
+        """Release the lease if we hold it. If that fails, it expires by itself."""
         if self._renewed_at is None:
             return
         with suppress(KubeError, TimeoutError):

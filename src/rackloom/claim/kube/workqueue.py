@@ -1,4 +1,4 @@
-"""A work queue of keys: what to look at again, not what happened.
+"""A work queue of keys, which name what to reconcile and not what happened.
 
 A key that is added while it waits is one key. A key that is added while it is worked on is worked on
 once more afterwards, never by two workers at once. A key whose work failed comes back with exponential
@@ -35,7 +35,7 @@ class WorkQueue(Generic[K]):
         self._stopping = False
 
     def __len__(self) -> int:
-        """How many keys wait for a worker now; delayed ones and those worked on are not among them."""
+        """The number of keys that wait for a worker, without delayed keys and those being worked on."""
         return len(self._ready)
 
     @property
@@ -44,7 +44,7 @@ class WorkQueue(Generic[K]):
         return not (self._ready or self._active or self._again or self._timers)
 
     def add(self, key: K) -> None:
-        """Have `key` worked on as soon as a worker is free. A delay that is under way for it is over."""
+        """Have `key` worked on as soon as a worker is free; a pending delay for it is cancelled."""
         self._unschedule(key)
         if self._stopping:
             return
@@ -55,7 +55,7 @@ class WorkQueue(Generic[K]):
         self._changed.set()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Have `key` worked on in `seconds`, or earlier where that was asked for already."""
+        """Have `key` worked on in `seconds`, or earlier if an earlier time is pending."""
         if seconds <= 0:
             self.add(key)
             return
@@ -69,24 +69,25 @@ class WorkQueue(Generic[K]):
     def retry(self, key: K, *, at_least: float = 0.0) -> float:
         """Have `key` worked on again after its back-off, or `at_least` (seconds); returns that delay."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
+        # Equal jitter (half fixed, half random) keeps keys that failed together from returning together.
         ceiling = min(self._longest, self._shortest * 2.0 ** min(failures - 1, 32))
         seconds = max(ceiling * self._random.uniform(0.5, 1.0), at_least)
         self.add_after(key, seconds)
         return seconds
 
     def forget(self, key: K) -> None:
-        """The next failure of `key` is its first."""
+        """Reset the back-off of `key`."""
         self._failures.pop(key, None)
 
     def failures(self, key: K) -> int:
-        """How often in a row `key` failed."""
+        """The number of times that `key` failed in a row."""
         return self._failures.get(key, 0)
 
     async def work(self, do: Callable[[K], Awaitable[float | None]], *, workers: int = 1) -> None:
         """Call `do(key)` for what is added, with at most so many at once, until `stop`.
 
-        `do` returns after how many seconds to look again, or None. `Retry` brings the key back when it says,
-        `KubeError` after the key's back-off. Any other error is a defect and ends the work.
+        `do` returns the seconds after which the key is due again, or None. After `Retry` it is due when that
+        says, after `KubeError` when its back-off has passed. Any other error is a defect and ends the work.
         """
         async with asyncio.TaskGroup() as tasks:
             for _ in range(workers):
@@ -112,17 +113,18 @@ class WorkQueue(Generic[K]):
 
     async def _do(self, do: Callable[[K], Awaitable[float | None]], key: K) -> None:
         try:
-            again = await do(key)
+            delay = await do(key)
         except Retry as error:
             self.add_after(key, error.after)
         except KubeError as error:
             self.retry(key, at_least=error.retry_after or 0.0)
         else:
             self.forget(key)
-            if again is not None:
-                self.add_after(key, again)
+            if delay is not None:
+                self.add_after(key, delay)
 
     def _finish(self, key: K) -> None:
+        # A key that was added while it was worked on is due once more, so no change is lost.
         self._active.discard(key)
         if key in self._again:
             self._again.discard(key)
@@ -135,7 +137,7 @@ class WorkQueue(Generic[K]):
             planned.cancel()
 
     def stop(self) -> None:
-        """Let workers finish what they are at, and no more; `work` then returns."""
+        """Let workers finish their current keys and take no others; `work` then returns."""
         self._stopping = True
         for key in list(self._timers):
             self._unschedule(key)

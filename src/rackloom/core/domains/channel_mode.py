@@ -11,7 +11,7 @@ holds a channel, and the warm domain last. A clique whose nodes disagree is left
 """
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -92,18 +92,18 @@ def _channel_device(number: int, clique_id: str) -> Object:
 
 
 class CliqueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One clique and what is there of channel mode in it."""
+    """One clique and the objects of channel mode in it."""
 
     clique_id: str
-    said: frozenset[ImexIsolation]
-    """What its nodes are set to; empty when it has no node."""
+    isolations: frozenset[ImexIsolation]
+    """The isolation modes of its nodes: one if all is well; empty when it has no node."""
     nodes: tuple[OwnedObject, ...]
     warm: ComputeDomain | None
-    warm_thing: OwnedObject | None
+    warm_object: OwnedObject | None
     members: tuple[ComputeDomainNode, ...] = ()
-    """Nodes of the warm domain, as its daemons say."""
+    """Nodes of the warm domain, as its daemons report."""
     marked: tuple[OwnedObject, ...] = ()
-    """Nodes on which the warm domain's daemon runs or shall run."""
+    """Nodes on which the warm domain's daemon runs or is to run."""
     labelled: tuple[OwnedObject, ...] = ()
     """Nodes on which the clique's channels are offered now."""
     pool: OwnedObject | None = None
@@ -121,93 +121,87 @@ def warm_domain(found: Iterable[Object], settings: ControllerSettings) -> Comput
 def isolation_of_nodes(
     nodes: Iterable[OwnedObject], settings: ControllerSettings
 ) -> frozenset[ImexIsolation]:
-    """What the nodes of a clique are set to: all the same, if all is well."""
+    """The isolation modes of the nodes of a clique: one if all is well."""
     return frozenset(isolation_of(node.labels, settings.isolation) for node in nodes)
 
 
-def reconcile_clique(view: CliqueSnapshot, settings: ControllerSettings) -> tuple[ObjectWrite, ...]:
-    """What to do so that a clique offers channels, or no longer does. A mixed one is left as it is."""
-    if len(view.said) > 1:
+def reconcile_clique(snapshot: CliqueSnapshot, settings: ControllerSettings) -> tuple[ObjectWrite, ...]:
+    """The writes after which a clique offers channels, or no longer does. A mixed clique is left as it is."""
+    if len(snapshot.isolations) > 1:
         return ()
     managed = settings.imex_mode is ImexMode.DRIVER_MANAGED
-    if managed and view.said == {ImexIsolation.CHANNEL}:
+    if managed and snapshot.isolations == {ImexIsolation.CHANNEL}:
         return (
-            *_create_warm_domain(view, settings),
-            *_mark_nodes(view),
-            *_label_ready_nodes(view),
-            *_create_slice(view),
+            *_create_warm_domain(snapshot, settings),
+            *_mark_nodes(snapshot),
+            *_label_ready_nodes(snapshot),
+            *_create_slice(snapshot),
         )
-    return _leave_channel_mode(view)
+    return _leave_channel_mode(snapshot)
 
 
-def mixed_isolation_event(view: CliqueSnapshot) -> EventNotice | None:
-    """What to tell about a clique whose nodes disagree."""
-    if len(view.said) < 2:
+def mixed_isolation_event(snapshot: CliqueSnapshot) -> EventNotice | None:
+    """The event about a clique whose nodes disagree."""
+    if len(snapshot.isolations) < 2:
         return None
-    said = f"the nodes of clique {view.clique_id} disagree about isolation ({', '.join(sorted(view.said))})"
-    return EventNotice(True, "IsolationMixed", f"{said}; give all of them the same {names.ISOLATION_LABEL}")
+    modes = ", ".join(sorted(snapshot.isolations))
+    mixed = f"the nodes of clique {snapshot.clique_id} disagree about isolation ({modes})"
+    return EventNotice(True, "IsolationMixed", f"{mixed}; give all of them the same {names.ISOLATION_LABEL}")
 
 
-def _create_warm_domain(view: CliqueSnapshot, settings: ControllerSettings) -> tuple[ObjectWrite, ...]:
-    if view.warm is not None:
+def _create_warm_domain(snapshot: CliqueSnapshot, settings: ControllerSettings) -> tuple[ObjectWrite, ...]:
+    if snapshot.warm is not None:
         return ()
-    return (CreateObject(kind=COMPUTE_DOMAIN, obj=warm_domain_manifest(view.clique_id, settings)),)
+    return (CreateObject(kind=COMPUTE_DOMAIN, obj=warm_domain_manifest(snapshot.clique_id, settings)),)
 
 
-def _mark_nodes(view: CliqueSnapshot) -> tuple[ObjectWrite, ...]:
-    # A label of our own decides where the daemon runs: whoever writes the clique's label may take it off for
-    # a moment, and the daemons of running jobs must not end with it.
-    marked, members = {node.name for node in view.marked}, {node.name for node in view.nodes}
-    on = (
-        _add_label(node, names.WARM_CLIQUE_LABEL, view.clique_id)
-        for node in view.nodes
-        if node.name not in marked
-    )
-    off = (
-        remove_label(node, names.WARM_CLIQUE_LABEL, view.clique_id)
-        for node in view.marked
-        if node.name not in members
-    )
-    return (*on, *off)
+def _mark_nodes(snapshot: CliqueSnapshot) -> tuple[ObjectWrite, ...]:
+    # Our own label decides where the daemon runs. Another program may remove the clique's label for a moment,
+    # and the daemons of running jobs must not end with it.
+    members = {node.name for node in snapshot.nodes}
+    return _set_label(names.WARM_CLIQUE_LABEL, snapshot, members, snapshot.marked)
 
 
-def _create_slice(view: CliqueSnapshot) -> tuple[ObjectWrite, ...]:
-    if view.pool is not None or not view.members:
+def _create_slice(snapshot: CliqueSnapshot) -> tuple[ObjectWrite, ...]:
+    if snapshot.pool is not None or not snapshot.members:
         return ()
-    return (CreateObject(kind=RESOURCE_SLICE, obj=channel_slice_manifest(view.clique_id)),)
+    return (CreateObject(kind=RESOURCE_SLICE, obj=channel_slice_manifest(snapshot.clique_id)),)
 
 
-def _label_ready_nodes(view: CliqueSnapshot) -> tuple[ObjectWrite, ...]:
+def _label_ready_nodes(snapshot: CliqueSnapshot) -> tuple[ObjectWrite, ...]:
     # A warm domain that is being deleted waits for the jobs that use it, and takes no new ones.
-    stays = view.warm is not None and not view.warm.deleting
-    ready = {node.name for node in view.members if stays and node.status is Readiness.READY}
-    offered = {node.name for node in view.labelled}
-    on = (
-        _add_label(node, names.CHANNELS_READY_LABEL, view.clique_id)
-        for node in view.nodes
-        if node.name in ready - offered
-    )
-    off = (
-        remove_label(node, names.CHANNELS_READY_LABEL, view.clique_id)
-        for node in view.labelled
-        if node.name not in ready
-    )
-    return (*on, *off)
+    stays = snapshot.warm is not None and not snapshot.warm.deleting
+    ready = {node.name for node in snapshot.members if stays and node.status is Readiness.READY}
+    return _set_label(names.CHANNELS_READY_LABEL, snapshot, ready, snapshot.labelled)
 
 
-def _leave_channel_mode(view: CliqueSnapshot) -> tuple[ObjectWrite, ...]:
-    """First nothing new is offered; the IMEX domain stays while a job still has a channel of it."""
-    off = tuple(remove_label(node, names.CHANNELS_READY_LABEL, view.clique_id) for node in view.labelled)
-    if off or view.in_use:
+def _set_label(
+    label: str, snapshot: CliqueSnapshot, wanted: Collection[str], labelled: tuple[OwnedObject, ...]
+) -> tuple[ObjectWrite, ...]:
+    """Writes after which, of the nodes of the clique, exactly the `wanted` ones carry a label."""
+    have = {node.name for node in labelled}
+    missing = (node for node in snapshot.nodes if node.name in wanted and node.name not in have)
+    surplus = (node for node in labelled if node.name not in wanted)
+    patch = {"metadata": {"labels": {label: snapshot.clique_id}}}
+    return (
+        *(PatchObject(kind=node.kind, namespace=None, name=node.name, patch=patch) for node in missing),
+        *(remove_label(node, label, snapshot.clique_id) for node in surplus),
+    )
+
+
+def _leave_channel_mode(snapshot: CliqueSnapshot) -> tuple[ObjectWrite, ...]:
+    """Stop offering channels, then delete the slice, then the warm domain.
+
+    The warm domain stays while a job has a channel of it: its daemons carry the job's memory sharing.
+    """
+    off = tuple(
+        remove_label(node, names.CHANNELS_READY_LABEL, snapshot.clique_id) for node in snapshot.labelled
+    )
+    if off or snapshot.in_use:
         return off
-    if view.pool is not None:
-        return (delete_object(view.pool),)
-    marks = tuple(remove_label(node, names.WARM_CLIQUE_LABEL, view.clique_id) for node in view.marked)
-    if view.warm_thing is None or view.warm_thing.deleting:
+    if snapshot.pool is not None:
+        return (delete_object(snapshot.pool),)
+    marks = tuple(remove_label(node, names.WARM_CLIQUE_LABEL, snapshot.clique_id) for node in snapshot.marked)
+    if snapshot.warm_object is None or snapshot.warm_object.deleting:
         return marks
-    return (*marks, delete_object(view.warm_thing))
-
-
-def _add_label(node: OwnedObject, label: str, value: str) -> PatchObject:
-    patch = {"metadata": {"labels": {label: value}}}
-    return PatchObject(kind=node.kind, namespace=None, name=node.name, patch=patch)
+    return (*marks, delete_object(snapshot.warm_object))

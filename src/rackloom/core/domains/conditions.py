@@ -53,70 +53,73 @@ def domain_problems(
     """All problems of a ComputeDomain that is not being deleted, the one to solve first in front."""
     if snapshot.invalid:
         return (DomainProblem("InvalidSpec", snapshot.invalid),)
-    found = [problem for slot in required_objects(domain, snapshot, settings) for problem in _of_slot(slot)]
-    found += _of_labels(domain, settings)
-    found += _of_cliques(snapshot)
-    found += _of_daemons(snapshot)
+    conflicts = map(_of_required, required_objects(domain, snapshot, settings))
+    problems = [problem for problem in conflicts if problem is not None]
+    problems += [*_of_labels(domain, settings), *_of_cliques(snapshot), *_of_daemons(snapshot)]
     if uses_warm_clique(domain, settings):
-        found += _of_channel_mode(domain, snapshot)
-    found += [DomainProblem("ApiRefused", failure) for failure in snapshot.failures]
-    return tuple(found)
+        problems += _of_channel_mode(domain, snapshot)
+    return (*problems, *api_failures(snapshot))
 
 
-def shortened_list(found: Collection[str]) -> str:
-    """Names for a message."""
-    shown = ", ".join(sorted(found)[:MOST_NAMES])
-    more = len(found) - MOST_NAMES
+def api_failures(snapshot: DomainSnapshot) -> tuple[DomainProblem, ...]:
+    """Writes that the API server rejected."""
+    return tuple(DomainProblem("ApiRefused", failure) for failure in snapshot.failures)
+
+
+def shortened_list(names: Collection[str]) -> str:
+    """The first names in order for a message, and the number of the others."""
+    shown = ", ".join(sorted(names)[:MOST_NAMES])
+    more = len(names) - MOST_NAMES
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _of_slot(slot: RequiredObject) -> list[DomainProblem]:
-    if len(slot.ours) > 1:
-        found = ", ".join(sorted(our.called for our in slot.ours))
-        return [
-            DomainProblem("DuplicateObjects", f"{found} belong to this ComputeDomain; delete all but one")
-        ]
-    if slot.ours or slot.taken_by is None:
-        return []
-    whose = f"ComputeDomain {slot.taken_by.domain}" if slot.taken_by.domain else "somebody else"
-    fix = f"delete it ({slot.taken_by.called})"
-    if slot.kind == RESOURCE_CLAIM_TEMPLATE and slot.wanted["metadata"]["labels"].get(names.TARGET_LABEL) == (
-        names.TARGET_WORKLOAD
-    ):
-        fix += ", or create this ComputeDomain anew with another spec.channel.resourceClaimTemplate.name"
-        return [DomainProblem("TemplateNameTaken", f"{slot.called} exists and belongs to {whose}; {fix}")]
-    return [DomainProblem("ObjectNameTaken", f"{slot.called} exists and belongs to {whose}; {fix}")]
+def _of_required(required: RequiredObject) -> DomainProblem | None:
+    """Why a required object cannot exist: only a free name is filled, and nothing is deleted for it."""
+    if len(required.ours) > 1:
+        titles = ", ".join(sorted(owned.title for owned in required.ours))
+        message = f"{titles} belong to this ComputeDomain; delete all but one"
+        return DomainProblem("DuplicateObjects", message)
+    taken_by = required.taken_by
+    if required.ours or taken_by is None:
+        return None
+    owner = f"ComputeDomain {taken_by.domain}" if taken_by.domain else "somebody else"
+    message = f"{required.title} exists and belongs to {owner}; delete it ({taken_by.title})"
+    target = required.wanted["metadata"]["labels"].get(names.TARGET_LABEL)
+    if required.kind == RESOURCE_CLAIM_TEMPLATE and target == names.TARGET_WORKLOAD:
+        fix = "or create this ComputeDomain anew with another spec.channel.resourceClaimTemplate.name"
+        return DomainProblem("TemplateNameTaken", f"{message}, {fix}")
+    return DomainProblem("ObjectNameTaken", message)
 
 
 def _of_labels(domain: ComputeDomain, settings: ControllerSettings) -> list[DomainProblem]:
-    asked = domain.labels.get(names.ISOLATION_LABEL)
-    if asked == ImexIsolation.CHANNEL and settings.imex_mode is ImexMode.HOST_MANAGED:
-        told = f"label {names.ISOLATION_LABEL} asks for a channel of its own, but the hosts run nvidia-imex"
-        return [DomainProblem("ChannelModeUnavailable", f"{told} here and share one; remove the label")]
-    if asked is None or asked in set(ImexIsolation):
+    label, value = names.ISOLATION_LABEL, domain.labels.get(names.ISOLATION_LABEL)
+    if value == ImexIsolation.CHANNEL and settings.imex_mode is ImexMode.HOST_MANAGED:
+        why = f"label {label} asks for a channel of its own, but the hosts run nvidia-imex here and share one"
+        return [DomainProblem("ChannelModeUnavailable", f"{why}; remove the label")]
+    if value is None or value in set(ImexIsolation):
         return []
-    known = " or ".join(ImexIsolation)
-    return [DomainProblem("UnknownIsolation", f"label {names.ISOLATION_LABEL} is {asked!r}; use {known}")]
+    return [
+        DomainProblem("UnknownIsolation", f"label {label} is {value!r}; use {' or '.join(ImexIsolation)}")
+    ]
 
 
 def _of_cliques(snapshot: DomainSnapshot) -> list[DomainProblem]:
     return [
         DomainProblem(
             "IsolationMixed",
-            f"nodes of clique {clique_id} disagree about isolation ({', '.join(said)}), but a node holds one"
+            f"nodes of clique {clique_id} disagree about isolation ({', '.join(modes)}), but a node holds one"
             f" IMEX session; give all of them the same {names.ISOLATION_LABEL}",
         )
-        for clique_id, said in sorted(snapshot.mixed_nodes.items())
+        for clique_id, modes in sorted(snapshot.mixed_nodes.items())
     ]
 
 
 def _of_daemons(snapshot: DomainSnapshot) -> list[DomainProblem]:
-    """Nodes on which nvidia-imex does not run, by what it logged; in channel mode those of the clique."""
-    pods = (*snapshot.pods, *(() if snapshot.warm is None else snapshot.warm.pods))
-    errors: dict[str, set[str]] = {}
-    for pod in pods:
+    """Nodes on which nvidia-imex does not run, by its error; in channel mode the nodes of the clique."""
+    errors: defaultdict[str, set[str]] = defaultdict(set)
+    for pod in (*snapshot.pods, *(() if snapshot.warm is None else snapshot.warm.pods)):
         if pod.alive and pod.imex_error:
-            errors.setdefault(pod.imex_error, set()).add(pod.node)
+            errors[pod.imex_error].add(pod.node)
     return [
         DomainProblem("ImexStartFailed", f"nvidia-imex does not run on {shortened_list(nodes)}: {error}")
         for error, nodes in sorted(errors.items())[:MOST_ERRORS]
@@ -126,29 +129,21 @@ def _of_daemons(snapshot: DomainSnapshot) -> list[DomainProblem]:
 def _of_channel_mode(domain: ComputeDomain, snapshot: DomainSnapshot) -> list[DomainProblem]:
     if domain.allocation_mode is AllocationMode.ALL:
         fix = f"use Single, or label the ComputeDomain {names.ISOLATION_LABEL}=domain"
-        return [
-            DomainProblem("AllChannelsRefused", f"allocationMode All would take every job's channel; {fix}")
-        ]
-    return [*_of_claim_size(snapshot), *_of_clique_size(domain, snapshot)]
-
-
-def _of_claim_size(snapshot: DomainSnapshot) -> list[DomainProblem]:
+        why = f"allocationMode All would take every job's channel; {fix}"
+        return [DomainProblem("AllChannelsRefused", why)]
+    problems = []
     shared = names.shared_claim_name(snapshot.uid)
-    pods = sum(len(claim.reserved_for) for claim in snapshot.claims if claim.thing.name == shared)
-    if pods < names.PODS_PER_CLAIM:
-        return []
-    limit = f"ResourceClaim {shared} is reserved for {pods} pods, the most that one claim allows"
-    return [
-        DomainProblem("ClaimFull", f"{limit}; further pods wait: put more GPUs in each pod, or split the job")
-    ]
-
-
-def _of_clique_size(domain: ComputeDomain, snapshot: DomainSnapshot) -> list[DomainProblem]:
-    if snapshot.warm is None or domain.num_nodes <= len(snapshot.warm.nodes):
-        return []
-    has = f"clique {snapshot.warm.clique_id} has {len(snapshot.warm.nodes)}"
-    fix = "one channel spans one clique: ask for fewer, or use a ComputeDomain per clique"
-    return [DomainProblem("ExceedsClique", f"numNodes is {domain.num_nodes}, and {has}; {fix}")]
+    pods = sum(len(claim.reserved_for) for claim in snapshot.claims if claim.owned.name == shared)
+    if pods >= names.PODS_PER_CLAIM:
+        limit = f"ResourceClaim {shared} is reserved for {pods} pods, the most that one claim allows"
+        fix = "further pods wait: put more GPUs in each pod, or split the job"
+        problems.append(DomainProblem("ClaimFull", f"{limit}; {fix}"))
+    warm = snapshot.warm
+    if warm is not None and domain.num_nodes > len(warm.nodes):
+        size = f"numNodes is {domain.num_nodes}, and clique {warm.clique_id} has {len(warm.nodes)}"
+        fix = "one channel spans one clique: ask for fewer, or use a ComputeDomain per clique"
+        problems.append(DomainProblem("ExceedsClique", f"{size}; {fix}"))
+    return problems
 
 
 # Conditions.
@@ -158,7 +153,7 @@ READY, PROGRESSING, DEGRADED, MESHED = "Ready", "Progressing", "Degraded", "Mesh
 
 
 class ConditionInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What conditions are computed from."""
+    """What the conditions are computed from."""
 
     domain: ComputeDomain
     snapshot: DomainSnapshot
@@ -169,121 +164,114 @@ class ConditionInputs(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[DomainProblem, ...]
 
 
-def domain_conditions(view: ConditionInputs) -> tuple[Condition, ...]:
-    """Ready, Progressing, Degraded; Meshed where there are peers, SpansCliques where there are nodes.
-
-    Each is dated when its status changed.
-    """
-    ready = _ready(view)
-    said = (ready, _progressing(view, ready), _degraded(view), *_meshed(view), *_spans_cliques(view))
-    return tuple(_with_transition_time(one, view) for one in said)
+def domain_conditions(inputs: ConditionInputs) -> tuple[Condition, ...]:
+    """Ready, Progressing, Degraded; Meshed where there are peers, SpansCliques where there are nodes."""
+    ready = _ready(inputs)
+    others = (_progressing(inputs, ready), _degraded(inputs), *_meshed(inputs), *_spans_cliques(inputs))
+    return tuple(_with_transition_time(condition, inputs) for condition in (ready, *others))
 
 
-def _ready(view: ConditionInputs) -> Condition:
-    if view.settings.imex_mode is ImexMode.HOST_MANAGED:
-        said = "each node asks its own nvidia-imex when it prepares a claim; it is not observed from here"
-        return _new_condition(READY, "Unknown", "HostManaged", said)
-    if not view.nodes:
-        return _new_condition(READY, "False", *_why_no_nodes(view))
-    waiting = _not_ready(view)
+def _ready(inputs: ConditionInputs) -> Condition:
+    if inputs.settings.imex_mode is ImexMode.HOST_MANAGED:
+        why = "each node asks its own nvidia-imex when it prepares a claim; it is not observed from here"
+        return _new_condition(READY, "Unknown", "HostManaged", why)
+    if not inputs.nodes:
+        return _new_condition(READY, "False", *_why_no_nodes(inputs))
+    waiting = _not_ready(inputs)
     if waiting is not None:
-        return _new_condition(READY, _status_of_not_ready(view, waiting[0]), *waiting)
-    cliques = {node.clique_id for node in view.nodes}
-    names = shortened_list({clique or "(no fabric)" for clique in cliques})
-    said = f"{len(view.nodes)} nodes ready, in cliques {names}"
-    return _new_condition(READY, "True", "AllNodesReady", said)
+        # In channel mode these are all nodes of the clique, and it is unknown which of them a job uses.
+        is_shared = uses_warm_clique(inputs.domain, inputs.settings)
+        are_some_ready = any(node.status is Readiness.READY for node in inputs.nodes)
+        is_open = is_shared and are_some_ready and waiting[0] == "NodesNotReady"
+        return _new_condition(READY, "Unknown" if is_open else "False", *waiting)
+    cliques = {node.clique_id for node in inputs.nodes}
+    shown = shortened_list({clique or "(no fabric)" for clique in cliques})
+    message = f"{len(inputs.nodes)} nodes ready, in cliques {shown}"
+    return _new_condition(READY, "True", "AllNodesReady", message)
 
 
-def _status_of_not_ready(view: ConditionInputs, reason: str) -> str:
-    """In channel mode the nodes are all of the clique, and which of them a job runs on is not seen here."""
-    shared = uses_warm_clique(view.domain, view.settings)
-    some = any(node.status is Readiness.READY for node in view.nodes)
-    return "Unknown" if shared and some and reason == "NodesNotReady" else "False"
-
-
-def _why_no_nodes(view: ConditionInputs) -> tuple[str, str]:
-    if view.joined:
-        return "DaemonsMissing", f"no daemon yet on {shortened_list(view.joined)}"
-    if uses_warm_clique(view.domain, view.settings) and view.snapshot.warm is not None:
-        return "CliqueNotWarm", f"no IMEX daemon is ready in clique {view.snapshot.warm.clique_id}"
+def _why_no_nodes(inputs: ConditionInputs) -> tuple[str, str]:
+    if inputs.joined:
+        return "DaemonsMissing", f"no daemon yet on {shortened_list(inputs.joined)}"
+    if uses_warm_clique(inputs.domain, inputs.settings) and inputs.snapshot.warm is not None:
+        return "CliqueNotWarm", f"no IMEX daemon is ready in clique {inputs.snapshot.warm.clique_id}"
     return "NoNodes", "no channel of it is in use: nodes join when pods that claim a channel land on them"
 
 
-def _not_ready(view: ConditionInputs) -> tuple[str, str] | None:
-    present = {node.name for node in view.nodes}
-    missing = view.joined - present
+def _not_ready(inputs: ConditionInputs) -> tuple[str, str] | None:
+    present = {node.name for node in inputs.nodes}
+    missing = inputs.joined - present
     if missing:
         return "DaemonsMissing", f"no daemon yet on {shortened_list(missing)}"
-    waiting = [node.name for node in view.nodes if node.status is not Readiness.READY]
+    waiting = [node.name for node in inputs.nodes if node.status is not Readiness.READY]
     if waiting:
         return "NodesNotReady", f"IMEX is not READY on {shortened_list(waiting)}"
-    if len(present) < view.domain.num_nodes:
-        return "TooFewNodes", f"{len(present)} of numNodes {view.domain.num_nodes} nodes have joined"
+    if len(present) < inputs.domain.num_nodes:
+        return "TooFewNodes", f"{len(present)} of numNodes {inputs.domain.num_nodes} nodes have joined"
     return None
 
 
-def _progressing(view: ConditionInputs, ready: Condition) -> Condition:
-    if view.domain.deleting:
-        return _deletion(view)
+def _progressing(inputs: ConditionInputs, ready: Condition) -> Condition:
+    if inputs.domain.deleting:
+        return _deletion(inputs)
     waits = ready.status == "False" and ready.reason not in ("NoNodes", "TooFewNodes")
     if waits:
         return _new_condition(PROGRESSING, "True", "WaitingForDaemons", ready.message)
     return _new_condition(PROGRESSING, "False", "Settled", "nothing is left to do")
 
 
-def _deletion(view: ConditionInputs) -> Condition:
-    users = owned.channel_users(view.snapshot)
+def _deletion(inputs: ConditionInputs) -> Condition:
+    users = owned.channel_users(inputs.snapshot)
     if users:
         fix = f'end them, or annotate it with {names.ALLOW_DELETION_ANNOTATION}: "true"'
-        said = f"deletion would take IMEX from running pods {shortened_list(users)}; {fix}"
-        return _new_condition(PROGRESSING, "False", "DeletionHeld", said)
+        why = f"deletion would take IMEX from running pods {shortened_list(users)}; {fix}"
+        return _new_condition(PROGRESSING, "False", "DeletionHeld", why)
     return _new_condition(PROGRESSING, "True", "TearingDown", "its objects are being deleted")
 
 
-def _degraded(view: ConditionInputs) -> Condition:
-    if not view.problems:
+def _degraded(inputs: ConditionInputs) -> Condition:
+    if not inputs.problems:
         return _new_condition(DEGRADED, "False", "AsExpected", "nothing is wrong")
-    said = "; ".join(problem.message for problem in view.problems)
-    return _new_condition(DEGRADED, "True", view.problems[0].reason, said)
+    message = "; ".join(problem.message for problem in inputs.problems)
+    return _new_condition(DEGRADED, "True", inputs.problems[0].reason, message)
 
 
-def _meshed(view: ConditionInputs) -> tuple[Condition, ...]:
-    """Whether every daemon reaches all its peers: readiness is only about each daemon by itself."""
-    of_it = {node.name for node in view.nodes}
-    pods = (pod for pod in view.snapshot.pods if pod.node in of_it)
-    on = {pod.node: pod.mesh for pod in pods if pod.alive and pod.clique_id}
-    if not on:
+def _meshed(inputs: ConditionInputs) -> tuple[Condition, ...]:
+    """Whether every daemon reaches all its peers. Readiness only covers each daemon by itself."""
+    members = {node.name for node in inputs.nodes}
+    pods = (pod for pod in inputs.snapshot.pods if pod.node in members)
+    meshes = {pod.node: pod.mesh for pod in pods if pod.alive and pod.clique_id}
+    if not meshes:
         return ()
-    missing = [peer for mesh in on.values() if mesh is not None for peer in mesh.missing]
-    silent = [node for node, mesh in on.items() if mesh is None]
-    if any(mesh is not None and not mesh.complete for mesh in on.values()):
-        return (
-            _new_condition(MESHED, "False", "PeersMissing", f"not connected: {shortened_list(set(missing))}"),
-        )
+    reported = [mesh for mesh in meshes.values() if mesh is not None]
+    silent = [node for node, mesh in meshes.items() if mesh is None]
+    if not all(mesh.complete for mesh in reported):
+        missing = shortened_list({peer for mesh in reported for peer in mesh.missing})
+        return (_new_condition(MESHED, "False", "PeersMissing", f"not connected: {missing}"),)
     if silent:
-        return (
-            _new_condition(MESHED, "Unknown", "NotReported", f"not reported by {shortened_list(silent)}"),
-        )
-    return (_new_condition(MESHED, "True", "Complete", f"{len(on)} daemons reach all their peers"),)
+        message = f"not reported by {shortened_list(silent)}"
+        return (_new_condition(MESHED, "Unknown", "NotReported", message),)
+    message = f"{len(meshes)} daemons reach all their peers"
+    return (_new_condition(MESHED, "True", "Complete", message),)
 
 
-def _spans_cliques(view: ConditionInputs) -> tuple[Condition, ...]:
+def _spans_cliques(inputs: ConditionInputs) -> tuple[Condition, ...]:
     """Whether its nodes are in several cliques, between which no memory is shared over NVLink.
 
-    Daemons say in which clique they entered, labels in which one the node is now. Each may be behind the
-    other when a fabric is partitioned anew: it is enough that one of them shows several. A channel in channel
-    mode is of one clique.
+    Daemons report the clique that they entered, labels the one in which the node is now. Each may lag behind
+    the other when a fabric is repartitioned, so it is enough that one source shows several cliques. A channel
+    in channel mode belongs to one clique.
     """
-    nodes = view.joined | view.snapshot.channel_nodes
-    if not nodes or uses_warm_clique(view.domain, view.settings):
+    nodes = inputs.joined | inputs.snapshot.channel_nodes
+    if not nodes or uses_warm_clique(inputs.domain, inputs.settings):
         return ()
-    status, reason, message = _where_nodes_are(view, nodes)
+    status, reason, message = _where_nodes_are(inputs, nodes)
     return (_new_condition(names.SPANS_CLIQUES, status, reason, message),)
 
 
-def _where_nodes_are(view: ConditionInputs, nodes: Collection[str]) -> tuple[str, str, str]:
-    labels = {name: label for name, label in view.snapshot.clique_labels.items() if name in nodes}
-    entered = {node.name: node.clique_id for node in view.nodes}
+def _where_nodes_are(inputs: ConditionInputs, nodes: Collection[str]) -> tuple[str, str, str]:
+    labels = {name: label for name, label in inputs.snapshot.clique_labels.items() if name in nodes}
+    entered = {node.name: node.clique_id for node in inputs.nodes}
     known = labels | entered
     sources = (("IMEX daemons", entered), ("node labels", labels), ("daemons and labels", known))
     for source, cliques in sources:
@@ -313,12 +301,12 @@ def _new_condition(type_: str, status: str, reason: str, message: str) -> Condit
     return Condition(type=type_, status=status, reason=reason, message=message)
 
 
-def _with_transition_time(new: Condition, view: ConditionInputs) -> Condition:
-    old = view.domain.status.condition(new.type)
+def _with_transition_time(new: Condition, inputs: ConditionInputs) -> Condition:
+    old = inputs.domain.status.condition(new.type)
     same = old is not None and old.status == new.status
-    since = old.last_transition_time if old is not None and same else view.snapshot.now
+    since = old.last_transition_time if old is not None and same else inputs.snapshot.now
     return msgspec.structs.replace(
-        new, last_transition_time=since, observed_generation=view.domain.generation
+        new, last_transition_time=since, observed_generation=inputs.domain.generation
     )
 
 
@@ -326,13 +314,13 @@ def _with_transition_time(new: Condition, view: ConditionInputs) -> Condition:
 
 
 _WARNING_CONDITIONS = {("Degraded", "True"), (SPANS_CLIQUES, "True")}
-"""Types and statuses of conditions that are told as warnings when they begin."""
+"""Types and statuses of conditions that are reported as warnings when they begin."""
 
 
 def status_events(old: ComputeDomainStatus, new: ComputeDomainStatus) -> tuple[EventNotice, ...]:
-    """One notice for each condition that turned into something a person may want to know."""
-    told = (_status_event(old.condition(condition.type), condition) for condition in new.conditions)
-    return tuple(notice for notice in told if notice is not None)
+    """An event for each condition that began to hold, or failed, in a way that a person should know."""
+    events = (_status_event(old.condition(condition.type), condition) for condition in new.conditions)
+    return tuple(event for event in events if event is not None)
 
 
 def _status_event(old: Condition | None, new: Condition) -> EventNotice | None:

@@ -22,11 +22,11 @@ DAEMON_SERVICE_ACCOUNT = "compute-domain-daemon-service-account"
 DAEMON_CONTAINER = "compute-domain-daemon"
 _TLS = "imex-tls"
 _SCRATCH = {"run": "/run", "tmp": "/tmp"}  # noqa: S108 (of the container)
-"""Where NVIDIA's programs may write: in memory, gone with the pod."""
+"""Directories where NVIDIA's programs may write, in memory."""
 _CHECK = {"httpGet": {"path": "/", "port": names.IMEX_PROBE_PORT}}
-# nvidia-imex resolves the names of all places of the domain, and those that nobody has are in no hosts file.
-# The cluster's DNS would be asked for each with every search domain, and one that does not answer could hold
-# the daemon up for minutes. It needs no other names: nothing answers at this address.
+# nvidia-imex resolves the names of all indexes of the domain, and unassigned ones are in no hosts file. It
+# would ask the cluster's DNS for each with every search domain, and a server that does not answer could delay
+# the daemon for minutes. It needs no other names, so nothing answers at this address.
 _DNS = {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}
 _TOLERATIONS = [
     {"operator": "Exists", "effect": effect} for effect in ("NoSchedule", "NoExecute", "PreferNoSchedule")
@@ -46,7 +46,7 @@ def workload_template(domain: ComputeDomain, settings: ControllerSettings) -> Ob
 
 
 def daemon_template(domain: ComputeDomain, namespace: str) -> Object:
-    """The template of the IMEX daemons' own claims, in the namespace of the daemons."""
+    """The template of the claims of IMEX daemons, in the namespace of the daemons."""
     config = DaemonConfig(domain_id=domain.uid)
     spec = _claim_spec(names.DAEMON_REQUEST, names.DAEMON_CLASS, config)
     meta = _meta(domain.uid, names.daemon_name(domain.uid), namespace, names.TARGET_DAEMON)
@@ -79,7 +79,7 @@ def shared_claim(domain: ComputeDomain) -> Object:
 def daemon_set(domain: ComputeDomain, settings: ControllerSettings, namespace: str) -> Object:
     """The IMEX daemons: none at first, then one on each node where a channel of this domain is prepared.
 
-    Those of a clique in channel mode run on all its nodes that no other ComputeDomain holds.
+    The daemons of a clique in channel mode run on all its nodes that no other ComputeDomain holds.
     """
     labels = {names.COMPUTE_DOMAIN_LABEL: domain.uid}
     return {
@@ -94,10 +94,10 @@ def daemon_set(domain: ComputeDomain, settings: ControllerSettings, namespace: s
 
 
 def network_policy(domain: ComputeDomain, namespace: str) -> Object:
-    """Who reaches the daemons: those of the same ComputeDomain, on IMEX's two ports.
+    """Lets daemons of the same ComputeDomain reach each other on IMEX's two ports.
 
-    All else is denied by the policy that stands for the whole namespace, but a node always reaches its own
-    pods: so kubelet's probes do.
+    The policy of the namespace denies everything else. A node always reaches its own pods, and so do the
+    probes of its kubelet.
     """
     own = {"podSelector": {"matchLabels": {names.COMPUTE_DOMAIN_LABEL: domain.uid}}}
     ports = [{"protocol": "TCP", "port": port} for port in (names.IMEX_SERVER_PORT, names.IMEX_COMMAND_PORT)]
@@ -110,7 +110,7 @@ def network_policy(domain: ComputeDomain, namespace: str) -> Object:
 
 
 def warm_clique(domain: ComputeDomain, settings: ControllerSettings) -> str | None:
-    """The clique that a ComputeDomain of the controller's own keeps warm; None for those of users."""
+    """The clique that a ComputeDomain of the controller keeps warm; None for those of users."""
     ours = domain.namespace in settings.namespaces
     return domain.labels.get(names.WARM_CLIQUE_LABEL) if ours else None
 
@@ -120,7 +120,7 @@ def _pod_spec(domain: ComputeDomain, settings: ControllerSettings) -> dict[str, 
     spec: dict[str, Any] = {
         "serviceAccountName": DAEMON_SERVICE_ACCOUNT,
         **_DNS,
-        # Process 1 is then the runtime's, which reaps what commands in the container leave behind.
+        # Process 1 is then the runtime's, which reaps processes that commands in the container leave behind.
         "shareProcessNamespace": True,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         **_placement(domain, settings),
@@ -148,7 +148,7 @@ def _placement(domain: ComputeDomain, settings: ControllerSettings) -> dict[str,
     clique_id = warm_clique(domain, settings)
     if clique_id is None:
         return {"nodeSelector": {names.COMPUTE_DOMAIN_LABEL: domain.uid}}
-    # A node holds one IMEX session: where a ComputeDomain in domain mode has it, the warm daemon waits.
+    # A node holds one IMEX session. While a ComputeDomain in domain mode has it, the warm daemon must wait.
     free = {"matchExpressions": [{"key": names.COMPUTE_DOMAIN_LABEL, "operator": "DoesNotExist"}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [free]}}
     return {

@@ -37,25 +37,24 @@ from rackloom.core.kubernetes.objects import ObjectWrite, PatchObject, epoch_sec
 
 
 def joined_nodes(snapshot: DomainSnapshot, settings: ControllerSettings) -> frozenset[str]:
-    """The nodes that are to have a daemon: those with the label, but for abandoned ones."""
+    """The nodes that are to have a daemon: those with the label, except abandoned ones."""
     return frozenset(node.name for node in snapshot.nodes) - abandoned_nodes(snapshot, settings)
 
 
 def abandoned_nodes(snapshot: DomainSnapshot, settings: ControllerSettings) -> frozenset[str]:
     """Nodes that are lost, and on which no pod holds a channel.
 
-    None in channel mode: there nobody here sees on which nodes a job runs.
+    None in channel mode, where the controller cannot see on which nodes a job runs.
     """
-    now, after = epoch_seconds(snapshot.now) or 0.0, settings.gangs.lost_after
+    now, after = epoch_seconds(snapshot.now) or 0.0, settings.lost_after
     lost = (name for name, since in snapshot.unready.items() if now - since >= after)
-    return (
-        frozenset(lost) - snapshot.channel_nodes if _is_labelled_domain(snapshot, settings) else frozenset()
-    )
+    is_labelled = _is_labelled_domain(snapshot, settings)
+    return frozenset(lost) - snapshot.channel_nodes if is_labelled else frozenset()
 
 
 def seconds_to_next_loss(snapshot: DomainSnapshot, settings: ControllerSettings) -> float | None:
     """Seconds until another node is lost, if nothing changes; None where all that are not ready are lost."""
-    now, after = epoch_seconds(snapshot.now) or 0.0, settings.gangs.lost_after
+    now, after = epoch_seconds(snapshot.now) or 0.0, settings.lost_after
     ahead = [since + after - now for since in snapshot.unready.values() if since + after > now]
     return min(ahead, default=None)
 
@@ -66,10 +65,10 @@ def node_entries(snapshot: DomainSnapshot, settings: ControllerSettings) -> tupl
     if _is_labelled_domain(snapshot, settings):
         pods = {node: pods[node] for node in joined_nodes(snapshot, settings) & pods.keys()}
     entries = {node: _plain_node(pod) for node, pod in pods.items() if pod.clique_id == ""}
-    for one in snapshot.cliques:
-        for daemon in one.clique.daemons:
+    for record in snapshot.cliques:
+        for daemon in record.clique.daemons:
             pod = pods.get(daemon.node_name)
-            if pod is not None and _may_be_in_clique(pod, one.clique):
+            if pod is not None and _may_be_in_clique(pod, record.clique):
                 entries[daemon.node_name] = _fabric_node(daemon, pod)
     return tuple(entries[node] for node in sorted(entries))
 
@@ -77,8 +76,8 @@ def node_entries(snapshot: DomainSnapshot, settings: ControllerSettings) -> tupl
 def needs_confirmation(snapshot: DomainSnapshot, settings: ControllerSettings) -> bool:
     """Whether an entry seems stale, or a node abandoned.
 
-    Its pod may only not be in the cache yet, so what it rests on is read anew before anything is taken back:
-    a member that is removed by mistake would come back at another index.
+    The cache may merely lack its pod, so pods, claims and nodes are read again before anything is removed: a
+    member that is removed by mistake would come back at another index.
     """
     return bool(remove_stale_entries(snapshot, settings) or remove_abandoned_labels(snapshot, settings))
 
@@ -86,33 +85,35 @@ def needs_confirmation(snapshot: DomainSnapshot, settings: ControllerSettings) -
 def remove_abandoned_labels(
     snapshot: DomainSnapshot, settings: ControllerSettings
 ) -> tuple[PatchObject, ...]:
-    """Take the label off the nodes that are abandoned."""
+    """Remove the label from abandoned nodes."""
     gone = abandoned_nodes(snapshot, settings)
     return tuple(release_node(node) for node in snapshot.nodes if node.name in gone)
 
 
 def remove_stale_entries(snapshot: DomainSnapshot, settings: ControllerSettings) -> tuple[ObjectWrite, ...]:
-    """Take out of the clique objects what no living daemon pod of this ComputeDomain stands behind."""
+    """Remove entries from the clique objects that no living daemon pod of this ComputeDomain backs."""
     actions: list[ObjectWrite] = []
-    for one in snapshot.cliques:
-        left = clique.without_stale_daemons(one.clique, _living_daemons(one.clique, snapshot, settings))
+    for record in snapshot.cliques:
+        living = _living_daemons(record.clique, snapshot, settings)
+        left = clique.without_stale_daemons(record.clique, living)
         if not left.daemons and not left.owners:
-            # Without an owner the garbage collector would never take it. A daemon may be joining.
-            actions += [] if one.thing.deleting else [delete_object(one.thing, unchanged=True)]
-        elif left != one.clique:
-            actions.append(_written(one, msgspec.structs.replace(one, clique=left)))
+            # The garbage collector never deletes an object without owners. A daemon may be joining it, so the
+            # deletion fails if it has changed.
+            actions += [] if record.owned.deleting else [delete_object(record.owned, unchanged=True)]
+        elif left != record.clique:
+            actions.append(_written(record, msgspec.structs.replace(record, clique=left)))
     return tuple(actions)
 
 
 def _is_labelled_domain(snapshot: DomainSnapshot, settings: ControllerSettings) -> bool:
-    """Whether labels say which its nodes are: the daemons of a warm clique follow a label of another name."""
+    """Whether the UID label marks its nodes: the daemons of a warm clique follow another label."""
     return snapshot.domain is not None and warm_clique(snapshot.domain, settings) is None
 
 
 def _living_daemons(
     clique: ComputeDomainClique, snapshot: DomainSnapshot, settings: ControllerSettings
 ) -> dict[str, tuple[ObjectRef, ...]]:
-    """The daemon pods by node that may stand behind an entry of a clique."""
+    """The daemon pods by node that may back an entry of a clique."""
     gone = abandoned_nodes(snapshot, settings)
     alive: dict[str, tuple[ObjectRef, ...]] = {}
     for pod in snapshot.pods:
@@ -123,20 +124,20 @@ def _living_daemons(
 
 
 def _may_be_in_clique(pod: DaemonPod, clique: ComputeDomainClique) -> bool:
-    """Whether a pod may be in a clique: a fabric that is partitioned anew leaves old entries."""
+    """Whether a pod may be in a clique: repartitioning a fabric leaves old entries behind."""
     return pod.clique_id in (None, clique.clique_id)
 
 
 def _written(old: CliqueRecord, new: CliqueRecord) -> PatchObject:
-    thing = old.thing
-    obj = clique_json(new.clique, thing.namespace or "")
-    # With the resourceVersion a daemon that joins meanwhile is not overwritten.
+    owned = old.owned
+    obj = clique_json(new.clique, owned.namespace or "")
+    # The resourceVersion makes the write fail if a daemon has joined meanwhile.
     meta = {
-        "resourceVersion": thing.resource_version,
+        "resourceVersion": owned.resource_version,
         "ownerReferences": obj["metadata"]["ownerReferences"],
     }
     patch = {"metadata": meta, "daemons": obj["daemons"]}
-    return PatchObject(kind=thing.kind, namespace=thing.namespace, name=thing.name, patch=patch)
+    return PatchObject(kind=owned.kind, namespace=owned.namespace, name=owned.name, patch=patch)
 
 
 def _fabric_node(daemon: DaemonInfo, pod: DaemonPod) -> ComputeDomainNode:

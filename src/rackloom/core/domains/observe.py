@@ -57,7 +57,7 @@ BY_WARM_MARK, BY_READY_CHANNELS = "mark", "offer"
 
 
 class ClusterIndex(Protocol):
-    """Objects as last seen, found by name and by index."""
+    """Lookup of objects by name and by index."""
 
     def at(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
         """The object of this name."""
@@ -69,19 +69,19 @@ class ClusterIndex(Protocol):
 
 
 class ConfirmedCluster:
-    """A `Cluster` in which some objects are as the API server has them now; the rest is as last seen.
+    """A `ClusterIndex` with fresh reads of some objects laid over cached ones.
 
-    `lists` are all objects of their kinds that concern the ComputeDomain; `nodes` by name, None for one that
-    is gone.
+    `lists` holds all objects of its kinds that concern the ComputeDomain; `nodes` is by name, with None for a
+    node that is gone.
     """
 
     def __init__(
         self,
-        seen: ClusterIndex,
+        cached: ClusterIndex,
         lists: Mapping[ResourceKind, Sequence[Object]],
         nodes: Mapping[str, Object | None],
     ) -> None:
-        self._seen = seen
+        self._cached = cached
         self._lists = lists
         self._nodes = nodes
 
@@ -89,25 +89,26 @@ class ConfirmedCluster:
         """The object of this name."""
         if kind == NODE and name in self._nodes:
             return self._nodes[name]
-        return self._seen.at(kind, namespace, name)
+        return self._cached.at(kind, namespace, name)
 
     def by(self, kind: ResourceKind, index: str, value: str) -> Sequence[Object]:
         """The objects that an index has under a value."""
         indexer = INDEXES[kind][index]
         if kind in self._lists:
             return [obj for obj in self._lists[kind] if value in indexer(obj)]
-        found = self._seen.by(kind, index, value)
+        cached = self._cached.by(kind, index, value)
         if kind != NODE:
-            return found
-        read = (obj for obj in self._nodes.values() if obj is not None and value in indexer(obj))
-        return [*(obj for obj in found if obj["metadata"]["name"] not in self._nodes), *read]
+            return cached
+        # A fresh read replaces the cached node, also where the node no longer has the value.
+        fresh = (obj for obj in self._nodes.values() if obj is not None and value in indexer(obj))
+        return [*(obj for obj in cached if obj["metadata"]["name"] not in self._nodes), *fresh]
 
 
 def _index_clique(obj: Object) -> tuple[str, ...]:
-    # A node that lost the label for a moment stays where our own mark says that it is.
+    # While a node lacks the clique label for a moment, the controller's own label tells its clique.
     labels = obj["metadata"].get("labels") or {}
-    found = labels.get(names.GPU_CLIQUE_LABEL) or labels.get(names.WARM_CLIQUE_LABEL)
-    return () if found is None else (found,)
+    clique_id = labels.get(names.GPU_CLIQUE_LABEL) or labels.get(names.WARM_CLIQUE_LABEL)
+    return () if clique_id is None else (clique_id,)
 
 
 def _index_template(obj: Object) -> tuple[str, ...]:
@@ -117,9 +118,8 @@ def _index_template(obj: Object) -> tuple[str, ...]:
 
 
 def _index_claimed_domain(obj: Object) -> tuple[str, ...]:
-    domain = claimed_domain_uid(obj)
     labelled = (obj["metadata"].get("labels") or {}).get(names.COMPUTE_DOMAIN_LABEL)
-    return tuple({one for one in (domain, labelled) if one})
+    return tuple({uid for uid in (claimed_domain_uid(obj), labelled) if uid})
 
 
 def _index_pool(obj: Object) -> tuple[str, ...]:
@@ -148,27 +148,27 @@ INDEXES: Mapping[ResourceKind, Mapping[str, Indexer]] = {
     RESOURCE_SLICE: {BY_CLIQUE: index_by_label(names.WARM_CLIQUE_LABEL)},
     RESOURCE_CLAIM: {BY_DOMAIN: _index_claimed_domain, BY_POOL: _index_pool},
 }
-"""What a `Cluster` must be able to find: by kind, each index and what it files an object under."""
+"""By kind, the indexes that a `ClusterIndex` provides, and the values under which each files an object."""
 
 
 def take_domain_snapshot(
     cluster: ClusterIndex, uid: str, settings: ControllerSettings, now: str, failures: tuple[str, ...] = ()
 ) -> DomainSnapshot:
     """Everything about the ComputeDomain of a UID, or about what is left of it. `now` is RFC 3339."""
-    found = next(iter(cluster.by(COMPUTE_DOMAIN, BY_DOMAIN, uid)), None)
-    domain, invalid = (None, "") if found is None else _read_domain(found)
+    obj = next(iter(cluster.by(COMPUTE_DOMAIN, BY_DOMAIN, uid)), None)
+    domain, invalid = (None, "") if obj is None else _read_domain(obj)
     claims = _claims(cluster, uid, None if domain is None else warm_clique(domain, settings))
-    nodes = tuple(owned_object(NODE, one) for one in cluster.by(NODE, BY_DOMAIN, uid))
+    nodes = _nodes_by(cluster, BY_DOMAIN, uid)
     pods = daemon_pods(cluster.by(POD, BY_DOMAIN, uid), settings)
     cliques = _cliques(cluster, uid, settings)
     labelled = {node.name for node in nodes}
-    entered = {daemon.node_name for found in cliques for daemon in found.clique.daemons}
+    entered = {daemon.node_name for record in cliques for daemon in record.clique.daemons}
     pools = {claim.device[0] for claim in claims if claim.device is not None}
     return DomainSnapshot(
         uid=uid,
         now=now,
         domain=domain,
-        domain_thing=None if found is None else owned_object(COMPUTE_DOMAIN, found),
+        domain_object=None if obj is None else owned_object(COMPUTE_DOMAIN, obj),
         invalid=invalid,
         held=_held_objects(cluster, uid, domain, settings),
         home=daemon_namespace_of(cluster, uid, settings),
@@ -186,50 +186,45 @@ def take_domain_snapshot(
 
 
 def daemon_namespace_of(cluster: ClusterIndex, uid: str, settings: ControllerSettings) -> str:
-    """The namespace of a ComputeDomain's daemons: where its DaemonSet is, or else where new ones are made.
+    """The namespace of a ComputeDomain's daemons: that of its DaemonSet, or else the one for new daemons.
 
-    Claim template, DaemonSet and certificates must be together. So what an earlier installation made in
-    another namespace stays there, complete, until its ComputeDomain is deleted.
+    Claim template, DaemonSet and certificates must be in one namespace. The objects of an earlier
+    installation therefore stay in theirs until the ComputeDomain is deleted.
     """
-    held = {one["metadata"]["namespace"] for one in cluster.by(DAEMON_SET, BY_DOMAIN, uid)}
-    return next(
-        (namespace for namespace in settings.namespaces if namespace in held), settings.daemon_namespace
-    )
+    used = {daemon_set["metadata"]["namespace"] for daemon_set in cluster.by(DAEMON_SET, BY_DOMAIN, uid)}
+    return next((name for name in settings.namespaces if name in used), settings.daemon_namespace)
 
 
 def daemon_pods(objects: Iterable[Object], settings: ControllerSettings) -> tuple[DaemonPod, ...]:
-    """The daemon pods among pods: a label alone makes none, they are in the daemons' namespaces."""
-    pods = (
-        read_daemon_pod(obj) for obj in objects if obj["metadata"].get("namespace") in settings.namespaces
-    )
-    return tuple(pod for pod in pods if pod is not None)
+    """The daemon pods among pods. A label alone makes none: they must be in the daemons' namespaces."""
+    ours = (obj for obj in objects if obj["metadata"].get("namespace") in settings.namespaces)
+    return tuple(pod for pod in map(read_daemon_pod, ours) if pod is not None)
 
 
 def take_clique_snapshot(
     cluster: ClusterIndex, clique_id: str, settings: ControllerSettings, now: str
 ) -> channel_mode.CliqueSnapshot:
-    """One clique and what is there of channel mode in it."""
+    """One clique and the objects of channel mode in it."""
     warm = channel_mode.warm_domain(cluster.by(COMPUTE_DOMAIN, BY_CLIQUE, clique_id), settings)
-    seen = None if warm is None else take_domain_snapshot(cluster, warm.uid, settings, now)
-    nodes = clique_nodes(cluster, clique_id)
+    snapshot = None if warm is None else take_domain_snapshot(cluster, warm.uid, settings, now)
+    nodes = _nodes_by(cluster, BY_CLIQUE, clique_id)
     slices = cluster.by(RESOURCE_SLICE, BY_CLIQUE, clique_id)
     return channel_mode.CliqueSnapshot(
         clique_id=clique_id,
-        said=channel_mode.isolation_of_nodes(nodes, settings),
+        isolations=channel_mode.isolation_of_nodes(nodes, settings),
         nodes=nodes,
         warm=warm,
-        warm_thing=None if seen is None else seen.domain_thing,
-        members=() if seen is None else node_entries(seen, settings),
-        marked=tuple(owned_object(NODE, one) for one in cluster.by(NODE, BY_WARM_MARK, clique_id)),
-        labelled=tuple(owned_object(NODE, one) for one in cluster.by(NODE, BY_READY_CHANNELS, clique_id)),
+        warm_object=None if snapshot is None else snapshot.domain_object,
+        members=() if snapshot is None else node_entries(snapshot, settings),
+        marked=_nodes_by(cluster, BY_WARM_MARK, clique_id),
+        labelled=_nodes_by(cluster, BY_READY_CHANNELS, clique_id),
         pool=next((owned_object(RESOURCE_SLICE, slice_) for slice_ in slices), None),
         in_use=bool(cluster.by(RESOURCE_CLAIM, BY_POOL, names.channel_pool_name(clique_id))),
     )
 
 
-def clique_nodes(cluster: ClusterIndex, clique_id: str) -> tuple[OwnedObject, ...]:
-    """The nodes of a clique."""
-    return tuple(owned_object(NODE, one) for one in cluster.by(NODE, BY_CLIQUE, clique_id))
+def _nodes_by(cluster: ClusterIndex, index: str, value: str) -> tuple[OwnedObject, ...]:
+    return tuple(owned_object(NODE, node) for node in cluster.by(NODE, index, value))
 
 
 def _read_domain(obj: Object) -> tuple[ComputeDomain, str]:
@@ -243,22 +238,24 @@ def _read_domain(obj: Object) -> tuple[ComputeDomain, str]:
 def _held_objects(
     cluster: ClusterIndex, uid: str, domain: ComputeDomain | None, settings: ControllerSettings
 ) -> tuple[OwnedObject, ...]:
-    """What carries the UID. Anybody may write a label, so it must be where we put such things, too."""
-    found: list[OwnedObject] = []
-    for kind in (RESOURCE_CLAIM_TEMPLATE, NETWORK_POLICY, DAEMON_SET, RESOURCE_CLAIM):
-        seen = (owned_object(kind, one) for one in cluster.by(kind, BY_DOMAIN, uid))
-        found += [one for one in seen if one.domain == uid and _is_in_our_place(one, domain, settings)]
-    return tuple(sorted(found, key=lambda one: one.called))
+    """Objects that carry the UID. Anybody may write a label, so their name and namespace must fit too."""
+    objects = (
+        owned_object(kind, obj)
+        for kind in (RESOURCE_CLAIM_TEMPLATE, NETWORK_POLICY, DAEMON_SET, RESOURCE_CLAIM)
+        for obj in cluster.by(kind, BY_DOMAIN, uid)
+    )
+    held = (owned for owned in objects if owned.domain == uid and _is_expected_at(owned, domain, settings))
+    return tuple(sorted(held, key=lambda owned: owned.title))
 
 
-def _is_in_our_place(one: OwnedObject, domain: ComputeDomain | None, settings: ControllerSettings) -> bool:
-    """Whether it is in a place that is ours, or in that of the ComputeDomain as far as it is known."""
-    if one.kind == RESOURCE_CLAIM and one.name != names.shared_claim_name(one.domain):
+def _is_expected_at(owned: OwnedObject, domain: ComputeDomain | None, settings: ControllerSettings) -> bool:
+    """Whether it is where we create such objects: with the daemons, or with its ComputeDomain if known."""
+    if owned.kind == RESOURCE_CLAIM and owned.name != names.shared_claim_name(owned.domain):
         return False
-    if one.namespace in settings.namespaces:
+    if owned.namespace in settings.namespaces:
         return True
-    is_for_daemons = one.labels.get(names.TARGET_LABEL) == names.TARGET_DAEMON
-    return not is_for_daemons and (domain is None or one.namespace == domain.namespace)
+    is_for_daemons = owned.labels.get(names.TARGET_LABEL) == names.TARGET_DAEMON
+    return not is_for_daemons and (domain is None or owned.namespace == domain.namespace)
 
 
 def _objects_by_name(
@@ -272,38 +269,38 @@ def _objects_by_name(
         (RESOURCE_CLAIM_TEMPLATE, domain.namespace, domain.template),
         (RESOURCE_CLAIM, domain.namespace, names.shared_claim_name(domain.uid)),
     )
-    found = ((kind, cluster.at(kind, namespace, name)) for kind, namespace, name in places)
-    return tuple(owned_object(kind, obj) for kind, obj in found if obj is not None)
+    objects = ((kind, cluster.at(kind, namespace, name)) for kind, namespace, name in places)
+    return tuple(owned_object(kind, obj) for kind, obj in objects if obj is not None)
 
 
 def _unready(cluster: ClusterIndex, nodes: Iterable[str]) -> dict[str, float]:
-    found = {name: cluster.at(NODE, None, name) for name in nodes}
-    since = {name: 0.0 if obj is None else not_ready_since(obj) for name, obj in found.items()}
+    objects = {name: cluster.at(NODE, None, name) for name in nodes}
+    since = {name: 0.0 if obj is None else not_ready_since(obj) for name, obj in objects.items()}
     return {name: moment for name, moment in since.items() if moment is not None}
 
 
 def _clique_labels(cluster: ClusterIndex, nodes: Iterable[str]) -> dict[str, str]:
-    found = ((name, cluster.at(NODE, None, name)) for name in nodes)
-    labels = ((name, obj["metadata"].get("labels") or {}) for name, obj in found if obj is not None)
-    label = names.GPU_CLIQUE_LABEL
-    return {name: have[label] for name, have in labels if label in have}
+    objects = {name: cluster.at(NODE, None, name) for name in nodes}
+    labels = {name: obj["metadata"].get("labels") or {} for name, obj in objects.items() if obj is not None}
+    key = names.GPU_CLIQUE_LABEL
+    return {name: have[key] for name, have in labels.items() if key in have}
 
 
 def _cliques(cluster: ClusterIndex, uid: str, settings: ControllerSettings) -> tuple[CliqueRecord, ...]:
     return tuple(
-        CliqueRecord(thing=owned_object(COMPUTE_DOMAIN_CLIQUE, one), clique=read_clique(one))
-        for one in cluster.by(COMPUTE_DOMAIN_CLIQUE, BY_DOMAIN, uid)
-        if one["metadata"].get("namespace") in settings.namespaces
+        CliqueRecord(owned=owned_object(COMPUTE_DOMAIN_CLIQUE, obj), clique=read_clique(obj))
+        for obj in cluster.by(COMPUTE_DOMAIN_CLIQUE, BY_DOMAIN, uid)
+        if obj["metadata"].get("namespace") in settings.namespaces
     )
 
 
 def _claims(cluster: ClusterIndex, uid: str, warm: str | None) -> tuple[ChannelClaim, ...]:
-    """Those that use the ComputeDomain: by name, or through a channel of the clique that it keeps warm."""
+    """Claims that use the ComputeDomain: by UID, or through a channel of the clique that it keeps warm."""
     if warm is not None:
-        found = cluster.by(RESOURCE_CLAIM, BY_POOL, names.channel_pool_name(warm))
-        return tuple(claim for claim in map(read_channel_claim, found) if claim is not None)
-    read = (read_channel_claim(one) for one in cluster.by(RESOURCE_CLAIM, BY_DOMAIN, uid))
-    return tuple(claim for claim in read if claim is not None and claim.domain == uid)
+        in_pool = cluster.by(RESOURCE_CLAIM, BY_POOL, names.channel_pool_name(warm))
+        return tuple(claim for claim in map(read_channel_claim, in_pool) if claim is not None)
+    claims = map(read_channel_claim, cluster.by(RESOURCE_CLAIM, BY_DOMAIN, uid))
+    return tuple(claim for claim in claims if claim is not None and claim.domain == uid)
 
 
 def _warm_state(
@@ -317,30 +314,32 @@ def _warm_state(
     if not uses_warm_clique(domain, settings):
         return None
     shared = names.shared_claim_name(domain.uid)
-    device = next((claim.device for claim in claims if claim.thing.name == shared and claim.device), None)
+    device = next((claim.device for claim in claims if claim.owned.name == shared and claim.device), None)
     clique_id = None if device is None else names.clique_of_pool(device[0])
     if clique_id is None:
         return None
     warm = channel_mode.warm_domain(cluster.by(COMPUTE_DOMAIN, BY_CLIQUE, clique_id), settings)
-    seen = None if warm is None else take_domain_snapshot(cluster, warm.uid, settings, now)
-    if seen is None:
+    if warm is None:
         return WarmDomain(clique_id=clique_id, nodes=())
-    return WarmDomain(clique_id=clique_id, nodes=node_entries(seen, settings), pods=seen.pods)
+    snapshot = take_domain_snapshot(cluster, warm.uid, settings, now)
+    return WarmDomain(clique_id=clique_id, nodes=node_entries(snapshot, settings), pods=snapshot.pods)
 
 
 def _mixed_cliques(
     cluster: ClusterIndex, uid: str, domain: ComputeDomain | None, settings: ControllerSettings
 ) -> dict[str, tuple[str, ...]]:
-    labels = ((one["metadata"].get("labels") or {}) for one in cluster.by(NODE, BY_DOMAIN, uid))
-    cliques = {found[names.GPU_CLIQUE_LABEL] for found in labels if names.GPU_CLIQUE_LABEL in found}
     warm = None if domain is None else warm_clique(domain, settings)
-    cliques |= {warm} if warm is not None else set()
-    said = {
-        clique: channel_mode.isolation_of_nodes(clique_nodes(cluster, clique), settings) for clique in cliques
+    cliques = {warm} if warm is not None else set()
+    for node in _nodes_by(cluster, BY_DOMAIN, uid):
+        if names.GPU_CLIQUE_LABEL in node.labels:
+            cliques.add(node.labels[names.GPU_CLIQUE_LABEL])
+    isolations = {
+        clique: channel_mode.isolation_of_nodes(_nodes_by(cluster, BY_CLIQUE, clique), settings)
+        for clique in cliques
     }
-    return {one: tuple(sorted(what)) for one, what in said.items() if len(what) > 1}
+    return {clique: tuple(sorted(values)) for clique, values in isolations.items() if len(values) > 1}
 
 
-def with_secrets(seen: DomainSnapshot, secrets: tuple[OwnedObject, ...]) -> DomainSnapshot:
-    """The same with the certificates of its daemons, which no cache has."""
-    return msgspec.structs.replace(seen, held=(*seen.held, *secrets))
+def with_secrets(snapshot: DomainSnapshot, secrets: tuple[OwnedObject, ...]) -> DomainSnapshot:
+    """The snapshot with the certificates of its daemons, which are in no cache."""
+    return msgspec.structs.replace(snapshot, held=(*snapshot.held, *secrets))

@@ -29,7 +29,6 @@ from rackloom.core.domains.manifests import (
 from rackloom.core.domains.names import ImexIsolation, ImexMode, isolation_of
 from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.domains.snapshot import (
-    ChannelClaim,
     DomainSnapshot,
     OwnedObject,
     delete_object,
@@ -45,28 +44,29 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ObjectWrite,
     ResourceKind,
+    object_title,
 )
 
 # Required objects.
 
 
 class RequiredObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One wanted object and what is found for it."""
+    """One required object and the objects found for it."""
 
     kind: ResourceKind
     wanted: Object
     ours: tuple[OwnedObject, ...]
     taken_by: OwnedObject | None
-    """What has its name; of interest where none is ours."""
+    """The object that has its name; it matters where none is ours."""
 
     @property
-    def called(self) -> str:
-        """Kind and name of the wanted object."""
+    def title(self) -> str:
+        """`Kind namespace/name` of the required object."""
         meta = self.wanted["metadata"]
-        return f"{self.kind.kind} {meta['namespace']}/{meta['name']}"
+        return object_title(self.kind, meta["namespace"], meta["name"])
 
-    def filling(self) -> tuple[ObjectWrite, ...]:
-        """Create what is missing; let go of what somebody deleted, so that it can be created again."""
+    def writes(self) -> tuple[ObjectWrite, ...]:
+        """Create it if it is missing; release one that somebody deleted, so that it can be created again."""
         if self.ours:
             return tuple(
                 release_finalizer(our)
@@ -77,7 +77,7 @@ class RequiredObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def needs_daemons(domain: ComputeDomain, settings: ControllerSettings) -> bool:
-    """Whether the ComputeDomain has IMEX daemons of its own."""
+    """Whether the ComputeDomain has dedicated IMEX daemons."""
     if settings.imex_mode is ImexMode.HOST_MANAGED:
         return False
     if warm_clique(domain, settings) is not None:
@@ -89,16 +89,18 @@ def required_objects(
     domain: ComputeDomain, snapshot: DomainSnapshot, settings: ControllerSettings
 ) -> tuple[RequiredObject, ...]:
     """All objects that this ComputeDomain needs, in the order in which they are created."""
-    wanted: list[tuple[ResourceKind, Object]] = []
+    required: list[tuple[ResourceKind, Object]] = []
     if needs_daemons(domain, settings):
-        wanted.append((RESOURCE_CLAIM_TEMPLATE, daemon_template(domain, snapshot.home)))
-        wanted.append((NETWORK_POLICY, network_policy(domain, snapshot.home)))
-        wanted.append((DAEMON_SET, daemon_set(domain, settings, snapshot.home)))
+        required += [
+            (RESOURCE_CLAIM_TEMPLATE, daemon_template(domain, snapshot.home)),
+            (NETWORK_POLICY, network_policy(domain, snapshot.home)),
+            (DAEMON_SET, daemon_set(domain, settings, snapshot.home)),
+        ]
     if warm_clique(domain, settings) is None:
-        wanted.append((RESOURCE_CLAIM_TEMPLATE, workload_template(domain, settings)))
+        required.append((RESOURCE_CLAIM_TEMPLATE, workload_template(domain, settings)))
         if shares_one_claim(domain, settings):
-            wanted.append((RESOURCE_CLAIM, shared_claim(domain)))
-    return tuple(_required_object(kind, obj, snapshot) for kind, obj in wanted)
+            required.append((RESOURCE_CLAIM, shared_claim(domain)))
+    return tuple(_required_object(kind, obj, snapshot) for kind, obj in required)
 
 
 def shares_one_claim(domain: ComputeDomain, settings: ControllerSettings) -> bool:
@@ -113,21 +115,13 @@ def uses_warm_clique(domain: ComputeDomain, settings: ControllerSettings) -> boo
 
 
 def _required_object(kind: ResourceKind, wanted: Object, snapshot: DomainSnapshot) -> RequiredObject:
-    target = wanted["metadata"]["labels"].get(names.TARGET_LABEL)
+    meta = wanted["metadata"]
+    name = (kind, meta["namespace"], meta["name"])
     return RequiredObject(
         kind=kind,
         wanted=wanted,
-        ours=snapshot.held_of(kind, target),
-        taken_by=next((one for one in snapshot.named if _has_name_of(one, kind, wanted)), None),
-    )
-
-
-def _has_name_of(owned_object: OwnedObject, kind: ResourceKind, wanted: Object) -> bool:
-    meta = wanted["metadata"]
-    return (owned_object.kind, owned_object.namespace, owned_object.name) == (
-        kind,
-        meta["namespace"],
-        meta["name"],
+        ours=snapshot.held_of(kind, meta["labels"].get(names.TARGET_LABEL)),
+        taken_by=next((one for one in snapshot.named if (one.kind, one.namespace, one.name) == name), None),
     )
 
 
@@ -135,7 +129,11 @@ def _has_name_of(owned_object: OwnedObject, kind: ResourceKind, wanted: Object) 
 
 
 def teardown_writes(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
-    """The next actions; none when all that remains is to see objects go."""
+    """The next writes; none while it remains to wait for deletions.
+
+    Each step depends on what exists, and never on what was done before. So a controller that starts in the
+    middle continues, and each stage waits only for objects whose deletion has begun.
+    """
     workload = _deletable(snapshot, snapshot.workload_templates + snapshot.shared_claims)
     daemons = _deletable(snapshot, snapshot.daemon_objects)
     begin = (*_deletions(workload), *_deletions(daemons), *_unlabelling(snapshot))
@@ -148,49 +146,45 @@ def teardown_writes(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
     return _last_writes(snapshot)
 
 
-def _deletable(snapshot: DomainSnapshot, things: tuple[OwnedObject, ...]) -> tuple[OwnedObject, ...]:
-    """What may be deleted: where there is no ComputeDomain to ask, a label alone does not make it ours."""
+def _deletable(snapshot: DomainSnapshot, objects: tuple[OwnedObject, ...]) -> tuple[OwnedObject, ...]:
+    """Objects that may be deleted. Once the ComputeDomain is gone, a label alone proves no ownership."""
     if snapshot.domain is not None:
-        return things
-    return tuple(one for one in things if names.FINALIZER in one.finalizers)
+        return objects
+    return tuple(owned for owned in objects if names.FINALIZER in owned.finalizers)
 
 
 def channel_users(snapshot: DomainSnapshot) -> tuple[str, ...]:
     """Pods that hold a channel of this ComputeDomain and would lose IMEX by its deletion, as namespace/name.
 
-    A claim that was made after the deletion was asked for holds nothing back: else it would never end.
+    A claim that was created after the deletion began does not count, or the deletion might never end.
     """
     domain = snapshot.domain
     if domain is None or domain.annotations.get(names.ALLOW_DELETION_ANNOTATION) == "true":
         return ()
     return tuple(
-        f"{claim.thing.namespace}/{pod}"
+        f"{claim.owned.namespace}/{pod}"
         for claim in snapshot.claims
-        if _holds_back(claim, domain)
+        if claim.device is not None and claim.created <= domain.deleted_at
         for pod in claim.reserved_for
     )
 
 
-def _holds_back(claim: ChannelClaim, domain: ComputeDomain) -> bool:
-    return claim.device is not None and claim.created <= domain.deleted_at
-
-
-def _deletions(things: Iterable[OwnedObject]) -> tuple[ObjectWrite, ...]:
-    return tuple(delete_object(one) for one in things if not one.deleting)
+def _deletions(objects: Iterable[OwnedObject]) -> tuple[ObjectWrite, ...]:
+    return tuple(delete_object(owned) for owned in objects if not owned.deleting)
 
 
 def _unlabelling(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
     return tuple(remove_label(node, names.COMPUTE_DOMAIN_LABEL, snapshot.uid) for node in snapshot.nodes)
 
 
-def _releases(things: Iterable[OwnedObject]) -> tuple[ObjectWrite, ...]:
-    return tuple(release_finalizer(one) for one in things if names.FINALIZER in one.finalizers)
+def _releases(objects: Iterable[OwnedObject]) -> tuple[ObjectWrite, ...]:
+    return tuple(release_finalizer(owned) for owned in objects if names.FINALIZER in owned.finalizers)
 
 
 def _last_writes(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
-    thing = snapshot.domain_thing
-    if thing is not None:
-        return _releases((thing,))
-    return _deletions(
-        clique.thing for clique in snapshot.cliques if not any(pod.alive for pod in snapshot.pods)
-    )
+    if snapshot.domain_object is not None:
+        return _releases((snapshot.domain_object,))
+    # A living daemon would create its clique object again.
+    if any(pod.alive for pod in snapshot.pods):
+        return ()
+    return _deletions(record.owned for record in snapshot.cliques)

@@ -14,7 +14,7 @@ import msgspec
 from rackloom.core.domains import conditions, membership, names, owned
 from rackloom.core.domains.clique import Readiness
 from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode, ComputeDomainStatus
-from rackloom.core.domains.conditions import DomainProblem, domain_problems, status_events
+from rackloom.core.domains.conditions import DomainProblem, api_failures, domain_problems, status_events
 from rackloom.core.domains.names import ImexMode
 from rackloom.core.domains.owned import required_objects, uses_warm_clique
 from rackloom.core.domains.settings import ControllerSettings
@@ -23,17 +23,17 @@ from rackloom.core.kubernetes.objects import CreateObject, EventNotice, ObjectWr
 
 
 class DomainDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do about one ComputeDomain, in order, and what to say of it then."""
+    """What to do about one ComputeDomain, in order, and what to report afterwards."""
 
     actions: tuple[ObjectWrite, ...] = ()
     status: ComputeDomainStatus | None = None
-    """None: what it says already is true."""
+    """None where the recorded status holds."""
     notices: tuple[EventNotice, ...] = ()
-    """About the status, once it is written."""
+    """Events about the status, once it is written."""
     done: tuple[EventNotice, ...] = ()
-    """About the actions, once they are carried out."""
-    again: float | None = None
-    """Seconds after which time alone may change something."""
+    """Events about the actions, once they are executed."""
+    recheck_after: float | None = None
+    """Seconds after which the passage of time alone may change the decision."""
 
 
 def reconcile_domain(snapshot: DomainSnapshot, settings: ControllerSettings) -> DomainDecision:
@@ -50,21 +50,21 @@ def _reconcile_wanted(
     domain: ComputeDomain, snapshot: DomainSnapshot, settings: ControllerSettings
 ) -> DomainDecision:
     actions = () if snapshot.invalid else _upkeep(domain, snapshot, settings)
-    found = domain_problems(domain, snapshot, settings)
-    if not found and any(isinstance(action, CreateObject) for action in actions):
-        # What will be there is not there yet: the pass that sees it says so.
+    problems = domain_problems(domain, snapshot, settings)
+    if not problems and any(isinstance(action, CreateObject) for action in actions):
+        # The next pass sees the new objects and reports them.
         return DomainDecision(actions=actions)
-    decision = _with_status(domain, snapshot, settings, actions, found)
-    gone = () if snapshot.invalid else membership.remove_abandoned_labels(snapshot, settings)
+    decision = _with_status(domain, snapshot, settings, actions, problems)
+    abandoned = () if snapshot.invalid else membership.remove_abandoned_labels(snapshot, settings)
     return msgspec.structs.replace(
         decision,
-        done=tuple(_node_left_event(node.name, settings) for node in gone),
-        again=membership.seconds_to_next_loss(snapshot, settings),
+        done=tuple(_node_left_event(node.name, settings) for node in abandoned),
+        recheck_after=membership.seconds_to_next_loss(snapshot, settings),
     )
 
 
 def _node_left_event(node: str, settings: ControllerSettings) -> EventNotice:
-    since = f"node {node} has not been ready for {settings.gangs.lost_after:.0f} s"
+    since = f"node {node} has not been ready for {settings.lost_after:.0f} s"
     why = f"{since}, and no pod holds a channel on it: it is no node of this ComputeDomain any more"
     return EventNotice(False, "NodeLeft", why)
 
@@ -73,11 +73,14 @@ def _upkeep(
     domain: ComputeDomain, snapshot: DomainSnapshot, settings: ControllerSettings
 ) -> tuple[ObjectWrite, ...]:
     actions: list[ObjectWrite] = []
-    thing = snapshot.domain_thing
-    if thing is not None and not (names.FINALIZER in thing.finalizers and thing.domain == thing.uid):
-        actions.append(adopt_domain(thing))
-    for slot in required_objects(domain, snapshot, settings):
-        actions += slot.filling()
+    owned_domain = snapshot.domain_object
+    if owned_domain is not None and not (
+        names.FINALIZER in owned_domain.finalizers and owned_domain.domain == owned_domain.uid
+    ):
+        # The finalizer comes before all other objects: without it they could outlive their ComputeDomain.
+        actions.append(adopt_domain(owned_domain))
+    for required in required_objects(domain, snapshot, settings):
+        actions += required.writes()
     return (
         *actions,
         *membership.remove_abandoned_labels(snapshot, settings),
@@ -90,18 +93,14 @@ def _reconcile_deleted(
 ) -> DomainDecision:
     if names.FINALIZER not in domain.finalizers:
         return DomainDecision()
+    # While pods hold channels only stale entries are removed, so that the daemons of those pods keep running.
     held_back = bool(owned.channel_users(snapshot))
     actions = (
         membership.remove_stale_entries(snapshot, settings) if held_back else owned.teardown_writes(snapshot)
     )
-    ends = not held_back and not snapshot.held and not snapshot.nodes
-    if ends:
+    if not held_back and not snapshot.held and not snapshot.nodes:
         return DomainDecision(actions=actions)
-    return _with_status(domain, snapshot, settings, actions, _api_failures(snapshot))
-
-
-def _api_failures(snapshot: DomainSnapshot) -> tuple[DomainProblem, ...]:
-    return tuple(DomainProblem("ApiRefused", failure) for failure in snapshot.failures)
+    return _with_status(domain, snapshot, settings, actions, api_failures(snapshot))
 
 
 def _with_status(
@@ -109,19 +108,23 @@ def _with_status(
     snapshot: DomainSnapshot,
     settings: ControllerSettings,
     actions: tuple[ObjectWrite, ...],
-    found: tuple[DomainProblem, ...],
+    problems: tuple[DomainProblem, ...],
 ) -> DomainDecision:
     nodes = _status_nodes(domain, snapshot, settings)
-    view = conditions.ConditionInputs(
+    inputs = conditions.ConditionInputs(
         domain=domain,
         snapshot=snapshot,
         settings=settings,
         joined=membership.joined_nodes(snapshot, settings),
         nodes=nodes,
-        problems=found,
+        problems=problems,
     )
-    said = conditions.domain_conditions(view)
-    status = ComputeDomainStatus(status=_readiness(said[0].status, settings), nodes=nodes, conditions=said)
+    reported = conditions.domain_conditions(inputs)
+    # The field `status` has two values only, and in hostManaged mode it has always been Ready.
+    is_ready = reported[0].status == "True" or settings.imex_mode is ImexMode.HOST_MANAGED
+    status = ComputeDomainStatus(
+        status=Readiness.READY if is_ready else Readiness.NOT_READY, nodes=nodes, conditions=reported
+    )
     if status == domain.status:
         return DomainDecision(actions=actions)
     return DomainDecision(actions=actions, status=status, notices=status_events(domain.status, status))
@@ -136,9 +139,3 @@ def _status_nodes(
     if uses_warm_clique(domain, settings):
         return () if snapshot.warm is None else snapshot.warm.nodes
     return membership.node_entries(snapshot, settings)
-
-
-def _readiness(ready: str, settings: ControllerSettings) -> Readiness:
-    # The field of the wire has two values, and hostManaged has always been Ready in it.
-    holds = ready == "True" or settings.imex_mode is ImexMode.HOST_MANAGED
-    return Readiness.READY if holds else Readiness.NOT_READY

@@ -1,6 +1,6 @@
-"""Settings of the ComputeDomain controller: namespaces, IMEX daemons, isolation mode, gangs.
+"""Settings of the ComputeDomain controller: namespaces, IMEX daemons, isolation mode.
 
-IMEX daemons run in a namespace of their own, so that rights over their pods and Secrets are no rights
+IMEX daemons run in a dedicated namespace, so that rights over their pods and Secrets are no rights
 over Rackloom's programs. Objects of earlier installations in additional namespaces are found and
 deleted there; new ones are never created there.
 """
@@ -10,12 +10,11 @@ from collections.abc import Mapping
 import msgspec
 
 from rackloom.core.domains.names import MAX_NODES_PER_IMEX_DOMAIN, ImexIsolation, ImexMode
-from rackloom.core.gangs.spec import GangSettings
 
 DEFAULT_NAMESPACE = "rackloom-system"
-"""Of our own programs."""
+"""Where Rackloom's own programs run."""
 DEFAULT_DAEMON_NAMESPACE = "rackloom-imex"
-"""Of the IMEX daemons, so that rights over their pods and Secrets are no rights over our programs."""
+"""Where IMEX daemons run: rights over their pods and Secrets are no rights over Rackloom's programs."""
 
 
 class ImexDaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +46,8 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     imex_mode: ImexMode = ImexMode.DRIVER_MANAGED
     isolation: ImexIsolation = ImexIsolation.DOMAIN
     """Of nodes and ComputeDomains that do not carry the isolation label."""
-    gangs: GangSettings = GangSettings()
+    lost_after: float = 300.0
+    """Seconds after which a node that is not ready counts as lost. Gangs use the same time."""
 
     @property
     def namespaces(self) -> tuple[str, ...]:

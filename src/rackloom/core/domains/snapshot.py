@@ -29,11 +29,15 @@ from rackloom.core.kubernetes.objects import (
     Object,
     PatchObject,
     ResourceKind,
+    allocated_devices,
+    has_pod_ended,
+    is_pod_ready,
+    object_title,
 )
 from rackloom.errors import Refused
 
 LONGEST_ERROR = 500
-"""Characters of what a daemon says of nvidia-imex that go into a status: it runs on a tenant's node."""
+"""Characters of a daemon's report that go into a status: it comes from a tenant's node."""
 
 
 class OwnedObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,18 +54,17 @@ class OwnedObject(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def domain(self) -> str:
-        """UID of the ComputeDomain it belongs to; empty for an object of somebody else."""
+        """UID of the ComputeDomain that it belongs to; empty for a foreign object."""
         return self.labels.get(names.COMPUTE_DOMAIN_LABEL, "")
 
     @property
-    def called(self) -> str:
-        """Kind and name, as people write them."""
-        place = f"{self.namespace}/{self.name}" if self.namespace else self.name
-        return f"{self.kind.kind} {place}"
+    def title(self) -> str:
+        """`Kind namespace/name`, for messages."""
+        return object_title(self.kind, self.namespace, self.name)
 
 
 class DaemonMesh(msgspec.Struct, frozen=True):
-    """What a daemon's annotation says of its connections."""
+    """The connections that a daemon reports in an annotation."""
 
     complete: bool
     missing: tuple[str, ...] = ()
@@ -75,19 +78,19 @@ class DaemonPod(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     ip_address: str
     clique_id: str | None
-    """None until the daemon has said it; empty on a node without an NVLink fabric."""
+    """None until the daemon has reported it; empty on a node without an NVLink fabric."""
     ready: bool
     mesh: DaemonMesh | None = None
-    """Whether it reaches all its peers, as it says; None until it has said."""
+    """Whether it reaches all its peers; None until the daemon has reported it."""
     imex_error: str = ""
-    """Why nvidia-imex does not run in it, in one line; empty while it does, or nobody knows."""
+    """Why nvidia-imex does not run in it, in one line; empty while it runs, and where that is unknown."""
     alive: bool
     """False once all its containers have ended for good."""
     deleting: bool = False
 
 
 def owned_object(kind: ResourceKind, obj: Object) -> OwnedObject:
-    """Read what all objects have."""
+    """Read the fields that all objects have."""
     meta = obj["metadata"]
     return OwnedObject(
         kind=kind,
@@ -104,7 +107,7 @@ def owned_object(kind: ResourceKind, obj: Object) -> OwnedObject:
 class ChannelClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A claim for IMEX channels."""
 
-    thing: OwnedObject
+    owned: OwnedObject
     domain: str
     """UID of the ComputeDomain that its config names."""
     created: str
@@ -129,10 +132,10 @@ def read_daemon_pod(obj: Object) -> DaemonPod | None:
         node=node,
         ip_address=status.get("podIP", ""),
         clique_id=labels.get(names.CLIQUE_ID_LABEL),
-        ready=not deleting and _has_ready_condition(status),
+        ready=not deleting and is_pod_ready(obj),
         mesh=_read_mesh(meta),
         imex_error=clean_line(_annotation(meta, names.IMEX_ERROR_ANNOTATION) or "", LONGEST_ERROR),
-        alive=status.get("phase") not in ("Succeeded", "Failed"),
+        alive=not has_pod_ended(obj),
         deleting=deleting,
     )
 
@@ -142,14 +145,12 @@ def read_channel_claim(obj: Object) -> ChannelClaim | None:
     domain = claimed_domain_uid(obj)
     if domain is None:
         return None
-    status = obj.get("status") or {}
-    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-    ours = [result for result in results if result.get("driver") == names.IMEX_DRIVER]
+    ours = [device for device in allocated_devices(obj) if device.get("driver") == names.IMEX_DRIVER]
     return ChannelClaim(
-        thing=owned_object(RESOURCE_CLAIM, obj),
+        owned=owned_object(RESOURCE_CLAIM, obj),
         domain=domain,
         created=obj["metadata"].get("creationTimestamp", ""),
-        reserved_for=tuple(one["name"] for one in status.get("reservedFor") or ()),
+        reserved_for=tuple(pod["name"] for pod in (obj.get("status") or {}).get("reservedFor") or ()),
         device=(ours[0]["pool"], ours[0]["device"]) if ours else None,
     )
 
@@ -174,41 +175,34 @@ def _channel_config(opaque: Mapping[str, Any]) -> ChannelConfig | None:
 
 
 def _annotation(meta: Object, name: str) -> str | None:
-    found: str | None = (meta.get("annotations") or {}).get(name)
-    return found
+    value: str | None = (meta.get("annotations") or {}).get(name)
+    return value
 
 
 def _read_mesh(meta: Object) -> DaemonMesh | None:
-    said = _annotation(meta, names.MESH_ANNOTATION)
+    text = _annotation(meta, names.MESH_ANNOTATION)
     try:
-        mesh = None if said is None else msgspec.json.decode(said, type=DaemonMesh)
-    except (ValueError, RecursionError):  # what does not decode, a lone surrogate, nesting without end
+        mesh = None if text is None else msgspec.json.decode(text, type=DaemonMesh)
+    except (ValueError, RecursionError):  # malformed JSON, a lone surrogate, or endless nesting
         return None
     if mesh is None:
         return None
-    return DaemonMesh(mesh.complete, tuple(clean_line(one, LONGEST_ERROR) for one in mesh.missing))
-
-
-def _has_ready_condition(status: Object) -> bool:
-    conditions = status.get("conditions") or ()
-    return any(
-        condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
-    )
+    return DaemonMesh(mesh.complete, tuple(clean_line(peer, LONGEST_ERROR) for peer in mesh.missing))
 
 
 # Writes to the objects of a ComputeDomain. Each fails when another writer was faster.
 
 
-def delete_object(thing: OwnedObject, *, unchanged: bool = False) -> DeleteObject:
-    """Ask for the deletion of what was seen; `unchanged`: only as it was seen."""
-    version = thing.resource_version if unchanged else None
+def delete_object(owned: OwnedObject, *, unchanged: bool = False) -> DeleteObject:
+    """Delete the object that was read; with `unchanged`, only if no field has changed since."""
+    version = owned.resource_version if unchanged else None
     return DeleteObject(
-        kind=thing.kind, namespace=thing.namespace, name=thing.name, uid=thing.uid, resource_version=version
+        kind=owned.kind, namespace=owned.namespace, name=owned.name, uid=owned.uid, resource_version=version
     )
 
 
 def adopt_domain(domain: OwnedObject) -> PatchObject:
-    """Put our finalizer on a ComputeDomain, and its own UID as a label, by which node plugins find it."""
+    """Add our finalizer to a ComputeDomain, and its UID as a label by which node plugins find it."""
     meta = {
         "resourceVersion": domain.resource_version,
         "finalizers": [
@@ -222,24 +216,24 @@ def adopt_domain(domain: OwnedObject) -> PatchObject:
     )
 
 
-def release_finalizer(thing: OwnedObject) -> PatchObject:
-    """Remove our finalizer, and nobody else's."""
-    left = [finalizer for finalizer in thing.finalizers if finalizer != names.FINALIZER]
+def release_finalizer(owned: OwnedObject) -> PatchObject:
+    """Remove our finalizer and no other."""
+    left = [finalizer for finalizer in owned.finalizers if finalizer != names.FINALIZER]
     # A merge patch replaces the whole list: with the resourceVersion it cannot undo another writer's change.
-    meta = {"resourceVersion": thing.resource_version, "finalizers": left}
-    return PatchObject(kind=thing.kind, namespace=thing.namespace, name=thing.name, patch={"metadata": meta})
+    meta = {"resourceVersion": owned.resource_version, "finalizers": left}
+    return PatchObject(kind=owned.kind, namespace=owned.namespace, name=owned.name, patch={"metadata": meta})
 
 
-def remove_label(thing: OwnedObject, label: str, value: str) -> PatchObject:
-    """Take a label off an object if it still has this value: another writer may have set it since."""
+def remove_label(owned: OwnedObject, label: str, value: str) -> PatchObject:
+    """Remove a label if it still has this value; another writer may have set it since."""
     path = f"/metadata/labels/{label.replace('~', '~0').replace('/', '~1')}"
     test = {"op": "test", "path": path, "value": value}
     remove = {"op": "remove", "path": path}
-    return PatchObject(kind=thing.kind, namespace=thing.namespace, name=thing.name, patch=(test, remove))
+    return PatchObject(kind=owned.kind, namespace=owned.namespace, name=owned.name, patch=(test, remove))
 
 
 def release_node(node: OwnedObject) -> PatchObject:
-    """Take the label of its ComputeDomain off a node that has not changed since it was seen."""
+    """Remove the label of its ComputeDomain from a node, unless the node has changed since."""
     meta = {"resourceVersion": node.resource_version, "labels": {names.COMPUTE_DOMAIN_LABEL: None}}
     return PatchObject(kind=node.kind, namespace=None, name=node.name, patch={"metadata": meta})
 
@@ -248,14 +242,14 @@ def release_node(node: OwnedObject) -> PatchObject:
 
 
 class CliqueRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A clique object with what is needed to change it."""
+    """A clique object, with the fields that are needed to change it."""
 
-    thing: OwnedObject
+    owned: OwnedObject
     clique: ComputeDomainClique
 
 
 class WarmDomain(msgspec.Struct, frozen=True, kw_only=True):
-    """What the warm IMEX domain of the clique in which a shared claim was allocated looks like."""
+    """The warm IMEX domain of the clique in which a shared claim was allocated."""
 
     clique_id: str
     nodes: tuple[ComputeDomainNode, ...]
@@ -263,20 +257,20 @@ class WarmDomain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DomainSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One ComputeDomain and what belongs to it. `domain` is None for things that outlived theirs."""
+    """One ComputeDomain and its objects. `domain` is None for objects that outlived it."""
 
     uid: str
     now: str
     """RFC 3339, for the conditions."""
     domain: ComputeDomain | None
-    domain_thing: OwnedObject | None
+    domain_object: OwnedObject | None
     held: tuple[OwnedObject, ...] = ()
     """Templates, DaemonSets and claims that carry this UID, in any namespace we look at; the certificates
     too where the ComputeDomain is going or gone."""
     home: str = DEFAULT_DAEMON_NAMESPACE
     """Namespace of its daemons."""
     named: tuple[OwnedObject, ...] = ()
-    """Whatever has the names that this ComputeDomain's objects need."""
+    """All objects, also foreign ones, under the names that this ComputeDomain's objects need."""
     nodes: tuple[OwnedObject, ...] = ()
     """Nodes labelled with this UID: a channel of it was prepared there."""
     unready: Mapping[str, float] = msgspec.field(default_factory=dict)
@@ -290,18 +284,18 @@ class DomainSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Claims that use it: for a warm ComputeDomain those of all jobs in its clique."""
     warm: WarmDomain | None = None
     mixed_nodes: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
-    """Cliques of this ComputeDomain whose nodes disagree about isolation, with what is said."""
+    """Cliques of this ComputeDomain whose nodes disagree about isolation, with the values found."""
     invalid: str = ""
     """Why the spec cannot be read; empty when it can."""
     failures: tuple[str, ...] = ()
-    """What the API server did not accept of the last decision."""
+    """Writes of the last decision that the API server rejected."""
 
     def held_of(self, kind: ResourceKind, target: str | None = None) -> tuple[OwnedObject, ...]:
         """Our objects of a kind, of one target where templates have two."""
         return tuple(
-            one
-            for one in self.held
-            if one.kind == kind and (target is None or one.labels.get(names.TARGET_LABEL) == target)
+            owned
+            for owned in self.held
+            if owned.kind == kind and (target is None or owned.labels.get(names.TARGET_LABEL) == target)
         )
 
     @property
@@ -334,6 +328,6 @@ class DomainSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         Claims of other namespaces are never prepared.
         """
         space = None if self.domain is None else self.domain.namespace
-        held = (claim for claim in self.claims if claim.thing.namespace == space and claim.reserved_for)
+        held = (claim for claim in self.claims if claim.owned.namespace == space and claim.reserved_for)
         pools = (claim.device[0] for claim in held if claim.device is not None)
         return frozenset(pool for pool in pools if names.clique_of_pool(pool) is None)

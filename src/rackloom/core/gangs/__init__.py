@@ -8,8 +8,7 @@ writes. Read them in this order:
 - `record`: the GangPlan object, and the taint that reserves a node (called a tray) for a gang;
 - `snapshot`: everything that a decision about one gang is based on;
 - `reconcile`: the phases of a gang, and their order; `conditions` states the result;
-- `assignment`: which pod takes which slot of a plan, and the write that pins and ungates it;
-- `completion`: members that will not come back, and the trays that can be given back;
+- `slots`: members still to come, which pod takes which slot, and which slots are released;
 - `demand`, `terms`, `trays`, `placement`: the request to the placement search (`core.place`), and its
   result.
 """

@@ -10,6 +10,7 @@ that became True. The status is written only if it differs from the recorded one
 """
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -22,136 +23,105 @@ from rackloom.core.kubernetes.objects import EventNotice, ObjectWrite, metav1_ti
 PLACED, RESERVED, BOUND = "Placed", "Reserved", "Bound"
 _MOST_NAMES = 4
 WARNING_REASONS = ("DoesNotFit", "InvalidGang", "NotHeld", "TrayLost", "CannotBind", "TrayTaken")
-"""Reasons that are told as warnings."""
+"""Reasons that are reported as warnings."""
 AWAITING_LAST_PODS = ("Unknown", "WaitingForMembers")
-"""Placed, of a gang whose pods have all ended while its Job owes some: seats are kept for those."""
+"""Status and reason of Placed while all pods have ended and slots are kept for those that the Job owes."""
 API_REFUSED = "ApiRefused"
-"""Of an event: the API server, or a policy, forbids what was to be done."""
+"""Reason of an event: the API server, or a policy, forbids a write."""
 
 
 def gang_condition(type_: str, status: str, reason: str, message: str) -> Condition:
-    """One condition; when it changed is filled in by `dated`."""
+    """One condition; `decide_with_conditions` adds its transition time."""
     return Condition(type=type_, status=status, reason=reason, message=message)
 
 
-def waiting_for_members(view: GangSnapshot, wish: GangSpec) -> Condition | None:
-    """That members are still to come; None when all are there."""
-    here = Counter(one.group for one in view.living if one.gate is not None and not one.going)
-    missing = [f"{name} {here[name]} of {size}" for name, size in wish.sizes if here[name] < size]
+def waiting_for_members(snapshot: GangSnapshot, declared: GangSpec) -> Condition | None:
+    """That members are still to come; None when all exist."""
+    present = Counter(member.group for member in snapshot.gated)
+    missing = [f"{name} {present[name]} of {size}" for name, size in declared.sizes if present[name] < size]
     if not missing:
         return None
-    there = f"pods that are there: {', '.join(missing)}"
-    return gang_condition(
-        PLACED, "False", "WaitingForMembers", there + (_why_still_waiting(view) if view.is_answered else "")
-    )
+    message = f"pods that are there: {', '.join(missing)}"
+    if snapshot.is_answered:
+        message += "; their owners do not say that fewer are to come"
+        if ended := [member.name for member in snapshot.members if member.ended and not member.is_done]:
+            message += f"; {shortened(ended)} ended, and may be made anew"
+    return gang_condition(PLACED, "False", "WaitingForMembers", message)
 
 
-def _why_still_waiting(view: GangSnapshot) -> str:
-    """Why a gang waits on, though its owners were asked."""
-    ended = [member.name for member in view.members if member.ended and not member.is_done]
-    failed = f"; {shortened(ended)} ended, and may be made anew" if ended else ""
-    return f"; their owners do not say that fewer are to come{failed}"
-
-
-def waiting_for_claims(view: GangSnapshot) -> Condition | None:
-    """That claim templates are still to come: what a pod needs is not known before."""
-    pods = (one.pod for one in view.living if one.pod.gate_index is not None)
-    missing = tuple(sorted({name for pod in pods for name in pod.templates}))
+def waiting_for_claims(snapshot: GangSnapshot) -> Condition | None:
+    """That claim templates are still to come: a pod's demand is unknown without them."""
+    pods = (member.pod for member in snapshot.living if member.pod.gate_index is not None)
+    missing = sorted({name for pod in pods for name in pod.templates})
     if not missing:
         return None
-    return gang_condition(
-        PLACED, "False", "WaitingForClaimTemplates", f"claim templates: {shortened(missing)}"
-    )
+    message = f"claim templates: {shortened(missing)}"
+    return gang_condition(PLACED, "False", "WaitingForClaimTemplates", message)
 
 
-def waiting_for_gates(view: GangSnapshot) -> Condition | None:
-    """That somebody else still holds pods (a queue): no trays are kept from others meanwhile."""
-    gates = tuple(sorted({name for one in view.living for name in one.foreign_gates}))
+def waiting_for_gates(snapshot: GangSnapshot) -> Condition | None:
+    """That another controller (a queue) still holds pods: no trays are reserved meanwhile."""
+    gates = sorted({name for member in snapshot.living for name in member.foreign_gates})
     if not gates:
         return None
-    return gang_condition(
-        PLACED, "False", "WaitingForGates", f"scheduling gates of others: {shortened(gates)}"
-    )
+    message = f"scheduling gates of others: {shortened(gates)}"
+    return gang_condition(PLACED, "False", "WaitingForGates", message)
 
 
 def bound_condition(
-    view: GangSnapshot, seated: tuple[GangMember, ...], seats: int, lost_after: float
+    snapshot: GangSnapshot, seated: tuple[GangMember, ...], slots: int, lost_after: float
 ) -> Condition:
-    """Whether every seat has a pod on its tray."""
-    lost = view.lost(lost_after)
-    if lost:
-        why = view.refusal or "its members are being replaced"
+    """Whether every slot has a pod on its tray."""
+    if lost := snapshot.lost(lost_after):
+        why = snapshot.refusal or "its members are being replaced"
         since = f"gone or not ready for {lost_after:.0f} s"
         return gang_condition(BOUND, "False", "TrayLost", f"{shortened(lost)} {since}: {why}")
-    there = [one for one in seated if one.node is not None]
-    if len(there) < seats:
-        return _not_bound_condition(view, seated, len(there), seats)
-    silent = [one.node or "" for one in there if view.is_lost(one.node or "", 0.0)]
-    if silent:
-        return gang_condition(BOUND, "Unknown", "TrayNotReady", f"{shortened(silent)} not ready")
-    return gang_condition(
-        BOUND, "True", "AllBound", f"{seats} members are on their trays{_surplus_pods(view)}"
-    )
-
-
-def _surplus_pods(view: GangSnapshot) -> str:
-    """Pods for which there is no seat: the job was made larger, or anew, after the gang was placed."""
-    gated = [one.name for one in view.living if one.gate is not None and not one.going]
-    if not gated:
-        return ""
-    why = "for which the gang has no seat: it is placed anew when all of its other pods have ended"
-    return f"; beside them {shortened(gated)}, {why}"
-
-
-def _not_bound_condition(
-    view: GangSnapshot, seated: tuple[GangMember, ...], there: int, seats: int
-) -> Condition:
-    progress = f"{there} of {seats} members are on their trays"
-    if view.refusal:
-        return gang_condition(BOUND, "False", "CannotBind", f"{progress}; {view.refusal}")
-    waits = next((one for one in seated if one.node is None and one.waits_because), None)
-    if waits is None:
+    nodes = [member.node for member in seated if member.node is not None]
+    if len(nodes) < slots:
+        progress = f"{len(nodes)} of {slots} members are on their trays"
+        if snapshot.refusal:
+            return gang_condition(BOUND, "False", "CannotBind", f"{progress}; {snapshot.refusal}")
+        for member in seated:
+            if member.node is None and member.unbound_message:
+                progress += f"; {member.name}: {member.unbound_message}"
+                break
         return gang_condition(BOUND, "False", "Binding", progress)
-    return gang_condition(BOUND, "False", "Binding", f"{progress}; {waits.name}: {waits.waits_because}")
+    if silent := [node for node in nodes if snapshot.is_lost(node, 0.0)]:
+        return gang_condition(BOUND, "Unknown", "TrayNotReady", f"{shortened(silent)} not ready")
+    message = f"{slots} members are on their trays"
+    # Pods without a slot: the job was enlarged or recreated after the gang was placed.
+    if surplus := [member.name for member in snapshot.gated]:
+        why = "for which the gang has no seat: it is placed anew when all of its other pods have ended"
+        message += f"; beside them {shortened(surplus)}, {why}"
+    return gang_condition(BOUND, "True", "AllBound", message)
 
 
-def with_transition_times(view: GangSnapshot, found: tuple[Condition, ...]) -> tuple[Condition, ...]:
-    """With the times at which the status of each changed."""
-    return tuple(_with_transition_time(view, one) for one in found)
+def _with_transition_time(snapshot: GangSnapshot, condition: Condition) -> Condition:
+    before = None if snapshot.record is None else snapshot.record.condition(condition.type)
+    now, since = metav1_time(snapshot.now), "" if before is None else before.last_transition_time
+    # A clock that was ahead wrote a time in the future. Waits start from these times, so it is replaced.
+    is_same = before is not None and before.status == condition.status and since <= now
+    return msgspec.structs.replace(condition, last_transition_time=since if is_same else now)
 
 
-def _with_transition_time(view: GangSnapshot, condition: Condition) -> Condition:
-    before = None if view.record is None else view.record.condition(condition.type)
-    now, since = metav1_time(view.now), "" if before is None else before.last_transition_time
-    # A time that is still to come was written by a clock that was ahead: nobody waits for it.
-    same = before is not None and before.status == condition.status and since <= now
-    return msgspec.structs.replace(condition, last_transition_time=since if same else now)
+def _condition_events(snapshot: GangSnapshot, conditions: tuple[Condition, ...]) -> Iterator[EventNotice]:
+    """Events for a problem that is new, and for a condition that became True."""
+    for condition in conditions:
+        before = None if snapshot.record is None else snapshot.record.condition(condition.type)
+        # A pod that comes for a kept slot does not place the gang again.
+        was_true = before is not None and (
+            before.status == "True" or (before.status, before.reason) == AWAITING_LAST_PODS
+        )
+        is_new = before is None or (before.reason, before.message) != (condition.reason, condition.message)
+        is_warning = is_new and condition.reason in WARNING_REASONS
+        if is_warning or (condition.status == "True" and not was_true):
+            yield EventNotice(is_warning, condition.reason, condition.message)
 
 
-def condition_events(view: GangSnapshot, found: tuple[Condition, ...]) -> tuple[EventNotice, ...]:
-    """Events about what turned true, or went wrong."""
-    told = []
-    for one in found:
-        before = None if view.record is None else view.record.condition(one.type)
-        is_news = before is None or (before.reason, before.message) != (one.reason, one.message)
-        if is_news and one.reason in WARNING_REASONS:
-            told.append(EventNotice(True, one.reason, one.message))
-        elif one.status == "True" and not _was_true(before):
-            told.append(EventNotice(False, one.reason, one.message))
-    return tuple(told)
-
-
-def _was_true(before: Condition | None) -> bool:
-    """Who comes to a seat that was kept is not placed anew."""
-    return before is not None and (
-        before.status == "True" or (before.status, before.reason) == AWAITING_LAST_PODS
-    )
-
-
-def shortened(names: tuple[str, ...] | list[str]) -> str:
-    """Names for a message."""
-    more = len(names) - _MOST_NAMES
-    shown = ", ".join(names[:_MOST_NAMES])
+def shortened(names: Sequence[str], most: int = _MOST_NAMES) -> str:
+    """The first names for a message, and the number of the others."""
+    more = len(names) - most
+    shown = ", ".join(names[:most])
     return f"{shown} and {more} more" if more > 0 else shown
 
 
@@ -159,48 +129,42 @@ def shortened(names: tuple[str, ...] | list[str]) -> str:
 
 
 class GangDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do about one gang, in order, and what to say of it then."""
+    """What to do about one gang, in order, and what to report afterwards."""
 
     actions: tuple[ObjectWrite, ...] = ()
     conditions: tuple[Condition, ...] | None = None
-    """None: what is said already is true."""
+    """None where the recorded ones hold."""
     notices: tuple[EventNotice, ...] = ()
-    asks_planner: bool = False
-    again: float | None = None
-    """Seconds after which time alone may change something."""
-    takes_back: bool = False
-    """Trays are freed, pods deleted or the plan is given up: for nothing that a cache may not know yet.
+    needs_placement: bool = False
+    recheck_after: float | None = None
+    """Seconds after which the passage of time alone may change the decision."""
+    needs_fresh_read: bool = False
+    """It releases trays, deletes pods or withdraws the plan, or depends on what the owners say.
 
-    So it is where a gang waits for pods that its Job may not make any more.
+    It is valid only if it is decided from fresh reads: a stale cache may miss pods that are ungated by now.
     """
 
 
 def decide_with_conditions(
-    view: GangSnapshot,
-    told: tuple[Condition, ...],
+    snapshot: GangSnapshot,
+    conditions: tuple[Condition, ...],
     actions: tuple[ObjectWrite, ...],
     *,
-    asks_planner: bool = False,
-    again: float | None = None,
-    takes_back: bool = False,
+    needs_placement: bool = False,
+    recheck_after: float | None = None,
+    needs_fresh_read: bool = False,
 ) -> GangDecision:
-    """A decision that says this of the gang, if it is news."""
-    whole = with_transition_times(view, _with_missing_conditions(told))
-    same = view.record is not None and view.record.conditions == whole
+    """A decision that reports these conditions if they differ from the recorded ones."""
+    present = {condition.type for condition in conditions}
+    # A gang without a plan has nothing reserved and no pod bound.
+    rest = (gang_condition(t, "False", "NotPlaced", "") for t in (RESERVED, BOUND) if t not in present)
+    dated = tuple(_with_transition_time(snapshot, condition) for condition in (*conditions, *rest))
+    is_recorded = snapshot.record is not None and snapshot.record.conditions == dated
     return GangDecision(
         actions=actions,
-        conditions=None if same else whole,
-        notices=() if same else condition_events(view, whole),
-        asks_planner=asks_planner,
-        again=again,
-        takes_back=takes_back,
+        conditions=None if is_recorded else dated,
+        notices=() if is_recorded else tuple(_condition_events(snapshot, dated)),
+        needs_placement=needs_placement,
+        recheck_after=recheck_after,
+        needs_fresh_read=needs_fresh_read,
     )
-
-
-def _with_missing_conditions(told: tuple[Condition, ...]) -> tuple[Condition, ...]:
-    """A gang without a plan has nothing reserved and nobody bound."""
-    given = {one.type for one in told}
-    rest = (
-        gang_condition(type_, "False", "NotPlaced", "") for type_ in (RESERVED, BOUND) if type_ not in given
-    )
-    return (*told, *rest)

@@ -7,18 +7,19 @@ Requests with adminAccess take no device.
 
 The number of GPUs is read from the text of the pods alone (container limits of `nvidia.com/gpu`, and
 claims by the class `gpu.nvidia.com`), so that it does not change while drivers publish more or less. A
-placed gang whose pods ask for something else is placed anew. How many members a tray can serve is
+placed gang whose pods ask for something else is placed again. How many members a tray can serve is
 counted by the allocator (`core.gangs.trays`).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim, ResourceClaimSpec
 from rackloom.core.domains import names
 from rackloom.core.gangs.members import GangMember
-from rackloom.core.gangs.snapshot import NamespaceClaims
+from rackloom.core.gangs.snapshot import ClusterLists
+from rackloom.core.gangs.terms import SPLIT_GROUP_FIX
 from rackloom.core.gangs.trays import MemberClaims
 from rackloom.core.kubernetes.objects import Object
 from rackloom.core.place.placement_values import PlacementTray
@@ -29,91 +30,110 @@ from rackloom.errors import Refused
 
 _CHANNELS = (names.CHANNEL_CLASS, names.ISOLATED_CHANNEL_CLASS)
 _READ_FIX = "use the fields of resource.k8s.io/v1 that this version of rackloom knows"
-_OWN_GROUP_FIX = "give those that differ a group of their own (label rackloom.dev/gang-group)"
+ClaimSpecs = Mapping[tuple[str, str], Object]
+"""Claims by (`claim`, name) and claim templates by (`claim template`, name)."""
+
+
+def claim_specs(cluster: ClusterLists, namespace: str) -> ClaimSpecs:
+    """All claims and claim templates that a pod of the namespace can name."""
+    return {
+        (kind, obj["metadata"]["name"]): obj
+        for kind, objects in (("claim", cluster.claims), ("claim template", cluster.templates))
+        for obj in objects
+        if obj["metadata"].get("namespace") == namespace
+    }
+
+
+def _claim_spec(specs: ClaimSpecs, kind: str, name: str) -> Object:
+    if (kind, name) not in specs:
+        raise Refused(f"{kind} {name} does not exist", nearest_fix="create it")
+    spec: Object = specs[kind, name]["spec"]
+    return spec if kind == "claim" else spec["spec"]
 
 
 class GroupClaims(msgspec.Struct, frozen=True, kw_only=True):
     """What each member of a group claims."""
 
     kind: str
-    """The names of the templates and claims: what the planner calls it."""
+    """The names of the templates and claims, which identify it in the placement request."""
     claims: MemberClaims
 
 
-def group_claims(group: Iterable[GangMember], known: NamespaceClaims) -> GroupClaims | None:
-    """What the members of a group claim; those that claim nothing are served by any tray.
+def group_claims(group: Iterable[GangMember], specs: ClaimSpecs) -> GroupClaims | None:
+    """What the members of a group claim; None where they claim nothing, so that any tray serves them.
 
     Raises Refused where they differ, where two name one claim, or for a claim that cannot be read.
     """
     members = tuple(group)
-    _check_not_shared(members, known)
-    found = [one for one in (_member_claims(member, known) for member in members) if one is not None]
-    if not found:
+    _check_not_shared(members, specs)
+    claims = [claimed for member in members if (claimed := _member_claims(member, specs)) is not None]
+    if not claims:
         return None
-    first = found[0]
-    other = next((one for one in found if _claim_specs(one) != _claim_specs(first)), None)
-    if other is not None:
-        raise Refused(f"members of one group claim {first.kind} and {other.kind}", nearest_fix=_OWN_GROUP_FIX)
+    first = claims[0]
+    for claimed in claims:
+        if _specs_of(claimed) != _specs_of(first):
+            reason = f"members of one group claim {first.kind} and {claimed.kind}"
+            raise Refused(reason, nearest_fix=SPLIT_GROUP_FIX)
     return first
 
 
-def _check_not_shared(members: tuple[GangMember, ...], known: NamespaceClaims) -> None:
-    """The devices of a claim are on one node, and pods that share it would all have to go there."""
-    seen: set[str] = set()
+def _check_not_shared(members: tuple[GangMember, ...], specs: ClaimSpecs) -> None:
+    """The devices of a claim are on one node, so all pods that share it would have to go there."""
+    named: set[str] = set()
     for member in members:
         for name in member.pod.named_claims:
-            if name in seen and claims_devices(known.claim(name)):
+            if name in named and claims_devices(_claim_spec(specs, "claim", name)):
                 fix = "use resourceClaimTemplateName, which makes a claim for each pod"
                 raise Refused(f"claim {name} is named by several members", nearest_fix=fix)
-            seen.add(name)
+            named.add(name)
 
 
-def _member_claims(member: GangMember, known: NamespaceClaims) -> GroupClaims | None:
-    specs = {name: known.template(name) for name in member.pod.templates}
-    specs |= {f"claim {name}": known.claim(name) for name in member.pod.named_claims}
-    claims = {name: _read_claim(name, spec) for name, spec in specs.items() if claims_devices(spec)}
+def _member_claims(member: GangMember, specs: ClaimSpecs) -> GroupClaims | None:
+    named = {name: _claim_spec(specs, "claim template", name) for name in member.pod.templates}
+    named |= {f"claim {name}": _claim_spec(specs, "claim", name) for name in member.pod.named_claims}
+    claims = {name: _read_claim(name, spec) for name, spec in named.items() if claims_devices(spec)}
     return GroupClaims(kind="+".join(claims), claims=tuple(claims.values())) if claims else None
 
 
 def claims_devices(spec: Object) -> bool:
-    """Channels are counted with the tray; administrators look at devices without taking them."""
+    """Channels count with the tray, and requests with adminAccess take no device."""
     requests = (spec.get("devices") or {}).get("requests") or ()
     return any(request_takes_device(requested_device(request)) for request in requests)
 
 
-def request_takes_device(asked: Object) -> bool:
-    """The same of what one request asks for."""
-    return asked.get("deviceClassName") not in _CHANNELS and not asked.get("adminAccess")
+def request_takes_device(requested: Object) -> bool:
+    """Whether a request takes a device; `requested` comes from `requested_device`."""
+    return requested.get("deviceClassName") not in _CHANNELS and not requested.get("adminAccess")
 
 
 def requested_device(request: Object) -> Object:
-    """What a request asks for; of alternatives, the first."""
+    """What a request asks for; of several alternatives, the first."""
     alternatives: Sequence[Object] = request.get("firstAvailable") or ({},)
-    asked: Object = request.get("exactly") or alternatives[0]
-    return asked
+    requested: Object = request.get("exactly") or alternatives[0]
+    return requested
 
 
 def _read_claim(name: str, spec: Object) -> ResourceClaim:
     try:
-        read = msgspec.convert(spec, ResourceClaimSpec)
+        claim_spec = msgspec.convert(spec, ResourceClaimSpec)
     except msgspec.ValidationError as error:
         raise Refused(f"what {name} claims cannot be read: {error}", nearest_fix=_READ_FIX) from error
-    return ResourceClaim(metadata=ObjectMeta(name=name), spec=read)
+    return ResourceClaim(metadata=ObjectMeta(name=name), spec=claim_spec)
 
 
-def _claim_specs(one: GroupClaims) -> list[ResourceClaimSpec]:
-    return [claim.spec for claim in one.claims]
+def _specs_of(claimed: GroupClaims) -> list[ResourceClaimSpec]:
+    return [claim.spec for claim in claimed.claims]
 
 
 # GPUs of members, and the size of a tray that a member takes whole.
 
 
 class GpuDemand(msgspec.Struct, frozen=True):
-    """Of a pod, or of one claim."""
+    """The demand of a pod, or of one claim."""
 
     gpus: int = 0
     whole: bool = False
-    """A tray of its own: all of its GPUs, or a channel, of which a node has one (`channel-0`)."""
+    """A dedicated tray: all of its GPUs, or its IMEX channel, of which a node has one (`channel-0`)."""
 
     def __add__(self, other: "GpuDemand") -> "GpuDemand":
         return GpuDemand(self.gpus + other.gpus, self.whole or other.whole)
@@ -125,32 +145,34 @@ def claim_demand(spec: Object) -> GpuDemand:
     return sum((_request_demand(request) for request in requests), GpuDemand())
 
 
-def member_demand(member: GangMember, known: NamespaceClaims) -> GpuDemand:
+def member_demand(member: GangMember, specs: ClaimSpecs) -> GpuDemand:
     """What a pod asks for. Raises Refused for a claim or a template that does not exist.
 
-    Channels that it shares with other pods (in channel mode) are not its own, and are not counted.
+    Channels that it shares with other pods (in channel mode) do not count.
     """
-    if member.uncounted:
+    if member.class_resources:
         fix = "name a ResourceClaimTemplate in spec.resourceClaims instead"
-        reason = f"pod {member.name} asks for {member.uncounted[0]}, which is not counted for gangs"
+        reason = f"pod {member.name} asks for {member.class_resources[0]}, which is not counted for gangs"
         raise Refused(reason, nearest_fix=fix)
-    templates = (known.template(name) for name in member.pod.templates)
-    claims = (known.claim(name) for name in member.pod.named_claims)
+    templates = (_claim_spec(specs, "claim template", name) for name in member.pod.templates)
+    claims = (_claim_spec(specs, "claim", name) for name in member.pod.named_claims)
     claimed = (*templates, *(claim for claim in claims if claims_devices(claim)))
     return sum(map(claim_demand, claimed), GpuDemand(member.gpus))
 
 
-def group_demand(members: Iterable[GangMember], known: NamespaceClaims) -> GpuDemand:
-    """What each member of a group asks for, the hungriest one's. Raises Refused."""
-    asked = [member_demand(member, known) for member in members]
-    return GpuDemand(max((one.gpus for one in asked), default=0), any(one.whole for one in asked))
+def group_demand(members: Iterable[GangMember], specs: ClaimSpecs) -> GpuDemand:
+    """What each member of a group asks for: the largest demand of any. Raises Refused."""
+    demands = [member_demand(member, specs) for member in members]
+    return GpuDemand(
+        max((demand.gpus for demand in demands), default=0), any(demand.whole for demand in demands)
+    )
 
 
 class _LargestTrays(msgspec.Struct, frozen=True):
     """The largest trays of a clique, as many as there are members to share it."""
 
     gpus: int
-    """What each of them has, or more."""
+    """The GPU count of the smallest of them."""
     count: int
     are_mixed: bool
 
@@ -158,53 +180,42 @@ class _LargestTrays(msgspec.Struct, frozen=True):
 def whole_tray_gpus(
     trays: Sequence[PlacementTray], members: int, gpus: int, taken: Collection[str] = ()
 ) -> int:
-    """GPUs of the tray that a member takes whole: `members` share a clique, and one counts `gpus`.
+    """GPUs of the tray that a member takes whole: `members` share a clique, and each counts `gpus`.
 
-    It is what each of the largest trays has of the clique where they fit; without the trays that are `taken`
-    by others, as far as there are enough. A clique of like trays is before a mixed one, and one of smaller
-    trays before one of larger: what other cliques have must not keep a gang from the one where it fits.
-    Channels are where cliques are, and not on a larger node without one (no NVLink fabric).
+    The result is the GPU count of the largest trays of one clique, as many as there are members. The clique
+    is chosen in this order: its trays have at least `gpus`; it has enough trays; they are of equal size;
+    they are small. A larger tray elsewhere therefore never keeps a gang from a clique where it fits. Trays
+    `taken` by others are left out where enough remain. Nodes without a clique (no NVLink fabric) have no
+    channels, and count only where no open tray has a clique.
     """
-    candidates = _open_trays(trays)
-    free = _best_clique([candidate for candidate in candidates if candidate.name not in taken], members, gpus)
-    return (free if _fits_members(free, members, gpus) else _best_clique(candidates, members, gpus)).gpus
+    opened = [tray for tray in trays if tray.shut is None]
+    candidates = [tray for tray in opened if tray.clique is not None] or opened or trays
+    free = _best_clique([tray for tray in candidates if tray.name not in taken], members, gpus)
+    is_enough = free.count == members and free.gpus >= gpus
+    return (free if is_enough else _best_clique(candidates, members, gpus)).gpus
 
 
 def _best_clique(trays: Sequence[PlacementTray], members: int, gpus: int) -> _LargestTrays:
-    cliques: dict[str, list[int]] = {}
+    sizes_by_clique: dict[str, list[int]] = {}
     for tray in trays:
-        cliques.setdefault(tray.clique or tray.name, []).append(tray.gpus)
-    found = [_largest_trays(sizes, members) for sizes in cliques.values()]
+        sizes_by_clique.setdefault(tray.clique or tray.name, []).append(tray.gpus)
+    largest = (sorted(sizes, reverse=True)[:members] for sizes in sizes_by_clique.values())
+    # In order: enough GPUs, enough trays, equal trays, small trays.
     return min(
-        found,
-        key=lambda one: (one.gpus < gpus, -one.count, one.are_mixed, one.gpus),
+        (_LargestTrays(sizes[-1], len(sizes), are_mixed=sizes[0] != sizes[-1]) for sizes in largest),
+        key=lambda best: (best.gpus < gpus, -best.count, best.are_mixed, best.gpus),
         default=_LargestTrays(0, 0, are_mixed=False),
     )
 
 
-def _largest_trays(sizes: list[int], members: int) -> _LargestTrays:
-    chosen = sorted(sizes, reverse=True)[:members]
-    return _LargestTrays(chosen[-1], len(chosen), are_mixed=chosen[0] != chosen[-1])
-
-
-def _fits_members(found: _LargestTrays, members: int, gpus: int) -> bool:
-    return found.count == members and found.gpus >= gpus
-
-
-def _open_trays(trays: Sequence[PlacementTray]) -> Sequence[PlacementTray]:
-    """Those that are open and in a clique, as far as there are any."""
-    opened = [tray for tray in trays if tray.shut is None]
-    return [tray for tray in opened if tray.clique is not None] or opened or trays
-
-
 def _request_demand(request: Object) -> GpuDemand:
-    asked = requested_device(request)
-    if asked.get("deviceClassName") == names.CHANNEL_CLASS:
+    requested = requested_device(request)
+    if requested.get("deviceClassName") == names.CHANNEL_CLASS:
         return GpuDemand(whole=True)
-    if asked.get("deviceClassName") != names.GPU_DRIVER or not request_takes_device(asked):
+    if requested.get("deviceClassName") != names.GPU_DRIVER or not request_takes_device(requested):
         return GpuDemand()
     return (
         GpuDemand(whole=True)
-        if asked.get("allocationMode") == "All"
-        else GpuDemand(int(asked.get("count", 1)))
+        if requested.get("allocationMode") == "All"
+        else GpuDemand(int(requested.get("count", 1)))
     )

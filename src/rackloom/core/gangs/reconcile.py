@@ -8,53 +8,54 @@ The order of the phases is what makes them safe:
 4. check: after the settling time a fresh read finds the trays empty of other jobs' pods, which
    kube-scheduler may have bound before it saw the taint;
 5. ungate: every pod is pinned and ungated in one write, and kube-scheduler binds it;
-6. maintain: a lost tray, or a pod that cannot be bound, is replaced; trays that nobody will use are
-   released;
+6. maintain: a lost tray, or a pod that cannot be bound, is replaced; trays that no pod will use again
+   are released;
 7. end: when no pod is left, the taints are removed first, then the GangPlan that names them.
 
-A recorded plan is carried on, not made anew. It is given up only before the first pod was ungated: when
+A recorded plan is continued, not made again. It is withdrawn only before the first pod was ungated: when
 a competing plan has the better right (it holds all of its trays, or is older), when a tray is lost and
 no other is found, or when its pods are gone or were replaced by another job's. A decision that releases
-trays, deletes pods or gives a plan up says so in `takes_back`; the controller then decides again from
+trays, deletes pods or withdraws a plan sets `needs_fresh_read`; the controller then decides again from
 what the API server has, not from its cache.
 """
 
 from collections.abc import Iterator
 
-import msgspec
-
 from rackloom.core.domains.compute_domain import Condition
-from rackloom.core.gangs import conditions, record, terms
-from rackloom.core.gangs.assignment import (
-    SlotAssignment,
-    assign_slots,
-    delete_member,
-    pin_and_ungate,
-    unschedulable_members,
-)
-from rackloom.core.gangs.completion import (
-    awaits_last_pods,
-    is_reduced,
-    lacks_members,
-    last_pods_awaited_until,
-    longest_wait,
-    may_have_unused_trays,
-    owners_asked_at,
-    owners_checked_at,
-    remaining_spec,
-    should_ask_owners,
-    without_unused_trays,
-)
+from rackloom.core.gangs import slots, terms
 from rackloom.core.gangs.conditions import (
     AWAITING_LAST_PODS,
     PLACED,
     RESERVED,
     GangDecision,
+    bound_condition,
     decide_with_conditions,
     gang_condition,
+    shortened,
+    waiting_for_claims,
+    waiting_for_gates,
+    waiting_for_members,
 )
-from rackloom.core.gangs.record import GangRecord
-from rackloom.core.gangs.snapshot import CompetingPlan, GangSnapshot
+from rackloom.core.gangs.record import (
+    GangRecord,
+    close_record,
+    create_record,
+    reduce_plan,
+    release_trays,
+    reserve_tray,
+    withdraw_plan,
+)
+from rackloom.core.gangs.slots import (
+    assign_slots,
+    delete_member,
+    is_reduced,
+    lacks_members,
+    last_pods_awaited_until,
+    pin_and_ungate,
+    remaining_spec,
+    unschedulable_members,
+)
+from rackloom.core.gangs.snapshot import GangSnapshot
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import ObjectWrite, epoch_seconds
 from rackloom.core.place.placement_values import GangPlan
@@ -63,279 +64,265 @@ from rackloom.errors import Refused
 # A gang with a recorded plan: phases 3 to 6.
 
 
-class _PlanProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a plan has come."""
+class PlannedGang:
+    """How far a recorded plan has come, and what follows from it."""
 
-    seats: SlotAssignment
-    missing: tuple[str, ...]
-    """Trays that are still to be reserved."""
-    begun: bool
-    """A pod was let go: from then on pods follow as they come, also the last ones of a rest."""
-    whole: bool
-    """Every seat has a pod that waits for it."""
-    checked: bool
-    awaits: bool
-    """All have ended, and their Job makes the last of them anew."""
+    def __init__(
+        self, snapshot: GangSnapshot, record: GangRecord, plan: GangPlan, settings: GangSettings
+    ) -> None:
+        self.snapshot = snapshot
+        self.record = record
+        self.plan = plan
+        self.settings = settings
+        self.slots = assign_slots(snapshot, plan)
+        self.awaits_last = slots.awaits_last_pods(snapshot)
+        self.unreserved = self._unreserved_trays()
+        # Once a pod was ungated, others follow as they come, and so do the last pods of a reduced plan.
+        is_resumed = is_reduced(record) and bool(self.slots.openings)
+        self.has_begun = bool(snapshot.ungated) or self.awaits_last or is_resumed
+        self.is_complete = len(self.slots.openings) == len(plan.seats)
+        """Every slot has a gated pod."""
+        self.is_checked = snapshot.checked == plan
 
-    @property
-    def is_open(self) -> bool:
-        """Whether pods may be let go."""
-        return not self.missing and (self.begun or (self.whole and self.checked))
-
-    @property
-    def lacks_pods(self) -> bool:
-        """Whether pods that were there when it was planned are gone, and none was let go."""
-        return not self.begun and not self.whole
-
-    @property
-    def is_to_be_checked(self) -> bool:
-        """Whether nothing lacks but a look at the reserved trays."""
-        return not self.missing and not self.begun and self.whole and not self.checked
-
-
-def decide_planned(
-    view: GangSnapshot, found: GangRecord, plan: GangPlan, settings: GangSettings
-) -> GangDecision:
-    """Carry a plan on, or give it up while that hurts nobody."""
-    seats = assign_slots(view, plan)
-    awaits = awaits_last_pods(view)
-    progress = _PlanProgress(
-        seats=seats,
-        missing=_unreserved_trays(view, found, settings),
-        begun=bool(view.let_go) or awaits or (is_reduced(found) and bool(seats.openings)),
-        whole=len(seats.openings) == len(plan.seats),
-        checked=view.checked == plan,
-        awaits=awaits,
-    )
-    if not progress.begun and _is_to_be_given_up(view, found, progress, settings):
-        return GangDecision(actions=(record.withdraw_plan(found),), takes_back=True)
-    rest = None if view.makers is None else without_unused_trays(view, found)
-    if rest is not None:
-        return GangDecision(actions=(record.reduce_plan(found, rest),), takes_back=True)
-    settling = _seconds_to_settle(view, found, settings) if progress.is_to_be_checked else 0.0
-    broken = bool(view.lost(settings.lost_after)) or bool(unschedulable_members(view, seats, settings))
-    freed, sent = _release_surplus_trays(view, found), _delete_misplaced_pods(view, seats, settings)
-    return decide_with_conditions(
-        view,
-        _plan_conditions(view, found, plan, progress, settings),
-        (*_reserve_trays(view, progress.missing), *freed, *sent, *_ungate_pods(view, progress, settings)),
-        asks_planner=broken or (progress.is_to_be_checked and not settling),
-        again=settling or _recheck_planned_after(view, found, plan, progress, settings),
-        takes_back=bool(freed or sent)
-        or (may_have_unused_trays(view, plan) and _should_ask_owners_now(view, settings)),
-    )
-
-
-def _plan_conditions(
-    view: GangSnapshot, found: GangRecord, plan: GangPlan, progress: _PlanProgress, settings: GangSettings
-) -> tuple[Condition, ...]:
-    return (
-        _placed_condition(plan, progress, settings),
-        _reserved_condition(view, found, progress.missing),
-        conditions.bound_condition(view, progress.seats.seated, len(plan.seats), settings.lost_after),
-    )
-
-
-def _placed_condition(plan: GangPlan, progress: _PlanProgress, settings: GangSettings) -> Condition:
-    if progress.awaits:
-        until = f"if it makes none, their trays are given back after {longest_wait(settings):.0f} s"
-        why = f"all pods have ended, and their Job owes {len(plan.seats)}: {until}"
-        return gang_condition(PLACED, *AWAITING_LAST_PODS, why)
-    if not progress.lacks_pods:
-        return gang_condition(PLACED, "True", "Placed", plan.reason)
-    there = f"pods that are there: {len(progress.seats.openings)} of {len(plan.seats)}"
-    why = f"{there}; without the rest, its trays are given back after {settings.bind_after:.0f} s"
-    return gang_condition(PLACED, "False", "WaitingForMembers", why)
-
-
-def _ungate_pods(
-    view: GangSnapshot, progress: _PlanProgress, settings: GangSettings
-) -> Iterator[ObjectWrite]:
-    """Not to a tray that is lost: its members are about to have another."""
-    for member, tray in progress.seats.openings if progress.is_open else ():
-        if not view.is_lost(tray, settings.lost_after):
-            yield pin_and_ungate(member, tray, view.uid, view.now)
-
-
-def _is_to_be_given_up(
-    view: GangSnapshot, found: GangRecord, progress: _PlanProgress, settings: GangSettings
-) -> bool:
-    return (
-        is_reduced(found)
-        or _yields_to_competitor(view, found)
-        or _is_lost_for_good(view, settings)
-        or _belongs_to_other_pods(view, found)
-        or (progress.lacks_pods and view.now >= _kept_until(view, found, settings))
-    )
-
-
-def _kept_until(view: GangSnapshot, found: GangRecord, settings: GangSettings) -> float:
-    """When a plan is given up of which pods are gone: nobody else has its trays till then."""
-    placed = found.condition(PLACED)
-    if placed is None or placed.status != "False":
-        return view.now + settings.bind_after
-    return (epoch_seconds(placed.last_transition_time) or view.now) + settings.bind_after
-
-
-def _is_lost_for_good(view: GangSnapshot, settings: GangSettings) -> bool:
-    """Whether a tray was lost, and the planner found no other for its members."""
-    return bool(view.lost(settings.lost_after)) and bool(view.refusal)
-
-
-def _belongs_to_other_pods(view: GangSnapshot, found: GangRecord) -> bool:
-    """Whether all pods of the plan are gone, and those that came under its name are so many others."""
-    if found.gang is None or any(one.gate is None for one in view.living):
-        return False
-    try:
-        return {group.name: group.members for group in found.gang.groups} != dict(remaining_spec(view).sizes)
-    except Refused:
-        # They are being made anew one by one: some are of the old job still.
-        return False
-
-
-def _yields_to_competitor(view: GangSnapshot, found: GangRecord) -> bool:
-    """Whether a rival has the better right: it is whole, or it is older. One of two always has."""
-    return any(_has_better_right(rival, found) for rival in view.rivals)
-
-
-def _has_better_right(rival: CompetingPlan, found: GangRecord) -> bool:
-    return rival.is_whole or (rival.created, rival.uid) < (found.created, found.uid)
-
-
-def _unreserved_trays(view: GangSnapshot, found: GangRecord, settings: GangSettings) -> tuple[str, ...]:
-    """Trays that are still to be reserved. A tray that is lost holds up nobody who was to go elsewhere."""
-    wanted = (name for name in found.reserved if view.uid not in _reserving_uids(view, name))
-    if not view.let_go:
-        return tuple(wanted)
-    return tuple(name for name in wanted if not view.is_lost(name, settings.lost_after))
-
-
-def _seconds_to_settle(view: GangSnapshot, found: GangRecord, settings: GangSettings) -> float:
-    """Seconds until a look at the reserved trays tells whether they are empty."""
-    reserved = found.condition(RESERVED)
-    if reserved is None or reserved.status != "True":
-        return settings.settle
-    since = epoch_seconds(reserved.last_transition_time) or view.now
-    return max(since + settings.settle - view.now, 0.0)
-
-
-def _reserving_uids(view: GangSnapshot, name: str) -> tuple[str, ...]:
-    return view.nodes[name].holders if name in view.nodes else ()
-
-
-def _reserve_trays(view: GangSnapshot, missing: tuple[str, ...]) -> tuple[ObjectWrite, ...]:
-    free = (name for name in missing if name in view.nodes and not view.nodes[name].holders)
-    return tuple(record.reserve_tray(view.nodes[name], view.uid) for name in free)
-
-
-def _release_surplus_trays(view: GangSnapshot, found: GangRecord) -> tuple[ObjectWrite, ...]:
-    """Trays that the plan has no more, once none of the gang's pods is on them."""
-    used = {one.node for one in view.living}
-    surplus = (name for name in view.held if name not in found.reserved and name not in used)
-    return record.release_trays(view.nodes, tuple(surplus), view.uid)
-
-
-def _delete_misplaced_pods(
-    view: GangSnapshot, seats: SlotAssignment, settings: GangSettings
-) -> tuple[ObjectWrite, ...]:
-    """Pods whose seat is elsewhere by now. Where the node is lost, nobody else will ever end them."""
-    dead = {one.tray for one in view.let_go if one.tray and view.is_lost(one.tray, settings.lost_after)}
-    kept = {one.uid for one in seats.seated}
-    ending = (one for one in view.let_go if one.going and one.tray in dead and one.uid not in kept)
-    return tuple(delete_member(misfit, at_once=misfit.tray in dead) for misfit in (*seats.misfits, *ending))
-
-
-def _reserved_condition(view: GangSnapshot, found: GangRecord, missing: tuple[str, ...]) -> Condition:
-    contested = tuple(name for name in missing if _reserving_uids(view, name))
-    if contested:
-        taken = f"{conditions.shortened(contested)} reserved for another gang"
-        return gang_condition(RESERVED, "False", "TrayTaken", taken)
-    if missing:
-        return gang_condition(
-            RESERVED, "False", "Reserving", f"{conditions.shortened(missing)} still to be reserved"
+    def decide(self) -> GangDecision:
+        """Continue the plan, or withdraw it while no pod was ungated."""
+        snapshot, settings = self.snapshot, self.settings
+        if not self.has_begun and self._is_obsolete():
+            return GangDecision(actions=(withdraw_plan(self.record),), needs_fresh_read=True)
+        # Only what the owners said in this very pass proves that trays are no longer needed.
+        reduced = None if snapshot.owners is None else slots.without_unused_trays(snapshot, self.record)
+        if reduced is not None:
+            return GangDecision(actions=(reduce_plan(self.record, reduced),), needs_fresh_read=True)
+        awaits_check = not (self.unreserved or self.has_begun or self.is_checked) and self.is_complete
+        settling = self._seconds_to_settle() if awaits_check else 0.0
+        late = unschedulable_members(snapshot, self.slots, settings)
+        is_broken = bool(snapshot.lost(settings.lost_after) or late)
+        released, deleted = self._release_surplus_trays(), self._delete_misplaced_pods()
+        return decide_with_conditions(
+            snapshot,
+            (
+                self._placed_condition(),
+                self._reserved_condition(),
+                bound_condition(snapshot, self.slots.seated, len(self.plan.seats), settings.lost_after),
+            ),
+            (*self._reserve_trays(), *released, *deleted, *self._ungate_pods()),
+            needs_placement=is_broken or (awaits_check and not settling),
+            recheck_after=settling or self._recheck_after(),
+            needs_fresh_read=bool(released or deleted) or self._should_ask_owners(),
         )
-    return gang_condition(RESERVED, "True", "Reserved", f"{len(found.reserved)} trays are reserved")
 
+    @property
+    def _lacks_pods(self) -> bool:
+        """Whether pods that existed when it was planned are gone, and none was ungated."""
+        return not self.has_begun and not self.is_complete
 
-def _should_ask_owners_now(view: GangSnapshot, settings: GangSettings) -> bool:
-    return view.makers is None and view.now >= owners_checked_at(view, settings)
+    # Whether to keep the plan.
 
+    def _is_obsolete(self) -> bool:
+        """Whether to withdraw the plan. Asked only while no pod was ungated, so it disturbs no pod."""
+        snapshot = self.snapshot
+        return (
+            is_reduced(self.record)
+            or self._yields_to_competitor()
+            # No tray was found for the members of a lost one.
+            or bool(snapshot.lost(self.settings.lost_after) and snapshot.refusal)
+            or self._belongs_to_other_pods()
+            or (self._lacks_pods and snapshot.now >= self._kept_until())
+        )
 
-def _recheck_planned_after(
-    view: GangSnapshot, found: GangRecord, plan: GangPlan, progress: _PlanProgress, settings: GangSettings
-) -> float | None:
-    """The next moment at which a tray is lost, a pod late, or the plan of pods that are gone given up."""
-    since = (node.not_ready_since for node in view.nodes.values())
-    due = [moment + settings.lost_after for moment in since if moment is not None]
-    due += [_kept_until(view, found, settings)] if progress.lacks_pods else []
-    late = (one.released_at for one in progress.seats.seated if one.node is None)
-    due += [moment + settings.bind_after for moment in late if moment is not None]
-    # No event tells that a Job has given up.
-    due += [view.now + settings.again, last_pods_awaited_until(view, settings)] if progress.awaits else []
-    due += [view.now + settings.again] if may_have_unused_trays(view, plan) else []
-    ahead = [moment - view.now for moment in due if moment > view.now]
-    return min(ahead) + 0.1 if ahead else None
+    def _yields_to_competitor(self) -> bool:
+        """Whether a competitor has the better right: it holds all of its trays, or is older.
+
+        Creation time and UID order any two plans, so exactly one of two incomplete ones yields.
+        """
+        mine = (self.record.created, self.record.uid)
+        return any(other.is_whole or (other.created, other.uid) < mine for other in self.snapshot.competitors)
+
+    def _belongs_to_other_pods(self) -> bool:
+        """Whether the pods of the plan are gone, and those under its name need another number of slots."""
+        if self.record.gang is None or any(member.gate is None for member in self.snapshot.living):
+            return False
+        sizes = {group.name: group.members for group in self.record.gang.groups}
+        try:
+            return sizes != dict(remaining_spec(self.snapshot).sizes)
+        except Refused:
+            # The pods are being replaced one by one, and some still belong to the previous job.
+            return False
+
+    def _kept_until(self) -> float:
+        """When a plan is withdrawn whose pods are gone. Its trays stay reserved until then."""
+        placed = self.record.condition(PLACED)
+        now = self.snapshot.now
+        since = epoch_seconds(placed.last_transition_time) if placed and placed.status == "False" else None
+        return (since or now) + self.settings.bind_after
+
+    # Trays.
+
+    def _unreserved_trays(self) -> tuple[str, ...]:
+        """Trays that are still to be reserved. A lost tray must not delay pods that go elsewhere."""
+        snapshot = self.snapshot
+        trays = (name for name in self.record.reserved if snapshot.uid not in self._holders(name))
+        if not snapshot.ungated:
+            return tuple(trays)
+        return tuple(name for name in trays if not snapshot.is_lost(name, self.settings.lost_after))
+
+    def _holders(self, tray: str) -> tuple[str, ...]:
+        return self.snapshot.nodes[tray].holders if tray in self.snapshot.nodes else ()
+
+    def _reserve_trays(self) -> tuple[ObjectWrite, ...]:
+        nodes = self.snapshot.nodes
+        free = (name for name in self.unreserved if name in nodes and not nodes[name].holders)
+        return tuple(reserve_tray(nodes[name], self.snapshot.uid) for name in free)
+
+    def _release_surplus_trays(self) -> tuple[ObjectWrite, ...]:
+        """Release trays that the plan no longer has, once none of the gang's pods is on them."""
+        used = {member.node for member in self.snapshot.living}
+        kept = used | set(self.record.reserved)
+        surplus = tuple(name for name in self.snapshot.held if name not in kept)
+        return release_trays(self.snapshot.nodes, surplus, self.snapshot.uid)
+
+    def _seconds_to_settle(self) -> float:
+        """Seconds until the reserved trays are checked.
+
+        kube-scheduler may still bind a pod that it decided on before it saw the taint. After the settling
+        time such a pod is visible, so an empty tray stays empty.
+        """
+        reserved = self.record.condition(RESERVED)
+        if reserved is None or reserved.status != "True":
+            return self.settings.settle
+        since = epoch_seconds(reserved.last_transition_time) or self.snapshot.now
+        return max(since + self.settings.settle - self.snapshot.now, 0.0)
+
+    # Pods.
+
+    def _ungate_pods(self) -> Iterator[ObjectWrite]:
+        # The first pod is ungated only when all trays are reserved and checked, and all pods exist.
+        if self.unreserved or not (self.has_begun or (self.is_complete and self.is_checked)):
+            return
+        snapshot = self.snapshot
+        for member, tray in self.slots.openings:
+            # The members of a lost tray are about to get another one.
+            if not snapshot.is_lost(tray, self.settings.lost_after):
+                yield pin_and_ungate(member, tray, snapshot.uid, snapshot.now)
+
+    def _delete_misplaced_pods(self) -> tuple[ObjectWrite, ...]:
+        """Delete pods whose slot has moved. On a lost node no kubelet ends them, so they go at once."""
+        ungated, after = self.snapshot.ungated, self.settings.lost_after
+        trays = {member.tray for member in ungated if member.tray}
+        lost = {tray for tray in trays if self.snapshot.is_lost(tray, after)}
+        seated = {member.uid for member in self.slots.seated}
+        ending = (member for member in ungated if member.is_being_deleted and member.uid not in seated)
+        misplaced = (*self.slots.misfits, *(member for member in ending if member.tray in lost))
+        return tuple(delete_member(member, at_once=member.tray in lost) for member in misplaced)
+
+    # Conditions, and the next moments.
+
+    def _placed_condition(self) -> Condition:
+        size = len(self.plan.seats)
+        if self.awaits_last:
+            wait = slots.longest_wait(self.settings)
+            until = f"if it makes none, their trays are given back after {wait:.0f} s"
+            why = f"all pods have ended, and their Job owes {size}: {until}"
+            return gang_condition(PLACED, *AWAITING_LAST_PODS, why)
+        if not self._lacks_pods:
+            return gang_condition(PLACED, "True", "Placed", self.plan.reason)
+        there = f"pods that are there: {len(self.slots.openings)} of {size}"
+        why = f"{there}; without the rest, its trays are given back after {self.settings.bind_after:.0f} s"
+        return gang_condition(PLACED, "False", "WaitingForMembers", why)
+
+    def _reserved_condition(self) -> Condition:
+        if contested := [name for name in self.unreserved if self._holders(name)]:
+            taken = f"{shortened(contested)} reserved for another gang"
+            return gang_condition(RESERVED, "False", "TrayTaken", taken)
+        if self.unreserved:
+            missing = f"{shortened(self.unreserved)} still to be reserved"
+            return gang_condition(RESERVED, "False", "Reserving", missing)
+        return gang_condition(RESERVED, "True", "Reserved", f"{len(self.record.reserved)} trays are reserved")
+
+    def _should_ask_owners(self) -> bool:
+        """Whether trays may be unused, and the owners, who alone can prove it, are due to be asked."""
+        snapshot = self.snapshot
+        return (
+            slots.may_have_unused_trays(snapshot, self.plan)
+            and snapshot.owners is None
+            and snapshot.now >= slots.owners_checked_at(snapshot, self.settings)
+        )
+
+    def _recheck_after(self) -> float | None:
+        """Seconds until a tray is lost, a pod late, the plan withdrawn, or the owners asked."""
+        snapshot, settings = self.snapshot, self.settings
+        since = (node.not_ready_since for node in snapshot.nodes.values())
+        due = [moment + settings.lost_after for moment in since if moment is not None]
+        due += [self._kept_until()] if self._lacks_pods else []
+        waiting = (member.released_at for member in self.slots.seated if member.node is None)
+        due += [moment + settings.bind_after for moment in waiting if moment is not None]
+        # No event says that a Job has given up, or that an owner is done.
+        due += [last_pods_awaited_until(snapshot, settings)] if self.awaits_last else []
+        if self.awaits_last or slots.may_have_unused_trays(snapshot, self.plan):
+            due.append(snapshot.now + settings.again)
+        ahead = [moment - snapshot.now for moment in due if moment > snapshot.now]
+        return min(ahead) + 0.1 if ahead else None
 
 
 # The entry point, and a gang without a plan: phases 1, 2 and 7.
 
 
-def reconcile_gang(view: GangSnapshot, settings: GangSettings) -> GangDecision:
+def reconcile_gang(snapshot: GangSnapshot, settings: GangSettings) -> GangDecision:
     """Decide about one gang."""
-    if view.record is None:
-        return GangDecision(actions=(record.create_record(view.key),)) if view.living else GangDecision()
-    if not view.living and not (
-        awaits_last_pods(view) and view.now < last_pods_awaited_until(view, settings)
+    record = snapshot.record
+    if record is None:
+        return GangDecision(actions=(create_record(snapshot.key),) if snapshot.living else ())
+    if not snapshot.living and not (
+        slots.awaits_last_pods(snapshot) and snapshot.now < last_pods_awaited_until(snapshot, settings)
     ):
-        return GangDecision(actions=_end_gang(view, view.record), takes_back=True)
-    if view.record.plan is None:
-        return _reconcile_unplanned(view, settings)
-    return decide_planned(view, view.record, view.record.plan, settings)
+        # No pod uses anything any more. The record goes last, because it names the trays.
+        releases = release_trays(snapshot.nodes, snapshot.held, snapshot.uid)
+        return GangDecision(actions=releases or close_record(record), needs_fresh_read=True)
+    if record.plan is None:
+        return _reconcile_unplanned(snapshot, settings)
+    return PlannedGang(snapshot, record, record.plan, settings).decide()
 
 
-def _end_gang(view: GangSnapshot, found: GangRecord) -> tuple[ObjectWrite, ...]:
-    """Nobody of the gang holds anything any more: its trays first, then the record that names them."""
-    return record.release_trays(view.nodes, view.held, view.uid) or record.close_record(found)
-
-
-def _reconcile_unplanned(view: GangSnapshot, settings: GangSettings) -> GangDecision:
-    freed = record.release_trays(view.nodes, view.held, view.uid)
-    found = _why_not_planned(view, settings)
-    if found is not None:
-        takes_back = bool(freed) or should_ask_owners(view, settings)
+def _reconcile_unplanned(snapshot: GangSnapshot, settings: GangSettings) -> GangDecision:
+    releases = release_trays(snapshot.nodes, snapshot.held, snapshot.uid)
+    obstacle = _why_not_planned(snapshot, settings)
+    if obstacle is not None:
         return decide_with_conditions(
-            view, (found,), freed, again=_recheck_unplanned_after(view, settings), takes_back=takes_back
+            snapshot,
+            (obstacle,),
+            releases,
+            recheck_after=_recheck_unplanned_after(snapshot, settings),
+            needs_fresh_read=bool(releases) or slots.should_ask_owners(snapshot, settings),
         )
-    why = view.refusal
-    placed = (
-        gang_condition(PLACED, "False", "DoesNotFit", why)
-        if why
-        else gang_condition(PLACED, "Unknown", "Planning", "")
+    if snapshot.refusal:
+        placed = gang_condition(PLACED, "False", "DoesNotFit", snapshot.refusal)
+    else:
+        placed = gang_condition(PLACED, "Unknown", "Planning", "")
+    # A new plan must not rest on trays that still carry the taint of the previous one.
+    return decide_with_conditions(
+        snapshot, (placed,), releases, needs_placement=not releases, needs_fresh_read=bool(releases)
     )
-    return decide_with_conditions(view, (placed,), freed, asks_planner=not freed, takes_back=bool(freed))
 
 
-def _recheck_unplanned_after(view: GangSnapshot, settings: GangSettings) -> float | None:
-    """No event tells that fewer pods are to come."""
-    if not lacks_members(view):
+def _recheck_unplanned_after(snapshot: GangSnapshot, settings: GangSettings) -> float | None:
+    """No event says that fewer pods are to come, so the owners are asked after a time."""
+    if not lacks_members(snapshot):
         return None
-    ahead = owners_asked_at(view, settings) - view.now
+    ahead = slots.owners_asked_at(snapshot, settings) - snapshot.now
     return (ahead if ahead > 0 else settings.again) + 0.1
 
 
-def _why_not_planned(view: GangSnapshot, settings: GangSettings) -> Condition | None:
+def _why_not_planned(snapshot: GangSnapshot, settings: GangSettings) -> Condition | None:
+    """What keeps a gang from being planned; None where nothing does."""
     try:
-        wish = remaining_spec(view)
+        declared = remaining_spec(snapshot)
+        if loose := [member.name for member in (*snapshot.unmanaged, *snapshot.ungated)]:
+            fix = "delete all pods of the gang, and have them made anew"
+            why = f"{shortened(loose)} were not held until the gang was placed: {fix}"
+            return gang_condition(PLACED, "False", "NotHeld", why)
+        terms.check_terms(snapshot.living, settings.clique_label, is_together=declared.segment is None)
     except Refused as refused:
         return gang_condition(PLACED, "False", "InvalidGang", str(refused))
-    loose = (*view.strays, *view.let_go)
-    if loose:
-        named = conditions.shortened([one.name for one in loose])
-        why = "were not held until the gang was placed: delete all pods of the gang, and have them made anew"
-        return gang_condition(PLACED, "False", "NotHeld", f"{named} {why}")
-    try:
-        terms.check_terms(view.living, settings.clique_label, is_together=wish.segment is None)
-    except Refused as refused:
-        return gang_condition(PLACED, "False", "InvalidGang", str(refused))
-    missing = conditions.waiting_for_members(view, wish) or conditions.waiting_for_claims(view)
-    return missing or conditions.waiting_for_gates(view)
+    return (
+        waiting_for_members(snapshot, declared) or waiting_for_claims(snapshot) or waiting_for_gates(snapshot)
+    )

@@ -31,14 +31,14 @@ from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite
 
 
 class GangKey(msgspec.Struct, frozen=True, order=True):
-    """Which gang: its pods are in one namespace and carry its name."""
+    """A gang. Its pods are in one namespace and carry its name."""
 
     namespace: str
     name: str
 
     @property
-    def called(self) -> str:
-        """For messages, and the name by which the planner knows it."""
+    def full_name(self) -> str:
+        """`namespace/name`: for messages, and the name of the gang in placement requests."""
         return f"{self.namespace}/{self.name}"
 
 
@@ -53,17 +53,17 @@ class GangRecord(msgspec.Struct, frozen=True, kw_only=True):
     gang: Gang | None = None
     plan: GangPlan | None = None
     cliques: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The clique of each tray: of a node that is gone nobody else knows it."""
+    """The clique of each tray. It is recorded because the node may be gone when it is needed."""
     conditions: tuple[Condition, ...] = ()
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """The trays that are this gang's: those with members, and its spares."""
+        """The trays reserved for the gang: those with slots, and its spares."""
         return () if self.plan is None else _reserved_trays(self.plan)
 
     def condition(self, type_: str) -> Condition | None:
         """The condition of a type."""
-        return next((one for one in self.conditions if one.type == type_), None)
+        return next((condition for condition in self.conditions if condition.type == type_), None)
 
 
 def read_record(obj: Object) -> GangRecord:
@@ -85,7 +85,7 @@ def read_record(obj: Object) -> GangRecord:
 
 
 def _read_gang_and_plan(spec: Object) -> tuple[Gang, GangPlan] | tuple[None, None]:
-    """Gang and plan are written as one: where a person took a part of them away, the rest moves nobody."""
+    """Gang and plan are valid only together: if a person removed a part, the rest counts as no plan."""
     if not spec.get("gang") or not (spec.get("plan") or {}).get("seats"):
         return None, None
     try:
@@ -95,7 +95,7 @@ def _read_gang_and_plan(spec: Object) -> tuple[Gang, GangPlan] | tuple[None, Non
 
 
 def create_record(key: GangKey) -> CreateObject:
-    """Begin the record of a gang."""
+    """Create the record of a gang, without a plan."""
     meta = {"namespace": key.namespace, "name": key.name, "finalizers": [spec.GANG_FINALIZER]}
     obj = {"apiVersion": GANG_PLAN.api_version, "kind": GANG_PLAN.kind, "metadata": meta, "spec": {}}
     return CreateObject(kind=GANG_PLAN, obj=obj)
@@ -103,21 +103,23 @@ def create_record(key: GangKey) -> CreateObject:
 
 def record_plan(record: GangRecord, gang: Gang, plan: GangPlan, site: PlacementSite) -> PatchObject:
     """Record a plan: one write, which fails if anybody has changed the record since it was read."""
-    mine = set(_reserved_trays(plan))
+    reserved = set(_reserved_trays(plan))
     cliques = [
-        {"name": tray.name, "clique": tray.clique} for tray in site.trays if tray.name in mine and tray.clique
+        {"name": tray.name, "clique": tray.clique}
+        for tray in site.trays
+        if tray.name in reserved and tray.clique
     ]
     spec = {"gang": msgspec.to_builtins(gang), "plan": msgspec.to_builtins(plan), "trays": cliques}
     return _patch_spec(record, spec)
 
 
 def withdraw_plan(record: GangRecord) -> PatchObject:
-    """Forget a plan of which no pod was let go."""
+    """Withdraw a plan of which no pod was ungated."""
     return _patch_spec(record, {"gang": None, "plan": None, "trays": None})
 
 
 def reduce_plan(record: GangRecord, plan: GangPlan) -> PatchObject:
-    """Record what is left of a plan when trays of it are given back."""
+    """Record what is left of a plan when trays of it are released."""
     cliques = [
         {"name": tray, "clique": record.cliques[tray]}
         for tray in _reserved_trays(plan)
@@ -127,9 +129,10 @@ def reduce_plan(record: GangRecord, plan: GangPlan) -> PatchObject:
 
 
 def close_record(record: GangRecord) -> tuple[PatchObject, DeleteObject]:
-    """End the record; its finalizer goes first, so that whoever deletes it sees it go."""
+    """End the record. Its finalizer is removed first, so that a deletion under way can finish."""
     left = [finalizer for finalizer in record.finalizers if finalizer != spec.GANG_FINALIZER]
     meta = {"resourceVersion": record.resource_version, "finalizers": left}
+    # Both writes are safe to repeat: a record that is gone after the first one needs no deletion.
     return _patch_record(record, {"metadata": meta}), DeleteObject(
         kind=GANG_PLAN, namespace=record.key.namespace, name=record.key.name, uid=record.uid
     )
@@ -145,7 +148,7 @@ def _reserved_trays(plan: GangPlan) -> tuple[str, ...]:
 
 
 def _patch_spec(record: GangRecord, spec: Object) -> PatchObject:
-    # A merge patch goes into objects field by field: gang and plan are written with all of theirs each time.
+    # A merge patch keeps fields that it does not name, so gang and plan are always written with all fields.
     meta = {"resourceVersion": record.resource_version}
     return _patch_record(record, {"metadata": meta, "spec": spec})
 
@@ -158,7 +161,7 @@ def _patch_record(record: GangRecord, patch: Object) -> PatchObject:
 
 
 class NodeTaint(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """Of a node."""
+    """A taint of a node."""
 
     key: str
     effect: str
@@ -181,7 +184,7 @@ class TrayNode(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(taint.value for taint in self.taints if taint.key == spec.GANG_TAINT)
 
     def is_lost(self, now: float, after: float) -> bool:
-        """Whether it has not been ready for so many seconds."""
+        """Whether it has not been ready for `after` seconds."""
         return self.not_ready_since is not None and now - self.not_ready_since >= after
 
 
@@ -197,24 +200,24 @@ def read_tray_node(obj: Object) -> TrayNode:
 
 
 def reserve_tray(node: TrayNode, uid: str) -> PatchObject:
-    """Keep everybody away from a node who does not tolerate this plan's taint."""
+    """Add the taint of a plan, so that only pods that tolerate it are scheduled to the node."""
     return _with_taints(node, (*node.taints, NodeTaint(spec.GANG_TAINT, "NoSchedule", uid)))
 
 
 def release_tray(node: TrayNode, uid: str) -> PatchObject:
-    """Take this plan's taint off a node, and nobody else's."""
+    """Remove the taint of one plan from a node."""
     return _with_taints(
         node, tuple(taint for taint in node.taints if (taint.key, taint.value) != (spec.GANG_TAINT, uid))
     )
 
 
 def release_trays(nodes: Mapping[str, TrayNode], names: tuple[str, ...], uid: str) -> tuple[PatchObject, ...]:
-    """The same for several."""
+    """Remove the taint of one plan from several nodes."""
     return tuple(release_tray(nodes[name], uid) for name in names)
 
 
 def _with_taints(node: TrayNode, taints: tuple[NodeTaint, ...]) -> PatchObject:
-    # The list is replaced whole: with the resourceVersion it cannot undo another writer's change.
+    # A merge patch replaces the whole list. The resourceVersion makes it fail if another writer was faster.
     patch = {
         "metadata": {"resourceVersion": node.resource_version},
         "spec": {"taints": [msgspec.to_builtins(taint) for taint in taints] or None},
@@ -232,7 +235,7 @@ _COUNT: _Schema = {"type": "integer", "minimum": 0}
 
 
 def gang_crd() -> _Schema:
-    """Ready to be applied."""
+    """The CustomResourceDefinition of GangPlan."""
     singular = GANG_PLAN.kind.lower()
     named = {"kind": GANG_PLAN.kind, "listKind": f"{GANG_PLAN.kind}List", "plural": GANG_PLAN.plural}
     version = {

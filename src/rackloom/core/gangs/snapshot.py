@@ -1,20 +1,20 @@
-"""The snapshot that a decision about one gang is based on, and the sources from which it is taken.
+"""The snapshot that a decision about one gang is based on, and the objects from which it is taken.
 
 A `GangSnapshot` holds the GangPlan, the member pods, the nodes of the plan and every node that carries
-its taint, competing plans on the same nodes, what the owners of the pods said, and the last answer of
-the placement search. It is taken at about one moment and never changed.
+its taint, competing plans on the same nodes, what the owners of the pods report, and the last result of
+the placement search. It describes one moment and never changes.
 
-`take_snapshot` reads from a `GangObjects` source. There are three: the informer caches; the caches with
-plan and pods read again from the API server, before anything is taken back (a stale cache would take
-back what another leader has ungated); and fresh lists, for one placement pass. Nodes need no second
-read: a write to a node fails if it has changed.
+`take_snapshot` reads `GangObjects`. They come from three places: the informer caches; the caches with
+plan and pods read again from the API server, before anything is released or deleted (a stale cache
+would undo what another leader has done since); and fresh lists, for one placement pass. Nodes need no
+second read: a write to a node fails if the node has changed.
 
-A competing plan is one whose taint is on a tray of ours because two controllers wrote at the same time.
-A plan that was given up removes its taints by itself and does not compete.
+A competing plan is one whose taint is on a node of this plan, because two controllers wrote at the same
+time. A plan that was withdrawn removes its taints by itself and does not compete.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -24,12 +24,14 @@ from rackloom.core.gangs.record import GangKey, GangRecord, TrayNode, read_recor
 from rackloom.core.gangs.spec import GangSpec, read_gang_spec
 from rackloom.core.kubernetes.objects import Object
 from rackloom.core.kubernetes.pods import GANG_LABEL
-from rackloom.core.place.placement_values import GangPlan
+from rackloom.core.place.placement_values import GangPlan, PlacementSite
 from rackloom.errors import Refused
+
+# The snapshot and its parts.
 
 
 class CompetingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Another plan whose taint is on a tray of ours: two controllers wrote at once."""
+    """Another plan whose taint is on a tray of this one."""
 
     uid: str
     created: str
@@ -38,26 +40,41 @@ class CompetingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrayUse(msgspec.Struct, frozen=True):
-    """All of a gang that bears on which of its trays are needed, beside its Job."""
+    """Everything that decides which trays of a gang are needed, except the state of its owners."""
 
     plan: GangPlan | None
     pods: frozenset[tuple[object, ...]]
-    """UID, tray, node; whether it is done, is going, has ended."""
+    """UID, tray, node; whether it succeeded, is being deleted, has ended."""
 
 
 class OwnerCheck(msgspec.Struct, frozen=True):
-    """When the owners of the pods were asked last."""
+    """The last time when the owners of the pods were asked. Times are seconds since the epoch."""
 
     use: TrayUse
     since: float
-    """When they were asked first while the use was this one; seconds since the epoch, as `at`."""
+    """When they were first asked while the use was this one."""
     at: float
     are_fewer: bool
     """Fewer pods are to come than the gang had at first."""
 
-    def again_at(self, pause: float) -> float:
-        """When they are asked again: no event tells of it when they say something else."""
-        return self.at + max(pause, self.at - self.since)
+    def next_at(self, interval: float) -> float:
+        """When to ask again. No event reports a change, so the interval doubles while nothing changes."""
+        return self.at + max(interval, self.at - self.since)
+
+
+class ClusterLists(msgspec.Struct, frozen=True, kw_only=True):
+    """Fresh lists of everything that bears on a placement, and what is derived from them once per pass."""
+
+    nodes: tuple[Object, ...] = ()
+    pods: tuple[Object, ...] = ()
+    claims: tuple[Object, ...] = ()
+    slices: tuple[Object, ...] = ()
+    classes: tuple[Object, ...] = ()
+    templates: tuple[Object, ...] = ()
+    running: PlacementSite = PlacementSite(())
+    """All trays, and what pods and claims hold on them (`trays.running_site`)."""
+    records: tuple[GangRecord, ...] = ()
+    """All GangPlans, including those written during this pass."""
 
 
 class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,20 +87,29 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[GangMember, ...] = ()
     nodes: Mapping[str, TrayNode] = msgspec.field(default_factory=dict)
     """The trays of the plan that exist, and every node that carries its taint."""
-    rivals: tuple[CompetingPlan, ...] = ()
+    competitors: tuple[CompetingPlan, ...] = ()
     checked: GangPlan | None = None
-    """The plan whose trays were seen empty of others after they were reserved."""
-    makers: OwnerWorkloads | None = None
-    """Who makes the members; None where nobody asked."""
-    looked: OwnerCheck | None = None
-    """None where the owners were not asked since the controller began."""
+    """The plan whose trays were found empty of others after they were reserved."""
+    owners: OwnerWorkloads | None = None
+    """The owners of the members; None where nobody asked."""
+    owner_check: OwnerCheck | None = None
+    """None where the owners were not asked since the controller started."""
     refusal: str = ""
-    """Why the planner could not help when it was asked last; empty if it could, or was not asked."""
+    """Why the placement search refused last; empty if it did not, or was not asked."""
+    cluster: ClusterLists = ClusterLists()
+    """The rest of the cluster; filled in for the placement search only."""
 
     @property
     def is_answered(self) -> bool:
-        """Whether the owners of the pods were asked about just this use of the trays."""
-        return self.makers is not None or (self.looked is not None and self.looked.use == self.use)
+        """Whether the owners of the pods were asked about exactly this use of the trays."""
+        return self.owners is not None or (
+            self.owner_check is not None and self.owner_check.use == self.tray_use
+        )
+
+    @property
+    def plan(self) -> GangPlan | None:
+        """The recorded plan."""
+        return None if self.record is None else self.record.plan
 
     @property
     def uid(self) -> str:
@@ -96,14 +122,20 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(member for member in self.members if not member.ended)
 
     @property
-    def let_go(self) -> tuple[GangMember, ...]:
-        """Living members that were let go to a tray."""
-        return tuple(one for one in self.living if one.tray is not None)
+    def gated(self) -> tuple[GangMember, ...]:
+        """Living members that wait at the gate, and are to stay."""
+        living = (member for member in self.living if not member.is_being_deleted)
+        return tuple(member for member in living if member.gate is not None)
 
     @property
-    def strays(self) -> tuple[GangMember, ...]:
-        """Living members that nobody held or let go: they go where the scheduler likes."""
-        return tuple(one for one in self.living if one.gate is None and one.tray is None)
+    def ungated(self) -> tuple[GangMember, ...]:
+        """Living members that were ungated for a tray."""
+        return tuple(member for member in self.living if member.tray is not None)
+
+    @property
+    def unmanaged(self) -> tuple[GangMember, ...]:
+        """Living members that were never gated, so that kube-scheduler places them freely."""
+        return tuple(member for member in self.living if member.gate is None and member.tray is None)
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -111,106 +143,79 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name for name, node in self.nodes.items() if self.uid in node.holders)
 
     @property
-    def use(self) -> TrayUse:
-        """What its seats are used for."""
+    def tray_use(self) -> TrayUse:
+        """What its slots are used for."""
         pods = (
-            (member.uid, member.tray, member.node, member.is_done, member.going, member.ended)
+            (member.uid, member.tray, member.node, member.is_done, member.is_being_deleted, member.ended)
             for member in self.members
         )
-        return TrayUse(None if self.record is None else self.record.plan, frozenset(pods))
+        return TrayUse(self.plan, frozenset(pods))
 
     def lost(self, after: float) -> tuple[str, ...]:
         """Trays of members that are gone, or not ready for so many seconds."""
-        trays = () if self.record is None or self.record.plan is None else self.record.plan.trays
+        trays = () if self.plan is None else self.plan.trays
         return tuple(name for name in trays if self.is_lost(name, after))
 
     def is_lost(self, tray: str, after: float) -> bool:
         """Whether a node is gone, or not ready for so many seconds."""
         return tray not in self.nodes or self.nodes[tray].is_lost(self.now, after)
 
-    def wish(self) -> GangSpec:
-        """What all living members say of their gang. Raises Refused where they say nothing useful."""
-        wishes = {read_gang_spec(one.annotations) for one in self.living}
-        if len(wishes) != 1:
+    def declared_spec(self) -> GangSpec:
+        """What all living members declare. Raises Refused where they declare nothing usable."""
+        declarations = {read_gang_spec(member.annotations) for member in self.living}
+        if len(declarations) != 1:
             fix = "give all pods of the gang the same rackloom.dev/gang-* annotations"
             raise Refused("its pods disagree about the gang", nearest_fix=fix)
-        (wish,) = wishes
-        outside = next((one for one in self.living if not wish.has(one.group)), None)
+        (declared,) = declarations
+        outside = next((member for member in self.living if not declared.has(member.group)), None)
         if outside is not None:
-            groups = " or ".join(name for name, _ in wish.sizes)
+            groups = " or ".join(name for name, _ in declared.sizes)
             fix = f"set its label rackloom.dev/gang-group to {groups}"
             raise Refused(f"pod {outside.name} is of group {outside.group!r}", nearest_fix=fix)
-        return wish
+        return declared
 
 
-# Fresh lists for one placement pass.
+# The objects from which a snapshot is taken.
 
 
-class ClusterLists(msgspec.Struct, frozen=True, kw_only=True):
-    """Fresh lists of what bears on a placement."""
+class GangObjects(msgspec.Struct, frozen=True, kw_only=True):
+    """The objects that concern one gang. The mappings may hold objects of other gangs too."""
 
-    nodes: tuple[Object, ...]
-    pods: tuple[Object, ...]
-    claims: tuple[Object, ...] = ()
-    slices: tuple[Object, ...] = ()
-    classes: tuple[Object, ...] = ()
-    templates: tuple[Object, ...] = ()
-
-
-# Claims and claim templates of one namespace.
-
-
-class NamespaceClaims:
-    """Claim templates and claims of one namespace, by name. Raises Refused for what is not there."""
-
-    def __init__(self, objects: ClusterLists, namespace: str) -> None:
-        self._templates = _by_name(objects.templates, namespace)
-        self._claims = _by_name(objects.claims, namespace)
-
-    def template(self, name: str) -> Object:
-        """The spec of the claims that are made from a template."""
-        return _existing(self._templates, "claim template", name)["spec"]["spec"]  # type: ignore[no-any-return]
-
-    def claim(self, name: str) -> Object:
-        """The spec of a claim."""
-        return _existing(self._claims, "claim", name)["spec"]  # type: ignore[no-any-return]
+    plan: Object | None = None
+    pods: tuple[Object, ...] = ()
+    nodes: Mapping[str, Object] = msgspec.field(default_factory=dict)
+    """By name: at least the nodes of the plan that exist."""
+    reserved: Mapping[str, Iterable[Object]] = msgspec.field(default_factory=dict)
+    """By UID of a GangPlan, the nodes that carry its taint."""
+    plans: Mapping[str, Object] = msgspec.field(default_factory=dict)
+    """By UID: at least the GangPlans whose taint is on a node of the plan."""
 
 
-def _by_name(objects: Iterable[Object], namespace: str) -> dict[str, Object]:
-    return {obj["metadata"]["name"]: obj for obj in objects if obj["metadata"].get("namespace") == namespace}
-
-
-def _existing(objects: Mapping[str, Object], what: str, name: str) -> Object:
-    if name not in objects:
-        raise Refused(f"{what} {name} does not exist", nearest_fix="create it")
-    return objects[name]
-
-
-# Sources of snapshots, and how a snapshot is taken from one.
-
-
-class GangObjects(Protocol):
-    """Objects as last seen, or as just listed."""
-
-    def plan(self, key: GangKey) -> Object | None:
-        """The GangPlan of a gang."""
-        ...
-
-    def plan_of(self, uid: str) -> Object | None:
-        """The GangPlan of a UID."""
-        ...
-
-    def pods(self, key: GangKey) -> Sequence[Object]:
-        """The pods of a gang."""
-        ...
-
-    def node(self, name: str) -> Object | None:
-        """A node."""
-        ...
-
-    def held(self, uid: str) -> Sequence[Object]:
-        """The nodes that carry the taint of a plan."""
-        ...
+def objects_by_gang(
+    plans: Iterable[Object], pods: Iterable[Object], nodes: Iterable[Object]
+) -> dict[GangKey, GangObjects]:
+    """The objects of every gang, from lists of the whole cluster."""
+    plans_by_uid = {plan["metadata"]["uid"]: plan for plan in plans}
+    plan_of = {read_record(plan).key: plan for plan in plans_by_uid.values()}
+    nodes_by_name = {node["metadata"]["name"]: node for node in nodes}
+    pods_of: dict[GangKey, list[Object]] = defaultdict(list)
+    reserved: dict[str, list[Object]] = defaultdict(list)
+    for pod in pods:
+        if (key := gang_key_of(pod)) is not None:
+            pods_of[key].append(pod)
+    for node in nodes_by_name.values():
+        for uid in reserving_plans(node):
+            reserved[uid].append(node)
+    return {
+        key: GangObjects(
+            plan=plan_of.get(key),
+            pods=tuple(pods_of.get(key, ())),
+            nodes=nodes_by_name,
+            reserved=reserved,
+            plans=plans_by_uid,
+        )
+        for key in plan_of.keys() | pods_of.keys()
+    }
 
 
 def gang_key_of(obj: Object) -> GangKey | None:
@@ -227,107 +232,34 @@ def reserving_plans(node: Object) -> tuple[str, ...]:
     return tuple(taint.get("value", "") for taint in taints if taint["key"] == spec.GANG_TAINT)
 
 
-def take_snapshot(seen: GangObjects, key: GangKey, now: float) -> GangSnapshot:
+def take_snapshot(objects: GangObjects, key: GangKey, now: float) -> GangSnapshot:
     """Everything about one gang. `now` is in seconds since the epoch."""
-    found = seen.plan(key)
-    record = None if found is None else read_record(found)
-    nodes = {} if record is None else _plan_nodes(seen, record)
+    record = None if objects.plan is None else read_record(objects.plan)
+    nodes = {} if record is None else _plan_nodes(objects, record)
     return GangSnapshot(
         key=key,
         now=now,
         record=record,
-        members=tuple(read_member(pod) for pod in seen.pods(key)),
+        members=tuple(map(read_member, objects.pods)),
         nodes=nodes,
-        rivals=() if record is None else tuple(_competing_plans(seen, record, nodes)),
+        competitors=() if record is None else tuple(_competing_plans(objects, record, nodes)),
     )
 
 
-def _plan_nodes(seen: GangObjects, record: GangRecord) -> dict[str, TrayNode]:
-    named = (seen.node(name) for name in record.reserved)
-    views = (read_tray_node(one) for one in (*named, *seen.held(record.uid)) if one is not None)
-    return {view.name: view for view in views}
+def _plan_nodes(objects: GangObjects, record: GangRecord) -> dict[str, TrayNode]:
+    planned = (objects.nodes[name] for name in record.reserved if name in objects.nodes)
+    nodes = map(read_tray_node, (*planned, *objects.reserved.get(record.uid, ())))
+    return {node.name: node for node in nodes}
 
 
 def _competing_plans(
-    seen: GangObjects, record: GangRecord, nodes: Mapping[str, TrayNode]
-) -> Iterable[CompetingPlan]:
+    objects: GangObjects, record: GangRecord, nodes: Mapping[str, TrayNode]
+) -> Iterator[CompetingPlan]:
     uids = {uid for name in record.reserved if name in nodes for uid in nodes[name].holders}
     for uid in sorted(uids - {record.uid}):
-        found = seen.plan_of(uid)
-        other = None if found is None else read_record(found)
-        # One that was given up takes its taints off by itself.
-        if other is not None and other.plan is not None:
-            held = {one["metadata"]["name"] for one in seen.held(uid)}
-            yield CompetingPlan(uid=uid, created=other.created, is_whole=held >= set(other.reserved))
-
-
-class ConfirmedGangObjects:
-    """A `Seen` with the plan and the pods of one gang as the API server has them; the rest is as last seen.
-
-    Nodes need no second look: what is written to them fails if they have changed.
-    """
-
-    def __init__(self, seen: GangObjects, plan: Object | None, pods: Sequence[Object]) -> None:
-        self._plan = plan
-        self._pods = pods
-        self.plan_of = seen.plan_of
-        self.node = seen.node
-        self.held = seen.held
-
-    def plan(self, key: GangKey) -> Object | None:
-        """The GangPlan of the gang."""
-        return self._plan
-
-    def pods(self, key: GangKey) -> Sequence[Object]:
-        """The pods of the gang."""
-        return [pod for pod in self._pods if gang_key_of(pod) == key]
-
-
-class ListedGangObjects:
-    """A `Seen` of fresh lists. `record` takes in a plan that was written since."""
-
-    def __init__(self, plans: Iterable[Object], pods: Iterable[Object], nodes: Iterable[Object]) -> None:
-        self._plans: dict[GangKey, Object] = {}
-        self._records: dict[GangKey, GangRecord] = {}
-        for plan in plans:
-            self.record(plan)
-        self._nodes = {one["metadata"]["name"]: one for one in nodes}
-        self._pods: dict[GangKey, list[Object]] = {}
-        self._held: dict[str, list[Object]] = {}
-        for pod in pods:
-            key = gang_key_of(pod)
-            if key is not None:
-                self._pods.setdefault(key, []).append(pod)
-        for node in self._nodes.values():
-            for uid in reserving_plans(node):
-                self._held.setdefault(uid, []).append(node)
-
-    @property
-    def records(self) -> tuple[GangRecord, ...]:
-        """All plans."""
-        return tuple(self._records.values())
-
-    def record(self, plan: Object) -> None:
-        """Know a plan as it was just written."""
-        record = read_record(plan)
-        self._plans[record.key], self._records[record.key] = plan, record
-
-    def plan(self, key: GangKey) -> Object | None:
-        """The GangPlan of a gang."""
-        return self._plans.get(key)
-
-    def plan_of(self, uid: str) -> Object | None:
-        """The GangPlan of a UID."""
-        return next((plan for plan in self._plans.values() if plan["metadata"]["uid"] == uid), None)
-
-    def pods(self, key: GangKey) -> Sequence[Object]:
-        """The pods of a gang."""
-        return self._pods.get(key, [])
-
-    def node(self, name: str) -> Object | None:
-        """A node."""
-        return self._nodes.get(name)
-
-    def held(self, uid: str) -> Sequence[Object]:
-        """The nodes that carry the taint of a plan."""
-        return self._held.get(uid, [])
+        competitor = read_record(objects.plans[uid]) if uid in objects.plans else None
+        # A plan that was withdrawn takes its taints off by itself.
+        if competitor is not None and competitor.plan is not None:
+            reserved = {node["metadata"]["name"] for node in objects.reserved.get(uid, ())}
+            is_whole = reserved >= set(competitor.reserved)
+            yield CompetingPlan(uid=uid, created=competitor.created, is_whole=is_whole)

@@ -29,24 +29,24 @@ GANG_TAINT = GANG_LABEL
 GANG_FINALIZER = GANG_LABEL
 """On a GangPlan while trays may be reserved for it."""
 GROUP_LABEL = "rackloom.dev/gang-group"
-"""On pods of gangs with several groups: which of them."""
+"""On pods of gangs with several groups: the group of the pod."""
 SIZE_ANNOTATION = "rackloom.dev/gang-size"
 """On every pod of a gang: `18`, or `launcher=1,worker=18`."""
 SEGMENT_ANNOTATION = "rackloom.dev/gang-segment"
-"""So many members of a group share a clique; without it all of the gang do."""
+"""The number of members of a group that share a clique; without it the whole gang shares one."""
 SPARES_ANNOTATION = "rackloom.dev/gang-spares"
-"""Trays to reserve in each clique for members whose tray is lost."""
+"""The number of trays to reserve in each clique for members whose tray is lost."""
 TRAY_ANNOTATION = "rackloom.dev/gang-tray"
-"""On a pod that was let go: the node that it is pinned to."""
+"""On a pod that was ungated: the node that it is pinned to."""
 RELEASED_ANNOTATION = "rackloom.dev/gang-released"
-"""On a pod that was let go: when (RFC 3339)."""
+"""On a pod that was ungated: the time (RFC 3339)."""
 RANK_LABELS = (
     "batch.kubernetes.io/job-completion-index",
     "training.kubeflow.org/replica-index",
     "leaderworkerset.sigs.k8s.io/worker-index",
     "apps.kubernetes.io/pod-index",
 )
-"""Where controllers write the rank of a pod: neighbours in rank become neighbours in the plan."""
+"""Where controllers write the rank of a pod. Neighbours in rank become neighbours in the plan."""
 DEFAULT_GROUP = "member"
 """The group of a gang that names none."""
 
@@ -63,7 +63,7 @@ SIZE_EXAMPLE = f"write annotation {SIZE_ANNOTATION} as 18, or as launcher=1,work
 
 
 class GangSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pod says of its gang; all pods of a gang say the same."""
+    """What a pod declares about its gang; all pods of a gang declare the same."""
 
     sizes: tuple[tuple[str, int], ...]
     """Groups in the order in which they were written, with the number of members."""
@@ -109,7 +109,7 @@ def _read_sizes(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def _read_spares(annotations: Mapping[str, str], most: int) -> int:
-    """Reserved trays count towards no quota, so a small gang does not get many."""
+    """Reserved trays count towards no ResourceQuota, so a small gang may keep only a few."""
     text = annotations.get(SPARES_ANNOTATION, "0")
     return _read_number(SPARES_ANNOTATION, text, least=0, most=min(most, _MOST_MEMBERS))
 
@@ -129,27 +129,27 @@ class GangSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds."""
 
     settle: float = 2.0
-    """Between the reservation of the last tray and a fresh look at all of them: kube-scheduler may still bind
-    a pod that it decided on before it saw the taint."""
+    """Between the reservation of the last tray and the check of all trays: kube-scheduler may still bind a
+    pod that it decided on before it saw the taint."""
     lost_after: float = 300.0
-    """A tray that is not ready for so long is lost: its members are deleted and go to a spare. As long as the
-    node controller waits before it evicts pods."""
+    """A tray that is not ready for so long is lost: its members are deleted and move to another tray. The
+    node controller evicts pods after the same time."""
     bind_after: float = 120.0
-    """A pod that was let go and cannot be bound for so long is looked after; and a plan of which no pod was
-    let go is given up when some are missing for so long; and the last pods of a Job, for so long beyond its
-    longest pause."""
+    """A pod that was ungated and is unschedulable for so long is moved or recreated. A plan of which no pod
+    was ungated is withdrawn when pods are missing for so long. For the last pods of a Job, its longest
+    back-off is added."""
     again: float = 15.0
-    """Between two attempts to place a gang that does not fit: pods of others end without telling us. And, at
-    least, between two looks at what the owners of its pods say."""
+    """Between two attempts to place a gang that does not fit, since pods of others end without an event here.
+    Also the shortest time between two reads of the owners of its pods."""
     max_spares: int = 8
-    """Spare trays that all gangs of a namespace may keep together: no ResourceQuota counts them, since nobody
+    """Spare trays that all gangs of a namespace may keep together. No ResourceQuota counts them, since no pod
     runs on them."""
     clique_label: str = names.GPU_CLIQUE_LABEL
-    """On nodes: which of them share memory over NVLink."""
+    """The node label whose value names the NVLink clique."""
 
 
 def checked_gang_settings(settings: GangSettings) -> GangSettings:
-    """The settings. Raises Refused for what nobody can mean."""
+    """The settings, unchanged. Raises Refused for values without a sense."""
     for name in ("settle", "lost_after", "bind_after", "again"):
         if not 0 < getattr(settings, name) < float("inf"):
             raise Refused(f"{name} is {getattr(settings, name)}", nearest_fix="use seconds above 0")

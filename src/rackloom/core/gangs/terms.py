@@ -9,8 +9,7 @@ first:
   are compared, and with too many unlike pairs no two members share a tray;
 - everything else that member pods require (podAffinity other than by clique to the gang itself,
   anti-affinity by other keys than the host, spread with another skew) is refused, with what to change.
-  Anti-affinity of other jobs' pods counts for any topology key, so all nodes of the cluster are looked
-  at.
+  Anti-affinity of other jobs' pods counts for any topology key, so all nodes of the cluster are read.
 
 The node rules of a group are stored in the plan as canonical JSON text: equal rules have equal text.
 All members of a group must have the same rules.
@@ -24,7 +23,6 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from rackloom.core.allocate.pools import MalformedNodeSelector
-from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.members import GangMember
 from rackloom.core.kubernetes.objects import Object, has_pod_ended
@@ -54,34 +52,34 @@ from rackloom.errors import Refused
 
 
 _CONDITION_TAINT_PREFIX = "node.kubernetes.io/"
-"""Taints that repeat what is wrong with a node: the API server lets pods tolerate some for a while."""
-_TOLERATES_RESERVATIONS = Toleration(key=spec.GANG_TAINT, operator="Exists")
-"""Reservations are told by plans, and a pod that is let go tolerates its own."""
+"""Taints that repeat node conditions. The API server adds tolerations for some of them to each pod."""
+_TOLERATES_RESERVATIONS = Toleration(key=gangs_spec.GANG_TAINT, operator="Exists")
+"""Reservations are read from plans instead, and an ungated pod tolerates that of its own plan."""
 
 
 class NodeRequirements(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What members ask of a node."""
+    """Rules of members for their node."""
 
     rule: NodeRule = NodeRule()
     tolerations: tuple[Toleration, ...] = ()
 
     @property
     def text(self) -> str:
-        """It as text, the same for what is the same; "" where nothing is asked."""
+        """Canonical JSON, equal for equal rules; "" without any rule."""
         return "" if self == NodeRequirements() else msgspec.json.encode(self, order="deterministic").decode()
 
     def closes(self, tray: PlacementTray, node: Object) -> PlacementTray:
-        """The tray as members see it. Raises MalformedSelector."""
+        """The tray with the reasons for which members may not go there. Raises MalformedNodeSelector."""
         taints = [
             f"taint {taint}" for taint in blocking_taints(node, (*self.tolerations, _TOLERATES_RESERVATIONS))
         ]
         unfit = list(unmet_requirements(self.rule, node))
-        why = [*([] if tray.shut is None else [tray.shut]), *taints, *unfit]
+        why = [*filter(None, [tray.shut]), *taints, *unfit]
         return replace(tray, shut="; ".join(why) or None, is_unfit=bool(unfit))
 
 
 def node_requirements(spec: Object) -> NodeRequirements:
-    """Read the spec of a pod that is held."""
+    """Read the rules from the spec of a gated pod."""
     tolerations = msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...])
     kept = (
         toleration
@@ -93,7 +91,7 @@ def node_requirements(spec: Object) -> NodeRequirements:
 
 
 def _require_labels(rule: NodeRule, keys: Sequence[str]) -> NodeRule:
-    """The rule for nodes that have these labels: a node without one is near nobody."""
+    """The rule, for nodes that also have these labels: affinity holds on no node without the label."""
     if not keys:
         return rule
     has = tuple(NodeSelectorRequirement(key=key, operator="Exists") for key in keys)
@@ -114,7 +112,7 @@ def _require_labels(rule: NodeRule, keys: Sequence[str]) -> NodeRule:
 def site_for_terms(
     site: PlacementSite, terms: Iterable[PlacementTerms | None], nodes: Mapping[str, Object]
 ) -> PlacementSite:
-    """The site as it is to members with these terms, who may not go everywhere. Raises Refused."""
+    """The site as members with these terms can use it. Raises Refused."""
     wheres = dict.fromkeys("" if term is None else term.where for term in terms)
     return combine_sites(
         {text: PlacementSite(tuple(_trays_for_terms(site, text, nodes)), site.holds) for text in wheres}
@@ -143,113 +141,119 @@ def _read_requirements(text: str) -> NodeRequirements:
 
 
 HOST_KEY = SchedulerLabels().host
-"""The topology key by which a pod asks for a node of its own."""
+"""The topology key of the host, by which a pod asks for a node without certain others."""
 _MOST_PAIRS = 1 << 16
-"""Pairs of unlike members that are looked at; where there are more, no two are put on one tray."""
+"""Pairs of different members that are compared; with more, no two members share a tray."""
 _KEPT_AWAY = "a pod there or near it and pods of the gang keep apart"
 
 
 class _PodConstraints(msgspec.Struct, frozen=True):
-    """A pod, for those that may have to share a tray with it."""
+    """What decides whether a pod may share a tray with another."""
 
-    known: PodIdentity
+    identity: PodIdentity
     ports: frozenset[tuple[str, int]]
-    """Of the host, by protocol: a node has each once."""
+    """Host ports by protocol; a node has each once."""
 
     def bars(self, other: "_PodConstraints") -> bool:
         """Whether the two are never on one tray."""
         return any(True for _ in self.barred_by(other))
 
     def barred_by(self, other: "_PodConstraints") -> Iterator[str]:
-        """`Apart.by` of each reason why they are not."""
+        """The topology key of each reason why they are not; "" for the node itself."""
         if not self.ports.isdisjoint(other.ports):
             yield ""
-        yield from self.known.barred_by(other.known)
+        yield from self.identity.barred_by(other.identity)
 
 
 def separated_groups(groups: Mapping[str, Sequence[GangMember]]) -> dict[str, tuple[str, ...]]:
-    """By group: those, perhaps itself, of which no member is on a tray with one of it."""
+    """By group, the groups (perhaps itself) of which no member may share a tray with one of it."""
     by_group = {name: [_member_constraints(member) for member in members] for name, members in groups.items()}
-    everybody = [one for some in by_group.values() for one in some]
-    read = set(_read_label_keys(everybody))
-    likes = {name: _two_of_each_class(some, read) for name, some in by_group.items()}
-    return {name: tuple(other for other in likes if _are_separated(likes, name, other)) for name in likes}
+    label_keys = set(_read_label_keys(pod for pods in by_group.values() for pod in pods))
+    classes = {name: _two_of_each_class(pods, label_keys) for name, pods in by_group.items()}
+    return {
+        name: tuple(other for other in classes if _are_separated(classes, name, other)) for name in classes
+    }
 
 
 def without_conflicting_trays(
     site: PlacementSite, members: Iterable[GangMember], pods: Iterable[Object], nodes: Iterable[Object]
 ) -> PlacementSite:
-    """The site without trays that a pod keeps members off, or they keep off for it; all are of others.
+    """The site without trays where a pod of others and members exclude each other.
 
-    `nodes`: all of the cluster, since a pod on any of them may want its clique or its zone without members.
+    `nodes` are all nodes of the cluster: a pod on any of them may exclude members from its clique or zone.
     """
     mine = [_pod_constraints(member.obj, pod_identity(member.obj, HOST_KEY)) for member in members]
-    choosy = any(one.known.apart or one.ports for one in mine)
+    are_selective = any(pod.identity.apart or pod.ports for pod in mine)
     theirs = [
         (pod["spec"]["nodeName"], _pod_constraints(pod, bound_pod_identity(pod, HOST_KEY)))
         for pod in pods
-        if _is_on_node(pod) and (choosy or required_terms(pod["spec"], "podAntiAffinity"))
+        if pod["spec"].get("nodeName")
+        and not has_pod_ended(pod)
+        and (are_selective or required_terms(pod["spec"], "podAntiAffinity"))
     ]
-    alike = _two_of_each_class(mine, set(_read_label_keys([*mine, *(one for _, one in theirs)])))
-    reaches = TopologyDomains(nodes)
+    # Members of one class conflict with the same pods, so two of each class stand for all.
+    classes = _two_of_each_class(mine, set(_read_label_keys([*mine, *(pod for _, pod in theirs)])))
+    domains = TopologyDomains(nodes)
     barred = {
-        name for node, other in theirs for one in alike for name in reaches.around(node, one.barred_by(other))
+        tray
+        for node, other in theirs
+        for pod in classes
+        for tray in domains.around(node, pod.barred_by(other))
     }
-    return (
-        PlacementSite(tuple(_shut_tray(tray, barred) for tray in site.trays), site.holds) if barred else site
-    )
+    if not barred:
+        return site
+    return PlacementSite(tuple(_shut_tray(tray, barred) for tray in site.trays), site.holds)
 
 
 def hard_spread_constraints(spec: Object) -> Iterator[Object]:
-    """The constraints of a pod that keep it waiting where its like are not spread as it asks."""
+    """The spread constraints that keep a pod unscheduled while they do not hold."""
     for constraint in spec.get("topologySpreadConstraints") or ():
         if constraint.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule":
             yield constraint
 
 
-def _pod_constraints(pod: Object, seen: PodIdentity) -> _PodConstraints:
-    ports = (
-        port for container in pod["spec"].get("containers") or () for port in container.get("ports") or ()
-    )
-    taken = ((port.get("protocol", "TCP"), port["hostPort"]) for port in ports if port.get("hostPort"))
-    return _PodConstraints(seen, frozenset(taken))
+def _pod_constraints(pod: Object, identity: PodIdentity) -> _PodConstraints:
+    containers = pod["spec"].get("containers") or ()
+    ports = (port for container in containers for port in container.get("ports") or ())
+    host_ports = ((port.get("protocol", "TCP"), port["hostPort"]) for port in ports if port.get("hostPort"))
+    return _PodConstraints(identity, frozenset(host_ports))
 
 
 def _member_constraints(member: GangMember) -> _PodConstraints:
-    """With the pods that it is spread from: one on a node is as even as it gets."""
-    found = _pod_constraints(member.obj, pod_identity(member.obj, HOST_KEY))
+    """The constraints of a member. A spread with maxSkew 1 becomes anti-affinity: one member per node."""
+    constraints = _pod_constraints(member.obj, pod_identity(member.obj, HOST_KEY))
     spread = (
         AntiAffinityTerm(selector=constraint.get("labelSelector"), namespaces=(), everywhere=False)
         for constraint in hard_spread_constraints(member.obj["spec"])
     )
-    return replace(found, known=replace(found.known, apart=(*found.known.apart, *spread)))
+    identity = replace(constraints.identity, apart=(*constraints.identity.apart, *spread))
+    return replace(constraints, identity=identity)
 
 
-def _read_label_keys(some: Iterable[_PodConstraints]) -> Iterator[str]:
-    return (key for one in some for term in one.known.apart for key in selector_keys(term.selector))
+def _read_label_keys(pods: Iterable[_PodConstraints]) -> Iterator[str]:
+    return (key for pod in pods for term in pod.identity.apart for key in selector_keys(term.selector))
 
 
-def _two_of_each_class(some: Iterable[_PodConstraints], read: Collection[str]) -> list[_PodConstraints]:
-    """At most two of those that are alike, by labels that anybody reads."""
-    found: dict[bytes, list[_PodConstraints]] = {}
-    for one in some:
-        labels = {key: value for key, value in one.known.labels.items() if key in read}
-        bare = replace(one, known=replace(one.known, labels=labels))
-        alike = found.setdefault(msgspec.json.encode(bare, order="deterministic"), [])
-        if len(alike) < 2:
-            alike.append(bare)
-    return [one for alike in found.values() for one in alike]
+def _two_of_each_class(pods: Iterable[_PodConstraints], label_keys: Collection[str]) -> list[_PodConstraints]:
+    """At most two of each class of interchangeable pods, which are equal in all labels that a term reads.
+
+    Two are enough: they also show whether pods of one class exclude each other.
+    """
+    classes: dict[bytes, list[_PodConstraints]] = {}
+    for pod in pods:
+        labels = {key: value for key, value in pod.identity.labels.items() if key in label_keys}
+        bare = replace(pod, identity=replace(pod.identity, labels=labels))
+        members = classes.setdefault(msgspec.json.encode(bare, order="deterministic"), [])
+        if len(members) < 2:
+            members.append(bare)
+    return [pod for members in classes.values() for pod in members]
 
 
-def _are_separated(likes: Mapping[str, list[_PodConstraints]], name: str, other: str) -> bool:
-    pairs = combinations(likes[name], 2) if name == other else product(likes[name], likes[other])
-    if len(likes[name]) * len(likes[other]) > _MOST_PAIRS:
+def _are_separated(classes: Mapping[str, list[_PodConstraints]], name: str, other: str) -> bool:
+    if len(classes[name]) * len(classes[other]) > _MOST_PAIRS:
         return True
-    return any(one.bars(another) for one, another in pairs)
-
-
-def _is_on_node(pod: Object) -> bool:
-    return bool(pod["spec"].get("nodeName")) and not has_pod_ended(pod)
+    pairs = combinations(classes[name], 2) if name == other else product(classes[name], classes[other])
+    return any(pod.bars(another) for pod, another in pairs)
 
 
 def _shut_tray(tray: PlacementTray, barred: Collection[str]) -> PlacementTray:
@@ -262,13 +266,13 @@ def _shut_tray(tray: PlacementTray, barred: Collection[str]) -> PlacementTray:
 
 
 _OWN_LABELS = (GANG_LABEL, CHANNEL_LABEL, "batch.kubernetes.io/job-name", "job-name")
-"""Labels that only pods of one gang have: those of a ComputeDomain are one, and so are those of a Job."""
+"""Labels whose value only pods of one gang have: those of the gang, its ComputeDomain and its Job."""
 
 
 def check_supported(members: Sequence[GangMember], clique_label: str, *, is_together: bool) -> None:
-    """Raise Refused, with what to change, for a rule that is not kept when the gang is placed.
+    """Raise Refused, with what to change, for a rule that the placement cannot keep.
 
-    `is_together`: all of the gang is in one clique.
+    `is_together`: the whole gang is in one clique.
     """
     for member in _one_of_each_class(members):
         spec = member.obj["spec"]
@@ -282,13 +286,13 @@ def check_supported(members: Sequence[GangMember], clique_label: str, *, is_toge
 
 
 def _one_of_each_class(members: Iterable[GangMember]) -> Iterator[GangMember]:
-    """One of those that say the same: most pods of a job do."""
-    said: list[tuple[object, object]] = []
+    """One member for each distinct set of rules; most pods of a job have the same."""
+    known: list[tuple[object, object]] = []
     for member in members:
         spec = member.obj["spec"]
-        one = (spec.get("affinity"), spec.get("topologySpreadConstraints"))
-        if any(one) and one not in said:
-            said.append(one)
+        rules = (spec.get("affinity"), spec.get("topologySpreadConstraints"))
+        if any(rules) and rules not in known:
+            known.append(rules)
             yield member
 
 
@@ -311,7 +315,7 @@ def _unsupported_segment_affinity(spec: Object) -> Iterator[tuple[str, str]]:
 
 
 def _selects_gang_only(term: JsonMapping, members: Sequence[GangMember]) -> bool:
-    """Whether it selects members, and no pod of others: else it depends on where those are."""
+    """Whether it selects members and no other pods: the position of those is unknown to the search."""
     selector, namespace = term.get("labelSelector") or {}, members[0].namespace
     labels = members[0].pod.labels
     named = selector.get("matchLabels") or {}
@@ -342,11 +346,11 @@ def _unsupported_spread(spec: Object) -> Iterator[tuple[str, str]]:
 
 
 _NODE_RULE_FIELDS = ("nodeSelector", "affinity", "tolerations")
-_SPLIT_GROUP_FIX = "give those that differ a group of their own (label rackloom.dev/gang-group)"
+SPLIT_GROUP_FIX = "give those that differ a group of their own (label rackloom.dev/gang-group)"
 
 
 def group_terms(groups: Mapping[str, Sequence[GangMember]]) -> dict[str, PlacementTerms | None]:
-    """The terms of each group; None for one that asks for nothing. Raises Refused where members differ."""
+    """The terms of each group; None without any. Raises Refused where members of a group differ."""
     apart = separated_groups(groups)
     return {
         name: _terms_of_group(name, _shared_requirements(members), apart[name])
@@ -355,19 +359,19 @@ def group_terms(groups: Mapping[str, Sequence[GangMember]]) -> dict[str, Placeme
 
 
 def pod_terms(member: GangMember) -> PlacementTerms:
-    """What a pod asks of its node by itself, its pin included where it was let go."""
+    """The node rules of one pod, including its pin once it was ungated."""
     return PlacementTerms(where=node_requirements(member.obj["spec"]).text)
 
 
 def check_terms(members: Sequence[GangMember], clique_label: str, *, is_together: bool) -> None:
-    """Raise Refused for rules that a gang is not placed by, and where members of a group differ in theirs."""
+    """Raise Refused for rules that cannot be kept, and where members of a group differ."""
     check_supported(members, clique_label, is_together=is_together)
     for group in dict.fromkeys(member.group for member in members):
         _shared_requirements([member for member in members if member.group == group])
 
 
 def _shared_requirements(group: Sequence[GangMember]) -> NodeRequirements:
-    """Where all members of a group may go. Raises Refused where they differ, and for rules without sense."""
+    """The node rules of all members of a group. Raises Refused where they differ or make no sense."""
     first = group[0].obj["spec"] if group else {}
     where = node_requirements(first)
     asked = [first.get(key) for key in _NODE_RULE_FIELDS]
@@ -375,9 +379,7 @@ def _shared_requirements(group: Sequence[GangMember]) -> NodeRequirements:
         spec = member.obj["spec"]
         if [spec.get(key) for key in _NODE_RULE_FIELDS] != asked and node_requirements(spec) != where:
             reason = f"{group[0].name} and {member.name} of one group may not go to the same nodes"
-            raise Refused(
-                f"{reason} (nodeSelector, node affinity, tolerations)", nearest_fix=_SPLIT_GROUP_FIX
-            )
+            raise Refused(f"{reason} (nodeSelector, node affinity, tolerations)", nearest_fix=SPLIT_GROUP_FIX)
     return where
 
 

@@ -1,4 +1,4 @@
-"""The cluster as the placement search takes it: trays, who holds them, and room for device claims.
+"""The cluster as the placement search takes it: trays, their holders, and room for device claims.
 
 A tray is a node with GPUs. Its GPU count is the larger of the device plugin's allocatable resource and
 the whole GPUs in published ResourceSlices. Running pods, allocated claims and recorded plans hold GPUs;
@@ -12,8 +12,9 @@ of others. The cache speeds up and changes nothing.
 Owners in other namespaces are anonymised before anything is reported to a gang.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -28,12 +29,12 @@ from rackloom.core.allocate.objects import (
     ResourceSlice,
 )
 from rackloom.core.domains import names
-from rackloom.core.gangs.members import GPU_RESOURCE, GangMember, counted_gpus
-from rackloom.core.gangs.record import GangKey, GangRecord
-from rackloom.core.gangs.snapshot import ClusterLists, NamespaceClaims, gang_key_of
+from rackloom.core.gangs.members import GPU_RESOURCE, counted_gpus
+from rackloom.core.gangs.record import GangRecord
+from rackloom.core.gangs.snapshot import ClusterLists, GangSnapshot, gang_key_of
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.gangs.terms import site_for_terms, without_conflicting_trays
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.kubernetes.objects import Object, allocated_devices, has_condition, has_pod_ended
 from rackloom.core.place.claim_capacity import with_claim_capacity
 from rackloom.core.place.observed_site import DraDevices, is_imex_channel
 from rackloom.core.place.placement_values import (
@@ -45,10 +46,9 @@ from rackloom.core.place.placement_values import (
 )
 from rackloom.core.place.pod_constraints import parse_count
 
-# Trays, and who holds them.
+# Trays and their holders.
 
 
-_ENDED = ("Succeeded", "Failed")
 ANONYMOUS_HOLDER = "another job"
 
 
@@ -58,13 +58,14 @@ def read_site(objects: ClusterLists, records: Iterable[GangRecord], settings: Ga
 
 
 def running_site(objects: ClusterLists, settings: GangSettings) -> PlacementSite:
-    """The same without the plans: it holds for all gangs that are placed from one look."""
+    """The same without the plans: it is valid for all gangs of one placement pass."""
     published = _published_gpus(objects.slices)
     trays = (_read_tray(node, published, settings) for node in objects.nodes)
-    found = sorted((tray for tray in trays if tray.gpus > 0), key=lambda tray: (tray.clique or "", tray.name))
-    size = {one.name: one.gpus for one in found}
+    with_gpus = (tray for tray in trays if tray.gpus > 0)
+    ordered = sorted(with_gpus, key=lambda tray: (tray.clique or "", tray.name))
+    size = {tray.name: tray.gpus for tray in ordered}
     holds = (*_pod_holds(objects.pods, size), *_claim_holds(objects, size))
-    return PlacementSite(tuple(found), tuple(hold for hold in holds if hold.tray in size))
+    return PlacementSite(tuple(ordered), tuple(hold for hold in holds if hold.tray in size))
 
 
 def with_reservations(running: PlacementSite, records: Iterable[GangRecord]) -> PlacementSite:
@@ -75,29 +76,27 @@ def with_reservations(running: PlacementSite, records: Iterable[GangRecord]) -> 
 
 
 def anonymised_for(site: PlacementSite, namespace: str) -> PlacementSite:
-    """The site as it may be told in a namespace: of jobs elsewhere, only that they are others.
+    """The site as it may be reported in a namespace: owners in other namespaces have no names.
 
-    Owners stay apart, since a job ends whole.
+    They stay distinct from each other, since the search reasons about whole jobs that end.
     """
-    others: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     for hold in site.holds:
         if not hold.owner.startswith(f"{namespace}/"):
-            others.setdefault(
-                hold.owner, f"{ANONYMOUS_HOLDER} {len(others) + 1}" if others else ANONYMOUS_HOLDER
-            )
-    return PlacementSite(
-        site.trays, tuple(replace(one, owner=others.get(one.owner, one.owner)) for one in site.holds)
-    )
+            alias = f"{ANONYMOUS_HOLDER} {len(aliases) + 1}" if aliases else ANONYMOUS_HOLDER
+            aliases.setdefault(hold.owner, alias)
+    holds = (replace(hold, owner=aliases.get(hold.owner, hold.owner)) for hold in site.holds)
+    return PlacementSite(site.trays, tuple(holds))
 
 
 def holder_of_pod(pod: Object) -> str:
-    """Whose pod it is: of its gang, of the controller that made it, or its own.
+    """The holder that a pod belongs to: its gang, the controller that made it, or the pod itself.
 
-    No word with a space is the name of a gang: what is only called like one is another job.
+    A gang name has no space, so a controller or a pod is never mistaken for a gang of the same name.
     """
     gang, meta = gang_key_of(pod), pod["metadata"]
     if gang is not None:
-        return gang.called
+        return gang.full_name
     owners = (
         f"{reference['kind']} {reference['name']}"
         for reference in meta.get("ownerReferences") or ()
@@ -107,32 +106,33 @@ def holder_of_pod(pod: Object) -> str:
 
 
 def holders_of_claims(objects: ClusterLists) -> Iterator[tuple[Object, str]]:
-    """Each claim, and whose it is: of the pod for which it is reserved or was made, or its own."""
+    """Each claim with its holder: that of the pod for which it is reserved or was made, or the claim."""
     uids = {uid for claim in objects.claims for uid in _claim_users(claim)}
     owners = {uid: holder_of_pod(pod) for pod in objects.pods if (uid := pod["metadata"]["uid"]) in uids}
     for claim in objects.claims:
         meta = claim["metadata"]
-        found = (owners[uid] for uid in _claim_users(claim) if uid in owners)
-        yield claim, next(found, f"{meta['namespace']}/claim {meta['name']}")
+        users = (owners[uid] for uid in _claim_users(claim) if uid in owners)
+        yield claim, next(users, f"{meta['namespace']}/claim {meta['name']}")
 
 
 def _claim_users(claim: Object) -> Iterator[str]:
     reserved = (claim.get("status") or {}).get("reservedFor") or ()
-    return (one["uid"] for one in (*reserved, *(claim["metadata"].get("ownerReferences") or ())))
+    owners = claim["metadata"].get("ownerReferences") or ()
+    return (reference["uid"] for reference in (*reserved, *owners))
 
 
 def _published_gpus(slices: Iterable[Object]) -> Counter[str]:
     """GPUs that node plugins publish, by node."""
-    found: Counter[str] = Counter()
+    gpus: Counter[str] = Counter()
     for slice_ in slices:
         spec = slice_["spec"]
         if spec["driver"] == names.GPU_DRIVER and spec.get("nodeName"):
-            found[spec["nodeName"]] += sum(_is_whole_gpu(device) for device in spec.get("devices") or ())
-    return found
+            gpus[spec["nodeName"]] += sum(_is_whole_gpu(device) for device in spec.get("devices") or ())
+    return gpus
 
 
 def _is_whole_gpu(device: Object) -> bool:
-    """A slice lists the MIG parts of a GPU beside it."""
+    """A slice lists the MIG devices of a GPU beside the GPU itself, and they must not count twice."""
     kind = (device.get("attributes") or {}).get("type") or {}
     return bool(kind.get("string", "gpu") == "gpu")
 
@@ -145,55 +145,44 @@ def _read_tray(node: Object, published: Mapping[str, int], settings: GangSetting
 
 
 def _why_shut(node: Object) -> str | None:
-    """What keeps everybody away; of taints, pods say themselves."""
+    """Why no pod may go there. Taints are not read here, because pods may tolerate them."""
     if (node.get("spec") or {}).get("unschedulable"):
         return "cordoned"
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    if not any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions):
-        return "not ready"
-    return None
+    return None if has_condition(node, "Ready") else "not ready"
 
 
 def _pod_holds(pods: Iterable[Object], size: Mapping[str, int]) -> Iterator[TrayHold]:
     for pod in pods:
         node = pod["spec"].get("nodeName")
-        if node not in size or (pod.get("status") or {}).get("phase") in _ENDED:
+        if node not in size or has_pod_ended(pod):
             continue
-        gpus = _pod_gpus(pod["spec"], size[node])
+        try:
+            gpus = counted_gpus(pod["spec"])
+        except ValueError:
+            # A limit that is no number counts as the whole tray: one bad pod must not stop all placement.
+            gpus = size[node]
         if gpus:
             yield TrayHold(owner=holder_of_pod(pod), tray=node, gpus=gpus)
 
 
-def _pod_gpus(spec: Object, whole: int) -> int:
-    """What cannot be read counts as the whole tray: one pod of anybody must not stop the placement of all."""
-    try:
-        return counted_gpus(spec)
-    except ValueError:
-        return whole
-
-
 def _claim_holds(objects: ClusterLists, size: Mapping[str, int]) -> Iterator[TrayHold]:
-    """A node's channel counts as the whole tray: no other job's channel fits beside it."""
     for claim, owner in holders_of_claims(objects):
-        allocation = (claim.get("status") or {}).get("allocation") or {}
-        for tray, gpus in _allocated_gpus(allocation, size).items():
+        held: Counter[str] = Counter()
+        for result in allocated_devices(claim):
+            pool = result["pool"]
+            if result["driver"] == names.GPU_DRIVER:
+                held[pool] += 1
+            elif is_imex_channel(result["driver"], result["device"]):
+                # A node has one channel, so no other job with a channel fits on the tray.
+                held[pool] += size.get(pool, 0)
+        for tray, gpus in held.items():
             yield TrayHold(owner=owner, tray=tray, gpus=gpus)
-
-
-def _allocated_gpus(allocation: Object, size: Mapping[str, int]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for result in (allocation.get("devices") or {}).get("results") or ():
-        if result["driver"] == names.GPU_DRIVER:
-            found[result["pool"]] += 1
-        elif is_imex_channel(result["driver"], result["device"]):
-            found[result["pool"]] += size.get(result["pool"], 0)
-    return found
 
 
 def _plan_holds(records: Iterable[GangRecord], size: Mapping[str, int]) -> Iterator[TrayHold]:
     for record in records:
         for tray in record.reserved:
-            yield TrayHold(owner=record.key.called, tray=tray, gpus=size.get(tray, 0))
+            yield TrayHold(owner=record.key.full_name, tray=tray, gpus=size.get(tray, 0))
 
 
 # Cached counts of members per tray.
@@ -204,82 +193,76 @@ MemberClaims = tuple[ResourceClaim, ...]
 DevicePoolKey = tuple[str, str]
 """Driver and pool name."""
 _MOST_KINDS = 8
-"""Of claims that are remembered; what has not been asked for longest goes first."""
+"""Kinds of claims that are cached; the least recently used is evicted."""
 
 
 class TrayInputs(msgspec.Struct, frozen=True):
-    """All that bears on how many members a tray serves: where it equals what was, so does the count."""
+    """Everything that decides how many members a tray serves: equal inputs give an equal count."""
 
     labels: Mapping[str, str]
     classes: tuple[object, ...]
     pools: tuple[tuple[object, ...], ...]
     """The versions of all slices of the pools that have devices of the tray, on whatever node."""
     taken: tuple[object, ...]
-    """The devices of others, as they were allocated."""
+    """Devices allocated to others."""
 
 
 class TrayCountCache:
-    """The memory of one who counts often; for one thread at a time."""
+    """Counts of members per tray, by kind of claims. For one thread at a time."""
 
     def __init__(self) -> None:
         self._kinds: dict[bytes, dict[str, tuple[TrayInputs, ClaimCapacity | None]]] = {}
         self._states: dict[DevicePoolKey, tuple[object, ...]] = {}
 
-    def same(
+    def interned(
         self, states: Mapping[DevicePoolKey, tuple[object, ...]]
     ) -> Mapping[DevicePoolKey, tuple[object, ...]]:
-        """The states of pools, and the very values of before where they are equal: those compare at once.
+        """The states of pools, as the same objects as last time where they are equal.
 
-        A pool may span many trays, and each of them is told all of it.
+        A pool may span many trays, and each tray holds the state of the whole pool: identical objects
+        compare at once.
         """
-        before = self._states
+        previous = self._states
         self._states = {
-            key: before[key] if before.get(key) == state else state for key, state in states.items()
+            key: previous[key] if previous.get(key) == state else state for key, state in states.items()
         }
         return self._states
 
-    def furnish(
+    def with_counts(
         self,
         site: PlacementSite,
         kinds: Mapping[str, MemberClaims],
-        told: Mapping[str, TrayInputs],
+        inputs: Mapping[str, TrayInputs],
         devices_on: Callable[[Set[str]], DraDevices],
     ) -> PlacementSite:
-        """The site with the room of each tray for each kind of claims; `told` names all of its trays.
+        """The site with the room of each tray for each kind of claims; `inputs` covers all of its trays.
 
-        `devices_on` reads what is on some of them. Raises Refused for claims that nobody can serve.
+        `devices_on` reads the devices of some trays. Raises Refused for claims that no tray can serve.
         """
         rooms: dict[str, dict[str, ClaimCapacity]] = {tray.name: {} for tray in site.trays}
         for kind, claims in kinds.items():
-            for name, room in self._rooms(site, kind, claims, told, devices_on).items():
-                rooms[name][kind] = room
+            key = msgspec.json.encode(claims)
+            cached = self._kinds.get(key, {})
+            # A count is kept only while all of its inputs are equal, so the cache never changes a result.
+            counts = {
+                name: cached[name]
+                for name, current in inputs.items()
+                if name in cached and cached[name][0] == current
+            }
+            changed = tuple(tray for tray in site.trays if tray.name not in counts)
+            if changed:
+                devices = devices_on({tray.name for tray in changed})
+                counted = with_claim_capacity(PlacementSite(changed), devices, {kind: claims})
+                counts |= {tray.name: (inputs[tray.name], tray.rooms.get(kind)) for tray in counted.trays}
+            # A dict keeps insertion order, so the first entry is the least recently used.
+            self._kinds.pop(key, None)
+            self._kinds[key] = counts
+            if len(self._kinds) > _MOST_KINDS:
+                del self._kinds[next(iter(self._kinds))]
+            for name, (_, room) in counts.items():
+                if room is not None:
+                    rooms[name][kind] = room
         return PlacementSite(tuple(replace(tray, rooms=rooms[tray.name]) for tray in site.trays), site.holds)
-
-    def _rooms(
-        self,
-        site: PlacementSite,
-        kind: str,
-        claims: MemberClaims,
-        told: Mapping[str, TrayInputs],
-        devices_on: Callable[[Set[str]], DraDevices],
-    ) -> dict[str, ClaimCapacity]:
-        key = msgspec.json.encode(claims)
-        before = self._kinds.get(key, {})
-        now = {name: before[name] for name, one in told.items() if name in before and before[name][0] == one}
-        changed = tuple(tray for tray in site.trays if tray.name not in now)
-        if changed:
-            part = with_claim_capacity(
-                PlacementSite(changed), devices_on({one.name for one in changed}), {kind: claims}
-            )
-            now |= {tray.name: (told[tray.name], tray.rooms.get(kind)) for tray in part.trays}
-        self._keep(key, now)
-        return {name: room for name, (_, room) in now.items() if room is not None}
-
-    def _keep(self, key: bytes, now: dict[str, tuple[TrayInputs, ClaimCapacity | None]]) -> None:
-        self._kinds.pop(key, None)
-        self._kinds[key] = now
-        if len(self._kinds) > _MOST_KINDS:
-            del self._kinds[next(iter(self._kinds))]
 
 
 # The devices of each tray, less what others hold.
@@ -287,7 +270,7 @@ class TrayCountCache:
 
 T = TypeVar("T")
 _RESULT_FIELDS = ("request", "driver", "pool", "device", "adminAccess", "shareID", "consumedCapacity")
-"""What of an allocated device bears on others; fields that are newer than this program do not."""
+"""Fields of an allocated device that bear on others; fields newer than this program are left out."""
 
 
 def with_claim_room(
@@ -295,109 +278,89 @@ def with_claim_room(
     objects: ClusterLists,
     kinds: Mapping[str, MemberClaims],
     mine: str,
-    counted: TrayCountCache,
+    counts: TrayCountCache,
 ) -> PlacementSite:
-    """The site with the room of each tray for each kind of claims. Raises Refused for one nobody can serve.
+    """The site with the room of each tray for each kind of claims. Raises Refused for an impossible claim.
 
-    Claims of `mine` do not count, nor those that go with a hold: the owner has GPUs of the same tray.
+    Claims of the holder `mine` do not count, nor those of an owner that holds GPUs of the same tray: the
+    hold stands for them.
     """
     if not kinds:
         return site
     trays = {tray.name for tray in site.trays}
+    # When the search assumes that a job ends, it frees the job's holds. Devices of that owner on the tray are
+    # free then too, so they are left out here, and the hold stands for both.
     held = {(hold.owner, hold.tray) for hold in site.holds}
-    offers = _NodeDevices(objects, trays, {*held, *((mine, tray) for tray in trays)})
-    return counted.furnish(site, kinds, offers.told(counted), offers.devices_on)
+    devices = _NodeDevices(objects, trays, {*held, *((mine, tray) for tray in trays)})
+    return counts.with_counts(site, kinds, devices.inputs(counts), devices.devices_on)
 
 
 class _NodeDevices:
-    """What drivers publish on trays, and what others have of it; owners on trays `without` do not count."""
+    """Devices published on trays, and those that others hold; (owner, tray) in `without` do not count."""
 
     def __init__(self, objects: ClusterLists, trays: Set[str], without: Set[tuple[str, str]]) -> None:
         self._classes = objects.classes
         self._nodes = {name: node for node in objects.nodes if (name := node["metadata"]["name"]) in trays}
-        self._pools = _slices_by_pool(objects.slices)
-        self._reached = _pools_by_tray(self._pools, trays)
-        self._taken = _allocated_devices(objects, self._pools, without)
+        self._pools: dict[DevicePoolKey, list[Object]] = defaultdict(list)
+        self._pools_on: dict[str, list[DevicePoolKey]] = defaultdict(list)
+        self._taken: dict[str, list[Object]] = defaultdict(list)
+        for slice_ in objects.slices:
+            spec = slice_["spec"]
+            if spec.get("nodeName"):
+                self._pools[spec["driver"], spec["pool"]["name"]].append(slice_)
+        node_of: dict[tuple[str, str, str], str] = {}
+        for key, pool in self._pools.items():
+            for spec in (slice_["spec"] for slice_ in pool):
+                node = spec["nodeName"]
+                node_of |= {(*key, device["name"]): node for device in spec.get("devices") or ()}
+                if key not in self._pools_on[node]:
+                    self._pools_on[node].append(key)
+        for claim, owner in holders_of_claims(objects):
+            for result in allocated_devices(claim):
+                holder = node_of.get((result["driver"], result["pool"], result["device"]))
+                if holder is not None and (owner, holder) not in without:
+                    device = {key: result[key] for key in _RESULT_FIELDS if key in result}
+                    self._taken[holder].append(device)
 
-    def told(self, counted: TrayCountCache) -> dict[str, TrayInputs]:
-        """What bears on each tray."""
+    def inputs(self, counts: TrayCountCache) -> dict[str, TrayInputs]:
+        """The inputs of the count of each tray."""
         classes = tuple(map(_object_version, self._classes))
-        states = counted.same({key: tuple(map(_object_version, pool)) for key, pool in self._pools.items()})
+        states = counts.interned(
+            {key: tuple(map(_object_version, pool)) for key, pool in self._pools.items()}
+        )
         return {
             name: TrayInputs(
                 labels=node["metadata"].get("labels") or {},
                 classes=classes,
-                pools=tuple(states[key] for key in self._reached.get(name, ())),
+                pools=tuple(states[key] for key in self._pools_on.get(name, ())),
                 taken=tuple(self._taken.get(name, ())),
             )
             for name, node in self._nodes.items()
         }
 
     def devices_on(self, trays: Set[str]) -> DraDevices:
-        """What is on some trays, with all of their pools: of a part of a pool nothing is allocated.
+        """The devices of some trays, with their pools whole: nothing is allocated from an incomplete pool.
 
-        What cannot be read offers nothing.
+        An object that cannot be read offers no device.
         """
         names = [name for name in self._nodes if name in trays]
-        keys = dict.fromkeys(key for name in names for key in self._reached.get(name, ()))
-        slices = (_without_metadata(pool) for key in keys for pool in self._pools[key])
+        keys = dict.fromkeys(key for name in names for key in self._pools_on.get(name, ()))
+        slices = (_without_metadata(slice_) for key in keys for slice_ in self._pools[key])
         return DraDevices(
             nodes=tuple(_readable((_node_with_labels(self._nodes[name]) for name in names), Node)),
             classes=tuple(_readable(map(_without_metadata, self._classes), DeviceClass)),
             slices=tuple(_readable(slices, ResourceSlice)),
-            claims=tuple(_allocated_claim(one) for name in names for one in self._taken.get(name, ())),
+            claims=tuple(_allocated_claim(taken) for name in names for taken in self._taken.get(name, ())),
         )
 
 
-def _slices_by_pool(slices: Iterable[Object]) -> dict[DevicePoolKey, list[Object]]:
-    """The slices that name their node."""
-    found: dict[DevicePoolKey, list[Object]] = {}
-    for slice_ in slices:
-        if slice_["spec"].get("nodeName"):
-            found.setdefault((slice_["spec"]["driver"], slice_["spec"]["pool"]["name"]), []).append(slice_)
-    return found
-
-
-def _pools_by_tray(
-    pools: Mapping[DevicePoolKey, list[Object]], trays: Set[str]
-) -> dict[str, list[DevicePoolKey]]:
-    """The pools of each tray; most nodes of a cluster may be none."""
-    found: dict[str, list[DevicePoolKey]] = {}
-    for key, pool in pools.items():
-        for name in {one["spec"]["nodeName"] for one in pool} & trays:
-            found.setdefault(name, []).append(key)
-    return found
-
-
-def _allocated_devices(
-    objects: ClusterLists, pools: Mapping[DevicePoolKey, list[Object]], without: Set[tuple[str, str]]
-) -> dict[str, list[Object]]:
-    """Allocated devices by node, without those that an owner has on a tray where it does not count."""
-    on = {
-        (*key, device["name"]): one["spec"]["nodeName"]
-        for key, pool in pools.items()
-        for one in pool
-        for device in one["spec"].get("devices") or ()
-    }
-    found: dict[str, list[Object]] = {}
-    for claim, owner in holders_of_claims(objects):
-        allocation = (claim.get("status") or {}).get("allocation") or {}
-        for result in (allocation.get("devices") or {}).get("results") or ():
-            node = on.get((result["driver"], result["pool"], result["device"]))
-            if node is not None and (owner, node) not in without:
-                found.setdefault(node, []).append(
-                    {key: result[key] for key in _RESULT_FIELDS if key in result}
-                )
-    return found
-
-
 def _allocated_claim(result: Object) -> ResourceClaim:
-    has = msgspec.convert({"devices": {"results": [result]}}, AllocationResult)
-    return ResourceClaim(status=ResourceClaimStatus(allocation=has))
+    allocation = msgspec.convert({"devices": {"results": [result]}}, AllocationResult)
+    return ResourceClaim(status=ResourceClaimStatus(allocation=allocation))
 
 
 def _object_version(obj: Object) -> object:
-    """What differs where an object does: the API server gives each state of it a version of its own."""
+    """A value that differs whenever the object does: the API server versions each of its states."""
     meta = obj["metadata"]
     version = meta.get("uid"), meta.get("resourceVersion")
     return version if all(version) else obj
@@ -413,58 +376,40 @@ def _without_metadata(obj: Object) -> Object:
 
 def _readable(objects: Iterable[Object], kind: type[T]) -> Iterator[T]:
     for obj in objects:
-        try:
+        with suppress(msgspec.ValidationError):
             yield msgspec.convert(obj, kind)
-        except msgspec.ValidationError:
-            continue
 
 
-# The site as one gang meets it.
+# The site for one gang.
 
 
-class GangSite(msgspec.Struct, frozen=True, kw_only=True):
-    """Fresh lists, and what they say to one gang."""
+def site_for_members(snapshot: GangSnapshot, terms: Iterable[PlacementTerms | None]) -> PlacementSite:
+    """The site as its living members with these terms can use it, with all reservations. Raises Refused.
 
-    key: GangKey
-    site: PlacementSite
-    """With the names of all owners; it is not told to the gang."""
-    objects: ClusterLists
-    counted: TrayCountCache
-    """What was counted before; it speeds up, and changes nothing."""
-    spares: int = 0
+    It names the owners of all holds, so it is for the search and never for a message to the gang.
+    """
+    cluster = snapshot.cluster
+    others = (pod for pod in cluster.pods if gang_key_of(pod) != snapshot.key)
+    nodes = {node["metadata"]["name"]: node for node in cluster.nodes}
+    site = with_reservations(cluster.running, cluster.records)
+    return site_for_terms(
+        without_conflicting_trays(site, snapshot.living, others, nodes.values()), terms, nodes
+    )
+
+
+def site_with_rooms(
+    snapshot: GangSnapshot, site: PlacementSite, kinds: Mapping[str, MemberClaims], counts: TrayCountCache
+) -> PlacementSite:
+    """The site with the room for claims on each tray, as the gang may see it. Raises Refused."""
+    key = snapshot.key
+    return anonymised_for(
+        with_claim_room(site, snapshot.cluster, kinds, key.full_name, counts), key.namespace
+    )
+
+
+def spares_elsewhere(snapshot: GangSnapshot) -> int:
     """Spare trays that the other gangs of its namespace keep."""
-
-    @property
-    def known(self) -> NamespaceClaims:
-        """The claims and templates of its namespace."""
-        return NamespaceClaims(self.objects, self.key.namespace)
-
-    def met(self, members: Iterable[GangMember], terms: Iterable[PlacementTerms | None]) -> PlacementSite:
-        """The site as such members of the gang with these terms meet it. Raises Refused."""
-        others = (pod for pod in self.objects.pods if gang_key_of(pod) != self.key)
-        nodes = {node["metadata"]["name"]: node for node in self.objects.nodes}
-        return site_for_terms(
-            without_conflicting_trays(self.site, members, others, nodes.values()), terms, nodes
-        )
-
-    def furnished(self, met: PlacementSite, kinds: Mapping[str, MemberClaims]) -> PlacementSite:
-        """That as the gang may see it, with the room for its claims on each tray. Raises Refused."""
-        site = with_claim_room(met, self.objects, kinds, self.key.called, self.counted)
-        return anonymised_for(site, self.key.namespace)
-
-
-class PlacementLists(msgspec.Struct, frozen=True, kw_only=True):
-    """Fresh lists, and what is the same in them for every gang."""
-
-    objects: ClusterLists
-    running: PlacementSite
-    counted: TrayCountCache
-
-
-def gang_site(key: GangKey, look: PlacementLists, records: Iterable[GangRecord]) -> GangSite:
-    """The scene of a gang, with the plans that are recorded."""
-    known = tuple(records)
-    others = (one.plan for one in known if one.key.namespace == key.namespace and one.key != key)
-    spares = sum(len(plan.spares) for plan in others if plan is not None)
-    site = with_reservations(look.running, known)
-    return GangSite(key=key, site=site, objects=look.objects, counted=look.counted, spares=spares)
+    key = snapshot.key
+    others = (record for record in snapshot.cluster.records if record.key != key)
+    plans = (record.plan for record in others if record.key.namespace == key.namespace)
+    return sum(len(plan.spares) for plan in plans if plan is not None)

@@ -14,7 +14,7 @@ holds a resourceVersion where it replaces a list, and a JSON patch starts with `
 fails when another writer was faster, and the next decision starts from the new state.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -22,7 +22,8 @@ from typing import Any
 import msgspec
 
 Object = dict[str, Any]
-"""One Kubernetes object as JSON. A value that nests too deeply to be read is `nesting.TOO_DEEP` instead."""
+"""One Kubernetes object as JSON. A value that nests too deeply to be read is replaced (see
+`claim.kube.decoding`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def metav1_micro_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-# The state of a pod, for callers that need no more of it than this.
+# The state of pods and claims.
 
 
 def pod_phase(pod: Object) -> str:
@@ -130,8 +131,13 @@ def has_pod_ended(pod: Object) -> bool:
 
 def is_pod_ready(pod: Object) -> bool:
     """Whether its Ready condition holds."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    return has_condition(pod, "Ready")
+
+
+def has_condition(obj: Object, *types: str) -> bool:
+    """Whether the status has a condition of one of these types that is True."""
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return any(condition["type"] in types and condition["status"] == "True" for condition in conditions)
 
 
 def pod_claim_names(pod: Object) -> Iterator[str]:
@@ -141,17 +147,22 @@ def pod_claim_names(pod: Object) -> Iterator[str]:
     makes for extended resources (KEP-5004). A template without requests needs none.
     """
     status = pod.get("status") or {}
-    made = {
-        resource_claim_status["name"]: resource_claim_status
-        for resource_claim_status in status.get("resourceClaimStatuses") or ()
-    }
-    for wanted in pod["spec"].get("resourceClaims") or ():
-        name = wanted.get("resourceClaimName") or made.get(wanted["name"], {}).get("resourceClaimName")
+    created = {entry["name"]: entry for entry in status.get("resourceClaimStatuses") or ()}
+    for reference in pod["spec"].get("resourceClaims") or ():
+        name = reference.get("resourceClaimName") or created.get(reference["name"], {}).get(
+            "resourceClaimName"
+        )
         if name:
             yield name
     extended = (status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
     if extended:
         yield extended
+
+
+def allocated_devices(claim: Object) -> Sequence[Object]:
+    """The devices allocated to a ResourceClaim: `status.allocation.devices.results`."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    return (allocation.get("devices") or {}).get("results") or ()
 
 
 # The state of a node.
@@ -160,7 +171,7 @@ def pod_claim_names(pod: Object) -> Iterator[str]:
 def not_ready_since(node: Object) -> float | None:
     """Seconds since the epoch; None while a node is ready.
 
-    One that never said whether it is ready is not ready since it was made.
+    A node without the condition has not been ready since its creation.
     """
     conditions = (node.get("status") or {}).get("conditions") or ()
     ready: Object = next((condition for condition in conditions if condition.get("type") == "Ready"), {})
@@ -192,11 +203,16 @@ def index_by_uid(obj: Object) -> Iterable[str]:
     return (obj["metadata"]["uid"],)
 
 
+# Writes to the API server, as values. Each is safe to send twice.
+
+
 PatchOperation = dict[str, Any]
 """One operation of a JSON patch (RFC 6902)."""
 
 
-# Writes to the API server, as values. Each is safe to send twice.
+def add_operation(path: str, value: Any) -> PatchOperation:
+    """The operation that adds a value."""
+    return {"op": "add", "path": path, "value": value}
 
 
 class CreateObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,7 +224,8 @@ class CreateObject(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def what(self) -> str:
         """For logs and messages."""
-        return f"create {_describe(self.kind, self.obj['metadata'])}"
+        meta = self.obj["metadata"]
+        return f"create {object_title(self.kind, meta.get('namespace'), meta['name'])}"
 
 
 class PatchObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,7 +240,7 @@ class PatchObject(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def what(self) -> str:
         """For logs and messages."""
-        return f"change {_describe(self.kind, {'namespace': self.namespace, 'name': self.name})}"
+        return f"change {object_title(self.kind, self.namespace, self.name)}"
 
 
 class DeleteObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,22 +251,22 @@ class DeleteObject(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     uid: str
     resource_version: str | None = None
-    """Only if nobody has changed it since; None: whatever it says by now."""
+    """Delete it only in this version; None: in any."""
     grace_seconds: int | None = None
-    """0 removes a pod whose kubelet does not answer; None leaves it to the object."""
+    """0 removes a pod whose kubelet does not answer; None uses the grace period of the object."""
 
     @property
     def what(self) -> str:
         """For logs and messages."""
-        return f"delete {_describe(self.kind, {'namespace': self.namespace, 'name': self.name})}"
+        return f"delete {object_title(self.kind, self.namespace, self.name)}"
 
 
 ObjectWrite = CreateObject | PatchObject | DeleteObject
 
 
-def _describe(kind: ResourceKind, meta: Mapping[str, Any]) -> str:
-    place = f"{meta['namespace']}/{meta['name']}" if meta.get("namespace") else meta["name"]
-    return f"{kind.kind} {place}"
+def object_title(kind: ResourceKind, namespace: str | None, name: str) -> str:
+    """`Kind namespace/name`, for logs and messages."""
+    return f"{kind.kind} {namespace}/{name}" if namespace else f"{kind.kind} {name}"
 
 
 class EventNotice(msgspec.Struct, frozen=True):

@@ -20,18 +20,20 @@ from rackloom.errors import Refused
 
 
 WATCHED_LABEL = "rackloom.dev/claim-admission"
-"""On pods that claim a channel, or were gated: those that the gate controller follows."""
+"""On pods that claim a channel, or were gated: the pods that the gate controller follows."""
 WATCHED_VALUE = "true"
 CHANNEL_LABEL = "rackloom.dev/channel-template"
-"""On pods that claim a channel; its value stands for the template, and so for the ComputeDomain."""
+"""On pods that claim a channel; its value identifies the template, and so the ComputeDomain."""
 GANG_LABEL = "rackloom.dev/gang"
-"""On pods that are placed together by somebody else, who sees to their clique."""
+"""On pods that are placed together; the gang controller chooses their clique."""
 CHANNEL_CONDITION = "rackloom.dev/ChannelClaim"
 """A pod condition: False where the pod can never get the channel that it claims."""
 TEMPLATE_GATE = "rackloom.dev/claim-template"
 """The scheduling gate of a pod whose claim template does not exist yet."""
 _LONGEST_LABEL_VALUE = 63
 """Characters of a label's value; a template's name may have 253."""
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+"""The hard rules of node and pod affinity."""
 
 
 def channel_label(template: str) -> str:
@@ -42,7 +44,7 @@ def channel_label(template: str) -> str:
 
 
 class _ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base: the API server writes an empty list as none at all, or as null."""
+    """The base of all shapes. The API server writes an empty list as a missing field, or as null."""
 
 
 class OpaqueParameters(_ApiStruct, frozen=True, kw_only=True):
@@ -65,7 +67,7 @@ class ClaimDevices(_ApiStruct, frozen=True, kw_only=True):
 
 
 class ClaimSpec(_ApiStruct, frozen=True, kw_only=True):
-    """Of a claim, and under `spec.spec` of a template."""
+    """The spec of a claim, and `spec.spec` of a template."""
 
     devices: ClaimDevices | None = None
 
@@ -150,7 +152,7 @@ class RequiredNodes(_ApiStruct, frozen=True, kw_only=True):
 
 
 class PreferredNodes(_ApiStruct, frozen=True, kw_only=True):
-    """A wish for nodes."""
+    """A preference for nodes."""
 
     preference: NodeAffinityTerm
 
@@ -158,9 +160,7 @@ class PreferredNodes(_ApiStruct, frozen=True, kw_only=True):
 class NodeAffinity(_ApiStruct, frozen=True, kw_only=True):
     """Which nodes."""
 
-    required: RequiredNodes | None = msgspec.field(
-        default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
-    )
+    required: RequiredNodes | None = msgspec.field(default=None, name=REQUIRED)
     preferred: tuple[PreferredNodes, ...] | None = msgspec.field(
         default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
     )
@@ -173,7 +173,7 @@ class PodAffinityTerm(_ApiStruct, frozen=True, kw_only=True):
 
 
 class PreferredPods(_ApiStruct, frozen=True, kw_only=True):
-    """A wish for nearness."""
+    """A preference for nearness."""
 
     pod_affinity_term: PodAffinityTerm
 
@@ -181,9 +181,7 @@ class PreferredPods(_ApiStruct, frozen=True, kw_only=True):
 class PodAffinity(_ApiStruct, frozen=True, kw_only=True):
     """Near which pods."""
 
-    required: tuple[PodAffinityTerm, ...] | None = msgspec.field(
-        default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
-    )
+    required: tuple[PodAffinityTerm, ...] | None = msgspec.field(default=None, name=REQUIRED)
     preferred: tuple[PreferredPods, ...] | None = msgspec.field(
         default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
     )
@@ -264,7 +262,7 @@ class PodObject(_ApiStruct, frozen=True, kw_only=True):
 
     @property
     def is_of_a_gang(self) -> bool:
-        """Whether somebody else sees to its clique."""
+        """Whether the gang controller chooses its clique."""
         return GANG_LABEL in self.labels
 
     @property
@@ -276,7 +274,7 @@ class PodObject(_ApiStruct, frozen=True, kw_only=True):
 
     @property
     def gate_index(self) -> int | None:
-        """The place of our gate among its gates; None where it has it not."""
+        """The index of the template gate among its gates; None without that gate."""
         gates = [gate.name for gate in self.spec.scheduling_gates or ()]
         return gates.index(TEMPLATE_GATE) if TEMPLATE_GATE in gates else None
 
@@ -294,4 +292,5 @@ def decode_object(obj: object, shape: type[T]) -> T:
     try:
         return msgspec.convert(obj, shape)
     except msgspec.ValidationError as error:
-        raise Refused(f"the object is no {shape.__name__}: {error}") from error
+        kind = shape.__name__.removesuffix("Object")
+        raise Refused(f"the object is no {kind}: {error}") from error

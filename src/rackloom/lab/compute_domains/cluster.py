@@ -34,7 +34,6 @@ from rackloom.core.domains.settings import (
     ControllerSettings,
     ImexDaemonSettings,
 )
-from rackloom.core.gangs.placement import PlacementSearch
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN_CLIQUE,
@@ -231,12 +230,14 @@ class ComputeDomainCluster:
         self._leader = life
         recorder = EventRecorder(api, "rackloom-controller", identity, loop_wall_time)
         settings = ControllerSettings(
-            daemon=ImexDaemonSettings(image="none"), isolation=self.isolation, gangs=GANG_SETTINGS
+            daemon=ImexDaemonSettings(image="none"),
+            isolation=self.isolation,
+            lost_after=GANG_SETTINGS.lost_after,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(DomainController(api, settings, recorder, loop_wall_time, rng).run())
             if self.plot is StoryKind.GANG:
-                gangs = GangController(api, PlacementSearch(), recorder, loop_wall_time, rng, GANG_SETTINGS)
+                gangs = GangController(api, recorder, loop_wall_time, rng, GANG_SETTINGS)
                 tasks.create_task(gangs.run())
 
     def _is_there(self, obj: Object) -> bool:

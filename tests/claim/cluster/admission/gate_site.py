@@ -110,7 +110,7 @@ class Site:
             api, self.known, EventRecorder(api, "webhook", "w", loop_wall_time), random.Random(1)
         )
         for pod in self.known.gated("team"):
-            keeper.saw(self.known.at(POD, "team", pod.metadata.name))
+            keeper.changed(POD, self.known.at(POD, "team", pod.metadata.name))
         return keeper
 
     async def create_domain(self, labels=None):

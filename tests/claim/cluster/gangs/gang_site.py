@@ -17,7 +17,6 @@ from rackloom.claim.kube.events import EventRecorder
 from rackloom.core.domains import names
 from rackloom.core.domains.names import ImexIsolation
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.placement import PlacementSearch
 from rackloom.core.gangs.record import read_record
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import (
@@ -243,7 +242,7 @@ class GangSite:
         self.api = api or Mortal(self.kube, "controller", last)
         recorder = EventRecorder(self.api, "rackloom-controller", "test", loop_wall_time)
         gang_controller = GangController(
-            self.api, PlacementSearch(), recorder, loop_wall_time, self.rng, self.settings, self.meter
+            self.api, recorder, loop_wall_time, self.rng, self.settings, self.meter
         )
         self.controller = asyncio.create_task(gang_controller.run())
 
@@ -278,11 +277,11 @@ class GangSite:
     async def has_pods(self, job, count):
         return len(await self.pods(job)) == count
 
-    async def let_go(self, job):
+    async def ungated(self, job):
         return [pod for pod in await self.pods(job) if not pod["spec"].get("schedulingGates")]
 
-    async def has_let_go(self, job, count):
-        return len(await self.let_go(job)) == count
+    async def has_ungated(self, job, count):
+        return len(await self.ungated(job)) == count
 
     async def taints(self):
         """Nodes by the value of our taint."""

@@ -62,7 +62,7 @@ def test_a_gang_whose_members_claim_nics_passes_over_a_rack_where_one_is_missing
         assert {rack_of(node) for node in (await site.places("big")).values()} == {"r1"}
         assert (await site.record("big")).gang.groups[0].devices == "nics"
         await site.until(lambda: site.says("late", "Placed", "DoesNotFit"))
-        assert not await site.let_go("late")
+        assert not await site.ungated("late")
         await job.end()
         await site.until(lambda: site.is_bound("late", 3))
         await over(site, late)

@@ -63,7 +63,7 @@ def test_a_pod_that_cannot_be_bound_goes_to_another_tray_of_the_clique():
         site = await at_work(racks=1, trays=5)
         job = site.job("big", {"worker": 4})
         site.kube.faults.add(RequestFault(verb="create", resource="pods/binding", user="kube-scheduler"))
-        await site.until(lambda: site.has_let_go("big", 4))
+        await site.until(lambda: site.has_ungated("big", 4))
         tray = (await site.record("big")).plan.trays[1]
         await site.cordon(tray)
         site.kube.faults.clear()
@@ -93,7 +93,7 @@ def test_a_pod_that_is_kept_from_a_free_tray_is_made_anew():
 
         async def waits():
             unbound = [name for name, node in (await site.places("big")).items() if not node]
-            return unbound == ["big-worker-1"] and await site.has_let_go("big", 4)
+            return unbound == ["big-worker-1"] and await site.has_ungated("big", 4)
 
         await site.until(waits)
         job.pod = honest
@@ -169,7 +169,7 @@ def test_pods_of_which_the_scheduler_says_nothing_are_let_be():
         site = await at_work(racks=1, trays=5)
         job = site.job("big", {"worker": 4})
         site.kube.faults.add(RequestFault(verb="create", resource="pods/binding", user="kube-scheduler"))
-        await site.until(lambda: site.has_let_go("big", 4))
+        await site.until(lambda: site.has_ungated("big", 4))
         before = {pod["metadata"]["uid"] for pod in await site.pods("big")}
         await asyncio.sleep(4 * site.settings.bind_after)
         assert {pod["metadata"]["uid"] for pod in await site.pods("big")} == before

@@ -11,7 +11,7 @@ from rackloom.core.kubernetes.objects import GANG_PLAN
 
 
 async def told(site):
-    page = site.meter.page((await site.user.list(GANG_PLAN)).items).decode()
+    page = site.meter.render((await site.user.list(GANG_PLAN)).items).decode()
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     return {
         (sample.name, sample.labels.get("reason")): sample.value
@@ -21,7 +21,7 @@ async def told(site):
 
 
 def test_all_series_are_there_from_the_start():
-    page = GangMetrics().page(()).decode()
+    page = GangMetrics().render(()).decode()
     for reason in (
         "DoesNotFit",
         "InvalidGang",

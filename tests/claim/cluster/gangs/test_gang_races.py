@@ -22,7 +22,7 @@ def test_of_two_gangs_one_has_the_rack_whole_and_the_other_comes_after_it():
         (winner,) = [name for name in jobs if await site.is_bound(name, 3)]
         (loser,) = set(jobs) - {winner}
         await site.until(lambda: site.says(loser, "Placed", "DoesNotFit"))
-        assert not await site.let_go(loser)
+        assert not await site.ungated(loser)
         assert set((await site.taints()).values()) == {(await site.record(winner)).uid}
         await jobs[winner].end()
         await site.until(lambda: site.is_bound(loser, 3))
@@ -50,7 +50,7 @@ def test_two_controllers_at_once_give_no_tray_to_two_gangs(seed):
         whole = [name for name in jobs if await site.is_bound(name, 3)]
         assert len(whole) == 1
         (loser,) = set(jobs) - set(whole)
-        assert not await site.let_go(loser)
+        assert not await site.ungated(loser)
         first.cancel()
         await over(site, *jobs.values())
 
@@ -92,7 +92,7 @@ def test_a_controller_that_sees_the_past_takes_nothing_back(kind, moment):
         if moment == "before it was let go":
             await site.until(lambda: site.says("big", "Reserved", "Reserved"))
             old = await site.user.list(kind, **labels)
-            assert not await site.let_go("big")
+            assert not await site.ungated("big")
         await site.until(lambda: site.is_bound("big", 4))
         await asyncio.sleep(5)
         await site.kill()
@@ -118,7 +118,7 @@ def test_a_job_that_is_deleted_while_half_of_it_was_let_go_leaves_nothing(dies):
         site = await at_work(racks=1, trays=6)
         job = site.job("big", {"worker": 6})
         await begun(site, "big")
-        half = len(await site.let_go("big"))
+        half = len(await site.ungated("big"))
         if dies:
             await site.kill()
         await job.end()
@@ -163,5 +163,5 @@ def test_a_job_that_is_made_anew_under_its_name_is_placed_as_it_is_now(change, m
 async def begun(site, gang):
     """The moment in which the first pods of a gang are let go."""
     async with asyncio.timeout(60):
-        while not await site.let_go(gang):
+        while not await site.ungated(gang):
             await asyncio.sleep(0.001)

@@ -10,10 +10,10 @@ from tests.claim.cluster.gangs.gang_stories import bound_job, over, until_dead_a
 from rackloom.core.domains.compute_domain import Condition
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.completion import remaining_spec
 from rackloom.core.gangs.members import FinishedMPIJob, OwnerJob, read_member
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.record import GangKey, GangRecord
+from rackloom.core.gangs.slots import remaining_spec
 from rackloom.core.gangs.snapshot import GangSnapshot, OwnerCheck
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import JOB, POD
@@ -37,13 +37,13 @@ def job(completions, **how):
     return OwnerJob(completions=completions, parallelism=completions, is_indexed=False, created=T0, **how)
 
 
-def view_of(members, makers=None, **how):
+def view_of(members, owners=None, **how):
     record = GangRecord(key=KEY, uid="u", resource_version="1", created=T0, finalizers=())
-    return GangSnapshot(key=KEY, now=1000.0, record=record, members=tuple(members), makers=makers, **how)
+    return GangSnapshot(key=KEY, now=1000.0, record=record, members=tuple(members), owners=owners, **how)
 
 
-def sizes(members, **makers):
-    return dict(remaining_spec(view_of(members, makers)).sizes)
+def sizes(members, **owners):
+    return dict(remaining_spec(view_of(members, owners)).sizes)
 
 
 WAITING = (pod("a", "one", "a"), pod("b", "two", "b"))
@@ -70,8 +70,8 @@ def test_a_group_of_which_nobody_makes_all_pods_is_waited_for_whole():
     "other", [None, FinishedMPIJob(uid="one"), job(2, is_ending=True), job(2, is_ending=True, succeeded=2)]
 )
 def test_the_whole_gang_is_waited_for_where_one_of_its_owners_does_not_say(other):
-    makers = {"two": job(3, succeeded=2)} | ({} if other is None else {"one": other})
-    assert sizes(WAITING, **makers) == {"a": 2, "b": 3}
+    owners = {"two": job(3, succeeded=2)} | ({} if other is None else {"one": other})
+    assert sizes(WAITING, **owners) == {"a": 2, "b": 3}
 
 
 def test_a_job_that_is_over_makes_none_unless_it_was_over_when_the_others_were_made():
@@ -90,31 +90,31 @@ def test_a_job_that_was_suspended_is_waited_for():
 
 def waited(seconds, members=WAITING, **how):
     """What is decided about pods that wait for others for so long."""
-    view = view_of(members, **how)
+    snapshot = view_of(members, **how)
     begun = Condition(
         type="Placed", status="False", reason="WaitingForMembers", message="", last_transition_time=T0
     )
-    record = replace(view.record, conditions=(begun,))
+    record = replace(snapshot.record, conditions=(begun,))
     at = 978307200.0 + seconds
-    return reconcile_gang(replace(view, record=record, now=at), GangSettings(again=15.0))
+    return reconcile_gang(replace(snapshot, record=record, now=at), GangSettings(again=15.0))
 
 
 def test_owners_are_asked_when_a_gang_has_waited_for_a_while_and_then_ever_less_often():
-    assert not waited(14).takes_back
-    assert waited(14).again == pytest.approx(1.1)
-    assert waited(15).takes_back
-    use, began = view_of(WAITING).use, 978307200.0
+    assert not waited(14).needs_fresh_read
+    assert waited(14).recheck_after == pytest.approx(1.1)
+    assert waited(15).needs_fresh_read
+    use, began = view_of(WAITING).tray_use, 978307200.0
     for asked, due in ((15, 30), (30, 45), (45, 75), (75, 135)):
         looked = OwnerCheck(use, began + 15, began + asked, are_fewer=False)
-        assert not waited(due - 1, looked=looked).takes_back, asked
-        assert waited(due, looked=looked).takes_back, asked
-        assert "do not say that fewer" in waited(due - 1, looked=looked).conditions[0].message
+        assert not waited(due - 1, owner_check=looked).needs_fresh_read, asked
+        assert waited(due, owner_check=looked).needs_fresh_read, asked
+        assert "do not say that fewer" in waited(due - 1, owner_check=looked).conditions[0].message
 
 
 def test_owners_that_said_that_fewer_come_are_asked_each_time():
     """What is decided then rests on what they say."""
-    looked = OwnerCheck(view_of(()).use, 978307200.0, 978307200.0, are_fewer=True)
-    assert waited(1, looked=looked).takes_back
+    looked = OwnerCheck(view_of(()).tray_use, 978307200.0, 978307200.0, are_fewer=True)
+    assert waited(1, owner_check=looked).needs_fresh_read
 
 
 def test_a_job_whose_ended_pods_are_gone_goes_on_with_the_members_that_are_left():

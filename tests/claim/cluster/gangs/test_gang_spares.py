@@ -3,7 +3,7 @@
 from tests.claim.cluster.gangs.gang_site import run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, over
 
-from rackloom.core.gangs.placement import PlacementSearch
+from rackloom.core.gangs import placement
 
 
 def test_a_namespace_keeps_so_many_spares_and_is_told_how_many_are_left():
@@ -16,7 +16,7 @@ def test_a_namespace_keeps_so_many_spares_and_is_told_how_many_are_left():
         assert "would keep 3 spare trays" in told
         assert "1 more" in told
         assert "set annotation rackloom.dev/gang-spares to 1" in told
-        assert not await site.let_go("second")
+        assert not await site.ungated("second")
         assert len(await site.taints()) == 5
         await second.end()
         third = await bound_job(site, "third", {"worker": 3}, spares=1)
@@ -39,13 +39,13 @@ def test_where_no_spares_may_be_kept_the_fix_is_to_ask_for_none():
 
 
 def test_no_search_is_made_for_more_spares_than_there_is_room_for(monkeypatch):
-    honest, sought = PlacementSearch.plan_gang, []
+    honest, sought = placement.plan_gang, []
 
-    def counted(planner, site, gang):
+    def counted(site, gang):
         sought.append(gang.spares)
-        return honest(planner, site, gang)
+        return honest(site, gang)
 
-    monkeypatch.setattr(PlacementSearch, "plan_gang", counted)
+    monkeypatch.setattr(placement, "plan_gang", counted)
 
     async def story():
         site = await at_work(racks=1, trays=12, max_spares=2)

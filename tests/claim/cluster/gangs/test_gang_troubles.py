@@ -6,21 +6,20 @@ import threading
 from tests.claim.cluster.gangs.gang_site import TEAM, planned, run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, holds, opened, over
 
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.placement import PlacementSearch
+from rackloom.core.gangs import placement, spec
 from rackloom.core.kubernetes.objects import GANG_PLAN, POD
 from rackloom.lab.kube.faults import RequestFault
 
 
 def test_a_gang_on_which_the_planner_fails_keeps_no_other_waiting(monkeypatch):
-    honest = PlacementSearch.plan_gang
+    honest = placement.plan_gang
 
-    def failing(planner, site, gang):
+    def failing(site, gang):
         if gang.name == "team/cursed":
             raise ZeroDivisionError
-        return honest(planner, site, gang)
+        return honest(site, gang)
 
-    monkeypatch.setattr(PlacementSearch, "plan_gang", failing)
+    monkeypatch.setattr(placement, "plan_gang", failing)
 
     async def story():
         site = await at_work(racks=1, trays=4)
@@ -131,11 +130,11 @@ def test_a_refusal_names_no_job_of_another_namespace():
 
 def test_a_search_does_not_keep_the_loop(monkeypatch):
     """The loop renews the lease of the leader; an hour of virtual time would not show what it waits for."""
-    asked, search = [], PlacementSearch.plan_gang
+    asked, search = [], placement.plan_gang
 
-    def noted(self, where, gang):
+    def noted(where, gang):
         asked.append(threading.get_ident())
-        return search(self, where, gang)
+        return search(where, gang)
 
     async def story():
         site = await at_work(racks=1, trays=2)
@@ -143,7 +142,7 @@ def test_a_search_does_not_keep_the_loop(monkeypatch):
         await planned(site, "big")
         await site.end()
 
-    monkeypatch.setattr(PlacementSearch, "plan_gang", noted)
+    monkeypatch.setattr(placement, "plan_gang", noted)
     asyncio.run(story())
     assert asked
     assert threading.get_ident() not in asked
@@ -162,7 +161,7 @@ def test_pods_that_disagree_about_their_gang_are_told():
 
         job.pod = other
         await site.until(lambda: site.says("big", "Placed", "InvalidGang"))
-        assert not await site.let_go("big")
+        assert not await site.ungated("big")
         await site.end()
 
     run(story)
@@ -185,7 +184,7 @@ def test_trays_of_pods_that_went_before_they_were_let_go_are_given_back():
         told = (await site.record("big")).condition("Placed")
         assert (told.status, told.reason) == ("False", "WaitingForMembers")
         await site.until(is_free)
-        assert not await site.let_go("big")
+        assert not await site.ungated("big")
         await bound_job(site, "other", {"worker": 4})
         await site.end()
 

@@ -85,7 +85,7 @@ def test_a_pod_that_is_made_anew_while_its_node_is_gone_keeps_its_gate():
         await site.user.delete(NODE, lost)
         await site.user.delete(POD, "big-worker-1", TEAM, grace_seconds=0)
         await asyncio.sleep(30)
-        assert len(await site.let_go("big")) == 3
+        assert len(await site.ungated("big")) == 3
         assert await site.says("big", "Bound", "TrayLost")
         await site.power_on(lost)
         await site.until(lambda: site.is_bound("big", 4))
@@ -104,7 +104,7 @@ def test_a_leader_whose_clock_is_an_hour_off_does_not_hold_up_the_gang(ahead):
         job = site.job("big", {"worker": 4})
         await site.until(lambda: site.says("big", "Reserved", "Reserved"))
         await site.kill()
-        assert not await site.let_go("big")
+        assert not await site.ungated("big")
         found = (await site.user.get(GANG_PLAN, "big", TEAM))["status"]
         for condition in found["conditions"]:
             condition["lastTransitionTime"] = metav1_time(max(loop_wall_time() + ahead, 0))
@@ -127,7 +127,7 @@ def test_a_job_that_grew_while_it_waited_is_placed_at_the_size_it_says_and_the_r
         await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
         await site.user.create(POD, job.pod("worker", 4))
         await site.user.delete(POD, "third", TEAM, grace_seconds=0)
-        await site.until(lambda: site.has_let_go("big", 4))
+        await site.until(lambda: site.has_ungated("big", 4))
 
         async def told():
             bound = (await site.record("big")).condition("Bound")

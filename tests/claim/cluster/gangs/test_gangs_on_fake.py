@@ -34,7 +34,7 @@ def test_a_gang_that_can_never_fit_takes_nothing_and_says_what_would_help():
         told = (await site.record("huge")).condition("Placed").message
         await asyncio.sleep(60)
         assert not await site.taints()
-        assert not await site.let_go("huge")
+        assert not await site.ungated("huge")
         events = await site.events("DoesNotFit")
         assert {event["involvedObject"]["kind"] for event in events} == {"GangPlan", "Job"}
         assert all(event["message"] == told for event in events)
@@ -53,7 +53,7 @@ def test_a_gang_waits_for_all_of_its_pods_and_says_how_many_are_missing():
         await asyncio.sleep(10)
         said = (await site.record("big")).condition("Placed").message
         assert "worker 3 of 4" in said
-        assert not await site.let_go("big")
+        assert not await site.ungated("big")
         job.pod = obj
         await site.until(lambda: site.is_bound("big", 4))
         await site.end()

@@ -139,7 +139,7 @@ class Cluster:
 
     async def look(self) -> ClusterInventory:
         """What the command sees."""
-        return await self.reader().look()
+        return await self.reader().read()
 
     def reader(self) -> InventoryReader:
         """What the command looks with."""
@@ -151,7 +151,7 @@ class Cluster:
         """Run the command as far as it gets."""
         limits = UninstallLimits(still_seconds, loop_wall_time, asyncio.sleep)
         work = Uninstallation(
-            self.reader().look, api or self.as_(US), limits, lambda _: None, lambda *_: None
+            self.reader().read, api or self.as_(US), limits, lambda _: None, lambda *_: None
         )
         return await work.run()
 

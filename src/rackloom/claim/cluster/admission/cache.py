@@ -1,14 +1,14 @@
 """The cache of admission: claim templates, ComputeDomains, and pods with channels.
 
 Pods are followed by a label that admission gives them, so a cluster's other pods cost nothing. What the
-cache has not seen yet is asked of the API server. In channel mode a pod that is admitted before its
+cache does not have yet is read from the API server. In channel mode a pod that is admitted before its
 ComputeDomain is lost, so a pod of a controller waits a moment for the ComputeDomain that the same
 manifest may create.
 """
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 
 from rackloom.claim.cluster.admission.channel_pods import (
     ClaimTemplateState,
@@ -17,6 +17,7 @@ from rackloom.claim.cluster.admission.channel_pods import (
     promised_template,
     template_state,
 )
+from rackloom.claim.cluster.controller_runtime import CacheSet
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.informer import Informer
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
@@ -26,7 +27,7 @@ from rackloom.core.kubernetes.objects import (
     POD,
     RESOURCE_CLAIM_TEMPLATE,
     Object,
-    ResourceKind,
+    has_pod_ended,
 )
 from rackloom.core.kubernetes.pods import (
     CHANNEL_LABEL,
@@ -38,76 +39,59 @@ from rackloom.core.kubernetes.pods import (
 from rackloom.errors import Refused
 
 _BY_TEMPLATE, _BY_CHANNEL, _GATED_IN = "template", "channel", "gated"
-_ENDED = ("Succeeded", "Failed")
 TEMPLATE_WAIT_SECONDS = 1.0
-"""Seconds for which a pod of a controller waits for the ComputeDomain that the same file may bring."""
+"""Seconds that a pod of a controller waits for the ComputeDomain that the same manifest may create."""
 _POLL_SECONDS = 0.05
 
 
-class AdmissionCache:
-    """Templates, ComputeDomains and pods with channels, as last seen.
+class AdmissionCache(CacheSet):
+    """Informers of claim templates, ComputeDomains and pods with channels.
 
-    `default` is the isolation of ComputeDomains without a label, as the controller has it.
+    `default` is the isolation of ComputeDomains without a label, the same as the controller's.
     """
 
     def __init__(self, api: KubeApi, default: ImexIsolation, rng: random.Random) -> None:
         self._api = api
         self._default = default
-        self._templates = Informer(api, RESOURCE_CLAIM_TEMPLATE, rng=rng)
-        self._domains = Informer(api, COMPUTE_DOMAIN, indexers={_BY_TEMPLATE: _promised_templates}, rng=rng)
         indexers = {_BY_CHANNEL: _channel_keys, _GATED_IN: _gated_namespaces}
-        self._pods = Informer(api, POD, labels=WATCHED_LABEL, indexers=indexers, rng=rng)
-
-    @property
-    def informers(self) -> tuple[Informer, ...]:
-        """All of them, to be run."""
-        return (self._templates, self._domains, self._pods)
-
-    @property
-    def is_synced(self) -> bool:
-        """Whether everything was seen once."""
-        return all(informer.is_synced for informer in self.informers)
-
-    async def synced(self) -> None:
-        """Wait for that."""
-        for informer in self.informers:
-            await informer.synced()
-
-    def on_change(self, handler: Callable[[Object], None]) -> None:
-        """Call `handler` for every template or pod that changes."""
-        self._templates.on_change(handler)
-        self._pods.on_change(handler)
-
-    def at(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
-        """The object of this name."""
-        kinds = {POD: self._pods, RESOURCE_CLAIM_TEMPLATE: self._templates, COMPUTE_DOMAIN: self._domains}
-        return kinds[kind].cache.get(name, namespace)
+        super().__init__(
+            {
+                RESOURCE_CLAIM_TEMPLATE: (Informer(api, RESOURCE_CLAIM_TEMPLATE, rng=rng),),
+                COMPUTE_DOMAIN: (
+                    Informer(api, COMPUTE_DOMAIN, indexers={_BY_TEMPLATE: _promised_templates}, rng=rng),
+                ),
+                POD: (Informer(api, POD, labels=WATCHED_LABEL, indexers=indexers, rng=rng),),
+            }
+        )
 
     def template(self, namespace: str, name: str) -> ClaimTemplateState:
-        """A template, as far as it was seen."""
-        found = self._templates.cache.get(name, namespace)
-        if found is not None:
-            return template_state(found)
-        domains = self._domains.cache.find(_BY_TEMPLATE, f"{namespace}/{name}")
+        """A template, as far as the cache has it."""
+        template = self.at(RESOURCE_CLAIM_TEMPLATE, namespace, name)
+        if template is not None:
+            return template_state(template)
+        domains = self.by(COMPUTE_DOMAIN, _BY_TEMPLATE, f"{namespace}/{name}")
         return _promised_state(domains, name, self._default)
 
     def group(self, namespace: str, template: str) -> DomainPods:
-        """The live pods with channels of a template; where they are is not looked up."""
-        found = self._pods.cache.find(_BY_CHANNEL, f"{namespace}/{channel_label(template)}")
-        return DomainPods(tuple(decode_object(pod, PodObject) for pod in found if _is_live_pod(pod)))
+        """The live pods with channels of a template, without their clique."""
+        return DomainPods(self._live_pods(_BY_CHANNEL, f"{namespace}/{channel_label(template)}"))
 
     def gated(self, namespace: str) -> tuple[PodObject, ...]:
-        """The live pods of a namespace that have our gate."""
-        found = self._pods.cache.find(_GATED_IN, namespace)
-        return tuple(decode_object(pod, PodObject) for pod in found if _is_live_pod(pod))
+        """The live pods of a namespace that have the gate for claim templates."""
+        return self._live_pods(_GATED_IN, namespace)
 
-    async def around(self, namespace: str, pod: PodObject) -> PodContext:
-        """What a new pod comes into; what was not seen yet is asked for. Raises KubeError."""
-        templates: Mapping[str, ClaimTemplateState] = {
-            name: await self._ask(namespace, name) for name in pod.templates
-        }
+    def _live_pods(self, index: str, value: str) -> tuple[PodObject, ...]:
+        return tuple(
+            decode_object(pod, PodObject)
+            for pod in self.by(POD, index, value)
+            if not has_pod_ended(pod) and not pod["metadata"].get("deletionTimestamp")
+        )
+
+    async def context_of(self, namespace: str, pod: PodObject) -> PodContext:
+        """The templates and groups of a new pod; what the cache lacks is read. Raises KubeError."""
+        templates = {name: await self._read_template(namespace, name) for name in pod.templates}
         if pod.owner is not None and self._default is ImexIsolation.CHANNEL:
-            templates = await self._waited_for(namespace, templates)
+            await self._await_unknown(namespace, templates)
         groups = {
             name: self.group(namespace, name)
             for name, template in templates.items()
@@ -115,25 +99,21 @@ class AdmissionCache:
         }
         return PodContext(templates, groups)
 
-    async def _waited_for(
-        self, namespace: str, asked: Mapping[str, ClaimTemplateState]
-    ) -> Mapping[str, ClaimTemplateState]:
-        """What of the unknown turns up in a moment: in channel mode, a pod that is let in earlier is lost."""
-        unknown = [name for name, one in asked.items() if one == ClaimTemplateState()]
+    async def _await_unknown(self, namespace: str, templates: dict[str, ClaimTemplateState]) -> None:
+        """Wait a moment for unknown templates: in channel mode, a pod that is admitted earlier is lost."""
         until = asyncio.get_running_loop().time() + TEMPLATE_WAIT_SECONDS
-        found = dict(asked)
+        unknown = [name for name, template in templates.items() if template == ClaimTemplateState()]
         while (
-            any(found[name] == ClaimTemplateState() for name in unknown)
+            any(templates[name] == ClaimTemplateState() for name in unknown)
             and asyncio.get_running_loop().time() < until
         ):
             await asyncio.sleep(_POLL_SECONDS)
-            found |= {name: self.template(namespace, name) for name in unknown}
-        return found
+            templates |= {name: self.template(namespace, name) for name in unknown}
 
-    async def _ask(self, namespace: str, name: str) -> ClaimTemplateState:
-        seen = self.template(namespace, name)
-        if seen.exists or seen.channel is not None:
-            return seen
+    async def _read_template(self, namespace: str, name: str) -> ClaimTemplateState:
+        cached = self.template(namespace, name)
+        if cached.exists or cached.channel is not None:
+            return cached
         try:
             return template_state(await self._api.get(RESOURCE_CLAIM_TEMPLATE, name, namespace))
         except NotFound:
@@ -142,9 +122,10 @@ class AdmissionCache:
 
 
 def _promised_state(domains: Iterable[Object], template: str, default: ImexIsolation) -> ClaimTemplateState:
-    found = (_readable_domain(obj) for obj in domains)
-    wanted = (one for one in found if one and one.template == template and not one.deleting)
-    return next((promised_template(one, default) for one in wanted), ClaimTemplateState())
+    for domain in map(_readable_domain, domains):
+        if domain is not None and domain.template == template and not domain.deleting:
+            return promised_template(domain, default)
+    return ClaimTemplateState()
 
 
 def _readable_domain(obj: Object) -> ComputeDomain | None:
@@ -167,8 +148,3 @@ def _channel_keys(obj: Object) -> Iterable[str]:
 
 def _gated_namespaces(obj: Object) -> Iterable[str]:
     return () if decode_object(obj, PodObject).gate_index is None else (obj["metadata"]["namespace"],)
-
-
-def _is_live_pod(pod: Object) -> bool:
-    ended = (pod.get("status") or {}).get("phase") in _ENDED
-    return not ended and not pod["metadata"].get("deletionTimestamp")

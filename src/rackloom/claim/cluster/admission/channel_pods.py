@@ -21,9 +21,10 @@ from rackloom.claim.cluster.admission.reviews import AdmissionMode, AdmissionVer
 from rackloom.core.domains import names
 from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL, ImexIsolation, isolation_of, shared_claim_name
-from rackloom.core.kubernetes.objects import Object, PatchOperation
+from rackloom.core.kubernetes.objects import Object, PatchOperation, add_operation
 from rackloom.core.kubernetes.pods import (
     CHANNEL_LABEL,
+    REQUIRED,
     TEMPLATE_GATE,
     WATCHED_LABEL,
     WATCHED_VALUE,
@@ -38,13 +39,10 @@ from rackloom.core.kubernetes.pods import (
 # Rules that keep pods in one clique, as JSON patch operations.
 
 
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-
-
 def has_clique_rule(spec: PodSpec) -> bool:
-    """Whether the pod says itself which clique it wants, or near whom; it is then left alone.
+    """Whether the pod itself names a clique, or pods to be near; it is then left alone.
 
-    That a node must be in some clique says neither, and is what the first of several gated pods is given.
+    A rule that a node must be in some clique names neither. The first of several gated pods gets that rule.
     """
     if GPU_CLIQUE_LABEL in (spec.node_selector or {}):
         return True
@@ -57,20 +55,20 @@ def has_clique_rule(spec: PodSpec) -> bool:
 def require_domain_affinity(spec: PodSpec, label: str) -> tuple[PatchOperation, ...]:
     """Have the pod scheduled into the clique of the pods whose CHANNEL_LABEL is `label`.
 
-    The scheduler lets the first of them in anywhere, since the rule selects that pod too.
+    The scheduler places the first of them in any clique, since the rule selects that pod too.
     """
     term = {
         "topologyKey": GPU_CLIQUE_LABEL,
         "labelSelector": {"matchLabels": {CHANNEL_LABEL: label}},
     }
     if spec.affinity is None:
-        return (_add_operation("/spec/affinity", {"podAffinity": {_REQUIRED: [term]}}),)
+        return (add_operation("/spec/affinity", {"podAffinity": {REQUIRED: [term]}}),)
     near = spec.affinity.pod_affinity
     if near is None:
-        return (_add_operation("/spec/affinity/podAffinity", {_REQUIRED: [term]}),)
+        return (add_operation("/spec/affinity/podAffinity", {REQUIRED: [term]}),)
     if near.required is None:
-        return (_add_operation(f"/spec/affinity/podAffinity/{_REQUIRED}", [term]),)
-    return (_add_operation(f"/spec/affinity/podAffinity/{_REQUIRED}/-", term),)
+        return (add_operation(f"/spec/affinity/podAffinity/{REQUIRED}", [term]),)
+    return (add_operation(f"/spec/affinity/podAffinity/{REQUIRED}/-", term),)
 
 
 def require_clique(spec: PodSpec, clique: str | None) -> tuple[PatchOperation, ...]:
@@ -84,15 +82,13 @@ def require_clique(spec: PodSpec, clique: str | None) -> tuple[PatchOperation, .
         rule = {"key": GPU_CLIQUE_LABEL, "operator": "In", "values": [clique]}
     terms = [{"matchExpressions": [rule]}]
     if spec.affinity is None:
-        return (
-            _add_operation("/spec/affinity", {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": terms}}}),
-        )
+        return (add_operation("/spec/affinity", {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}),)
     nodes = spec.affinity.node_affinity
     if nodes is None:
-        return (_add_operation("/spec/affinity/nodeAffinity", {_REQUIRED: {"nodeSelectorTerms": terms}}),)
-    path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
+        return (add_operation("/spec/affinity/nodeAffinity", {REQUIRED: {"nodeSelectorTerms": terms}}),)
+    path = f"/spec/affinity/nodeAffinity/{REQUIRED}"
     if nodes.required is None or not nodes.required.node_selector_terms:
-        return (_add_operation(path, {"nodeSelectorTerms": terms}),)
+        return (add_operation(path, {"nodeSelectorTerms": terms}),)
     return tuple(_narrowed_terms(nodes, f"{path}/nodeSelectorTerms", rule))
 
 
@@ -100,29 +96,25 @@ def _narrowed_terms(nodes: NodeAffinity, path: str, rule: dict[str, Any]) -> Ite
     terms = (nodes.required.node_selector_terms if nodes.required else None) or ()
     for number, term in enumerate(terms):
         if term.match_expressions is not None:
-            yield _add_operation(f"{path}/{number}/matchExpressions/-", rule)
+            yield add_operation(f"{path}/{number}/matchExpressions/-", rule)
         elif not term.is_empty:
-            yield _add_operation(f"{path}/{number}/matchExpressions", [rule])
+            yield add_operation(f"{path}/{number}/matchExpressions", [rule])
 
 
 def _pod_rules_name_clique(near: PodAffinity | None) -> bool:
     if near is None:
         return False
-    wished = (one.pod_affinity_term for one in near.preferred or ())
-    return any(term.topology_key == GPU_CLIQUE_LABEL for term in (*(near.required or ()), *wished))
+    preferred = (rule.pod_affinity_term for rule in near.preferred or ())
+    return any(term.topology_key == GPU_CLIQUE_LABEL for term in (*(near.required or ()), *preferred))
 
 
 def _node_rules_name_clique(nodes: NodeAffinity | None) -> bool:
     if nodes is None:
         return False
     required = (nodes.required.node_selector_terms if nodes.required else None) or ()
-    wished = (one.preference for one in nodes.preferred or ())
-    rules = (rule for term in (*required, *wished) for rule in term.match_expressions or ())
+    preferred = (rule.preference for rule in nodes.preferred or ())
+    rules = (rule for term in (*required, *preferred) for rule in term.match_expressions or ())
     return any(rule.key == GPU_CLIQUE_LABEL and rule.operator == "In" for rule in rules)
-
-
-def _add_operation(path: str, value: Any) -> PatchOperation:
-    return {"op": "add", "path": path, "value": value}
 
 
 # The pods of one ComputeDomain.
@@ -133,24 +125,24 @@ class DomainPods(msgspec.Struct, frozen=True):
 
     pods: tuple[PodObject, ...] = ()
     clique: str | None = None
-    """Where they are: that of a node to which one of them is bound. None: none is in a clique yet."""
+    """The clique of a node to which one of them is bound; None where none is in a clique yet."""
 
     @property
     def owners(self) -> tuple[OwnerReference | None, ...]:
-        """The controllers that made them, each once; None stands for all that people made."""
+        """The controllers that created them, each once; None stands for all pods without one."""
         return tuple({pod.owner.uid if pod.owner else "": pod.owner for pod in self.pods}.values())
 
     @property
     def waiting(self) -> tuple[PodObject, ...]:
-        """Those without a node, less those of gangs, to which somebody else sees."""
+        """Pods without a node, except those of gangs, whose clique the gang controller chooses."""
         return tuple(pod for pod in self.pods if not pod.is_bound and not pod.is_of_a_gang)
 
     @property
     def is_settling(self) -> bool:
-        """Whether their clique is not known yet, and not all have a rule that would lead them to it."""
+        """Whether their clique is unknown, and not all have a rule that leads them to it."""
         if any(pod.is_bound for pod in self.pods):
             return False
-        return any(not has_clique_rule(one.spec) for one in self.waiting)
+        return any(not has_clique_rule(pod.spec) for pod in self.waiting)
 
 
 # Claim templates, by what they mean for the pods that refer to them.
@@ -169,47 +161,40 @@ class ClaimTemplateState(msgspec.Struct, frozen=True):
 
     exists: bool = False
     channel: ChannelTemplate | None = None
-    """Known before the template is, where its ComputeDomain exists; None also for a template of others."""
+    """Known before the template exists if its ComputeDomain does; None for templates without channels."""
 
 
 def template_state(obj: Object) -> ClaimTemplateState:
-    """What a ResourceClaimTemplate is; labels and class are those that the controller gave it."""
+    """The state of a ResourceClaimTemplate, from the labels and the class that the controller gave it."""
     labels = obj["metadata"].get("labels") or {}
     uid = labels.get(names.COMPUTE_DOMAIN_LABEL)
     if uid is None or labels.get(names.TARGET_LABEL) != names.TARGET_WORKLOAD:
         return ClaimTemplateState(exists=True)
     devices = obj["spec"]["spec"].get("devices", {})
-    return ClaimTemplateState(True, ChannelTemplate(uid, _is_isolated(devices) and not _wants_all(devices)))
-
-
-def _is_isolated(devices: Object) -> bool:
-    asked = (request.get("exactly") or {} for request in devices.get("requests") or ())
-    return any(one.get("deviceClassName") == names.ISOLATED_CHANNEL_CLASS for one in asked)
-
-
-def _wants_all(devices: Object) -> bool:
-    opaque = (one.get("opaque") or {} for one in devices.get("config") or ())
-    return any((one.get("parameters") or {}).get("allocationMode") == AllocationMode.ALL for one in opaque)
+    requests = (request.get("exactly") or {} for request in devices.get("requests") or ())
+    is_isolated = any(request.get("deviceClassName") == names.ISOLATED_CHANNEL_CLASS for request in requests)
+    opaque = (entry.get("opaque") or {} for entry in devices.get("config") or ())
+    modes = ((config.get("parameters") or {}).get("allocationMode") for config in opaque)
+    return ClaimTemplateState(True, ChannelTemplate(uid, is_isolated and AllocationMode.ALL not in modes))
 
 
 def promised_template(domain: ComputeDomain, default: ImexIsolation) -> ClaimTemplateState:
-    """What the controller will make for a ComputeDomain."""
-    isolated = isolation_of(domain.labels, default) is ImexIsolation.CHANNEL
-    return ClaimTemplateState(
-        False, ChannelTemplate(domain.uid, isolated and domain.allocation_mode is AllocationMode.SINGLE)
-    )
+    """The template that the controller will create for a ComputeDomain."""
+    is_isolated = isolation_of(domain.labels, default) is ImexIsolation.CHANNEL
+    is_shared = is_isolated and domain.allocation_mode is AllocationMode.SINGLE
+    return ClaimTemplateState(False, ChannelTemplate(domain.uid, is_shared))
 
 
 # The rules for a new pod.
 
 
 class PodContext(msgspec.Struct, frozen=True):
-    """What is known around a new pod."""
+    """The templates and other pods that concern a new pod."""
 
     templates: Mapping[str, ClaimTemplateState]
-    """Those that the pod refers to, by name."""
+    """Templates that the pod refers to, by name."""
     groups: Mapping[str, DomainPods]
-    """The pods with channels that are there already, by template."""
+    """Existing pods with channels, by template."""
 
     def group(self, template: str) -> DomainPods:
         """The pods with channels of a template."""
@@ -217,7 +202,7 @@ class PodContext(msgspec.Struct, frozen=True):
 
 
 def review_claim_uses(pod: PodObject, mode: AdmissionMode) -> AdmissionVerdict:
-    """Name claims that no container uses: their devices are taken, and no process sees them."""
+    """Report claims that no container uses: their devices are allocated, and no process sees them."""
     containers = (*(pod.spec.containers or ()), *(pod.spec.init_containers or ()))
     used = frozenset().union(*(container.claims for container in containers))
     idle = [(number, claim.name) for number, claim in enumerate(pod.claims) if claim.name not in used]
@@ -229,18 +214,18 @@ def review_claim_uses(pod: PodObject, mode: AdmissionMode) -> AdmissionVerdict:
     return verdict_on(problems, mode, "the pod's claims do not reach its containers", "idle-claim")
 
 
-def mutate_pod(pod: PodObject, around: PodContext) -> AdmissionVerdict:
-    """How a new pod is changed so that its claims come together as they should."""
+def mutate_pod(pod: PodObject, context: PodContext) -> AdmissionVerdict:
+    """How a new pod is changed so that its claims and those of its ComputeDomain fit together."""
     channels = {
-        name: template.channel for name, template in around.templates.items() if template.channel is not None
+        name: template.channel for name, template in context.templates.items() if template.channel is not None
     }
     by_rule = {
         "shared-claim": tuple(_use_shared_claims(pod, channels)),
-        "gate": _add_gate(pod, around),
-        "label": _add_pod_labels(pod, channels, around),
+        "gate": _add_gate(pod, context),
+        "label": _add_pod_labels(pod, channels, context),
         "clique": _add_clique_rule(pod, channels),
     }
-    warnings = tuple(_warnings(pod, channels, around))
+    warnings = tuple(_warnings(pod, channels, context))
     rules: list[RuleOutcome] = [(rule, "changed") for rule, patch in by_rule.items() if patch]
     if warnings:
         rules.append(("second-workload", "warned"))
@@ -259,38 +244,40 @@ def _use_shared_claims(pod: PodObject, channels: Mapping[str, ChannelTemplate]) 
             yield {"op": "replace", "path": f"/spec/resourceClaims/{number}", "value": value}
 
 
-def must_wait(pod: PodObject, around: PodContext) -> bool:
+def must_wait(pod: PodObject, context: PodContext) -> bool:
     """Whether a template is missing, or the clique of the pod's ComputeDomain is being found."""
     if pod.is_bound:
         # The API server refuses gates on a pod that has its node.
         return False
+    # A pod in channel mode names the shared claim instead, and kube-scheduler waits for a claim by itself.
     named = {
-        name: template for name, template in around.templates.items() if not _is_shared_template(template)
+        name: template
+        for name, template in context.templates.items()
+        if template.channel is None or not template.channel.is_shared
     }
-    if not all(one.exists for one in named.values()):
+    if not all(template.exists for template in named.values()):
         return True
-    return not pod.is_of_a_gang and any(around.group(name).is_settling for name in named)
+    return not pod.is_of_a_gang and any(context.group(name).is_settling for name in named)
 
 
-def _is_shared_template(template: ClaimTemplateState) -> bool:
-    """Then the pod names the claim instead, and the scheduler waits for that by itself."""
-    return template.channel is not None and template.channel.is_shared
-
-
-def _add_gate(pod: PodObject, around: PodContext) -> tuple[PatchOperation, ...]:
-    if pod.gate_index is not None or not must_wait(pod, around):
+def _add_gate(pod: PodObject, context: PodContext) -> tuple[PatchOperation, ...]:
+    if pod.gate_index is not None or not must_wait(pod, context):
         return ()
-    gate = {"name": TEMPLATE_GATE}
+    return (add_gate(pod, TEMPLATE_GATE),)
+
+
+def add_gate(pod: PodObject, name: str) -> PatchOperation:
+    """Add a scheduling gate."""
     if pod.spec.scheduling_gates is None:
-        return ({"op": "add", "path": "/spec/schedulingGates", "value": [gate]},)
-    return ({"op": "add", "path": "/spec/schedulingGates/-", "value": gate},)
+        return add_operation("/spec/schedulingGates", [{"name": name}])
+    return add_operation("/spec/schedulingGates/-", {"name": name})
 
 
 def _add_pod_labels(
-    pod: PodObject, channels: Mapping[str, ChannelTemplate], around: PodContext
+    pod: PodObject, channels: Mapping[str, ChannelTemplate], context: PodContext
 ) -> tuple[PatchOperation, ...]:
     if not channels:
-        return add_labels(pod, {WATCHED_LABEL: WATCHED_VALUE}) if must_wait(pod, around) else ()
+        return add_labels(pod, {WATCHED_LABEL: WATCHED_VALUE}) if must_wait(pod, context) else ()
     return add_labels(pod, {WATCHED_LABEL: WATCHED_VALUE, CHANNEL_LABEL: _channel_label_of(channels)})
 
 
@@ -300,10 +287,9 @@ def add_labels(pod: PodObject, wanted: Mapping[str, str]) -> tuple[PatchOperatio
     if not missing:
         return ()
     if pod.metadata.labels is None:
-        return ({"op": "add", "path": "/metadata/labels", "value": missing},)
+        return (add_operation("/metadata/labels", missing),)
     return tuple(
-        {"op": "add", "path": f"/metadata/labels/{name.replace('/', '~1')}", "value": value}
-        for name, value in missing.items()
+        add_operation(f"/metadata/labels/{name.replace('/', '~1')}", value) for name, value in missing.items()
     )
 
 
@@ -314,14 +300,14 @@ def _add_clique_rule(pod: PodObject, channels: Mapping[str, ChannelTemplate]) ->
 
 
 def _channel_label_of(channels: Mapping[str, ChannelTemplate]) -> str:
-    """Of the first template that the pod goes on naming, so that a second look finds the same."""
+    """The label for the first template that the pod still names, so that a second review finds the same."""
     return channel_label(min(channels, key=lambda name: channels[name].is_shared))
 
 
-def _warnings(pod: PodObject, channels: Mapping[str, ChannelTemplate], around: PodContext) -> Iterator[str]:
+def _warnings(pod: PodObject, channels: Mapping[str, ChannelTemplate], context: PodContext) -> Iterator[str]:
     mine = pod.owner.uid if pod.owner else ""
     for name in channels:
-        for other in around.group(name).owners:
+        for other in context.group(name).owners:
             if (other.uid if other else "") != mine:
                 whose = f"{other.kind} {other.name}" if other else "no controller"
                 yield (

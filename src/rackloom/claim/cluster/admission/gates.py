@@ -10,7 +10,6 @@ that can never get its channel (it was created before the ComputeDomain, whose p
 gets a condition and an event.
 """
 
-import asyncio
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -27,12 +26,19 @@ from rackloom.claim.cluster.admission.channel_pods import (
     require_clique,
 )
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME
-from rackloom.claim.cluster.controller_runtime import Expectations, execute_write
+from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
-from rackloom.claim.kube.workqueue import WorkQueue
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL
-from rackloom.core.kubernetes.objects import NODE, POD, Object, PatchObject, PatchOperation
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN,
+    NODE,
+    POD,
+    Object,
+    PatchObject,
+    PatchOperation,
+    ResourceKind,
+)
 from rackloom.core.kubernetes.pods import (
     CHANNEL_CONDITION,
     CHANNEL_LABEL,
@@ -45,13 +51,13 @@ from rackloom.core.kubernetes.pods import (
 
 
 class GateOpening(msgspec.Struct, frozen=True):
-    """Take the gate from a pod, with these changes beside."""
+    """Remove the gate from a pod, together with these changes."""
 
     pod: PodObject
     changes: tuple[PatchOperation, ...] = ()
 
     def patch(self, namespace: str) -> PatchObject:
-        """As one write, which fails if the pod is another one by now or its gates have changed."""
+        """One write, which fails if the pod was replaced or its gates have changed."""
         index = self.pod.gate_index
         gate = f"/spec/schedulingGates/{index}"
         meta = self.pod.metadata
@@ -65,21 +71,21 @@ class GateOpening(msgspec.Struct, frozen=True):
 
 
 class CreatedTooEarly(msgspec.Struct, frozen=True):
-    """A pod that waits in vain: it names a template, and its ComputeDomain shares one claim."""
+    """A pod that can never start: it names a template, and its ComputeDomain shares one claim."""
 
     pod: PodObject
     template: str
 
     @property
     def message(self) -> str:
-        """What its owner is told."""
+        """The message for its owner."""
         return (
             f"the pod was created before the ComputeDomain of template {self.template!r}, whose pods share "
             "one claim (channel mode), and a pod's claims are fixed: delete the pod and create it again"
         )
 
     def condition(self, reason: str) -> PatchOperation:
-        """The same in the pod's status, where it stays longer than an event."""
+        """The pod condition with the message; it outlasts an event."""
         return {"type": CHANNEL_CONDITION, "status": "False", "reason": reason, "message": self.message}
 
 
@@ -88,8 +94,8 @@ GateStep = GateOpening | CreatedTooEarly
 
 def channel_template(pod: PodObject, templates: Mapping[str, ClaimTemplateState]) -> str | None:
     """The template by which a pod claims a channel."""
-    found = (name for name in pod.templates if name in templates and templates[name].channel is not None)
-    return next(found, None)
+    named = (name for name in pod.templates if name in templates and templates[name].channel is not None)
+    return next(named, None)
 
 
 def gate_steps(
@@ -99,18 +105,18 @@ def gate_steps(
 ) -> tuple[GateStep, ...]:
     """What to do about the gated pods of one namespace; `groups` are its pods with channels, by template."""
     ready = [pod for pod in gated if all(templates[name].exists for name in pod.templates)]
-    found: list[GateStep] = []
+    steps: list[GateStep] = []
     for pod in ready:
         name = channel_template(pod, templates)
         channel = templates[name].channel if name is not None else None
         if name is None or channel is None or pod.is_of_a_gang:
-            found.append(GateOpening(pod, _channel_labels(pod, name)))
+            steps.append(GateOpening(pod, _channel_labels(pod, name)))
         elif channel.is_shared:
-            found.append(CreatedTooEarly(pod, name))
+            steps.append(CreatedTooEarly(pod, name))
     for name, group in groups.items():
         members = tuple(pod for pod in ready if _uses_channel_of(pod, name, templates))
-        found += (GateOpening(pod, changes) for pod, changes in _openings_for(members, name, group))
-    return tuple(found)
+        steps += (GateOpening(pod, changes) for pod, changes in _openings_for(members, name, group))
+    return tuple(steps)
 
 
 def _uses_channel_of(pod: PodObject, template: str, templates: Mapping[str, ClaimTemplateState]) -> bool:
@@ -122,21 +128,25 @@ def _uses_channel_of(pod: PodObject, template: str, templates: Mapping[str, Clai
 def _openings_for(
     gated: tuple[PodObject, ...], template: str, group: DomainPods
 ) -> Iterator[tuple[PodObject, tuple[PatchOperation, ...]]]:
+    """Open gates so that all pods of a ComputeDomain come into one clique.
+
+    Until a clique is known, at most one pod without a clique rule is being scheduled; it decides the clique.
+    """
     led = [pod for pod in gated if has_clique_rule(pod.spec)]
-    strays = [pod for pod in gated if not has_clique_rule(pod.spec)]
+    free = [pod for pod in gated if not has_clique_rule(pod.spec)]
     if group.clique is not None:
         yield from ((pod, _channel_labels(pod, template)) for pod in led)
-        for pod in strays:
+        for pod in free:
             yield pod, (*_channel_labels(pod, template), *require_clique(pod.spec, group.clique))
         return
     under_way = [pod for pod in group.waiting if pod.gate_index is None]
     if any(not has_clique_rule(pod.spec) for pod in under_way):
-        # Somebody's first pod is being scheduled: where it goes, the others will.
+        # The first pod is being scheduled, and the others follow it.
         return
     if led or under_way:
         yield from ((pod, _channel_labels(pod, template)) for pod in led)
-    elif strays:
-        first = min(strays, key=lambda pod: (pod.metadata.creation_timestamp or "", pod.metadata.name))
+    elif free:
+        first = min(free, key=lambda pod: (pod.metadata.creation_timestamp or "", pod.metadata.name))
         yield first, (*_channel_labels(first, template), *require_clique(first.spec, None))
 
 
@@ -154,72 +164,69 @@ TOO_EARLY_REASON = "CreatedBeforeComputeDomain"
 
 
 class GateController:
-    """Works while its replica leads, and gathers work meanwhile. `rng` draws the jitter of retries."""
+    """Works while its replica leads, and queues work meanwhile. `rng` draws the jitter of retries."""
 
     def __init__(
-        self, api: KubeApi, known: AdmissionCache, recorder: EventRecorder, rng: random.Random
+        self, api: KubeApi, cache: AdmissionCache, recorder: EventRecorder, rng: random.Random
     ) -> None:
         self._api = api
-        self._known = known
+        self._cache = cache
         self._recorder = recorder
-        self._queue: WorkQueue[str] = WorkQueue(rng)
-        self._echoes = Expectations(known, lambda: asyncio.get_running_loop().time())
-        known.on_change(self.saw)
+        self._runtime: ControllerRuntime[str] = ControllerRuntime("gates", api, cache, rng, self._reconcile)
+        cache.on_change(self.changed)
 
-    def saw(self, obj: Object) -> None:
-        """Look again at the namespace of a template or a pod."""
-        self._queue.add(obj["metadata"]["namespace"])
+    def changed(self, kind: ResourceKind, obj: Object) -> None:
+        """Queue the namespace of a template or a pod that changed."""
+        # A ComputeDomain opens no gate by itself: its template follows, and is what pods wait for.
+        if kind != COMPUTE_DOMAIN:
+            self._runtime.queue.add(obj["metadata"]["namespace"])
 
     async def run(self) -> None:
-        """Open gates until cancelled, once per term of leading; somebody else keeps `known` up to date."""
-        await self._known.synced()
-        await self._queue.work(self._do, workers=GATE_WORKERS)
+        """Open gates until cancelled, for one term as leader. The caller runs the informers of the cache."""
+        await self._runtime.reconcile_keys(GATE_WORKERS)
 
-    async def _do(self, namespace: str) -> float | None:
-        waits = self._echoes.outstanding(namespace)
-        if waits is not None:
-            return waits
-        gated = self._known.gated(namespace)
+    async def _reconcile(self, namespace: str) -> float | None:
+        gated = self._cache.gated(namespace)
         templates = {
-            name: self._known.template(namespace, name)
+            name: self._cache.template(namespace, name)
             for name in dict.fromkeys(name for pod in gated for name in pod.templates)
         }
         channels = dict.fromkeys(channel_template(pod, templates) for pod in gated)
         groups = {name: await self._group(namespace, name) for name in channels if name is not None}
-        refusals = [await self._take(namespace, step) for step in gate_steps(gated, templates, groups)]
+        refusals = [await self._execute(namespace, step) for step in gate_steps(gated, templates, groups)]
         for refusal in refusals:
             if refusal is not None:
                 raise refusal
         return None
 
-    async def _take(self, namespace: str, step: GateOpening | CreatedTooEarly) -> KubeError | None:
-        """Do it. A pod that may not be changed is told to the caller: it must not hold up the others."""
+    async def _execute(self, namespace: str, step: GateOpening | CreatedTooEarly) -> KubeError | None:
+        """Execute a step; returns the error of a pod that cannot be changed: it must not delay others."""
         if isinstance(step, CreatedTooEarly):
-            await self._tell(namespace, step)
+            await self._report_too_early(namespace, step)
             return None
         try:
-            written = await execute_write(self._api, step.patch(namespace))
+            await self._runtime.execute(namespace, [step.patch(namespace)])
         except (Conflict, Rejected) as refusal:
             log.warning("gatekeeper.refused", pod=step.pod.metadata.name, why=refusal.message)
             return refusal
-        if written is not None:
-            self._echoes.expect(namespace, POD, written)
         return None
 
-    async def _tell(self, namespace: str, step: CreatedTooEarly) -> None:
-        pod = self._known.at(POD, namespace, step.pod.metadata.name)
+    async def _report_too_early(self, namespace: str, step: CreatedTooEarly) -> None:
+        pod = self._cache.at(POD, namespace, step.pod.metadata.name)
         condition = step.condition(TOO_EARLY_REASON)
         if pod is None or condition in ((pod.get("status") or {}).get("conditions") or ()):
             return
         await self._recorder.record(pod, "Warning", TOO_EARLY_REASON, step.message)
         meta = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
-        said = {"metadata": meta, "status": {"conditions": [condition]}}
+        status = {"metadata": meta, "status": {"conditions": [condition]}}
         with suppress(NotFound):
-            written = await self._api.apply(POD, said, manager=WEBHOOK_NAME, force=True, subresource="status")
-            self._echoes.expect(namespace, POD, written)
+            written = await self._api.apply(
+                POD, status, manager=WEBHOOK_NAME, force=True, subresource="status"
+            )
+            self._runtime.expect(namespace, POD, written)
 
     async def _group(self, namespace: str, template: str) -> DomainPods:
-        pods = self._known.group(namespace, template).pods
+        pods = self._cache.group(namespace, template).pods
         return DomainPods(pods, await self._clique(pods))
 
     async def _clique(self, pods: tuple[PodObject, ...]) -> str | None:
@@ -231,7 +238,7 @@ class GateController:
 
     async def _clique_of(self, node: str) -> str | None:
         try:
-            found = await self._api.get(NODE, node)
+            obj = await self._api.get(NODE, node)
         except NotFound:
             return None
-        return (found["metadata"].get("labels") or {}).get(GPU_CLIQUE_LABEL)
+        return (obj["metadata"].get("labels") or {}).get(GPU_CLIQUE_LABEL)

@@ -19,11 +19,11 @@ REVIEW_KIND = "AdmissionReview"
 
 
 RuleOutcome = tuple[str, Literal["changed", "warned", "denied"]]
-"""A rule, and what it did."""
+"""A rule and its effect."""
 
 
 class ReviewedResource(msgspec.Struct, frozen=True):
-    """Which type is asked about."""
+    """The type of the reviewed object."""
 
     group: str = ""
     version: str = ""
@@ -31,7 +31,7 @@ class ReviewedResource(msgspec.Struct, frozen=True):
 
 
 class ReviewRequest(msgspec.Struct, frozen=True, rename="camel"):
-    """What is asked."""
+    """The request of an AdmissionReview."""
 
     uid: str
     operation: Literal["CREATE", "UPDATE", "DELETE", "CONNECT"]
@@ -48,19 +48,19 @@ class _AdmissionReview(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AdmissionVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is answered. A denial has a `message`; an object that is let in may have been changed."""
+    """The result of a review. A denial has a `message`; an admitted object may be patched."""
 
     allowed: bool = True
     message: str = ""
     code: int = 422
-    """HTTP status of a denial, for whoever sent the object."""
+    """HTTP status of a denial, for the client that sent the object."""
     warnings: tuple[str, ...] = ()
     patch: tuple[PatchOperation, ...] = ()
     rules: tuple[RuleOutcome, ...] = ()
-    """What decided it, for counting."""
+    """The rules that decided, for metrics."""
 
     def and_then(self, later: "AdmissionVerdict") -> "AdmissionVerdict":
-        """Both at once: `later` is about the object as this one leaves it. Both let it in."""
+        """Two admitting verdicts as one; `later` is about the object as this one leaves it."""
         return AdmissionVerdict(
             warnings=self.warnings + later.warnings,
             patch=self.patch + later.patch,
@@ -69,7 +69,7 @@ class AdmissionVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_review(body: bytes | bytearray) -> ReviewRequest:
-    """Read a question. Raises Refused for anything else."""
+    """Decode an AdmissionReview. Raises Refused for anything else."""
     try:
         review = msgspec.json.decode(body, type=_AdmissionReview)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -83,7 +83,7 @@ def read_review(body: bytes | bytearray) -> ReviewRequest:
 
 
 def encode_response(uid: str, verdict: AdmissionVerdict) -> bytes:
-    """The answer to the question `uid`."""
+    """The response to the request `uid`."""
     response: dict[str, Any] = {"uid": uid, "allowed": verdict.allowed}
     if not verdict.allowed:
         response["status"] = {"code": verdict.code, "message": verdict.message}

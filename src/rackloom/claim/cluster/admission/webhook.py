@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from rackloom.claim.cluster.admission.cache import AdmissionCache
-from rackloom.claim.cluster.admission.channel_pods import mutate_pod, review_claim_uses
+from rackloom.claim.cluster.admission.channel_pods import add_gate, mutate_pod, review_claim_uses
 from rackloom.claim.cluster.admission.reviews import (
     AdmissionMode,
     AdmissionVerdict,
@@ -32,7 +32,6 @@ from rackloom.core.domains.network_config import decode_network_config
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, DEFAULT_NAMESPACE
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.spec import SIZE_EXAMPLE, check_gang_name, gang_group_of, read_gang_spec
-from rackloom.core.kubernetes.objects import PatchOperation
 from rackloom.core.kubernetes.pods import (
     GANG_LABEL,
     ClaimObject,
@@ -56,7 +55,7 @@ _DECODERS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
 
 
 def review_claim(request: ReviewRequest, mode: AdmissionMode) -> AdmissionVerdict:
-    """Judge a claim or a template. Raises Refused for a request about anything else."""
+    """Review a claim or a template. Raises Refused for a request about anything else."""
     if request.operation not in ("CREATE", "UPDATE") or _is_unchanged_spec(request):
         return AdmissionVerdict()
     spec, path = _claim_spec(request)
@@ -65,7 +64,7 @@ def review_claim(request: ReviewRequest, mode: AdmissionMode) -> AdmissionVerdic
 
 
 def _is_unchanged_spec(request: ReviewRequest) -> bool:
-    """A spec never changes: an object that was let in must be able to lose its finalizers."""
+    """Whether an update keeps the spec: an admitted object must be able to lose its finalizers."""
     new, old = request.object, request.old_object
     both = isinstance(new, dict) and isinstance(old, dict)
     return request.operation == "UPDATE" and both and new.get("spec") == old.get("spec")
@@ -103,9 +102,9 @@ def _as_mapping(parameters: object) -> Mapping[str, Any]:
 
 
 def hold_gang_pod(pod: PodObject) -> tuple[PodObject, AdmissionVerdict]:
-    """The pod as it is then, and what becomes of it. Doing it twice changes nothing more.
+    """The pod with the gang's gate, and the verdict; idempotent.
 
-    A pod that nobody could ever place is denied. One that says no size belongs to somebody else's gang.
+    A pod that could never be placed is denied. A pod without a size belongs to another gang scheduler.
     """
     if not pod.is_of_a_gang or pod.is_bound:
         return pod, AdmissionVerdict()
@@ -120,34 +119,23 @@ def hold_gang_pod(pod: PodObject) -> tuple[PodObject, AdmissionVerdict]:
         return pod, AdmissionVerdict(
             allowed=False, message=f"the pod can be in no gang: {refused}", rules=(("gang", "denied"),)
         )
-    return _with_gang_gate(pod)
+    gates = pod.spec.scheduling_gates or ()
+    if any(gate.name == spec.GANG_GATE for gate in gates):
+        return pod, AdmissionVerdict()
+    gated = msgspec.structs.replace(pod.spec, scheduling_gates=(*gates, NameReference(name=spec.GANG_GATE)))
+    verdict = AdmissionVerdict(patch=(add_gate(pod, spec.GANG_GATE),), rules=(("gang", "changed"),))
+    return msgspec.structs.replace(pod, spec=gated), verdict
 
 
 def _check_gang_pod(pod: PodObject) -> None:
     check_gang_name(pod.labels[GANG_LABEL])
-    wish, group = read_gang_spec(pod.annotations), gang_group_of(pod.labels)
-    if not wish.has(group):
-        groups = " or ".join(name for name, _ in wish.sizes)
+    declared, group = read_gang_spec(pod.annotations), gang_group_of(pod.labels)
+    if not declared.has(group):
+        groups = " or ".join(name for name, _ in declared.sizes)
         raise Refused(
             f"its group is {group!r}, and {spec.SIZE_ANNOTATION} has none of that name",
             nearest_fix=f"set label {spec.GROUP_LABEL} to {groups}",
         )
-
-
-def _with_gang_gate(pod: PodObject) -> tuple[PodObject, AdmissionVerdict]:
-    gates = pod.spec.scheduling_gates
-    if any(one.name == spec.GANG_GATE for one in gates or ()):
-        return pod, AdmissionVerdict()
-    gate = {"name": spec.GANG_GATE}
-    patch: PatchOperation = {"op": "add", "path": "/spec/schedulingGates/-", "value": gate}
-    if gates is None:
-        patch = {"op": "add", "path": "/spec/schedulingGates", "value": [gate]}
-    held = msgspec.structs.replace(
-        pod.spec, scheduling_gates=(*(gates or ()), NameReference(name=spec.GANG_GATE))
-    )
-    return msgspec.structs.replace(pod, spec=held), AdmissionVerdict(
-        patch=(patch,), rules=(("gang", "changed"),)
-    )
 
 
 # The paths.
@@ -160,34 +148,34 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator chooses for admission."""
 
     namespace: str = DEFAULT_NAMESPACE
-    """Of our programs: the certificate is kept there."""
+    """Namespace of our programs and of the certificate."""
     daemon_namespace: str = DEFAULT_DAEMON_NAMESPACE
-    """Of IMEX daemons. Nothing in the two namespaces is changed or refused, nor in kube-system."""
+    """Namespace of IMEX daemons. Nothing in these two namespaces or kube-system is reviewed."""
     mode: AdmissionMode = AdmissionMode.WARN
     isolation: ImexIsolation = ImexIsolation.DOMAIN
-    """Of ComputeDomains that do not carry the isolation label, as the controller has it."""
+    """Of ComputeDomains without the isolation label; the same as the controller's setting."""
 
 
 class AdmissionReviewer:
-    """One method per path. All raise Refused for a question that the API server would not ask there."""
+    """One method per path. All raise Refused for a request that the API server would not send there."""
 
-    def __init__(self, known: AdmissionCache, settings: AdmissionSettings) -> None:
-        self._known = known
+    def __init__(self, cache: AdmissionCache, settings: AdmissionSettings) -> None:
+        self._cache = cache
         self._settings = settings
 
     async def validate_claims(self, request: ReviewRequest) -> AdmissionVerdict:
-        """Judge the opaque configs of a claim or a template."""
+        """Review the opaque configs of a claim or a template."""
         return (
             review_claim(request, self._settings.mode) if self._is_in_scope(request) else AdmissionVerdict()
         )
 
     async def validate_pods(self, request: ReviewRequest) -> AdmissionVerdict:
-        """Judge whether a new pod uses what it claims."""
+        """Review whether a new pod uses what it claims."""
         pod = self._new_pod(request)
         return AdmissionVerdict() if pod is None else review_claim_uses(pod, self._settings.mode)
 
     async def mutate_pods(self, request: ReviewRequest) -> AdmissionVerdict:
-        """Hold a new pod of a gang, and bring the claims of a pod together as they should."""
+        """Gate a new pod of a gang, and fit the claims of a pod to those of its ComputeDomain."""
         pod = self._new_pod(request)
         if pod is None:
             return AdmissionVerdict()
@@ -195,7 +183,7 @@ class AdmissionReviewer:
         if not held.allowed or not pod.templates:
             return held
         try:
-            return held.and_then(mutate_pod(pod, await self._known.around(request.namespace, pod)))
+            return held.and_then(mutate_pod(pod, await self._cache.context_of(request.namespace, pod)))
         except KubeError as error:
             why = f"whether the pod claims an IMEX channel could not be found out: {error.message}; try again"
             return AdmissionVerdict(allowed=False, code=503, message=why)

@@ -1,12 +1,12 @@
-"""Who would lose something by an uninstallation, and what it leaves in place.
+"""Pods that would lose something by an uninstallation, and objects that it leaves in place.
 
 A step that would take something from a running pod is blocked, and so are the steps after it. A pod
-that waits at one of our scheduling gates blocks too, since nobody else would open it. Where the node
-plugin of a pod's devices is already gone, waiting helps nobody: such a pod is reported as left behind,
+that waits at one of our scheduling gates blocks too, since no other program would open it. Where the node
+plugin of a pod's devices is already gone, waiting does not help: such a pod is reported as left behind,
 and blocks nothing.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 
 import msgspec
@@ -30,6 +30,7 @@ from rackloom.claim.cluster.uninstall.inventory import (
 from rackloom.core.domains import names
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 from rackloom.core.gangs import spec
+from rackloom.core.gangs.conditions import shortened
 from rackloom.core.gangs.snapshot import gang_key_of
 from rackloom.core.kubernetes import pods as kubernetes_pods
 from rackloom.core.kubernetes.objects import (
@@ -48,7 +49,7 @@ from rackloom.core.kubernetes.objects import (
 )
 
 _NAMED_ALIKE = frozenset({"admissionregistration.k8s.io", "rbac.authorization.k8s.io"})
-"""Groups of which an object that begins like ours is worth a word."""
+"""API groups in which an object with our prefix is reported."""
 _PREFIX = "rackloom-"
 _NAME_LABEL = "app.kubernetes.io/name"
 _DEFINED_GROUPS = (names.GROUP, GANG_PLAN.group)
@@ -61,7 +62,7 @@ _SHIPPED_CLASSES = (
     "vfio.gpu.nvidia.com",
 )
 _SHOWN = 3
-"""Names in one sentence."""
+"""Names in one sentence; the rest are counted."""
 
 
 class UninstallPhase(StrEnum):
@@ -81,7 +82,7 @@ class UninstallPhase(StrEnum):
 
 
 class UninstallBlocker(msgspec.Struct, frozen=True, kw_only=True):
-    """Pods of one maker that would lose the same thing."""
+    """Pods of one owner that would lose the same resource."""
 
     phase: UninstallPhase
     """The first step that would take it away."""
@@ -99,21 +100,21 @@ class LeftBehind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_blockers(inventory: ClusterInventory) -> Iterator[UninstallBlocker]:
-    """One for each maker of pods and reason, however many pods there are."""
+    """One for each owner of pods and reason, however many pods there are."""
     grouped: dict[tuple[UninstallPhase, str, str, str], list[str]] = {}
     for phase, pod, why in _reasons(inventory):
         if phase is not None:
-            maker, fix = _owner_and_fix(pod)
-            grouped.setdefault((phase, maker, why, fix), []).append(name_of(pod))
+            owner, fix = _owner_and_fix(pod)
+            grouped.setdefault((phase, owner, why, fix), []).append(name_of(pod))
     yield from _unlabelled(inventory)
-    for (phase, maker, why, fix), pods in grouped.items():
-        is_bare = maker.startswith("Pod ")
-        what = maker if is_bare else f"{maker} ({_listed_names(sorted(set(pods)), 'pod')})"
+    for (phase, owner, why, fix), pods in grouped.items():
+        is_bare = owner.startswith("Pod ")
+        what = owner if is_bare else f"{owner} ({_listed_names(sorted(set(pods)), 'pod')})"
         yield UninstallBlocker(phase=phase, what=what, why=why, fix=fix)
 
 
 def _unlabelled(inventory: ClusterInventory) -> Iterator[UninstallBlocker]:
-    """Programs of ours that were installed without the label: nobody knows what else is ours."""
+    """Our programs without our label: which other objects are ours is unknown then."""
     for kind in (DEPLOYMENT, DAEMON_SET):
         for obj in inventory.all(kind):
             labels = labels_of(obj)
@@ -128,8 +129,8 @@ def _unlabelled(inventory: ClusterInventory) -> Iterator[UninstallBlocker]:
 
 
 def _reasons(inventory: ClusterInventory) -> Iterator[tuple[UninstallPhase | None, Object, str]]:
-    """Pods that would lose something, by which phase, and what; no phase where it is lost already."""
-    # A webhook for which nobody answers refuses every pod with a claim: its removal waits for nobody.
+    """The phase that takes something from a pod, the pod, and why; no phase if it is lost already."""
+    # A webhook without a running server refuses every pod with a claim, so its removal must not wait.
     first = UninstallPhase.WEBHOOKS if inventory.runs("webhook") else UninstallPhase.GANGS
     plans = {(namespace_of(found), name_of(found)) for found in inventory.all(GANG_PLAN)}
     for pod in inventory.all(POD):
@@ -139,7 +140,7 @@ def _reasons(inventory: ClusterInventory) -> Iterator[tuple[UninstallPhase | Non
         if gate is not None:
             yield first, pod, f"waits at the gate {gate}, which nobody would open"
         elif gang is not None and (gang.namespace, gang.name) in plans:
-            yield first, pod, f"belongs to gang {gang.called}, which holds trays"
+            yield first, pod, f"belongs to gang {gang.full_name}, which holds trays"
     for use in inventory.uses:
         yield _loss_of(use, first, inventory)
 
@@ -168,9 +169,9 @@ def _domains_of(use: DeviceHolder, inventory: ClusterInventory) -> Iterator[Obje
 
 
 def _guards(domain: Object, inventory: ClusterInventory) -> bool:
-    """Whether a ComputeDomain must not go under load: its controller would hold that back, or daemons run."""
-    notes = domain["metadata"].get("annotations") or {}
-    if notes.get(names.ALLOW_DELETION_ANNOTATION) == "true":
+    """Whether a ComputeDomain in use must stay: its controller would hold deletion back, or daemons run."""
+    annotations = domain["metadata"].get("annotations") or {}
+    if annotations.get(names.ALLOW_DELETION_ANNOTATION) == "true":
         return False
     return inventory.runs("controller") or bool(inventory.daemons(uid_of(domain)))
 
@@ -181,7 +182,7 @@ def _gate_of(pod: Object) -> str | None:
 
 
 def _owner_and_fix(pod: Object) -> tuple[str, str]:
-    """Whoever would make a pod anew, and the command that deletes it."""
+    """The owner that would recreate a pod, and the command that deletes it."""
     owners = pod["metadata"].get("ownerReferences") or ()
     owner = next((reference for reference in owners if reference.get("controller")), None)
     namespace, name, kind, group = namespace_of(pod), name_of(pod), "Pod", ""
@@ -195,7 +196,7 @@ def _owner_and_fix(pod: Object) -> tuple[str, str]:
 
 
 def find_left_behind(inventory: ClusterInventory) -> Iterator[LeftBehind]:
-    """What stays after the last step: what is not ours, and what we could not see."""
+    """What stays after the last step: objects that are not ours, and types that could not be listed."""
     yield from _lost_uses(inventory)
     for kind in inventory.kinds():
         for obj in inventory.all(kind):
@@ -203,7 +204,7 @@ def find_left_behind(inventory: ClusterInventory) -> Iterator[LeftBehind]:
             if why is not None:
                 yield LeftBehind(what=object_label(kind, obj), why=why[0], fix=why[1])
     yield from _foreign_domains(inventory)
-    yield from _strange_namespaces(inventory)
+    yield from _namespaces_with_foreign_content(inventory)
     yield from _labels_of_operators(inventory)
     for name in inventory.unread:
         yield LeftBehind(what=name, why="could not be listed: whether anything of ours is there is unknown")
@@ -221,7 +222,7 @@ def _lost_uses(inventory: ClusterInventory) -> Iterator[LeftBehind]:
 
 
 def _why_it_stays(kind: ResourceKind, obj: Object, inventory: ClusterInventory) -> tuple[str, str] | None:
-    """Of an object that has our label, or only our name; None for all others, and for those that go."""
+    """Why an object with our label, or only our name, stays, and a fix; None for all others."""
     if is_part_of_rackloom(obj) and inventory.is_at_home(obj):
         release = helm_release_of(obj)
         if release is not None:
@@ -255,13 +256,13 @@ def _foreign_domains(inventory: ClusterInventory) -> Iterator[LeftBehind]:
         )
 
 
-def _strange_namespaces(inventory: ClusterInventory) -> Iterator[LeftBehind]:
+def _namespaces_with_foreign_content(inventory: ClusterInventory) -> Iterator[LeftBehind]:
     for kind, obj in inventory.installed:
         content = (
-            inventory.strange_content(name_of(obj)) if kind == NAMESPACE and not is_being_deleted(obj) else ()
+            inventory.foreign_content(name_of(obj)) if kind == NAMESPACE and not is_being_deleted(obj) else ()
         )
         if content:
-            found = _joined_names([object_label(inside, each) for inside, each in content])
+            found = shortened([object_label(inside, each) for inside, each in content], _SHOWN)
             yield LeftBehind(
                 what=object_label(kind, obj),
                 why=f"holds what is not ours: {found}",
@@ -279,10 +280,5 @@ def _labels_of_operators(inventory: ClusterInventory) -> Iterator[LeftBehind]:
         )
 
 
-def _listed_names(found: list[str], noun: str) -> str:
-    return f"{noun if len(found) == 1 else f'{noun}s'} {_joined_names(found)}"
-
-
-def _joined_names(found: Iterable[str]) -> str:
-    first, rest = list(found)[:_SHOWN], len(list(found)) - _SHOWN
-    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
+def _listed_names(names: list[str], noun: str) -> str:
+    return f"{noun if len(names) == 1 else f'{noun}s'} {shortened(names, _SHOWN)}"

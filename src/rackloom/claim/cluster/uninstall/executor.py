@@ -46,6 +46,7 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ObjectWrite,
     ResourceKind,
+    allocated_devices,
 )
 from rackloom.core.kubernetes.pods import GANG_LABEL, WATCHED_LABEL
 from rackloom.errors import Refused
@@ -79,11 +80,11 @@ async def discover_types(api: DocumentClient) -> ServedTypes:
     preferred = [group["preferredVersion"]["groupVersion"] for group in groups]
     versions = ["v1", *preferred]
     paths = ["api/v1", *(f"apis/{version}" for version in preferred)]
-    found = await asyncio.gather(*(_resource_list(api, path) for path in paths))
-    kinds = (kind for document in found if document is not None for kind in listable_kinds(document))
+    lists = await asyncio.gather(*(_resource_list(api, path) for path in paths))
+    kinds = (kind for document in lists if document is not None for kind in listable_kinds(document))
     return ServedTypes(
         kinds=tuple(dict.fromkeys(kinds)),
-        silent=tuple(version for version, one in zip(versions, found, strict=True) if one is None),
+        silent=tuple(name for name, document in zip(versions, lists, strict=True) if document is None),
     )
 
 
@@ -115,7 +116,7 @@ _FORBIDDEN, _UNAUTHORIZED = 403, 401
 MOST_REQUESTS = 16
 """Requests under way."""
 POLL_SECONDS = (0.2, 0.5, 1.0, 2.0, 3.0)
-"""Seconds between two looks, while nothing has changed; the last one stays."""
+"""Seconds between two reads while nothing changes; the last value repeats."""
 _WHOLE = (
     NODE, NAMESPACE, DEPLOYMENT, DAEMON_SET, RESOURCE_SLICE, RESOURCE_CLAIM, COMPUTE_DOMAIN_CLIQUE,
     DEVICE_CLASS, MUTATING_WEBHOOK, VALIDATING_WEBHOOK,
@@ -128,7 +129,7 @@ _CERTAIN = frozenset({"", "apps", "resource.k8s.io", "apiextensions.k8s.io", *_W
 """Groups that the API server itself serves: if one cannot be read, nothing is decided."""
 _KNOWN = (*_WHOLE, *DOMAIN_KINDS, CRD, *_LAST)
 _DEFINITIONS = tuple(f"{kind.plural}.{kind.group}" for kind in (*_LAST, COMPUTE_DOMAIN_CLIQUE))
-"""Read by name too, to report those that somebody else installed; all of a cluster's are too much to read."""
+"""Read by name too, to report foreign ones; reading all definitions of a cluster would be too much."""
 
 
 class InventoryReader:
@@ -146,27 +147,27 @@ class InventoryReader:
             *(kind for kind in served.kinds if (kind.group, kind.plural) not in known),
         )
 
-    async def look(self) -> ClusterInventory:
-        """Everything that a plan rests on. Raises KubeError, and Refused for missing rights."""
+    async def read(self) -> ClusterInventory:
+        """Everything that a plan is based on. Raises KubeError, and Refused for missing rights."""
         found: dict[ResourceKind, list[Object]] = {kind: [] for kind in self._kinds}
         unread: set[str] = set(self._served.silent)
 
-        async def read(kind: ResourceKind, namespace: str | None = None, labels: str = "") -> None:
+        async def add(kind: ResourceKind, namespace: str | None = None, labels: str = "") -> None:
             found[kind] += await self._list(kind, namespace, labels, unread)
 
         async def define(name: str) -> None:
             with suppress(NotFound):
                 found[CRD].append(await self._api.get(CRD, name))
 
-        await _gather((*(read(*each) for each in self._first()), *map(define, _DEFINITIONS)))
-        seen = ClusterInventory(found, namespace=self._namespace, now=self._clock())
+        await _gather((*(add(*each) for each in self._first()), *map(define, _DEFINITIONS)))
+        partial = ClusterInventory(found, namespace=self._namespace, now=self._clock())
         await _gather(
-            read(kind, home) for home in sorted(seen.homes) for kind in self._kinds if kind.namespaced
+            add(kind, home) for home in sorted(partial.homes) for kind in self._kinds if kind.namespaced
         )
         await _gather(
-            read(POD, place) for place in sorted(_places_of_claims(found[RESOURCE_CLAIM]) - seen.homes)
+            add(POD, place) for place in sorted(_namespaces_of_claims(found[RESOURCE_CLAIM]) - partial.homes)
         )
-        await _gather(read(kind) for kind in _LAST)
+        await _gather(add(kind) for kind in _LAST)
         return ClusterInventory(found, namespace=self._namespace, now=self._clock(), unread=sorted(unread))
 
     def _first(self) -> Iterable[tuple[ResourceKind, str | None, str]]:
@@ -196,20 +197,20 @@ class InventoryReader:
 
 
 class UninstallLimits(msgspec.Struct, frozen=True):
-    """How long anything may take. `clock` and `pause` are the running loop's, or a test's."""
+    """Limits of time. `clock` and `pause` are those of the running loop, or of a test."""
 
     still_seconds: float
-    """After which a step in which nothing changes is given up."""
+    """Seconds after which a step in which nothing changes is given up."""
     clock: Callable[[], float]
     pause: Callable[[float], Awaitable[None]]
 
 
 class FinishedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of which a look found nothing more."""
+    """A step of which nothing remains."""
 
     phase: UninstallPhase
     objects: tuple[str, ...]
-    """All that was there when it began, and what came meanwhile."""
+    """All objects of it, including those that came meanwhile."""
     seconds: float
 
 
@@ -232,8 +233,8 @@ class _CurrentStep:
         self.idle = 0
         self._last: UninstallStep | None = None
 
-    def see(self, step: UninstallStep, now: float) -> None:
-        """Take note of what is left of it."""
+    def update(self, step: UninstallStep, now: float) -> None:
+        """Record what remains of it, and whether that has changed."""
         self.objects |= dict.fromkeys(step.objects)
         last, self._last = self._last, step
         if last is None or (last.objects, last.waits) != (step.objects, step.waits):
@@ -243,17 +244,17 @@ class _CurrentStep:
 
 
 class Uninstallation:
-    """`report` hears of each step that is done; `waiting` of one that is not yet, with its seconds so far."""
+    """`report` receives each finished step; `waiting` the current one, with its seconds so far."""
 
     def __init__(
         self,
-        look: Callable[[], Awaitable[ClusterInventory]],
+        read: Callable[[], Awaitable[ClusterInventory]],
         api: KubeApi,
         limits: UninstallLimits,
         report: Callable[[FinishedStep], None],
         waiting: Callable[[UninstallStep, float], None],
     ) -> None:
-        self._look = look
+        self._read = read
         self._api = api
         self._limits = limits
         self._report = report
@@ -264,9 +265,9 @@ class Uninstallation:
         done: list[FinishedStep] = []
         current: _CurrentStep | None = None
         while True:
-            found = await self._planned()
+            plan = await self._planned()
             now = self._limits.clock()
-            step = found.steps[0] if found.steps else None
+            step = plan.steps[0] if plan.steps else None
             if current is not None and (step is None or step.phase is not current.phase):
                 seconds = now - current.begun
                 done.append(
@@ -275,29 +276,29 @@ class Uninstallation:
                 self._report(done[-1])
                 current = None
             if step is None or step.blockers:
-                return UninstallOutcome(done=tuple(done), rest=found)
+                return UninstallOutcome(done=tuple(done), rest=plan)
             current = current or _CurrentStep(step, now)
-            current.see(step, now)
+            current.update(step, now)
             if now - current.changed > self._limits.still_seconds:
-                return UninstallOutcome(done=tuple(done), rest=found, timed_out=True)
+                return UninstallOutcome(done=tuple(done), rest=plan, timed_out=True)
             self._waiting(step, now - current.begun)
             for action in step.actions:
-                await self._do(action)
+                await self._execute(action)
             await self._limits.pause(POLL_SECONDS[min(current.idle, len(POLL_SECONDS) - 1)])
 
     async def _planned(self) -> UninstallPlan:
-        """The newest plan. An API server that does not answer is asked again, as long as a step may wait."""
+        """A new plan. An API server that does not answer is asked again, for as long as a step may wait."""
         deadline = self._limits.clock() + self._limits.still_seconds
         while True:
             try:
-                return build_uninstall_plan(await self._look())
+                return build_uninstall_plan(await self._read())
             except KubeError as error:
                 if isinstance(error, Rejected) or self._limits.clock() > deadline:
                     raise
             await self._limits.pause(POLL_SECONDS[-1])
 
-    async def _do(self, action: ObjectWrite) -> None:
-        """One write. Whatever becomes of one that came too late, or was not answered, the next look shows."""
+    async def _execute(self, action: ObjectWrite) -> None:
+        """Send one write. The next read shows the effect of one that was late, or whose answer was lost."""
         try:
             await execute_write(self._api, action)
         except Rejected as refusal:
@@ -307,8 +308,8 @@ class Uninstallation:
 
 
 async def _gather(reads: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Read at once; the first failure ends the others."""
-    tasks = [asyncio.ensure_future(each) for each in reads]
+    """Read concurrently; the first failure cancels the others."""
+    tasks = [asyncio.ensure_future(read) for read in reads]
     try:
         await asyncio.gather(*tasks)
     except BaseException:
@@ -318,15 +319,14 @@ async def _gather(reads: Iterable[Coroutine[Any, Any, None]]) -> None:
         raise
 
 
-def _places_of_claims(claims: Iterable[Object]) -> set[str]:
+def _namespaces_of_claims(claims: Iterable[Object]) -> set[str]:
     """Namespaces in which pods hold devices of drivers that we serve."""
-    places = set()
-    for claim in claims:
-        status = claim.get("status") or {}
-        results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-        if status.get("reservedFor") and any(result.get("driver") in PLUGINS for result in results):
-            places.add(claim["metadata"]["namespace"])
-    return places
+    return {
+        claim["metadata"]["namespace"]
+        for claim in claims
+        if (claim.get("status") or {}).get("reservedFor")
+        and any(device.get("driver") in PLUGINS for device in allocated_devices(claim))
+    }
 
 
 def access_error(error: KubeError, what: str) -> Exception:

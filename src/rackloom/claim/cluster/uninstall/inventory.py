@@ -41,8 +41,10 @@ from rackloom.core.kubernetes.objects import (
     SECRET,
     Object,
     ResourceKind,
+    allocated_devices,
     has_pod_ended,
     is_pod_ready,
+    object_title,
 )
 
 PART_OF_LABEL = "app.kubernetes.io/part-of"
@@ -79,7 +81,7 @@ class DeviceHolder(msgspec.Struct, frozen=True):
 
 
 class ClusterInventory:
-    """The objects that were read; a `Cluster` to what the controller decides.
+    """The objects that were read; a `ClusterIndex` for the decisions of the controller.
 
     `namespace` is the driver's; `now` is seconds since the epoch; `unread`: types that could not be listed.
     """
@@ -120,18 +122,18 @@ class ClusterInventory:
     def _indexed(self, kind: ResourceKind, index: str, values: Any) -> dict[str, list[Object]]:
         key = (kind, index)
         if key not in self._index:
-            filed: dict[str, list[Object]] = defaultdict(list)
+            index_values: dict[str, list[Object]] = defaultdict(list)
             for obj in self.all(kind):
                 for value in values(obj):
-                    filed[value].append(obj)
-            self._index[key] = dict(filed)
+                    index_values[value].append(obj)
+            self._index[key] = dict(index_values)
         return self._index[key]
 
     # What was installed.
 
     @cached_property
     def installed(self) -> tuple[tuple[ResourceKind, Object], ...]:
-        """Everything with our label that is ours to delete, of any kind."""
+        """All objects that carry Rackloom's label and may be deleted, of any kind."""
         return tuple(
             (kind, obj)
             for kind in self.kinds()
@@ -165,8 +167,8 @@ class ClusterInventory:
             for kind, obj in self.installed
         )
 
-    def strange_content(self, namespace: str) -> tuple[tuple[ResourceKind, Object], ...]:
-        """What a namespace of ours holds that is not ours, is not in every namespace, and has no owner."""
+    def foreign_content(self, namespace: str) -> tuple[tuple[ResourceKind, Object], ...]:
+        """Objects in a namespace of ours that are not ours, are not in every namespace, and have no owner."""
         return tuple(
             (kind, obj)
             for kind in self.kinds()
@@ -192,7 +194,7 @@ class ClusterInventory:
 
     @cached_property
     def foreign_drivers(self) -> frozenset[str]:
-        """Drivers of ours of which somebody else publishes devices."""
+        """Drivers that we serve and of which another program publishes devices."""
         slices = (obj for obj in self.all(RESOURCE_SLICE) if not was_written_by_us(obj))
         return frozenset(PLUGINS.keys() & {obj["spec"].get("driver", "") for obj in slices})
 
@@ -216,7 +218,7 @@ class ClusterInventory:
 
     @cached_property
     def domains(self) -> tuple[Object, ...]:
-        """The ComputeDomains that are ours: our controller looks after them, or they go with our CRD."""
+        """The ComputeDomains that our controller manages, or that go with our CRD."""
         name = f"{COMPUTE_DOMAIN.plural}.{COMPUTE_DOMAIN.group}"
         goes = any(
             kind == CRD and name_of(obj) == name and not self.is_shared(kind, obj)
@@ -257,7 +259,7 @@ class ClusterInventory:
 
     @cached_property
     def daemon_namespaces(self) -> tuple[str, ...]:
-        """Where IMEX daemons of ours are: our namespaces, and those of installations that we took over."""
+        """Namespaces of our IMEX daemons: our own, and those of installations that were taken over."""
         kinds = () if self.has_foreign_controller else (DAEMON_SET, SECRET)
         held = (obj for kind in kinds for obj in self.all(kind) if _is_of_domain(obj))
         others = {obj["metadata"]["namespace"] for obj in held}
@@ -282,7 +284,7 @@ class ClusterInventory:
         """The ComputeDomain that keeps a clique's IMEX domain up."""
         return next(filter(self.is_warm, self.by(COMPUTE_DOMAIN, "clique", clique)), None)
 
-    # Who uses what.
+    # Pods that hold devices.
 
     @cached_property
     def uses(self) -> tuple[DeviceHolder, ...]:
@@ -290,10 +292,10 @@ class ClusterInventory:
         return tuple(use for claim in self.all(RESOURCE_CLAIM) for use in self._uses_of(claim))
 
     def _uses_of(self, claim: Object) -> Iterator[DeviceHolder]:
-        status = claim.get("status") or {}
-        results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-        pools = {result["driver"]: result["pool"] for result in results if self._is_published(result)}
-        for pod in filter(None, (self._holder(claim, entry) for entry in status.get("reservedFor") or ())):
+        devices = filter(self._is_published, allocated_devices(claim))
+        pools = {device["driver"]: device["pool"] for device in devices}
+        reserved = (claim.get("status") or {}).get("reservedFor") or ()
+        for pod in filter(None, (self._holder(claim, entry) for entry in reserved)):
             for driver, pool in pools.items():
                 is_channel = driver == names.IMEX_DRIVER
                 yield DeviceHolder(
@@ -305,7 +307,7 @@ class ClusterInventory:
                 )
 
     def _is_published(self, result: Mapping[str, Any]) -> bool:
-        """Whether a device is ours. If its slice is gone it is, unless somebody else has the driver now."""
+        """Whether a device is ours; without its slice, unless another program serves the driver now."""
         driver = result["driver"]
         if_gone = driver not in self.foreign_drivers
         return driver in PLUGINS and self._pools.get((driver, result["pool"]), if_gone)
@@ -374,9 +376,8 @@ def uid_of(obj: Object) -> str:
 
 
 def object_label(kind: ResourceKind, obj: Object) -> str:
-    """Kind and name, as people write them."""
-    namespace = namespace_of(obj)
-    return f"{kind.kind} {namespace}/{name_of(obj)}" if namespace else f"{kind.kind} {name_of(obj)}"
+    """`Kind namespace/name`, for messages."""
+    return object_title(kind, namespace_of(obj), name_of(obj))
 
 
 def is_being_deleted(obj: Object) -> bool:

@@ -5,7 +5,7 @@ The order makes it safe:
 1. webhooks: they have `failurePolicy: Fail`, and no pod may be refused because their pods are gone;
 2. gangs: GangPlans, while a controller can end them; trays are released;
 3. domains: ComputeDomains, while a controller can take them apart; their IMEX daemons end;
-4. controller: from here on nothing is made anew, such as a clique's warm IMEX domain;
+4. controller: from here on nothing is created again, such as a clique's warm IMEX domain;
 5. remains: warm domains, and what outlived ComputeDomains and gangs;
 6. classes: without them kube-scheduler allocates no more devices;
 7. plugins: the last programs that could give a device back;
@@ -14,8 +14,8 @@ The order makes it safe:
 10. definitions: no object of theirs is left, so none is lost unseen;
 11. namespaces.
 
-The plan is made anew after each step, from what is there then. So it does not matter where an earlier
-attempt stopped. Where no controller runs, ComputeDomains and gangs are ended by the controller's own
+The plan is built again after each step, from a new read. So it does not matter where an earlier attempt
+stopped. Where no controller runs, ComputeDomains and gangs are ended by the controller's own
 rules (`core.domains.owned`, `core.gangs.record`): a finalizer is removed only when what it protects is
 gone.
 """
@@ -72,6 +72,7 @@ from rackloom.core.kubernetes.objects import (
     ObjectWrite,
     ResourceKind,
     metav1_time,
+    object_title,
 )
 
 PHASE_ORDER = tuple(UninstallPhase)
@@ -89,7 +90,7 @@ PHASE_TITLES = {
     UninstallPhase.NAMESPACES: "delete the namespaces",
 }
 _OVERDUE_SECONDS = 5.0
-"""After the end of its grace, a pod of ours whose plugin is gone is removed without its kubelet."""
+"""Seconds after its grace period in which a daemon pod whose plugin is gone is removed by force."""
 _OWN_STEP = {
     MUTATING_WEBHOOK: UninstallPhase.WEBHOOKS,
     VALIDATING_WEBHOOK: UninstallPhase.WEBHOOKS,
@@ -99,7 +100,7 @@ _OWN_STEP = {
     CRD: UninstallPhase.DEFINITIONS,
     NAMESPACE: UninstallPhase.NAMESPACES,
 }
-"""When an installed object of a kind goes; all others go with `Phase.OBJECTS`."""
+"""The phase in which installed objects of a kind go; all others go in `UninstallPhase.OBJECTS`."""
 
 
 class UninstallStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,16 +108,16 @@ class UninstallStep(msgspec.Struct, frozen=True, kw_only=True):
 
     phase: UninstallPhase
     objects: tuple[str, ...] = ()
-    """What is not gone yet, as `Kind namespace/name`."""
+    """Objects that are not gone yet, as `Kind namespace/name`."""
     waits: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Why an object of them that was asked to go is still there."""
+    """Why an object that is being deleted still exists."""
     actions: tuple[ObjectWrite, ...] = ()
-    """What to do now; none while all that remains is to see objects go."""
+    """Writes to send now; empty while it remains to wait for deletions."""
     blockers: tuple[UninstallBlocker, ...] = ()
 
 
 class UninstallPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps that are not done, in order; empty when nothing of ours is left but what is `left`."""
+    """Steps that are not done, in order; empty when nothing of ours remains except `left`."""
 
     steps: tuple[UninstallStep, ...] = ()
     left: tuple[LeftBehind, ...] = ()
@@ -128,10 +129,15 @@ class UninstallPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_uninstall_plan(inventory: ClusterInventory) -> UninstallPlan:
-    """What to do about what is there."""
+    """What remains to be done in each phase."""
     work = _StepCollector()
-    for phase in PHASE_ORDER:
-        _PLANNERS[phase](work, inventory)
+    _plan_installed(work, inventory)
+    _plan_programs(work, inventory)
+    _plan_gangs(work, inventory)
+    _plan_domains(work, inventory)
+    _plan_remains(work, inventory)
+    _plan_devices(work, inventory)
+    _plan_objects(work, inventory)
     steps = tuple(work.step(phase) for phase in PHASE_ORDER)
     steps = tuple(step for step in steps if step.objects or step.actions)
     return UninstallPlan(
@@ -149,7 +155,7 @@ class _StepCollector:
     def delete(
         self, phase: UninstallPhase, kind: ResourceKind, obj: Object, *, grace: int | None = None
     ) -> None:
-        """An object that has to be gone; it is asked to go unless it was, or now without its grace."""
+        """Delete an object, unless it is being deleted; with `grace`, in any case."""
         self.wait(phase, kind, obj)
         if not is_being_deleted(obj) or grace is not None:
             action = DeleteObject(
@@ -162,11 +168,11 @@ class _StepCollector:
             self._actions[phase].append(action)
 
     def wait(self, phase: UninstallPhase, kind: ResourceKind, obj: Object) -> None:
-        """An object that goes by itself."""
+        """Wait for an object that goes by itself."""
         self._objects[phase][object_label(kind, obj)] = _why_it_waits(kind, obj)
 
     def act(self, phase: UninstallPhase, *actions: ObjectWrite) -> None:
-        """Other writes than deletions; what they change is named."""
+        """Add other writes than deletions."""
         for action in actions:
             self._objects[phase].setdefault(_target_label(action), "")
             self._actions[phase].append(action)
@@ -182,26 +188,29 @@ class _StepCollector:
         )
 
 
-def _installed(phase: UninstallPhase, work: _StepCollector, inventory: ClusterInventory) -> None:
+def _plan_installed(work: _StepCollector, inventory: ClusterInventory) -> None:
+    """Delete what was installed, except definitions that others use and namespaces with foreign content."""
     for kind, obj in inventory.installed:
-        if _OWN_STEP.get(kind, UninstallPhase.OBJECTS) is phase:
-            work.delete(phase, kind, obj)
-
-
-def _plan_webhooks(work: _StepCollector, inventory: ClusterInventory) -> None:
-    _installed(UninstallPhase.WEBHOOKS, work, inventory)
+        if kind in (CRD, DEVICE_CLASS):
+            stays = inventory.is_shared(kind, obj)
+        elif kind == NAMESPACE:
+            stays = not is_being_deleted(obj) and bool(inventory.foreign_content(name_of(obj)))
+        else:
+            stays = False
+        if not stays:
+            work.delete(_OWN_STEP.get(kind, UninstallPhase.OBJECTS), kind, obj)
 
 
 def _plan_gangs(work: _StepCollector, inventory: ClusterInventory) -> None:
-    views = {name_of(node): read_tray_node(node) for node in inventory.all(NODE)}
-    for found in inventory.all(GANG_PLAN):
+    nodes = {name_of(node): read_tray_node(node) for node in inventory.all(NODE)}
+    for plan in inventory.all(GANG_PLAN):
         if inventory.runs("controller"):
-            work.delete(UninstallPhase.GANGS, GANG_PLAN, found)
+            work.delete(UninstallPhase.GANGS, GANG_PLAN, plan)
             continue
-        uid = uid_of(found)
-        held = tuple(name_of(node) for node in inventory.all(NODE) if uid in reserving_plans(node))
-        work.wait(UninstallPhase.GANGS, GANG_PLAN, found)
-        work.act(UninstallPhase.GANGS, *(release_trays(views, held, uid) or close_record(read_record(found))))
+        uid = uid_of(plan)
+        held = tuple(name for name, node in nodes.items() if uid in node.holders)
+        work.wait(UninstallPhase.GANGS, GANG_PLAN, plan)
+        work.act(UninstallPhase.GANGS, *(release_trays(nodes, held, uid) or close_record(read_record(plan))))
 
 
 def _plan_domains(work: _StepCollector, inventory: ClusterInventory) -> None:
@@ -223,18 +232,17 @@ def _tear_down(phase: UninstallPhase, uid: str, work: _StepCollector, inventory:
     """What the controller would do for a ComputeDomain that is being deleted, or that is gone."""
     settings = _teardown_settings(inventory)
     certificates = tuple(owned_object(SECRET, secret) for secret in inventory.certificates(uid))
-    seen = with_secrets(
-        take_domain_snapshot(inventory, uid, settings, metav1_time(inventory.now)), certificates
-    )
+    snapshot = take_domain_snapshot(inventory, uid, settings, metav1_time(inventory.now))
+    snapshot = with_secrets(snapshot, certificates)
     daemons = inventory.daemons(uid)
     for pod in daemons:
         _end_daemon(phase, pod, work, inventory)
-    for held in seen.held:
-        found = inventory.at(held.kind, held.namespace, held.name)
-        if found is not None and (held.deleting or names.FINALIZER in held.finalizers):
-            work.wait(phase, held.kind, found)
-    actions = teardown_writes(seen)
-    # The last finalizer is the ComputeDomain's own: it stays until its daemons have ended.
+    for held in snapshot.held:
+        obj = inventory.at(held.kind, held.namespace, held.name)
+        if obj is not None and (held.deleting or names.FINALIZER in held.finalizers):
+            work.wait(phase, held.kind, obj)
+    actions = teardown_writes(snapshot)
+    # The ComputeDomain's finalizer is the last to go, and only after its daemons have ended.
     if not (daemons and any(action.kind == COMPUTE_DOMAIN for action in actions)):
         work.act(phase, *actions)
 
@@ -258,11 +266,13 @@ def _teardown_settings(inventory: ClusterInventory) -> ControllerSettings:
     )
 
 
-def _plan_controller(work: _StepCollector, inventory: ClusterInventory) -> None:
-    _installed(UninstallPhase.CONTROLLER, work, inventory)
-    for component in ("controller", "webhook"):
+def _plan_programs(work: _StepCollector, inventory: ClusterInventory) -> None:
+    """The pods of our programs end with their Deployments and DaemonSets."""
+    phases = dict.fromkeys(("controller", "webhook"), UninstallPhase.CONTROLLER)
+    phases |= dict.fromkeys(PLUGINS.values(), UninstallPhase.PLUGINS)
+    for component, phase in phases.items():
         for pod in inventory.pods_of(component):
-            work.wait(UninstallPhase.CONTROLLER, POD, pod)
+            work.wait(phase, POD, pod)
 
 
 def _plan_remains(work: _StepCollector, inventory: ClusterInventory) -> None:
@@ -280,27 +290,14 @@ def _plan_remains(work: _StepCollector, inventory: ClusterInventory) -> None:
 
 def _plan_node(node: Object, work: _StepCollector, inventory: ClusterInventory) -> None:
     """Labels and taints of the controller; those of ComputeDomains go with these."""
-    seen = owned_object(NODE, node)
+    owned = owned_object(NODE, node)
     for label in (names.CHANNELS_READY_LABEL, names.WARM_CLIQUE_LABEL):
-        if label in seen.labels:
-            work.act(UninstallPhase.REMAINS, remove_label(seen, label, seen.labels[label]))
+        if label in owned.labels:
+            work.act(UninstallPhase.REMAINS, remove_label(owned, label, owned.labels[label]))
     plans = {uid_of(found) for found in inventory.all(GANG_PLAN)}
     for uid in reserving_plans(node):
         if uid not in plans:
             work.act(UninstallPhase.REMAINS, release_tray(read_tray_node(node), uid))
-
-
-def _plan_classes(work: _StepCollector, inventory: ClusterInventory) -> None:
-    for kind, obj in inventory.installed:
-        if kind == DEVICE_CLASS and not inventory.is_shared(kind, obj):
-            work.delete(UninstallPhase.CLASSES, kind, obj)
-
-
-def _plan_plugins(work: _StepCollector, inventory: ClusterInventory) -> None:
-    _installed(UninstallPhase.PLUGINS, work, inventory)
-    for component in PLUGINS.values():
-        for pod in inventory.pods_of(component):
-            work.wait(UninstallPhase.PLUGINS, POD, pod)
 
 
 def _plan_devices(work: _StepCollector, inventory: ClusterInventory) -> None:
@@ -322,35 +319,22 @@ def _our_slices(inventory: ClusterInventory) -> Iterator[Object]:
 
 
 def _plan_objects(work: _StepCollector, inventory: ClusterInventory) -> None:
-    _installed(UninstallPhase.OBJECTS, work, inventory)
     for kind in inventory.kinds():
         for obj in inventory.all(kind):
-            if _made_at_work(kind, obj, inventory):
+            if _is_created_at_run_time(kind, obj, inventory):
                 work.delete(UninstallPhase.OBJECTS, kind, obj)
 
 
-def _made_at_work(kind: ResourceKind, obj: Object, inventory: ClusterInventory) -> bool:
-    """What our programs made in our namespaces beside ComputeDomains: the leases of their elections."""
+def _is_created_at_run_time(kind: ResourceKind, obj: Object, inventory: ClusterInventory) -> bool:
+    """Whether our programs created it in our namespaces, not for a ComputeDomain: the leases of elections."""
     return (
-        kind not in _NEVER_AT_WORK
+        kind not in (POD, COMPUTE_DOMAIN, GANG_PLAN)
         and namespace_of(obj) in inventory.homes
         and was_written_by_us(obj)
         and not is_part_of_rackloom(obj)
         and names.COMPUTE_DOMAIN_LABEL not in labels_of(obj)
         and not obj["metadata"].get("ownerReferences")
     )
-
-
-def _plan_definitions(work: _StepCollector, inventory: ClusterInventory) -> None:
-    for kind, obj in inventory.installed:
-        if kind == CRD and not inventory.is_shared(kind, obj):
-            work.delete(UninstallPhase.DEFINITIONS, kind, obj)
-
-
-def _plan_namespaces(work: _StepCollector, inventory: ClusterInventory) -> None:
-    for kind, obj in inventory.installed:
-        if kind == NAMESPACE and (is_being_deleted(obj) or not inventory.strange_content(name_of(obj))):
-            work.delete(UninstallPhase.NAMESPACES, kind, obj)
 
 
 def _with_blockers(
@@ -367,44 +351,27 @@ def _with_blockers(
 
 
 def _why_it_waits(kind: ResourceKind, obj: Object) -> str:
-    """What an object that was asked to go says of itself; empty for one that was not asked."""
+    """Why an object that is being deleted still exists; empty for all others."""
     if not is_being_deleted(obj):
         return ""
     conditions = (obj.get("status") or {}).get("conditions") or ()
-    said = {
-        condition["type"]: condition.get("message", "")
-        for condition in conditions
-        if condition.get("status") == "True"
-    }
+    holding = (condition for condition in conditions if condition.get("status") == "True")
+    messages = {condition["type"]: condition.get("message", "") for condition in holding}
     if kind == NAMESPACE:
-        return "; ".join(message for message in said.values() if message) or "its content is being deleted"
+        return (
+            "; ".join(message for message in messages.values() if message) or "its content is being deleted"
+        )
     if kind == POD:
         node = obj["spec"].get("nodeName")
         forced = f"kubectl delete pod --force -n {namespace_of(obj)} {name_of(obj)}"
         return f"node {node} has not ended it; if that node is lost: {forced}"
     held = ", ".join(obj["metadata"].get("finalizers") or ()) or "its dependents"
-    told = "; ".join(filter(None, (said.get("Progressing"), said.get("Degraded"), said.get("Terminating"))))
-    return f"held by {held}{f' ({told})' if told else ''}"
+    reasons = (messages.get(type_) for type_ in ("Progressing", "Degraded", "Terminating"))
+    why = "; ".join(filter(None, reasons))
+    return f"held by {held}{f' ({why})' if why else ''}"
 
 
 def _target_label(action: ObjectWrite) -> str:
     if isinstance(action, CreateObject):
         return action.what
-    place = f"{action.namespace}/{action.name}" if action.namespace else action.name
-    return f"{action.kind.kind} {place}"
-
-
-_NEVER_AT_WORK = frozenset({POD, COMPUTE_DOMAIN, GANG_PLAN})
-_PLANNERS = {
-    UninstallPhase.WEBHOOKS: _plan_webhooks,
-    UninstallPhase.GANGS: _plan_gangs,
-    UninstallPhase.DOMAINS: _plan_domains,
-    UninstallPhase.CONTROLLER: _plan_controller,
-    UninstallPhase.REMAINS: _plan_remains,
-    UninstallPhase.CLASSES: _plan_classes,
-    UninstallPhase.PLUGINS: _plan_plugins,
-    UninstallPhase.DEVICES: _plan_devices,
-    UninstallPhase.OBJECTS: _plan_objects,
-    UninstallPhase.DEFINITIONS: _plan_definitions,
-    UninstallPhase.NAMESPACES: _plan_namespaces,
-}
+    return object_title(action.kind, action.namespace, action.name)

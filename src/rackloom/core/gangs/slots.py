@@ -1,0 +1,492 @@
+"""The slots of a plan: members that are still to come, pods that take slots, and slots that are released.
+
+Assignment. A pod that was ungated keeps its slot. Gated pods take the free slots of their group in order
+of rank, so that neighbours in rank become neighbours in the plan. Two pods may have been ungated for one
+slot, by a controller that was paused while another took over: then a pod that stays has it before one
+that is being deleted, or the job would lose both.
+
+One JSON patch pins the pod to its node, adds the toleration of the plan's taint and removes the gate, so
+that no crash can come between pin and gate. Of a gated pod the API server lets node affinity be narrowed
+only, and tolerations be added (Kubernetes, "Pod Scheduling Readiness"). The patch tests the pod's UID and
+the gate first.
+
+Release. A pod that failed or was deleted may be replaced and then needs its tray. So a tray is released,
+and a gang is planned for fewer members, only on proof from the owners of the pods:
+
+- One Job owns all pods: as many slots are released as completions are over. Which pods succeeded does not
+  matter, because a replacement takes any free slot.
+- All pods belong to one MPIJob that is over: no pod that ended comes back.
+- No pod has an owner: what ended stays ended.
+
+Jobs that were suspended after some pods had succeeded create only the others again; the gang then waits
+for those and no more. A group is waited for as a whole unless its Jobs are known to create all of its
+pods.
+
+When all pods have ended and their Job still owes the last ones, their slots are kept for the Job's
+longest back-off plus `bind_after`, then released. No event reports that an owner has changed its state:
+owners are read again at growing intervals while the use of the trays is unchanged.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+from msgspec.structs import replace
+
+from rackloom.core.gangs import spec
+from rackloom.core.gangs.conditions import AWAITING_LAST_PODS, PLACED
+from rackloom.core.gangs.members import (
+    LONGEST_JOB_BACKOFF,
+    MPI_JOB,
+    FinishedMPIJob,
+    GangMember,
+    OwnerJob,
+    is_owner_of_kind,
+)
+from rackloom.core.gangs.record import GangRecord
+from rackloom.core.gangs.snapshot import GangSnapshot
+from rackloom.core.gangs.spec import GangSettings, GangSpec
+from rackloom.core.kubernetes.objects import (
+    POD,
+    DeleteObject,
+    PatchObject,
+    PatchOperation,
+    add_operation,
+    epoch_seconds,
+    metav1_time,
+)
+from rackloom.core.kubernetes.pods import REQUIRED, OwnerReference, PodSpec
+from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment
+from rackloom.errors import Refused
+
+# Members that are still to come.
+
+
+class _JobProgress(msgspec.Struct, frozen=True):
+    """A Job, and the group of its pods. They are in one group, because a Job has one pod template."""
+
+    group: str
+    job: OwnerJob
+    over: int
+    """Completions that need no pod any more."""
+
+    @property
+    def remaining(self) -> int:
+        """Pods that run at a time from now on."""
+        if self.job.over_since is not None:
+            return 0
+        return max(min(self.job.parallelism, self.job.completions - self.over), 0)
+
+
+def remaining_spec(snapshot: GangSnapshot) -> GangSpec:
+    """What the pods declare, with no more members than their Jobs still create. Raises Refused."""
+    declared, jobs = snapshot.declared_spec(), _of_latest_run(_job_progress(snapshot))
+    sizes = []
+    for name, size in declared.sizes:
+        own = [progress for progress in jobs if progress.group == name]
+        # A group is waited for as a whole unless its Jobs are known to create all of its pods.
+        if sum(progress.job.at_once for progress in own) >= size:
+            size = min(size, sum(progress.remaining for progress in own))
+        if size:
+            sizes.append((name, size))
+    return replace(declared, sizes=tuple(sizes)) if sizes else declared
+
+
+def has_fewer_to_come(snapshot: GangSnapshot) -> bool:
+    """Whether their Jobs create fewer pods than the gang had at first."""
+    try:
+        return remaining_spec(snapshot) != snapshot.declared_spec()
+    except Refused:
+        return False
+
+
+def lacks_members(snapshot: GangSnapshot) -> bool:
+    """Whether pods are missing of the whole gang."""
+    try:
+        sizes = snapshot.declared_spec().sizes
+    except Refused:
+        return False
+    present = Counter(member.group for member in snapshot.living if not member.is_being_deleted)
+    return any(present[name] < size for name, size in sizes)
+
+
+def do_owners_matter(snapshot: GangSnapshot) -> bool:
+    """Whether it matters how many pods are still to come."""
+    return any(member.ended for member in snapshot.members) or lacks_members(snapshot)
+
+
+def should_ask_owners(snapshot: GangSnapshot, settings: GangSettings) -> bool:
+    """Whether to ask the owners of the pods how many are still to come.
+
+    The pods of a new gang come one by one, and their owners are not asked at each of them.
+    """
+    if snapshot.owners is not None or not lacks_members(snapshot):
+        return False
+    were_fewer = snapshot.owner_check is not None and snapshot.owner_check.are_fewer
+    return were_fewer or snapshot.now >= owners_asked_at(snapshot, settings)
+
+
+def owners_asked_at(snapshot: GangSnapshot, settings: GangSettings) -> float:
+    """When the owners of a gang that lacks members are asked, in seconds since the epoch."""
+    if snapshot.owner_check is not None:
+        return snapshot.owner_check.next_at(settings.again)
+    placed = None if snapshot.record is None else snapshot.record.condition(PLACED)
+    since = None if placed is None else epoch_seconds(placed.last_transition_time)
+    return (since or snapshot.now) + settings.again
+
+
+def _job_progress(snapshot: GangSnapshot) -> tuple[_JobProgress, ...]:
+    """The Jobs that own the pods; empty where one of them proves nothing, or a pod has another owner."""
+    pods: dict[str, list[GangMember]] = {}
+    for member in snapshot.members:
+        pods.setdefault("" if member.job is None else member.job.uid, []).append(member)
+    owners = snapshot.owners or {}
+    jobs = []
+    for uid, members in pods.items():
+        job = owners.get(uid)
+        # It is open what becomes of a Job that is ending but not over.
+        if not isinstance(job, OwnerJob) or (job.is_ending and job.over_since is None):
+            return ()
+        jobs.append(_JobProgress(members[0].group, job, job.over(members)))
+    return tuple(jobs)
+
+
+def _of_latest_run(jobs: tuple[_JobProgress, ...]) -> tuple[_JobProgress, ...]:
+    """Without Jobs that were over when another was created: those belong to an earlier run of the gang."""
+    latest = max((progress.job.created for progress in jobs), default="")
+    return tuple(
+        progress for progress in jobs if progress.job.over_since is None or progress.job.over_since > latest
+    )
+
+
+# Members that ended for good, and trays that can be given back.
+
+
+_RELEASED_PREFIX = re.compile(r"trays given back: (\d+); ")
+"""In front of the reason of a plan of which trays were released already."""
+
+
+def is_reduced(record: GangRecord) -> bool:
+    """Whether slots of members that ended were taken out of the plan."""
+    if record.gang is None or record.plan is None:
+        return False
+    return len(record.plan.seats) < _gang_size(record.gang)
+
+
+def slot_candidates(snapshot: GangSnapshot) -> tuple[GangMember, ...]:
+    """Gated pods that may take a slot; of a reduced plan, only those of the Job whose pods were placed.
+
+    A job that was recreated needs more slots than are left. It gets a new plan once the old one is gone.
+    """
+    if snapshot.record is None or not is_reduced(snapshot.record):
+        return snapshot.gated
+    placed_jobs = {
+        member.job
+        for member in snapshot.members
+        if not member.is_being_deleted and (member.is_done or member.tray is not None)
+    }
+    return tuple(member for member in snapshot.gated if member.job is not None and member.job in placed_jobs)
+
+
+def awaits_last_pods(snapshot: GangSnapshot) -> bool:
+    """Whether all pods have ended and their Job replaces the last of them, but never again the whole gang.
+
+    A Job pauses for 10 s or longer between two attempts and has no pod meanwhile. A Job that cannot create
+    pods (its quota is spent, its account is gone, another controller manages it) never reports so, which is
+    why the wait has a limit: `last_pods_awaited_until`.
+    """
+    gang = None if snapshot.record is None or snapshot.plan is None else snapshot.record.gang
+    job = _only_job(snapshot, gang)
+    if snapshot.living or gang is None or job is None or job.is_still:
+        return False
+    size, over = _gang_size(gang), job.over(snapshot.members)
+    return 0 < job.completions - over <= size and over > 0 and job.makes_all_of(size)
+
+
+def last_pods_awaited_until(snapshot: GangSnapshot, settings: GangSettings) -> float:
+    """When the trays are released to which no pod came, in seconds since the epoch.
+
+    Placed has been Unknown since no pod was left. Its transition time is recorded, so it survives a change
+    of leader, and a last pod that was deleted without a trace.
+    """
+    placed = None if snapshot.record is None else snapshot.record.condition(PLACED)
+    since = None
+    if placed is not None and (placed.status, placed.reason) == AWAITING_LAST_PODS:
+        since = epoch_seconds(placed.last_transition_time)
+    return (since or snapshot.now) + longest_wait(settings)
+
+
+def longest_wait(settings: GangSettings) -> float:
+    """Seconds that a Job may take for its last pods."""
+    return LONGEST_JOB_BACKOFF + settings.bind_after
+
+
+def may_have_unused_trays(snapshot: GangSnapshot, plan: GangPlan) -> bool:
+    """Whether a tray is idle, and the owners of the pods are such that they could prove it stays so."""
+    idle = set(plan.trays) - _used_trays(snapshot)
+    # Pods that wait at their gate are about to use idle trays, unless a pod has ended there.
+    if any(member.gate is not None for member in snapshot.living):
+        idle &= {member.tray for member in snapshot.members if member.ended}
+    if not idle or snapshot.record is None:
+        return False
+    gang = snapshot.record.gang
+    is_one_job = gang is not None and len(gang.groups) == 1 and _common_job(snapshot) is not None
+    owners = (member.owner for member in snapshot.members)
+    is_mpi = any(owner is not None and is_owner_of_kind(owner, MPI_JOB) for owner in owners)
+    return is_one_job or _are_bare(snapshot) or is_mpi
+
+
+def owners_checked_at(snapshot: GangSnapshot, settings: GangSettings) -> float:
+    """When the owners of the pods are asked about unused trays: at once for each use, then less often.
+
+    Their status lags behind the pods: an MPIJob is over some seconds after its launcher.
+    """
+    if snapshot.owner_check is None or snapshot.owner_check.use != snapshot.tray_use:
+        return snapshot.now
+    return snapshot.owner_check.next_at(settings.again)
+
+
+def without_unused_trays(snapshot: GangSnapshot, record: GangRecord) -> GangPlan | None:
+    """The plan without trays that no pod will use again and without their cliques' spares.
+
+    None if all trays are used. For a gang that awaits its last pods, only their slots are left.
+    """
+    if record.gang is None or record.plan is None:
+        return None
+    plan = record.plan
+    over, slots = _members_over(snapshot, record.gang), Counter(slot.group for slot in plan.seats)
+    sizes = {group.name: group.members for group in record.gang.groups}
+    # Slots that were taken out before count as released already.
+    releasable = Counter({group: slots[group] + over[group] - sizes[group] for group in slots})
+    kept = _without_trays(snapshot, plan, releasable)
+    # Without any pod, no slot belongs to a certain pod, so the surplus slots of shared trays go as well.
+    if awaits_last_pods(snapshot):
+        kept = _without_slots(kept, releasable)
+    return _reduced_plan(record, plan, kept) if len(kept) < len(plan.seats) else None
+
+
+def _without_trays(
+    snapshot: GangSnapshot, plan: GangPlan, releasable: Counter[str]
+) -> tuple[MemberAssignment, ...]:
+    """Release whole unused trays, first those where a member ended; `releasable` is reduced accordingly."""
+    used, ended = _used_trays(snapshot), {member.tray for member in snapshot.members if member.ended}
+    released = set()
+    for tray in sorted(dict.fromkeys(plan.trays), key=lambda name: name not in ended):
+        here = Counter(slot.group for slot in plan.seats if slot.tray == tray)
+        if tray not in used and all(releasable[group] >= count for group, count in here.items()):
+            releasable.subtract(here)
+            released.add(tray)
+    return tuple(slot for slot in plan.seats if slot.tray not in released)
+
+
+def _without_slots(
+    slots: tuple[MemberAssignment, ...], releasable: Counter[str]
+) -> tuple[MemberAssignment, ...]:
+    kept = []
+    for slot in reversed(slots):
+        if releasable[slot.group] > 0:
+            releasable[slot.group] -= 1
+        else:
+            kept.append(slot)
+    return tuple(reversed(kept))
+
+
+def _members_over(snapshot: GangSnapshot, gang: Gang) -> Counter[str]:
+    """By group, the number of members that are proven never to come again."""
+    job = _only_job(snapshot, gang)
+    # A Job of a JobSet may be recreated as a whole, so it proves nothing while a pod lives.
+    if job is not None and (awaits_last_pods(snapshot) or not job.is_owned):
+        # A Job larger than the gang uses a slot again for a later completion.
+        more = max(job.completions - _gang_size(gang), 0)
+        return Counter({gang.groups[0].name: max(job.over(snapshot.members) - more, 0)})
+    finished = _finished_mpi_job(snapshot)
+    sizes = {group.name: group.members for group in gang.groups}
+    # No other owner creates pods of this gang, so all that do not live are over, even deleted ones.
+    if finished is not None and finished.makes_all_of(snapshot.key.name, sizes):
+        return Counter(sizes) - Counter(member.group for member in snapshot.living)
+    if _are_bare(snapshot) or finished is not None:
+        return Counter(member.group for member in snapshot.members if member.ended)
+    return Counter()
+
+
+def _are_bare(snapshot: GangSnapshot) -> bool:
+    return all(member.is_bare for member in snapshot.members)
+
+
+def _finished_mpi_job(snapshot: GangSnapshot) -> FinishedMPIJob | None:
+    """The MPIJob that is over, if it owns all pods."""
+    owners = snapshot.owners or {}
+    workloads = [member.owner and owners.get(member.owner.uid) for member in snapshot.members]
+    first = workloads[0] if workloads else None
+    return (
+        first
+        if isinstance(first, FinishedMPIJob) and all(workload == first for workload in workloads)
+        else None
+    )
+
+
+def _common_job(snapshot: GangSnapshot) -> OwnerReference | None:
+    """The Job that owns all pods of the gang."""
+    jobs = {member.job for member in snapshot.members}
+    return jobs.pop() if len(jobs) == 1 else None
+
+
+def _only_job(snapshot: GangSnapshot, gang: Gang | None) -> OwnerJob | None:
+    """The state of the Job that owns all pods of a gang. A Job has one template, so one group."""
+    job = _common_job(snapshot) if gang is not None and len(gang.groups) == 1 else None
+    state = None if job is None else (snapshot.owners or {}).get(job.uid)
+    return state if isinstance(state, OwnerJob) else None
+
+
+def _used_trays(snapshot: GangSnapshot) -> set[str | None]:
+    return {tray for member in snapshot.living for tray in (member.tray, member.node)}
+
+
+def _gang_size(gang: Gang) -> int:
+    return sum(group.members for group in gang.groups)
+
+
+def _reduced_plan(record: GangRecord, plan: GangPlan, slots: tuple[MemberAssignment, ...]) -> GangPlan:
+    """The plan with these slots only. Its price is dropped, since it was that of the whole plan."""
+    trays = {slot.tray for slot in slots}
+    cliques = {record.cliques.get(tray, tray) for tray in trays}
+    match = _RELEASED_PREFIX.match(plan.reason)
+    reason = plan.reason[match.end() :] if match else plan.reason
+    released = len(set(plan.trays)) - len(trays) + (int(match[1]) if match else 0)
+    return replace(
+        plan,
+        seats=slots,
+        cliques=tuple(clique for clique in plan.cliques if clique in cliques),
+        spares=tuple(spare for spare in plan.spares if record.cliques.get(spare, spare) in cliques),
+        price=(),
+        reason=f"trays given back: {released}; {reason}" if released else reason,
+    )
+
+
+# Which pod takes which slot.
+
+
+class SlotAssignment(msgspec.Struct, frozen=True):
+    """Living members by slot. Gated members in none of the three are surplus and stay gated."""
+
+    openings: tuple[tuple[GangMember, str], ...]
+    """Gated members, each with the tray of the slot that it takes."""
+    misfits: tuple[GangMember, ...]
+    """Members that were ungated for a tray where the plan has no slot for them."""
+    seated: tuple[GangMember, ...]
+
+
+def assign_slots(snapshot: GangSnapshot, plan: GangPlan) -> SlotAssignment:
+    """Assign the slots of a plan to the members of a gang.
+
+    Each slot is counted once, so no two members of the result share one.
+    """
+    free = Counter((slot.group, slot.tray) for slot in plan.seats)
+    seated, misfits = [], []
+    for member in sorted(snapshot.ungated, key=_slot_priority):
+        slot_key = (member.group, member.tray or "")
+        if free[slot_key] > 0:
+            free[slot_key] -= 1
+            seated.append(member)
+        elif not member.is_being_deleted:
+            misfits.append(member)
+    openings: list[tuple[GangMember, str]] = []
+    gated = slot_candidates(snapshot)
+    for group in dict.fromkeys(slot.group for slot in plan.seats):
+        trays = []
+        for slot in plan.seats:
+            if slot.group == group and free[group, slot.tray] > 0:
+                free[group, slot.tray] -= 1
+                trays.append(slot.tray)
+        members = sorted((one for one in gated if one.group == group), key=lambda one: one.rank)
+        openings += zip(members, trays, strict=False)
+    return SlotAssignment(tuple(openings), tuple(misfits), tuple(seated))
+
+
+def _slot_priority(member: GangMember) -> tuple[object, ...]:
+    """Of two members in one slot, one that stays keeps it, then one that is bound, then the lower rank."""
+    return member.is_being_deleted, member.node is None, member.rank
+
+
+def unschedulable_members(
+    snapshot: GangSnapshot, slots: SlotAssignment, settings: GangSettings
+) -> tuple[GangMember, ...]:
+    """Members that were ungated `bind_after` ago and that kube-scheduler reports as unschedulable.
+
+    Where it reports nothing, the tray is not the cause: the scheduler is down, or a foreign gate is left.
+    """
+    return tuple(
+        member
+        for member in slots.seated
+        if member.node is None
+        and not member.is_being_deleted
+        and member.is_unschedulable
+        and snapshot.now - (member.released_at or 0.0) >= settings.bind_after
+    )
+
+
+# The writes that ungate a pod, or delete it.
+
+
+def pin_and_ungate(member: GangMember, tray: str, uid: str, now: float) -> PatchObject:
+    """Pin a pod to `tray`, add the toleration of the plan `uid`, and remove the gang's gate.
+
+    The write fails if the pod was replaced or its gates have changed.
+    """
+    gate = f"/spec/schedulingGates/{member.gate}"
+    operations: tuple[PatchOperation, ...] = (
+        {"op": "test", "path": "/metadata/uid", "value": member.uid},
+        {"op": "test", "path": gate, "value": {"name": spec.GANG_GATE}},
+        *_annotate(member, {spec.TRAY_ANNOTATION: tray, spec.RELEASED_ANNOTATION: metav1_time(now)}),
+        _add_toleration(member, uid),
+        *_add_node_pin(member.pod.spec, tray),
+        {"op": "remove", "path": gate},
+    )
+    return PatchObject(kind=POD, namespace=member.namespace, name=member.name, patch=operations)
+
+
+def delete_member(member: GangMember, *, at_once: bool = False) -> DeleteObject:
+    """Delete a pod, so that its owner creates another; `at_once` where no kubelet is left to end it."""
+    grace = 0 if at_once else None
+    return DeleteObject(
+        kind=POD, namespace=member.namespace, name=member.name, uid=member.uid, grace_seconds=grace
+    )
+
+
+def _annotate(member: GangMember, annotations: dict[str, str]) -> Iterator[PatchOperation]:
+    if not member.annotations:
+        yield add_operation("/metadata/annotations", annotations)
+        return
+    for key, value in annotations.items():
+        yield add_operation(f"/metadata/annotations/{key.replace('~', '~0').replace('/', '~1')}", value)
+
+
+def _add_toleration(member: GangMember, uid: str) -> PatchOperation:
+    toleration = {"key": spec.GANG_TAINT, "operator": "Equal", "value": uid, "effect": "NoSchedule"}
+    if member.tolerations is None:
+        return add_operation("/spec/tolerations", [toleration])
+    return add_operation("/spec/tolerations/-", toleration)
+
+
+def _add_node_pin(spec: PodSpec, tray: str) -> Iterator[PatchOperation]:
+    pin = {"key": "metadata.name", "operator": "In", "values": [tray]}
+    rule = {"nodeSelectorTerms": [{"matchFields": [pin]}]}
+    if spec.affinity is None:
+        yield add_operation("/spec/affinity", {"nodeAffinity": {REQUIRED: rule}})
+        return
+    nodes = spec.affinity.node_affinity
+    if nodes is None:
+        yield add_operation("/spec/affinity/nodeAffinity", {REQUIRED: rule})
+        return
+    path = f"/spec/affinity/nodeAffinity/{REQUIRED}"
+    terms = (nodes.required.node_selector_terms if nodes.required else None) or ()
+    if not terms:
+        yield add_operation(path, rule)
+    for number, term in enumerate(terms):
+        # Terms are alternatives, so the pin must be in each of them, or the pod could go elsewhere.
+        if term.match_fields is not None:
+            yield add_operation(f"{path}/nodeSelectorTerms/{number}/matchFields/-", pin)
+        elif not term.is_empty:
+            # An empty term selects no node, and must stay empty.
+            yield add_operation(f"{path}/nodeSelectorTerms/{number}/matchFields", [pin])
