@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from rackloom.app import controller as process
-from rackloom.cli.controller import controller
+from rackloom.cli.controller import DaemonParameters, GangParameters, controller
 from rackloom.cli.main import app
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.errors import Refused
@@ -48,12 +48,12 @@ def test_variables_of_a_deployment_do_too(started, monkeypatch):
 
 def test_what_nobody_can_mean_is_refused(started):
     with pytest.raises(Refused, match="max_spares"):
-        controller(image="i:1", gang_max_spares=-1)
+        controller(daemon=DaemonParameters(image="i:1"), gangs=GangParameters(gang_max_spares=-1))
     assert not started
 
 
 def test_each_setting_of_gangs_has_an_option_with_its_default_and_is_documented():
-    options = inspect.signature(controller).parameters
+    options = inspect.signature(GangParameters).parameters
     for field in msgspec.structs.fields(GangSettings):
         option = option_of(field.name)
         default = options[option].default

@@ -6,91 +6,137 @@ ComputeDomains are isolated, and the timing of gangs. `app.controller` and `app.
 a command runs.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from rackloom.cli.common import split_names
+from rackloom.cli.common import env_parameter, split_names
+
+if TYPE_CHECKING:
+    from rackloom.core.domains.settings import ImexDaemonSettings
+    from rackloom.core.gangs.spec import GangSettings
 
 
-def _controller_env(name: str) -> Parameter:
-    return Parameter(env_var=name)
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class DaemonParameters:
+    """The pods of IMEX daemons."""
+
+    image: Annotated[str, env_parameter("IMAGE_NAME")]
+    "Image of the IMEX daemons' pods; in a cluster, the one this runs from."
+    max_nodes_per_imex_domain: Annotated[int, env_parameter("MAX_NODES_PER_IMEX_DOMAIN")] = 18
+    "How many nodes of one clique an IMEX domain can hold."
+    daemon_pull_secrets: Annotated[str, env_parameter("CD_DAEMON_IMAGE_PULL_SECRET_NAMES")] = ""
+    "Names of image pull secrets, separated by commas."
+    daemon_log_verbosity: Annotated[int, env_parameter("LOG_VERBOSITY_CD_DAEMON")] = 4
+    "Passed to the daemons."
+    daemon_authentication: Annotated[bool, env_parameter("IMEX_AUTHENTICATION")] = True
+    "Mutual TLS between the daemons of a ComputeDomain."
+    daemon_priority_class: Annotated[str | None, env_parameter("CD_DAEMON_PRIORITY_CLASS")] = None
+    "Priority class of the daemons' pods."
+    daemon_cpu: Annotated[str, env_parameter("CD_DAEMON_CPU")] = "50m"
+    "CPU that a daemon requests."
+    daemon_memory: Annotated[str, env_parameter("CD_DAEMON_MEMORY")] = "128Mi"
+    "Memory that a daemon requests."
+    daemon_guaranteed: Annotated[bool, env_parameter("CD_DAEMON_GUARANTEED")] = False
+    "Limit daemons to what they request, which makes them the last to be evicted."
+
+    def settings(self) -> "ImexDaemonSettings":
+        """The same, for the controller."""
+        from rackloom.core.domains.settings import ImexDaemonSettings
+
+        requests = {"cpu": self.daemon_cpu, "memory": self.daemon_memory}
+        return ImexDaemonSettings(
+            image=self.image,
+            pull_secrets=split_names(self.daemon_pull_secrets),
+            log_verbosity=self.daemon_log_verbosity,
+            max_nodes=self.max_nodes_per_imex_domain,
+            authentication=self.daemon_authentication,
+            priority_class=self.daemon_priority_class,
+            resources={"requests": requests} | ({"limits": requests} if self.daemon_guaranteed else {}),
+        )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class DomainParameters:
+    """Where daemons run and how ComputeDomains are isolated."""
+
+    daemon_namespace: Annotated[str, env_parameter("IMEX_NAMESPACE")] = "rackloom-imex"
+    "Where IMEX daemons run, with their certificates: a namespace in which nothing else does."
+    additional_namespaces: Annotated[str, env_parameter("ADDITIONAL_NAMESPACES")] = ""
+    (
+        "Where earlier installations left daemons, separated by commas. Those keep running until their"
+        " ComputeDomain is deleted; new ones are never made there."
+    )
+    mode: Annotated[Literal["driverManaged", "hostManaged"], env_parameter("IMEX_MODE")] = "driverManaged"
+    "Who runs nvidia-imex: the driver, one per ComputeDomain, or the host."
+    isolation: Annotated[Literal["domain", "channel"], env_parameter("IMEX_ISOLATION")] = "domain"
+    (
+        "What a job gets: its own IMEX domain (domain), or a channel of a shared one (channel). The label"
+        " rackloom.dev/imex-isolation of nodes and ComputeDomains overrides it."
+    )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class GangParameters:
+    """Whole-rack jobs and their timing."""
+
+    gang_max_spares: Annotated[int, env_parameter("GANG_MAX_SPARES")] = 8
+    "Spare trays that all whole-rack jobs of a namespace may keep together; 0 for none."
+    gang_clique_label: Annotated[str, env_parameter("GANG_CLIQUE_LABEL")] = "nvidia.com/gpu.clique"
+    "Label of nodes that says which of them share memory over NVLink."
+    gang_settle: Annotated[float, env_parameter("GANG_SETTLE_SECONDS")] = 2.0
+    "Seconds between the reservation of trays and the check that no other pod was bound to them meanwhile."
+    gang_lost_after: Annotated[float, env_parameter("GANG_LOST_AFTER_SECONDS")] = 300.0
+    "Seconds after which a tray that is not ready counts as lost, and its members move."
+    gang_bind_after: Annotated[float, env_parameter("GANG_BIND_AFTER_SECONDS")] = 120.0
+    "Seconds after which an ungated member that is not bound is looked into."
+    gang_retry: Annotated[float, env_parameter("GANG_RETRY_SECONDS")] = 15.0
+    "Seconds between two attempts to place a job that does not fit."
+
+    def settings(self) -> "GangSettings":
+        """The same, for the controller. Raises Refused for values that make no sense."""
+        from rackloom.core.gangs.spec import GangSettings, checked_gang_settings
+
+        return checked_gang_settings(
+            GangSettings(
+                settle=self.gang_settle,
+                lost_after=self.gang_lost_after,
+                bind_after=self.gang_bind_after,
+                again=self.gang_retry,
+                max_spares=self.gang_max_spares,
+                clique_label=self.gang_clique_label,
+            )
+        )
 
 
 def controller(
     *,
-    image: Annotated[str, _controller_env("IMAGE_NAME")],
-    namespace: Annotated[str, _controller_env("NAMESPACE")] = "rackloom-system",
-    daemon_namespace: Annotated[str, _controller_env("IMEX_NAMESPACE")] = "rackloom-imex",
-    additional_namespaces: Annotated[str, _controller_env("ADDITIONAL_NAMESPACES")] = "",
-    mode: Annotated[Literal["driverManaged", "hostManaged"], _controller_env("IMEX_MODE")] = "driverManaged",
-    isolation: Annotated[Literal["domain", "channel"], _controller_env("IMEX_ISOLATION")] = "domain",
-    max_nodes_per_imex_domain: Annotated[int, _controller_env("MAX_NODES_PER_IMEX_DOMAIN")] = 18,
-    daemon_pull_secrets: Annotated[str, _controller_env("CD_DAEMON_IMAGE_PULL_SECRET_NAMES")] = "",
-    daemon_log_verbosity: Annotated[int, _controller_env("LOG_VERBOSITY_CD_DAEMON")] = 4,
-    daemon_authentication: Annotated[bool, _controller_env("IMEX_AUTHENTICATION")] = True,
-    daemon_priority_class: Annotated[str | None, _controller_env("CD_DAEMON_PRIORITY_CLASS")] = None,
-    daemon_cpu: Annotated[str, _controller_env("CD_DAEMON_CPU")] = "50m",
-    daemon_memory: Annotated[str, _controller_env("CD_DAEMON_MEMORY")] = "128Mi",
-    daemon_guaranteed: Annotated[bool, _controller_env("CD_DAEMON_GUARANTEED")] = False,
-    gang_max_spares: Annotated[int, _controller_env("GANG_MAX_SPARES")] = 8,
-    gang_clique_label: Annotated[str, _controller_env("GANG_CLIQUE_LABEL")] = "nvidia.com/gpu.clique",
-    gang_settle: Annotated[float, _controller_env("GANG_SETTLE_SECONDS")] = 2.0,
-    gang_lost_after: Annotated[float, _controller_env("GANG_LOST_AFTER_SECONDS")] = 300.0,
-    gang_bind_after: Annotated[float, _controller_env("GANG_BIND_AFTER_SECONDS")] = 120.0,
-    gang_retry: Annotated[float, _controller_env("GANG_RETRY_SECONDS")] = 15.0,
-    listen: Annotated[str | None, _controller_env("HTTP_ENDPOINT")] = None,
-    pod: Annotated[str, _controller_env("POD_NAME")] = "controller",
+    daemon: DaemonParameters,
+    domains: DomainParameters = DomainParameters(),
+    gangs: GangParameters = GangParameters(),
+    namespace: Annotated[str, env_parameter("NAMESPACE")] = "rackloom-system",
+    listen: Annotated[str | None, env_parameter("HTTP_ENDPOINT")] = None,
+    pod: Annotated[str, env_parameter("POD_NAME")] = "controller",
     kubeconfig: Path | None = None,
 ) -> None:
     """Give each ComputeDomain its claim templates and IMEX daemons, and whole-rack jobs their trays.
 
     Parameters
     ----------
-    image
-        Image of the IMEX daemons' pods; in a cluster, the one this runs from.
+    daemon
+        The pods of IMEX daemons.
+    domains
+        Where daemons run and how ComputeDomains are isolated.
+    gangs
+        Whole-rack jobs and their timing.
     namespace
         Namespace of this program, for the election.
-    daemon_namespace
-        Where IMEX daemons run, with their certificates: a namespace in which nothing else does.
-    additional_namespaces
-        Where earlier installations left daemons, separated by commas. Those keep running until their
-        ComputeDomain is deleted; new ones are never made there.
-    mode
-        Who runs nvidia-imex: the driver, one per ComputeDomain, or the host.
-    isolation
-        What a job gets: an IMEX domain of its own (domain), or a channel of a shared one (channel). The label
-        rackloom.dev/imex-isolation of nodes and ComputeDomains is stronger.
-    max_nodes_per_imex_domain
-        How many nodes of one clique an IMEX domain can hold.
-    daemon_pull_secrets
-        Names of image pull secrets, separated by commas.
-    daemon_log_verbosity
-        Passed to the daemons.
-    daemon_authentication
-        Mutual TLS between the daemons of a ComputeDomain.
-    daemon_priority_class
-        Priority class of the daemons' pods.
-    daemon_cpu
-        CPU that a daemon requests.
-    daemon_memory
-        Memory that a daemon requests.
-    daemon_guaranteed
-        Limit daemons to what they request, which makes them the last to be evicted.
-    gang_max_spares
-        Spare trays that all whole-rack jobs of a namespace may keep together; 0 for none.
-    gang_clique_label
-        Label of nodes that says which of them share memory over NVLink.
-    gang_settle
-        Seconds between the reservation of trays and the look whether somebody came to them meanwhile.
-    gang_lost_after
-        Seconds after which a tray that is not ready counts as lost, and its members move.
-    gang_bind_after
-        Seconds after which a member that was let go and is not bound is looked after.
-    gang_retry
-        Seconds between two attempts to place a job that does not fit.
     listen
         HOST:PORT of /metrics and /healthz.
     pod
@@ -100,54 +146,29 @@ def controller(
     """
     from rackloom.app.controller import ControllerOptions, run_controller
     from rackloom.core.domains.names import ImexIsolation, ImexMode
-    from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
-    from rackloom.core.gangs.spec import GangSettings, checked_gang_settings
+    from rackloom.core.domains.settings import ControllerSettings
 
-    requests = {"cpu": daemon_cpu, "memory": daemon_memory}
-    daemon = ImexDaemonSettings(
-        image=image,
-        pull_secrets=split_names(daemon_pull_secrets),
-        log_verbosity=daemon_log_verbosity,
-        max_nodes=max_nodes_per_imex_domain,
-        authentication=daemon_authentication,
-        priority_class=daemon_priority_class,
-        resources={"requests": requests} | ({"limits": requests} if daemon_guaranteed else {}),
-    )
-    gangs = checked_gang_settings(
-        GangSettings(
-            settle=gang_settle,
-            lost_after=gang_lost_after,
-            bind_after=gang_bind_after,
-            again=gang_retry,
-            max_spares=gang_max_spares,
-            clique_label=gang_clique_label,
-        )
-    )
     settings = ControllerSettings(
-        daemon=daemon,
-        daemon_namespace=daemon_namespace,
-        additional_namespaces=split_names(additional_namespaces),
-        imex_mode=ImexMode(mode),
-        isolation=ImexIsolation(isolation),
-        lost_after=gang_lost_after,
+        daemon=daemon.settings(),
+        daemon_namespace=domains.daemon_namespace,
+        additional_namespaces=split_names(domains.additional_namespaces),
+        imex_mode=ImexMode(domains.mode),
+        isolation=ImexIsolation(domains.isolation),
+        lost_after=gangs.gang_lost_after,
     )
     options = ControllerOptions(identity=pod, namespace=namespace, listen=listen, kubeconfig=kubeconfig)
-    run_controller(settings, gangs, options, partial(print, flush=True))
-
-
-def _webhook_env(name: str) -> Parameter:
-    return Parameter(env_var=name)
+    run_controller(settings, gangs.settings(), options, partial(print, flush=True))
 
 
 def webhook(
     *,
-    namespace: Annotated[str, _webhook_env("NAMESPACE")] = "rackloom-system",
-    daemon_namespace: Annotated[str, _webhook_env("IMEX_NAMESPACE")] = "rackloom-imex",
-    mode: Annotated[Literal["warn", "enforce"], _webhook_env("ADMISSION_MODE")] = "warn",
-    isolation: Annotated[Literal["domain", "channel"], _webhook_env("IMEX_ISOLATION")] = "domain",
-    listen: Annotated[str, _webhook_env("HTTPS_ENDPOINT")] = "0.0.0.0:8443",
+    namespace: Annotated[str, env_parameter("NAMESPACE")] = "rackloom-system",
+    daemon_namespace: Annotated[str, env_parameter("IMEX_NAMESPACE")] = "rackloom-imex",
+    mode: Annotated[Literal["warn", "enforce"], env_parameter("ADMISSION_MODE")] = "warn",
+    isolation: Annotated[Literal["domain", "channel"], env_parameter("IMEX_ISOLATION")] = "domain",
+    listen: Annotated[str, env_parameter("HTTPS_ENDPOINT")] = "0.0.0.0:8443",
     dns_name: tuple[str, ...] = (),
-    pod: Annotated[str, _webhook_env("POD_NAME")] = "webhook",
+    pod: Annotated[str, env_parameter("POD_NAME")] = "webhook",
     kubeconfig: Path | None = None,
 ) -> None:
     """Validate device configs, keep the pods of a ComputeDomain together, and hold back those that are early.
