@@ -12,8 +12,8 @@ from rackloom.lab.carving.run import LoadPlan, count_crash_points, run_script, s
 SHORT = LoadPlan(seconds=400)
 
 DIGEST = """
-from rackloom.lab.carving.run import Plan, simulate
-print(simulate(11, Plan(seconds=200)).digest, simulate(11, Plan(seconds=200, replicas=2)).digest)
+from rackloom.lab.carving.run import LoadPlan, simulate
+print(simulate(11, LoadPlan(seconds=200)).digest, simulate(11, LoadPlan(seconds=200, replicas=2)).digest)
 """
 
 
