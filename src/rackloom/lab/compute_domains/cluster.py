@@ -193,10 +193,10 @@ class ComputeDomainCluster:
             ResourceClaimController(self.kube, rng),
             SimulatedScheduler(self.kube, rng),
         )
-        self._go_on(self._kubelets.run(), *(kubernete.run() for kubernete in kubernetes))
-        self._go_on(*(candidate.run() for candidate in self._candidates))
+        self._spawn(self._kubelets.run(), *(kubernete.run() for kubernete in kubernetes))
+        self._spawn(*(candidate.run() for candidate in self._candidates))
         if self.plot is StoryKind.GANG:
-            self._go_on(NodeLifecycleController(self.kube, loop_wall_time).run())
+            self._spawn(NodeLifecycleController(self.kube, loop_wall_time).run())
         for tray in self.trays.values():
             await self._boot(tray, 1)
 
@@ -268,7 +268,7 @@ class ComputeDomainCluster:
         spec = NodeSpec(tray.name, labels=tray.labels, capacity=capacity, boot_id=str(boot))
         await retry_until_answered(lambda: self._kubelets.register(spec))
 
-    def _go_on(self, *work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, *work: Coroutine[Any, Any, None]) -> None:
         self._work += [asyncio.create_task(one) for one in work]
 
     def _strike(self, step: int, tray: str) -> None:
@@ -281,17 +281,17 @@ class ComputeDomainCluster:
                 self._stop_server()
             case Disruption.REBOOT:
                 self._cut(machine)
-                self._go_on(self._reboot(machine))
+                self._spawn(self._reboot(machine))
             case Disruption.LOST:
                 self._cut(machine)
-                self._go_on(self._lose(machine.tray.name))
+                self._spawn(self._lose(machine.tray.name))
             case Disruption.CONTROLLER | Disruption.PLUGIN | Disruption.DAEMON as who:
                 for life in self._lives(who, machine):
                     life.kill()
             case stops:
                 for life in self._lives(STOP_DISRUPTIONS[stops], machine):
                     life.stop()
-                    asyncio.get_running_loop().call_later(STOPPED_SECONDS, life.go_on)
+                    asyncio.get_running_loop().call_later(STOPPED_SECONDS, life.resume)
 
     def _lives(self, who: Disruption, machine: TrayMachine) -> list[Process]:
         """The processes that a death is about."""

@@ -37,22 +37,22 @@ class LedgerInstance(LedgerObject, kw_only=True):
 
     vpc: str
     machine: str
-    wishes: dict[int, str]
+    desired: dict[int, str]
     """deviceInstance to logical partition; other GPUs shall be in none."""
     since: dict[int, float]
     """deviceInstance to the virtual time at which its present wish (or the lack of one) was told."""
     born: float
 
-    def wish_since(self, device: int) -> float:
+    def desired_since(self, device: int) -> float:
         """Since when the present wish for a GPU stands."""
         return self.since.get(device, self.born)
 
-    def rewish(self, wishes: dict[int, str], now: float) -> None:
+    def change_desired(self, desired: dict[int, str], now: float) -> None:
         """The tenant wants something else."""
-        for device in self.wishes.keys() | wishes.keys():
-            if self.wishes.get(device) != wishes.get(device):
+        for device in self.desired.keys() | desired.keys():
+            if self.desired.get(device) != desired.get(device):
                 self.since[device] = now
-        self.wishes = dict(wishes)
+        self.desired = dict(desired)
 
 
 class LedgerVpc(LedgerObject, kw_only=True):
@@ -87,28 +87,28 @@ class Ledger:
         held = self.holder.get(machine)
         return None if held is None else self.instances[held]
 
-    def learn_instance(self, org: str, shown: Json, now: float) -> LedgerInstance:
+    def add_instance(self, org: str, answer: Json, now: float) -> LedgerInstance:
         """An instance that was just made."""
-        wishes = desired_partitions_of(shown)
-        ledger_instance = LedgerInstance(
-            id=shown["id"],
+        desired = desired_partitions_of(answer)
+        instance = LedgerInstance(
+            id=answer["id"],
             org=org,
-            name=shown["name"],
-            vpc=shown["vpcId"],
-            machine=shown["machineId"],
-            wishes=wishes,
+            name=answer["name"],
+            vpc=answer["vpcId"],
+            machine=answer["machineId"],
+            desired=desired,
             since={},
             born=now,
         )
-        self.instances[ledger_instance.id] = ledger_instance
-        self.holder[ledger_instance.machine] = ledger_instance.id
-        return ledger_instance
+        self.instances[instance.id] = instance
+        self.holder[instance.machine] = instance.id
+        return instance
 
-    def forget_instance(self, ledger_instance: LedgerInstance) -> None:
+    def forget_instance(self, instance: LedgerInstance) -> None:
         """An instance that is known to be gone."""
-        ledger_instance.state = "gone"
-        if self.holder.get(ledger_instance.machine) == ledger_instance.id:
-            del self.holder[ledger_instance.machine]
+        instance.state = "gone"
+        if self.holder.get(instance.machine) == instance.id:
+            del self.holder[instance.machine]
 
     def of(self, org: str, kind: str) -> list[Any]:
         """The live and leaving objects of an org: `partitions`, `vpcs` or `instances`."""
@@ -117,14 +117,14 @@ class Ledger:
 
     def live(self, org: str, kind: str) -> list[Any]:
         """The objects of an org that it did not ask to delete."""
-        return [one for one in self.of(org, kind) if one.state == "live"]
+        return [obj for obj in self.of(org, kind) if obj.state == "live"]
 
 
-def desired_partitions_of(shown: Json) -> dict[int, str]:
+def desired_partitions_of(answer: Json) -> dict[int, str]:
     """What an instance is shown to want."""
     return {
         interface["deviceInstance"]: interface["nvLinkLogicalPartitionId"]
-        for interface in shown["nvLinkInterfaces"]
+        for interface in answer["nvLinkInterfaces"]
         if interface["status"] != "Deleting"
     }
 

@@ -118,8 +118,8 @@ class ImexMemberInvariants:
         """A clique object or the status of a ComputeDomain was written, or an object deleted."""
         if kind == COMPUTE_DOMAIN:
             nodes = (obj.get("status") or {}).get("nodes") or ()
-            shown = [(one["name"], one.get("ipAddress", ""), one.get("status")) for one in nodes]
-            self._judge_ready(obj["metadata"]["uid"], shown)
+            reported = [(node["name"], node.get("ipAddress", ""), node.get("status")) for node in nodes]
+            self._judge_ready(obj["metadata"]["uid"], reported)
         if kind != COMPUTE_DOMAIN_CLIQUE:
             return
         name = obj["metadata"]["name"]

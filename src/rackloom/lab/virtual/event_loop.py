@@ -10,7 +10,7 @@ irreproducible. `run_in_executor` runs its function inline. A loop in which ever
 raises `Deadlock`.
 
 Several processes may share one loop, each in its own `contextvars` context. `stop_whom` names those
-that are stopped (SIGSTOP): their callbacks are set aside when their turn comes, and `go_on` queues them
+that are stopped (SIGSTOP): their callbacks are set aside when their turn comes, and `resume` queues them
 again, late.
 
 `loop_wall_time` gives seconds since 1970 by the running loop, for every part of a simulated cluster.
@@ -91,10 +91,10 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._selector.now
 
     def stop_whom(self, is_stopped: IsStopped) -> None:
-        """Run nothing of processes for whose context this is true. Call `go_on` when one goes on."""
+        """Run nothing of processes for whose context this is true. Call `resume` when one goes on."""
         self._ready.is_stopped = is_stopped
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Run what was set aside of processes that are not stopped any more."""
         self._ready.release()
 

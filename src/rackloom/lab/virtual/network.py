@@ -164,8 +164,10 @@ class SimController:
         if self._network.trip("Subscribe").refused:
             raise rpc_failure(grpc.StatusCode.UNAVAILABLE, "connection refused")
         handler = self._handler("Subscribe")
-        async for one in handler.unary_stream(handler.request_deserializer(request), SimCallContext()):
-            yield handler.response_serializer(one)
+        async for notification in handler.unary_stream(
+            handler.request_deserializer(request), SimCallContext()
+        ):
+            yield handler.response_serializer(notification)
 
     def _handler(self, rpc: str) -> Any:
         return self._handlers.service(_Call(f"/{_SERVICE.full_name}/{rpc}", ()))
@@ -190,10 +192,10 @@ class SimStream:
 
     async def read(self) -> bytes:
         """The next message; raises AioRpcError when the stream is broken."""
-        one = await self._arrived.get()
-        if isinstance(one, grpc.aio.AioRpcError):
-            raise one
-        return one
+        message = await self._arrived.get()
+        if isinstance(message, grpc.aio.AioRpcError):
+            raise message
+        return message
 
     def fail(self, why: str) -> None:
         """Break the stream."""
@@ -295,22 +297,27 @@ MUTATIONS = frozenset({"CreatePartition", "DeletePartition", "AddGpusToPartition
 class SimNetwork:
     """The network in front of one controller, as bad as its fields say."""
 
+    down = False
+    """Connections are refused."""
+    dark = False
+    """Packets vanish."""
+    slow = 0.0
+    """Mean of what is added to each direction, in seconds."""
+    notice_loss = 0.0
+    """Share of the notifications that are lost."""
+    notice_copies = 1
+    """How often a notification arrives."""
+
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.down = False
-        """Nobody listens."""
-        self.dark = False
-        """Packets vanish."""
-        self.slow = 0.0
-        """Mean of what is added to each way, in seconds."""
-        self.notice_loss = 0.0
-        self.notice_copies = 1
         self.next_mutations: deque[CallFate] = deque()
-        """Fates of the next changes that are asked for."""
+        """Fates of the next changes that are requested."""
 
     def heal(self) -> None:
         """Everything arrives, once and in time."""
-        self.__init__(self.rng)  # type: ignore[misc]
+        rng = self.rng
+        vars(self).clear()
+        self.__init__(rng)  # type: ignore[misc]
 
     def trip(self, rpc: str) -> CallFate:
         """The fate of a call that is made now."""

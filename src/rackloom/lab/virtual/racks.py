@@ -232,10 +232,10 @@ class SimSite:
         racks: int,
         rng: random.Random,
         *,
-        strangers: bool,
+        unmanaged_tray: bool,
         room: int | None = None,
     ) -> None:
-        """With `strangers`, the last tray of the first rack is on no machine that the site knows.
+        """With `unmanaged_tray`, the last tray of the first rack is on no machine that the site knows.
 
         `room` is how many partitions each domain holds.
         """
@@ -249,7 +249,7 @@ class SimSite:
         for rack in self.racks:
             few = rng.randint(1, 3) if rng.random() < SMALL_DOMAIN_RATE else None
             rack.limit(room or few)
-        if strangers:
+        if unmanaged_tray:
             self.site = _without_last_tray(self.site)
         self.machines = frozenset(
             machine_id_of(tray.chassis_serial, tray.slot)
