@@ -6,13 +6,8 @@ Feature Discovery labels a node with the clique only where all its GPUs report t
 
 `TrayGpuDriver` adds driver faults: a GPU that fell off the bus, and Xid errors. It serves the IMEX
 plugin and the GPU plugin; a fault shows at the next read.
-
-`TrayNames` draws node names and GPU UUIDs from a seed. They share nothing with the site's records, so
-that layers can be joined only by the join key: chassis serial, slot and module id, and the fabric GUID.
 """
 
-import hashlib
-import uuid
 from collections.abc import Mapping
 
 import msgspec
@@ -21,27 +16,9 @@ from rackloom.claim.node.fabric import FabricState, GpuFabric, NodeFabric
 from rackloom.claim.node.gpu.inventory import DeclaredGpu, DeclaredInventory, GpuInventory, NodeGpu, XidError
 from rackloom.claim.node.plugin import Health
 from rackloom.core.partitions.domain import GpuHealth
-from rackloom.lab.switches.fabric import FabricGpu, FabricSnapshot
+from rackloom.lab.switches.fabric import FabricGpu, FabricSnapshot, SeededNames
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
 from rackloom.topology.rack import ComputeTray
-
-
-class TrayNames(msgspec.Struct, frozen=True):
-    """Names drawn from the seed of a site: the same home gives the same again."""
-
-    seed: str
-
-    def node(self, chassis_serial: str, slot: int) -> str:
-        """Name of the node that a tray is."""
-        return f"node-{self._digest(f'node {chassis_serial} {slot}')[:8]}"
-
-    def gpu_uuid(self, fabric_guid: int) -> str:
-        """UUID of a GPU: another one where the tray was swapped, since then the GUID is another."""
-        return f"GPU-{uuid.UUID(self._digest(f'gpu {fabric_guid}')[:32], version=4)}"
-
-    def _digest(self, what: str) -> str:
-        return hashlib.blake2b(f"{self.seed} kubernetes {what}".encode(), digest_size=32).hexdigest()
-
 
 # From the switches' state to what NVML reports.
 
@@ -74,7 +51,9 @@ def fabric_slots_of(snapshot: FabricSnapshot) -> FabricSlots:
     return {_slot_key(gpu): FabricSlot(gpu, partition.get(gpu.guid, 0)) for gpu in snapshot.gpus}
 
 
-def gpus_of_tray(domain: str, tray: ComputeTray, seats: FabricSlots, names: TrayNames) -> tuple[TrayGpu, ...]:
+def gpus_of_tray(
+    domain: str, tray: ComputeTray, seats: FabricSlots, names: SeededNames
+) -> tuple[TrayGpu, ...]:
     """The GPUs of a tray by module id; those that are not in the chassis now are left out."""
     places = [SlotKey(tray.chassis_serial, tray.slot, module) for module in range(1, len(tray.gpus) + 1)]
     found = [(place, seats[place]) for place in places if place in seats]
@@ -92,7 +71,9 @@ def clique_label(gpus: tuple[TrayGpu, ...]) -> str | None:
     return (said.pop() or None) if len(said) == 1 else None
 
 
-def _tray_gpu(domain: str, tray: ComputeTray, place: SlotKey, seat: FabricSlot, names: TrayNames) -> TrayGpu:
+def _tray_gpu(
+    domain: str, tray: ComputeTray, place: SlotKey, seat: FabricSlot, names: SeededNames
+) -> TrayGpu:
     uuid = names.gpu_uuid(seat.gpu.guid)
     key = GpuKey(
         place=Fact(place, Source.NVML),

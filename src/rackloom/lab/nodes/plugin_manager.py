@@ -9,8 +9,8 @@ answered without an error. `SocketDraManager` connects these plugins to simulate
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,8 +43,11 @@ _DRA_VERSIONS: dict[str, tuple[ModuleType, ModuleType]] = {
 }
 
 
-class NotPrepared(Exception):
-    """What a pod shows as FailedPrepareDynamicResources."""
+class NotPrepared(Retry):
+    """What a pod shows as FailedPrepareDynamicResources; kubelet retries whatever the plugin answered."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, after=1.0)
 
 
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,9 +288,6 @@ def _registration_refusal(info: registration_pb2.PluginInfo, version: str) -> st
 # Plugins over sockets as the devices of simulated nodes.
 
 
-_AGAIN_S = 1.0
-
-
 class SocketDraManager(DraManager):
     """`Devices` that asks the plugins which are registered with each node's kubelet."""
 
@@ -304,18 +304,7 @@ class _RegisteredPlugins:
         return self._kubelet.plugins.keys()
 
     async def prepare(self, claims: Sequence[PodClaim]) -> None:
-        with _as_retry():
-            await self._kubelet.prepare(*claims)
+        await self._kubelet.prepare(*claims)
 
     async def unprepare(self, claims: Sequence[PodClaim]) -> None:
-        with _as_retry():
-            await self._kubelet.unprepare(*claims)
-
-
-@contextmanager
-def _as_retry() -> Iterator[None]:
-    """A kubelet asks again whatever a plugin said."""
-    try:
-        yield
-    except NotPrepared as error:
-        raise Retry(str(error), after=_AGAIN_S) from error
+        await self._kubelet.unprepare(*claims)

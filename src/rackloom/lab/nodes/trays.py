@@ -43,10 +43,10 @@ from rackloom.core.domains.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, SIMULATED
 from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
 from rackloom.errors import Refused, Retry
 from rackloom.lab.nodes.dra_manager import PodClaim
-from rackloom.lab.nodes.gpus import TrayGpuDriver, TrayNames, clique_label, fabric_slots_of, gpus_of_tray
+from rackloom.lab.nodes.gpus import TrayGpuDriver, clique_label, fabric_slots_of, gpus_of_tray
 from rackloom.lab.nodes.host_files import TrayHostFiles, TrayNics
 from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
-from rackloom.lab.switches.fabric import FabricSnapshot, SimulatedFabric
+from rackloom.lab.switches.fabric import FabricSnapshot, SeededNames, SimulatedFabric
 from rackloom.topology.nics import NO_CLUSTER_NETWORK, ClusterNetwork
 from rackloom.topology.rack import ComputeTray, RackSite
 
@@ -259,7 +259,7 @@ class TrayNodes:
         nodes: Iterable[TrayNode],
         kubelets: SimulatedKubelets,
         fabrics: Iterable[SimulatedFabric],
-        names: TrayNames,
+        names: SeededNames,
         api: KubeApi,
     ) -> None:
         self.kubelets = kubelets
@@ -393,7 +393,7 @@ class TrayNodes:
                 return
 
 
-def tray_nodes(site: RackSite, names: TrayNames, around: TrayEnvironment) -> tuple[TrayNode, ...]:
+def tray_nodes(site: RackSite, names: SeededNames, around: TrayEnvironment) -> tuple[TrayNode, ...]:
     """A node for each tray of a site."""
     return tuple(
         TrayNode(names.node(tray.chassis_serial, tray.slot), tray, domain.uuid, around)

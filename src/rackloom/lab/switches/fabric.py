@@ -340,7 +340,11 @@ def _seeded_guid(seed: str, chassis_serial: str, slot: int, module_id: int) -> i
 
 
 class SeededNames(msgspec.Struct, frozen=True):
-    """Names as a factory would give them: serials and uuids that say nothing of one another."""
+    """Names as a factory would give them.
+
+    Serials, domain UUIDs, node names and GPU UUIDs share nothing, so that layers can be joined only by the
+    join key: chassis serial, slot and module id, and the fabric GUID.
+    """
 
     seed: str
 
@@ -359,6 +363,14 @@ class SeededNames(msgspec.Struct, frozen=True):
     def domain_uuid(self, index: int) -> str:
         """UUID of an NVLink domain."""
         return str(uuid.UUID(self._digest(f"domain {index}")[:32], version=4))
+
+    def node(self, chassis_serial: str, slot: int) -> str:
+        """Name of the Kubernetes node that a tray is."""
+        return f"node-{self._digest(f'kubernetes node {chassis_serial} {slot}')[:8]}"
+
+    def gpu_uuid(self, fabric_guid: int) -> str:
+        """UUID of a GPU: another one where the tray was swapped, since then the GUID is another."""
+        return f"GPU-{uuid.UUID(self._digest(f'kubernetes gpu {fabric_guid}')[:32], version=4)}"
 
     def _digest(self, what: str) -> str:
         return hashlib.blake2b(f"{self.seed} {what}".encode(), digest_size=32).hexdigest()

@@ -22,6 +22,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -448,26 +449,19 @@ def use_nmxm(world: SimSite) -> None:
 
 
 class SimulatedServiceOverNmxm(SimulatedService):
-    """A plane whose racks `speak_nmxm`."""
+    """The service where `use_nmxm` put one NMX-M in front of all racks."""
 
-    def __init__(
-        self,
-        world: SimSite,
-        apps: Sequence[Any],
-        records: DatabaseBackend,
-        rng: random.Random,
-        interval: float,
-    ) -> None:
-        super().__init__(world, apps, records, rng, interval)
-        fabrics = tuple(rack.fabric for rack in world.racks)
-        self._service = NmxmService(
+    @cached_property
+    def _nmxm(self) -> NmxmService:
+        fabrics = tuple(rack.fabric for rack in self.world.racks)
+        return NmxmService(
             fabrics, username=_LOGIN.username, password=_LOGIN.password, seconds=NMXM_OPERATION_SECONDS
         )
 
     def _driver(self, life: Process, clock: Callable[[], float], endpoint: Endpoint) -> RecordingDriver:
         base, _, domain = endpoint.url.partition("?domain=")
         network = self.world.rack_at(endpoint.url).network
-        wire = NmxmTransport(self._service, network, life.checkpoint)
+        wire = NmxmTransport(self._nmxm, network, life.checkpoint)
         driver = NmxmDriver(base, _static_login, clock=clock, domain=domain, transport=wire)
         return RecordingDriver(driver, self.world, self.outcomes[endpoint.url], life)
 

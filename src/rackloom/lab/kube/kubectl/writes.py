@@ -72,25 +72,21 @@ _POD_STATUS_KEYS = {"status.hostIPs": "ip", "status.podIPs": "ip", "status.resou
 _TEMPLATE_KEYS = {**_below("spec.template.metadata", _METADATA_KEYS), **_pod_spec_keys("spec.template.spec")}
 _WEBHOOK_KEYS = {"webhooks": "name", "webhooks.matchConditions": "name"}
 
+_METADATA_ONLY = (
+    *(objects.SECRET, objects.CONFIG_MAP, objects.EVENT, objects.ENDPOINT_SLICE, objects.NETWORK_POLICY),
+    *(objects.LEASE, objects.RESOURCE_SLICE, objects.DEVICE_CLASS, objects.CRD),
+)
 MERGE_KEYS: Mapping[ResourceKind, MergeKeys] = {
+    **dict.fromkeys(_METADATA_ONLY, _object_keys()),
     objects.POD: _object_keys(_pod_spec_keys("spec"), _CONDITION_KEYS, _POD_STATUS_KEYS),
     objects.NODE: _object_keys({"spec.podCIDRs": "", "status.addresses": "type"}, _CONDITION_KEYS),
     objects.NAMESPACE: _object_keys(_CONDITION_KEYS),
-    objects.SECRET: _object_keys(),
-    objects.CONFIG_MAP: _object_keys(),
     objects.SERVICE: _object_keys({"spec.ports": "port"}, _CONDITION_KEYS),
     objects.SERVICE_ACCOUNT: _object_keys({"secrets": "name"}),
-    objects.EVENT: _object_keys(),
     objects.DAEMON_SET: _object_keys(_TEMPLATE_KEYS, _CONDITION_KEYS),
     objects.JOB: _object_keys(_TEMPLATE_KEYS, _CONDITION_KEYS),
-    objects.ENDPOINT_SLICE: _object_keys(),
-    objects.NETWORK_POLICY: _object_keys(),
-    objects.LEASE: _object_keys(),
-    objects.RESOURCE_SLICE: _object_keys(),
     objects.RESOURCE_CLAIM: _object_keys({"status.reservedFor": "uid"}),
     objects.RESOURCE_CLAIM_TEMPLATE: _object_keys(_below("spec.metadata", _METADATA_KEYS)),
-    objects.DEVICE_CLASS: _object_keys(),
-    objects.CRD: _object_keys(),
     objects.MUTATING_WEBHOOK: _object_keys(_WEBHOOK_KEYS),
     objects.VALIDATING_WEBHOOK: _object_keys(_WEBHOOK_KEYS),
 }
