@@ -51,7 +51,7 @@ class Rack:
             gpus=declared_inventory(machine),
             namespace="rackloom-imex",
             wall=loop_wall_time,
-            meter=PluginMetrics("simulated", "simulated", ()),
+            metrics=PluginMetrics("simulated", "simulated", ()),
         )
         names = SeededNames("seed")
         made = {node.name: node for node in tray_nodes(self.site, names, around)}

@@ -343,7 +343,7 @@ def _tray_nodes(
         gpus=declared_inventory(machine),
         namespace=DEFAULT_DAEMON_NAMESPACE,
         wall=chance.wall,
-        meter=PluginMetrics("simulated", "simulated", ()),
+        metrics=PluginMetrics("simulated", "simulated", ()),
     )
     made = {node.name: node for node in tray_nodes(twin.site, names, around)}
     programs = PodPrograms(

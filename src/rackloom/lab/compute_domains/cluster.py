@@ -128,14 +128,14 @@ class ComputeDomainCluster:
         self,
         root: Path,
         classes: Sequence[Object],
-        plot: StoryKind,
+        kind: StoryKind,
         *,
         death: Disruption | None = None,
         at: int = 0,
     ) -> None:
         write_kernel_files(root)
-        self.plot = plot
-        self.isolation = plot.isolation
+        self.kind = kind
+        self.isolation = kind.isolation
         self.kube = FakeKube(
             namespaces=(
                 "default",
@@ -147,13 +147,13 @@ class ComputeDomainCluster:
         )
         self.kube.faults.delay(API_SECONDS)
         self.user = DirectApi(self.kube, "user")
-        self.trays = {tray.name: tray for tray in (ImexTray(root, 1, number) for number in range(plot.trays))}
-        self.seen = ChannelInvariants(loop_wall_time)
+        self.trays = {tray.name: tray for tray in (ImexTray(root, 1, number) for number in range(kind.trays))}
+        self.channels = ChannelInvariants(loop_wall_time)
         self._members = ImexMemberInvariants(
-            self._is_there, self._runs_daemon, self._was_ready, self.seen.broken
+            self._is_there, self._runs_daemon, self._was_ready, self.channels.broken
         )
-        self.kube.store.listeners += [self.seen.written, self._members.written]
-        self.machines = TrayMachines(self.kube, self.seen)
+        self.kube.store.listeners += [self.channels.written, self._members.written]
+        self.machines = TrayMachines(self.kube, self.channels)
         # What strikes is not of the process whose step it is, and may stop that one.
         context = contextvars.copy_context()
         self.steps = CrashPoints(lambda step, tray: context.copy().run(self._strike, step, tray))
@@ -171,11 +171,14 @@ class ComputeDomainCluster:
             rng,
             devices=self.machines.devices,
             containers=self.machines,
-            on_resync=self.seen.resynced,
+            on_resync=self.channels.resynced,
         )
         self._candidates = [
             RestartedProcess(
-                Process(f"controller-{number}"), self._control, CONTROLLER_RESTART_SECONDS, self.seen.broken
+                Process(f"controller-{number}"),
+                self._control,
+                CONTROLLER_RESTART_SECONDS,
+                self.channels.broken,
             )
             for number in range(CANDIDATES)
         ]
@@ -195,7 +198,7 @@ class ComputeDomainCluster:
         )
         self._spawn(self._kubelets.run(), *(kubernete.run() for kubernete in kubernetes))
         self._spawn(*(candidate.run() for candidate in self._candidates))
-        if self.plot is StoryKind.GANG:
+        if self.kind is StoryKind.GANG:
             self._spawn(NodeLifecycleController(self.kube, loop_wall_time).run())
         for tray in self.trays.values():
             await self._boot(tray, 1)
@@ -204,9 +207,9 @@ class ComputeDomainCluster:
         """Stop everything. Whatever had ended before is told as broken."""
         self.kube.store.listeners.remove(self._members.written)
         tasks = [*self._work, *(machine.keeper for machine in self.machines.on.values())]
-        self.seen.broken += self._tasks.of_the_dead()
+        self.channels.broken += self._tasks.of_the_dead()
         ended = [task for task in tasks if task.done() and not task.cancelled()]
-        self.seen.broken += [repr(failed) for task in ended if (failed := task.exception()) is not None]
+        self.channels.broken += [repr(failed) for task in ended if (failed := task.exception()) is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -235,7 +238,7 @@ class ComputeDomainCluster:
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(DomainController(api, settings, recorder, loop_wall_time, rng).run())
-            if self.plot is StoryKind.GANG:
+            if self.kind is StoryKind.GANG:
                 gangs = GangController(api, PlacementSearch(), recorder, loop_wall_time, rng, GANG_SETTINGS)
                 tasks.create_task(gangs.run())
 
@@ -261,7 +264,7 @@ class ComputeDomainCluster:
         return any(address == known for ready in boots for _, known in ready)
 
     async def _boot(self, tray: ImexTray, boot: int) -> None:
-        machine = TrayMachine(self.kube, tray, self.isolation, self.steps, self.seen, boot=boot)
+        machine = TrayMachine(self.kube, tray, self.isolation, self.steps, self.channels, boot=boot)
         self.machines.on[tray.name] = machine
         self._ready_on.setdefault(tray.name, []).append(machine.was_ready)
         capacity = {"cpu": "96", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": GPUS_PER_TRAY}
@@ -269,7 +272,7 @@ class ComputeDomainCluster:
         await retry_until_answered(lambda: self._kubelets.register(spec))
 
     def _spawn(self, *work: Coroutine[Any, Any, None]) -> None:
-        self._work += [asyncio.create_task(one) for one in work]
+        self._work += [asyncio.create_task(coroutine) for coroutine in work]
 
     def _strike(self, step: int, tray: str) -> None:
         if step != self._at or self._death is None:
@@ -320,7 +323,7 @@ class ComputeDomainCluster:
 
     def _start_server(self) -> None:
         self.steps.server_is_down = False
-        self.seen.changed()
+        self.channels.changed()
         self.kube.faults.clear()
 
     def _cut(self, machine: TrayMachine) -> None:

@@ -202,7 +202,7 @@ class DisorderedEvents:
         self.begin(())
         self.hits = 0
 
-    async def told(
+    async def delivered(
         self, user: str, event: WatchEvent, coming: "asyncio.Queue[WatchEvent | None]"
     ) -> Sequence[WatchEvent]:
         """What a watch tells when `event` is due, `coming` being what is due after it."""

@@ -113,7 +113,7 @@ class KubeTransport(httpx2.AsyncBaseTransport):
         api = DirectApi(self._kube, user, request.url.params.get("fieldManager", ""))
         try:
             document = (
-                discovery_document(request.url.path, self._kube.shapes) if request.method == "GET" else None
+                discovery_document(request.url.path, self._kube.schemas) if request.method == "GET" else None
             )
             if document is not None:
                 return _json_response(200, document)
@@ -132,7 +132,7 @@ class KubeTransport(httpx2.AsyncBaseTransport):
         if len(rest) > 2 and rest[0] == "namespaces" and rest[2] not in ("status", "finalize"):
             namespace, rest = rest[1], rest[2:]
         plural, name, subresource = (*rest, "", "", "")[:3]
-        for kind in self._kube.shapes:
+        for kind in self._kube.schemas:
             if (kind.group, kind.version, kind.plural) == (group, version, plural):
                 return RequestTarget(kind, namespace, name, subresource)
         raise refusals.not_served()
@@ -199,7 +199,7 @@ class KubeTransport(httpx2.AsyncBaseTransport):
         """What cannot be watched is refused before the answer begins; all else is said in its body."""
         params = request.url.params
         options, selectors = watch_options(params), _selectors(params)
-        check_field_selector(target.kind, selectors["fields"], self._kube.shape(target.kind).selectable)
+        check_field_selector(target.kind, selectors["fields"], self._kube.schema(target.kind).selectable)
         selector_predicate(**selectors)
         events = api.follow(target.kind, target.namespace, options, **selectors)
         return _WatchBody(events, self._view(target, request))
@@ -295,9 +295,9 @@ async def _delete_object(
 class _WatchBody(httpx2.AsyncByteStream):
     """The body of a watch: what goes wrong on the way is its last line, or a broken connection."""
 
-    def __init__(self, events: AsyncGenerator[WatchEvent, None], seen: ResponseView) -> None:
+    def __init__(self, events: AsyncGenerator[WatchEvent, None], view: ResponseView) -> None:
         self._events = events
-        self._view = seen
+        self._view = view
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:

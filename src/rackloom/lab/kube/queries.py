@@ -68,8 +68,8 @@ def list_options(params: Mapping[str, str]) -> ListOptions:
         raise refusals.invalid(_LIST_OPTIONS_KIND, "", *problems)
     version = _version_option(params)
     # What any version serves comes from memory, whole, as the server says of resourceVersion=0.
-    asked = _integer_option(params, "limit") or 0
-    limit = 0 if version == "0" else asked
+    limit_option = _integer_option(params, "limit") or 0
+    limit = 0 if version == "0" else limit_option
     return ListOptions(version, params.get(_MATCH) == _EXACT, limit, params.get("continue", ""))
 
 
@@ -80,9 +80,9 @@ def watch_options(params: Mapping[str, str]) -> WatchOptions:
         raise refusals.invalid(_LIST_OPTIONS_KIND, "", *problems)
     version, seconds = _version_option(params), _integer_option(params, "timeoutSeconds")
     bookmarks = params.get("allowWatchBookmarks") in ("true", "1")
-    asked = params.get(_INITIAL)
-    first = starts_with_all(version) if asked is None else asked in ("true", "1")
-    ends = asked is not None and first and bookmarks
+    initial = params.get(_INITIAL)
+    first = starts_with_all(version) if initial is None else initial in ("true", "1")
+    ends = initial is not None and first and bookmarks
     return WatchOptions(version, seconds or None, bookmarks, first, ends)
 
 
@@ -93,10 +93,10 @@ def starts_with_all(version: str) -> bool:
 
 def is_dry_run(params: Mapping[str, str], options: Iterable[str] = ()) -> bool:
     """Whether a write shall change nothing: in the query, or in the DeleteOptions. Raises `Rejected`."""
-    asked = [*([params["dryRun"]] if "dryRun" in params else ()), *options]
-    if any(one != "All" for one in asked):
+    values = [*([params["dryRun"]] if "dryRun" in params else ()), *options]
+    if any(value != "All" for value in values):
         raise refusals.invalid(_WRITE_OPTIONS_KIND, "", 'dryRun: Unsupported value: supported values: "All"')
-    return bool(asked)
+    return bool(values)
 
 
 def field_manager_of(params: Mapping[str, str]) -> str:
@@ -190,8 +190,8 @@ def check_field_selector(kind: ResourceKind, fields: str, known: Collection[str]
 
 def required_fields(fields: str) -> dict[str, str]:
     """The fields that a selector wants to have exactly one value, by path."""
-    found = [_EQUALITY.match(term) for term in _selector_terms(fields)]
-    return {one["key"]: one["value"] for one in found if one is not None and one["how"] != "!="}
+    terms = [_EQUALITY.match(term) for term in _selector_terms(fields)]
+    return {term["key"]: term["value"] for term in terms if term is not None and term["how"] != "!="}
 
 
 def _selector_terms(selector: str) -> list[str]:

@@ -65,10 +65,12 @@ def apply_conflict(conflicts: list[tuple[str, str]]) -> Conflict:
     count = f"{len(conflicts)} conflict" + ("s" if len(conflicts) > 1 else "")
     owners = dict.fromkeys(owner for owner, _ in conflicts)
     if len(conflicts) == 1:
-        told = f"conflict with {conflicts[0][0]}: {conflicts[0][1]}"
+        details = f"conflict with {conflicts[0][0]}: {conflicts[0][1]}"
     else:
-        told = "\n".join(_owner_lines(owner, [f for who, f in conflicts if who == owner]) for owner in owners)
-    return Conflict(409, "Conflict", f"Apply failed with {count}: {told}")
+        details = "\n".join(
+            _owner_lines(owner, [f for who, f in conflicts if who == owner]) for owner in owners
+        )
+    return Conflict(409, "Conflict", f"Apply failed with {count}: {details}")
 
 
 def _owner_lines(owner: str, fields: list[str]) -> str:
@@ -77,8 +79,8 @@ def _owner_lines(owner: str, fields: list[str]) -> str:
 
 def invalid(kind: ResourceKind, name: str, *problems: str) -> Rejected:
     """A value that the type does not allow: `problems` read `spec.x: Required value`."""
-    told = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
-    return Rejected(422, "Invalid", f'{_kind_name(kind)} "{name}" is invalid: {told}')
+    text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
+    return Rejected(422, "Invalid", f'{_kind_name(kind)} "{name}" is invalid: {text}')
 
 
 def bad_request(message: str) -> Rejected:

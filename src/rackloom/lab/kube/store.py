@@ -51,9 +51,9 @@ class WatchScope:
 
     def seen(self, entry: HistoryEntry) -> WatchEvent | None:
         """How a change looks from here: what stops matching is DELETED, what starts is ADDED."""
-        now = entry.type != "DELETED" and self.holds(entry.object)
+        matches_now = entry.type != "DELETED" and self.holds(entry.object)
         before = self.holds(entry.before)
-        if now:
+        if matches_now:
             return WatchEvent("MODIFIED" if before else "ADDED", entry.object)
         return WatchEvent("DELETED", entry.object) if before else None
 
@@ -66,7 +66,7 @@ class WatchFeed:
         self.after = after
         self.queue: asyncio.Queue[WatchEvent | None] = asyncio.Queue()
 
-    def tell(self, event: WatchEvent | None) -> None:
+    def send(self, event: WatchEvent | None) -> None:
         """Queue a change as its scope sees it, if it does."""
         if event is not None:
             self.queue.put_nowait(event)
@@ -98,7 +98,7 @@ class History:
             event = scope.seen(entry)
             for feed in feeds:
                 if entry.version > feed.after:
-                    feed.tell(event)
+                    feed.send(event)
         for listener in self.listeners:
             self.context.copy().run(listener, kind, obj)
 
@@ -110,7 +110,7 @@ class History:
         feed = WatchFeed(scope, after)
         for entry in self._entries[kind]:
             if entry.version > after:
-                feed.tell(scope.seen(entry))
+                feed.send(scope.seen(entry))
         self._feeds[kind].setdefault(scope, {})[feed] = None
         return feed
 
@@ -140,7 +140,7 @@ class History:
     def hang_up(self) -> None:
         """End every watch, as a server does that is restarted."""
         for scopes in self._feeds.values():
-            for feed in (one for feeds in scopes.values() for one in feeds):
+            for feed in (feed for feeds in scopes.values() for feed in feeds):
                 feed.queue.put_nowait(None)
             scopes.clear()
 
@@ -286,7 +286,7 @@ def key_of(obj: Object) -> ObjectKey:
 
 
 def _sorted_objects(objects: dict[ObjectKey, Object]) -> dict[ObjectKey, Object]:
-    return dict(sorted(objects.items(), key=lambda one: (one[0][0] or "", one[0][1])))
+    return dict(sorted(objects.items(), key=lambda item: (item[0][0] or "", item[0][1])))
 
 
 def _node_name(obj: Object) -> str:

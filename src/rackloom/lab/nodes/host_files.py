@@ -91,12 +91,12 @@ def _pci_function(
     code, pci_id = ids
     vendor, _, number = pci_id.partition(":")
     numa = device.numa_node
-    seen = numa.value if numa is not None and numa.source is Source.SYSFS else -1
+    numa_node = numa.value if numa is not None and numa.source is Source.SYSFS else -1
     found: dict[str, str | Symlink] = {
         f"{at}/class": f"0x{code:06x}\n",
         f"{at}/vendor": f"0x{vendor}\n",
         f"{at}/device": f"0x{number}\n",
-        f"{at}/numa_node": f"{seen}\n",
+        f"{at}/numa_node": f"{numa_node}\n",
         f"/sys/bus/pci/drivers/{driver}/module": "",
         f"{at}/driver": Symlink(f"/sys/bus/pci/drivers/{driver}"),
         f"{_PCI_DEVICES}/{address}": Symlink(str(at)),
@@ -202,8 +202,8 @@ def _declarations(machine: Machine, gpus: list[tuple[Gpu, str]], nics: list[tupl
 
 
 def _declared_devices(devices: Sequence[tuple[Gpu | Nic, str]]) -> dict[str, DeclaredDevice]:
-    said = {address: _declared_device(device) for device, address in devices}
-    return {address: device for address, device in said.items() if device != DeclaredDevice()}
+    declared = {address: _declared_device(device) for device, address in devices}
+    return {address: device for address, device in declared.items() if device != DeclaredDevice()}
 
 
 def _declared_device(device: Gpu | Nic) -> DeclaredDevice:
@@ -325,11 +325,11 @@ class TrayHostFiles:
         """The host while the ports of these RDMA devices are down."""
         rdma = tuple(
             dataclasses.replace(
-                one, ports=tuple(dataclasses.replace(port, state="down") for port in one.ports)
+                device, ports=tuple(dataclasses.replace(port, state="down") for port in device.ports)
             )
-            if one.name in down
-            else one
-            for one in self._host.rdma
+            if device.name in down
+            else device
+            for device in self._host.rdma
         )
         return dataclasses.replace(self._host, rdma=rdma)
 

@@ -218,7 +218,7 @@ class SimulatedKubelets:
             return  # off again, and still to be done
         gone = [uid for uid in self._kept[node] if uid not in self._pods]
         lives = [self._kept[node].pop(uid) for uid in gone]
-        await asyncio.gather(*(life.give_back() for life in lives))
+        await asyncio.gather(*(life.unprepare() for life in lives))
 
     async def run(self) -> None:
         """Play the nodes until cancelled, which is what the death of all kubelets at once is."""
@@ -297,18 +297,18 @@ class SimulatedKubelets:
         self._pods.pop(uid, None)
         self._done.discard(uid)
         if uid in self._lives:
-            self._lives[uid][0].see_gone()
+            self._lives[uid][0].note_deleted()
 
     def _lead(self, pod: Object) -> None:
         """Tell the pod's life of its new state, or begin it where the pod is new to a node of ours."""
         uid = pod["metadata"]["uid"]
         self._pods[uid] = pod
         if uid in self._lives:
-            self._lives[uid][0].see(pod)
+            self._lives[uid][0].update(pod)
         elif self._tasks and uid not in self._done and self._is_ours(pod):
             kept = self._kept.get(pod["spec"]["nodeName"], {}).pop(uid, None)
             life = PodWorker(self._host, pod, self._address(pod), () if kept is None else kept.claims)
-            task = self._tasks.create_task(life.live())
+            task = self._tasks.create_task(life.run())
             self._lives[uid] = life, task
             task.add_done_callback(functools.partial(self._let_go, uid))
 

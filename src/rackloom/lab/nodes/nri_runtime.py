@@ -71,7 +71,7 @@ class NriRuntime:
             self.sandboxes[pod_uid] = pod
         return str(answer.status.message)
 
-    def knows(self, pod_uid: str, netns: Path | str) -> None:
+    def add_sandbox(self, pod_uid: str, netns: Path | str) -> None:
         """A sandbox that was started when no plugin was connected."""
         self.sandboxes[pod_uid] = _pod_sandbox(pod_uid, netns, "p")
 
@@ -127,10 +127,10 @@ class NriRuntime:
             self._greeting = asyncio.create_task(self._greet())
 
     async def _greet(self) -> None:
-        told = await self.call(
+        answer = await self.call(
             "Configure", wire.ConfigureRequest(runtime_name="runtime", runtime_version="9")
         )
-        self.events = wire.ConfigureResponse.FromString(told.payload).events
+        self.events = wire.ConfigureResponse.FromString(answer.payload).events
         pods = list(self.sandboxes.values())
         for number, pod in enumerate(pods or [None]):
             more = number + 1 < len(pods)

@@ -90,8 +90,8 @@ class PluginClient:
     async def health(self) -> AsyncIterator[dict[str, tuple[int, str]]]:
         """Device -> (status number, message), each time the plugin tells."""
         stub = health_v1alpha1_pb2_grpc.DRAResourceHealthStub(self._channel)
-        async for told in stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest()):
-            yield {device.device.device_name: (device.health, device.message) for device in told.devices}
+        async for update in stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest()):
+            yield {device.device.device_name: (device.health, device.message) for device in update.devices}
 
     async def close(self) -> None:
         """Hang up."""
@@ -116,14 +116,14 @@ class PluginClient:
             raise NotPrepared("; ".join(errors))
 
 
-def _prepared_device(one: Any) -> PreparedDevice:
-    has_share = "share_id" in one.DESCRIPTOR.fields_by_name and one.HasField("share_id")
+def _prepared_device(device: Any) -> PreparedDevice:
+    has_share = "share_id" in device.DESCRIPTOR.fields_by_name and device.HasField("share_id")
     return PreparedDevice(
-        requests=tuple(one.request_names),
-        pool=one.pool_name,
-        name=one.device_name,
-        cdi_ids=tuple(one.cdi_device_ids),
-        share_id=one.share_id if has_share else None,
+        requests=tuple(device.request_names),
+        pool=device.pool_name,
+        name=device.device_name,
+        cdi_ids=tuple(device.cdi_device_ids),
+        share_id=device.share_id if has_share else None,
     )
 
 
@@ -136,7 +136,7 @@ DIAL_SECONDS = 5.0
 class PluginManagerTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; the defaults are kubelet's, tests are in more of a hurry."""
 
-    look: float = 0.05
+    scan: float = 0.05
     """Between two looks into the registry directory (kubelet is notified instead)."""
     call: float = 45.0
     """Timeout of a prepare or unprepare call."""
@@ -194,7 +194,7 @@ class KubeletPluginManager:
         async with self._changed:
             await self._changed.wait_for(lambda: driver not in self.plugins)
 
-    async def look(self) -> None:
+    async def scan(self) -> None:
         """One look into the registry directory."""
         present = {path: path.stat().st_ino for path in self._registry.glob("*.sock")}
         for path, (inode, driver) in list(self._sockets.items()):
@@ -211,8 +211,8 @@ class KubeletPluginManager:
         while True:
             # A socket may vanish between the look and the call.
             with suppress(FileNotFoundError, grpc.aio.AioRpcError):
-                await self.look()
-            await asyncio.sleep(self._timing.look)
+                await self.scan()
+            await asyncio.sleep(self._timing.scan)
 
     async def close(self) -> None:
         """Stop wiping and hang up."""

@@ -189,9 +189,9 @@ class SimulatedFabric:
     def put(self, partition: FabricPartition) -> None:
         """Another hand makes or changes a partition as it likes; the GPUs leave where they were."""
         taken = set(partition.guids)
-        for one in list(self.partitions.values()):
-            left = tuple(guid for guid in one.guids if guid not in taken)
-            self.partitions[one.id] = msgspec.structs.replace(one, guids=left)
+        for other in list(self.partitions.values()):
+            left = tuple(guid for guid in other.guids if guid not in taken)
+            self.partitions[other.id] = msgspec.structs.replace(other, guids=left)
         self.partitions[partition.id] = partition
         self._changed()
 
@@ -332,8 +332,8 @@ def _domain_gpus(domain: NvlinkDomain, seed: str) -> Iterator[FabricGpu]:
 
 def _seeded_guid(seed: str, chassis_serial: str, slot: int, module_id: int) -> int:
     """A 64-bit GUID that says nothing of where the GPU sits; above 2**63 as those of real fabrics are."""
-    seat = f"{seed} fabric guid {chassis_serial} {slot} {module_id}"
-    return int.from_bytes(hashlib.blake2b(seat.encode(), digest_size=8).digest()) | 1 << 63
+    text = f"{seed} fabric guid {chassis_serial} {slot} {module_id}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | 1 << 63
 
 
 # Names of a simulated site, drawn from its seed: the same home gives the same racks again.

@@ -74,9 +74,9 @@ class NmxcServer:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop."""
-        for one in (self, self._standby, self._old):
-            if one is not None:
-                await one.go_away()
+        for server in (self, self._standby, self._old):
+            if server is not None:
+                await server.go_away()
 
     async def come_back(self) -> None:
         """Listen, on the port that it had before if it had one; nothing happens where it listens."""

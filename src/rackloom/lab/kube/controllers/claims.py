@@ -59,9 +59,9 @@ class ResourceClaimController(Controller):
         missing = [claim for claim in pod["spec"].get("resourceClaims") or () if not names[claim["name"]]]
         statuses = list(pod.get("status", {}).get("resourceClaimStatuses") or ())
         for entry in missing:
-            made = await self._from_template(pod, entry)
-            if made is not None:
-                statuses.append({"name": entry["name"], "resourceClaimName": made})
+            name = await self._from_template(pod, entry)
+            if name is not None:
+                statuses.append({"name": entry["name"], "resourceClaimName": name})
         if len(statuses) > len(pod.get("status", {}).get("resourceClaimStatuses") or ()):
             patch = {"status": {"resourceClaimStatuses": statuses}}
             await self._api.patch(objects.POD, key[1], key[0], patch, subresource="status")
@@ -72,14 +72,14 @@ class ResourceClaimController(Controller):
             annotations = claim["metadata"].get("annotations") or {}
             if kind == objects.RESOURCE_CLAIM and annotations.get(POD_CLAIM_NAME) == entry["name"]:
                 return key[1]
-        place = (metadata["namespace"], entry["resourceClaimTemplateName"])
-        template = self._store.find(objects.RESOURCE_CLAIM_TEMPLATE, place)
+        key_of_template = (metadata["namespace"], entry["resourceClaimTemplateName"])
+        template = self._store.find(objects.RESOURCE_CLAIM_TEMPLATE, key_of_template)
         if template is None:
             return None
-        made = await self._api.create(
+        created = await self._api.create(
             objects.RESOURCE_CLAIM, _claim_from_template(pod, entry["name"], template)
         )
-        return str(made["metadata"]["name"])
+        return str(created["metadata"]["name"])
 
     async def _release(self, key: ObjectKey) -> None:
         """Remove users that have ended from a claim, and its devices when it has none left."""
