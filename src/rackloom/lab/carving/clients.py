@@ -374,7 +374,7 @@ PROVIDER_ORG = "landlord"
 COMPLETED_STATUSES = (200, 201, 409)
 OPERATOR_ATTEMPTS = 60
 OPERATOR_RETRY_SECONDS = 5.0
-"""Seconds until what was not answered, or not possible yet, is asked for again."""
+"""Seconds until a request that was lost, or not possible yet, is repeated."""
 
 
 class RandomOperator(RestClient):
@@ -430,7 +430,7 @@ class RandomOperator(RestClient):
         return self.rng.choice(sorted(self.world.machines))
 
     def _domain(self, rack: SimRack, step: str) -> str:
-        # The uuid may change at any time, and is asked for each time.
+        # The UUID may change at any time.
         return f"nvlink-domain/{rack.fabric.domain}/{step}"
 
     async def _for_a_while(self) -> None:

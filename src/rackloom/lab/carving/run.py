@@ -78,9 +78,9 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     kinds: Mapping[str, int] = msgspec.field(default_factory=lambda: dict(FAULT_WEIGHTS))
     """Kinds of fault with their relative frequencies."""
     free_gpus: DefaultPartitionPolicy | None = None
-    """What the site does with them; None: what the seed says."""
+    """The site's policy for free GPUs; None: drawn from the seed."""
     dark_rack: bool = False
-    """The first rack cannot be reached at all (L2: which must not be felt in the others)."""
+    """The first rack cannot be reached at all (L2: this must not delay the others)."""
     patience: float | None = None
     """Seconds within which every request is served, where there are no faults."""
 
@@ -221,7 +221,7 @@ class LoadRun:
         return RandomOperator(token, self.world, self.plane, self.ledger, self._fork(), self._answered)
 
     def _kinds(self) -> Mapping[str, int]:
-        # The clocks of replicas agree: NTP is asked for in docs/store.md.
+        # The clocks of replicas agree: docs/store.md requires NTP.
         together = {kind: often for kind, often in self.plan.kinds.items() if kind != "clock-jump"}
         return self.plan.kinds if self.replicas == 1 else together
 

@@ -154,7 +154,7 @@ class ComputeDomainCluster:
         )
         self.kube.store.listeners += [self.channels.written, self._members.written]
         self.machines = TrayMachines(self.kube, self.channels)
-        # What strikes is not of the process whose step it is, and may stop that one.
+        # A disruption runs outside the process whose step it is, since it may stop that process.
         context = contextvars.copy_context()
         self.steps = CrashPoints(lambda step, tray: context.copy().run(self._strike, step, tray))
         self._tasks = ProcessTasks()
@@ -204,7 +204,7 @@ class ComputeDomainCluster:
             await self._boot(tray, 1)
 
     async def end(self) -> None:
-        """Stop everything. Whatever had ended before is told as broken."""
+        """Stop everything. A task that had ended by itself is reported as a violation."""
         self.kube.store.listeners.remove(self._members.written)
         tasks = [*self._work, *(machine.keeper for machine in self.machines.on.values())]
         self.channels.broken += self._tasks.of_the_dead()

@@ -82,7 +82,7 @@ class TrayMachine:
         self._steps = steps
         self._channels = channels
         life = Process(f"plugin on {tray.name}", tray.name)
-        # It reads its node before it serves, and is started again where nobody answers.
+        # The plugin reads its node before it serves; it ends, and is restarted, when the API server is away.
         self.plugin = RestartedProcess(
             life, self._serve, PLUGIN_RESTART, channels.broken, may_fail=(KubeError,)
         )
@@ -109,17 +109,17 @@ class TrayMachine:
         return (names.IMEX_DRIVER,) if self.running else ()
 
     async def prepare(self, claims: Sequence[PodClaim]) -> None:
-        """As `NodePlugins` has it."""
+        """See `NodePlugins`."""
         if claims:
             await self._call(lambda plugin: plugin.requests.prepare([claim.ref for claim in claims]))
 
     async def unprepare(self, claims: Sequence[PodClaim]) -> None:
-        """As `NodePlugins` has it."""
+        """See `NodePlugins`."""
         if claims:
             await self._call(lambda plugin: plugin.requests.unprepare([claim.ref for claim in claims]))
 
     async def _call(self, call: Callable[[PluginProcess], Awaitable[dict[str, ClaimAnswer]]]) -> None:
-        """A call of kubelet. Raises `Retry` with what the plugin said, or that it did not answer."""
+        """Call the plugin as kubelet does. Raises `Retry` with its errors, or when it does not answer."""
         self._step()
         life, running = self.plugin.life, self.running
         if running is None:
@@ -129,7 +129,7 @@ class TrayMachine:
             await asyncio.wait({task}, timeout=CALL_SECONDS)
         finally:
             task.cancel()
-            # One that is stopped learns that nobody waits any more when it goes on.
+            # A stopped plugin notices the cancelled call only when it resumes.
             await asyncio.wait({task}, timeout=0.0 if life.is_stopped else None)
         if not task.done() or task.cancelled():
             raise Retry("the connection to the plugin broke", after=1.0)
@@ -195,17 +195,17 @@ class TrayMachine:
 
 
 class TrayMachines:
-    """All machines that are on, by node; what `twin.nodes` asks as `Containers`."""
+    """All machines that are on, by node: the `ContainerRuntime` of the simulated kubelets."""
 
     def __init__(self, kube: FakeKube, channels: ChannelInvariants) -> None:
         self.on: dict[str, TrayMachine] = {}
         self.devices = DraManager(self._machine)
-        """What it asks as `Devices`."""
+        """The `DeviceManager` of the simulated kubelets."""
         self._kube = kube
         self._channels = channels
 
     async def run(self, node: str, pod: Object, ready: Callable[[], Awaitable[None]]) -> int:
-        """As `Containers` has it."""
+        """See `ContainerRuntime`."""
         machine = self._machine(node)
         await asyncio.sleep(POD_START)
         if pod["metadata"]["namespace"] == DEFAULT_DAEMON_NAMESPACE:
@@ -275,7 +275,7 @@ def _is_served(domain: Object, ready: Collection[str], isolation: ImexIsolation)
 
 
 def _device_nodes(specs: Sequence[Path]) -> list[dict[str, Any]]:
-    """What they make. A runtime looks for what is not written in full on the host, which has no channels."""
+    """The device nodes of CDI specs. A runtime stats incomplete ones on the host, which has no channels."""
     devices = [
         device for spec in specs if spec.exists() for device in json.loads(spec.read_bytes())["devices"]
     ]

@@ -73,7 +73,7 @@ class StoryResult(msgspec.Struct, frozen=True, kw_only=True):
     death: Disruption | None
     at: int
     steps: int
-    """Until the jobs were gone and cleared away: the steps at which somebody may die."""
+    """Crash points until the jobs were gone and cleared away."""
     died: bool
     gone_after: float
     """Virtual seconds from the deletion of the jobs' last pod until the ComputeDomains were gone."""
@@ -165,7 +165,7 @@ class SimulatedJob:
         return tuple(pod["spec"]["nodeName"] for pod in found if pod is not None)
 
     def runs(self) -> bool:
-        """Whether every pod is ready on a machine that is on, and the ComputeDomain says so too."""
+        """Whether every pod is ready on a machine that is on, and the ComputeDomain is Ready."""
         domain = self._cluster.kube.store.find(COMPUTE_DOMAIN, (JOB_NAMESPACE, self.name))
         ready = domain is not None and (domain.get("status") or {}).get("status") == "Ready"
         return ready and all(self._is_ready(name) for name in self._pods)
@@ -295,7 +295,7 @@ class ComputeDomainStory:
             self._state,
             SWEEP_TIMEOUT,
         )
-        # A process that was stopped when the tray was lost goes on meanwhile, with what it had read before.
+        # A process that was stopped when the tray was lost resumes meanwhile, with outdated readings.
         await asyncio.sleep(STOPPED_SECONDS)
         await self._until_all("runs on", [gang], lambda job: job.runs())
         await gang.delete_domain()

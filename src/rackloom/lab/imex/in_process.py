@@ -125,7 +125,7 @@ class ImexNetwork:
         return memory_imex.address in other.peers and memory_imex.authority == other.authority
 
     def row(self, address: str | None, index: int, asking: str) -> ImexNode:
-        """What the daemon at an address says of its link to the one that is asking, which has `index`."""
+        """How the daemon at an address reports its link to the asking daemon, whose index is given."""
         other = self.running.get(address or "")
         if other is None or other.address == asking:
             return ImexNode("UNAVAILABLE", address or "", connections={str(index): ImexConnection("INVALID")})
@@ -159,7 +159,7 @@ class InMemoryImex:
         return self._code() if self._running.done() else None
 
     def send_signal(self, signal: int) -> None:
-        """SIGUSR1 has it read its peers again; any other ends it."""
+        """SIGUSR1 makes it read its peers again; any other signal ends it."""
         if signal == SIGUSR1:
             self._asked_to_reload()
         elif signal == SIGKILL:
@@ -215,7 +215,7 @@ class InMemoryImex:
         self.peers = {address for address in addresses if address is not None}
 
     async def domain(self) -> ImexDomain:
-        """As the control tool prints it: of peers, only what they say of this daemon."""
+        """As the control tool prints it: from each peer only its link to this daemon."""
         places = list(enumerate(self._addresses))
         rows = {index: self._network.row(address, self._own, self.address) for index, address in places}
         links = {str(index): self._link(address) for index, address in places}

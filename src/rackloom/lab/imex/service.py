@@ -83,7 +83,7 @@ class PeerConnections:
         self._tasks = [asyncio.create_task(self._hold(peer, tls)) for peer in range(len(self.to))]
 
     async def stop(self) -> None:
-        """End all connections, without waiting for what peers say to it."""
+        """End all connections, without waiting for the peers."""
         for writer in self._open:
             writer.transport.abort()
         await self._cancel()
@@ -238,14 +238,14 @@ class ImexService:
         await self.serve()
 
     def take(self, number: int) -> None:
-        """Do what the signal asks for."""
+        """Handle a signal: SIGUSR1 reloads, any other stops."""
         if number == signal.SIGUSR1:
             self._asked_to_reload()
         else:
             self._stop.set()
 
     async def serve(self) -> None:
-        """Serve until a signal that is taken says otherwise."""
+        """Serve until a signal stops the daemon."""
         try:
             self._servers = await serve_commands(self._settings, self._answer)
             await self._serve_peers()
@@ -388,7 +388,7 @@ def logging_to(file: TextIO) -> LogLine:
 
 
 def log_start(options: dict[str, str], log: LogLine) -> None:
-    """The version, and each option on a line of its own."""
+    """Log the version, and each option on a separate line."""
     log("INFO", "IMEX version 0.0.0-stand-in is running with the following configuration options:")
     for name, value in options.items():
         log("INFO", f"{name} = {value}")

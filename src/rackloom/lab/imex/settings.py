@@ -61,7 +61,7 @@ class ImexHost:
         return f"{self.network}.{named.split('.', 2)[2]}" if named and self.network else named
 
     def resolve(self, host: str) -> str | None:
-        """A node's address now; None for a name that nobody has (a place that is not taken)."""
+        """A node's address now; None for a name that does not resolve (an unused member slot)."""
         if is_ip_address(host):
             return self.address(host)
         if self.hosts is not None:

@@ -27,11 +27,11 @@ from rackloom.lab.compute_domains.tray import ImexTray
 MAX_WAIT_SECONDS = 10.0
 """Seconds that a pod may wait after a failure that has cleared."""
 JOB_LABEL = "job"
-"""On pods of jobs: whose memory they may share."""
+"""Label of a job's pods: only pods of one job may share memory."""
 
 
 class ChannelInvariants:
-    """The channels of all running containers. `broken` says what must never have been.
+    """The channels of all running containers. `broken` lists the violations.
 
     No pod may need kubelet's resync to start. Where the resync did start one, whatever its claims had lacked
     was there before; and where nothing has changed in the cluster for `MOST_WAIT` seconds, it was there for
@@ -92,7 +92,7 @@ def _channel_scope(tray: ImexTray, channel: str) -> str:
 
 
 class ImexMemberInvariants:
-    """The entries of IMEX daemons: nobody but itself takes that of one that runs, or moves it.
+    """The entries of IMEX daemons: only the daemon itself removes or moves its entry while it runs.
 
     An index is a daemon's identity among its peers; one that has to enter again may find another one. And
     none is shown Ready that was never READY at its address. `is_there` says whether an object of a kind and

@@ -56,7 +56,7 @@ class ServiceInvariants:
         self.judged += 1
 
     def executed(self, rack: SimRack, event: ExecutedChange) -> None:
-        """S4, S5, S6 and S9 on a change that the plane asked for."""
+        """S4, S5, S6 and S9 on a change that the service requested."""
         if event.read_at > self.ledger.paused.get(rack.name, math.inf) and event.expected:
             raise InvariantViolated(f"S5 {rack.name}: {event.rpc} was asked for, though the domain is paused")
         if (
@@ -74,7 +74,7 @@ class ServiceInvariants:
         self.judged += 1
 
     def answered(self, org: str, path: str, status: int, answer: Any) -> None:
-        """S3 and L5 on every instance and interface that an answer shows, and S2 on whose they are."""
+        """S3 and L5 on every instance and interface in an answer, and S2 on their owners."""
         if 200 <= status < 300 and path.startswith("nvlink-interface"):
             self._own_interfaces(org, answer)
         if 200 <= status < 300 and path.startswith("instance") and not path.startswith("instance/type"):
@@ -90,7 +90,7 @@ class ServiceInvariants:
                 raise InvariantViolated(f"S2 {org} is shown an interface of {recorded.org}")
 
     def check_isolation(self) -> None:
-        """S2 for all racks: a tenant may have come to a machine whose GPUs never left."""
+        """S2 for all racks: a machine may have a new tenant while its GPUs never left their partition."""
         for rack in self.world.racks:
             self.fabric_changed(rack)
 
@@ -199,7 +199,7 @@ class ServiceInvariants:
             self._supported(rack, answer, recorded, desired, outcomes, devices)
 
     def _contradicted(self, answer: Json, controller: ConflictingController) -> None:
-        """Nothing is well in a domain whose controllers contradict one another, and nothing is done there."""
+        """Where controllers contradict each other, nothing is shown Ready and no change is requested."""
         if controller.asked:
             raise InvariantViolated(
                 f"S6 {controller.url}, which another controller contradicts,"
@@ -213,7 +213,7 @@ class ServiceInvariants:
             raise InvariantViolated(f"S3 {answer['name']} is shown Ready, while {controller.url} contradicts")
 
     def _heard(self, controller: ConflictingController, before: float) -> bool:
-        """Whether what it shows was in the records `before` that virtual time."""
+        """Whether a reading of it was in the records before that virtual time."""
         return any(
             outcome.observation is not None and outcome.was_written_down(before)
             for outcome in self.plane.outcomes[controller.url]
@@ -336,7 +336,7 @@ def _partition_capacity(rack: SimRack) -> int:
 
 
 def _free_tray_partitions(world: SimSite, rack: SimRack, wanted: dict[str, set[int]]) -> dict[str, set[int]]:
-    """The partitions of trays that the site's policy asks for, by name, while there is room."""
+    """The tray partitions that the site's policy requires, by name, as far as the domain has room."""
     if world.free_gpus is not DefaultPartitionPolicy.TRAY:
         return {}
     given = set[int]().union(*wanted.values())

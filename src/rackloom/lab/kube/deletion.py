@@ -19,7 +19,7 @@ from rackloom.lab.kube.store import ObjectKey, ObjectStore, key_of
 
 
 class Deletion:
-    """Writes to a store; `follow` is told of each one that garbage collection may care about."""
+    """Writes to a store; `follow` is called for each write that garbage collection may react to."""
 
     def __init__(
         self, store: ObjectStore, now: Callable[[], float], follow: Callable[[ResourceKind, Object], None]

@@ -93,7 +93,7 @@ class DirectApi:
         found = old.all(kind) if old else self._kube.store.narrowed(kind, required_fields(fields))
         version = (old or self._kube.store).version
         self._kube.faults.strike(call, "reply")
-        # Everything of a large cluster is asked for often, and holds as it is.
+        # Unfiltered lists of a large cluster are frequent: skip the predicate.
         held = filter(scope.holds, found) if namespace or labels or fields else found
         return ObjectList(tuple(held), str(version))
 
@@ -119,7 +119,7 @@ class DirectApi:
         labels: str = "",
         fields: str = "",
     ) -> AsyncGenerator[WatchEvent, None]:
-        """Yield changes, and before them what `options` say."""
+        """Yield changes; `options` say whether existing objects come first."""
         await self._enter("watch", kind)
         scope = self._scope(kind, namespace, labels, fields)
         store = self._kube.store
@@ -231,7 +231,7 @@ class DirectApi:
         subresource: str = "",
         dry_run: bool = False,
     ) -> Object:
-        """Patch an object: `change` makes of it what it shall be."""
+        """Patch an object: `change` computes the new object from the stored one."""
         call = await self._enter("patch", kind, subresource)
         key = self._kube.key(kind, namespace, name)
 
@@ -308,7 +308,7 @@ def _keep_field_owners(old: Object, whole: Object) -> Object:
 
 
 class SharedReadApi(DirectApi):
-    """For who only reads, and much: lists are the stored objects themselves, which nobody may change."""
+    """For readers with many lists: these return the stored objects themselves, which must not be changed."""
 
     async def list(
         self, kind: ResourceKind, namespace: str | None = None, *, labels: str = "", fields: str = ""

@@ -48,12 +48,12 @@ _SERVER_METADATA = ("managedFields", "deletionTimestamp", "deletionGracePeriodSe
 
 
 def owned_fields(obj: Object, schema: TypeSchema) -> Fields:
-    """The fields of `obj` that somebody can own: not its type, its name, nor what the server sets."""
+    """The fields of `obj` that can have an owner: not its type, its name, nor what the server sets."""
     return frozenset(owned_values(obj, schema))
 
 
 def owned_values(obj: Object, schema: TypeSchema) -> dict[FieldPath, Any]:
-    """The fields that somebody can own, with their values; an item of a list stands for itself (True)."""
+    """The fields that can have an owner, with their values; an item of a list has the value True."""
     body = {key: value for key, value in obj.items() if key not in ("apiVersion", "kind", "metadata")}
     metadata = {
         key: value
@@ -319,7 +319,7 @@ def _encode_owner(owner: OwnedFields) -> Object:
 
 
 def with_owners(obj: Object, owners: FieldOwners) -> Object:
-    """`obj` with these owners; who owns nothing any more is not named."""
+    """`obj` with these owners, without those that own nothing any more."""
     entries = [_encode_owner(owner) for owner in owners if owner.fields]
     return {**obj, "metadata": {**obj["metadata"], "managedFields": entries}}
 
@@ -408,7 +408,7 @@ def _without_server_fields(applied: Object) -> Object:
 
 
 def _remove_unowned(merged: Object, dropped: Fields, owned: Fields) -> None:
-    """Remove what nobody owns any more, in `merged`; whole items of lists before what is in them."""
+    """Remove fields without an owner from `merged`; whole list items before their fields."""
     for path in sorted(dropped - owned, key=len):
         if not any(kept[: len(path)] == path for kept in owned):
             remove_field(merged, path)

@@ -190,7 +190,7 @@ class _ObjectMeta(msgspec.Struct, rename="camel"):
 
 
 def check_metadata(kind: ResourceKind, obj: Any) -> None:
-    """Raise `Rejected`: 400 where a field has another type, 422 where an owner is not told whole."""
+    """Raise `Rejected`: 400 for a field of a wrong type, 422 for an incomplete owner reference."""
     if not isinstance(obj, dict):
         raise refusals.bad_request(f"{kind.kind} is not an object but: {type(obj).__name__}")
     try:
@@ -306,7 +306,7 @@ def _check_identity(kind: ResourceKind, old: Object, new: Object) -> None:
 
 
 def _with_untouched_part(old: Object, new: Object, schema: TypeSchema, subresource: str) -> Object:
-    """Each of the object and its status is written only through its own door."""
+    """A write of the object leaves its status as it is, and a write of the status leaves the rest."""
     if not schema.status:
         return new
     if subresource == "status":
@@ -347,7 +347,7 @@ def owner_references(obj: Object) -> list[Mapping[str, Any]]:
 
 
 def may_be_removed(obj: Object) -> bool:
-    """Whether an object that was asked to go may go now: nobody holds it, and no grace is left."""
+    """Whether an object that is being deleted may go now: no finalizer and no grace is left."""
     metadata = obj["metadata"]
     asked = "deletionTimestamp" in metadata
     return asked and not finalizers_of(obj) and not metadata.get("deletionGracePeriodSeconds")
@@ -370,7 +370,7 @@ def marked_for_deletion(obj: Object, ending: str, grace: int, propagation: str |
 
 
 def with_namespace_phase(namespace: Object) -> Object:
-    """A namespace that says whether it is being deleted."""
+    """The namespace with its phase, Active or Terminating."""
     phase = "Terminating" if "deletionTimestamp" in namespace["metadata"] else "Active"
     return {**namespace, "status": {**(namespace.get("status") or {}), "phase": phase}}
 

@@ -62,7 +62,7 @@ class WatchOptions:
 
 
 def list_options(params: Mapping[str, str]) -> ListOptions:
-    """What a list is asked for. Raises `Rejected`."""
+    """The options of a list request. Raises `Rejected`."""
     problems = list(_list_problems(params))
     if problems:
         raise refusals.invalid(_LIST_OPTIONS_KIND, "", *problems)
@@ -74,7 +74,7 @@ def list_options(params: Mapping[str, str]) -> ListOptions:
 
 
 def watch_options(params: Mapping[str, str]) -> WatchOptions:
-    """What a watch is asked for. Raises `Rejected`."""
+    """The options of a watch request. Raises `Rejected`."""
     problems = list(_watch_problems(params))
     if problems:
         raise refusals.invalid(_LIST_OPTIONS_KIND, "", *problems)
@@ -87,7 +87,7 @@ def watch_options(params: Mapping[str, str]) -> WatchOptions:
 
 
 def starts_with_all(version: str) -> bool:
-    """Whether a watch from there that says nothing else is told first of everything that is there."""
+    """Whether a watch from this version begins with all existing objects by default."""
     return version in ("", "0")
 
 
@@ -301,7 +301,7 @@ class DeleteOptions(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def meant(self) -> _Preconditions:
-        """Which object: of any uid and version where it is not said."""
+        """The preconditions; without any, every UID and version matches."""
         return self.preconditions or _Preconditions()
 
 

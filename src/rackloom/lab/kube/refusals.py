@@ -61,7 +61,7 @@ def _operation_conflict(what: str, name: str, why: str) -> Conflict:
 
 
 def apply_conflict(conflicts: list[tuple[str, str]]) -> Conflict:
-    """Server-side apply of fields that others own: (who and how, field) of each."""
+    """Server-side apply of fields that others own: (owner, field) of each."""
     count = f"{len(conflicts)} conflict" + ("s" if len(conflicts) > 1 else "")
     owners = dict.fromkeys(owner for owner, _ in conflicts)
     if len(conflicts) == 1:
@@ -94,7 +94,7 @@ def too_large(message: str) -> KubeError:
 
 
 def forbidden(kind: ResourceKind, name: str, why: str) -> Rejected:
-    """An admission plugin, or who asked, does not allow it."""
+    """An admission plugin, or the user's rights, do not allow it."""
     return Rejected(403, "Forbidden", f'{resource_name(kind)} "{name}" is forbidden: {why}')
 
 

@@ -46,7 +46,7 @@ _UPDATE_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class AdmissionReview:
-    """What admission is asked about. `object` is None for a delete, `old` for a create."""
+    """A request for admission. `object` is None for a delete, `old` for a create."""
 
     operation: Literal["CREATE", "UPDATE", "DELETE"]
     kind: ResourceKind
@@ -100,7 +100,7 @@ class FakeKube:
         self._first_namespaces = tuple(namespaces)
 
     def serve(self, kind: ResourceKind, schema: TypeSchema) -> None:
-        """Serve a type more, or one in another shape."""
+        """Serve another type, or one with another schema."""
         self.schemas[kind] = schema
 
     def writes(self, user: str | None = None) -> int:
@@ -108,7 +108,7 @@ class FakeKube:
         return sum(n for call, n in self.calls.items() if call.is_write and user in (None, call.user))
 
     def now(self) -> float:
-        """Seconds since 1970, as this server tells time."""
+        """Seconds since 1970, by this server's clock."""
         return self._now()
 
     def schema(self, kind: ResourceKind) -> TypeSchema:

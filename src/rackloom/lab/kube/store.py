@@ -28,7 +28,7 @@ ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One change: what became of an object, and what it was before (None: it was not there)."""
+    """One change: the object after it, and before it (None: it did not exist)."""
 
     version: int
     type: ChangeType
@@ -38,7 +38,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class WatchScope:
-    """What a watch looks at. Equal ones are asked once about a change, however many watches have them."""
+    """The selection of a watch. Watches with equal scopes share one evaluation per change."""
 
     namespace: str | None
     matches: Callable[[Object], bool]
@@ -50,7 +50,7 @@ class WatchScope:
         return self.namespace in (None, obj["metadata"].get("namespace")) and self.matches(obj)
 
     def seen(self, entry: HistoryEntry) -> WatchEvent | None:
-        """How a change looks from here: what stops matching is DELETED, what starts is ADDED."""
+        """The event of a change in this scope: what stops matching is DELETED, what starts is ADDED."""
         matches_now = entry.type != "DELETED" and self.holds(entry.object)
         before = self.holds(entry.before)
         if matches_now:
@@ -59,7 +59,7 @@ class WatchScope:
 
 
 class WatchFeed:
-    """What one watch has still to tell: changes after a version. None in the queue ends it."""
+    """The undelivered events of one watch: changes after a version. None in the queue ends it."""
 
     def __init__(self, scope: WatchScope, after: int) -> None:
         self.scope = scope
@@ -85,10 +85,10 @@ class History:
         self.listeners: list[Callable[[ResourceKind, Object], None]] = []
         """Told of every change as it happens: the way in for controllers of the same process."""
         self.context = contextvars.copy_context()
-        """That of the server: what its controllers begin is not the writer's, who may be stopped."""
+        """The server's context: what a listener starts must not belong to the writing process."""
 
     def add(self, kind: ResourceKind, change: ChangeType, obj: Object, before: Object | None) -> None:
-        """Record what happened at the current version, and tell it to the watches."""
+        """Record a change at the current version, and send it to the watches."""
         entry = HistoryEntry(self.version, change, obj, before)
         entries = self._entries[kind]
         entries.append(entry)
@@ -126,7 +126,7 @@ class History:
             yield entry
 
     def close(self, kind: ResourceKind, feed: WatchFeed) -> None:
-        """A watch that nobody reads any more."""
+        """End a watch whose reader is gone."""
         feeds = self._feeds[kind].get(feed.scope, {})
         feeds.pop(feed, None)
         if not feeds:

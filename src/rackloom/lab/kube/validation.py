@@ -37,7 +37,7 @@ _CONTAINERS = ("containers", "initContainers")
 _TERMS = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
 _UNWELL_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _UNWELL_SECONDS = 300
-"""How long a pod stays on a node that is unwell, unless it says otherwise."""
+"""How long a pod tolerates a node that is not ready or unreachable, by default."""
 
 
 def pod_rule(new: Object, old: Object | None) -> Object:
@@ -53,7 +53,7 @@ def pod_rule(new: Object, old: Object | None) -> Object:
 
 
 def _check_shape(spec: Any) -> None:
-    """What a real server cannot read into its own types is refused before anything looks at it."""
+    """Refuse what a real server cannot decode into its types."""
     if not isinstance(spec, dict):
         raise refusals.bad_request(f"{_UNREADABLE}: spec is no object")
     for which in (*_CONTAINERS, "tolerations", "schedulingGates"):
@@ -195,7 +195,7 @@ def _immutable_part(spec: Object, before: Object, after: Object) -> Any:
 
 
 def _without_empty(value: Any) -> Any:
-    """Without what is empty: to the server's own types, that and a field that is not there are one."""
+    """The value without empty fields: the server's types do not distinguish empty from absent."""
     if isinstance(value, dict):
         bare = {key: _without_empty(inner) for key, inner in value.items()}
         return {key: inner for key, inner in bare.items() if inner not in (None, "", [], {})}
@@ -248,7 +248,7 @@ def _has_path(obj: Object, path: str) -> bool:
 
 
 def namespace_phase(new: Object, _: Object | None) -> Object:
-    """Its phase is the server's own to say."""
+    """Only the server sets the phase of a namespace."""
     return kube_objects.with_namespace_phase(new)
 
 

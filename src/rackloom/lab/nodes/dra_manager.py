@@ -82,7 +82,7 @@ class ClaimInfoCache:
         return [entry.claim for entry in [self._use(pod, claim) for claim in claims] if not entry.is_prepared]
 
     def _forget_what_is_prepared(self) -> None:
-        """Only a kubelet that was restarted asks for a pod again: its checkpoint has but the users."""
+        """Only a restarted kubelet prepares a pod again: its checkpoint holds the users, not the state."""
         self._started.clear()
         for entry in self._entries.values():
             entry.is_prepared = False
@@ -93,7 +93,7 @@ class ClaimInfoCache:
         if entry.claim.uid != found.uid:
             same = f"old ResourceClaim with same name {found.ref.name}"
             raise Retry(f"{same} and different UID {entry.claim.uid} still exists", after=_AGAIN_S)
-        # Who went while the node was off has no reservation left; a kubelet looks for such pods every minute.
+        # A pod that went while the node was off has no reservation left; kubelet checks every minute.
         entry.pods &= {user["uid"] for user in claim["status"].get("reservedFor") or ()}
         entry.pods.add(pod["metadata"]["uid"])
         return entry
@@ -158,14 +158,14 @@ class NodePlugins(Protocol):
         """Those that are registered."""
 
     async def prepare(self, claims: Sequence[PodClaim]) -> None:
-        """Prepare each claim. Raises `Retry` with what a plugin said."""
+        """Prepare each claim. Raises `Retry` with the plugins' errors."""
 
     async def unprepare(self, claims: Sequence[PodClaim]) -> None:
-        """Give each back. Raises `Retry` with what a plugin said."""
+        """Unprepare each claim. Raises `Retry` with the plugins' errors."""
 
 
 class DraManager:
-    """`Devices` of kubelets: the plugins of each node, and on its disk who uses which claim.
+    """The `DeviceManager` of kubelets: the plugins of each node, and which pods use which claim there.
 
     `plugins_of` finds those of a node by its name, or raises `Retry`. Keep this where kubelets are restarted:
     it is what their disks remember.
@@ -176,7 +176,7 @@ class DraManager:
         self._users: defaultdict[str, ClaimInfoCache] = defaultdict(ClaimInfoCache)
 
     async def prepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        """Raises `Retry` with what a plugin said."""
+        """Raises `Retry` with the plugins' errors."""
         plugins, users = self._plugins_of(node), self._users[node]
         users.add_pod(pod)
         require_plugins(plugins.drivers, claims)

@@ -105,7 +105,7 @@ def _pci_function(
 
 
 def _sysfs_path(pcie: PciePath | None, address: str) -> PurePosixPath:
-    """The real path of a function; one whose root is hidden hangs below VMBus, under a root of its own."""
+    """The real path of a function; one whose root is hidden is below VMBus, under a root made for it."""
     if pcie is None or pcie.source is not Source.SYSFS:
         return _VMBUS / address.replace(":", "") / f"pci{address[:4]}:00" / address
     return PurePosixPath("/sys/devices", pcie.root, *(pcie.bridges or ()), address)
@@ -315,7 +315,7 @@ class TrayHostFiles:
         return self.root / "proc/devices"
 
     def machine_with(self, uuids: Mapping[str, str]) -> Machine:
-        """The machine as a tray has it whose GPUs, by PCI address, have these UUIDs."""
+        """The machine of a tray whose GPUs, by PCI address, have these UUIDs."""
         gpus = tuple(
             msgspec.structs.replace(gpu, uuid=uuids.get(gpu.pci_address or "")) for gpu in self.machine.gpus
         )

@@ -111,7 +111,7 @@ def lease_object(node: Object, now: float) -> Object:
 
 
 def lease_spec(name: str, now: float) -> Object:
-    """What a heartbeat at `now` says."""
+    """The spec of a lease that is renewed at `now`."""
     return {
         "holderIdentity": name,
         "leaseDurationSeconds": LEASE_SECONDS,
@@ -202,7 +202,7 @@ class SimulatedKubelets:
             self._tasks.create_task(self._reconcile(spec.name))
 
     async def lose(self, name: str) -> None:
-        """The node is off: no heartbeat, and its pods stop where they are without a word to anyone."""
+        """Power failure of a node: no heartbeat, and its pods stop without any further write."""
         del self._nodes[name]
         lives = {uid: live for uid, live in self._lives.items() if live[0].node == name}
         self._kept.setdefault(name, {}).update({uid: life for uid, (life, _) in lives.items() if life.claims})

@@ -36,9 +36,9 @@ class NriRuntime:
         """Those that live, by the pod's UID."""
         self.registered: list[wire.RegisterPluginRequest] = []
         self.events = 0
-        """What the plugin asked to be told of."""
+        """The events that the plugin subscribed to."""
         self.ready = asyncio.Event()
-        """Set while a plugin is connected and has been told of all sandboxes."""
+        """Set while a plugin is connected and knows all sandboxes."""
         self.refuse = ""
         """Why no plugin is taken; empty: all are."""
         self._stream = 1

@@ -88,7 +88,7 @@ class PluginClient:
         self._check(await self._call(self._stub.NodeUnprepareResources, request), claims)
 
     async def health(self) -> AsyncIterator[dict[str, tuple[int, str]]]:
-        """Device -> (status number, message), each time the plugin tells."""
+        """Device -> (status number, message), each time the plugin reports."""
         stub = health_v1alpha1_pb2_grpc.DRAResourceHealthStub(self._channel)
         async for update in stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest()):
             yield {device.device.device_name: (device.health, device.message) for device in update.devices}
@@ -137,7 +137,7 @@ class PluginManagerTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; the defaults are kubelet's, tests are in more of a hurry."""
 
     scan: float = 0.05
-    """Between two looks into the registry directory (kubelet is notified instead)."""
+    """Between two scans of the registry directory (kubelet is notified instead)."""
     call: float = 45.0
     """Timeout of a prepare or unprepare call."""
     wipe: float = 30.0
@@ -195,7 +195,7 @@ class KubeletPluginManager:
             await self._changed.wait_for(lambda: driver not in self.plugins)
 
     async def scan(self) -> None:
-        """One look into the registry directory."""
+        """Scan the registry directory once: register new sockets, unregister those that went."""
         present = {path: path.stat().st_ino for path in self._registry.glob("*.sock")}
         for path, (inode, driver) in list(self._sockets.items()):
             if present.get(path) != inode:
@@ -207,9 +207,9 @@ class KubeletPluginManager:
             self._changed.notify_all()
 
     async def watch(self) -> None:
-        """Look for ever."""
+        """Scan until cancelled."""
         while True:
-            # A socket may vanish between the look and the call.
+            # A socket may vanish between the scan and the call.
             with suppress(FileNotFoundError, grpc.aio.AioRpcError):
                 await self.scan()
             await asyncio.sleep(self._timing.scan)
@@ -289,7 +289,7 @@ def _registration_refusal(info: registration_pb2.PluginInfo, version: str) -> st
 
 
 class SocketDraManager(DraManager):
-    """`Devices` that asks the plugins which are registered with each node's kubelet."""
+    """A `DeviceManager` over the plugins that are registered with each node's kubelet."""
 
     def __init__(self, kubelets: Mapping[str, KubeletPluginManager]) -> None:
         super().__init__(lambda node: _RegisteredPlugins(kubelets[node]))

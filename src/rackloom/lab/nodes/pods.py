@@ -198,7 +198,7 @@ def address_number(pod: Object) -> int:
 
 
 def _kubelet_conditions(pod: Object, since: str, *, ready: bool) -> list[Object]:
-    """Of a kubelet's conditions, with those of others (PodScheduled, readiness gates) left as they are."""
+    """The conditions of kubelet; those of others (PodScheduled, readiness gates) stay as they are."""
     ours = {"Initialized": True, "ContainersReady": ready, "Ready": ready, "PodReadyToStartContainers": True}
     kept = [
         condition
@@ -273,14 +273,14 @@ class PodHost:
 
 
 class PodWorker:
-    """Leads one pod. `see` tells it what the API server knows; `live` does the rest.
+    """Leads one pod: `run` is its life, `update` brings the newest object of the API server.
 
     `claims` are those that the kubelet had prepared for it before it was restarted.
     """
 
     def __init__(self, host: PodHost, pod: Object, address: str, claims: tuple[Object, ...] = ()) -> None:
         self.claims = claims
-        """What it has to give back: a kubelet keeps that on its disk."""
+        """The claims to unprepare; kubelet keeps them on its disk."""
         self._host = host
         self._address = address
         self._leaving = asyncio.Event()

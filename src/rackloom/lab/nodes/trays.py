@@ -72,7 +72,7 @@ class TrayEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     wall: Callable[[], float]
     """Seconds since the epoch."""
     metrics: PluginMetrics
-    """Counts for all of them: nobody reads a page of one simulated node."""
+    """One set of metrics for all trays: nothing scrapes a single simulated node."""
 
 
 class TrayNode:
@@ -126,11 +126,11 @@ class TrayNode:
 
     @property
     def drivers(self) -> Collection[str]:
-        """Those whose plugins are registered with its kubelet."""
+        """The drivers whose plugins are registered with its kubelet."""
         return self._plugins.keys()
 
     async def look(self) -> None:
-        """Have the plugins look, and the API server told what they found.
+        """Have the plugins read their devices, and publish label and slices.
 
         Raises `KubeError`. What a plugin cannot say now stays as it was published.
         """
@@ -143,12 +143,12 @@ class TrayNode:
                 await publisher.publish()
 
     async def prepare(self, claims: Sequence[PodClaim]) -> None:
-        """What kubelet calls NodePrepareResources. Raises `Retry` with what the plugins said."""
+        """NodePrepareResources, as kubelet calls it. Raises `Retry` with the plugins' errors."""
         for driver, refs in _claims_by_driver(claims).items():
             _require_success(await self._requests(driver).prepare(refs))
 
     async def unprepare(self, claims: Sequence[PodClaim]) -> None:
-        """What kubelet calls NodeUnprepareResources. Raises `Retry` with what the plugins said."""
+        """NodeUnprepareResources, as kubelet calls it. Raises `Retry` with the plugins' errors."""
         for driver, refs in _claims_by_driver(claims).items():
             _require_success(await self._requests(driver).unprepare(refs))
 
@@ -252,7 +252,7 @@ logger = structlog.get_logger(__name__)
 
 
 class TrayNodes:
-    """The nodes by name, their kubelets, and who brings news from the switches to them.
+    """The nodes by name and their kubelets; it follows the switches and updates the nodes.
 
     `api` is the API server as the plugins ask it. `off` are the names of those without power. `up` is set
     once all have been registered.
@@ -303,7 +303,7 @@ class TrayNodes:
                 tasks.create_task(self._notice_api_server())
                 for node in self:
                     await self._until_accepted(self._register, node)
-                    # Registering does not wait for anything: others have to get their turn.
+                    # Registering never waits: yield, so that other tasks run.
                     await asyncio.sleep(0)
                 self.up.set()
                 await self._follow()
@@ -311,15 +311,15 @@ class TrayNodes:
             await asyncio.gather(*(node.power_off() for node in self))
 
     async def settle(self) -> None:
-        """Wait until everything that switches have told reached labels and slices."""
+        """Wait until every change of the switches has reached labels and slices."""
         await self._settled.wait()
 
     async def look(self, name: str) -> None:
-        """Have a node's plugins look now: something about its devices was changed. Raises `KubeError`."""
+        """Have a node's plugins read their devices after a change. Raises `KubeError`."""
         await self._nodes[name].look()
 
     async def lose(self, name: str) -> None:
-        """The power of a node fails: it says nothing to anybody any more."""
+        """Power failure of a node: no heartbeat, no plugin."""
         self.off.add(name)
         await self.kubelets.lose(name)
         await self._nodes[name].power_off()

@@ -31,7 +31,7 @@ MAX_NAME = 255
 
 
 class FabricRefusal(Exception):
-    """The controller says no; `code` is the name of an NMX-C return code without its prefix."""
+    """The controller refuses; `code` is the name of an NMX-C return code without its prefix."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -39,7 +39,7 @@ class FabricRefusal(Exception):
 
 
 class FabricGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU and its seat in the fabric."""
+    """A GPU and its slot in the fabric."""
 
     guid: int
     chassis_serial: str
@@ -96,7 +96,7 @@ class SimulatedFabric:
         self._listeners.append(listener)
 
     def rename(self, domain: str) -> None:
-        """The domain goes by another uuid from now on: its controller says so, and so do its GPUs."""
+        """The domain has another UUID from now on, for its controller and its GPUs."""
         self.domain = domain
         self._changed()
 
@@ -118,7 +118,7 @@ class SimulatedFabric:
     def create(
         self, name: str, guids: Iterable[int], *, partition_id: int = 0, multicast_groups: int = 0
     ) -> int:
-        """Create a GUID-based partition and return its id (the lowest free one where none is asked for)."""
+        """Create a GUID-based partition and return its id (the lowest free one by default)."""
         members = tuple(guids)
         self._require_name(name)
         self._require_id(partition_id)
@@ -187,7 +187,7 @@ class SimulatedFabric:
         self._changed()
 
     def put(self, partition: FabricPartition) -> None:
-        """Another hand makes or changes a partition as it likes; the GPUs leave where they were."""
+        """Another writer sets a partition; its GPUs leave their previous partitions."""
         taken = set(partition.guids)
         for other in list(self.partitions.values()):
             left = tuple(guid for guid in other.guids if guid not in taken)
@@ -279,15 +279,15 @@ class SimulatedFabric:
 
 
 def standby_fabric(fabric: SimulatedFabric) -> SimulatedFabric:
-    """The domain as a controller has it that does not lead: it knows the uuid, and lists no GPU.
+    """The domain as a standby controller sees it: it knows the UUID, and lists no GPU.
 
-    What a real one says is not published.
+    The answers of a real standby are not published.
     """
     return SimulatedFabric(fabric.domain, (), fabric.limits)
 
 
 def former_leader_fabric(fabric: SimulatedFabric) -> SimulatedFabric:
-    """The domain as a controller has it that led until now: it misses what happens to `fabric` later."""
+    """The domain as a former leader remembers it: without later changes of `fabric`."""
     memory = SimulatedFabric(fabric.domain, (), fabric.limits)
     memory.restore(fabric.snapshot())
     return memory
@@ -331,7 +331,7 @@ def _domain_gpus(domain: NvlinkDomain, seed: str) -> Iterator[FabricGpu]:
 
 
 def _seeded_guid(seed: str, chassis_serial: str, slot: int, module_id: int) -> int:
-    """A 64-bit GUID that says nothing of where the GPU sits; above 2**63 as those of real fabrics are."""
+    """A 64-bit GUID that does not reveal the GPU's slot; above 2**63 as those of real fabrics are."""
     text = f"{seed} fabric guid {chassis_serial} {slot} {module_id}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | 1 << 63
 
@@ -377,5 +377,5 @@ class SeededNames(msgspec.Struct, frozen=True):
 
 
 def machine_id_of(chassis_serial: str, slot: int) -> str:
-    """The machine id of a seat."""
+    """The machine id of a tray."""
     return f"{chassis_serial}-{slot}".lower()

@@ -26,7 +26,7 @@ class NmxcFault(msgspec.Struct, frozen=True, kw_only=True):
     delay: float = 0.0
     """Seconds to wait before anything else."""
     drop_reply: bool = False
-    """Do what is asked, then lose the answer."""
+    """Carry out the call, then lose the answer."""
     no_header: bool = False
     """Answer without the server header."""
 
@@ -79,12 +79,12 @@ class NmxcFaults(CallFaults[NmxcFault]):
         self._hidden[partition_id] = lists
 
     def clear(self) -> None:
-        """What was asked for and has not come yet does not come."""
+        """Cancel the faults that have not struck yet."""
         self._next.clear()
         self._hidden.clear()
 
     def untaken(self) -> list[str]:
-        """What was asked for and has not come yet."""
+        """The faults that have not struck yet."""
         calls = [f"{len(waiting)} calls of {rpc}" for rpc, waiting in self._next.items() if waiting]
         return calls + [f"{lists} lists without partition {number}" for number, lists in self._hidden.items()]
 
@@ -108,7 +108,7 @@ class NmxmFault(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 0
     """Answer with this HTTP status, and do nothing; 0: answer as ever."""
     drop_reply: bool = False
-    """Do what is asked, then break the connection."""
+    """Carry out the request, then break the connection."""
     fails: str = ""
     """Accept the change, and let its operation fail with this error."""
     stalls: bool = False

@@ -45,7 +45,7 @@ def server_header(fabric: SimulatedFabric, code: str = "SUCCESS") -> pb.ServerHe
 
 
 def answer_hello(_: SimulatedFabric, request: pb.ClientHello) -> pb.ServerHello:
-    """Who answers (in the header), and that the client's version suits."""
+    """The domain (in the header) and the client's version, which is accepted."""
     return pb.ServerHello(major_version=request.major_version, minor_version=request.minor_version)
 
 
@@ -99,7 +99,7 @@ def answer_nodes(
 def answer_partitions(
     fabric: SimulatedFabric, request: pb.GetPartitionInfoListRequest
 ) -> pb.GetPartitionInfoListResponse:
-    """The partitions asked for by id or name, or all."""
+    """The partitions with the requested ids or names, or all."""
     ids = {wanted.partition_id for wanted in request.partition_id_list}
     names = set(request.partition_name_list)
     chosen = [

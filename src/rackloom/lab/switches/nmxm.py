@@ -68,14 +68,14 @@ def list_nodes(fabric: SimulatedFabric) -> list[Json]:
 
 
 def list_gpus(fabric: SimulatedFabric) -> list[Json]:
-    """Every GPU, by seat."""
+    """Every GPU, by slot."""
     holder = {guid: partition.id for partition in fabric.partitions.values() for guid in partition.guids}
     seated = sorted(fabric.gpus.values(), key=lambda gpu: (gpu.host_id, gpu.module_id))
     return [_gpu_entity(fabric, gpu, holder.get(gpu.guid, 0)) for gpu in seated]
 
 
 def partition_entity(fabric: SimulatedFabric, fabric_partition: FabricPartition, entity: str) -> Json:
-    """One partition, its members by entity or by seat as its type has it."""
+    """One partition, its members by entity or by location, depending on its type."""
     if fabric_partition.guid_based:
         members: list[Any] = [gpu_entity_id(guid) for guid in fabric_partition.guids]
     else:
@@ -249,7 +249,7 @@ class NmxmOperations:
         self._resumed = asyncio.Event()
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel all running operations."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

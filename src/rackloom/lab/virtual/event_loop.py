@@ -31,7 +31,7 @@ TIMER_RESOLUTION = 1e-6
 
 
 class Deadlock(RuntimeError):
-    """Every task waits for something that nobody will do."""
+    """Every task waits, and nothing is scheduled that could wake one."""
 
 
 class _TimeJump:
@@ -120,7 +120,7 @@ class SimLoop(asyncio.BaseEventLoop):
         super()._run_once()  # type: ignore[misc]
 
     def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
-        # The base class goes by way of another thread's door; whoever leaves a generator here is in this one.
+        # The base class schedules this from another thread; here every generator is left in this one.
         self._asyncgens.discard(agen)  # type: ignore[attr-defined]
         if not self.is_closed():
             self.create_task(agen.aclose())

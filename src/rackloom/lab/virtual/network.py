@@ -175,7 +175,7 @@ class SimController:
     def _finished(self, task: "asyncio.Task[bytes]") -> None:
         self._under_way.discard(task)
         if not task.cancelled():
-            task.exception()  # the caller may be gone: nobody else will look at it
+            task.exception()  # retrieve it: the caller may be gone
 
 
 class SimStream:
@@ -283,7 +283,7 @@ async def _delay(seconds: float | None) -> None:
 
 
 def _hollow_success(rpc: str, hello: bytes) -> bytes:
-    """A reply that says success and nothing else; a new partition gets an id that nobody has."""
+    """A reply that reports success without effect; a new partition gets an id that does not exist."""
     reply: Any = GetMessageClass(_SERVICE.methods_by_name[rpc].output_type)()
     reply.server_header.CopyFrom(pb.ServerHello.FromString(hello).server_header)
     if rpc == "CreatePartition":
@@ -295,7 +295,7 @@ MUTATIONS = frozenset({"CreatePartition", "DeletePartition", "AddGpusToPartition
 
 
 class SimNetwork:
-    """The network in front of one controller, as bad as its fields say."""
+    """The network in front of one controller, with the faults that its fields set."""
 
     down = False
     """Connections are refused."""
@@ -340,7 +340,7 @@ class SimNetwork:
 
 
 CONNECT_FAILURE_SECONDS = 0.1
-"""Seconds until a client learns that nobody listens."""
+"""Seconds until a client learns that the connection is refused."""
 
 
 # The same for NMX-M, which speaks HTTP.
@@ -355,7 +355,7 @@ class NmxmTransport(httpx2.AsyncBaseTransport):
         self._checkpoint = checkpoint
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Answer one request. Raises ConnectError while nobody can be reached."""
+        """Answer one request. Raises ConnectError while the network is down."""
         self._checkpoint()
         if self._network.down:
             await asyncio.sleep(CONNECT_FAILURE_SECONDS)

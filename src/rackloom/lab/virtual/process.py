@@ -293,7 +293,7 @@ class _CrashPointApi:
 
     def _written(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def call(*args: Any, **kwargs: Any) -> Any:
-            # The heartbeat of a leader is no step: how many there are says only how long a story is.
+            # A lease renewal is no crash point: their number depends only on how long a story takes.
             take = self._life.check if LEASE in args else partial(self._steps.take_as, self._life)
             take()
             answer = await method(*args, **kwargs)

@@ -61,11 +61,11 @@ class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt to read or to change a domain ended, as far as something is known by it."""
 
     observation: DomainObservation | None
-    """None: it failed, and what is there is unknown."""
+    """None: it failed, and the state is unknown."""
     begun: float
     ended: float
     life: Process
-    """Of the process that asked."""
+    """The process that made the attempt."""
 
     def was_written_down(self, now: float) -> bool:
         """Whether its process had the time to write it down."""
@@ -74,7 +74,7 @@ class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordingDriver:
-    """The driver, with its readings noted for those who judge the plane."""
+    """The driver, with its readings recorded for the invariants."""
 
     def __init__(
         self, driver: FabricDriver, world: SimSite, outcomes: list[ReadOutcome], life: Process
@@ -296,7 +296,7 @@ class SimulatedService:
 
 
 def rest_application(records: Store, issuer: LocalIssuer) -> Any:
-    """The REST door of one process, which gives it its own clock, ids and wake-ups when it starts."""
+    """The REST application of one replica; each process sets its clock, IDs and wake-ups when it starts."""
     deps = ApiDeps(
         store=records,
         clock=lambda: SERVICE_EPOCH,
@@ -348,7 +348,7 @@ async def _asgi_request(
 
 
 class ChangeFeed:
-    """Which domains' intent has changed, told to every replica, as PostgreSQL tells those that listen."""
+    """Delivers the domains whose intent changed to every replica, as PostgreSQL's NOTIFY does."""
 
     def __init__(self, records: DatabaseBackend) -> None:
         self._records = records
@@ -438,7 +438,7 @@ def _revisions(conn: sa.Connection) -> dict[str, int]:
 
 NMXM_ORIGIN = "http://nmx-m"
 NMXM_OPERATION_SECONDS = 0.5
-"""How long an accepted change takes: others may write meanwhile."""
+"""How long an accepted change takes; other writers may act meanwhile."""
 _LOGIN = NmxmLogin("rw-user", "simulated")
 
 

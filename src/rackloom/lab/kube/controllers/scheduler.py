@@ -388,7 +388,7 @@ _UNREADABLE_AMOUNT = Fraction(2**63)
 
 
 def pod_requests(spec: Mapping[str, Any]) -> ResourceAmounts:
-    """What a pod takes: the most that runs together, which init containers may be before the others."""
+    """The requests of a pod: the most that runs at one time, which may be during init containers."""
     most: ResourceAmounts = {}
     lasting: ResourceAmounts = {}
     for container in spec.get("initContainers") or ():

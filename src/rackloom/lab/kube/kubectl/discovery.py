@@ -117,7 +117,7 @@ def _version_path(kind: ResourceKind) -> str:
 
 
 def _openapi_document(version: str, schemas: Iterable[ResourceKind]) -> Object:
-    """No schemas: only that the server itself looks at unknown fields, which is what kubectl asks for."""
+    """No schemas: only that the server itself validates unknown fields, which kubectl requires."""
     kinds = [kind for kind in schemas if _version_path(kind) == version]
     return {
         "openapi": "3.0.0",

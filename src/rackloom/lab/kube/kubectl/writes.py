@@ -129,7 +129,7 @@ def _retain_keys(target: _Map, patch: _Map) -> dict[str, Any]:
 
 
 def _patched_names(patch: _Map) -> list[str]:
-    """The fields that a patch says something of, each once."""
+    """The fields that a patch names, each once."""
     names = (key.removeprefix(_ORDER).removeprefix(_WITHOUT) for key in patch)
     return [name for name in dict.fromkeys(names) if name not in (_PATCH, _RETAIN)]
 
@@ -138,7 +138,7 @@ def _set_field(merged: dict[str, Any], name: str, patch: _Map, keys: MergeKeys, 
     if name in patch and patch[name] is None:
         merged.pop(name, None)
     elif name not in merged:
-        # An order, or elements to take away, of a list that is not there say nothing.
+        # An order or a deletion has no effect on a list that is absent.
         merged.update({name: _without_directives(patch[name])} if name in patch else {})
     elif at in keys and isinstance(patch.get(name, []), list):
         have = merged.get(name)
@@ -179,7 +179,7 @@ def _merge_element(merged: _List, patched: Any, key: str, keys: MergeKeys, at: s
 
 
 def _without_directives(value: Any) -> Any:
-    """What a patch says where nothing was: as it stands, directives and nulls aside.
+    """The value that a patch sets where none was: without directives and nulls.
 
     So an element that is marked to be deleted is added by its key alone, as a real server does.
     """
@@ -218,7 +218,7 @@ def _stood_first(first: Any, second: Any, before: _List) -> bool:
 
 
 def _check_keyed(elements: _List, key: str, at: str) -> None:
-    """Each element has the key, but for the mark that the list is replaced as a whole."""
+    """Each element has the merge key, except the directive that replaces the whole list."""
     if any(
         _directive_of(item) != "replace" and key not in item for item in elements if isinstance(item, Mapping)
     ):
@@ -228,7 +228,7 @@ def _check_keyed(elements: _List, key: str, at: str) -> None:
 
 
 def _directive_of(item: Any) -> Any:
-    """What an element says is done: to itself (`delete`), or to the whole list (`replace`)."""
+    """The directive of an element: `delete` concerns itself, `replace` the whole list."""
     return item.get(_PATCH) if isinstance(item, Mapping) else None
 
 
@@ -263,7 +263,7 @@ _MESSAGES: Mapping[str, type[Message]] = {
 
 
 class UnreadableProtobuf(Exception):
-    """It is no object in protobuf, or one of a kind that is not read; the text says which."""
+    """The body is no object in protobuf, or is of a kind that is not read; the text names which."""
 
 
 def read_protobuf(body: bytes) -> Object:
