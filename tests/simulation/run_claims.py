@@ -43,7 +43,7 @@ def summary(told: Sequence[StoryResult], steps: dict[StoryKind, int], seconds: f
         "stories": len(told),
         "deaths": sum(one.died for one in told),
         "longest teardown": f"{max((one.gone_after for one in told), default=0.0):.0f} s",
-        "judgements of S8": sum(one.judged for one in told),
+        "judgements of S8": sum(one.checks for one in told),
         "wall": f"{seconds:.0f} s",
         "violations": sum(bool(one.broken) for one in told),
     }

@@ -94,7 +94,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     steps: int
     """Steps of the operator."""
-    judged: int
+    checks: int
     processes: int
     lives: int
     rack_seconds: float
@@ -285,7 +285,7 @@ class LoadRun:
             steps=self.operator.operations,
             processes=self.replicas,
             requests=self.requests,
-            judged=self.invariants.judged,
+            checks=self.invariants.checks,
             lives=len(self.plane.started),
             rack_seconds=self.loop.time() * self.plan.racks,
             faults=dict(sorted(Counter(self.faults.counts).items())),

@@ -77,7 +77,7 @@ class StoryResult(msgspec.Struct, frozen=True, kw_only=True):
     died: bool
     gone_after: float
     """Virtual seconds from the deletion of the jobs' last pod until the ComputeDomains were gone."""
-    judged: int
+    checks: int
     broken: tuple[str, ...] = ()
 
 
@@ -110,7 +110,7 @@ async def _play_in(
         steps=story.steps,
         died=cluster.died,
         gone_after=story.gone_after,
-        judged=cluster.channels.judged,
+        checks=cluster.channels.checks,
         broken=tuple(dict.fromkeys(broken)),
     )
 

@@ -44,7 +44,7 @@ class ChannelInvariants:
         self._held: dict[tuple[str, str], dict[str, str]] = {}
         """(where memory is shared, channel) -> pod UID -> job."""
         self.broken: list[str] = []
-        self.judged = 0
+        self.checks = 0
 
     @contextmanager
     def job(self, tray: ImexTray, pod: Object, channels: tuple[str, ...]) -> Iterator[None]:
@@ -81,7 +81,7 @@ class ChannelInvariants:
     def _enter(self, key: tuple[str, str], uid: str, job: str) -> None:
         users = self._held.setdefault(key, {})
         users[uid] = job
-        self.judged += 1
+        self.checks += 1
         if len(jobs := set(users.values())) > 1:
             self.broken.append(f"S8: jobs {', '.join(sorted(jobs))} share {key[1]} of {key[0]}")
 
@@ -119,7 +119,7 @@ class ImexMemberInvariants:
         if kind == COMPUTE_DOMAIN:
             nodes = (obj.get("status") or {}).get("nodes") or ()
             reported = [(node["name"], node.get("ipAddress", ""), node.get("status")) for node in nodes]
-            self._judge_ready(obj["metadata"]["uid"], reported)
+            self._check_ready(obj["metadata"]["uid"], reported)
         if kind != COMPUTE_DOMAIN_CLIQUE:
             return
         name = obj["metadata"]["name"]
@@ -130,9 +130,9 @@ class ImexMemberInvariants:
                 self._broken.append(f"the entry of the daemon on {node} went away while it ran")
         self._known[name] = now
         listed = [(entry["nodeName"], entry["ipAddress"], entry.get("status")) for entry in entries]
-        self._judge_ready(name, listed)
+        self._check_ready(name, listed)
 
-    def _judge_ready(self, where: str, entries: Iterable[tuple[str, str, str | None]]) -> None:
+    def _check_ready(self, where: str, entries: Iterable[tuple[str, str, str | None]]) -> None:
         now = {(node, address) for node, address, status in entries if status == Readiness.READY}
         for node, address in now - self._ready.get(where, set()):
             if not self._was_ready(node, address):

@@ -44,16 +44,17 @@ class ServiceInvariants:
         self.world = world
         self.plane = plane
         self.ledger = ledger
-        self.judged = 0
+        self.checks = 0
 
     def fabric_changed(self, rack: SimRack) -> None:
         """S1 and S2, whoever made the change."""
+        # S1 holds for every partition. S2 holds only for ours: other writers may mix tenants.
         snapshot = rack.fabric.snapshot()
         self._one_partition_each(rack, snapshot)
         for partition in snapshot.partitions:
             if rack.made.get(partition.id) == partition.name:
                 self._one_tenant(rack, partition)
-        self.judged += 1
+        self.checks += 1
 
     def executed(self, rack: SimRack, event: ExecutedChange) -> None:
         """S4, S5, S6 and S9 on a change that the service requested."""
@@ -71,7 +72,7 @@ class ServiceInvariants:
             self._refusal(rack, event)
         elif event.rpc in ("DeletePartition", "RemoveGpusFromPartition"):
             self._removal(rack, event)
-        self.judged += 1
+        self.checks += 1
 
     def answered(self, org: str, path: str, status: int, answer: Any) -> None:
         """S3 and L5 on every instance and interface in an answer, and S2 on their owners."""
@@ -81,7 +82,7 @@ class ServiceInvariants:
             for obj in answer if isinstance(answer, list) else [answer]:
                 if isinstance(obj, dict) and "nvLinkInterfaces" in obj:
                     self._instance(obj)
-        self.judged += 1
+        self.checks += 1
 
     def _own_interfaces(self, org: str, answer: list[Json]) -> None:
         for row in answer:
@@ -228,6 +229,7 @@ class ServiceInvariants:
         outcomes: list[ReadOutcome],
         devices: Iterable[int],
     ) -> None:
+        # One supporting reading is enough; the message lists why each candidate does not support the status.
         doubts = []
         for outcome in outcomes:
             doubt = self._doubt(answer, recorded, desired, outcome, devices)
@@ -308,6 +310,7 @@ def _readings_behind(outcomes: list[ReadOutcome], now: float) -> list[ReadOutcom
     The newest one, and those before it as long as the newer ones may not have been written down: they ended
     this very moment, or their process was killed then.
     """
+    # Newest first, up to and including the first that is surely in the records: it replaced all older ones.
     found: list[ReadOutcome] = []
     for outcome in reversed(outcomes):
         found.append(outcome)
@@ -373,6 +376,7 @@ def _check_fabric(world: SimSite, rack: SimRack, ledger: Ledger) -> None:
                 )
             continue
         found[world.lp_of_name.get(partition.name, partition.name)] = present
+    # Where more is requested than fits, any choice is right as long as the domain is full.
     if _is_full(rack, wanted):
         room = _partition_capacity(rack)
         served = {name: guids for name, guids in wanted.items() if name in found}

@@ -124,6 +124,7 @@ class GarbageCollector:
         uid = owner["metadata"]["uid"]
         blocking = False
         for dependent_kind, dependent_key, obj in list(self._store.dependents(uid)):
+            # A dependent with another living owner stays, and does not hold this owner back.
             others = [reference for reference in objects.owner_references(obj) if reference["uid"] != uid]
             if any(self._store.is_alive(other["uid"]) for other in others):
                 continue

@@ -352,19 +352,23 @@ def _owners_after_update(
     owners: FieldOwners, writer: FieldWriter, changed: Fields, present: Fields, now: str
 ) -> FieldOwners:
     """Others lose what was changed or is gone; the writer keeps what it had and gains what it changed."""
-    own = next(
-        (owner for owner in owners if owner.writer.same_owner(writer)),
-        OwnedFields(writer, frozenset(), now),
-    )
+    own = _owner_of(owners, writer, now)
     after = [owner.but((owner.fields & present) - changed) for owner in owners if owner is not own]
     kept = (own.fields & present) | changed
+    # The time of an entry changes only with its fields, so that an update without effect changes nothing.
     return (*after, own if kept == own.fields else OwnedFields(writer, kept, now))
+
+
+def _owner_of(owners: FieldOwners, writer: FieldWriter, now: str) -> OwnedFields:
+    """The entry of a writer; an empty one where it owns nothing yet."""
+    found = (owner for owner in owners if owner.writer.same_owner(writer))
+    return next(found, OwnedFields(writer, frozenset(), now))
 
 
 def apply_fields(
     old: Object, applied: Object, writer: FieldWriter, schema: TypeSchema, now: str, *, force: bool
 ) -> Object:
-    """`old` after a server-side apply of `wanted`. Raises `Conflict` when another manager owns a field of it.
+    """`old` after a server-side apply. Raises `Conflict` when another manager owns a field of it.
 
     A field that the writer applied before and leaves out now is removed, unless someone else owns it too.
     """
@@ -372,18 +376,18 @@ def apply_fields(
     owners = owners_of(old)
     others = tuple(owner for owner in owners if not owner.writer.same_owner(writer))
     conflicts = _conflicts(old, applied, requested, others)
+    # Only the first apply of a manager may take fields over from kubectl's client-side apply.
     first = len(others) == len(owners)
     yielding = fields_handed_over(old, writer.manager, schema) if first else frozenset()
     if not force and not {path for _, path in conflicts} <= yielding:
         raise refusals.apply_conflict([(str(other.writer), path_text(path)) for other, path in conflicts])
-    own = next(
-        (owner for owner in owners if owner.writer.same_owner(writer)),
-        OwnedFields(writer, frozenset(), now),
-    )
+    # From here on the writer wins: what it applies is its own, also where another value was forced over.
+    own = _owner_of(owners, writer, now)
     taken = frozenset(path for _, path in conflicts)
     others = tuple(other.but(other.fields - taken) for other in others)
     merged = clone(merge_applied(old, _without_server_fields(applied), schema))
     _remove_unowned(merged, own.fields - requested, requested.union(*(other.fields for other in others)))
+    # A field may have several owners; it goes only when the writer drops it and no other owner is left.
     entry = own if requested == own.fields and not taken else OwnedFields(writer, requested, now)
     present = owned_fields(merged, schema)
     return with_owners(merged, tuple(other.but(other.fields & present) for other in (*others, entry)))

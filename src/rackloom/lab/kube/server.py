@@ -233,6 +233,8 @@ class FakeKube:
         *,
         dry_run: bool,
     ) -> Object:
+        # Optimistic concurrency: admission awaits, so another write may come between. The change is computed
+        # again from the newest object, and stored only if that is still the one it was computed from.
         for _ in range(_UPDATE_ATTEMPTS):
             old = self.store.read(kind, key)
             new = make(old)
@@ -266,6 +268,7 @@ class FakeKube:
     ) -> Object:
         """Ask an object to go; returns it as it is after that, or as it last was."""
         old = self.store.read(kind, key)
+        # Preconditions are checked on the object as it is after admission, which awaits.
         await self._admit(AdmissionReview("DELETE", kind, user, None, old, dry_run=dry_run))
         old = self.store.read(kind, key)
         have = old["metadata"]

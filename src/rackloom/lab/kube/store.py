@@ -95,6 +95,7 @@ class History:
         if len(entries) > self._window:
             self._floor[kind] = entries.popleft().version
         for scope, feeds in self._feeds[kind].items():
+            # One evaluation per scope: many watches share a selector.
             event = scope.seen(entry)
             for feed in feeds:
                 if entry.version > feed.after:
@@ -107,6 +108,7 @@ class History:
         floor = self.oldest(kind)
         if after < floor:
             raise refusals.watch_expired(after, floor)
+        # Replay and registration happen without an await between them: no change is missed or sent twice.
         feed = WatchFeed(scope, after)
         for entry in self._entries[kind]:
             if entry.version > after:
@@ -183,6 +185,7 @@ class ObjectStore(History):
         """Every object of a kind as it was at a version. Raises `Expired` where that is too long ago."""
         if version < self.oldest(kind):
             raise refusals.list_expired()
+        # Undo the changes since then, the newest first: each entry holds the object before it.
         objects = dict(self._objects[kind])
         for entry in self.undone(kind, version):
             objects.pop(key_of(entry.object), None)

@@ -177,6 +177,7 @@ class DraManager:
 
     async def prepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
         """Raises `Retry` with the plugins' errors."""
+        # Kubelet's order: record the users, prepare what is not prepared yet, then record that it is.
         plugins, users = self._plugins_of(node), self._users[node]
         users.add_pod(pod)
         require_plugins(plugins.drivers, claims)

@@ -231,6 +231,7 @@ class SimulatedKubelets:
         """Not all at once: a process that plays thousands of nodes has other things to do in between."""
         while True:
             nodes = list(self._nodes.values())
+            # Interleaved groups: every node is renewed once per period, and no burst holds up other work.
             groups = [nodes[start::_HEARTBEAT_GROUPS] for start in range(_HEARTBEAT_GROUPS)]
             for group in groups:
                 await asyncio.gather(*map(self._try_beat, group))

@@ -300,6 +300,7 @@ class PodWorker:
 
     def update(self, pod: Object) -> None:
         """Take note of the pod's state, unless a newer one is known (versions are ordered, KEP-5504)."""
+        # Answers to our own writes and events of the watch arrive in any order.
         if _resource_version(pod) < _resource_version(self._pod):
             return
         if differs_semantically(self._pod, pod):
@@ -318,6 +319,7 @@ class PodWorker:
         """Lead the pod to its end; cancelled where the kubelet dies."""
         code = await self._until_leaving(self._start_and_run()) if not has_pod_ended(self._pod) else None
         exit_code = _KILLED_EXIT_CODE if code is None else code
+        # Kubelet unprepares before it reports the end: then the claim may go to another pod.
         await self.unprepare()
         if not has_pod_ended(self._pod):
             await self._write(lambda pod: ended_status(pod, self._host.wall(), exit_code))

@@ -120,6 +120,7 @@ class SimulatedFabric:
     ) -> int:
         """Create a GUID-based partition and return its id (the lowest free one by default)."""
         members = tuple(guids)
+        # The order of the checks decides which return code a request with several faults gets.
         self._require_name(name)
         self._require_id(partition_id)
         self._require_free(members)
@@ -265,6 +266,7 @@ class SimulatedFabric:
             raise FabricRefusal("RESOURCE_IN_USE")
 
     def _require_room(self, multicast_groups: int) -> None:
+        # Multicast groups are allocated in multiples of four.
         if multicast_groups % 4:
             raise FabricRefusal("BADPARAM")
         allocated = sum(partition.multicast_groups for partition in self.partitions.values())

@@ -255,6 +255,7 @@ class NmxmOperations:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _run(self, entity: str, change: Callable[[], int], fault: NmxmFault) -> None:
+        # The change happens in the middle of the operation: readers may see it before it is completed.
         await asyncio.sleep(self.seconds / 2)
         self._known[entity]["Status"] = "in-progress"
         if fault.stalls:

@@ -43,6 +43,7 @@ class _TimeJump:
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
             raise Deadlock("nothing is ready and nothing is scheduled")
+        # asyncio passes the time until the next timer: nothing can happen before it, so jump there.
         self.now += timeout
         return []
 

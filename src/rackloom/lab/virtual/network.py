@@ -146,8 +146,10 @@ class SimController:
     async def _act(self, rpc: str, request: bytes, trip: CallFate, waiting: list[bool]) -> bytes:
         await asyncio.sleep(trip.there or 0.0)
         if not trip.copies:
+            # The proxy answers for the controller: a real header, and no effect on the fabric.
             hello = await self._once("Hello", pb.ClientHello().SerializeToString(), expected=False)
             return _hollow_success(rpc, hello)
+        # `waiting` is emptied when the client gives up: an answer after that is not expected any more.
         reply = await self._once(rpc, request, expected=bool(waiting))
         for _ in range(trip.copies - 1):
             await self._once(rpc, request, expected=False)
@@ -325,6 +327,7 @@ class SimNetwork:
             return CallFate(refused=True)
         if self.dark:
             return CallFate(there=None)
+        # A queued fate belongs to the next change; reads pass with the usual delay.
         if rpc in MUTATIONS and self.next_mutations:
             return self.next_mutations.popleft()
         return CallFate(there=self.delay(), back=self.delay())

@@ -199,6 +199,7 @@ class RestartedProcess:
     async def run(self) -> None:
         """Keep it until cancelled, which lets it take leave."""
         while True:
+            # A new process has its own memory: `serve` reads again what the last one wrote down.
             task = self.life.spawn(self._serve(self.life))
             try:
                 await asyncio.wait({task})
@@ -206,6 +207,7 @@ class RestartedProcess:
                 task.cancel()
                 await asyncio.wait({task}, timeout=TERMINATION_GRACE)
                 if not task.done():
+                    # It ignored SIGTERM for the whole grace period.
                     self.life.kill()
                     await asyncio.wait({task})
             error = None if task.cancelled() else task.exception()
@@ -244,6 +246,7 @@ class CrashPoints:
     def take(self, tray: str) -> None:
         """A step on a tray; "" is where the controller runs."""
         self.taken += 1
+        # The number identifies the step in every run of the same story: a failure is replayed by it.
         self._strike(self.taken, tray)
 
     def take_as(self, life: Process) -> None:

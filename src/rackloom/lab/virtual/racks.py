@@ -183,11 +183,13 @@ class SimRack:
             self._note_reading(rpc, reply)
             return
         if not reply.HasField("server_header"):
+            # Without a header the client cannot tell whether it was carried out: its readings no longer hold.
             self._note_change(rpc, request, reply)
             self.disturb()
             return
         code = pb.StReturnCode.Name(reply.server_header.return_code).removeprefix("NMX_ST_")
         done = code == "SUCCESS"
+        # A refused change left the fabric as it is, so before and after are the same.
         event = ExecutedChange(
             rpc=rpc,
             request=request,
@@ -206,6 +208,8 @@ class SimRack:
             watcher(self, event)
 
     def _note_reading(self, rpc: str, reply: Any) -> None:
+        # A complete reading is the GPU list followed by a full partition list. What changes between the two
+        # counts as a disturbance, since the reading may show either state.
         if rpc == "GetGpuInfoList":
             self._reading_from, self._disturbed_now = asyncio.get_running_loop().time(), 0
         elif rpc == "GetPartitionInfoList":

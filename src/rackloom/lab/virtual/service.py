@@ -233,6 +233,7 @@ class SimulatedService:
             return None
         request = life.spawn(_asgi_request(replica.app, method, path, token, body))
         await asyncio.wait({request})
+        # An answer that was computed but not delivered before the death is lost, too.
         return None if not life.is_alive or request.cancelled() else request.result()
 
     def outcomes_of(self, rack: SimRack) -> list[ReadOutcome]:
@@ -402,6 +403,7 @@ class CrashingBackend:
         self._die_here(write)
         result = await self._records.transact(work, write=write)
         if write and self._bulletin is not None:
+            # Notified before the crash point, as PostgreSQL delivers at commit even if the writer dies.
             await self._bulletin.post()
         self._die_here(write)
         await self._elsewhere()

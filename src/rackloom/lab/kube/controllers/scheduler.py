@@ -103,6 +103,7 @@ class SimulatedScheduler:
             self._queue.add(key)
 
     def _retry_later(self) -> None:
+        # All waiting pods share one timer, so that a burst of changes costs one attempt for each of them.
         if self._waiting and self._again is None:
             loop = asyncio.get_running_loop()
             self._again = loop.call_later(RETRY_SECONDS, self._wake_waiting)
@@ -125,6 +126,8 @@ class SimulatedScheduler:
             await self._report_unschedulable(pod, message)
             return
         node, results = found
+        # Claims are reserved before the pod is bound: kubelet prepares only claims that name their pod. A
+        # failure in between leaves reservations, which the next attempt finds and keeps.
         for claim, result in zip(claims, results, strict=True):
             await self._reserve(pod, claim, result)
         metadata = pod["metadata"]
@@ -147,11 +150,13 @@ class SimulatedScheduler:
         self, pod: Object, claims: list[Object]
     ) -> tuple[str, list[AllocationResult | None]] | None:
         """A node and what each claim gets there (None: it has its devices already)."""
+        # Claims that are allocated already restrict the nodes; only the others go to the allocator.
         free = [claim for claim in claims if "allocation" not in (claim.get("status") or {})]
         wanted = [decode_as(claim, ResourceClaim) for claim in free]
         used = self._inventory.in_use() if wanted else None
         for node in self._nodes(pod, [claim for claim in claims if claim not in free]):
             if used is None:
+                # Nothing to allocate: the least loaded feasible node is the answer.
                 return node["metadata"]["name"], [None] * len(claims)
             inventory = self._inventory
             outcome = allocate(

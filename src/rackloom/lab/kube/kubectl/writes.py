@@ -199,12 +199,14 @@ def _check_order(named: _List, wanted: _List, at: str) -> None:
 
 
 def _ordered(merged: _List, wanted: _List, before: _List, key: str) -> _List:
-    """Those the patch names in its order; each other one before those that it stood in front of."""
+    """The merged elements in the order that a real server gives them."""
     named = sorted(
         (item for item in merged if _element_id(item, key) in wanted),
         key=lambda item: wanted.index(_element_id(item, key)),
     )
     others = [item for item in merged if _element_id(item, key) not in wanted]
+    # Merge two orders: named elements keep the order of the patch, and each other element goes before the
+    # first named one that it preceded before.
     ordered: _List = []
     for item in named:
         while others and _stood_first(_element_id(others[0], key), _element_id(item, key), before):
