@@ -63,7 +63,7 @@ def test_it_registers_and_publishes_what_is_declared(host):
     async def story():
         api = await a_node()
         async with plugin_manager_on(
-            host / "reg", api, "n1", timing=PluginManagerTiming(look=0.01)
+            host / "reg", api, "n1", timing=PluginManagerTiming(scan=0.01)
         ) as kubelet:
             async with gpu_node(*options(host), api) as one:
                 await kubelet.registered(GPU_DRIVER)
@@ -127,7 +127,7 @@ def test_a_driver_that_comes_later_is_waited_for(host, monkeypatch):
         common = msgspec.structs.replace(common, listen=listen)
         gpus = msgspec.structs.replace(gpus, inventory_file=None, vfio=False)
         async with (
-            plugin_manager_on(host / "reg", api, "n1", timing=PluginManagerTiming(look=0.01)) as kubelet,
+            plugin_manager_on(host / "reg", api, "n1", timing=PluginManagerTiming(scan=0.01)) as kubelet,
             gpu_node(common, gpus, api) as one,
             httpx2.AsyncClient(timeout=PATIENCE) as http,
         ):

@@ -80,7 +80,7 @@ def test_it_registers_publishes_labels_and_answers_probes(host):
     async def story(listen, health):
         api = await a_node()
         common, imex = options(host, clique_label=True, listen=listen, health_listen=health)
-        timing = PluginManagerTiming(look=0.01)
+        timing = PluginManagerTiming(scan=0.01)
         async with plugin_manager_on(host / "reg", api, "n1", timing=timing) as kubelet:
             async with imex_node(common, imex, api) as one, httpx2.AsyncClient(timeout=PATIENCE) as http:
                 await kubelet.registered(IMEX_DRIVER)
@@ -167,7 +167,7 @@ def test_a_driver_that_comes_later_or_becomes_newer_is_waited_for(host, quick_lo
         api = await a_node()
         common, imex = options(host, listen=listen)
         async with (
-            plugin_manager_on(host / "reg", api, "n1", timing=PluginManagerTiming(look=0.01)) as kubelet,
+            plugin_manager_on(host / "reg", api, "n1", timing=PluginManagerTiming(scan=0.01)) as kubelet,
             imex_node(common, imex, api) as one,
             httpx2.AsyncClient(timeout=PATIENCE) as http,
         ):
@@ -218,7 +218,7 @@ def test_it_is_ready_while_kubelet_has_it_registered(host, quick_looks):
             await one.publisher.published.wait()
             assert await readiness(http, listen) == (503, "kubelet has not registered the plugin yet")
             async with plugin_manager_on(
-                host / "reg", api, "n1", timing=PluginManagerTiming(look=0.01)
+                host / "reg", api, "n1", timing=PluginManagerTiming(scan=0.01)
             ) as kubelet:
                 await kubelet.registered(IMEX_DRIVER)
                 await until_ready(http, listen)

@@ -51,7 +51,7 @@ def summary(results: Sequence[RunResult], plan: LoadPlan) -> str:
         "requests": sum(result.requests for result in results),
         "seeds with two processes": sum(result.processes > 1 for result in results),
         "process lives": sum(result.lives for result in results),
-        "judgements": sum(result.judged for result in results),
+        "judgements": sum(result.checks for result in results),
         "interval": f"{plan.interval:.0f} s",
         "violations": sum(result.broken is not None for result in results),
     }

@@ -43,7 +43,7 @@ def summary(told: Sequence[StoryResult], steps: dict[StoryKind, int], seconds: f
         "stories": len(told),
         "deaths": sum(one.died for one in told),
         "longest teardown": f"{max((one.gone_after for one in told), default=0.0):.0f} s",
-        "judgements of S8": sum(one.judged for one in told),
+        "judgements of S8": sum(one.checks for one in told),
         "wall": f"{seconds:.0f} s",
         "violations": sum(bool(one.broken) for one in told),
     }
@@ -84,7 +84,7 @@ def main() -> int:
     kinds = [Disruption(arguments.death)] if arguments.death else list(Disruption)
     with multiprocessing.Pool(arguments.jobs, initializer=quiet) as pool:
         told = pool.map(outcome, [(plot, None, 0) for plot in plots])
-        steps = {one.plot: one.steps for one in told}
+        steps = {one.kind: one.steps for one in told}
         cases: list[Case] = [
             (plot, kind, at)
             for plot in plots
@@ -94,7 +94,7 @@ def main() -> int:
         for one in pool.imap_unordered(outcome, cases, chunksize=2):
             told.append(one)
             if one.broken:
-                say(f"{one.plot.value} {one.death} at {one.at}: {'; '.join(one.broken)}")
+                say(f"{one.kind.value} {one.death} at {one.at}: {'; '.join(one.broken)}")
     say(summary(told, steps, time.perf_counter() - began))
     return 1 if any(one.broken for one in told) else 0
 

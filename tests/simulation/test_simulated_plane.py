@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from rackloom.lab.carving.faults import CONFLICT_FAULT_WEIGHTS, FAULT_WEIGHTS
 from rackloom.lab.carving.run import LoadPlan, count_crash_points, run_script, simulate
+from rackloom.lab.faults import CONFLICT_FAULT_WEIGHTS, FAULT_WEIGHTS
 
 SHORT = LoadPlan(seconds=400)
 
 DIGEST = """
-from rackloom.lab.carving.run import Plan, simulate
-print(simulate(11, Plan(seconds=200)).digest, simulate(11, Plan(seconds=200, replicas=2)).digest)
+from rackloom.lab.carving.run import LoadPlan, simulate
+print(simulate(11, LoadPlan(seconds=200)).digest, simulate(11, LoadPlan(seconds=200, replicas=2)).digest)
 """
 
 
@@ -21,7 +21,7 @@ print(simulate(11, Plan(seconds=200)).digest, simulate(11, Plan(seconds=200, rep
 def test_every_promise_is_kept(seed: int) -> None:
     result = simulate(seed, SHORT)
     assert result.broken is None, "\n".join(result.trace[-40:])
-    assert result.judged > 20
+    assert result.checks > 20
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -33,7 +33,7 @@ from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, PluginManage
 
 DRIVER = "toy.example.com"
 NODE_NAME = "node-a"
-HURRY = PluginManagerTiming(look=0.01, call=60.0, wipe=0.2)
+HURRY = PluginManagerTiming(scan=0.01, call=60.0, wipe=0.2)
 
 
 class Toys:

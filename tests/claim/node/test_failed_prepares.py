@@ -485,7 +485,7 @@ def test_a_plugin_that_was_stopped_has_kubelet_ask_again() -> None:
         await node.pod()
         await asyncio.sleep(STOPPED_SECONDS + 5.0)
         node.running = plugin
-        life.go_on()
+        life.resume()
         await node.starts()
         assert node.resynced == []
         task.cancel()

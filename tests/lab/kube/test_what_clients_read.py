@@ -49,7 +49,7 @@ def test_who_is_stuck_lists_the_past_from_memory_and_hears_nothing_until_the_ser
         await free.create(NODE, node("old"))
         since = (await stuck.list(NODE)).resource_version
         hearing = asyncio.create_task(told(stuck, since, 2))
-        kube.lag.begin(kube.store, kube.shapes, {STUCK})
+        kube.stale_reads.begin(kube.store, kube.schemas, {STUCK})
         await free.create(NODE, node("new"))
         await free.delete(NODE, "old")
         await asyncio.sleep(10)
@@ -63,8 +63,8 @@ def test_who_is_stuck_lists_the_past_from_memory_and_hears_nothing_until_the_ser
         assert await told(stuck, "0", 1) == [("ADDED", "old")], "a watch begins with what it has"
         assert await told(stuck, "", 1) == [("ADDED", "new")], "unless it asks for the newest"
         assert not hearing.done()
-        assert kube.lag.hits > 0
-        kube.lag.end()
+        assert kube.stale_reads.hits > 0
+        kube.stale_reads.end()
         assert await hearing == [("ADDED", "new"), ("DELETED", "old")]
         assert names(await old_list(stuck)) == ["new"]
 
@@ -76,9 +76,9 @@ def test_a_bookmark_is_no_change_that_was_kept_back():
         stuck = DirectApi(kube, STUCK)
         since = (await stuck.list(NODE)).resource_version
         hearing = asyncio.create_task(told(stuck, since, 1))
-        kube.lag.begin(kube.store, kube.shapes, {STUCK})
+        kube.stale_reads.begin(kube.store, kube.schemas, {STUCK})
         await asyncio.sleep(kube.bookmark_seconds * 2)
-        assert (kube.lag.hits, hearing.done()) == (0, False)
+        assert (kube.stale_reads.hits, hearing.done()) == (0, False)
         hearing.cancel()
 
     run(story)
@@ -87,7 +87,7 @@ def test_a_bookmark_is_no_change_that_was_kept_back():
 def test_writes_and_reads_of_one_object_of_who_is_stuck_go_to_the_newest_state():
     async def story(kube):
         stuck = DirectApi(kube, STUCK)
-        kube.lag.begin(kube.store, kube.shapes, {STUCK})
+        kube.stale_reads.begin(kube.store, kube.schemas, {STUCK})
         await stuck.create(NODE, node("new"))
         assert (await stuck.get(NODE, "new"))["metadata"]["name"] == "new"
         assert names(await old_list(stuck)) == []
@@ -98,13 +98,13 @@ def test_writes_and_reads_of_one_object_of_who_is_stuck_go_to_the_newest_state()
 def test_every_change_can_be_told_twice():
     async def story(kube):
         api = DirectApi(kube, STUCK)
-        kube.tangle.begin({STUCK}, twice=1.0)
+        kube.disordered_events.begin({STUCK}, twice=1.0)
         hearing = asyncio.create_task(told(api, str(kube.store.version), 4))
         await asyncio.sleep(0.001)
         await api.create(NODE, node("a"))
         await api.create(NODE, node("b"))
         assert await hearing == [("ADDED", "a")] * 2 + [("ADDED", "b")] * 2
-        assert kube.tangle.hits == 2
+        assert kube.disordered_events.hits == 2
 
     run(story)
 
@@ -112,7 +112,7 @@ def test_every_change_can_be_told_twice():
 def test_changes_of_different_objects_change_places_and_those_of_one_do_not():
     async def story(kube):
         api = DirectApi(kube, STUCK)
-        kube.tangle.begin({STUCK}, late=1.0)
+        kube.disordered_events.begin({STUCK}, late=1.0)
         hearing = asyncio.create_task(told(api, str(kube.store.version), 5))
         await asyncio.sleep(0.001)
         await api.create(NODE, node("a"))
@@ -121,7 +121,7 @@ def test_changes_of_different_objects_change_places_and_those_of_one_do_not():
         await api.patch(NODE, "a", None, {"metadata": {"labels": {"x": "1"}}})
         await api.delete(NODE, "a")
         await asyncio.sleep(1)
-        kube.tangle.end()
+        kube.disordered_events.end()
         await api.delete(NODE, "b")
         assert await hearing == [
             ("ADDED", "b"),
@@ -138,13 +138,13 @@ def test_changes_of_different_objects_change_places_and_those_of_one_do_not():
 def test_who_is_not_meant_hears_each_change_once_and_a_watch_that_ends_still_ends(late):
     async def story(kube):
         api = DirectApi(kube, FREE)
-        kube.tangle.begin({FREE if late else STUCK}, late=late, twice=0.0 if late else 1.0)
+        kube.disordered_events.begin({FREE if late else STUCK}, late=late, twice=0.0 if late else 1.0)
         hearing = asyncio.create_task(told(api, str(kube.store.version), 9))
         await asyncio.sleep(0.001)
         await api.create(NODE, node("a"))
         kube.store.hang_up()
         assert await hearing == [("ADDED", "a")]
-        assert kube.tangle.hits == 0
+        assert kube.disordered_events.hits == 0
 
     run(story)
 

@@ -17,7 +17,7 @@ from rackloom.errors import Retry
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.dra_manager import DraManager
-from rackloom.lab.nodes.gpus import TrayNames, clique_label, fabric_slots_of, gpus_of_tray
+from rackloom.lab.nodes.gpus import clique_label, fabric_slots_of, gpus_of_tray
 from rackloom.lab.nodes.host_files import TrayHostFiles, declared_inventory, tray_machine
 from rackloom.lab.nodes.kubelets import SimulatedKubelets
 from rackloom.lab.nodes.trays import TrayEnvironment, TrayNodes, tray_nodes
@@ -51,9 +51,9 @@ class Rack:
             gpus=declared_inventory(machine),
             namespace="rackloom-imex",
             wall=loop_wall_time,
-            meter=PluginMetrics("simulated", "simulated", ()),
+            metrics=PluginMetrics("simulated", "simulated", ()),
         )
-        names = TrayNames("seed")
+        names = SeededNames("seed")
         made = {node.name: node for node in tray_nodes(self.site, names, around)}
         kubelets = SimulatedKubelets(
             self.api, loop_wall_time, random.Random(1), devices=DraManager(made.__getitem__)
@@ -104,7 +104,7 @@ def test_a_tray_is_labelled_exactly_when_one_partition_has_all_its_gpus(data: st
             f"p{number}",
             [guid for guid, where in taken.items() if where == number] or [_other(fabric, number)],
         )
-    seen = gpus_of_tray(domain, tray, fabric_slots_of(fabric.snapshot()), TrayNames("s"))
+    seen = gpus_of_tray(domain, tray, fabric_slots_of(fabric.snapshot()), SeededNames("s"))
     wanted = set(taken.values())
     assert clique_label(seen) == (
         f"{domain}.{wanted.pop()}" if len(wanted) == 1 and 0 not in wanted else None
@@ -118,7 +118,7 @@ def _other(fabric: SimulatedFabric, slot: int) -> int:
 
 def test_names_of_the_cluster_say_nothing_of_the_site() -> None:
     site, fabric = site_of("s")
-    names, again = TrayNames("s"), TrayNames("s")
+    names, again = SeededNames("s"), SeededNames("s")
     trays = site.domains[0].trays
     nodes = [names.node(tray.chassis_serial, tray.slot) for tray in trays]
     assert nodes == [again.node(tray.chassis_serial, tray.slot) for tray in trays]

@@ -16,7 +16,7 @@ from rackloom.lab.nodes.dra_manager import PodClaim
 from rackloom.lab.nodes.plugin_manager import NotPrepared, PluginManagerTiming, plugin_manager_on
 
 DRIVER = "toy.example.com"
-HURRY = PluginManagerTiming(look=0.01, call=5.0, wipe=0.3)
+HURRY = PluginManagerTiming(scan=0.01, call=5.0, wipe=0.3)
 CLAIM = PodClaim(ref=ClaimRef(namespace="n", name="c", uid="u"), drivers=frozenset({DRIVER}))
 
 
@@ -100,7 +100,7 @@ def test_a_plugin_that_comes_back_in_time_keeps_its_slices(registry):
     async def story():
         api = DirectApi(FakeKube(seed=1), "kubelet")
         await api.create(RESOURCE_SLICE, slice_of(DRIVER, "n1", "a"))
-        timing = PluginManagerTiming(look=0.01, wipe=60.0)
+        timing = PluginManagerTiming(scan=0.01, wipe=60.0)
         async with plugin_manager_on(registry, api, "n1", timing=timing) as kubelet:
             for _ in range(2):
                 async with registrar(registry):

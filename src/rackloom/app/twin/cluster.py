@@ -69,11 +69,10 @@ from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.patches import json_patch
 from rackloom.lab.kube.server import AdmissionReview, FakeKube
 from rackloom.lab.nodes.dra_manager import DraManager
-from rackloom.lab.nodes.gpus import TrayNames
 from rackloom.lab.nodes.host_files import TrayHostFiles, declared_inventory, tray_machine
 from rackloom.lab.nodes.kubelets import SimulatedKubelets
 from rackloom.lab.nodes.trays import TrayEnvironment, TrayNodes, tray_nodes
-from rackloom.lab.switches.fabric import SimulatedFabric
+from rackloom.lab.switches.fabric import SeededNames, SimulatedFabric
 from rackloom.topology.rack import RackProfile, RackSite
 
 # Which racks.
@@ -335,7 +334,7 @@ def _tray_nodes(
 ) -> TrayNodes:
     shutil.rmtree(folder, ignore_errors=True)
     machine = tray_machine(twin.profile)
-    names = TrayNames(twin.seed)
+    names = SeededNames(twin.seed)
     around = TrayEnvironment(
         plugins=api("rackloom-node"),
         labels=api(DISCOVERY_USER),
@@ -344,7 +343,7 @@ def _tray_nodes(
         gpus=declared_inventory(machine),
         namespace=DEFAULT_DAEMON_NAMESPACE,
         wall=chance.wall,
-        meter=PluginMetrics("simulated", "simulated", ()),
+        metrics=PluginMetrics("simulated", "simulated", ()),
     )
     made = {node.name: node for node in tray_nodes(twin.site, names, around)}
     programs = PodPrograms(

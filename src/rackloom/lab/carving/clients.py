@@ -37,278 +37,285 @@ MAX_PARTITIONS, MAX_VPCS = 4, 3
 REFUSAL_STATUSES = (400, 403, 404, 409)
 
 
-class RandomTenant:
-    """One org. Every request is followed by a line in the book, or by a look at what became of it."""
+class RestClient:
+    """One organisation's access to the REST API. Every answer is reported to `answered`."""
+
+    def __init__(
+        self, org: str, token: str, plane: SimulatedService, ledger: Ledger, answered: OnAnswer
+    ) -> None:
+        self.org = org
+        self.plane = plane
+        self.ledger = ledger
+        self.operations = 0
+        self._token = token
+        self._answered = answered
+
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any] | None:
+        """One request; None when the connection was lost."""
+        raw = None if body is None else msgspec.json.encode(body)
+        reply = await self.plane.call(method, f"/v2/org/{self.org}/nico/{path}", self._token, raw)
+        status, content = reply or (0, b"")
+        answer = msgspec.json.decode(content) if status != 202 and content else None
+        self._answered(self.org, method, path, status, answer)
+        if status >= 500:
+            raise InvariantViolated(f"S10 {method} {path}: {status} {answer}")
+        return (status, answer) if reply else None
+
+
+class RandomTenant(RestClient):
+    """One tenant. Every request is followed by an entry in the ledger, or by an audit."""
 
     def __init__(
         self,
         org: str,
         token: str,
         plane: SimulatedService,
-        book: Ledger,
+        ledger: Ledger,
         rng: random.Random,
         answered: OnAnswer,
         patience: float | None,
     ) -> None:
-        self.org = org
-        self.plane = plane
-        self.book = book
+        super().__init__(org, token, plane, ledger, answered)
         self.rng = rng
         self.site = ""
         self.type = ""
-        self.operations = 0
-        self._token = token
-        self._answered = answered
         self._patience = patience
         self._gpus = plane.world.profile.gpus_per_tray
         self._asked = 0.0
-        """Virtual time of the last request to change something: what was not answered is as old as that."""
+        """Virtual time of the last change that was requested: what is in doubt is as old as that."""
 
-    async def settle_in(self) -> None:
-        """Learn the ids that everything else needs."""
+    async def read_ids(self) -> None:
+        """Read the IDs that all other requests need."""
         sites = await self.must("GET", "site")
         types = await self.must("GET", "instance/type?siteId=" + sites[0]["id"])
         self.site, self.type = sites[0]["id"], types[0]["id"]
 
     async def live(self, until: float, think: float) -> None:
-        """Ask for one thing after another, `think` seconds apart on average."""
-        while self.plane.tell_now() < until:
+        """Make one request after another, `think` seconds apart on average."""
+        while self.plane.now() < until:
             await asyncio.sleep(self.rng.expovariate(1 / think))
             action = self.rng.choices(list(_ACTIONS), list(_ACTIONS.values()))[0]
             await action(self)
             self.operations += 1
 
     async def must(self, method: str, path: str) -> Any:
-        """Ask until answered; anything but success is a defect."""
+        """Repeat a request until it is answered; anything but success is a defect."""
         while True:
             answer = await self.ask(method, path)
             if answer is not None:
-                status, shown = answer
+                status, answer = answer
                 if status >= 300:
-                    raise InvariantViolated(f"S10 {self.org} {method} {path}: {status} {shown}")
-                return shown
-
-    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any] | None:
-        """One request; None when the connection was lost."""
-        raw = None if body is None else msgspec.json.encode(body)
-        whole = f"/v2/org/{self.org}/nico/{path}"
-        answer = await self.plane.call(method, whole, self._token, raw)
-        if answer is None:
-            self._answered(self.org, method, path, 0, None)
-            return None
-        status, content = answer
-        shown = msgspec.json.decode(content) if status != 202 and content else None
-        self._answered(self.org, method, path, status, shown)
-        if status >= 500:
-            raise InvariantViolated(f"S10 {method} {path}: {status} {shown}")
-        return status, shown
+                    raise InvariantViolated(f"S10 {self.org} {method} {path}: {status} {answer}")
+                return answer
 
     async def audit(self) -> None:
-        """Compare the book with what is there; what was not answered is learnt, the rest must be so (S10)."""
-        shown = {kind: await self._all(path) for kind, path in _PATHS.items()}
-        self._audit_partitions(shown["partitions"])
-        self._audit_vpcs(shown["vpcs"])
-        self._audit_instances(shown["instances"], self._asked)
+        """List everything and compare it with the ledger: only what is in doubt may differ (S10)."""
+        listed = {kind: await self._all(path) for kind, path in _PATHS.items()}
+        self._audit_partitions(listed["partitions"])
+        self._audit_vpcs(listed["vpcs"])
+        self._audit_instances(listed["instances"], self._asked)
         for kind in _PATHS:
-            for one in self.book.of(self.org, kind):
-                one.in_doubt = False
-        self.book.unanswered.discard(self.org)
+            for obj in self.ledger.of(self.org, kind):
+                obj.in_doubt = False
+        self.ledger.unanswered.discard(self.org)
 
     async def _all(self, path: str) -> dict[str, Json]:
-        return {one["id"]: one for one in await self.must("GET", f"{path}?pageSize=100")}
+        return {obj["id"]: obj for obj in await self.must("GET", f"{path}?pageSize=100")}
 
-    def _audit_partitions(self, shown: dict[str, Json]) -> None:
-        self._audit_kept("partitions", shown)
-        for new in shown.keys() - self.book.partitions.keys():
-            self.book.partitions[new] = LedgerObject(id=new, org=self.org, name=shown[new]["name"])
-        for one in self.book.of(self.org, "partitions"):
-            if shown[one.id]["status"] == "Deleting":
-                one.state = "leaving"
-            elif one.state == "leaving":
-                raise InvariantViolated(f"S10 logical partition {one.name} was deleted, and is back")
+    def _audit_partitions(self, listed: dict[str, Json]) -> None:
+        self._audit_kept("partitions", listed)
+        for new in listed.keys() - self.ledger.partitions.keys():
+            self.ledger.partitions[new] = LedgerObject(id=new, org=self.org, name=listed[new]["name"])
+        for partition in self.ledger.of(self.org, "partitions"):
+            if listed[partition.id]["status"] == "Deleting":
+                partition.state = "leaving"
+            elif partition.state == "leaving":
+                raise InvariantViolated(f"S10 logical partition {partition.name} was deleted, and is back")
 
-    def _audit_vpcs(self, shown: dict[str, Json]) -> None:
-        self._audit_kept("vpcs", shown)
-        for new, one in shown.items():
-            known = self.book.vpcs.get(new)
-            if known and known.default != one["nvLinkLogicalPartitionId"] and not known.in_doubt:
+    def _audit_vpcs(self, listed: dict[str, Json]) -> None:
+        self._audit_kept("vpcs", listed)
+        for new, vpc in listed.items():
+            known = self.ledger.vpcs.get(new)
+            if known and known.default != vpc["nvLinkLogicalPartitionId"] and not known.in_doubt:
                 raise InvariantViolated(f"S10 the default of VPC {known.name} is not what was acknowledged")
-            self.book.vpcs[new] = _ledger_vpc(self.org, one)
+            self.ledger.vpcs[new] = _ledger_vpc(self.org, vpc)
 
-    def _audit_instances(self, shown: dict[str, Json], now: float) -> None:
-        self._audit_kept("instances", shown)
-        for new in shown.keys() - self.book.instances.keys():
-            self.book.learn_instance(self.org, shown[new], now)
-        for one in self.book.of(self.org, "instances"):
-            self._audit_instance(one, shown[one.id], now)
+    def _audit_instances(self, listed: dict[str, Json], now: float) -> None:
+        self._audit_kept("instances", listed)
+        for new in listed.keys() - self.ledger.instances.keys():
+            self.ledger.add_instance(self.org, listed[new], now)
+        for instance in self.ledger.of(self.org, "instances"):
+            self._audit_instance(instance, listed[instance.id], now)
 
-    def _audit_instance(self, ledger_instance: LedgerInstance, shown: Json, now: float) -> None:
-        if shown["status"] == "Terminating":
-            ledger_instance.state = "leaving"
-        elif ledger_instance.state == "leaving":
+    def _audit_instance(self, instance: LedgerInstance, answer: Json, now: float) -> None:
+        if answer["status"] == "Terminating":
+            instance.state = "leaving"
+        elif instance.state == "leaving":
             raise InvariantViolated(
-                f"S10 instance {ledger_instance.name} was released, and is {shown['status']} again"
+                f"S10 instance {instance.name} was released, and is {answer['status']} again"
             )
-        wishes = desired_partitions_of(shown)
+        desired = desired_partitions_of(answer)
         # The interfaces of a released instance are on their way out with it.
-        if wishes != ledger_instance.wishes and ledger_instance.state == "live":
-            if not ledger_instance.in_doubt:
+        if desired != instance.desired and instance.state == "live":
+            if not instance.in_doubt:
                 raise InvariantViolated(
-                    f"S10 instance {ledger_instance.name} wants {wishes}, acknowledged was {ledger_instance.wishes}"
+                    f"S10 instance {instance.name} wants {desired}, acknowledged was {instance.desired}"
                 )
-            ledger_instance.rewish(wishes, now)
-        if shown["machineId"] != ledger_instance.machine:
+            instance.change_desired(desired, now)
+        if answer["machineId"] != instance.machine:
             raise InvariantViolated(
-                f"S10 instance {ledger_instance.name} moved from {ledger_instance.machine} to {shown['machineId']}"
+                f"S10 instance {instance.name} moved from {instance.machine} to {answer['machineId']}"
             )
 
-    def _audit_kept(self, kind: str, shown: dict[str, Json]) -> None:
-        booked: dict[str, LedgerObject] = getattr(self.book, kind)
-        if self.org not in self.book.unanswered and shown.keys() - booked.keys():
+    def _audit_kept(self, kind: str, listed: dict[str, Json]) -> None:
+        recorded: dict[str, LedgerObject] = getattr(self.ledger, kind)
+        if self.org not in self.ledger.unanswered and listed.keys() - recorded.keys():
             raise InvariantViolated(
-                f"S7 {kind} that nobody asked for: {sorted(shown.keys() - booked.keys())}"
+                f"S7 {kind} that nobody asked for: {sorted(listed.keys() - recorded.keys())}"
             )
-        if back := [one.name for one in booked.values() if one.state == "gone" and one.id in shown]:
+        if back := [obj.name for obj in recorded.values() if obj.state == "gone" and obj.id in listed]:
             raise InvariantViolated(f"S10 {kind} that were gone are back: {back}")
-        for one in self.book.of(self.org, kind):
-            if one.id in shown:
+        for obj in self.ledger.of(self.org, kind):
+            if obj.id in listed:
                 continue
-            if one.state == "live" and not one.in_doubt:
-                raise InvariantViolated(f"S10 {kind[:-1]} {one.name} was acknowledged, and is gone")
-            if isinstance(one, LedgerInstance):
-                self.book.forget_instance(one)
-            one.state = "gone"
+            if obj.state == "live" and not obj.in_doubt:
+                raise InvariantViolated(f"S10 {kind[:-1]} {obj.name} was acknowledged, and is gone")
+            if isinstance(obj, LedgerInstance):
+                self.ledger.forget_instance(obj)
+            obj.state = "gone"
 
     async def _change(self, method: str, path: str, body: Any, target: LedgerObject | None) -> Any:
-        """A request that changes something; None when it was refused, or lost and looked into."""
+        """Request a change; None when it was refused, or when the answer was lost and an audit was made."""
         if target is not None:
             target.in_doubt = True
-        self._asked = self.plane.tell_now()
+        self._asked = self.plane.now()
         answer = await self.ask(method, path, body)
         if answer is None:
             if target is None:
-                self.book.unanswered.add(self.org)
+                self.ledger.unanswered.add(self.org)
             await self.audit()
             return None
         if target is not None:
             target.in_doubt = False
-        status, shown = answer
+        status, answer = answer
         if status in REFUSAL_STATUSES:
             return None
-        return shown if shown is not None else {}
+        return answer if answer is not None else {}
 
     async def create_partition(self) -> None:
         """A new logical partition, perhaps under a name that was used before."""
-        if len(self.book.of(self.org, "partitions")) >= MAX_PARTITIONS:
+        if len(self.ledger.of(self.org, "partitions")) >= MAX_PARTITIONS:
             return
         body = {"name": self.rng.choice(OBJECT_NAMES), "siteId": self.site}
-        made = await self._change("POST", "nvlink-logical-partition", body, None)
-        if made:
-            self.book.partitions[made["id"]] = LedgerObject(id=made["id"], org=self.org, name=made["name"])
+        created = await self._change("POST", "nvlink-logical-partition", body, None)
+        if created:
+            self.ledger.partitions[created["id"]] = LedgerObject(
+                id=created["id"], org=self.org, name=created["name"]
+            )
 
     async def delete_partition(self) -> None:
-        """Delete one, used or not: what is used is refused."""
-        if one := self._any("partitions"):
-            path = f"nvlink-logical-partition/{one.id}"
-            if await self._change("DELETE", path, None, one) is not None:
-                one.state = "leaving"
+        """Delete one, used or not; the service must refuse where it is used."""
+        if partition := self._choose("partitions"):
+            path = f"nvlink-logical-partition/{partition.id}"
+            if await self._change("DELETE", path, None, partition) is not None:
+                partition.state = "leaving"
 
     async def create_vpc(self) -> None:
         """A VPC with or without a default."""
-        if len(self.book.of(self.org, "vpcs")) >= MAX_VPCS:
+        if len(self.ledger.of(self.org, "vpcs")) >= MAX_VPCS:
             return
-        default = self._any("partitions") if self.rng.random() < 0.4 else None
+        default = self._choose("partitions") if self.rng.random() < 0.4 else None
         body = {
             "name": self.rng.choice(OBJECT_NAMES),
             "siteId": self.site,
             "nvLinkLogicalPartitionId": default.id if default else None,
         }
-        if made := await self._change("POST", "vpc", body, None):
-            self.book.vpcs[made["id"]] = _ledger_vpc(self.org, made)
+        if created := await self._change("POST", "vpc", body, None):
+            self.ledger.vpcs[created["id"]] = _ledger_vpc(self.org, created)
 
     async def change_vpc(self) -> None:
-        """Give a VPC another default, or none."""
-        if vpc := self._any("vpcs"):
-            default = self._any("partitions") if self.rng.random() < 0.6 else None
+        """Set another default logical partition of a VPC, or none."""
+        if vpc := self._choose("vpcs"):
+            default = self._choose("partitions") if self.rng.random() < 0.6 else None
             body = {"nvLinkLogicalPartitionId": default.id if default else ""}
-            if made := await self._change("PATCH", f"vpc/{vpc.id}", body, vpc):
-                self.book.vpcs[vpc.id] = _ledger_vpc(self.org, made)
+            if changed := await self._change("PATCH", f"vpc/{vpc.id}", body, vpc):
+                self.ledger.vpcs[vpc.id] = _ledger_vpc(self.org, changed)
 
     async def delete_vpc(self) -> None:
         """Delete a VPC, empty or not."""
-        vpc = self._any("vpcs")
+        vpc = self._choose("vpcs")
         if vpc and await self._change("DELETE", f"vpc/{vpc.id}", None, vpc) is not None:
             vpc.state = "gone"
 
     async def create_instance(self) -> None:
         """One instance."""
-        if vpc := self._any("vpcs"):
+        if vpc := self._choose("vpcs"):
             body = {"name": self._new_name(), "vpcId": vpc.id, "instanceTypeId": self.type}
             body |= self._interfaces(vpc)
-            now = self.plane.tell_now()
-            if made := await self._change("POST", "instance", body, None):
-                await self._expect(self.book.learn_instance(self.org, made, now))
+            now = self.plane.now()
+            if created := await self._change("POST", "instance", body, None):
+                await self._expect(self.ledger.add_instance(self.org, created, now))
 
     async def create_batch(self) -> None:
         """Several instances, all or none."""
-        if vpc := self._any("vpcs"):
+        if vpc := self._choose("vpcs"):
             body = {"namePrefix": self._new_name(), "vpcId": vpc.id, "instanceTypeId": self.type}
             body |= {"count": self.rng.randint(2, 3), "topologyOptimized": self.rng.random() < 0.7}
             body |= self._interfaces(vpc)
-            now = self.plane.tell_now()
-            for made in await self._change("POST", "instance/batch", body, None) or ():
-                self.book.learn_instance(self.org, made, now)
+            now = self.plane.now()
+            for created in await self._change("POST", "instance/batch", body, None) or ():
+                self.ledger.add_instance(self.org, created, now)
 
     async def rewire_instance(self) -> None:
-        """Other interfaces: moved, fewer, none."""
-        one = self._any("instances")
-        if one is None:
+        """Change the interfaces of an instance: other partitions, fewer, or none."""
+        instance = self._choose("instances")
+        if instance is None:
             return
         choice = self.rng.random()
-        wishes = {} if choice < 0.25 else self._wishes(one.wishes if choice < 0.7 else {})
-        now = self.plane.tell_now()
+        desired = {} if choice < 0.25 else self._draw_partitions(instance.desired if choice < 0.7 else {})
+        now = self.plane.now()
         if await self._change(
-            "PATCH", f"instance/{one.id}", {"nvLinkInterfaces": _interfaces_body(wishes)}, one
+            "PATCH", f"instance/{instance.id}", {"nvLinkInterfaces": _interfaces_body(desired)}, instance
         ):
-            one.rewish(wishes, now)
-            await self._expect(one)
+            instance.change_desired(desired, now)
+            await self._expect(instance)
 
     async def release_instance(self) -> None:
         """Release one, pending or ready."""
-        one = self._any("instances")
-        if one and await self._change("DELETE", f"instance/{one.id}", None, one) is not None:
-            one.state = "leaving"
+        instance = self._choose("instances")
+        if instance and await self._change("DELETE", f"instance/{instance.id}", None, instance) is not None:
+            instance.state = "leaving"
 
-    async def look(self) -> None:
-        """Only read."""
+    async def read(self) -> None:
+        """Read without changing anything."""
         await self.ask("GET", self.rng.choice(("nvlink-interface", "instance", "instance")))
-        if one := self._any("instances"):
-            await self.ask("GET", f"instance/{one.id}")
+        if instance := self._choose("instances"):
+            await self.ask("GET", f"instance/{instance.id}")
 
     async def trespass(self) -> None:
-        """Ask for a logical partition of somebody else."""
-        others = [partition for partition in self.book.partitions.values() if partition.org != self.org]
-        one = self._any("instances")
-        if not others or one is None:
+        """Request a logical partition of another tenant, which must be refused."""
+        others = [partition for partition in self.ledger.partitions.values() if partition.org != self.org]
+        instance = self._choose("instances")
+        if not others or instance is None:
             return
-        wishes = {0: self.rng.choice(others).id}
-        answer = await self.ask("PATCH", f"instance/{one.id}", {"nvLinkInterfaces": _interfaces_body(wishes)})
+        body = {"nvLinkInterfaces": _interfaces_body({0: self.rng.choice(others).id})}
+        answer = await self.ask("PATCH", f"instance/{instance.id}", body)
         if answer is not None and answer[0] not in REFUSAL_STATUSES:
             raise InvariantViolated(f"S2 {self.org} was given a GPU in a logical partition of another tenant")
 
-    async def _expect(self, ledger_instance: LedgerInstance) -> None:
-        """L2: where nothing is wrong, a wish is served soon."""
-        if self._patience is None or self.plane.world.rack_of(ledger_instance.machine).network.dark:
+    async def _expect(self, instance: LedgerInstance) -> None:
+        """L2: a request on a healthy rack is served within `patience`."""
+        if self._patience is None or self.plane.world.rack_of(instance.machine).network.dark:
             return
         await asyncio.sleep(self._patience)
-        shown = await self.must("GET", f"instance/{ledger_instance.id}")
-        if shown["status"] != "Ready":
+        answer = await self.must("GET", f"instance/{instance.id}")
+        if answer["status"] != "Ready":
             raise InvariantViolated(
-                f"L2 {ledger_instance.name} is {shown['status']} {self._patience:.0f} s after it was asked for"
+                f"L2 {instance.name} is {answer['status']} {self._patience:.0f} s after it was asked for"
             )
 
-    def _any(self, kind: str) -> Any:
-        live = self.book.live(self.org, kind)
+    def _choose(self, kind: str) -> Any:
+        live = self.ledger.live(self.org, kind)
         return self.rng.choice(live) if live else None
 
     def _new_name(self) -> str:
@@ -317,18 +324,18 @@ class RandomTenant:
     def _interfaces(self, vpc: LedgerVpc) -> Json:
         if vpc.default is not None:
             return {} if self.rng.random() < 0.8 else {"nvLinkInterfaces": []}
-        return {"nvLinkInterfaces": _interfaces_body(self._wishes({}))}
+        return {"nvLinkInterfaces": _interfaces_body(self._draw_partitions({}))}
 
-    def _wishes(self, present: dict[int, str]) -> dict[int, str]:
-        wishes = dict(present)
-        partitions = self.book.live(self.org, "partitions")
+    def _draw_partitions(self, present: dict[int, str]) -> dict[int, str]:
+        desired = dict(present)
+        partitions = self.ledger.live(self.org, "partitions")
         for device in range(self._gpus):
             choice = self.rng.random()
             if partitions and choice < 0.6:
-                wishes[device] = self.rng.choice(partitions).id
+                desired[device] = self.rng.choice(partitions).id
             elif choice < 0.75:
-                wishes.pop(device, None)
-        return wishes
+                desired.pop(device, None)
+        return desired
 
 
 _ACTIONS = {
@@ -341,21 +348,22 @@ _ACTIONS = {
     RandomTenant.create_batch: 2,
     RandomTenant.rewire_instance: 6,
     RandomTenant.release_instance: 4,
-    RandomTenant.look: 4,
+    RandomTenant.read: 4,
     RandomTenant.trespass: 1,
 }
 
 _PATHS = {"partitions": "nvlink-logical-partition", "vpcs": "vpc", "instances": "instance"}
 
 
-def _ledger_vpc(org: str, shown: Json) -> LedgerVpc:
-    return LedgerVpc(id=shown["id"], org=org, name=shown["name"], default=shown["nvLinkLogicalPartitionId"])
+def _ledger_vpc(org: str, answer: Json) -> LedgerVpc:
+    default = answer["nvLinkLogicalPartitionId"]
+    return LedgerVpc(id=answer["id"], org=org, name=answer["name"], default=default)
 
 
-def _interfaces_body(wishes: dict[int, str]) -> list[Json]:
+def _interfaces_body(desired: dict[int, str]) -> list[Json]:
     return [
         {"nvLinkLogicalPartitionId": partition, "deviceInstance": device}
-        for device, partition in sorted(wishes.items())
+        for device, partition in sorted(desired.items())
     ]
 
 
@@ -366,34 +374,30 @@ PROVIDER_ORG = "landlord"
 COMPLETED_STATUSES = (200, 201, 409)
 OPERATOR_ATTEMPTS = 60
 OPERATOR_RETRY_SECONDS = 5.0
-"""Seconds until what was not answered, or not possible yet, is asked for again."""
+"""Seconds until a request that was lost, or not possible yet, is repeated."""
 
 
-class RandomOperator:
-    """One step at a time, each with a reason. What is taken back is asked for until it is."""
+class RandomOperator(RestClient):
+    """One step at a time, each with a reason. The end of a step is requested until it is acknowledged."""
 
     def __init__(
         self,
         token: str,
         world: SimSite,
         plane: SimulatedService,
-        book: Ledger,
+        ledger: Ledger,
         rng: random.Random,
         answered: OnAnswer,
     ) -> None:
+        super().__init__(PROVIDER_ORG, token, plane, ledger, answered)
         self.world = world
-        self.plane = plane
-        self.book = book
         self.rng = rng
-        self.operations = 0
-        self._token = token
-        self._answered = answered
 
     async def work(self, until: float, think: float) -> None:
         """Step after step, `think` seconds apart on average."""
         while True:
             await asyncio.sleep(self.rng.expovariate(1 / think))
-            if self.plane.tell_now() >= until:
+            if self.plane.now() >= until:
                 return
             step = self.rng.choice((self._pause, self._cordon, self._drain, self._drain))
             await step()
@@ -401,32 +405,32 @@ class RandomOperator:
 
     async def _pause(self) -> None:
         rack = self.rng.choice(self.world.racks)
-        if await self._ask(self._domain(rack, "pause")) == 200:
-            self.book.paused[rack.name] = self.plane.tell_now()
+        if await self._post(self._domain(rack, "pause")) == 200:
+            self.ledger.paused[rack.name] = self.plane.now()
         await self._for_a_while()
-        self.book.paused.pop(rack.name, None)
+        self.ledger.paused.pop(rack.name, None)
         await self._until_done(lambda: self._domain(rack, "resume"))
 
     async def _cordon(self) -> None:
         machine = self._any_machine()
-        await self._ask(f"machine/{machine}/cordon")
+        await self._post(f"machine/{machine}/cordon")
         await self._for_a_while()
         await self._until_done(lambda: f"machine/{machine}/uncordon")
 
     async def _drain(self) -> None:
         machine = self._any_machine()
-        self.book.drained_until[machine] = math.inf
-        await self._ask(f"machine/{machine}/drain")
+        self.ledger.drained_until[machine] = math.inf
+        await self._post(f"machine/{machine}/drain")
         await self._for_a_while()
         await self._until_done(lambda: f"machine/{machine}/drain/end")
-        self.book.drained_until[machine] = self.plane.tell_now()
+        self.ledger.drained_until[machine] = self.plane.now()
         await self._until_done(lambda: f"machine/{machine}/uncordon")
 
     def _any_machine(self) -> str:
         return self.rng.choice(sorted(self.world.machines))
 
     def _domain(self, rack: SimRack, step: str) -> str:
-        # The uuid may change at any time, and is asked for each time.
+        # The UUID may change at any time.
         return f"nvlink-domain/{rack.fabric.domain}/{step}"
 
     async def _for_a_while(self) -> None:
@@ -434,18 +438,14 @@ class RandomOperator:
 
     async def _until_done(self, path: Callable[[], str]) -> None:
         for _ in range(OPERATOR_ATTEMPTS):
-            if await self._ask(path()) in COMPLETED_STATUSES:
+            if await self._post(path()) in COMPLETED_STATUSES:
                 return
             await asyncio.sleep(OPERATOR_RETRY_SECONDS)
         raise InvariantViolated(f"S10 {path()}: not possible in {OPERATOR_ATTEMPTS} attempts")
 
-    async def _ask(self, path: str) -> int | None:
+    async def _post(self, path: str) -> int | None:
         """The status of the answer; None when the connection was lost."""
-        body = msgspec.json.encode({"reason": "simulated maintenance"})
-        answer = await self.plane.call("POST", f"/v2/org/{PROVIDER_ORG}/nico/{path}", self._token, body)
-        status, content = answer if answer is not None else (0, b"")
-        shown: Any = msgspec.json.decode(content) if content else None
-        self._answered(PROVIDER_ORG, "POST", path, status, shown)
-        if status >= 500 or status in (400, 401, 403):
-            raise InvariantViolated(f"S10 {path}: {status} {shown}")
-        return status or None
+        reply = await self.ask("POST", path, {"reason": "simulated maintenance"})
+        if reply and reply[0] in (400, 401, 403):
+            raise InvariantViolated(f"S10 {path}: {reply[0]} {reply[1]}")
+        return reply[0] if reply else None

@@ -40,7 +40,7 @@ from rackloom.carve.store.database import SqliteBackend, Store
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
 from rackloom.errors import Refused
 from rackloom.lab.carving.clients import PROVIDER_ORG, RandomOperator, RandomTenant
-from rackloom.lab.carving.faults import FAULT_WEIGHTS, FaultInjector
+from rackloom.lab.faults import FAULT_WEIGHTS, FaultInjector
 from rackloom.lab.invariants.ledger import InvariantViolated, Ledger
 from rackloom.lab.invariants.service import ServiceInvariants, check_settled
 from rackloom.lab.switches.fabric import FabricSnapshot
@@ -78,23 +78,23 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     kinds: Mapping[str, int] = msgspec.field(default_factory=lambda: dict(FAULT_WEIGHTS))
     """Kinds of fault with their relative frequencies."""
     free_gpus: DefaultPartitionPolicy | None = None
-    """What the site does with them; None: what the seed says."""
+    """The site's policy for free GPUs; None: drawn from the seed."""
     dark_rack: bool = False
-    """The first rack cannot be reached at all (L2: which must not be felt in the others)."""
+    """The first rack cannot be reached at all (L2: this must not delay the others)."""
     patience: float | None = None
-    """Seconds within which every wish is served, where there are no faults."""
+    """Seconds within which every request is served, where there are no faults."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a run."""
+    """The result of a run."""
 
     seed: int
     broken: str | None
     operations: int
     requests: int
     steps: int
-    """Of the operator."""
-    judged: int
+    """Steps of the operator."""
+    checks: int
     processes: int
     lives: int
     rack_seconds: float
@@ -133,10 +133,10 @@ class LoadRun:
             _rack_profile(plan),
             plan.racks,
             self._fork(),
-            strangers=self.rng.random() < 0.3,
+            unmanaged_tray=self.rng.random() < 0.3,
             room=plan.max_partitions,
         )
-        self.book = Ledger()
+        self.ledger = Ledger()
         several = self.rng.random() < TWO_REPLICA_RATE and plan.patience is None
         self.replicas = plan.replicas or (2 if several else 1)
         # Apart from the other draws, which thus stay as they were.
@@ -145,14 +145,14 @@ class LoadRun:
         self.world.free_gpus = plan.free_gpus or drawn
 
     async def main(self) -> RunResult:
-        """Set up, run, and say what came of it."""
+        """Set up, run, and return the result."""
         self.loop = asyncio.get_running_loop()
         backend, apps, issuer = _service_parts()
         self.plane = SimulatedService(
             self.world, apps[: self.replicas], backend, self._fork(), self.plan.interval
         )
-        self.judge = ServiceInvariants(self.world, self.plane, self.book)
-        self.mishaps = FaultInjector(self.world, self.plane, self._fork(), self._kinds(), self.note)
+        self.invariants = ServiceInvariants(self.world, self.plane, self.ledger)
+        self.faults = FaultInjector(self.world, self.plane, self._fork(), self._kinds(), self.note)
         self.world.racks[0].network.dark = self.plan.dark_rack
         for rack in self.world.racks:
             rack.watchers.append(self._executed)
@@ -162,7 +162,7 @@ class LoadRun:
         self.operator = self._operator(issuer)
         self.broken: str | None = None
         self.failed = asyncio.Event()
-        work = [asyncio.create_task(one) for one in (self.plane.serve(), self._play(), self.failed.wait())]
+        work = [asyncio.create_task(part) for part in (self.plane.serve(), self._play(), self.failed.wait())]
         await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
         for task in work:
             if task.done() and (error := task.exception()):
@@ -173,14 +173,14 @@ class LoadRun:
         return self._result()
 
     async def act(self) -> None:
-        """Tenants ask, and faults happen."""
+        """Tenants and the operator work, and faults strike."""
         async with asyncio.TaskGroup() as tasks:
             for tenant in self.tenants:
                 tasks.create_task(self._tenancy(tenant))
             if self.plan.operator is not None and self.plan.patience is None:
                 tasks.create_task(self.operator.work(self.plan.seconds, self.plan.operator))
             if self.plan.pause is not None:
-                tasks.create_task(self.mishaps.happen(self.plan.seconds, self.plan.pause))
+                tasks.create_task(self.faults.run(self.plan.seconds, self.plan.pause))
 
     async def pause(self, seconds: float) -> None:
         """Let time pass."""
@@ -189,21 +189,21 @@ class LoadRun:
     async def _play(self) -> None:
         await self.act()
         self.points_in_act = self.plane.points
-        await self.mishaps.heal()
+        await self.faults.heal()
         self.world.racks[0].network.dark = False
         self.note("healed")
         await self.settle_down()
 
     async def settle_down(self) -> None:
-        """L1: two intervals without faults, and everything is as it was asked for."""
+        """L1: after two intervals without faults, everything is as requested."""
         await self.plane.is_open.wait()
         await asyncio.sleep(2 * self.plan.interval)
         for tenant in self.tenants:
             await tenant.audit()
-        await check_settled(self.world, self.plane, self.book, self.tenants)
+        await check_settled(self.world, self.plane, self.ledger, self.tenants)
 
     async def _tenancy(self, tenant: RandomTenant) -> None:
-        await tenant.settle_in()
+        await tenant.read_ids()
         await tenant.live(self.plan.seconds, self.plan.think)
 
     def note(self, what: str) -> None:
@@ -213,15 +213,15 @@ class LoadRun:
     def _tenant(self, org: str, issuer: LocalIssuer) -> RandomTenant:
         token = issuer.mint(org, [Role.TENANT_ADMIN], SERVICE_EPOCH - 1e8, 1e9)
         return RandomTenant(
-            org, token, self.plane, self.book, self._fork(), self._answered, self.plan.patience
+            org, token, self.plane, self.ledger, self._fork(), self._answered, self.plan.patience
         )
 
     def _operator(self, issuer: LocalIssuer) -> RandomOperator:
         token = issuer.mint(PROVIDER_ORG, [Role.PROVIDER_ADMIN], SERVICE_EPOCH - 1e8, 1e9)
-        return RandomOperator(token, self.world, self.plane, self.book, self._fork(), self._answered)
+        return RandomOperator(token, self.world, self.plane, self.ledger, self._fork(), self._answered)
 
     def _kinds(self) -> Mapping[str, int]:
-        # The clocks of replicas agree: NTP is asked for in docs/store.md.
+        # The clocks of replicas agree: docs/store.md requires NTP.
         together = {kind: often for kind, often in self.plan.kinds.items() if kind != "clock-jump"}
         return self.plan.kinds if self.replicas == 1 else together
 
@@ -229,23 +229,23 @@ class LoadRun:
         self.requests += 1
         digest = hashlib.sha256(msgspec.json.encode(shown)).hexdigest()[:12]
         self.note(f"rest {org} {method} {path} {status} {digest}")
-        self.judge.answered(org, path, status, shown)
-        self.judge.everyone_apart()
+        self.invariants.answered(org, path, status, shown)
+        self.invariants.check_isolation()
         for defect in self.defects:
             self._fail(defect)
 
     def _executed(self, rack: SimRack, event: ExecutedChange) -> None:
         members = {partition.id: partition.guids for partition in event.after.partitions}
         self.note(f"fabric {rack.name} {event.rpc} {event.request.name} {event.code} {sorted(members)}")
-        self._guard(lambda: self.judge.executed(rack, event))
+        self._guard(lambda: self.invariants.executed(rack, event))
         for defect in self.defects:
             self._fail(defect)
 
     def _watcher(self, rack: SimRack) -> Callable[[FabricSnapshot], None]:
-        return lambda _: self._guard(lambda: self.judge.fabric_changed(rack))
+        return lambda _: self._guard(lambda: self.invariants.fabric_changed(rack))
 
     def _guard(self, check: Callable[[], None]) -> None:
-        """Run a judgement inside somebody else's call: what it finds ends the run, not that call."""
+        """Check inside another component's call: a violation ends the run, not that call."""
         try:
             check()
         except Exception as error:
@@ -285,17 +285,17 @@ class LoadRun:
             steps=self.operator.operations,
             processes=self.replicas,
             requests=self.requests,
-            judged=self.judge.judged,
-            lives=self.plane.lives,
+            checks=self.invariants.checks,
+            lives=len(self.plane.started),
             rack_seconds=self.loop.time() * self.plan.racks,
-            faults=dict(sorted(Counter(self.mishaps.counts).items())),
+            faults=dict(sorted(Counter(self.faults.counts).items())),
             trace=tuple(self.trace),
         )
 
 
 @cache
 def _service_parts() -> tuple[SqliteBackend, tuple[Any, ...], LocalIssuer]:
-    """What is slow to make and the same for every run: tables, routes of two processes, a signing key."""
+    """What is slow to build and the same for every run: tables, routes of two replicas, a signing key."""
     with tempfile.TemporaryDirectory() as keys:
         issuer = LocalIssuer(Path(keys))
     backend = SqliteBackend.inline(None)
@@ -328,7 +328,7 @@ def _rack_profile(plan: LoadPlan) -> RackProfile:
 
 @contextmanager
 def _collect_defects(defects: list[BaseException]) -> Iterator[None]:
-    """Instead of a log: the exceptions that the plane survived, but did not expect."""
+    """Collect the exceptions that the service logged but did not expect, instead of a log."""
 
     def listen(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Never:
         error = sys.exception()
@@ -346,7 +346,7 @@ def _collect_defects(defects: list[BaseException]) -> Iterator[None]:
 
 @contextmanager
 def _slower_lease_renewal(processes: int) -> Iterator[None]:
-    """Looking every 1.5 s who is there would be half of a run. Leases keep their proportions."""
+    """Renewal every 1.5 s would be half of all events of a run. Leases keep their proportions."""
     before = {"RENEW_SECONDS": leases.RENEW_SECONDS, "LEASE_SECONDS": leases.LEASE_SECONDS}
     longer = {"RENEW_SECONDS": 6.0, "LEASE_SECONDS": 20.0} if processes > 1 else {"RENEW_SECONDS": 30.0}
     for name, seconds in longer.items():
@@ -366,7 +366,7 @@ SCRIPT_PLAN = LoadPlan(pause=None, operator=None, replicas=1, seconds=0.0, racks
 
 
 class ScriptedRun(LoadRun):
-    """Two tenants come, join GPUs, move them, and partly leave; the process dies at point `death`."""
+    """Two tenants join GPUs, move them, and partly leave; the process dies at crash point `death`."""
 
     def __init__(self, death: int | None) -> None:
         super().__init__(seed=1, plan=SCRIPT_PLAN)
@@ -376,7 +376,7 @@ class ScriptedRun(LoadRun):
         """The script, after which everything must settle."""
         self.plane.next_fuse = self.death
         for tenant in self.tenants:
-            await tenant.settle_in()
+            await tenant.read_ids()
         red, blue = self.tenants
         for tenant in (red, blue):
             await _repeat_until_created(tenant, "partitions", tenant.create_partition)
@@ -393,12 +393,12 @@ class ScriptedRun(LoadRun):
 
 
 def run_script(death: int | None) -> RunResult:
-    """Play the story; None: nobody dies."""
+    """Play the script; None: without a death."""
     return play_run(ScriptedRun(death))
 
 
 def count_crash_points() -> int:
-    """How many points of death the story has before everything has settled."""
+    """How many crash points the script has before everything has settled."""
     whole = ScriptedRun(None)
     result = play_run(whole)
     if result.broken:
@@ -412,7 +412,7 @@ async def _repeat_until_created(
     """Repeat what was lost with the connection."""
     for _ in range(SCRIPT_ATTEMPTS):
         await action()
-        if tenant.book.live(tenant.org, kind):
+        if tenant.ledger.live(tenant.org, kind):
             return
         await asyncio.sleep(1)
     raise InvariantViolated(f"L1 {tenant.org} has none of {kind} after {SCRIPT_ATTEMPTS} attempts")

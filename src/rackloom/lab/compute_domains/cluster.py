@@ -127,14 +127,14 @@ class ComputeDomainCluster:
         self,
         root: Path,
         classes: Sequence[Object],
-        plot: StoryKind,
+        kind: StoryKind,
         *,
         death: Disruption | None = None,
         at: int = 0,
     ) -> None:
         write_kernel_files(root)
-        self.plot = plot
-        self.isolation = plot.isolation
+        self.kind = kind
+        self.isolation = kind.isolation
         self.kube = FakeKube(
             namespaces=(
                 "default",
@@ -146,14 +146,14 @@ class ComputeDomainCluster:
         )
         self.kube.faults.delay(API_SECONDS)
         self.user = DirectApi(self.kube, "user")
-        self.trays = {tray.name: tray for tray in (ImexTray(root, 1, number) for number in range(plot.trays))}
-        self.seen = ChannelInvariants(loop_wall_time)
+        self.trays = {tray.name: tray for tray in (ImexTray(root, 1, number) for number in range(kind.trays))}
+        self.channels = ChannelInvariants(loop_wall_time)
         self._members = ImexMemberInvariants(
-            self._is_there, self._runs_daemon, self._was_ready, self.seen.broken
+            self._is_there, self._runs_daemon, self._was_ready, self.channels.broken
         )
-        self.kube.store.listeners += [self.seen.written, self._members.written]
-        self.machines = TrayMachines(self.kube, self.seen)
-        # What strikes is not of the process whose step it is, and may stop that one.
+        self.kube.store.listeners += [self.channels.written, self._members.written]
+        self.machines = TrayMachines(self.kube, self.channels)
+        # A disruption runs outside the process whose step it is, since it may stop that process.
         context = contextvars.copy_context()
         self.steps = CrashPoints(lambda step, tray: context.copy().run(self._strike, step, tray))
         self._tasks = ProcessTasks()
@@ -170,11 +170,14 @@ class ComputeDomainCluster:
             rng,
             devices=self.machines.devices,
             containers=self.machines,
-            on_resync=self.seen.resynced,
+            on_resync=self.channels.resynced,
         )
         self._candidates = [
             RestartedProcess(
-                Process(f"controller-{number}"), self._control, CONTROLLER_RESTART_SECONDS, self.seen.broken
+                Process(f"controller-{number}"),
+                self._control,
+                CONTROLLER_RESTART_SECONDS,
+                self.channels.broken,
             )
             for number in range(CANDIDATES)
         ]
@@ -192,20 +195,20 @@ class ComputeDomainCluster:
             ResourceClaimController(self.kube, rng),
             SimulatedScheduler(self.kube, rng),
         )
-        self._go_on(self._kubelets.run(), *(kubernete.run() for kubernete in kubernetes))
-        self._go_on(*(candidate.run() for candidate in self._candidates))
-        if self.plot is StoryKind.GANG:
-            self._go_on(NodeLifecycleController(self.kube, loop_wall_time).run())
+        self._spawn(self._kubelets.run(), *(kubernete.run() for kubernete in kubernetes))
+        self._spawn(*(candidate.run() for candidate in self._candidates))
+        if self.kind is StoryKind.GANG:
+            self._spawn(NodeLifecycleController(self.kube, loop_wall_time).run())
         for tray in self.trays.values():
             await self._boot(tray, 1)
 
     async def end(self) -> None:
-        """Stop everything. Whatever had ended before is told as broken."""
+        """Stop everything. A task that had ended by itself is reported as a violation."""
         self.kube.store.listeners.remove(self._members.written)
         tasks = [*self._work, *(machine.keeper for machine in self.machines.on.values())]
-        self.seen.broken += self._tasks.of_the_dead()
+        self.channels.broken += self._tasks.of_the_dead()
         ended = [task for task in tasks if task.done() and not task.cancelled()]
-        self.seen.broken += [repr(failed) for task in ended if (failed := task.exception()) is not None]
+        self.channels.broken += [repr(failed) for task in ended if (failed := task.exception()) is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -236,7 +239,7 @@ class ComputeDomainCluster:
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(DomainController(api, settings, recorder, loop_wall_time, rng).run())
-            if self.plot is StoryKind.GANG:
+            if self.kind is StoryKind.GANG:
                 gangs = GangController(api, recorder, loop_wall_time, rng, GANG_SETTINGS)
                 tasks.create_task(gangs.run())
 
@@ -262,15 +265,15 @@ class ComputeDomainCluster:
         return any(address == known for ready in boots for _, known in ready)
 
     async def _boot(self, tray: ImexTray, boot: int) -> None:
-        machine = TrayMachine(self.kube, tray, self.isolation, self.steps, self.seen, boot=boot)
+        machine = TrayMachine(self.kube, tray, self.isolation, self.steps, self.channels, boot=boot)
         self.machines.on[tray.name] = machine
         self._ready_on.setdefault(tray.name, []).append(machine.was_ready)
         capacity = {"cpu": "96", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": GPUS_PER_TRAY}
         spec = NodeSpec(tray.name, labels=tray.labels, capacity=capacity, boot_id=str(boot))
         await retry_until_answered(lambda: self._kubelets.register(spec))
 
-    def _go_on(self, *work: Coroutine[Any, Any, None]) -> None:
-        self._work += [asyncio.create_task(one) for one in work]
+    def _spawn(self, *work: Coroutine[Any, Any, None]) -> None:
+        self._work += [asyncio.create_task(coroutine) for coroutine in work]
 
     def _strike(self, step: int, tray: str) -> None:
         if step != self._at or self._death is None:
@@ -282,17 +285,17 @@ class ComputeDomainCluster:
                 self._stop_server()
             case Disruption.REBOOT:
                 self._cut(machine)
-                self._go_on(self._reboot(machine))
+                self._spawn(self._reboot(machine))
             case Disruption.LOST:
                 self._cut(machine)
-                self._go_on(self._lose(machine.tray.name))
+                self._spawn(self._lose(machine.tray.name))
             case Disruption.CONTROLLER | Disruption.PLUGIN | Disruption.DAEMON as who:
                 for life in self._lives(who, machine):
                     life.kill()
             case stops:
                 for life in self._lives(STOP_DISRUPTIONS[stops], machine):
                     life.stop()
-                    asyncio.get_running_loop().call_later(STOPPED_SECONDS, life.go_on)
+                    asyncio.get_running_loop().call_later(STOPPED_SECONDS, life.resume)
 
     def _lives(self, who: Disruption, machine: TrayMachine) -> list[Process]:
         """The processes that a death is about."""
@@ -321,7 +324,7 @@ class ComputeDomainCluster:
 
     def _start_server(self) -> None:
         self.steps.server_is_down = False
-        self.seen.changed()
+        self.channels.changed()
         self.kube.faults.clear()
 
     def _cut(self, machine: TrayMachine) -> None:

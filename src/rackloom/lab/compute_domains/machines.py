@@ -65,7 +65,7 @@ class TrayMachine:
         tray: ImexTray,
         isolation: ImexIsolation,
         steps: CrashPoints,
-        seen: ChannelInvariants,
+        channels: ChannelInvariants,
         *,
         boot: int,
     ) -> None:
@@ -80,26 +80,28 @@ class TrayMachine:
         self._kube = kube
         self.isolation = isolation
         self._steps = steps
-        self._seen = seen
+        self._channels = channels
         life = Process(f"plugin on {tray.name}", tray.name)
-        # It reads its node before it serves, and is started again where nobody answers.
-        self.plugin = RestartedProcess(life, self._serve, PLUGIN_RESTART, seen.broken, may_fail=(KubeError,))
+        # The plugin reads its node before it serves; it ends, and is restarted, when the API server is away.
+        self.plugin = RestartedProcess(
+            life, self._serve, PLUGIN_RESTART, channels.broken, may_fail=(KubeError,)
+        )
         self.keeper = asyncio.create_task(self.plugin.run())
 
     async def _serve(self, life: Process) -> None:
         api = with_crash_points(DirectApi(self._kube, "plugin"), life, self._steps)
         plugin = self.tray.plugin(api, self.isolation, str(self.boot))
         await plugin.start()
-        self.running = one = self.tray.running(plugin, api, str(self.boot))
-        self._seen.changed()
+        self.running = running = self.tray.running(plugin, api, str(self.boot))
+        self._channels.changed()
         # As kubelet's registration does.
-        one.pods.wake()
+        running.pods.wake()
         try:
-            async with run_background(*one.work()) as beside:
+            async with run_background(*running.work()) as beside:
                 await beside.fails()
         finally:
             self.running = None
-            await one.requests.close()
+            await running.requests.close()
 
     @property
     def drivers(self) -> tuple[str, ...]:
@@ -107,27 +109,27 @@ class TrayMachine:
         return (names.IMEX_DRIVER,) if self.running else ()
 
     async def prepare(self, claims: Sequence[PodClaim]) -> None:
-        """As `NodePlugins` has it."""
+        """See `NodePlugins`."""
         if claims:
-            await self._ask(lambda plugin: plugin.requests.prepare([claim.ref for claim in claims]))
+            await self._call(lambda plugin: plugin.requests.prepare([claim.ref for claim in claims]))
 
     async def unprepare(self, claims: Sequence[PodClaim]) -> None:
-        """As `NodePlugins` has it."""
+        """See `NodePlugins`."""
         if claims:
-            await self._ask(lambda plugin: plugin.requests.unprepare([claim.ref for claim in claims]))
+            await self._call(lambda plugin: plugin.requests.unprepare([claim.ref for claim in claims]))
 
-    async def _ask(self, ask: Callable[[PluginProcess], Awaitable[dict[str, ClaimAnswer]]]) -> None:
-        """A call of kubelet. Raises `Retry` with what the plugin said, or that it did not answer."""
+    async def _call(self, call: Callable[[PluginProcess], Awaitable[dict[str, ClaimAnswer]]]) -> None:
+        """Call the plugin as kubelet does. Raises `Retry` with its errors, or when it does not answer."""
         self._step()
         life, running = self.plugin.life, self.running
         if running is None:
             raise Retry(f"DRA driver {names.IMEX_DRIVER} is not registered", after=1.0)
-        task = life.spawn(_call_plugin(ask, running))
+        task = life.spawn(_call_plugin(call, running))
         try:
             await asyncio.wait({task}, timeout=CALL_SECONDS)
         finally:
             task.cancel()
-            # One that is stopped learns that nobody waits any more when it goes on.
+            # A stopped plugin notices the cancelled call only when it resumes.
             await asyncio.wait({task}, timeout=0.0 if life.is_stopped else None)
         if not task.done() or task.cancelled():
             raise Retry("the connection to the plugin broke", after=1.0)
@@ -144,33 +146,33 @@ class TrayMachine:
 
     async def run_daemon(self, pod: Object, ready: Callable[[], Awaitable[None]]) -> None:
         """An IMEX daemon's container, until cancelled; started again in its pod whenever it dies."""
-        place = self._place(pod)
+        identity = self._daemon_identity(pod)
 
         async def serve(life: Process) -> None:
             imex: Any = SimulatedImexProgram(
-                IMEX_READY, lambda: self.was_ready.add((place.compute_domain, place.address))
+                IMEX_READY, lambda: self.was_ready.add((identity.compute_domain, identity.address))
             )
             api = with_crash_points(DirectApi(self._kube, "daemon"), life, self._steps)
             rng = random.Random(self._steps.taken)  # noqa: S311 (reproducible on purpose)
             telling = asyncio.create_task(_report_once_ready(imex, ready))
             try:
-                home = self.tray.domains / place.compute_domain
+                home = self.tray.domains / identity.compute_domain
                 files = ImexFiles(home, home / "hosts")
                 entered = partial(files.write_boot, str(self.boot))
-                await ImexDaemon(api, place, imex, imex, rng, entered).run()
+                await ImexDaemon(api, identity, imex, imex, rng, entered).run()
             finally:
                 telling.cancel()
 
         uid = pod["metadata"]["uid"]
         # A daemon that ends takes the memory of running jobs with it: no answer of a server is worth that.
         life = Process(f"daemon on {self.tray.name}", self.tray.name)
-        kept = self.daemons[uid] = RestartedProcess(life, serve, DAEMON_RESTART, self._seen.broken)
+        kept = self.daemons[uid] = RestartedProcess(life, serve, DAEMON_RESTART, self._channels.broken)
         try:
             await kept.run()
         finally:
             del self.daemons[uid]
 
-    def _place(self, pod: Object) -> DaemonIdentity:
+    def _daemon_identity(self, pod: Object) -> DaemonIdentity:
         meta = pod["metadata"]
         return DaemonIdentity(
             compute_domain=meta["labels"][names.COMPUTE_DOMAIN_LABEL],
@@ -193,36 +195,36 @@ class TrayMachine:
 
 
 class TrayMachines:
-    """All machines that are on, by node; what `twin.nodes` asks as `Containers`."""
+    """All machines that are on, by node: the `ContainerRuntime` of the simulated kubelets."""
 
-    def __init__(self, kube: FakeKube, seen: ChannelInvariants) -> None:
+    def __init__(self, kube: FakeKube, channels: ChannelInvariants) -> None:
         self.on: dict[str, TrayMachine] = {}
         self.devices = DraManager(self._machine)
-        """What it asks as `Devices`."""
+        """The `DeviceManager` of the simulated kubelets."""
         self._kube = kube
-        self._seen = seen
+        self._channels = channels
 
     async def run(self, node: str, pod: Object, ready: Callable[[], Awaitable[None]]) -> int:
-        """As `Containers` has it."""
+        """See `ContainerRuntime`."""
         machine = self._machine(node)
         await asyncio.sleep(POD_START)
         if pod["metadata"]["namespace"] == DEFAULT_DAEMON_NAMESPACE:
             await machine.run_daemon(pod, ready)
             return 1
         specs = self._specs(machine, pod)
-        self._seen.broken += self._defects(machine, pod, specs)
+        self._channels.broken += self._defects(machine, pod, specs)
         nodes = _device_nodes(specs)
-        self._seen.broken += [
+        self._channels.broken += [
             f"CDI device injection failed: failed to stat CDI host device {node['path']!r}"
             for node in nodes
             if not (node.get("type") and node.get("major"))
         ]
-        with self._seen.job(machine.tray, pod, tuple(node["path"] for node in nodes)):
+        with self._channels.job(machine.tray, pod, tuple(node["path"] for node in nodes)):
             await ready()
             try:
                 await asyncio.Event().wait()
             finally:
-                self._look_once_more(machine, pod, specs)
+                self._check_after_end(machine, pod, specs)
         return 0
 
     def _defects(self, machine: TrayMachine, pod: Object, specs: Sequence[Path]) -> Iterator[str]:
@@ -243,11 +245,12 @@ class TrayMachines:
         ):
             yield f"{name} starts on {node}, which is not reserved for its gang"
 
-    def _look_once_more(self, machine: TrayMachine, pod: Object, specs: Sequence[Path]) -> None:
+    def _check_after_end(self, machine: TrayMachine, pod: Object, specs: Sequence[Path]) -> None:
         """A container that ends is started again in its pod, for which the runtime needs the specs."""
         if self.on.get(machine.tray.name) is machine and not all(spec.exists() for spec in specs):
             name = pod["metadata"]["name"]
-            self._seen.broken.append(f"the CDI spec of {name} went away on {machine.tray.name} while it ran")
+            node = machine.tray.name
+            self._channels.broken.append(f"the CDI spec of {name} went away on {node} while it ran")
 
     def _machine(self, node: str) -> TrayMachine:
         if node not in self.on:
@@ -272,7 +275,7 @@ def _is_served(domain: Object, ready: Collection[str], isolation: ImexIsolation)
 
 
 def _device_nodes(specs: Sequence[Path]) -> list[dict[str, Any]]:
-    """What they make. A runtime looks for what is not written in full on the host, which has no channels."""
+    """The device nodes of CDI specs. A runtime stats incomplete ones on the host, which has no channels."""
     devices = [
         device for spec in specs if spec.exists() for device in json.loads(spec.read_bytes())["devices"]
     ]
@@ -280,9 +283,9 @@ def _device_nodes(specs: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 async def _call_plugin(
-    ask: Callable[[PluginProcess], Awaitable[dict[str, ClaimAnswer]]], running: PluginProcess
+    call: Callable[[PluginProcess], Awaitable[dict[str, ClaimAnswer]]], running: PluginProcess
 ) -> dict[str, ClaimAnswer]:
-    return await ask(running)
+    return await call(running)
 
 
 async def _report_once_ready(imex: SimulatedImexProgram, ready: Callable[[], Awaitable[None]]) -> None:

@@ -69,48 +69,48 @@ class StoryStuck(Exception):
 class StoryResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one story."""
 
-    plot: StoryKind
+    kind: StoryKind
     death: Disruption | None
     at: int
     steps: int
-    """Until the jobs were gone and cleared away: the steps at which somebody may die."""
+    """Crash points until the jobs were gone and cleared away."""
     died: bool
     gone_after: float
     """Virtual seconds from the deletion of the jobs' last pod until the ComputeDomains were gone."""
-    judged: int
+    checks: int
     broken: tuple[str, ...] = ()
 
 
 def play_story(
-    classes: Sequence[Object], plot: StoryKind, death: Disruption | None = None, at: int = 0
+    classes: Sequence[Object], kind: StoryKind, death: Disruption | None = None, at: int = 0
 ) -> StoryResult:
     """Play the story once. `classes` are the DeviceClasses of the installation."""
     memory = Path("/dev/shm")  # noqa: S108 (a scratch directory of random name below it)
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
-        return event_loop.run_simulation(1, lambda: _play_in(Path(root), classes, plot, death, at))
+        return event_loop.run_simulation(1, lambda: _play_in(Path(root), classes, kind, death, at))
 
 
 async def _play_in(
-    root: Path, classes: Sequence[Object], plot: StoryKind, death: Disruption | None, at: int
+    root: Path, classes: Sequence[Object], kind: StoryKind, death: Disruption | None, at: int
 ) -> StoryResult:
-    plant = ComputeDomainCluster(root, classes, plot, death=death, at=at)
-    story = ComputeDomainStory(plant)
-    broken = plant.seen.broken
-    with plant.steps.of_files():
+    cluster = ComputeDomainCluster(root, classes, kind, death=death, at=at)
+    story = ComputeDomainStory(cluster)
+    broken = cluster.channels.broken
+    with cluster.steps.of_files():
         try:
             await story.live()
         except StoryStuck as stuck:
             broken.append(str(stuck))
         finally:
-            await plant.end()
+            await cluster.end()
     return StoryResult(
-        plot=plot,
+        kind=kind,
         death=death,
         at=at,
         steps=story.steps,
-        died=plant.died,
+        died=cluster.died,
         gone_after=story.gone_after,
-        judged=plant.seen.judged,
+        checks=cluster.channels.checks,
         broken=tuple(dict.fromkeys(broken)),
     )
 
@@ -118,9 +118,9 @@ async def _play_in(
 class SimulatedJob:
     """A ComputeDomain and pods that are created anew when they are gone, as a Job's are."""
 
-    def __init__(self, plant: ComputeDomainCluster, name: str, pods: int) -> None:
+    def __init__(self, cluster: ComputeDomainCluster, name: str, pods: int) -> None:
         self.name = name
-        self._plant = plant
+        self._cluster = cluster
         self._claim: dict[str, str] = {}
         self._pods = [f"{name}-{number}" for number in range(pods)]
         self._keeper: asyncio.Task[None] | None = None
@@ -131,19 +131,19 @@ class SimulatedJob:
         spec = {"channel": {"resourceClaimTemplate": {"name": template}}}
         meta = {"name": self.name, "namespace": JOB_NAMESPACE}
         made = await retry_until_answered(
-            lambda: self._plant.user.create(COMPUTE_DOMAIN, {"metadata": meta, "spec": spec})
+            lambda: self._cluster.user.create(COMPUTE_DOMAIN, {"metadata": meta, "spec": spec})
         )
         self._claim = {"resourceClaimTemplateName": template}
-        if self._plant.isolation is ImexIsolation.CHANNEL:  # as the webhook rewrites it
+        if self._cluster.isolation is ImexIsolation.CHANNEL:  # as the webhook rewrites it
             self._claim = {"resourceClaimName": names.shared_claim_name(made["metadata"]["uid"])}
         self._keeper = asyncio.create_task(self._keep())
 
     async def _keep(self) -> None:
         while True:
             for name in self._pods:
-                if self._plant.kube.store.find(POD, (JOB_NAMESPACE, name)) is None:
+                if self._cluster.kube.store.find(POD, (JOB_NAMESPACE, name)) is None:
                     await retry_until_answered(
-                        lambda name=name: self._plant.user.create(POD, self._pod(name))  # type: ignore[misc]
+                        lambda name=name: self._cluster.user.create(POD, self._pod(name))  # type: ignore[misc]
                     )
             await asyncio.sleep(POLL_SECONDS)
 
@@ -158,42 +158,44 @@ class SimulatedJob:
     def nodes(self) -> tuple[str, ...]:
         """Where its pods are that are ready."""
         found = (
-            self._plant.kube.store.find(POD, (JOB_NAMESPACE, name))
+            self._cluster.kube.store.find(POD, (JOB_NAMESPACE, name))
             for name in self._pods
             if self._is_ready(name)
         )
         return tuple(pod["spec"]["nodeName"] for pod in found if pod is not None)
 
     def runs(self) -> bool:
-        """Whether every pod is ready on a machine that is on, and the ComputeDomain says so too."""
-        domain = self._plant.kube.store.find(COMPUTE_DOMAIN, (JOB_NAMESPACE, self.name))
+        """Whether every pod is ready on a machine that is on, and the ComputeDomain is Ready."""
+        domain = self._cluster.kube.store.find(COMPUTE_DOMAIN, (JOB_NAMESPACE, self.name))
         ready = domain is not None and (domain.get("status") or {}).get("status") == "Ready"
         return ready and all(self._is_ready(name) for name in self._pods)
 
     def _is_ready(self, name: str) -> bool:
-        pod = self._plant.kube.store.find(POD, (JOB_NAMESPACE, name))
+        pod = self._cluster.kube.store.find(POD, (JOB_NAMESPACE, name))
         if pod is None or "deletionTimestamp" in pod["metadata"]:
             return False
         conditions = pod.get("status", {}).get("conditions", ())
         ready = any(
             condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
         )
-        return ready and pod["spec"]["nodeName"] in self._plant.machines.on
+        return ready and pod["spec"]["nodeName"] in self._cluster.machines.on
 
     async def replace_a_pod(self) -> None:
         """Delete the first pod, and wait until another one has its name."""
-        before = self._plant.kube.store.read(POD, (JOB_NAMESPACE, self._pods[0]))
-        await self._plant.delete_pod(before)
+        before = self._cluster.kube.store.read(POD, (JOB_NAMESPACE, self._pods[0]))
+        await self._cluster.delete_pod(before)
 
         def replaced() -> bool:
-            now = self._plant.kube.store.find(POD, (JOB_NAMESPACE, self._pods[0]))
+            now = self._cluster.kube.store.find(POD, (JOB_NAMESPACE, self._pods[0]))
             return now is not None and now["metadata"]["uid"] != before["metadata"]["uid"]
 
         await wait_until(f"{self._pods[0]} is replaced", replaced)
 
     async def delete_domain(self) -> None:
         """Ask for it while the pods run."""
-        await retry_until_answered(lambda: self._plant.user.delete(COMPUTE_DOMAIN, self.name, JOB_NAMESPACE))
+        await retry_until_answered(
+            lambda: self._cluster.user.delete(COMPUTE_DOMAIN, self.name, JOB_NAMESPACE)
+        )
 
     async def stop(self) -> None:
         """The pods come to their end."""
@@ -201,13 +203,13 @@ class SimulatedJob:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         for name in self._pods:
-            pod = self._plant.kube.store.find(POD, (JOB_NAMESPACE, name))
+            pod = self._cluster.kube.store.find(POD, (JOB_NAMESPACE, name))
             if pod is not None:
-                await self._plant.delete_pod(pod)
+                await self._cluster.delete_pod(pod)
 
     def is_gone(self) -> bool:
         """Whether neither its pods nor its ComputeDomain is left."""
-        store = self._plant.kube.store
+        store = self._cluster.kube.store
         pods = any(store.find(POD, (JOB_NAMESPACE, name)) is not None for name in self._pods)
         return not pods and store.find(COMPUTE_DOMAIN, (JOB_NAMESPACE, self.name)) is None
 
@@ -229,41 +231,43 @@ class SimulatedGang(SimulatedJob):
 
     def runs(self) -> bool:
         """The same, and all are where the plan has them."""
-        plan = self._plant.kube.store.find(GANG_PLAN, (JOB_NAMESPACE, self.name))
+        plan = self._cluster.kube.store.find(GANG_PLAN, (JOB_NAMESPACE, self.name))
         bound = None if plan is None else read_record(plan).condition("Bound")
         return super().runs() and bound is not None and bound.reason == "AllBound"
 
     def is_gone(self) -> bool:
         """The same, and no tray is reserved for it."""
         return (
-            super().is_gone() and self._plant.kube.store.find(GANG_PLAN, (JOB_NAMESPACE, self.name)) is None
+            super().is_gone() and self._cluster.kube.store.find(GANG_PLAN, (JOB_NAMESPACE, self.name)) is None
         )
 
 
 class ComputeDomainStory:
     """One telling on one plant."""
 
-    def __init__(self, plant: ComputeDomainCluster) -> None:
-        self._plant = plant
+    def __init__(self, cluster: ComputeDomainCluster) -> None:
+        self._cluster = cluster
         self.steps = 0
         self.gone_after = 0.0
 
     async def live(self) -> None:
         """All of it. Raises `Stuck`."""
-        await self._plant.begin()
-        if self._plant.plot is StoryKind.GANG:
-            await self._life_of_a_gang(SimulatedGang(self._plant, "gang", pods=2))
+        await self._cluster.begin()
+        if self._cluster.kind is StoryKind.GANG:
+            await self._gang_story(SimulatedGang(self._cluster, "gang", pods=2))
         else:
-            number = 1 if self._plant.plot is StoryKind.DOMAIN else 2
-            await self._whole_life([SimulatedJob(self._plant, f"job-{one}", pods=2) for one in range(number)])
-        await self._let_cliques_go()
+            count = 1 if self._cluster.kind is StoryKind.DOMAIN else 2
+            await self._job_story(
+                [SimulatedJob(self._cluster, f"job-{number}", pods=2) for number in range(count)]
+            )
+        await self._release_cliques()
         await wait_until(
-            "nothing is left", lambda: not any(find_leftovers(self._plant)), self._left, SWEEP_TIMEOUT
+            "nothing is left", lambda: not any(find_leftovers(self._cluster)), self._left, SWEEP_TIMEOUT
         )
-        self.steps = self._plant.steps.taken
-        await self._use_every_tray()
+        self.steps = self._cluster.steps.taken
+        await self._run_on_every_tray()
 
-    async def _whole_life(self, jobs: Sequence[SimulatedJob]) -> None:
+    async def _job_story(self, jobs: Sequence[SimulatedJob]) -> None:
         await asyncio.gather(*(job.begin() for job in jobs))
         await self._until_all("runs", jobs, lambda job: job.runs())
         await jobs[0].replace_a_pod()
@@ -271,27 +275,27 @@ class ComputeDomainStory:
         # While the ComputeDomain lives no controller takes the label of a node away: its plugin has to.
         await wait_until(
             "only the jobs' nodes are labelled",
-            lambda: not find_stray_labels(self._plant),
-            lambda: ", ".join(find_stray_labels(self._plant)),
+            lambda: not find_stray_labels(self._cluster),
+            lambda: ", ".join(find_stray_labels(self._cluster)),
             SWEEP_TIMEOUT,
         )
         await asyncio.gather(*(job.delete_domain() for job in jobs))
         await asyncio.sleep(2 * POLL_SECONDS)
         await self._end(jobs)
 
-    async def _life_of_a_gang(self, gang: SimulatedGang) -> None:
+    async def _gang_story(self, gang: SimulatedGang) -> None:
         await gang.begin()
         await self._until_all("runs", [gang], lambda job: job.runs())
         lost = await self._lose_a_tray(gang)
         await self._until_all("runs without the tray that is lost", [gang], lambda job: job.runs())
-        await self._plant.switch_on(*lost)
+        await self._cluster.switch_on(*lost)
         await wait_until(
             "the tray that is back is free",
-            lambda: not leftovers_on_tray(self._plant, lost[0]),
+            lambda: not leftovers_on_tray(self._cluster, lost[0]),
             self._state,
             SWEEP_TIMEOUT,
         )
-        # A process that was stopped when the tray was lost goes on meanwhile, with what it had read before.
+        # A process that was stopped when the tray was lost resumes meanwhile, with outdated readings.
         await asyncio.sleep(STOPPED_SECONDS)
         await self._until_all("runs on", [gang], lambda job: job.runs())
         await gang.delete_domain()
@@ -302,7 +306,7 @@ class ComputeDomainStory:
         """One on which a member runs, as soon as there is one: another may be lost already."""
         await wait_until("a member runs", lambda: bool(gang.nodes()), self._state)
         node = gang.nodes()[0]
-        return node, await self._plant.cut_off(node)
+        return node, await self._cluster.cut_off(node)
 
     async def _end(self, jobs: Sequence[SimulatedJob]) -> None:
         await asyncio.gather(*(job.stop() for job in jobs))
@@ -310,25 +314,25 @@ class ComputeDomainStory:
         await self._until_all("is gone", jobs, lambda job: job.is_gone())
         self.gone_after = max(self.gone_after, asyncio.get_running_loop().time() - began)
 
-    async def _let_cliques_go(self) -> None:
+    async def _release_cliques(self) -> None:
         """In channel mode every clique is kept warm until its nodes are set to the other mode."""
         await self._set_mode(ImexIsolation.DOMAIN)
 
     async def _set_mode(self, isolation: ImexIsolation) -> None:
-        for node in self._plant.kube.store.all(NODE):
+        for node in self._cluster.kube.store.all(NODE):
             labels = {names.ISOLATION_LABEL: isolation.value}
             name = node["metadata"]["name"]
             await retry_until_answered(
-                lambda name=name, labels=labels: self._plant.user.patch(  # type: ignore[misc]
+                lambda name=name, labels=labels: self._cluster.user.patch(  # type: ignore[misc]
                     NODE, name, None, {"metadata": {"labels": labels}}
                 )
             )
 
-    async def _use_every_tray(self) -> None:
-        await self._set_mode(self._plant.isolation)
-        job = SimulatedJob(self._plant, "after", pods=len(self._plant.living_trays))
+    async def _run_on_every_tray(self) -> None:
+        await self._set_mode(self._cluster.isolation)
+        job = SimulatedJob(self._cluster, "after", pods=len(self._cluster.living_trays))
         await job.begin()
-        await self._until_all("runs", [job], lambda one: one.runs())
+        await self._until_all("runs", [job], lambda job: job.runs())
         await job.delete_domain()
         await self._end([job])
 
@@ -339,17 +343,17 @@ class ComputeDomainStory:
             await wait_until(f"{job.name} {what}", lambda job=job: holds(job), self._state)  # type: ignore[misc]
 
     def _left(self) -> str:
-        return ", ".join(find_leftovers(self._plant))
+        return ", ".join(find_leftovers(self._cluster))
 
     def _state(self) -> str:
         """What a reader needs to see why nothing goes on."""
-        domains = self._plant.kube.store.all(COMPUTE_DOMAIN)
-        said = [
+        domains = self._cluster.kube.store.all(COMPUTE_DOMAIN)
+        conditions = [
             f"{domain['metadata']['name']}: {condition['reason']} {condition['message']}"
             for domain in domains
             for condition in (domain.get("status") or {}).get("conditions", ())
         ]
-        return f"{self._left()}; {'; '.join(said)}"
+        return f"{self._left()}; {'; '.join(conditions)}"
 
 
 async def wait_until(
@@ -381,16 +385,16 @@ _KINDS_TO_BE_GONE = (
 _LABELS_TO_BE_GONE = (names.COMPUTE_DOMAIN_LABEL, names.WARM_CLIQUE_LABEL, names.CHANNELS_READY_LABEL)
 
 
-def find_leftovers(plant: ComputeDomainCluster) -> Iterator[str]:
+def find_leftovers(cluster: ComputeDomainCluster) -> Iterator[str]:
     """All of it, named."""
-    yield from _leftover_objects(plant)
-    for machine in plant.machines.on.values():
+    yield from _leftover_objects(cluster)
+    for machine in cluster.machines.on.values():
         yield from _leftovers_of_machine(machine)
 
 
-def find_stray_labels(plant: ComputeDomainCluster) -> tuple[str, ...]:
+def find_stray_labels(cluster: ComputeDomainCluster) -> tuple[str, ...]:
     """Labels of nodes that are on and belong to a ComputeDomain, but have no pod of a job, named."""
-    store = plant.kube.store
+    store = cluster.kube.store
     used = {
         pod["spec"].get("nodeName") for pod in store.all(POD) if pod["metadata"]["namespace"] == JOB_NAMESPACE
     }
@@ -399,33 +403,33 @@ def find_stray_labels(plant: ComputeDomainCluster) -> tuple[str, ...]:
         for node in store.all(NODE)
         if names.COMPUTE_DOMAIN_LABEL in (node["metadata"].get("labels") or {})
     }
-    stray = sorted((labelled - used) & plant.machines.on.keys())
+    stray = sorted((labelled - used) & cluster.machines.on.keys())
     return tuple(f"label {names.COMPUTE_DOMAIN_LABEL} of node {node}" for node in stray)
 
 
-def leftovers_on_tray(plant: ComputeDomainCluster, name: str) -> tuple[str, ...]:
+def leftovers_on_tray(cluster: ComputeDomainCluster, name: str) -> tuple[str, ...]:
     """What is left on one tray that no job uses, if it is on, while ComputeDomains live.
 
     The mark of a claim that was given up stays until the next sweep, and is in nobody's way.
     """
-    node, machine = plant.kube.store.find(NODE, (None, name)), plant.machines.on.get(name)
-    marks = () if node is None else _leftover_node_marks(node)
-    return (*marks, *(() if machine is None else _leftover_claims(machine, but_for=PrepareState.ABORTED)))
+    node, machine = cluster.kube.store.find(NODE, (None, name)), cluster.machines.on.get(name)
+    labels = () if node is None else _leftover_node_labels(node)
+    return (*labels, *(() if machine is None else _leftover_claims(machine, but_for=PrepareState.ABORTED)))
 
 
-def _leftover_objects(plant: ComputeDomainCluster) -> Iterator[str]:
-    store = plant.kube.store
+def _leftover_objects(cluster: ComputeDomainCluster) -> Iterator[str]:
+    store = cluster.kube.store
     for kind in _KINDS_TO_BE_GONE:
         for obj in store.all(kind):
             yield f"{kind.kind} {obj['metadata']['name']}"
     for node in store.all(NODE):
-        yield from _leftover_node_marks(node)
-    for one in store.all(RESOURCE_SLICE):
-        if names.clique_of_pool(one["spec"]["pool"]["name"]) is not None:
-            yield f"ResourceSlice {one['metadata']['name']}"
+        yield from _leftover_node_labels(node)
+    for slice_ in store.all(RESOURCE_SLICE):
+        if names.clique_of_pool(slice_["spec"]["pool"]["name"]) is not None:
+            yield f"ResourceSlice {slice_['metadata']['name']}"
 
 
-def _leftover_node_marks(node: Object) -> Iterator[str]:
+def _leftover_node_labels(node: Object) -> Iterator[str]:
     name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
     for label in _LABELS_TO_BE_GONE:
         if label in labels:

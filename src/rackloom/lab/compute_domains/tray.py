@@ -74,8 +74,8 @@ class ImexTray:
             kernel=ImexKernel(proc_devices=self.root / "devices", imex_capability=self.root / "capability"),
             boot_id=boot_id,
         )
-        view = FabricMonitor(lambda: read_declared_fabric(fabric), loop_wall_time)
-        return ImexPlugin(api, settings, view, HostImexDaemon(root=self.disk))
+        monitor = FabricMonitor(lambda: read_declared_fabric(fabric), loop_wall_time)
+        return ImexPlugin(api, settings, monitor, HostImexDaemon(root=self.disk))
 
     def running(self, plugin: ImexPlugin, api: KubeApi, boot_id: str = "1") -> PluginProcess:
         """What answers kubelet, without sockets. Reads the checkpoint that is on the disk."""

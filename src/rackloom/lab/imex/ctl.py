@@ -41,7 +41,7 @@ def main() -> int:
 def command_address(config: Path) -> tuple[str, int]:
     """Where the daemon of a configuration file is asked."""
     settings = read_imex_options(config, imex_host_from_environment())
-    return settings.around.address(settings.command_ip) or "127.0.0.1", settings.command_port
+    return settings.host.address(settings.command_ip) or "127.0.0.1", settings.command_port
 
 
 if __name__ == "__main__":

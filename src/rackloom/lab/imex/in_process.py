@@ -46,11 +46,11 @@ CONTROL_TIMEOUT = 5.0
 class LoopbackImexChild:
     """A daemon that `Supervisor` may take for its child process."""
 
-    def __init__(self, config: Path, around: ImexHost) -> None:
+    def __init__(self, config: Path, host: ImexHost) -> None:
         self.complaint = ""
         """Why it did not start."""
         self._service: ImexService | None = None
-        self._serving = asyncio.create_task(self._serve(config, around))
+        self._serving = asyncio.create_task(self._serve(config, host))
 
     @property
     def returncode(self) -> int | None:
@@ -72,9 +72,9 @@ class LoopbackImexChild:
     def _code(self) -> int:
         return -SIGKILL if self._serving.cancelled() else self._serving.result()
 
-    async def _serve(self, config: Path, around: ImexHost) -> int:
+    async def _serve(self, config: Path, host: ImexHost) -> int:
         try:
-            self._service = ImexService(read_imex_options(config, around), lambda *_: None)
+            self._service = ImexService(read_imex_options(config, host), lambda *_: None)
             await self._service.serve()
         except (ImexRefusal, OSError) as error:
             self.complaint = "; ".join(map(str, error.args)) if isinstance(error, ImexRefusal) else str(error)
@@ -87,16 +87,16 @@ class LoopbackImexChild:
 class LoopbackImexControl(ImexControl):
     """Asks such a daemon at its command port."""
 
-    def __init__(self, config: Path, around: ImexHost) -> None:
+    def __init__(self, config: Path, host: ImexHost) -> None:
         super().__init__((), config)
         self._config = config
-        self._around = around
+        self._host = host
 
     async def _ask(self, *options: str) -> str:
         question = "local" if "-q" in options else "domain"
         try:
-            settings = read_imex_options(self._config, self._around)
-            where = self._around.address(settings.command_ip), settings.command_port
+            settings = read_imex_options(self._config, self._host)
+            where = self._host.address(settings.command_ip), settings.command_port
             answer = await ask_daemon(where, question, patience=CONTROL_TIMEOUT)
         except (ImexRefusal, OSError, TimeoutError, ValueError) as error:
             raise Retry(f"the IMEX daemon does not answer: {error!r}", after=1.0) from error
@@ -125,7 +125,7 @@ class ImexNetwork:
         return memory_imex.address in other.peers and memory_imex.authority == other.authority
 
     def row(self, address: str | None, index: int, asking: str) -> ImexNode:
-        """What the daemon at an address says of its link to the one that is asking, which has `index`."""
+        """How the daemon at an address reports its link to the asking daemon, whose index is given."""
         other = self.running.get(address or "")
         if other is None or other.address == asking:
             return ImexNode("UNAVAILABLE", address or "", connections={str(index): ImexConnection("INVALID")})
@@ -137,14 +137,14 @@ class ImexNetwork:
 class InMemoryImex:
     """A daemon that `Supervisor` may take for its child process."""
 
-    def __init__(self, config: Path, around: ImexHost, network: ImexNetwork) -> None:
+    def __init__(self, config: Path, host: ImexHost, network: ImexNetwork) -> None:
         self.address = ""
         self.authority = b""
         self.peers: set[str] = set()
         self.complaint = ""
         """Why it did not start."""
         self._config = config
-        self._around = around
+        self._host = host
         self._network = network
         self._own = 0
         self._addresses: list[str | None] = []
@@ -159,7 +159,7 @@ class InMemoryImex:
         return self._code() if self._running.done() else None
 
     def send_signal(self, signal: int) -> None:
-        """SIGUSR1 has it read its peers again; any other ends it."""
+        """SIGUSR1 makes it read its peers again; any other signal ends it."""
         if signal == SIGUSR1:
             self._asked_to_reload()
         elif signal == SIGKILL:
@@ -176,9 +176,9 @@ class InMemoryImex:
         return -SIGKILL if self._running.cancelled() else self._running.result()
 
     async def _run(self) -> int:
-        seconds = self._around.seconds
+        seconds = self._host.seconds
         try:
-            self._start(read_imex_options(self._config, self._around))
+            self._start(read_imex_options(self._config, self._host))
         except ImexRefusal as refusal:
             self.complaint = "; ".join(map(str, refusal.args))
             return EXIT_REFUSED
@@ -195,18 +195,18 @@ class InMemoryImex:
     def _start(self, settings: ImexOptions) -> None:
         self._own, self.address = settings.own(lambda *_: None)
         self.authority = _trusted_authority(settings)
-        self._learn([self._around.resolve(node) for node in settings.nodes])
+        self._learn([self._host.resolve(node) for node in settings.nodes])
 
     def _asked_to_reload(self) -> None:
-        if _loop_time() - self._reloaded >= self._around.seconds(RELOAD_WINDOW):
+        if _loop_time() - self._reloaded >= self._host.seconds(RELOAD_WINDOW):
             self._reloaded = _loop_time()
             self._reloading = asyncio.create_task(self._reload())
 
     async def _reload(self) -> None:
-        settings = read_imex_options(self._config, self._around)
+        settings = read_imex_options(self._config, self._host)
         authority = _trusted_authority(settings)
-        addresses = [self._around.resolve(node) for node in settings.nodes]
-        await asyncio.sleep(self._around.seconds(RELOAD_SECONDS))
+        addresses = [self._host.resolve(node) for node in settings.nodes]
+        await asyncio.sleep(self._host.seconds(RELOAD_SECONDS))
         self.authority = authority
         self._learn(addresses)
 
@@ -215,14 +215,14 @@ class InMemoryImex:
         self.peers = {address for address in addresses if address is not None}
 
     async def domain(self) -> ImexDomain:
-        """As the control tool prints it: of peers, only what they say of this daemon."""
+        """As the control tool prints it: from each peer only its link to this daemon."""
         places = list(enumerate(self._addresses))
         rows = {index: self._network.row(address, self._own, self.address) for index, address in places}
         links = {str(index): self._link(address) for index, address in places}
         rows[self._own] = ImexNode(READY, host=self.address, connections=links)
         up = all(row.status == READY for row in rows.values())
         if not up:
-            await asyncio.sleep(self._around.seconds(ABSENT_SECONDS))
+            await asyncio.sleep(self._host.seconds(ABSENT_SECONDS))
         return ImexDomain("UP" if up else "DEGRADED", {str(index): row for index, row in rows.items()})
 
     def _link(self, address: str | None) -> ImexConnection:

@@ -73,7 +73,7 @@ class PeerConnections:
 
     def addresses(self) -> list[str | None]:
         """The peers' addresses now."""
-        return [self._settings.around.resolve(node) for node in self._settings.nodes]
+        return [self._settings.host.resolve(node) for node in self._settings.nodes]
 
     async def connect(self, addresses: list[str | None], tls: ssl.SSLContext | None) -> None:
         """Connect to every peer at these addresses, in place of the connections so far; stay connected."""
@@ -83,7 +83,7 @@ class PeerConnections:
         self._tasks = [asyncio.create_task(self._hold(peer, tls)) for peer in range(len(self.to))]
 
     async def stop(self) -> None:
-        """End all connections, without waiting for what peers say to it."""
+        """End all connections, without waiting for the peers."""
         for writer in self._open:
             writer.transport.abort()
         await self._cancel()
@@ -122,9 +122,9 @@ class PeerConnections:
             if link.status == "CONNECTED":
                 wait = FIRST_BACKOFF
                 link.become("DISCONNECTED")
-                await asyncio.sleep(self._settings.around.beat)
+                await asyncio.sleep(self._settings.host.beat)
             else:
-                await asyncio.sleep(self._settings.around.seconds(wait))
+                await asyncio.sleep(self._settings.host.seconds(wait))
                 wait = min(wait * BACKOFF_FACTOR, LONGEST_BACKOFF)
         if link.status == "CONNECTED":
             link.become("DISCONNECTED")
@@ -143,7 +143,7 @@ class PeerConnections:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     if not await reader.readline():
                         raise EOFError
-                await asyncio.sleep(self._settings.around.beat)
+                await asyncio.sleep(self._settings.host.beat)
         finally:
             self._open.discard(writer)
             writer.close()
@@ -190,7 +190,7 @@ async def serve_commands(settings: ImexOptions, answer: CommandHandler) -> list[
         finally:
             writer.close()
 
-    address = settings.around.address(settings.command_ip) or None
+    address = settings.host.address(settings.command_ip) or None
     servers = [await asyncio.start_server(handle, address, settings.command_port)]
     if settings.command_socket:
         servers.append(await asyncio.start_unix_server(handle, settings.command_socket))
@@ -238,14 +238,14 @@ class ImexService:
         await self.serve()
 
     def take(self, number: int) -> None:
-        """Do what the signal asks for."""
+        """Handle a signal: SIGUSR1 reloads, any other stops."""
         if number == signal.SIGUSR1:
             self._asked_to_reload()
         else:
             self._stop.set()
 
     async def serve(self) -> None:
-        """Serve until a signal that is taken says otherwise."""
+        """Serve until a signal stops the daemon."""
         try:
             self._servers = await serve_commands(self._settings, self._answer)
             await self._serve_peers()
@@ -254,7 +254,7 @@ class ImexService:
             for server in self._servers:
                 server.close()
         self._log("INFO", "Cleaning up imex")
-        await asyncio.sleep(self._settings.around.seconds(STOP_SECONDS))
+        await asyncio.sleep(self._settings.host.seconds(STOP_SECONDS))
         self._log("INFO", "The completion queues are shut down")
 
     async def _serve_peers(self) -> None:
@@ -272,7 +272,7 @@ class ImexService:
 
     def _asked_to_reload(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._reloaded >= self._settings.around.seconds(RELOAD_WINDOW):
+        if now - self._reloaded >= self._settings.host.seconds(RELOAD_WINDOW):
             self._reloaded = now
             self._reload.set()
 
@@ -287,7 +287,7 @@ class ImexService:
                 self._log("ERROR", str(refusal))
                 continue  # as NVIDIA documents: with credentials that cannot be read all stays as it was
             addresses = self._links.addresses()
-            await asyncio.sleep(self._settings.around.seconds(RELOAD_SECONDS))
+            await asyncio.sleep(self._settings.host.seconds(RELOAD_SECONDS))
             await self._links.connect(addresses, client_tls)
 
     def _reload_server_tls(self) -> None:
@@ -327,7 +327,7 @@ class ImexService:
         rows = await asyncio.gather(*(self._row_of(peer) for peer in range(len(self._settings.nodes))))
         up = all(row["status"] == "READY" for row in rows)
         if not up:
-            left = self._settings.around.seconds(ABSENT_SECONDS) + began - asyncio.get_running_loop().time()
+            left = self._settings.host.seconds(ABSENT_SECONDS) + began - asyncio.get_running_loop().time()
             await asyncio.sleep(max(left, 0))
         return {
             "nodes": {str(peer): row for peer, row in enumerate(rows)},
@@ -340,7 +340,7 @@ class ImexService:
             return self._row()
         address = self._links.to[peer].address
         if address is not None:
-            patience = self._settings.around.seconds(ABSENT_SECONDS)
+            patience = self._settings.host.seconds(ABSENT_SECONDS)
             with contextlib.suppress(OSError, TimeoutError, ValueError):
                 return await ask_daemon((address, self._settings.command_port), "row", patience=patience)
         unknown = {
@@ -388,7 +388,7 @@ def logging_to(file: TextIO) -> LogLine:
 
 
 def log_start(options: dict[str, str], log: LogLine) -> None:
-    """The version, and each option on a line of its own."""
+    """Log the version, and each option on a separate line."""
     log("INFO", "IMEX version 0.0.0-stand-in is running with the following configuration options:")
     for name, value in options.items():
         log("INFO", f"{name} = {value}")

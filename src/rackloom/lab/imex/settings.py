@@ -61,7 +61,7 @@ class ImexHost:
         return f"{self.network}.{named.split('.', 2)[2]}" if named and self.network else named
 
     def resolve(self, host: str) -> str | None:
-        """A node's address now; None for a name that nobody has (a place that is not taken)."""
+        """A node's address now; None for a name that does not resolve (an unused member slot)."""
         if is_ip_address(host):
             return self.address(host)
         if self.hosts is not None:
@@ -97,7 +97,7 @@ class ImexOptions:
     nodes_file: str
     nodes: tuple[str, ...]
     options: dict[str, str]
-    around: ImexHost
+    host: ImexHost
 
     @property
     def authenticated(self) -> bool:
@@ -108,7 +108,7 @@ class ImexOptions:
         """The line of the node file that is this node, and its address. Raises `Refusal`."""
         found: list[tuple[int, str]] = []
         for index, node in enumerate(self.nodes):
-            address = self.around.resolve(node)
+            address = self.host.resolve(node)
             if address is None:
                 log("WARNING", f"Unable to resolve '{node}' while looking for matching local IP addresses")
             elif self._is_local(address):
@@ -127,9 +127,9 @@ class ImexOptions:
         return found[0]
 
     def _is_local(self, address: str) -> bool:
-        if self.around.shared and self.command_ip:
+        if self.host.shared and self.command_ip:
             # Every address of 127.0.0.0/8 is local to all who share the machine; this one is the daemon's.
-            return address == self.around.address(self.command_ip)
+            return address == self.host.address(self.command_ip)
         return _is_interface_address(address)
 
     def server_tls(self) -> ssl.SSLContext | None:
@@ -151,7 +151,7 @@ class ImexOptions:
         return context
 
 
-def read_imex_options(path: Path, around: ImexHost) -> ImexOptions:
+def read_imex_options(path: Path, host: ImexHost) -> ImexOptions:
     """Read the configuration and the node file it names. Raises `Refusal`, `OSError`."""
     lines = (line.strip() for line in path.read_text().splitlines())
     options = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
@@ -168,7 +168,7 @@ def read_imex_options(path: Path, around: ImexHost) -> ImexOptions:
         nodes_file=nodes_file,
         nodes=tuple(line.strip() for line in nodes.splitlines() if line.strip() and line[0] != "#"),
         options=options,
-        around=around,
+        host=host,
     )
 
 

@@ -22,37 +22,37 @@ LedgerState = Literal["live", "leaving", "gone"]
 
 
 class LedgerObject(msgspec.Struct, kw_only=True):
-    """An object that a tenant was told it has."""
+    """An object whose creation a tenant got acknowledged."""
 
     id: str
     org: str
     name: str
     state: LedgerState = "live"
     in_doubt: bool = False
-    """A change was asked for and not answered yet: it is as before, or as was asked."""
+    """A change was requested and not answered yet: the object has the old state or the requested one."""
 
 
 class LedgerInstance(LedgerObject, kw_only=True):
-    """An instance, and what its tenant wants of its GPUs."""
+    """An instance, and the logical partitions requested for its GPUs."""
 
     vpc: str
     machine: str
-    wishes: dict[int, str]
+    desired: dict[int, str]
     """deviceInstance to logical partition; other GPUs shall be in none."""
     since: dict[int, float]
-    """deviceInstance to the virtual time at which its present wish (or the lack of one) was told."""
+    """deviceInstance to the virtual time of the request for its present partition (or for none)."""
     born: float
 
-    def wish_since(self, device: int) -> float:
-        """Since when the present wish for a GPU stands."""
+    def desired_since(self, device: int) -> float:
+        """The time of the request for a GPU's present partition."""
         return self.since.get(device, self.born)
 
-    def rewish(self, wishes: dict[int, str], now: float) -> None:
-        """The tenant wants something else."""
-        for device in self.wishes.keys() | wishes.keys():
-            if self.wishes.get(device) != wishes.get(device):
+    def change_desired(self, desired: dict[int, str], now: float) -> None:
+        """Record a request for other partitions."""
+        for device in self.desired.keys() | desired.keys():
+            if self.desired.get(device) != desired.get(device):
                 self.since[device] = now
-        self.wishes = dict(wishes)
+        self.desired = dict(desired)
 
 
 class LedgerVpc(LedgerObject, kw_only=True):
@@ -62,20 +62,20 @@ class LedgerVpc(LedgerObject, kw_only=True):
 
 
 class Ledger:
-    """All that was told to all tenants."""
+    """All answers to all tenants."""
 
     def __init__(self) -> None:
         self.partitions: dict[str, LedgerObject] = {}
         self.vpcs: dict[str, LedgerVpc] = {}
         self.instances: dict[str, LedgerInstance] = {}
         self.holder: dict[str, str] = {}
-        """Machine to the instance that was last told to be on it, until it is known to be gone."""
+        """Machine to the instance last acknowledged on it, until that is known to be gone."""
         self.unanswered: set[str] = set()
-        """Orgs that asked for something new and do not know yet whether they got it."""
+        """Organisations whose last create was not answered, so that it may have succeeded."""
         self.paused: dict[str, float] = {}
-        """Rack to the virtual time at which its pause was acknowledged, until its end is asked for."""
+        """Rack to the virtual time at which its pause was acknowledged, until its end is requested."""
         self.drained_until: dict[str, float] = {}
-        """Machine to the virtual time until which its GPUs may be taken out of where they are wanted."""
+        """Machine to the virtual time until which its GPUs may leave their requested partitions."""
 
     def owner_of(self, partition: str) -> str | None:
         """The org of a logical partition, deleted ones too."""
@@ -87,28 +87,28 @@ class Ledger:
         held = self.holder.get(machine)
         return None if held is None else self.instances[held]
 
-    def learn_instance(self, org: str, shown: Json, now: float) -> LedgerInstance:
+    def add_instance(self, org: str, answer: Json, now: float) -> LedgerInstance:
         """An instance that was just made."""
-        wishes = desired_partitions_of(shown)
-        ledger_instance = LedgerInstance(
-            id=shown["id"],
+        desired = desired_partitions_of(answer)
+        instance = LedgerInstance(
+            id=answer["id"],
             org=org,
-            name=shown["name"],
-            vpc=shown["vpcId"],
-            machine=shown["machineId"],
-            wishes=wishes,
+            name=answer["name"],
+            vpc=answer["vpcId"],
+            machine=answer["machineId"],
+            desired=desired,
             since={},
             born=now,
         )
-        self.instances[ledger_instance.id] = ledger_instance
-        self.holder[ledger_instance.machine] = ledger_instance.id
-        return ledger_instance
+        self.instances[instance.id] = instance
+        self.holder[instance.machine] = instance.id
+        return instance
 
-    def forget_instance(self, ledger_instance: LedgerInstance) -> None:
+    def forget_instance(self, instance: LedgerInstance) -> None:
         """An instance that is known to be gone."""
-        ledger_instance.state = "gone"
-        if self.holder.get(ledger_instance.machine) == ledger_instance.id:
-            del self.holder[ledger_instance.machine]
+        instance.state = "gone"
+        if self.holder.get(instance.machine) == instance.id:
+            del self.holder[instance.machine]
 
     def of(self, org: str, kind: str) -> list[Any]:
         """The live and leaving objects of an org: `partitions`, `vpcs` or `instances`."""
@@ -117,21 +117,21 @@ class Ledger:
 
     def live(self, org: str, kind: str) -> list[Any]:
         """The objects of an org that it did not ask to delete."""
-        return [one for one in self.of(org, kind) if one.state == "live"]
+        return [obj for obj in self.of(org, kind) if obj.state == "live"]
 
 
-def desired_partitions_of(shown: Json) -> dict[int, str]:
-    """What an instance is shown to want."""
+def desired_partitions_of(answer: Json) -> dict[int, str]:
+    """The logical partition of each GPU of an instance, as an answer shows it."""
     return {
         interface["deviceInstance"]: interface["nvLinkLogicalPartitionId"]
-        for interface in shown["nvLinkInterfaces"]
+        for interface in answer["nvLinkInterfaces"]
         if interface["status"] != "Deleting"
     }
 
 
 class InvariantViolated(AssertionError):
-    """A promise was not kept; the text begins with its name (S1 to S10, L1 to L5)."""
+    """An invariant does not hold; the text begins with its name (S1 to S10, L1 to L5)."""
 
 
 OnAnswer = Callable[[str, str, str, int, Any], None]
-"""Told of every answer: org, method, path, status and body."""
+"""Called with every answer: org, method, path, status and body."""

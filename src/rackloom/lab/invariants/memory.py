@@ -27,11 +27,11 @@ from rackloom.lab.compute_domains.tray import ImexTray
 MAX_WAIT_SECONDS = 10.0
 """Seconds that a pod may wait after a failure that has cleared."""
 JOB_LABEL = "job"
-"""On pods of jobs: whose memory they may share."""
+"""Label of a job's pods: only pods of one job may share memory."""
 
 
 class ChannelInvariants:
-    """The channels of all running containers. `broken` says what must never have been.
+    """The channels of all running containers. `broken` lists the violations.
 
     No pod may need kubelet's resync to start. Where the resync did start one, whatever its claims had lacked
     was there before; and where nothing has changed in the cluster for `MOST_WAIT` seconds, it was there for
@@ -44,7 +44,7 @@ class ChannelInvariants:
         self._held: dict[tuple[str, str], dict[str, str]] = {}
         """(where memory is shared, channel) -> pod UID -> job."""
         self.broken: list[str] = []
-        self.judged = 0
+        self.checks = 0
 
     @contextmanager
     def job(self, tray: ImexTray, pod: Object, channels: tuple[str, ...]) -> Iterator[None]:
@@ -81,7 +81,7 @@ class ChannelInvariants:
     def _enter(self, key: tuple[str, str], uid: str, job: str) -> None:
         users = self._held.setdefault(key, {})
         users[uid] = job
-        self.judged += 1
+        self.checks += 1
         if len(jobs := set(users.values())) > 1:
             self.broken.append(f"S8: jobs {', '.join(sorted(jobs))} share {key[1]} of {key[0]}")
 
@@ -92,7 +92,7 @@ def _channel_scope(tray: ImexTray, channel: str) -> str:
 
 
 class ImexMemberInvariants:
-    """The entries of IMEX daemons: nobody but itself takes that of one that runs, or moves it.
+    """The entries of IMEX daemons: only the daemon itself removes or moves its entry while it runs.
 
     An index is a daemon's identity among its peers; one that has to enter again may find another one. And
     none is shown Ready that was never READY at its address. `is_there` says whether an object of a kind and
@@ -118,8 +118,8 @@ class ImexMemberInvariants:
         """A clique object or the status of a ComputeDomain was written, or an object deleted."""
         if kind == COMPUTE_DOMAIN:
             nodes = (obj.get("status") or {}).get("nodes") or ()
-            shown = [(one["name"], one.get("ipAddress", ""), one.get("status")) for one in nodes]
-            self._judge_ready(obj["metadata"]["uid"], shown)
+            reported = [(node["name"], node.get("ipAddress", ""), node.get("status")) for node in nodes]
+            self._check_ready(obj["metadata"]["uid"], reported)
         if kind != COMPUTE_DOMAIN_CLIQUE:
             return
         name = obj["metadata"]["name"]
@@ -130,9 +130,9 @@ class ImexMemberInvariants:
                 self._broken.append(f"the entry of the daemon on {node} went away while it ran")
         self._known[name] = now
         listed = [(entry["nodeName"], entry["ipAddress"], entry.get("status")) for entry in entries]
-        self._judge_ready(name, listed)
+        self._check_ready(name, listed)
 
-    def _judge_ready(self, where: str, entries: Iterable[tuple[str, str, str | None]]) -> None:
+    def _check_ready(self, where: str, entries: Iterable[tuple[str, str, str | None]]) -> None:
         now = {(node, address) for node, address, status in entries if status == Readiness.READY}
         for node, address in now - self._ready.get(where, set()):
             if not self._was_ready(node, address):

@@ -38,59 +38,60 @@ REQUEST_FLIGHT_SECONDS = 0.1
 
 
 class ServiceInvariants:
-    """Judges one run."""
+    """Checks one run. Each method raises `InvariantViolated`."""
 
-    def __init__(self, world: SimSite, plane: SimulatedService, book: Ledger) -> None:
+    def __init__(self, world: SimSite, plane: SimulatedService, ledger: Ledger) -> None:
         self.world = world
         self.plane = plane
-        self.book = book
-        self.judged = 0
+        self.ledger = ledger
+        self.checks = 0
 
     def fabric_changed(self, rack: SimRack) -> None:
         """S1 and S2, whoever made the change."""
+        # S1 holds for every partition. S2 holds only for ours: other writers may mix tenants.
         snapshot = rack.fabric.snapshot()
         self._one_partition_each(rack, snapshot)
         for partition in snapshot.partitions:
             if rack.made.get(partition.id) == partition.name:
                 self._one_tenant(rack, partition)
-        self.judged += 1
+        self.checks += 1
 
     def executed(self, rack: SimRack, event: ExecutedChange) -> None:
-        """S4, S5, S6 and S9 on a change that the plane asked for."""
-        if event.read_at > self.book.paused.get(rack.name, math.inf) and event.expected:
+        """S4, S5, S6 and S9 on a change that the service requested."""
+        if event.read_at > self.ledger.paused.get(rack.name, math.inf) and event.expected:
             raise InvariantViolated(f"S5 {rack.name}: {event.rpc} was asked for, though the domain is paused")
         if (
             event.expected
-            and (liar := self.plane.liar_of(rack))
-            and self._heard(liar, event.read_at - REQUEST_FLIGHT_SECONDS)
+            and (controller := self.plane.conflict_of(rack))
+            and self._heard(controller, event.read_at - REQUEST_FLIGHT_SECONDS)
         ):
             raise InvariantViolated(
-                f"S6 {rack.name}: {event.rpc} was asked for, though {liar.url} contradicts"
+                f"S6 {rack.name}: {event.rpc} was asked for, though {controller.url} contradicts"
             )
         if event.code != "SUCCESS":
             self._refusal(rack, event)
         elif event.rpc in ("DeletePartition", "RemoveGpusFromPartition"):
             self._removal(rack, event)
-        self.judged += 1
+        self.checks += 1
 
-    def answered(self, org: str, path: str, status: int, shown: Any) -> None:
-        """S3 and L5 on every instance and interface that an answer shows, and S2 on whose they are."""
+    def answered(self, org: str, path: str, status: int, answer: Any) -> None:
+        """S3 and L5 on every instance and interface in an answer, and S2 on their owners."""
         if 200 <= status < 300 and path.startswith("nvlink-interface"):
-            self._own_interfaces(org, shown)
+            self._own_interfaces(org, answer)
         if 200 <= status < 300 and path.startswith("instance") and not path.startswith("instance/type"):
-            for one in shown if isinstance(shown, list) else [shown]:
-                if isinstance(one, dict) and "nvLinkInterfaces" in one:
-                    self._instance(one)
-        self.judged += 1
+            for obj in answer if isinstance(answer, list) else [answer]:
+                if isinstance(obj, dict) and "nvLinkInterfaces" in obj:
+                    self._instance(obj)
+        self.checks += 1
 
-    def _own_interfaces(self, org: str, shown: list[Json]) -> None:
-        for row in shown:
-            booked = self.book.instances.get(row["instanceId"])
-            if booked is not None and booked.org != org:
-                raise InvariantViolated(f"S2 {org} is shown an interface of {booked.org}")
+    def _own_interfaces(self, org: str, answer: list[Json]) -> None:
+        for row in answer:
+            recorded = self.ledger.instances.get(row["instanceId"])
+            if recorded is not None and recorded.org != org:
+                raise InvariantViolated(f"S2 {org} is shown an interface of {recorded.org}")
 
-    def everyone_apart(self) -> None:
-        """S2 for all racks: a tenant may have come to a machine whose GPUs never left."""
+    def check_isolation(self) -> None:
+        """S2 for all racks: a machine may have a new tenant while its GPUs never left their partition."""
         for rack in self.world.racks:
             self.fabric_changed(rack)
 
@@ -102,7 +103,7 @@ class ServiceInvariants:
     def _one_tenant(self, rack: SimRack, partition: FabricPartition) -> None:
         if self.world.is_of_tray(partition.name):
             self._one_tray(rack, partition)
-        owner = self.book.owner_of(self.world.lp_of_name.get(partition.name, ""))
+        owner = self.ledger.owner_of(self.world.lp_of_name.get(partition.name, ""))
         for guid in partition.guids:
             holder = self._holder(rack, guid)
             if holder is None or owner is None or self._may_have_passed(holder, owner):
@@ -113,8 +114,8 @@ class ServiceInvariants:
                 )
 
     def _may_have_passed(self, holder: LedgerInstance, owner: str) -> bool:
-        """Whether a machine that is being released may be another tenant's, who was not told that it is."""
-        return holder.state == "leaving" and owner in self.book.unanswered
+        """Whether a machine that is being released may belong to another tenant whose answer was lost."""
+        return holder.state == "leaving" and owner in self.ledger.unanswered
 
     def _one_tray(self, rack: SimRack, partition: FabricPartition) -> None:
         machines = {machine for guid in partition.guids if (machine := rack.machine_of(guid))}
@@ -124,7 +125,7 @@ class ServiceInvariants:
             )
 
     def _holder(self, rack: SimRack, guid: int) -> LedgerInstance | None:
-        return self.book.on_machine(rack.machine_of(guid) or "")
+        return self.ledger.on_machine(rack.machine_of(guid) or "")
 
     def _refusal(self, rack: SimRack, event: ExecutedChange) -> None:
         if not (event.undisturbed and event.expected):
@@ -133,9 +134,9 @@ class ServiceInvariants:
             full = len(event.before.partitions) >= rack.fabric.limits.max_partitions
             if full:
                 raise InvariantViolated(f"S9 {rack.name}: a partition too many was asked for")
-            return  # multicast groups: asked for in hope, and again without
+            return  # multicast groups: requested optimistically, and again without them
         if event.code in ("NOT_READY", "INSUFFICIENT_RESOURCES", "GENERIC_ERROR"):
-            return  # the controller's mood, not the plan's fault
+            return  # a state of the controller, not a fault of the plan
         raise InvariantViolated(
             f"S6 {rack.name}: {event.rpc} was refused with {event.code}, though nothing had changed"
         )
@@ -160,97 +161,103 @@ class ServiceInvariants:
         machine = machine_id_of(gpu.chassis_serial, gpu.slot)
         if machine not in self.world.machines:
             raise InvariantViolated(f"S4 {rack.name}: took out {guid:#x}, which is on no machine of the site")
-        if event.read_at < self.book.drained_until.get(machine, 0.0):
+        if event.read_at < self.ledger.drained_until.get(machine, 0.0):
             return
-        holder = self.book.on_machine(machine)
+        holder = self.ledger.on_machine(machine)
         device = gpu.module_id - 1
         if holder is None or holder.state != "live" or holder.in_doubt:
             return
-        wanted_here = holder.wishes.get(device) == self.world.lp_of_name.get(target.name)
-        if wanted_here and target.id != DEFAULT_PARTITION_ID and holder.wish_since(device) < event.read_at:
+        wanted_here = holder.desired.get(device) == self.world.lp_of_name.get(target.name)
+        if wanted_here and target.id != DEFAULT_PARTITION_ID and holder.desired_since(device) < event.read_at:
             raise InvariantViolated(
                 f"S5 {rack.name}: took {guid:#x} out of {target.name}, where {holder.name} wants it"
             )
 
-    def _instance(self, shown: Json) -> None:
-        booked = self.book.instances.get(shown["id"])
-        rack = self.world.rack_of(shown["machineId"])
-        outcomes = _readings_behind(self.plane.outcomes_of(rack), self.plane.tell_now())
-        if liar := self.plane.liar_of(rack):
-            self._contradicted(shown, liar)
+    def _instance(self, answer: Json) -> None:
+        recorded = self.ledger.instances.get(answer["id"])
+        rack = self.world.rack_of(answer["machineId"])
+        outcomes = _readings_behind(self.plane.outcomes_of(rack), self.plane.now())
+        if controller := self.plane.conflict_of(rack):
+            self._contradicted(answer, controller)
             return
-        if shown["unknownSince"] is not None and all(_is_good_reading(outcome) for outcome in outcomes):
-            raise InvariantViolated(f"L5 instance {shown['name']} is Unknown after a good observation")
-        for row in shown["nvLinkInterfaces"]:
+        if answer["unknownSince"] is not None and all(_is_good_reading(outcome) for outcome in outcomes):
+            raise InvariantViolated(f"L5 instance {answer['name']} is Unknown after a good observation")
+        for row in answer["nvLinkInterfaces"]:
             if row["status"] == "Ready":
-                if shown["status"] == "Terminating":
+                if answer["status"] == "Terminating":
                     raise InvariantViolated(
-                        f"S3 {shown['name']} is being removed, and an interface of it is shown Ready"
+                        f"S3 {answer['name']} is being removed, and an interface of it is shown Ready"
                     )
                 device, partition = row["deviceInstance"], row["nvLinkLogicalPartitionId"]
-                self._supported(rack, shown, booked, {device: partition}, outcomes, (device,))
-        if shown["status"] == "Ready":
-            wishes = {
+                self._supported(rack, answer, recorded, {device: partition}, outcomes, (device,))
+        if answer["status"] == "Ready":
+            desired = {
                 interface["deviceInstance"]: interface["nvLinkLogicalPartitionId"]
-                for interface in shown["nvLinkInterfaces"]
+                for interface in answer["nvLinkInterfaces"]
                 if interface["status"] != "Deleting"
             }
             devices = range(self.world.profile.gpus_per_tray)
-            self._supported(rack, shown, booked, wishes, outcomes, devices)
+            self._supported(rack, answer, recorded, desired, outcomes, devices)
 
-    def _contradicted(self, shown: Json, liar: ConflictingController) -> None:
-        """Nothing is well in a domain whose controllers contradict one another, and nothing is done there."""
-        if liar.asked:
+    def _contradicted(self, answer: Json, controller: ConflictingController) -> None:
+        """Where controllers contradict each other, nothing is shown Ready and no change is requested."""
+        if controller.asked:
             raise InvariantViolated(
-                f"S6 {liar.url}, which another controller contradicts, was asked for {liar.asked[0]}"
+                f"S6 {controller.url}, which another controller contradicts,"
+                f" was asked for {controller.asked[0]}"
             )
-        heard = self._heard(liar, self.plane.tell_now())
+        heard = self._heard(controller, self.plane.now())
         well = [
-            interface for interface in (shown, *shown["nvLinkInterfaces"]) if interface["status"] == "Ready"
+            interface for interface in (answer, *answer["nvLinkInterfaces"]) if interface["status"] == "Ready"
         ]
         if heard and well:
-            raise InvariantViolated(f"S3 {shown['name']} is shown Ready, while {liar.url} contradicts")
+            raise InvariantViolated(f"S3 {answer['name']} is shown Ready, while {controller.url} contradicts")
 
-    def _heard(self, liar: ConflictingController, before: float) -> bool:
-        """Whether what it shows was in the records `before` that virtual time."""
-        told = self.plane.outcomes[liar.url]
-        return any(one.observation is not None and one.was_written_down(before) for one in told)
+    def _heard(self, controller: ConflictingController, before: float) -> bool:
+        """Whether a reading of it was in the records before that virtual time."""
+        return any(
+            outcome.observation is not None and outcome.was_written_down(before)
+            for outcome in self.plane.outcomes[controller.url]
+        )
 
     def _supported(
         self,
         rack: SimRack,
-        shown: Json,
-        booked: LedgerInstance | None,
-        wishes: dict[int, str],
+        answer: Json,
+        recorded: LedgerInstance | None,
+        desired: dict[int, str],
         outcomes: list[ReadOutcome],
         devices: Iterable[int],
     ) -> None:
+        # One supporting reading is enough; the message lists why each candidate does not support the status.
         doubts = []
         for outcome in outcomes:
-            doubt = self._doubt(shown, booked, wishes, outcome, devices)
+            doubt = self._doubt(answer, recorded, desired, outcome, devices)
             if doubt is None:
                 return
             doubts.append(doubt)
         raise InvariantViolated(
-            f"S3 {rack.name}: {shown['name']} is shown Ready: {'; '.join(doubts) or 'never read'}"
+            f"S3 {rack.name}: {answer['name']} is shown Ready: {'; '.join(doubts) or 'never read'}"
         )
 
     def _doubt(
         self,
-        shown: Json,
-        booked: LedgerInstance | None,
-        wishes: dict[int, str],
+        answer: Json,
+        recorded: LedgerInstance | None,
+        desired: dict[int, str],
         outcome: ReadOutcome,
         devices: Iterable[int],
     ) -> str | None:
         if outcome.observation is None:
             return "the last reading failed"
-        if self.plane.tell_now() - outcome.begun > self.plane.longest_silence:
-            return f"the last reading was begun {self.plane.tell_now() - outcome.begun:.0f} s ago"
+        if self.plane.now() - outcome.begun > self.plane.longest_silence:
+            return f"the last reading was begun {self.plane.now() - outcome.begun:.0f} s ago"
         for device in devices:
-            if booked and _requested_after(booked, device, outcome):
+            if recorded and _requested_after(recorded, device, outcome):
                 return f"GPU {device} was asked for after the last reading had begun"
-            if doubt := self._misplaced(shown["machineId"], device, wishes.get(device), outcome.observation):
+            if doubt := self._misplaced(
+                answer["machineId"], device, desired.get(device), outcome.observation
+            ):
                 return f"GPU {device} {doubt}"
         return None
 
@@ -267,29 +274,29 @@ class ServiceInvariants:
         )
         holders = [partition for partition in observation.partitions if guid in partition.members]
         if wanted is None:
-            strange = [holder.name for holder in holders if not self.world.is_of_tray(holder.name)]
-            return f"was seen in {strange[0]}" if strange else None
+            unexpected = [holder.name for holder in holders if not self.world.is_of_tray(holder.name)]
+            return f"was seen in {unexpected[0]}" if unexpected else None
         if guid is None:
             return "was not seen"
         if [self.world.lp_of_name.get(holder.name) for holder in holders] != [wanted]:
             return f"was seen in {[holder.name for holder in holders]}"
-        return self._strangers(holders[0], observation, machine)
+        return self._why_shared(holders[0], observation, machine)
 
-    def _strangers(
+    def _why_shared(
         self, partition: ObservedPartition, observation: DomainObservation, machine: str
     ) -> str | None:
-        mine = self.book.on_machine(machine)
+        mine = self.ledger.on_machine(machine)
         for gpu in observation.gpus:
             if gpu.guid in partition.members:
-                other = self.book.on_machine(machine_id_of(gpu.chassis_serial, gpu.slot))
+                other = self.ledger.on_machine(machine_id_of(gpu.chassis_serial, gpu.slot))
                 if mine and other and other.org != mine.org:
                     return f"was seen with a GPU of {other.org}"
         return None
 
 
-def _requested_after(booked: LedgerInstance, device: int, outcome: ReadOutcome) -> bool:
-    sure = booked.state == "live" and not booked.in_doubt
-    return sure and outcome.begun < booked.wish_since(device) - WRITE_DELAY
+def _requested_after(recorded: LedgerInstance, device: int, outcome: ReadOutcome) -> bool:
+    sure = recorded.state == "live" and not recorded.in_doubt
+    return sure and outcome.begun < recorded.desired_since(device) - WRITE_DELAY
 
 
 def _is_good_reading(outcome: ReadOutcome) -> bool:
@@ -303,6 +310,7 @@ def _readings_behind(outcomes: list[ReadOutcome], now: float) -> list[ReadOutcom
     The newest one, and those before it as long as the newer ones may not have been written down: they ended
     this very moment, or their process was killed then.
     """
+    # Newest first, up to and including the first that is surely in the records: it replaced all older ones.
     found: list[ReadOutcome] = []
     for outcome in reversed(outcomes):
         found.append(outcome)
@@ -315,23 +323,23 @@ def _readings_behind(outcomes: list[ReadOutcome], now: float) -> list[ReadOutcom
 
 
 async def check_settled(
-    world: SimSite, plane: SimulatedService, book: Ledger, tenants: Sequence[RandomTenant]
+    world: SimSite, plane: SimulatedService, ledger: Ledger, tenants: Sequence[RandomTenant]
 ) -> None:
-    """Raise Broken unless every wish is served for which there is room, and nothing else is left."""
-    full = {rack.name for rack in world.racks if _is_full(rack, _desired_partitions(rack, book))}
+    """Raise `InvariantViolated` unless all requests that fit are served and nothing else is left."""
+    full = {rack.name for rack in world.racks if _is_full(rack, _desired_partitions(rack, ledger))}
     for rack in world.racks:
-        _check_fabric(world, rack, book)
+        _check_fabric(world, rack, ledger)
     for tenant in tenants:
         await _check_answers(tenant, world, full)
 
 
 def _partition_capacity(rack: SimRack) -> int:
-    """Partitions that tenants can have there; the default one stays where it holds GPUs of strangers."""
+    """Partitions that tenants can have there; the default one stays where it holds unmanaged GPUs."""
     return rack.fabric.limits.max_partitions - (DEFAULT_PARTITION_ID in rack.fabric.partitions)
 
 
 def _free_tray_partitions(world: SimSite, rack: SimRack, wanted: dict[str, set[int]]) -> dict[str, set[int]]:
-    """The partitions of trays that the site's policy asks for, by name, while there is room."""
+    """The tray partitions that the site's policy requires, by name, as far as the domain has room."""
     if world.free_gpus is not DefaultPartitionPolicy.TRAY:
         return {}
     given = set[int]().union(*wanted.values())
@@ -347,17 +355,17 @@ def _is_full(rack: SimRack, wanted: dict[str, set[int]]) -> bool:
     return len(wanted) > _partition_capacity(rack)
 
 
-def _desired_partitions(rack: SimRack, book: Ledger) -> dict[str, set[int]]:
+def _desired_partitions(rack: SimRack, ledger: Ledger) -> dict[str, set[int]]:
     wanted: dict[str, set[int]] = {}
     for gpu in rack.fabric.gpus.values():
-        holder = book.on_machine(rack.machine_of(gpu.guid) or "")
-        if holder is not None and holder.state == "live" and gpu.module_id - 1 in holder.wishes:
-            wanted.setdefault(holder.wishes[gpu.module_id - 1], set()).add(gpu.guid)
+        holder = ledger.on_machine(rack.machine_of(gpu.guid) or "")
+        if holder is not None and holder.state == "live" and gpu.module_id - 1 in holder.desired:
+            wanted.setdefault(holder.desired[gpu.module_id - 1], set()).add(gpu.guid)
     return wanted
 
 
-def _check_fabric(world: SimSite, rack: SimRack, book: Ledger) -> None:
-    wanted = _desired_partitions(rack, book)
+def _check_fabric(world: SimSite, rack: SimRack, ledger: Ledger) -> None:
+    wanted = _desired_partitions(rack, ledger)
     found: dict[str, set[int]] = {}
     for partition in rack.fabric.partitions.values():
         present = set(partition.guids) & rack.fabric.gpus.keys()
@@ -368,6 +376,7 @@ def _check_fabric(world: SimSite, rack: SimRack, book: Ledger) -> None:
                 )
             continue
         found[world.lp_of_name.get(partition.name, partition.name)] = present
+    # Where more is requested than fits, any choice is right as long as the domain is full.
     if _is_full(rack, wanted):
         room = _partition_capacity(rack)
         served = {name: guids for name, guids in wanted.items() if name in found}
@@ -385,15 +394,15 @@ def _check_fabric(world: SimSite, rack: SimRack, book: Ledger) -> None:
 
 
 async def _check_answers(tenant: RandomTenant, world: SimSite, full: set[str]) -> None:
-    for one in await tenant.must("GET", "instance?pageSize=100"):
-        why = one["statusHistory"][0]["message"]
-        if one["status"] != "Ready" and not (
-            world.rack_of(one["machineId"]).name in full and "partitions of at most" in why
+    for obj in await tenant.must("GET", "instance?pageSize=100"):
+        why = obj["statusHistory"][0]["message"]
+        if obj["status"] != "Ready" and not (
+            world.rack_of(obj["machineId"]).name in full and "partitions of at most" in why
         ):
-            raise InvariantViolated(f"L1 {one['name']} is {one['status']}: {why}")
-    for one in await tenant.must("GET", "nvlink-logical-partition?pageSize=100"):
-        if one["status"] != "Ready":
-            raise InvariantViolated(f"L1 logical partition {one['name']} is still {one['status']}")
+            raise InvariantViolated(f"L1 {obj['name']} is {obj['status']}: {why}")
+    for obj in await tenant.must("GET", "nvlink-logical-partition?pageSize=100"):
+        if obj["status"] != "Ready":
+            raise InvariantViolated(f"L1 logical partition {obj['name']} is still {obj['status']}")
 
 
 def _describe_members(members: dict[str, set[int]]) -> str:

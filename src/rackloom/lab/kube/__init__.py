@@ -13,8 +13,8 @@ What can be set or read:
 - `kube.admission.append(hook)`: `await hook(AdmissionReview) -> object | None`; a webhook runs here.
 - `kube.faults.delay(...)`, `kube.faults.add(RequestFault(...))`: latencies and errors, drawn from the
   seed.
-- `kube.lag.begin(...)`, `kube.tangle.begin(...)`: stale reads, and events twice or out of order. Like
-  `kube.faults` they count in `hits` whom they struck.
+- `kube.stale_reads.begin(...)`, `kube.disordered_events.begin(...)`: stale reads, and events twice or
+  out of order. Like `kube.faults` they count in `hits` whom they struck.
 - `kube.calls`, `kube.writes(user)`: how often which user sent which verb for which resource.
 - `kube.store.compact()` makes old resourceVersions answer 410; `kube.store.hang_up()` ends every watch.
 

@@ -19,7 +19,7 @@ from rackloom.lab.kube.store import ObjectKey, ObjectStore, key_of
 
 
 class Deletion:
-    """Writes to a store; `follow` is told of each one that garbage collection may care about."""
+    """Writes to a store; `follow` is called for each write that garbage collection may react to."""
 
     def __init__(
         self, store: ObjectStore, now: Callable[[], float], follow: Callable[[ResourceKind, Object], None]
@@ -58,7 +58,7 @@ class Deletion:
             return gone
         return obj if marked == obj else self.commit(kind, marked)
 
-    def unhold(self, kind: ResourceKind, key: ObjectKey, finalizer: str) -> None:
+    def remove_finalizer(self, kind: ResourceKind, key: ObjectKey, finalizer: str) -> None:
         """Take a finalizer of the server's own controllers away."""
         obj = self.store.find(kind, key)
         if obj is not None and finalizer in objects.finalizers_of(obj):
@@ -107,12 +107,12 @@ class GarbageCollector:
         obj = self._store.find(kind, key)
         held = objects.finalizers_of(obj) if obj else []
         if obj and objects.ORPHAN_FINALIZER in held:
-            self._let_go(obj["metadata"]["uid"])
-            self._removal.unhold(kind, key, objects.ORPHAN_FINALIZER)
+            self._orphan_dependents(obj["metadata"]["uid"])
+            self._removal.remove_finalizer(kind, key, objects.ORPHAN_FINALIZER)
         elif obj and objects.FOREGROUND_FINALIZER in held:
             self._foreground(kind, key, obj)
 
-    def _let_go(self, uid: str) -> None:
+    def _orphan_dependents(self, uid: str) -> None:
         """Take the owner out of its dependents, which stay."""
         for kind, _, obj in list(self._store.dependents(uid)):
             kept = [owner for owner in objects.owner_references(obj) if owner["uid"] != uid]
@@ -124,15 +124,16 @@ class GarbageCollector:
         uid = owner["metadata"]["uid"]
         blocking = False
         for dependent_kind, dependent_key, obj in list(self._store.dependents(uid)):
+            # A dependent with another living owner stays, and does not hold this owner back.
             others = [reference for reference in objects.owner_references(obj) if reference["uid"] != uid]
-            if any(self._store.is_alive(one["uid"]) for one in others):
+            if any(self._store.is_alive(other["uid"]) for other in others):
                 continue
             if "deletionTimestamp" not in obj["metadata"]:
                 self._removal.delete(dependent_kind, dependent_key, "Foreground")
             still_there = self._store.find(dependent_kind, dependent_key) is not None
             blocking |= still_there and _blocks_deletion(obj, uid)
         if not blocking:
-            self._removal.unhold(kind, key, objects.FOREGROUND_FINALIZER)
+            self._removal.remove_finalizer(kind, key, objects.FOREGROUND_FINALIZER)
 
     def _lift_foreground_of_owners(self, obj: Object) -> None:
         for reference in objects.owner_references(obj):
@@ -147,7 +148,7 @@ class GarbageCollector:
         for kind, inside in list(self._store.inside(key[1])):
             self._removal.delete(kind, inside)
         if not any(True for _ in self._store.inside(key[1])):
-            self._removal.unhold(kubernetes_objects.NAMESPACE, key, objects.NAMESPACE_FINALIZER)
+            self._removal.remove_finalizer(kubernetes_objects.NAMESPACE, key, objects.NAMESPACE_FINALIZER)
 
     def _undefine(self, key: ObjectKey) -> None:
         """A definition that was deleted goes when none of its objects is left; its type stays served here."""
@@ -157,7 +158,7 @@ class GarbageCollector:
         for kind, defined in list(self._store.defined_by(key[1])):
             self._removal.delete(kind, defined)
         if not any(True for _ in self._store.defined_by(key[1])):
-            self._removal.unhold(kubernetes_objects.CRD, key, objects.CRD_FINALIZER)
+            self._removal.remove_finalizer(kubernetes_objects.CRD, key, objects.CRD_FINALIZER)
 
 
 def _blocks_deletion(obj: Object, uid: str) -> bool:

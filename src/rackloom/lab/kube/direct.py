@@ -81,7 +81,7 @@ class DirectApi:
         return _copy_list(ObjectList(tuple(filter(scope.holds, found)), options.version))
 
     def _scope(self, kind: ResourceKind, namespace: str | None, labels: str, fields: str) -> WatchScope:
-        check_field_selector(kind, fields, self._kube.shape(kind).selectable)
+        check_field_selector(kind, fields, self._kube.schema(kind).selectable)
         return WatchScope(namespace, selector_predicate(labels, fields))
 
     async def _listed(
@@ -89,11 +89,11 @@ class DirectApi:
     ) -> ObjectList:
         call = await self._enter("list", kind)
         scope = self._scope(kind, namespace, labels, fields)
-        old = self._kube.lag.view(self._user, asked)
+        old = self._kube.stale_reads.view(self._user, asked)
         found = old.all(kind) if old else self._kube.store.narrowed(kind, required_fields(fields))
         version = (old or self._kube.store).version
         self._kube.faults.strike(call, "reply")
-        # Everything of a large cluster is asked for often, and holds as it is.
+        # Unfiltered lists of a large cluster are frequent: skip the predicate.
         held = filter(scope.holds, found) if namespace or labels or fields else found
         return ObjectList(tuple(held), str(version))
 
@@ -119,14 +119,15 @@ class DirectApi:
         labels: str = "",
         fields: str = "",
     ) -> AsyncGenerator[WatchEvent, None]:
-        """Yield changes, and before them what `options` say."""
+        """Yield changes; `options` say whether existing objects come first."""
         await self._enter("watch", kind)
         scope = self._scope(kind, namespace, labels, fields)
         store = self._kube.store
         is_new = options.has_first or starts_with_all(options.version)
-        seen = (self._kube.lag.view(self._user, options.version) if options.has_first else None) or store
-        feed = store.open(kind, scope, seen.version if is_new else int(options.version))
-        first = list(filter(scope.holds, seen.all(kind))) if options.has_first else []
+        stale = self._kube.stale_reads.view(self._user, options.version) if options.has_first else None
+        view = stale or store
+        feed = store.open(kind, scope, view.version if is_new else int(options.version))
+        first = list(filter(scope.holds, view.all(kind))) if options.has_first else []
         deadline = asyncio.get_running_loop().time() + (options.seconds or self._kube.watch_seconds)
         try:
             for obj in first:
@@ -134,9 +135,9 @@ class DirectApi:
             if options.ends_first:
                 yield _bookmark_event(kind, feed.after, {"annotations": {_INITIAL_EVENTS_END: "true"}})
             while (event := await self._next(kind, feed, deadline, options)) is not None:
-                await self._kube.lag.wait(self._user, event)
-                for told in await self._kube.tangle.told(self._user, event, feed.queue):
-                    yield WatchEvent(told.type, clone(told.object))
+                await self._kube.stale_reads.wait(self._user, event)
+                for delivered in await self._kube.disordered_events.delivered(self._user, event, feed.queue):
+                    yield WatchEvent(delivered.type, clone(delivered.object))
         finally:
             store.close(kind, feed)
 
@@ -167,7 +168,7 @@ class DirectApi:
         """Write a whole object back."""
         call = await self._enter("replace", kind, subresource)
         metadata = obj["metadata"]
-        if not metadata.get("resourceVersion") and not self._kube.shape(kind).blind_writes:
+        if not metadata.get("resourceVersion") and not self._kube.schema(kind).blind_writes:
             problem = "metadata.resourceVersion: Invalid value: 0: must be specified for an update"
             raise refusals.invalid(kind, metadata["name"], problem)
         key = self._kube.key(kind, metadata.get("namespace"), metadata["name"])
@@ -230,7 +231,7 @@ class DirectApi:
         subresource: str = "",
         dry_run: bool = False,
     ) -> Object:
-        """Patch an object: `change` makes of it what it shall be."""
+        """Patch an object: `change` computes the new object from the stored one."""
         call = await self._enter("patch", kind, subresource)
         key = self._kube.key(kind, namespace, name)
 
@@ -292,8 +293,8 @@ class DirectApi:
 
 
 def _bookmark_event(kind: ResourceKind, version: int, metadata: Object) -> WatchEvent:
-    told = {"resourceVersion": str(version)} | metadata
-    return WatchEvent("BOOKMARK", {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": told})
+    metadata = {"resourceVersion": str(version)} | metadata
+    return WatchEvent("BOOKMARK", {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata})
 
 
 def _copy_list(listed: ObjectList) -> ObjectList:
@@ -307,7 +308,7 @@ def _keep_field_owners(old: Object, whole: Object) -> Object:
 
 
 class SharedReadApi(DirectApi):
-    """For who only reads, and much: lists are the stored objects themselves, which nobody may change."""
+    """For readers with many lists: these return the stored objects themselves, which must not be changed."""
 
     async def list(
         self, kind: ResourceKind, namespace: str | None = None, *, labels: str = "", fields: str = ""

@@ -169,7 +169,7 @@ class StaleReads:
         self._caught_up.set()
 
     def view(self, user: str, asked: str) -> StaleView | None:
-        """What is read for a user who asked for this version; None: the newest state."""
+        """The stale view for a user and a requested version; None: the newest state."""
         view = self._view
         if view is None or user not in self._users or not asked or int(asked) > view.version:
             return None
@@ -177,18 +177,18 @@ class StaleReads:
         return view
 
     async def wait(self, user: str, event: WatchEvent) -> None:
-        """Until this may be told to a user."""
+        """Wait until an event may reach a user."""
         if user in self._users:
             self.hits += event.type != "BOOKMARK"
             await self._caught_up.wait()
 
 
 class DisorderedEvents:
-    """Changes that watches of some users tell twice, or after a later one of another object."""
+    """Watches of some users get events twice, or after a later event of another object."""
 
     def __init__(self, seed: int) -> None:
         self.hits = 0
-        """Changes that were told twice or late."""
+        """Events that were repeated or delayed."""
         self._random = random.Random(seed)  # noqa: S311 (reproducible on purpose)
         self._users: frozenset[str] = frozenset()
         self._twice = self._late = 0.0
@@ -198,14 +198,14 @@ class DisorderedEvents:
         self._users, self._twice, self._late = frozenset(users), twice, late
 
     def end(self) -> None:
-        """From now on, each change is told once and in its turn."""
+        """From now on, each event comes once and in order."""
         self.begin(())
         self.hits = 0
 
-    async def told(
+    async def delivered(
         self, user: str, event: WatchEvent, coming: "asyncio.Queue[WatchEvent | None]"
     ) -> Sequence[WatchEvent]:
-        """What a watch tells when `event` is due, `coming` being what is due after it."""
+        """The events that a watch delivers when `event` is due; `coming` are the events after it."""
         if user not in self._users or event.type == "BOOKMARK":
             return (event,)
         events = (event,) if self._random.random() >= self._late else await self._behind(event, coming)

@@ -74,7 +74,7 @@ class RequestTarget:
 
 @dataclass(frozen=True, slots=True)
 class ResponseView:
-    """What one request asked for. `now`: seconds since 1970. `included`: of an object, beside its row."""
+    """How one request wants objects. `included`: what of an object accompanies its row in a table."""
 
     kind: ResourceKind
     is_table: bool
@@ -100,7 +100,7 @@ class ResponseView:
 
 
 class KubeTransport(httpx2.AsyncBaseTransport):
-    """HTTP requests to a fake server. Without `user`, the User-Agent up to its "/" says who asks."""
+    """HTTP requests to a fake server. Without `user`, the User-Agent up to its "/" is the user."""
 
     def __init__(self, kube: FakeKube, user: str | None = None) -> None:
         self._kube = kube
@@ -113,7 +113,7 @@ class KubeTransport(httpx2.AsyncBaseTransport):
         api = DirectApi(self._kube, user, request.url.params.get("fieldManager", ""))
         try:
             document = (
-                discovery_document(request.url.path, self._kube.shapes) if request.method == "GET" else None
+                discovery_document(request.url.path, self._kube.schemas) if request.method == "GET" else None
             )
             if document is not None:
                 return _json_response(200, document)
@@ -132,7 +132,7 @@ class KubeTransport(httpx2.AsyncBaseTransport):
         if len(rest) > 2 and rest[0] == "namespaces" and rest[2] not in ("status", "finalize"):
             namespace, rest = rest[1], rest[2:]
         plural, name, subresource = (*rest, "", "", "")[:3]
-        for kind in self._kube.shapes:
+        for kind in self._kube.schemas:
             if (kind.group, kind.version, kind.plural) == (group, version, plural):
                 return RequestTarget(kind, namespace, name, subresource)
         raise refusals.not_served()
@@ -196,10 +196,10 @@ class KubeTransport(httpx2.AsyncBaseTransport):
         return response_view(target.kind, accept, request.url.params, self._kube.now)
 
     def _events(self, api: DirectApi, target: RequestTarget, request: httpx2.Request) -> "_WatchBody":
-        """What cannot be watched is refused before the answer begins; all else is said in its body."""
+        """Refuse an invalid watch before the answer begins; later errors are in its body."""
         params = request.url.params
         options, selectors = watch_options(params), _selectors(params)
-        check_field_selector(target.kind, selectors["fields"], self._kube.shape(target.kind).selectable)
+        check_field_selector(target.kind, selectors["fields"], self._kube.schema(target.kind).selectable)
         selector_predicate(**selectors)
         events = api.follow(target.kind, target.namespace, options, **selectors)
         return _WatchBody(events, self._view(target, request))
@@ -216,7 +216,7 @@ def _group_version(parts: list[str]) -> tuple[str, str, list[str]]:
 
 
 def _object_at(target: RequestTarget, obj: Object) -> Object:
-    """The path says where an object is; its body must not say otherwise."""
+    """The object with the namespace of its path; its body must not contradict the path."""
     if not isinstance(obj, dict) or not isinstance(obj.get("metadata") or {}, dict):
         raise refusals.bad_request("the body of the request is not an object")
     metadata = dict(obj.get("metadata") or {})
@@ -273,7 +273,7 @@ _POD_SUBRESOURCES = {
     (objects.POD, BINDING_SUBRESOURCE): _bind_pod,
     (objects.POD, EVICTION_SUBRESOURCE): _evict_pod,
 }
-"""What can be asked of a pod beside a write of it."""
+"""The subresources of pods besides status."""
 
 
 async def _delete_object(
@@ -295,9 +295,9 @@ async def _delete_object(
 class _WatchBody(httpx2.AsyncByteStream):
     """The body of a watch: what goes wrong on the way is its last line, or a broken connection."""
 
-    def __init__(self, events: AsyncGenerator[WatchEvent, None], seen: ResponseView) -> None:
+    def __init__(self, events: AsyncGenerator[WatchEvent, None], view: ResponseView) -> None:
         self._events = events
-        self._view = seen
+        self._view = view
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:

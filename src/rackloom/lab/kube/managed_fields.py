@@ -47,13 +47,13 @@ _UNOWNED_METADATA = (
 _SERVER_METADATA = ("managedFields", "deletionTimestamp", "deletionGracePeriodSeconds", "generateName")
 
 
-def owned_fields(obj: Object, shape: TypeSchema) -> Fields:
-    """The fields of `obj` that somebody can own: not its type, its name, nor what the server sets."""
-    return frozenset(owned_values(obj, shape))
+def owned_fields(obj: Object, schema: TypeSchema) -> Fields:
+    """The fields of `obj` that can have an owner: not its type, its name, nor what the server sets."""
+    return frozenset(owned_values(obj, schema))
 
 
-def owned_values(obj: Object, shape: TypeSchema) -> dict[FieldPath, Any]:
-    """The fields that somebody can own, with their values; an item of a list stands for itself (True)."""
+def owned_values(obj: Object, schema: TypeSchema) -> dict[FieldPath, Any]:
+    """The fields that can have an owner, with their values; an item of a list has the value True."""
     body = {key: value for key, value in obj.items() if key not in ("apiVersion", "kind", "metadata")}
     metadata = {
         key: value
@@ -62,15 +62,15 @@ def owned_values(obj: Object, shape: TypeSchema) -> dict[FieldPath, Any]:
     }
     if metadata:
         body["metadata"] = metadata
-    return dict(_leaves(body, shape, "", ())) if body else {}
+    return dict(_leaves(body, schema, "", ())) if body else {}
 
 
-def _leaves(value: Any, shape: TypeSchema, at: str, path: FieldPath) -> Iterator[tuple[FieldPath, Any]]:
-    if isinstance(value, dict) and value and at not in shape.atoms:
+def _leaves(value: Any, schema: TypeSchema, at: str, path: FieldPath) -> Iterator[tuple[FieldPath, Any]]:
+    if isinstance(value, dict) and value and at not in schema.atoms:
         for key, child in value.items():
-            yield from _leaves(child, shape, f"{at}.{key}" if at else key, (*path, f"f:{key}"))
+            yield from _leaves(child, schema, f"{at}.{key}" if at else key, (*path, f"f:{key}"))
         return
-    keys = shape.merging(at) if isinstance(value, list) and value else None
+    keys = schema.merging(at) if isinstance(value, list) and value else None
     if keys is None:
         yield path, value
         return
@@ -78,7 +78,7 @@ def _leaves(value: Any, shape: TypeSchema, at: str, path: FieldPath) -> Iterator
         here = (*path, element_of(item, keys))
         yield here, True
         if keys:
-            yield from _leaves(item, shape, at, here)
+            yield from _leaves(item, schema, at, here)
 
 
 def element_of(item: Any, keys: tuple[str, ...]) -> str:
@@ -147,25 +147,25 @@ def _drop_element(parent: Any, element: str) -> None:
         del parent[index]
 
 
-def merge_applied(live: Any, applied: Any, shape: TypeSchema, at: str = "") -> Any:
+def merge_applied(live: Any, applied: Any, schema: TypeSchema, at: str = "") -> Any:
     """`applied` laid over `live`: maps by key, merging lists by theirs, everything else replaced."""
-    if isinstance(live, dict) and isinstance(applied, dict) and at not in shape.atoms:
+    if isinstance(live, dict) and isinstance(applied, dict) and at not in schema.atoms:
         laid = {
-            key: merge_applied(live.get(key), value, shape, f"{at}.{key}" if at else key)
+            key: merge_applied(live.get(key), value, schema, f"{at}.{key}" if at else key)
             for key, value in applied.items()
         }
         return {**live, **laid}
-    keys = shape.merging(at) if isinstance(live, list) and isinstance(applied, list) else None
-    return applied if keys is None else _merge_list_items(live, applied, shape, at, keys)
+    keys = schema.merging(at) if isinstance(live, list) and isinstance(applied, list) else None
+    return applied if keys is None else _merge_list_items(live, applied, schema, at, keys)
 
 
 def _merge_list_items(
-    live: list[Any], applied: list[Any], shape: TypeSchema, at: str, keys: tuple[str, ...]
+    live: list[Any], applied: list[Any], schema: TypeSchema, at: str, keys: tuple[str, ...]
 ) -> Any:
     merged = {element_of(item, keys): item for item in live}
     for item in applied:
         element = element_of(item, keys)
-        merged[element] = merge_applied(merged.get(element), item, shape, at) if keys else item
+        merged[element] = merge_applied(merged.get(element), item, schema, at) if keys else item
     return list(merged.values())
 
 
@@ -185,10 +185,10 @@ def decode_fields(nested: dict[str, Any], path: FieldPath = ()) -> Fields:
     """The paths of a FieldsV1."""
     if not nested:
         return frozenset({path})
-    found: set[FieldPath] = set()
+    paths: set[FieldPath] = set()
     for element, below in nested.items():
-        found |= {path} if element == "." else decode_fields(below, (*path, element))
-    return frozenset(found)
+        paths |= {path} if element == "." else decode_fields(below, (*path, element))
+    return frozenset(paths)
 
 
 def path_text(path: FieldPath) -> str:
@@ -212,13 +212,13 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _KUBECTL = "kubectl"
 
 
-def fields_handed_over(obj: Object, manager: str, shape: TypeSchema) -> Fields:
+def fields_handed_over(obj: Object, manager: str, schema: TypeSchema) -> Fields:
     """The fields that a first server-side apply by this manager may take from whoever has them."""
-    told = _last_applied(obj)
-    if manager != _KUBECTL or told is None:
+    applied = _last_applied(obj)
+    if manager != _KUBECTL or applied is None:
         return frozenset()
     try:
-        return owned_fields(msgspec.json.decode(told), shape)
+        return owned_fields(msgspec.json.decode(applied), schema)
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
         return frozenset()
 
@@ -227,10 +227,10 @@ def with_last_applied(merged: Object, applied: Object, manager: str) -> Object:
     """`merged` with what was applied in its annotation, where it has that and kubectl applied."""
     if manager != _KUBECTL or _last_applied(merged) is None:
         return merged
-    metadata, told = merged["metadata"], msgspec.json.encode(applied, order="sorted").decode() + "\n"
+    metadata, text = merged["metadata"], msgspec.json.encode(applied, order="sorted").decode() + "\n"
     return {
         **merged,
-        "metadata": {**metadata, "annotations": {**metadata["annotations"], LAST_APPLIED: told}},
+        "metadata": {**metadata, "annotations": {**metadata["annotations"], LAST_APPLIED: text}},
     }
 
 
@@ -258,8 +258,8 @@ class FieldWriter:
 
     def same_owner(self, other: "FieldWriter") -> bool:
         """Whether both are one owner: an apply and an update of one manager are two."""
-        mine = (self.manager, self.operation, self.subresource)
-        return mine == (other.manager, other.operation, other.subresource)
+        own = (self.manager, self.operation, self.subresource)
+        return own == (other.manager, other.operation, other.subresource)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,40 +299,40 @@ def _decode_owner(entry: Object) -> OwnedFields:
     return OwnedFields(writer, decode_fields(entry["fieldsV1"]), entry.get("time", ""), entry)
 
 
-def _encode_owner(holding: OwnedFields) -> Object:
-    if holding.entry is not None:
-        return holding.entry
-    writer = holding.writer
+def _encode_owner(owner: OwnedFields) -> Object:
+    if owner.entry is not None:
+        return owner.entry
+    writer = owner.writer
     entry: Object = {
         "manager": writer.manager,
         "operation": writer.operation,
         "apiVersion": writer.api_version,
         "fieldsType": "FieldsV1",
-        "fieldsV1": encode_fields(holding.fields),
+        "fieldsV1": encode_fields(owner.fields),
     }
     # What kubectl hands over to itself has no time.
-    if holding.time:
-        entry["time"] = holding.time
+    if owner.time:
+        entry["time"] = owner.time
     if writer.subresource:
         entry["subresource"] = writer.subresource
     return entry
 
 
-def with_owners(obj: Object, holdings: FieldOwners) -> Object:
-    """`obj` with these owners; who owns nothing any more is not named."""
-    entries = [_encode_owner(holding) for holding in holdings if holding.fields]
+def with_owners(obj: Object, owners: FieldOwners) -> Object:
+    """`obj` with these owners, without those that own nothing any more."""
+    entries = [_encode_owner(owner) for owner in owners if owner.fields]
     return {**obj, "metadata": {**obj["metadata"], "managedFields": entries}}
 
 
 def record_update(
-    old: Object | None, new: Object, writer: FieldWriter, shape: TypeSchema, now: str
+    old: Object | None, new: Object, writer: FieldWriter, schema: TypeSchema, now: str
 ) -> Object:
     """`new` with its owners after a create, replace or patch: what changed now belongs to the writer."""
-    before = {} if old is None else owned_values(old, shape)
-    values = owned_values(new, shape)
+    before = {} if old is None else owned_values(old, schema)
+    values = owned_values(new, schema)
     changed = frozenset(path for path in values if before.get(path, ABSENT) != values[path])
-    holdings = () if old is None else _owners_before(old, new)
-    return with_owners(new, _owners_after_update(holdings, writer, changed, frozenset(values), now))
+    owners = () if old is None else _owners_before(old, new)
+    return with_owners(new, _owners_after_update(owners, writer, changed, frozenset(values), now))
 
 
 def _owners_before(old: Object, new: Object) -> FieldOwners:
@@ -349,66 +349,70 @@ def _owners_before(old: Object, new: Object) -> FieldOwners:
 
 
 def _owners_after_update(
-    holdings: FieldOwners, writer: FieldWriter, changed: Fields, present: Fields, now: str
+    owners: FieldOwners, writer: FieldWriter, changed: Fields, present: Fields, now: str
 ) -> FieldOwners:
     """Others lose what was changed or is gone; the writer keeps what it had and gains what it changed."""
-    mine = next(
-        (holding for holding in holdings if holding.writer.same_owner(writer)),
-        OwnedFields(writer, frozenset(), now),
-    )
-    after = [holding.but((holding.fields & present) - changed) for holding in holdings if holding is not mine]
-    kept = (mine.fields & present) | changed
-    return (*after, mine if kept == mine.fields else OwnedFields(writer, kept, now))
+    own = _owner_of(owners, writer, now)
+    after = [owner.but((owner.fields & present) - changed) for owner in owners if owner is not own]
+    kept = (own.fields & present) | changed
+    # The time of an entry changes only with its fields, so that an update without effect changes nothing.
+    return (*after, own if kept == own.fields else OwnedFields(writer, kept, now))
+
+
+def _owner_of(owners: FieldOwners, writer: FieldWriter, now: str) -> OwnedFields:
+    """The entry of a writer; an empty one where it owns nothing yet."""
+    found = (owner for owner in owners if owner.writer.same_owner(writer))
+    return next(found, OwnedFields(writer, frozenset(), now))
 
 
 def apply_fields(
-    old: Object, wanted: Object, writer: FieldWriter, shape: TypeSchema, now: str, *, force: bool
+    old: Object, applied: Object, writer: FieldWriter, schema: TypeSchema, now: str, *, force: bool
 ) -> Object:
-    """`old` after a server-side apply of `wanted`. Raises `Conflict` when another manager owns a field of it.
+    """`old` after a server-side apply. Raises `Conflict` when another manager owns a field of it.
 
     A field that the writer applied before and leaves out now is removed, unless someone else owns it too.
     """
-    asked = owned_fields(wanted, shape)
-    holdings = owners_of(old)
-    others = tuple(holding for holding in holdings if not holding.writer.same_owner(writer))
-    lost = _conflicts(old, wanted, asked, others)
-    first = len(others) == len(holdings)
-    yielding = fields_handed_over(old, writer.manager, shape) if first else frozenset()
-    if not force and not {path for _, path in lost} <= yielding:
-        raise refusals.apply_conflict([(str(one.writer), path_text(path)) for one, path in lost])
-    mine = next(
-        (holding for holding in holdings if holding.writer.same_owner(writer)),
-        OwnedFields(writer, frozenset(), now),
-    )
-    taken = frozenset(path for _, path in lost)
-    others = tuple(one.but(one.fields - taken) for one in others)
-    merged = clone(merge_applied(old, _without_server_fields(wanted), shape))
-    _remove_unowned(merged, mine.fields - asked, asked.union(*(one.fields for one in others)))
-    held = mine if asked == mine.fields and not taken else OwnedFields(writer, asked, now)
-    present = owned_fields(merged, shape)
-    return with_owners(merged, tuple(one.but(one.fields & present) for one in (*others, held)))
+    requested = owned_fields(applied, schema)
+    owners = owners_of(old)
+    others = tuple(owner for owner in owners if not owner.writer.same_owner(writer))
+    conflicts = _conflicts(old, applied, requested, others)
+    # Only the first apply of a manager may take fields over from kubectl's client-side apply.
+    first = len(others) == len(owners)
+    yielding = fields_handed_over(old, writer.manager, schema) if first else frozenset()
+    if not force and not {path for _, path in conflicts} <= yielding:
+        raise refusals.apply_conflict([(str(other.writer), path_text(path)) for other, path in conflicts])
+    # From here on the writer wins: what it applies is its own, also where another value was forced over.
+    own = _owner_of(owners, writer, now)
+    taken = frozenset(path for _, path in conflicts)
+    others = tuple(other.but(other.fields - taken) for other in others)
+    merged = clone(merge_applied(old, _without_server_fields(applied), schema))
+    _remove_unowned(merged, own.fields - requested, requested.union(*(other.fields for other in others)))
+    # A field may have several owners; it goes only when the writer drops it and no other owner is left.
+    entry = own if requested == own.fields and not taken else OwnedFields(writer, requested, now)
+    present = owned_fields(merged, schema)
+    return with_owners(merged, tuple(other.but(other.fields & present) for other in (*others, entry)))
 
 
 def _conflicts(
-    old: Object, wanted: Object, asked: Fields, others: FieldOwners
+    old: Object, applied: Object, requested: Fields, others: FieldOwners
 ) -> list[tuple[OwnedFields, FieldPath]]:
     """The fields that another owns and that would get another value."""
     return [
-        (one, path)
-        for one in others
-        for path in sorted(one.fields & asked)
-        if path[-1][0] == "f" and find_value(old, path) not in (ABSENT, find_value(wanted, path))
+        (other, path)
+        for other in others
+        for path in sorted(other.fields & requested)
+        if path[-1][0] == "f" and find_value(old, path) not in (ABSENT, find_value(applied, path))
     ]
 
 
-def _without_server_fields(wanted: Object) -> Object:
-    given = wanted["metadata"]
+def _without_server_fields(applied: Object) -> Object:
+    given = applied["metadata"]
     metadata = {key: given[key] for key in _APPLICABLE_METADATA if key in given}
-    return {**wanted, "metadata": metadata}
+    return {**applied, "metadata": metadata}
 
 
 def _remove_unowned(merged: Object, dropped: Fields, owned: Fields) -> None:
-    """Remove what nobody owns any more, in `merged`; whole items of lists before what is in them."""
+    """Remove fields without an owner from `merged`; whole list items before their fields."""
     for path in sorted(dropped - owned, key=len):
         if not any(kept[: len(path)] == path for kept in owned):
             remove_field(merged, path)

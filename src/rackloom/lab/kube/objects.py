@@ -45,7 +45,13 @@ _POD_FIELDS = frozenset(
 )
 _INVOLVED_OBJECT = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
 _EVENT_FIELDS = frozenset(
-    {"reason", "reportingComponent", "source", "type", *(f"involvedObject.{one}" for one in _INVOLVED_OBJECT)}
+    {
+        "reason",
+        "reportingComponent",
+        "source",
+        "type",
+        *(f"involvedObject.{field}" for field in _INVOLVED_OBJECT),
+    }
 )
 
 
@@ -184,7 +190,7 @@ class _ObjectMeta(msgspec.Struct, rename="camel"):
 
 
 def check_metadata(kind: ResourceKind, obj: Any) -> None:
-    """Raise `Rejected`: 400 where a field has another type, 422 where an owner is not told whole."""
+    """Raise `Rejected`: 400 for a field of a wrong type, 422 for an incomplete owner reference."""
     if not isinstance(obj, dict):
         raise refusals.bad_request(f"{kind.kind} is not an object but: {type(obj).__name__}")
     try:
@@ -232,7 +238,7 @@ class NewIdentity:
 
 
 def new_object(
-    kind: ResourceKind, obj: Object, namespace: str | None, shape: TypeSchema, birth: NewIdentity
+    kind: ResourceKind, obj: Object, namespace: str | None, schema: TypeSchema, new: NewIdentity
 ) -> Object:
     """The object as it is first stored, without resourceVersion and managedFields."""
     check_metadata(kind, obj)
@@ -240,31 +246,31 @@ def new_object(
     if given.get("resourceVersion"):
         message = "resourceVersion should not be set on objects to be created"
         raise refusals.bad_request(message)
-    name = given.get("name") or (given["generateName"] + birth.suffix if given.get("generateName") else "")
+    name = given.get("name") or (given["generateName"] + new.suffix if given.get("generateName") else "")
     if not name:
         raise refusals.invalid(kind, "", "metadata.name: Required value: name or generateName is required")
-    identity = {"name": name, "uid": birth.uid, "creationTimestamp": birth.time}
+    identity = {"name": name, "uid": new.uid, "creationTimestamp": new.time}
     if kind.namespaced:
         identity["namespace"] = namespace
     metadata = {key: value for key, value in given.items() if key not in _SERVER_SET_ON_CREATE} | identity
-    if shape.generation:
+    if schema.generation:
         metadata["generation"] = 1
-    body = {key: value for key, value in obj.items() if key != "status" or keeps_status(shape)}
+    body = {key: value for key, value in obj.items() if key != "status" or keeps_status(schema)}
     return {**body, "apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
 
 
-def keeps_status(shape: TypeSchema) -> bool:
+def keeps_status(schema: TypeSchema) -> bool:
     """Whether a create stores the status it is given."""
-    return not shape.status or shape.status_on_create
+    return not schema.status or schema.status_on_create
 
 
 def updated_object(
-    kind: ResourceKind, old: Object, new: Object, shape: TypeSchema, subresource: str
+    kind: ResourceKind, old: Object, new: Object, schema: TypeSchema, subresource: str
 ) -> Object:
     """`new` as it may replace `old` through this subresource ("" is the object itself)."""
     check_metadata(kind, new)
     _check_identity(kind, old, new)
-    new = _with_untouched_part(old, new, shape, subresource)
+    new = _with_untouched_part(old, new, schema, subresource)
     metadata = dict(new["metadata"])
     for key in _IMMUTABLE_METADATA:
         metadata.pop(key, None)
@@ -273,7 +279,7 @@ def updated_object(
     metadata["resourceVersion"] = old["metadata"]["resourceVersion"]
     new = {**new, "apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
     _check_finalizers(kind, old, new)
-    if shape.generation and _spec_part(old, shape) != _spec_part(new, shape):
+    if schema.generation and _spec_part(old, schema) != _spec_part(new, schema):
         metadata["generation"] = old["metadata"].get("generation", 0) + 1
     return new
 
@@ -299,9 +305,9 @@ def _check_identity(kind: ResourceKind, old: Object, new: Object) -> None:
         raise refusals.stale_version(kind, have["name"])
 
 
-def _with_untouched_part(old: Object, new: Object, shape: TypeSchema, subresource: str) -> Object:
-    """Each of the object and its status is written only through its own door."""
-    if not shape.status:
+def _with_untouched_part(old: Object, new: Object, schema: TypeSchema, subresource: str) -> Object:
+    """A write of the object leaves its status as it is, and a write of the status leaves the rest."""
+    if not schema.status:
         return new
     if subresource == "status":
         metadata = {**old["metadata"], "managedFields": new["metadata"].get("managedFields", [])}
@@ -320,13 +326,13 @@ def _check_finalizers(kind: ResourceKind, old: Object, new: Object) -> None:
     added = [finalizer for finalizer in finalizers_of(new) if finalizer not in finalizers_of(old)]
     if added:
         why = "no new finalizers can be added if the object is being deleted, found new finalizers"
-        told = ", ".join(f'"{one}"' for one in added)
-        problem = f"metadata.finalizers: Forbidden: {why} []string{{{told}}}"
+        names = ", ".join(f'"{finalizer}"' for finalizer in added)
+        problem = f"metadata.finalizers: Forbidden: {why} []string{{{names}}}"
         raise refusals.invalid(kind, old["metadata"]["name"], problem)
 
 
-def _spec_part(obj: Object, shape: TypeSchema) -> Object:
-    apart = ("metadata", "apiVersion", "kind", *(("status",) if shape.status else ()))
+def _spec_part(obj: Object, schema: TypeSchema) -> Object:
+    apart = ("metadata", "apiVersion", "kind", *(("status",) if schema.status else ()))
     return {key: value for key, value in obj.items() if key not in apart}
 
 
@@ -341,7 +347,7 @@ def owner_references(obj: Object) -> list[Mapping[str, Any]]:
 
 
 def may_be_removed(obj: Object) -> bool:
-    """Whether an object that was asked to go may go now: nobody holds it, and no grace is left."""
+    """Whether an object that is being deleted may go now: no finalizer and no grace is left."""
     metadata = obj["metadata"]
     asked = "deletionTimestamp" in metadata
     return asked and not finalizers_of(obj) and not metadata.get("deletionGracePeriodSeconds")
@@ -364,7 +370,7 @@ def marked_for_deletion(obj: Object, ending: str, grace: int, propagation: str |
 
 
 def with_namespace_phase(namespace: Object) -> Object:
-    """A namespace that says whether it is being deleted."""
+    """The namespace with its phase, Active or Terminating."""
     phase = "Terminating" if "deletionTimestamp" in namespace["metadata"] else "Active"
     return {**namespace, "status": {**(namespace.get("status") or {}), "phase": phase}}
 
@@ -377,7 +383,7 @@ def with_finalizer(obj: Object, finalizer: str) -> Object:
 
 def without_finalizer(obj: Object, finalizer: str) -> Object:
     """`obj` without a finalizer."""
-    kept = [one for one in finalizers_of(obj) if one != finalizer]
+    kept = [held for held in finalizers_of(obj) if held != finalizer]
     metadata = {key: value for key, value in obj["metadata"].items() if key != "finalizers"}
     return {**obj, "metadata": metadata | {"finalizers": kept} if kept else metadata}
 

@@ -59,8 +59,8 @@ def json_patch(target: Any, operations: Sequence[Mapping[str, Any]]) -> Any:
 
 def _read_operations(operations: Sequence[Mapping[str, Any]]) -> list[_Operation]:
     if len(operations) > OPERATIONS:
-        told = f"the allowed maximum operations in a JSON patch is {OPERATIONS}, got {len(operations)}"
-        raise refusals.too_large(told)
+        message = f"the allowed maximum operations in a JSON patch is {OPERATIONS}, got {len(operations)}"
+        raise refusals.too_large(message)
     try:
         return msgspec.convert(operations, list[_Operation])
     except msgspec.ValidationError as error:

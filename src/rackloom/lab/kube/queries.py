@@ -62,41 +62,41 @@ class WatchOptions:
 
 
 def list_options(params: Mapping[str, str]) -> ListOptions:
-    """What a list is asked for. Raises `Rejected`."""
+    """The options of a list request. Raises `Rejected`."""
     problems = list(_list_problems(params))
     if problems:
         raise refusals.invalid(_LIST_OPTIONS_KIND, "", *problems)
     version = _version_option(params)
     # What any version serves comes from memory, whole, as the server says of resourceVersion=0.
-    asked = _integer_option(params, "limit") or 0
-    limit = 0 if version == "0" else asked
+    limit_option = _integer_option(params, "limit") or 0
+    limit = 0 if version == "0" else limit_option
     return ListOptions(version, params.get(_MATCH) == _EXACT, limit, params.get("continue", ""))
 
 
 def watch_options(params: Mapping[str, str]) -> WatchOptions:
-    """What a watch is asked for. Raises `Rejected`."""
+    """The options of a watch request. Raises `Rejected`."""
     problems = list(_watch_problems(params))
     if problems:
         raise refusals.invalid(_LIST_OPTIONS_KIND, "", *problems)
     version, seconds = _version_option(params), _integer_option(params, "timeoutSeconds")
     bookmarks = params.get("allowWatchBookmarks") in ("true", "1")
-    asked = params.get(_INITIAL)
-    first = starts_with_all(version) if asked is None else asked in ("true", "1")
-    ends = asked is not None and first and bookmarks
+    initial = params.get(_INITIAL)
+    first = starts_with_all(version) if initial is None else initial in ("true", "1")
+    ends = initial is not None and first and bookmarks
     return WatchOptions(version, seconds or None, bookmarks, first, ends)
 
 
 def starts_with_all(version: str) -> bool:
-    """Whether a watch from there that says nothing else is told first of everything that is there."""
+    """Whether a watch from this version begins with all existing objects by default."""
     return version in ("", "0")
 
 
 def is_dry_run(params: Mapping[str, str], options: Iterable[str] = ()) -> bool:
     """Whether a write shall change nothing: in the query, or in the DeleteOptions. Raises `Rejected`."""
-    asked = [*([params["dryRun"]] if "dryRun" in params else ()), *options]
-    if any(one != "All" for one in asked):
+    values = [*([params["dryRun"]] if "dryRun" in params else ()), *options]
+    if any(value != "All" for value in values):
         raise refusals.invalid(_WRITE_OPTIONS_KIND, "", 'dryRun: Unsupported value: supported values: "All"')
-    return bool(asked)
+    return bool(values)
 
 
 def field_manager_of(params: Mapping[str, str]) -> str:
@@ -190,8 +190,8 @@ def check_field_selector(kind: ResourceKind, fields: str, known: Collection[str]
 
 def required_fields(fields: str) -> dict[str, str]:
     """The fields that a selector wants to have exactly one value, by path."""
-    found = [_EQUALITY.match(term) for term in _selector_terms(fields)]
-    return {one["key"]: one["value"] for one in found if one is not None and one["how"] != "!="}
+    terms = [_EQUALITY.match(term) for term in _selector_terms(fields)]
+    return {term["key"]: term["value"] for term in terms if term is not None and term["how"] != "!="}
 
 
 def _selector_terms(selector: str) -> list[str]:
@@ -301,7 +301,7 @@ class DeleteOptions(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def meant(self) -> _Preconditions:
-        """Which object: of any uid and version where it is not said."""
+        """The preconditions; without any, every UID and version matches."""
         return self.preconditions or _Preconditions()
 
 

@@ -61,14 +61,16 @@ def _operation_conflict(what: str, name: str, why: str) -> Conflict:
 
 
 def apply_conflict(conflicts: list[tuple[str, str]]) -> Conflict:
-    """Server-side apply of fields that others own: (who and how, field) of each."""
+    """Server-side apply of fields that others own: (owner, field) of each."""
     count = f"{len(conflicts)} conflict" + ("s" if len(conflicts) > 1 else "")
     owners = dict.fromkeys(owner for owner, _ in conflicts)
     if len(conflicts) == 1:
-        told = f"conflict with {conflicts[0][0]}: {conflicts[0][1]}"
+        details = f"conflict with {conflicts[0][0]}: {conflicts[0][1]}"
     else:
-        told = "\n".join(_owner_lines(owner, [f for who, f in conflicts if who == owner]) for owner in owners)
-    return Conflict(409, "Conflict", f"Apply failed with {count}: {told}")
+        details = "\n".join(
+            _owner_lines(owner, [f for who, f in conflicts if who == owner]) for owner in owners
+        )
+    return Conflict(409, "Conflict", f"Apply failed with {count}: {details}")
 
 
 def _owner_lines(owner: str, fields: list[str]) -> str:
@@ -77,8 +79,8 @@ def _owner_lines(owner: str, fields: list[str]) -> str:
 
 def invalid(kind: ResourceKind, name: str, *problems: str) -> Rejected:
     """A value that the type does not allow: `problems` read `spec.x: Required value`."""
-    told = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
-    return Rejected(422, "Invalid", f'{_kind_name(kind)} "{name}" is invalid: {told}')
+    text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
+    return Rejected(422, "Invalid", f'{_kind_name(kind)} "{name}" is invalid: {text}')
 
 
 def bad_request(message: str) -> Rejected:
@@ -92,7 +94,7 @@ def too_large(message: str) -> KubeError:
 
 
 def forbidden(kind: ResourceKind, name: str, why: str) -> Rejected:
-    """An admission plugin, or who asked, does not allow it."""
+    """An admission plugin, or the user's rights, do not allow it."""
     return Rejected(403, "Forbidden", f'{resource_name(kind)} "{name}" is forbidden: {why}')
 
 

@@ -46,7 +46,7 @@ _UPDATE_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class AdmissionReview:
-    """What admission is asked about. `object` is None for a delete, `old` for a create."""
+    """A request for admission. `object` is None for a delete, `old` for a create."""
 
     operation: Literal["CREATE", "UPDATE", "DELETE"]
     kind: ResourceKind
@@ -83,9 +83,9 @@ class FakeKube:
     ) -> None:
         self.store = ObjectStore(window)
         self.faults = RequestFaults(seed)
-        self.lag = StaleReads()
-        self.tangle = DisorderedEvents(seed)
-        self.shapes: dict[ResourceKind, TypeSchema] = dict(TYPE_SCHEMAS)
+        self.stale_reads = StaleReads()
+        self.disordered_events = DisorderedEvents(seed)
+        self.schemas: dict[ResourceKind, TypeSchema] = dict(TYPE_SCHEMAS)
         self.rules: defaultdict[ResourceKind, list[ObjectRule]] = defaultdict(list)
         self.admission: list[AdmissionHook] = []
         self.calls: Counter[ApiCall] = Counter()
@@ -99,28 +99,28 @@ class FakeKube:
             self.rules[kind].extend(rules)
         self._first_namespaces = tuple(namespaces)
 
-    def serve(self, kind: ResourceKind, shape: TypeSchema) -> None:
-        """Serve a type more, or one in another shape."""
-        self.shapes[kind] = shape
+    def serve(self, kind: ResourceKind, schema: TypeSchema) -> None:
+        """Serve another type, or one with another schema."""
+        self.schemas[kind] = schema
 
     def writes(self, user: str | None = None) -> int:
         """How many writes were sent, by one user or by all; those that failed too."""
         return sum(n for call, n in self.calls.items() if call.is_write and user in (None, call.user))
 
     def now(self) -> float:
-        """Seconds since 1970, as this server tells time."""
+        """Seconds since 1970, by this server's clock."""
         return self._now()
 
-    def shape(self, kind: ResourceKind) -> TypeSchema:
+    def schema(self, kind: ResourceKind) -> TypeSchema:
         """What is known of a type. Raises `NotFound` for one that is not served."""
         self._open_namespaces()
-        if kind not in self.shapes:
+        if kind not in self.schemas:
             raise refusals.not_served()
-        return self.shapes[kind]
+        return self.schemas[kind]
 
     def key(self, kind: ResourceKind, namespace: str | None, name: str) -> ObjectKey:
         """Under what an object of a request is stored."""
-        self.shape(kind)
+        self.schema(kind)
         if kind.namespaced and not namespace:
             raise refusals.bad_request("an empty namespace may not be set when a resource name is provided")
         return (namespace if kind.namespaced else None), name
@@ -130,33 +130,33 @@ class FakeKube:
     ) -> Object:
         """Create an object as `user`; its fields are the `manager`'s, or theirs."""
         writer = FieldWriter(manager or user, "Update", kind.api_version)
-        born = self._born(kind, obj)
-        born = await self._admit(AdmissionReview("CREATE", kind, user, born, None, dry_run=dry_run))
-        return self._insert(kind, born, writer, dry_run=dry_run)
+        created = self._new_object(kind, obj)
+        created = await self._admit(AdmissionReview("CREATE", kind, user, created, None, dry_run=dry_run))
+        return self._insert(kind, created, writer, dry_run=dry_run)
 
-    def _born(self, kind: ResourceKind, obj: Object) -> Object:
-        shape, namespace = self.shape(kind), (obj.get("metadata") or {}).get("namespace")
+    def _new_object(self, kind: ResourceKind, obj: Object) -> Object:
+        schema, namespace = self.schema(kind), (obj.get("metadata") or {}).get("namespace")
         if kind.namespaced:
             self._check_namespace(kind, namespace, (obj.get("metadata") or {}).get("name", ""))
         suffix = "".join(self._random.choices(_SUFFIX_LETTERS, k=5))
         identity = str(uuid.UUID(int=self._random.getrandbits(128), version=4))
-        born = objects.new_object(
-            kind, clone(obj), namespace, shape, NewIdentity(identity, self._time(), suffix)
+        created = objects.new_object(
+            kind, clone(obj), namespace, schema, NewIdentity(identity, self._time(), suffix)
         )
-        if self.store.find(kind, (born["metadata"].get("namespace"), born["metadata"]["name"])):
-            raise refusals.already_exists(kind, born["metadata"]["name"])
-        return born
+        if self.store.find(kind, (created["metadata"].get("namespace"), created["metadata"]["name"])):
+            raise refusals.already_exists(kind, created["metadata"]["name"])
+        return created
 
     def _insert(
-        self, kind: ResourceKind, born: Object, writer: FieldWriter, *, dry_run: bool = False
+        self, kind: ResourceKind, created: Object, writer: FieldWriter, *, dry_run: bool = False
     ) -> Object:
-        born = self._ruled(kind, born, None)
-        name = born["metadata"]["name"]
-        if self.store.find(kind, (born["metadata"].get("namespace"), name)):
+        created = self._ruled(kind, created, None)
+        name = created["metadata"]["name"]
+        if self.store.find(kind, (created["metadata"].get("namespace"), name)):
             raise refusals.already_exists(kind, name)
-        if "managedFields" not in born["metadata"]:
-            born = managed_fields.record_update(None, born, writer, self.shape(kind), self._time())
-        return born if dry_run else self._removal.commit(kind, born)
+        if "managedFields" not in created["metadata"]:
+            created = managed_fields.record_update(None, created, writer, self.schema(kind), self._time())
+        return created if dry_run else self._removal.commit(kind, created)
 
     async def change(
         self,
@@ -177,7 +177,7 @@ class FakeKube:
 
         def owned(old: Object) -> Object:
             new = self._settled(kind, old, change(clone(old)), subresource)
-            return managed_fields.record_update(old, new, writer, self.shape(kind), self._time())
+            return managed_fields.record_update(old, new, writer, self.schema(kind), self._time())
 
         return await self._commit(kind, key, owned, user, subresource, dry_run=dry_run)
 
@@ -194,16 +194,16 @@ class FakeKube:
         dry_run: bool = False,
     ) -> Object:
         """Server-side apply of `obj`; creates it where it is not there."""
-        shape, writer = self.shape(kind), FieldWriter(manager, "Apply", kind.api_version, subresource)
+        schema, writer = self.schema(kind), FieldWriter(manager, "Apply", kind.api_version, subresource)
         if self.store.find(kind, key) is None:
             if subresource:
                 raise refusals.not_found(kind, key[1])
             return await self._apply_new(kind, obj, writer, user, dry_run=dry_run)
-        wanted = clone(obj) if not shape.status or subresource else _without_status(clone(obj))
+        applied = clone(obj) if not schema.status or subresource else _without_status(clone(obj))
 
         def owned(old: Object) -> Object:
-            merged = managed_fields.apply_fields(old, wanted, writer, shape, self._time(), force=force)
-            merged = with_last_applied(merged, wanted, manager)
+            merged = managed_fields.apply_fields(old, applied, writer, schema, self._time(), force=force)
+            merged = with_last_applied(merged, applied, manager)
             return self._settled(kind, old, merged, subresource)
 
         return await self._commit(kind, key, owned, user, subresource, dry_run=dry_run)
@@ -211,17 +211,17 @@ class FakeKube:
     async def _apply_new(
         self, kind: ResourceKind, obj: Object, writer: FieldWriter, user: str, *, dry_run: bool
     ) -> Object:
-        shape, born = self.shape(kind), self._born(kind, obj)
-        bare = {**born, "metadata": {**born["metadata"], "managedFields": []}}
-        born = managed_fields.apply_fields(bare, born, writer, shape, self._time(), force=True)
-        born = await self._admit(AdmissionReview("CREATE", kind, user, born, None, dry_run=dry_run))
-        return self._insert(kind, born, writer, dry_run=dry_run)
+        schema, created = self.schema(kind), self._new_object(kind, obj)
+        bare = {**created, "metadata": {**created["metadata"], "managedFields": []}}
+        created = managed_fields.apply_fields(bare, created, writer, schema, self._time(), force=True)
+        created = await self._admit(AdmissionReview("CREATE", kind, user, created, None, dry_run=dry_run))
+        return self._insert(kind, created, writer, dry_run=dry_run)
 
     def _settled(self, kind: ResourceKind, old: Object, new: Object, subresource: str) -> Object:
-        shape = self.shape(kind)
-        if subresource and not (subresource == "status" and shape.status):
+        schema = self.schema(kind)
+        if subresource and not (subresource == "status" and schema.status):
             raise refusals.not_served()
-        return objects.updated_object(kind, old, new, shape, subresource)
+        return objects.updated_object(kind, old, new, schema, subresource)
 
     async def _commit(
         self,
@@ -233,6 +233,8 @@ class FakeKube:
         *,
         dry_run: bool,
     ) -> Object:
+        # Optimistic concurrency: admission awaits, so another write may come between. The change is computed
+        # again from the newest object, and stored only if that is still the one it was computed from.
         for _ in range(_UPDATE_ATTEMPTS):
             old = self.store.read(kind, key)
             new = make(old)
@@ -266,15 +268,16 @@ class FakeKube:
     ) -> Object:
         """Ask an object to go; returns it as it is after that, or as it last was."""
         old = self.store.read(kind, key)
+        # Preconditions are checked on the object as it is after admission, which awaits.
         await self._admit(AdmissionReview("DELETE", kind, user, None, old, dry_run=dry_run))
         old = self.store.read(kind, key)
         have = old["metadata"]
         if uid not in (None, have["uid"]):
             raise refusals.precondition_failed(kind, key[1], "UID", str(uid), have["uid"])
         if resource_version not in (None, have["resourceVersion"]):
-            wanted = str(resource_version)
+            applied = str(resource_version)
             raise refusals.precondition_failed(
-                kind, key[1], "ResourceVersion", wanted, have["resourceVersion"]
+                kind, key[1], "ResourceVersion", applied, have["resourceVersion"]
             )
         if dry_run:
             return old
@@ -313,7 +316,7 @@ class FakeKube:
             obj: Object = {"metadata": {"name": name}}
             self._insert(
                 kubernetes_objects.NAMESPACE,
-                self._born(kubernetes_objects.NAMESPACE, obj),
+                self._new_object(kubernetes_objects.NAMESPACE, obj),
                 FieldWriter("kube", "Update", "v1"),
             )
 

@@ -28,7 +28,7 @@ ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One change: what became of an object, and what it was before (None: it was not there)."""
+    """One change: the object after it, and before it (None: it did not exist)."""
 
     version: int
     type: ChangeType
@@ -38,7 +38,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class WatchScope:
-    """What a watch looks at. Equal ones are asked once about a change, however many watches have them."""
+    """The selection of a watch. Watches with equal scopes share one evaluation per change."""
 
     namespace: str | None
     matches: Callable[[Object], bool]
@@ -50,23 +50,23 @@ class WatchScope:
         return self.namespace in (None, obj["metadata"].get("namespace")) and self.matches(obj)
 
     def seen(self, entry: HistoryEntry) -> WatchEvent | None:
-        """How a change looks from here: what stops matching is DELETED, what starts is ADDED."""
-        now = entry.type != "DELETED" and self.holds(entry.object)
+        """The event of a change in this scope: what stops matching is DELETED, what starts is ADDED."""
+        matches_now = entry.type != "DELETED" and self.holds(entry.object)
         before = self.holds(entry.before)
-        if now:
+        if matches_now:
             return WatchEvent("MODIFIED" if before else "ADDED", entry.object)
         return WatchEvent("DELETED", entry.object) if before else None
 
 
 class WatchFeed:
-    """What one watch has still to tell: changes after a version. None in the queue ends it."""
+    """The undelivered events of one watch: changes after a version. None in the queue ends it."""
 
     def __init__(self, scope: WatchScope, after: int) -> None:
         self.scope = scope
         self.after = after
         self.queue: asyncio.Queue[WatchEvent | None] = asyncio.Queue()
 
-    def tell(self, event: WatchEvent | None) -> None:
+    def send(self, event: WatchEvent | None) -> None:
         """Queue a change as its scope sees it, if it does."""
         if event is not None:
             self.queue.put_nowait(event)
@@ -85,20 +85,21 @@ class History:
         self.listeners: list[Callable[[ResourceKind, Object], None]] = []
         """Told of every change as it happens: the way in for controllers of the same process."""
         self.context = contextvars.copy_context()
-        """That of the server: what its controllers begin is not the writer's, who may be stopped."""
+        """The server's context: what a listener starts must not belong to the writing process."""
 
     def add(self, kind: ResourceKind, change: ChangeType, obj: Object, before: Object | None) -> None:
-        """Record what happened at the current version, and tell it to the watches."""
+        """Record a change at the current version, and send it to the watches."""
         entry = HistoryEntry(self.version, change, obj, before)
         entries = self._entries[kind]
         entries.append(entry)
         if len(entries) > self._window:
             self._floor[kind] = entries.popleft().version
         for scope, feeds in self._feeds[kind].items():
+            # One evaluation per scope: many watches share a selector.
             event = scope.seen(entry)
             for feed in feeds:
                 if entry.version > feed.after:
-                    feed.tell(event)
+                    feed.send(event)
         for listener in self.listeners:
             self.context.copy().run(listener, kind, obj)
 
@@ -107,10 +108,11 @@ class History:
         floor = self.oldest(kind)
         if after < floor:
             raise refusals.watch_expired(after, floor)
+        # Replay and registration happen without an await between them: no change is missed or sent twice.
         feed = WatchFeed(scope, after)
         for entry in self._entries[kind]:
             if entry.version > after:
-                feed.tell(scope.seen(entry))
+                feed.send(scope.seen(entry))
         self._feeds[kind].setdefault(scope, {})[feed] = None
         return feed
 
@@ -126,7 +128,7 @@ class History:
             yield entry
 
     def close(self, kind: ResourceKind, feed: WatchFeed) -> None:
-        """A watch that nobody reads any more."""
+        """End a watch whose reader is gone."""
         feeds = self._feeds[kind].get(feed.scope, {})
         feeds.pop(feed, None)
         if not feeds:
@@ -140,7 +142,7 @@ class History:
     def hang_up(self) -> None:
         """End every watch, as a server does that is restarted."""
         for scopes in self._feeds.values():
-            for feed in (one for feeds in scopes.values() for one in feeds):
+            for feed in (feed for feeds in scopes.values() for feed in feeds):
                 feed.queue.put_nowait(None)
             scopes.clear()
 
@@ -183,6 +185,7 @@ class ObjectStore(History):
         """Every object of a kind as it was at a version. Raises `Expired` where that is too long ago."""
         if version < self.oldest(kind):
             raise refusals.list_expired()
+        # Undo the changes since then, the newest first: each entry holds the object before it.
         objects = dict(self._objects[kind])
         for entry in self.undone(kind, version):
             objects.pop(key_of(entry.object), None)
@@ -286,7 +289,7 @@ def key_of(obj: Object) -> ObjectKey:
 
 
 def _sorted_objects(objects: dict[ObjectKey, Object]) -> dict[ObjectKey, Object]:
-    return dict(sorted(objects.items(), key=lambda one: (one[0][0] or "", one[0][1])))
+    return dict(sorted(objects.items(), key=lambda item: (item[0][0] or "", item[0][1])))
 
 
 def _node_name(obj: Object) -> str:

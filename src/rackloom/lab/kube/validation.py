@@ -37,7 +37,7 @@ _CONTAINERS = ("containers", "initContainers")
 _TERMS = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
 _UNWELL_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _UNWELL_SECONDS = 300
-"""How long a pod stays on a node that is unwell, unless it says otherwise."""
+"""How long a pod tolerates a node that is not ready or unreachable, by default."""
 
 
 def pod_rule(new: Object, old: Object | None) -> Object:
@@ -53,13 +53,13 @@ def pod_rule(new: Object, old: Object | None) -> Object:
 
 
 def _check_shape(spec: Any) -> None:
-    """What a real server cannot read into its own types is refused before anything looks at it."""
+    """Refuse what a real server cannot decode into its types."""
     if not isinstance(spec, dict):
         raise refusals.bad_request(f"{_UNREADABLE}: spec is no object")
     for which in (*_CONTAINERS, "tolerations", "schedulingGates"):
         value = spec.get(which)
         if value is not None and not (
-            isinstance(value, list) and all(isinstance(one, dict) for one in value)
+            isinstance(value, list) and all(isinstance(item, dict) for item in value)
         ):
             raise refusals.bad_request(f"{_UNREADABLE}: spec.{which} is no list of objects")
 
@@ -190,16 +190,16 @@ def _immutable_part(spec: Object, before: Object, after: Object) -> Any:
         kept.pop("nodeSelector", None)
         kept["affinity"] = {**(spec.get("affinity") or {}), "nodeAffinity": None}
     for which in _CONTAINERS:
-        kept[which] = [{**one, "image": ""} for one in spec.get(which) or ()]
+        kept[which] = [{**container, "image": ""} for container in spec.get(which) or ()]
     return _without_empty(kept)
 
 
 def _without_empty(value: Any) -> Any:
-    """Without what is empty: to the server's own types, that and a field that is not there are one."""
+    """The value without empty fields: the server's types do not distinguish empty from absent."""
     if isinstance(value, dict):
         bare = {key: _without_empty(inner) for key, inner in value.items()}
         return {key: inner for key, inner in bare.items() if inner not in (None, "", [], {})}
-    return [_without_empty(one) for one in value] if isinstance(value, list) else value
+    return [_without_empty(item) for item in value] if isinstance(value, list) else value
 
 
 def _json_text(value: Any) -> str:
@@ -231,8 +231,8 @@ def require_paths(kind: ResourceKind, *paths: str) -> ObjectRule:
     def rule(new: Object, _: Object | None) -> Object:
         missing = [path for path in paths if not _has_path(new, path)]
         if missing:
-            told = [f"{path}: Required value" for path in missing]
-            raise refusals.invalid(kind, new["metadata"]["name"], *told)
+            problems = [f"{path}: Required value" for path in missing]
+            raise refusals.invalid(kind, new["metadata"]["name"], *problems)
         return new
 
     return rule
@@ -248,7 +248,7 @@ def _has_path(obj: Object, path: str) -> bool:
 
 
 def namespace_phase(new: Object, _: Object | None) -> Object:
-    """Its phase is the server's own to say."""
+    """Only the server sets the phase of a namespace."""
     return kube_objects.with_namespace_phase(new)
 
 
@@ -271,12 +271,12 @@ def _mappings(value: Any, path: str) -> list[Object]:
     """The objects of a list; of one that is not given none."""
     if value is not None and not isinstance(value, list):
         raise refusals.bad_request(f"{path} is not a list but: {type(value).__name__}")
-    return [_mapping(one, f"{path}[{place}]") for place, one in enumerate(value or ())]
+    return [_mapping(item, f"{path}[{index}]") for index, item in enumerate(value or ())]
 
 
 def _counted(request: Object) -> Object:
-    asked = {"allocationMode": "ExactCount"} | request
-    return {"count": 1} | asked if asked["allocationMode"] == "ExactCount" else asked
+    counted = {"allocationMode": "ExactCount"} | request
+    return {"count": 1} | counted if counted["allocationMode"] == "ExactCount" else counted
 
 
 def _with_counts(claim: Object) -> Object:
@@ -289,8 +289,8 @@ def _with_counts(claim: Object) -> Object:
             exactly = _mapping(request["exactly"], f"{_REQUESTS}.exactly")
             request = {**request, "exactly": _counted(exactly)}
         elif "firstAvailable" in request:
-            ways = _mappings(request["firstAvailable"], f"{_REQUESTS}.firstAvailable")
-            request = {**request, "firstAvailable": [_counted(way) for way in ways]}
+            alternatives = _mappings(request["firstAvailable"], f"{_REQUESTS}.firstAvailable")
+            request = {**request, "firstAvailable": [_counted(alternative) for alternative in alternatives]}
         requests.append(request)
     return {**claim, "devices": {**devices, "requests": requests}} if requests else claim
 

@@ -63,12 +63,12 @@ class ClaimInfoCache:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str], _ClaimInfo] = {}
-        self._met: set[str] = set()
+        self._pods: set[str] = set()
         self._started: set[str] = set()
 
-    def meet(self, pod: Object) -> None:
+    def add_pod(self, pod: Object) -> None:
         """Note that a pod is here, though nothing may be prepared for it yet."""
-        self._met.add(pod["metadata"]["uid"])
+        self._pods.add(pod["metadata"]["uid"])
 
     def begin(self, pod: Object, claims: Sequence[Object]) -> list[PodClaim]:
         """Note that `pod` uses these; returns those that are to be prepared for it.
@@ -76,13 +76,13 @@ class ClaimInfoCache:
         Raises:
             Retry: another claim of such a name has not been given back yet.
         """
-        self.meet(pod)
+        self.add_pod(pod)
         if pod["metadata"]["uid"] in self._started:
             self._forget_what_is_prepared()
         return [entry.claim for entry in [self._use(pod, claim) for claim in claims] if not entry.is_prepared]
 
     def _forget_what_is_prepared(self) -> None:
-        """Only a kubelet that was restarted asks for a pod again: its checkpoint has but the users."""
+        """Only a restarted kubelet prepares a pod again: its checkpoint holds the users, not the state."""
         self._started.clear()
         for entry in self._entries.values():
             entry.is_prepared = False
@@ -93,8 +93,8 @@ class ClaimInfoCache:
         if entry.claim.uid != found.uid:
             same = f"old ResourceClaim with same name {found.ref.name}"
             raise Retry(f"{same} and different UID {entry.claim.uid} still exists", after=_AGAIN_S)
-        # Who went while the node was off has no reservation left; a kubelet looks for such pods every minute.
-        entry.pods &= {one["uid"] for one in claim["status"].get("reservedFor") or ()}
+        # A pod that went while the node was off has no reservation left; kubelet checks every minute.
+        entry.pods &= {user["uid"] for user in claim["status"].get("reservedFor") or ()}
         entry.pods.add(pod["metadata"]["uid"])
         return entry
 
@@ -110,8 +110,8 @@ class ClaimInfoCache:
         Of those it stays a user until `forget`, so that it can be asked again.
         """
         uid, last = pod["metadata"]["uid"], []
-        is_known = uid in self._met
-        self._met.discard(uid)
+        is_known = uid in self._pods
+        self._pods.discard(uid)
         self._started.discard(uid)
         for claim in claims:
             entry = self._entries.get((claim["metadata"]["namespace"], claim["metadata"]["name"]))
@@ -143,7 +143,7 @@ def require_plugins(registered: Container[str], claims: Sequence[Object]) -> Non
 def _prepared_by_earlier_process(claim: Object, pod: str) -> list[PodClaim]:
     """There is no file behind this, so what an earlier process prepared is known from the claim alone."""
     status = claim.get("status") or {}
-    others = {one["uid"] for one in status.get("reservedFor") or ()} - {pod}
+    others = {user["uid"] for user in status.get("reservedFor") or ()} - {pod}
     return [] if others or "allocation" not in status else [pod_claim(claim)]
 
 
@@ -158,14 +158,14 @@ class NodePlugins(Protocol):
         """Those that are registered."""
 
     async def prepare(self, claims: Sequence[PodClaim]) -> None:
-        """Prepare each claim. Raises `Retry` with what a plugin said."""
+        """Prepare each claim. Raises `Retry` with the plugins' errors."""
 
     async def unprepare(self, claims: Sequence[PodClaim]) -> None:
-        """Give each back. Raises `Retry` with what a plugin said."""
+        """Unprepare each claim. Raises `Retry` with the plugins' errors."""
 
 
 class DraManager:
-    """`Devices` of kubelets: the plugins of each node, and on its disk who uses which claim.
+    """The `DeviceManager` of kubelets: the plugins of each node, and which pods use which claim there.
 
     `plugins_of` finds those of a node by its name, or raises `Retry`. Keep this where kubelets are restarted:
     it is what their disks remember.
@@ -176,9 +176,10 @@ class DraManager:
         self._users: defaultdict[str, ClaimInfoCache] = defaultdict(ClaimInfoCache)
 
     async def prepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        """Raises `Retry` with what a plugin said."""
+        """Raises `Retry` with the plugins' errors."""
+        # Kubelet's order: record the users, prepare what is not prepared yet, then record that it is.
         plugins, users = self._plugins_of(node), self._users[node]
-        users.meet(pod)
+        users.add_pod(pod)
         require_plugins(plugins.drivers, claims)
         fresh = users.begin(pod, claims)
         await plugins.prepare(fresh)

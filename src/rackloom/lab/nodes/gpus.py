@@ -6,13 +6,8 @@ Feature Discovery labels a node with the clique only where all its GPUs report t
 
 `TrayGpuDriver` adds driver faults: a GPU that fell off the bus, and Xid errors. It serves the IMEX
 plugin and the GPU plugin; a fault shows at the next read.
-
-`TrayNames` draws node names and GPU UUIDs from a seed. They share nothing with the site's records, so
-that layers can be joined only by the join key: chassis serial, slot and module id, and the fabric GUID.
 """
 
-import hashlib
-import uuid
 from collections.abc import Mapping
 
 import msgspec
@@ -21,27 +16,9 @@ from rackloom.claim.node.fabric import FabricState, GpuFabric, NodeFabric
 from rackloom.claim.node.gpu.inventory import DeclaredGpu, DeclaredInventory, GpuInventory, NodeGpu, XidError
 from rackloom.claim.node.plugin import Health
 from rackloom.core.partitions.domain import GpuHealth
-from rackloom.lab.switches.fabric import FabricGpu, FabricSnapshot
+from rackloom.lab.switches.fabric import FabricGpu, FabricSnapshot, SeededNames
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
 from rackloom.topology.rack import ComputeTray
-
-
-class TrayNames(msgspec.Struct, frozen=True):
-    """Names drawn from the seed of a site: the same home gives the same again."""
-
-    seed: str
-
-    def node(self, chassis_serial: str, slot: int) -> str:
-        """Name of the node that a tray is."""
-        return f"node-{self._digest(f'node {chassis_serial} {slot}')[:8]}"
-
-    def gpu_uuid(self, fabric_guid: int) -> str:
-        """UUID of a GPU: another one where the tray was swapped, since then the GUID is another."""
-        return f"GPU-{uuid.UUID(self._digest(f'gpu {fabric_guid}')[:32], version=4)}"
-
-    def _digest(self, what: str) -> str:
-        return hashlib.blake2b(f"{self.seed} kubernetes {what}".encode(), digest_size=32).hexdigest()
-
 
 # From the switches' state to what NVML reports.
 
@@ -69,16 +46,17 @@ class TrayGpu(msgspec.Struct, frozen=True):
 
 
 def fabric_slots_of(snapshot: FabricSnapshot) -> FabricSlots:
-    """Every GPU of a domain, by where it sits."""
-    partition = {guid: one.id for one in snapshot.partitions for guid in one.guids}
-    return {_slot_key(gpu): FabricSlot(gpu, partition.get(gpu.guid, 0)) for gpu in snapshot.gpus}
+    """Every GPU of a domain, by its slot."""
+    partition_of = {guid: partition.id for partition in snapshot.partitions for guid in partition.guids}
+    return {_slot_key(gpu): FabricSlot(gpu, partition_of.get(gpu.guid, 0)) for gpu in snapshot.gpus}
 
 
-def gpus_of_tray(domain: str, tray: ComputeTray, seats: FabricSlots, names: TrayNames) -> tuple[TrayGpu, ...]:
+def gpus_of_tray(
+    domain: str, tray: ComputeTray, slots: FabricSlots, names: SeededNames
+) -> tuple[TrayGpu, ...]:
     """The GPUs of a tray by module id; those that are not in the chassis now are left out."""
-    places = [SlotKey(tray.chassis_serial, tray.slot, module) for module in range(1, len(tray.gpus) + 1)]
-    found = [(place, seats[place]) for place in places if place in seats]
-    return tuple(_tray_gpu(domain, tray, place, seat, names) for place, seat in found)
+    keys = [SlotKey(tray.chassis_serial, tray.slot, module) for module in range(1, len(tray.gpus) + 1)]
+    return tuple(_tray_gpu(domain, tray, key, slots[key], names) for key in keys if key in slots)
 
 
 def clique_of_gpu(gpu: GpuFabric) -> str:
@@ -87,29 +65,31 @@ def clique_of_gpu(gpu: GpuFabric) -> str:
 
 
 def clique_label(gpus: tuple[TrayGpu, ...]) -> str | None:
-    """What GPU Feature Discovery labels the node with: nothing where its GPUs do not all say the same."""
-    said = {clique_of_gpu(gpu.fabric) for gpu in gpus}
-    return (said.pop() or None) if len(said) == 1 else None
+    """The clique label that GPU Feature Discovery writes; None unless all GPUs report the same clique."""
+    cliques = {clique_of_gpu(gpu.fabric) for gpu in gpus}
+    return (cliques.pop() or None) if len(cliques) == 1 else None
 
 
-def _tray_gpu(domain: str, tray: ComputeTray, place: SlotKey, seat: FabricSlot, names: TrayNames) -> TrayGpu:
-    uuid = names.gpu_uuid(seat.gpu.guid)
+def _tray_gpu(
+    domain: str, tray: ComputeTray, slot_key: SlotKey, slot: FabricSlot, names: SeededNames
+) -> TrayGpu:
+    uuid = names.gpu_uuid(slot.gpu.guid)
     key = GpuKey(
-        place=Fact(place, Source.NVML),
-        fabric_guid=Fact(seat.gpu.guid, Source.NVML),
+        place=Fact(slot_key, Source.NVML),
+        fabric_guid=Fact(slot.gpu.guid, Source.NVML),
         gpu_uuid=Fact(uuid, Source.NVML),
     )
     fabric = GpuFabric(
-        name=f"GPU {place.module_id - 1} ({uuid})",
-        state=FabricState.COMPLETED if seat.partition else FabricState.IN_PROGRESS,
+        name=f"GPU {slot_key.module_id - 1} ({uuid})",
+        state=FabricState.COMPLETED if slot.partition else FabricState.IN_PROGRESS,
         cluster_uuid=domain,
-        clique_id=seat.partition,
+        clique_id=slot.partition,
         key=key,
         tray=tray.tray_index,
-        health=_HEALTH.get(seat.gpu.health, Health.UNHEALTHY),
-        health_message=f"switches say {seat.gpu.health.name.lower().replace('_', ' ')}",
+        health=_HEALTH.get(slot.gpu.health, Health.UNHEALTHY),
+        health_message=f"switches say {slot.gpu.health.name.lower().replace('_', ' ')}",
     )
-    return TrayGpu(place.module_id, uuid, fabric)
+    return TrayGpu(slot_key.module_id, uuid, fabric)
 
 
 def _slot_key(gpu: FabricGpu) -> SlotKey:
@@ -122,45 +102,45 @@ def _slot_key(gpu: FabricGpu) -> SlotKey:
 class TrayGpuDriver:
     """The GPUs by module id. A `GpuSource`; nothing of it blocks.
 
-    `declared` is what the model has, one for each module, in their order. A fault shows at the next look.
+    `declared` is what the model has, one for each module, in their order. A fault shows at the next read.
     """
 
     def __init__(self, declared: DeclaredInventory) -> None:
         self._declared = declared
-        self._seated: tuple[TrayGpu, ...] = ()
+        self._gpus: tuple[TrayGpu, ...] = ()
         self._lost: set[int] = set()
-        self._struck: list[tuple[int, int]] = []
+        self._xids: list[tuple[int, int]] = []
         self.uuids: dict[str, str] = {}
         """UUIDs of the GPUs that answer, by PCI address."""
 
-    def follow(self, seated: tuple[TrayGpu, ...]) -> bool:
-        """The switches' state is now this; whether anything of it is new."""
-        changed = seated != self._seated
-        self._seated = seated
-        self._name()
+    def set_gpus(self, gpus: tuple[TrayGpu, ...]) -> bool:
+        """Take the GPUs as the switches have them now; whether anything changed."""
+        changed = gpus != self._gpus
+        self._gpus = gpus
+        self._index_uuids()
         return changed
 
     def lose(self, module_id: int) -> None:
         """A GPU falls off the bus."""
         self._lost.add(module_id)
-        self._name()
+        self._index_uuids()
 
     def find(self, module_id: int) -> None:
-        """It answers again, as after a reset."""
+        """A lost GPU answers again, as after a reset."""
         self._lost.discard(module_id)
-        self._name()
+        self._index_uuids()
 
     def strike(self, module_id: int, xid: int) -> None:
-        """The driver reports an error of a GPU."""
-        self._struck.append((module_id, xid))
+        """The driver will report an Xid error of a GPU."""
+        self._xids.append((module_id, xid))
 
     @property
     def answering(self) -> tuple[TrayGpu, ...]:
         """The GPUs that are not lost."""
-        return tuple(gpu for gpu in self._seated if gpu.module_id not in self._lost)
+        return tuple(gpu for gpu in self._gpus if gpu.module_id not in self._lost)
 
     def node_fabric(self) -> NodeFabric:
-        """What they say of their fabric, for the IMEX plugin."""
+        """The fabric state of the GPUs, for the IMEX plugin."""
         gpus = tuple(gpu.fabric for gpu in self.answering)
         return NodeFabric(gpus=gpus, driver_version=self._declared.driver_version)
 
@@ -173,19 +153,19 @@ class TrayGpuDriver:
         )
 
     def wait(self, seconds: float) -> tuple[XidError, ...]:
-        """The errors that were not told yet."""
-        struck, self._struck = self._struck, []
-        uuids = {gpu.module_id: gpu.uuid for gpu in self._seated}
-        return tuple(XidError(uuid=uuids[module], number=xid) for module, xid in struck if module in uuids)
+        """The errors that were not read yet."""
+        xids, self._xids = self._xids, []
+        uuids = {gpu.module_id: gpu.uuid for gpu in self._gpus}
+        return tuple(XidError(uuid=uuids[module], number=xid) for module, xid in xids if module in uuids)
 
     def unmonitored(self) -> frozenset[str]:
-        """Every GPU can be listened to."""
+        """Every GPU can be monitored."""
         return frozenset()
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _name(self) -> None:
+    def _index_uuids(self) -> None:
         self.uuids.clear()
         self.uuids.update((self._model(gpu).pci_address, gpu.uuid) for gpu in self.answering)
 
@@ -193,11 +173,11 @@ class TrayGpuDriver:
         return self._declared.gpus[gpu.module_id - 1]
 
 
-def _inventory_gpu(model: DeclaredGpu, seated: TrayGpu) -> NodeGpu:
-    fabric = seated.fabric
+def _inventory_gpu(model: DeclaredGpu, gpu: TrayGpu) -> NodeGpu:
+    fabric = gpu.fabric
     return NodeGpu(
         minor=model.minor,
-        uuid=seated.uuid,
+        uuid=gpu.uuid,
         pci_address=model.pci_address,
         product=model.product,
         memory_bytes=model.memory_bytes,

@@ -91,12 +91,12 @@ def _pci_function(
     code, pci_id = ids
     vendor, _, number = pci_id.partition(":")
     numa = device.numa_node
-    seen = numa.value if numa is not None and numa.source is Source.SYSFS else -1
+    numa_node = numa.value if numa is not None and numa.source is Source.SYSFS else -1
     found: dict[str, str | Symlink] = {
         f"{at}/class": f"0x{code:06x}\n",
         f"{at}/vendor": f"0x{vendor}\n",
         f"{at}/device": f"0x{number}\n",
-        f"{at}/numa_node": f"{seen}\n",
+        f"{at}/numa_node": f"{numa_node}\n",
         f"/sys/bus/pci/drivers/{driver}/module": "",
         f"{at}/driver": Symlink(f"/sys/bus/pci/drivers/{driver}"),
         f"{_PCI_DEVICES}/{address}": Symlink(str(at)),
@@ -105,7 +105,7 @@ def _pci_function(
 
 
 def _sysfs_path(pcie: PciePath | None, address: str) -> PurePosixPath:
-    """The real path of a function; one whose root is hidden hangs below VMBus, under a root of its own."""
+    """The real path of a function; one whose root is hidden is below VMBus, under a root made for it."""
     if pcie is None or pcie.source is not Source.SYSFS:
         return _VMBUS / address.replace(":", "") / f"pci{address[:4]}:00" / address
     return PurePosixPath("/sys/devices", pcie.root, *(pcie.bridges or ()), address)
@@ -202,8 +202,8 @@ def _declarations(machine: Machine, gpus: list[tuple[Gpu, str]], nics: list[tupl
 
 
 def _declared_devices(devices: Sequence[tuple[Gpu | Nic, str]]) -> dict[str, DeclaredDevice]:
-    said = {address: _declared_device(device) for device, address in devices}
-    return {address: device for address, device in said.items() if device != DeclaredDevice()}
+    declared = {address: _declared_device(device) for device, address in devices}
+    return {address: device for address, device in declared.items() if device != DeclaredDevice()}
 
 
 def _declared_device(device: Gpu | Nic) -> DeclaredDevice:
@@ -315,7 +315,7 @@ class TrayHostFiles:
         return self.root / "proc/devices"
 
     def machine_with(self, uuids: Mapping[str, str]) -> Machine:
-        """The machine as a tray has it whose GPUs, by PCI address, have these UUIDs."""
+        """The machine of a tray whose GPUs, by PCI address, have these UUIDs."""
         gpus = tuple(
             msgspec.structs.replace(gpu, uuid=uuids.get(gpu.pci_address or "")) for gpu in self.machine.gpus
         )
@@ -325,11 +325,11 @@ class TrayHostFiles:
         """The host while the ports of these RDMA devices are down."""
         rdma = tuple(
             dataclasses.replace(
-                one, ports=tuple(dataclasses.replace(port, state="down") for port in one.ports)
+                device, ports=tuple(dataclasses.replace(port, state="down") for port in device.ports)
             )
-            if one.name in down
-            else one
-            for one in self._host.rdma
+            if device.name in down
+            else device
+            for device in self._host.rdma
         )
         return dataclasses.replace(self._host, rdma=rdma)
 

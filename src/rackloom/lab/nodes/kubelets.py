@@ -111,7 +111,7 @@ def lease_object(node: Object, now: float) -> Object:
 
 
 def lease_spec(name: str, now: float) -> Object:
-    """What a heartbeat at `now` says."""
+    """The spec of a lease that is renewed at `now`."""
     return {
         "holderIdentity": name,
         "leaseDurationSeconds": LEASE_SECONDS,
@@ -202,7 +202,7 @@ class SimulatedKubelets:
             self._tasks.create_task(self._reconcile(spec.name))
 
     async def lose(self, name: str) -> None:
-        """The node is off: no heartbeat, and its pods stop where they are without a word to anyone."""
+        """Power failure of a node: no heartbeat, and its pods stop without any further write."""
         del self._nodes[name]
         lives = {uid: live for uid, live in self._lives.items() if live[0].node == name}
         self._kept.setdefault(name, {}).update({uid: life for uid, (life, _) in lives.items() if life.claims})
@@ -218,7 +218,7 @@ class SimulatedKubelets:
             return  # off again, and still to be done
         gone = [uid for uid in self._kept[node] if uid not in self._pods]
         lives = [self._kept[node].pop(uid) for uid in gone]
-        await asyncio.gather(*(life.give_back() for life in lives))
+        await asyncio.gather(*(life.unprepare() for life in lives))
 
     async def run(self) -> None:
         """Play the nodes until cancelled, which is what the death of all kubelets at once is."""
@@ -231,6 +231,7 @@ class SimulatedKubelets:
         """Not all at once: a process that plays thousands of nodes has other things to do in between."""
         while True:
             nodes = list(self._nodes.values())
+            # Interleaved groups: every node is renewed once per period, and no burst holds up other work.
             groups = [nodes[start::_HEARTBEAT_GROUPS] for start in range(_HEARTBEAT_GROUPS)]
             for group in groups:
                 await asyncio.gather(*map(self._try_beat, group))
@@ -297,18 +298,18 @@ class SimulatedKubelets:
         self._pods.pop(uid, None)
         self._done.discard(uid)
         if uid in self._lives:
-            self._lives[uid][0].see_gone()
+            self._lives[uid][0].note_deleted()
 
     def _lead(self, pod: Object) -> None:
         """Tell the pod's life of its new state, or begin it where the pod is new to a node of ours."""
         uid = pod["metadata"]["uid"]
         self._pods[uid] = pod
         if uid in self._lives:
-            self._lives[uid][0].see(pod)
+            self._lives[uid][0].update(pod)
         elif self._tasks and uid not in self._done and self._is_ours(pod):
             kept = self._kept.get(pod["spec"]["nodeName"], {}).pop(uid, None)
             life = PodWorker(self._host, pod, self._address(pod), () if kept is None else kept.claims)
-            task = self._tasks.create_task(life.live())
+            task = self._tasks.create_task(life.run())
             self._lives[uid] = life, task
             task.add_done_callback(functools.partial(self._let_go, uid))
 

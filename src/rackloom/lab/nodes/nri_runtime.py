@@ -36,9 +36,9 @@ class NriRuntime:
         """Those that live, by the pod's UID."""
         self.registered: list[wire.RegisterPluginRequest] = []
         self.events = 0
-        """What the plugin asked to be told of."""
+        """The events that the plugin subscribed to."""
         self.ready = asyncio.Event()
-        """Set while a plugin is connected and has been told of all sandboxes."""
+        """Set while a plugin is connected and knows all sandboxes."""
         self.refuse = ""
         """Why no plugin is taken; empty: all are."""
         self._stream = 1
@@ -71,7 +71,7 @@ class NriRuntime:
             self.sandboxes[pod_uid] = pod
         return str(answer.status.message)
 
-    def knows(self, pod_uid: str, netns: Path | str) -> None:
+    def add_sandbox(self, pod_uid: str, netns: Path | str) -> None:
         """A sandbox that was started when no plugin was connected."""
         self.sandboxes[pod_uid] = _pod_sandbox(pod_uid, netns, "p")
 
@@ -127,10 +127,10 @@ class NriRuntime:
             self._greeting = asyncio.create_task(self._greet())
 
     async def _greet(self) -> None:
-        told = await self.call(
+        answer = await self.call(
             "Configure", wire.ConfigureRequest(runtime_name="runtime", runtime_version="9")
         )
-        self.events = wire.ConfigureResponse.FromString(told.payload).events
+        self.events = wire.ConfigureResponse.FromString(answer.payload).events
         pods = list(self.sandboxes.values())
         for number, pod in enumerate(pods or [None]):
             more = number + 1 < len(pods)

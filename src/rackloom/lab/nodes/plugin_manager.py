@@ -9,8 +9,8 @@ answered without an error. `SocketDraManager` connects these plugins to simulate
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,8 +43,11 @@ _DRA_VERSIONS: dict[str, tuple[ModuleType, ModuleType]] = {
 }
 
 
-class NotPrepared(Exception):
-    """What a pod shows as FailedPrepareDynamicResources."""
+class NotPrepared(Retry):
+    """What a pod shows as FailedPrepareDynamicResources; kubelet retries whatever the plugin answered."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, after=1.0)
 
 
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,10 +88,10 @@ class PluginClient:
         self._check(await self._call(self._stub.NodeUnprepareResources, request), claims)
 
     async def health(self) -> AsyncIterator[dict[str, tuple[int, str]]]:
-        """Device -> (status number, message), each time the plugin tells."""
+        """Device -> (status number, message), each time the plugin reports."""
         stub = health_v1alpha1_pb2_grpc.DRAResourceHealthStub(self._channel)
-        async for told in stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest()):
-            yield {device.device.device_name: (device.health, device.message) for device in told.devices}
+        async for update in stub.NodeWatchResources(health_v1alpha1_pb2.NodeWatchResourcesRequest()):
+            yield {device.device.device_name: (device.health, device.message) for device in update.devices}
 
     async def close(self) -> None:
         """Hang up."""
@@ -113,14 +116,14 @@ class PluginClient:
             raise NotPrepared("; ".join(errors))
 
 
-def _prepared_device(one: Any) -> PreparedDevice:
-    has_share = "share_id" in one.DESCRIPTOR.fields_by_name and one.HasField("share_id")
+def _prepared_device(device: Any) -> PreparedDevice:
+    has_share = "share_id" in device.DESCRIPTOR.fields_by_name and device.HasField("share_id")
     return PreparedDevice(
-        requests=tuple(one.request_names),
-        pool=one.pool_name,
-        name=one.device_name,
-        cdi_ids=tuple(one.cdi_device_ids),
-        share_id=one.share_id if has_share else None,
+        requests=tuple(device.request_names),
+        pool=device.pool_name,
+        name=device.device_name,
+        cdi_ids=tuple(device.cdi_device_ids),
+        share_id=device.share_id if has_share else None,
     )
 
 
@@ -133,8 +136,8 @@ DIAL_SECONDS = 5.0
 class PluginManagerTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; the defaults are kubelet's, tests are in more of a hurry."""
 
-    look: float = 0.05
-    """Between two looks into the registry directory (kubelet is notified instead)."""
+    scan: float = 0.05
+    """Between two scans of the registry directory (kubelet is notified instead)."""
     call: float = 45.0
     """Timeout of a prepare or unprepare call."""
     wipe: float = 30.0
@@ -191,8 +194,8 @@ class KubeletPluginManager:
         async with self._changed:
             await self._changed.wait_for(lambda: driver not in self.plugins)
 
-    async def look(self) -> None:
-        """One look into the registry directory."""
+    async def scan(self) -> None:
+        """Scan the registry directory once: register new sockets, unregister those that went."""
         present = {path: path.stat().st_ino for path in self._registry.glob("*.sock")}
         for path, (inode, driver) in list(self._sockets.items()):
             if present.get(path) != inode:
@@ -204,12 +207,12 @@ class KubeletPluginManager:
             self._changed.notify_all()
 
     async def watch(self) -> None:
-        """Look for ever."""
+        """Scan until cancelled."""
         while True:
-            # A socket may vanish between the look and the call.
+            # A socket may vanish between the scan and the call.
             with suppress(FileNotFoundError, grpc.aio.AioRpcError):
-                await self.look()
-            await asyncio.sleep(self._timing.look)
+                await self.scan()
+            await asyncio.sleep(self._timing.scan)
 
     async def close(self) -> None:
         """Stop wiping and hang up."""
@@ -285,11 +288,8 @@ def _registration_refusal(info: registration_pb2.PluginInfo, version: str) -> st
 # Plugins over sockets as the devices of simulated nodes.
 
 
-_AGAIN_S = 1.0
-
-
 class SocketDraManager(DraManager):
-    """`Devices` that asks the plugins which are registered with each node's kubelet."""
+    """A `DeviceManager` over the plugins that are registered with each node's kubelet."""
 
     def __init__(self, kubelets: Mapping[str, KubeletPluginManager]) -> None:
         super().__init__(lambda node: _RegisteredPlugins(kubelets[node]))
@@ -304,18 +304,7 @@ class _RegisteredPlugins:
         return self._kubelet.plugins.keys()
 
     async def prepare(self, claims: Sequence[PodClaim]) -> None:
-        with _as_retry():
-            await self._kubelet.prepare(*claims)
+        await self._kubelet.prepare(*claims)
 
     async def unprepare(self, claims: Sequence[PodClaim]) -> None:
-        with _as_retry():
-            await self._kubelet.unprepare(*claims)
-
-
-@contextmanager
-def _as_retry() -> Iterator[None]:
-    """A kubelet asks again whatever a plugin said."""
-    try:
-        yield
-    except NotPrepared as error:
-        raise Retry(str(error), after=_AGAIN_S) from error
+        await self._kubelet.unprepare(*claims)

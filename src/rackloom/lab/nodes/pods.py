@@ -114,10 +114,10 @@ def has_work(pod: Object) -> bool:
     return not has_pod_ended(pod) or is_being_deleted(pod)
 
 
-def differs_semantically(known: Object, seen: Object) -> bool:
+def differs_semantically(known: Object, current: Object) -> bool:
     """Whether a kubelet that knows a pod would sync it for this: its status does not count."""
-    return known["spec"] != seen["spec"] or any(
-        (known["metadata"].get(part) or {}) != (seen["metadata"].get(part) or {})
+    return known["spec"] != current["spec"] or any(
+        (known["metadata"].get(part) or {}) != (current["metadata"].get(part) or {})
         for part in ("labels", "annotations")
     )
 
@@ -198,7 +198,7 @@ def address_number(pod: Object) -> int:
 
 
 def _kubelet_conditions(pod: Object, since: str, *, ready: bool) -> list[Object]:
-    """Of a kubelet's conditions, with those of others (PodScheduled, readiness gates) left as they are."""
+    """The conditions of kubelet; those of others (PodScheduled, readiness gates) stay as they are."""
     ours = {"Initialized": True, "ContainersReady": ready, "Ready": ready, "PodReadyToStartContainers": True}
     kept = [
         condition
@@ -273,24 +273,24 @@ class PodHost:
 
 
 class PodWorker:
-    """Leads one pod. `see` tells it what the API server knows; `live` does the rest.
+    """Leads one pod: `run` is its life, `update` brings the newest object of the API server.
 
     `claims` are those that the kubelet had prepared for it before it was restarted.
     """
 
     def __init__(self, host: PodHost, pod: Object, address: str, claims: tuple[Object, ...] = ()) -> None:
         self.claims = claims
-        """What it has to give back: a kubelet keeps that on its disk."""
+        """The claims to unprepare; kubelet keeps them on its disk."""
         self._host = host
         self._address = address
         self._leaving = asyncio.Event()
-        self._seen = asyncio.Event()
+        self._updated = asyncio.Event()
         self._changed = asyncio.Event()
         self._pod = pod
-        self._told = ""
+        self._warned = ""
         self._gone = False
         self._ready = False
-        self.see(pod)
+        self.update(pod)
 
     @property
     def node(self) -> str:
@@ -298,27 +298,29 @@ class PodWorker:
         name: str = self._pod["spec"]["nodeName"]
         return name
 
-    def see(self, pod: Object) -> None:
+    def update(self, pod: Object) -> None:
         """Take note of the pod's state, unless a newer one is known (versions are ordered, KEP-5504)."""
+        # Answers to our own writes and events of the watch arrive in any order.
         if _resource_version(pod) < _resource_version(self._pod):
             return
         if differs_semantically(self._pod, pod):
             self._changed.set()
         self._pod = pod
-        self._seen.set()
+        self._updated.set()
         if is_being_deleted(pod):
             self._leaving.set()
 
-    def see_gone(self) -> None:
+    def note_deleted(self) -> None:
         """Take note that the pod no longer exists: it was deleted by force."""
         self._gone = True
         self._leaving.set()
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         """Lead the pod to its end; cancelled where the kubelet dies."""
         code = await self._until_leaving(self._start_and_run()) if not has_pod_ended(self._pod) else None
         exit_code = _KILLED_EXIT_CODE if code is None else code
-        await self.give_back()
+        # Kubelet unprepares before it reports the end: then the claim may go to another pod.
+        await self.unprepare()
         if not has_pod_ended(self._pod):
             await self._write(lambda pod: ended_status(pod, self._host.wall(), exit_code))
         await self._leaving.wait()
@@ -353,8 +355,8 @@ class PodWorker:
     async def _keep_ready(self) -> None:
         """Say again that the pod is ready where the node controller took it for lost in the meantime."""
         while True:
-            await self._seen.wait()
-            self._seen.clear()
+            await self._updated.wait()
+            self._updated.clear()
             if self._ready and not is_pod_ready(self._pod):
                 await self._become_ready()
 
@@ -401,7 +403,7 @@ class PodWorker:
             raise Retry(f"resource claim {name} is not reserved for this pod", after=self._host.timing.resync)
         return claim
 
-    async def give_back(self) -> None:
+    async def unprepare(self) -> None:
         """Unprepare the claims of a pod that is gone."""
         claims = self.claims or await self._claims_left()
         while claims:
@@ -417,18 +419,18 @@ class PodWorker:
         """What a kubelet that was restarted in between finds; a claim that is gone holds nothing."""
         namespace = self._pod["metadata"]["namespace"]
         get = partial(self._host.api.get, RESOURCE_CLAIM, namespace=namespace)
-        found = [await self._insist(partial(get, name)) for name in pod_claim_names(self._pod)]
+        found = [await self._until_answered(partial(get, name)) for name in pod_claim_names(self._pod)]
         return tuple(claim for claim in found if claim is not None)
 
     async def _warn(self, message: str) -> None:
         """One event for each new message; a kubelet's recorder counts the others."""
-        if message == self._told:
+        if message == self._warned:
             return
         try:
             await self._host.api.create(
                 EVENT, warning_event(self._pod, self._host.wall(), _NOT_PREPARED, message)
             )
-            self._told = message
+            self._warned = message
         except KubeError:
             pass  # Told with the next failure.
 
@@ -438,28 +440,28 @@ class PodWorker:
             changed = {**self._pod, "status": {**self._pod.get("status", {}), **status(self._pod)}}
             write = partial(self._host.api.replace, POD, changed, subresource="status")
             with contextlib.suppress(Conflict):
-                self._see_answer(await self._insist(write))
+                self._update_from(await self._until_answered(write))
                 return
-            self._see_answer(await self._insist(self._read))
+            self._update_from(await self._until_answered(self._read))
 
     async def _read(self) -> Object:
         meta = self._pod["metadata"]
         return await self._host.api.get(POD, meta["name"], meta["namespace"])
 
-    def _see_answer(self, found: Object | None) -> None:
+    def _update_from(self, found: Object | None) -> None:
         if found is None or found["metadata"]["uid"] != self._pod["metadata"]["uid"]:
-            self.see_gone()
+            self.note_deleted()
         else:
-            self.see(found)
+            self.update(found)
 
     async def _delete(self) -> None:
         """Let go of the pod; one with finalizers stays until their owners are done."""
         meta = self._pod["metadata"]
         delete = partial(self._host.api.delete, POD, meta["name"], meta["namespace"])
         with contextlib.suppress(Conflict):  # Another pod has the name now.
-            await self._insist(partial(delete, uid=meta["uid"], grace_seconds=0))
+            await self._until_answered(partial(delete, uid=meta["uid"], grace_seconds=0))
 
-    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T | None:
+    async def _until_answered(self, call: Callable[[], Awaitable[T]]) -> T | None:
         """The answer of the API server, asked until it answers; None where there is no such object.
 
         Raises:

@@ -43,10 +43,10 @@ from rackloom.core.domains.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, SIMULATED
 from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
 from rackloom.errors import Refused, Retry
 from rackloom.lab.nodes.dra_manager import PodClaim
-from rackloom.lab.nodes.gpus import TrayGpuDriver, TrayNames, clique_label, fabric_slots_of, gpus_of_tray
+from rackloom.lab.nodes.gpus import TrayGpuDriver, clique_label, fabric_slots_of, gpus_of_tray
 from rackloom.lab.nodes.host_files import TrayHostFiles, TrayNics
 from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
-from rackloom.lab.switches.fabric import FabricSnapshot, SimulatedFabric
+from rackloom.lab.switches.fabric import FabricSnapshot, SeededNames, SimulatedFabric
 from rackloom.topology.nics import NO_CLUSTER_NETWORK, ClusterNetwork
 from rackloom.topology.rack import ComputeTray, RackSite
 
@@ -71,37 +71,39 @@ class TrayEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """The driver's."""
     wall: Callable[[], float]
     """Seconds since the epoch."""
-    meter: PluginMetrics
-    """Counts for all of them: nobody reads a page of one simulated node."""
+    metrics: PluginMetrics
+    """One set of metrics for all trays: nothing scrapes a single simulated node."""
 
 
 class TrayNode:
     """A tray as a node. `domain` is the uuid of its NVLink domain."""
 
-    def __init__(self, name: str, tray: ComputeTray, domain: str, around: TrayEnvironment) -> None:
+    def __init__(self, name: str, tray: ComputeTray, domain: str, shared: TrayEnvironment) -> None:
         self.name = name
         self.tray = tray
         self.domain = domain
         self.boots = 0
-        self.gpus = TrayGpuDriver(around.gpus)
-        self.nics = TrayNics(around.host, self.gpus.uuids)
-        self._around = around
+        self.gpus = TrayGpuDriver(shared.gpus)
+        self.nics = TrayNics(shared.host, self.gpus.uuids)
+        self._environment = shared
         self.boot()
 
     def boot(self) -> None:
         """The node starts: its kernel has forgotten all, and its plugins read again what they wrote down."""
         self.boots += 1
-        around, places = self._around, self._places
-        self._fabric = FabricMonitor(self.gpus.node_fabric, around.wall)
-        self._view = GpuMonitor(GpuReader(self.gpus, lambda: around.host.machine), HARMLESS_XIDS, around.wall)
+        shared, places = self._environment, self._places
+        self._fabric = FabricMonitor(self.gpus.node_fabric, shared.wall)
+        self._monitor = GpuMonitor(
+            GpuReader(self.gpus, lambda: shared.host.machine), HARMLESS_XIDS, shared.wall
+        )
         plugins: tuple[NodePlugin, ...] = (
-            _imex_plugin(self.name, self._fabric, places, around),
-            _gpu_plugin(self.name, self._view, places, around),
-            _nic_plugin(self.name, self.nics, places, self._boot_id, around),
+            _imex_plugin(self.name, self._fabric, places, shared),
+            _gpu_plugin(self.name, self._monitor, places, shared),
+            _nic_plugin(self.name, self.nics, places, self._boot_id, shared),
         )
         self._plugins = {plugin.driver: plugin for plugin in plugins}
         self._publishers = [
-            SlicePublisher(plugin, around.plugins, self.name, around.meter) for plugin in plugins
+            SlicePublisher(plugin, shared.plugins, self.name, shared.metrics) for plugin in plugins
         ]
         self._running: dict[str, PluginProcess] = {}
         self._work: list[asyncio.Task[None]] = []
@@ -124,29 +126,29 @@ class TrayNode:
 
     @property
     def drivers(self) -> Collection[str]:
-        """Those whose plugins are registered with its kubelet."""
+        """The drivers whose plugins are registered with its kubelet."""
         return self._plugins.keys()
 
     async def look(self) -> None:
-        """Have the plugins look, and the API server told what they found.
+        """Have the plugins read their devices, and publish label and slices.
 
         Raises `KubeError`. What a plugin cannot say now stays as it was published.
         """
         await self._fabric.look()
-        await self._view.look()
-        await self._view.listen()
+        await self._monitor.look()
+        await self._monitor.listen()
         await self._write_label()
         for publisher in self._publishers:
             with suppress(Retry, Refused):
                 await publisher.publish()
 
     async def prepare(self, claims: Sequence[PodClaim]) -> None:
-        """What kubelet calls NodePrepareResources. Raises `Retry` with what the plugins said."""
+        """NodePrepareResources, as kubelet calls it. Raises `Retry` with the plugins' errors."""
         for driver, refs in _claims_by_driver(claims).items():
             _require_success(await self._requests(driver).prepare(refs))
 
     async def unprepare(self, claims: Sequence[PodClaim]) -> None:
-        """What kubelet calls NodeUnprepareResources. Raises `Retry` with what the plugins said."""
+        """NodeUnprepareResources, as kubelet calls it. Raises `Retry` with the plugins' errors."""
         for driver, refs in _claims_by_driver(claims).items():
             _require_success(await self._requests(driver).unprepare(refs))
 
@@ -156,7 +158,7 @@ class TrayNode:
 
     @property
     def _places(self) -> PluginDirectories:
-        here = self._around.root / self.name
+        here = self._environment.root / self.name
         return PluginDirectories(registry=here / "registry", plugins=here / "plugins", cdi=here / "cdi")
 
     @property
@@ -167,10 +169,10 @@ class TrayNode:
         """What answers kubelet; made for the first pod, since most nodes of a simulation never have one."""
         if driver not in self._running:
             host = PluginHost(
-                node=self.name, boot_id=self._boot_id, places=self._places, wall=self._around.wall
+                node=self.name, boot_id=self._boot_id, places=self._places, wall=self._environment.wall
             )
             host.places.home(driver).mkdir(parents=True, exist_ok=True)
-            running = PluginProcess(self._plugins[driver], self._around.plugins, host)
+            running = PluginProcess(self._plugins[driver], self._environment.plugins, host)
             self._running[driver] = running
             self._work.append(asyncio.create_task(running.pods.run()))
         return self._running[driver].requests
@@ -180,42 +182,44 @@ class TrayNode:
         label = clique_label(self.gpus.answering)
         if label != self._label:
             patch = {"metadata": {"labels": {GPU_CLIQUE_LABEL: label}}}
-            await self._around.labels.patch(NODE, self.name, None, patch)
+            await self._environment.labels.patch(NODE, self.name, None, patch)
             self._label = label
 
 
 def _imex_plugin(
-    node: str, fabric: FabricMonitor, places: PluginDirectories, around: TrayEnvironment
+    node: str, fabric: FabricMonitor, places: PluginDirectories, shared: TrayEnvironment
 ) -> ImexPlugin:
-    kernel = ImexKernel(proc_devices=around.host.proc_devices, imex_capability=around.host.imex_capability)
+    kernel = ImexKernel(proc_devices=shared.host.proc_devices, imex_capability=shared.host.imex_capability)
     settings = ImexSettings(
         node=node,
-        namespaces=(around.namespace,),
+        namespaces=(shared.namespace,),
         domains=places.home(IMEX_DRIVER) / "domains",
         kernel=kernel,
     )
-    return ImexPlugin(around.plugins, settings, fabric, HostImexDaemon(root=around.host.root))
+    return ImexPlugin(shared.plugins, settings, fabric, HostImexDaemon(root=shared.host.root))
 
 
-def _gpu_plugin(node: str, view: GpuMonitor, places: PluginDirectories, around: TrayEnvironment) -> GpuPlugin:
-    root = around.host.root
+def _gpu_plugin(
+    node: str, monitor: GpuMonitor, places: PluginDirectories, shared: TrayEnvironment
+) -> GpuPlugin:
+    root = shared.host.root
     files = DriverFiles(
-        proc_devices=around.host.proc_devices,
+        proc_devices=shared.host.proc_devices,
         capabilities=root / "proc/driver/nvidia/capabilities",
         devices=root / "dev",
     )
     settings = GpuSettings(node=node, mps_home=places.home(GPU_DRIVER) / "mps", files=files)
-    return GpuPlugin(settings, view, DriverPrograms(root))
+    return GpuPlugin(settings, monitor, DriverPrograms(root))
 
 
 def _nic_plugin(
-    node: str, look: TrayNics, places: PluginDirectories, boot_id: str, around: TrayEnvironment
+    node: str, nics: TrayNics, places: PluginDirectories, boot_id: str, shared: TrayEnvironment
 ) -> NicPlugin:
     home = places.home(NIC_DRIVER)
-    lender = AttachmentManager(
-        AttachmentStore(home / "loans", boot_id), LeaseStore(home / "leases", boot_id), look.check
+    attachments = AttachmentManager(
+        AttachmentStore(home / "loans", boot_id), LeaseStore(home / "leases", boot_id), nics.check
     )
-    plugin = NicPlugin(NicSettings(node=node), look, lender, around.wall, _no_network)
+    plugin = NicPlugin(NicSettings(node=node), nics, attachments, shared.wall, _no_network)
     plugin.remember(Checkpoint(home / "checkpoint.json", boot_id).claims.values())
     return plugin
 
@@ -248,7 +252,7 @@ logger = structlog.get_logger(__name__)
 
 
 class TrayNodes:
-    """The nodes by name, their kubelets, and who brings news from the switches to them.
+    """The nodes by name and their kubelets; it follows the switches and updates the nodes.
 
     `api` is the API server as the plugins ask it. `off` are the names of those without power. `up` is set
     once all have been registered.
@@ -259,7 +263,7 @@ class TrayNodes:
         nodes: Iterable[TrayNode],
         kubelets: SimulatedKubelets,
         fabrics: Iterable[SimulatedFabric],
-        names: TrayNames,
+        names: SeededNames,
         api: KubeApi,
     ) -> None:
         self.kubelets = kubelets
@@ -268,16 +272,16 @@ class TrayNodes:
         self._names = names
         self._api = api
         self._nodes = {node.name: node for node in nodes}
-        self._fabrics = {one.domain: one for one in fabrics}
+        self._fabrics = {fabric.domain: fabric for fabric in fabrics}
         self._of_domain: dict[str, list[TrayNode]] = defaultdict(list)
-        self._news: dict[str, FabricSnapshot] = {}
-        self._told = asyncio.Event()
+        self._snapshots: dict[str, FabricSnapshot] = {}
+        self._changed = asyncio.Event()
         self._settled = asyncio.Event()
         for node in self._nodes.values():
             self._of_domain[node.domain].append(node)
         for fabric in self._fabrics.values():
-            self._hear(fabric.domain, fabric.snapshot())
-            fabric.on_change(partial(self._hear, fabric.domain))
+            self._fabric_changed(fabric.domain, fabric.snapshot())
+            fabric.on_change(partial(self._fabric_changed, fabric.domain))
 
     def __getitem__(self, name: str) -> TrayNode:
         """A node. Raises `KeyError`."""
@@ -298,8 +302,8 @@ class TrayNodes:
                 tasks.create_task(self.kubelets.run())
                 tasks.create_task(self._notice_api_server())
                 for node in self:
-                    await self._insist(self._register, node)
-                    # Registering does not wait for anything: others have to get their turn.
+                    await self._until_accepted(self._register, node)
+                    # Registering never waits: yield, so that other tasks run.
                     await asyncio.sleep(0)
                 self.up.set()
                 await self._follow()
@@ -307,15 +311,15 @@ class TrayNodes:
             await asyncio.gather(*(node.power_off() for node in self))
 
     async def settle(self) -> None:
-        """Wait until everything that switches have told reached labels and slices."""
+        """Wait until every change of the switches has reached labels and slices."""
         await self._settled.wait()
 
     async def look(self, name: str) -> None:
-        """Have a node's plugins look now: something about its devices was changed. Raises `KubeError`."""
+        """Have a node's plugins read their devices after a change. Raises `KubeError`."""
         await self._nodes[name].look()
 
     async def lose(self, name: str) -> None:
-        """The power of a node fails: it says nothing to anybody any more."""
+        """Power failure of a node: no heartbeat, no plugin."""
         self.off.add(name)
         await self.kubelets.lose(name)
         await self._nodes[name].power_off()
@@ -332,27 +336,27 @@ class TrayNodes:
         await self.lose(name)
         await self.heal(name)
 
-    def _hear(self, domain: str, snapshot: FabricSnapshot) -> None:
+    def _fabric_changed(self, domain: str, snapshot: FabricSnapshot) -> None:
         """Trays stay where they are when their domain goes by another uuid: `domain` is its first."""
-        self._news[domain] = snapshot
+        self._snapshots[domain] = snapshot
         self._settled.clear()
-        self._told.set()
+        self._changed.set()
 
     async def _follow(self) -> None:
         while True:
-            while self._news:
-                domain = next(iter(self._news))
-                await self._bring(domain, self._news.pop(domain))
+            while self._snapshots:
+                domain = next(iter(self._snapshots))
+                await self._apply_snapshot(domain, self._snapshots.pop(domain))
             self._settled.set()
-            self._told.clear()
-            await self._told.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
-    async def _bring(self, domain: str, news: FabricSnapshot) -> None:
-        seats = fabric_slots_of(news)
+    async def _apply_snapshot(self, domain: str, snapshot: FabricSnapshot) -> None:
+        slots = fabric_slots_of(snapshot)
         for node in self._of_domain[domain]:
-            changed = node.gpus.follow(gpus_of_tray(news.domain, node.tray, seats, self._names))
+            changed = node.gpus.set_gpus(gpus_of_tray(snapshot.domain, node.tray, slots, self._names))
             if changed and node.name not in self.off:
-                await self._insist(TrayNode.look, node)
+                await self._until_accepted(TrayNode.look, node)
 
     async def _notice_api_server(self) -> None:
         """Tell the plugins when the API server is back: each has a watch for that, and here all have one."""
@@ -381,8 +385,8 @@ class TrayNodes:
             )
         )
 
-    async def _insist(self, act: Callable[[TrayNode], Awaitable[None]], node: TrayNode) -> None:
-        """Until the API server takes it, as a kubelet and a plugin do."""
+    async def _until_accepted(self, act: Callable[[TrayNode], Awaitable[None]], node: TrayNode) -> None:
+        """Repeat until the API server accepts it, as a kubelet and a plugin do."""
         while True:
             try:
                 await act(node)
@@ -393,10 +397,10 @@ class TrayNodes:
                 return
 
 
-def tray_nodes(site: RackSite, names: TrayNames, around: TrayEnvironment) -> tuple[TrayNode, ...]:
+def tray_nodes(site: RackSite, names: SeededNames, shared: TrayEnvironment) -> tuple[TrayNode, ...]:
     """A node for each tray of a site."""
     return tuple(
-        TrayNode(names.node(tray.chassis_serial, tray.slot), tray, domain.uuid, around)
+        TrayNode(names.node(tray.chassis_serial, tray.slot), tray, domain.uuid, shared)
         for domain in site.domains
         for tray in domain.trays
     )

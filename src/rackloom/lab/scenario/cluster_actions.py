@@ -240,7 +240,7 @@ class NodeFaults:
         if seat is None or not seat.fabric.clique_id:
             raise NotObserved(f"GPU {step.gpu} of {node} is in no partition that it could join")
         after = _gpu_in_state(seat, _STATE_BY_NAME[step.state])
-        gpus.follow(tuple(after if one is seat else one for one in before))
+        gpus.set_gpus(tuple(after if one is seat else one for one in before))
         self._ground.joining.discard(node)
         if step.state == "in-progress":
             self._ground.joining.add(node)

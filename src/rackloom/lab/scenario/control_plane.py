@@ -142,14 +142,14 @@ class ApiServerFaults:
                 for verb in ("create", "delete", *_UPDATE_VERBS):
                     self._kube.faults.add(_controller_write_fault(step.rate, verb, lost="reply"))
             case "events-twice":
-                self._kube.tangle.begin(RACKLOOM_USERS, twice=step.rate)
+                self._kube.disordered_events.begin(RACKLOOM_USERS, twice=step.rate)
             case "events-late":
-                self._kube.tangle.begin(RACKLOOM_USERS, late=step.rate)
+                self._kube.disordered_events.begin(RACKLOOM_USERS, late=step.rate)
         return f"{step.how}: {step.rate:.0%}"
 
     async def stale(self, _: ApiServerStale) -> str:
         """Our processes are stuck with a server that does not follow the others."""
-        self._kube.lag.begin(self._kube.store, self._kube.shapes, RACKLOOM_USERS)
+        self._kube.stale_reads.begin(self._kube.store, self._kube.schemas, RACKLOOM_USERS)
         return f"Rackloom's processes hear nothing that comes after version {self._kube.store.version}"
 
     async def good(self, _: ApiServerGood) -> str:
@@ -176,10 +176,10 @@ class ApiServerFaults:
         return "the API server answers"
 
     def _end(self) -> int:
-        struck = self._kube.faults.hits + self._kube.lag.hits + self._kube.tangle.hits
+        struck = self._kube.faults.hits + self._kube.stale_reads.hits + self._kube.disordered_events.hits
         self._kube.faults.clear()
-        self._kube.lag.end()
-        self._kube.tangle.end()
+        self._kube.stale_reads.end()
+        self._kube.disordered_events.end()
         return struck
 
 

@@ -25,7 +25,7 @@ from rackloom.lab.scenario.stage import Json, NetworkBad, RestAnswer
 from rackloom.lab.switches.fabric import FabricLimits, SimulatedFabric
 from rackloom.lab.switches.faults import NmxcFaults
 from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, CallFate, SimNetwork
-from rackloom.lab.virtual.process import ServiceProcess
+from rackloom.lab.virtual.process import Process
 from rackloom.lab.virtual.racks import SimRack, SimSite
 from rackloom.lab.virtual.service import (
     SERVICE_EPOCH,
@@ -137,7 +137,7 @@ class VirtualSite:
         self._diagnose = diagnose
         self._tokens: dict[str, str] = {}
         self._records = records
-        self._fuses: list[tuple[int, list[tuple[ServiceProcess, int]]]] = []
+        self._fuses: list[tuple[int, list[tuple[Process, int]]]] = []
         """For each death that was asked for: the point, and which lives end at which of theirs."""
 
     async def rest(self, tenant: str, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
@@ -162,9 +162,7 @@ class VirtualSite:
 
     async def kill(self, down: float) -> None:
         """The process gets no further; another starts on the same records."""
-        self._plane.downtime = down
-        for life in self._plane.living:
-            life.kill()
+        self._plane.kill(down)
         await asyncio.sleep(down)
         await self._plane.is_open.wait()
 
@@ -214,7 +212,7 @@ class VirtualSite:
         return self._tokens[org]
 
 
-def _reached_fuse(life: ServiceProcess, fuse: int) -> bool:
+def _reached_fuse(life: Process, fuse: int) -> bool:
     """Whether a life came to the point that was set for it, and to no other since."""
     return life.fuse == fuse and life.points >= fuse
 
@@ -238,7 +236,7 @@ async def virtual_site(
     """A fresh site for `scenario`, its records in memory; to be entered in a `event_loop.SimLoop`."""
     rng = random.Random(seed)  # noqa: S311 (reproducible on purpose)
     profile, room = profiles.load_rack(scenario.profile), FabricLimits().max_partitions
-    world = SimSite(profile, scenario.racks, rng, strangers=False, room=room)
+    world = SimSite(profile, scenario.racks, rng, unmanaged_tray=False, room=room)
     make = SimulatedService
     if scenario.controller == "nmx-m":
         use_nmxm(world)
@@ -269,5 +267,5 @@ async def virtual_site(
 
 async def _wait_until_open(plane: SimulatedService) -> None:
     """Each process has read the domains that are its to carve."""
-    while not all(process.is_open for process in plane.processes):  # noqa: ASYNC110 (a plane tells of the first only)
+    while not all(replica.is_open for replica in plane.replicas):  # noqa: ASYNC110 (a plane tells of the first only)
         await asyncio.sleep(CONNECT_FAILURE_SECONDS)

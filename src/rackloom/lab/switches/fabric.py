@@ -31,7 +31,7 @@ MAX_NAME = 255
 
 
 class FabricRefusal(Exception):
-    """The controller says no; `code` is the name of an NMX-C return code without its prefix."""
+    """The controller refuses; `code` is the name of an NMX-C return code without its prefix."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -39,7 +39,7 @@ class FabricRefusal(Exception):
 
 
 class FabricGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU and its seat in the fabric."""
+    """A GPU and its slot in the fabric."""
 
     guid: int
     chassis_serial: str
@@ -96,7 +96,7 @@ class SimulatedFabric:
         self._listeners.append(listener)
 
     def rename(self, domain: str) -> None:
-        """The domain goes by another uuid from now on: its controller says so, and so do its GPUs."""
+        """The domain has another UUID from now on, for its controller and its GPUs."""
         self.domain = domain
         self._changed()
 
@@ -118,8 +118,9 @@ class SimulatedFabric:
     def create(
         self, name: str, guids: Iterable[int], *, partition_id: int = 0, multicast_groups: int = 0
     ) -> int:
-        """Create a GUID-based partition and return its id (the lowest free one where none is asked for)."""
+        """Create a GUID-based partition and return its id (the lowest free one by default)."""
         members = tuple(guids)
+        # The order of the checks decides which return code a request with several faults gets.
         self._require_name(name)
         self._require_id(partition_id)
         self._require_free(members)
@@ -187,11 +188,11 @@ class SimulatedFabric:
         self._changed()
 
     def put(self, partition: FabricPartition) -> None:
-        """Another hand makes or changes a partition as it likes; the GPUs leave where they were."""
+        """Another writer sets a partition; its GPUs leave their previous partitions."""
         taken = set(partition.guids)
-        for one in list(self.partitions.values()):
-            left = tuple(guid for guid in one.guids if guid not in taken)
-            self.partitions[one.id] = msgspec.structs.replace(one, guids=left)
+        for other in list(self.partitions.values()):
+            left = tuple(guid for guid in other.guids if guid not in taken)
+            self.partitions[other.id] = msgspec.structs.replace(other, guids=left)
         self.partitions[partition.id] = partition
         self._changed()
 
@@ -265,6 +266,7 @@ class SimulatedFabric:
             raise FabricRefusal("RESOURCE_IN_USE")
 
     def _require_room(self, multicast_groups: int) -> None:
+        # Multicast groups are allocated in multiples of four.
         if multicast_groups % 4:
             raise FabricRefusal("BADPARAM")
         allocated = sum(partition.multicast_groups for partition in self.partitions.values())
@@ -279,15 +281,15 @@ class SimulatedFabric:
 
 
 def standby_fabric(fabric: SimulatedFabric) -> SimulatedFabric:
-    """The domain as a controller has it that does not lead: it knows the uuid, and lists no GPU.
+    """The domain as a standby controller sees it: it knows the UUID, and lists no GPU.
 
-    What a real one says is not published.
+    The answers of a real standby are not published.
     """
     return SimulatedFabric(fabric.domain, (), fabric.limits)
 
 
 def former_leader_fabric(fabric: SimulatedFabric) -> SimulatedFabric:
-    """The domain as a controller has it that led until now: it misses what happens to `fabric` later."""
+    """The domain as a former leader remembers it: without later changes of `fabric`."""
     memory = SimulatedFabric(fabric.domain, (), fabric.limits)
     memory.restore(fabric.snapshot())
     return memory
@@ -331,16 +333,20 @@ def _domain_gpus(domain: NvlinkDomain, seed: str) -> Iterator[FabricGpu]:
 
 
 def _seeded_guid(seed: str, chassis_serial: str, slot: int, module_id: int) -> int:
-    """A 64-bit GUID that says nothing of where the GPU sits; above 2**63 as those of real fabrics are."""
-    seat = f"{seed} fabric guid {chassis_serial} {slot} {module_id}"
-    return int.from_bytes(hashlib.blake2b(seat.encode(), digest_size=8).digest()) | 1 << 63
+    """A 64-bit GUID that does not reveal the GPU's slot; above 2**63 as those of real fabrics are."""
+    text = f"{seed} fabric guid {chassis_serial} {slot} {module_id}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | 1 << 63
 
 
 # Names of a simulated site, drawn from its seed: the same home gives the same racks again.
 
 
 class SeededNames(msgspec.Struct, frozen=True):
-    """Names as a factory would give them: serials and uuids that say nothing of one another."""
+    """Names as a factory would give them.
+
+    Serials, domain UUIDs, node names and GPU UUIDs share nothing, so that layers can be joined only by the
+    join key: chassis serial, slot and module id, and the fabric GUID.
+    """
 
     seed: str
 
@@ -360,10 +366,18 @@ class SeededNames(msgspec.Struct, frozen=True):
         """UUID of an NVLink domain."""
         return str(uuid.UUID(self._digest(f"domain {index}")[:32], version=4))
 
+    def node(self, chassis_serial: str, slot: int) -> str:
+        """Name of the Kubernetes node that a tray is."""
+        return f"node-{self._digest(f'kubernetes node {chassis_serial} {slot}')[:8]}"
+
+    def gpu_uuid(self, fabric_guid: int) -> str:
+        """UUID of a GPU: another one where the tray was swapped, since then the GUID is another."""
+        return f"GPU-{uuid.UUID(self._digest(f'kubernetes gpu {fabric_guid}')[:32], version=4)}"
+
     def _digest(self, what: str) -> str:
         return hashlib.blake2b(f"{self.seed} {what}".encode(), digest_size=32).hexdigest()
 
 
 def machine_id_of(chassis_serial: str, slot: int) -> str:
-    """The machine id of a seat."""
+    """The machine id of a tray."""
     return f"{chassis_serial}-{slot}".lower()

@@ -13,11 +13,13 @@ NOT_SUPPORTED.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message_factory import GetMessageClass
 
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
 from rackloom.lab.switches.fabric import (
@@ -43,7 +45,7 @@ def server_header(fabric: SimulatedFabric, code: str = "SUCCESS") -> pb.ServerHe
 
 
 def answer_hello(_: SimulatedFabric, request: pb.ClientHello) -> pb.ServerHello:
-    """Who answers (in the header), and that the client's version suits."""
+    """The domain (in the header) and the client's version, which is accepted."""
     return pb.ServerHello(major_version=request.major_version, minor_version=request.minor_version)
 
 
@@ -72,7 +74,7 @@ def answer_domain_state(fabric: SimulatedFabric, _: pb.GetDomainStateInfoRequest
 
 
 def answer_gpus(fabric: SimulatedFabric, request: pb.GetGpuInfoListRequest) -> pb.GetGpuInfoListResponse:
-    """Every GPU, by seat. Narrower questions are not simulated."""
+    """Every GPU, by slot. Attribute filters are not simulated."""
     if request.attr != pb.NMX_GPU_ATTR_ALL:
         raise FabricRefusal("NOT_SUPPORTED")
     holder = {guid: partition.id for partition in fabric.partitions.values() for guid in partition.guids}
@@ -97,8 +99,8 @@ def answer_nodes(
 def answer_partitions(
     fabric: SimulatedFabric, request: pb.GetPartitionInfoListRequest
 ) -> pb.GetPartitionInfoListResponse:
-    """The partitions asked for by id or name, or all."""
-    ids = {one.partition_id for one in request.partition_id_list}
+    """The partitions with the requested ids or names, or all."""
+    ids = {wanted.partition_id for wanted in request.partition_id_list}
     names = set(request.partition_name_list)
     chosen = [
         partition
@@ -106,17 +108,17 @@ def answer_partitions(
         if not (ids or names) or partition.id in ids or partition.name in names
     ]
     return pb.GetPartitionInfoListResponse(
-        partition_info_list=[_partition_info(fabric, one) for one in chosen]
+        partition_info_list=[_partition_info(fabric, partition) for partition in chosen]
     )
 
 
 def answer_create(fabric: SimulatedFabric, request: pb.CreatePartitionRequest) -> pb.CreatePartitionResponse:
     """A GUID-based partition; one by location is not simulated."""
-    if any(one.HasField("gpu_location") for one in request.gpu_resource_id):
+    if any(gpu.HasField("gpu_location") for gpu in request.gpu_resource_id):
         raise FabricRefusal("NOT_SUPPORTED")
     made = fabric.create(
         request.name,
-        [one.gpu_uid for one in request.gpu_resource_id],
+        [gpu.gpu_uid for gpu in request.gpu_resource_id],
         partition_id=request.partition_id.partition_id,
         multicast_groups=request.attr.multicast_groups_limit,
     )
@@ -124,29 +126,25 @@ def answer_create(fabric: SimulatedFabric, request: pb.CreatePartitionRequest) -
 
 
 def answer_delete(fabric: SimulatedFabric, request: pb.DeletePartitionRequest) -> pb.DeletePartitionResponse:
-    """Away with a partition, by id, by name or by both."""
+    """Delete a partition, by id, by name or by both."""
     gone = fabric.delete(request.partition_id.partition_id, request.name)
     return pb.DeletePartitionResponse(partition_id=_partition_id(gone))
 
 
-def answer_add_gpus(
-    fabric: SimulatedFabric, request: pb.UpdatePartitionRequest
-) -> pb.UpdatePartitionResponse:
-    """More members."""
-    changed = fabric.add(request.partition_id.partition_id, request.gpu_uid, request.name)
-    return pb.UpdatePartitionResponse(partition_id=_partition_id(changed))
+def _answer_update(
+    change: Callable[[SimulatedFabric, int, Iterable[int], str], int],
+) -> Callable[[SimulatedFabric, pb.UpdatePartitionRequest], pb.UpdatePartitionResponse]:
+    """Add or remove members."""
 
+    def answer(fabric: SimulatedFabric, request: pb.UpdatePartitionRequest) -> pb.UpdatePartitionResponse:
+        changed = change(fabric, request.partition_id.partition_id, request.gpu_uid, request.name)
+        return pb.UpdatePartitionResponse(partition_id=_partition_id(changed))
 
-def answer_remove_gpus(
-    fabric: SimulatedFabric, request: pb.UpdatePartitionRequest
-) -> pb.UpdatePartitionResponse:
-    """Fewer members."""
-    changed = fabric.remove(request.partition_id.partition_id, request.gpu_uid, request.name)
-    return pb.UpdatePartitionResponse(partition_id=_partition_id(changed))
+    return answer
 
 
 def _partition_info(fabric: SimulatedFabric, partition: FabricPartition) -> pb.PartitionInfo:
-    """One partition, its members by GUID or by seat as its type has it."""
+    """One partition, its members by GUID or by location, depending on its type."""
     info = pb.PartitionInfo(
         partition_id=_partition_id(partition.id),
         name=partition.name,
@@ -205,41 +203,26 @@ SERVICE = "nmx_c.NMX_Controller"
 SubscriberQueue = asyncio.Queue[pb.ServerNotification | None]
 """Notifications to be sent; None ends the subscription."""
 
-_UNARY: dict[str, tuple[type[Any], type[Any], Callable[[SimulatedFabric, Any], Any]]] = {
-    "Hello": (pb.ClientHello, pb.ServerHello, answer_hello),
-    "GetDomainProperties": (
-        pb.GetDomainPropertiesRequest,
-        pb.DomainProperties,
-        answer_domain_properties,
-    ),
-    "GetDomainStateInfo": (pb.GetDomainStateInfoRequest, pb.DomainStateInfo, answer_domain_state),
-    "GetComputeNodeInfoList": (
-        pb.GetComputeNodeInfoListRequest,
-        pb.GetComputeNodeInfoListResponse,
-        answer_nodes,
-    ),
-    "GetGpuInfoList": (pb.GetGpuInfoListRequest, pb.GetGpuInfoListResponse, answer_gpus),
-    "GetPartitionInfoList": (
-        pb.GetPartitionInfoListRequest,
-        pb.GetPartitionInfoListResponse,
-        answer_partitions,
-    ),
-    "CreatePartition": (pb.CreatePartitionRequest, pb.CreatePartitionResponse, answer_create),
-    "DeletePartition": (pb.DeletePartitionRequest, pb.DeletePartitionResponse, answer_delete),
-    "AddGpusToPartition": (pb.UpdatePartitionRequest, pb.UpdatePartitionResponse, answer_add_gpus),
-    "RemoveGpusFromPartition": (
-        pb.UpdatePartitionRequest,
-        pb.UpdatePartitionResponse,
-        answer_remove_gpus,
-    ),
+_UNARY: dict[str, Callable[[SimulatedFabric, Any], Any]] = {
+    "Hello": answer_hello,
+    "GetDomainProperties": answer_domain_properties,
+    "GetDomainStateInfo": answer_domain_state,
+    "GetComputeNodeInfoList": answer_nodes,
+    "GetGpuInfoList": answer_gpus,
+    "GetPartitionInfoList": answer_partitions,
+    "CreatePartition": answer_create,
+    "DeletePartition": answer_delete,
+    "AddGpusToPartition": _answer_update(SimulatedFabric.add),
+    "RemoveGpusFromPartition": _answer_update(SimulatedFabric.remove),
 }
-"""RPC name -> type of the request, type of the reply, and what is done."""
+"""What each unary RPC does; its message types are those of the service descriptor."""
+_METHODS = pb.DESCRIPTOR.services_by_name["NMX_Controller"].methods_by_name
 NMXC_RPCS = frozenset({*_UNARY, "Subscribe"})
 """Every RPC that is served."""
 
 
 class NmxcService:
-    """Answers from a fabric's state; mistreats calls as `faults` say."""
+    """Answers from a fabric's state; calls fail as `faults` say."""
 
     def __init__(self, fabric: SimulatedFabric, faults: NmxcFaults) -> None:
         self._fabric = fabric
@@ -250,7 +233,7 @@ class NmxcService:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server needs to serve this controller."""
-        methods = {rpc: self._unary(rpc, request) for rpc, (request, _, _) in _UNARY.items()}
+        methods = {rpc: self._unary(rpc) for rpc in _UNARY}
         methods["Subscribe"] = grpc.unary_stream_rpc_method_handler(
             self._subscribe,
             request_deserializer=pb.SubscribeRequest.FromString,
@@ -268,24 +251,25 @@ class NmxcService:
         for subscriber in self._subscribers:
             subscriber.put_nowait(None)
 
-    def _unary(self, rpc: str, request: type[Any]) -> grpc.RpcMethodHandler:
-        async def answer(asked: Any, context: Any) -> Any:
-            return await self._answer(rpc, asked, context)
-
+    def _unary(self, rpc: str) -> grpc.RpcMethodHandler:
+        request: Any = GetMessageClass(_METHODS[rpc].input_type)
+        reply: Any = GetMessageClass(_METHODS[rpc].output_type)
         return grpc.unary_unary_rpc_method_handler(
-            answer, request_deserializer=request.FromString, response_serializer=_serialize
+            partial(self._answer, rpc),
+            request_deserializer=request.FromString,
+            response_serializer=reply.SerializeToString,
         )
 
     async def _answer(self, rpc: str, request: Any, context: Any) -> Any:
-        """Do the work unless a fault or the fabric forbids it, and say in the header how it went."""
+        """Do the work unless a fault or the fabric forbids it; report the result in the header."""
         fault = self._faults.take(rpc)
         await asyncio.sleep(fault.delay)
-        _, empty, work = _UNARY[rpc]
-        reply, code = empty(), fault.refuse or "SUCCESS"
+        reply: Any = GetMessageClass(_METHODS[rpc].output_type)()
+        code = fault.refuse or "SUCCESS"
         if fault.refuse is None:
             self._changed_by = request.gateway_id
             try:
-                reply = work(self._fabric, request)
+                reply = _UNARY[rpc](self._fabric, request)
             except FabricRefusal as refusal:
                 code = refusal.code
             self._changed_by = None
@@ -333,8 +317,3 @@ class NmxcService:
         for subscriber, request in self._subscribers.items():
             if request.notify_on_self_change or request.gateway_id != self._changed_by:
                 subscriber.put_nowait(event)
-
-
-def _serialize(reply: Any) -> bytes:
-    serialized: bytes = reply.SerializeToString()
-    return serialized

@@ -68,14 +68,14 @@ def list_nodes(fabric: SimulatedFabric) -> list[Json]:
 
 
 def list_gpus(fabric: SimulatedFabric) -> list[Json]:
-    """Every GPU, by seat."""
+    """Every GPU, by slot."""
     holder = {guid: partition.id for partition in fabric.partitions.values() for guid in partition.guids}
     seated = sorted(fabric.gpus.values(), key=lambda gpu: (gpu.host_id, gpu.module_id))
     return [_gpu_entity(fabric, gpu, holder.get(gpu.guid, 0)) for gpu in seated]
 
 
 def partition_entity(fabric: SimulatedFabric, fabric_partition: FabricPartition, entity: str) -> Json:
-    """One partition, its members by entity or by seat as its type has it."""
+    """One partition, its members by entity or by location, depending on its type."""
     if fabric_partition.guid_based:
         members: list[Any] = [gpu_entity_id(guid) for guid in fabric_partition.guids]
     else:
@@ -169,13 +169,19 @@ class PartitionEntities:
 
     def now(self) -> list[Json]:
         """All partitions as they are."""
-        standing = {(fabric.domain, one.id, one.name): (fabric, one) for fabric, one in self._every()}
-        for gone in self._entities.keys() - standing.keys():
+        present = {
+            (fabric.domain, partition.id, partition.name): (fabric, partition)
+            for fabric, partition in self._every()
+        }
+        for gone in self._entities.keys() - present.keys():
             del self._entities[gone]
-        for key in [key for key in standing if key not in self._entities]:
+        for key in [key for key in present if key not in self._entities]:
             self._made += 1
             self._entities[key] = entity_digest(f"partition {self._made}")
-        return [partition_entity(fabric, one, self._entities[key]) for key, (fabric, one) in standing.items()]
+        return [
+            partition_entity(fabric, partition, self._entities[key])
+            for key, (fabric, partition) in present.items()
+        ]
 
     def before(self) -> list[Json]:
         """All partitions as they were before the newest change."""
@@ -183,9 +189,9 @@ class PartitionEntities:
 
     def find(self, entity: str) -> tuple[SimulatedFabric, FabricPartition] | None:
         """The partition of this id."""
-        for fabric, one in self._every():
-            if self._entities.get((fabric.domain, one.id, one.name)) == entity:
-                return fabric, one
+        for fabric, partition in self._every():
+            if self._entities.get((fabric.domain, partition.id, partition.name)) == entity:
+                return fabric, partition
         return None
 
     def _every(self) -> Iterator[tuple[SimulatedFabric, FabricPartition]]:
@@ -243,12 +249,13 @@ class NmxmOperations:
         self._resumed = asyncio.Event()
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel all running operations."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _run(self, entity: str, change: Callable[[], int], fault: NmxmFault) -> None:
+        # The change happens in the middle of the operation: readers may see it before it is completed.
         await asyncio.sleep(self.seconds / 2)
         self._known[entity]["Status"] = "in-progress"
         if fault.stalls:
@@ -335,12 +342,14 @@ class NmxmService:
             await self._app(scope, receive, send)
 
     def _is_known(self, request: Request) -> bool:
-        kind, _, shown = request.headers.get("authorization", "").partition(" ")
+        kind, _, credentials = request.headers.get("authorization", "").partition(" ")
         try:
-            name, _, word = base64.b64decode(shown, validate=True).decode().partition(":")
+            name, _, password = base64.b64decode(credentials, validate=True).decode().partition(":")
         except (binascii.Error, UnicodeDecodeError):
             return False
-        same = secrets.compare_digest(f"{name}:{word}".encode(), f"{self.username}:{self.password}".encode())
+        same = secrets.compare_digest(
+            f"{name}:{password}".encode(), f"{self.username}:{self.password}".encode()
+        )
         return kind.lower() == "basic" and same
 
     async def _on_collection(self, request: Request) -> Response:
@@ -354,7 +363,7 @@ class NmxmService:
             self.faults.lag -= 1
             listed = self._partitions.before()
         if name == "gpus":
-            listed = [one for one in listed if one["DeviceUID"] not in self.faults.hidden_gpus]
+            listed = [entity for entity in listed if entity["DeviceUID"] not in self.faults.hidden_gpus]
         return _json_reply(listed)
 
     async def _count(self, request: Request) -> Response:
@@ -372,14 +381,14 @@ class NmxmService:
             return self.operations.all()
         if name not in kinds:
             raise NmxmProblem(404, "not-found", f"{name} is not simulated")
-        return [one for fabric in self._fabrics for one in kinds[name](fabric)]
+        return [entity for fabric in self._fabrics for entity in kinds[name](fabric)]
 
     async def _create(self, request: Request) -> Response:
         body = await _read_body(request, {"Name", "Members"})
         name = body["Name"]
         if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH or not name.isprintable():
             raise NmxmProblem(400, "bad-request", "Name")
-        if any(one["Name"] == name for one in self._partitions.now()):
+        if any(partition["Name"] == name for partition in self._partitions.now()):
             raise NmxmProblem(409, "conflict", f"a partition named {name} exists")
         fabric, guids = self._members(body["Members"])
         if fabric is None:

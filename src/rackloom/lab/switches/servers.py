@@ -29,7 +29,7 @@ GRACE_SECONDS = 0.2
 """For calls under way when the controller goes away; then they are cut."""
 
 _GRPC_OPTIONS = (
-    # Two controllers never share a port: the second is told.
+    # Two controllers never share a port: binding the second one fails.
     ("grpc.so_reuseport", 0),
 )
 
@@ -74,9 +74,9 @@ class NmxcServer:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop."""
-        for one in (self, self._standby, self._old):
-            if one is not None:
-                await one.go_away()
+        for server in (self, self._standby, self._old):
+            if server is not None:
+                await server.go_away()
 
     async def come_back(self) -> None:
         """Listen, on the port that it had before if it had one; nothing happens where it listens."""
@@ -108,7 +108,7 @@ class NmxcServer:
         return self._standby.url
 
     async def move(self) -> None:
-        """Lead from where the standby is: nobody listens any more where this one did."""
+        """Lead from the address of the standby; nothing answers at the previous one."""
         await self.stand_by()
         standby, self._standby = self._standby, None
         assert standby is not None  # noqa: S101 (it was made ready)
@@ -120,7 +120,7 @@ class NmxcServer:
         await self.come_back()
 
     async def old_leader_returns(self) -> str:
-        """Have the one that led before answer again where it did, as leader, with what it knew; its URL."""
+        """Let the former leader answer again at its URL, as leader, with the state it remembers."""
         if self._old is None or self._memory is None:
             raise RuntimeError("the leader never moved")
         await self._put_in_old_place(NmxcServer(self._memory, port=self._old._port, tls=self._tls))
@@ -128,7 +128,7 @@ class NmxcServer:
         return self._old.url
 
     async def old_leader_yields(self) -> None:
-        """It has learned that another one leads, and lists no GPU any more."""
+        """The former leader has learned that another one leads, and lists no GPU any more."""
         if self._old is not None and self._old._server is not None:
             fabric = standby_fabric(self.fabric)
             await self._put_in_old_place(NmxcServer(fabric, port=self._old._port, tls=self._tls))

@@ -10,7 +10,7 @@ irreproducible. `run_in_executor` runs its function inline. A loop in which ever
 raises `Deadlock`.
 
 Several processes may share one loop, each in its own `contextvars` context. `stop_whom` names those
-that are stopped (SIGSTOP): their callbacks are set aside when their turn comes, and `go_on` queues them
+that are stopped (SIGSTOP): their callbacks are set aside when their turn comes, and `resume` queues them
 again, late.
 
 `loop_wall_time` gives seconds since 1970 by the running loop, for every part of a simulated cluster.
@@ -31,7 +31,7 @@ TIMER_RESOLUTION = 1e-6
 
 
 class Deadlock(RuntimeError):
-    """Every task waits for something that nobody will do."""
+    """Every task waits, and nothing is scheduled that could wake one."""
 
 
 class _TimeJump:
@@ -43,6 +43,7 @@ class _TimeJump:
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
             raise Deadlock("nothing is ready and nothing is scheduled")
+        # asyncio passes the time until the next timer: nothing can happen before it, so jump there.
         self.now += timeout
         return []
 
@@ -91,10 +92,10 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._selector.now
 
     def stop_whom(self, is_stopped: IsStopped) -> None:
-        """Run nothing of processes for whose context this is true. Call `go_on` when one goes on."""
+        """Run nothing of processes for whose context this is true. Call `resume` when one goes on."""
         self._ready.is_stopped = is_stopped
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Run what was set aside of processes that are not stopped any more."""
         self._ready.release()
 
@@ -120,7 +121,7 @@ class SimLoop(asyncio.BaseEventLoop):
         super()._run_once()  # type: ignore[misc]
 
     def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
-        # The base class goes by way of another thread's door; whoever leaves a generator here is in this one.
+        # The base class schedules this from another thread; here every generator is left in this one.
         self._asyncgens.discard(agen)  # type: ignore[attr-defined]
         if not self.is_closed():
             self.create_task(agen.aclose())

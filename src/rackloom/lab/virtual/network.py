@@ -146,8 +146,10 @@ class SimController:
     async def _act(self, rpc: str, request: bytes, trip: CallFate, waiting: list[bool]) -> bytes:
         await asyncio.sleep(trip.there or 0.0)
         if not trip.copies:
+            # The proxy answers for the controller: a real header, and no effect on the fabric.
             hello = await self._once("Hello", pb.ClientHello().SerializeToString(), expected=False)
             return _hollow_success(rpc, hello)
+        # `waiting` is emptied when the client gives up: an answer after that is not expected any more.
         reply = await self._once(rpc, request, expected=bool(waiting))
         for _ in range(trip.copies - 1):
             await self._once(rpc, request, expected=False)
@@ -164,8 +166,10 @@ class SimController:
         if self._network.trip("Subscribe").refused:
             raise rpc_failure(grpc.StatusCode.UNAVAILABLE, "connection refused")
         handler = self._handler("Subscribe")
-        async for one in handler.unary_stream(handler.request_deserializer(request), SimCallContext()):
-            yield handler.response_serializer(one)
+        async for notification in handler.unary_stream(
+            handler.request_deserializer(request), SimCallContext()
+        ):
+            yield handler.response_serializer(notification)
 
     def _handler(self, rpc: str) -> Any:
         return self._handlers.service(_Call(f"/{_SERVICE.full_name}/{rpc}", ()))
@@ -173,7 +177,7 @@ class SimController:
     def _finished(self, task: "asyncio.Task[bytes]") -> None:
         self._under_way.discard(task)
         if not task.cancelled():
-            task.exception()  # the caller may be gone: nobody else will look at it
+            task.exception()  # retrieve it: the caller may be gone
 
 
 class SimStream:
@@ -190,10 +194,10 @@ class SimStream:
 
     async def read(self) -> bytes:
         """The next message; raises AioRpcError when the stream is broken."""
-        one = await self._arrived.get()
-        if isinstance(one, grpc.aio.AioRpcError):
-            raise one
-        return one
+        message = await self._arrived.get()
+        if isinstance(message, grpc.aio.AioRpcError):
+            raise message
+        return message
 
     def fail(self, why: str) -> None:
         """Break the stream."""
@@ -281,7 +285,7 @@ async def _delay(seconds: float | None) -> None:
 
 
 def _hollow_success(rpc: str, hello: bytes) -> bytes:
-    """A reply that says success and nothing else; a new partition gets an id that nobody has."""
+    """A reply that reports success without effect; a new partition gets an id that does not exist."""
     reply: Any = GetMessageClass(_SERVICE.methods_by_name[rpc].output_type)()
     reply.server_header.CopyFrom(pb.ServerHello.FromString(hello).server_header)
     if rpc == "CreatePartition":
@@ -293,24 +297,29 @@ MUTATIONS = frozenset({"CreatePartition", "DeletePartition", "AddGpusToPartition
 
 
 class SimNetwork:
-    """The network in front of one controller, as bad as its fields say."""
+    """The network in front of one controller, with the faults that its fields set."""
+
+    down = False
+    """Connections are refused."""
+    dark = False
+    """Packets vanish."""
+    slow = 0.0
+    """Mean of what is added to each direction, in seconds."""
+    notice_loss = 0.0
+    """Share of the notifications that are lost."""
+    notice_copies = 1
+    """How often a notification arrives."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.down = False
-        """Nobody listens."""
-        self.dark = False
-        """Packets vanish."""
-        self.slow = 0.0
-        """Mean of what is added to each way, in seconds."""
-        self.notice_loss = 0.0
-        self.notice_copies = 1
         self.next_mutations: deque[CallFate] = deque()
-        """Fates of the next changes that are asked for."""
+        """Fates of the next changes that are requested."""
 
     def heal(self) -> None:
         """Everything arrives, once and in time."""
-        self.__init__(self.rng)  # type: ignore[misc]
+        rng = self.rng
+        vars(self).clear()
+        self.__init__(rng)  # type: ignore[misc]
 
     def trip(self, rpc: str) -> CallFate:
         """The fate of a call that is made now."""
@@ -318,6 +327,7 @@ class SimNetwork:
             return CallFate(refused=True)
         if self.dark:
             return CallFate(there=None)
+        # A queued fate belongs to the next change; reads pass with the usual delay.
         if rpc in MUTATIONS and self.next_mutations:
             return self.next_mutations.popleft()
         return CallFate(there=self.delay(), back=self.delay())
@@ -333,7 +343,7 @@ class SimNetwork:
 
 
 CONNECT_FAILURE_SECONDS = 0.1
-"""Seconds until a client learns that nobody listens."""
+"""Seconds until a client learns that the connection is refused."""
 
 
 # The same for NMX-M, which speaks HTTP.
@@ -348,7 +358,7 @@ class NmxmTransport(httpx2.AsyncBaseTransport):
         self._checkpoint = checkpoint
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Answer one request. Raises ConnectError while nobody can be reached."""
+        """Answer one request. Raises ConnectError while the network is down."""
         self._checkpoint()
         if self._network.down:
             await asyncio.sleep(CONNECT_FAILURE_SECONDS)

@@ -1,7 +1,7 @@
 """The process model: start, kill, stop and resume, restart, and the points at which a process may die.
 
 A `Process` owns asyncio tasks. `kill` cancels them, and `check` raises `Killed` wherever dead code
-would still touch the world, so nothing that a dead process does has an effect. `stop` and `go_on` are
+would still touch the world, so nothing that a dead process does has an effect. `stop` and `resume` are
 SIGSTOP and SIGCONT: a stopped process keeps its memory and connections, and its timers fire late. The
 current process travels in a context variable; `ProcessTasks` is a task factory that finds tasks which
 outlive their process.
@@ -9,19 +9,16 @@ outlive their process.
 `RestartedProcess` starts the process again whenever it ends, as kubelet restarts a container. On
 cancellation it asks the process to end and kills it after the termination grace period.
 
-`CrashPoints` counts the moments at which a death can matter: before and after every write to the API
-server (`with_crash_points` wraps a `KubeApi`) and at every fsync. A test plays the same story once per
-crash point. Reads and lease renewals are not counted, because their number depends only on how long a
-story takes.
-
-`ServiceProcess` is the same model for the site service: `fuse` is the number of the crash point (a
-database write or a call to a controller) at which it is killed.
+A crash point is a moment at which a death can leave the world half changed: before and after a write to
+the database, to the API server or to a switch, and at every fsync. `Process.checkpoint` counts the crash
+points of one process and kills it at the number `fuse`. `CrashPoints` counts those of a whole cluster
+(`with_crash_points` wraps a `KubeApi`); a test plays the same story once per crash point. Reads and
+lease renewals are not counted, because their number depends only on how long a story takes.
 """
 
 import asyncio
 import contextvars
 import os
-import random
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -49,7 +46,13 @@ class Process:
         self.name = name
         self.tray = tray
         self.is_alive = True
+        self.ended_at: float | None = None
+        """Loop time of its death."""
         self.is_stopped = False
+        self.points = 0
+        """Crash points that it has passed."""
+        self.fuse: int | None = None
+        """The number of the crash point at which it is killed."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
@@ -57,15 +60,26 @@ class Process:
         with _as_process(self):
             task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
         return task
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not self.is_alive and not task.cancelled():
+            task.exception()  # what a dead process raises is of no consequence
 
     def kill(self) -> None:
         """From here on nothing that it does has an effect. A stopped process dies of this too."""
+        if self.is_alive:
+            self.ended_at = asyncio.get_running_loop().time()
         self.is_alive = False
-        self.go_on()
+        self.resume()
         for task in self._tasks:
             task.cancel()
+
+    async def wait_ended(self) -> None:
+        """Wait until none of its tasks runs."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def stop(self) -> None:
         """SIGSTOP: it keeps its memory and its connections, and does nothing; its timers fire late.
@@ -76,16 +90,23 @@ class Process:
         self.is_stopped = True
         _simulation_loop().stop_whom(_is_stopped)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """SIGCONT; nothing where it runs."""
         if self.is_stopped:
             self.is_stopped = False
-            _simulation_loop().go_on()
+            _simulation_loop().resume()
 
     def check(self) -> None:
         """Raise `Killed` once it is dead."""
         if not self.is_alive:
             raise Killed(self.name)
+
+    def checkpoint(self) -> None:
+        """A crash point: the process is killed here if its fuse says so. Raises `Killed` once it is dead."""
+        self.points += 1
+        if self.points == self.fuse:
+            self.kill()
+        self.check()
 
 
 def current_process() -> Process | None:
@@ -158,7 +179,7 @@ class RestartedProcess:
     """One process after the other under one name. `life` is the newest.
 
     `may_fail` are the errors with which it may end by itself, to be started again after `restart_s` seconds;
-    any other is told to `defects`.
+    any other error is added to `defects`.
     """
 
     def __init__(
@@ -172,12 +193,13 @@ class RestartedProcess:
         self.life = life
         self._serve = serve
         self._defects = defects
-        self._restart_s = restart_s
+        self.restart_s = restart_s
         self._may_fail = may_fail
 
     async def run(self) -> None:
         """Keep it until cancelled, which lets it take leave."""
         while True:
+            # A new process has its own memory: `serve` reads again what the last one wrote down.
             task = self.life.spawn(self._serve(self.life))
             try:
                 await asyncio.wait({task})
@@ -185,22 +207,23 @@ class RestartedProcess:
                 task.cancel()
                 await asyncio.wait({task}, timeout=TERMINATION_GRACE)
                 if not task.done():
+                    # It ignored SIGTERM for the whole grace period.
                     self.life.kill()
                     await asyncio.wait({task})
-            self._judge(task)
+            error = None if task.cancelled() else task.exception()
+            if self.life.is_alive and error is not None and not self._is_allowed(error):
+                self._report(error)
             self.life.kill()
-            await asyncio.sleep(self._restart_s)
+            await asyncio.sleep(self.restart_s)
             self.life = Process(self.life.name, self.life.tray)
 
-    def _judge(self, task: "asyncio.Task[None]") -> None:
-        failed = None if task.cancelled() else task.exception()
-        if self.life.is_alive and failed is not None and not self._is_allowed(failed):
-            self._defects.append(f"{self.life.name} ended: {failed!r}")
+    def _report(self, error: BaseException) -> None:
+        self._defects.append(f"{self.life.name} ended: {error!r}")
 
-    def _is_allowed(self, failed: BaseException) -> bool:
-        if isinstance(failed, BaseExceptionGroup):
-            return all(self._is_allowed(exception) for exception in failed.exceptions)
-        return isinstance(failed, self._may_fail)
+    def _is_allowed(self, error: BaseException) -> bool:
+        if isinstance(error, BaseExceptionGroup):
+            return all(self._is_allowed(exception) for exception in error.exceptions)
+        return isinstance(error, self._may_fail)
 
 
 # Crash points: where a death can leave the world half changed.
@@ -223,6 +246,7 @@ class CrashPoints:
     def take(self, tray: str) -> None:
         """A step on a tray; "" is where the controller runs."""
         self.taken += 1
+        # The number identifies the step in every run of the same story: a failure is replayed by it.
         self._strike(self.taken, tray)
 
     def take_as(self, life: Process) -> None:
@@ -272,7 +296,7 @@ class _CrashPointApi:
 
     def _written(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def call(*args: Any, **kwargs: Any) -> Any:
-            # The heartbeat of a leader is no step: how many there are says only how long a story is.
+            # A lease renewal is no crash point: their number depends only on how long a story takes.
             take = self._life.check if LEASE in args else partial(self._steps.take_as, self._life)
             take()
             answer = await method(*args, **kwargs)
@@ -282,50 +306,3 @@ class _CrashPointApi:
             return answer
 
         return call
-
-
-# The processes of the site service. A fuse kills one at a numbered crash point.
-
-
-class ServiceProcessKilled(BaseException):
-    """The process is gone: nothing after this line happens."""
-
-
-class ServiceProcess:
-    """One process, from its start to its end. `fuse` is the number of the point at which it is killed."""
-
-    def __init__(self, rng: random.Random, fuse: int | None) -> None:
-        self.alive = True
-        self.ended_at: float | None = None
-        self.ended = asyncio.Event()
-        self.points = 0
-        self.fuse = fuse
-        self.rng = rng
-        self.tasks: list[asyncio.Task[Any]] = []
-
-    def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Run something that ends with the process."""
-        task = asyncio.create_task(work)
-        self.tasks.append(task)
-        return task
-
-    def checkpoint(self) -> None:
-        """A point at which the process may be killed; a dead process gets no further."""
-        self.points += 1
-        if self.points == self.fuse:
-            self.kill()
-        if not self.alive:
-            raise ServiceProcessKilled
-
-    def kill(self) -> None:
-        """End the process where it stands."""
-        if self.alive:
-            self.ended_at = asyncio.get_running_loop().time()
-        self.alive = False
-        self.ended.set()
-
-    async def bury(self) -> None:
-        """Take away what is left of it."""
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)

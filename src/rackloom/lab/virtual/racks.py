@@ -53,7 +53,7 @@ SMALL_DOMAIN_RATE = 0.2
 
 
 class ExecutedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that a client asked for, what the controller said, and the fabric before and after."""
+    """A change that a client requested, the controller's answer, and the fabric before and after."""
 
     rpc: str
     request: Any
@@ -78,7 +78,7 @@ class FormerLeader(msgspec.Struct, frozen=True):
 
 
 def _ignore_executed(_rpc: str, _request: Any, _reply: Any, _expected: bool) -> None:
-    """Nobody is told."""
+    """Calls to a former leader are not recorded."""
 
 
 class SimRack:
@@ -114,7 +114,7 @@ class SimRack:
         return self.home.racks[0]
 
     def foreign(self) -> Iterator[FabricPartition]:
-        """Partitions that another hand made."""
+        """Partitions that another writer created."""
         for partition in self.fabric.snapshot().partitions:
             if partition.id != DEFAULT_PARTITION_ID and self.made.get(partition.id) != partition.name:
                 yield partition
@@ -134,7 +134,7 @@ class SimRack:
         return url
 
     def move(self) -> None:
-        """Let that one lead. Nobody listens any more at the URL of before; fates to come are its own."""
+        """Let the standby lead. Nothing answers at the previous URL; queued call fates move along."""
         url, old = self.stand_by(), self.url
         assert self._standby is not None  # noqa: S101 (it was made ready)
         self.network.down = True
@@ -148,16 +148,16 @@ class SimRack:
         self._moves += 1
 
     def old_leader_returns(self) -> str:
-        """Have the one that led before answer again where it did, as leader, with what it knew; its URL."""
+        """Let the former leader answer again at its URL, as leader, with the state it remembers."""
         if self._old is None:
             raise RuntimeError("the leader never moved")
-        # What is asked of it happens to no fabric.
+        # Its changes apply to its own memory, not to the fabric.
         self._old.switch.serve(NmxcService(self._old.memory, NmxcFaults()), _ignore_executed)
         self._old.network.heal()
         return self._old.url
 
     def old_leader_yields(self) -> None:
-        """It has learned that another one leads, and lists no GPU any more."""
+        """The former leader has learned that another one leads, and lists no GPU any more."""
         if self._old is not None:
             self._old.switch.serve(NmxcService(standby_fabric(self.fabric), NmxcFaults()), self._executed)
 
@@ -171,7 +171,7 @@ class SimRack:
             self.fabric.limits = msgspec.structs.replace(self.fabric.limits, max_partitions=room)
 
     def disturb(self) -> None:
-        """Note that another hand is at work: what a client has read no longer holds."""
+        """Note a change by another writer: what a client has read no longer holds."""
         self._disturbed_since_read = True
         self._disturbed_now += 1
 
@@ -183,11 +183,13 @@ class SimRack:
             self._note_reading(rpc, reply)
             return
         if not reply.HasField("server_header"):
+            # Without a header the client cannot tell whether it was carried out: its readings no longer hold.
             self._note_change(rpc, request, reply)
             self.disturb()
             return
         code = pb.StReturnCode.Name(reply.server_header.return_code).removeprefix("NMX_ST_")
         done = code == "SUCCESS"
+        # A refused change left the fabric as it is, so before and after are the same.
         event = ExecutedChange(
             rpc=rpc,
             request=request,
@@ -206,6 +208,8 @@ class SimRack:
             watcher(self, event)
 
     def _note_reading(self, rpc: str, reply: Any) -> None:
+        # A complete reading is the GPU list followed by a full partition list. What changes between the two
+        # counts as a disturbance, since the reading may show either state.
         if rpc == "GetGpuInfoList":
             self._reading_from, self._disturbed_now = asyncio.get_running_loop().time(), 0
         elif rpc == "GetPartitionInfoList":
@@ -224,7 +228,7 @@ class SimRack:
 
 
 class SimSite:
-    """All racks of a site, and who is who in them."""
+    """All racks of a site, and which partition serves which logical partition."""
 
     def __init__(
         self,
@@ -232,10 +236,10 @@ class SimSite:
         racks: int,
         rng: random.Random,
         *,
-        strangers: bool,
+        unmanaged_tray: bool,
         room: int | None = None,
     ) -> None:
-        """With `strangers`, the last tray of the first rack is on no machine that the site knows.
+        """With `unmanaged_tray`, the last tray of the first rack is on no machine that the site knows.
 
         `room` is how many partitions each domain holds.
         """
@@ -249,7 +253,7 @@ class SimSite:
         for rack in self.racks:
             few = rng.randint(1, 3) if rng.random() < SMALL_DOMAIN_RATE else None
             rack.limit(room or few)
-        if strangers:
+        if unmanaged_tray:
             self.site = _without_last_tray(self.site)
         self.machines = frozenset(
             machine_id_of(tray.chassis_serial, tray.slot)
@@ -259,7 +263,7 @@ class SimSite:
         self.lp_of_name: dict[str, str] = {}
         """Partition name to the logical partition (a tray, for free GPUs) that the plane made it for."""
         self.free_gpus = DefaultPartitionPolicy.NONE
-        """What the site does with GPUs that nobody was given."""
+        """What the site does with unassigned GPUs."""
 
     @property
     def endpoints(self) -> Mapping[str, str]:
@@ -271,7 +275,7 @@ class SimSite:
         return next(rack for rack in self.racks if url == rack.url or url in rack.others)
 
     def rack_of(self, machine: str) -> SimRack:
-        """The rack that a machine stands in."""
+        """The rack of a machine."""
         serial = machine.rpartition("-")[0].upper()
         return next(rack for rack in self.racks if serial in rack.serials)
 
@@ -295,7 +299,7 @@ def _without_last_tray(site: RackSite) -> RackSite:
 
 
 class ConflictingController:
-    """A controller that shows GPUs of `rack` and says it is `domain`; `asked`: the changes asked of it."""
+    """A controller that lists GPUs of `rack` as `domain`; `asked`: the changes requested of it."""
 
     def __init__(self, rack: SimRack, domain: str, gpus: Collection[FabricGpu], rng: random.Random) -> None:
         self.rack = rack
@@ -307,7 +311,7 @@ class ConflictingController:
         self.switch = SimController(NmxcService(fabric, NmxcFaults()), SimNetwork(rng), self._executed)
 
     def concerns(self, rack: SimRack) -> bool:
-        """Whether what it shows cannot be true beside what `rack` shows."""
+        """Whether its state contradicts that of `rack`."""
         return rack is self.rack or rack.fabric.domain == self.domain
 
     def _executed(self, rpc: str, _request: Any, _reply: Any, _expected: bool) -> None:
@@ -316,12 +320,12 @@ class ConflictingController:
 
 
 def controller_without_tray(rack: SimRack, rng: random.Random) -> ConflictingController:
-    """One that says it is the rack's domain, and shows it without one of its trays."""
+    """A controller that claims to be the rack's domain, and lacks one of its trays."""
     gpus = list(rack.fabric.gpus.values())
     away = rng.choice(sorted({gpu.host_id for gpu in gpus}))
     return ConflictingController(rack, rack.fabric.domain, [gpu for gpu in gpus if gpu.host_id != away], rng)
 
 
 def controller_of_other_domain(rack: SimRack, domain: str, rng: random.Random) -> ConflictingController:
-    """One that says it is another `domain`, and lists the rack's hardware."""
+    """A controller that claims to be another `domain`, and lists the rack's hardware."""
     return ConflictingController(rack, domain, list(rack.fabric.gpus.values()), rng)

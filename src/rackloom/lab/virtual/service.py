@@ -21,7 +21,8 @@ notes to decide which statuses are supported by an observation.
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -43,13 +44,15 @@ from rackloom.carve.store.schema import domain_revision
 from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
 from rackloom.lab.switches.nmxm import NmxmService
 from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, NmxmTransport, SimController
-from rackloom.lab.virtual.process import ServiceProcess, ServiceProcessKilled, T
+from rackloom.lab.virtual.process import Process, RestartedProcess, T
 from rackloom.lab.virtual.racks import ConflictingController, SimRack, SimSite
 
 SERVICE_EPOCH = 1_800_000_000.0
 """Wall clock at virtual time 0."""
 
 
+RESTART_SECONDS = 5.0
+"""Seconds from the death of a process to the start of the next one."""
 WRITE_DELAY = 1e-3
 """Seconds: a reading that has just ended may not be in the records yet."""
 
@@ -58,11 +61,11 @@ class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt to read or to change a domain ended, as far as something is known by it."""
 
     observation: DomainObservation | None
-    """None: it failed, and what is there is unknown."""
+    """None: it failed, and the state is unknown."""
     begun: float
     ended: float
-    life: ServiceProcess
-    """Of the process that asked."""
+    life: Process
+    """The process that made the attempt."""
 
     def was_written_down(self, now: float) -> bool:
         """Whether its process had the time to write it down."""
@@ -71,10 +74,10 @@ class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordingDriver:
-    """The driver, with its readings noted for those who judge the plane."""
+    """The driver, with its readings recorded for the invariants."""
 
     def __init__(
-        self, driver: FabricDriver, world: SimSite, outcomes: list[ReadOutcome], life: ServiceProcess
+        self, driver: FabricDriver, world: SimSite, outcomes: list[ReadOutcome], life: Process
     ) -> None:
         self._driver = driver
         self._world = world
@@ -116,14 +119,19 @@ class RecordingDriver:
         )
 
 
-class ServiceReplica:
-    """A place where the service runs: one life after another. `app` answers for the present one."""
+class ServiceReplica(RestartedProcess):
+    """One replica: one process after another. `app` is the REST application of the present process."""
 
-    def __init__(self, name: str, app: Any) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, app: Any, serve: Callable[["ServiceReplica", Process], Coroutine[Any, Any, None]]
+    ) -> None:
+        super().__init__(Process(name), lambda life: serve(self, life), RESTART_SECONDS, [])
         self.app = app
-        self.life: ServiceProcess | None = None
         self.is_open = False
+
+    def _report(self, error: BaseException) -> None:
+        # The service survives whatever a controller does: a replica that ends by itself ends the run.
+        raise error
 
 
 class SimulatedService:
@@ -138,34 +146,41 @@ class SimulatedService:
         interval: float,
     ) -> None:
         self.world = world
-        self.processes = [ServiceReplica(f"process-{number}", app) for number, app in enumerate(apps)]
+        self.replicas = [
+            ServiceReplica(f"process-{number}", app, self._serve_replica) for number, app in enumerate(apps)
+        ]
         self.interval = interval
         self.skew = 0.0
         self.outcomes: dict[str, list[ReadOutcome]] = {rack.url: [] for rack in world.racks}
-        self.liars: dict[str, ConflictingController] = {}
+        self.conflicting: dict[str, ConflictingController] = {}
         """By URL: controllers that are registered beside the one of a rack, and contradict it."""
         self.is_open = asyncio.Event()
         """Whether any process answers."""
-        self.lives = 0
+        self.started: list[Process] = []
+        """Every process of every replica so far."""
         self.next_fuse: int | None = None
-        self.downtime = 5.0
         self.longest_silence = 2 * interval + 120.0
         """Seconds. A claim that rests on an older reading is a claim about the past: two timers, and the
         longest that a pass over a slow controller takes."""
-        self._past_points = 0
         self._records = records
         self._bulletin = ChangeFeed(records) if len(apps) > 1 else None
         self._rng = rng
 
     @property
-    def living(self) -> list[ServiceProcess]:
-        """The lives that have not ended."""
-        return [process.life for process in self.processes if process.life is not None and process.life.alive]
+    def living(self) -> list[Process]:
+        """The processes that run now."""
+        return [replica.life for replica in self.replicas if replica.life.is_alive]
 
     @property
     def points(self) -> int:
-        """Points of death that were passed so far."""
-        return self._past_points + sum(life.points for life in self.living)
+        """Crash points that were passed so far."""
+        return sum(life.points for life in self.started)
+
+    def kill(self, restart_s: float) -> None:
+        """Kill every process; each replica starts a new one after so many seconds."""
+        for replica in self.replicas:
+            replica.restart_s = restart_s
+            replica.life.kill()
 
     def wall(self) -> float:
         """What the machine believes the time is."""
@@ -175,35 +190,35 @@ class SimulatedService:
         """A new uuid."""
         return str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
 
-    def tell_now(self) -> float:
+    def now(self) -> float:
         """Virtual seconds."""
         return _now()
 
     async def serve(self) -> None:
-        """Keep all processes running until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for process in self.processes:
-                tasks.create_task(self._keep(process))
-
-    async def _keep(self, process: ServiceReplica) -> None:
-        while True:
-            life = ServiceProcess(random.Random(self._rng.getrandbits(64)), self.next_fuse)  # noqa: S311
-            process.life, self.next_fuse, self.lives = life, None, self.lives + 1
-            try:
-                await self._open(process, life)
-                await life.ended.wait()
-            except ServiceProcessKilled:
+        """Keep all replicas running until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for replica in self.replicas:
+                    tasks.create_task(replica.run())
+        finally:
+            for life in self.living:
                 life.kill()
-            finally:
-                self._set_open(process, open_now=False)
-                life.kill()
-                await life.bury()
-                self._past_points += life.points
-            await asyncio.sleep(self.downtime)
+                await life.wait_ended()
 
-    def _set_open(self, process: ServiceReplica, *, open_now: bool) -> None:
-        process.is_open = open_now
-        if any(one.is_open for one in self.processes):
+    async def _serve_replica(self, replica: ServiceReplica, life: Process) -> None:
+        """One process of a replica, from its start to its death."""
+        self.started.append(life)
+        life.fuse, self.next_fuse = self.next_fuse, None
+        try:
+            await self._start(replica, life)
+            self._set_open(replica, open_now=True)
+            await asyncio.Event().wait()
+        finally:
+            self._set_open(replica, open_now=False)
+
+    def _set_open(self, replica: ServiceReplica, *, open_now: bool) -> None:
+        replica.is_open = open_now
+        if any(replica.is_open for replica in self.replicas):
             self.is_open.set()
         else:
             self.is_open.clear()
@@ -211,54 +226,54 @@ class SimulatedService:
     async def call(self, method: str, path: str, token: str, body: bytes | None) -> tuple[int, bytes] | None:
         """A request as a client sees it; None when the connection was lost before the answer."""
         await self.is_open.wait()
-        process = self._rng.choice([one for one in self.processes if one.is_open])
-        life = process.life
-        if life is None or not life.alive:
+        replica = self._rng.choice([replica for replica in self.replicas if replica.is_open])
+        life = replica.life
+        if not life.is_alive:
             await asyncio.sleep(CONNECT_FAILURE_SECONDS)
             return None
-        asking = life.spawn(_asgi_request(process.app, method, path, token, body))
-        await asyncio.wait({asking})
-        life.tasks.remove(asking)
-        if not life.alive or asking.cancelled() or isinstance(asking.exception(), ServiceProcessKilled):
-            return None
-        return asking.result()
+        request = life.spawn(_asgi_request(replica.app, method, path, token, body))
+        await asyncio.wait({request})
+        # An answer that was computed but not delivered before the death is lost, too.
+        return None if not life.is_alive or request.cancelled() else request.result()
 
     def outcomes_of(self, rack: SimRack) -> list[ReadOutcome]:
         """Every attempt to read a rack, oldest first."""
         return self.outcomes[rack.url]
 
-    async def register(self, liar: ConflictingController) -> None:
+    async def register(self, controller: ConflictingController) -> None:
         """An operator adds a controller."""
-        self.liars[liar.url] = liar
-        self.outcomes[liar.url] = []
+        self.conflicting[controller.url] = controller
+        self.outcomes[controller.url] = []
         await self._records_change(
-            endpoints.register_endpoint, liar.url, [liar.serial], self.wall(), self.ids
+            endpoints.register_endpoint, controller.url, [controller.serial], self.wall(), self.ids
         )
 
-    async def remove(self, liar: ConflictingController) -> None:
+    async def remove(self, controller: ConflictingController) -> None:
         """An operator takes it away again."""
         order = OperatorOrder("an operator", "it contradicts", self.wall())
-        await self._records_change(endpoints.delete_chassis_endpoint, liar.serial, order)
-        del self.liars[liar.url]
+        await self._records_change(endpoints.delete_chassis_endpoint, controller.serial, order)
+        del self.conflicting[controller.url]
 
     async def _records_change(self, change: Callable[..., object], *told: object) -> None:
         await Store(self._records).run(change, *told)
 
-    def liar_of(self, rack: SimRack) -> ConflictingController | None:
+    def conflict_of(self, rack: SimRack) -> ConflictingController | None:
         """The controller that contradicts that of `rack` now."""
-        return next((liar for liar in self.liars.values() if liar.concerns(rack)), None)
+        return next((second for second in self.conflicting.values() if second.concerns(rack)), None)
 
-    async def _open(self, process: ServiceReplica, life: ServiceProcess) -> None:
-        store = Store(CrashingBackend(self._records, life, self._bulletin))
+    async def _start(self, replica: ServiceReplica, life: Process) -> None:
+        """Start the service as production does, and wait for its first pass over all domains."""
+        rng = random.Random(self._rng.getrandbits(64))  # noqa: S311
+        store = Store(CrashingBackend(self._records, life, rng, self._bulletin))
         clock = MonotonicSiteClock(self.wall, _now, await store.read(newest_recorded_time))
         reconciler = Reconciler(
             store,
             lambda endpoint: self._driver(life, clock, endpoint),
             clock,
             self.interval,
-            holder=f"{process.name}-{self.lives}" if store.is_shared else SOLE_REPLICA,
+            holder=f"{life.name}-{len(self.started)}" if store.is_shared else SOLE_REPLICA,
         )
-        state = process.app.state
+        state = replica.app.state
         state.deps = ApiDeps(
             store=store,
             clock=clock,
@@ -269,25 +284,20 @@ class SimulatedService:
         )
         state.tenants_seen.clear()
         life.spawn(reconciler.run())
-        asked, ended = life.spawn(reconciler.first_passes()), life.spawn(life.ended.wait())
-        await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if life.alive:
-            self._set_open(process, open_now=True)
+        await reconciler.first_passes()
 
-    def _driver(
-        self, life: ServiceProcess, clock: Callable[[], float], endpoint: Endpoint
-    ) -> RecordingDriver:
+    def _driver(self, life: Process, clock: Callable[[], float], endpoint: Endpoint) -> RecordingDriver:
         channel: Any = self._switch_at(endpoint.url).connect(life.checkpoint)
         driver = NmxcDriver(endpoint.url, clock=clock, connect=lambda _url, _tls: channel)
         return RecordingDriver(driver, self.world, self.outcomes.setdefault(endpoint.url, []), life)
 
     def _switch_at(self, url: str) -> SimController:
-        liar = self.liars.get(url)
-        return self.world.rack_at(url).switch_at(url) if liar is None else liar.switch
+        controller = self.conflicting.get(url)
+        return self.world.rack_at(url).switch_at(url) if controller is None else controller.switch
 
 
 def rest_application(records: Store, issuer: LocalIssuer) -> Any:
-    """The REST door of one process, which gives it its own clock, ids and wake-ups when it starts."""
+    """The REST application of one replica; each process sets its clock, IDs and wake-ups when it starts."""
     deps = ApiDeps(
         store=records,
         clock=lambda: SERVICE_EPOCH,
@@ -339,7 +349,7 @@ async def _asgi_request(
 
 
 class ChangeFeed:
-    """Which domains' intent has changed, told to every replica, as PostgreSQL tells those that listen."""
+    """Delivers the domains whose intent changed to every replica, as PostgreSQL's NOTIFY does."""
 
     def __init__(self, records: DatabaseBackend) -> None:
         self._records = records
@@ -375,11 +385,16 @@ class CrashingBackend:
     """
 
     def __init__(
-        self, records: DatabaseBackend, life: ServiceProcess, bulletin: ChangeFeed | None = None
+        self,
+        records: DatabaseBackend,
+        life: Process,
+        rng: random.Random,
+        bulletin: ChangeFeed | None = None,
     ) -> None:
         self.is_shared = bulletin is not None
         self._records = records
         self._life = life
+        self._rng = rng
         self._bulletin = bulletin
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
@@ -388,6 +403,7 @@ class CrashingBackend:
         self._die_here(write)
         result = await self._records.transact(work, write=write)
         if write and self._bulletin is not None:
+            # Notified before the crash point, as PostgreSQL delivers at commit even if the writer dies.
             await self._bulletin.post()
         self._die_here(write)
         await self._elsewhere()
@@ -407,11 +423,11 @@ class CrashingBackend:
     def _die_here(self, write: bool) -> None:
         if write:
             self._life.checkpoint()
-        elif not self._life.alive:
-            raise ServiceProcessKilled
+        else:
+            self._life.check()
 
     async def _elsewhere(self) -> None:
-        for _ in range(self._life.rng.randrange(3)):
+        for _ in range(self._rng.randrange(3)):
             await asyncio.sleep(0)
 
 
@@ -424,7 +440,7 @@ def _revisions(conn: sa.Connection) -> dict[str, int]:
 
 NMXM_ORIGIN = "http://nmx-m"
 NMXM_OPERATION_SECONDS = 0.5
-"""How long an accepted change takes: others may write meanwhile."""
+"""How long an accepted change takes; other writers may act meanwhile."""
 _LOGIN = NmxmLogin("rw-user", "simulated")
 
 
@@ -435,28 +451,19 @@ def use_nmxm(world: SimSite) -> None:
 
 
 class SimulatedServiceOverNmxm(SimulatedService):
-    """A plane whose racks `speak_nmxm`."""
+    """The service where `use_nmxm` put one NMX-M in front of all racks."""
 
-    def __init__(
-        self,
-        world: SimSite,
-        apps: Sequence[Any],
-        records: DatabaseBackend,
-        rng: random.Random,
-        interval: float,
-    ) -> None:
-        super().__init__(world, apps, records, rng, interval)
-        fabrics = tuple(rack.fabric for rack in world.racks)
-        self._service = NmxmService(
+    @cached_property
+    def _nmxm(self) -> NmxmService:
+        fabrics = tuple(rack.fabric for rack in self.world.racks)
+        return NmxmService(
             fabrics, username=_LOGIN.username, password=_LOGIN.password, seconds=NMXM_OPERATION_SECONDS
         )
 
-    def _driver(
-        self, life: ServiceProcess, clock: Callable[[], float], endpoint: Endpoint
-    ) -> RecordingDriver:
+    def _driver(self, life: Process, clock: Callable[[], float], endpoint: Endpoint) -> RecordingDriver:
         base, _, domain = endpoint.url.partition("?domain=")
         network = self.world.rack_at(endpoint.url).network
-        wire = NmxmTransport(self._service, network, life.checkpoint)
+        wire = NmxmTransport(self._nmxm, network, life.checkpoint)
         driver = NmxmDriver(base, _static_login, clock=clock, domain=domain, transport=wire)
         return RecordingDriver(driver, self.world, self.outcomes[endpoint.url], life)
 

@@ -144,7 +144,7 @@ class Cluster:
     def reader(self) -> InventoryReader:
         """What the command looks with."""
         return InventoryReader(
-            self.as_(US), ServedTypes(kinds=tuple(self.kube.shapes)), DRIVER, loop_wall_time
+            self.as_(US), ServedTypes(kinds=tuple(self.kube.schemas)), DRIVER, loop_wall_time
         )
 
     async def uninstall(self, api: Any = None, still_seconds: float = 120.0) -> UninstallOutcome:
@@ -177,7 +177,7 @@ class Cluster:
         """Everything that is not ours, without what the server counts."""
         return {
             f"{kind.kind} {obj['metadata'].get('namespace')}/{obj['metadata']['name']}": _plain(obj)
-            for kind in self.kube.shapes
+            for kind in self.kube.schemas
             for obj in self.kube.store.all(kind)
             if is_strange(obj)
         }
@@ -186,7 +186,7 @@ class Cluster:
         """What is left of us, by our names, labels, finalizers, taints and types."""
         return [
             f"{kind.kind} {obj['metadata'].get('namespace')}/{obj['metadata']['name']}"
-            for kind in self.kube.shapes
+            for kind in self.kube.schemas
             for obj in self.kube.store.all(kind)
             if not is_strange(obj) and any(_marks(kind, obj))
         ]

@@ -142,7 +142,7 @@ async def wreck(cluster: Cluster, state: dict[str, Any]) -> None:
     """Somebody has deleted some of it by hand, or all with `kubectl delete -k deploy/kubernetes/base`."""
     installed = [
         (kind, obj)
-        for kind in cluster.kube.shapes
+        for kind in cluster.kube.schemas
         for obj in cluster.kube.store.all(kind)
         if (obj["metadata"].get("labels") or {}).get("app.kubernetes.io/part-of") == "rackloom"
         and "stranger" not in (obj["metadata"].get("annotations") or {})
@@ -410,7 +410,7 @@ def test_an_installation_without_the_label_is_not_touched() -> None:
 
     async def story(cluster: Cluster) -> None:
         await cluster.install("base", "webhook")
-        for kind in cluster.kube.shapes:
+        for kind in cluster.kube.schemas:
             for obj in cluster.kube.store.all(kind):
                 label = {"metadata": {"labels": {"app.kubernetes.io/part-of": None}}}
                 meta = obj["metadata"]

@@ -114,7 +114,7 @@ def test_a_pod_that_started_while_the_plugin_was_down_gets_its_nic(node, host):
         async with node.all() as (_, kubelet, runtime):
             await kubelet.prepare(await node.claim("c1", "nic0"))
         other = NriRuntime(node.socket)
-        other.knows(POD, pod.path)
+        other.add_sandbox(POD, pod.path)
         async with other.serving() as runtime, node.plugin():
             await runtime.ready.wait()
             assert "nic0" in pod.links()

@@ -327,7 +327,7 @@ def test_after_a_restart_the_plugin_asks_whether_the_lease_still_stands(node, ho
 
     async def second():
         runtime = NriRuntime(node.socket)
-        runtime.knows(POD, pods[0].path)
+        runtime.add_sandbox(POD, pods[0].path)
         async with runtime.serving(), node.plugin():
             await until_so(lambda: requests(dhcp, client=False), "it asks")
             asked = requests(dhcp, client=False)[0]
@@ -356,7 +356,7 @@ def test_after_a_restart_another_servers_no_takes_no_address(node, host, has_ans
 
     async def second():
         runtime = NriRuntime(node.socket)
-        runtime.knows(POD, pod.path)
+        runtime.add_sandbox(POD, pod.path)
         async with runtime.serving(), node.plugin() as one:
             await until_so(lambda: count(one, "rackloom_nic_dhcp_renewals_total", outcome=outcome), outcome)
             assert count(one, "rackloom_nic_dhcp_renewals_total", outcome="refused") == 0

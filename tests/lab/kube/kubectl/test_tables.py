@@ -8,9 +8,8 @@ from rackloom.claim.kube.api import Rejected
 from rackloom.core.domains.crds import domain_crds
 from rackloom.core.gangs.record import gang_crd
 from rackloom.core.kubernetes import objects
-from rackloom.lab.kube.kubectl.columns import epoch_seconds as at
-from rackloom.lab.kube.kubectl.columns import human_duration
-from rackloom.lab.kube.kubectl.tables import table_of, wants_table
+from rackloom.lab.kube.kubectl.tables import epoch_seconds as at
+from rackloom.lab.kube.kubectl.tables import human_duration, table_of, wants_table
 from rackloom.lab.kube.objects import TYPE_SCHEMAS
 
 BORN = "2026-11-22T12:00:00Z"

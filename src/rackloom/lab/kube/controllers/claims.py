@@ -7,16 +7,12 @@ made for a pod that has ended is deleted. Keys in the work queue are those of po
 with the prefix `claim/`.
 """
 
-import random
 from collections.abc import Iterable, Iterator
 
-from rackloom.claim.kube.api import Conflict, NotFound
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind, has_pod_ended
-from rackloom.lab.kube.controllers.workloads import controller_reference, owner_keys, run_controller
-from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.controllers.workloads import Controller, controller_reference, owner_keys
 from rackloom.lab.kube.managed_fields import clone
-from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.kube.store import ObjectKey, key_of
 
 CLAIM_FINALIZER = "resource.kubernetes.io/delete-protection"
@@ -24,23 +20,10 @@ CLAIM_FINALIZER = "resource.kubernetes.io/delete-protection"
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 
 
-class ResourceClaimController:
-    """Keys are those of pods, and of claims with a "claim/" before their name."""
+class ResourceClaimController(Controller):
+    """Keys are those of pods, and of claims with "claim/" before their name."""
 
-    def __init__(self, kube: FakeKube, rng: random.Random) -> None:
-        self._store = kube.store
-        self._api = DirectApi(kube, "kube-controller-manager")
-        self._random = rng
-
-    async def run(self) -> None:
-        """Work until cancelled."""
-        first = [
-            key
-            for kind in (objects.POD, objects.RESOURCE_CLAIM)
-            for obj in self._store.all(kind)
-            for key in self._keys_of(kind, obj)
-        ]
-        await run_controller(self._store, first, self._keys_of, self._do, self._random)
+    kinds = (objects.POD, objects.RESOURCE_CLAIM)
 
     def _keys_of(self, kind: ResourceKind, obj: Object) -> Iterable[ObjectKey]:
         namespace, name = key_of(obj)
@@ -61,14 +44,14 @@ class ResourceClaimController:
             ):
                 yield pod
 
-    async def _do(self, key: ObjectKey) -> None:
+    async def _reconcile(self, key: ObjectKey) -> None:
         if key[1].startswith("claim/"):
-            await self._tidy((key[0], key[1].removeprefix("claim/")))
+            await self._release((key[0], key[1].removeprefix("claim/")))
         else:
-            await self._make(key)
+            await self._create_claims(key)
 
-    async def _make(self, key: ObjectKey) -> None:
-        """The claims of a pod that its templates give it. A template that is missing is waited for."""
+    async def _create_claims(self, key: ObjectKey) -> None:
+        """Create the claims that a pod's templates describe; wait for a template that is missing."""
         pod = self._store.find(objects.POD, key)
         if pod is None or has_pod_ended(pod) or "deletionTimestamp" in pod["metadata"]:
             return
@@ -76,9 +59,9 @@ class ResourceClaimController:
         missing = [claim for claim in pod["spec"].get("resourceClaims") or () if not names[claim["name"]]]
         statuses = list(pod.get("status", {}).get("resourceClaimStatuses") or ())
         for entry in missing:
-            made = await self._from_template(pod, entry)
-            if made is not None:
-                statuses.append({"name": entry["name"], "resourceClaimName": made})
+            name = await self._from_template(pod, entry)
+            if name is not None:
+                statuses.append({"name": entry["name"], "resourceClaimName": name})
         if len(statuses) > len(pod.get("status", {}).get("resourceClaimStatuses") or ()):
             patch = {"status": {"resourceClaimStatuses": statuses}}
             await self._api.patch(objects.POD, key[1], key[0], patch, subresource="status")
@@ -89,36 +72,34 @@ class ResourceClaimController:
             annotations = claim["metadata"].get("annotations") or {}
             if kind == objects.RESOURCE_CLAIM and annotations.get(POD_CLAIM_NAME) == entry["name"]:
                 return key[1]
-        place = (metadata["namespace"], entry["resourceClaimTemplateName"])
-        template = self._store.find(objects.RESOURCE_CLAIM_TEMPLATE, place)
+        key_of_template = (metadata["namespace"], entry["resourceClaimTemplateName"])
+        template = self._store.find(objects.RESOURCE_CLAIM_TEMPLATE, key_of_template)
         if template is None:
             return None
-        made = await self._api.create(
+        created = await self._api.create(
             objects.RESOURCE_CLAIM, _claim_from_template(pod, entry["name"], template)
         )
-        return str(made["metadata"]["name"])
+        return str(created["metadata"]["name"])
 
-    async def _tidy(self, key: ObjectKey) -> None:
-        """Take users that have ended out of a claim, and its devices when it has none left."""
+    async def _release(self, key: ObjectKey) -> None:
+        """Remove users that have ended from a claim, and its devices when it has none left."""
         claim = self._store.find(objects.RESOURCE_CLAIM, key)
         if claim is None:
             return
         status = claim.get("status") or {}
         users = status.get("reservedFor") or []
         kept = [user for user in users if self._uses(claim, user)]
-        if kept != users or (not kept and "allocation" in status and self._is_over(claim)):
+        is_leaving = "deletionTimestamp" in claim["metadata"]
+        if kept != users or (not kept and "allocation" in status and is_leaving):
             claim = await self._unreserve(claim, kept)
         if "allocation" not in (claim.get("status") or {}):
-            await self._let_go(claim)
+            await self._remove_finalizer(claim)
         if not kept and self._was_made_for_an_ended_pod(claim):
-            await self._delete(claim)
+            await self._delete(objects.RESOURCE_CLAIM, claim)
 
     def _uses(self, claim: Object, user: Object) -> bool:
         pod = self._store.find(objects.POD, (claim["metadata"]["namespace"], user["name"]))
         return pod is not None and pod["metadata"]["uid"] == user["uid"] and not has_pod_ended(pod)
-
-    def _is_over(self, claim: Object) -> bool:
-        return "deletionTimestamp" in claim["metadata"]
 
     async def _unreserve(self, claim: Object, kept: list[Object]) -> Object:
         status = {
@@ -128,31 +109,19 @@ class ResourceClaimController:
             status |= {"reservedFor": kept, "devices": claim["status"].get("devices", [])}
         else:
             status.pop("allocation", None)
-        written = {**clone(claim), "status": status}
-        return await self._api.replace(objects.RESOURCE_CLAIM, written, subresource="status")
+        return await self._update_status(objects.RESOURCE_CLAIM, claim, status)
 
-    async def _let_go(self, claim: Object) -> None:
+    async def _remove_finalizer(self, claim: Object) -> None:
         metadata = claim["metadata"]
         held = metadata.get("finalizers") or []
         if CLAIM_FINALIZER in held:
-            kept = [one for one in held if one != CLAIM_FINALIZER] or None
+            kept = [finalizer for finalizer in held if finalizer != CLAIM_FINALIZER] or None
             patch = {"metadata": {"finalizers": kept, "resourceVersion": metadata["resourceVersion"]}}
             await self._api.patch(objects.RESOURCE_CLAIM, metadata["name"], metadata["namespace"], patch)
 
     def _was_made_for_an_ended_pod(self, claim: Object) -> bool:
         pods = [self._store.find(objects.POD, key) for key in owner_keys(claim, objects.POD)]
         return any(pod is not None and has_pod_ended(pod) for pod in pods)
-
-    async def _delete(self, claim: Object) -> None:
-        metadata = claim["metadata"]
-        if "deletionTimestamp" in metadata:
-            return
-        try:
-            await self._api.delete(
-                objects.RESOURCE_CLAIM, metadata["name"], metadata["namespace"], uid=metadata["uid"]
-            )
-        except (NotFound, Conflict):
-            return
 
 
 def claims_by_entry(pod: Object) -> dict[str, str]:

@@ -9,39 +9,34 @@ job fails.
 """
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from rackloom.claim.kube.api import Conflict, NotFound
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind, pod_phase
-from rackloom.lab.kube.controllers.workloads import controller_reference, owner_keys, run_controller
-from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.controllers.workloads import Controller, condition_status, controller_reference
 from rackloom.lab.kube.managed_fields import clone
 from rackloom.lab.kube.objects import TypeSchema
 from rackloom.lab.kube.server import FakeKube
-from rackloom.lab.kube.store import ObjectKey, key_of
+from rackloom.lab.kube.store import ObjectKey
 
 MPI_JOB = ResourceKind("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", namespaced=True)
 _LABEL_PREFIX = "training.kubeflow.org/"
 _WAIT_FOR_WORKERS = "WaitForWorkersReady"
 
 
-class MpiJobController:
-    """Each change of a job, of its workers or of its launcher has the whole job looked at again."""
+class MpiJobController(Controller):
+    """A change of a job, of its workers or of its launcher reconciles the whole job."""
+
+    kinds = (MPI_JOB,)
+    owned = (objects.POD, objects.JOB)
+    user = "mpi-operator"
 
     def __init__(self, kube: FakeKube, rng: random.Random) -> None:
         kube.serve(MPI_JOB, TypeSchema(status=True, generation=True))
-        self._store = kube.store
-        self._api = DirectApi(kube, "mpi-operator")
-        self._random = rng
+        super().__init__(kube, rng)
 
-    async def run(self) -> None:
-        """Work until cancelled."""
-        first = [key_of(one) for one in self._store.all(MPI_JOB)]
-        await run_controller(self._store, first, _keys_of, self._do, self._random)
-
-    async def _do(self, key: ObjectKey) -> None:
+    async def _reconcile(self, key: ObjectKey) -> None:
         job = self._store.find(MPI_JOB, key)
         if job is None or "deletionTimestamp" in job["metadata"]:
             return
@@ -54,7 +49,9 @@ class MpiJobController:
                 await self._make(objects.JOB, _launcher_job(job))
         else:
             await self._clean(job, workers)
-        await self._tell(key)
+        if (job := self._store.find(MPI_JOB, key)) is not None:
+            conditions = [*_conditions(job, self._workers(job), self._launcher(job))]
+            await self._update_status(MPI_JOB, job, {**(job.get("status") or {}), "conditions": conditions})
 
     async def _make(self, kind: ResourceKind, obj: Object) -> None:
         meta = obj["metadata"]
@@ -65,38 +62,19 @@ class MpiJobController:
         policy = (job["spec"].get("runPolicy") or {}).get("cleanPodPolicy", "None")
         for pod in workers.values():
             if policy == "All" or (policy == "Running" and pod_phase(pod) in ("Pending", "Running")):
-                meta = pod["metadata"]
-                try:
-                    await self._api.delete(objects.POD, meta["name"], meta["namespace"], uid=meta["uid"])
-                except (NotFound, Conflict):
-                    continue
-
-    async def _tell(self, key: ObjectKey) -> None:
-        job = self._store.find(MPI_JOB, key)
-        if job is None:
-            return
-        conditions = [*_conditions(job, self._workers(job), self._launcher(job))]
-        if (job.get("status") or {}).get("conditions") != conditions:
-            status = {**(job.get("status") or {}), "conditions": conditions}
-            await self._api.replace(MPI_JOB, {**clone(job), "status": status}, subresource="status")
+                await self._delete(objects.POD, pod)
 
     def _workers(self, job: Object) -> dict[int, Object]:
-        pods = (one for kind, one in self._owned(job) if kind == objects.POD)
+        pods = (obj for kind, obj in self._owned(job) if kind == objects.POD)
         return {int(pod["metadata"]["labels"][_LABEL_PREFIX + "replica-index"]): pod for pod in pods}
 
     def _launcher(self, job: Object) -> Object | None:
-        return next((one for kind, one in self._owned(job) if kind == objects.JOB), None)
+        return next((obj for kind, obj in self._owned(job) if kind == objects.JOB), None)
 
     def _owned(self, job: Object) -> Iterator[tuple[ResourceKind, Object]]:
         for kind, _, obj in self._store.dependents(job["metadata"]["uid"]):
             if "deletionTimestamp" not in obj["metadata"]:
                 yield kind, obj
-
-
-def _keys_of(kind: ResourceKind, obj: Object) -> Iterable[ObjectKey]:
-    if kind == MPI_JOB:
-        return [key_of(obj)]
-    return owner_keys(obj, MPI_JOB) if kind in (objects.POD, objects.JOB) else ()
 
 
 def _service(job: Object) -> Object:
@@ -174,11 +152,9 @@ def _condition(name: str, holds: bool, reason: str) -> dict[str, Any]:
 
 def _launcher_result(launcher: Object | None) -> str | None:
     """Succeeded or Failed, from the conditions of the launcher's Job."""
-    said = {"Complete": "Succeeded", "Failed": "Failed"}
-    for condition in ((launcher or {}).get("status") or {}).get("conditions") or ():
-        if condition["status"] == "True" and condition["type"] in said:
-            return said[condition["type"]]
-    return None
+    results = {"Complete": "Succeeded", "Failed": "Failed"}
+    met = (results[type_] for type_ in results if condition_status(launcher or {}, type_) == "True")
+    return next(met, None)
 
 
 def _is_active(launcher: Object | None) -> bool:

@@ -72,37 +72,38 @@ class SimulatedScheduler:
     async def run(self) -> None:
         """Work until cancelled."""
         for pod in self._store.all(objects.POD):
-            self._hear(objects.POD, pod)
-        self._store.listeners.append(self._hear)
+            self._note_change(objects.POD, pod)
+        self._store.listeners.append(self._note_change)
         try:
-            await self._queue.work(self._do)
+            await self._queue.work(self._schedule)
         finally:
-            self._store.listeners.remove(self._hear)
+            self._store.listeners.remove(self._note_change)
             if self._again is not None:
                 self._again.cancel()
 
-    def _hear(self, kind: ResourceKind, obj: Object) -> None:
-        self._inventory.hear(kind, obj)
+    def _note_change(self, kind: ResourceKind, obj: Object) -> None:
+        self._inventory.note_change(kind, obj)
         if kind == objects.POD:
-            self._hear_of_pod(key_of(obj))
+            self._note_pod(key_of(obj))
         elif kind in _WAKING_KINDS:
-            self._look_again()
+            self._retry_later()
 
-    def _hear_of_pod(self, key: ObjectKey) -> None:
+    def _note_pod(self, key: ObjectKey) -> None:
         pod = self._store.find(objects.POD, key)
         is_bound = pod is not None and not has_pod_ended(pod) and bool(pod["spec"].get("nodeName"))
         was_bound = key in self._bound
         if was_bound and not is_bound:
             node, needed = self._bound.pop(key)
             self._taken[node] = subtract_amounts(self._taken[node], needed)
-            self._look_again()
+            self._retry_later()
         if pod is not None and is_bound and not was_bound:
             node, needed = self._bound[key] = pod["spec"]["nodeName"], pod_requests(pod["spec"])
             self._taken[node] = add_amounts(self._taken.get(node, NO_AMOUNTS), needed)
         if pod is not None and _is_schedulable(pod):
             self._queue.add(key)
 
-    def _look_again(self) -> None:
+    def _retry_later(self) -> None:
+        # All waiting pods share one timer, so that a burst of changes costs one attempt for each of them.
         if self._waiting and self._again is None:
             loop = asyncio.get_running_loop()
             self._again = loop.call_later(RETRY_SECONDS, self._wake_waiting)
@@ -113,7 +114,7 @@ class SimulatedScheduler:
         for key in waiting:
             self._queue.add(key)
 
-    async def _do(self, key: ObjectKey) -> None:
+    async def _schedule(self, key: ObjectKey) -> None:
         pod = self._store.find(objects.POD, key)
         if pod is None or not _is_schedulable(pod):
             return
@@ -121,9 +122,12 @@ class SimulatedScheduler:
         found = None if claims is None else self._placement(pod, claims)
         if claims is None or found is None:
             self._waiting.add(key)
-            await self._tell(pod, "no node fits" if claims is not None else "its claims are not there yet")
+            message = "no node fits" if claims is not None else "its claims are not there yet"
+            await self._report_unschedulable(pod, message)
             return
         node, results = found
+        # Claims are reserved before the pod is bound: kubelet prepares only claims that name their pod. A
+        # failure in between leaves reservations, which the next attempt finds and keeps.
         for claim, result in zip(claims, results, strict=True):
             await self._reserve(pod, claim, result)
         metadata = pod["metadata"]
@@ -146,11 +150,13 @@ class SimulatedScheduler:
         self, pod: Object, claims: list[Object]
     ) -> tuple[str, list[AllocationResult | None]] | None:
         """A node and what each claim gets there (None: it has its devices already)."""
+        # Claims that are allocated already restrict the nodes; only the others go to the allocator.
         free = [claim for claim in claims if "allocation" not in (claim.get("status") or {})]
         wanted = [decode_as(claim, ResourceClaim) for claim in free]
         used = self._inventory.in_use() if wanted else None
         for node in self._nodes(pod, [claim for claim in claims if claim not in free]):
             if used is None:
+                # Nothing to allocate: the least loaded feasible node is the answer.
                 return node["metadata"]["name"], [None] * len(claims)
             inventory = self._inventory
             outcome = allocate(
@@ -162,7 +168,7 @@ class SimulatedScheduler:
                 selectors=inventory.selectors,
             )
             if isinstance(outcome, Allocation):
-                given = dict(zip((one["metadata"]["uid"] for one in free), outcome.results, strict=True))
+                given = dict(zip((claim["metadata"]["uid"] for claim in free), outcome.results, strict=True))
                 return outcome.node, [given.get(claim["metadata"]["uid"]) for claim in claims]
         return None
 
@@ -176,7 +182,7 @@ class SimulatedScheduler:
             if (
                 fits
                 and fits_node(node, needed, taken)
-                and all(_claim_reaches(one, node) for one in allocated)
+                and all(_claim_reaches(claim, node) for claim in allocated)
             ):
                 yield node
 
@@ -208,9 +214,9 @@ class SimulatedScheduler:
         written = {**clone(claim), "status": status}
         await self._api.replace(objects.RESOURCE_CLAIM, written, subresource="status")
 
-    async def _tell(self, pod: Object, trouble: str) -> None:
+    async def _report_unschedulable(self, pod: Object, message: str) -> None:
         condition: Object = {"type": "PodScheduled", "status": "False"}
-        condition |= {"reason": "Unschedulable", "message": trouble}
+        condition |= {"reason": "Unschedulable", "message": message}
         if condition in ((pod.get("status") or {}).get("conditions") or ()):
             return
         metadata = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
@@ -260,18 +266,18 @@ class DeviceInventory:
         self._shared: dict[ObjectKey, ResourceClaim] = {}
         self.selectors = SelectorCache()
         for claim in store.all(objects.RESOURCE_CLAIM):
-            self.hear(objects.RESOURCE_CLAIM, claim)
+            self.note_change(objects.RESOURCE_CLAIM, claim)
 
-    def hear(self, kind: ResourceKind, obj: Object) -> None:
+    def note_change(self, kind: ResourceKind, obj: Object) -> None:
         """Take a change in."""
         if kind == objects.RESOURCE_SLICE:
             self._index = None
         elif kind == objects.DEVICE_CLASS:
             self._classes = None
         elif kind == objects.RESOURCE_CLAIM:
-            self._hear_of_claim(key_of(obj))
+            self._note_claim(key_of(obj))
 
-    def _hear_of_claim(self, key: ObjectKey) -> None:
+    def _note_claim(self, key: ObjectKey) -> None:
         self._dedicated.pop(key, None)
         self._shared.pop(key, None)
         found = self._store.find(objects.RESOURCE_CLAIM, key)
@@ -296,7 +302,9 @@ class DeviceInventory:
     def classes(self) -> list[DeviceClass]:
         """All device classes."""
         if self._classes is None:
-            self._classes = [decode_as(one, DeviceClass) for one in self._store.all(objects.DEVICE_CLASS)]
+            self._classes = [
+                decode_as(device_class, DeviceClass) for device_class in self._store.all(objects.DEVICE_CLASS)
+            ]
         return self._classes
 
     def in_use(self) -> InUse:
@@ -385,7 +393,7 @@ _UNREADABLE_AMOUNT = Fraction(2**63)
 
 
 def pod_requests(spec: Mapping[str, Any]) -> ResourceAmounts:
-    """What a pod takes: the most that runs together, which init containers may be before the others."""
+    """The requests of a pod: the most that runs at one time, which may be during init containers."""
     most: ResourceAmounts = {}
     lasting: ResourceAmounts = {}
     for container in spec.get("initContainers") or ():

@@ -13,7 +13,7 @@ concerns, and a rate-limited work queue reconciles them one key at a time.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 
@@ -33,34 +33,65 @@ from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.managed_fields import clone
 from rackloom.lab.kube.objects import owner_references
 from rackloom.lab.kube.server import FakeKube
-from rackloom.lab.kube.store import ObjectKey, ObjectStore, key_of
+from rackloom.lab.kube.store import ObjectKey, key_of
 
 CONTROLLER_WORKERS = 4
 MAX_RETRY_SECONDS = 5.0
 """Seconds. Writes that failed come back soon: a simulation is short."""
 
 
-async def run_controller(
-    store: ObjectStore,
-    first: Iterable[ObjectKey],
-    keys_of: Callable[[ResourceKind, Object], Iterable[ObjectKey]],
-    do: Callable[[ObjectKey], Awaitable[None]],
-    rng: random.Random,
-) -> None:
-    """Do the keys there are, and those that each change names, until cancelled."""
-    queue: WorkQueue[ObjectKey] = WorkQueue(rng, longest=MAX_RETRY_SECONDS)
+class Controller:
+    """A reconcile loop over the store: a work queue of keys, filled by existing objects and by changes.
 
-    def wake(kind: ResourceKind, obj: Object) -> None:
-        for key in keys_of(kind, obj):
-            queue.add(key)
+    `kinds` are the types whose existing objects are reconciled at the start, `owned` those whose changes
+    reconcile their owner, and `user` is the name under which it writes.
+    """
 
-    for key in first:
-        queue.add(key)
-    store.listeners.append(wake)
-    try:
-        await queue.work(do, workers=CONTROLLER_WORKERS)
-    finally:
-        store.listeners.remove(wake)
+    kinds: tuple[ResourceKind, ...]
+    owned: tuple[ResourceKind, ...] = (objects.POD,)
+    user = "kube-controller-manager"
+
+    def __init__(self, kube: FakeKube, rng: random.Random) -> None:
+        self._store = kube.store
+        self._api = DirectApi(kube, self.user)
+        self._queue: WorkQueue[ObjectKey] = WorkQueue(rng, longest=MAX_RETRY_SECONDS)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        for kind in self.kinds:
+            for obj in self._store.all(kind):
+                self._wake(kind, obj)
+        self._store.listeners.append(self._wake)
+        try:
+            await self._queue.work(self._reconcile, workers=CONTROLLER_WORKERS)
+        finally:
+            self._store.listeners.remove(self._wake)
+
+    def _wake(self, kind: ResourceKind, obj: Object) -> None:
+        for key in self._keys_of(kind, obj):
+            self._queue.add(key)
+
+    def _keys_of(self, kind: ResourceKind, obj: Object) -> Iterable[ObjectKey]:
+        """The keys that a change of an object reconciles."""
+        if kind == self.kinds[0]:
+            return [key_of(obj)]
+        return owner_keys(obj, self.kinds[0]) if kind in self.owned else ()
+
+    async def _reconcile(self, key: ObjectKey) -> None:
+        raise NotImplementedError
+
+    async def _update_status(self, kind: ResourceKind, obj: Object, status: Object) -> Object:
+        """Write the status of an object if it differs."""
+        if obj.get("status") == status:
+            return obj
+        return await self._api.replace(kind, {**clone(obj), "status": status}, subresource="status")
+
+    async def _delete(self, kind: ResourceKind, obj: Object) -> None:
+        """Ask for the deletion of this very object, once."""
+        metadata = obj["metadata"]
+        if "deletionTimestamp" not in metadata:
+            with suppress(NotFound, Conflict):
+                await self._api.delete(kind, metadata["name"], metadata["namespace"], uid=metadata["uid"])
 
 
 def controller_reference(kind: ResourceKind, owner: Object) -> list[Object]:
@@ -78,46 +109,41 @@ def owner_keys(obj: Object, kind: ResourceKind) -> Iterator[ObjectKey]:
             yield obj["metadata"].get("namespace"), owner["name"]
 
 
+def condition_status(obj: Object, type_: str) -> str:
+    """The status of a condition; Unknown where it is absent."""
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return next((str(found["status"]) for found in conditions if found["type"] == type_), "Unknown")
+
+
 # DaemonSets.
 
 
 _GENERATION_LABEL = "pod-template-generation"
 
 
-class DaemonSetController:
+class DaemonSetController(Controller):
     """Pods come and go with labels of nodes. A changed template is for new pods only (OnDelete)."""
 
-    def __init__(self, kube: FakeKube, rng: random.Random) -> None:
-        self._store = kube.store
-        self._api = DirectApi(kube, "kube-controller-manager")
-        self._random = rng
-
-    async def run(self) -> None:
-        """Work until cancelled."""
-        await run_controller(self._store, self._all(), self._keys_of, self._do, self._random)
-
-    def _all(self) -> list[ObjectKey]:
-        return [key_of(one) for one in self._store.all(objects.DAEMON_SET)]
+    kinds = (objects.DAEMON_SET,)
 
     def _keys_of(self, kind: ResourceKind, obj: Object) -> Iterable[ObjectKey]:
         if kind == objects.NODE:
-            return self._all()
-        if kind == objects.DAEMON_SET:
-            return [key_of(obj)]
-        return owner_keys(obj, objects.DAEMON_SET) if kind == objects.POD else ()
+            return [key_of(daemon_set) for daemon_set in self._store.all(objects.DAEMON_SET)]
+        return super()._keys_of(kind, obj)
 
-    async def _do(self, key: ObjectKey) -> None:
+    async def _reconcile(self, key: ObjectKey) -> None:
         daemon_set = self._store.find(objects.DAEMON_SET, key)
         if daemon_set is None or "deletionTimestamp" in daemon_set["metadata"]:
             return
         wanted = self._wanted(daemon_set)
         for node, pods in self._pods(daemon_set).items():
             surplus = pods[1:] if node in wanted else pods
-            for pod in [*surplus, *(one for one in pods[:1] if has_pod_ended(one))]:
-                await self._remove(pod)
+            for pod in [*surplus, *(pod for pod in pods[:1] if has_pod_ended(pod))]:
+                await self._delete(objects.POD, pod)
         for node in sorted(wanted - self._pods(daemon_set).keys()):
             await self._api.create(objects.POD, _daemon_pod(daemon_set, node))
-        await self._tell(key, wanted)
+        if (daemon_set := self._store.find(objects.DAEMON_SET, key)) is not None:
+            await self._update_status(objects.DAEMON_SET, daemon_set, self._status(daemon_set, wanted))
 
     def _wanted(self, daemon_set: Object) -> set[str]:
         spec = daemon_set["spec"]["template"]["spec"]
@@ -131,22 +157,10 @@ class DaemonSetController:
                 found.setdefault(_daemon_node(pod), []).append(pod)
         return found
 
-    async def _remove(self, pod: Object) -> None:
-        if "deletionTimestamp" in pod["metadata"]:
-            return
-        metadata = pod["metadata"]
-        try:
-            await self._api.delete(objects.POD, metadata["name"], metadata["namespace"], uid=metadata["uid"])
-        except (NotFound, Conflict):
-            return
-
-    async def _tell(self, key: ObjectKey, wanted: set[str]) -> None:
-        daemon_set = self._store.find(objects.DAEMON_SET, key)
-        if daemon_set is None:
-            return
+    def _status(self, daemon_set: Object, wanted: set[str]) -> Object:
         pods = [pods[0] for node, pods in self._pods(daemon_set).items() if node in wanted]
         ready = sum(is_pod_ready(pod) for pod in pods)
-        status = {
+        return {
             "currentNumberScheduled": len(pods),
             "desiredNumberScheduled": len(wanted),
             "numberAvailable": ready,
@@ -154,10 +168,6 @@ class DaemonSetController:
             "numberReady": ready,
             "observedGeneration": daemon_set["metadata"]["generation"],
         }
-        if daemon_set.get("status") != status:
-            await self._api.replace(
-                objects.DAEMON_SET, {**clone(daemon_set), "status": status}, subresource="status"
-            )
 
 
 def _daemon_pod(daemon_set: Object, node: str) -> Object:
@@ -188,44 +198,23 @@ _BACKOFF_LIMIT = 6
 """The API server's default of spec.backoffLimit."""
 
 
-class JobController:
-    """A pod that failed, or went before its end, has another in its place."""
+class JobController(Controller):
+    """A pod that failed, or went before its end, is replaced."""
 
-    def __init__(self, kube: FakeKube, rng: random.Random) -> None:
-        self._store = kube.store
-        self._api = DirectApi(kube, "kube-controller-manager")
-        self._random = rng
+    kinds = (objects.JOB,)
 
-    async def run(self) -> None:
-        """Work until cancelled."""
-        first = [key_of(one) for one in self._store.all(objects.JOB)]
-        await run_controller(self._store, first, self._keys_of, self._do, self._random)
-
-    def _keys_of(self, kind: ResourceKind, obj: Object) -> Iterable[ObjectKey]:
-        if kind == objects.JOB:
-            return [key_of(obj)]
-        return owner_keys(obj, objects.JOB) if kind == objects.POD else ()
-
-    async def _do(self, key: ObjectKey) -> None:
+    async def _reconcile(self, key: ObjectKey) -> None:
         job = self._store.find(objects.JOB, key)
         if job is None or "deletionTimestamp" in job["metadata"] or _has_finished(job):
             return
         for pod in missing_pods(job, self._pods(job)):
             await self._api.create(objects.POD, pod)
-        await self._tell(key)
+        if (job := self._store.find(objects.JOB, key)) is not None:
+            await self._update_status(objects.JOB, job, job_status(job, self._pods(job)))
 
     def _pods(self, job: Object) -> list[Object]:
         found = self._store.dependents(job["metadata"]["uid"])
         return [pod for kind, _, pod in found if kind == objects.POD]
-
-    async def _tell(self, key: ObjectKey) -> None:
-        job = self._store.find(objects.JOB, key)
-        if job is None:
-            return
-        status = job_status(job, self._pods(job))
-        if job.get("status") != status:
-            written = {**clone(job), "status": status}
-            await self._api.replace(objects.JOB, written, subresource="status")
 
 
 def missing_pods(job: Object, pods: Iterable[Object]) -> list[Object]:
@@ -282,11 +271,7 @@ def _failed_pods(pods: Iterable[Object]) -> int:
 
 
 def _has_finished(job: Object) -> bool:
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    return any(
-        condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
-        for condition in conditions
-    )
+    return "True" in (condition_status(job, "Complete"), condition_status(job, "Failed"))
 
 
 # Node lifecycle.
@@ -311,44 +296,38 @@ class NodeLifecycleController:
         """Work until cancelled."""
         while True:
             await asyncio.sleep(MONITOR_SECONDS)
-            await self.look()
+            await self.check()
 
-    async def look(self) -> None:
-        """Look at every node once."""
+    async def check(self) -> None:
+        """Compare every lease with the time once."""
         for node in self._store.all(objects.NODE):
             name = node["metadata"]["name"]
             lease = self._store.find(objects.LEASE, (LEASE_NAMESPACE, name))
             if lease is None:
                 continue
             with suppress(KubeError):
-                await self._judge(node, silent=is_lease_late(lease, self._wall()))
+                await self._update(node, silent=is_lease_late(lease, self._wall()))
 
-    async def _judge(self, node: Object, *, silent: bool) -> None:
-        if silent and _ready_status(node) != "Unknown":
-            await self._say_unknown(node)
-        if silent != _is_tainted(node):
-            others = [
-                taint
-                for taint in node.get("spec", {}).get("taints") or ()
-                if taint["key"] != UNREACHABLE_TAINT
-            ]
-            ours = (
-                [{"key": UNREACHABLE_TAINT, "effect": effect} for effect in _TAINT_EFFECTS] if silent else []
-            )
+    async def _update(self, node: Object, *, silent: bool) -> None:
+        if silent and condition_status(node, "Ready") != "Unknown":
+            await self._set_unknown(node)
+        taints = node.get("spec", {}).get("taints") or ()
+        others = [taint for taint in taints if taint["key"] != UNREACHABLE_TAINT]
+        if silent != (len(others) < len(taints)):
+            ours = [{"key": UNREACHABLE_TAINT, "effect": effect} for effect in _TAINT_EFFECTS if silent]
             patch = {"spec": {"taints": others + ours}}
             await self._api.patch(objects.NODE, node["metadata"]["name"], None, patch)
 
-    async def _say_unknown(self, node: Object) -> None:
-        since = metav1_time(self._wall())
+    async def _set_unknown(self, node: Object) -> None:
         others = [condition for condition in node["status"]["conditions"] if condition["type"] != "Ready"]
-        told = {
+        unknown = {
             "type": "Ready",
             "status": "Unknown",
             "reason": "NodeStatusUnknown",
             "message": "Kubelet stopped posting node status.",
-            "lastTransitionTime": since,
+            "lastTransitionTime": metav1_time(self._wall()),
         }
-        patch = {"status": {"conditions": [*others, told]}}
+        patch = {"status": {"conditions": [*others, unknown]}}
         await self._api.patch(objects.NODE, node["metadata"]["name"], None, patch, subresource="status")
 
 
@@ -356,14 +335,3 @@ def is_lease_late(lease: Object, now: float) -> bool:
     """Whether a heartbeat is older than it counts."""
     renewed = datetime.fromisoformat(lease["spec"]["renewTime"]).timestamp()
     return now - renewed > float(lease["spec"]["leaseDurationSeconds"])
-
-
-def _ready_status(node: Object) -> str:
-    conditions = node.get("status", {}).get("conditions") or ()
-    return next(
-        (str(condition["status"]) for condition in conditions if condition["type"] == "Ready"), "Unknown"
-    )
-
-
-def _is_tainted(node: Object) -> bool:
-    return any(taint["key"] == UNREACHABLE_TAINT for taint in node.get("spec", {}).get("taints") or ())

@@ -41,7 +41,7 @@ _POD_SUBRESOURCES: list[Object] = [
 _FIELD_VALIDATION = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
 
 
-def discovery_document(path: str, shapes: Mapping[ResourceKind, TypeSchema]) -> Object | None:
+def discovery_document(path: str, schemas: Mapping[ResourceKind, TypeSchema]) -> Object | None:
     """The document at a path; None where there is none."""
     parts = tuple(part for part in path.split("/") if part)
     match parts:
@@ -50,46 +50,48 @@ def discovery_document(path: str, shapes: Mapping[ResourceKind, TypeSchema]) -> 
         case ("api",):
             return {"kind": "APIVersions", "versions": ["v1"]}
         case ("apis",):
-            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": _groups(shapes)}
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": _groups(schemas)}
         case ("api", version):
-            return _resources("", version, shapes)
+            return _resources("", version, schemas)
         case ("apis", group, version):
-            return _resources(group, version, shapes)
+            return _resources(group, version, schemas)
         case ("openapi", "v3"):
-            return {"paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in _versions(shapes)}}
-        case ("openapi", "v3", *place) if "/".join(place) in _versions(shapes):
-            return _openapi_document("/".join(place), shapes)
+            return {
+                "paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}"} for path in _versions(schemas)}
+            }
+        case ("openapi", "v3", *version) if "/".join(version) in _versions(schemas):
+            return _openapi_document("/".join(version), schemas)
     return None
 
 
-def _groups(shapes: Iterable[ResourceKind]) -> list[Object]:
+def _groups(schemas: Iterable[ResourceKind]) -> list[Object]:
     versions: dict[str, set[str]] = defaultdict(set)
     versions[_POLICY_GROUP[0]].add(_POLICY_GROUP[1])
-    for kind in shapes:
+    for kind in schemas:
         versions[kind.group].add(kind.version)
     return [_group(name, sorted(found)) for name, found in sorted(versions.items()) if name]
 
 
 def _group(name: str, versions: list[str]) -> Object:
-    told = [{"groupVersion": f"{name}/{version}", "version": version} for version in versions]
-    return {"name": name, "versions": told, "preferredVersion": told[-1]}
+    served = [{"groupVersion": f"{name}/{version}", "version": version} for version in versions]
+    return {"name": name, "versions": served, "preferredVersion": served[-1]}
 
 
-def _resources(group: str, version: str, shapes: Mapping[ResourceKind, TypeSchema]) -> Object | None:
-    kinds = [kind for kind in shapes if (kind.group, kind.version) == (group, version)]
+def _resources(group: str, version: str, schemas: Mapping[ResourceKind, TypeSchema]) -> Object | None:
+    kinds = [kind for kind in schemas if (kind.group, kind.version) == (group, version)]
     if not kinds and (group, version) != _POLICY_GROUP:
         return None
-    told = [one for kind in kinds for one in _resource(kind, shapes[kind])]
+    resources = [one for kind in kinds for one in _resource(kind, schemas[kind])]
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
         "groupVersion": f"{group}/{version}" if group else version,
-        "resources": told,
+        "resources": resources,
     }
 
 
-def _resource(kind: ResourceKind, shape: TypeSchema) -> list[Object]:
-    own: Object = {
+def _resource(kind: ResourceKind, schema: TypeSchema) -> list[Object]:
+    resource: Object = {
         "name": kind.plural,
         "singularName": kind.kind.lower(),
         "namespaced": kind.namespaced,
@@ -97,25 +99,30 @@ def _resource(kind: ResourceKind, shape: TypeSchema) -> list[Object]:
         "verbs": _VERBS,
         "shortNames": _SHORT_NAMES.get(kind.plural, []),
     }
-    status = {**own, "name": f"{kind.plural}/status", "verbs": ["get", "patch", "update"], "shortNames": []}
-    return [own, *([status] if shape.status else ()), *(_POD_SUBRESOURCES if kind == POD else ())]
+    status = {
+        **resource,
+        "name": f"{kind.plural}/status",
+        "verbs": ["get", "patch", "update"],
+        "shortNames": [],
+    }
+    return [resource, *([status] if schema.status else ()), *(_POD_SUBRESOURCES if kind == POD else ())]
 
 
-def _versions(shapes: Iterable[ResourceKind]) -> set[str]:
-    return {_version_path(kind) for kind in shapes}
+def _versions(schemas: Iterable[ResourceKind]) -> set[str]:
+    return {_version_path(kind) for kind in schemas}
 
 
 def _version_path(kind: ResourceKind) -> str:
     return f"apis/{kind.api_version}" if kind.group else f"api/{kind.version}"
 
 
-def _openapi_document(place: str, shapes: Iterable[ResourceKind]) -> Object:
-    """No schemas: only that the server itself looks at unknown fields, which is what kubectl asks for."""
-    kinds = [kind for kind in shapes if _version_path(kind) == place]
+def _openapi_document(version: str, schemas: Iterable[ResourceKind]) -> Object:
+    """No schemas: only that the server itself validates unknown fields, which kubectl requires."""
+    kinds = [kind for kind in schemas if _version_path(kind) == version]
     return {
         "openapi": "3.0.0",
         "info": {"title": "rackloom twin", "version": VERSION["gitVersion"]},
-        "paths": {f"/{place}/{kind.plural}/{{name}}": {"patch": _patch_operation(kind)} for kind in kinds},
+        "paths": {f"/{version}/{kind.plural}/{{name}}": {"patch": _patch_operation(kind)} for kind in kinds},
     }
 
 

@@ -60,7 +60,7 @@ class KubeApplication:
 
 
 async def _read_body(request: Request) -> bytes:
-    """What was sent; of what is beyond the limit only enough that it is refused."""
+    """The request body, read only a little beyond the limit, so that it is refused."""
     content = bytearray()
     async for part in request.stream():
         if len(content) <= MAX_BODY_BYTES:

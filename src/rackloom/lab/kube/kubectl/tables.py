@@ -1,11 +1,20 @@
-"""The tables of `kubectl get`: the columns of built-in types as Kubernetes 1.36 prints them.
+"""The tables of `kubectl get`: the server computes the cells, kubectl only prints them.
 
-`table_of` renders objects as rows. A cell that cannot be computed shows `<unknown>` and costs nothing
-else. A type without columns of its own shows its name and age. `wants_table` tells whether a client
-accepts a table first.
+A `Column` has a name, a type, a priority (above 0 it shows only with `-o wide`) and a function of the
+object and the time. Most columns are JSON paths, as a CRD declares them in `additionalPrinterColumns`:
+fields with escaped dots, and the first list element whose field equals a text. Only the states of pods,
+nodes, jobs and claims are computed, by the rules of Kubernetes 1.36. Ages are rounded as HumanDuration
+of k8s.io/apimachinery rounds them.
+
+`table_of` renders objects as rows (meta.k8s.io/v1 Table). A cell that cannot be computed shows
+`<unknown>` and affects no other cell. A type without columns shows its name and age. `wants_table` tells
+whether a client prefers a table.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from rackloom.core.domains.crds import domain_crds
@@ -13,36 +22,146 @@ from rackloom.core.gangs.record import gang_crd
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind
 from rackloom.lab.kube import refusals
-from rackloom.lab.kube.kubectl.columns import (
-    AGE,
-    NAME,
-    NONE,
-    UNKNOWN,
-    Column,
-    age_since,
-    declared_columns,
-    epoch_seconds,
-    human_duration,
-    labels_text,
-    text_column,
-    value_at,
-    wide_column,
+
+NONE, UNKNOWN = "<none>", "<unknown>"
+_MINUTE, _HOUR, _DAY, _YEAR = 60, 3600, 86_400, 31_536_000
+CellFunction = Callable[[Object, float], Any]
+"""The value of an object's cell at a time (seconds since 1970)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. A priority above 0 shows only with `-o wide`."""
+
+    name: str
+    cell: CellFunction
+    type: str = "string"
+    format: str = ""
+    priority: int = 0
+
+
+def value_at(obj: Any, *path: str) -> Any:
+    """The value at a path of field names, or None."""
+    for name in path:
+        obj = obj.get(name) if isinstance(obj, Mapping) else None
+    return obj
+
+
+# Times.
+
+
+def epoch_seconds(time: str) -> float:
+    """Seconds since 1970 of an RFC 3339 time."""
+    return datetime.fromisoformat(time).timestamp()
+
+
+def age_since(time: str | None, now: float) -> str:
+    """The age of an RFC 3339 time, as kubectl's columns show it."""
+    return human_duration(now - epoch_seconds(time)) if time else UNKNOWN
+
+
+_DURATION_STEPS = (
+    (2 * _MINUTE, 1, 0),
+    (10 * _MINUTE, _MINUTE, 1),
+    (3 * _HOUR, _MINUTE, 0),
+    (8 * _HOUR, _HOUR, _MINUTE),
+    (2 * _DAY, _HOUR, 0),
+    (8 * _DAY, _DAY, _HOUR),
+    (2 * _YEAR, _DAY, 0),
+    (8 * _YEAR, _YEAR, _DAY),
+    (float("inf"), _YEAR, 0),
 )
+"""Upper bound in seconds, the unit below it, and the finer unit that is added (0: none)."""
+_UNIT_LETTERS = {1: "s", _MINUTE: "m", _HOUR: "h", _DAY: "d", _YEAR: "y"}
 
-# Pods, Jobs and DaemonSets.
+
+def human_duration(seconds: float) -> str:
+    """A duration in at most two units, rounded as apimachinery's HumanDuration rounds it."""
+    whole = max(0, int(seconds))
+    unit, finer = next((unit, finer) for limit, unit, finer in _DURATION_STEPS if whole < limit)
+    count, left = divmod(whole, unit)
+    rest = left // finer if finer else 0
+    return f"{count}{_UNIT_LETTERS[unit]}" + (f"{rest}{_UNIT_LETTERS[finer]}" if rest else "")
 
 
-_DELETED = "Terminating"
+# Columns by JSON path.
+
+
+_PATH_STEP = re.compile(
+    r"""\.(?P<name>(?:[^.\[\]\\]|\\.)+)"""
+    r"""|\[\?\(@\.(?P<key>\w+)\s*==\s*"(?P<value>[^"]*)"\)\]"""
+)
+"""A field, whose dots are escaped, or the elements of a list whose field is a text."""
+
+
+def _path_cell(path: str, *, is_date: bool = False, missing: Any = None) -> CellFunction:
+    steps = tuple(_PATH_STEP.finditer(path))
+    if "".join(step[0] for step in steps) != path:
+        raise ValueError(f"cannot follow the JSON path {path}")
+
+    def cell(obj: Object, now: float) -> Any:
+        value: Any = obj
+        for step in steps:
+            value = _follow_path(value, step)
+        return age_since(value, now) if is_date and value else value or missing
+
+    return cell
+
+
+def _follow_path(value: Any, step: re.Match[str]) -> Any:
+    if step["name"]:
+        return value_at(value, re.sub(r"\\(.)", r"\1", step["name"]))
+    elements = value if isinstance(value, list) else ()
+    return next((element for element in elements if value_at(element, step["key"]) == step["value"]), None)
+
+
+def _path(name: str, path: str, missing: Any = None, *, type_: str = "string", wide: bool = False) -> Column:
+    cell = _path_cell(path, is_date=type_ == "date", missing=missing)
+    return Column(name, cell, "string" if type_ == "date" else type_, priority=int(wide))
+
+
+NAME = Column("Name", lambda obj, now: str(obj["metadata"]["name"]), format="name")
+AGE = Column("Age", lambda obj, now: age_since(obj["metadata"].get("creationTimestamp"), now))
+
+
+def declared_columns(crds: Iterable[Object]) -> Mapping[ResourceKind, tuple[Column, ...]]:
+    """The columns that CRDs declare, by the kind of each version."""
+    return {
+        _declared_kind(crd, version["name"]): (
+            NAME,
+            *(_declared_column(column) for column in version["additionalPrinterColumns"]),
+        )
+        for crd in crds
+        for version in crd["spec"]["versions"]
+        if version.get("additionalPrinterColumns")
+    }
+
+
+def _declared_kind(crd: Object, version: str) -> ResourceKind:
+    spec, names = crd["spec"], crd["spec"]["names"]
+    is_namespaced = spec["scope"] == "Namespaced"
+    return ResourceKind(spec["group"], version, names["kind"], names["plural"], namespaced=is_namespaced)
+
+
+def _declared_column(declared: Mapping[str, Any]) -> Column:
+    cell = _path_cell(declared["jsonPath"], is_date=declared["type"] == "date")
+    priority = declared.get("priority", 0)
+    return Column(declared["name"], cell, declared["type"], declared.get("format", ""), priority)
+
+
+# Columns that are computed.
 
 
 def _statuses(pod: Object) -> list[Object]:
     return list(value_at(pod, "status", "containerStatuses") or ())
 
 
+def _is_running(status: Object) -> bool:
+    return "running" in status.get("state", {})
+
+
 def _ready_containers(pod: Object, now: float) -> str:
-    ready = sum(
-        1 for status in _statuses(pod) if status.get("ready") and "running" in status.get("state", {})
-    )
+    ready = sum(1 for status in _statuses(pod) if status.get("ready") and _is_running(status))
     return f"{ready}/{len(pod['spec']['containers'])}"
 
 
@@ -51,21 +170,25 @@ def _condition_of(obj: Object, type_: str) -> Object:
     return next((condition for condition in conditions if condition["type"] == type_), {})
 
 
+def _is_true(obj: Object, type_: str) -> bool:
+    return bool(_condition_of(obj, type_).get("status") == "True")
+
+
 def _pod_status(pod: Object, now: float) -> str:
     if "deletionTimestamp" in pod["metadata"]:
-        return _DELETED
-    told = [reason for status in _statuses(pod) if (reason := _why_not_running(status.get("state", {})))]
-    if told[:1] == ["Completed"] and any("running" in status.get("state", {}) for status in _statuses(pod)):
-        return "Running" if _condition_of(pod, "Ready").get("status") == "True" else "NotReady"
-    if told:
-        return told[0]
+        return "Terminating"
+    reasons = [reason for status in _statuses(pod) if (reason := _why_not_running(status.get("state", {})))]
+    if reasons[:1] == ["Completed"] and any(_is_running(status) for status in _statuses(pod)):
+        return "Running" if _is_true(pod, "Ready") else "NotReady"
+    if reasons:
+        return reasons[0]
     if _condition_of(pod, "PodScheduled").get("reason") == "SchedulingGated":
         return "SchedulingGated"
     return str(value_at(pod, "status", "reason") or value_at(pod, "status", "phase") or "")
 
 
 def _why_not_running(state: Object) -> str:
-    """Why a container (its state) does not run; "" where it does."""
+    """Why a container in this state does not run; "" where it runs."""
     if reason := value_at(state, "waiting", "reason") or value_at(state, "terminated", "reason"):
         return str(reason)
     ended = state.get("terminated")
@@ -77,309 +200,150 @@ def _why_not_running(state: Object) -> str:
 
 def _restarts(pod: Object, now: float) -> str:
     count = sum(status.get("restartCount", 0) for status in _statuses(pod))
-    ends = [
-        end for status in _statuses(pod) if (end := value_at(status, "lastState", "terminated", "finishedAt"))
-    ]
-    return f"{count} ({age_since(max(ends), now)} ago)" if count and ends else str(count)
+    ends = [value_at(status, "lastState", "terminated", "finishedAt") for status in _statuses(pod)]
+    last = max((end for end in ends if end), default=None)
+    return f"{count} ({age_since(last, now)} ago)" if count and last else str(count)
 
 
 def _gates(pod: Object, now: float) -> str:
     gates = [gate["conditionType"] for gate in pod["spec"].get("readinessGates") or ()]
-    if not gates:
-        return NONE
-    return f"{sum(1 for gate in gates if _condition_of(pod, gate).get('status') == 'True')}/{len(gates)}"
-
-
-PODS = (
-    NAME,
-    Column("Ready", _ready_containers),
-    Column("Status", _pod_status),
-    Column("Restarts", _restarts),
-    AGE,
-    wide_column(text_column("IP", "status", "podIP", without=NONE)),
-    wide_column(text_column("Node", "spec", "nodeName", without=NONE)),
-    wide_column(text_column("Nominated Node", "status", "nominatedNodeName", without=NONE)),
-    wide_column(Column("Readiness Gates", _gates)),
-)
-
-
-def _containers_column(name: str) -> Column:
-    def cell(obj: Object, now: float) -> str:
-        return ",".join(
-            container.get(name, "") for container in obj["spec"]["template"]["spec"]["containers"]
-        )
-
-    return Column("Containers" if name == "name" else "Images", cell, priority=1)
-
-
-def _selector(obj: Object, now: float) -> str:
-    return labels_text(value_at(obj, "spec", "selector", "matchLabels"))
-
-
-_TEMPLATE_COLUMNS = (
-    _containers_column("name"),
-    _containers_column("image"),
-    Column("Selector", _selector, priority=1),
-)
-
-_JOB_ENDS = ("Complete", "Failed")
-_JOB_STATES = ("Suspended", "FailureTarget", "SuccessCriteriaMet")
+    return f"{sum(_is_true(pod, gate) for gate in gates)}/{len(gates)}" if gates else NONE
 
 
 def _job_status(job: Object, now: float) -> str:
-    def holds(type_: str) -> bool:
-        return _condition_of(job, type_).get("status") == "True"
-
-    ended = next((type_ for type_ in _JOB_ENDS if holds(type_)), None)
-    if ended:
-        return ended
     if "deletionTimestamp" in job["metadata"]:
-        return _DELETED
-    return next((type_ for type_ in _JOB_STATES if holds(type_)), "Running")
+        return "Terminating"
+    return next((type_ for type_ in ("Complete", "Failed", "Suspended") if _is_true(job, type_)), "Running")
 
 
 def _completions(job: Object, now: float) -> str:
-    done, wanted = value_at(job, "status", "succeeded") or 0, job["spec"].get("completions")
-    if wanted is not None:
-        return f"{done}/{wanted}"
-    side_by_side = job["spec"].get("parallelism", 1)
-    return f"{done}/1 of {side_by_side}" if side_by_side > 1 else f"{done}/1"
+    return f"{value_at(job, 'status', 'succeeded') or 0}/{job['spec'].get('completions', 1)}"
 
 
 def _job_duration(job: Object, now: float) -> str:
-    begun, ended = value_at(job, "status", "startTime"), value_at(job, "status", "completionTime")
-    if not begun:
+    started, ended = value_at(job, "status", "startTime"), value_at(job, "status", "completionTime")
+    if not started:
         return ""
-    return human_duration(epoch_seconds(ended) - epoch_seconds(begun)) if ended else age_since(begun, now)
+    return human_duration((epoch_seconds(ended) if ended else now) - epoch_seconds(started))
 
 
-JOBS = (
-    NAME,
-    Column("Status", _job_status),
-    Column("Completions", _completions),
-    Column("Duration", _job_duration),
-    AGE,
-    *_TEMPLATE_COLUMNS,
-)
-
-
-def _status_count_column(name: str, of: str) -> Column:
-    return Column(name, lambda obj, now: value_at(obj, "status", of) or 0, "integer")
-
-
-def _node_selector(obj: Object, now: float) -> Any:
-    return labels_text(value_at(obj, "spec", "template", "spec", "nodeSelector"))
-
-
-DAEMON_SETS = (
-    NAME,
-    _status_count_column("Desired", "desiredNumberScheduled"),
-    _status_count_column("Current", "currentNumberScheduled"),
-    _status_count_column("Ready", "numberReady"),
-    _status_count_column("Up-to-date", "updatedNumberScheduled"),
-    _status_count_column("Available", "numberAvailable"),
-    Column("Node Selector", _node_selector),
-    AGE,
-    *_TEMPLATE_COLUMNS,
-)
-
-
-# Other built-in types.
-
-
-_ROLE = "node-role.kubernetes.io/"
-
-
-def _node_status(node: Object, now: float) -> str:
-    conditions = value_at(node, "status", "conditions") or ()
-    ready = next((condition["status"] for condition in conditions if condition["type"] == "Ready"), None)
-    told = {"True": "Ready", None: "Unknown"}.get(ready, "NotReady")
-    return f"{told},SchedulingDisabled" if value_at(node, "spec", "unschedulable") else told
-
-
-def _roles(node: Object, now: float) -> str:
-    found = (node["metadata"].get("labels") or {}).keys()
-    return ",".join(sorted(one.removeprefix(_ROLE) for one in found if one.startswith(_ROLE))) or NONE
-
-
-def _address_column(name: str, type_: str) -> Column:
-    def cell(node: Object, now: float) -> str:
-        found = value_at(node, "status", "addresses") or ()
-        return next((one["address"] for one in found if one["type"] == type_), NONE)
+def _containers_column(name: str, field: str) -> Column:
+    def cell(obj: Object, now: float) -> str:
+        containers = obj["spec"]["template"]["spec"]["containers"]
+        return ",".join(container.get(field, "") for container in containers)
 
     return Column(name, cell, priority=1)
 
 
-def _kernel(node: Object, now: float) -> str:
-    version, machine = (
-        value_at(node, "status", "nodeInfo", one) for one in ("kernelVersion", "architecture")
-    )
-    return f"{version} ({machine})" if version and machine else version or UNKNOWN
+def _selector(obj: Object, now: float) -> str:
+    labels = value_at(obj, "spec", "selector", "matchLabels") or {}
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items())) or NONE
 
 
-def _node_info_column(name: str, field: str) -> Column:
-    return wide_column(text_column(name, "status", "nodeInfo", field, without=UNKNOWN))
-
-
-_NODES = (
-    NAME,
-    Column("Status", _node_status),
-    Column("Roles", _roles),
-    AGE,
-    text_column("Version", "status", "nodeInfo", "kubeletVersion"),
-    _address_column("Internal-IP", "InternalIP"),
-    _address_column("External-IP", "ExternalIP"),
-    _node_info_column("OS-Image", "osImage"),
-    Column("Kernel-Version", _kernel, priority=1),
-    _node_info_column("Container-Runtime", "containerRuntimeVersion"),
+_TEMPLATE_COLUMNS = (
+    _containers_column("Containers", "name"),
+    _containers_column("Images", "image"),
+    Column("Selector", _selector, priority=1),
 )
+_ROLE = "node-role.kubernetes.io/"
+
+
+def _node_status(node: Object, now: float) -> str:
+    ready = _condition_of(node, "Ready").get("status")
+    status = {"True": "Ready", None: "Unknown"}.get(ready, "NotReady")
+    return f"{status},SchedulingDisabled" if value_at(node, "spec", "unschedulable") else status
+
+
+def _roles(node: Object, now: float) -> str:
+    labels = sorted(value_at(node, "metadata", "labels") or ())
+    return ",".join(label.removeprefix(_ROLE) for label in labels if label.startswith(_ROLE)) or NONE
+
+
+def _entry_count(obj: Object, now: float) -> int:
+    return sum(len(obj.get(field) or ()) for field in ("data", "binaryData"))
 
 
 def _claim_state(claim: Object, now: float) -> str:
-    """The words of a claim: `pending`, `allocated,reserved`, and `deleted` before what is still held."""
+    """The state of a claim: `pending`, `allocated,reserved`, and `deleted` before what is still held."""
     deleted = "deletionTimestamp" in claim["metadata"]
     allocated = bool(value_at(claim, "status", "allocation"))
-    words = {
+    states = {
         "deleted": deleted,
         "pending": not allocated and not deleted,
         "allocated": allocated,
         "reserved": allocated and bool(value_at(claim, "status", "reservedFor")),
     }
-    return ",".join(word for word, holds in words.items() if holds)
+    return ",".join(state for state, holds in states.items() if holds)
 
 
-def _involved_object(event: Object, now: float) -> str:
-    about = event.get("involvedObject") or {}
-    return f"{about.get('kind', '').lower()}/{about.get('name', '')}"
-
-
-def _source(event: Object, now: float) -> str:
-    component, host = value_at(event, "source", "component"), value_at(event, "source", "host")
-    told = (component or event.get("reportingComponent"), host or event.get("reportingInstance"))
-    return ", ".join(one for one in told if one)
-
-
-def _time_column(name: str, *fields: str, priority: int = 0) -> Column:
-    def cell(event: Object, now: float) -> str:
-        return age_since(next((event[field] for field in fields if event.get(field)), None), now)
-
-    return Column(name, cell, priority=priority)
-
-
-_EVENTS = (
-    _time_column("Last Seen", "lastTimestamp", "eventTime", "firstTimestamp"),
-    text_column("Type", "type"),
-    text_column("Reason", "reason"),
-    Column("Object", _involved_object),
-    wide_column(text_column("Subobject", "involvedObject", "fieldPath")),
-    Column("Source", _source, priority=1),
-    Column("Message", lambda event, now: str(event.get("message", "")).strip()),
-    _time_column("First Seen", "firstTimestamp", "eventTime", priority=1),
-    Column("Count", lambda event, now: event.get("count") or 1, priority=1),
-    Column("Name", NAME.cell, format="name", priority=1),
-)
-
-
-def _port(port: Object) -> str:
-    number = f"{port['port']}:{port['nodePort']}" if port.get("nodePort") else str(port["port"])
-    return f"{number}/{port.get('protocol', 'TCP')}"
-
-
-def _ports(service: Object, now: float) -> str:
-    return ",".join(_port(one) for one in value_at(service, "spec", "ports") or ()) or NONE
-
-
-_SERVICES = (
-    NAME,
-    text_column("Type", "spec", "type", without="ClusterIP"),
-    text_column("Cluster-IP", "spec", "clusterIP", without=NONE),
-    Column("External-IP", lambda obj, now: ",".join(value_at(obj, "spec", "externalIPs") or ()) or NONE),
-    Column("Port(s)", _ports),
-    AGE,
-    Column("Selector", lambda obj, now: labels_text(value_at(obj, "spec", "selector")), priority=1),
-)
-
-
-_ENDPOINTS_SHOWN = 3
-_UNSET = "<unset>"
-
-
-def _first_few(values: Sequence[object]) -> str:
-    more = len(values) - _ENDPOINTS_SHOWN
-    told = ",".join(str(value) for value in values[:_ENDPOINTS_SHOWN]) or _UNSET
-    return f"{told} + {more} more..." if more > 0 else told
-
-
-def _endpoint_ports(obj: Object, now: float) -> str:
-    return _first_few([port.get("port") or port.get("name") or "*" for port in obj.get("ports") or ()])
-
-
-def _endpoint_addresses(obj: Object, now: float) -> str:
-    endpoints = obj.get("endpoints") or ()
-    return _first_few([address for endpoint in endpoints for address in endpoint.get("addresses") or ()])
-
-
-_ENDPOINTS = (
-    NAME,
-    text_column("AddressType", "addressType"),
-    Column("Ports", _endpoint_ports),
-    Column("Endpoints", _endpoint_addresses),
-    AGE,
-)
-
-
-def _count_column(name: str, *fields: str, type_: str = "string") -> Column:
-    return Column(name, lambda obj, now: sum(len(obj.get(field) or ()) for field in fields), type_)
-
-
-_WEBHOOKS = (NAME, _count_column("Webhooks", "webhooks", type_="integer"), AGE)
-
-BUILTIN_COLUMNS: Mapping[ResourceKind, tuple[Column, ...]] = {
-    objects.POD: PODS,
-    objects.JOB: JOBS,
-    objects.DAEMON_SET: DAEMON_SETS,
-    objects.NODE: _NODES,
-    objects.NAMESPACE: (NAME, text_column("Status", "status", "phase"), AGE),
+_BUILTIN_COLUMNS: Mapping[ResourceKind, tuple[Column, ...]] = {
+    objects.POD: (
+        NAME,
+        Column("Ready", _ready_containers),
+        Column("Status", _pod_status),
+        Column("Restarts", _restarts),
+        AGE,
+        _path("IP", ".status.podIP", NONE, wide=True),
+        _path("Node", ".spec.nodeName", NONE, wide=True),
+        _path("Nominated Node", ".status.nominatedNodeName", NONE, wide=True),
+        Column("Readiness Gates", _gates, priority=1),
+    ),
+    objects.JOB: (
+        NAME,
+        Column("Status", _job_status),
+        Column("Completions", _completions),
+        Column("Duration", _job_duration),
+        AGE,
+        *_TEMPLATE_COLUMNS,
+    ),
+    objects.DAEMON_SET: (
+        NAME,
+        _path("Desired", ".status.desiredNumberScheduled", 0, type_="integer"),
+        _path("Ready", ".status.numberReady", 0, type_="integer"),
+        AGE,
+        *_TEMPLATE_COLUMNS,
+    ),
+    objects.NODE: (
+        NAME,
+        Column("Status", _node_status),
+        Column("Roles", _roles),
+        AGE,
+        _path("Version", ".status.nodeInfo.kubeletVersion", ""),
+        _path("Internal-IP", '.status.addresses[?(@.type=="InternalIP")].address', NONE, wide=True),
+    ),
+    objects.NAMESPACE: (NAME, _path("Status", ".status.phase", ""), AGE),
     objects.RESOURCE_CLAIM: (NAME, Column("State", _claim_state), AGE),
     objects.RESOURCE_SLICE: (
         NAME,
-        text_column("Node", "spec", "nodeName"),
-        text_column("Driver", "spec", "driver"),
-        text_column("Pool", "spec", "pool", "name"),
+        _path("Node", ".spec.nodeName", ""),
+        _path("Driver", ".spec.driver", ""),
+        _path("Pool", ".spec.pool.name", ""),
         AGE,
     ),
-    objects.ENDPOINT_SLICE: _ENDPOINTS,
-    objects.EVENT: _EVENTS,
-    objects.SERVICE: _SERVICES,
-    objects.SECRET: (NAME, text_column("Type", "type", without="Opaque"), _count_column("Data", "data"), AGE),
-    objects.CONFIG_MAP: (NAME, _count_column("Data", "data", "binaryData"), AGE),
-    objects.NETWORK_POLICY: (
-        NAME,
-        Column(
-            "Pod-Selector", lambda obj, now: labels_text(value_at(obj, "spec", "podSelector", "matchLabels"))
-        ),
-        AGE,
+    objects.EVENT: (
+        _path("Last Seen", ".lastTimestamp", UNKNOWN, type_="date"),
+        _path("Type", ".type", ""),
+        _path("Reason", ".reason", ""),
+        _path("Object", ".involvedObject.name", ""),
+        _path("Message", ".message", ""),
+        Column("Name", NAME.cell, format="name", priority=1),
     ),
-    objects.LEASE: (NAME, text_column("Holder", "spec", "holderIdentity"), AGE),
-    objects.CRD: (NAME, Column("Created At", lambda obj, now: obj["metadata"]["creationTimestamp"], "date")),
-    objects.MUTATING_WEBHOOK: _WEBHOOKS,
-    objects.VALIDATING_WEBHOOK: _WEBHOOKS,
+    objects.SERVICE: (NAME, _path("Type", ".spec.type", "ClusterIP"), AGE),
+    objects.SECRET: (NAME, _path("Type", ".type", "Opaque"), Column("Data", _entry_count), AGE),
+    objects.CONFIG_MAP: (NAME, Column("Data", _entry_count), AGE),
+    objects.LEASE: (NAME, _path("Holder", ".spec.holderIdentity", ""), AGE),
 }
-"""Those that show more than a name and an age."""
 
 
-# Rows of a table (meta.k8s.io/v1 Table).
+# Rows of a table.
 
 
 _META_VERSION = "meta.k8s.io/v1"
-_ALL_COLUMNS: Mapping[ResourceKind, tuple[Column, ...]] = {
-    **BUILTIN_COLUMNS,
-    **declared_columns((*domain_crds(), gang_crd())),
-}
+_ALL_COLUMNS = {**_BUILTIN_COLUMNS, **declared_columns((*domain_crds(), gang_crd()))}
 
 
 def wants_table(accept: str) -> bool:
-    """Whether the first thing that a client accepts is a table."""
+    """Whether the first media type that a client accepts is a table."""
     first = accept.split(",")[0].replace(" ", "").split(";")
     return {"as=Table", "v=v1", "g=meta.k8s.io"} <= set(first[1:])
 
@@ -387,9 +351,9 @@ def wants_table(accept: str) -> bool:
 def table_of(
     kind: ResourceKind, items: Iterable[Object], metadata: Object, now: float, included: str = "Metadata"
 ) -> Object:
-    """The table of objects of a kind, now (seconds since 1970); `metadata` is that of their list.
+    """The table of objects of a kind at a time (seconds since 1970); `metadata` is that of their list.
 
-    `included`: what of each object stands beside its row, "None", "Metadata" or "Object". Raises `Rejected`.
+    `included`: what of each object accompanies its row, "None", "Metadata" or "Object". Raises `Rejected`.
     """
     columns = _ALL_COLUMNS.get(kind, (NAME, AGE))
     return {
@@ -408,7 +372,7 @@ def table_of(
 
 
 def _cell_value(column: Column, obj: Object, now: float) -> Any:
-    """What the object says there; one that is written otherwise than its type costs its own cell only."""
+    # The schemas are loose: a field of another type than the column expects must not fail the whole list.
     try:
         return column.cell(obj, now)
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError):

@@ -63,8 +63,8 @@ def _pod_spec_keys(at: str) -> MergeKeys:
 
 def _object_keys(*more: MergeKeys) -> MergeKeys:
     keys = dict(_below("metadata", _METADATA_KEYS))
-    for one in more:
-        keys |= one
+    for part in more:
+        keys |= part
     return keys
 
 
@@ -72,25 +72,21 @@ _POD_STATUS_KEYS = {"status.hostIPs": "ip", "status.podIPs": "ip", "status.resou
 _TEMPLATE_KEYS = {**_below("spec.template.metadata", _METADATA_KEYS), **_pod_spec_keys("spec.template.spec")}
 _WEBHOOK_KEYS = {"webhooks": "name", "webhooks.matchConditions": "name"}
 
+_METADATA_ONLY = (
+    *(objects.SECRET, objects.CONFIG_MAP, objects.EVENT, objects.ENDPOINT_SLICE, objects.NETWORK_POLICY),
+    *(objects.LEASE, objects.RESOURCE_SLICE, objects.DEVICE_CLASS, objects.CRD),
+)
 MERGE_KEYS: Mapping[ResourceKind, MergeKeys] = {
+    **dict.fromkeys(_METADATA_ONLY, _object_keys()),
     objects.POD: _object_keys(_pod_spec_keys("spec"), _CONDITION_KEYS, _POD_STATUS_KEYS),
     objects.NODE: _object_keys({"spec.podCIDRs": "", "status.addresses": "type"}, _CONDITION_KEYS),
     objects.NAMESPACE: _object_keys(_CONDITION_KEYS),
-    objects.SECRET: _object_keys(),
-    objects.CONFIG_MAP: _object_keys(),
     objects.SERVICE: _object_keys({"spec.ports": "port"}, _CONDITION_KEYS),
     objects.SERVICE_ACCOUNT: _object_keys({"secrets": "name"}),
-    objects.EVENT: _object_keys(),
     objects.DAEMON_SET: _object_keys(_TEMPLATE_KEYS, _CONDITION_KEYS),
     objects.JOB: _object_keys(_TEMPLATE_KEYS, _CONDITION_KEYS),
-    objects.ENDPOINT_SLICE: _object_keys(),
-    objects.NETWORK_POLICY: _object_keys(),
-    objects.LEASE: _object_keys(),
-    objects.RESOURCE_SLICE: _object_keys(),
     objects.RESOURCE_CLAIM: _object_keys({"status.reservedFor": "uid"}),
     objects.RESOURCE_CLAIM_TEMPLATE: _object_keys(_below("spec.metadata", _METADATA_KEYS)),
-    objects.DEVICE_CLASS: _object_keys(),
-    objects.CRD: _object_keys(),
     objects.MUTATING_WEBHOOK: _object_keys(_WEBHOOK_KEYS),
     objects.VALIDATING_WEBHOOK: _object_keys(_WEBHOOK_KEYS),
 }
@@ -133,16 +129,16 @@ def _retain_keys(target: _Map, patch: _Map) -> dict[str, Any]:
 
 
 def _patched_names(patch: _Map) -> list[str]:
-    """The fields that a patch says something of, each once."""
-    told = (key.removeprefix(_ORDER).removeprefix(_WITHOUT) for key in patch)
-    return [name for name in dict.fromkeys(told) if name not in (_PATCH, _RETAIN)]
+    """The fields that a patch names, each once."""
+    names = (key.removeprefix(_ORDER).removeprefix(_WITHOUT) for key in patch)
+    return [name for name in dict.fromkeys(names) if name not in (_PATCH, _RETAIN)]
 
 
 def _set_field(merged: dict[str, Any], name: str, patch: _Map, keys: MergeKeys, at: str) -> None:
     if name in patch and patch[name] is None:
         merged.pop(name, None)
     elif name not in merged:
-        # An order, or elements to take away, of a list that is not there say nothing.
+        # An order or a deletion has no effect on a list that is absent.
         merged.update({name: _without_directives(patch[name])} if name in patch else {})
     elif at in keys and isinstance(patch.get(name, []), list):
         have = merged.get(name)
@@ -151,83 +147,91 @@ def _set_field(merged: dict[str, Any], name: str, patch: _Map, keys: MergeKeys, 
         merged[name] = strategic_merge(merged[name], patch[name], keys, at)
 
 
-def _merged_list(have: _List, name: str, patch: _Map, keys: MergeKeys, at: str) -> _List:
-    key, said = keys[at], patch.get(name, [])
+def _merged_list(present: _List, name: str, patch: _Map, keys: MergeKeys, at: str) -> _List:
+    key, elements = keys[at], patch.get(name, [])
     if key:
-        _check_keyed(said, key, at)
-    told = [one for one in said if _directive_of(one) is None]
-    if any(_directive_of(one) == "replace" for one in said):
-        return [_without_directives(one) for one in told]
-    merged = list(have)
-    for one in told:
-        _merge_element(merged, one, key, keys, at)
-    gone = [one.get(key) for one in said if _directive_of(one) == "delete"] + _list_of(patch, _WITHOUT + name)
-    merged = [one for one in merged if _element_id(one, key) not in gone]
-    order = _list_of(patch, _ORDER + name) if _ORDER + name in patch else told
-    wanted = [_element_id(one, key) for one in order]
-    _check_order([_element_id(one, key) for one in told], wanted, at)
-    return _ordered(merged, wanted, [_element_id(one, key) for one in have], key)
+        _check_keyed(elements, key, at)
+    plain = [item for item in elements if _directive_of(item) is None]
+    if any(_directive_of(item) == "replace" for item in elements):
+        return [_without_directives(item) for item in plain]
+    merged = list(present)
+    for item in plain:
+        _merge_element(merged, item, key, keys, at)
+    gone = [item.get(key) for item in elements if _directive_of(item) == "delete"] + _list_of(
+        patch, _WITHOUT + name
+    )
+    merged = [item for item in merged if _element_id(item, key) not in gone]
+    order = _list_of(patch, _ORDER + name) if _ORDER + name in patch else plain
+    wanted = [_element_id(item, key) for item in order]
+    _check_order([_element_id(item, key) for item in plain], wanted, at)
+    return _ordered(merged, wanted, [_element_id(item, key) for item in present], key)
 
 
-def _merge_element(merged: _List, told: Any, key: str, keys: MergeKeys, at: str) -> None:
+def _merge_element(merged: _List, patched: Any, key: str, keys: MergeKeys, at: str) -> None:
     """Merge one element into the one of its key, or add it."""
-    place = next((i for i, one in enumerate(merged) if _element_id(one, key) == _element_id(told, key)), None)
-    if place is None:
-        merged.append(_without_directives(told))
+    index = next(
+        (i for i, item in enumerate(merged) if _element_id(item, key) == _element_id(patched, key)), None
+    )
+    if index is None:
+        merged.append(_without_directives(patched))
     else:
-        merged[place] = strategic_merge(merged[place], told, keys, at)
+        merged[index] = strategic_merge(merged[index], patched, keys, at)
 
 
 def _without_directives(value: Any) -> Any:
-    """What a patch says where nothing was: as it stands, directives and nulls aside.
+    """The value that a patch sets where none was: without directives and nulls.
 
     So an element that is marked to be deleted is added by its key alone, as a real server does.
     """
     if isinstance(value, Mapping):
         return {
-            name: _without_directives(one)
-            for name, one in value.items()
-            if one is not None and not name.startswith("$")
+            name: _without_directives(item)
+            for name, item in value.items()
+            if item is not None and not name.startswith("$")
         }
-    return [_without_directives(one) for one in value] if isinstance(value, list) else value
+    return [_without_directives(item) for item in value] if isinstance(value, list) else value
 
 
-def _check_order(told: _List, wanted: _List, at: str) -> None:
-    places = [wanted.index(one) for one in told if one in wanted]
-    if len(places) < len(told) or places != sorted(places):
+def _check_order(named: _List, wanted: _List, at: str) -> None:
+    positions = [wanted.index(name) for name in named if name in wanted]
+    if len(positions) < len(named) or positions != sorted(positions):
         raise refusals.bad_request(f"the order in the patch of {at} does not match its {_ORDER} list")
 
 
 def _ordered(merged: _List, wanted: _List, before: _List, key: str) -> _List:
-    """Those the patch names in its order; each other one before those that it stood in front of."""
+    """The merged elements in the order that a real server gives them."""
     named = sorted(
-        (one for one in merged if _element_id(one, key) in wanted),
-        key=lambda one: wanted.index(_element_id(one, key)),
+        (item for item in merged if _element_id(item, key) in wanted),
+        key=lambda item: wanted.index(_element_id(item, key)),
     )
-    others = [one for one in merged if _element_id(one, key) not in wanted]
+    others = [item for item in merged if _element_id(item, key) not in wanted]
+    # Merge two orders: named elements keep the order of the patch, and each other element goes before the
+    # first named one that it preceded before.
     ordered: _List = []
-    for one in named:
-        while others and _stood_first(_element_id(others[0], key), _element_id(one, key), before):
+    for item in named:
+        while others and _stood_first(_element_id(others[0], key), _element_id(item, key), before):
             ordered.append(others.pop(0))
-        ordered.append(one)
+        ordered.append(item)
     return ordered + others
 
 
-def _stood_first(one: Any, other: Any, before: _List) -> bool:
-    return one in before and other in before and before.index(one) < before.index(other)
+def _stood_first(first: Any, second: Any, before: _List) -> bool:
+    return first in before and second in before and before.index(first) < before.index(second)
 
 
-def _check_keyed(said: _List, key: str, at: str) -> None:
-    """Each element has the key, but for the mark that the list is replaced as a whole."""
-    if any(_directive_of(one) != "replace" and key not in one for one in said if isinstance(one, Mapping)):
+def _check_keyed(elements: _List, key: str, at: str) -> None:
+    """Each element has the merge key, except the directive that replaces the whole list."""
+    if any(
+        _directive_of(item) != "replace" and key not in item for item in elements if isinstance(item, Mapping)
+    ):
         raise refusals.bad_request(f"an element of {at} does not contain declared merge key: {key}")
-    if not all(isinstance(one, Mapping) for one in said):
+    if not all(isinstance(item, Mapping) for item in elements):
         raise refusals.bad_request(f"an element of {at} is not an object")
 
 
-def _directive_of(one: Any) -> Any:
-    """What an element says is done: to itself (`delete`), or to the whole list (`replace`)."""
-    return one.get(_PATCH) if isinstance(one, Mapping) else None
+def _directive_of(item: Any) -> Any:
+    """The directive of an element: `delete` concerns itself, `replace` the whole list."""
+    return item.get(_PATCH) if isinstance(item, Mapping) else None
 
 
 def _list_of(patch: _Map, name: str) -> _List:
@@ -237,8 +241,8 @@ def _list_of(patch: _Map, name: str) -> _List:
     return value
 
 
-def _element_id(one: Any, key: str) -> Any:
-    return one.get(key) if key and isinstance(one, Mapping) else one
+def _element_id(item: Any, key: str) -> Any:
+    return item.get(key) if key and isinstance(item, Mapping) else item
 
 
 def _without_directive(patch: _Map) -> dict[str, Any]:
@@ -261,7 +265,7 @@ _MESSAGES: Mapping[str, type[Message]] = {
 
 
 class UnreadableProtobuf(Exception):
-    """It is no object in protobuf, or one of a kind that is not read; the text says which."""
+    """The body is no object in protobuf, or is of a kind that is not read; the text names which."""
 
 
 def read_protobuf(body: bytes) -> Object:
@@ -280,5 +284,5 @@ def _read_envelope(body: bytes) -> Object:
     if kind not in _MESSAGES:
         raise UnreadableProtobuf(f"kind {kind!r}")
     message = _MESSAGES[kind].FromString(envelope.raw)
-    told = MessageToDict(message, preserving_proto_field_name=True)
-    return {"apiVersion": envelope.typeMeta.apiVersion, "kind": kind, **told}
+    fields = MessageToDict(message, preserving_proto_field_name=True)
+    return {"apiVersion": envelope.typeMeta.apiVersion, "kind": kind, **fields}
