@@ -29,7 +29,7 @@ async def measured(root: Path, claims: int) -> list[dict[str, Any]]:
     start, writes = time.perf_counter(), api.writes
     async with (
         run_plugin(plugin(root, view), api, host) as one,
-        plugin_manager_on(host.places.registry, api, NODE_NAME) as kubelet,
+        plugin_manager_on(host.directories.registry, api, NODE_NAME) as kubelet,
     ):
         await one.publisher.published.wait()
         first = row(PLUGIN, "publish", change="first", **published(start, api.writes - writes))

@@ -78,7 +78,7 @@ async def plug_gpus(
     options = GpuOptions(
         inventory_file=files.inventory, nccl_topology=files.nccl, driver_root=files.root, shares=shares
     )
-    common = NodeOptions(node=node, places=files.places, sysroot=files.root)
+    common = NodeOptions(node=node, directories=files.places, sysroot=files.root)
     one = await stack.enter_async_context(gpu_node(common, options, api))
     await one.publisher.published.wait()
 
@@ -90,7 +90,7 @@ async def plug_nics(stack: AsyncExitStack, api: KubeApi, node: str, files: Files
         left_out=ExclusionPolicy(kinds=DEFAULT_EXCLUSION_POLICY.kinds | {_HARDWARE}),
         nccl_topology=files.nccl,
     )
-    common = NodeOptions(node=node, places=files.places, sysroot=files.root)
+    common = NodeOptions(node=node, directories=files.places, sysroot=files.root)
     one = await stack.enter_async_context(nic_node(common, options, api))
     await one.publisher.published.wait()
 

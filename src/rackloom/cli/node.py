@@ -68,7 +68,7 @@ class PluginParameters:
 
         return NodeOptions(
             node=self.node,
-            places=PluginDirectories(registry=self.registry, plugins=self.plugins, cdi=self.cdi_root),
+            directories=PluginDirectories(registry=self.registry, plugins=self.plugins, cdi=self.cdi_root),
             sysroot=self.sysroot,
             listen=self.listen,
             health_listen=None if self.healthcheck_port < 0 else f"[::]:{self.healthcheck_port}",

@@ -349,11 +349,11 @@ def test_metrics_count_from_zero(kit):
         good, bad = await kit.claim("good"), await kit.claim("bad", "toy-1")
         kit.toys.trouble["bad"] = Refused("broken")
         async with kit.plugin() as one:
-            before = one.metrics().decode()
+            before = one.metrics_page().decode()
             await one.requests.prepare([good.ref])
             await one.requests.prepare([bad.ref])
             assert await one.is_serving()
-            return before, one.metrics().decode()
+            return before, one.metrics_page().decode()
 
     before, after = asyncio.run(story())
     prepared = 'nvidia_dra_prepared_devices{device_type="toy",driver="toy.example.com",node="node-a"}'

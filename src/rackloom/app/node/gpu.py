@@ -94,7 +94,7 @@ def _driver_spec(common: NodeOptions, options: GpuOptions) -> DriverSpec:
         return workload_edits(driver, find_hook_program(base, host_base))
 
     return DriverSpec(
-        CdiDirectory(common.places.cdi, GPU_DRIVER),
+        CdiDirectory(common.directories.cdi, GPU_DRIVER),
         make,
         base=base,
         host_base=host_base,
@@ -106,7 +106,7 @@ def _driver_spec(common: NodeOptions, options: GpuOptions) -> DriverSpec:
 def _settings(common: NodeOptions, options: GpuOptions) -> GpuSettings:
     return GpuSettings(
         node=common.node,
-        mps_home=common.places.home(GPU_DRIVER) / "mps",
+        mps_home=common.directories.home(GPU_DRIVER) / "mps",
         files=DriverFiles(
             proc_devices=options.proc_devices or common.sysroot / "proc/devices",
             capabilities=common.sysroot / "proc/driver/nvidia/capabilities",

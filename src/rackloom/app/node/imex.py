@@ -95,7 +95,7 @@ def _read(options: ImexOptions, settings: ImexSettings) -> NodeFabric:
 
 def _driver_spec(common: NodeOptions, options: ImexOptions) -> DriverSpec:
     return DriverSpec(
-        CdiDirectory(common.places.cdi, IMEX_DRIVER),
+        CdiDirectory(common.directories.cdi, IMEX_DRIVER),
         daemon_edits,
         base=options.driver_root,
         host_base=options.host_driver_root,
@@ -108,7 +108,7 @@ def _settings(common: NodeOptions, options: ImexOptions) -> ImexSettings:
     return ImexSettings(
         node=common.node,
         namespaces=options.namespaces,
-        domains=common.places.home(IMEX_DRIVER) / "domains",
+        domains=common.directories.home(IMEX_DRIVER) / "domains",
         mode=options.mode,
         isolation=options.isolation,
         kernel=_kernel(common.sysroot, options),

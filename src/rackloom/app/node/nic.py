@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from prometheus_client import Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, serve_plugin
 from rackloom.claim.kube.api import KubeApi
@@ -74,7 +74,7 @@ class NicParts(msgspec.Struct, frozen=True, kw_only=True):
     """What the plugin is made of: one half for kubelet, the other for the runtime."""
 
     plugin: NicPlugin
-    lender: AttachmentManager
+    manager: AttachmentManager
     sandboxes: NicSandboxHooks
     keeper: LeaseKeeper
     counters: tuple[Counter, ...]
@@ -82,7 +82,7 @@ class NicParts(msgspec.Struct, frozen=True, kw_only=True):
 
 def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: PluginHost) -> NicParts:
     """The parts, with all that an earlier life of the plugin wrote down."""
-    home = common.places.home(NIC_DRIVER)
+    home = common.directories.home(NIC_DRIVER)
     home.mkdir(parents=True, exist_ok=True, mode=0o750)
     look = HostScanner(
         common.sysroot,
@@ -90,24 +90,27 @@ def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: Plug
         declared=options.declared,
         left_out=options.left_out,
     )
-    loans, leases = AttachmentStore(home / "loans", host.boot_id), LeaseStore(home / "leases", host.boot_id)
-    lender = AttachmentManager(loans, leases, look.check)
+    attachments, leases = (
+        AttachmentStore(home / "loans", host.boot_id),
+        LeaseStore(home / "leases", host.boot_id),
+    )
+    manager = AttachmentManager(attachments, leases, look.check)
     network = NodeNetwork(api, common.node, time.monotonic)
-    plugin = NicPlugin(_settings(common, options, look), look, lender, host.wall, network)
+    plugin = NicPlugin(_settings(common, options, look), look, manager, host.wall, network)
     plugin.remember(Checkpoint(home / "checkpoint.json", host.boot_id).claims.values())
     wall_of = partial(_wall_time_of, host)
     status = StatusWriter(
-        api, common.node, lender.loans, partial(_lease_states, lender.leases, wall_of), host.wall
+        api, common.node, manager.attachments, partial(_lease_states, manager.leases, wall_of), host.wall
     )
     events = EventRecorder(api, NIC_DRIVER, common.node, host.wall)
     teller = AttachmentReporter(status.told, events)
     keeper = LeaseKeeper(
-        lender, exchange_dhcp, LeaseReporter(status.told, events, wall_of).told, boot_seconds
+        manager, exchange_dhcp, LeaseReporter(status.told, events, wall_of).told, boot_seconds
     )
     return NicParts(
         plugin=plugin,
-        lender=lender,
-        sandboxes=NicSandboxHooks(lender, plugin.prepared, teller.told),
+        manager=manager,
+        sandboxes=NicSandboxHooks(manager, plugin.prepared, teller.told),
         keeper=keeper,
         counters=(teller.attachments, keeper.requests),
     )
@@ -143,36 +146,26 @@ async def nic_node(common: NodeOptions, options: NicOptions, api: KubeApi) -> As
     parts = nic_parts(common, options, api, host)
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(run_plugin(parts.plugin, api, host))
-        hooks = MeasuredHooks(parts.sandboxes, one.meter.registry, time.perf_counter)
+        hooks = MeasuredHooks(parts.sandboxes, one.metrics.registry, time.perf_counter)
         nri = NriPlugin(NIC_DRIVER, hooks, options.nri_socket)
-        _register_metrics(one, nri, parts)
+        _register_metrics(one.metrics.registry, nri, parts)
         await stack.enter_async_context(run_background(nri.run(), parts.keeper.run()))
         await stack.enter_async_context(plugin_listeners(common, one))
         yield one
 
 
-def _register_metrics(plugin_process: PluginProcess, nri: NriPlugin, parts: NicParts) -> None:
-    """A plugin that the runtime does not call looks well in every other respect."""
-    connected = Gauge(
-        "rackloom_nri_connected",
-        "Whether the container runtime calls the plugin for new pods",
-        registry=plugin_process.meter.registry,
-    )
-    connected.set_function(nri.connected.is_set)
-    lent = Gauge(
-        "rackloom_nics_lent",
-        "NICs in pods, or on their way there or back",
-        registry=plugin_process.meter.registry,
-    )
-    lent.set_function(lambda: len(parts.lender.loans.all()))
-    leases = Gauge(
-        "rackloom_nic_dhcp_leases", "DHCP leases of NICs", ("state",), registry=plugin_process.meter.registry
-    )
+def _register_metrics(registry: CollectorRegistry, nri: NriPlugin, parts: NicParts) -> None:
+    """A plugin that the runtime does not call looks healthy in every other respect."""
+    help_text = "Whether the container runtime calls the plugin for new pods"
+    Gauge("rackloom_nri_connected", help_text, registry=registry).set_function(nri.connected.is_set)
+    attached = Gauge("rackloom_nics_lent", "NICs in pods, or on their way there or back", registry=registry)
+    attached.set_function(lambda: len(parts.manager.attachments.all()))
+    leases = Gauge("rackloom_nic_dhcp_leases", "DHCP leases of NICs", ("state",), registry=registry)
     for state in LeaseState:
-        leases.labels(state).set_function(partial(_count_leases, parts.lender.leases, state))
+        leases.labels(state).set_function(partial(_count_leases, parts.manager.leases, state))
     for counter in parts.counters:
-        plugin_process.meter.registry.register(counter)
+        registry.register(counter)
 
 
 def _count_leases(leases: LeaseStore, state: LeaseState) -> int:
-    return sum(one.lease.outlook is state for one in leases.all())
+    return sum(record.lease.state is state for record in leases.all())

@@ -40,7 +40,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is alike for every plugin."""
 
     node: str
-    places: PluginDirectories
+    directories: PluginDirectories
     sysroot: Path = Path("/")
     """Where the host's /proc is found."""
     listen: str | None = None
@@ -77,7 +77,7 @@ async def _stop_on_failure(plugin_process: PluginProcess, stopped: asyncio.Event
 def host_of(common: NodeOptions) -> PluginHost:
     """What the framework has to know of this machine."""
     boot_id = (common.sysroot / BOOT_ID).read_text().strip()
-    return PluginHost(node=common.node, boot_id=boot_id, places=common.places, wall=time.time)
+    return PluginHost(node=common.node, boot_id=boot_id, directories=common.directories, wall=time.time)
 
 
 @asynccontextmanager
@@ -116,7 +116,7 @@ class PluginEndpoints(PlainEndpoints):
         self._one = plugin_process
 
     async def _metrics(self) -> Response:
-        return metrics_response(self._one.metrics())
+        return metrics_response(self._one.metrics_page())
 
     async def _ready(self) -> Response:
         trouble = self._one.not_ready()

@@ -84,7 +84,7 @@ class _CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint:
-    """The entries, in memory as they are on the disk: a change is written before it is believed."""
+    """The entries. A change is on the disk before it is visible in memory (write-ahead)."""
 
     def __init__(self, path: Path, boot_id: str) -> None:
         self._path = path
@@ -103,7 +103,7 @@ class Checkpoint:
     def drop(self, uid: str) -> None:
         """Forget a claim; nothing happens where it is not known."""
         if uid in self._claims:
-            self._write({known: entry for known, entry in self._claims.items() if known != uid})
+            self._write({kept: entry for kept, entry in self._claims.items() if kept != uid})
 
     def _write(self, claims: dict[str, CheckpointEntry]) -> None:
         write_durably(self._path, encode_checkpoint(CheckpointContent(boot_id=self._boot_id, claims=claims)))
@@ -156,6 +156,7 @@ def _read_checkpoint(path: Path, boot_id: str) -> dict[str, CheckpointEntry]:
 
 
 def _as_started(entry: CheckpointEntry) -> CheckpointEntry:
+    """After a reboot nothing is prepared on the node, but what was done elsewhere must still be undone."""
     return msgspec.structs.replace(
         entry, state=PrepareState.STARTED, devices=(), undoing=False, aborted_at=None
     )
@@ -177,16 +178,21 @@ def _damaged_checkpoint(path: Path, what: str) -> Refused:
 
 
 class BootScoped(Protocol):
-    """What can be kept so: JSON that knows its name and its boot."""
+    """A value about one device of one claim that means nothing after a reboot."""
 
     @property
     def key(self) -> str:
-        """Name of its file."""
+        """`<claim UID>-<device>`, the name of its file."""
+        ...
+
+    @property
+    def claim(self) -> str:
+        """UID of the claim."""
         ...
 
     @property
     def boot_id(self) -> str:
-        """After another one it means nothing any more."""
+        """The boot of the node in which it is valid."""
         ...
 
 
@@ -194,43 +200,44 @@ T = TypeVar("T", bound=BootScoped)
 
 
 class BootScopedFiles(Generic[T]):
-    """All values of `shape` below one directory. A change is on the disk before it is believed."""
+    """All values of the type `shape` below one directory, as JSON. The file is written before the memory."""
 
-    def __init__(self, root: Path, boot_id: str, shape: type[T]) -> None:
+    shape: type[T]
+
+    def __init__(self, root: Path, boot_id: str) -> None:
         root.mkdir(parents=True, exist_ok=True, mode=0o750)
         self._root = root
-        self._boot_id = boot_id
-        self._shape = shape
-        self._known = {one.key: one for one in self._read()}
+        self.boot_id = boot_id
+        self._known = {value.key: value for value in self._read()}
 
-    @property
-    def boot_id(self) -> str:
-        """The boot that they are of."""
-        return self._boot_id
+    def get(self, claim: str, device: str) -> T | None:
+        """The value of one device of a claim."""
+        return self._known.get(f"{claim}-{device}")
+
+    def of_claim(self, claim: str) -> tuple[T, ...]:
+        """All values of a claim."""
+        return tuple(value for value in self._known.values() if value.claim == claim)
 
     def all(self) -> tuple[T, ...]:
-        """All there are."""
+        """All values."""
         return tuple(self._known.values())
 
-    def put(self, one: T) -> None:
-        """Write one down, or what became of it."""
-        write_durably(self._path(one.key), msgspec.json.encode(one))
-        self._known[one.key] = one
+    def put(self, value: T) -> None:
+        """Add or replace a value."""
+        write_durably(self._root / f"{value.key}.json", msgspec.json.encode(value))
+        self._known[value.key] = value
 
-    def drop(self, one: T) -> None:
-        """Forget one."""
-        remove_durably(self._path(one.key))
-        self._known.pop(one.key, None)
-
-    def _path(self, key: str) -> Path:
-        return self._root / f"{key}.json"
+    def drop(self, value: T) -> None:
+        """Delete a value."""
+        remove_durably(self._root / f"{value.key}.json")
+        self._known.pop(value.key, None)
 
     def _read(self) -> Iterator[T]:
         for partial in self._root.glob(f".*{PARTIAL}"):
             remove_durably(partial)
         for file in sorted(self._root.glob("*.json")):
-            one = msgspec.json.decode(file.read_bytes(), type=self._shape)
-            if one.boot_id == self._boot_id:
-                yield one
+            value = msgspec.json.decode(file.read_bytes(), type=self.shape)
+            if value.boot_id == self.boot_id:
+                yield value
             else:
                 remove_durably(file)

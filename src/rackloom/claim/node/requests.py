@@ -208,12 +208,17 @@ class Requests:
     """Answers kubelet for one plugin."""
 
     def __init__(
-        self, plugin: NodePlugin, api: KubeApi, preparing: ClaimPreparer, meter: PluginMetrics, pods: PodSync
+        self,
+        plugin: NodePlugin,
+        api: KubeApi,
+        preparer: ClaimPreparer,
+        metrics: PluginMetrics,
+        pods: PodSync,
     ) -> None:
         self._plugin = plugin
         self._api = api
-        self._preparing = preparing
-        self._meter = meter
+        self._preparer = preparer
+        self._metrics = metrics
         self._pods = pods
         self._retries = BackgroundRetries(self._prepare_unasked)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -241,10 +246,10 @@ class Requests:
     ) -> dict[str, ClaimAnswer]:
         if not refs:
             return {}
-        with self._meter.request(operation):
+        with self._metrics.request(operation):
             answers = await asyncio.gather(*(self._answer(operation, ref, work) for ref in refs))
         if not any(answer.error for answer in answers):
-            self._meter.succeeded(operation)
+            self._metrics.succeeded(operation)
         return {ref.uid: answer for ref, answer in zip(refs, answers, strict=True)}
 
     async def _answer(
@@ -256,11 +261,11 @@ class Requests:
         except (Retry, Refused) as trouble:
             permanent = isinstance(trouble, Refused)
             log.warning("node.claim-failed", **about, permanent=permanent, reason=str(trouble))
-            self._meter.failed(operation)
+            self._metrics.failed(operation)
             return ClaimAnswer(error=f"Permanent error: {trouble}" if permanent else str(trouble))
         except Exception as error:
             log.exception("node.claim-broke", **about)
-            self._meter.failed(operation)
+            self._metrics.failed(operation)
             return ClaimAnswer(error=f"internal error ({type(error).__name__}): see the log of the plugin")
         log.info("node.claim-done", **about)
         return answer
@@ -285,15 +290,15 @@ class Requests:
         await self._pods.of_claim(ref)
 
     async def _devices(self, ref: ClaimRef, deadline: float) -> tuple[ReadyDevice, ...]:
-        devices = self._preparing.ready(ref.uid)
+        devices = self._preparer.ready(ref.uid)
         if devices is not None:
             return devices
         claim = await persist(lambda: fetch_claim(self._api, ref, self._plugin.driver), deadline=deadline)
 
         async def attempt() -> tuple[ReadyDevice, ...]:
             async with self._attempt(ref):
-                ready = self._preparing.ready(ref.uid)
-                return await _api_failures_named(self._preparing.prepare(claim)) if ready is None else ready
+                ready = self._preparer.ready(ref.uid)
+                return await _api_failures_named(self._preparer.prepare(claim)) if ready is None else ready
 
         changes = self._plugin.changes(claim)
         return await persist(attempt, deadline=deadline, changes=changes)
@@ -303,7 +308,7 @@ class Requests:
 
         async def attempt() -> ClaimAnswer:
             async with self._attempt(ref):
-                await _api_failures_named(self._preparing.unprepare(ref.uid))
+                await _api_failures_named(self._preparer.unprepare(ref.uid))
             return ClaimAnswer()
 
         return await persist(attempt, deadline=deadline)

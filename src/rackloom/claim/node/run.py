@@ -220,7 +220,7 @@ class PluginHost(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     boot_id: str
-    places: PluginDirectories
+    directories: PluginDirectories
     wall: Callable[[], float]
     """Seconds since the epoch."""
 
@@ -229,17 +229,17 @@ class PluginProcess:
     """A plugin that answers kubelet."""
 
     def __init__(self, plugin: NodePlugin, api: KubeApi, host: PluginHost) -> None:
-        home = host.places.home(plugin.driver)
+        home = host.directories.home(plugin.driver)
         self._plugin = plugin
-        self.registrar_socket = registrar_path(host.places.registry, plugin.driver)
+        self.registrar_socket = registrar_path(host.directories.registry, plugin.driver)
         self.dra_socket = home / "dra.sock"
         self.checkpoint = Checkpoint(home / "checkpoint.json", host.boot_id)
-        self.meter = PluginMetrics(plugin.driver, host.node, plugin.kinds)
-        cdi = CdiDirectory(host.places.cdi, plugin.driver)
+        self.metrics = PluginMetrics(plugin.driver, host.node, plugin.kinds)
+        cdi = CdiDirectory(host.directories.cdi, plugin.driver)
         preparing = ClaimPreparer(plugin, self.checkpoint, cdi, host.wall)
         self.pods = PodSync(api, host.node, plugin.driver, lambda: self.checkpoint.claims, host.wall)
-        self.requests = Requests(plugin, api, preparing, self.meter, self.pods)
-        self.publisher = SlicePublisher(plugin, api, host.node, self.meter, on_recovery=self.pods.wake)
+        self.requests = Requests(plugin, api, preparing, self.metrics, self.pods)
+        self.publisher = SlicePublisher(plugin, api, host.node, self.metrics, on_recovery=self.pods.wake)
         self.registrar = Registrar(plugin.driver, self.dra_socket, on_registered=self.pods.wake)
         self.sweeper = ClaimSweeper(plugin, api, self.checkpoint, preparing, self.requests)
         self.background = BackgroundTasks([])
@@ -254,9 +254,9 @@ class PluginProcess:
             self._plugin.run(self.publisher.wake),
         )
 
-    def metrics(self) -> bytes:
+    def metrics_page(self) -> bytes:
         """The page that Prometheus reads."""
-        return self.meter.page(self.checkpoint.claims)
+        return self.metrics.page(self.checkpoint.claims)
 
     def not_ready(self) -> str | None:
         """Why pods with claims cannot be served here yet, or any more; None once they can.
@@ -288,10 +288,10 @@ async def run_plugin(plugin: NodePlugin, api: KubeApi, host: PluginHost) -> Asyn
     The plugin answers before kubelet can find it, and cannot be found any more before it stops. Raises
     `Refused` when another process serves the driver here, or the checkpoint or a socket cannot be used.
     """
-    home = host.places.home(plugin.driver)
+    home = host.directories.home(plugin.driver)
     check_socket_path(home / "dra.sock")
     home.mkdir(parents=True, exist_ok=True, mode=0o750)
-    host.places.registry.mkdir(parents=True, exist_ok=True)
+    host.directories.registry.mkdir(parents=True, exist_ok=True)
     with _exclusive_lock(home / "plugin.lock", plugin.driver):
         plugin_process = PluginProcess(plugin, api, host)
         async with AsyncExitStack() as stack:

@@ -268,13 +268,13 @@ class SlicePublisher:
         plugin: NodePlugin,
         api: KubeApi,
         node: str,
-        meter: PluginMetrics,
+        metrics: PluginMetrics,
         on_recovery: Callable[[], None] = lambda: None,
     ) -> None:
         self._plugin = plugin
         self._api = api
         self._node = node
-        self._meter = meter
+        self._metrics = metrics
         self._wake = asyncio.Event()
         self._owner: SliceOwner | None = None
         self._kept = DroppedFields()
@@ -299,7 +299,7 @@ class SlicePublisher:
                 self.published.clear()
                 if self.trouble is not None:
                     self.trouble = str(trouble)
-                self._meter.not_published()
+                self._metrics.not_published()
                 log.warning("node.not-published", driver=self._plugin.driver, reason=str(trouble))
                 await self._rest(RETRY_SECONDS)
                 continue

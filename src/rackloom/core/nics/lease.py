@@ -50,7 +50,7 @@ class LeaseAction(StrEnum):
     REMOVE = "remove the address"
     SET = "let it have the address until the lease ends"
     """By the kernel, so that the address goes also while the plugin is away."""
-    TELL = "tell how it stands"
+    REPORT = "report the state"
 
 
 REQUEST_ACTIONS = frozenset({LeaseAction.REBOOT, LeaseAction.RENEW, LeaseAction.REBIND})
@@ -94,7 +94,7 @@ class DhcpAnswer(NicValue, frozen=True, kw_only=True):
     """What came of the request that was sent at `asked_at`."""
 
     asked_at: float
-    said: DhcpGrant | RequestFailure
+    result: DhcpGrant | RequestFailure
 
 
 class LeaseState(StrEnum):
@@ -127,7 +127,7 @@ class DhcpLease(NicValue, frozen=True, kw_only=True):
     """Whether it was asked for in this life of the plugin."""
     silent_since: float | None = None
     """When the first request was sent of those that were not answered."""
-    outlook: LeaseState = LeaseState.HELD
+    state: LeaseState = msgspec.field(default=LeaseState.HELD, name="outlook")
 
     @property
     def renew_at(self) -> float:
@@ -165,40 +165,40 @@ def restored_lease(lease: DhcpLease) -> DhcpLease:
 
 
 def advance_lease(
-    lease: DhcpLease, now: float, seat: AddressState, answer: DhcpAnswer | None = None
+    lease: DhcpLease, now: float, address: AddressState, answer: DhcpAnswer | None = None
 ) -> LeaseStep:
     """Go on: time has passed, and perhaps an answer came."""
     after = _at_time(_with_answer(lease, answer), now)
-    after, asks = _with_request(after, now, seat)
-    tells = (LeaseAction.TELL,) if after.outlook is not lease.outlook else ()
-    return LeaseStep(lease=after, todo=(*_address_actions(after, seat), *tells, *asks))
+    after, asks = _with_request(after, now, address)
+    tells = (LeaseAction.REPORT,) if after.state is not lease.state else ()
+    return LeaseStep(lease=after, todo=(*_address_actions(after, address), *tells, *asks))
 
 
 def next_due_at(lease: DhcpLease) -> float:
     """When something is due next, if nothing is heard until then."""
-    if lease.outlook is LeaseState.REFUSED:
+    if lease.state is LeaseState.REFUSED:
         return float("inf")
-    return lease.ask_at if lease.outlook in LOST_STATES else min(lease.ask_at, lease.until)
+    return lease.ask_at if lease.state in LOST_STATES else min(lease.ask_at, lease.until)
 
 
 def _with_answer(lease: DhcpLease, answer: DhcpAnswer | None) -> DhcpLease:
     if answer is None:
         return lease
-    if isinstance(answer.said, DhcpGrant):
-        return _with_grant(lease, answer.said, answer.asked_at)
-    if answer.asked_at <= lease.since or lease.outlook is LeaseState.REFUSED:
+    if isinstance(answer.result, DhcpGrant):
+        return _with_grant(lease, answer.result, answer.asked_at)
+    if answer.asked_at <= lease.since or lease.state is LeaseState.REFUSED:
         # It was asked before this grant, which answers it.
         return lease
-    if answer.said is RequestFailure.NO:
-        return msgspec.structs.replace(lease, outlook=LeaseState.REFUSED, silent_since=None)
+    if answer.result is RequestFailure.NO:
+        return msgspec.structs.replace(lease, state=LeaseState.REFUSED, silent_since=None)
     since = answer.asked_at if lease.silent_since is None else lease.silent_since
-    outlook = LeaseState.SILENT if lease.outlook is LeaseState.HELD else lease.outlook
-    return msgspec.structs.replace(lease, outlook=outlook, silent_since=since)
+    state = LeaseState.SILENT if lease.state is LeaseState.HELD else lease.state
+    return msgspec.structs.replace(lease, state=state, silent_since=since)
 
 
 def _with_grant(lease: DhcpLease, grant: DhcpGrant, asked_at: float) -> DhcpLease:
     """Of another address than ours, or after a server's no, a grant is none."""
-    if _ip(grant) != _ip(lease.grant) or lease.outlook is LeaseState.REFUSED or asked_at < lease.since:
+    if _ip(grant) != _ip(lease.grant) or lease.state is LeaseState.REFUSED or asked_at < lease.since:
         return lease
     kept = msgspec.structs.replace(grant, address=lease.grant.address)
     return new_lease(kept, lease.mac, asked_at)
@@ -209,30 +209,30 @@ def _ip(grant: DhcpGrant) -> str:
 
 
 def _at_time(lease: DhcpLease, now: float) -> DhcpLease:
-    if lease.outlook in LOST_STATES or now < lease.until:
+    if lease.state in LOST_STATES or now < lease.until:
         return lease
-    return msgspec.structs.replace(lease, outlook=LeaseState.EXPIRED, ask_at=now)
+    return msgspec.structs.replace(lease, state=LeaseState.EXPIRED, ask_at=now)
 
 
 def _with_request(
-    lease: DhcpLease, now: float, seat: AddressState
+    lease: DhcpLease, now: float, address: AddressState
 ) -> tuple[DhcpLease, tuple[LeaseAction, ...]]:
-    if lease.outlook is LeaseState.REFUSED or now < lease.ask_at:
+    if lease.state is LeaseState.REFUSED or now < lease.ask_at:
         return lease, ()
     asked = msgspec.structs.replace(lease, asked_at=now, checked=True, ask_at=_next_request_at(lease, now))
-    return asked, (_request_action(lease, now, seat),)
+    return asked, (_request_action(lease, now, address),)
 
 
-def _request_action(lease: DhcpLease, now: float, seat: AddressState) -> LeaseAction:
+def _request_action(lease: DhcpLease, now: float, address: AddressState) -> LeaseAction:
     """Only an interface that has the address can hear what is sent to it."""
-    if seat not in _ASSIGNED or lease.outlook in LOST_STATES or not lease.checked:
+    if address not in _ASSIGNED or lease.state in LOST_STATES or not lease.checked:
         return LeaseAction.REBOOT
     return LeaseAction.RENEW if now < lease.rebind_at else LeaseAction.REBIND
 
 
 def _next_request_at(lease: DhcpLease, now: float) -> float:
     """When to ask again if nobody answers: after half of what is left of the state (RFC 2131, 4.4.5)."""
-    if lease.outlook in LOST_STATES:
+    if lease.state in LOST_STATES:
         return now + REPEAT_SECONDS
     if now < lease.renew_at:
         return lease.renew_at
@@ -240,10 +240,10 @@ def _next_request_at(lease: DhcpLease, now: float) -> float:
     return min(end, now + max(REPEAT_SECONDS, (end - now) / 2))
 
 
-def _address_actions(lease: DhcpLease, seat: AddressState) -> tuple[LeaseAction, ...]:
-    if lease.outlook in LOST_STATES:
-        return (LeaseAction.REMOVE,) if seat in _ASSIGNED else ()
-    return (LeaseAction.SET,) if seat in (AddressState.BARE, AddressState.LOOSE) else ()
+def _address_actions(lease: DhcpLease, address: AddressState) -> tuple[LeaseAction, ...]:
+    if lease.state in LOST_STATES:
+        return (LeaseAction.REMOVE,) if address in _ASSIGNED else ()
+    return (LeaseAction.SET,) if address in (AddressState.BARE, AddressState.LOOSE) else ()
 
 
 # Reading a server's acknowledgement.
@@ -255,10 +255,10 @@ LEAST_RENEWAL_SECONDS = 60.0
 """From a grant to the request that prolongs it, unless half of the lease is less."""
 
 
-def read_grant(told: Any) -> DhcpGrant:
+def read_grant(acknowledgement: Any) -> DhcpGrant:
     """The use of an acknowledgement. Raises `KeyError` and `ValueError`."""
-    options = told.dhcp["options"]
-    ipv4_interface = ipaddress.IPv4Interface(f"{told.dhcp['yiaddr']}/{options['subnet_mask']}")
+    options = acknowledgement.dhcp["options"]
+    ipv4_interface = ipaddress.IPv4Interface(f"{acknowledgement.dhcp['yiaddr']}/{options['subnet_mask']}")
     seconds = _unsigned(options["lease_time"])
     if not seconds:
         raise ValueError("its lease lasts no time")
@@ -266,7 +266,7 @@ def read_grant(told: Any) -> DhcpGrant:
     return DhcpGrant(
         address=str(ipv4_interface),
         server=options["server_id"],
-        server_mac=told.eth_src,
+        server_mac=acknowledgement.eth_src,
         seconds=seconds,
         renew_after=renew,
         rebind_after=rebind,

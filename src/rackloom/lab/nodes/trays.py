@@ -167,9 +167,9 @@ class TrayNode:
         """What answers kubelet; made for the first pod, since most nodes of a simulation never have one."""
         if driver not in self._running:
             host = PluginHost(
-                node=self.name, boot_id=self._boot_id, places=self._places, wall=self._around.wall
+                node=self.name, boot_id=self._boot_id, directories=self._places, wall=self._around.wall
             )
-            host.places.home(driver).mkdir(parents=True, exist_ok=True)
+            host.directories.home(driver).mkdir(parents=True, exist_ok=True)
             running = PluginProcess(self._plugins[driver], self._around.plugins, host)
             self._running[driver] = running
             self._work.append(asyncio.create_task(running.pods.run()))
@@ -212,10 +212,10 @@ def _nic_plugin(
     node: str, look: TrayNics, places: PluginDirectories, boot_id: str, around: TrayEnvironment
 ) -> NicPlugin:
     home = places.home(NIC_DRIVER)
-    lender = AttachmentManager(
+    manager = AttachmentManager(
         AttachmentStore(home / "loans", boot_id), LeaseStore(home / "leases", boot_id), look.check
     )
-    plugin = NicPlugin(NicSettings(node=node), look, lender, around.wall, _no_network)
+    plugin = NicPlugin(NicSettings(node=node), look, manager, around.wall, _no_network)
     plugin.remember(Checkpoint(home / "checkpoint.json", boot_id).claims.values())
     return plugin
 

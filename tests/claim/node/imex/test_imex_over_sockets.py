@@ -406,7 +406,7 @@ def test_nothing_is_published_of_a_fabric_that_is_not_settled(imex):
     async def story():
         await imex.kit.boot()
         async with imex.kit.plugin(imex.plugin()) as one:
-            await until_so(lambda: f"{failed}1.0" in one.metrics().decode(), "the failure is counted")
+            await until_so(lambda: f"{failed}1.0" in one.metrics_page().decode(), "the failure is counted")
             assert (await imex.api.list(RESOURCE_SLICE)).items == ()
             assert not one.publisher.published.is_set()
             imex.declare(clusterUUID=imex.cluster, cliqueId=1, gpus=[{}])

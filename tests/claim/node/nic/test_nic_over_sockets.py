@@ -14,7 +14,7 @@ pytestmark = needs_root
 
 
 def count(one, name, **labels):
-    return one.meter.registry.get_sample_value(name, labels)
+    return one.metrics.registry.get_sample_value(name, labels)
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ def of_claim(uid):
 
 
 def count(one, name, **labels):
-    return one.meter.registry.get_sample_value(name, labels)
+    return one.metrics.registry.get_sample_value(name, labels)
 
 
 def test_a_lease_is_renewed_from_the_pod_and_given_back_at_its_end(node, host):
@@ -183,7 +183,7 @@ def test_an_address_goes_also_while_the_disk_is_full():
     def full(_record):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def readdress(record, *, held):
+    async def set_address(record, *, held):
         gone.append((record.key, held))
 
     async def tell(*_, **__):
@@ -192,22 +192,24 @@ def test_an_address_goes_also_while_the_disk_is_full():
     record = of_claim("u")
     nic = record.nic
     attached = AttachedLink(name="nic0", mac=None, addresses=(f"{ADDRESS}/24",))
-    loan = Attachment(claim="u", pod=POD, nic=nic, netns="/n", netns_id=1, boot_id="b", attached=attached)
+    attachment = Attachment(
+        claim="u", pod=POD, nic=nic, netns="/n", netns_id=1, boot_id="b", attached=attached
+    )
     looks = []
 
     def every():
         looks.append(1)
         return (record,)
 
-    lender = SimpleNamespace(
+    manager = SimpleNamespace(
         leases=SimpleNamespace(all=every, get=lambda *_: record, put=full),
-        loans=SimpleNamespace(get=lambda *_: loan),
-        readdress=readdress,
+        attachments=SimpleNamespace(get=lambda *_: attachment),
+        set_address=set_address,
     )
 
     async def story():
         async with run_background(
-            LeaseKeeper(lender, lambda *_: lease.RequestFailure.NOTHING, tell, lambda: 8.0).run()
+            LeaseKeeper(manager, lambda *_: lease.RequestFailure.NOTHING, tell, lambda: 8.0).run()
         ):
             await until_so(lambda: gone, "the address goes")
             await asyncio.sleep(0.2)
@@ -220,11 +222,11 @@ def test_an_address_goes_also_while_the_disk_is_full():
 
 def test_a_request_that_waits_for_its_turn_is_not_sent_after_its_address_was_given_back(tmp_path):
     asked, may_go_on = [], threading.Event()
-    lender = AttachmentManager(
+    manager = AttachmentManager(
         AttachmentStore(tmp_path / "loans", "b"), LeaseStore(tmp_path / "leases", "b"), lambda _: None
     )
     for number in range(REQUEST_THREADS + 3):
-        lender.leases.put(of_claim(f"u{number}"))
+        manager.leases.put(of_claim(f"u{number}"))
 
     def ask(record, *_):
         asked.append(record.ref.uid)
@@ -235,12 +237,12 @@ def test_a_request_that_waits_for_its_turn_is_not_sent_after_its_address_was_giv
         pass
 
     async def story():
-        keeper = LeaseKeeper(lender, ask, tell, lambda: 4.0)
+        keeper = LeaseKeeper(manager, ask, tell, lambda: 4.0)
         async with run_background(keeper.run()):
             await until_so(lambda: len(asked) == REQUEST_THREADS, "as many are asked as may be")
-            kept, *gone = [one for one in lender.leases.all() if one.ref.uid not in asked]
+            kept, *gone = [one for one in manager.leases.all() if one.ref.uid not in asked]
             for one in gone:
-                await lender.end_leases(one.ref.uid)
+                await manager.release_leases(one.ref.uid)
             may_go_on.set()
             name, labels = "rackloom_nic_dhcp_renewals_total", {"outcome": "unanswered"}
             registry = CollectorRegistry()
@@ -259,15 +261,15 @@ def test_a_request_that_waits_for_its_turn_is_not_sent_after_its_address_was_giv
 def test_an_address_that_the_next_claim_of_a_nic_has_is_not_given_back(tmp_path, monkeypatch):
     released = []
     monkeypatch.setattr(lending, "_release_record", lambda record: released.append(record.ref.uid))
-    lender = AttachmentManager(
+    manager = AttachmentManager(
         AttachmentStore(tmp_path / "loans", "b"), LeaseStore(tmp_path / "leases", "b"), lambda _: None
     )
-    lender.leases.put(of_claim("before"))
-    lender.leases.put(of_claim("after"))
-    asyncio.run(lender.end_leases("before"))
-    assert [one.ref.uid for one in lender.leases.all()] == ["after"]
+    manager.leases.put(of_claim("before"))
+    manager.leases.put(of_claim("after"))
+    asyncio.run(manager.release_leases("before"))
+    assert [one.ref.uid for one in manager.leases.all()] == ["after"]
     assert released == []
-    asyncio.run(lender.end_leases("after"))
+    asyncio.run(manager.release_leases("after"))
     assert released == ["after"]
 
 

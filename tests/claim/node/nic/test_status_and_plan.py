@@ -53,7 +53,7 @@ def test_an_interface_with_rdma_of_its_own_namespace_has_three_conditions():
 
 
 @pytest.mark.parametrize(
-    ("outlook", "ready", "leased"),
+    ("state", "ready", "leased"),
     [
         (LeaseState.HELD, ("True", "NetworkDeviceReady"), ("True", "DHCPLeaseHeld")),
         (LeaseState.SILENT, ("True", "NetworkDeviceReady"), ("Unknown", "DHCPRenewalFailed")),
@@ -61,7 +61,7 @@ def test_an_interface_with_rdma_of_its_own_namespace_has_three_conditions():
         (LeaseState.REFUSED, ("False", "DHCPLeaseRefused"), ("False", "DHCPLeaseRefused")),
     ],
 )
-def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(outlook, ready, leased):
+def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(state, ready, leased):
     grant = DhcpGrant(
         address="10.0.0.2/24",
         server="10.0.0.1",
@@ -70,32 +70,30 @@ def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(out
         renew_after=50.0,
         rebind_after=87.5,
     )
-    one = msgspec.structs.replace(
-        new_lease(grant, "02:00:00:00:00:01", 0.0), outlook=outlook, silent_since=60.0
-    )
+    one = msgspec.structs.replace(new_lease(grant, "02:00:00:00:00:01", 0.0), state=state, silent_since=60.0)
     held = nic("d", identity=LinkIdentity(name="eth1"))
     attached = AttachedLink(name="net1", mac=None, addresses=())
-    standings = {"d": lease_status(one, lambda at: 1_700_000_000 + at)}
-    (told,) = claim_status(REF, "n", {"d": (held, attached)}, standings, 0.0)["status"]["devices"]
+    states = {"d": lease_status(one, lambda at: 1_700_000_000 + at)}
+    (told,) = claim_status(REF, "n", {"d": (held, attached)}, states, 0.0)["status"]["devices"]
     assert conditions(told) == {"Ready": ready, "NetworkReady": ready, "DHCPLeaseReady": leased}
     message = told["conditions"][-1]["message"]
-    assert ("since 2023-11-14T22:14:20Z" in message) == (outlook is LeaseState.SILENT)
-    (told,) = claim_status(REF, "n", {"d": (held, "no such file")}, standings, 0.0)["status"]["devices"]
+    assert ("since 2023-11-14T22:14:20Z" in message) == (state is LeaseState.SILENT)
+    (told,) = claim_status(REF, "n", {"d": (held, "no such file")}, states, 0.0)["status"]["devices"]
     assert conditions(told)["Ready"] == ("False", "AttachFailed")
 
 
 def test_a_nic_that_is_not_back_yet_is_told_and_keeps_no_other_from_its_pod():
-    class Lender:
-        loans = SimpleNamespace(all=lambda: ())
+    class Manager:
+        attachments = SimpleNamespace(all=lambda: ())
 
-        async def lend(self, _claim, _pod, one, _netns):
+        async def attach(self, _claim, _pod, one, _netns):
             if one.device == "late":
                 raise Retry("NIC late is not back from its last pod yet", after=1.0)
             return AttachedLink(name="net1", mac=None, addresses=())
 
     told = []
     prepared = {"u": ReadyClaim(ref=REF, pod="p", nics=(nic("late"), nic("here")))}
-    sandboxes = NicSandboxHooks(Lender(), prepared, lambda *one: told.append(one))
+    sandboxes = NicSandboxHooks(Manager(), prepared, lambda *one: told.append(one))
     sandbox = PodSandbox(id="s", pod="p", namespace="default", name="p", netns="/proc/self/ns/net")
     asyncio.run(sandboxes.synchronize((sandbox,)))
     assert [(one.device, type(outcome)) for _, one, _, outcome in told] == [
@@ -119,7 +117,7 @@ def situations(draw):
         )
         for number, pod in enumerate(draw(st.lists(PODS, max_size=4)))
     ]
-    loans = [
+    attachments = [
         Attachment(
             claim=f"u{number}",
             pod=draw(PODS),
@@ -138,20 +136,24 @@ def situations(draw):
         )
         for pod in draw(st.sets(PODS))
     ]
-    return prepared, loans, living
+    return prepared, attachments, living
 
 
 @given(situations())
 def test_every_nic_of_a_living_pod_ends_with_it_and_every_other_on_the_host(situation):
-    prepared, loans, living = situation
-    todo = plan_attachments(prepared, loans, living)
+    prepared, attachments, living = situation
+    todo = plan_attachments(prepared, attachments, living)
     alive = {(one.pod, one.netns) for one in living if one.netns}
-    stay = [loan for loan in loans if loan not in todo.back]
-    assert all((loan.pod, loan.netns) in alive and not loan.returning for loan in stay)
-    lent = {(claim.ref.uid, held.device) for claim, held, _ in todo.lend}
-    there = {(loan.claim, loan.nic.device) for loan in stay if loan.attached is not None}
+    stay = [attachment for attachment in attachments if attachment not in todo.detach]
+    assert all(
+        (attachment.pod, attachment.netns) in alive and not attachment.returning for attachment in stay
+    )
+    lent = {(claim.ref.uid, held.device) for claim, held, _ in todo.attach}
+    there = {
+        (attachment.claim, attachment.nic.device) for attachment in stay if attachment.attached is not None
+    }
     assert not lent & there
     for claim in prepared:
         if any(pod == claim.pod for pod, _ in alive):
             assert {(claim.ref.uid, held.device) for held in claim.nics} <= lent | there
-    assert all(sandbox.pod == claim.pod and sandbox.netns for claim, _, sandbox in todo.lend)
+    assert all(sandbox.pod == claim.pod and sandbox.netns for claim, _, sandbox in todo.attach)

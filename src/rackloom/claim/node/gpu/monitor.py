@@ -208,11 +208,11 @@ def _recovery_name(recovery: RecoveryAction) -> str:
 
 
 class NodeGpus(NodeValue, frozen=True, kw_only=True):
-    """All that is known of a node's GPUs: conditions by UUID, places by PCI address."""
+    """All that is known of a node's GPUs: conditions by UUID, locations by PCI address."""
 
     conditions: Mapping[str, GpuCondition] = {}
     inventory: GpuInventory = GpuInventory()
-    places: Mapping[str, GpuLocation] = {}
+    locations: Mapping[str, GpuLocation] = {}
     vfio: tuple[VfioGpu, ...] = ()
 
 
@@ -249,11 +249,11 @@ def _devices(node: NodeGpus, harmless: frozenset[int]) -> Iterator[Device]:
 
 def _devices_of_gpu(gpu_condition: GpuCondition, node: NodeGpus) -> Iterator[Device]:
     """A GPU in MIG mode is not published whole."""
-    place = node.places.get(gpu_condition.gpu.pci_address, UNKNOWN_LOCATION)
+    location = node.locations.get(gpu_condition.gpu.pci_address, UNKNOWN_LOCATION)
     if not gpu_condition.gpu.mig_mode:
-        yield devices.gpu_device(gpu_condition.gpu, node.inventory, place)
+        yield devices.gpu_device(gpu_condition.gpu, node.inventory, location)
     for mig in gpu_condition.gpu.migs:
-        yield devices.mig_device(gpu_condition.gpu, mig, node.inventory, place)
+        yield devices.mig_device(gpu_condition.gpu, mig, node.inventory, location)
 
 
 def _by_minor(conditions: GpuConditions) -> list[GpuCondition]:
@@ -295,14 +295,14 @@ class GpuReader:
             inventory = self.source.read()
         except Refused as refused:
             return GpuObservation(vfio=vfio, missing=None if vfio else str(refused))
-        return GpuObservation(inventory=inventory, places=gpu_locations(self._machine()), vfio=vfio)
+        return GpuObservation(inventory=inventory, locations=gpu_locations(self._machine()), vfio=vfio)
 
 
 class GpuObservation(NodeValue, frozen=True, kw_only=True):
     """What one look found. `missing` is what keeps the node from having GPUs at all."""
 
     inventory: GpuInventory = GpuInventory()
-    places: Mapping[str, GpuLocation] = {}
+    locations: Mapping[str, GpuLocation] = {}
     vfio: tuple[VfioGpu, ...] = ()
     missing: str | None = None
 
@@ -355,7 +355,12 @@ class GpuMonitor:
         )
         conditions = update_conditions(self._node.conditions, look, self._harmless)
         self._become(
-            NodeGpus(conditions=conditions, inventory=found.inventory, places=found.places, vfio=found.vfio)
+            NodeGpus(
+                conditions=conditions,
+                inventory=found.inventory,
+                locations=found.locations,
+                vfio=found.vfio,
+            )
         )
 
     async def listen(self) -> None:

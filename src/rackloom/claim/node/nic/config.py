@@ -118,14 +118,14 @@ def _merge_configs(config: NetworkConfig, profile: NetworkConfig) -> NetworkConf
     )
 
 
-def _filled_from(wish: Any, profile: Any) -> Any:
-    """`wish` with the profile's value wherever it leaves the default."""
+def _filled_from(config: Any, profile: Any) -> Any:
+    """`config` with the profile's value wherever it leaves the default."""
     said = {
         field.name: getattr(profile, field.name)
-        for field in msgspec.structs.fields(wish)
-        if getattr(wish, field.name) == field.default
+        for field in msgspec.structs.fields(config)
+        if getattr(config, field.name) == field.default
     }
-    return msgspec.structs.replace(wish, **said)
+    return msgspec.structs.replace(config, **said)
 
 
 def _join_lists(first: tuple[Any, ...], more: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -20,7 +20,6 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -231,25 +230,21 @@ class LeaseRecord(NicValue, frozen=True, kw_only=True):
     boot_id: str
 
     @property
+    def claim(self) -> str:
+        """UID of the claim."""
+        return self.ref.uid
+
+    @property
     def key(self) -> str:
         """Name of its file."""
-        return f"{self.ref.uid}-{self.nic.device}"
+        return f"{self.claim}-{self.nic.device}"
 
 
 class LeaseStore(BootScopedFiles[LeaseRecord]):
-    """The leases of this boot. After another one every claim is prepared anew, and asks anew."""
+    """The leases of this boot. After a reboot every claim is prepared anew, and asks for a new lease."""
 
-    def __init__(self, root: Path, boot_id: str) -> None:
-        super().__init__(root, boot_id, LeaseRecord)
+    shape = LeaseRecord
 
     def _read(self) -> Iterator[LeaseRecord]:
         for record in super()._read():
             yield msgspec.structs.replace(record, lease=restored_lease(record.lease))
-
-    def get(self, claim: str, device: str) -> LeaseRecord | None:
-        """That of one device of one claim."""
-        return self._known.get(f"{claim}-{device}")
-
-    def of_claim(self, claim: str) -> tuple[LeaseRecord, ...]:
-        """All of a claim."""
-        return tuple(one for one in self._known.values() if one.ref.uid == claim)

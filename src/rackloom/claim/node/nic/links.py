@@ -288,7 +288,7 @@ def detach_link(identity: LinkIdentity, host: LinkSettings, netns: Path | None) 
     return in_namespace(HOST_NAMESPACE, lambda: _restore_on_host(identity, host))
 
 
-def readdress_link(
+def set_link_address(
     identity: LinkIdentity, wanted: LinkSettings, netns: Path, address: str, seconds: int
 ) -> tuple[str, ...]:
     """Let the link in `netns` have `address` for `seconds`, with what hangs on it; 0 takes it off.

@@ -103,7 +103,8 @@ def nic_config(
 def _refuse_child_interface(interface_config: InterfaceConfig) -> None:
     if interface_config.type is not InterfaceType.PASSTHROUGH:
         raise Refused(
-            f"NetworkConfig: interface.type {interface_config.type} is not served: the NIC itself moves into the pod",
+            f"NetworkConfig: interface.type {interface_config.type} is not served:"
+            " the NIC itself moves into the pod",
             nearest_fix="leave interface.type out, so that the pod gets the whole NIC",
         )
 
@@ -259,14 +260,14 @@ class NicPlugin:
         self,
         settings: NicSettings,
         look: HostScanner,
-        lender: AttachmentManager,
+        manager: AttachmentManager,
         wall: Callable[[], float],
         network: Callable[[], Awaitable[ClusterNetwork]],
     ) -> None:
         self._settings = settings
         self._network = network
         self._look = look
-        self._lender = lender
+        self._manager = manager
         self._wall = wall
         self._mode = rdma.netns_mode()
         self._reasons: dict[str, str] = {}
@@ -320,25 +321,25 @@ class NicPlugin:
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Take the NICs back from the pod, if they are still there. Raises `Retry`."""
         self.prepared.pop(entry.ref.uid, None)
-        for loan in self._lender.loans.of_claim(entry.ref.uid):
-            await self._lender.take_back(loan)
-        await self._lender.end_leases(entry.ref.uid)
+        for attachment in self._manager.attachments.of_claim(entry.ref.uid):
+            await self._manager.detach(attachment)
+        await self._manager.release_leases(entry.ref.uid)
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """Take back what is lent for claims that nobody knows any more."""
         known = {entry.ref.uid for entry in claims}
-        for loan in self._lender.loans.all():
-            if loan.claim not in known:
-                await self._lender.try_take_back(loan)
-        lent = {loan.claim for loan in self._lender.loans.all()}
-        for record in self._lender.leases.all():
+        for attachment in self._manager.attachments.all():
+            if attachment.claim not in known:
+                await self._manager.try_detach(attachment)
+        lent = {attachment.claim for attachment in self._manager.attachments.all()}
+        for record in self._manager.leases.all():
             if record.ref.uid not in known | lent:
-                await self._lender.end_leases(record.ref.uid)
+                await self._manager.release_leases(record.ref.uid)
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Publish anew when a link changed and once a minute; take back what lost its pod meanwhile."""
         async for _ in link_changes(settle=SETTLE_SECONDS, at_least_every=PUBLISH_SECONDS):
-            await self._lender.take_back_lost()
+            await self._manager.detach_lost()
             wake()
 
     async def health(self) -> tuple[DeviceHealth, ...]:
@@ -378,7 +379,7 @@ class NicPlugin:
         one = found.get(result.device)
         if one is None:
             raise Retry(f"there is no NIC {result.device} on this node now", after=SETTLE_SECONDS)
-        if any(loan.nic.device == one.name for loan in self._lender.loans.all()):
+        if any(attachment.nic.device == one.name for attachment in self._manager.attachments.all()):
             raise Retry(f"NIC {one.name} is not back from its last pod yet", after=SETTLE_SECONDS)
         config = nic_config(claim, result, self._settings.profiles)
         published = live.get(one.name) or Device(name=one.name)
@@ -393,7 +394,7 @@ class NicPlugin:
 
     def _keep(self, claim: AllocatedClaim, nic: PreparedNic, lease: DhcpLease) -> None:
         (pod,) = claim.consumers
-        leases = self._lender.leases
+        leases = self._manager.leases
         record = LeaseRecord(
             ref=claim.ref, pod=pod.uid, pod_name=pod.name, nic=nic, lease=lease, boot_id=leases.boot_id
         )

@@ -61,22 +61,22 @@ def exchange_dhcp(record: LeaseRecord, netns: Path, way: LeaseAction) -> DhcpGra
     return in_namespace(netns, lambda: dhcp.renew_lease(link, record.lease, way))
 
 
-def address_state(record: LeaseRecord, loan: Attachment | None) -> AddressState:
+def address_state(record: LeaseRecord, attachment: Attachment | None) -> AddressState:
     """Where the interface is, as far as it was written down."""
-    if loan is None or loan.attached is None or loan.returning:
+    if attachment is None or attachment.attached is None or attachment.returning:
         return AddressState.HOST
-    if record.lease.grant.address not in loan.attached.addresses:
+    if record.lease.grant.address not in attachment.attached.addresses:
         return AddressState.BARE
-    return AddressState.SET if loan.address_until == record.lease.until else AddressState.LOOSE
+    return AddressState.SET if attachment.address_until == record.lease.until else AddressState.LOOSE
 
 
 class LeaseKeeper:
     """Renews leases, removes addresses whose lease is lost, and puts back those that are given again."""
 
     def __init__(
-        self, lender: AttachmentManager, ask: DhcpExchange, tell: ReportLease, clock: Callable[[], float]
+        self, manager: AttachmentManager, ask: DhcpExchange, tell: ReportLease, clock: Callable[[], float]
     ) -> None:
-        self._lender = lender
+        self._manager = manager
         self._ask = ask
         self._tell = tell
         self._clock = clock
@@ -94,7 +94,7 @@ class LeaseKeeper:
         """For as long as the plugin runs."""
         try:
             while True:
-                for record in self._lender.leases.all():
+                for record in self._manager.leases.all():
                     self._go_on(record)
                 await asyncio.sleep(self._pause())
         finally:
@@ -104,7 +104,7 @@ class LeaseKeeper:
 
     def _pause(self) -> float:
         """What is still due after all were looked at could not be written down: no sense in hurry."""
-        soonest = min((next_due_at(one.lease) for one in self._lender.leases.all()), default=float("inf"))
+        soonest = min((next_due_at(one.lease) for one in self._manager.leases.all()), default=float("inf"))
         left = soonest - self._clock()
         return min(LEASE_CHECK_SECONDS, left) if left > 0 else LEASE_CHECK_SECONDS
 
@@ -123,11 +123,11 @@ class LeaseKeeper:
         if lease == record.lease:
             return record
         kept = msgspec.structs.replace(record, lease=lease)
-        self._lender.leases.put(kept)
+        self._manager.leases.put(kept)
         return kept
 
     def _do(self, record: LeaseRecord, do: LeaseAction) -> None:
-        if do is LeaseAction.TELL:
+        if do is LeaseAction.REPORT:
             self._beside(self._tell(record, self._loan(record), is_new=True))
         elif do in REQUEST_ACTIONS:
             self._beside(self._renew(record, do))
@@ -142,22 +142,20 @@ class LeaseKeeper:
         outcome = RENEWED if isinstance(said, DhcpGrant) else said
         self.requests.labels(outcome).inc()
         log.info("nic.dhcp", device=record.nic.device, way=way, outcome=outcome)
-        known = self._lender.leases.get(record.ref.uid, record.nic.device)
+        known = self._manager.leases.get(record.ref.uid, record.nic.device)
         if known is not None:
-            self._go_on(known, DhcpAnswer(asked_at=record.lease.asked_at, said=said))
+            self._go_on(known, DhcpAnswer(asked_at=record.lease.asked_at, result=said))
 
     def _said(self, record: LeaseRecord, way: LeaseAction) -> DhcpGrant | RequestFailure | None:
         """None where there is nothing to ask any more: others may have been before it in the queue."""
         if not self._is_open(record):
             return None
-        loan = self._loan(record)
-        in_pod = (
-            loan is not None
-            and address_state(record, loan) is not AddressState.HOST
-            and namespace_lives(loan)
-        )
+        attachment = self._loan(record)
+        netns = HOST_NAMESPACE
+        if attachment is not None and address_state(record, attachment) is not AddressState.HOST:
+            netns = Path(attachment.netns) if namespace_lives(attachment) else HOST_NAMESPACE
         try:
-            return self._ask(record, Path(loan.netns) if loan is not None and in_pod else HOST_NAMESPACE, way)
+            return self._ask(record, netns, way)
         except Exception as error:
             # Whatever kept it from being asked: it was not answered.
             log.warning("nic.dhcp-not-asked", device=record.nic.device, way=way, reason=str(error))
@@ -166,23 +164,23 @@ class LeaseKeeper:
     async def _move(self, record: LeaseRecord, *, held: bool) -> None:
         before = self._loan(record)
         try:
-            await self._lender.readdress(record, held=held)
+            await self._manager.set_address(record, held=held)
             after = self._loan(record)
             if before is not None and after is not None and before.attached != after.attached:
                 await self._tell(record, after, is_new=False)
         except OSError as error:
-            log.warning("nic.readdress-later", device=record.nic.device, held=held, reason=str(error))
+            log.warning("nic.set_address-later", device=record.nic.device, held=held, reason=str(error))
             await asyncio.sleep(READDRESS_RETRY_SECONDS)
         finally:
             self._moving.discard(record.key)
 
     def _is_open(self, record: LeaseRecord) -> bool:
         """Whether its request is for an address that was neither given back nor granted anew since."""
-        known = self._lender.leases.get(record.ref.uid, record.nic.device)
+        known = self._manager.leases.get(record.ref.uid, record.nic.device)
         return known is not None and known.lease.since < record.lease.asked_at
 
     def _loan(self, record: LeaseRecord) -> Attachment | None:
-        return self._lender.loans.get(record.ref.uid, record.nic.device)
+        return self._manager.attachments.get(record.ref.uid, record.nic.device)
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -55,16 +55,16 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
 def lease_status(lease: DhcpLease, wall_of: WallTimeOf) -> LeaseStatus:
     """In which of the four ways it stands, and since when."""
     return LeaseStatus(
-        holds=_HOLDS.get(lease.outlook, "False"),
-        reason=_REASONS[lease.outlook],
+        holds=_HOLDS.get(lease.state, "False"),
+        reason=_REASONS[lease.state],
         message=_lease_message(lease, wall_of),
-        lost=lease.outlook in LOST_STATES,
+        lost=lease.state in LOST_STATES,
     )
 
 
 def _lease_message(lease: DhcpLease, wall_of: WallTimeOf) -> str:
     address, server, end = lease.grant.address, lease.grant.server, metav1_time(wall_of(lease.until))
-    match lease.outlook:
+    match lease.state:
         case LeaseState.HELD:
             return f"{address} is held: server {server} gave it"
         case LeaseState.SILENT:
@@ -124,13 +124,13 @@ class StatusWriter:
         self,
         api: KubeApi,
         pool: str,
-        loans: AttachmentStore,
+        attachments: AttachmentStore,
         standings: Callable[[str], Mapping[str, LeaseStatus]],
         wall: Callable[[], float],
     ) -> None:
         self._api = api
         self._pool = pool
-        self._loans = loans
+        self._loans = attachments
         self._standings = standings
         """How the leases of a claim (UID) stand, by device."""
         self._wall = wall
@@ -147,9 +147,9 @@ class StatusWriter:
         """One at a time, so that the last one holds what all of them tell."""
         async with self._turn:
             outcomes: dict[str, tuple[PreparedNic, StatusOutcome]] = {
-                loan.nic.device: (loan.nic, loan.attached)
-                for loan in self._loans.of_claim(ref.uid)
-                if loan.attached is not None
+                attachment.nic.device: (attachment.nic, attachment.attached)
+                for attachment in self._loans.of_claim(ref.uid)
+                if attachment.attached is not None
             }
             outcomes |= {nic.device: (nic, outcome)}
             status = claim_status(ref, self._pool, outcomes, self._standings(ref.uid), self._wall())
@@ -289,7 +289,7 @@ def pod_object(namespace: str, name: str, uid: str) -> Object:
 class ReportLease(Protocol):
     """Is told how a lease stands. Must not raise."""
 
-    async def __call__(self, record: LeaseRecord, loan: Attachment | None, *, is_new: bool) -> None:
+    async def __call__(self, record: LeaseRecord, attachment: Attachment | None, *, is_new: bool) -> None:
         """It stands in another way (`is_new`), or its address came or went."""
         ...
 
@@ -302,10 +302,10 @@ class LeaseReporter:
         self._events = events
         self._wall_of = wall_of
 
-    async def told(self, record: LeaseRecord, loan: Attachment | None, *, is_new: bool) -> None:
+    async def told(self, record: LeaseRecord, attachment: Attachment | None, *, is_new: bool) -> None:
         """A NIC that is in no pod has no status of its own."""
-        if loan is not None and loan.attached is not None:
-            self._write_status(record.ref, record.nic, loan.attached)
+        if attachment is not None and attachment.attached is not None:
+            self._write_status(record.ref, record.nic, attachment.attached)
         if is_new:
             now = lease_status(record.lease, self._wall_of)
             severity: EventSeverity = "Normal" if now.holds == "True" else "Warning"
