@@ -11,8 +11,7 @@ from rackloom.app.node.gpu import GpuOptions, gpu_node
 from rackloom.app.node.nic import NicOptions, nic_node
 from rackloom.app.node.process import NodeOptions
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.gpu.devices import ShareSettings
-from rackloom.claim.node.gpu.inventory import DeclaredInventory
+from rackloom.claim.node.gpu.inventory import DeclaredInventory, ShareSettings
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
 from rackloom.claim.node.run import PluginDirectories

@@ -174,7 +174,7 @@ def gpu(
         How many claims may share a GPU: disabled, memory (as it is asked for), unlimited, or a number.
     """
     from rackloom.app.node.gpu import GpuOptions, run_gpu
-    from rackloom.claim.node.gpu.devices import parse_shares
+    from rackloom.claim.node.gpu.inventory import parse_shares
 
     options = GpuOptions(
         inventory_file=inventory_file,

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 import structlog
 
-from rackloom.claim.node.metrics import PluginMetrics
 from rackloom.claim.node.plugin import DevicePool
+from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.claim.node.slices import DroppedFields, SlicePublisher
 from rackloom.core.allocate.objects import (
     CapacityRequestPolicy,

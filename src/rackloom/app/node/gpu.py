@@ -21,8 +21,13 @@ import msgspec
 from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, serve_plugin
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, find_hook_program, workload_edits
-from rackloom.claim.node.gpu.devices import ShareSettings
-from rackloom.claim.node.gpu.inventory import DeclaredGpus, GpuSource, check_declared_gpus, read_vfio
+from rackloom.claim.node.gpu.inventory import (
+    DeclaredGpus,
+    GpuSource,
+    ShareSettings,
+    check_declared_gpus,
+    read_vfio,
+)
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.nvml import NvmlGpus
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, DriverFiles, GpuPlugin, GpuSettings

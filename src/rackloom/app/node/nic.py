@@ -23,7 +23,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, serve_plugin
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.events import EventRecorder
-from rackloom.claim.node.checkpoint import Checkpoint
 from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore, NicSandboxHooks
 from rackloom.claim.node.nic.config import (
     NO_PROFILES,
@@ -45,8 +44,9 @@ from rackloom.claim.node.nic.status import (
     lease_status,
 )
 from rackloom.claim.node.nri.client import NRI_SOCKET, MeasuredHooks, NriPlugin
+from rackloom.claim.node.prepare import Checkpoint
+from rackloom.claim.node.requests import run_background
 from rackloom.claim.node.run import PluginHost, PluginProcess, run_plugin
-from rackloom.claim.node.tasks import run_background
 from rackloom.core.nics.lease import LeaseState
 from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, ExclusionPolicy
 

@@ -42,7 +42,7 @@ from rackloom.core.domains.names import OLDEST_IMEX_DRIVER, is_driver_too_old
 from rackloom.errors import Refused, Retry
 from rackloom.topology.discovery.nvidia_driver import driver_missing_error, nvml_session
 from rackloom.topology.discovery.sysfs import normal_pci_address
-from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
+from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, declared_key
 
 # Values, and the rule for the clique.
 
@@ -124,30 +124,6 @@ def _clique_of_gpu(gpu: GpuFabric) -> str:
             after=FABRIC_RETRY_SECONDS,
         )
     return "" if gpu.cluster_uuid == NO_CLUSTER else f"{gpu.cluster_uuid}.{gpu.clique_id}"
-
-
-# The join key of a declared GPU.
-
-
-def declared_key(
-    *,
-    uuid: str | None,
-    pci_address: str | None,
-    chassis_serial: str | None,
-    slot: int | None,
-    module_id: int | None,
-    fabric_guid: str | None,
-) -> GpuKey:
-    """A GPU's join key; a place needs all of chassis, slot and module. `fabric_guid` is hexadecimal."""
-    place = None
-    if chassis_serial is not None and slot is not None and module_id is not None:
-        place = Fact(SlotKey(chassis_serial, slot, module_id), Source.DECLARED)
-    return GpuKey(
-        place=place,
-        fabric_guid=None if fabric_guid is None else Fact(int(fabric_guid, 16), Source.DECLARED),
-        gpu_uuid=None if uuid is None else Fact(uuid, Source.DECLARED),
-        pci_address=None if pci_address is None else Fact(pci_address, Source.DECLARED),
-    )
 
 
 # The declared fabric.

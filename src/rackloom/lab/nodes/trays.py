@@ -22,7 +22,6 @@ import msgspec
 import structlog
 
 from rackloom.claim.kube.api import Expired, KubeApi, KubeError
-from rackloom.claim.node.checkpoint import Checkpoint
 from rackloom.claim.node.fabric import FabricMonitor
 from rackloom.claim.node.gpu.inventory import DeclaredInventory
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
@@ -31,11 +30,11 @@ from rackloom.claim.node.gpu.sharing import DriverPrograms
 from rackloom.claim.node.imex.devices import ImexKernel, ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
-from rackloom.claim.node.metrics import PluginMetrics
 from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
 from rackloom.claim.node.nic.dhcp import LeaseStore
 from rackloom.claim.node.nic.plugin import NIC_DRIVER, NicPlugin, NicSettings
 from rackloom.claim.node.plugin import ClaimRef, NodePlugin
+from rackloom.claim.node.prepare import Checkpoint, PluginMetrics
 from rackloom.claim.node.requests import ClaimAnswer, Requests
 from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess
 from rackloom.claim.node.slices import RETRY_SECONDS, SlicePublisher

@@ -9,15 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.manifests.read import read_manifests
-from rackloom.claim.node.gpu.devices import (
+from rackloom.claim.node.gpu.inventory import (
+    GpuInventory,
     GpuLocation,
+    MigDevice,
     NicPartner,
+    NodeGpu,
+    RecoveryAction,
+    VfioGpu,
     gpu_device,
     mig_device,
     semantic_version,
     vfio_device,
 )
-from rackloom.claim.node.gpu.inventory import GpuInventory, MigDevice, NodeGpu, RecoveryAction, VfioGpu
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuCondition, gpu_taints
 from rackloom.claim.node.plugin import Health
 from rackloom.core.allocate.allocator import allocate

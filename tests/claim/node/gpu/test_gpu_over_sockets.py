@@ -8,7 +8,7 @@ import pytest
 from tests.waiting import until, until_so
 
 from rackloom.claim.node.gpu import plugin
-from rackloom.claim.node.gpu.inventory import DeclaredMig
+from rackloom.claim.node.gpu.inventory import MigDevice
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.core.kubernetes.objects import RESOURCE_SLICE
 from rackloom.lab.nodes.plugin_manager import NotPrepared
@@ -208,7 +208,7 @@ def test_what_kubelet_and_the_scheduler_are_told_of_a_failing_gpu_is_taken_back(
 
 
 def test_mig_devices_take_the_place_of_their_gpu(gpus):
-    mig = DeclaredMig(
+    mig = MigDevice(
         uuid="MIG-1",
         profile="1g.10gb+me",
         gpu_instance=7,

@@ -27,16 +27,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 import structlog
 
-from rackloom.claim.node.gpu import devices
-from rackloom.claim.node.gpu.devices import UNKNOWN_LOCATION, GpuLocation, gpu_locations
+from rackloom.claim.node.gpu import inventory
 from rackloom.claim.node.gpu.inventory import (
+    UNKNOWN_LOCATION,
     GpuInventory,
+    GpuLocation,
     GpuSource,
     MigDevice,
     NodeGpu,
     RecoveryAction,
     VfioGpu,
     XidError,
+    gpu_locations,
 )
 from rackloom.claim.node.plugin import DeviceHealth, DevicePool, Health, NodeValue
 from rackloom.core.allocate.objects import Device, DeviceTaint
@@ -226,11 +228,11 @@ def devices_by_name(node: NodeGpus) -> Mapping[str, PublishedGpu]:
     found: dict[str, PublishedGpu] = {}
     for one in _by_minor(node.conditions):
         if not one.gpu.mig_mode:
-            found[devices.gpu_name(one.gpu)] = PublishedGpu(condition=one)
+            found[inventory.gpu_name(one.gpu)] = PublishedGpu(condition=one)
         found.update(
-            {devices.mig_name(one.gpu, mig): PublishedGpu(condition=one, mig=mig) for mig in one.gpu.migs}
+            {inventory.mig_name(one.gpu, mig): PublishedGpu(condition=one, mig=mig) for mig in one.gpu.migs}
         )
-    found.update({devices.vfio_name(vfio): PublishedGpu(vfio=vfio) for vfio in node.vfio})
+    found.update({inventory.vfio_name(vfio): PublishedGpu(vfio=vfio) for vfio in node.vfio})
     return found
 
 
@@ -244,16 +246,16 @@ def _devices(node: NodeGpus, harmless: frozenset[int]) -> Iterator[Device]:
         taints = gpu_taints(one, harmless)
         for device in _devices_of_gpu(one, node):
             yield msgspec.structs.replace(device, taints=taints)
-    yield from map(devices.vfio_device, node.vfio)
+    yield from map(inventory.vfio_device, node.vfio)
 
 
 def _devices_of_gpu(gpu_condition: GpuCondition, node: NodeGpus) -> Iterator[Device]:
     """A GPU in MIG mode is not published whole."""
     location = node.locations.get(gpu_condition.gpu.pci_address, UNKNOWN_LOCATION)
     if not gpu_condition.gpu.mig_mode:
-        yield devices.gpu_device(gpu_condition.gpu, node.inventory, location)
+        yield inventory.gpu_device(gpu_condition.gpu, node.inventory, location)
     for mig in gpu_condition.gpu.migs:
-        yield devices.mig_device(gpu_condition.gpu, mig, node.inventory, location)
+        yield inventory.mig_device(gpu_condition.gpu, mig, node.inventory, location)
 
 
 def _by_minor(conditions: GpuConditions) -> list[GpuCondition]:

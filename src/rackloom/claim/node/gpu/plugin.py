@@ -28,8 +28,7 @@ import msgspec
 import structlog
 
 from rackloom.claim.node.cdi import DRIVER_SECONDS, DriverSpec, device_node
-from rackloom.claim.node.gpu.devices import ShareSettings
-from rackloom.claim.node.gpu.inventory import MigDevice, NodeGpu, VfioGpu
+from rackloom.claim.node.gpu.inventory import MigDevice, NodeGpu, ShareSettings, VfioGpu
 from rackloom.claim.node.gpu.monitor import LOOK_SECONDS, GpuMonitor
 from rackloom.claim.node.gpu.sharing import (
     ClaimedGpu,

@@ -26,14 +26,6 @@ from pathlib import Path
 import msgspec
 
 from rackloom.claim.node.fabric import FabricMonitor, NodeFabric
-from rackloom.claim.node.joinkey import (
-    TRAY,
-    DeviceAttributes,
-    clique_attributes,
-    number_attribute,
-    text_attribute,
-    tray_attributes,
-)
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
     AllocatedDevice,
@@ -41,6 +33,14 @@ from rackloom.claim.node.plugin import (
     DeviceNode,
     DevicePool,
     Health,
+)
+from rackloom.claim.node.slices import (
+    TRAY,
+    DeviceAttributes,
+    clique_attributes,
+    number_attribute,
+    text_attribute,
+    tray_attributes,
 )
 from rackloom.core.allocate.objects import Device
 from rackloom.core.domains import names

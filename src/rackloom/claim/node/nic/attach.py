@@ -37,9 +37,8 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from rackloom.claim.node.checkpoint import BootScopedFiles
 from rackloom.claim.node.nic import dhcp, links, rdma
-from rackloom.claim.node.nic.dhcp import LeaseRecord, LeaseStore
+from rackloom.claim.node.nic.dhcp import BootScopedFiles, LeaseRecord, LeaseStore
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, in_namespace, namespace_id
 from rackloom.claim.node.nri.client import PodSandbox
 from rackloom.claim.node.plugin import ClaimRef
