@@ -97,7 +97,7 @@ class TestPlanted:
         async def leave(self, uid):
             return None
 
-        monkeypatch.setattr(ComputeDomainLabel, "leave", leave)
+        monkeypatch.setattr(ComputeDomainLabel, "release", leave)
         monkeypatch.setattr("rackloom.core.domains.owned._unlabelling", lambda snapshot: ())
         assert any("label resource.nvidia.com/computeDomain" in one for one in self.found(StoryKind.DOMAIN))
 
@@ -139,6 +139,6 @@ class TestPlanted:
             self._mesh = mesh
             return True
 
-        monkeypatch.setattr(DaemonReporter, "_tell", tell_it)
+        monkeypatch.setattr(DaemonReporter, "_write_report", tell_it)
         found = self.found(StoryKind.DOMAIN, Disruption.SERVER, range(60, 180, 4))
         assert any(said.startswith("daemon on") for said in found)

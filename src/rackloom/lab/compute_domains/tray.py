@@ -109,7 +109,7 @@ class SimulatedImexProgram:
         self.running_with = peers
         self._started.set()
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """Its certificate is as it was."""
 
     def note_ready(self) -> None:
