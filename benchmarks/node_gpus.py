@@ -44,7 +44,7 @@ async def changing(root: Path, view: GpuMonitor, publish: Any, api: Counting) ->
     """One GPU fails: the look that finds out, and what is written."""
     write_inventory(root, recovery="gpu-reset")
     start, writes = time.perf_counter(), api.writes
-    await view.look()
+    await view.observe()
     await publish()
     return row(PLUGIN, "publish", change="one taint", **published(start, api.writes - writes))
 

@@ -112,7 +112,7 @@ def test_a_slice_that_somebody_else_stripped_is_written_again():
 def test_a_server_that_has_learned_a_field_is_believed():
     kept = DroppedFields()
     sent = {"spec": {"devices": [{"name": "a", "taints": [{"key": "k", "effect": "NoSchedule"}]}]}}
-    assert kept.learn(sent, {"spec": {"devices": [{"name": "a"}]}}) == ("devices.taints",)
+    assert kept.record(sent, {"spec": {"devices": [{"name": "a"}]}}) == ("devices.taints",)
     assert kept.of(sent["spec"]["devices"]) == [{"name": "a"}]
-    assert kept.learn(sent, sent) == ()
+    assert kept.record(sent, sent) == ()
     assert kept.of(sent["spec"]["devices"]) == sent["spec"]["devices"]

@@ -88,7 +88,7 @@ def a_label_is_left_to_the_controller(patch: pytest.MonkeyPatch) -> None:
     async def leave(self: ComputeDomainLabel, uid: str) -> None:
         return None
 
-    patch.setattr(ComputeDomainLabel, "leave", leave)
+    patch.setattr(ComputeDomainLabel, "release", leave)
 
 
 def a_moved_gang_keeps_the_tray_that_it_lost(patch: pytest.MonkeyPatch) -> None:

@@ -66,9 +66,11 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
     """The GPU plugin of one node, serving while the context is entered. Raises `Refused`."""
     source = _source(options)
     harmless = HARMLESS_XIDS | set(options.ignored_xids)
-    view = GpuMonitor(_reading(common, options, source), harmless, time.time)
+    monitor = GpuMonitor(_reader(common, options, source), harmless, time.time)
     driver = _driver_spec(common, options)
-    plugin = GpuPlugin(_settings(common, options), view, DriverPrograms(options.driver_root, driver), driver)
+    plugin = GpuPlugin(
+        _settings(common, options), monitor, DriverPrograms(options.driver_root, driver), driver
+    )
     async with AsyncExitStack() as stack:
         stack.callback(source.close)
         one = await stack.enter_async_context(run_plugin(plugin, api, host_of(common)))
@@ -83,7 +85,7 @@ def _source(options: GpuOptions) -> GpuSource:
     return DeclaredGpus(options.inventory_file)
 
 
-def _reading(common: NodeOptions, options: GpuOptions, source: GpuSource) -> GpuReader:
+def _reader(common: NodeOptions, options: GpuOptions, source: GpuSource) -> GpuReader:
     machine = partial(
         discover_machine, common.sysroot, nccl_topology=options.nccl_topology, declared=options.topology_file
     )

@@ -69,15 +69,15 @@ async def imex_node(common: NodeOptions, options: ImexOptions, api: KubeApi) -> 
     if options.fabric_file is not None:
         read_declared_fabric(options.fabric_file)
     settings = _settings(common, options)
-    view = FabricMonitor(partial(_read, options, settings), time.time)
+    fabric = FabricMonitor(partial(_read, options, settings), time.time)
     host_daemon = HostImexDaemon(root=options.driver_root, socket=options.host_socket)
-    plugin = ImexPlugin(api, settings, view, host_daemon, _driver_spec(common, options))
+    plugin = ImexPlugin(api, settings, fabric, host_daemon, _driver_spec(common, options))
     await plugin.start()
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(run_plugin(plugin, api, host_of(common)))
         if options.clique_label:
             keep = settings.isolation is ImexIsolation.CHANNEL
-            label = CliqueLabel(api, common.node, view, keep=keep)
+            label = CliqueLabel(api, common.node, fabric, keep=keep)
             await stack.enter_async_context(run_background(label.run()))
         await stack.enter_async_context(plugin_listeners(common, one))
         yield one

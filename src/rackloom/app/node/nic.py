@@ -84,7 +84,7 @@ def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: Plug
     """The parts, with all that an earlier life of the plugin wrote down."""
     home = common.directories.home(NIC_DRIVER)
     home.mkdir(parents=True, exist_ok=True, mode=0o750)
-    look = HostScanner(
+    scanner = HostScanner(
         common.sysroot,
         nccl_topology=options.nccl_topology,
         declared=options.declared,
@@ -94,25 +94,25 @@ def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: Plug
         AttachmentStore(home / "loans", host.boot_id),
         LeaseStore(home / "leases", host.boot_id),
     )
-    manager = AttachmentManager(attachments, leases, look.check)
+    manager = AttachmentManager(attachments, leases, scanner.check)
     network = NodeNetwork(api, common.node, time.monotonic)
-    plugin = NicPlugin(_settings(common, options, look), look, manager, host.wall, network)
+    plugin = NicPlugin(_settings(common, options, scanner), scanner, manager, host.wall, network)
     plugin.remember(Checkpoint(home / "checkpoint.json", host.boot_id).claims.values())
     wall_of = partial(_wall_time_of, host)
     status = StatusWriter(
         api, common.node, manager.attachments, partial(_lease_states, manager.leases, wall_of), host.wall
     )
     events = EventRecorder(api, NIC_DRIVER, common.node, host.wall)
-    teller = AttachmentReporter(status.told, events)
+    reporter = AttachmentReporter(status.write, events)
     keeper = LeaseKeeper(
-        manager, exchange_dhcp, LeaseReporter(status.told, events, wall_of).told, boot_seconds
+        manager, exchange_dhcp, LeaseReporter(status.write, events, wall_of).report, boot_seconds
     )
     return NicParts(
         plugin=plugin,
         manager=manager,
-        sandboxes=NicSandboxHooks(manager, plugin.prepared, teller.told),
+        sandboxes=NicSandboxHooks(manager, plugin.prepared, reporter.report),
         keeper=keeper,
-        counters=(teller.attachments, keeper.requests),
+        counters=(reporter.attachments, keeper.requests),
     )
 
 
@@ -121,16 +121,16 @@ def _wall_time_of(host: PluginHost, at: float) -> float:
 
 
 def _lease_states(leases: LeaseStore, wall_of: WallTimeOf, claim: str) -> Mapping[str, LeaseStatus]:
-    return {one.nic.device: lease_status(one.lease, wall_of) for one in leases.of_claim(claim)}
+    return {record.nic.device: lease_status(record.lease, wall_of) for record in leases.of_claim(claim)}
 
 
-def _settings(common: NodeOptions, options: NicOptions, look: HostScanner) -> NicSettings:
+def _settings(common: NodeOptions, options: NicOptions, scanner: HostScanner) -> NicSettings:
     """Raises `Refused` for a file or a filter that cannot be used."""
     return NicSettings(
         node=common.node,
         moves_ipoib=options.moves_ipoib,
         is_published=publish_everything if options.filter is None else compile_filter(options.filter),
-        names=read_pci_names(look.sysroot),
+        names=read_pci_names(scanner.sysroot),
         profiles=NO_PROFILES if options.profiles is None else read_profiles(options.profiles),
         extras={} if options.attributes is None else read_stated_attributes(options.attributes),
     )

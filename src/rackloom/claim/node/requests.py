@@ -32,10 +32,10 @@ Nothing depends on the annotation. Where it cannot be written, pods wait for kub
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -58,7 +58,7 @@ from rackloom.errors import Refused, Retry
 
 
 async def cancel_and_wait(task: "asyncio.Task[None]") -> None:
-    """Cancel a task and wait for it; its outcome is of no interest, but our own cancellation still is."""
+    """Cancel a task and wait for it. Its outcome is dropped, but not a cancellation of the caller."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():
@@ -67,7 +67,7 @@ async def cancel_and_wait(task: "asyncio.Task[None]") -> None:
 
 @asynccontextmanager
 async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Do `work` while the context is entered; how it ends does not matter."""
+    """Run `work` while the context is entered; how it ends does not matter."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -75,8 +75,34 @@ async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
         await cancel_and_wait(task)
 
 
+async def cancel_all(tasks: "Collection[asyncio.Task[None]]") -> None:
+    """Cancel all before any is awaited: a second cancellation meanwhile must not leave one running."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        await cancel_and_wait(task)
+
+
+class TaskSet:
+    """Tasks that nobody waits for. The event loop alone would not keep them from being collected."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` in the background."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        """Cancel all that run."""
+        for task in self._tasks:
+            task.cancel()
+
+
 class BackgroundTasks:
-    """Work that only ends by failing."""
+    """Work that ends only by failing."""
 
     def __init__(self, tasks: "list[asyncio.Task[None]]") -> None:
         self._tasks = tasks
@@ -95,17 +121,13 @@ class BackgroundTasks:
 
 @asynccontextmanager
 async def run_background(*work: Coroutine[None, None, None]) -> AsyncIterator[BackgroundTasks]:
-    """Do endless work while the context is entered; what failed meanwhile is raised at the end."""
-    tasks = [asyncio.create_task(one) for one in work]
+    """Run endless work while the context is entered; what failed meanwhile is raised at the end."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         yield BackgroundTasks(tasks)
         BackgroundTasks(tasks).check()
     finally:
-        # All before any is awaited: a second cancellation while we wait must not leave one of them at work.
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            await cancel_and_wait(task)
+        await cancel_all(tasks)
 
 
 # Retrying up to a deadline, and after it.
@@ -139,7 +161,7 @@ async def persist(
     ends a pause early. Nothing is held while it pauses.
     """
     trouble = Retry(NO_ATTEMPT_ENDED, after=0.0)
-    pauses = _pauses()
+    pause = FIRST_PAUSE
     limit = asyncio.timeout_at(deadline)
     try:
         async with limit, AsyncExitStack() as stack:
@@ -151,18 +173,12 @@ async def persist(
                     trouble = retry
                 if woken is None:
                     woken = await stack.enter_async_context(_waking(changes))
-                await _pause(max(next(pauses), trouble.after), woken)
+                await pause_until(woken, max(pause, trouble.after))
+                pause = min(2 * pause, LAST_PAUSE)
     except TimeoutError:
         if limit.expired():
             raise trouble from None
         raise
-
-
-def _pauses() -> Iterator[float]:
-    pause = FIRST_PAUSE
-    while True:
-        yield pause
-        pause = min(2 * pause, LAST_PAUSE)
 
 
 @asynccontextmanager
@@ -184,7 +200,8 @@ async def _listen(changes: AsyncIterator[None] | None, woken: asyncio.Event) -> 
         log.info("node.watch-ended", reason=str(trouble))
 
 
-async def _pause(seconds: float, woken: asyncio.Event) -> None:
+async def pause_until(woken: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, `seconds` at most, and clear it."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await woken.wait()
@@ -192,11 +209,11 @@ async def _pause(seconds: float, woken: asyncio.Event) -> None:
 
 
 class BackgroundRetries:
-    """Claims that are to be prepared although no call of kubelet waits for them, each in a task.
+    """Prepares claims for which no call of kubelet waits, each in a task.
 
     `work` is one round for a claim, which ends when nothing is left to do for it. It raises `Retry` where the
     next round may have a chance, after pauses of its own, `Refused` where something has to change before, and
-    `Obsolete` where no round has a chance.
+    `ObsoleteClaim` where no round has a chance.
     """
 
     def __init__(self, work: RetryWork) -> None:
@@ -218,18 +235,13 @@ class BackgroundRetries:
         task.add_done_callback(partial(self._forget, ref.uid))
 
     def stop(self, uid: str) -> bool:
-        """Leave a claim to whoever comes now; returns whether it was being retried."""
+        """Stop retrying a claim; returns whether it was being retried."""
         task = self._tasks.get(uid)
         return task is not None and task.cancel()
 
     async def close(self) -> None:
         """Stop all, and wait until they have ended."""
-        tasks = [*self._tasks.values()]
-        # All before any is awaited: a second cancellation while we wait must not leave one of them at work.
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            await cancel_and_wait(task)
+        await cancel_all([*self._tasks.values()])
 
     def _forget(self, uid: str, task: "asyncio.Task[None]") -> None:
         if self._tasks.get(uid) is task:
@@ -276,9 +288,10 @@ def _claim_fields(ref: ClaimRef) -> dict[str, str]:
 RETRY_ANNOTATION = "rackloom.dev/prepare-retry"
 """`<time> <driver>`: no two are equal, since a write that changes nothing is no event on kubelet's watch."""
 CLOCK_CHECK_SECONDS = 10.0
-"""Between two looks at the clock."""
+"""Between two checks of the clock."""
 STOPPED_SECONDS = 45.0
-"""kubelet's timeout of a call. A pause of `LOOK_SECONDS` that takes so long: the process was stopped."""
+"""kubelet's timeout of a call. A pause of `CLOCK_CHECK_SECONDS` that takes so long: the process was
+stopped."""
 RETRY_SECONDS = 2.0
 """Between attempts to reach an API server that does not answer and names no time."""
 
@@ -302,7 +315,7 @@ class PodSync:
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """Have `run` look for pods that kubelet may have turned away before it could ask the plugin."""
+        """Have `run` sync pods that kubelet may have failed before it could call the plugin."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -310,7 +323,7 @@ class PodSync:
         while True:
             await self._woken()
             self._wake.clear()
-            await self._insist(self._sync_waiting)
+            await self._retry(self._sync_waiting)
 
     async def _woken(self) -> None:
         """Until woken, or until this process goes on after it was stopped for long."""
@@ -324,12 +337,12 @@ class PodSync:
                 log.warning("node.was-stopped", driver=self._driver, seconds=round(loop.time() - began))
                 return
 
-    async def of_claim(self, ref: ClaimRef) -> None:
-        """Sync the pods of this node that use a claim, which nobody could until now."""
-        await self._insist(lambda: self._sync_users(ref))
+    async def sync_claim(self, ref: ClaimRef) -> None:
+        """Sync the pods of this node that use a claim which has just been prepared."""
+        await self._retry(lambda: self._sync_users(ref))
 
-    async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Work until it is done, or the API server does not allow it."""
+    async def _retry(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Repeat `work` until it succeeds, or the API server does not allow it."""
         while True:
             try:
                 await work()
@@ -348,7 +361,7 @@ class PodSync:
 
     async def _sync_waiting(self) -> None:
         for pod in await self._pods():
-            if await self._waits(pod):
+            if await self._is_waiting(pod):
                 await self._sync(pod)
 
     async def _pods(self, namespace: str | None = None) -> list[Object]:
@@ -360,10 +373,11 @@ class PodSync:
             if not has_pod_ended(pod) and "deletionTimestamp" not in pod["metadata"]
         ]
 
-    async def _waits(self, pod: Object) -> bool:
+    async def _is_waiting(self, pod: Object) -> bool:
         """Whether a pod has a claim with devices of this driver, and has not started, as far as can be seen.
 
-        After a reboot kubelet may not have said yet that the sandbox is gone; the checkpoint knows already.
+        After a reboot kubelet may not have reported yet that the sandbox is gone; the checkpoint shows it
+        already.
         """
         namespace, names = pod["metadata"]["namespace"], tuple(pod_claim_names(pod))
         states = {(claim.ref.namespace, claim.ref.name): claim.state for claim in self._claims().values()}
@@ -383,7 +397,7 @@ class PodSync:
         return any(result["driver"] == self._driver for result in devices.get("results") or ())
 
     async def _sync(self, pod: Object) -> None:
-        """Annotate this very pod: the API server refuses a patch with the UID of another."""
+        """Annotate the pod. The UID in the patch has the API server refuse it for another pod of the name."""
         meta = pod["metadata"]
         text = f"{metav1_micro_time(self._wall())} {self._driver}"
         patch = {"metadata": {"uid": meta["uid"], "annotations": {RETRY_ANNOTATION: text}}}
@@ -399,7 +413,7 @@ class PodSync:
 
 
 def _has_sandbox(pod: Object) -> bool:
-    """Whether kubelet has started it, which it does once all claims are prepared (KEP-3085)."""
+    """Whether kubelet has made its sandbox, which it does once all claims are prepared (KEP-3085)."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return any(
         condition["type"] == "PodReadyToStartContainers" and condition["status"] == "True"
@@ -411,11 +425,11 @@ def _has_sandbox(pod: Object) -> bool:
 
 
 ANSWER_SECONDS = 44.0
-"""Seconds: kubelet hangs up after 45, and then nobody reads why."""
+"""Seconds: kubelet stops waiting after 45, and then nobody reads the reason."""
 
 
 class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What kubelet is told of one claim: its devices, or why not."""
+    """The answer for one claim: its devices, or the error."""
 
     devices: tuple[ReadyDevice, ...] = ()
     error: str = ""
@@ -437,7 +451,7 @@ class Requests:
         self._preparer = preparer
         self._metrics = metrics
         self._pods = pods
-        self._retries = BackgroundRetries(self._prepare_unasked)
+        self._retries = BackgroundRetries(self._prepare_in_background)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(
@@ -450,12 +464,12 @@ class Requests:
     async def unprepare(
         self, refs: Sequence[ClaimRef], patience: float = ANSWER_SECONDS
     ) -> dict[str, ClaimAnswer]:
-        """Give claims back; an answer for every UID, within `patience` seconds."""
+        """Unprepare claims; an answer for every UID, within `patience` seconds."""
         deadline = asyncio.get_running_loop().time() + patience
         return await self._all("unprepare", refs, lambda ref: self._unprepare(ref, deadline))
 
     async def close(self) -> None:
-        """Stop what goes on without kubelet. No call may be under way, nor come any more."""
+        """Stop the background retries. No call may be under way, nor come any more."""
         await self._retries.close()
 
     async def _all(
@@ -497,14 +511,15 @@ class Requests:
             self._retries.begin(ref, refused=isinstance(error, Refused))
             raise
         if was_missed:
-            # The call that went without an answer may have been for another pod with the same claim.
+            # The call that got no answer may have been for another pod with the same claim: sync its pods
+            # too.
             self._retries.begin(ref)
         return ClaimAnswer(devices=devices)
 
-    async def _prepare_unasked(self, ref: ClaimRef) -> None:
-        """As a call of kubelet does it, with a claim that is read anew; then have kubelet call."""
+    async def _prepare_in_background(self, ref: ClaimRef) -> None:
+        """Prepare as for a call of kubelet, with the claim read anew; then have kubelet call."""
         await self._devices(ref, asyncio.get_running_loop().time() + ANSWER_SECONDS)
-        await self._pods.of_claim(ref)
+        await self._pods.sync_claim(ref)
 
     async def _devices(self, ref: ClaimRef, deadline: float) -> tuple[ReadyDevice, ...]:
         devices = self._preparer.ready(ref.uid)
@@ -531,7 +546,7 @@ class Requests:
         return await persist(attempt, deadline=deadline)
 
     def _attempt(self, ref: ClaimRef) -> AbstractAsyncContextManager[None]:
-        """One attempt at a time for each claim: kubelet repeats a call that it gave up on."""
+        """The lock of one attempt at a claim: kubelet repeats a call that it gave up."""
         return self._locks.setdefault(ref.uid, asyncio.Lock())
 
 

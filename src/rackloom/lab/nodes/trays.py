@@ -131,8 +131,8 @@ class TrayNode:
 
         Raises `KubeError`. What a plugin cannot say now stays as it was published.
         """
-        await self._fabric.look()
-        await self._view.look()
+        await self._fabric.observe()
+        await self._view.observe()
         await self._view.listen()
         await self._write_label()
         for publisher in self._publishers:

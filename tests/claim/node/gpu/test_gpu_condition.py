@@ -9,6 +9,7 @@ from rackloom.claim.node.gpu.inventory import GpuInventory, NodeGpu, RecoveryAct
 from rackloom.claim.node.gpu.monitor import (
     HARMLESS_XIDS,
     QUIET_SECONDS,
+    GpuObservation,
     InventorySnapshot,
     NodeGpus,
     devices_by_name,
@@ -110,7 +111,7 @@ def test_a_lost_gpu_stays_published_until_another_has_its_minor():
     assert device.name == "gpu-0"
     other = msgspec.structs.replace(GPU, uuid="GPU-2")
     known = update_conditions(known, look(other, at=6.0), HARMLESS_XIDS)
-    node = NodeGpus(conditions=known, inventory=GpuInventory(gpus=(other,)))
+    node = NodeGpus(conditions=known, newest=GpuObservation(inventory=GpuInventory(gpus=(other,))))
     (device,) = published_devices(node, HARMLESS_XIDS)
     assert device.attributes["uuid"].string == "GPU-2"
     assert device.taints == ()

@@ -94,7 +94,7 @@ class GpuLives(Lives):
         view = self.gpus.view()
         plain = self.gpus.plugin(view)
         settings = GpuSettings(node=self.kit.node, mps_home=self.home, files=plain._settings.files)
-        await view.look()
+        await view.observe()
         return PluginProcess(GpuPlugin(settings, view, self.driver), api, self.kit.host())
 
     def edits(self, uid):

@@ -179,7 +179,7 @@ def test_an_admin_sees_the_gpu_of_another_claim_and_changes_nothing(gpus):
 
 
 def test_what_kubelet_and_the_scheduler_are_told_of_a_failing_gpu_is_taken_back(gpus, monkeypatch):
-    monkeypatch.setattr(plugin, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(plugin, "OBSERVE_SECONDS", 0.2)
 
     async def taints(name):
         (one,) = (await gpus.api.list(RESOURCE_SLICE)).items

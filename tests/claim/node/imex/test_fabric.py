@@ -211,14 +211,14 @@ def test_what_was_known_stays_while_nothing_can_be_read():
 
     async def story():
         view = FabricMonitor(lambda: answers.pop(0), lambda: 5.0)
-        view.when_changed(lambda: told.append("changed"))
+        view.on_change(lambda: told.append("changed"))
         assert await view.clique() == f"{CLUSTER}.1"
-        await view.look()
+        await view.observe()
         assert view.trouble == "GPU 0 has not joined its NVLink fabric: in progress"
         assert await view.clique() == f"{CLUSTER}.1"
-        await view.look()
+        await view.observe()
         assert await view.clique() == f"{CLUSTER}.1"
-        await view.look()
+        await view.observe()
         assert await view.clique() == f"{CLUSTER}.2"
         assert view.trouble is None
 

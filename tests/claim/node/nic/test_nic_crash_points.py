@@ -39,15 +39,15 @@ class Lives:
     def __init__(self, node, fuse, monkeypatch):
         self.node, self.fuse = node, fuse
         self.netns = node.host.pod()
-        tell = Rtnetlink.tell
+        execute = Rtnetlink.execute
 
-        def fused_tell(rtnetlink, message):
+        def fused_execute(rtnetlink, message):
             fuse.burn()
-            tell(rtnetlink, message)
+            execute(rtnetlink, message)
             fuse.burn()
 
         fuse_the_disk(fuse, monkeypatch)
-        monkeypatch.setattr(Rtnetlink, "tell", fused_tell)
+        monkeypatch.setattr(Rtnetlink, "execute", fused_execute)
         self.sandbox = PodSandbox(id="s", pod=POD, namespace="default", name="p", netns=str(self.netns.path))
 
     def start(self):

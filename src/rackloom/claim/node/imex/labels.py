@@ -37,7 +37,7 @@ class ComputeDomainLabel:
         self._api = api
         self._node = node
 
-    async def take(self, uid: str) -> None:
+    async def acquire(self, uid: str) -> None:
         """Have the label say `uid`. Raises `Retry` while it names another ComputeDomain."""
         node = await self._api.get(NODE, self._node)
         found = node["metadata"].get("labels", {}).get(COMPUTE_DOMAIN_LABEL)
@@ -50,7 +50,7 @@ class ComputeDomainLabel:
             )
         await self._write(node["metadata"]["resourceVersion"], uid)
 
-    async def leave(self, uid: str) -> None:
+    async def release(self, uid: str) -> None:
         """Remove the label if it says `uid`."""
         try:
             node = await self._api.get(NODE, self._node)
@@ -88,7 +88,7 @@ class NodeIsolation:
 
     async def read(self) -> None:
         """Look once. Raises `KubeError`."""
-        self._see(await self._api.get(NODE, self._node))
+        self._update(await self._api.get(NODE, self._node))
 
     async def follow(self, changed: Callable[[], None]) -> None:
         """Watch the node for ever; `changed` is called when the mode becomes another one."""
@@ -103,20 +103,20 @@ class NodeIsolation:
         only = f"metadata.name={self._node}"
         listed = await self._api.list(NODE, fields=only)
         for node in listed.items:
-            self._tell(node, changed)
+            self._notify(node, changed)
         events = self._api.watch(NODE, resource_version=listed.resource_version, fields=only)
         async for event in events:
             if event.type in ("ADDED", "MODIFIED"):
-                self._tell(event.object, changed)
+                self._notify(event.object, changed)
 
-    def _tell(self, node: Object, changed: Callable[[], None]) -> None:
+    def _notify(self, node: Object, changed: Callable[[], None]) -> None:
         before = self.isolation
-        self._see(node)
+        self._update(node)
         if self.isolation is not before:
             log.info("imex.isolation", node=self._node, isolation=self.isolation.value)
             changed()
 
-    def _see(self, node: Object) -> None:
+    def _update(self, node: Object) -> None:
         self.isolation = isolation_of(node["metadata"].get("labels", {}), self._default)
 
 
@@ -158,39 +158,39 @@ class CliqueLabel:
                 await asyncio.sleep(pause)
         finally:
             if not self._keep:
-                await self._withdraw_in_time()
+                await self._withdraw_at_end()
 
     async def write(self) -> None:
         """Write the label once, unless somebody else does. Raises `Retry` while the clique is unknown."""
         clique = await self._fabric.clique()
         node = await self._api.get(NODE, self._node)
         others = (owner for owner in label_owners(node, GPU_CLIQUE_LABEL) if owner != CLIQUE_LABEL_MANAGER)
-        self._found(next(others, None))
+        self._note_writer(next(others, None))
         if self.second_writer is not None or not clique:
-            await self._give_up(node)
+            await self._release(node)
             return
         try:
             await self._apply({GPU_CLIQUE_LABEL: clique})
         except Conflict as conflict:
             # Somebody was faster since the read.
-            self._found(conflict.message)
+            self._note_writer(conflict.message)
 
     async def withdraw(self) -> None:
         """Give up what we own of the label: it goes away if nobody else owns it."""
-        await self._give_up(await self._api.get(NODE, self._node))
+        await self._release(await self._api.get(NODE, self._node))
 
-    async def _withdraw_in_time(self) -> None:
+    async def _withdraw_at_end(self) -> None:
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self.withdraw()
         except (KubeError, TimeoutError) as trouble:
             log.warning("imex.clique-label.left-behind", node=self._node, reason=str(trouble))
 
-    async def _give_up(self, node: Object) -> None:
+    async def _release(self, node: Object) -> None:
         if CLIQUE_LABEL_MANAGER in label_owners(node, GPU_CLIQUE_LABEL):
             await self._apply({})
 
-    def _found(self, writer: str | None) -> None:
+    def _note_writer(self, writer: str | None) -> None:
         if writer is not None and writer != self.second_writer:
             log.warning("imex.clique-label.second-writer", node=self._node, writer=writer)
         self.second_writer = writer

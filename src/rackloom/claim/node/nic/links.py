@@ -20,7 +20,6 @@ All functions block. `OSError` is the kernel's.
 
 import errno
 import ipaddress
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +30,13 @@ import msgspec
 
 from rackloom.claim.node.nic import datapath, netlink
 from rackloom.claim.node.nic.datapath import detach_tcx
-from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, NetlinkRequest, Rtnetlink, in_namespace
+from rackloom.claim.node.nic.netlink import (
+    HOST_NAMESPACE,
+    NetlinkRequest,
+    Rtnetlink,
+    in_namespace,
+    open_namespace,
+)
 from rackloom.core.domains.network_config import (
     LINK_SCOPE,
     UNIVERSE_SCOPE,
@@ -270,7 +275,9 @@ _IF_THERE = frozenset({"ipv6/forwarding"})
 def attach_link(identity: LinkIdentity, wanted: LinkSettings, netns: Path) -> AttachedLink:
     """Bring the link into `netns` and make it as `wanted`. Raises `OSError`; `undo` with `detach`."""
     if not in_namespace(netns, lambda: _is_in_namespace(identity)):
-        _move_to_pod(identity, netns)
+        with open_namespace(netns) as handle:
+            if not _move_if_here(identity, handle, identity.names[-1]):
+                raise FileNotFoundError(f"interface {identity.name} is neither on the host nor in the pod")
     return in_namespace(netns, lambda: _configure_in_pod(identity, wanted))
 
 
@@ -280,11 +287,8 @@ def detach_link(identity: LinkIdentity, host: LinkSettings, netns: Path | None) 
     False when it is nowhere to be found: a virtual link dies with the namespace that it is in.
     """
     if netns is not None:
-        own = os.open(HOST_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            in_namespace(netns, lambda: _move_to_host(identity, host, own))
-        finally:
-            os.close(own)
+        with open_namespace(HOST_NAMESPACE) as handle:
+            in_namespace(netns, lambda: _move_if_here(identity, handle, host.name))
     return in_namespace(HOST_NAMESPACE, lambda: _restore_on_host(identity, host))
 
 
@@ -300,9 +304,9 @@ def set_link_address(
     def work() -> tuple[str, ...]:
         with Rtnetlink() as rtnetlink:
             index = _require_link(rtnetlink, identity).index
-            rtnetlink.tell(netlink.address_request(index, address, remove=not seconds, seconds=seconds))
+            rtnetlink.execute(netlink.address_request(index, address, remove=not seconds, seconds=seconds))
             for message in _when_up(index, wanted) if seconds else ():
-                rtnetlink.tell(message)
+                rtnetlink.execute(message)
             return tuple(read_addresses(rtnetlink, index, also_expiring=True))
 
     return in_namespace(netns, work)
@@ -323,25 +327,15 @@ def _is_in_namespace(identity: LinkIdentity) -> bool:
         return find_link(read_links(rtnetlink), identity) is not None
 
 
-def _move_to_pod(identity: LinkIdentity, netns: Path) -> None:
-    handle = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with Rtnetlink() as rtnetlink:
-            link = find_link(read_links(rtnetlink), identity)
-            if link is None:
-                raise FileNotFoundError(f"interface {identity.name} is neither on the host nor in the pod")
-            rtnetlink.tell(netlink.set_link_up(link.index, up=False))
-            rtnetlink.tell(netlink.move_link(link.index, handle, identity.names[-1]))
-    finally:
-        os.close(handle)
-
-
-def _move_to_host(identity: LinkIdentity, host: LinkSettings, own: int) -> None:
+def _move_if_here(identity: LinkIdentity, handle: int, name: str) -> bool:
+    """Move a link of the thread's namespace to that of `handle`, under `name`; whether it was here."""
     with Rtnetlink() as rtnetlink:
         link = find_link(read_links(rtnetlink), identity)
-        if link is not None:
-            rtnetlink.tell(netlink.set_link_up(link.index, up=False))
-            rtnetlink.tell(netlink.move_link(link.index, own, host.name))
+        if link is None:
+            return False
+        rtnetlink.execute(netlink.set_link_up(link.index, up=False))
+        rtnetlink.execute(netlink.move_link(link.index, handle, name))
+        return True
 
 
 def _configure_in_pod(identity: LinkIdentity, wanted: LinkSettings) -> AttachedLink:
@@ -361,8 +355,8 @@ def _autoconfigured(rtnetlink: Rtnetlink, link: NetworkLink) -> tuple[str, ...]:
     until = time.monotonic() + ADVERTISEMENT_SECONDS
     while not (found := read_autoconfigured(rtnetlink, link.index)):
         if time.monotonic() > until:
-            told = f"no router has advertised a prefix on {link.name} within {ADVERTISEMENT_SECONDS} s"
-            raise TimeoutError(errno.ETIMEDOUT, told)
+            reason = f"no router has advertised a prefix on {link.name} within {ADVERTISEMENT_SECONDS} s"
+            raise TimeoutError(errno.ETIMEDOUT, reason)
         time.sleep(_ADVERTISEMENT_POLL_SECONDS)
     return found
 
@@ -397,32 +391,32 @@ def _apply(rtnetlink: Rtnetlink, link: NetworkLink, wanted: LinkSettings) -> Non
 
 
 def _steps(rtnetlink: Rtnetlink, link: NetworkLink, wanted: LinkSettings) -> Iterator[Callable[[], None]]:
-    def tell(message: NetlinkRequest) -> Callable[[], None]:
-        return lambda: rtnetlink.tell(message)
+    def request(message: NetlinkRequest) -> Callable[[], None]:
+        return lambda: rtnetlink.execute(message)
 
     index = link.index
-    yield tell(netlink.set_link_up(index, up=False))
+    yield request(netlink.set_link_up(index, up=False))
     if link.name != wanted.name:
-        yield tell(netlink.rename_link(index, wanted.name))
+        yield request(netlink.rename_link(index, wanted.name))
     if wanted.without_ebpf:
-        yield tell(netlink.detach_xdp(index))
-        yield tell(netlink.remove_clsact(index))
+        yield request(netlink.detach_xdp(index))
+        yield request(netlink.remove_clsact(index))
         yield lambda: detach_tcx(index)
     for message in netlink.link_setting_requests(index, _without_unchanged(link, wanted)):
-        yield tell(message)
+        yield request(message)
     if wanted.vrf is not None:
-        yield tell(netlink.make_vrf(wanted.vrf))
-        yield tell(netlink.set_master(index, _index_of(rtnetlink, wanted.vrf.name)))
+        yield request(netlink.make_vrf(wanted.vrf))
+        yield request(netlink.set_master(index, _index_of(rtnetlink, wanted.vrf.name)))
     for name, value in wanted.sysctls.items():
         yield lambda name=name, value=value: _set_sysctl(name, wanted.name, value)  # type: ignore[misc]
     for stale in set(read_addresses(rtnetlink, index)) - set(wanted.addresses):
-        yield tell(netlink.address_request(index, stale, remove=True))
+        yield request(netlink.address_request(index, stale, remove=True))
     for cidr in wanted.addresses:
-        yield tell(netlink.address_request(index, cidr))
+        yield request(netlink.address_request(index, cidr))
     yield lambda: datapath.set_features(wanted.name, wanted.features)
     yield lambda: datapath.set_private_flags(wanted.name, wanted.private_flags)
     if wanted.up:
-        yield from map(tell, _when_up(index, wanted))
+        yield from map(request, _when_up(index, wanted))
 
 
 def _without_unchanged(link: NetworkLink, wanted: LinkSettings) -> LinkSettings:
