@@ -73,9 +73,9 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
     )
     async with AsyncExitStack() as stack:
         stack.callback(source.close)
-        one = await stack.enter_async_context(run_plugin(plugin, api, host_of(common)))
-        await stack.enter_async_context(plugin_listeners(common, one))
-        yield one
+        plugin_process = await stack.enter_async_context(run_plugin(plugin, api, host_of(common)))
+        await stack.enter_async_context(plugin_listeners(common, plugin_process))
+        yield plugin_process
 
 
 def _source(options: GpuOptions) -> GpuSource:

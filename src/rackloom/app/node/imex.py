@@ -74,13 +74,13 @@ async def imex_node(common: NodeOptions, options: ImexOptions, api: KubeApi) -> 
     plugin = ImexPlugin(api, settings, fabric, host_daemon, _driver_spec(common, options))
     await plugin.start()
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(run_plugin(plugin, api, host_of(common)))
+        plugin_process = await stack.enter_async_context(run_plugin(plugin, api, host_of(common)))
         if options.clique_label:
             keep = settings.isolation is ImexIsolation.CHANNEL
             label = CliqueLabel(api, common.node, fabric, keep=keep)
             await stack.enter_async_context(run_background(label.run()))
-        await stack.enter_async_context(plugin_listeners(common, one))
-        yield one
+        await stack.enter_async_context(plugin_listeners(common, plugin_process))
+        yield plugin_process
 
 
 def _read(options: ImexOptions, settings: ImexSettings) -> NodeFabric:

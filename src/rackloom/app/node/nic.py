@@ -81,7 +81,7 @@ class NicParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: PluginHost) -> NicParts:
-    """The parts, with all that an earlier life of the plugin wrote down."""
+    """The parts, with what an earlier process of the plugin left on disk."""
     home = common.directories.home(NIC_DRIVER)
     home.mkdir(parents=True, exist_ok=True, mode=0o750)
     scanner = HostScanner(
@@ -145,13 +145,13 @@ async def nic_node(common: NodeOptions, options: NicOptions, api: KubeApi) -> As
     host = host_of(common)
     parts = nic_parts(common, options, api, host)
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(run_plugin(parts.plugin, api, host))
-        hooks = MeasuredHooks(parts.sandboxes, one.metrics.registry, time.perf_counter)
+        plugin_process = await stack.enter_async_context(run_plugin(parts.plugin, api, host))
+        hooks = MeasuredHooks(parts.sandboxes, plugin_process.metrics.registry, time.perf_counter)
         nri = NriPlugin(NIC_DRIVER, hooks, options.nri_socket)
-        _register_metrics(one.metrics.registry, nri, parts)
+        _register_metrics(plugin_process.metrics.registry, nri, parts)
         await stack.enter_async_context(run_background(nri.run(), parts.keeper.run()))
-        await stack.enter_async_context(plugin_listeners(common, one))
-        yield one
+        await stack.enter_async_context(plugin_listeners(common, plugin_process))
+        yield plugin_process
 
 
 def _register_metrics(registry: CollectorRegistry, nri: NriPlugin, parts: NicParts) -> None:

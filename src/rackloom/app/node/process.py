@@ -37,7 +37,7 @@ BOOT_ID = Path("proc/sys/kernel/random/boot_id")
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is alike for every plugin."""
+    """The options that all plugins share."""
 
     node: str
     directories: PluginDirectories
@@ -61,9 +61,9 @@ async def serve_plugin(
     stopped = stop_on_signals()
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(connect(common.kubeconfig, user_agent=f"rackloom-{driver}"))
-        one = await stack.enter_async_context(serve(api))
+        plugin_process = await stack.enter_async_context(serve(api))
         announce(f"rackloom: serving {driver} on node {common.node}")
-        async with beside(_stop_on_failure(one, stopped)):
+        async with beside(_stop_on_failure(plugin_process, stopped)):
             await stopped.wait()
 
 
@@ -113,15 +113,15 @@ class PluginEndpoints(PlainEndpoints):
 
     def __init__(self, plugin_process: PluginProcess) -> None:
         super().__init__({"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._ready})
-        self._one = plugin_process
+        self._process = plugin_process
 
     async def _metrics(self) -> Response:
-        return metrics_response(self._one.metrics_page())
+        return metrics_response(self._process.metrics_page())
 
     async def _ready(self) -> Response:
-        trouble = self._one.not_ready()
+        trouble = self._process.not_ready()
         return ok_response() if trouble is None else unavailable_response(trouble)
 
     async def _health(self) -> Response:
-        serves = await self._one.is_serving()
+        serves = await self._process.is_serving()
         return ok_response() if serves else unavailable_response("the plugin does not answer on its sockets")

@@ -76,6 +76,7 @@ def next_step(layout: PeerLayout, running: Peers | None, now: Peers) -> Supervis
     """The step from the peers that the daemon runs with (None: it does not run) to those of now."""
     if now.own_index is None:
         return SupervisorStep("wait", "this node has not joined its clique yet")
+    # In mode `ip` each change of the node file is a restart: wait until all have joined and start once.
     if layout.mode == "ip" and len(now.addresses) != layout.quorum:
         return SupervisorStep("wait", f"{len(now.addresses)} of {layout.quorum} nodes have joined")
     nodes = _node_file(layout, now)
@@ -85,6 +86,7 @@ def next_step(layout: PeerLayout, running: Peers | None, now: Peers) -> Supervis
         # The index is the daemon's identity: exports of a daemon that runs under a stale one are refused
         # by its peers as invalid handles.
         return SupervisorStep("restart", f"its index went from {running.own_index} to {now.own_index}", nodes)
+    # In mode `dns` the node file holds fixed names, so only their addresses have to be resolved anew.
     if dict(running.addresses) == dict(now.addresses):
         return SupervisorStep("nothing", "no peer has changed", nodes)
     return SupervisorStep("reload" if layout.mode == "dns" else "restart", "peers have changed", nodes)
@@ -242,6 +244,7 @@ class Supervisor:
         credentials = self._credentials.fingerprint()
         if running is None or credentials is None:
             return CREDENTIALS_DELAY
+        # A signal too soon after another is ignored, and its change would be lost: come back then.
         wait = running.signalled_at + RELOAD_INTERVAL - _now()
         if wait > 0:
             return wait

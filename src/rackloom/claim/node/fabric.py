@@ -345,6 +345,7 @@ class FabricMonitor:
             log.warning("imex.fabric-unknown", reason=retry.reason)
             return
         self.fabric, self.observed_at, self.trouble = fabric, self._wall(), None
+        # Jobs run on the known clique: a GPU that reports none, as after a reset, does not take it away.
         if clique == self._clique or (self._clique and not clique):
             return
         log.info("imex.clique", clique=clique, before=self._clique)

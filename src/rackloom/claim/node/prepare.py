@@ -267,14 +267,14 @@ API_RETRY_SECONDS = 0.25
 
 
 class ObsoleteClaim(Refused):
-    """Nobody waits for this claim any more: it is gone, or another has its name, or kubelet gave it back."""
+    """Nobody waits for this claim any more: it is gone, was replaced, or kubelet unprepared it."""
 
 
 async def fetch_claim(api: KubeApi, ref: ClaimRef, driver: str) -> AllocatedClaim:
     """The claim of `ref` as the API server has it now.
 
-    Raises `Obsolete` when it is gone or is another one of that name, `Refused` when it is not allocated, and
-    `Retry` when the API server gives no answer.
+    Raises `ObsoleteClaim` when it is gone or was replaced, `Refused` when it is not allocated, and `Retry`
+    when the API server does not answer.
     """
     try:
         found = await api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
@@ -292,7 +292,7 @@ async def fetch_claim(api: KubeApi, ref: ClaimRef, driver: str) -> AllocatedClai
 
 
 def read_claim(obj: Object, ref: ClaimRef, driver: str) -> AllocatedClaim:
-    """What `driver` has to know of a ResourceClaim. Raises `Refused` when it is not allocated."""
+    """The part of a ResourceClaim that concerns `driver`. Raises `Refused` when it is not allocated."""
     status = obj.get("status", {})
     devices = status.get("allocation", {}).get("devices")
     if devices is None:
@@ -307,8 +307,8 @@ def read_claim(obj: Object, ref: ClaimRef, driver: str) -> AllocatedClaim:
         fingerprint=_fingerprint(status),
         of_pod=_pod_of(obj["metadata"]),
         consumers=tuple(
-            ClaimConsumer(resource=one["resource"], name=one["name"], uid=one["uid"])
-            for one in status.get("reservedFor", ())
+            ClaimConsumer(resource=consumer["resource"], name=consumer["name"], uid=consumer["uid"])
+            for consumer in status.get("reservedFor", ())
         ),
     )
 
@@ -320,13 +320,13 @@ def api_failure(doing: str, error: KubeError) -> Exception:
     return Retry(f"{doing}: {error.message}", after=error.retry_after or API_RETRY_SECONDS)
 
 
-def _result(one: Mapping[str, Any]) -> AllocatedDevice:
+def _result(result: Mapping[str, Any]) -> AllocatedDevice:
     return AllocatedDevice(
-        request=one["request"],
-        pool=one["pool"],
-        device=one["device"],
-        admin_access=one.get("adminAccess") or False,
-        share_id=one.get("shareID"),
+        request=result["request"],
+        pool=result["pool"],
+        device=result["device"],
+        admin_access=result.get("adminAccess") or False,
+        share_id=result.get("shareID"),
     )
 
 
@@ -392,34 +392,43 @@ class ClaimPreparer:
         self._refuse_aborted(claim)
         self._await_devices(claim)
         intent = self._plugin.intent(claim)
+        # On disk before the driver touches anything: from here on a crash is undone by this entry.
         self._begin(
             CheckpointEntry(
                 ref=claim.ref, state=PrepareState.STARTED, fingerprint=claim.fingerprint, record=intent
             )
         )
         prepared = await self._plugin.prepare(claim)
-        # Meanwhile another claim may have completed.
+        # The attempts of two claims may overlap: the one that completes later must not share the device.
         self._await_devices(claim)
         return self._complete(claim, intent, prepared)
 
     async def unprepare(self, uid: str) -> None:
-        """Give back what a claim has, if it is known. Raises `Retry` or `Refused`."""
+        """Undo what was prepared of a claim, if it is known. Raises `Retry` or `Refused`."""
         entry = self._checkpoint.claims.get(uid)
         if entry is None or entry.state is PrepareState.ABORTED:
             self._cdi.remove(uid)
             return
         self._begin(msgspec.structs.replace(entry, undoing=True))
         await self._plugin.unprepare(entry, self._others(uid))
+        # The entry goes last: after a crash before this, kubelet's next call or the sweep undoes again.
         self._cdi.remove(uid)
         if entry.state is PrepareState.COMPLETED:
             self._checkpoint.drop(uid)
         else:
-            self._checkpoint.put(_aborted(entry, self._wall()))
+            self._checkpoint.put(
+                CheckpointEntry(
+                    ref=entry.ref,
+                    state=PrepareState.ABORTED,
+                    fingerprint=entry.fingerprint,
+                    aborted_at=self._wall(),
+                )
+            )
 
     def _others(self, uid: str) -> list[CheckpointEntry]:
         """Claims that have, or may soon have, devices here.
 
-        One that is being given back is none of them: two that go at once would each leave it to the other.
+        A claim that is being unprepared does not count: two of them would each leave the undo to the other.
         """
         entries = self._checkpoint.claims.values()
         return [
@@ -429,19 +438,19 @@ class ClaimPreparer:
         ]
 
     def forget_aborted(self) -> None:
-        """Drop the marks of given-up claims whose prepare must have ended by now."""
+        """Drop entries of aborted claims whose prepare must have ended by now."""
         for uid, entry in list(self._checkpoint.claims.items()):
             if entry.state is PrepareState.ABORTED and self._expired(entry):
                 self._checkpoint.drop(uid)
 
     def sweep_specs(self) -> None:
-        """Remove CDI specs of claims that nobody has prepared or is preparing, and halves of specs."""
+        """Remove CDI specs of claims without an entry, and partial specs."""
         self._cdi.remove_partials()
         for uid in self._cdi.claims() - set(self._checkpoint.claims):
             self._cdi.remove(uid)
 
     def _begin(self, entry: CheckpointEntry) -> None:
-        """Write down what is about to happen."""
+        """Record what is about to happen."""
         if self._checkpoint.claims.get(entry.ref.uid) != entry:
             self._checkpoint.put(entry)
 
@@ -449,6 +458,7 @@ class ClaimPreparer:
         self, claim: AllocatedClaim, intent: Mapping[str, Any], prepared: PreparedClaim
     ) -> tuple[ReadyDevice, ...]:
         uid = claim.ref.uid
+        # The spec first: a completed entry promises kubelet that its CDI ids can be resolved.
         self._cdi.write(uid, prepared)
         devices = tuple(_ready(device, self._cdi.ids(uid, device)) for device in prepared.devices)
         self._checkpoint.put(
@@ -467,7 +477,11 @@ class ClaimPreparer:
         if entry is None or entry.state is not PrepareState.ABORTED:
             return
         if entry.fingerprint == claim.fingerprint and not self._expired(entry):
-            raise _stale(claim)
+            name = f"{claim.ref.namespace}/{claim.ref.name}"
+            raise ObsoleteClaim(
+                f"stale prepare: claim {name} was already aborted on this node",
+                nearest_fix="delete the pod if it still waits for this claim",
+            )
 
     def _expired(self, entry: CheckpointEntry) -> bool:
         return self._wall() - (entry.aborted_at or 0.0) >= ABORTED_TTL
@@ -495,12 +509,6 @@ class ClaimPreparer:
                         yield entry, device
 
 
-def _aborted(entry: CheckpointEntry, now: float) -> CheckpointEntry:
-    return CheckpointEntry(
-        ref=entry.ref, state=PrepareState.ABORTED, fingerprint=entry.fingerprint, aborted_at=now
-    )
-
-
 def _ready(device: PreparedDevice, cdi_ids: tuple[str, ...]) -> ReadyDevice:
     return ReadyDevice(
         requests=(device.result.main_request,),
@@ -510,11 +518,4 @@ def _ready(device: PreparedDevice, cdi_ids: tuple[str, ...]) -> ReadyDevice:
         share_id=device.result.share_id,
         admin_access=device.result.admin_access,
         kind=device.kind,
-    )
-
-
-def _stale(claim: AllocatedClaim) -> ObsoleteClaim:
-    return ObsoleteClaim(
-        f"stale prepare: claim {claim.ref.namespace}/{claim.ref.name} was already aborted on this node",
-        nearest_fix="delete the pod if it still waits for this claim",
     )

@@ -529,6 +529,7 @@ class Requests:
 
         async def attempt() -> tuple[ReadyDevice, ...]:
             async with self._attempt(ref):
+                # kubelet may have called again meanwhile, and that call may have succeeded.
                 ready = self._preparer.ready(ref.uid)
                 return await _api_failures_named(self._preparer.prepare(claim)) if ready is None else ready
 
@@ -536,6 +537,7 @@ class Requests:
         return await persist(attempt, deadline=deadline, changes=changes)
 
     async def _unprepare(self, ref: ClaimRef, deadline: float) -> ClaimAnswer:
+        # Before the first attempt: a background prepare must not follow the unprepare.
         self._retries.stop(ref.uid)
 
         async def attempt() -> ClaimAnswer:

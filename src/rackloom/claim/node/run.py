@@ -39,7 +39,6 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    Sequence,
 )
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -132,7 +131,7 @@ async def serve_on_socket(path: Path, handlers: tuple[grpc.GenericRpcHandler, ..
         await server.start()
         yield
     finally:
-        # Nobody new may come in while calls under way are finished.
+        # The socket goes first: no new call may arrive while calls under way are finished.
         _remove_socket(path)
         await server.stop(GRACE_SECONDS)
 
@@ -250,9 +249,9 @@ def registrar_path(directory: Path, driver: str) -> Path:
 class Registrar:
     """The registration service of one plugin.
 
-    `registered` is what kubelet said last, None before it said anything; `refusal` is why it said no.
+    `registered` is kubelet's last answer, None before the first; `refusal` is its reason for refusing.
 
-    `on_registered` is called whenever kubelet says that it has the plugin: also after a restart of kubelet.
+    `on_registered` is called whenever kubelet registers the plugin, also after a restart of kubelet.
     """
 
     def __init__(self, driver: str, endpoint: Path, on_registered: Callable[[], None] = lambda: None) -> None:
@@ -269,7 +268,7 @@ class Registrar:
             "pluginregistration.Registration",
             {
                 "GetInfo": (self._info_of, registration_pb2.InfoRequest),
-                "NotifyRegistrationStatus": (self._hear, registration_pb2.RegistrationStatus),
+                "NotifyRegistrationStatus": (self._note_status, registration_pb2.RegistrationStatus),
             },
         )
 
@@ -278,7 +277,7 @@ class Registrar:
     ) -> registration_pb2.PluginInfo:
         return self._info
 
-    async def _hear(
+    async def _note_status(
         self, status: registration_pb2.RegistrationStatus, _context: Any
     ) -> registration_pb2.RegistrationStatusResponse:
         self.registered, self.refusal = status.plugin_registered, status.error
@@ -294,9 +293,9 @@ class Registrar:
 
 
 HEALTH_SECONDS = 10.0
-"""Between two looks at the devices."""
+"""Between two reports of the devices."""
 HEALTH_TIMEOUT_SECONDS = 60
-"""A device that was not looked at for so long is unknown to kubelet."""
+"""kubelet takes the health of a device as unknown when it is older than this."""
 PROBE_SECONDS = 5.0
 _STATUS = {
     Health.HEALTHY: health_v1alpha1_pb2.HEALTHY,
@@ -306,14 +305,14 @@ _STATUS = {
 
 
 def device_health_handler(plugin: NodePlugin) -> grpc.GenericRpcHandler:
-    """The DRAResourceHealth service: all devices at once, again at every look."""
+    """The DRAResourceHealth service: all devices in each message, one message every `HEALTH_SECONDS`."""
 
     async def watch(
         _request: Any, _context: Any
     ) -> AsyncIterator[health_v1alpha1_pb2.NodeWatchResourcesResponse]:
         while True:
             yield health_v1alpha1_pb2.NodeWatchResourcesResponse(
-                devices=[_health_message(one) for one in await plugin.health()]
+                devices=[_health_message(health) for health in await plugin.health()]
             )
             await asyncio.sleep(HEALTH_SECONDS)
 
@@ -374,38 +373,36 @@ READ_SECONDS = 20.0
 
 
 class ClaimSweeper:
-    """Looks at the start and every ten minutes for claims that kubelet will never mention again.
-
-    Kubelet gives back what it saw prepared. A claim that was only begun when its pod went away is ours alone.
-    """
+    """Unprepares claims that kubelet will never mention again, at the start and every ten minutes."""
 
     def __init__(
         self,
         plugin: NodePlugin,
         api: KubeApi,
         checkpoint: Checkpoint,
-        preparing: ClaimPreparer,
+        preparer: ClaimPreparer,
         requests: Requests,
     ) -> None:
         self._plugin = plugin
         self._api = api
         self._checkpoint = checkpoint
-        self._preparing = preparing
+        self._preparer = preparer
         self._requests = requests
 
     async def run(self) -> None:
-        """Sweep for ever."""
+        """Sweep until cancelled."""
         while True:
             complete = await self.sweep()
             await asyncio.sleep(SWEEP_SECONDS if complete else SWEEP_AGAIN_SECONDS)
 
     async def sweep(self) -> bool:
-        """One sweep; whether everything could be decided and done. What could not is left to the next."""
-        self._preparing.forget_aborted()
-        self._preparing.sweep_specs()
-        begun = self._begun()
-        gone = [await self._is_gone(ref) for ref in begun]
-        orphans = [ref for ref, is_gone in zip(begun, gone, strict=True) if is_gone]
+        """One sweep; whether everything could be decided and done. The rest is left to the next sweep."""
+        self._preparer.forget_aborted()
+        self._preparer.sweep_specs()
+        entries = list(self._checkpoint.claims.values())
+        started = [entry.ref for entry in entries if entry.state is PrepareState.STARTED]
+        gone = [await self._is_gone(ref) for ref in started]
+        orphans = [ref for ref, is_gone in zip(started, gone, strict=True) if is_gone]
         answers = {}
         if orphans:
             log.info("node.self-initiated-unprepare", claims=[ref.uid for ref in orphans])
@@ -417,12 +414,8 @@ class ClaimSweeper:
             return False
         return None not in gone and not any(answer.error for answer in answers.values())
 
-    def _begun(self) -> Sequence[ClaimRef]:
-        entries = self._checkpoint.claims.values()
-        return [entry.ref for entry in entries if entry.state is PrepareState.STARTED]
-
     async def _is_gone(self, ref: ClaimRef) -> bool | None:
-        """None while the API server does not say."""
+        """None while the API server does not answer."""
         try:
             async with asyncio.timeout(READ_SECONDS):
                 found = await self._api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
@@ -442,7 +435,7 @@ class PluginDirectories(msgspec.Struct, frozen=True, kw_only=True):
     registry: Path
     """kubelet's plugins_registry directory."""
     plugins: Path
-    """kubelet's plugins directory; the plugin has one of its own below it."""
+    """kubelet's plugins directory, with a directory for each plugin."""
     cdi: Path
     """Where runtimes read transient CDI specs."""
 
@@ -479,10 +472,9 @@ class PluginProcess:
         self.registrar = Registrar(plugin.driver, self.dra_socket, on_registered=self.pods.wake)
         self.sweeper = ClaimSweeper(plugin, api, self.checkpoint, preparing, self.requests)
         self.background = BackgroundTasks([])
-        self._plugin = plugin
 
     def work(self) -> tuple[Coroutine[None, None, None], ...]:
-        """What goes on for as long as the plugin runs."""
+        """The background work, for as long as the plugin runs."""
         return (
             self.publisher.run(),
             self.sweeper.run(),
@@ -546,7 +538,7 @@ async def run_plugin(plugin: NodePlugin, api: KubeApi, host: PluginHost) -> Asyn
 
 @contextmanager
 def _exclusive_lock(path: Path, driver: str) -> Iterator[None]:
-    """Two processes with one checkpoint would undo each other's work. The kernel ends the lock with us."""
+    """Two processes with one checkpoint would undo each other's work. The kernel drops the lock at exit."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

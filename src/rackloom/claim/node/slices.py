@@ -386,6 +386,7 @@ class SlicePublisher:
                 continue
             self.published.set()
             self.trouble = None
+            # kubelet could not read claims during the outage either: sync the pods that failed on it.
             if self._is_cut_off:
                 self._is_cut_off = False
                 self._on_recovery()
@@ -405,6 +406,7 @@ class SlicePublisher:
             )
         owner = self._owner
         pools = await self._plugin.pools()
+        # The list after the writes shows whether they are there: kubelet or another writer may interfere.
         for _ in range(ROUNDS):
             listed = await self._api.list(RESOURCE_SLICE, fields=self._selector)
             actions = plan_slices(pools, listed.items, owner, self._kept)

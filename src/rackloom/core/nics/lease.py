@@ -220,6 +220,7 @@ def _with_request(
 
 def _request_action(lease: DhcpLease, now: float, address: AddressState) -> LeaseAction:
     """RENEWING and REBINDING are answered by unicast to the address, so the interface must have it."""
+    # After a restart of the plugin the server may have forgotten the lease, which INIT-REBOOT asks about.
     if address not in _ASSIGNED or lease.state in LOST_STATES or not lease.checked:
         return LeaseAction.REBOOT
     return LeaseAction.RENEW if now < lease.rebind_at else LeaseAction.REBIND
@@ -231,6 +232,7 @@ def _next_request_at(lease: DhcpLease, now: float) -> float:
         return now + REPEAT_SECONDS
     if now < lease.renew_at:
         return lease.renew_at
+    # RENEWING ends at T2, and REBINDING at the end of the lease.
     end = lease.rebind_at if now < lease.rebind_at else lease.until
     return min(end, now + max(REPEAT_SECONDS, (end - now) / 2))
 
@@ -272,6 +274,7 @@ def renewal_times(seconds: float, renewal: int | None, rebinding: int | None) ->
     """T1 and T2: what options 58 and 59 say, unless they are out of order or too soon."""
     renew = seconds * _T1 if renewal is None else float(_unsigned(renewal))
     rebind = seconds * _T2 if rebinding is None else float(_unsigned(rebinding))
+    # RFC 2131, 4.4.5 requires this order. Servers that break it get the defaults.
     if not 0 < renew < rebind < seconds:
         return seconds * _T1, seconds * _T2
     renew = max(renew, min(LEAST_RENEWAL_SECONDS, seconds * _T1))

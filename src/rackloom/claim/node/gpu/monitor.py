@@ -344,7 +344,7 @@ class GpuMonitor:
     def health(self, pool: str) -> tuple[DeviceHealth, ...]:
         """Health of every published device."""
         names = devices_by_name(self._node)
-        return tuple(self._health(pool, name, known) for name, known in names.items())
+        return tuple(self._health(pool, name, device) for name, device in names.items())
 
     def _become(self, node: NodeGpus) -> None:
         self._node = node
@@ -353,10 +353,10 @@ class GpuMonitor:
             self._devices = devices
             self._on_change()
 
-    def _health(self, pool: str, name: str, known: PublishedGpu) -> DeviceHealth:
+    def _health(self, pool: str, name: str, device: PublishedGpu) -> DeviceHealth:
         health, message = Health.UNKNOWN, self._trouble
-        if not message and known.condition is not None:
-            health, message = gpu_health(known.condition, self._harmless)
+        if not message and device.condition is not None:
+            health, message = gpu_health(device.condition, self._harmless)
         elif not message:
             message = "the driver of a GPU that is passed through is in its virtual machine"
         return DeviceHealth(

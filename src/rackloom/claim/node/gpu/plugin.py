@@ -214,6 +214,7 @@ class GpuPlugin:
         sharing = plan_sharing(claim.ref.uid, wanted)
         base = await self._base_ids(wanted)
         devices = tuple(self._device(gpu, sharing, base) for gpu in wanted)
+        # The intent on disk holds the same plan, so whatever part of this was done can be undone.
         await apply_sharing(sharing, self._programs, self._mps)
         return PreparedClaim(devices=devices)
 

@@ -31,14 +31,16 @@ NODE_LABEL_RETRY_SECONDS = 0.25
 
 
 class ComputeDomainLabel:
-    """At most one ComputeDomain has a node: a node holds one IMEX session."""
+    """The label that names the ComputeDomain of the node, at most one."""
 
     def __init__(self, api: KubeApi, node: str) -> None:
         self._api = api
         self._node = node
 
     async def acquire(self, uid: str) -> None:
-        """Have the label say `uid`. Raises `Retry` while it names another ComputeDomain."""
+        """Have the label name `uid`. Raises `Retry` while it names another ComputeDomain."""
+        # A node holds one IMEX session. Two ComputeDomains that race for it read the same resourceVersion, so
+        # the later write gets a conflict; the attempt is repeated and then finds the label taken.
         node = await self._api.get(NODE, self._node)
         found = node["metadata"].get("labels", {}).get(COMPUTE_DOMAIN_LABEL)
         if found == uid:
@@ -51,7 +53,7 @@ class ComputeDomainLabel:
         await self._write(node["metadata"]["resourceVersion"], uid)
 
     async def release(self, uid: str) -> None:
-        """Remove the label if it says `uid`."""
+        """Remove the label if it names `uid`."""
         try:
             node = await self._api.get(NODE, self._node)
         except NotFound:
@@ -60,7 +62,7 @@ class ComputeDomainLabel:
             await self._write(node["metadata"]["resourceVersion"], None)
 
     async def _write(self, resource_version: str, uid: str | None) -> None:
-        """The resourceVersion makes it a change of what was read, and of nothing newer."""
+        """The resourceVersion has the API server refuse the write if the node changed since it was read."""
         labels = {COMPUTE_DOMAIN_LABEL: uid}
         patch = {"metadata": {"resourceVersion": resource_version, "labels": labels}}
         try:
@@ -78,7 +80,7 @@ NODE_WATCH_RETRY_SECONDS = 5.0
 
 
 class NodeIsolation:
-    """What the node's label says, else `default`. `isolation` is the newest that was seen."""
+    """The isolation mode of the node's label, else `default`; `isolation` is the newest that was read."""
 
     def __init__(self, api: KubeApi, node: str, default: ImexIsolation) -> None:
         self._api = api
@@ -87,11 +89,11 @@ class NodeIsolation:
         self.isolation = default
 
     async def read(self) -> None:
-        """Look once. Raises `KubeError`."""
+        """Read the label once. Raises `KubeError`."""
         self._update(await self._api.get(NODE, self._node))
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Watch the node for ever; `changed` is called when the mode becomes another one."""
+        """Watch the node until cancelled; `changed` is called when the mode changes."""
         while True:
             try:
                 await self._watch(changed)
@@ -166,17 +168,18 @@ class CliqueLabel:
         node = await self._api.get(NODE, self._node)
         others = (owner for owner in label_owners(node, GPU_CLIQUE_LABEL) if owner != CLIQUE_LABEL_MANAGER)
         self._note_writer(next(others, None))
+        # Two writers would undo each other: give the label up while somebody else owns it.
         if self.second_writer is not None or not clique:
             await self._release(node)
             return
         try:
             await self._apply({GPU_CLIQUE_LABEL: clique})
         except Conflict as conflict:
-            # Somebody was faster since the read.
+            # Another field manager has taken the label since the read.
             self._note_writer(conflict.message)
 
     async def withdraw(self) -> None:
-        """Give up what we own of the label: it goes away if nobody else owns it."""
+        """Give up the plugin's ownership. The API server removes a label without an owner."""
         await self._release(await self._api.get(NODE, self._node))
 
     async def _withdraw_at_end(self) -> None:

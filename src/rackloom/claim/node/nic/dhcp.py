@@ -161,14 +161,11 @@ _ETHERNET = 1
 _UNREADABLE = (ValueError, LookupError, AssertionError)
 """What the library raises for a frame that it cannot read."""
 logging.getLogger("pyroute2.dhcp").setLevel(logging.CRITICAL)
-"""The library tells of every frame that it cannot read, and anybody may send those."""
+"""The library logs every frame that it cannot read, and anybody on the network may send those."""
 
 
 class LeasedAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server gave: one address, and the routes of option 121.
-
-    A router (option 3) is not taken: it would be a default route, which belongs to the pod's first interface.
-    """
+    """What a server gave: one address, and the routes of option 121, but not a router (option 3)."""
 
     lease: DhcpLease
     routes: tuple[RouteConfig, ...] = ()
@@ -185,13 +182,14 @@ def request_lease(link: str, seconds: float = DHCP_SECONDS) -> LeasedAddress:
     Raises `Retry` where nobody answers in time or the link cannot be used now, and `Refused` for an answer
     that makes no sense or a lease that is too short.
     """
+    # A lease counts from the request and not from the answer: the server's clock may have started then.
     asked_at = boot_seconds()
     try:
-        mac, told = asyncio.run(_exchange_request(link, seconds))
-        grant = _long_enough(read_grant(told), link)
+        mac, answer = asyncio.run(_exchange_request(link, seconds))
+        grant = _long_enough(read_grant(answer), link)
         return LeasedAddress(
             lease=new_lease(grant, mac, asked_at),
-            routes=classless_routes(told.dhcp["options"].get("classless_static_route", ())),
+            routes=classless_routes(answer.dhcp["options"].get("classless_static_route", ())),
         )
     except TimeoutError as error:
         raise Retry(f"no DHCP server answered on {link} within {seconds:g} s", after=seconds) from error
@@ -217,7 +215,7 @@ def _long_enough(grant: DhcpGrant, link: str) -> DhcpGrant:
 def renew_lease(
     link: str, lease: DhcpLease, way: LeaseAction, seconds: float = DHCP_SECONDS
 ) -> DhcpGrant | RequestFailure:
-    """What comes of one request for an address that was given before. Raises `OSError`."""
+    """The outcome of one request for an address that was given before. Raises `OSError`."""
     try:
         return asyncio.run(_exchange_renewal(link, lease, way, seconds))
     except (TimeoutError, KeyError, ValueError):
@@ -225,7 +223,7 @@ def renew_lease(
 
 
 def release_lease(link: str, lease: DhcpLease) -> None:
-    """Tell the server that the address is not used any more. Nobody answers that. Raises `OSError`."""
+    """Release the address at its server. DHCPRELEASE has no answer. Raises `OSError`."""
     asyncio.run(_send_release(link, lease))
 
 
@@ -242,10 +240,7 @@ async def _exchange_request(link: str, seconds: float) -> tuple[str, Any]:
 async def _exchange_renewal(
     link: str, lease: DhcpLease, way: LeaseAction, seconds: float
 ) -> DhcpGrant | RequestFailure:
-    """Once: when it is repeated is the lease's business.
-
-    A no is for good, so only the server that gave the lease can say it. Any may prolong it by a broadcast.
-    """
+    """One request. `core.nics.lease` decides when to repeat it."""
     request = messages.request_for_lease(_REQUESTED_OPTIONS, _library_lease(lease), _STATES[way])
     if way is LeaseAction.REBIND:
         request.ip_src = _ip(lease)
@@ -253,9 +248,10 @@ async def _exchange_renewal(
     async with asyncio.timeout(seconds), AsyncDHCP4Socket(link) as server:
         await server.put(_with_client_id(lease.mac, request, number))
         own = lease.grant.server
+        # A NAK is final, so only the server that gave the lease may send it; by broadcast any may prolong it.
         wanted = {MessageType.ACK: own if way is LeaseAction.RENEW else None, MessageType.NAK: own}
-        told = await _received(server, number, wanted)
-    return RequestFailure.NO if told.message_type == MessageType.NAK else read_grant(told)
+        answer = await _received(server, number, wanted)
+    return RequestFailure.NO if answer.message_type == MessageType.NAK else read_grant(answer)
 
 
 async def _send_release(link: str, lease: DhcpLease) -> None:
@@ -274,7 +270,7 @@ def _ip(lease: DhcpLease) -> str:
 
 
 def _with_client_id(mac: str, request: Any, number: int) -> Any:
-    """As the client that `mac` is to the server, whatever the interface has now."""
+    """Identify the client by `mac`, which the server knows, whatever address the interface has now."""
     request.dhcp["xid"] = number
     request.dhcp["chaddr"] = mac
     request.dhcp["options"]["client_id"] = {"type": _ETHERNET, "key": mac}
@@ -293,21 +289,21 @@ async def _answer(server: Any, request: Any, wanted: _ExpectedAnswers) -> Any:
 
 
 async def _received(server: Any, number: int, wanted: _ExpectedAnswers) -> Any:
-    """The first answer to the exchange `number` that is wanted. Others are waited past."""
+    """The first wanted answer to the exchange `number`. Others are dropped: anybody may send them."""
     while True:
         with suppress(*_UNREADABLE):
-            told = await server.get()
-            options = told.dhcp["options"]
+            answer = await server.get()
+            options = answer.dhcp["options"]
             kind, by = options.get("message_type"), options.get("server_id")
-            if told.dhcp["xid"] == number and kind in wanted and wanted[kind] in (None, by):
-                return told
+            if answer.dhcp["xid"] == number and kind in wanted and wanted[kind] in (None, by):
+                return answer
 
 
 # Leases on disk.
 
 
 class LeaseRecord(NicValue, frozen=True, kw_only=True):
-    """The lease of one NIC, and all that is needed to prolong it and to tell of it."""
+    """The lease of one NIC, and all that is needed to prolong and to report it."""
 
     ref: ClaimRef
     pod: str

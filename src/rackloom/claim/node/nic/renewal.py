@@ -71,7 +71,7 @@ def address_state(record: LeaseRecord, attachment: Attachment | None) -> Address
 
 
 class LeaseKeeper:
-    """Renews leases, removes addresses whose lease is lost, and puts back those that are given again."""
+    """Renews leases, removes addresses whose lease is lost, and restores those that are leased again."""
 
     def __init__(
         self, manager: AttachmentManager, ask: DhcpExchange, report: ReportLease, clock: Callable[[], float]
