@@ -86,9 +86,9 @@ def test_what_a_server_does_not_keep_is_not_written_again_and_again(fields):
 
     with structlog.testing.capture_logs() as logs:
         event_loop.run_simulation(1, story)
-    said = [log["fields"] for log in logs if log["event"] == "node.slice-fields-dropped"]
-    assert len(said) == (2 if fields else 0)
-    assert all(any(path.endswith(field) for path in paths) for paths in said for field in fields)
+    output = [log["fields"] for log in logs if log["event"] == "node.slice-fields-dropped"]
+    assert len(output) == (2 if fields else 0)
+    assert all(any(path.endswith(field) for path in paths) for paths in output for field in fields)
 
 
 def test_a_slice_that_somebody_else_stripped_is_written_again():

@@ -308,8 +308,8 @@ def test_kubelet_is_told_how_the_devices_are(kit):
         await kit.boot()
         async with kit.plugin(), kit.kubelet() as kubelet:
             plugin = await kubelet.registered(kit.driver)
-            async for told in plugin.health():
-                assert told == {"toy-0": (1, ""), "toy-1": (1, "")}
+            async for reported in plugin.health():
+                assert reported == {"toy-0": (1, ""), "toy-1": (1, "")}
                 break
 
     asyncio.run(story())

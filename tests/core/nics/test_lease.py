@@ -145,19 +145,19 @@ def test_nothing_is_due_before_it_is_due_and_everything_can_be_written_down(life
 
 @pytest.mark.parametrize("seconds", [8.0, 100.0, 3600.0, 86400.0])
 def test_a_silent_network_is_asked_seldom_and_to_the_end(seconds):
-    lease, now, asked, told = new_lease(grant(seconds), MAC, 0.0), 0.0, [], []
+    lease, now, asked, reported = new_lease(grant(seconds), MAC, 0.0), 0.0, [], []
     while lease.state is not LeaseState.EXPIRED:
         now = next_due_at(lease)
         after = advance_lease(lease, now, AddressState.SET)
         asked += [(way, now) for way in asks(after)]
-        told += [after.lease.state] if LeaseAction.REPORT in after.todo else []
+        reported += [after.lease.state] if LeaseAction.REPORT in after.todo else []
         lease = after.lease
         heard = advance_lease(
             lease, now, AddressState.SET, DhcpAnswer(asked_at=lease.asked_at, result=RequestFailure.NOTHING)
         )
-        told += [heard.lease.state] if LeaseAction.REPORT in heard.todo else []
+        reported += [heard.lease.state] if LeaseAction.REPORT in heard.todo else []
         lease = heard.lease
-    assert told == [LeaseState.SILENT, LeaseState.EXPIRED]
+    assert reported == [LeaseState.SILENT, LeaseState.EXPIRED]
     assert lease.silent_since == asked[0][1] == seconds * 0.5
     assert now == seconds
     ways = [way for way, _ in asked]

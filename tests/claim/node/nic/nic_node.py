@@ -45,8 +45,8 @@ class NicNode:
 
     async def connected(self, *, is_so=True):
         """Wait until the runtime calls the plugin, or does not any more."""
-        told = f"rackloom_nri_connected {is_so:d}.0"
-        await until_so(lambda: told in self.one.metrics_page().decode(), told)
+        reported = f"rackloom_nri_connected {is_so:d}.0"
+        await until_so(lambda: reported in self.one.metrics_page().decode(), reported)
 
     @asynccontextmanager
     async def all(self, **options):

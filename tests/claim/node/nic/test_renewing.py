@@ -83,9 +83,9 @@ async def condition(node, kind, status):
     async def look():
         claim = await node.kit.api.get(RESOURCE_CLAIM, "c1", "default")
         for device in claim["status"].get("devices", []):
-            said = {one["type"]: one for one in device["conditions"]}
-            if kind in said and said[kind]["status"] == status:
-                return said, device["networkData"]["ips"]
+            output = {one["type"]: one for one in device["conditions"]}
+            if kind in output and output[kind]["status"] == status:
+                return output, device["networkData"]["ips"]
         return None
 
     return await until(look, f"{kind} is {status}")
@@ -125,8 +125,8 @@ def test_a_lease_is_renewed_from_the_pod_and_given_back_at_its_end(node, host):
                 assert 50 not in renewal.options
                 assert renewal.options[61] == b"\1" + renewal.hardware
                 assert pod.addresses("nic0") == {f"{ADDRESS}/24"}
-                said, ips = await condition(node, "DHCPLeaseReady", "True")
-                assert said["DHCPLeaseReady"]["reason"] == "DHCPLeaseHeld"
+                output, ips = await condition(node, "DHCPLeaseReady", "True")
+                assert output["DHCPLeaseReady"]["reason"] == "DHCPLeaseHeld"
                 assert ips == [f"{ADDRESS}/24"]
                 assert count(one, "rackloom_nic_dhcp_renewals_total", outcome="renewed") >= 1
                 assert count(one, "rackloom_nic_dhcp_leases", state="held") == 1
@@ -297,13 +297,16 @@ def test_an_address_that_nobody_prolongs_goes_and_comes_back_with_its_server(nod
             pod_with_a_lease(node, kubelet, runtime) as pod,
         ):
             dhcp.answers = None
-            told = await node.event("DHCPRenewalFailed")
-            assert told["involvedObject"]["uid"] == POD
-            assert "no DHCP server has answered since" in told["message"]
+            reported = await node.event("DHCPRenewalFailed")
+            assert reported["involvedObject"]["uid"] == POD
+            assert "no DHCP server has answered since" in reported["message"]
             await until_so(lambda: pod.addresses("nic0") == set(), "the address goes")
             assert "ended at" in (await node.event("DHCPLeaseExpired"))["message"]
-            said, _ = await condition(node, "DHCPLeaseReady", "False")
-            assert {said["Ready"]["status"], said["NetworkReady"]["reason"]} == {"False", "DHCPLeaseExpired"}
+            output, _ = await condition(node, "DHCPLeaseReady", "False")
+            assert {output["Ready"]["status"], output["NetworkReady"]["reason"]} == {
+                "False",
+                "DHCPLeaseExpired",
+            }
             assert count(one, "rackloom_nic_dhcp_renewals_total", outcome="unanswered") >= 1
             assert "255.255.255.255" in {renewal.to for renewal in requests(dhcp, client=True)}
             dhcp.answers = ACK
@@ -311,8 +314,8 @@ def test_an_address_that_nobody_prolongs_goes_and_comes_back_with_its_server(nod
             assert {r.get_attr("RTA_DST") for r in pod.ip(lambda ipr: ipr.get_routes(family=2))} >= {
                 "10.8.0.0"
             }
-            said, _ = await condition(node, "DHCPLeaseReady", "True")
-            assert said["Ready"]["status"] == "True"
+            output, _ = await condition(node, "DHCPLeaseReady", "True")
+            assert output["Ready"]["status"] == "True"
 
     with server(host, **SHORT, option121=ROUTE) as dhcp:
         asyncio.run(story())
@@ -336,8 +339,8 @@ def test_after_a_restart_the_plugin_asks_whether_the_lease_still_stands(node, ho
             assert asked.to == "255.255.255.255"
             assert asked.options[50] == bytes([10, 9, 0, 77])
             await until_so(lambda: pods[0].addresses("nic0") == set(), "the address goes")
-            said, _ = await condition(node, "DHCPLeaseReady", "False")
-            assert said["DHCPLeaseReady"]["reason"] == "DHCPLeaseRefused"
+            output, _ = await condition(node, "DHCPLeaseReady", "False")
+            assert output["DHCPLeaseReady"]["reason"] == "DHCPLeaseRefused"
             assert "delete the pod" in (await node.event("DHCPLeaseRefused"))["message"]
 
     with server(host) as dhcp:

@@ -24,32 +24,34 @@ def nic(name, **changes):
     return PreparedNic(device=name, published=Device(name=name), **changes)
 
 
-def conditions(told):
-    return {condition["type"]: (condition["status"], condition["reason"]) for condition in told["conditions"]}
+def conditions(reported):
+    return {
+        condition["type"]: (condition["status"], condition["reason"]) for condition in reported["conditions"]
+    }
 
 
 def test_an_rdma_device_without_interface_is_named_in_the_data():
     held = nic("pci-0000-10-00-0", rdma="rdmap16s27")
     attached = AttachedLink(name="", mac=None, addresses=())
-    (told,) = claim_status(REF, "n", {held.device: (held, attached)}, {}, 0.0)["status"]["devices"]
-    assert told["data"] == {"rdmaDevice": "rdmap16s27"}
-    assert "networkData" not in told
-    assert conditions(told) == {"Ready": ("True", "RDMAOnlyDeviceReady")}
+    (reported,) = claim_status(REF, "n", {held.device: (held, attached)}, {}, 0.0)["status"]["devices"]
+    assert reported["data"] == {"rdmaDevice": "rdmap16s27"}
+    assert "networkData" not in reported
+    assert conditions(reported) == {"Ready": ("True", "RDMAOnlyDeviceReady")}
 
 
 def test_an_interface_with_rdma_of_its_own_namespace_has_three_conditions():
     held = nic("d", identity=LinkIdentity(name="eth1"), rdma="mlx5_0", moves_rdma=True)
     attached = AttachedLink(name="net1", mac="02:00:00:00:00:01", addresses=("10.0.0.2/24",))
-    (told,) = claim_status(REF, "n", {"d": (held, attached)}, {}, 0.0)["status"]["devices"]
-    assert told["networkData"] == {
+    (reported,) = claim_status(REF, "n", {"d": (held, attached)}, {}, 0.0)["status"]["devices"]
+    assert reported["networkData"] == {
         "interfaceName": "net1",
         "hardwareAddress": "02:00:00:00:00:01",
         "ips": ["10.0.0.2/24"],
     }
-    assert set(conditions(told)) == {"Ready", "NetworkReady", "RDMALinkReady"}
-    (told,) = claim_status(REF, "n", {"d": (held, "no such file")}, {}, 0.0)["status"]["devices"]
-    assert set(conditions(told).values()) == {("False", "AttachFailed")}
-    assert told["conditions"][0]["message"] == "no such file"
+    assert set(conditions(reported)) == {"Ready", "NetworkReady", "RDMALinkReady"}
+    (reported,) = claim_status(REF, "n", {"d": (held, "no such file")}, {}, 0.0)["status"]["devices"]
+    assert set(conditions(reported).values()) == {("False", "AttachFailed")}
+    assert reported["conditions"][0]["message"] == "no such file"
 
 
 @pytest.mark.parametrize(
@@ -74,12 +76,12 @@ def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(sta
     held = nic("d", identity=LinkIdentity(name="eth1"))
     attached = AttachedLink(name="net1", mac=None, addresses=())
     states = {"d": lease_status(one, lambda at: 1_700_000_000 + at)}
-    (told,) = claim_status(REF, "n", {"d": (held, attached)}, states, 0.0)["status"]["devices"]
-    assert conditions(told) == {"Ready": ready, "NetworkReady": ready, "DHCPLeaseReady": leased}
-    message = told["conditions"][-1]["message"]
+    (reported,) = claim_status(REF, "n", {"d": (held, attached)}, states, 0.0)["status"]["devices"]
+    assert conditions(reported) == {"Ready": ready, "NetworkReady": ready, "DHCPLeaseReady": leased}
+    message = reported["conditions"][-1]["message"]
     assert ("since 2023-11-14T22:14:20Z" in message) == (state is LeaseState.SILENT)
-    (told,) = claim_status(REF, "n", {"d": (held, "no such file")}, states, 0.0)["status"]["devices"]
-    assert conditions(told)["Ready"] == ("False", "AttachFailed")
+    (reported,) = claim_status(REF, "n", {"d": (held, "no such file")}, states, 0.0)["status"]["devices"]
+    assert conditions(reported)["Ready"] == ("False", "AttachFailed")
 
 
 def test_a_nic_that_is_not_back_yet_is_told_and_keeps_no_other_from_its_pod():
@@ -91,12 +93,12 @@ def test_a_nic_that_is_not_back_yet_is_told_and_keeps_no_other_from_its_pod():
                 raise Retry("NIC late is not back from its last pod yet", after=1.0)
             return AttachedLink(name="net1", mac=None, addresses=())
 
-    told = []
+    reported = []
     prepared = {"u": ReadyClaim(ref=REF, pod="p", nics=(nic("late"), nic("here")))}
-    sandboxes = NicSandboxHooks(Manager(), prepared, lambda *one: told.append(one))
+    sandboxes = NicSandboxHooks(Manager(), prepared, lambda *one: reported.append(one))
     sandbox = PodSandbox(id="s", pod="p", namespace="default", name="p", netns="/proc/self/ns/net")
     asyncio.run(sandboxes.synchronize((sandbox,)))
-    assert [(one.device, type(outcome)) for _, one, _, outcome in told] == [
+    assert [(one.device, type(outcome)) for _, one, _, outcome in reported] == [
         ("late", Retry),
         ("here", AttachedLink),
     ]

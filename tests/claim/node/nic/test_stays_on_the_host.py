@@ -163,8 +163,8 @@ def test_only_what_a_tenant_may_have_is_published_and_each_reason_is_logged_once
     with structlog.testing.capture_logs() as logs:
         asyncio.run(story())
     pods = "carries the pods' network 10.244.1.0/24"
-    told = [log for log in logs if log["event"] != "nic.api-servers-not-read"]
-    assert [(one["event"], one["interface"], one.get("reason")) for one in told] == [
+    reported = [log for log in logs if log["event"] != "nic.api-servers-not-read"]
+    assert [(one["event"], one["interface"], one.get("reason")) for one in reported] == [
         ("nic.not-published", "cni0", pods),
         ("nic.not-published", "eth0", "carries the default route"),
         ("nic.not-published", "flannel.1", pods),
