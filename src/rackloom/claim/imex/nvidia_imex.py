@@ -167,20 +167,16 @@ class ImexChild(Protocol):
     @property
     def returncode(self) -> int | None:
         """None while it runs."""
-        ...
 
     @property
     def complaint(self) -> str:
         """The last errors that it logged, as one bounded line; empty where it wrote nothing."""
-        ...
 
     def send_signal(self, signal: int) -> None:
         """Signal it; nothing once it has ended."""
-        ...
 
     async def wait(self) -> int:
         """Its exit code, once it has ended."""
-        ...
 
 
 def how_it_ended(code: int, complaint: str) -> str:

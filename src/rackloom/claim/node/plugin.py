@@ -228,54 +228,43 @@ class NodePlugin(Protocol):
     @property
     def driver(self) -> str:
         """Name of the driver, as device classes and claims spell it."""
-        ...
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Every `PreparedDevice.kind` that it can prepare."""
-        ...
 
     def missing(self) -> str | None:
         """What has to appear on this node before it has devices at all, such as a driver; None for nothing.
 
         The plugin waits for it, and answers kubelet meanwhile: earlier claims must be unprepared.
         """
-        ...
 
     async def pools(self) -> tuple[DevicePool, ...]:
         """What to publish now. Raises `Retry` when the devices cannot be read at present."""
-        ...
 
     def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
         """What `unprepare` needs to undo a `prepare` that was cut off; stored before the first attempt.
 
         Raises `Refused` for a claim that can never be prepared. Touches nothing.
         """
-        ...
 
     async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
         """Make the devices of `claim` usable."""
-        ...
 
     def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
         """Yield whenever a waiting claim is worth another attempt before its time."""
-        ...
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Undo `prepare`, whether it was finished or not, but leave what `others` on this node still use.
 
         The claim may be gone from the API server.
         """
-        ...
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """Remove what no claim uses any more, and what `unprepare` could not remove."""
-        ...
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Watch the devices for as long as the plugin runs; `wake` has them published again."""
-        ...
 
     async def health(self) -> tuple[DeviceHealth, ...]:
         """Health of every published device."""
-        ...

@@ -173,19 +173,15 @@ class GpuSource(Protocol):
 
     def read(self) -> GpuInventory:
         """All GPUs that answer. Raises `Retry` when that is unknown, `Refused` without a driver."""
-        ...
 
     def wait(self, seconds: float) -> tuple[XidError, ...]:
         """Errors that happen within `seconds`; returns at the first. Raises `Retry`."""
-        ...
 
     def unmonitored(self) -> frozenset[str]:
         """UUIDs of GPUs whose errors cannot be listened to."""
-        ...
 
     def close(self) -> None:
         """Release the driver."""
-        ...
 
 
 # A file in place of a driver.

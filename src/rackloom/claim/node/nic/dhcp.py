@@ -73,17 +73,14 @@ class BootScoped(Protocol):
     @property
     def key(self) -> str:
         """`<claim UID>-<device>`, the name of its file."""
-        ...
 
     @property
     def claim(self) -> str:
         """UID of the claim."""
-        ...
 
     @property
     def boot_id(self) -> str:
         """The boot of the node in which it is valid."""
-        ...
 
 
 T = TypeVar("T", bound=BootScoped)

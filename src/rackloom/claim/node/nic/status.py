@@ -240,7 +240,6 @@ class ReportLease(Protocol):
 
     async def __call__(self, record: LeaseRecord, attachment: Attachment | None, *, is_new: bool) -> None:
         """Its state changed (`is_new`), or its address came or went."""
-        ...
 
 
 class LeaseReporter:

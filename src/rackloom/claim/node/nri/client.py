@@ -48,15 +48,12 @@ class SandboxHooks(Protocol):
 
     async def synchronize(self, living: tuple[PodSandbox, ...]) -> None:
         """All living sandboxes, after every connection. Must not raise."""
-        ...
 
     async def run(self, sandbox: PodSandbox) -> None:
         """A sandbox is being started. An error fails the pod, which kubelet then tries again."""
-        ...
 
     async def stop(self, sandbox: PodSandbox) -> None:
         """A sandbox is being stopped; its namespace is still there. Must not raise."""
-        ...
 
 
 # Frames.
