@@ -29,7 +29,7 @@ async def measured(root: Path, claims: int) -> list[dict[str, Any]]:
     start, writes = time.perf_counter(), api.writes
     async with (
         run_plugin(plugin(root, view), api, host) as one,
-        plugin_manager_on(host.places.registry, api, NODE_NAME) as kubelet,
+        plugin_manager_on(host.directories.registry, api, NODE_NAME) as kubelet,
     ):
         await one.publisher.published.wait()
         first = row(PLUGIN, "publish", change="first", **published(start, api.writes - writes))
@@ -44,7 +44,7 @@ async def changing(root: Path, view: GpuMonitor, publish: Any, api: Counting) ->
     """One GPU fails: the look that finds out, and what is written."""
     write_inventory(root, recovery="gpu-reset")
     start, writes = time.perf_counter(), api.writes
-    await view.look()
+    await view.observe()
     await publish()
     return row(PLUGIN, "publish", change="one taint", **published(start, api.writes - writes))
 

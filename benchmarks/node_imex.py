@@ -35,7 +35,7 @@ async def measured(root: Path, claims: int) -> list[dict[str, Any]]:
     before = resident_mib()
     async with (
         run_plugin(plugin(api, root, host), api, host) as one,
-        plugin_manager_on(host.places.registry, api, NODE_NAME) as kubelet,
+        plugin_manager_on(host.directories.registry, api, NODE_NAME) as kubelet,
     ):
         await one.publisher.published.wait()
         await kubelet.registered(names.IMEX_DRIVER)
@@ -71,7 +71,7 @@ def plugin(api: Any, root: Path, host: PluginHost) -> ImexPlugin:
     settings = ImexSettings(
         node=NODE_NAME,
         namespaces=(NAMESPACE,),
-        domains=host.places.home(names.IMEX_DRIVER) / "domains",
+        domains=host.directories.home(names.IMEX_DRIVER) / "domains",
         kernel=ImexKernel(proc_devices=root / "devices", imex_capability=root / "capability"),
     )
     view = FabricMonitor(lambda: read_declared_fabric(root / "fabric.json"), time.time)

@@ -42,7 +42,7 @@ async def cluster() -> Counting:
 def host_below(root: Path) -> PluginHost:
     """Where the plugin and kubelet meet."""
     places = PluginDirectories(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
-    return PluginHost(node=NODE_NAME, boot_id="boot", places=places, wall=time.time)
+    return PluginHost(node=NODE_NAME, boot_id="boot", directories=places, wall=time.time)
 
 
 async def claim(api: Any, number: int, driver: str, device: str, config: Any = None) -> PodClaim:

@@ -57,7 +57,7 @@ async def stepped(root: Path, claims: int, pod: Path) -> list[dict[str, Any]]:
     async with (
         NriRuntime(root / "nri.sock").serving() as runtime,
         nic_node(common(root, host), options(root), api) as one,
-        plugin_manager_on(host.places.registry, api, NODE_NAME) as kubelet,
+        plugin_manager_on(host.directories.registry, api, NODE_NAME) as kubelet,
     ):
         await one.publisher.published.wait()
         await kubelet.registered(NIC_DRIVER)
@@ -91,7 +91,7 @@ def common(root: Path, host: PluginHost) -> NodeOptions:
     boot = root / "machine/proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text(host.boot_id)
-    return NodeOptions(node=NODE_NAME, places=host.places, sysroot=root / "machine")
+    return NodeOptions(node=NODE_NAME, directories=host.directories, sysroot=root / "machine")
 
 
 def options(root: Path) -> NicOptions:

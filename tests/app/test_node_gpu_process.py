@@ -49,7 +49,7 @@ def host():
 
 def options(host):
     places = PluginDirectories(registry=host / "reg", plugins=host / "plug", cdi=host / "cdi")
-    common = NodeOptions(node="n1", places=places, sysroot=host)
+    common = NodeOptions(node="n1", directories=places, sysroot=host)
     return common, GpuOptions(inventory_file=host / "inventory.json", driver_root=host, vfio=True)
 
 

@@ -55,7 +55,7 @@ def host():
 def options(host, **changes):
     common = NodeOptions(
         node="n1",
-        places=PluginDirectories(registry=host / "reg", plugins=host / "plug", cdi=host / "cdi"),
+        directories=PluginDirectories(registry=host / "reg", plugins=host / "plug", cdi=host / "cdi"),
         sysroot=host,
         listen=changes.pop("listen", None),
         health_listen=changes.pop("health_listen", None),

@@ -10,7 +10,7 @@ from rackloom.app.node import nic as node_nic
 from rackloom.app.node.gpu import GpuOptions
 from rackloom.app.node.imex import ImexOptions
 from rackloom.app.node.process import NodeOptions
-from rackloom.claim.node.gpu.devices import ShareSettings
+from rackloom.claim.node.gpu.inventory import ShareSettings
 from rackloom.claim.node.run import PluginDirectories
 from rackloom.cli.node import app
 from rackloom.errors import Refused

@@ -11,8 +11,7 @@ from rackloom.app.node.gpu import GpuOptions, gpu_node
 from rackloom.app.node.nic import NicOptions, nic_node
 from rackloom.app.node.process import NodeOptions
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.gpu.devices import ShareSettings
-from rackloom.claim.node.gpu.inventory import DeclaredInventory
+from rackloom.claim.node.gpu.inventory import DeclaredInventory, ShareSettings
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
 from rackloom.claim.node.run import PluginDirectories
@@ -78,7 +77,7 @@ async def plug_gpus(
     options = GpuOptions(
         inventory_file=files.inventory, nccl_topology=files.nccl, driver_root=files.root, shares=shares
     )
-    common = NodeOptions(node=node, places=files.places, sysroot=files.root)
+    common = NodeOptions(node=node, directories=files.places, sysroot=files.root)
     one = await stack.enter_async_context(gpu_node(common, options, api))
     await one.publisher.published.wait()
 
@@ -90,7 +89,7 @@ async def plug_nics(stack: AsyncExitStack, api: KubeApi, node: str, files: Files
         left_out=ExclusionPolicy(kinds=DEFAULT_EXCLUSION_POLICY.kinds | {_HARDWARE}),
         nccl_topology=files.nccl,
     )
-    common = NodeOptions(node=node, places=files.places, sysroot=files.root)
+    common = NodeOptions(node=node, directories=files.places, sysroot=files.root)
     one = await stack.enter_async_context(nic_node(common, options, api))
     await one.publisher.published.wait()
 

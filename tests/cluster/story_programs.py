@@ -125,7 +125,7 @@ class Programs:
 
     async def _plugin(self, node: str, pod: Object, ready: Ready) -> int:
         tray = self.trays[node]
-        common = NodeOptions(node=node, places=tray.places, sysroot=tray.root)
+        common = NodeOptions(node=node, directories=tray.places, sysroot=tray.root)
         options = ImexOptions(
             namespaces=(DAEMONS,),
             isolation=self.isolation,

@@ -13,7 +13,7 @@ from tests.cluster.h100_nodes import ALONE, MACHINE, Files, plug_gpus, plug_kube
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.gpu.devices import ShareSettings, parse_shares
+from rackloom.claim.node.gpu.inventory import ShareSettings, parse_shares
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.kubernetes.objects import (

@@ -67,7 +67,7 @@ async def imex_node_name(
     async with AsyncExitStack() as stack:
         root = a_host(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rl"))))
         places = PluginDirectories(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
-        common = NodeOptions(node=node, places=places, sysroot=root)
+        common = NodeOptions(node=node, directories=places, sysroot=root)
         # Daemon namespace of this test: clique objects are written there by hand.
         options = ImexOptions(
             namespaces=("default",), clique_label=True, fabric_file=root / "fabric.json", driver_root=root

@@ -59,8 +59,8 @@ async def test_a_failed_attachment_is_an_event_on_the_pod(
     )
     nic = PreparedNic(device="nic0", published=Device(name="nic0"), identity=LinkIdentity(name="eth1"))
     async with connect(cluster.kubeconfig(ACCOUNT)) as plugin:
-        teller = AttachmentReporter(lambda *_: None, EventRecorder(plugin, "dra.net", "n", time.time))
-        teller.told(
+        reporter = AttachmentReporter(lambda *_: None, EventRecorder(plugin, "dra.net", "n", time.time))
+        reporter.report(
             REF, nic, sandbox, Refused("NIC nic0 was not attached", nearest_fix="choose another name")
         )
         event = await until(lambda: failure_of(api, namespace), "the event is there")

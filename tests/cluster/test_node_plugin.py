@@ -53,7 +53,7 @@ class Plugged:
 
     async def plug(self, node: str, toys: Toys) -> None:
         places = self.places(node)
-        host = PluginHost(node=node, boot_id="1", places=places, wall=time.time)
+        host = PluginHost(node=node, boot_id="1", directories=places, wall=time.time)
         await self._stack.enter_async_context(run_plugin(toys, self._api, host))
         registry = plugin_manager_on(places.registry, self._api, node)
         self.kubelets[node] = await self._stack.enter_async_context(registry)

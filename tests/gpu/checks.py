@@ -508,7 +508,7 @@ async def _prepared(machine: Machine, kind: str) -> Given:
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-")))
         places = PluginDirectories(registry=home / "reg", plugins=home / "plug", cdi=home / "cdi")
-        common = NodeOptions(node=name, places=places, sysroot=machine.sysroot)
+        common = NodeOptions(node=name, directories=places, sysroot=machine.sysroot)
         options = GpuOptions(
             driver_root=machine.root, host_driver_root=machine.root, **dict(machine.node_options)
         )

@@ -12,12 +12,11 @@ from tests.simulation.planted.claims import BUGS
 from tests.simulation.run_claims import classes, quiet
 
 from rackloom.claim.imex.daemon import DaemonReporter
-from rackloom.claim.node import cdi, checkpoint
-from rackloom.claim.node.checkpoint import Checkpoint
+from rackloom.claim.node import cdi, prepare
 from rackloom.claim.node.imex.labels import ComputeDomainLabel
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.plugin import PrepareState
-from rackloom.claim.node.prepare import ClaimPreparer
+from rackloom.claim.node.prepare import Checkpoint, ClaimPreparer
 from rackloom.lab.compute_domains.cluster import STOP_DISRUPTIONS, Disruption, StoryKind
 from rackloom.lab.compute_domains.story import play_story
 
@@ -98,7 +97,7 @@ class TestPlanted:
         async def leave(self, uid):
             return None
 
-        monkeypatch.setattr(ComputeDomainLabel, "leave", leave)
+        monkeypatch.setattr(ComputeDomainLabel, "release", leave)
         monkeypatch.setattr("rackloom.core.domains.owned._unlabelling", lambda snapshot: ())
         assert any("label resource.nvidia.com/computeDomain" in one for one in self.found(StoryKind.DOMAIN))
 
@@ -125,12 +124,12 @@ class TestPlanted:
 
     def test_a_record_lost_after_a_reboot(self, monkeypatch):
         """The plugin then gives the claim back without knowing whose label the node has."""
-        begun = checkpoint._as_started
+        begun = prepare._as_started
 
         def forget(entry):
             return msgspec.structs.replace(begun(entry), record={})
 
-        monkeypatch.setattr(checkpoint, "_as_started", forget)
+        monkeypatch.setattr(prepare, "_as_started", forget)
         found = self.found(StoryKind.DOMAIN, Disruption.REBOOT, range(70, 120, 3))
         assert any("only the jobs' nodes are labelled" in said for said in found)
 
@@ -140,6 +139,6 @@ class TestPlanted:
             self._mesh = mesh
             return True
 
-        monkeypatch.setattr(DaemonReporter, "_tell", tell_it)
+        monkeypatch.setattr(DaemonReporter, "_write_report", tell_it)
         found = self.found(StoryKind.DOMAIN, Disruption.SERVER, range(60, 180, 4))
         assert any(said.startswith("daemon on") for said in found)

@@ -68,7 +68,7 @@ class PluginParameters:
 
         return NodeOptions(
             node=self.node,
-            places=PluginDirectories(registry=self.registry, plugins=self.plugins, cdi=self.cdi_root),
+            directories=PluginDirectories(registry=self.registry, plugins=self.plugins, cdi=self.cdi_root),
             sysroot=self.sysroot,
             listen=self.listen,
             health_listen=None if self.healthcheck_port < 0 else f"[::]:{self.healthcheck_port}",
@@ -174,7 +174,7 @@ def gpu(
         How many claims may share a GPU: disabled, memory (as it is asked for), unlimited, or a number.
     """
     from rackloom.app.node.gpu import GpuOptions, run_gpu
-    from rackloom.claim.node.gpu.devices import parse_shares
+    from rackloom.claim.node.gpu.inventory import parse_shares
 
     options = GpuOptions(
         inventory_file=inventory_file,

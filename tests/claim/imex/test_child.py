@@ -44,7 +44,7 @@ def test_the_same_failure_reads_the_same_at_another_time():
 
 
 @pytest.mark.parametrize(
-    ("output", "told"),
+    ("output", "reported"),
     [
         (b"ERROR: No matching network interface found\nbye\n", "No matching network interface found"),
         (b"nvidia-imex: error while loading shared libraries: libx.so\n", "nvidia-imex: error while"),
@@ -52,17 +52,17 @@ def test_the_same_failure_reads_the_same_at_another_time():
         (b"", ""),
     ],
 )
-def test_without_an_error_it_is_the_last_line(output, told):
-    assert reason(output).startswith(told)
-    assert bool(reason(output)) == bool(told)
+def test_without_an_error_it_is_the_last_line(output, reported):
+    assert reason(output).startswith(reported)
+    assert bool(reason(output)) == bool(reported)
 
 
 @given(st.lists(st.binary(max_size=600), max_size=20))
 def test_whatever_is_written_the_reason_is_one_short_printable_line(pieces):
-    told = reason(*pieces, b"\n[now] [ERROR] \x1b[31mred\x07 and\x00 \xff more\n")
-    assert told.isprintable()
-    assert len(told) <= KEPT_ERRORS * (LONGEST_LINE + 2)
-    assert "red" in told
+    reported = reason(*pieces, b"\n[now] [ERROR] \x1b[31mred\x07 and\x00 \xff more\n")
+    assert reported.isprintable()
+    assert len(reported) <= KEPT_ERRORS * (LONGEST_LINE + 2)
+    assert "red" in reported
 
 
 @given(st.integers(1, 50))
@@ -79,11 +79,11 @@ def test_a_line_without_an_end_takes_no_memory():
 
 
 @pytest.mark.parametrize(
-    ("code", "told"), [(255, "exit status 255"), (-9, "killed by SIGKILL"), (-99, "killed by signal 99")]
+    ("code", "reported"), [(255, "exit status 255"), (-9, "killed by SIGKILL"), (-99, "killed by signal 99")]
 )
-def test_how_it_ended_is_told_in_words(code, told):
-    assert how_it_ended(code, "") == told
-    assert how_it_ended(code, "why") == f"{told}: why"
+def test_how_it_ended_is_told_in_words(code, reported):
+    assert how_it_ended(code, "") == reported
+    assert how_it_ended(code, "why") == f"{reported}: why"
 
 
 def test_its_output_is_passed_on_and_its_errors_are_kept(capfdbinary):

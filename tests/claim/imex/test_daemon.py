@@ -100,8 +100,8 @@ class Rack:
 
     async def meshes(self) -> list[dict]:
         pods = (await self.api.list(POD, DRIVER)).items
-        told = [(pod["metadata"].get("annotations") or {}).get(names.MESH_ANNOTATION) for pod in pods]
-        return [json.loads(one) for one in told if one]
+        reported = [(pod["metadata"].get("annotations") or {}).get(names.MESH_ANNOTATION) for pod in pods]
+        return [json.loads(one) for one in reported if one]
 
 
 async def stop(*tasks: asyncio.Task[None]) -> None:

@@ -164,7 +164,7 @@ async def ready_after_the_list_moved(rack):
     first, second, third = [await member(rack, number) for number in range(3)]
     for one in (first, second, third):
         await one.join()
-    second.saw(third._seen)
+    second.observed(third._latest)
     await first.leave()
     await second.set_ready(True)
     found = read_clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
@@ -175,7 +175,7 @@ async def ready_at_an_address_that_is_not_its_own(rack):
     """Who is READY when a daemon says so whose node has another one by now, at another address."""
     old = await member(rack, 0)
     await old.join()
-    moved = dataclasses.replace(old._place, address="10.0.9.9")
+    moved = dataclasses.replace(old._identity, address="10.0.9.9")
     await CliqueMember(DirectApi(rack.kube, "daemon"), moved, random.Random(1)).join()
     await old.set_ready(True)
     found = read_clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
@@ -215,7 +215,7 @@ def test_another_daemon_at_the_place_of_an_entry_is_not_touched():
         rack = Rack()
         await two_members(rack)
         stale = await member(rack, 7)
-        stale.saw(await stale.join())
+        stale.observed(await stale.join())
         await stale.leave()
         await stale.set_ready(True)
         found = read_clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))

@@ -134,8 +134,8 @@ def test_why_it_does_not_start_is_on_the_pod_once_and_goes_when_it_is_ready(tmp_
         broken.configure(bind=True)
         await broken.start()
         await asyncio.sleep(600)
-        said = (await broken.annotations())[names.IMEX_ERROR_ANNOTATION]
-        assert said == (
+        output = (await broken.annotations())[names.IMEX_ERROR_ANNOTATION]
+        assert output == (
             "exit status 255: Configured bind IP address '10.0.0.1' does not match the discovered IP address"
             " 'compute-domain-daemon-0000'; Validation of network configuration failed"
         )

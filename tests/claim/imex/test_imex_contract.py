@@ -167,10 +167,10 @@ class Node:
     def ask(self, *options: str) -> tuple[str, float]:
         """What the control tool prints, and how long that takes."""
         began = time.monotonic()
-        told = subprocess.run(
+        reported = subprocess.run(
             self._inside((*self.programs.control, *options)), capture_output=True, timeout=30, check=False
         )
-        return told.stdout.decode(), time.monotonic() - began
+        return reported.stdout.decode(), time.monotonic() - began
 
     def is_ready(self) -> bool:
         return self.ask("-c", str(self.config), "-q")[0] == "READY\n"
@@ -180,8 +180,8 @@ class Node:
         return read
 
     def reaches(self, *peers: int) -> bool:
-        told, _ = self.ask("-c", str(self.config), "-N", "-j")
-        return bool(told) and mesh_of(parse_domain(told), self.index, peers).complete
+        reported, _ = self.ask("-c", str(self.config), "-N", "-j")
+        return bool(reported) and mesh_of(parse_domain(reported), self.index, peers).complete
 
     def _inside(self, command: tuple[str, ...]) -> list[str]:
         entered = ["nsenter", f"--net=/run/netns/{self.namespace}", "unshare", "--mount"]
@@ -265,8 +265,8 @@ def test_names_that_do_not_resolve_are_warned_of_and_unavailable(rack: Rack) -> 
     node = rack.running(0)
     warned = re.findall(r"Unable to resolve .*?while looking for matching local IP addresses", node.log)
     assert len(warned) >= PLACES - 1
-    told = node.domain()["nodes"]
-    assert {told[str(place)]["status"] for place in range(1, PLACES)} == {"UNAVAILABLE"}
+    reported = node.domain()["nodes"]
+    assert {reported[str(place)]["status"] for place in range(1, PLACES)} == {"UNAVAILABLE"}
 
 
 def test_it_does_not_start_where_no_name_resolves_to_an_address_of_its_own(rack: Rack) -> None:
@@ -321,16 +321,16 @@ def test_a_peer_that_is_cut_off_is_seen_at_the_first_look(rack: Rack) -> None:
 def test_the_local_status_is_told_at_a_unix_socket_too(rack: Rack) -> None:
     socket = rack.home / "ctl.sock"
     node = rack.running(0, IMEX_CMD_UNIX_DOMAIN_PATH=str(socket))
-    told, seconds = node.ask("-q", "-u", str(socket))
-    assert told == "READY\n"
+    reported, seconds = node.ask("-q", "-u", str(socket))
+    assert reported == "READY\n"
     assert seconds < 2.5, "fast, although most nodes are absent"
 
 
 def test_the_status_of_the_domain_takes_three_seconds_while_nodes_are_absent(rack: Rack) -> None:
     node = rack.running(0)
-    told, seconds = node.ask("-c", str(node.config), "-N", "-j")
+    reported, seconds = node.ask("-c", str(node.config), "-N", "-j")
     assert 2.5 < seconds < 3.0 + 4
-    domain = json.loads(told)
+    domain = json.loads(reported)
     assert set(domain["nodes"]) == {str(place) for place in range(PLACES)}
     own, absent = domain["nodes"]["0"], domain["nodes"]["1"]
     assert (own["status"], own["connections"]["0"]["status"]) == ("READY", "CONNECTED")
@@ -340,7 +340,7 @@ def test_the_status_of_the_domain_takes_three_seconds_while_nodes_are_absent(rac
     for connection in own["connections"].values():
         assert {"host", "status", "changed", "sec_since_last_change", "reconnects"} <= set(connection)
     assert all("host" in one for one in domain["nodes"].values())
-    parse_domain(told)
+    parse_domain(reported)
 
 
 def test_it_takes_its_time_to_end(rack: Rack) -> None:

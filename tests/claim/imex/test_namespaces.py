@@ -65,7 +65,7 @@ def test_daemons_in_two_pods_meet_on_the_documented_ports(pods, tmp_path):
         hosts = f"RACKLOOM_TWIN_IMEX_HOSTS={directory / 'hosts'}"
         command = ("env", hosts, *inside, "rackloom.lab.imex.service", "-c", str(files.config))
         supervisor = Supervisor(
-            PeerLayout("dns", places=2), files, TlsCredentials(tls), partial(start_imex, command)
+            PeerLayout("dns", max_nodes=2), files, TlsCredentials(tls), partial(start_imex, command)
         )
         supervisors.append((supervisor, Peers(index, peers)))
         controls.append(ImexControl((*inside, "rackloom.lab.imex.ctl"), files.config))

@@ -3,8 +3,8 @@ from hypothesis import strategies as st
 
 from rackloom.claim.imex.supervisor import PeerLayout, Peers, next_step
 
-DNS = PeerLayout("dns", places=4)
-IP = PeerLayout("ip", places=4, quorum=2)
+DNS = PeerLayout("dns", max_nodes=4)
+IP = PeerLayout("ip", max_nodes=4, quorum=2)
 ALONE = Peers(0, {0: "10.0.0.1"})
 TWO = Peers(0, {0: "10.0.0.1", 1: "10.0.0.2"})
 PEERS = st.builds(

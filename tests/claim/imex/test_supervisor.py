@@ -19,7 +19,7 @@ from rackloom.errors import Retry
 
 SERVICE = ("RACKLOOM_TWIN_IMEX_SPEED=20", sys.executable, "-m", "rackloom.lab.imex.service")
 CTL = (sys.executable, "-m", "rackloom.lab.imex.ctl")
-LAYOUT = PeerLayout("dns", places=3)
+LAYOUT = PeerLayout("dns", max_nodes=3)
 
 
 @dataclass
@@ -202,7 +202,7 @@ def test_a_daemon_of_another_domain_is_not_let_in(domain):
             assert not await meshed(first, 0, 0, 1)
             # The secret is put right, and both are told: now they meet.
             domain.project(second.secret, domain.identity)
-            second.supervisor.look_again()
+            second.supervisor.recheck()
             await until(lambda: meshed(first, 0, 0, 1), "the first is meshed")
 
     asyncio.run(story())

@@ -115,7 +115,9 @@ class NodeKit:
         self.toys = Toys()
 
     def host(self) -> PluginHost:
-        return PluginHost(node=NODE_NAME, boot_id=self.boot_id, places=self.places, wall=lambda: self.now)
+        return PluginHost(
+            node=NODE_NAME, boot_id=self.boot_id, directories=self.places, wall=lambda: self.now
+        )
 
     @asynccontextmanager
     async def plugin(self, plugin: Any = None) -> AsyncIterator[PluginProcess]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.node.checkpoint import Checkpoint, CheckpointContent, decode_checkpoint, encode_checkpoint
 from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, PrepareState, ReadyDevice
+from rackloom.claim.node.prepare import Checkpoint, CheckpointContent, decode_checkpoint, encode_checkpoint
 from rackloom.errors import Refused
 
 HERE = Path("checkpoint.json")

@@ -184,22 +184,22 @@ def test_the_spec_follows_a_driver_that_comes_changes_and_goes(tmp_path):
         spec = spec_of(root, tmp_path)
         with pytest.raises(Retry, match=r"are not in .*root, .*root/run/nvidia/driver yet"):
             await spec.ids()
-        assert await spec.look() is False
+        assert await spec.refresh() is False
         install(root / "run/nvidia/driver", OLD)
         assert await spec.ids() == ("k8s.d.example/device=all",)
         assert f"/{LIBRARIES}/libcuda.so.{OLD}" in mounted(tmp_path)
-        assert await spec.look() is False
+        assert await spec.refresh() is False
         install(root / "run/nvidia/driver", NEW)
         for file in (root / "run/nvidia/driver").rglob(f"*.so.{OLD}"):
             file.unlink()
-        assert await spec.look() is True
+        assert await spec.refresh() is True
         assert spec.driver.version == NEW
         paths = mounted(tmp_path)
         assert f"/{LIBRARIES}/libcuda.so.{NEW}" in paths
         assert not any(OLD in path for path in paths)
         # Containers of prepared claims may start again: what they name stays.
         (root / "run/nvidia/driver").rename(root / "gone")
-        assert await spec.look() is True
+        assert await spec.refresh() is True
         assert spec.driver is None
         assert await spec.ids() == ("k8s.d.example/device=all",)
         assert mounted(tmp_path) == paths
@@ -220,7 +220,7 @@ def test_a_hook_that_is_installed_later_is_used_from_then_on(tmp_path):
         (file,) = (tmp_path / "cdi").iterdir()
         assert b"nvidia-cdi-hook" not in file.read_bytes()
         lay(tmp_path / "root", "usr/local/nvidia/toolkit/nvidia-cdi-hook", content=" ".join(COMMANDS))
-        await spec.look()
+        await spec.refresh()
         assert b"nvidia-cdi-hook" in file.read_bytes()
 
     asyncio.run(story())
@@ -235,10 +235,10 @@ def test_a_look_at_what_did_not_change_lists_no_directory(tmp_path, monkeypatch)
 
     async def story():
         spec = spec_of(tmp_path, tmp_path, required=False, sysroot=tmp_path)
-        await spec.look()
+        await spec.refresh()
         assert calls
         calls.clear()
-        await spec.look()
+        await spec.refresh()
         assert calls == []
 
     asyncio.run(story())

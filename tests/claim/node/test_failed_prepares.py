@@ -19,11 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.claim.node.conftest import DRIVER, NODE_NAME, NodeKit, allocation
 
-from rackloom.claim.node import tasks
+from rackloom.claim.node import requests
 from rackloom.claim.node.plugin import ClaimRef, PrepareState
-from rackloom.claim.node.requests import RETRY_ANNOTATION, STOPPED_SECONDS
+from rackloom.claim.node.requests import RETRY_ANNOTATION, STOPPED_SECONDS, beside, run_background
 from rackloom.claim.node.run import PluginProcess
-from rackloom.claim.node.tasks import beside, run_background
 from rackloom.core.kubernetes.objects import EVENT, POD, RESOURCE_CLAIM, Object
 from rackloom.errors import Refused, Retry
 from rackloom.lab.kube.direct import DirectApi
@@ -296,7 +295,7 @@ def test_a_pod_whose_claim_was_refused_starts_soon_after_that_has_changed(seed: 
     play(story, seed)
 
 
-@pytest.mark.parametrize(("claims", "most"), [(1, 2 + 60 / tasks.REFUSED_PAUSE), (100, 100 + 60 / 0.25)])
+@pytest.mark.parametrize(("claims", "most"), [(1, 2 + 60 / requests.REFUSED_PAUSE), (100, 100 + 60 / 0.25)])
 def test_what_is_refused_is_tried_seldom(claims: int, most: float) -> None:
     async def story(node: Node) -> None:
         refs = [await node.claim(f"c{number}", f"toy-{number}") for number in range(claims)]
@@ -310,7 +309,7 @@ def test_what_is_refused_is_tried_seldom(claims: int, most: float) -> None:
 
 
 def test_refused_claims_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "MOST_REFUSED", 2)
+    monkeypatch.setattr(requests, "MOST_REFUSED", 2)
 
     async def story(node: Node) -> None:
         refs = [await node.claim(f"c{number}", f"toy-{number}") for number in range(4)]
@@ -386,7 +385,7 @@ def test_a_claim_that_kubelet_never_asks_for_again_is_given_up() -> None:
         ref = await node.claim()
         async with node.plugin() as plugin:
             await plugin.requests.prepare([ref], 1.0)
-            await asyncio.sleep(tasks.UNASKED_SECONDS + CALL)
+            await asyncio.sleep(requests.UNASKED_SECONDS + CALL)
             before = len(node.toys.prepared)
             await asyncio.sleep(100.0)
             assert len(node.toys.prepared) == before
@@ -395,7 +394,7 @@ def test_a_claim_that_kubelet_never_asks_for_again_is_given_up() -> None:
 
 
 def test_claims_beyond_the_limit_wait_for_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "MOST_CLAIMS", 2)
+    monkeypatch.setattr(requests, "MOST_CLAIMS", 2)
 
     async def story(node: Node) -> None:
         refs = [await node.claim(f"c{number}", f"toy-{number}") for number in range(3)]

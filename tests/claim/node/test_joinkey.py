@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.node.joinkey import clique_attributes, gpu_attributes, tray_attributes
+from rackloom.claim.node.slices import clique_attributes, gpu_attributes, tray_attributes
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 import structlog
 
-from rackloom.claim.node.metrics import PluginMetrics
 from rackloom.claim.node.plugin import DevicePool
+from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.claim.node.slices import DroppedFields, SlicePublisher
 from rackloom.core.allocate.objects import (
     CapacityRequestPolicy,
@@ -86,9 +86,9 @@ def test_what_a_server_does_not_keep_is_not_written_again_and_again(fields):
 
     with structlog.testing.capture_logs() as logs:
         event_loop.run_simulation(1, story)
-    said = [log["fields"] for log in logs if log["event"] == "node.slice-fields-dropped"]
-    assert len(said) == (2 if fields else 0)
-    assert all(any(path.endswith(field) for path in paths) for paths in said for field in fields)
+    output = [log["fields"] for log in logs if log["event"] == "node.slice-fields-dropped"]
+    assert len(output) == (2 if fields else 0)
+    assert all(any(path.endswith(field) for path in paths) for paths in output for field in fields)
 
 
 def test_a_slice_that_somebody_else_stripped_is_written_again():
@@ -112,7 +112,7 @@ def test_a_slice_that_somebody_else_stripped_is_written_again():
 def test_a_server_that_has_learned_a_field_is_believed():
     kept = DroppedFields()
     sent = {"spec": {"devices": [{"name": "a", "taints": [{"key": "k", "effect": "NoSchedule"}]}]}}
-    assert kept.learn(sent, {"spec": {"devices": [{"name": "a"}]}}) == ("devices.taints",)
+    assert kept.record(sent, {"spec": {"devices": [{"name": "a"}]}}) == ("devices.taints",)
     assert kept.of(sent["spec"]["devices"]) == [{"name": "a"}]
-    assert kept.learn(sent, sent) == ()
+    assert kept.record(sent, sent) == ()
     assert kept.of(sent["spec"]["devices"]) == sent["spec"]["devices"]

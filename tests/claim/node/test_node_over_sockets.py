@@ -10,11 +10,9 @@ from tests.claim.node.conftest import HURRY
 from tests.waiting import until, until_so
 
 from rackloom.claim.kube.api import KubeError
-from rackloom.claim.node import service
-from rackloom.claim.node.requests import RETRY_ANNOTATION
-from rackloom.claim.node.run import PluginProcess, run_plugin
-from rackloom.claim.node.service import registrar_path
-from rackloom.claim.node.tasks import beside
+from rackloom.claim.node import run
+from rackloom.claim.node.requests import RETRY_ANNOTATION, beside
+from rackloom.claim.node.run import PluginProcess, registrar_path, run_plugin
 from rackloom.core.kubernetes.objects import POD, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.errors import Refused, Retry
 from rackloom.lab.nodes.plugin_manager import NotPrepared
@@ -62,7 +60,7 @@ def test_kubelet_hears_of_every_claim_and_why_one_failed(kit):
 
 def test_what_did_not_end_in_time_is_answered_with_its_last_error(kit, monkeypatch):
     # The plugin gives up after three seconds; its caller has time to hear of it.
-    monkeypatch.setattr(service, "_MARGIN", HURRY.call - 3.0)
+    monkeypatch.setattr(run, "_MARGIN", HURRY.call - 3.0)
 
     async def story():
         await kit.boot()
@@ -80,7 +78,7 @@ def test_what_did_not_end_in_time_is_answered_with_its_last_error(kit, monkeypat
 
 
 def test_what_did_not_end_in_time_goes_on_without_kubelet(kit, monkeypatch):
-    monkeypatch.setattr(service, "_MARGIN", HURRY.call - 1.0)
+    monkeypatch.setattr(run, "_MARGIN", HURRY.call - 1.0)
 
     async def story():
         await kit.boot()
@@ -297,7 +295,7 @@ def test_a_long_driver_name_gets_a_hashed_socket_and_a_long_directory_is_refused
     places = msgspec.structs.replace(kit.places, plugins=kit.places.plugins / ("p" * 90))
 
     async def story():
-        host = msgspec.structs.replace(kit.host(), places=places)
+        host = msgspec.structs.replace(kit.host(), directories=places)
         with pytest.raises(Refused, match="the kernel takes 107"):
             async with run_plugin(kit.toys, kit.api, host):
                 raise AssertionError("no socket has such a path")
@@ -310,8 +308,8 @@ def test_kubelet_is_told_how_the_devices_are(kit):
         await kit.boot()
         async with kit.plugin(), kit.kubelet() as kubelet:
             plugin = await kubelet.registered(kit.driver)
-            async for told in plugin.health():
-                assert told == {"toy-0": (1, ""), "toy-1": (1, "")}
+            async for reported in plugin.health():
+                assert reported == {"toy-0": (1, ""), "toy-1": (1, "")}
                 break
 
     asyncio.run(story())
@@ -349,11 +347,11 @@ def test_metrics_count_from_zero(kit):
         good, bad = await kit.claim("good"), await kit.claim("bad", "toy-1")
         kit.toys.trouble["bad"] = Refused("broken")
         async with kit.plugin() as one:
-            before = one.metrics().decode()
+            before = one.metrics_page().decode()
             await one.requests.prepare([good.ref])
             await one.requests.prepare([bad.ref])
             assert await one.is_serving()
-            return before, one.metrics().decode()
+            return before, one.metrics_page().decode()
 
     before, after = asyncio.run(story())
     prepared = 'nvidia_dra_prepared_devices{device_type="toy",driver="toy.example.com",node="node-a"}'

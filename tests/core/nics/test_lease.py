@@ -60,7 +60,7 @@ def lives(draw):
         seat, answer = draw(st.sampled_from(list(AddressState))), None
         if draw(st.booleans()):
             asked_at = draw(st.sampled_from([lease.asked_at, lease.asked_at, lease.since - 1.0]))
-            answer = DhcpAnswer(asked_at=asked_at, said=draw(ANSWERS))
+            answer = DhcpAnswer(asked_at=asked_at, result=draw(ANSWERS))
         after = advance_lease(lease, now, seat, answer)
         happened.append((lease, now, seat, answer, after))
         lease = after.lease
@@ -75,10 +75,10 @@ def is_for_us(lease, answer):
     """Whether an answer prolongs the lease."""
     return (
         answer is not None
-        and isinstance(answer.said, DhcpGrant)
-        and answer.said.address.startswith("10.9.0.77/")
+        and isinstance(answer.result, DhcpGrant)
+        and answer.result.address.startswith("10.9.0.77/")
         and answer.asked_at >= lease.since
-        and lease.outlook is not LeaseState.REFUSED
+        and lease.state is not LeaseState.REFUSED
     )
 
 
@@ -86,15 +86,15 @@ def is_for_us(lease, answer):
 @given(lives())
 def test_no_address_stays_beyond_its_lease_and_none_is_taken_before(life):
     for lease, now, seat, answer, after in life:
-        end = answer.asked_at + answer.said.seconds if is_for_us(lease, answer) else lease.until
+        end = answer.asked_at + answer.result.seconds if is_for_us(lease, answer) else lease.until
         assert after.lease.until == end
         if now >= end:
-            assert after.lease.outlook in LOST_STATES
+            assert after.lease.state in LOST_STATES
         elif is_for_us(lease, answer):
-            assert after.lease.outlook is LeaseState.HELD
-        elif after.lease.outlook is LeaseState.EXPIRED:
-            assert lease.outlook is LeaseState.EXPIRED
-        is_lost = after.lease.outlook in LOST_STATES
+            assert after.lease.state is LeaseState.HELD
+        elif after.lease.state is LeaseState.EXPIRED:
+            assert lease.state is LeaseState.EXPIRED
+        is_lost = after.lease.state in LOST_STATES
         assert (LeaseAction.REMOVE in after.todo) == (is_lost and seat in WITH)
         assert (LeaseAction.SET in after.todo) == (
             not is_lost and seat in (AddressState.BARE, AddressState.LOOSE)
@@ -108,7 +108,7 @@ def test_each_state_asks_in_its_own_way(life):
         for way in asks(after):
             lease = after.lease
             assert lease.asked_at == now
-            assert lease.outlook is not LeaseState.REFUSED
+            assert lease.state is not LeaseState.REFUSED
             if way is LeaseAction.RENEW:
                 assert seat in WITH
                 assert lease.renew_at <= now < lease.rebind_at
@@ -122,9 +122,9 @@ def test_each_state_asks_in_its_own_way(life):
 @given(lives())
 def test_every_change_is_told_once_and_no_is_for_good(life):
     for lease, _, _, _, after in life:
-        assert (LeaseAction.TELL in after.todo) == (after.lease.outlook is not lease.outlook)
-        if lease.outlook is LeaseState.REFUSED:
-            assert after.lease.outlook is LeaseState.REFUSED
+        assert (LeaseAction.REPORT in after.todo) == (after.lease.state is not lease.state)
+        if lease.state is LeaseState.REFUSED:
+            assert after.lease.state is LeaseState.REFUSED
             assert not asks(after)
         assert after.lease.grant.address == lease.grant.address
         assert after.lease.mac == MAC
@@ -145,19 +145,19 @@ def test_nothing_is_due_before_it_is_due_and_everything_can_be_written_down(life
 
 @pytest.mark.parametrize("seconds", [8.0, 100.0, 3600.0, 86400.0])
 def test_a_silent_network_is_asked_seldom_and_to_the_end(seconds):
-    lease, now, asked, told = new_lease(grant(seconds), MAC, 0.0), 0.0, [], []
-    while lease.outlook is not LeaseState.EXPIRED:
+    lease, now, asked, reported = new_lease(grant(seconds), MAC, 0.0), 0.0, [], []
+    while lease.state is not LeaseState.EXPIRED:
         now = next_due_at(lease)
         after = advance_lease(lease, now, AddressState.SET)
         asked += [(way, now) for way in asks(after)]
-        told += [after.lease.outlook] if LeaseAction.TELL in after.todo else []
+        reported += [after.lease.state] if LeaseAction.REPORT in after.todo else []
         lease = after.lease
         heard = advance_lease(
-            lease, now, AddressState.SET, DhcpAnswer(asked_at=lease.asked_at, said=RequestFailure.NOTHING)
+            lease, now, AddressState.SET, DhcpAnswer(asked_at=lease.asked_at, result=RequestFailure.NOTHING)
         )
-        told += [heard.lease.outlook] if LeaseAction.TELL in heard.todo else []
+        reported += [heard.lease.state] if LeaseAction.REPORT in heard.todo else []
         lease = heard.lease
-    assert told == [LeaseState.SILENT, LeaseState.EXPIRED]
+    assert reported == [LeaseState.SILENT, LeaseState.EXPIRED]
     assert lease.silent_since == asked[0][1] == seconds * 0.5
     assert now == seconds
     ways = [way for way, _ in asked]
@@ -176,34 +176,36 @@ def test_a_new_life_of_the_plugin_asks_at_once_and_goes_on_without_an_answer():
     after = advance_lease(lease, 100.0, AddressState.SET)
     assert after.todo == (LeaseAction.REBOOT,)
     heard = advance_lease(
-        after.lease, 105.0, AddressState.SET, DhcpAnswer(asked_at=100.0, said=RequestFailure.NOTHING)
+        after.lease, 105.0, AddressState.SET, DhcpAnswer(asked_at=100.0, result=RequestFailure.NOTHING)
     )
-    assert heard.todo == (LeaseAction.TELL,)
-    assert heard.lease.outlook is LeaseState.SILENT
+    assert heard.todo == (LeaseAction.REPORT,)
+    assert heard.lease.state is LeaseState.SILENT
     assert next_due_at(heard.lease) == 1800.0
     refused = advance_lease(
-        after.lease, 105.0, AddressState.SET, DhcpAnswer(asked_at=100.0, said=RequestFailure.NO)
+        after.lease, 105.0, AddressState.SET, DhcpAnswer(asked_at=100.0, result=RequestFailure.NO)
     )
-    assert refused.todo == (LeaseAction.REMOVE, LeaseAction.TELL)
+    assert refused.todo == (LeaseAction.REMOVE, LeaseAction.REPORT)
 
 
 def test_a_question_without_answer_counts_although_another_was_asked_meanwhile():
     first = advance_lease(new_lease(grant(8.0), MAC, 0.0), 4.0, AddressState.SET)
     second = advance_lease(first.lease, 7.0, AddressState.SET)
     heard = advance_lease(
-        second.lease, 7.5, AddressState.SET, DhcpAnswer(asked_at=4.0, said=RequestFailure.NOTHING)
+        second.lease, 7.5, AddressState.SET, DhcpAnswer(asked_at=4.0, result=RequestFailure.NOTHING)
     )
-    assert (heard.todo, heard.lease.silent_since) == ((LeaseAction.TELL,), 4.0)
-    granted = advance_lease(heard.lease, 7.6, AddressState.SET, DhcpAnswer(asked_at=7.0, said=grant(8.0)))
+    assert (heard.todo, heard.lease.silent_since) == ((LeaseAction.REPORT,), 4.0)
+    granted = advance_lease(heard.lease, 7.6, AddressState.SET, DhcpAnswer(asked_at=7.0, result=grant(8.0)))
     late = advance_lease(
-        granted.lease, 7.7, AddressState.SET, DhcpAnswer(asked_at=4.0, said=RequestFailure.NO)
+        granted.lease, 7.7, AddressState.SET, DhcpAnswer(asked_at=4.0, result=RequestFailure.NO)
     )
     assert (late.todo, late.lease) == ((), granted.lease)
 
 
 def test_an_address_that_was_lost_comes_back_with_its_lease():
     lost = advance_lease(new_lease(grant(100.0), MAC, 0.0), 100.0, AddressState.SET)
-    assert lost.todo == (LeaseAction.REMOVE, LeaseAction.TELL, LeaseAction.REBOOT)
-    back = advance_lease(lost.lease, 101.0, AddressState.BARE, DhcpAnswer(asked_at=100.0, said=grant(100.0)))
-    assert back.todo == (LeaseAction.SET, LeaseAction.TELL)
-    assert (back.lease.outlook, back.lease.until) == (LeaseState.HELD, 200.0)
+    assert lost.todo == (LeaseAction.REMOVE, LeaseAction.REPORT, LeaseAction.REBOOT)
+    back = advance_lease(
+        lost.lease, 101.0, AddressState.BARE, DhcpAnswer(asked_at=100.0, result=grant(100.0))
+    )
+    assert back.todo == (LeaseAction.SET, LeaseAction.REPORT)
+    assert (back.lease.state, back.lease.until) == (LeaseState.HELD, 200.0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.node.metrics import PluginMetrics
+from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL
 from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE, Object
 from rackloom.errors import Retry

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rackloom.claim.node.plugin import ClaimRef
-from rackloom.claim.node.service import Registrar, serve_on_socket
+from rackloom.claim.node.run import Registrar, serve_on_socket
 from rackloom.core.kubernetes.objects import RESOURCE_SLICE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

@@ -14,7 +14,7 @@ import pytest
 
 from rackloom.claim.cluster.domain_caches import OrphanSweeper
 from rackloom.claim.imex.daemon import DaemonReporter
-from rackloom.claim.node import requests, tasks
+from rackloom.claim.node import requests
 from rackloom.claim.node.imex.domains import ImexDaemons
 from rackloom.claim.node.imex.labels import ComputeDomainLabel
 from rackloom.core.domains import clique, membership
@@ -88,7 +88,7 @@ def a_label_is_left_to_the_controller(patch: pytest.MonkeyPatch) -> None:
     async def leave(self: ComputeDomainLabel, uid: str) -> None:
         return None
 
-    patch.setattr(ComputeDomainLabel, "leave", leave)
+    patch.setattr(ComputeDomainLabel, "release", leave)
 
 
 def a_moved_gang_keeps_the_tray_that_it_lost(patch: pytest.MonkeyPatch) -> None:
@@ -107,10 +107,10 @@ def background_work_ends_piece_by_piece(patch: pytest.MonkeyPatch) -> None:
     async def background(*work: Any) -> Any:
         begun = [asyncio.create_task(one) for one in work]
         try:
-            yield tasks.BackgroundTasks(begun)
+            yield requests.BackgroundTasks(begun)
         finally:
             for task in begun:
-                await tasks.cancel_and_wait(task)
+                await requests.cancel_and_wait(task)
 
     patch.setattr(machines, "run_background", background)
 

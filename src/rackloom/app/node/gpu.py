@@ -21,8 +21,13 @@ import msgspec
 from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, serve_plugin
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, find_hook_program, workload_edits
-from rackloom.claim.node.gpu.devices import ShareSettings
-from rackloom.claim.node.gpu.inventory import DeclaredGpus, GpuSource, check_declared_gpus, read_vfio
+from rackloom.claim.node.gpu.inventory import (
+    DeclaredGpus,
+    GpuSource,
+    ShareSettings,
+    check_declared_gpus,
+    read_vfio,
+)
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.nvml import NvmlGpus
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, DriverFiles, GpuPlugin, GpuSettings
@@ -61,14 +66,16 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
     """The GPU plugin of one node, serving while the context is entered. Raises `Refused`."""
     source = _source(options)
     harmless = HARMLESS_XIDS | set(options.ignored_xids)
-    view = GpuMonitor(_reading(common, options, source), harmless, time.time)
+    monitor = GpuMonitor(_reader(common, options, source), harmless, time.time)
     driver = _driver_spec(common, options)
-    plugin = GpuPlugin(_settings(common, options), view, DriverPrograms(options.driver_root, driver), driver)
+    plugin = GpuPlugin(
+        _settings(common, options), monitor, DriverPrograms(options.driver_root, driver), driver
+    )
     async with AsyncExitStack() as stack:
         stack.callback(source.close)
-        one = await stack.enter_async_context(run_plugin(plugin, api, host_of(common)))
-        await stack.enter_async_context(plugin_listeners(common, one))
-        yield one
+        plugin_process = await stack.enter_async_context(run_plugin(plugin, api, host_of(common)))
+        await stack.enter_async_context(plugin_listeners(common, plugin_process))
+        yield plugin_process
 
 
 def _source(options: GpuOptions) -> GpuSource:
@@ -78,7 +85,7 @@ def _source(options: GpuOptions) -> GpuSource:
     return DeclaredGpus(options.inventory_file)
 
 
-def _reading(common: NodeOptions, options: GpuOptions, source: GpuSource) -> GpuReader:
+def _reader(common: NodeOptions, options: GpuOptions, source: GpuSource) -> GpuReader:
     machine = partial(
         discover_machine, common.sysroot, nccl_topology=options.nccl_topology, declared=options.topology_file
     )
@@ -94,7 +101,7 @@ def _driver_spec(common: NodeOptions, options: GpuOptions) -> DriverSpec:
         return workload_edits(driver, find_hook_program(base, host_base))
 
     return DriverSpec(
-        CdiDirectory(common.places.cdi, GPU_DRIVER),
+        CdiDirectory(common.directories.cdi, GPU_DRIVER),
         make,
         base=base,
         host_base=host_base,
@@ -106,7 +113,7 @@ def _driver_spec(common: NodeOptions, options: GpuOptions) -> DriverSpec:
 def _settings(common: NodeOptions, options: GpuOptions) -> GpuSettings:
     return GpuSettings(
         node=common.node,
-        mps_home=common.places.home(GPU_DRIVER) / "mps",
+        mps_home=common.directories.home(GPU_DRIVER) / "mps",
         files=DriverFiles(
             proc_devices=options.proc_devices or common.sysroot / "proc/devices",
             capabilities=common.sysroot / "proc/driver/nvidia/capabilities",

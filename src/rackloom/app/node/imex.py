@@ -32,8 +32,8 @@ from rackloom.claim.node.imex.devices import ImexKernel, ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.labels import CliqueLabel
 from rackloom.claim.node.imex.plugin import ImexPlugin
+from rackloom.claim.node.requests import run_background
 from rackloom.claim.node.run import PluginProcess, run_plugin
-from rackloom.claim.node.tasks import run_background
 from rackloom.core.domains.names import IMEX_DRIVER, ImexIsolation, ImexMode
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 
@@ -69,18 +69,18 @@ async def imex_node(common: NodeOptions, options: ImexOptions, api: KubeApi) -> 
     if options.fabric_file is not None:
         read_declared_fabric(options.fabric_file)
     settings = _settings(common, options)
-    view = FabricMonitor(partial(_read, options, settings), time.time)
+    fabric = FabricMonitor(partial(_read, options, settings), time.time)
     host_daemon = HostImexDaemon(root=options.driver_root, socket=options.host_socket)
-    plugin = ImexPlugin(api, settings, view, host_daemon, _driver_spec(common, options))
+    plugin = ImexPlugin(api, settings, fabric, host_daemon, _driver_spec(common, options))
     await plugin.start()
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(run_plugin(plugin, api, host_of(common)))
+        plugin_process = await stack.enter_async_context(run_plugin(plugin, api, host_of(common)))
         if options.clique_label:
             keep = settings.isolation is ImexIsolation.CHANNEL
-            label = CliqueLabel(api, common.node, view, keep=keep)
+            label = CliqueLabel(api, common.node, fabric, keep=keep)
             await stack.enter_async_context(run_background(label.run()))
-        await stack.enter_async_context(plugin_listeners(common, one))
-        yield one
+        await stack.enter_async_context(plugin_listeners(common, plugin_process))
+        yield plugin_process
 
 
 def _read(options: ImexOptions, settings: ImexSettings) -> NodeFabric:
@@ -95,7 +95,7 @@ def _read(options: ImexOptions, settings: ImexSettings) -> NodeFabric:
 
 def _driver_spec(common: NodeOptions, options: ImexOptions) -> DriverSpec:
     return DriverSpec(
-        CdiDirectory(common.places.cdi, IMEX_DRIVER),
+        CdiDirectory(common.directories.cdi, IMEX_DRIVER),
         daemon_edits,
         base=options.driver_root,
         host_base=options.host_driver_root,
@@ -108,7 +108,7 @@ def _settings(common: NodeOptions, options: ImexOptions) -> ImexSettings:
     return ImexSettings(
         node=common.node,
         namespaces=options.namespaces,
-        domains=common.places.home(IMEX_DRIVER) / "domains",
+        domains=common.directories.home(IMEX_DRIVER) / "domains",
         mode=options.mode,
         isolation=options.isolation,
         kernel=_kernel(common.sysroot, options),

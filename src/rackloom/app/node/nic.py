@@ -18,12 +18,11 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from prometheus_client import Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, serve_plugin
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.events import EventRecorder
-from rackloom.claim.node.checkpoint import Checkpoint
 from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore, NicSandboxHooks
 from rackloom.claim.node.nic.config import (
     NO_PROFILES,
@@ -45,8 +44,9 @@ from rackloom.claim.node.nic.status import (
     lease_status,
 )
 from rackloom.claim.node.nri.client import NRI_SOCKET, MeasuredHooks, NriPlugin
+from rackloom.claim.node.prepare import Checkpoint
+from rackloom.claim.node.requests import run_background
 from rackloom.claim.node.run import PluginHost, PluginProcess, run_plugin
-from rackloom.claim.node.tasks import run_background
 from rackloom.core.nics.lease import LeaseState
 from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, ExclusionPolicy
 
@@ -74,42 +74,45 @@ class NicParts(msgspec.Struct, frozen=True, kw_only=True):
     """What the plugin is made of: one half for kubelet, the other for the runtime."""
 
     plugin: NicPlugin
-    lender: AttachmentManager
+    manager: AttachmentManager
     sandboxes: NicSandboxHooks
     keeper: LeaseKeeper
     counters: tuple[Counter, ...]
 
 
 def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: PluginHost) -> NicParts:
-    """The parts, with all that an earlier life of the plugin wrote down."""
-    home = common.places.home(NIC_DRIVER)
+    """The parts, with what an earlier process of the plugin left on disk."""
+    home = common.directories.home(NIC_DRIVER)
     home.mkdir(parents=True, exist_ok=True, mode=0o750)
-    look = HostScanner(
+    scanner = HostScanner(
         common.sysroot,
         nccl_topology=options.nccl_topology,
         declared=options.declared,
         left_out=options.left_out,
     )
-    loans, leases = AttachmentStore(home / "loans", host.boot_id), LeaseStore(home / "leases", host.boot_id)
-    lender = AttachmentManager(loans, leases, look.check)
+    attachments, leases = (
+        AttachmentStore(home / "loans", host.boot_id),
+        LeaseStore(home / "leases", host.boot_id),
+    )
+    manager = AttachmentManager(attachments, leases, scanner.check)
     network = NodeNetwork(api, common.node, time.monotonic)
-    plugin = NicPlugin(_settings(common, options, look), look, lender, host.wall, network)
+    plugin = NicPlugin(_settings(common, options, scanner), scanner, manager, host.wall, network)
     plugin.remember(Checkpoint(home / "checkpoint.json", host.boot_id).claims.values())
     wall_of = partial(_wall_time_of, host)
     status = StatusWriter(
-        api, common.node, lender.loans, partial(_lease_states, lender.leases, wall_of), host.wall
+        api, common.node, manager.attachments, partial(_lease_states, manager.leases, wall_of), host.wall
     )
     events = EventRecorder(api, NIC_DRIVER, common.node, host.wall)
-    teller = AttachmentReporter(status.told, events)
+    reporter = AttachmentReporter(status.write, events)
     keeper = LeaseKeeper(
-        lender, exchange_dhcp, LeaseReporter(status.told, events, wall_of).told, boot_seconds
+        manager, exchange_dhcp, LeaseReporter(status.write, events, wall_of).report, boot_seconds
     )
     return NicParts(
         plugin=plugin,
-        lender=lender,
-        sandboxes=NicSandboxHooks(lender, plugin.prepared, teller.told),
+        manager=manager,
+        sandboxes=NicSandboxHooks(manager, plugin.prepared, reporter.report),
         keeper=keeper,
-        counters=(teller.attachments, keeper.requests),
+        counters=(reporter.attachments, keeper.requests),
     )
 
 
@@ -118,16 +121,16 @@ def _wall_time_of(host: PluginHost, at: float) -> float:
 
 
 def _lease_states(leases: LeaseStore, wall_of: WallTimeOf, claim: str) -> Mapping[str, LeaseStatus]:
-    return {one.nic.device: lease_status(one.lease, wall_of) for one in leases.of_claim(claim)}
+    return {record.nic.device: lease_status(record.lease, wall_of) for record in leases.of_claim(claim)}
 
 
-def _settings(common: NodeOptions, options: NicOptions, look: HostScanner) -> NicSettings:
+def _settings(common: NodeOptions, options: NicOptions, scanner: HostScanner) -> NicSettings:
     """Raises `Refused` for a file or a filter that cannot be used."""
     return NicSettings(
         node=common.node,
         moves_ipoib=options.moves_ipoib,
         is_published=publish_everything if options.filter is None else compile_filter(options.filter),
-        names=read_pci_names(look.sysroot),
+        names=read_pci_names(scanner.sysroot),
         profiles=NO_PROFILES if options.profiles is None else read_profiles(options.profiles),
         extras={} if options.attributes is None else read_stated_attributes(options.attributes),
     )
@@ -142,37 +145,27 @@ async def nic_node(common: NodeOptions, options: NicOptions, api: KubeApi) -> As
     host = host_of(common)
     parts = nic_parts(common, options, api, host)
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(run_plugin(parts.plugin, api, host))
-        hooks = MeasuredHooks(parts.sandboxes, one.meter.registry, time.perf_counter)
+        plugin_process = await stack.enter_async_context(run_plugin(parts.plugin, api, host))
+        hooks = MeasuredHooks(parts.sandboxes, plugin_process.metrics.registry, time.perf_counter)
         nri = NriPlugin(NIC_DRIVER, hooks, options.nri_socket)
-        _register_metrics(one, nri, parts)
+        _register_metrics(plugin_process.metrics.registry, nri, parts)
         await stack.enter_async_context(run_background(nri.run(), parts.keeper.run()))
-        await stack.enter_async_context(plugin_listeners(common, one))
-        yield one
+        await stack.enter_async_context(plugin_listeners(common, plugin_process))
+        yield plugin_process
 
 
-def _register_metrics(plugin_process: PluginProcess, nri: NriPlugin, parts: NicParts) -> None:
-    """A plugin that the runtime does not call looks well in every other respect."""
-    connected = Gauge(
-        "rackloom_nri_connected",
-        "Whether the container runtime calls the plugin for new pods",
-        registry=plugin_process.meter.registry,
-    )
-    connected.set_function(nri.connected.is_set)
-    lent = Gauge(
-        "rackloom_nics_lent",
-        "NICs in pods, or on their way there or back",
-        registry=plugin_process.meter.registry,
-    )
-    lent.set_function(lambda: len(parts.lender.loans.all()))
-    leases = Gauge(
-        "rackloom_nic_dhcp_leases", "DHCP leases of NICs", ("state",), registry=plugin_process.meter.registry
-    )
+def _register_metrics(registry: CollectorRegistry, nri: NriPlugin, parts: NicParts) -> None:
+    """A plugin that the runtime does not call looks healthy in every other respect."""
+    help_text = "Whether the container runtime calls the plugin for new pods"
+    Gauge("rackloom_nri_connected", help_text, registry=registry).set_function(nri.connected.is_set)
+    attached = Gauge("rackloom_nics_lent", "NICs in pods, or on their way there or back", registry=registry)
+    attached.set_function(lambda: len(parts.manager.attachments.all()))
+    leases = Gauge("rackloom_nic_dhcp_leases", "DHCP leases of NICs", ("state",), registry=registry)
     for state in LeaseState:
-        leases.labels(state).set_function(partial(_count_leases, parts.lender.leases, state))
+        leases.labels(state).set_function(partial(_count_leases, parts.manager.leases, state))
     for counter in parts.counters:
-        plugin_process.meter.registry.register(counter)
+        registry.register(counter)
 
 
 def _count_leases(leases: LeaseStore, state: LeaseState) -> int:
-    return sum(one.lease.outlook is state for one in leases.all())
+    return sum(record.lease.state is state for record in leases.all())

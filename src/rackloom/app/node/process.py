@@ -29,18 +29,18 @@ from rackloom.app.listeners import (
 from rackloom.app.process import stop_on_signals
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.client import connect
+from rackloom.claim.node.requests import beside
 from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess, probe_handler
-from rackloom.claim.node.tasks import beside
 from rackloom.errors import Refused
 
 BOOT_ID = Path("proc/sys/kernel/random/boot_id")
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is alike for every plugin."""
+    """The options that all plugins share."""
 
     node: str
-    places: PluginDirectories
+    directories: PluginDirectories
     sysroot: Path = Path("/")
     """Where the host's /proc is found."""
     listen: str | None = None
@@ -61,9 +61,9 @@ async def serve_plugin(
     stopped = stop_on_signals()
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(connect(common.kubeconfig, user_agent=f"rackloom-{driver}"))
-        one = await stack.enter_async_context(serve(api))
+        plugin_process = await stack.enter_async_context(serve(api))
         announce(f"rackloom: serving {driver} on node {common.node}")
-        async with beside(_stop_on_failure(one, stopped)):
+        async with beside(_stop_on_failure(plugin_process, stopped)):
             await stopped.wait()
 
 
@@ -77,7 +77,7 @@ async def _stop_on_failure(plugin_process: PluginProcess, stopped: asyncio.Event
 def host_of(common: NodeOptions) -> PluginHost:
     """What the framework has to know of this machine."""
     boot_id = (common.sysroot / BOOT_ID).read_text().strip()
-    return PluginHost(node=common.node, boot_id=boot_id, places=common.places, wall=time.time)
+    return PluginHost(node=common.node, boot_id=boot_id, directories=common.directories, wall=time.time)
 
 
 @asynccontextmanager
@@ -113,15 +113,15 @@ class PluginEndpoints(PlainEndpoints):
 
     def __init__(self, plugin_process: PluginProcess) -> None:
         super().__init__({"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._ready})
-        self._one = plugin_process
+        self._process = plugin_process
 
     async def _metrics(self) -> Response:
-        return metrics_response(self._one.metrics())
+        return metrics_response(self._process.metrics_page())
 
     async def _ready(self) -> Response:
-        trouble = self._one.not_ready()
+        trouble = self._process.not_ready()
         return ok_response() if trouble is None else unavailable_response(trouble)
 
     async def _health(self) -> Response:
-        serves = await self._one.is_serving()
+        serves = await self._process.is_serving()
         return ok_response() if serves else unavailable_response("the plugin does not answer on its sockets")

@@ -43,8 +43,8 @@ from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME as
 from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
-from rackloom.claim.node.metrics import PluginMetrics
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
+from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.core.domains import names
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings, ImexDaemonSettings
 from rackloom.core.kubernetes.objects import (

@@ -55,7 +55,7 @@ class ImexTls:
 
 @dataclass(frozen=True, slots=True)
 class ImexConfig:
-    """What one daemon is told. `address` is its pod's.
+    """The settings of one daemon. `address` is its pod's.
 
     Without `tls` anybody who reaches its port may join the domain.
     """

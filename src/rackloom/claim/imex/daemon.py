@@ -1,9 +1,13 @@
 """One IMEX daemon of a ComputeDomain, from joining its clique to leaving it.
 
-`ImexDaemon.run` joins the clique, then follows the clique object, keeps nvidia-imex running, reports what
-it sees of it, and looks at its certificate every 30 s. When somebody removes the entry or the object, it
-joins again, unless its pod is being deleted: then the node was given up, another may have its index, and
-the daemon ends. On the way out it removes its entry, within 10 s, so that peers do not wait for it.
+`ImexDaemon.run` joins the clique, then follows the clique object, keeps nvidia-imex running, reports its
+state, and checks its certificate every 30 s. When somebody removes the entry or the object, it joins again,
+unless its pod is being deleted: then the node was given up, another daemon may have its index, and this one
+ends. On the way out it removes its entry, within 10 s, so that peers do not wait for it.
+
+Invariant: an index of a clique belongs to one daemon at a time. nvidia-imex takes its identity from the
+index, and peers refuse a daemon that runs under a stale one. So nvidia-imex starts only after the entry is
+written, restarts when its index changes (`supervisor`), and never runs on for an entry that was given away.
 
 `DaemonReporter` asks nvidia-imex-ctl: often until the daemon is READY (a job waits for it), then every 2
 s until it reaches all peers, then every 10 s. Asking for the whole domain makes a daemon ask every peer,
@@ -21,14 +25,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from random import Random
-from typing import Protocol
 
 import msgspec
 import structlog
 
 from rackloom.claim.imex.member import CliqueMember, DaemonIdentity, OwnPod, peers_of
 from rackloom.claim.imex.nvidia_imex import READY, ImexControl, PeerMesh, UnknownOutput, mesh_of
-from rackloom.claim.imex.supervisor import Peers, Supervisor
+from rackloom.claim.imex.supervisor import Supervisor
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.informer import Informer
 from rackloom.core.domains import names
@@ -40,30 +43,12 @@ from rackloom.errors import Refused, Retry
 
 
 FIRST_LOOK_SECONDS, EAGER_SECONDS, MESHING_SECONDS, CALM_SECONDS = 0.05, 0.5, 2.0, 10.0
-"""Seconds between looks: until the daemon is ready (from `FIRST` on, each half as long again as the one
-before, at most `EAGER`: nvidia-imex is READY 0.23 s after its start, and a job waits for it), until it
-reaches all peers (or runs at all), and once all is well. Asked for the whole domain a daemon asks every peer:
-a rack that waits for a node must not do that twice a second."""
+"""Seconds between observations: until the daemon is ready (from `FIRST` on, growing by half each time up to
+`EAGER`: nvidia-imex is READY 0.23 s after its start, and a job waits for it), until it reaches all peers (or
+runs at all), and once all is well. A daemon that is asked for the whole domain asks every peer, so a rack
+that waits for a node must not do that twice a second."""
 
 _log = structlog.get_logger(__name__)
-
-
-class SupervisedDaemon(Protocol):
-    """What the supervisor knows of the daemon."""
-
-    @property
-    def running_with(self) -> Peers | None:
-        """The peers that the daemon was last told of; None while it does not run."""
-        ...
-
-    @property
-    def failure(self) -> str:
-        """How it ended last; empty if it was READY since."""
-        ...
-
-    def note_ready(self) -> None:
-        """It was seen READY."""
-        ...
 
 
 class _PodReport(msgspec.Struct, frozen=True):
@@ -74,79 +59,76 @@ class _PodReport(msgspec.Struct, frozen=True):
 
 
 class DaemonReporter:
-    """Looks at the daemon and passes on what is new.
+    """Observes the daemon and reports changes.
 
-    `tell_ready(bool)` is for the entry in the clique, `report(mesh as JSON, error)` for the pod. `entered` is
-    called once, when the entry says what this process saw, and not a process before it. A report replaces the
-    one before it: a daemon that has ended reaches nobody, and one that is READY has no error.
+    `write_ready(bool)` writes the entry in the clique, `report(mesh as JSON, error)` the pod. `entered` is
+    called once, when the entry holds an observation of this process and not of an earlier one. A report
+    replaces the previous one: a daemon that has ended reaches nobody, and one that is READY has no error.
     """
 
     def __init__(
         self,
         control: ImexControl,
-        daemon: SupervisedDaemon,
-        tell_ready: Callable[[bool], Awaitable[None]],
+        daemon: Supervisor,
+        write_ready: Callable[[bool], Awaitable[None]],
         report: Callable[[str | None, str | None], Awaitable[None]],
         entered: Callable[[], None] = lambda: None,
     ) -> None:
         self._entered = entered
         self._control = control
         self._daemon = daemon
-        self._tell_ready = tell_ready
+        self._write_ready = write_ready
         self._report = report
         self._ready: bool | None = None
-        self._told: _PodReport | None = None
-        """None until something was reported: what the pod says of a daemon before this one is not known."""
+        self._reported: _PodReport | None = None
+        """None until something was reported: what an earlier daemon reported on the pod is not known."""
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Observe until cancelled."""
         eager = FIRST_LOOK_SECONDS
         while True:
-            well = await self.look()
+            well = await self.observe()
             if self._ready or self._daemon.failure:
                 eager = FIRST_LOOK_SECONDS
                 await asyncio.sleep(CALM_SECONDS if well else MESHING_SECONDS)
             else:
                 await asyncio.sleep(eager)
-                # Before it runs a look costs nothing.
-                eager = (
-                    FIRST_LOOK_SECONDS
-                    if self._daemon.running_with is None
-                    else min(1.5 * eager, EAGER_SECONDS)
-                )
+                # Backing off starts with the daemon: before, an observation starts no program.
+                runs = self._daemon.running_with is not None
+                eager = min(1.5 * eager, EAGER_SECONDS) if runs else FIRST_LOOK_SECONDS
 
-    async def look(self) -> bool:
-        """Look once; true if the daemon is ready and reaches all its peers."""
+    async def observe(self) -> bool:
+        """Observe once; true if the daemon is ready and reaches all its peers."""
         ready = await self._is_ready()
         if ready:
             self._daemon.note_ready()
         if ready != self._ready:
-            await self._tell_ready(ready)
+            await self._write_ready(ready)
             if self._ready is None:
                 self._entered()
             self._ready = ready
-        mesh = await self._seen_mesh() if ready else None
-        report = self._now(ready, mesh)
-        if report is not None and report != self._told and not await self._tell(report):
+        mesh = await self._read_mesh() if ready else None
+        report = self._next_report(ready, mesh)
+        if report is not None and report != self._reported and not await self._write_report(report):
             return False
         return mesh is not None and mesh.complete
 
-    def _now(self, ready: bool, mesh: PeerMesh | None) -> _PodReport | None:
-        """What the pod should say; None: as it does."""
+    def _next_report(self, ready: bool, mesh: PeerMesh | None) -> _PodReport | None:
+        """What to report on the pod; None for no change."""
         if ready:
-            known = None if self._told is None else self._told.mesh
-            return _PodReport(mesh or known, None)
+            previous = None if self._reported is None else self._reported.mesh
+            return _PodReport(mesh or previous, None)
         return _PodReport(None, self._daemon.failure) if self._daemon.failure else None
 
-    async def _tell(self, report: _PodReport) -> bool:
-        """Whether it was taken. An API server that is away must not end the daemon, and jobs with it."""
+    async def _write_report(self, report: _PodReport) -> bool:
+        """Whether it was written. An API server that is away must not end the daemon, and jobs with it."""
         mesh = None if report.mesh is None else msgspec.json.encode(report.mesh).decode()
         try:
             await self._report(mesh, report.error)
         except KubeError as error:
             _log.warning("imex.report_lost", reason=error.message)
             return False
-        self._told = report
+        self._reported = report
         return True
 
     async def _is_ready(self) -> bool:
@@ -158,7 +140,7 @@ class DaemonReporter:
             _log.debug("imex.not_ready", reason=str(reason))
             return False
 
-    async def _seen_mesh(self) -> PeerMesh | None:
+    async def _read_mesh(self) -> PeerMesh | None:
         peers = self._daemon.running_with
         if peers is None or peers.own_index is None:
             return None
@@ -180,13 +162,13 @@ PROBE_CONNECTIONS = 16
 PROBE_SECONDS = 2.0
 
 ReadinessCheck = Callable[[], Awaitable[None]]
-"""Returns if the daemon is ready, or has nothing to do. Else raises `Retry`, `NotUnderstood` or `Refused`."""
+"""Returns if the daemon is ready, or has nothing to do. Else raises `Retry`, `UnknownOutput` or `Refused`."""
 
 
 @asynccontextmanager
-async def answer_probes(address: str, port: int, look: ReadinessCheck) -> AsyncIterator[None]:
+async def answer_probes(address: str, port: int, is_ready: ReadinessCheck) -> AsyncIterator[None]:
     """Answer probes at this address while the context is entered. Raises `Refused` if that cannot be had."""
-    probe = _Probe(look)
+    probe = _Probe(is_ready)
     try:
         server = await asyncio.start_server(probe.answer, address, port, limit=LONGEST_PROBE)
     except OSError as error:
@@ -201,9 +183,9 @@ async def answer_probes(address: str, port: int, look: ReadinessCheck) -> AsyncI
 
 
 class _Probe:
-    def __init__(self, look: ReadinessCheck) -> None:
-        self._look = look
-        self._looking: asyncio.Task[str] | None = None
+    def __init__(self, is_ready: ReadinessCheck) -> None:
+        self._is_ready = is_ready
+        self._check: asyncio.Task[str] | None = None
         self._open: dict[asyncio.StreamWriter, None] = {}
         """The oldest first."""
 
@@ -230,13 +212,13 @@ class _Probe:
 
     async def _reason(self) -> str:
         """Why the daemon is not ready; empty if it is."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._looked())
-        return await asyncio.shield(self._looking)
+        if self._check is None or self._check.done():
+            self._check = asyncio.create_task(self._run_check())
+        return await asyncio.shield(self._check)
 
-    async def _looked(self) -> str:
+    async def _run_check(self) -> str:
         try:
-            await self._look()
+            await self._is_ready()
         except (Retry, UnknownOutput, Refused) as reason:
             return str(reason) or "not ready"
         return ""
@@ -261,16 +243,16 @@ _log = structlog.get_logger(__name__)
 
 
 class _PodDeletedError(Exception):
-    """Nobody waits for this daemon any more."""
+    """The pod is being deleted: no job waits for this daemon."""
 
 
 class ImexDaemon:
-    """Joins, follows the clique object, keeps the daemon running, and tells what it sees of it."""
+    """Joins, follows the clique object, keeps the daemon running, and reports its state."""
 
     def __init__(
         self,
         api: KubeApi,
-        place: DaemonIdentity,
+        identity: DaemonIdentity,
         supervisor: Supervisor,
         control: ImexControl,
         random: Random,
@@ -278,41 +260,43 @@ class ImexDaemon:
     ) -> None:
         self._entered = entered
         self._api = api
-        self._place = place
+        self._identity = identity
         self._supervisor = supervisor
         self._control = control
         self._random = random
-        self._member = CliqueMember(api, place, random)
-        self._pod = OwnPod(api, place)
+        self._member = CliqueMember(api, identity, random)
+        self._pod = OwnPod(api, identity)
         self._unusable: tuple[str, ...] = ()
 
     async def run(self) -> None:
         """Run until cancelled, or until its node was given up: its entry taken, and its pod being deleted.
 
-        Raises `Refused` when the clique has no place left.
+        Raises `Refused` when the clique is full.
         """
         self._follow(await self._member.join())
         reporter = DaemonReporter(
             self._control, self._supervisor, self._member.set_ready, self._pod.report, self._entered
         )
-        endless = (self._watch, self._supervisor.run, reporter.run, self._look_at_credentials)
+        endless = (self._watch, self._supervisor.run, reporter.run, self._poll_credentials)
         try:
             async with asyncio.TaskGroup() as group:
-                for work in (*endless, self._pod.tell_clique):
+                for work in (*endless, self._pod.report_clique):
                     group.create_task(work())
         except* Refused as refused:
             raise _first_refusal(refused) from refused
         except* _PodDeletedError:
-            _log.warning("imex.given_up", node=self._place.node)
+            _log.warning("imex.given_up", node=self._identity.node)
         finally:
-            await _within(LEAVE_SECONDS, self._member.leave)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await self._member.leave()
 
     async def _watch(self) -> None:
-        name = names.clique_object_name(self._place.compute_domain, self._place.clique_id)
+        name = names.clique_object_name(self._identity.compute_domain, self._identity.clique_id)
         informer = Informer(
             self._api,
             COMPUTE_DOMAIN_CLIQUE,
-            self._place.namespace,
+            self._identity.namespace,
             fields=f"metadata.name={name}",
             rng=self._random,
         )
@@ -322,55 +306,46 @@ class ImexDaemon:
             group.create_task(self._stay_in(informer))
 
     async def _stay_in(self, informer: Informer) -> None:
-        """Join again where somebody took the entry, or the whole object, away.
+        """Join again where somebody removed the entry, or the whole object.
 
-        Not so where the pod is being deleted: its node was lost, and another may have the index by now.
+        Not so where the pod is being deleted: its node was lost, and another daemon may have the index by
+        now.
         """
         await informer.synced()
         while True:
             if not self._is_entered(informer):
-                await self._join_again()
+                try:
+                    is_deleted = await self._pod.is_deleted()
+                except KubeError:
+                    pass  # the next round asks again
+                else:
+                    if is_deleted:
+                        raise _PodDeletedError
+                    self._follow(await self._member.join())
             await asyncio.sleep(self._random.uniform(1.0, 2.0))
-
-    async def _join_again(self) -> None:
-        try:
-            is_going = await self._pod.is_going()
-        except KubeError:
-            return  # asked again soon
-        if is_going:
-            raise _PodDeletedError
-        self._follow(await self._member.join())
 
     def _is_entered(self, informer: Informer) -> bool:
         own = None
         for obj in informer.cache:
-            own = read_clique(obj).on(self._place.node)
-        return own is not None and own.ip_address == self._place.address
+            own = read_clique(obj).on(self._identity.node)
+        return own is not None and own.ip_address == self._identity.address
 
     def _follow(self, value: ComputeDomainClique) -> None:
-        self._member.saw(value)
-        peers = peers_of(value, self._place.node)
+        self._member.observed(value)
+        peers = peers_of(value, self._identity.node)
         if peers.unusable != self._unusable:
             self._unusable = peers.unusable
             _log.warning("imex.members_unusable", members=peers.unusable)
         if peers.own_index is not None:
             self._supervisor.set_peers(peers)
 
-    async def _look_at_credentials(self) -> None:
+    async def _poll_credentials(self) -> None:
         while True:
             await asyncio.sleep(CREDENTIALS_SECONDS)
-            self._supervisor.look_again()
+            self._supervisor.recheck()
 
 
 def _first_refusal(group: BaseExceptionGroup[Refused]) -> Refused:
-    """One of a group's errors: the program has one line to say why it ends."""
+    """One error of the group: the program has one line to say why it ends."""
     exception = group.exceptions[0]
     return _first_refusal(exception) if isinstance(exception, BaseExceptionGroup) else exception
-
-
-async def _within(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await work()
-    except TimeoutError:
-        pass

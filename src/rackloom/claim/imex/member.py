@@ -17,6 +17,7 @@ error.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -63,63 +64,76 @@ class DaemonIdentity:
 
 
 class CliqueMember:
-    """Writes the entry of one daemon; every change is made to the newest object or not at all."""
+    """Writes the entry of one daemon.
 
-    def __init__(self, api: KubeApi, place: DaemonIdentity, random: Random) -> None:
+    The index of an entry is assigned by the write itself: `core.domains.clique.join_clique` chooses a free
+    one from the object as read, and the write carries that object's resourceVersion. Two daemons that choose
+    the same index therefore cannot both succeed; the later one gets a conflict, reads again, and chooses
+    anew.
+    """
+
+    def __init__(self, api: KubeApi, identity: DaemonIdentity, random: Random) -> None:
         self._api = api
-        self._place = place
+        self._identity = identity
         self._random = random
-        self._seen = self._new()
+        self._latest = self._new()
 
-    def saw(self, value: ComputeDomainClique) -> None:
-        """Take note of the object as a watch has it."""
-        self._seen = value
+    def observed(self, value: ComputeDomainClique) -> None:
+        """Keep the newest object that a watch has delivered."""
+        self._latest = value
 
     async def join(self) -> ComputeDomainClique:
         """Enter, or refresh the address of, this node. Raises `Refused` when the clique is full."""
-        place = self._place
+        identity = self._identity
         return await self._change(
             lambda current: clique.join_clique(
-                current, node=place.node, ip_address=place.address, pod=place.pod, max_nodes=place.max_nodes
+                current,
+                node=identity.node,
+                ip_address=identity.address,
+                pod=identity.pod,
+                max_nodes=identity.max_nodes,
             )
         )
 
     async def set_ready(self, ready: bool) -> None:
-        """Say whether the daemon was seen ready."""
+        """Write whether the daemon is ready."""
         status = Readiness.READY if ready else Readiness.NOT_READY
         if not await self._set_alone(status):
             await self._change(lambda current: self._with_status(current, status))
 
     async def _set_alone(self, status: Readiness) -> bool:
-        """Write the own entry's status and nothing else: no daemon that writes meanwhile is in the way.
+        """Write the own entry's status and nothing else: this cannot conflict with other daemons' writes.
 
-        False where the entry is not known to be there and different, or it moved since.
+        False where the entry is not known, has this status already, or has moved since.
         """
-        place, entries = self._place, enumerate(self._seen.daemons)
-        found = next(((number, one) for number, one in entries if one.node_name == place.node), None)
-        if found is None or found[1].status is status:
+        identity, daemons = self._identity, self._latest.daemons
+        number = next((n for n, daemon in enumerate(daemons) if daemon.node_name == identity.node), None)
+        if number is None or daemons[number].status is status:
             return False
-        path = f"/daemons/{found[0]}"
+        path = f"/daemons/{number}"
+        # Entries may have moved: with the tests the server refuses to write to another daemon's entry.
         operations = (
-            {"op": "test", "path": f"{path}/nodeName", "value": place.node},
-            {"op": "test", "path": f"{path}/ipAddress", "value": place.address},
+            {"op": "test", "path": f"{path}/nodeName", "value": identity.node},
+            {"op": "test", "path": f"{path}/ipAddress", "value": identity.address},
             {"op": "add", "path": f"{path}/status", "value": status.value},
         )
         try:
-            await self._api.patch(COMPUTE_DOMAIN_CLIQUE, self._seen.name, place.namespace, operations)
+            await self._api.patch(COMPUTE_DOMAIN_CLIQUE, self._latest.name, identity.namespace, operations)
         except KubeError:
             return False
-        self._seen = self._with_status(self._seen, status)
+        self._latest = self._with_status(self._latest, status)
         return True
 
     def _with_status(self, current: ComputeDomainClique, status: Readiness) -> ComputeDomainClique:
-        place = self._place
-        return clique.with_daemon_status(current, node=place.node, ip_address=place.address, status=status)
+        identity = self._identity
+        return clique.with_daemon_status(
+            current, node=identity.node, ip_address=identity.address, status=status
+        )
 
     async def leave(self) -> None:
-        """Take the entry out, so that the peers do not wait for a daemon that has ended."""
-        place = self._place
-        await self._change(lambda current: clique.leave_clique(current, node=place.node, pod=place.pod))
+        """Remove the entry, so that the peers do not wait for a daemon that has ended."""
+        identity = self._identity
+        await self._change(lambda current: clique.leave_clique(current, node=identity.node, pod=identity.pod))
 
     async def _change(
         self, change: Callable[[ComputeDomainClique], ComputeDomainClique]
@@ -127,36 +141,33 @@ class CliqueMember:
         wait = FIRST_WAIT
         while True:
             try:
-                self._seen = await self._try(change)
-                return self._seen
+                self._latest = await self._try(change)
+                return self._latest
             except Rejected:
                 raise
             except Conflict:
-                wait = min(wait, CONTENDED_WAIT)  # somebody else was first: the same, on what is there now
+                wait = min(wait, CONTENDED_WAIT)  # another daemon was first: repeat on the newest object
             except KubeError as error:
                 wait = max(wait, error.retry_after or 0.0)
             await asyncio.sleep(wait * self._random.uniform(0.5, 1.0))
             wait = min(wait * 2, LONGEST_WAIT)
 
     async def _try(self, change: Callable[[ComputeDomainClique], ComputeDomainClique]) -> ComputeDomainClique:
-        read = await self._read()
+        read: Object | None = None
+        with suppress(NotFound):
+            read = await self._api.get(COMPUTE_DOMAIN_CLIQUE, self._new().name, self._identity.namespace)
         current = self._new() if read is None else read_clique(read)
         wanted = change(current)
         if wanted == current:
             return current
-        body = clique_json(wanted, self._place.namespace, read)
-        if read is None:
-            return read_clique(await self._api.create(COMPUTE_DOMAIN_CLIQUE, body))
-        return read_clique(await self._api.replace(COMPUTE_DOMAIN_CLIQUE, body))
-
-    async def _read(self) -> Object | None:
-        try:
-            return await self._api.get(COMPUTE_DOMAIN_CLIQUE, self._new().name, self._place.namespace)
-        except NotFound:
-            return None
+        body = clique_json(wanted, self._identity.namespace, read)
+        write = self._api.create if read is None else self._api.replace
+        return read_clique(await write(COMPUTE_DOMAIN_CLIQUE, body))
 
     def _new(self) -> ComputeDomainClique:
-        return ComputeDomainClique(compute_domain=self._place.compute_domain, clique_id=self._place.clique_id)
+        return ComputeDomainClique(
+            compute_domain=self._identity.compute_domain, clique_id=self._identity.clique_id
+        )
 
 
 def peers_of(value: ComputeDomainClique, node: str) -> Peers:
@@ -197,31 +208,31 @@ _log = structlog.get_logger(__name__)
 class OwnPod:
     """Writes to one pod."""
 
-    def __init__(self, api: KubeApi, place: DaemonIdentity) -> None:
+    def __init__(self, api: KubeApi, identity: DaemonIdentity) -> None:
         self._api = api
-        self._place = place
+        self._identity = identity
         self._has_label = False
 
-    async def is_going(self) -> bool:
+    async def is_deleted(self) -> bool:
         """Whether it is being deleted, or gone. Raises `KubeError`."""
-        pod = self._place.pod
+        pod = self._identity.pod
         try:
-            meta = (await self._api.get(POD, pod.name, self._place.namespace))["metadata"]
+            meta = (await self._api.get(POD, pod.name, self._identity.namespace))["metadata"]
         except NotFound:
             return True
         return meta["uid"] != pod.uid or "deletionTimestamp" in meta
 
     async def report(self, mesh: str | None, error: str | None) -> None:
-        """Which peers are reached, as JSON, and how nvidia-imex ended; None: nothing. Raises `KubeError`."""
+        """Write the mesh as JSON, and how nvidia-imex ended; None removes either. Raises `KubeError`."""
         annotations = {names.MESH_ANNOTATION: mesh, names.IMEX_ERROR_ANNOTATION: error}
-        await self._write({**_clique_label(self._place), "annotations": annotations})
+        await self._write({**_clique_label(self._identity), "annotations": annotations})
 
-    async def tell_clique(self) -> None:
+    async def report_clique(self) -> None:
         """The clique alone, where nothing was reported for a while; then return."""
         await asyncio.sleep(LABEL_SECONDS)
         while not self._has_label:
             try:
-                await self._write(_clique_label(self._place))
+                await self._write(_clique_label(self._identity))
             except NotFound:
                 return  # deleted by force: the daemon is about to end
             except KubeError as error:
@@ -229,15 +240,15 @@ class OwnPod:
                 await asyncio.sleep(error.retry_after or LABEL_RETRY_SECONDS)
 
     async def _write(self, metadata: dict[str, Any]) -> None:
-        pod = self._place.pod
-        await self._api.patch(POD, pod.name, self._place.namespace, {"metadata": metadata})
+        pod = self._identity.pod
+        await self._api.patch(POD, pod.name, self._identity.namespace, {"metadata": metadata})
         self._has_label = True
 
 
-async def label_pod(api: KubeApi, place: DaemonIdentity) -> None:
+async def label_pod(api: KubeApi, identity: DaemonIdentity) -> None:
     """Say at once which clique a pod is in; an empty value means a node without a fabric."""
-    await api.patch(POD, place.pod.name, place.namespace, {"metadata": _clique_label(place)})
+    await api.patch(POD, identity.pod.name, identity.namespace, {"metadata": _clique_label(identity)})
 
 
-def _clique_label(place: DaemonIdentity) -> dict[str, Any]:
-    return {"labels": {names.CLIQUE_ID_LABEL: place.clique_id}}
+def _clique_label(identity: DaemonIdentity) -> dict[str, Any]:
+    return {"labels": {names.CLIQUE_ID_LABEL: identity.clique_id}}

@@ -95,17 +95,13 @@ def mesh_of(domain: ImexDomain, own_index: int, peers: Iterable[int]) -> PeerMes
     places as missing; the members of the clique are what matters.
     """
     others = sorted(set(peers) - {own_index})
-    missing = [told for other in others for told in _missing_connections(domain, own_index, other)]
-    return PeerMesh(complete=not missing, peers=len(others), missing=tuple(missing))
-
-
-def _missing_connections(domain: ImexDomain, here: int, there: int) -> list[str]:
-    pairs = ((here, there), (there, here))
-    return [
+    missing = [
         f"{source} -> {target}: {status}"
-        for source, target in pairs
+        for peer in others
+        for source, target in ((own_index, peer), (peer, own_index))
         if (status := _connection_status(domain, source, target)) != CONNECTED
     ]
+    return PeerMesh(complete=not missing, peers=len(others), missing=tuple(missing))
 
 
 def _connection_status(domain: ImexDomain, source: int, target: int) -> str:
@@ -138,13 +134,13 @@ class ImexControl:
         return parse_domain(await self._ask("-N", "-j"))
 
     async def _ask(self, *options: str) -> str:
-        ended = await programs.run_program(*self._command, *options, seconds=CONTROL_SECONDS, again=1.0)
-        if ended.code != 0:
-            told = ended.complaint.strip() or ended.printed.strip()
-            reason = told.decode(errors="replace")[:300]
-            raise Retry(f"{self._command[0]} ended with {ended.code}: {reason}", after=1.0)
+        result = await programs.run_program(*self._command, *options, seconds=CONTROL_SECONDS, again=1.0)
+        if result.code != 0:
+            output = result.complaint.strip() or result.printed.strip()
+            reason = output.decode(errors="replace")[:300]
+            raise Retry(f"{self._command[0]} ended with {result.code}: {reason}", after=1.0)
         try:
-            return ended.printed.decode()
+            return result.printed.decode()
         except UnicodeDecodeError as error:
             raise UnknownOutput(f"{self._command[0]} printed no text: {error}") from error
 
@@ -171,20 +167,16 @@ class ImexChild(Protocol):
     @property
     def returncode(self) -> int | None:
         """None while it runs."""
-        ...
 
     @property
     def complaint(self) -> str:
         """The last errors that it logged, as one bounded line; empty where it wrote nothing."""
-        ...
 
     def send_signal(self, signal: int) -> None:
         """Signal it; nothing once it has ended."""
-        ...
 
     async def wait(self) -> int:
         """Its exit code, once it has ended."""
-        ...
 
 
 def how_it_ended(code: int, complaint: str) -> str:

@@ -12,12 +12,17 @@ How it ended is kept until it was seen READY. nvidia-imex ignores a SIGUSR1 with
 signals are 6 s apart; one that comes before its handler is installed would end it, so the start counts as
 a signal.
 
-At the end the daemon gets SIGTERM, so that it takes leave of its peers, and is waited for; the pod's
+At the end the daemon gets SIGTERM, so that it signs off at its peers, and is waited for; the pod's
 grace period bounds the wait.
+
+Invariant: the node file and the hosts file that the running daemon has read are those of `running.peers`.
+They are written before the start and before each signal, and `peers` are copied before the start, since they
+may change while the program starts.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from signal import SIGTERM, SIGUSR1
 from typing import Literal
@@ -48,13 +53,13 @@ class Peers:
 
 @dataclass(frozen=True, slots=True)
 class PeerLayout:
-    """How peers are told to the daemon. `places` is the most nodes that a domain may have.
+    """How the daemon gets its peers. `max_nodes` is the most nodes that a domain may have.
 
     `quorum` (`ip` mode only) is the number of nodes that must have joined before any daemon starts.
     """
 
     mode: NodeFileMode
-    places: int
+    max_nodes: int
     quorum: int = 0
 
 
@@ -71,6 +76,7 @@ def next_step(layout: PeerLayout, running: Peers | None, now: Peers) -> Supervis
     """The step from the peers that the daemon runs with (None: it does not run) to those of now."""
     if now.own_index is None:
         return SupervisorStep("wait", "this node has not joined its clique yet")
+    # In mode `ip` each change of the node file is a restart: wait until all have joined and start once.
     if layout.mode == "ip" and len(now.addresses) != layout.quorum:
         return SupervisorStep("wait", f"{len(now.addresses)} of {layout.quorum} nodes have joined")
     nodes = _node_file(layout, now)
@@ -80,6 +86,7 @@ def next_step(layout: PeerLayout, running: Peers | None, now: Peers) -> Supervis
         # The index is the daemon's identity: exports of a daemon that runs under a stale one are refused
         # by its peers as invalid handles.
         return SupervisorStep("restart", f"its index went from {running.own_index} to {now.own_index}", nodes)
+    # In mode `dns` the node file holds fixed names, so only their addresses have to be resolved anew.
     if dict(running.addresses) == dict(now.addresses):
         return SupervisorStep("nothing", "no peer has changed", nodes)
     return SupervisorStep("reload" if layout.mode == "dns" else "restart", "peers have changed", nodes)
@@ -87,7 +94,7 @@ def next_step(layout: PeerLayout, running: Peers | None, now: Peers) -> Supervis
 
 def _node_file(layout: PeerLayout, peers: Peers) -> str:
     if layout.mode == "dns":
-        return nodes_text([daemon_host(index) for index in range(layout.places)])
+        return nodes_text([daemon_host(index) for index in range(layout.max_nodes)])
     return nodes_text([address for _, address in sorted(peers.addresses.items())])
 
 
@@ -134,7 +141,7 @@ class Supervisor:
         self._peers = Peers(own_index=None, addresses={})
         self._running: _RunningChild | None = None
         self._changed = asyncio.Event()
-        self._told = ""
+        self._logged = ""
         self._delay = 0.0
         self._not_before = float("-inf")
         """Loop time of the next start after one that failed."""
@@ -143,7 +150,7 @@ class Supervisor:
 
     @property
     def running_with(self) -> Peers | None:
-        """The peers that the daemon was last told of; None while it does not run."""
+        """The peers that the daemon was last given; None while it does not run."""
         return None if self._running is None else self._running.peers
 
     def set_peers(self, peers: Peers) -> None:
@@ -153,20 +160,23 @@ class Supervisor:
             self._changed.set()
 
     def note_ready(self) -> None:
-        """The daemon was seen READY."""
+        """The daemon is READY."""
         self.failure = ""
 
-    def look_again(self) -> None:
-        """Something that is read from the disk may have changed."""
+    def recheck(self) -> None:
+        """A file may have changed: take the next step."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Supervise until cancelled; then the daemon is told to end, and waited for."""
+        """Supervise until cancelled; then end the daemon and wait for it."""
         try:
             while True:
+                # Cleared before the step: a change during the step wakes the loop again.
                 self._changed.clear()
                 delay = await self._take_step()
-                await self._wait(delay)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await self._changed.wait()
         finally:
             await self._stop()
 
@@ -178,7 +188,7 @@ class Supervisor:
                 how_it_ended(running.ended.result(), running.child.complaint), _now() - running.started_at
             )
         step = next_step(self._layout, self.running_with, self._peers)
-        self._tell(step)
+        self._log_step(step)
         match step.action:
             case "start":
                 return await self._start(step)
@@ -191,10 +201,10 @@ class Supervisor:
             case "nothing" | "wait":
                 return self._reload() if self._credentials_are_new() else None
 
-    def _tell(self, step: SupervisorStep) -> None:
-        if step.action != "nothing" and step.reason != self._told:
+    def _log_step(self, step: SupervisorStep) -> None:
+        if step.action != "nothing" and step.reason != self._logged:
             _log.info(f"imex.{step.action}", reason=step.reason)
-        self._told = step.reason
+        self._logged = step.reason
 
     def _failed(self, how: str, lasted: float) -> None:
         self._delay = 0.0 if lasted >= LONGEST_RESTART_DELAY else self._delay
@@ -234,6 +244,7 @@ class Supervisor:
         credentials = self._credentials.fingerprint()
         if running is None or credentials is None:
             return CREDENTIALS_DELAY
+        # A signal too soon after another is ignored, and its change would be lost: come back then.
         wait = running.signalled_at + RELOAD_INTERVAL - _now()
         if wait > 0:
             return wait
@@ -242,15 +253,8 @@ class Supervisor:
         running.peers, running.credentials = self._peers, credentials
         return None
 
-    async def _wait(self, delay: float | None) -> None:
-        try:
-            async with asyncio.timeout(delay):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
-
     async def _stop(self) -> None:
-        """SIGTERM, so that it takes leave of its peers; the pod's grace period bounds the wait, not we."""
+        """SIGTERM, so that it signs off at its peers. Only the pod's grace period bounds the wait."""
         running, self._running = self._running, None
         if running is not None:
             if running.child.returncode is None:

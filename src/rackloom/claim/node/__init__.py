@@ -2,12 +2,12 @@
 
 A prepare call of kubelet passes these modules, in this order:
 
-- `service`: the gRPC services on unix sockets. `run` puts all parts of one plugin process together.
-- `requests`: one task for each claim, repeated until kubelet's deadline (`tasks`).
-- `prepare`: one crash-safe attempt at one claim, recorded in `checkpoint`.
+- `run`: the gRPC services on unix sockets. It puts all parts of one plugin process together.
+- `requests`: one task for each claim, repeated until kubelet's deadline, and then in the background.
+- `prepare`: one crash-safe attempt at one claim, recorded in the checkpoint.
 - `gpu`, `nic`, `imex`: the drivers. Each implements the protocol `NodePlugin` of `plugin`.
 - `cdi`: the files that tell the container runtime what to change in a container.
 
-Besides, `slices` keeps the node's ResourceSlices equal to its devices. `fabric` reads the NVLink fabric
-of the GPUs, and `joinkey` publishes the identity by which a GPU is found again in the fabric.
+Besides, `slices` keeps the node's ResourceSlices equal to its devices, with the join key by which a GPU is
+found again in the fabric. `fabric` reads the NVLink fabric of the GPUs.
 """

@@ -1,4 +1,22 @@
-"""CDI specs: what the container runtime changes in a container that gets a device.
+"""What a plugin remembers across a crash, a restart and a reboot: durable files and the checkpoint.
+
+Every file is replaced atomically: written to a `.partial` file, fsynced, renamed, and the directory is
+fsynced. So after a crash or a power loss a file is there whole or not at all. A change is on the disk
+before the copy in memory has it.
+
+The checkpoint holds one entry for each claim UID. Its format is `{"format": "rackloom-checkpoint",
+"version": 1, "checksum": ..., "content": {...}}`. The checksum is the SHA-256 of the content's bytes as
+they stand in the file, so fields that a newer plugin added are covered and may be ignored. A damaged file
+is refused, never guessed: without it the plugin cannot tell which claims it has prepared.
+
+A reboot loses everything that was prepared on the node, but not what was done for it elsewhere, such as a
+node label. So entries of another boot id count as started only: they are prepared anew or undone, and
+never forgotten.
+
+`BootScopedFiles` stores values that mean nothing after a reboot, one JSON file each (NIC attachments and
+DHCP leases). Files of another boot are deleted when the directory is read.
+
+CDI specs: what the container runtime changes in a container that gets a device.
 
 There are two kinds of specs. A claim has a transient one, `<vendor>-claim_<uid>.yaml` of kind
 `<vendor>/claim`, with one CDI device for each prepared device (`CdiDirectory`). All claims of a plugin
@@ -36,7 +54,6 @@ from pathlib import Path, PurePosixPath
 import msgspec
 import structlog
 
-from rackloom.claim.node.checkpoint import PARTIAL, remove_durably, write_durably
 from rackloom.claim.node.plugin import (
     ContainerEdits,
     ContainerHook,
@@ -57,6 +74,40 @@ from rackloom.topology.discovery.nvidia_driver import (
 )
 from rackloom.topology.discovery.sysfs import OWN_ROOT, Sysroot
 
+# Atomic, durable replacement and removal of one file.
+
+
+PARTIAL = ".partial"
+"""Ends the name of a file that is being written; one that stays was left by a crash."""
+
+
+def write_durably(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Replace `path` by `content`: once this returns it is on the disk."""
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync_directory(path.parent)
+
+
+def remove_durably(path: Path) -> None:
+    """Delete `path` if it is there: once this returns it stays gone."""
+    path.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """A rename or an unlink is on the disk only once its directory is."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 # The CDI directory, and the encoding of a spec.
 
 
@@ -70,7 +121,7 @@ class CdiDirectory:
 
     def write(self, uid: str, prepared: PreparedClaim) -> None:
         """Write the spec of a claim; a claim without edits gets no file, and loses one it had."""
-        devices = {name: device.edits for name, device in self._edited(uid, prepared)}
+        devices = {_cdi_device_name(uid, device): device.edits for device in prepared.devices if device.edits}
         if not devices:
             self.remove(uid)
             return
@@ -84,13 +135,13 @@ class CdiDirectory:
         return (f"{kind}={device}",)
 
     def ids(self, uid: str, device: PreparedDevice) -> tuple[str, ...]:
-        """What kubelet hands to the runtime for one device of a claim."""
+        """The CDI ids of one device of a claim, which kubelet passes to the runtime."""
         own = (f"{self._vendor}/claim={_cdi_device_name(uid, device)}",) if device.edits else ()
         return (*device.shared_cdi_ids, *own)
 
     def has_all(self, uid: str, ids: Iterable[str]) -> bool:
         """Whether the claim's spec is there, if `ids` name a device of it."""
-        needed = any(one.startswith(f"{self._vendor}/claim=") for one in ids)
+        needed = any(cdi_id.startswith(f"{self._vendor}/claim=") for cdi_id in ids)
         return not needed or self._path(uid).exists()
 
     def remove(self, uid: str) -> None:
@@ -104,12 +155,9 @@ class CdiDirectory:
         return frozenset(file.stem.removeprefix(prefix) for file in self._root.glob(f"{prefix}*.yaml"))
 
     def remove_partials(self) -> None:
-        """Delete what a crash left of specs that were being written."""
+        """Delete partial specs that a crash left."""
         for file in self._root.glob(f".{self._vendor}-*{PARTIAL}"):
             remove_durably(file)
-
-    def _edited(self, uid: str, prepared: PreparedClaim) -> Iterator[tuple[str, PreparedDevice]]:
-        return ((_cdi_device_name(uid, device), device) for device in prepared.devices if device.edits)
 
     def _path(self, uid: str) -> Path:
         return self._root / f"{self._vendor}-claim_{uid}.yaml"
@@ -143,7 +191,7 @@ def _cdi_device_name(uid: str, device: PreparedDevice) -> str:
 log = structlog.get_logger(__name__)
 
 DRIVER_SECONDS = 5.0
-"""Between two looks for a driver that is missing, and at what changed of one that is there."""
+"""Between two checks for a driver that is missing, or for a change of one that is there."""
 _IMEX_PROGRAMS = ("nvidia-imex", "nvidia-imex-ctl", "nvidia-smi")
 _IMEX_LIBRARIES = ("libnvidia-ml", "libcuda", "libnvidia-cfg", "libnvidia-nscq")
 _IMEX_DEVICES = ("nvidiactl", "nvidia[0-9]*")
@@ -203,11 +251,14 @@ def workload_edits(driver: NvidiaDriver, hook: HookProgram | None = None) -> Con
     known = frozenset[str]() if hook is None else hook.commands
     libraries = driver.libraries(*(() if driver.version else _UNVERSIONED))
     links = tuple(_links(libraries))
-    # A link that nobody makes is a mount of what it points to.
+    # Without a hook that makes links, a link is a mount of its target.
     mounted = [file for file in libraries if file.link is None or _CREATE_SYMLINKS not in known]
     mounts = _mounts(driver, (*mounted, *driver.programs(*DRIVER_PROGRAMS), *driver.firmware()))
     if _CREATE_SYMLINKS not in known:
-        mounts = _with_expected(driver, mounts, libraries)
+        by_path = {mount.container_path: mount for mount in mounts}
+        for file, link, _ in _expected(libraries):
+            by_path.setdefault(str(link), _mount(driver, file.real, link))
+        mounts = tuple(by_path.values())
     folders = sorted({str(file.path.parent) for file in libraries})
     calls = {
         _CREATE_SYMLINKS: [word for target, link in links for word in ("--link", f"{target}::{link}")],
@@ -233,7 +284,7 @@ def find_hook_program(base: Path, host_base: Path) -> HookProgram | None:
         if (real := sysroot.real(str(path))) is not None:
             # GPU Operator's is a script that calls the program beside it.
             named = (real, real.with_name(f"{real.name}.real"))
-            programs = [file for one in named if (file := base.joinpath(*one.parts[1:])).is_file()]
+            programs = [file for path_ in named if (file := base.joinpath(*path_.parts[1:])).is_file()]
             commands = frozenset(
                 name for name in _COMMANDS if any(_mentions(file, name) for file in programs)
             )
@@ -263,31 +314,31 @@ class DriverSpec:
         self._make = make
         self._base, self._host_base, self._sysroot = base, host_base, sysroot
         self._required = required
-        self._trace: tuple[object, ...] = ()
+        self._fingerprint: tuple[object, ...] = ()
         self._written = ContainerEdits()
         self._loaded: str | None = None
         self._ids: tuple[str, ...] = ()
         self.driver: NvidiaDriver | None = None
-        """As of the newest look."""
+        """As of the newest refresh."""
 
     async def ids(self) -> tuple[str, ...]:
         """CDI ids that a container needs besides its claim's. Raises `Retry` while files are missing."""
-        await self.look()
+        await self.refresh()
         if self._required and not self._ids:
             where = ", ".join(str(root) for root in (self._base, self._base / "run/nvidia/driver"))
             raise Retry(f"the files of NVIDIA's driver are not in {where} yet", after=DRIVER_SECONDS)
         return self._ids
 
-    async def look(self) -> bool:
+    async def refresh(self) -> bool:
         """Bring the spec up to date; whether another driver is there now. Cheap while nothing changed."""
-        return await asyncio.to_thread(self._look)
+        return await asyncio.to_thread(self._refresh)
 
-    def _look(self) -> bool:
+    def _refresh(self) -> bool:
         loaded = loaded_version(self._sysroot)
         now = driver_fingerprint(self._base, loaded, *_HOOK_PLACES)
-        if now == self._trace:
+        if now == self._fingerprint:
             return False
-        self._trace = now
+        self._fingerprint = now
         driver = find_driver(self._base, self._host_base, loaded)
         changed = (loaded, driver) != (self._loaded, self.driver)
         self._loaded, self.driver = loaded, driver
@@ -302,7 +353,7 @@ class DriverSpec:
 
 
 def _mounts(driver: NvidiaDriver, files: tuple[DriverFile, ...]) -> tuple[ContainerMount, ...]:
-    """Each file at its path. A link's target is found here: an absolute one means nothing on the host."""
+    """Each file at its path. Links are resolved in the driver's root, not on the host."""
     return tuple(dict.fromkeys(_mount(driver, file.real, file.path) for file in files))
 
 
@@ -323,14 +374,6 @@ def _links(libraries: tuple[DriverFile, ...]) -> Iterator[tuple[str, PurePosixPa
         if link not in made:
             made.add(link)
             yield (target or file.real.name), link
-
-
-def _with_expected(
-    driver: NvidiaDriver, mounts: tuple[ContainerMount, ...], libraries: tuple[DriverFile, ...]
-) -> tuple[ContainerMount, ...]:
-    there = {mount.container_path for mount in mounts}
-    more = {str(link): _mount(driver, file.real, link) for file, link, _ in _expected(libraries)}
-    return (*mounts, *(mount for path, mount in more.items() if path not in there))
 
 
 def _expected(

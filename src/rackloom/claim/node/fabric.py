@@ -42,7 +42,7 @@ from rackloom.core.domains.names import OLDEST_IMEX_DRIVER, is_driver_too_old
 from rackloom.errors import Refused, Retry
 from rackloom.topology.discovery.nvidia_driver import driver_missing_error, nvml_session
 from rackloom.topology.discovery.sysfs import normal_pci_address
-from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
+from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, declared_key
 
 # Values, and the rule for the clique.
 
@@ -62,7 +62,7 @@ class FabricState(IntEnum):
 
 
 class GpuFabric(msgspec.Struct, frozen=True, kw_only=True):
-    """What one GPU says of its NVLink fabric."""
+    """What one GPU reports about its NVLink fabric."""
 
     name: str
     """For messages: `GPU 0 (GPU-...)`."""
@@ -78,7 +78,7 @@ class GpuFabric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFabric(msgspec.Struct, frozen=True, kw_only=True):
-    """What all GPUs of the node say; a node without GPUs has none."""
+    """What all GPUs of the node report; a node without GPUs has none."""
 
     gpus: tuple[GpuFabric, ...] = ()
     driver_version: str | None = None
@@ -87,7 +87,7 @@ class NodeFabric(msgspec.Struct, frozen=True, kw_only=True):
 def clique_of(fabric: NodeFabric) -> str:
     """`<clusterUUID>.<cliqueId>`, or "" for a node without an NVLink fabric beyond itself.
 
-    Raises `Retry` while that cannot be said, naming the GPU.
+    Raises `Retry` while it is unknown, naming the GPU.
     """
     found = {_clique_of_gpu(gpu) for gpu in fabric.gpus} - {""}
     if len(found) > 1:
@@ -114,40 +114,13 @@ def _clique_of_gpu(gpu: GpuFabric) -> str:
     if gpu.state is FabricState.NOT_SUPPORTED:
         return ""
     if gpu.state is not FabricState.COMPLETED:
-        raise Retry(
-            f"{gpu.name} has not joined its NVLink fabric: {gpu.state.name.lower().replace('_', ' ')}",
-            after=FABRIC_RETRY_SECONDS,
-        )
+        state = gpu.state.name.lower().replace("_", " ")
+        reason = f"{gpu.name} has not joined its NVLink fabric: {state}"
+        raise Retry(reason, after=FABRIC_RETRY_SECONDS)
     if gpu.status != 0:
-        raise Retry(
-            f"{gpu.name} could not join its NVLink fabric: NVML error {gpu.status}",
-            after=FABRIC_RETRY_SECONDS,
-        )
+        reason = f"{gpu.name} could not join its NVLink fabric: NVML error {gpu.status}"
+        raise Retry(reason, after=FABRIC_RETRY_SECONDS)
     return "" if gpu.cluster_uuid == NO_CLUSTER else f"{gpu.cluster_uuid}.{gpu.clique_id}"
-
-
-# The join key of a declared GPU.
-
-
-def declared_key(
-    *,
-    uuid: str | None,
-    pci_address: str | None,
-    chassis_serial: str | None,
-    slot: int | None,
-    module_id: int | None,
-    fabric_guid: str | None,
-) -> GpuKey:
-    """A GPU's join key; a place needs all of chassis, slot and module. `fabric_guid` is hexadecimal."""
-    place = None
-    if chassis_serial is not None and slot is not None and module_id is not None:
-        place = Fact(SlotKey(chassis_serial, slot, module_id), Source.DECLARED)
-    return GpuKey(
-        place=place,
-        fabric_guid=None if fabric_guid is None else Fact(int(fabric_guid, 16), Source.DECLARED),
-        gpu_uuid=None if uuid is None else Fact(uuid, Source.DECLARED),
-        pci_address=None if pci_address is None else Fact(pci_address, Source.DECLARED),
-    )
 
 
 # The declared fabric.
@@ -219,16 +192,16 @@ def _declared_gpu_fabric(index: int, gpu: _DeclaredGpuFabric, file: _DeclaredFab
 # The fabric as NVML reports it.
 
 
-_SUMMARIES = {1: Health.HEALTHY, 2: Health.UNHEALTHY, 3: Health.UNHEALTHY}
-_SUMMARY_TEXTS = {
-    1: "the NVLink fabric is healthy",
-    2: "NVML: the NVLink fabric is unhealthy",
-    3: "NVML: the NVLink fabric has limited capacity",
+_HEALTH_SUMMARIES = {
+    1: (Health.HEALTHY, "the NVLink fabric is healthy"),
+    2: (Health.UNHEALTHY, "NVML: the NVLink fabric is unhealthy"),
+    3: (Health.UNHEALTHY, "NVML: the NVLink fabric has limited capacity"),
 }
+_NO_SUMMARY = (Health.UNKNOWN, "this driver does not report the health of the fabric")
 
 
 def read_nvml_fabric(driver_root: Path) -> NodeFabric:
-    """What every GPU says. Blocks for some milliseconds.
+    """What every GPU reports. Blocks for some milliseconds.
 
     The library is that of the driver below `driver_root`, else the system's. Raises `Refused` where there is
     no driver, and `Retry` when it is there and does not answer.
@@ -242,14 +215,14 @@ def read_nvml_fabric(driver_root: Path) -> NodeFabric:
 
 
 def gpu_fabric(nvml: Any, index: int, handle: Any) -> GpuFabric:
-    """What one GPU says; `nvml` is the started library. Raises its errors."""
+    """What one GPU reports; `nvml` is the initialized library. Raises its errors."""
     uuid = nvml.nvmlDeviceGetUUID(handle)
     name = f"GPU {index} ({uuid})"
     key, tray = _join_key(nvml, handle, uuid)
     info = _fabric_info(nvml, handle)
     if info is None:
         return GpuFabric(name=name, state=FabricState.NOT_SUPPORTED, key=key, tray=tray)
-    summary = getattr(info, "healthSummary", 0)
+    health, health_message = _HEALTH_SUMMARIES.get(getattr(info, "healthSummary", 0), _NO_SUMMARY)
     return GpuFabric(
         name=name,
         state=FabricState(info.state),
@@ -258,8 +231,8 @@ def gpu_fabric(nvml: Any, index: int, handle: Any) -> GpuFabric:
         clique_id=info.cliqueId,
         key=key,
         tray=tray,
-        health=_SUMMARIES.get(summary, Health.UNKNOWN),
-        health_message=_SUMMARY_TEXTS.get(summary, "this driver does not report the health of the fabric"),
+        health=health,
+        health_message=health_message,
     )
 
 
@@ -300,18 +273,14 @@ def _join_key(nvml: Any, handle: Any, uuid: str) -> tuple[GpuKey, int | None]:
     guid = int.from_bytes(_raw_field(info, "ibGuid")[:8], "big")
     slot, module, tray = (_raw_field(info, field)[0] for field in ("slotNumber", "moduleId", "trayIndex"))
     place = Fact(SlotKey(serial, slot, module), Source.NVML) if serial else None
-    return GpuKey(
-        place=place,
-        fabric_guid=Fact(guid, Source.NVML) if guid else None,
-        gpu_uuid=key.gpu_uuid,
-        pci_address=key.pci_address,
-    ), tray
+    fabric_guid = Fact(guid, Source.NVML) if guid else None
+    return msgspec.structs.replace(key, place=place, fabric_guid=fabric_guid), tray
 
 
 def _raw_field(info: Any, field: str) -> bytes:
     """A field as it lies in memory: the bindings would read it as text and stop at the first zero."""
-    place = getattr(type(info), field)
-    return bytes(info)[place.offset : place.offset + place.size]
+    layout = getattr(type(info), field)
+    return bytes(info)[layout.offset : layout.offset + layout.size]
 
 
 # The newest observation.
@@ -327,70 +296,64 @@ class FabricMonitor:
         self._read = read
         self._wall = wall
         self._clique: str | None = None
-        self._looked = False
-        self._tell: Callable[[], None] = lambda: None
+        self._observed = False
+        self._on_change: Callable[[], None] = lambda: None
         self.fabric = NodeFabric()
         self.observed_at = 0.0
         self.trouble: str | None = "the fabric was not looked at yet"
-        """Why the newest look told nothing; None when it did."""
+        """Why the newest observation failed; None when it succeeded."""
         self.missing: str | None = None
         """What has to appear before this node has a fabric: a driver, or a newer one. None for nothing."""
 
     async def clique(self) -> str:
         """The clique of this node, "" for none. Raises `Retry` until it was known, and without a driver."""
         if self._clique is None:
-            await self.look()
+            await self.observe()
         await self.need_driver()
         if self._clique is None:
             raise Retry(self.trouble or "", after=1.0)
         return self._clique
 
     async def need_driver(self) -> None:
-        """Raise `Retry` while the newest look missed something."""
-        if not self._looked:
-            await self.look()
+        """Raise `Retry` while the newest observation missed something."""
+        if not self._observed:
+            await self.observe()
         if self.missing is not None:
             raise Retry(self.missing, after=DRIVER_SECONDS)
 
-    def when_changed(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called whenever the clique becomes another one, or a driver comes or goes."""
-        self._tell = tell
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called whenever the clique changes, or a driver comes or goes."""
+        self._on_change = callback
 
-    async def look(self) -> None:
+    async def observe(self) -> None:
         """Read again.
 
-        What was known stays when it cannot be read: a GPU that is being reset has not left its rack. Nor does
-        a clique that was known become none, since jobs run on it.
+        A failed reading changes nothing: a GPU that is being reset has not left its rack. Nor does a known
+        clique become none, since jobs run on it.
         """
-        self._looked = True
+        self._observed = True
         try:
             fabric = await asyncio.to_thread(self._read)
+            self._set_missing(None)
+            clique = clique_of(fabric)
         except Refused as refused:
             self.trouble = str(refused)
-            self._lack(str(refused))
+            self._set_missing(str(refused))
             return
         except Retry as retry:
-            self._unknown(retry)
-            return
-        self._lack(None)
-        try:
-            clique = clique_of(fabric)
-        except Retry as retry:
-            self._unknown(retry)
+            self.trouble = retry.reason
+            log.warning("imex.fabric-unknown", reason=retry.reason)
             return
         self.fabric, self.observed_at, self.trouble = fabric, self._wall(), None
+        # Jobs run on the known clique: a GPU that reports none, as after a reset, does not take it away.
         if clique == self._clique or (self._clique and not clique):
             return
         log.info("imex.clique", clique=clique, before=self._clique)
         self._clique = clique
-        self._tell()
+        self._on_change()
 
-    def _unknown(self, retry: Retry) -> None:
-        self.trouble = retry.reason
-        log.warning("imex.fabric-unknown", reason=retry.reason)
-
-    def _lack(self, missing: str | None) -> None:
+    def _set_missing(self, missing: str | None) -> None:
         if missing != self.missing:
             log.warning("imex.driver", missing=missing)
             self.missing = missing
-            self._tell()
+            self._on_change()

@@ -26,7 +26,7 @@ from rackloom.core.allocate.objects import Device
 
 
 class NodeValue(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the values of this room."""
+    """Base of the values of node plugins."""
 
 
 class ClaimRef(NodeValue, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class ClaimRef(NodeValue, frozen=True, kw_only=True):
 
 
 class AllocatedDevice(NodeValue, frozen=True, kw_only=True):
-    """One device that the scheduler gave to the claim, of this driver."""
+    """One device of this driver that the scheduler allocated to the claim."""
 
     request: str
     """As allocated, `request` or `request/subrequest`."""
@@ -80,11 +80,11 @@ class AllocatedClaim(NodeValue, frozen=True, kw_only=True):
     ref: ClaimRef
     results: tuple[AllocatedDevice, ...]
     configs: tuple[OpaqueConfig, ...]
-    """In the order in which they count: a later one wins."""
+    """In order of precedence: a later one wins."""
     fingerprint: str
     """Changes with the allocation and with who may use it."""
     of_pod: str | None = None
-    """The pod for which a template made it; None for a claim that somebody wrote."""
+    """The pod for which it was made from a template; None for a claim that a user created."""
     consumers: tuple[ClaimConsumer, ...] = ()
 
     def configs_for(self, result: AllocatedDevice) -> tuple[OpaqueConfig, ...]:
@@ -152,11 +152,11 @@ class PreparedDevice(NodeValue, frozen=True, kw_only=True):
 
 
 class PreparedClaim(NodeValue, frozen=True, kw_only=True):
-    """What a plugin made of a claim."""
+    """A claim as a plugin prepared it."""
 
     devices: tuple[PreparedDevice, ...]
     record: Mapping[str, Any] = {}
-    """What the plugin wants back at unprepare; JSON."""
+    """What the plugin needs at unprepare; JSON."""
 
 
 class PrepareState(StrEnum):
@@ -168,7 +168,7 @@ class PrepareState(StrEnum):
 
 
 class ReadyDevice(NodeValue, frozen=True, kw_only=True):
-    """A prepared device as kubelet is told of it."""
+    """A prepared device as reported to kubelet."""
 
     requests: tuple[str, ...]
     pool: str
@@ -188,20 +188,20 @@ class CheckpointEntry(NodeValue, frozen=True, kw_only=True):
     devices: tuple[ReadyDevice, ...] = ()
     record: Mapping[str, Any] = {}
     undoing: bool = False
-    """Whether it is being given back, so that it can no longer be counted on."""
+    """Whether it is being unprepared, so that it no longer counts as prepared."""
     aborted_at: float | None = None
     """Seconds since the epoch."""
 
 
 class DevicePool(NodeValue, frozen=True, kw_only=True):
-    """Devices that are published together for this node."""
+    """Devices that are published as one pool of this node."""
 
     name: str
     devices: tuple[Device, ...]
 
 
 class Health(StrEnum):
-    """Whether a device works: it does, it does not, or nobody can tell."""
+    """Whether a device works; unknown where that could not be observed."""
 
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
@@ -209,7 +209,7 @@ class Health(StrEnum):
 
 
 class DeviceHealth(NodeValue, frozen=True, kw_only=True):
-    """The health of one published device, and when it was last looked at (seconds since the epoch)."""
+    """The health of one published device, and when it was last observed (seconds since the epoch)."""
 
     pool: str
     device: str
@@ -228,54 +228,43 @@ class NodePlugin(Protocol):
     @property
     def driver(self) -> str:
         """Name of the driver, as device classes and claims spell it."""
-        ...
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Every `PreparedDevice.kind` that it can prepare."""
-        ...
 
     def missing(self) -> str | None:
         """What has to appear on this node before it has devices at all, such as a driver; None for nothing.
 
-        The plugin waits for it, and answers kubelet meanwhile: claims of before must be given back.
+        The plugin waits for it, and answers kubelet meanwhile: earlier claims must be unprepared.
         """
-        ...
 
     async def pools(self) -> tuple[DevicePool, ...]:
         """What to publish now. Raises `Retry` when the devices cannot be read at present."""
-        ...
 
     def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
         """What `unprepare` needs to undo a `prepare` that was cut off; stored before the first attempt.
 
         Raises `Refused` for a claim that can never be prepared. Touches nothing.
         """
-        ...
 
     async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
         """Make the devices of `claim` usable."""
-        ...
 
     def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
         """Yield whenever a waiting claim is worth another attempt before its time."""
-        ...
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Undo `prepare`, whether it was finished or not, but leave what `others` on this node still use.
 
         The claim may be gone from the API server.
         """
-        ...
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
-        """Remove what no claim uses any more and `unprepare` leaves behind."""
-        ...
+        """Remove what no claim uses any more, and what `unprepare` could not remove."""
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Watch the devices for as long as the plugin runs; `wake` has them published again."""
-        ...
 
     async def health(self) -> tuple[DeviceHealth, ...]:
         """Health of every published device."""
-        ...

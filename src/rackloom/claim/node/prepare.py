@@ -1,4 +1,4 @@
-"""Preparing and unpreparing one claim: a single attempt that is safe to repeat after a crash.
+"""Preparing and unpreparing one claim, with the checkpoint that makes both safe to repeat after a crash.
 
 `fetch_claim` reads the ResourceClaim that kubelet names and checks its UID: a claim of the same name may
 have replaced it. `read_claim` keeps the allocation results and opaque configurations of one driver.
@@ -12,25 +12,40 @@ covers the allocation and `reservedFor`, but not `status.devices`, which drivers
 2. Raise `Retry` while another claim on this node still holds a device exclusively. kubelet unprepares
    that claim.
 3. Write an entry in state PrepareStarted, with the driver's `intent`, to the checkpoint.
-4. Let the driver prepare, then look again at step 2: another claim may have completed meanwhile.
+4. Let the driver prepare, then check step 2 again: another claim may have completed meanwhile.
 5. Write the CDI spec, then the entry in state PrepareCompleted.
 
 `unprepare` marks the entry as being undone, lets the driver undo it, removes the CDI spec, and drops the
-entry. An entry that had only started becomes PrepareAborted instead, which step 1 looks at.
+entry. An entry that had only started becomes PrepareAborted instead, for step 1.
 
-Invariant: whatever a driver may have touched is named by an entry on disk; the entry goes only after the
-undo.
+Invariant: whatever a driver may have touched is named by an entry on disk, and the entry goes only after the
+undo. So a crash is safe between any two steps. Before step 3 nothing was touched. From step 3 to step 5 the
+entry is PrepareStarted: kubelet prepares again, or the sweep of `run` undoes it by its intent. A CDI spec
+without a completed entry is never handed to kubelet, and is written anew or swept. During `unprepare` the
+mark keeps the claim from being counted as prepared, and kubelet repeats the call until it succeeds.
+
+`Checkpoint` holds one entry for each claim UID. Its format is `{"format": "rackloom-checkpoint",
+"version": 1, "checksum": ..., "content": {...}}`. The checksum is the SHA-256 of the content's bytes as
+they are in the file, so fields that a newer plugin added are covered and may be ignored. A damaged file
+is refused, never guessed: without it the plugin cannot tell which claims it has prepared. A reboot loses
+everything that was prepared on the node, but not what was done elsewhere, such as a node label. So entries
+of another boot id count as started only: they are prepared anew or undone, and never forgotten.
+
+`PluginMetrics` has the names that dashboards for NVIDIA's DRA driver use. All series exist with the value
+zero from the start, so that the first failure is a change and not a new series.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
-from rackloom.claim.node.cdi import CdiDirectory
-from rackloom.claim.node.checkpoint import Checkpoint
+from rackloom.claim.node.cdi import CdiDirectory, write_durably
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
     AllocatedDevice,
@@ -47,6 +62,202 @@ from rackloom.claim.node.plugin import (
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, Object
 from rackloom.errors import Refused, Retry
 
+OPERATIONS = ("prepare", "unprepare")
+PREPARE_ERRORS = ("lock_acquire", "prepare_devices", "publish_resources")
+UNPREPARE_ERRORS = ("lock_acquire", "unprepare_devices")
+DURATION_BUCKETS = tuple(0.05 * 2**step for step in range(9))
+
+
+class PluginMetrics:
+    """Counters of one plugin on one node, whose devices are of `kinds`."""
+
+    def __init__(self, driver: str, node: str, kinds: tuple[str, ...]) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._driver = driver
+        self._node = node
+        self._kinds = kinds
+        by_operation = ("driver", "operation")
+        self._requests = Counter(
+            "nvidia_dra_requests",
+            "Requests of kubelet of which every claim succeeded",
+            by_operation,
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "nvidia_dra_request_duration_seconds",
+            "Time to answer kubelet",
+            by_operation,
+            buckets=DURATION_BUCKETS,
+            registry=registry,
+        )
+        self._inflight = Gauge(
+            "nvidia_dra_requests_inflight", "Requests being answered", by_operation, registry=registry
+        )
+        self._devices = Gauge(
+            "nvidia_dra_prepared_devices",
+            "Devices of claims that are prepared",
+            ("node", "driver", "device_type"),
+            registry=registry,
+        )
+        by_error = ("driver", "error_type")
+        self._prepare_errors = Counter(
+            "nvidia_dra_node_prepare_errors", "Claims not prepared", by_error, registry=registry
+        )
+        self._unprepare_errors = Counter(
+            "nvidia_dra_node_unprepare_errors", "Claims not given back", by_error, registry=registry
+        )
+        self._seed()
+
+    @contextmanager
+    def request(self, operation: str) -> Iterator[None]:
+        """Count and time one request while it is answered."""
+        labels = (self._driver, operation)
+        with self._inflight.labels(*labels).track_inprogress(), self._seconds.labels(*labels).time():
+            yield
+
+    def succeeded(self, operation: str) -> None:
+        """A request was answered without an error of any claim."""
+        self._requests.labels(self._driver, operation).inc()
+
+    def failed(self, operation: str) -> None:
+        """A claim was answered with an error."""
+        errors = self._prepare_errors if operation == "prepare" else self._unprepare_errors
+        errors.labels(self._driver, f"{operation}_devices").inc()
+
+    def not_published(self) -> None:
+        """The slices could not be brought up to date."""
+        self._prepare_errors.labels(self._driver, "publish_resources").inc()
+
+    def page(self, claims: Mapping[str, CheckpointEntry]) -> bytes:
+        """The page that Prometheus reads; `claims` as the checkpoint has them."""
+        completed = [entry for entry in claims.values() if entry.state is PrepareState.COMPLETED]
+        found = [device.kind for entry in completed for device in entry.devices]
+        for kind in self._kinds:
+            self._devices.labels(self._node, self._driver, kind).set(found.count(kind))
+        return generate_latest(self.registry)
+
+    def _seed(self) -> None:
+        for operation in OPERATIONS:
+            for family in (self._requests, self._seconds, self._inflight):
+                family.labels(self._driver, operation)
+        for error in PREPARE_ERRORS:
+            self._prepare_errors.labels(self._driver, error)
+        for error in UNPREPARE_ERRORS:
+            self._unprepare_errors.labels(self._driver, error)
+
+
+# The checkpoint of prepared claims.
+
+
+CHECKPOINT_FORMAT = "rackloom-checkpoint"
+CHECKPOINT_VERSION = 1
+
+
+class CheckpointContent(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoint: the boot that it is about, and an entry per claim UID."""
+
+    boot_id: str
+    claims: dict[str, CheckpointEntry] = {}
+
+
+class _CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
+    format: str
+    version: int
+    checksum: str
+    content: msgspec.Raw
+
+
+class Checkpoint:
+    """The entries. A change is on the disk before it is visible in memory (write-ahead)."""
+
+    def __init__(self, path: Path, boot_id: str) -> None:
+        self._path = path
+        self._boot_id = boot_id
+        self._claims = _read_checkpoint(path, boot_id)
+
+    @property
+    def claims(self) -> Mapping[str, CheckpointEntry]:
+        """Entries by claim UID."""
+        return self._claims
+
+    def put(self, entry: CheckpointEntry) -> None:
+        """Add or replace the entry of a claim."""
+        self._write({**self._claims, entry.ref.uid: entry})
+
+    def drop(self, uid: str) -> None:
+        """Forget a claim; nothing happens where it is not known."""
+        if uid in self._claims:
+            self._write({kept: entry for kept, entry in self._claims.items() if kept != uid})
+
+    def _write(self, claims: dict[str, CheckpointEntry]) -> None:
+        write_durably(self._path, encode_checkpoint(CheckpointContent(boot_id=self._boot_id, claims=claims)))
+        self._claims = claims
+
+
+def encode_checkpoint(content: CheckpointContent) -> bytes:
+    """The bytes of the file."""
+    raw = msgspec.json.encode(content)
+    file = _CheckpointFile(
+        format=CHECKPOINT_FORMAT,
+        version=CHECKPOINT_VERSION,
+        checksum=_checksum(raw),
+        content=msgspec.Raw(raw),
+    )
+    return msgspec.json.encode(file) + b"\n"
+
+
+def decode_checkpoint(data: bytes, path: Path) -> CheckpointContent:
+    """Read the file's bytes. Raises `Refused` naming what is wrong with `path` and what to do."""
+    try:
+        file = msgspec.json.decode(data, type=_CheckpointFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _damaged_checkpoint(path, f"it is no checkpoint: {error}") from error
+    if file.format != CHECKPOINT_FORMAT:
+        raise _damaged_checkpoint(path, f"its format is {file.format!r}, not {CHECKPOINT_FORMAT!r}")
+    if file.version > CHECKPOINT_VERSION:
+        raise Refused(
+            f"checkpoint {path} has version {file.version}; this plugin reads up to {CHECKPOINT_VERSION}",
+            nearest_fix="run the newer version of the plugin that wrote it",
+        )
+    found = _checksum(bytes(file.content))
+    if found != file.checksum:
+        raise _damaged_checkpoint(path, f"its content has SHA-256 {found}, but {file.checksum} was written")
+    try:
+        return msgspec.json.decode(file.content, type=CheckpointContent)
+    except msgspec.ValidationError as error:
+        raise _damaged_checkpoint(path, str(error)) from error
+
+
+def _read_checkpoint(path: Path, boot_id: str) -> dict[str, CheckpointEntry]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    content = decode_checkpoint(data, path)
+    if content.boot_id == boot_id:
+        return content.claims
+    return {uid: _as_started(entry) for uid, entry in content.claims.items()}
+
+
+def _as_started(entry: CheckpointEntry) -> CheckpointEntry:
+    """After a reboot nothing is prepared on the node, but what was done elsewhere must still be undone."""
+    return msgspec.structs.replace(
+        entry, state=PrepareState.STARTED, devices=(), undoing=False, aborted_at=None
+    )
+
+
+def _checksum(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _damaged_checkpoint(path: Path, what: str) -> Refused:
+    return Refused(
+        f"checkpoint {path} cannot be read: {what}",
+        nearest_fix=f"drain the node, move {path} away and start the plugin again;"
+        " without it the plugin cannot tell which claims it has prepared",
+    )
+
+
 # Reading a ResourceClaim.
 
 
@@ -56,14 +267,14 @@ API_RETRY_SECONDS = 0.25
 
 
 class ObsoleteClaim(Refused):
-    """Nobody waits for this claim any more: it is gone, or another has its name, or kubelet gave it back."""
+    """Nobody waits for this claim any more: it is gone, was replaced, or kubelet unprepared it."""
 
 
 async def fetch_claim(api: KubeApi, ref: ClaimRef, driver: str) -> AllocatedClaim:
     """The claim of `ref` as the API server has it now.
 
-    Raises `Obsolete` when it is gone or is another one of that name, `Refused` when it is not allocated, and
-    `Retry` when the API server gives no answer.
+    Raises `ObsoleteClaim` when it is gone or was replaced, `Refused` when it is not allocated, and `Retry`
+    when the API server does not answer.
     """
     try:
         found = await api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
@@ -81,7 +292,7 @@ async def fetch_claim(api: KubeApi, ref: ClaimRef, driver: str) -> AllocatedClai
 
 
 def read_claim(obj: Object, ref: ClaimRef, driver: str) -> AllocatedClaim:
-    """What `driver` has to know of a ResourceClaim. Raises `Refused` when it is not allocated."""
+    """The part of a ResourceClaim that concerns `driver`. Raises `Refused` when it is not allocated."""
     status = obj.get("status", {})
     devices = status.get("allocation", {}).get("devices")
     if devices is None:
@@ -96,8 +307,8 @@ def read_claim(obj: Object, ref: ClaimRef, driver: str) -> AllocatedClaim:
         fingerprint=_fingerprint(status),
         of_pod=_pod_of(obj["metadata"]),
         consumers=tuple(
-            ClaimConsumer(resource=one["resource"], name=one["name"], uid=one["uid"])
-            for one in status.get("reservedFor", ())
+            ClaimConsumer(resource=consumer["resource"], name=consumer["name"], uid=consumer["uid"])
+            for consumer in status.get("reservedFor", ())
         ),
     )
 
@@ -109,13 +320,13 @@ def api_failure(doing: str, error: KubeError) -> Exception:
     return Retry(f"{doing}: {error.message}", after=error.retry_after or API_RETRY_SECONDS)
 
 
-def _result(one: Mapping[str, Any]) -> AllocatedDevice:
+def _result(result: Mapping[str, Any]) -> AllocatedDevice:
     return AllocatedDevice(
-        request=one["request"],
-        pool=one["pool"],
-        device=one["device"],
-        admin_access=one.get("adminAccess") or False,
-        share_id=one.get("shareID"),
+        request=result["request"],
+        pool=result["pool"],
+        device=result["device"],
+        admin_access=result.get("adminAccess") or False,
+        share_id=result.get("shareID"),
     )
 
 
@@ -181,34 +392,43 @@ class ClaimPreparer:
         self._refuse_aborted(claim)
         self._await_devices(claim)
         intent = self._plugin.intent(claim)
+        # On disk before the driver touches anything: from here on a crash is undone by this entry.
         self._begin(
             CheckpointEntry(
                 ref=claim.ref, state=PrepareState.STARTED, fingerprint=claim.fingerprint, record=intent
             )
         )
         prepared = await self._plugin.prepare(claim)
-        # Meanwhile another claim may have completed.
+        # The attempts of two claims may overlap: the one that completes later must not share the device.
         self._await_devices(claim)
         return self._complete(claim, intent, prepared)
 
     async def unprepare(self, uid: str) -> None:
-        """Give back what a claim has, if it is known. Raises `Retry` or `Refused`."""
+        """Undo what was prepared of a claim, if it is known. Raises `Retry` or `Refused`."""
         entry = self._checkpoint.claims.get(uid)
         if entry is None or entry.state is PrepareState.ABORTED:
             self._cdi.remove(uid)
             return
         self._begin(msgspec.structs.replace(entry, undoing=True))
         await self._plugin.unprepare(entry, self._others(uid))
+        # The entry goes last: after a crash before this, kubelet's next call or the sweep undoes again.
         self._cdi.remove(uid)
         if entry.state is PrepareState.COMPLETED:
             self._checkpoint.drop(uid)
         else:
-            self._checkpoint.put(_aborted(entry, self._wall()))
+            self._checkpoint.put(
+                CheckpointEntry(
+                    ref=entry.ref,
+                    state=PrepareState.ABORTED,
+                    fingerprint=entry.fingerprint,
+                    aborted_at=self._wall(),
+                )
+            )
 
     def _others(self, uid: str) -> list[CheckpointEntry]:
         """Claims that have, or may soon have, devices here.
 
-        One that is being given back is none of them: two that go at once would each leave it to the other.
+        A claim that is being unprepared does not count: two of them would each leave the undo to the other.
         """
         entries = self._checkpoint.claims.values()
         return [
@@ -218,19 +438,19 @@ class ClaimPreparer:
         ]
 
     def forget_aborted(self) -> None:
-        """Drop the marks of given-up claims whose prepare must have ended by now."""
+        """Drop entries of aborted claims whose prepare must have ended by now."""
         for uid, entry in list(self._checkpoint.claims.items()):
             if entry.state is PrepareState.ABORTED and self._expired(entry):
                 self._checkpoint.drop(uid)
 
     def sweep_specs(self) -> None:
-        """Remove CDI specs of claims that nobody has prepared or is preparing, and halves of specs."""
+        """Remove CDI specs of claims without an entry, and partial specs."""
         self._cdi.remove_partials()
         for uid in self._cdi.claims() - set(self._checkpoint.claims):
             self._cdi.remove(uid)
 
     def _begin(self, entry: CheckpointEntry) -> None:
-        """Write down what is about to happen."""
+        """Record what is about to happen."""
         if self._checkpoint.claims.get(entry.ref.uid) != entry:
             self._checkpoint.put(entry)
 
@@ -238,6 +458,7 @@ class ClaimPreparer:
         self, claim: AllocatedClaim, intent: Mapping[str, Any], prepared: PreparedClaim
     ) -> tuple[ReadyDevice, ...]:
         uid = claim.ref.uid
+        # The spec first: a completed entry promises kubelet that its CDI ids can be resolved.
         self._cdi.write(uid, prepared)
         devices = tuple(_ready(device, self._cdi.ids(uid, device)) for device in prepared.devices)
         self._checkpoint.put(
@@ -256,7 +477,11 @@ class ClaimPreparer:
         if entry is None or entry.state is not PrepareState.ABORTED:
             return
         if entry.fingerprint == claim.fingerprint and not self._expired(entry):
-            raise _stale(claim)
+            name = f"{claim.ref.namespace}/{claim.ref.name}"
+            raise ObsoleteClaim(
+                f"stale prepare: claim {name} was already aborted on this node",
+                nearest_fix="delete the pod if it still waits for this claim",
+            )
 
     def _expired(self, entry: CheckpointEntry) -> bool:
         return self._wall() - (entry.aborted_at or 0.0) >= ABORTED_TTL
@@ -284,12 +509,6 @@ class ClaimPreparer:
                         yield entry, device
 
 
-def _aborted(entry: CheckpointEntry, now: float) -> CheckpointEntry:
-    return CheckpointEntry(
-        ref=entry.ref, state=PrepareState.ABORTED, fingerprint=entry.fingerprint, aborted_at=now
-    )
-
-
 def _ready(device: PreparedDevice, cdi_ids: tuple[str, ...]) -> ReadyDevice:
     return ReadyDevice(
         requests=(device.result.main_request,),
@@ -299,11 +518,4 @@ def _ready(device: PreparedDevice, cdi_ids: tuple[str, ...]) -> ReadyDevice:
         share_id=device.result.share_id,
         admin_access=device.result.admin_access,
         kind=device.kind,
-    )
-
-
-def _stale(claim: AllocatedClaim) -> ObsoleteClaim:
-    return ObsoleteClaim(
-        f"stale prepare: claim {claim.ref.namespace}/{claim.ref.name} was already aborted on this node",
-        nearest_fix="delete the pod if it still waits for this claim",
     )

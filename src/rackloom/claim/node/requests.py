@@ -3,10 +3,17 @@
 `Requests` gives every claim a task. An IMEX channel waits here for a daemon whose own claim arrives at
 this same plugin meanwhile, so nothing that another claim needs is held between two attempts: the lock of
 a claim lasts for one attempt, and there is no other lock. Answers are ready after 44 s at the latest,
-since kubelet hangs up after 45 s and then nobody reads the reason.
+since kubelet stops waiting after 45 s and then nobody reads the reason.
 
-A prepare that failed, or that kubelet gave up, is repeated in the background (`tasks`). kubelet's next
-call for the claim, or its unprepare, ends the repetition.
+`persist` repeats one attempt until it succeeds, is refused, or the deadline of the caller comes. Pauses
+double from 0.25 s to 3 s (exponential backoff) and are at least as long as `Retry` asks. A change that
+the driver reports ends a pause early.
+
+A prepare that failed, or that kubelet gave up, is repeated in the background (`BackgroundRetries`) for up to
+900 s, until kubelet's next call for the claim or its unprepare. A refused claim is repeated too, since a node
+label, a role or a kernel module may be put right; but seldom, because each attempt asks the API server and a
+tenant can create many claims that will never be prepared. At most 512 claims, of which at most 128 refused,
+are retried at once, and refused claims share a rate of four attempts a second.
 
 kubelet by itself would come back late. It calls NodePrepareResources when it syncs a pod without a
 sandbox; if that fails, SyncPod records the event FailedPrepareDynamicResources and returns no error, so
@@ -25,19 +32,18 @@ Nothing depends on the annotation. Where it cannot be written, pods wait for kub
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
-from rackloom.claim.node.metrics import PluginMetrics
 from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, NodePlugin, PrepareState, ReadyDevice
-from rackloom.claim.node.prepare import ClaimPreparer, ObsoleteClaim, api_failure, fetch_claim
-from rackloom.claim.node.tasks import BackgroundRetries, persist
+from rackloom.claim.node.prepare import ClaimPreparer, ObsoleteClaim, PluginMetrics, api_failure, fetch_claim
 from rackloom.core.kubernetes.objects import (
     POD,
     RESOURCE_CLAIM,
@@ -48,17 +54,244 @@ from rackloom.core.kubernetes.objects import (
 )
 from rackloom.errors import Refused, Retry
 
+# Tasks whose lifetime is a context manager.
+
+
+async def cancel_and_wait(task: "asyncio.Task[None]") -> None:
+    """Cancel a task and wait for it. Its outcome is dropped, but not a cancellation of the caller."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run `work` while the context is entered; how it ends does not matter."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        await cancel_and_wait(task)
+
+
+async def cancel_all(tasks: "Collection[asyncio.Task[None]]") -> None:
+    """Cancel all before any is awaited: a second cancellation meanwhile must not leave one running."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        await cancel_and_wait(task)
+
+
+class TaskSet:
+    """Tasks that nobody waits for. The event loop alone would not keep them from being collected."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` in the background."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        """Cancel all that run."""
+        for task in self._tasks:
+            task.cancel()
+
+
+class BackgroundTasks:
+    """Work that ends only by failing."""
+
+    def __init__(self, tasks: "list[asyncio.Task[None]]") -> None:
+        self._tasks = tasks
+
+    async def fails(self) -> None:
+        """Wait for the first failure, and raise it."""
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        self.check()
+
+    def check(self) -> None:
+        """Raise the failure if there was one."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+
+
+@asynccontextmanager
+async def run_background(*work: Coroutine[None, None, None]) -> AsyncIterator[BackgroundTasks]:
+    """Run endless work while the context is entered; what failed meanwhile is raised at the end."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    try:
+        yield BackgroundTasks(tasks)
+        BackgroundTasks(tasks).check()
+    finally:
+        await cancel_all(tasks)
+
+
+# Retrying up to a deadline, and after it.
+
+
+T = TypeVar("T")
+RetryWork = Callable[[ClaimRef], Awaitable[None]]
+log = structlog.get_logger(__name__)
+
+FIRST_PAUSE, LAST_PAUSE = 0.25, 3.0
+"""Seconds between attempts: doubling from the first to the last."""
+REFUSED_PAUSE = 6.0
+"""Seconds between attempts at a claim that is refused."""
+REFUSED_GAP = 0.25
+"""Seconds between attempts at refused claims altogether: each of more than 24 is tried less often."""
+MOST_REFUSED = 128
+"""Refused claims that are retried at once, so that they leave room for others."""
+NO_ATTEMPT_ENDED = "the first attempt did not end in time"
+UNASKED_SECONDS = 900.0
+"""How long a claim is retried for which kubelet does not call: while a pod waits, it calls every 90 s."""
+MOST_CLAIMS = 512
+"""Claims that are retried at once. A node takes 110 pods by default; the claims of more wait for kubelet."""
+
+
+async def persist(
+    attempt: Callable[[], Awaitable[T]], *, deadline: float, changes: AsyncIterator[None] | None = None
+) -> T:
+    """Call `attempt` until it returns; at `deadline` (loop time) raise the last `Retry` that it raised.
+
+    Any other error is raised at once. Each of `changes`, which are listened to from the first failure on,
+    ends a pause early. Nothing is held while it pauses.
+    """
+    trouble = Retry(NO_ATTEMPT_ENDED, after=0.0)
+    pause = FIRST_PAUSE
+    limit = asyncio.timeout_at(deadline)
+    try:
+        async with limit, AsyncExitStack() as stack:
+            woken: asyncio.Event | None = None
+            while True:
+                try:
+                    return await attempt()
+                except Retry as retry:
+                    trouble = retry
+                if woken is None:
+                    woken = await stack.enter_async_context(_waking(changes))
+                await pause_until(woken, max(pause, trouble.after))
+                pause = min(2 * pause, LAST_PAUSE)
+    except TimeoutError:
+        if limit.expired():
+            raise trouble from None
+        raise
+
+
+@asynccontextmanager
+async def _waking(changes: AsyncIterator[None] | None) -> AsyncIterator[asyncio.Event]:
+    """An event that is set for each of `changes` while the context is entered."""
+    woken = asyncio.Event()
+    async with beside(_listen(changes, woken)):
+        yield woken
+
+
+async def _listen(changes: AsyncIterator[None] | None, woken: asyncio.Event) -> None:
+    if changes is None:
+        return
+    try:
+        async for _ in changes:
+            woken.set()
+    except (KubeError, Retry) as trouble:
+        # The pauses end without it too.
+        log.info("node.watch-ended", reason=str(trouble))
+
+
+async def pause_until(woken: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, `seconds` at most, and clear it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await woken.wait()
+    woken.clear()
+
+
+class BackgroundRetries:
+    """Prepares claims for which no call of kubelet waits, each in a task.
+
+    `work` is one round for a claim, which ends when nothing is left to do for it. It raises `Retry` where the
+    next round may have a chance, after pauses of its own, `Refused` where something has to change before, and
+    `ObsoleteClaim` where no round has a chance.
+    """
+
+    def __init__(self, work: RetryWork) -> None:
+        self._work = work
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._refused: set[str] = set()
+
+    def begin(self, ref: ClaimRef, *, refused: bool = False) -> None:
+        """Retry a claim until that succeeds, nobody can want it any more, or `stop`."""
+        self.stop(ref.uid)
+        self._refused.discard(ref.uid)
+        if len(self._tasks) >= MOST_CLAIMS or (refused and len(self._refused) >= MOST_REFUSED):
+            about = {**_claim_fields(ref), "retried": len(self._tasks), "refused": len(self._refused)}
+            log.warning("node.claim-not-retried", **about, reason="as many as may be are being retried")
+            return
+        if refused:
+            self._refused.add(ref.uid)
+        task = self._tasks[ref.uid] = asyncio.create_task(self._retry(ref))
+        task.add_done_callback(partial(self._forget, ref.uid))
+
+    def stop(self, uid: str) -> bool:
+        """Stop retrying a claim; returns whether it was being retried."""
+        task = self._tasks.get(uid)
+        return task is not None and task.cancel()
+
+    async def close(self) -> None:
+        """Stop all, and wait until they have ended."""
+        await cancel_all([*self._tasks.values()])
+
+    def _forget(self, uid: str, task: "asyncio.Task[None]") -> None:
+        if self._tasks.get(uid) is task:
+            del self._tasks[uid]
+            self._refused.discard(uid)
+
+    async def _retry(self, ref: ClaimRef) -> None:
+        loop = asyncio.get_running_loop()
+        deadline, reported = loop.time() + UNASKED_SECONDS, ""
+        if ref.uid in self._refused:
+            await self._pause_refused()
+        while loop.time() < deadline:
+            try:
+                await self._work(ref)
+            except Retry:
+                self._refused.discard(ref.uid)
+                await asyncio.sleep(FIRST_PAUSE)
+            except ObsoleteClaim as obsolete:
+                log.info("node.claim-not-retried", **_claim_fields(ref), reason=str(obsolete))
+                return
+            except Refused:
+                self._refused.add(ref.uid)
+                await self._pause_refused()
+            except Exception as error:
+                # A full disk, for example: it may pass as well, and each kind is worth one report.
+                if repr(error) != reported:
+                    log.exception("node.claim-broke", operation="retry", **_claim_fields(ref))
+                reported = repr(error)
+                await asyncio.sleep(LAST_PAUSE)
+            else:
+                return
+
+    async def _pause_refused(self) -> None:
+        await asyncio.sleep(max(REFUSED_PAUSE, len(self._refused) * REFUSED_GAP))
+
+
+def _claim_fields(ref: ClaimRef) -> dict[str, str]:
+    return {"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid}
+
+
 # Making kubelet sync a pod at once.
 
-
-log = structlog.get_logger(__name__)
 
 RETRY_ANNOTATION = "rackloom.dev/prepare-retry"
 """`<time> <driver>`: no two are equal, since a write that changes nothing is no event on kubelet's watch."""
 CLOCK_CHECK_SECONDS = 10.0
-"""Between two looks at the clock."""
+"""Between two checks of the clock."""
 STOPPED_SECONDS = 45.0
-"""kubelet's timeout of a call. A pause of `LOOK_SECONDS` that takes so long: the process was stopped."""
+"""kubelet's timeout of a call. A pause of `CLOCK_CHECK_SECONDS` that takes so long: the process was
+stopped."""
 RETRY_SECONDS = 2.0
 """Between attempts to reach an API server that does not answer and names no time."""
 
@@ -82,7 +315,7 @@ class PodSync:
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """Have `run` look for pods that kubelet may have turned away before it could ask the plugin."""
+        """Have `run` sync pods that kubelet may have failed before it could call the plugin."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -90,7 +323,7 @@ class PodSync:
         while True:
             await self._woken()
             self._wake.clear()
-            await self._insist(self._sync_waiting)
+            await self._retry(self._sync_waiting)
 
     async def _woken(self) -> None:
         """Until woken, or until this process goes on after it was stopped for long."""
@@ -104,12 +337,12 @@ class PodSync:
                 log.warning("node.was-stopped", driver=self._driver, seconds=round(loop.time() - began))
                 return
 
-    async def of_claim(self, ref: ClaimRef) -> None:
-        """Sync the pods of this node that use a claim, which nobody could until now."""
-        await self._insist(lambda: self._sync_users(ref))
+    async def sync_claim(self, ref: ClaimRef) -> None:
+        """Sync the pods of this node that use a claim which has just been prepared."""
+        await self._retry(lambda: self._sync_users(ref))
 
-    async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Work until it is done, or the API server does not allow it."""
+    async def _retry(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Repeat `work` until it succeeds, or the API server does not allow it."""
         while True:
             try:
                 await work()
@@ -128,7 +361,7 @@ class PodSync:
 
     async def _sync_waiting(self) -> None:
         for pod in await self._pods():
-            if await self._waits(pod):
+            if await self._is_waiting(pod):
                 await self._sync(pod)
 
     async def _pods(self, namespace: str | None = None) -> list[Object]:
@@ -140,10 +373,11 @@ class PodSync:
             if not has_pod_ended(pod) and "deletionTimestamp" not in pod["metadata"]
         ]
 
-    async def _waits(self, pod: Object) -> bool:
+    async def _is_waiting(self, pod: Object) -> bool:
         """Whether a pod has a claim with devices of this driver, and has not started, as far as can be seen.
 
-        After a reboot kubelet may not have said yet that the sandbox is gone; the checkpoint knows already.
+        After a reboot kubelet may not have reported yet that the sandbox is gone; the checkpoint shows it
+        already.
         """
         namespace, names = pod["metadata"]["namespace"], tuple(pod_claim_names(pod))
         states = {(claim.ref.namespace, claim.ref.name): claim.state for claim in self._claims().values()}
@@ -163,7 +397,7 @@ class PodSync:
         return any(result["driver"] == self._driver for result in devices.get("results") or ())
 
     async def _sync(self, pod: Object) -> None:
-        """Annotate this very pod: the API server refuses a patch with the UID of another."""
+        """Annotate the pod. The UID in the patch has the API server refuse it for another pod of the name."""
         meta = pod["metadata"]
         text = f"{metav1_micro_time(self._wall())} {self._driver}"
         patch = {"metadata": {"uid": meta["uid"], "annotations": {RETRY_ANNOTATION: text}}}
@@ -179,7 +413,7 @@ class PodSync:
 
 
 def _has_sandbox(pod: Object) -> bool:
-    """Whether kubelet has started it, which it does once all claims are prepared (KEP-3085)."""
+    """Whether kubelet has made its sandbox, which it does once all claims are prepared (KEP-3085)."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return any(
         condition["type"] == "PodReadyToStartContainers" and condition["status"] == "True"
@@ -190,15 +424,12 @@ def _has_sandbox(pod: Object) -> bool:
 # Answering the requests.
 
 
-T = TypeVar("T")
-log = structlog.get_logger(__name__)
-
 ANSWER_SECONDS = 44.0
-"""Seconds: kubelet hangs up after 45, and then nobody reads why."""
+"""Seconds: kubelet stops waiting after 45, and then nobody reads the reason."""
 
 
 class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What kubelet is told of one claim: its devices, or why not."""
+    """The answer for one claim: its devices, or the error."""
 
     devices: tuple[ReadyDevice, ...] = ()
     error: str = ""
@@ -208,14 +439,19 @@ class Requests:
     """Answers kubelet for one plugin."""
 
     def __init__(
-        self, plugin: NodePlugin, api: KubeApi, preparing: ClaimPreparer, meter: PluginMetrics, pods: PodSync
+        self,
+        plugin: NodePlugin,
+        api: KubeApi,
+        preparer: ClaimPreparer,
+        metrics: PluginMetrics,
+        pods: PodSync,
     ) -> None:
         self._plugin = plugin
         self._api = api
-        self._preparing = preparing
-        self._meter = meter
+        self._preparer = preparer
+        self._metrics = metrics
         self._pods = pods
-        self._retries = BackgroundRetries(self._prepare_unasked)
+        self._retries = BackgroundRetries(self._prepare_in_background)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(
@@ -228,12 +464,12 @@ class Requests:
     async def unprepare(
         self, refs: Sequence[ClaimRef], patience: float = ANSWER_SECONDS
     ) -> dict[str, ClaimAnswer]:
-        """Give claims back; an answer for every UID, within `patience` seconds."""
+        """Unprepare claims; an answer for every UID, within `patience` seconds."""
         deadline = asyncio.get_running_loop().time() + patience
         return await self._all("unprepare", refs, lambda ref: self._unprepare(ref, deadline))
 
     async def close(self) -> None:
-        """Stop what goes on without kubelet. No call may be under way, nor come any more."""
+        """Stop the background retries. No call may be under way, nor come any more."""
         await self._retries.close()
 
     async def _all(
@@ -241,10 +477,10 @@ class Requests:
     ) -> dict[str, ClaimAnswer]:
         if not refs:
             return {}
-        with self._meter.request(operation):
+        with self._metrics.request(operation):
             answers = await asyncio.gather(*(self._answer(operation, ref, work) for ref in refs))
         if not any(answer.error for answer in answers):
-            self._meter.succeeded(operation)
+            self._metrics.succeeded(operation)
         return {ref.uid: answer for ref, answer in zip(refs, answers, strict=True)}
 
     async def _answer(
@@ -256,11 +492,11 @@ class Requests:
         except (Retry, Refused) as trouble:
             permanent = isinstance(trouble, Refused)
             log.warning("node.claim-failed", **about, permanent=permanent, reason=str(trouble))
-            self._meter.failed(operation)
+            self._metrics.failed(operation)
             return ClaimAnswer(error=f"Permanent error: {trouble}" if permanent else str(trouble))
         except Exception as error:
             log.exception("node.claim-broke", **about)
-            self._meter.failed(operation)
+            self._metrics.failed(operation)
             return ClaimAnswer(error=f"internal error ({type(error).__name__}): see the log of the plugin")
         log.info("node.claim-done", **about)
         return answer
@@ -275,41 +511,44 @@ class Requests:
             self._retries.begin(ref, refused=isinstance(error, Refused))
             raise
         if was_missed:
-            # The call that went without an answer may have been for another pod with the same claim.
+            # The call that got no answer may have been for another pod with the same claim: sync its pods
+            # too.
             self._retries.begin(ref)
         return ClaimAnswer(devices=devices)
 
-    async def _prepare_unasked(self, ref: ClaimRef) -> None:
-        """As a call of kubelet does it, with a claim that is read anew; then have kubelet call."""
+    async def _prepare_in_background(self, ref: ClaimRef) -> None:
+        """Prepare as for a call of kubelet, with the claim read anew; then have kubelet call."""
         await self._devices(ref, asyncio.get_running_loop().time() + ANSWER_SECONDS)
-        await self._pods.of_claim(ref)
+        await self._pods.sync_claim(ref)
 
     async def _devices(self, ref: ClaimRef, deadline: float) -> tuple[ReadyDevice, ...]:
-        devices = self._preparing.ready(ref.uid)
+        devices = self._preparer.ready(ref.uid)
         if devices is not None:
             return devices
         claim = await persist(lambda: fetch_claim(self._api, ref, self._plugin.driver), deadline=deadline)
 
         async def attempt() -> tuple[ReadyDevice, ...]:
             async with self._attempt(ref):
-                ready = self._preparing.ready(ref.uid)
-                return await _api_failures_named(self._preparing.prepare(claim)) if ready is None else ready
+                # kubelet may have called again meanwhile, and that call may have succeeded.
+                ready = self._preparer.ready(ref.uid)
+                return await _api_failures_named(self._preparer.prepare(claim)) if ready is None else ready
 
         changes = self._plugin.changes(claim)
         return await persist(attempt, deadline=deadline, changes=changes)
 
     async def _unprepare(self, ref: ClaimRef, deadline: float) -> ClaimAnswer:
+        # Before the first attempt: a background prepare must not follow the unprepare.
         self._retries.stop(ref.uid)
 
         async def attempt() -> ClaimAnswer:
             async with self._attempt(ref):
-                await _api_failures_named(self._preparing.unprepare(ref.uid))
+                await _api_failures_named(self._preparer.unprepare(ref.uid))
             return ClaimAnswer()
 
         return await persist(attempt, deadline=deadline)
 
     def _attempt(self, ref: ClaimRef) -> AbstractAsyncContextManager[None]:
-        """One attempt at a time for each claim: kubelet repeats a call that it gave up on."""
+        """The lock of one attempt at a claim: kubelet repeats a call that it gave up."""
         return self._locks.setdefault(ref.uid, asyncio.Lock())
 
 

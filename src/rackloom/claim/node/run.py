@@ -1,16 +1,23 @@
-"""A plugin as a running process: one driver with the framework around it, health, and cleaning up.
+"""A plugin as a running process: the gRPC services that kubelet calls, health, and garbage collection.
+
+kubelet finds a plugin by a registration socket in its plugins_registry directory, asks GetInfo, and then
+calls DRAPlugin on the plugin's own socket. DRAPlugin is served as v1 and v1beta1; the messages differ
+only in share ids, which are new in v1. A request's own deadline, less one second for the answer's way
+back, bounds the work. Sockets belong to root alone (mode 0600). A path has at most 107 bytes (sockaddr_un);
+a driver name that is too long for it is replaced by a hash.
 
 `run_plugin` takes an exclusive lock (flock) in the plugin's directory: two processes with one checkpoint
 would undo each other's work. It opens the DRA socket before the registration socket, so that the plugin
-answers before kubelet can find it, and closes them in reverse. Background retries end last, after the
-last call.
+answers before kubelet can find it, and closes them in reverse. When a server stops, its socket goes first,
+so that no new call arrives while calls under way get two seconds to finish. Background retries end last,
+after the last call.
 
 `PluginProcess.not_ready` says why pods cannot be served: the driver misses something on the node, kubelet
 has not registered the plugin, or the slices were never published. An API server that goes away later does
 not make a plugin unready, because prepared devices stay usable.
 
 The DRAResourceHealth service (v1alpha1) streams the health of all devices every 10 s. A device that was
-not looked at for 60 s is unknown to kubelet. The standard gRPC health service answers probes of the
+not read for 60 s is unknown to kubelet. The standard gRPC health service answers probes of the
 plugin's own pod: it calls both sockets as kubelet would.
 
 kubelet unprepares what it saw prepared. A claim whose prepare only started when its pod went away is
@@ -21,69 +28,297 @@ specs without an entry. It decides nothing while the API server does not answer.
 
 import asyncio
 import fcntl
+import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from base64 import urlsafe_b64encode
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import grpc
 import grpc.aio
 import msgspec
 import structlog
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
-from rackloom.claim.node import service
 from rackloom.claim.node.cdi import CdiDirectory
-from rackloom.claim.node.checkpoint import Checkpoint
-from rackloom.claim.node.metrics import PluginMetrics
-from rackloom.claim.node.plugin import ClaimRef, DeviceHealth, Health, NodePlugin, PrepareState
-from rackloom.claim.node.prepare import ClaimPreparer
-from rackloom.claim.node.requests import PodSync, Requests
-from rackloom.claim.node.service import (
-    Registrar,
-    check_socket_path,
-    registrar_path,
-    serialize_message,
-    serve_on_socket,
-    unary_service,
+from rackloom.claim.node.plugin import ClaimRef, DeviceHealth, Health, NodePlugin, PrepareState, ReadyDevice
+from rackloom.claim.node.prepare import Checkpoint, ClaimPreparer, PluginMetrics
+from rackloom.claim.node.requests import (
+    ANSWER_SECONDS,
+    BackgroundTasks,
+    ClaimAnswer,
+    PodSync,
+    Requests,
+    run_background,
 )
 from rackloom.claim.node.slices import SlicePublisher
-from rackloom.claim.node.tasks import BackgroundTasks, run_background
-from rackloom.claim.node.wire import dra_v1_pb2, dra_v1_pb2_grpc, registration_pb2, registration_pb2_grpc
-from rackloom.claim.node.wire import health_v1alpha1_pb2 as wire
+from rackloom.claim.node.wire import (
+    dra_v1_pb2,
+    dra_v1_pb2_grpc,
+    dra_v1beta1_pb2,
+    health_v1alpha1_pb2,
+    registration_pb2,
+    registration_pb2_grpc,
+)
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
 from rackloom.errors import Refused, Retry
+
+# gRPC handlers from coroutines.
+
+
+UnaryMethod = Callable[[Any, Any], Awaitable[Message]]
+
+
+def unary_service(
+    service: str, methods: Mapping[str, tuple[UnaryMethod, type[Message]]]
+) -> grpc.GenericRpcHandler:
+    """The unary methods of `service`: name -> (coroutine of request and context, type of the request)."""
+    return grpc.method_handlers_generic_handler(
+        service,
+        {
+            name: grpc.unary_unary_rpc_method_handler(
+                answer, request_deserializer=request.FromString, response_serializer=serialize_message
+            )
+            for name, (answer, request) in methods.items()
+        },
+    )
+
+
+def serialize_message(message: Message) -> bytes:
+    """The bytes of a reply."""
+    return message.SerializeToString()
+
+
+# Servers on unix sockets.
+
+
+MAX_SOCKET_PATH = 107
+"""Bytes of a unix socket's path: sockaddr_un has 108, of which the last is NUL."""
+GRACE_SECONDS = 2.0
+"""For calls under way when the plugin stops. What they began is in the checkpoint."""
+
+
+@asynccontextmanager
+async def serve_on_socket(path: Path, handlers: tuple[grpc.GenericRpcHandler, ...]) -> AsyncIterator[None]:
+    """Serve on the socket `path` while the context is entered; it is gone afterwards."""
+    check_socket_path(path)
+    # A process that was killed leaves its socket behind.
+    _remove_socket(path)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(handlers)
+    with _owner_only_umask():
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise Refused(
+                f"cannot listen on {path}",
+                nearest_fix="does its directory exist, and may this user write to it?",
+            ) from error
+    try:
+        await server.start()
+        yield
+    finally:
+        # The socket goes first: no new call may arrive while calls under way are finished.
+        _remove_socket(path)
+        await server.stop(GRACE_SECONDS)
+
+
+def check_socket_path(path: Path) -> None:
+    """Raise `Refused` for a path that no unix socket can have."""
+    length = len(os.fsencode(path))
+    if length > MAX_SOCKET_PATH:
+        raise Refused(
+            f"socket path {path} has {length} bytes; the kernel takes {MAX_SOCKET_PATH}",
+            nearest_fix="choose a shorter plugins directory",
+        )
+
+
+def _remove_socket(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _owner_only_umask() -> Iterator[None]:
+    """Sockets that are bound in here get mode 0600."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+# DRAPlugin: NodePrepareResources and NodeUnprepareResources.
+
+
+_MARGIN = 1.0
+"""Seconds for the answer's way back."""
+
+
+def dra_handlers(requests: Requests) -> tuple[grpc.GenericRpcHandler, ...]:
+    """The service `DRAPlugin` of v1 and of v1beta1."""
+    return tuple(_DraVersion(wire, requests).handler() for wire in (dra_v1_pb2, dra_v1beta1_pb2))
+
+
+class _DraVersion:
+    """One version: the messages of `wire`, which differ only in that shares are new in v1."""
+
+    def __init__(self, wire: ModuleType, requests: Requests) -> None:
+        self._wire: Any = wire
+        self._requests = requests
+        self._has_shares = "share_id" in wire.Device.DESCRIPTOR.fields_by_name
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        return unary_service(
+            f"{self._wire.DESCRIPTOR.package}.DRAPlugin",
+            {
+                "NodePrepareResources": (self._prepare, self._wire.NodePrepareResourcesRequest),
+                "NodeUnprepareResources": (self._unprepare, self._wire.NodeUnprepareResourcesRequest),
+            },
+        )
+
+    async def _prepare(self, request: Any, context: Any) -> Any:
+        answers = await self._requests.prepare(_claim_refs(request.claims), _answer_within(context))
+        return self._wire.NodePrepareResourcesResponse(
+            claims={uid: self._prepared(answer) for uid, answer in answers.items()}
+        )
+
+    async def _unprepare(self, request: Any, context: Any) -> Any:
+        answers = await self._requests.unprepare(_claim_refs(request.claims), _answer_within(context))
+        return self._wire.NodeUnprepareResourcesResponse(
+            claims={
+                uid: self._wire.NodeUnprepareResourceResponse(error=answer.error)
+                for uid, answer in answers.items()
+            }
+        )
+
+    def _prepared(self, answer: ClaimAnswer) -> Any:
+        devices = [self._device(device) for device in answer.devices]
+        return self._wire.NodePrepareResourceResponse(devices=devices, error=answer.error)
+
+    def _device(self, device: ReadyDevice) -> Any:
+        shares = {"share_id": device.share_id} if self._has_shares else {}
+        return self._wire.Device(
+            request_names=device.requests,
+            pool_name=device.pool,
+            device_name=device.device,
+            cdi_device_ids=device.cdi_ids,
+            **shares,
+        )
+
+
+def _claim_refs(claims: Iterable[Any]) -> list[ClaimRef]:
+    return [ClaimRef(namespace=claim.namespace, name=claim.name, uid=claim.uid) for claim in claims]
+
+
+def _answer_within(context: Any) -> float:
+    """Less than the caller's own deadline, so that it still hears the reason."""
+    remaining = context.time_remaining()
+    return ANSWER_SECONDS if remaining is None else max(0.0, min(ANSWER_SECONDS, remaining - _MARGIN))
+
+
+# Registration with kubelet.
+
+
+log = structlog.get_logger(__name__)
+
+SUPPORTED_SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
+
+
+def registrar_path(directory: Path, driver: str) -> Path:
+    """Where kubelet looks for `driver`; a name too long for a socket is replaced by a hash of it."""
+    path = directory / f"{driver}-reg.sock"
+    if len(str(path).encode()) <= MAX_SOCKET_PATH:
+        return path
+    digest = urlsafe_b64encode(hashlib.sha256(driver.encode()).digest()[:16]).rstrip(b"=").decode()
+    return directory / f"dra-{digest}-reg.sock"
+
+
+class Registrar:
+    """The registration service of one plugin.
+
+    `registered` is kubelet's last answer, None before the first; `refusal` is its reason for refusing.
+
+    `on_registered` is called whenever kubelet registers the plugin, also after a restart of kubelet.
+    """
+
+    def __init__(self, driver: str, endpoint: Path, on_registered: Callable[[], None] = lambda: None) -> None:
+        self._info = registration_pb2.PluginInfo(
+            type="DRAPlugin", name=driver, endpoint=str(endpoint), supported_versions=SUPPORTED_SERVICES
+        )
+        self.registered: bool | None = None
+        self.refusal = ""
+        self._on_registered = on_registered
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What to serve."""
+        return unary_service(
+            "pluginregistration.Registration",
+            {
+                "GetInfo": (self._info_of, registration_pb2.InfoRequest),
+                "NotifyRegistrationStatus": (self._note_status, registration_pb2.RegistrationStatus),
+            },
+        )
+
+    async def _info_of(
+        self, _request: registration_pb2.InfoRequest, _context: Any
+    ) -> registration_pb2.PluginInfo:
+        return self._info
+
+    async def _note_status(
+        self, status: registration_pb2.RegistrationStatus, _context: Any
+    ) -> registration_pb2.RegistrationStatusResponse:
+        self.registered, self.refusal = status.plugin_registered, status.error
+        if status.plugin_registered:
+            log.info("node.registered", driver=self._info.name)
+            self._on_registered()
+        else:
+            log.error("node.not-registered", driver=self._info.name, reason=status.error)
+        return registration_pb2.RegistrationStatusResponse()
+
 
 # Health of devices and of the process.
 
 
 HEALTH_SECONDS = 10.0
-"""Between two looks at the devices."""
+"""Between two reports of the devices."""
 HEALTH_TIMEOUT_SECONDS = 60
-"""A device that was not looked at for so long is unknown to kubelet."""
+"""kubelet takes the health of a device as unknown when it is older than this."""
 PROBE_SECONDS = 5.0
 _STATUS = {
-    Health.HEALTHY: wire.HEALTHY,
-    Health.UNHEALTHY: wire.UNHEALTHY,
-    Health.UNKNOWN: wire.UNKNOWN,
+    Health.HEALTHY: health_v1alpha1_pb2.HEALTHY,
+    Health.UNHEALTHY: health_v1alpha1_pb2.UNHEALTHY,
+    Health.UNKNOWN: health_v1alpha1_pb2.UNKNOWN,
 }
 
 
 def device_health_handler(plugin: NodePlugin) -> grpc.GenericRpcHandler:
-    """The DRAResourceHealth service: all devices at once, again at every look."""
+    """The DRAResourceHealth service: all devices in each message, one message every `HEALTH_SECONDS`."""
 
-    async def watch(_request: Any, _context: Any) -> AsyncIterator[wire.NodeWatchResourcesResponse]:
+    async def watch(
+        _request: Any, _context: Any
+    ) -> AsyncIterator[health_v1alpha1_pb2.NodeWatchResourcesResponse]:
         while True:
-            yield wire.NodeWatchResourcesResponse(
-                devices=[_health_message(one) for one in await plugin.health()]
+            yield health_v1alpha1_pb2.NodeWatchResourcesResponse(
+                devices=[_health_message(health) for health in await plugin.health()]
             )
             await asyncio.sleep(HEALTH_SECONDS)
 
     method = grpc.unary_stream_rpc_method_handler(
         watch,
-        request_deserializer=wire.NodeWatchResourcesRequest.FromString,
+        request_deserializer=health_v1alpha1_pb2.NodeWatchResourcesRequest.FromString,
         response_serializer=serialize_message,
     )
     return grpc.method_handlers_generic_handler("v1alpha1.DRAResourceHealth", {"NodeWatchResources": method})
@@ -116,9 +351,11 @@ async def answers_kubelet(registrar: Path, dra: Path) -> bool:
     return True
 
 
-def _health_message(device_health: DeviceHealth) -> wire.DeviceHealth:
-    return wire.DeviceHealth(
-        device=wire.DeviceIdentifier(pool_name=device_health.pool, device_name=device_health.device),
+def _health_message(device_health: DeviceHealth) -> health_v1alpha1_pb2.DeviceHealth:
+    return health_v1alpha1_pb2.DeviceHealth(
+        device=health_v1alpha1_pb2.DeviceIdentifier(
+            pool_name=device_health.pool, device_name=device_health.device
+        ),
         health=_STATUS[device_health.health],
         last_updated_time=int(device_health.observed_at),
         health_check_timeout_seconds=HEALTH_TIMEOUT_SECONDS,
@@ -129,8 +366,6 @@ def _health_message(device_health: DeviceHealth) -> wire.DeviceHealth:
 # Garbage collection of claims that kubelet never mentions again.
 
 
-log = structlog.get_logger(__name__)
-
 SWEEP_SECONDS = 600.0
 SWEEP_AGAIN_SECONDS = 10.0
 """After a sweep that could not decide everything, as when a node boots before its network is up."""
@@ -138,38 +373,36 @@ READ_SECONDS = 20.0
 
 
 class ClaimSweeper:
-    """Looks at the start and every ten minutes for claims that kubelet will never mention again.
-
-    Kubelet gives back what it saw prepared. A claim that was only begun when its pod went away is ours alone.
-    """
+    """Unprepares claims that kubelet will never mention again, at the start and every ten minutes."""
 
     def __init__(
         self,
         plugin: NodePlugin,
         api: KubeApi,
         checkpoint: Checkpoint,
-        preparing: ClaimPreparer,
+        preparer: ClaimPreparer,
         requests: Requests,
     ) -> None:
         self._plugin = plugin
         self._api = api
         self._checkpoint = checkpoint
-        self._preparing = preparing
+        self._preparer = preparer
         self._requests = requests
 
     async def run(self) -> None:
-        """Sweep for ever."""
+        """Sweep until cancelled."""
         while True:
             complete = await self.sweep()
             await asyncio.sleep(SWEEP_SECONDS if complete else SWEEP_AGAIN_SECONDS)
 
     async def sweep(self) -> bool:
-        """One sweep; whether everything could be decided and done. What could not is left to the next."""
-        self._preparing.forget_aborted()
-        self._preparing.sweep_specs()
-        begun = self._begun()
-        gone = [await self._is_gone(ref) for ref in begun]
-        orphans = [ref for ref, is_gone in zip(begun, gone, strict=True) if is_gone]
+        """One sweep; whether everything could be decided and done. The rest is left to the next sweep."""
+        self._preparer.forget_aborted()
+        self._preparer.sweep_specs()
+        entries = list(self._checkpoint.claims.values())
+        started = [entry.ref for entry in entries if entry.state is PrepareState.STARTED]
+        gone = [await self._is_gone(ref) for ref in started]
+        orphans = [ref for ref, is_gone in zip(started, gone, strict=True) if is_gone]
         answers = {}
         if orphans:
             log.info("node.self-initiated-unprepare", claims=[ref.uid for ref in orphans])
@@ -181,12 +414,8 @@ class ClaimSweeper:
             return False
         return None not in gone and not any(answer.error for answer in answers.values())
 
-    def _begun(self) -> Sequence[ClaimRef]:
-        entries = self._checkpoint.claims.values()
-        return [entry.ref for entry in entries if entry.state is PrepareState.STARTED]
-
     async def _is_gone(self, ref: ClaimRef) -> bool | None:
-        """None while the API server does not say."""
+        """None while the API server does not answer."""
         try:
             async with asyncio.timeout(READ_SECONDS):
                 found = await self._api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
@@ -206,7 +435,7 @@ class PluginDirectories(msgspec.Struct, frozen=True, kw_only=True):
     registry: Path
     """kubelet's plugins_registry directory."""
     plugins: Path
-    """kubelet's plugins directory; the plugin has one of its own below it."""
+    """kubelet's plugins directory, with a directory for each plugin."""
     cdi: Path
     """Where runtimes read transient CDI specs."""
 
@@ -220,7 +449,7 @@ class PluginHost(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     boot_id: str
-    places: PluginDirectories
+    directories: PluginDirectories
     wall: Callable[[], float]
     """Seconds since the epoch."""
 
@@ -229,24 +458,23 @@ class PluginProcess:
     """A plugin that answers kubelet."""
 
     def __init__(self, plugin: NodePlugin, api: KubeApi, host: PluginHost) -> None:
-        home = host.places.home(plugin.driver)
+        home = host.directories.home(plugin.driver)
         self._plugin = plugin
-        self.registrar_socket = registrar_path(host.places.registry, plugin.driver)
+        self.registrar_socket = registrar_path(host.directories.registry, plugin.driver)
         self.dra_socket = home / "dra.sock"
         self.checkpoint = Checkpoint(home / "checkpoint.json", host.boot_id)
-        self.meter = PluginMetrics(plugin.driver, host.node, plugin.kinds)
-        cdi = CdiDirectory(host.places.cdi, plugin.driver)
+        self.metrics = PluginMetrics(plugin.driver, host.node, plugin.kinds)
+        cdi = CdiDirectory(host.directories.cdi, plugin.driver)
         preparing = ClaimPreparer(plugin, self.checkpoint, cdi, host.wall)
         self.pods = PodSync(api, host.node, plugin.driver, lambda: self.checkpoint.claims, host.wall)
-        self.requests = Requests(plugin, api, preparing, self.meter, self.pods)
-        self.publisher = SlicePublisher(plugin, api, host.node, self.meter, on_recovery=self.pods.wake)
+        self.requests = Requests(plugin, api, preparing, self.metrics, self.pods)
+        self.publisher = SlicePublisher(plugin, api, host.node, self.metrics, on_recovery=self.pods.wake)
         self.registrar = Registrar(plugin.driver, self.dra_socket, on_registered=self.pods.wake)
         self.sweeper = ClaimSweeper(plugin, api, self.checkpoint, preparing, self.requests)
         self.background = BackgroundTasks([])
-        self._plugin = plugin
 
     def work(self) -> tuple[Coroutine[None, None, None], ...]:
-        """What goes on for as long as the plugin runs."""
+        """The background work, for as long as the plugin runs."""
         return (
             self.publisher.run(),
             self.sweeper.run(),
@@ -254,9 +482,9 @@ class PluginProcess:
             self._plugin.run(self.publisher.wake),
         )
 
-    def metrics(self) -> bytes:
+    def metrics_page(self) -> bytes:
         """The page that Prometheus reads."""
-        return self.meter.page(self.checkpoint.claims)
+        return self.metrics.page(self.checkpoint.claims)
 
     def not_ready(self) -> str | None:
         """Why pods with claims cannot be served here yet, or any more; None once they can.
@@ -288,16 +516,16 @@ async def run_plugin(plugin: NodePlugin, api: KubeApi, host: PluginHost) -> Asyn
     The plugin answers before kubelet can find it, and cannot be found any more before it stops. Raises
     `Refused` when another process serves the driver here, or the checkpoint or a socket cannot be used.
     """
-    home = host.places.home(plugin.driver)
+    home = host.directories.home(plugin.driver)
     check_socket_path(home / "dra.sock")
     home.mkdir(parents=True, exist_ok=True, mode=0o750)
-    host.places.registry.mkdir(parents=True, exist_ok=True)
+    host.directories.registry.mkdir(parents=True, exist_ok=True)
     with _exclusive_lock(home / "plugin.lock", plugin.driver):
         plugin_process = PluginProcess(plugin, api, host)
         async with AsyncExitStack() as stack:
             # After the last call has ended: a call that is cut off leaves its claims to the background.
             stack.push_async_callback(plugin_process.requests.close)
-            handlers = (*service.dra_handlers(plugin_process.requests), device_health_handler(plugin))
+            handlers = (*dra_handlers(plugin_process.requests), device_health_handler(plugin))
             await stack.enter_async_context(serve_on_socket(plugin_process.dra_socket, handlers))
             await stack.enter_async_context(
                 serve_on_socket(plugin_process.registrar_socket, (plugin_process.registrar.handler(),))
@@ -310,7 +538,7 @@ async def run_plugin(plugin: NodePlugin, api: KubeApi, host: PluginHost) -> Asyn
 
 @contextmanager
 def _exclusive_lock(path: Path, driver: str) -> Iterator[None]:
-    """Two processes with one checkpoint would undo each other's work. The kernel ends the lock with us."""
+    """Two processes with one checkpoint would undo each other's work. The kernel drops the lock at exit."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

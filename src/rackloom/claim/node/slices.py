@@ -1,4 +1,10 @@
-"""ResourceSlices of a node: the plan that makes them equal to the devices, and the loop that runs it.
+"""ResourceSlices of a node: how GPUs are named in them, the plan that writes them, and its loop.
+
+The join key comes first. The switch controller knows chassis, slot, module id and fabric GUID; Kubernetes
+knows GPU UUID and clique. A device publishes the parts that are known as attributes, so whoever has both
+sides can join them. `gpu_attributes` describes one GPU. `tray_attributes` describes a device that stands for
+all GPUs of a tray (an IMEX channel): chassis and slot where all GPUs agree, and `module<N>UUID` and
+`module<N>FabricGUID` for each GPU. Names without a domain belong to the driver that publishes them.
 
 A pool is complete when all slices of its highest generation exist. So a change raises the generation and
 writes all slices of the pool anew: changed and new slices first, surplus ones last, so that the pool
@@ -26,13 +32,91 @@ import msgspec
 import structlog
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, ObjectList
-from rackloom.claim.node.metrics import PluginMetrics
 from rackloom.claim.node.plugin import DevicePool, NodePlugin
-from rackloom.claim.node.tasks import beside
-from rackloom.core.allocate.objects import Device
+from rackloom.claim.node.prepare import PluginMetrics
+from rackloom.claim.node.requests import beside, pause_until
+from rackloom.core.allocate.objects import Device, DeviceAttribute
 from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE, Object
 from rackloom.errors import Refused, Retry
+from rackloom.topology.join_key import GpuKey, SlotKey
+
+CLIQUE = "clique"
+CLUSTER_UUID = "clusterUUID"
+CLIQUE_ID = "cliqueID"
+CHASSIS_SERIAL = "chassisSerial"
+SLOT = "slot"
+TRAY = "tray"
+MODULE_ID = "moduleID"
+FABRIC_GUID = "fabricGUID"
+GPU_UUID = "uuid"
+
+DeviceAttributes = dict[str, DeviceAttribute]
+
+
+def text_attribute(value: str) -> DeviceAttribute:
+    """A string attribute."""
+    return DeviceAttribute(string=value)
+
+
+def number_attribute(value: int) -> DeviceAttribute:
+    """An integer attribute."""
+    return DeviceAttribute(int_=value)
+
+
+def clique_attributes(clique: str) -> DeviceAttributes:
+    """The clique `<clusterUUID>.<cliqueId>`, whole and in parts; nothing for a node without one."""
+    if not clique:
+        return {}
+    cluster_uuid, _, clique_id = clique.rpartition(".")
+    return {
+        CLIQUE: text_attribute(clique),
+        CLUSTER_UUID: text_attribute(cluster_uuid),
+        CLIQUE_ID: number_attribute(int(clique_id)),
+    }
+
+
+def gpu_attributes(key: GpuKey) -> DeviceAttributes:
+    """What one GPU's key says, for a device that is this GPU."""
+    found: DeviceAttributes = {}
+    if key.place is not None:
+        location = key.place.value
+        found |= _slot_attributes(location) | {MODULE_ID: number_attribute(location.module_id)}
+    if key.fabric_guid is not None:
+        found[FABRIC_GUID] = text_attribute(_guid_text(key.fabric_guid.value))
+    if key.gpu_uuid is not None:
+        found[GPU_UUID] = text_attribute(key.gpu_uuid.value)
+    return found
+
+
+def tray_attributes(keys: Iterable[GpuKey]) -> DeviceAttributes:
+    """What the keys of a tray's GPUs say, for a device that stands for all of them.
+
+    `module<N>UUID` and `module<N>FabricGUID` name each GPU; chassis and slot are there when all agree.
+    """
+    located = [(key.place.value, key) for key in keys if key.place is not None]
+    trays = [_slot_attributes(location) for location, _ in located]
+    found: DeviceAttributes = dict(trays[0]) if trays and all(tray == trays[0] for tray in trays) else {}
+    for location, key in located:
+        module = f"module{location.module_id}"
+        if key.gpu_uuid is not None:
+            found[f"{module}UUID"] = text_attribute(key.gpu_uuid.value)
+        if key.fabric_guid is not None:
+            found[f"{module}FabricGUID"] = text_attribute(_guid_text(key.fabric_guid.value))
+    return found
+
+
+def _slot_attributes(location: SlotKey) -> DeviceAttributes:
+    return {
+        CHASSIS_SERIAL: text_attribute(location.chassis_serial),
+        SLOT: number_attribute(location.slot),
+    }
+
+
+def _guid_text(value: int) -> str:
+    """As switch controllers and nvidia-smi print it."""
+    return f"0x{value:016x}"
+
 
 # Fields that the API server does not store.
 
@@ -42,17 +126,18 @@ ComparableDevices = list[dict[str, Any]]
 
 
 class DroppedFields:
-    """What became of the slices that were written. Forgotten with the process: a server may learn a field."""
+    """What the API server stored of the slices that were written.
+
+    Not kept across restarts: after an upgrade a server may store a field that it dropped before.
+    """
 
     def __init__(self) -> None:
         self._of: dict[str, ComparableDevices] = {}
 
-    def learn(self, sent: Object, stored: Object) -> tuple[str, ...]:
+    def record(self, sent: Object, stored: Object) -> tuple[str, ...]:
         """Compare an answer with what was sent; returns the paths that the server dropped."""
-        wanted, found = (
-            comparable_devices(sent["spec"].get("devices", ())),
-            comparable_devices(stored["spec"].get("devices", ())),
-        )
+        wanted = comparable_devices(sent["spec"].get("devices", ()))
+        found = comparable_devices(stored["spec"].get("devices", ()))
         dropped = tuple(dict.fromkeys(_dropped_paths(wanted, found, "devices")))
         self._of.pop(repr(wanted), None)
         if dropped:
@@ -87,9 +172,9 @@ def _comparable_device(device: Mapping[str, Any]) -> dict[str, Any]:
 def _quantities(value: Any) -> Any:
     """A capacity with every quantity parsed: `1024Mi` comes back as `1Gi`, in policies too."""
     if isinstance(value, Mapping):
-        return {key: _quantities(one) for key, one in value.items()}
+        return {key: _quantities(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_quantities(one) for one in value]
+        return [_quantities(part) for part in value]
     return Quantity.parse(value)
 
 
@@ -102,8 +187,8 @@ def _dropped_paths(sent: Any, stored: Any, path: str) -> Iterator[str]:
             else:
                 yield from _dropped_paths(value, stored[key], f"{path}.{key}")
     elif isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
-        for one, other in zip(sent, stored, strict=True):
-            yield from _dropped_paths(one, other, path)
+        for sent_item, stored_item in zip(sent, stored, strict=True):
+            yield from _dropped_paths(sent_item, stored_item, path)
 
 
 # The plan: a pure function from pools and existing slices to writes.
@@ -150,15 +235,15 @@ def plan_slices(
     kept: DroppedFields | None = None,
 ) -> tuple[SliceWrite, ...]:
     """What turns `existing` (the owner's slices) into those of `pools`; `kept` is what became of writes."""
-    known = kept or DroppedFields()
-    found: dict[str, list[Object]] = {}
-    for one in sorted(existing, key=lambda one: one["metadata"]["name"]):
-        found.setdefault(one["spec"]["pool"]["name"], []).append(one)
+    dropped = kept or DroppedFields()
+    by_pool: dict[str, list[Object]] = {}
+    for slice_ in sorted(existing, key=lambda slice_: slice_["metadata"]["name"]):
+        by_pool.setdefault(slice_["spec"]["pool"]["name"], []).append(slice_)
     actions = [
-        action for pool in pools for action in _plan_pool(pool, found.pop(pool.name, []), owner, known)
+        action for pool in pools for action in _plan_pool(pool, by_pool.pop(pool.name, []), owner, dropped)
     ]
-    surplus = [_delete(slice_) for slices in found.values() for slice_ in slices]
-    # A plan may be cut off: what is there stays complete for as long as possible.
+    surplus = [_delete(slice_) for slices in by_pool.values() for slice_ in slices]
+    # A plan may be cut off: with deletions last, the pool stays complete for as long as possible.
     return (*sorted(actions, key=lambda action: isinstance(action, Delete)), *surplus)
 
 
@@ -172,77 +257,74 @@ def split_into_slices(devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], 
 def _plan_pool(
     pool: DevicePool, existing: list[Object], owner: SliceOwner, kept: DroppedFields
 ) -> Iterator[SliceWrite]:
-    newest = max((one["spec"]["pool"]["generation"] for one in existing), default=0)
+    newest = max(map(_generation, existing), default=0)
     wanted = [msgspec.json.decode(msgspec.json.encode(chunk)) for chunk in split_into_slices(pool.devices)]
-    current = [one for one in existing if one["spec"]["pool"]["generation"] == newest]
+    current = [slice_ for slice_ in existing if _generation(slice_) == newest]
     if _is_published([kept.of(devices) for devices in wanted], current):
-        yield from (_delete(one) for one in existing if one["spec"]["pool"]["generation"] != newest)
+        yield from (_delete(slice_) for slice_ in existing if _generation(slice_) != newest)
         return
-    place = {"name": pool.name, "generation": newest + 1, "resourceSliceCount": len(wanted)}
+    spec = {
+        "driver": owner.driver,
+        "nodeName": owner.node,
+        "pool": {"name": pool.name, "generation": newest + 1, "resourceSliceCount": len(wanted)},
+    }
     for index, (devices, old) in enumerate(zip_longest(wanted, existing)):
         if devices is None:
             yield _delete(old)
         elif old is None:
-            yield Create(_new_slice(index, _spec(devices, place, owner), owner))
+            yield Create(_new_slice(index, {**spec, "devices": devices}, owner))
         else:
-            yield Update({**old, "spec": _spec(_keep_times(devices, old), place, owner)})
+            yield Update({**old, "spec": {**spec, "devices": _keep_times(devices, old)}})
+
+
+def _generation(slice_: Object) -> int:
+    return int(slice_["spec"]["pool"]["generation"])
 
 
 def _is_published(wanted: list[ComparableDevices], existing: list[Object]) -> bool:
     if len(wanted) != len(existing):
         return False
-    counted = all(one["spec"]["pool"]["resourceSliceCount"] == len(wanted) for one in existing)
-    found = [comparable_devices(one["spec"].get("devices", ())) for one in existing]
+    counted = all(slice_["spec"]["pool"]["resourceSliceCount"] == len(wanted) for slice_ in existing)
+    found = [comparable_devices(slice_["spec"].get("devices", ())) for slice_ in existing]
     return counted and sorted(wanted, key=repr) == sorted(found, key=repr)
 
 
 def _keep_times(devices: list[dict[str, Any]], old: Object) -> list[dict[str, Any]]:
-    """A taint that stays keeps the time since when it is there."""
-    known = {
-        (device["name"], repr(sorted(without_time_added(taint).items()))): taint["timeAdded"]
+    """A taint that stays keeps its `timeAdded`."""
+
+    def key(device: Mapping[str, Any], taint: Mapping[str, Any]) -> tuple[str, str]:
+        return device["name"], repr(sorted(without_time_added(taint).items()))
+
+    times = {
+        key(device, taint): {"timeAdded": taint["timeAdded"]}
         for device in old["spec"].get("devices", ())
         for taint in device.get("taints", ())
         if "timeAdded" in taint
     }
-
-    def dated(device: dict[str, Any], taint: dict[str, Any]) -> dict[str, Any]:
-        since = known.get((device["name"], repr(sorted(without_time_added(taint).items()))))
-        return taint if since is None else {**taint, "timeAdded": since}
-
     return [
-        {**device, "taints": [dated(device, taint) for taint in device["taints"]]}
+        {**device, "taints": [{**taint, **times.get(key(device, taint), {})} for taint in device["taints"]]}
         if "taints" in device
         else device
         for device in devices
     ]
 
 
-def _spec(devices: Any, place: Mapping[str, Any], owner: SliceOwner) -> dict[str, Any]:
-    return {"driver": owner.driver, "nodeName": owner.node, "pool": dict(place), "devices": devices}
-
-
 def _new_slice(index: int, spec: dict[str, Any], owner: SliceOwner) -> Object:
+    node = {"apiVersion": NODE.api_version, "kind": NODE.kind, "name": owner.node, "uid": owner.node_uid}
     return {
         "apiVersion": RESOURCE_SLICE.api_version,
         "kind": RESOURCE_SLICE.kind,
         "metadata": {
             "generateName": f"{index:05x}-{owner.driver}-{owner.node}-",
-            "ownerReferences": [
-                {
-                    "apiVersion": NODE.api_version,
-                    "kind": NODE.kind,
-                    "name": owner.node,
-                    "uid": owner.node_uid,
-                    "controller": True,
-                }
-            ],
+            # With the Node as owner, the slices go when the node is deleted.
+            "ownerReferences": [{**node, "controller": True}],
         },
         "spec": spec,
     }
 
 
-def _delete(one: Object) -> Delete:
-    return Delete(one["metadata"]["name"], one["metadata"]["uid"])
+def _delete(slice_: Object) -> Delete:
+    return Delete(slice_["metadata"]["name"], slice_["metadata"]["uid"])
 
 
 # The loop that reads, plans and writes.
@@ -268,14 +350,15 @@ class SlicePublisher:
         plugin: NodePlugin,
         api: KubeApi,
         node: str,
-        meter: PluginMetrics,
+        metrics: PluginMetrics,
         on_recovery: Callable[[], None] = lambda: None,
     ) -> None:
         self._plugin = plugin
         self._api = api
         self._node = node
-        self._meter = meter
+        self._metrics = metrics
         self._wake = asyncio.Event()
+        self._selector = f"spec.driver={plugin.driver},spec.nodeName={node}"
         self._owner: SliceOwner | None = None
         self._kept = DroppedFields()
         self._on_recovery = on_recovery
@@ -284,7 +367,7 @@ class SlicePublisher:
         self.trouble: str | None = "they were not written yet"
 
     def wake(self) -> None:
-        """Look at the devices again soon: something about them changed."""
+        """Publish again soon: the devices have changed."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -292,76 +375,66 @@ class SlicePublisher:
         while True:
             try:
                 listed = await self.publish()
-                self.published.set()
-                self.trouble = None
             except (Retry, Refused, KubeError) as trouble:
                 self._is_cut_off |= _no_answer(trouble)
                 self.published.clear()
                 if self.trouble is not None:
                     self.trouble = str(trouble)
-                self._meter.not_published()
+                self._metrics.not_published()
                 log.warning("node.not-published", driver=self._plugin.driver, reason=str(trouble))
-                await self._rest(RETRY_SECONDS)
+                await pause_until(self._wake, RETRY_SECONDS)
                 continue
+            self.published.set()
+            self.trouble = None
+            # kubelet could not read claims during the outage either: sync the pods that failed on it.
             if self._is_cut_off:
                 self._is_cut_off = False
                 self._on_recovery()
-            await self._until_changed(listed)
+            # Until the plugin wakes this loop, somebody else changes a slice, or a long time has passed.
+            async with beside(self._watch(listed.resource_version)):
+                await pause_until(self._wake, RESYNC_SECONDS)
 
     async def publish(self) -> ObjectList:
         """Bring the slices up to date; the list shows that they are.
 
         Raises `KubeError`, and `Retry` when somebody else keeps changing them.
         """
-        owner = await self._who()
-        pools = await self._plugin.pools()
-        for _ in range(ROUNDS):
-            listed = await self._slices()
-            actions = plan_slices(pools, listed.items, owner, self._kept)
-            if not actions:
-                return listed
-            for action in actions:
-                await self._carry_out(action)
-        raise Retry(f"the slices of {owner.driver} do not stay as they are written", after=RETRY_SECONDS)
-
-    async def _carry_out(self, action: SliceWrite) -> None:
-        # Kubelet wipes slices of a plugin that it lost: what is gone or changed is seen by the next list.
-        with suppress(Conflict, NotFound):
-            match action:
-                case Create(new):
-                    self._learn(new, await self._api.create(RESOURCE_SLICE, new))
-                case Update(changed):
-                    self._learn(changed, await self._api.replace(RESOURCE_SLICE, changed))
-                case Delete(name, uid):
-                    await self._api.delete(RESOURCE_SLICE, name, uid=uid)
-        log.info("node.slice", driver=self._plugin.driver, action=type(action).__name__.lower())
-
-    def _learn(self, sent: Object, stored: Object) -> None:
-        dropped = self._kept.learn(sent, stored)
-        if dropped:
-            log.warning("node.slice-fields-dropped", driver=self._plugin.driver, fields=list(dropped))
-
-    async def _slices(self) -> ObjectList:
-        return await self._api.list(RESOURCE_SLICE, fields=self._ours())
-
-    def _ours(self) -> str:
-        return f"spec.driver={self._plugin.driver},spec.nodeName={self._node}"
-
-    async def _who(self) -> SliceOwner:
         if self._owner is None:
             node = await self._api.get(NODE, self._node)
             self._owner = SliceOwner(
                 driver=self._plugin.driver, node=self._node, node_uid=node["metadata"]["uid"]
             )
-        return self._owner
+        owner = self._owner
+        pools = await self._plugin.pools()
+        # The list after the writes shows whether they are there: kubelet or another writer may interfere.
+        for _ in range(ROUNDS):
+            listed = await self._api.list(RESOURCE_SLICE, fields=self._selector)
+            actions = plan_slices(pools, listed.items, owner, self._kept)
+            if not actions:
+                return listed
+            for action in actions:
+                await self._write(action)
+        raise Retry(f"the slices of {owner.driver} do not stay as they are written", after=RETRY_SECONDS)
 
-    async def _until_changed(self, listed: ObjectList) -> None:
-        """Until the plugin wakes us, somebody else touches a slice, or a long time has passed."""
-        async with beside(self._watch(listed.resource_version)):
-            await self._rest(RESYNC_SECONDS)
+    async def _write(self, action: SliceWrite) -> None:
+        # kubelet deletes slices of a plugin that it lost. The next list shows what is gone or changed.
+        with suppress(Conflict, NotFound):
+            match action:
+                case Create(new):
+                    self._compare(new, await self._api.create(RESOURCE_SLICE, new))
+                case Update(changed):
+                    self._compare(changed, await self._api.replace(RESOURCE_SLICE, changed))
+                case Delete(name, uid):
+                    await self._api.delete(RESOURCE_SLICE, name, uid=uid)
+        log.info("node.slice", driver=self._plugin.driver, action=type(action).__name__.lower())
+
+    def _compare(self, sent: Object, stored: Object) -> None:
+        dropped = self._kept.record(sent, stored)
+        if dropped:
+            log.warning("node.slice-fields-dropped", driver=self._plugin.driver, fields=list(dropped))
 
     async def _watch(self, resource_version: str) -> None:
-        events = self._api.watch(RESOURCE_SLICE, resource_version=resource_version, fields=self._ours())
+        events = self._api.watch(RESOURCE_SLICE, resource_version=resource_version, fields=self._selector)
         try:
             async for event in events:
                 if event.type != "BOOKMARK":
@@ -371,12 +444,6 @@ class SlicePublisher:
             self._is_cut_off |= _no_answer(error)
             await asyncio.sleep(RETRY_SECONDS)
         self.wake()
-
-    async def _rest(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        self._wake.clear()
 
 
 def _no_answer(trouble: Exception) -> bool:

@@ -43,7 +43,7 @@ _ROUTER_SYSCTLS = {
 }
 """So that a router's answer comes within a second; a runtime waits two for the whole sandbox."""
 _WITHOUT_DAD = {"ipv6/dad_transmits": 0}
-"""With the host's hardware address the pod gets the address that the host had: no other has it."""
+"""With the host's hardware address the pod gets the address that the host had, so nobody else has it."""
 SIZE_NAMES = ("gso_max_size", "gro_max_size", "gso_ipv4_max_size", "gro_ipv4_max_size")
 
 
@@ -101,25 +101,29 @@ def pod_settings(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
 
     Routes and rules of the host go with the host's addresses: to other addresses they would lead nowhere.
     """
-    wish = config.interface
-    kept = not wish.addresses
-    autoconfigures = wish.addressing is Addressing.SLAAC
+    interface = config.interface
+    autoconfigures = interface.addressing is Addressing.SLAAC
     host = _without_ipv6(host) if autoconfigures else host
-    vrf = wish.vrf
+    # Routes, rules and neighbours that go with the host's addresses; the claim's entries win over them.
+    kept = host if not interface.addresses else LinkSettings(name=host.name)
+    routes = {(route.destination, route.table): route for route in (*kept.routes, *config.routes)}
+    neighbors = {neighbor.destination: neighbor for neighbor in (*kept.neighbors, *config.neighbors)}
+    # The kernel's own l3mdev rule selects the table of a VRF.
+    rules = () if interface.vrf is not None else (*kept.rules, *config.rules)
     return LinkSettings(
-        name=wish.name or host.name,
-        mtu=wish.mtu,
-        mac=None if wish.hardware_addr is None else normalize_mac(wish.hardware_addr),
-        sizes=SegmentationSizes(**{name: getattr(wish, name) for name in SIZE_NAMES}),
-        addresses=wish.addresses or host.addresses,
-        routes=_merge_routes(config, host if kept else None),
-        rules=() if vrf is not None else _unique_rules((*(host.rules if kept else ()), *config.rules)),
-        neighbors=_merge_neighbors(config, host if kept else None),
+        name=interface.name or host.name,
+        mtu=interface.mtu,
+        mac=None if interface.hardware_addr is None else normalize_mac(interface.hardware_addr),
+        sizes=SegmentationSizes(**{name: getattr(interface, name) for name in SIZE_NAMES}),
+        addresses=interface.addresses or host.addresses,
+        routes=tuple(routes.values()),
+        rules=tuple(dict.fromkeys(rules)),
+        neighbors=tuple(neighbors.values()),
         features=dict(config.ethtool.features),
         private_flags=dict(config.ethtool.private_flags),
-        sysctls=_wanted_sysctls(wish),
-        vrf=vrf,
-        without_ebpf=bool(wish.disable_ebpf_programs),
+        sysctls=_wanted_sysctls(interface),
+        vrf=interface.vrf,
+        without_ebpf=bool(interface.disable_ebpf_programs),
         autoconfigures=autoconfigures,
     )
 
@@ -130,7 +134,7 @@ def normalize_mac(text: str) -> str:
 
 
 def _without_ipv6(host: LinkSettings) -> LinkSettings:
-    """A pod that listens to routers learns from them what the host has learnt."""
+    """A pod that listens to routers gets from them what the host has got."""
     return msgspec.structs.replace(
         host,
         addresses=tuple(address for address in host.addresses if not is_ipv6(address)),
@@ -138,33 +142,14 @@ def _without_ipv6(host: LinkSettings) -> LinkSettings:
     )
 
 
-def _wanted_sysctls(wish: InterfaceConfig) -> dict[str, int]:
-    found = {"ipv4/arp_ignore": wish.arp_ignore, "ipv4/arp_announce": wish.arp_announce}
-    if wish.forwarding is not None:
-        found |= {"ipv4/forwarding": int(wish.forwarding), "ipv6/forwarding": int(wish.forwarding)}
-    if wish.addressing is Addressing.SLAAC:
-        found |= _ROUTER_SYSCTLS | ({} if wish.hardware_addr else _WITHOUT_DAD)
-    found |= {f"ipv6/{name}": value for name, value in wish.ipv6.items()}
+def _wanted_sysctls(interface: InterfaceConfig) -> dict[str, int]:
+    found = {"ipv4/arp_ignore": interface.arp_ignore, "ipv4/arp_announce": interface.arp_announce}
+    if interface.forwarding is not None:
+        found |= dict.fromkeys(("ipv4/forwarding", "ipv6/forwarding"), int(interface.forwarding))
+    if interface.addressing is Addressing.SLAAC:
+        found |= _ROUTER_SYSCTLS | ({} if interface.hardware_addr else _WITHOUT_DAD)
+    found |= {f"ipv6/{name}": value for name, value in interface.ipv6.items()}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _merge_routes(config: NetworkConfig, host: LinkSettings | None) -> tuple[RouteConfig, ...]:
-    """The claim's route wins over the host's to the same destination in the same table."""
-    known = {
-        (route.destination, route.table): route for route in (*(host.routes if host else ()), *config.routes)
-    }
-    return tuple(known.values())
-
-
-def _merge_neighbors(config: NetworkConfig, host: LinkSettings | None) -> tuple[NeighborConfig, ...]:
-    known = {
-        neighbor.destination: neighbor for neighbor in (*(host.neighbors if host else ()), *config.neighbors)
-    }
-    return tuple(known.values())
-
-
-def _unique_rules(rules: tuple[RuleConfig, ...]) -> tuple[RuleConfig, ...]:
-    return tuple(dict.fromkeys(rules))
 
 
 # A link as netlink shows it, and finding it again.
@@ -196,19 +181,19 @@ class NetworkLink(msgspec.Struct, frozen=True, kw_only=True):
 
     def identity(self, *also: LinkSettings) -> LinkIdentity:
         """By what it is found again, also with the `also` settings that it is to get."""
-        macs = [self.mac, *(one.mac for one in also)]
+        macs = [self.mac, *(settings.mac for settings in also)]
         return LinkIdentity(
             name=self.name,
             kind=self.kind,
             parent=self.parent,
             permanent_mac=self.permanent_mac,
             macs=tuple(dict.fromkeys(mac for mac in macs if mac)),
-            names=tuple(dict.fromkeys((self.name, *(one.name for one in also)))),
+            names=tuple(dict.fromkeys((self.name, *(settings.name for settings in also)))),
         )
 
 
 def find_link(links: tuple[NetworkLink, ...], wanted: LinkIdentity) -> NetworkLink | None:
-    """The link that `wanted` tells of, whatever it is called now."""
+    """The link that `wanted` identifies, whatever its name is now."""
     return next((link for link in links if _is_link(link, wanted)), None)
 
 
@@ -228,7 +213,7 @@ def _is_link(link: NetworkLink, wanted: LinkIdentity) -> bool:
 
 
 class AttachedLink(NicValue, frozen=True, kw_only=True):
-    """What an interface turned out to be in the pod."""
+    """What an interface has in the pod."""
 
     name: str
     mac: str | None
@@ -269,7 +254,7 @@ class Attachment(NicValue, frozen=True, kw_only=True):
     netns: str
     """Path of the pod's network namespace."""
     netns_id: int
-    """Its inode: the path alone may mean another one later."""
+    """Its inode: the path alone may name another namespace later."""
     boot_id: str
     attached: AttachedLink | None = None
     """Set once all of it is in the pod."""

@@ -25,9 +25,8 @@ import msgspec
 
 from rackloom.core.allocate.objects import Device, DeviceAttribute
 from rackloom.core.nics.attachment import NetworkLink
-from rackloom.topology.affinity import Cell, own_gpus
+from rackloom.topology.affinity import own_gpus
 from rackloom.topology.machine import (
-    Gpu,
     HostReading,
     Machine,
     Nic,
@@ -131,12 +130,12 @@ class HostNic(msgspec.Struct, frozen=True, kw_only=True):
     excluded: str | None = None
 
 
-def host_nics(seen: NicSnapshot, *, moves_ipoib: bool = True) -> tuple[HostNic, ...]:
+def host_nics(snapshot: NicSnapshot, *, moves_ipoib: bool = True) -> tuple[HostNic, ...]:
     """All NICs by name, the `excluded` ones with their reason."""
-    movable = [link for link in seen.links if moves_ipoib or link.link.encapsulation != _IPOIB]
-    links = {one.link.name: one for one in movable}
-    excluded = {interface.name: interface.excluded for interface in seen.machine.interfaces}
-    of_nics = [_host_nic(seen, nic, links) for nic in seen.machine.nics]
+    movable = [link for link in snapshot.links if moves_ipoib or link.link.encapsulation != _IPOIB]
+    links = {link.link.name: link for link in movable}
+    excluded = {interface.name: interface.excluded for interface in snapshot.machine.interfaces}
+    of_nics = [_host_nic(snapshot, nic, links) for nic in snapshot.machine.nics]
     taken = {nic.on.link.name for nic in of_nics if nic.on is not None}
     others = (
         HostNic(name=device_name(pci_address=None, interface=name), on=on, excluded=excluded.get(name))
@@ -155,9 +154,10 @@ def device_name(*, pci_address: str | None, interface: str) -> str:
     return f"net-{base64.b32encode(interface.encode()).decode().rstrip('=').lower()}"
 
 
-def _host_nic(seen: NicSnapshot, nic: Nic, links: dict[str, HostLink]) -> HostNic:
-    function = next((one for one in seen.host.pci if one.address == nic.pci_address), None)
-    rdma = next((one for one in seen.host.rdma if one.name == nic.rdma_device), None)
+def _host_nic(snapshot: NicSnapshot, nic: Nic, links: dict[str, HostLink]) -> HostNic:
+    host = snapshot.host
+    function = next((function for function in host.pci if function.address == nic.pci_address), None)
+    rdma = next((rdma for rdma in host.rdma if rdma.name == nic.rdma_device), None)
     return HostNic(
         name=device_name(pci_address=nic.pci_address, interface=nic.rdma_device or nic.if_name or "unnamed"),
         nic=nic,
@@ -181,11 +181,11 @@ class GpuPartner(msgspec.Struct, frozen=True, kw_only=True):
 
 def gpu_partners(machine: Machine) -> dict[int, GpuPartner]:
     """By NIC index; NICs that are near to no GPU have none."""
-    return {nic: _gpu_partner(machine.gpus[cell.gpu], cell) for nic, cell in own_gpus(machine).items()}
-
-
-def _gpu_partner(gpu: Gpu, cell: Cell) -> GpuPartner:
-    return GpuPartner(uuid=gpu.uuid, pci_address=gpu.pci_address, path_class=cell.path_class)
+    found = {}
+    for nic, cell in own_gpus(machine).items():
+        gpu = machine.gpus[cell.gpu]
+        found[nic] = GpuPartner(uuid=gpu.uuid, pci_address=gpu.pci_address, path_class=cell.path_class)
+    return found
 
 
 def rail_numbers(machine: Machine) -> dict[int, int]:
@@ -212,21 +212,20 @@ _IS_RDMA = DeviceAttribute(bool_=True)
 
 
 def nic_device(
-    host_nic: HostNic, seen: NicSnapshot, names: PciNames, partner: GpuPartner | None, rail: int | None
+    host_nic: HostNic, snapshot: NicSnapshot, names: PciNames, partner: GpuPartner | None, rail: int | None
 ) -> Device:
     """The device that stands for a NIC in the slice."""
     known: dict[str, AttributeValue] = {
         **_of_link(host_nic),
-        **_of_function(host_nic, seen, names),
+        **_of_function(host_nic, snapshot, names),
         **_of_rdma(host_nic),
         **_of_place(host_nic),
         **_of_partner(partner),
         "rail": rail,
     }
-    kept = {name: _device_attribute(value) for name, value in known.items() if value is not None}
-    return Device(
-        name=host_nic.name, attributes={name: value for name, value in kept.items() if value is not None}
-    )
+    found = {name: _device_attribute(value) for name, value in known.items()}
+    attributes = {name: attribute for name, attribute in found.items() if attribute is not None}
+    return Device(name=host_nic.name, attributes=attributes)
 
 
 def join_within_limit(values: Iterable[str]) -> str | None:
@@ -240,7 +239,10 @@ def join_within_limit(values: Iterable[str]) -> str | None:
     return found or None
 
 
-def _device_attribute(value: str | int | bool) -> DeviceAttribute | None:
+def _device_attribute(value: AttributeValue) -> DeviceAttribute | None:
+    """None also for a text that is too long."""
+    if value is None:
+        return None
     if isinstance(value, bool):
         return DeviceAttribute(bool_=value)
     if isinstance(value, int):
@@ -269,7 +271,7 @@ def _of_link(host_nic: HostNic) -> dict[str, AttributeValue]:
     }
 
 
-def _of_function(host_nic: HostNic, seen: NicSnapshot, names: PciNames) -> dict[str, AttributeValue]:
+def _of_function(host_nic: HostNic, snapshot: NicSnapshot, names: PciNames) -> dict[str, AttributeValue]:
     function = host_nic.function
     if function is None:
         return {"virtual": host_nic.nic is None, "sriov": False}
@@ -279,7 +281,7 @@ def _of_function(host_nic: HostNic, seen: NicSnapshot, names: PciNames) -> dict[
         "pciAddress": function.address,
         "pciVendor": names.vendors.get(function.vendor),
         "pciDevice": names.devices.get((function.vendor, function.device)),
-        "pciSubsystem": seen.subsystems.get(function.address),
+        "pciSubsystem": snapshot.subsystems.get(function.address),
         "sriov": sriov,
         "sriovVfs": function.vfs if sriov else None,
         "isSriovVf": True if function.virtual_function else None,
@@ -323,17 +325,13 @@ def _of_partner(partner: GpuPartner | None) -> dict[str, AttributeValue]:
 
 def merge_devices(live: Iterable[Device], remembered: Iterable[Device]) -> tuple[Device, ...]:
     """Devices by name; what is in use keeps the attributes that it cannot show now. The live ones win."""
-    now = {one.name: one for one in live}
-    held = {one.name: one for one in remembered}
+    now = {device.name: dict(device.attributes) for device in live}
+    held = {device.name: dict(device.attributes) for device in remembered}
+    for name in now.keys() & held.keys():
+        if held[name].get("rdma") == _IS_RDMA:
+            # In exclusive mode the RDMA device is in the pod, so that the NIC looks as if it had none.
+            now[name].pop("rdma", None)
     return tuple(
-        _merge_device(name, now.get(name), held.get(name)) for name in sorted(now.keys() | held.keys())
+        Device(name=name, attributes={**held.get(name, {}), **now.get(name, {})})
+        for name in sorted(now.keys() | held.keys())
     )
-
-
-def _merge_device(name: str, live: Device | None, held: Device | None) -> Device:
-    now = {} if live is None else dict(live.attributes)
-    before = {} if held is None else dict(held.attributes)
-    if before.get("rdma") == _IS_RDMA:
-        # In exclusive mode the RDMA device is away too, and would be taken for none.
-        now.pop("rdma", None)
-    return Device(name=name, attributes={**before, **now})

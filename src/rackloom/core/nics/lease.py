@@ -42,15 +42,15 @@ class LeaseAction(StrEnum):
     """What a step asks for. The first three are ways to ask for the address, by their states of RFC 2131."""
 
     REBOOT = "INIT-REBOOT"
-    """By a broadcast that names the address as wished for: no interface can be counted on to have it."""
+    """By a broadcast that names the requested address: the interface need not have it."""
     RENEW = "RENEWING"
-    """By a message to the server that gave it."""
+    """By a message to the server that gave the lease."""
     REBIND = "REBINDING"
     """By a broadcast: any server may prolong it."""
     REMOVE = "remove the address"
     SET = "let it have the address until the lease ends"
     """By the kernel, so that the address goes also while the plugin is away."""
-    TELL = "tell how it stands"
+    REPORT = "report the state"
 
 
 REQUEST_ACTIONS = frozenset({LeaseAction.REBOOT, LeaseAction.RENEW, LeaseAction.REBIND})
@@ -69,14 +69,14 @@ _ASSIGNED = frozenset({AddressState.LOOSE, AddressState.SET})
 
 
 class RequestFailure(StrEnum):
-    """What else than a grant may come of a request."""
+    """The outcome of a request without a grant."""
 
     NO = "refused"
     NOTHING = "unanswered"
 
 
 class DhcpGrant(NicValue, frozen=True, kw_only=True):
-    """What a server's acknowledgement says. Seconds count from when it was asked."""
+    """The content of a server's acknowledgement. Seconds count from the request."""
 
     address: str
     """With its prefix length."""
@@ -91,22 +91,22 @@ class DhcpGrant(NicValue, frozen=True, kw_only=True):
 
 
 class DhcpAnswer(NicValue, frozen=True, kw_only=True):
-    """What came of the request that was sent at `asked_at`."""
+    """The outcome of the request that was sent at `asked_at`."""
 
     asked_at: float
-    said: DhcpGrant | RequestFailure
+    result: DhcpGrant | RequestFailure
 
 
 class LeaseState(StrEnum):
-    """How a lease stands."""
+    """The state of a lease."""
 
     HELD = "held"
     SILENT = "silent"
-    """Still ours, but the last request was not answered: unknown whether it will be prolonged."""
+    """In force, but the last request was not answered: unknown whether it will be prolonged."""
     EXPIRED = "expired"
-    """Nobody has prolonged it: the address may be another's. It is asked for again."""
+    """Not prolonged: another machine may have the address. It is requested again."""
     REFUSED = "refused"
-    """The server that gave it said that it is not ours. For good: a pod does not change its address."""
+    """Refused by the server that gave it (NAK). Final, since a pod does not change its address."""
 
 
 LOST_STATES = frozenset({LeaseState.EXPIRED, LeaseState.REFUSED})
@@ -117,17 +117,17 @@ class DhcpLease(NicValue, frozen=True, kw_only=True):
 
     grant: DhcpGrant
     mac: str
-    """As whom it was asked for: the pod's interface may have another."""
+    """The hardware address of the request: the pod's interface may have another one."""
     since: float
     """From when the grant counts: when it was asked for, not when the answer came."""
     ask_at: float
     """When the next request is due."""
     asked_at: float = 0.0
     checked: bool = True
-    """Whether it was asked for in this life of the plugin."""
+    """Whether it was requested since the plugin started."""
     silent_since: float | None = None
     """When the first request was sent of those that were not answered."""
-    outlook: LeaseState = LeaseState.HELD
+    state: LeaseState = msgspec.field(default=LeaseState.HELD, name="outlook")
 
     @property
     def renew_at(self) -> float:
@@ -160,90 +160,87 @@ def new_lease(grant: DhcpGrant, mac: str, asked_at: float) -> DhcpLease:
 
 
 def restored_lease(lease: DhcpLease) -> DhcpLease:
-    """A lease as a new life of the plugin finds it: it asks at once whether it still stands."""
+    """A lease after a restart of the plugin: it is requested at once, as it may be lost by now."""
     return msgspec.structs.replace(lease, checked=False, ask_at=0.0)
 
 
 def advance_lease(
-    lease: DhcpLease, now: float, seat: AddressState, answer: DhcpAnswer | None = None
+    lease: DhcpLease, now: float, address: AddressState, answer: DhcpAnswer | None = None
 ) -> LeaseStep:
-    """Go on: time has passed, and perhaps an answer came."""
-    after = _at_time(_with_answer(lease, answer), now)
-    after, asks = _with_request(after, now, seat)
-    tells = (LeaseAction.TELL,) if after.outlook is not lease.outlook else ()
-    return LeaseStep(lease=after, todo=(*_address_actions(after, seat), *tells, *asks))
+    """The next step: time has passed, and perhaps an answer came."""
+    # The order matters. An answer that came in time counts before the lease can expire, and a lease that
+    # expires has its address removed before anything is reported or requested.
+    after = _with_answer(lease, answer)
+    if after.state not in LOST_STATES and now >= after.until:
+        after = msgspec.structs.replace(after, state=LeaseState.EXPIRED, ask_at=now)
+    after, requests = _with_request(after, now, address)
+    reports = (LeaseAction.REPORT,) if after.state is not lease.state else ()
+    return LeaseStep(lease=after, todo=(*_address_actions(after, address), *reports, *requests))
 
 
 def next_due_at(lease: DhcpLease) -> float:
-    """When something is due next, if nothing is heard until then."""
-    if lease.outlook is LeaseState.REFUSED:
+    """When the next step is due, if no answer comes before."""
+    if lease.state is LeaseState.REFUSED:
         return float("inf")
-    return lease.ask_at if lease.outlook in LOST_STATES else min(lease.ask_at, lease.until)
+    return lease.ask_at if lease.state in LOST_STATES else min(lease.ask_at, lease.until)
 
 
 def _with_answer(lease: DhcpLease, answer: DhcpAnswer | None) -> DhcpLease:
     if answer is None:
         return lease
-    if isinstance(answer.said, DhcpGrant):
-        return _with_grant(lease, answer.said, answer.asked_at)
-    if answer.asked_at <= lease.since or lease.outlook is LeaseState.REFUSED:
-        # It was asked before this grant, which answers it.
+    if isinstance(answer.result, DhcpGrant):
+        return _with_grant(lease, answer.result, answer.asked_at)
+    if answer.asked_at <= lease.since or lease.state is LeaseState.REFUSED:
+        # The request was sent before this grant, so the grant has answered it.
         return lease
-    if answer.said is RequestFailure.NO:
-        return msgspec.structs.replace(lease, outlook=LeaseState.REFUSED, silent_since=None)
+    if answer.result is RequestFailure.NO:
+        return msgspec.structs.replace(lease, state=LeaseState.REFUSED, silent_since=None)
     since = answer.asked_at if lease.silent_since is None else lease.silent_since
-    outlook = LeaseState.SILENT if lease.outlook is LeaseState.HELD else lease.outlook
-    return msgspec.structs.replace(lease, outlook=outlook, silent_since=since)
+    state = LeaseState.SILENT if lease.state is LeaseState.HELD else lease.state
+    return msgspec.structs.replace(lease, state=state, silent_since=since)
 
 
 def _with_grant(lease: DhcpLease, grant: DhcpGrant, asked_at: float) -> DhcpLease:
-    """Of another address than ours, or after a server's no, a grant is none."""
-    if _ip(grant) != _ip(lease.grant) or lease.outlook is LeaseState.REFUSED or asked_at < lease.since:
+    """A grant counts only for the same address, from after the newest grant, and not after a refusal."""
+    offered, held = (granted.address.partition("/")[0] for granted in (grant, lease.grant))
+    if offered != held or lease.state is LeaseState.REFUSED or asked_at < lease.since:
         return lease
     kept = msgspec.structs.replace(grant, address=lease.grant.address)
     return new_lease(kept, lease.mac, asked_at)
 
 
-def _ip(grant: DhcpGrant) -> str:
-    return grant.address.partition("/")[0]
-
-
-def _at_time(lease: DhcpLease, now: float) -> DhcpLease:
-    if lease.outlook in LOST_STATES or now < lease.until:
-        return lease
-    return msgspec.structs.replace(lease, outlook=LeaseState.EXPIRED, ask_at=now)
-
-
 def _with_request(
-    lease: DhcpLease, now: float, seat: AddressState
+    lease: DhcpLease, now: float, address: AddressState
 ) -> tuple[DhcpLease, tuple[LeaseAction, ...]]:
-    if lease.outlook is LeaseState.REFUSED or now < lease.ask_at:
+    if lease.state is LeaseState.REFUSED or now < lease.ask_at:
         return lease, ()
     asked = msgspec.structs.replace(lease, asked_at=now, checked=True, ask_at=_next_request_at(lease, now))
-    return asked, (_request_action(lease, now, seat),)
+    return asked, (_request_action(lease, now, address),)
 
 
-def _request_action(lease: DhcpLease, now: float, seat: AddressState) -> LeaseAction:
-    """Only an interface that has the address can hear what is sent to it."""
-    if seat not in _ASSIGNED or lease.outlook in LOST_STATES or not lease.checked:
+def _request_action(lease: DhcpLease, now: float, address: AddressState) -> LeaseAction:
+    """RENEWING and REBINDING are answered by unicast to the address, so the interface must have it."""
+    # After a restart of the plugin the server may have forgotten the lease, which INIT-REBOOT asks about.
+    if address not in _ASSIGNED or lease.state in LOST_STATES or not lease.checked:
         return LeaseAction.REBOOT
     return LeaseAction.RENEW if now < lease.rebind_at else LeaseAction.REBIND
 
 
 def _next_request_at(lease: DhcpLease, now: float) -> float:
     """When to ask again if nobody answers: after half of what is left of the state (RFC 2131, 4.4.5)."""
-    if lease.outlook in LOST_STATES:
+    if lease.state in LOST_STATES:
         return now + REPEAT_SECONDS
     if now < lease.renew_at:
         return lease.renew_at
+    # RENEWING ends at T2, and REBINDING at the end of the lease.
     end = lease.rebind_at if now < lease.rebind_at else lease.until
     return min(end, now + max(REPEAT_SECONDS, (end - now) / 2))
 
 
-def _address_actions(lease: DhcpLease, seat: AddressState) -> tuple[LeaseAction, ...]:
-    if lease.outlook in LOST_STATES:
-        return (LeaseAction.REMOVE,) if seat in _ASSIGNED else ()
-    return (LeaseAction.SET,) if seat in (AddressState.BARE, AddressState.LOOSE) else ()
+def _address_actions(lease: DhcpLease, address: AddressState) -> tuple[LeaseAction, ...]:
+    if lease.state in LOST_STATES:
+        return (LeaseAction.REMOVE,) if address in _ASSIGNED else ()
+    return (LeaseAction.SET,) if address in (AddressState.BARE, AddressState.LOOSE) else ()
 
 
 # Reading a server's acknowledgement.
@@ -255,10 +252,10 @@ LEAST_RENEWAL_SECONDS = 60.0
 """From a grant to the request that prolongs it, unless half of the lease is less."""
 
 
-def read_grant(told: Any) -> DhcpGrant:
+def read_grant(acknowledgement: Any) -> DhcpGrant:
     """The use of an acknowledgement. Raises `KeyError` and `ValueError`."""
-    options = told.dhcp["options"]
-    ipv4_interface = ipaddress.IPv4Interface(f"{told.dhcp['yiaddr']}/{options['subnet_mask']}")
+    options = acknowledgement.dhcp["options"]
+    ipv4_interface = ipaddress.IPv4Interface(f"{acknowledgement.dhcp['yiaddr']}/{options['subnet_mask']}")
     seconds = _unsigned(options["lease_time"])
     if not seconds:
         raise ValueError("its lease lasts no time")
@@ -266,7 +263,7 @@ def read_grant(told: Any) -> DhcpGrant:
     return DhcpGrant(
         address=str(ipv4_interface),
         server=options["server_id"],
-        server_mac=told.eth_src,
+        server_mac=acknowledgement.eth_src,
         seconds=seconds,
         renew_after=renew,
         rebind_after=rebind,
@@ -277,6 +274,7 @@ def renewal_times(seconds: float, renewal: int | None, rebinding: int | None) ->
     """T1 and T2: what options 58 and 59 say, unless they are out of order or too soon."""
     renew = seconds * _T1 if renewal is None else float(_unsigned(renewal))
     rebind = seconds * _T2 if rebinding is None else float(_unsigned(rebinding))
+    # RFC 2131, 4.4.5 requires this order. Servers that break it get the defaults.
     if not 0 < renew < rebind < seconds:
         return seconds * _T1, seconds * _T2
     renew = max(renew, min(LEAST_RENEWAL_SECONDS, seconds * _T1))

@@ -79,7 +79,7 @@ class ImexTray:
 
     def running(self, plugin: ImexPlugin, api: KubeApi, boot_id: str = "1") -> PluginProcess:
         """What answers kubelet, without sockets. Reads the checkpoint that is on the disk."""
-        host = PluginHost(node=self.name, boot_id=boot_id, places=self.places, wall=loop_wall_time)
+        host = PluginHost(node=self.name, boot_id=boot_id, directories=self.places, wall=loop_wall_time)
         return PluginProcess(plugin, api, host)
 
     def power_off(self) -> None:
@@ -109,7 +109,7 @@ class SimulatedImexProgram:
         self.running_with = peers
         self._started.set()
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """Its certificate is as it was."""
 
     def note_ready(self) -> None:

@@ -22,7 +22,6 @@ import msgspec
 import structlog
 
 from rackloom.claim.kube.api import Expired, KubeApi, KubeError
-from rackloom.claim.node.checkpoint import Checkpoint
 from rackloom.claim.node.fabric import FabricMonitor
 from rackloom.claim.node.gpu.inventory import DeclaredInventory
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
@@ -31,11 +30,11 @@ from rackloom.claim.node.gpu.sharing import DriverPrograms
 from rackloom.claim.node.imex.devices import ImexKernel, ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
-from rackloom.claim.node.metrics import PluginMetrics
 from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
 from rackloom.claim.node.nic.dhcp import LeaseStore
 from rackloom.claim.node.nic.plugin import NIC_DRIVER, NicPlugin, NicSettings
 from rackloom.claim.node.plugin import ClaimRef, NodePlugin
+from rackloom.claim.node.prepare import Checkpoint, PluginMetrics
 from rackloom.claim.node.requests import ClaimAnswer, Requests
 from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess
 from rackloom.claim.node.slices import RETRY_SECONDS, SlicePublisher
@@ -134,8 +133,8 @@ class TrayNode:
 
         Raises `KubeError`. What a plugin cannot say now stays as it was published.
         """
-        await self._fabric.look()
-        await self._monitor.look()
+        await self._fabric.observe()
+        await self._monitor.observe()
         await self._monitor.listen()
         await self._write_label()
         for publisher in self._publishers:
@@ -169,9 +168,9 @@ class TrayNode:
         """What answers kubelet; made for the first pod, since most nodes of a simulation never have one."""
         if driver not in self._running:
             host = PluginHost(
-                node=self.name, boot_id=self._boot_id, places=self._places, wall=self._environment.wall
+                node=self.name, boot_id=self._boot_id, directories=self._places, wall=self._environment.wall
             )
-            host.places.home(driver).mkdir(parents=True, exist_ok=True)
+            host.directories.home(driver).mkdir(parents=True, exist_ok=True)
             running = PluginProcess(self._plugins[driver], self._environment.plugins, host)
             self._running[driver] = running
             self._work.append(asyncio.create_task(running.pods.run()))

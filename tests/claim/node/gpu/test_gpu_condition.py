@@ -9,6 +9,7 @@ from rackloom.claim.node.gpu.inventory import GpuInventory, NodeGpu, RecoveryAct
 from rackloom.claim.node.gpu.monitor import (
     HARMLESS_XIDS,
     QUIET_SECONDS,
+    GpuObservation,
     InventorySnapshot,
     NodeGpus,
     devices_by_name,
@@ -45,7 +46,7 @@ def after(*steps):
     return known["GPU-1"]
 
 
-def told(one):
+def reported(one):
     return [
         (taint.key.rpartition("/")[2], taint.value, taint.effect) for taint in gpu_taints(one, HARMLESS_XIDS)
     ]
@@ -57,28 +58,28 @@ def asking(recovery):
 
 def test_a_healthy_gpu_has_no_taints():
     one = after(look(GPU))
-    assert told(one) == []
+    assert reported(one) == []
     assert gpu_health(one, HARMLESS_XIDS) == (Health.HEALTHY, "")
 
 
 def test_an_error_keeps_claims_away_until_nothing_is_asked_for_any_more():
     struck_once = after(look(GPU), (79, 1.0))
-    assert told(struck_once) == [("xid", "79", "NoSchedule")]
+    assert reported(struck_once) == [("xid", "79", "NoSchedule")]
     later = 1.0 + QUIET_SECONDS
     waiting = after(look(GPU), (79, 1.0), look(asking(RecoveryAction.GPU_RESET), at=later))
-    assert told(waiting) == [("xid", "79", "NoSchedule"), ("recovery", "gpu-reset", "NoSchedule")]
-    assert told(after(look(GPU), (79, 1.0), look(GPU, at=later - 1))) == [("xid", "79", "NoSchedule")]
-    assert told(after(look(GPU), (79, 1.0), look(GPU, at=later))) == []
+    assert reported(waiting) == [("xid", "79", "NoSchedule"), ("recovery", "gpu-reset", "NoSchedule")]
+    assert reported(after(look(GPU), (79, 1.0), look(GPU, at=later - 1))) == [("xid", "79", "NoSchedule")]
+    assert reported(after(look(GPU), (79, 1.0), look(GPU, at=later))) == []
 
 
 def test_an_old_driver_is_believed_after_the_gpu_was_away():
     old = asking(None)
     late = 10 * QUIET_SECONDS
-    assert told(after(look(old), (79, 1.0), look(old, at=late))) == [("xid", "79", "NoSchedule")]
+    assert reported(after(look(old), (79, 1.0), look(old, at=late))) == [("xid", "79", "NoSchedule")]
     lost = after(look(old), (79, 1.0), look(at=2.0))
-    assert told(lost) == [("gpu-lost", "", "NoSchedule"), ("xid", "79", "NoSchedule")]
+    assert reported(lost) == [("gpu-lost", "", "NoSchedule"), ("xid", "79", "NoSchedule")]
     assert gpu_health(lost, HARMLESS_XIDS)[0] is Health.UNHEALTHY
-    assert told(after(look(old), (79, 1.0), look(at=2.0), look(old, at=3.0))) == []
+    assert reported(after(look(old), (79, 1.0), look(at=2.0), look(old, at=3.0))) == []
 
 
 @pytest.mark.parametrize("xid", sorted(HARMLESS_XIDS))
@@ -86,21 +87,21 @@ def test_an_old_driver_is_believed_after_the_gpu_was_away():
 def test_errors_of_programs_keep_nothing_away_and_pass(xid, recovery):
     gpu = asking(recovery)
     one = after(look(gpu), (xid, 1.0))
-    assert told(one) == [("xid", str(xid), "None")]
+    assert reported(one) == [("xid", str(xid), "None")]
     assert gpu_health(one, HARMLESS_XIDS)[0] is Health.HEALTHY
-    assert told(after(look(gpu), (xid, 1.0), look(gpu, at=1.0 + QUIET_SECONDS))) == []
+    assert reported(after(look(gpu), (xid, 1.0), look(gpu, at=1.0 + QUIET_SECONDS))) == []
 
 
 def test_a_gpu_that_cannot_be_listened_to_says_so():
     one = after(look(GPU, deaf=["GPU-1"]))
-    assert told(one) == [("unmonitored", "", "None")]
+    assert reported(one) == [("unmonitored", "", "None")]
     assert gpu_health(one, HARMLESS_XIDS)[0] is Health.UNKNOWN
 
 
 def test_a_fabric_that_is_ill_is_a_taint():
     ill = msgspec.structs.replace(GPU, fabric_health=Health.UNHEALTHY, fabric_message="limited")
-    assert told(after(look(ill))) == [("fabric", "unhealthy", "NoSchedule")]
-    assert told(after(look(ill), look(GPU))) == []
+    assert reported(after(look(ill))) == [("fabric", "unhealthy", "NoSchedule")]
+    assert reported(after(look(ill), look(GPU))) == []
 
 
 def test_a_lost_gpu_stays_published_until_another_has_its_minor():
@@ -110,7 +111,7 @@ def test_a_lost_gpu_stays_published_until_another_has_its_minor():
     assert device.name == "gpu-0"
     other = msgspec.structs.replace(GPU, uuid="GPU-2")
     known = update_conditions(known, look(other, at=6.0), HARMLESS_XIDS)
-    node = NodeGpus(conditions=known, inventory=GpuInventory(gpus=(other,)))
+    node = NodeGpus(conditions=known, newest=GpuObservation(inventory=GpuInventory(gpus=(other,))))
     (device,) = published_devices(node, HARMLESS_XIDS)
     assert device.attributes["uuid"].string == "GPU-2"
     assert device.taints == ()
@@ -140,5 +141,5 @@ def test_whatever_happened_a_reset_gpu_that_stays_quiet_is_healthy_again(history
             done.append((step[0], now))
     reset = [look(at=now + 1), look(GPU, at=now + 2), look(GPU, at=now + 2 + QUIET_SECONDS)]
     one = after(*done, *reset)
-    assert told(one) == []
+    assert reported(one) == []
     assert gpu_health(one, HARMLESS_XIDS) == (Health.HEALTHY, "")

@@ -98,9 +98,9 @@ def test_a_gpu_that_went_away_is_waited_for(gpus):
 
     async def story():
         view = gpus.view()
-        await view.look()
+        await view.observe()
         gpus.inventory_file.write_text("{")
-        await view.look()
+        await view.observe()
         (first, *_) = view.health("n")
         assert first.health.value == "Unknown"
         assert "cannot use inventory" in first.message

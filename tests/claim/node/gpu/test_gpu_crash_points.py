@@ -28,11 +28,11 @@ class Driver:
 
     async def run(self, *command, stdin="", env=None):
         self.fuse.burn()
-        said = self._do(command, stdin.strip(), env or {})
+        output = self._do(command, stdin.strip(), env or {})
         self.fuse.burn()
-        return said
+        return output
 
-    def _do(self, command, said, env):
+    def _do(self, command, output, env):
         match command:
             case ("nvidia-smi", "compute-policy", "-i", gpu, "--set-timeslice", number):
                 self.slices[gpu] = int(number)
@@ -45,7 +45,7 @@ class Driver:
             case (sharing.MPS_CONTROL,):
                 if env["CUDA_MPS_PIPE_DIRECTORY"] not in self.daemons:
                     raise Retry("Cannot find MPS control daemon process", after=1.0)
-                if said == "quit":
+                if output == "quit":
                     self.daemons.remove(env["CUDA_MPS_PIPE_DIRECTORY"])
             case _:
                 raise AssertionError(command)
@@ -94,7 +94,7 @@ class GpuLives(Lives):
         view = self.gpus.view()
         plain = self.gpus.plugin(view)
         settings = GpuSettings(node=self.kit.node, mps_home=self.home, files=plain._settings.files)
-        await view.look()
+        await view.observe()
         return PluginProcess(GpuPlugin(settings, view, self.driver), api, self.kit.host())
 
     def edits(self, uid):

@@ -9,15 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.manifests.read import read_manifests
-from rackloom.claim.node.gpu.devices import (
+from rackloom.claim.node.gpu.inventory import (
+    GpuInventory,
     GpuLocation,
+    MigDevice,
     NicPartner,
+    NodeGpu,
+    RecoveryAction,
+    VfioGpu,
     gpu_device,
     mig_device,
     semantic_version,
     vfio_device,
 )
-from rackloom.claim.node.gpu.inventory import GpuInventory, MigDevice, NodeGpu, RecoveryAction, VfioGpu
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuCondition, gpu_taints
 from rackloom.claim.node.plugin import Health
 from rackloom.core.allocate.allocator import allocate
@@ -122,7 +126,7 @@ def test_there_is_one_taint_at_most_for_each_key_and_effect(one):
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "reported"),
     [
         ("580.126.20", "580.126.20"),
         ("535.104.05", "535.104.5"),
@@ -133,9 +137,9 @@ def test_there_is_one_taint_at_most_for_each_key_and_effect(one):
         (None, None),
     ],
 )
-def test_versions_are_semantic(written, told):
+def test_versions_are_semantic(written, reported):
     found = semantic_version(written)
-    assert (None if found is None else found.version) == told
+    assert (None if found is None else found.version) == reported
 
 
 def test_a_gpu_for_a_virtual_machine():

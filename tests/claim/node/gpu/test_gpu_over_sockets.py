@@ -8,7 +8,7 @@ import pytest
 from tests.waiting import until, until_so
 
 from rackloom.claim.node.gpu import plugin
-from rackloom.claim.node.gpu.inventory import DeclaredMig
+from rackloom.claim.node.gpu.inventory import MigDevice
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.core.kubernetes.objects import RESOURCE_SLICE
 from rackloom.lab.nodes.plugin_manager import NotPrepared
@@ -20,7 +20,7 @@ def config(kind="GpuConfig", source="FromClaim", requests=(), **fields):
     return (source, list(requests), {"apiVersion": API, "kind": kind, **fields})
 
 
-def told(gpus, work):
+def reported(gpus, work):
     """Run `work(one, kubelet)` with a plugin that kubelet has registered."""
 
     async def story():
@@ -61,7 +61,7 @@ def test_a_gpu_is_given_by_its_device_files_and_given_back(gpus, read_specs):
         assert one.checkpoint.claims == {}
         assert gpus.log == []
 
-    told(gpus, work)
+    reported(gpus, work)
 
 
 def test_time_slices_are_set_and_set_back(gpus):
@@ -78,7 +78,7 @@ def test_time_slices_are_set_and_set_back(gpus):
         await kubelet.unprepare(claim)
         assert gpus.log == [f"nvidia-smi compute-policy -i {gpu} --set-timeslice 0"]
 
-    told(gpus, work)
+    reported(gpus, work)
 
 
 def test_a_program_that_fails_is_told_and_tried_again(gpus):
@@ -92,7 +92,7 @@ def test_a_program_that_fails_is_told_and_tried_again(gpus):
         await waiting
         assert gpus.log[-1].endswith("--set-timeslice 0")
 
-    told(gpus, work)
+    reported(gpus, work)
 
 
 def test_mps_runs_a_daemon_for_the_devices_that_are_shared_alike(gpus):
@@ -128,7 +128,7 @@ def test_mps_runs_a_daemon_for_the_devices_that_are_shared_alike(gpus):
         assert gpus.log == ["quit", f"nvidia-smi -i {first} -c DEFAULT", f"nvidia-smi -i {second} -c DEFAULT"]
         assert not home.exists()
 
-    told(gpus, work)
+    reported(gpus, work)
 
 
 @pytest.mark.parametrize(
@@ -150,14 +150,14 @@ def test_a_wrong_config_is_refused_before_anything_is_touched(gpus, configs, com
         assert claim.uid not in one.checkpoint.claims
         assert gpus.log == []
 
-    told(gpus, work)
+    reported(gpus, work)
 
 
 def test_a_config_for_all_requests_is_for_those_that_it_fits(gpus):
     async def work(_one, kubelet):
         await kubelet.prepare(await gpus.claim("c", "gpu-0", configs=[config("MigDeviceConfig")]))
 
-    told(gpus, work)
+    reported(gpus, work)
 
 
 def test_an_admin_sees_the_gpu_of_another_claim_and_changes_nothing(gpus):
@@ -175,11 +175,11 @@ def test_an_admin_sees_the_gpu_of_another_claim_and_changes_nothing(gpus):
         with pytest.raises(NotPrepared, match="has adminAccess and asks for sharing"):
             await kubelet.prepare(forward)
 
-    told(gpus, work)
+    reported(gpus, work)
 
 
 def test_what_kubelet_and_the_scheduler_are_told_of_a_failing_gpu_is_taken_back(gpus, monkeypatch):
-    monkeypatch.setattr(plugin, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(plugin, "OBSERVE_SECONDS", 0.2)
 
     async def taints(name):
         (one,) = (await gpus.api.list(RESOURCE_SLICE)).items
@@ -204,11 +204,11 @@ def test_what_kubelet_and_the_scheduler_are_told_of_a_failing_gpu_is_taken_back(
         await tainted("gpu-2", set())
         assert (await anext(calls.health()))["gpu-2"] == (1, "")
 
-    told(gpus, work)
+    reported(gpus, work)
 
 
 def test_mig_devices_take_the_place_of_their_gpu(gpus):
-    mig = DeclaredMig(
+    mig = MigDevice(
         uuid="MIG-1",
         profile="1g.10gb+me",
         gpu_instance=7,
@@ -235,7 +235,7 @@ def test_mig_devices_take_the_place_of_their_gpu(gpus):
         assert paths[-2:] == caps
         assert one.checkpoint.claims[claim.uid].devices[0].kind == "mig"
 
-    told(gpus, work)
+    reported(gpus, work)
 
 
 def test_a_gpu_for_a_virtual_machine_is_given_by_its_group(gpus, read_specs):
@@ -269,4 +269,4 @@ def test_a_gpu_for_a_virtual_machine_is_given_by_its_group(gpus, read_specs):
         health = await anext(kubelet.plugins[GPU_DRIVER].health())
         assert health["gpu-vfio-0"][0] == 0
 
-    told(gpus, work)
+    reported(gpus, work)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.claim.node.gpu.test_gpu_configs import NAMES
 
-from rackloom.claim.node.gpu.devices import parse_shares
+from rackloom.claim.node.gpu.inventory import parse_shares
 from rackloom.claim.node.gpu.sharing import claimed_gpus
 from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from rackloom.core.allocate.allocator import allocate

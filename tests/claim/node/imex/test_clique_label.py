@@ -28,7 +28,7 @@ def test_it_is_written_kept_up_to_date_and_taken_away(imex):
         await label.write()
         assert await value(imex) == imex.clique
         imex.declare(clusterUUID=imex.cluster, cliqueId=2, gpus=[{}])
-        await view.look()
+        await view.observe()
         await label.write()
         assert await value(imex) == f"{imex.cluster}.2"
         await label.withdraw()

@@ -207,20 +207,20 @@ def test_a_library_that_cannot_be_loaded_is_unknown(tmp_path):
 def test_what_was_known_stays_while_nothing_can_be_read():
     seen = (gpu(), gpu(FabricState.IN_PROGRESS), gpu(FabricState.NOT_SUPPORTED), gpu(clique=2))
     answers = [NodeFabric(gpus=(one,)) for one in seen]
-    told = []
+    reported = []
 
     async def story():
         view = FabricMonitor(lambda: answers.pop(0), lambda: 5.0)
-        view.when_changed(lambda: told.append("changed"))
+        view.on_change(lambda: reported.append("changed"))
         assert await view.clique() == f"{CLUSTER}.1"
-        await view.look()
+        await view.observe()
         assert view.trouble == "GPU 0 has not joined its NVLink fabric: in progress"
         assert await view.clique() == f"{CLUSTER}.1"
-        await view.look()
+        await view.observe()
         assert await view.clique() == f"{CLUSTER}.1"
-        await view.look()
+        await view.observe()
         assert await view.clique() == f"{CLUSTER}.2"
         assert view.trouble is None
 
     asyncio.run(story())
-    assert told == ["changed", "changed"]
+    assert reported == ["changed", "changed"]

@@ -48,14 +48,14 @@ def test_health_follows_the_fabric(imex):
         await imex.kit.boot()
         async with imex.kit.plugin(imex.plugin()), imex.kit.kubelet() as kubelet:
             plugin = await kubelet.registered(names.IMEX_DRIVER)
-            assert await told(plugin) == {"channel-0": (1, ""), "daemon-0": (1, "")}
+            assert await reported(plugin) == {"channel-0": (1, ""), "daemon-0": (1, "")}
             imex.declare(clusterUUID=imex.cluster, cliqueId=1, gpus=[{"health": "Unhealthy"}])
-            assert await told(plugin) == dict.fromkeys(("channel-0", "daemon-0"), (2, "GPU 0: declared"))
+            assert await reported(plugin) == dict.fromkeys(("channel-0", "daemon-0"), (2, "GPU 0: declared"))
             imex.declare(clusterUUID=imex.cluster, cliqueId=1, gpus=[{"state": "inProgress"}])
             why = "GPU 0 has not joined its NVLink fabric: in progress"
-            assert await told(plugin) == dict.fromkeys(("channel-0", "daemon-0"), (0, why))
+            assert await reported(plugin) == dict.fromkeys(("channel-0", "daemon-0"), (0, why))
 
-    async def told(plugin):
+    async def reported(plugin):
         return await anext(plugin.health())
 
     asyncio.run(story())

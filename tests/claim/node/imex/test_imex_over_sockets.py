@@ -263,26 +263,26 @@ def test_ready_of_an_earlier_boot_does_not_count(imex):
         await imex.ready(uid)
         claim = await imex.channel("work", uid)
         plugin = imex.plugin(boot_id="now")
-        said = imex.settings().domains / uid / names.BOOT_FILE
-        said.parent.mkdir(parents=True)
+        output = imex.settings().domains / uid / names.BOOT_FILE
+        output.parent.mkdir(parents=True)
         async with imex.kit.plugin(plugin) as running:
             for boot in ("before", ""):
-                said.write_text(boot)
+                output.write_text(boot)
                 (answer,) = (await running.requests.prepare([claim.ref], 0.3)).values()
                 assert "is not ready on this node" in answer.error
-            said.unlink()
+            output.unlink()
             hostile: list[Callable[[], Any]] = [
-                lambda: said.symlink_to(imex.root / "now"),
-                lambda: os.mkfifo(said),
-                lambda: said.write_text("now" * 1000),
+                lambda: output.symlink_to(imex.root / "now"),
+                lambda: os.mkfifo(output),
+                lambda: output.write_text("now" * 1000),
             ]
             (imex.root / "now").write_text("now")
             for put in hostile:
                 put()
                 (answer,) = (await running.requests.prepare([claim.ref], 0.3)).values()
                 assert "is not ready on this node" in answer.error
-                said.unlink()
-            said.write_text("now")
+                output.unlink()
+            output.write_text("now")
             (answer,) = (await running.requests.prepare([claim.ref], 0.3)).values()
             assert not answer.error
 
@@ -372,11 +372,11 @@ def test_in_channel_mode_the_warm_daemon_must_be_ready(imex):
 def test_a_host_that_runs_imex_itself_is_asked(imex, monkeypatch):
     tools = imex.root / "bin"
     tools.mkdir()
-    said = imex.root / "said"
-    (tools / "chroot").write_text(f'#!/bin/sh\necho "$@" > {imex.root}/asked\ncat {said}\n')
+    output = imex.root / "output"
+    (tools / "chroot").write_text(f'#!/bin/sh\necho "$@" > {imex.root}/asked\ncat {output}\n')
     (tools / "chroot").chmod(0o755)
     monkeypatch.setenv("PATH", str(tools), prepend=":")
-    said.write_text("INITIALIZING\n")
+    output.write_text("INITIALIZING\n")
 
     async def story():
         await imex.kit.boot()
@@ -385,7 +385,7 @@ def test_a_host_that_runs_imex_itself_is_asked(imex, monkeypatch):
         async with imex.kit.plugin(imex.plugin(mode=ImexMode.HOST_MANAGED)) as running:
             (answer,) = (await running.requests.prepare([claim.ref], 3.0)).values()
             assert answer.error == "the host's nvidia-imex says 'INITIALIZING', not READY"
-            said.write_text("READY\n")
+            output.write_text("READY\n")
             (answer,) = (await running.requests.prepare([claim.ref], 30.0)).values()
             assert answer.error == ""
             assert (imex.root / "asked").read_text().split()[1:] == [
@@ -406,7 +406,7 @@ def test_nothing_is_published_of_a_fabric_that_is_not_settled(imex):
     async def story():
         await imex.kit.boot()
         async with imex.kit.plugin(imex.plugin()) as one:
-            await until_so(lambda: f"{failed}1.0" in one.metrics().decode(), "the failure is counted")
+            await until_so(lambda: f"{failed}1.0" in one.metrics_page().decode(), "the failure is counted")
             assert (await imex.api.list(RESOURCE_SLICE)).items == ()
             assert not one.publisher.published.is_set()
             imex.declare(clusterUUID=imex.cluster, cliqueId=1, gpus=[{}])

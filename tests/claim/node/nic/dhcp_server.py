@@ -79,12 +79,12 @@ class DhcpServer:
         if struct.unpack_from(">H", frame, 36)[0] != 67:
             return
         message = frame[42:]
-        told = dict(_options(message[240:]))
-        kind = told[53][0]
+        reported = dict(_options(message[240:]))
+        kind = reported[53][0]
         self.heard.append(
             Heard(
                 kind=kind,
-                options=told,
+                options=reported,
                 client=socket.inet_ntoa(message[12:16]),
                 hardware=message[28:34],
                 sender=socket.inet_ntoa(frame[26:30]),

@@ -37,7 +37,7 @@ class NicNode:
 
     @asynccontextmanager
     async def plugin(self, left_out=NOTHING_LEFT_OUT, **more):
-        common = NodeOptions(node=NODE_NAME, places=self.kit.places, sysroot=self.sysroot)
+        common = NodeOptions(node=NODE_NAME, directories=self.kit.places, sysroot=self.sysroot)
         options = NicOptions(nri_socket=self.socket, left_out=left_out, **more)
         async with nic_node(common, options, self.kit.api) as one:
             self.one = one
@@ -45,8 +45,8 @@ class NicNode:
 
     async def connected(self, *, is_so=True):
         """Wait until the runtime calls the plugin, or does not any more."""
-        told = f"rackloom_nri_connected {is_so:d}.0"
-        await until_so(lambda: told in self.one.metrics().decode(), told)
+        reported = f"rackloom_nri_connected {is_so:d}.0"
+        await until_so(lambda: reported in self.one.metrics_page().decode(), reported)
 
     @asynccontextmanager
     async def all(self, **options):

@@ -209,7 +209,7 @@ def test_preparing_with_any_of_them_touches_no_device(host, monkeypatch):
     def refuse(*_):
         raise AssertionError("a device was touched")
 
-    monkeypatch.setattr(Rtnetlink, "tell", refuse)
+    monkeypatch.setattr(Rtnetlink, "execute", refuse)
     monkeypatch.setattr(Path, "write_text", refuse)
 
     def look():

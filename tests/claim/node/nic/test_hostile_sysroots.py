@@ -4,8 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fuzz import tries
 
-from rackloom.claim.node.gpu.devices import gpu_locations
-from rackloom.claim.node.gpu.inventory import read_vfio
+from rackloom.claim.node.gpu.inventory import gpu_locations, read_vfio
 from rackloom.claim.node.nic import plugin
 from rackloom.claim.node.nic.inventory import _subsystems
 from rackloom.core.nics.devices import NicSnapshot, host_nics

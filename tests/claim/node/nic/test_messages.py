@@ -111,10 +111,10 @@ def test_what_the_library_used_before_changes_no_message():
     """Its tables of attributes are compiled once, and inherited."""
     program = (
         "from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg; ifinfmsg()\n"
-        "from rackloom.claim.node.nic import messages\n"
+        "from rackloom.claim.node.nic import netlink\n"
         "from rackloom.core.nics.attachment import LinkSettings\n"
         "wanted = LinkSettings(name='ib0', mac=':'.join(['0a'] * 20))\n"
-        "print(*(one.encode().hex() for one in messages.of_link(7, wanted)))"
+        "print(*(one.encode().hex() for one in netlink.link_setting_requests(7, wanted)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "0a" * 20 in done.stdout, done.stderr

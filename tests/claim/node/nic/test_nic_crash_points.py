@@ -39,20 +39,20 @@ class Lives:
     def __init__(self, node, fuse, monkeypatch):
         self.node, self.fuse = node, fuse
         self.netns = node.host.pod()
-        tell = Rtnetlink.tell
+        execute = Rtnetlink.execute
 
-        def fused_tell(rtnetlink, message):
+        def fused_execute(rtnetlink, message):
             fuse.burn()
-            tell(rtnetlink, message)
+            execute(rtnetlink, message)
             fuse.burn()
 
         fuse_the_disk(fuse, monkeypatch)
-        monkeypatch.setattr(Rtnetlink, "tell", fused_tell)
+        monkeypatch.setattr(Rtnetlink, "execute", fused_execute)
         self.sandbox = PodSandbox(id="s", pod=POD, namespace="default", name="p", netns=str(self.netns.path))
 
     def start(self):
         kit = self.node.kit
-        common = NodeOptions(node=NODE_NAME, places=kit.places, sysroot=self.node.sysroot)
+        common = NodeOptions(node=NODE_NAME, directories=kit.places, sysroot=self.node.sysroot)
         api = FusedApi(kit.api, self.fuse)
         home = kit.places.home(DRIVER)
         home.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def test_killed_anywhere_no_lease_outlives_its_claim():
             one, sandboxes, parts = lived.start()
             asyncio.run(sandboxes.synchronize(()))
             asyncio.run(lived.unprepare(one))
-            assert parts.lender.leases.all() == ()
+            assert parts.manager.leases.all() == ()
             assert not list((lived.node.kit.places.home(DRIVER) / "leases").iterdir())
 
 
@@ -179,6 +179,6 @@ async def recover(lived, before, meanwhile):
     assert settings(host, "nic0") == before
     await lived.unprepare(one)
     assert settings(host, "nic0") == before
-    assert parts.lender.loans.all() == ()
+    assert parts.manager.attachments.all() == ()
     assert parts.plugin.prepared == {}
     assert not list((lived.node.kit.places.home(DRIVER) / "loans").iterdir())

@@ -14,7 +14,7 @@ pytestmark = needs_root
 
 
 def count(one, name, **labels):
-    return one.meter.registry.get_sample_value(name, labels)
+    return one.metrics.registry.get_sample_value(name, labels)
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def test_a_nic_goes_to_its_pod_and_comes_back(node, host):
             assert await runtime.run(POD, pod.path) == ""
             assert "nic0" not in host.links()
             assert pod.addresses("net1") == {"10.9.0.2/24"}
-            (told,) = await node.status("c1")
-            assert told["networkData"]["interfaceName"] == "net1"
-            assert told["networkData"]["ips"] == ["10.9.0.2/24"]
-            assert {c["type"]: c["status"] for c in told["conditions"]} == {
+            (reported,) = await node.status("c1")
+            assert reported["networkData"]["interfaceName"] == "net1"
+            assert reported["networkData"]["ips"] == ["10.9.0.2/24"]
+            assert {c["type"]: c["status"] for c in reported["conditions"]} == {
                 "Ready": "True",
                 "NetworkReady": "True",
             }
@@ -69,8 +69,8 @@ def test_two_nics_of_a_claim_are_told_of_together(node, host):
             claim = await node.claim("c1", "nic0", "nic1")
             await kubelet.prepare(claim)
             assert await runtime.run(POD, host.pod().path) == ""
-            told = await node.status("c1", devices=2)
-            assert {one["networkData"]["interfaceName"] for one in told} == {"nic0", "nic1"}
+            reported = await node.status("c1", devices=2)
+            assert {one["networkData"]["interfaceName"] for one in reported} == {"nic0", "nic1"}
             await kubelet.unprepare(claim)
             assert {"nic0", "nic1"} <= host.links().keys()
 
@@ -151,8 +151,8 @@ def test_what_the_kernel_refuses_fails_the_pod_and_the_nic_stays(node, host):
             message = await runtime.run(POD, host.pod().path)
             assert "adding the route to 10.50.0.0/16" in message
             assert host.addresses("nic0") == {"10.9.0.2/24"}
-            (told,) = await node.status("c1")
-            assert {c["status"] for c in told["conditions"]} == {"False"}
+            (reported,) = await node.status("c1")
+            assert {c["status"] for c in reported["conditions"]} == {"False"}
             event = await node.event("NetworkDeviceAttachFailed")
             assert event["type"] == "Warning"
             assert event["involvedObject"]["kind"] == "Pod"

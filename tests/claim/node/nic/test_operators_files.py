@@ -53,7 +53,7 @@ def test_a_configs_own_settings_win_and_lists_are_joined(file):
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "reported"),
     [
         ({"profile": "gold"}, "profile 'gold' is not known: this node has dhcp, rail"),
         (
@@ -62,14 +62,14 @@ def test_a_configs_own_settings_win_and_lists_are_joined(file):
         ),
     ],
 )
-def test_a_profile_that_cannot_be_is_refused(file, config, told):
+def test_a_profile_that_cannot_be_is_refused(file, config, reported):
     file.write_text(PROFILES)
-    with pytest.raises(Refused, match=told):
+    with pytest.raises(Refused, match=reported):
         read_profiles(file).applied_to(decode_network_config(config))
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("[1]", "not a mapping"),
         ("a: 1", "not a mapping"),
@@ -78,9 +78,9 @@ def test_a_profile_that_cannot_be_is_refused(file, config, told):
         ("a: {", "is not YAML"),
     ],
 )
-def test_a_wrong_file_of_profiles_is_refused(file, text, told):
+def test_a_wrong_file_of_profiles_is_refused(file, text, reported):
     file.write_text(text)
-    with pytest.raises(Refused, match=told):
+    with pytest.raises(Refused, match=reported):
         read_profiles(file)
 
 

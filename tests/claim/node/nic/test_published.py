@@ -77,24 +77,24 @@ def test_every_nic_of_a_real_machine_is_published_or_left_out_with_a_reason(name
         host_nic = next(o for o in host_nics(seen) if o.nic is nic)
         if nic.excluded is not None:
             assert host_nic.name not in found
-            told = nic_health(host_nic, "n", 0.0)
-            assert (told.health, told.message) == (Health.UNKNOWN, f"not published: {nic.excluded}")
+            reported = nic_health(host_nic, "n", 0.0)
+            assert (reported.health, reported.message) == (Health.UNKNOWN, f"not published: {nic.excluded}")
             continue
-        told = plain(found[host_nic.name])
-        assert told.get("rdmaDevice") == nic.rdma_device
-        assert told["rdma"] is (nic.rdma_device is not None)
-        assert told.get("pciAddress") == nic.pci_address
+        reported = plain(found[host_nic.name])
+        assert reported.get("rdmaDevice") == nic.rdma_device
+        assert reported["rdma"] is (nic.rdma_device is not None)
+        assert reported.get("pciAddress") == nic.pci_address
         root = None if nic.pcie is None else nic.pcie.root
-        assert told.get("resource.kubernetes.io/pcieRoot") == root
-        assert "resource.kubernetes.io/numaNode" not in told or told["numaNode"] >= 0
+        assert reported.get("resource.kubernetes.io/pcieRoot") == root
+        assert "resource.kubernetes.io/numaNode" not in reported or reported["numaNode"] >= 0
     by_address = {plain(d).get("pciAddress"): plain(d) for d in found.values()}
     partners = {d.get("gpuPartnerPCIBusID") for d in by_address.values()} - {None}
     for gpu in machine.gpus:
         nearest = [machine.nics[cell.nic] for cell in partner(machine, gpu.index)]
-        told = {by_address[n.pci_address].get("gpuPartnerPCIBusID") for n in nearest if n.pci_address}
-        assert told <= partners
+        reported = {by_address[n.pci_address].get("gpuPartnerPCIBusID") for n in nearest if n.pci_address}
+        assert reported <= partners
         if len(nearest) == 1 and nearest[0].pci_address:
-            assert told
+            assert reported
     for device in found.values():
         strings = [value.string or "" for value in device.attributes.values()]
         assert all(len(string.encode()) <= LONGEST_TEXT for string in strings)
@@ -129,8 +129,8 @@ def test_all_attributes_of_an_interface():
     nic = machine.nics[0].__class__(**{**_fields(machine.nics[0]), "if_name": "eth1"})
     machine = machine.__class__(**{**_fields(machine), "nics": (nic,)})
     seen = NicSnapshot(host=host, machine=machine, links=(on,), subsystems={"0000:8a:00.0": "0240"})
-    told = plain(devices(seen, names)["pci-0000-8a-00-0"])
-    assert told == {
+    reported = plain(devices(seen, names)["pci-0000-8a-00-0"])
+    assert reported == {
         "ifName": "eth1",
         "mac": "02:00:00:00:00:07",
         "mtu": 9000,
@@ -192,9 +192,9 @@ def test_names_are_what_kubernetes_takes():
 
 def test_a_list_is_cut_between_addresses():
     addresses = [f"fd00:1234:5678:9abc::{number:x}/64" for number in range(5)]
-    told = join_within_limit(addresses)
-    assert len(told.encode()) <= LONGEST_TEXT
-    assert told.split(",") == sorted(addresses)[: len(told.split(","))]
+    reported = join_within_limit(addresses)
+    assert len(reported.encode()) <= LONGEST_TEXT
+    assert reported.split(",") == sorted(addresses)[: len(reported.split(","))]
     assert join_within_limit([]) is None
 
 

@@ -8,8 +8,7 @@ import struct
 import pytest
 
 from rackloom.claim.node.cdi import CdiDirectory
-from rackloom.claim.node.nic import attach as lending
-from rackloom.claim.node.nic import rdma
+from rackloom.claim.node.nic import links, rdma
 from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
 from rackloom.claim.node.nic.dhcp import LeaseStore
 from rackloom.claim.node.plugin import AllocatedDevice, ContainerEdits, PreparedClaim, PreparedDevice
@@ -90,10 +89,10 @@ def test_containerd_makes_the_character_devices_of_a_pod(machine, tmp_path, read
 
 def test_rdma_leaves_after_the_interface_and_returns_before_it(tmp_path, monkeypatch):
     done = []
-    monkeypatch.setattr(lending.moving, "attach", lambda *_: done.append("interface to pod"))
-    monkeypatch.setattr(lending.moving, "detach", lambda *_: done.append("interface back") or True)
-    monkeypatch.setattr(lending.rdma, "push", lambda *_: done.append("rdma to pod"))
-    monkeypatch.setattr(lending.rdma, "pull", lambda *_: done.append("rdma back"))
+    monkeypatch.setattr(links, "attach_link", lambda *_: done.append("interface to pod"))
+    monkeypatch.setattr(links, "detach_link", lambda *_: done.append("interface back") or True)
+    monkeypatch.setattr(rdma, "push_rdma_device", lambda *_: done.append("rdma to pod"))
+    monkeypatch.setattr(rdma, "pull_rdma_device", lambda *_: done.append("rdma back"))
     settings = LinkSettings(name="eth1")
     nic = PreparedNic(
         device="d",
@@ -110,10 +109,10 @@ def test_rdma_leaves_after_the_interface_and_returns_before_it(tmp_path, monkeyp
         lambda _: done.append("asked"),
     )
     monkeypatch.setattr(
-        attachment_manager.loans,
+        attachment_manager.attachments,
         "put",
-        lambda loan: attachment_manager.loans._known.__setitem__(loan.key, loan),
+        lambda attachment: attachment_manager.attachments._known.__setitem__(attachment.key, attachment),
     )
-    attachment_manager._lend("uid", "pod", nic, tmp_path)
-    attachment_manager._take_back(attachment_manager.loans.all()[0])
+    attachment_manager._attach("uid", "pod", nic, tmp_path)
+    attachment_manager._detach(attachment_manager.attachments.all()[0])
     assert done == ["asked", "interface to pod", "rdma to pod", "rdma back", "interface back"]

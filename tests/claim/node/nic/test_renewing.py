@@ -18,7 +18,7 @@ from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
 from rackloom.claim.node.nic.dhcp import LeaseRecord, LeaseStore
 from rackloom.claim.node.nic.renewal import REQUEST_THREADS, LeaseKeeper
 from rackloom.claim.node.plugin import ClaimRef
-from rackloom.claim.node.tasks import run_background
+from rackloom.claim.node.requests import run_background
 from rackloom.core.allocate.objects import Device
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
 from rackloom.core.nics import lease
@@ -83,9 +83,9 @@ async def condition(node, kind, status):
     async def look():
         claim = await node.kit.api.get(RESOURCE_CLAIM, "c1", "default")
         for device in claim["status"].get("devices", []):
-            said = {one["type"]: one for one in device["conditions"]}
-            if kind in said and said[kind]["status"] == status:
-                return said, device["networkData"]["ips"]
+            output = {one["type"]: one for one in device["conditions"]}
+            if kind in output and output[kind]["status"] == status:
+                return output, device["networkData"]["ips"]
         return None
 
     return await until(look, f"{kind} is {status}")
@@ -112,7 +112,7 @@ def of_claim(uid):
 
 
 def count(one, name, **labels):
-    return one.meter.registry.get_sample_value(name, labels)
+    return one.metrics.registry.get_sample_value(name, labels)
 
 
 def test_a_lease_is_renewed_from_the_pod_and_given_back_at_its_end(node, host):
@@ -125,8 +125,8 @@ def test_a_lease_is_renewed_from_the_pod_and_given_back_at_its_end(node, host):
                 assert 50 not in renewal.options
                 assert renewal.options[61] == b"\1" + renewal.hardware
                 assert pod.addresses("nic0") == {f"{ADDRESS}/24"}
-                said, ips = await condition(node, "DHCPLeaseReady", "True")
-                assert said["DHCPLeaseReady"]["reason"] == "DHCPLeaseHeld"
+                output, ips = await condition(node, "DHCPLeaseReady", "True")
+                assert output["DHCPLeaseReady"]["reason"] == "DHCPLeaseHeld"
                 assert ips == [f"{ADDRESS}/24"]
                 assert count(one, "rackloom_nic_dhcp_renewals_total", outcome="renewed") >= 1
                 assert count(one, "rackloom_nic_dhcp_leases", state="held") == 1
@@ -183,7 +183,7 @@ def test_an_address_goes_also_while_the_disk_is_full():
     def full(_record):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def readdress(record, *, held):
+    async def set_address(record, *, held):
         gone.append((record.key, held))
 
     async def tell(*_, **__):
@@ -192,22 +192,24 @@ def test_an_address_goes_also_while_the_disk_is_full():
     record = of_claim("u")
     nic = record.nic
     attached = AttachedLink(name="nic0", mac=None, addresses=(f"{ADDRESS}/24",))
-    loan = Attachment(claim="u", pod=POD, nic=nic, netns="/n", netns_id=1, boot_id="b", attached=attached)
+    attachment = Attachment(
+        claim="u", pod=POD, nic=nic, netns="/n", netns_id=1, boot_id="b", attached=attached
+    )
     looks = []
 
     def every():
         looks.append(1)
         return (record,)
 
-    lender = SimpleNamespace(
+    manager = SimpleNamespace(
         leases=SimpleNamespace(all=every, get=lambda *_: record, put=full),
-        loans=SimpleNamespace(get=lambda *_: loan),
-        readdress=readdress,
+        attachments=SimpleNamespace(get=lambda *_: attachment),
+        set_address=set_address,
     )
 
     async def story():
         async with run_background(
-            LeaseKeeper(lender, lambda *_: lease.RequestFailure.NOTHING, tell, lambda: 8.0).run()
+            LeaseKeeper(manager, lambda *_: lease.RequestFailure.NOTHING, tell, lambda: 8.0).run()
         ):
             await until_so(lambda: gone, "the address goes")
             await asyncio.sleep(0.2)
@@ -220,11 +222,11 @@ def test_an_address_goes_also_while_the_disk_is_full():
 
 def test_a_request_that_waits_for_its_turn_is_not_sent_after_its_address_was_given_back(tmp_path):
     asked, may_go_on = [], threading.Event()
-    lender = AttachmentManager(
+    manager = AttachmentManager(
         AttachmentStore(tmp_path / "loans", "b"), LeaseStore(tmp_path / "leases", "b"), lambda _: None
     )
     for number in range(REQUEST_THREADS + 3):
-        lender.leases.put(of_claim(f"u{number}"))
+        manager.leases.put(of_claim(f"u{number}"))
 
     def ask(record, *_):
         asked.append(record.ref.uid)
@@ -235,12 +237,12 @@ def test_a_request_that_waits_for_its_turn_is_not_sent_after_its_address_was_giv
         pass
 
     async def story():
-        keeper = LeaseKeeper(lender, ask, tell, lambda: 4.0)
+        keeper = LeaseKeeper(manager, ask, tell, lambda: 4.0)
         async with run_background(keeper.run()):
             await until_so(lambda: len(asked) == REQUEST_THREADS, "as many are asked as may be")
-            kept, *gone = [one for one in lender.leases.all() if one.ref.uid not in asked]
+            kept, *gone = [one for one in manager.leases.all() if one.ref.uid not in asked]
             for one in gone:
-                await lender.end_leases(one.ref.uid)
+                await manager.release_leases(one.ref.uid)
             may_go_on.set()
             name, labels = "rackloom_nic_dhcp_renewals_total", {"outcome": "unanswered"}
             registry = CollectorRegistry()
@@ -259,15 +261,15 @@ def test_a_request_that_waits_for_its_turn_is_not_sent_after_its_address_was_giv
 def test_an_address_that_the_next_claim_of_a_nic_has_is_not_given_back(tmp_path, monkeypatch):
     released = []
     monkeypatch.setattr(lending, "_release_record", lambda record: released.append(record.ref.uid))
-    lender = AttachmentManager(
+    manager = AttachmentManager(
         AttachmentStore(tmp_path / "loans", "b"), LeaseStore(tmp_path / "leases", "b"), lambda _: None
     )
-    lender.leases.put(of_claim("before"))
-    lender.leases.put(of_claim("after"))
-    asyncio.run(lender.end_leases("before"))
-    assert [one.ref.uid for one in lender.leases.all()] == ["after"]
+    manager.leases.put(of_claim("before"))
+    manager.leases.put(of_claim("after"))
+    asyncio.run(manager.release_leases("before"))
+    assert [one.ref.uid for one in manager.leases.all()] == ["after"]
     assert released == []
-    asyncio.run(lender.end_leases("after"))
+    asyncio.run(manager.release_leases("after"))
     assert released == ["after"]
 
 
@@ -295,13 +297,16 @@ def test_an_address_that_nobody_prolongs_goes_and_comes_back_with_its_server(nod
             pod_with_a_lease(node, kubelet, runtime) as pod,
         ):
             dhcp.answers = None
-            told = await node.event("DHCPRenewalFailed")
-            assert told["involvedObject"]["uid"] == POD
-            assert "no DHCP server has answered since" in told["message"]
+            reported = await node.event("DHCPRenewalFailed")
+            assert reported["involvedObject"]["uid"] == POD
+            assert "no DHCP server has answered since" in reported["message"]
             await until_so(lambda: pod.addresses("nic0") == set(), "the address goes")
             assert "ended at" in (await node.event("DHCPLeaseExpired"))["message"]
-            said, _ = await condition(node, "DHCPLeaseReady", "False")
-            assert {said["Ready"]["status"], said["NetworkReady"]["reason"]} == {"False", "DHCPLeaseExpired"}
+            output, _ = await condition(node, "DHCPLeaseReady", "False")
+            assert {output["Ready"]["status"], output["NetworkReady"]["reason"]} == {
+                "False",
+                "DHCPLeaseExpired",
+            }
             assert count(one, "rackloom_nic_dhcp_renewals_total", outcome="unanswered") >= 1
             assert "255.255.255.255" in {renewal.to for renewal in requests(dhcp, client=True)}
             dhcp.answers = ACK
@@ -309,8 +314,8 @@ def test_an_address_that_nobody_prolongs_goes_and_comes_back_with_its_server(nod
             assert {r.get_attr("RTA_DST") for r in pod.ip(lambda ipr: ipr.get_routes(family=2))} >= {
                 "10.8.0.0"
             }
-            said, _ = await condition(node, "DHCPLeaseReady", "True")
-            assert said["Ready"]["status"] == "True"
+            output, _ = await condition(node, "DHCPLeaseReady", "True")
+            assert output["Ready"]["status"] == "True"
 
     with server(host, **SHORT, option121=ROUTE) as dhcp:
         asyncio.run(story())
@@ -334,8 +339,8 @@ def test_after_a_restart_the_plugin_asks_whether_the_lease_still_stands(node, ho
             assert asked.to == "255.255.255.255"
             assert asked.options[50] == bytes([10, 9, 0, 77])
             await until_so(lambda: pods[0].addresses("nic0") == set(), "the address goes")
-            said, _ = await condition(node, "DHCPLeaseReady", "False")
-            assert said["DHCPLeaseReady"]["reason"] == "DHCPLeaseRefused"
+            output, _ = await condition(node, "DHCPLeaseReady", "False")
+            assert output["DHCPLeaseReady"]["reason"] == "DHCPLeaseRefused"
             assert "delete the pod" in (await node.event("DHCPLeaseRefused"))["message"]
 
     with server(host) as dhcp:

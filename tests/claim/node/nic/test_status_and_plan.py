@@ -24,36 +24,38 @@ def nic(name, **changes):
     return PreparedNic(device=name, published=Device(name=name), **changes)
 
 
-def conditions(told):
-    return {condition["type"]: (condition["status"], condition["reason"]) for condition in told["conditions"]}
+def conditions(reported):
+    return {
+        condition["type"]: (condition["status"], condition["reason"]) for condition in reported["conditions"]
+    }
 
 
 def test_an_rdma_device_without_interface_is_named_in_the_data():
     held = nic("pci-0000-10-00-0", rdma="rdmap16s27")
     attached = AttachedLink(name="", mac=None, addresses=())
-    (told,) = claim_status(REF, "n", {held.device: (held, attached)}, {}, 0.0)["status"]["devices"]
-    assert told["data"] == {"rdmaDevice": "rdmap16s27"}
-    assert "networkData" not in told
-    assert conditions(told) == {"Ready": ("True", "RDMAOnlyDeviceReady")}
+    (reported,) = claim_status(REF, "n", {held.device: (held, attached)}, {}, 0.0)["status"]["devices"]
+    assert reported["data"] == {"rdmaDevice": "rdmap16s27"}
+    assert "networkData" not in reported
+    assert conditions(reported) == {"Ready": ("True", "RDMAOnlyDeviceReady")}
 
 
 def test_an_interface_with_rdma_of_its_own_namespace_has_three_conditions():
     held = nic("d", identity=LinkIdentity(name="eth1"), rdma="mlx5_0", moves_rdma=True)
     attached = AttachedLink(name="net1", mac="02:00:00:00:00:01", addresses=("10.0.0.2/24",))
-    (told,) = claim_status(REF, "n", {"d": (held, attached)}, {}, 0.0)["status"]["devices"]
-    assert told["networkData"] == {
+    (reported,) = claim_status(REF, "n", {"d": (held, attached)}, {}, 0.0)["status"]["devices"]
+    assert reported["networkData"] == {
         "interfaceName": "net1",
         "hardwareAddress": "02:00:00:00:00:01",
         "ips": ["10.0.0.2/24"],
     }
-    assert set(conditions(told)) == {"Ready", "NetworkReady", "RDMALinkReady"}
-    (told,) = claim_status(REF, "n", {"d": (held, "no such file")}, {}, 0.0)["status"]["devices"]
-    assert set(conditions(told).values()) == {("False", "AttachFailed")}
-    assert told["conditions"][0]["message"] == "no such file"
+    assert set(conditions(reported)) == {"Ready", "NetworkReady", "RDMALinkReady"}
+    (reported,) = claim_status(REF, "n", {"d": (held, "no such file")}, {}, 0.0)["status"]["devices"]
+    assert set(conditions(reported).values()) == {("False", "AttachFailed")}
+    assert reported["conditions"][0]["message"] == "no such file"
 
 
 @pytest.mark.parametrize(
-    ("outlook", "ready", "leased"),
+    ("state", "ready", "leased"),
     [
         (LeaseState.HELD, ("True", "NetworkDeviceReady"), ("True", "DHCPLeaseHeld")),
         (LeaseState.SILENT, ("True", "NetworkDeviceReady"), ("Unknown", "DHCPRenewalFailed")),
@@ -61,7 +63,7 @@ def test_an_interface_with_rdma_of_its_own_namespace_has_three_conditions():
         (LeaseState.REFUSED, ("False", "DHCPLeaseRefused"), ("False", "DHCPLeaseRefused")),
     ],
 )
-def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(outlook, ready, leased):
+def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(state, ready, leased):
     grant = DhcpGrant(
         address="10.0.0.2/24",
         server="10.0.0.1",
@@ -70,35 +72,33 @@ def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(out
         renew_after=50.0,
         rebind_after=87.5,
     )
-    one = msgspec.structs.replace(
-        new_lease(grant, "02:00:00:00:00:01", 0.0), outlook=outlook, silent_since=60.0
-    )
+    one = msgspec.structs.replace(new_lease(grant, "02:00:00:00:00:01", 0.0), state=state, silent_since=60.0)
     held = nic("d", identity=LinkIdentity(name="eth1"))
     attached = AttachedLink(name="net1", mac=None, addresses=())
-    standings = {"d": lease_status(one, lambda at: 1_700_000_000 + at)}
-    (told,) = claim_status(REF, "n", {"d": (held, attached)}, standings, 0.0)["status"]["devices"]
-    assert conditions(told) == {"Ready": ready, "NetworkReady": ready, "DHCPLeaseReady": leased}
-    message = told["conditions"][-1]["message"]
-    assert ("since 2023-11-14T22:14:20Z" in message) == (outlook is LeaseState.SILENT)
-    (told,) = claim_status(REF, "n", {"d": (held, "no such file")}, standings, 0.0)["status"]["devices"]
-    assert conditions(told)["Ready"] == ("False", "AttachFailed")
+    states = {"d": lease_status(one, lambda at: 1_700_000_000 + at)}
+    (reported,) = claim_status(REF, "n", {"d": (held, attached)}, states, 0.0)["status"]["devices"]
+    assert conditions(reported) == {"Ready": ready, "NetworkReady": ready, "DHCPLeaseReady": leased}
+    message = reported["conditions"][-1]["message"]
+    assert ("since 2023-11-14T22:14:20Z" in message) == (state is LeaseState.SILENT)
+    (reported,) = claim_status(REF, "n", {"d": (held, "no such file")}, states, 0.0)["status"]["devices"]
+    assert conditions(reported)["Ready"] == ("False", "AttachFailed")
 
 
 def test_a_nic_that_is_not_back_yet_is_told_and_keeps_no_other_from_its_pod():
-    class Lender:
-        loans = SimpleNamespace(all=lambda: ())
+    class Manager:
+        attachments = SimpleNamespace(all=lambda: ())
 
-        async def lend(self, _claim, _pod, one, _netns):
+        async def attach(self, _claim, _pod, one, _netns):
             if one.device == "late":
                 raise Retry("NIC late is not back from its last pod yet", after=1.0)
             return AttachedLink(name="net1", mac=None, addresses=())
 
-    told = []
+    reported = []
     prepared = {"u": ReadyClaim(ref=REF, pod="p", nics=(nic("late"), nic("here")))}
-    sandboxes = NicSandboxHooks(Lender(), prepared, lambda *one: told.append(one))
+    sandboxes = NicSandboxHooks(Manager(), prepared, lambda *one: reported.append(one))
     sandbox = PodSandbox(id="s", pod="p", namespace="default", name="p", netns="/proc/self/ns/net")
     asyncio.run(sandboxes.synchronize((sandbox,)))
-    assert [(one.device, type(outcome)) for _, one, _, outcome in told] == [
+    assert [(one.device, type(outcome)) for _, one, _, outcome in reported] == [
         ("late", Retry),
         ("here", AttachedLink),
     ]
@@ -119,7 +119,7 @@ def situations(draw):
         )
         for number, pod in enumerate(draw(st.lists(PODS, max_size=4)))
     ]
-    loans = [
+    attachments = [
         Attachment(
             claim=f"u{number}",
             pod=draw(PODS),
@@ -138,20 +138,24 @@ def situations(draw):
         )
         for pod in draw(st.sets(PODS))
     ]
-    return prepared, loans, living
+    return prepared, attachments, living
 
 
 @given(situations())
 def test_every_nic_of_a_living_pod_ends_with_it_and_every_other_on_the_host(situation):
-    prepared, loans, living = situation
-    todo = plan_attachments(prepared, loans, living)
+    prepared, attachments, living = situation
+    todo = plan_attachments(prepared, attachments, living)
     alive = {(one.pod, one.netns) for one in living if one.netns}
-    stay = [loan for loan in loans if loan not in todo.back]
-    assert all((loan.pod, loan.netns) in alive and not loan.returning for loan in stay)
-    lent = {(claim.ref.uid, held.device) for claim, held, _ in todo.lend}
-    there = {(loan.claim, loan.nic.device) for loan in stay if loan.attached is not None}
+    stay = [attachment for attachment in attachments if attachment not in todo.detach]
+    assert all(
+        (attachment.pod, attachment.netns) in alive and not attachment.returning for attachment in stay
+    )
+    lent = {(claim.ref.uid, held.device) for claim, held, _ in todo.attach}
+    there = {
+        (attachment.claim, attachment.nic.device) for attachment in stay if attachment.attached is not None
+    }
     assert not lent & there
     for claim in prepared:
         if any(pod == claim.pod for pod, _ in alive):
             assert {(claim.ref.uid, held.device) for held in claim.nics} <= lent | there
-    assert all(sandbox.pod == claim.pod and sandbox.netns for claim, _, sandbox in todo.lend)
+    assert all(sandbox.pod == claim.pod and sandbox.netns for claim, _, sandbox in todo.attach)

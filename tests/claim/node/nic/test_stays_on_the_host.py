@@ -131,7 +131,7 @@ def a_node_with_flannel(host):
 
 
 def a_plugin(node, **options):
-    common = NodeOptions(node=NODE_NAME, places=node.kit.places, sysroot=node.sysroot)
+    common = NodeOptions(node=NODE_NAME, directories=node.kit.places, sysroot=node.sysroot)
     return nic_parts(
         common, NicOptions(nri_socket=node.socket, **options), node.kit.api, node.kit.host()
     ).plugin
@@ -163,8 +163,8 @@ def test_only_what_a_tenant_may_have_is_published_and_each_reason_is_logged_once
     with structlog.testing.capture_logs() as logs:
         asyncio.run(story())
     pods = "carries the pods' network 10.244.1.0/24"
-    told = [log for log in logs if log["event"] != "nic.api-servers-not-read"]
-    assert [(one["event"], one["interface"], one.get("reason")) for one in told] == [
+    reported = [log for log in logs if log["event"] != "nic.api-servers-not-read"]
+    assert [(one["event"], one["interface"], one.get("reason")) for one in reported] == [
         ("nic.not-published", "cni0", pods),
         ("nic.not-published", "eth0", "carries the default route"),
         ("nic.not-published", "flannel.1", pods),
@@ -282,7 +282,7 @@ def test_an_excluded_interface_is_never_moved(upper, facts, leaves_out):
         look = HostScanner(host.root, left_out=left_out)
         look.cluster = CLUSTER
         seen = host_nics(look())
-        lender = AttachmentManager(
+        manager = AttachmentManager(
             AttachmentStore(Path(root) / "loans", "b"), LeaseStore(Path(root) / "leases", "b"), look.check
         )
         for number, one in enumerate(seen):
@@ -299,13 +299,13 @@ def test_an_excluded_interface_is_never_moved(upper, facts, leaves_out):
                 continue
             before, pod = state(host), host.pod(f"pod{number}")
             with pytest.raises(Refused, match="is not for pods now") as refused:
-                asyncio.run(lender.lend("claim", "pod", nic, pod.path))
+                asyncio.run(manager.attach("claim", "pod", nic, pod.path))
             assert refused.value.nearest_fix
             assert one.excluded in refused.value.reason
-            asyncio.run(lender.take_back_lost())
+            asyncio.run(manager.detach_lost())
             assert state(host) == before
             assert set(pod.links()) == {"lo"}
-            assert lender.loans.all() == ()
+            assert manager.attachments.all() == ()
         some = {name for name, one in facts_of(host).items() if one}
         assert not some & {one.on.link.name for one in seen if one.excluded is None}
 

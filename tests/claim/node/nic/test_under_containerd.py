@@ -71,7 +71,9 @@ def test_a_restart_of_containerd_leaves_the_nic_in_its_pod(kit, host, runtime):
             await node.connected()
             assert "nic0" in runtime.interfaces(inside)
             await runtime.call("StopPodSandbox", {1: sandbox})
-            await until_so(lambda: "rackloom_nics_lent 0.0" in node.one.metrics().decode(), "no NIC is lent")
+            await until_so(
+                lambda: "rackloom_nics_lent 0.0" in node.one.metrics_page().decode(), "no NIC is lent"
+            )
             await kubelet.unprepare(claim)
 
     asyncio.run(story())

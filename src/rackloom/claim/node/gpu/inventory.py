@@ -1,8 +1,8 @@
-"""The GPUs of a node as values, and the sources that do not need NVIDIA's driver.
+"""The GPUs of a node: their values, the sources that need no driver, and the devices that they become.
 
 `GpuInventory` lists the GPUs that answer, with their MIG devices, join keys and fabric state. None always
-means that the driver does not tell. `GpuSource` is the interface of whatever reads them: NVML (`nvml`) or
-a declaration. Its methods block and belong in a thread.
+means that the driver does not report the value. `GpuSource` is the interface of whatever reads them: NVML
+(`nvml`) or a declaration. Its methods block and belong in a thread.
 
 `DeclaredGpus` reads a file in place of a driver, for rehearsals, simulated nodes and tests:
 
@@ -10,28 +10,55 @@ a declaration. Its methods block and belong in a thread.
      "gpus": [{"minor": 0, "uuid": "GPU-...", "pciAddress": "0001:00:00.0",
                "product": "NVIDIA H100 80GB HBM3", "memoryBytes": 85899345920, "computeCapability": "9.0"}]}
 
-docs/gpus.md names every field. The file is read again at each look: a number that appears among a GPU's
+docs/gpus.md names every field. The file is read again each time: a number that appears among a GPU's
 `xids` is an error that happens now, and a GPU that disappears is lost.
 
-`read_vfio` finds GPUs that are bound to vfio-pci, so that NVIDIA's driver does not know them, in sysfs.
-They are numbered by PCI address among all NVIDIA GPUs, so that names stay when another GPU is bound.
+`read_vfio` finds GPUs in sysfs that are bound to vfio-pci, so that NVIDIA's driver does not know them. They
+are numbered by PCI address among all NVIDIA GPUs, so that names stay when another GPU is bound.
+
+Names, attributes and capacities of the devices are those of NVIDIA's DRA driver for GPUs 0.5. Clique, join
+key and NIC partner are additions. A text of more than 64 bytes is left out: the API server refuses longer
+ones, and half a name would be a wrong one. `gpu_locations` takes the PCIe root, the NUMA node and the nearest
+NIC of each GPU from the machine's topology. The NIC partner says which NIC to claim together with the GPU.
+To add an attribute, add it to the function of its kind of device.
+
+`ShareSettings` lets several claims have one device by the consumable capacity of Kubernetes 1.34 and
+later. In mode `memory` a claim that names no memory takes all of it; in mode `unlimited` it takes none; a
+number limits the claims. The scheduler keeps the account: nothing keeps a program from using more memory.
+Modes and defaults are those of NVIDIA's DRA driver (ConsumableShares).
 """
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from rackloom.claim.node.fabric import declared_key
 from rackloom.claim.node.plugin import Health, NodeValue
+from rackloom.claim.node.slices import (
+    TRAY,
+    DeviceAttributes,
+    clique_attributes,
+    gpu_attributes,
+    number_attribute,
+    text_attribute,
+)
+from rackloom.core.allocate.objects import (
+    CapacityRange,
+    CapacityRequestPolicy,
+    Device,
+    DeviceAttribute,
+    DeviceCapacity,
+)
 from rackloom.errors import Refused, Retry
+from rackloom.topology.affinity import Cell, own_nics
 from rackloom.topology.discovery.discover import NVIDIA
 from rackloom.topology.discovery.sysfs import PCI_DEVICES, Sysroot, read_pci
-from rackloom.topology.join_key import GpuKey
-from rackloom.topology.machine import PciFunction
+from rackloom.topology.join_key import GpuKey, declared_key
+from rackloom.topology.machine import Machine, PciFunction, numa_of
 
 # The values.
 
@@ -49,19 +76,21 @@ class RecoveryAction(IntEnum):
     SYSTEM_REBOOT = 7
 
 
-class MigDevice(NodeValue, frozen=True, kw_only=True):
-    """One MIG device: a compute instance in a GPU instance."""
+class MigDevice(
+    NodeValue, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True
+):
+    """One MIG device: a compute instance in a GPU instance. Also its form in an inventory file."""
 
     uuid: str
     profile: str
     """As NVML prints it: `1g.10gb`, `1g.10gb+me`, `1c.2g.20gb`."""
     gpu_instance: int
-    compute_instance: int
+    compute_instance: int = 0
     profile_id: int
     """Of the GPU instance."""
     placement_start: int
     """First memory slice."""
-    placement_size: int
+    placement_size: int = 1
     memory_bytes: int
     multiprocessors: int = 0
     copy_engines: int = 0
@@ -71,8 +100,8 @@ class MigDevice(NodeValue, frozen=True, kw_only=True):
     ofa_engines: int = 0
 
 
-class NodeGpu(NodeValue, frozen=True, kw_only=True):
-    """One GPU. None is what the driver does not tell."""
+class GpuFacts(NodeValue, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What is the same of a GPU whether a driver or an inventory file reports it. None is not reported."""
 
     minor: int
     """N of /dev/nvidiaN."""
@@ -88,12 +117,17 @@ class NodeGpu(NodeValue, frozen=True, kw_only=True):
     addressing_mode: str | None = None
     mig_mode: bool = False
     migs: tuple[MigDevice, ...] = ()
-    key: GpuKey = GpuKey()
     clique: str = ""
     """`<clusterUUID>.<cliqueId>`, or nothing for a GPU without an NVLink fabric beyond its machine."""
     tray: int | None = None
-    recovery: RecoveryAction | None = None
     fabric_health: Health = Health.UNKNOWN
+
+
+class NodeGpu(GpuFacts, frozen=True, kw_only=True):
+    """One GPU of the node."""
+
+    key: GpuKey = GpuKey()
+    recovery: RecoveryAction | None = None
     fabric_message: str = ""
 
 
@@ -139,79 +173,38 @@ class GpuSource(Protocol):
 
     def read(self) -> GpuInventory:
         """All GPUs that answer. Raises `Retry` when that is unknown, `Refused` without a driver."""
-        ...
 
     def wait(self, seconds: float) -> tuple[XidError, ...]:
         """Errors that happen within `seconds`; returns at the first. Raises `Retry`."""
-        ...
 
     def unmonitored(self) -> frozenset[str]:
         """UUIDs of GPUs whose errors cannot be listened to."""
-        ...
 
     def close(self) -> None:
-        """Let go of the driver."""
-        ...
+        """Release the driver."""
 
 
 # A file in place of a driver.
 
 
-_RECOVERIES = {one.name.lower().replace("_", "-"): one for one in RecoveryAction}
+_RECOVERIES = {action.name.lower().replace("_", "-"): action for action in RecoveryAction}
 
 
-class _DeclaredValue(
-    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True
-):
-    """Base of what the file holds."""
+class DeclaredGpu(GpuFacts, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A GPU of an inventory file."""
 
-
-class DeclaredMig(_DeclaredValue, frozen=True, kw_only=True):
-    """A MIG device, as `inventory.Mig`."""
-
-    uuid: str
-    profile: str
-    gpu_instance: int
-    compute_instance: int = 0
-    profile_id: int
-    placement_start: int
-    placement_size: int = 1
-    memory_bytes: int
-    multiprocessors: int = 0
-    copy_engines: int = 0
-    decoders: int = 0
-    encoders: int = 0
-    jpeg_engines: int = 0
-    ofa_engines: int = 0
-
-
-class DeclaredGpu(_DeclaredValue, frozen=True, kw_only=True):
-    """A GPU, as `inventory.Gpu`."""
-
-    minor: int
-    uuid: str
-    pci_address: str
-    product: str
-    memory_bytes: int
-    brand: str | None = None
-    architecture: str | None = None
-    compute_capability: str | None = None
-    addressing_mode: str | None = None
-    mig_mode: bool = False
-    migs: tuple[DeclaredMig, ...] = ()
-    clique: str = ""
     chassis_serial: str | None = None
     slot: int | None = None
-    tray: int | None = None
     module_id: int | None = None
     fabric_guid: str | None = None
-    fabric_health: Health = Health.UNKNOWN
     recovery: str | None = None
     xids: tuple[int, ...] = ()
 
 
-class DeclaredInventory(_DeclaredValue, frozen=True, kw_only=True):
-    """The whole file."""
+class DeclaredInventory(
+    NodeValue, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True
+):
+    """An inventory file."""
 
     gpus: tuple[DeclaredGpu, ...] = ()
     driver_version: str | None = None
@@ -223,14 +216,14 @@ class DeclaredGpus:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._told: frozenset[XidError] | None = None
+        self._reported: frozenset[XidError] = frozenset()
 
     def read(self) -> GpuInventory:
         """What the file says now. Raises `Retry` naming what is wrong with it: it may be in the making."""
         file = self._file()
         try:
             return GpuInventory(
-                gpus=tuple(_declared_gpu(one) for one in file.gpus),
+                gpus=tuple(map(_declared_gpu, file.gpus)),
                 driver_version=file.driver_version,
                 cuda_version=file.cuda_version,
             )
@@ -238,11 +231,11 @@ class DeclaredGpus:
             raise Retry(f"cannot use inventory {self._path}: {error!r}", after=1.0) from error
 
     def wait(self, seconds: float) -> tuple[XidError, ...]:
-        """Errors that the file tells of for the first time, after `seconds`."""
+        """Errors that are new in the file after `seconds`."""
         time.sleep(seconds)
-        told = frozenset(XidError(uuid=gpu.uuid, number=xid) for gpu in self._file().gpus for xid in gpu.xids)
-        new = told - (self._told or frozenset())
-        self._told = told
+        xids = frozenset(XidError(uuid=gpu.uuid, number=xid) for gpu in self._file().gpus for xid in gpu.xids)
+        new = xids - self._reported
+        self._reported = xids
         return tuple(sorted(new, key=lambda xid: (xid.uuid, xid.number)))
 
     def unmonitored(self) -> frozenset[str]:
@@ -267,24 +260,20 @@ def check_declared_gpus(path: Path) -> None:
         raise Refused(retry.reason, nearest_fix="docs/gpus.md shows its format") from retry
 
 
-def _declared_gpu(declared_gpu: DeclaredGpu) -> NodeGpu:
-    plain = {
-        name: getattr(declared_gpu, name) for name in NodeGpu.__struct_fields__ if hasattr(declared_gpu, name)
-    }
-    told = {
-        "migs": tuple(MigDevice(**msgspec.structs.asdict(mig)) for mig in declared_gpu.migs),
-        "recovery": None if declared_gpu.recovery is None else _RECOVERIES[declared_gpu.recovery],
-        "key": declared_key(
-            uuid=declared_gpu.uuid,
-            pci_address=declared_gpu.pci_address,
-            chassis_serial=declared_gpu.chassis_serial,
-            slot=declared_gpu.slot,
-            module_id=declared_gpu.module_id,
-            fabric_guid=declared_gpu.fabric_guid,
+def _declared_gpu(gpu: DeclaredGpu) -> NodeGpu:
+    return NodeGpu(
+        **{name: getattr(gpu, name) for name in GpuFacts.__struct_fields__},
+        recovery=None if gpu.recovery is None else _RECOVERIES[gpu.recovery],
+        key=declared_key(
+            uuid=gpu.uuid,
+            pci_address=gpu.pci_address,
+            chassis_serial=gpu.chassis_serial,
+            slot=gpu.slot,
+            module_id=gpu.module_id,
+            fabric_guid=gpu.fabric_guid,
         ),
-        "fabric_message": "declared",
-    }
-    return NodeGpu(**{**plain, **told})
+        fabric_message="declared",
+    )
 
 
 # GPUs that are bound to vfio-pci.
@@ -292,19 +281,20 @@ def _declared_gpu(declared_gpu: DeclaredGpu) -> NodeGpu:
 
 def read_vfio(sysroot: Sysroot) -> tuple[VfioGpu, ...]:
     """NVIDIA GPUs that wait for a virtual machine, by PCI address."""
-    gpus = [one for one in read_pci(sysroot) if _is_gpu(one)]
-    found = (_vfio_gpu(sysroot, index, one) for index, one in enumerate(gpus) if one.driver == VFIO_DRIVER)
-    return tuple(one for one in found if one is not None)
+    gpus = [
+        function
+        for function in read_pci(sysroot)
+        if function.vendor == NVIDIA and function.class_code >> 16 == _DISPLAY
+    ]
+    bound = [(index, gpu) for index, gpu in enumerate(gpus) if gpu.driver == VFIO_DRIVER]
+    found = (_vfio_gpu(sysroot, index, gpu) for index, gpu in bound)
+    return tuple(vfio for vfio in found if vfio is not None)
 
 
 VFIO_DRIVER = "vfio-pci"
 _DISPLAY = 0x03
 _MEMORY_WINDOW = 0x200
 """Flag of a resource that is memory (IORESOURCE_MEM); ports have another."""
-
-
-def _is_gpu(function: PciFunction) -> bool:
-    return function.vendor == NVIDIA and function.class_code >> 16 == _DISPLAY
 
 
 def _vfio_gpu(sysroot: Sysroot, index: int, function: PciFunction) -> VfioGpu | None:
@@ -335,3 +325,225 @@ def _memory_windows(resource: str) -> Iterator[int]:
             continue
         if flags & _MEMORY_WINDOW and last > first:
             yield last - first + 1
+
+
+# Where a GPU is in its machine, and its NIC.
+
+
+class NicPartner(NodeValue, frozen=True, kw_only=True):
+    """The NIC of a GPU. `path_class` is what lies between them, in nvidia-smi's letters."""
+
+    rdma: str | None
+    pci_address: str | None
+    path_class: str
+
+
+class GpuLocation(NodeValue, frozen=True, kw_only=True):
+    """Where a GPU sits; None is not known."""
+
+    pcie_root: str | None = None
+    numa_node: int | None = None
+    nic: NicPartner | None = None
+
+
+UNKNOWN_LOCATION = GpuLocation()
+
+
+def gpu_locations(machine: Machine) -> Mapping[str, GpuLocation]:
+    """The location of each GPU, by PCI address."""
+    own = own_nics(machine)
+    return {
+        gpu.pci_address: GpuLocation(
+            pcie_root=None if gpu.pcie is None else gpu.pcie.root,
+            numa_node=numa_of(gpu),
+            nic=_nic_partner(machine, own.get(gpu.index)),
+        )
+        for gpu in machine.gpus
+        if gpu.pci_address is not None
+    }
+
+
+def _nic_partner(machine: Machine, cell: Cell | None) -> NicPartner | None:
+    if cell is None:
+        return None
+    nic = machine.nics[cell.nic]
+    rdma = nic.rdma_device or nic.if_name
+    return NicPartner(rdma=rdma, pci_address=nic.pci_address, path_class=cell.path_class.value)
+
+
+# Names and attributes.
+
+
+STANDARD_DOMAIN = "resource.kubernetes.io"
+LONGEST_ATTRIBUTE = 64
+"""Bytes of an attribute's string."""
+_NUMBERS = re.compile(r"\d+(?:\.\d+){0,2}")
+_UNFIT = re.compile(r"[^a-z0-9]+")
+
+
+def gpu_name(gpu: NodeGpu) -> str:
+    """Name of a whole GPU's device."""
+    return f"gpu-{gpu.minor}"
+
+
+def mig_name(gpu: NodeGpu, mig: MigDevice) -> str:
+    """Name of a MIG device; one of several in a GPU instance is told apart by its compute instance."""
+    profile = _UNFIT.sub("", mig.profile.lower())
+    shared = f"-{mig.compute_instance}" if "c." in mig.profile else ""
+    return f"gpu-{gpu.minor}-mig-{profile}-{mig.profile_id}-{mig.placement_start}{shared}"
+
+
+def gpu_device(gpu: NodeGpu, inventory: GpuInventory, location: GpuLocation) -> Device:
+    """A whole GPU."""
+    nic = location.nic or NicPartner(rdma=None, pci_address=None, path_class="")
+    attributes = {
+        "type": text_attribute("gpu"),
+        **_common_attributes(gpu, inventory, location),
+        **_texts(nicPartner=nic.rdma, nicPartnerPCIBusID=nic.pci_address, nicPartnerClass=nic.path_class),
+        **clique_attributes(gpu.clique),
+        **gpu_attributes(gpu.key),
+        **_texts(uuid=gpu.uuid),
+    }
+    if gpu.key.place is not None:
+        # The module once more, under the name of NVIDIA's driver (FabricManagerPartitioning).
+        attributes["gpuModuleID"] = number_attribute(gpu.key.place.value.module_id)
+    if gpu.tray is not None:
+        attributes[TRAY] = number_attribute(gpu.tray)
+    return Device(name=gpu_name(gpu), attributes=attributes, capacity=_quantities(memory=gpu.memory_bytes))
+
+
+def mig_device(gpu: NodeGpu, mig: MigDevice, inventory: GpuInventory, location: GpuLocation) -> Device:
+    """A MIG device, with what it inherits from its GPU."""
+    attributes = {
+        "type": text_attribute("mig"),
+        **_common_attributes(gpu, inventory, location),
+        **_texts(uuid=mig.uuid, parentUUID=gpu.uuid, profile=mig.profile),
+    }
+    slices = range(mig.placement_start, mig.placement_start + mig.placement_size)
+    capacity = _quantities(
+        memory=mig.memory_bytes,
+        multiprocessors=mig.multiprocessors,
+        copyEngines=mig.copy_engines,
+        decoders=mig.decoders,
+        encoders=mig.encoders,
+        jpegEngines=mig.jpeg_engines,
+        ofaEngines=mig.ofa_engines,
+        **{f"memorySlice{index}": 1 for index in slices},
+    )
+    return Device(name=mig_name(gpu, mig), attributes=attributes, capacity=capacity)
+
+
+def vfio_name(vfio: VfioGpu) -> str:
+    """Name of a GPU for a virtual machine."""
+    return f"gpu-vfio-{vfio.index}"
+
+
+def vfio_device(vfio: VfioGpu) -> Device:
+    """A GPU for a virtual machine."""
+    attributes = {
+        "type": text_attribute("vfio"),
+        "iommuFDEnabled": DeviceAttribute(bool_=vfio.iommufd is not None),
+        **_texts(deviceID=vfio.device_id, vendorID=vfio.vendor_id),
+        **_pci_attributes(vfio.pci_address, vfio.pcie_root, vfio.numa_node),
+    }
+    memory = _quantities(addressableMemory=vfio.addressable_memory)
+    return Device(name=vfio_name(vfio), attributes=attributes, capacity=memory)
+
+
+def semantic_version(written: str | None) -> DeviceAttribute | None:
+    """A version as semantic versioning wants it: three numbers without leading zeros."""
+    found = _NUMBERS.match(written or "")
+    if found is None:
+        return None
+    numbers = [str(int(part)) for part in found[0].split(".")]
+    return DeviceAttribute(version=".".join((*numbers, "0", "0")[:3]))
+
+
+def _common_attributes(gpu: NodeGpu, inventory: GpuInventory, location: GpuLocation) -> DeviceAttributes:
+    """What a GPU and the MIG devices in it have in common."""
+    versions = {
+        "cudaComputeCapability": semantic_version(gpu.compute_capability),
+        "driverVersion": semantic_version(inventory.driver_version),
+        "cudaDriverVersion": semantic_version(inventory.cuda_version),
+    }
+    return {
+        **_texts(
+            productName=gpu.product,
+            brand=gpu.brand,
+            architecture=gpu.architecture,
+            addressingMode=gpu.addressing_mode,
+        ),
+        **{name: value for name, value in versions.items() if value is not None},
+        **_pci_attributes(gpu.pci_address, location.pcie_root, location.numa_node),
+    }
+
+
+def _pci_attributes(address: str, root: str | None, numa_node: int | None) -> DeviceAttributes:
+    found = _texts(**{f"{STANDARD_DOMAIN}/pciBusID": address, f"{STANDARD_DOMAIN}/pcieRoot": root})
+    if numa_node is not None:
+        found[f"{STANDARD_DOMAIN}/numaNode"] = number_attribute(numa_node)
+    return found
+
+
+def _texts(**values: str | None) -> DeviceAttributes:
+    """Those that are known and fit: half a name would be a wrong one."""
+    return {
+        name: text_attribute(value)
+        for name, value in values.items()
+        if value and len(value.encode()) <= LONGEST_ATTRIBUTE
+    }
+
+
+def _quantities(**values: int) -> dict[str, DeviceCapacity]:
+    return {name: DeviceCapacity(value=str(value)) for name, value in values.items()}
+
+
+# Consumable shares.
+
+
+SHARES_DISABLED, SHARES_MEMORY, SHARES_UNLIMITED = "disabled", "memory", "unlimited"
+MEBIBYTE = 1 << 20
+_MEMORY, _SHARES = "memory", "shares"
+_MOST_SHARES = 10_000
+
+
+class ShareSettings(msgspec.Struct, frozen=True):
+    """How many claims may have one device: one, as many as its memory serves, `count`, or any number."""
+
+    mode: str = SHARES_DISABLED
+    count: int | None = None
+
+    def of(self, device: Device) -> Device:
+        """The device as it is published. One for a virtual machine has no memory to share, and one user."""
+        memory = device.capacity.get(_MEMORY)
+        if self.mode == SHARES_DISABLED or memory is None:
+            return device
+        capacity = {**device.capacity, _MEMORY: self._memory(int(str(memory.value)))}
+        if self.count is not None:
+            capacity[_SHARES] = _shared_capacity(self.count, 1, 1, 1)
+        return msgspec.structs.replace(device, capacity=capacity, allow_multiple_allocations=True)
+
+    def _memory(self, size: int) -> DeviceCapacity:
+        """Only where memory is what is shared does a claim that names none take all of it."""
+        least, default = (MEBIBYTE, size // MEBIBYTE * MEBIBYTE) if self.mode == SHARES_MEMORY else (0, 0)
+        return _shared_capacity(size, default, least, MEBIBYTE)
+
+
+def parse_shares(text: str) -> ShareSettings:
+    """Read `disabled`, `memory`, `unlimited` or a number of claims. Raises `Refused`."""
+    if text in (SHARES_DISABLED, SHARES_MEMORY, SHARES_UNLIMITED):
+        return ShareSettings(text)
+    if text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= _MOST_SHARES:
+        return ShareSettings(_SHARES, int(text[:9]))
+    raise Refused(
+        f"--consumable-shares is {text!r}",
+        nearest_fix=f"say {SHARES_DISABLED}, {SHARES_MEMORY}, {SHARES_UNLIMITED} "
+        f"or a number of 1 to {_MOST_SHARES}",
+    )
+
+
+def _shared_capacity(size: int, default: int, least: int, step: int) -> DeviceCapacity:
+    steps = CapacityRange(min=str(least), step=str(step))
+    return DeviceCapacity(
+        value=str(size), request_policy=CapacityRequestPolicy(default=str(default), valid_range=steps)
+    )

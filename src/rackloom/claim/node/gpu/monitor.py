@@ -15,28 +15,30 @@ unknown health.
 MIG mode is not published whole. A lost GPU gives way to one that came with its minor number, as after a
 swap.
 
-`GpuMonitor` holds the newest state: `look` reads the GPUs (every 10 s), `listen` waits for XIDs. When
-nothing can be read it keeps what was known. It calls back only when the published devices change.
+`GpuMonitor` holds the newest state: `observe` reads the GPUs (every 10 s), `listen` waits for XIDs. When
+nothing can be read it keeps the previous state. It calls back only when the published devices change.
 
 Source of the taint keys and of the harmless XIDs: NVIDIA's DRA driver for GPUs, 0.5.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 import structlog
 
-from rackloom.claim.node.gpu import devices
-from rackloom.claim.node.gpu.devices import UNKNOWN_LOCATION, GpuLocation, gpu_locations
+from rackloom.claim.node.gpu import inventory
 from rackloom.claim.node.gpu.inventory import (
+    UNKNOWN_LOCATION,
     GpuInventory,
+    GpuLocation,
     GpuSource,
     MigDevice,
     NodeGpu,
     RecoveryAction,
     VfioGpu,
     XidError,
+    gpu_locations,
 )
 from rackloom.claim.node.plugin import DeviceHealth, DevicePool, Health, NodeValue
 from rackloom.core.allocate.objects import Device, DeviceTaint
@@ -91,7 +93,7 @@ class PublishedGpu(NodeValue, frozen=True, kw_only=True):
 
 
 class InventorySnapshot(NodeValue, frozen=True, kw_only=True):
-    """What one look found. `unmonitored` are the UUIDs of GPUs whose errors cannot be listened to."""
+    """What one observation found. `unmonitored` are the UUIDs of GPUs without error events."""
 
     inventory: GpuInventory
     unmonitored: frozenset[str] = frozenset()
@@ -99,71 +101,54 @@ class InventorySnapshot(NodeValue, frozen=True, kw_only=True):
 
 
 def update_conditions(
-    known: GpuConditions, look: InventorySnapshot, harmless: frozenset[int]
+    previous: GpuConditions, snapshot: InventorySnapshot, harmless: frozenset[int]
 ) -> GpuConditions:
-    """After a look. A GPU that was there before and does not answer is lost."""
-    answering = {
-        gpu.uuid: _condition_of_answering(known.get(gpu.uuid), gpu, look, harmless)
-        for gpu in look.inventory.gpus
-    }
-    silent = {
-        uuid: _condition_of_silent(one, look.at) for uuid, one in known.items() if uuid not in answering
-    }
-    return {**answering, **silent}
+    """The conditions after an observation. A GPU that was there before and does not answer is lost."""
+    conditions = {}
+    for uuid, condition in previous.items():
+        since = snapshot.at if condition.lost_since is None else condition.lost_since
+        conditions[uuid] = msgspec.structs.replace(condition, lost_since=since)
+    for gpu in snapshot.inventory.gpus:
+        before = previous.get(gpu.uuid)
+        xids = {} if before is None else _lasting_xids(before, gpu.recovery, snapshot.at, harmless)
+        monitored = gpu.uuid not in snapshot.unmonitored
+        conditions[gpu.uuid] = GpuCondition(gpu=gpu, xids=xids, monitored=monitored)
+    return conditions
 
 
-def record_xids(known: GpuConditions, xids: Iterable[XidError], now: float) -> GpuConditions:
-    """After errors. One of a GPU that is not known says nothing: the next look finds the GPU."""
-    found = dict(known)
+def record_xids(previous: GpuConditions, xids: Iterable[XidError], now: float) -> GpuConditions:
+    """The conditions after errors. Errors of unknown GPUs are dropped: the next observation finds the GPU."""
+    conditions = dict(previous)
     for xid in xids:
-        one = found.get(xid.uuid)
-        if one is not None:
-            found[xid.uuid] = msgspec.structs.replace(one, xids={**one.xids, xid.number: now})
-    return found
+        before = conditions.get(xid.uuid)
+        if before is not None:
+            conditions[xid.uuid] = msgspec.structs.replace(before, xids={**before.xids, xid.number: now})
+    return conditions
 
 
-def gpu_taints(gpu_condition: GpuCondition, harmless: frozenset[int]) -> tuple[DeviceTaint, ...]:
-    """The marks of a device; at most one for each key and effect."""
-    return tuple(_taints(gpu_condition, harmless))
-
-
-def gpu_health(gpu_condition: GpuCondition, harmless: frozenset[int]) -> tuple[Health, str]:
-    """Health as kubelet is told, and why."""
-    if gpu_condition.lost_since is not None:
+def gpu_health(condition: GpuCondition, harmless: frozenset[int]) -> tuple[Health, str]:
+    """Health as reported to kubelet, and why."""
+    if condition.lost_since is not None:
         return Health.UNHEALTHY, "the GPU does not answer any more"
-    critical = _critical_xids(gpu_condition, harmless)
+    critical = [xid for xid in _newest_xids(condition) if xid not in harmless]
     if critical:
         return Health.UNHEALTHY, f"XID {', '.join(map(str, critical))}"
-    if gpu_condition.gpu.recovery:
-        return Health.UNHEALTHY, f"the driver asks for {_recovery_name(gpu_condition.gpu.recovery)}"
-    if gpu_condition.gpu.fabric_health is Health.UNHEALTHY:
-        return Health.UNHEALTHY, gpu_condition.gpu.fabric_message
-    if not gpu_condition.monitored:
+    if condition.gpu.recovery:
+        return Health.UNHEALTHY, f"the driver asks for {_recovery_name(condition.gpu.recovery)}"
+    if condition.gpu.fabric_health is Health.UNHEALTHY:
+        return Health.UNHEALTHY, condition.gpu.fabric_message
+    if not condition.monitored:
         return Health.UNKNOWN, "the errors of this GPU cannot be listened to"
     return Health.HEALTHY, ""
-
-
-def _condition_of_answering(
-    before: GpuCondition | None, gpu: NodeGpu, look: InventorySnapshot, harmless: frozenset[int]
-) -> GpuCondition:
-    xids = {} if before is None else _lasting_xids(before, gpu.recovery, look.at, harmless)
-    return GpuCondition(gpu=gpu, xids=xids, monitored=gpu.uuid not in look.unmonitored)
-
-
-def _condition_of_silent(gpu_condition: GpuCondition, now: float) -> GpuCondition:
-    return (
-        gpu_condition
-        if gpu_condition.lost_since is not None
-        else msgspec.structs.replace(gpu_condition, lost_since=now)
-    )
 
 
 def _lasting_xids(
     before: GpuCondition, recovery: RecoveryAction | None, now: float, harmless: frozenset[int]
 ) -> Mapping[int, float]:
-    """Errors of before that are not over."""
+    """Previous errors that are not over."""
     if recovery:
         return before.xids
+    # The GPU was away, so it was reset: its errors are over.
     if before.lost_since is not None:
         return {}
     return {
@@ -173,31 +158,29 @@ def _lasting_xids(
     }
 
 
-def _taints(gpu_condition: GpuCondition, harmless: frozenset[int]) -> Iterator[DeviceTaint]:
-    if gpu_condition.lost_since is not None:
-        yield DeviceTaint(key=LOST_TAINT, effect=NO_SCHEDULE)
-    critical = _critical_xids(gpu_condition, harmless)
+def gpu_taints(condition: GpuCondition, harmless: frozenset[int]) -> tuple[DeviceTaint, ...]:
+    """The taints of a device; at most one for each key and effect, as the API server requires."""
+    newest = _newest_xids(condition)
+    critical = [xid for xid in newest if xid not in harmless]
+    ignored = [xid for xid in newest if xid in harmless]
+    taints = []
+    if condition.lost_since is not None:
+        taints.append(DeviceTaint(key=LOST_TAINT, effect=NO_SCHEDULE))
     if critical:
-        yield DeviceTaint(key=XID_TAINT, value=str(critical[0]), effect=NO_SCHEDULE)
-    ignored = [xid for xid in _newest_xids(gpu_condition) if xid not in critical]
+        taints.append(DeviceTaint(key=XID_TAINT, value=str(critical[0]), effect=NO_SCHEDULE))
     if ignored:
-        yield DeviceTaint(key=XID_TAINT, value=str(ignored[0]), effect=NO_EFFECT)
-    if gpu_condition.gpu.recovery:
-        yield DeviceTaint(
-            key=RECOVERY_TAINT, value=_recovery_name(gpu_condition.gpu.recovery), effect=NO_SCHEDULE
-        )
-    if gpu_condition.gpu.fabric_health is Health.UNHEALTHY:
-        yield DeviceTaint(key=FABRIC_TAINT, value="unhealthy", effect=NO_SCHEDULE)
-    if not gpu_condition.monitored:
-        yield DeviceTaint(key=UNMONITORED_TAINT, effect=NO_EFFECT)
+        taints.append(DeviceTaint(key=XID_TAINT, value=str(ignored[0]), effect=NO_EFFECT))
+    if recovery := condition.gpu.recovery:
+        taints.append(DeviceTaint(key=RECOVERY_TAINT, value=_recovery_name(recovery), effect=NO_SCHEDULE))
+    if condition.gpu.fabric_health is Health.UNHEALTHY:
+        taints.append(DeviceTaint(key=FABRIC_TAINT, value="unhealthy", effect=NO_SCHEDULE))
+    if not condition.monitored:
+        taints.append(DeviceTaint(key=UNMONITORED_TAINT, effect=NO_EFFECT))
+    return tuple(taints)
 
 
-def _critical_xids(gpu_condition: GpuCondition, harmless: frozenset[int]) -> list[int]:
-    return [xid for xid in _newest_xids(gpu_condition) if xid not in harmless]
-
-
-def _newest_xids(gpu_condition: GpuCondition) -> list[int]:
-    return sorted(gpu_condition.xids, key=lambda xid: (-gpu_condition.xids[xid], xid))
+def _newest_xids(condition: GpuCondition) -> list[int]:
+    return sorted(condition.xids, key=lambda xid: (-condition.xids[xid], xid))
 
 
 def _recovery_name(recovery: RecoveryAction) -> str:
@@ -207,59 +190,56 @@ def _recovery_name(recovery: RecoveryAction) -> str:
 # From conditions to devices. Pure.
 
 
+class GpuObservation(NodeValue, frozen=True, kw_only=True):
+    """What one reading of the machine found; locations by PCI address.
+
+    `missing` is what keeps the node from having GPUs at all.
+    """
+
+    inventory: GpuInventory = GpuInventory()
+    locations: Mapping[str, GpuLocation] = {}
+    vfio: tuple[VfioGpu, ...] = ()
+    missing: str | None = None
+
+
 class NodeGpus(NodeValue, frozen=True, kw_only=True):
-    """All that is known of a node's GPUs: conditions by UUID, places by PCI address."""
+    """All that is known of a node's GPUs: conditions by UUID, and the newest observation."""
 
     conditions: Mapping[str, GpuCondition] = {}
-    inventory: GpuInventory = GpuInventory()
-    places: Mapping[str, GpuLocation] = {}
-    vfio: tuple[VfioGpu, ...] = ()
-
-
-def published_devices(node: NodeGpus, harmless: frozenset[int]) -> tuple[Device, ...]:
-    """What to publish; a GPU that does not answer any more stays, with a taint."""
-    return tuple(_devices(node, harmless))
+    newest: GpuObservation = GpuObservation()
 
 
 def devices_by_name(node: NodeGpus) -> Mapping[str, PublishedGpu]:
     """What each published name stands for."""
     found: dict[str, PublishedGpu] = {}
-    for one in _by_minor(node.conditions):
-        if not one.gpu.mig_mode:
-            found[devices.gpu_name(one.gpu)] = PublishedGpu(condition=one)
-        found.update(
-            {devices.mig_name(one.gpu, mig): PublishedGpu(condition=one, mig=mig) for mig in one.gpu.migs}
-        )
-    found.update({devices.vfio_name(vfio): PublishedGpu(vfio=vfio) for vfio in node.vfio})
+    for condition in _by_minor(node.conditions):
+        gpu = condition.gpu
+        if not gpu.mig_mode:
+            found[inventory.gpu_name(gpu)] = PublishedGpu(condition=condition)
+        for mig in gpu.migs:
+            found[inventory.mig_name(gpu, mig)] = PublishedGpu(condition=condition, mig=mig)
+    found.update({inventory.vfio_name(vfio): PublishedGpu(vfio=vfio) for vfio in node.newest.vfio})
     return found
 
 
-def gpu_answers(node: NodeGpus, uuid: str) -> bool:
-    """Whether a GPU was there at the last look."""
-    return any(gpu.uuid == uuid for gpu in node.inventory.gpus)
-
-
-def _devices(node: NodeGpus, harmless: frozenset[int]) -> Iterator[Device]:
-    for one in _by_minor(node.conditions):
-        taints = gpu_taints(one, harmless)
-        for device in _devices_of_gpu(one, node):
-            yield msgspec.structs.replace(device, taints=taints)
-    yield from map(devices.vfio_device, node.vfio)
-
-
-def _devices_of_gpu(gpu_condition: GpuCondition, node: NodeGpus) -> Iterator[Device]:
-    """A GPU in MIG mode is not published whole."""
-    place = node.places.get(gpu_condition.gpu.pci_address, UNKNOWN_LOCATION)
-    if not gpu_condition.gpu.mig_mode:
-        yield devices.gpu_device(gpu_condition.gpu, node.inventory, place)
-    for mig in gpu_condition.gpu.migs:
-        yield devices.mig_device(gpu_condition.gpu, mig, node.inventory, place)
+def published_devices(node: NodeGpus, harmless: frozenset[int]) -> tuple[Device, ...]:
+    """What to publish. A GPU that does not answer any more stays, with a taint."""
+    devices: list[Device] = []
+    newest = node.newest
+    for condition in _by_minor(node.conditions):
+        gpu, taints = condition.gpu, gpu_taints(condition, harmless)
+        location = newest.locations.get(gpu.pci_address, UNKNOWN_LOCATION)
+        # A GPU in MIG mode is not published whole.
+        whole = [] if gpu.mig_mode else [inventory.gpu_device(gpu, newest.inventory, location)]
+        parts = [inventory.mig_device(gpu, mig, newest.inventory, location) for mig in gpu.migs]
+        devices += [msgspec.structs.replace(device, taints=taints) for device in (*whole, *parts)]
+    return (*devices, *map(inventory.vfio_device, newest.vfio))
 
 
 def _by_minor(conditions: GpuConditions) -> list[GpuCondition]:
     """By minor. A lost GPU gives way to one that came with its minor, as after a swap."""
     lost_first = sorted(conditions.values(), key=lambda condition: condition.lost_since is None)
-    by_minor = {one.gpu.minor: one for one in lost_first}
+    by_minor = {condition.gpu.minor: condition for condition in lost_first}
     return [by_minor[minor] for minor in sorted(by_minor)]
 
 
@@ -268,8 +248,8 @@ def _by_minor(conditions: GpuConditions) -> list[GpuCondition]:
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 10.0
-LISTEN_SECONDS = 1.0
+OBSERVE_SECONDS = 10.0
+XID_WAIT_SECONDS = 1.0
 
 
 class GpuReader:
@@ -285,8 +265,8 @@ class GpuReader:
         self._machine = machine
         self._vfio = vfio
 
-    def read(self) -> "GpuObservation":
-        """Raises `Retry` or `Refused` with why nothing can be said.
+    def read(self) -> GpuObservation:
+        """Raises `Retry` or `Refused` where nothing can be read.
 
         Without a driver there are no GPUs but those that are passed through, which need none here.
         """
@@ -295,26 +275,17 @@ class GpuReader:
             inventory = self.source.read()
         except Refused as refused:
             return GpuObservation(vfio=vfio, missing=None if vfio else str(refused))
-        return GpuObservation(inventory=inventory, places=gpu_locations(self._machine()), vfio=vfio)
-
-
-class GpuObservation(NodeValue, frozen=True, kw_only=True):
-    """What one look found. `missing` is what keeps the node from having GPUs at all."""
-
-    inventory: GpuInventory = GpuInventory()
-    places: Mapping[str, GpuLocation] = {}
-    vfio: tuple[VfioGpu, ...] = ()
-    missing: str | None = None
+        return GpuObservation(inventory=inventory, locations=gpu_locations(self._machine()), vfio=vfio)
 
 
 class GpuMonitor:
-    """All that is known of the GPUs, kept up to date by `look` and `listen`."""
+    """The newest state of the GPUs, kept up to date by `observe` and `listen`."""
 
-    def __init__(self, reading: GpuReader, harmless: frozenset[int], wall: Callable[[], float]) -> None:
-        self._reading = reading
+    def __init__(self, reader: GpuReader, harmless: frozenset[int], wall: Callable[[], float]) -> None:
+        self._reader = reader
         self._harmless = harmless
         self._wall = wall
-        self._tell: Callable[[], None] = lambda: None
+        self._on_change: Callable[[], None] = lambda: None
         self._node = NodeGpus()
         self._devices: tuple[Device, ...] = ()
         self._observed_at: float | None = None
@@ -322,9 +293,9 @@ class GpuMonitor:
         self.missing: str | None = None
         """What has to appear before this node has GPUs; None for nothing."""
 
-    def when_changed(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called whenever the published devices become others."""
-        self._tell = tell
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called whenever the published devices change."""
+        self._on_change = callback
 
     async def pool(self, name: str) -> DevicePool:
         """The devices to publish. Raises `Retry` until the GPUs were once read."""
@@ -334,33 +305,29 @@ class GpuMonitor:
     async def need(self) -> None:
         """Make sure that the GPUs were read once. Raises `Retry` where that cannot be done now."""
         if self._observed_at is None:
-            await self.look()
+            await self.observe()
         if self._observed_at is None:
             raise Retry(self._trouble, after=1.0)
 
-    async def look(self) -> None:
-        """Read again. What was known stays when nothing can be read."""
+    async def observe(self) -> None:
+        """Read again. The previous state stays when nothing can be read."""
         try:
-            found = await asyncio.to_thread(self._reading.read)
+            found = await asyncio.to_thread(self._reader.read)
         except (Retry, Refused) as trouble:
             self._trouble = trouble.reason
             log.warning("gpu.unknown", reason=trouble.reason)
             return
         if found.missing != self.missing:
             log.warning("gpu.driver", missing=found.missing)
-        now = self._wall()
+        now, unmonitored = self._wall(), self._reader.source.unmonitored()
         self._trouble, self._observed_at, self.missing = "", now, found.missing
-        look = InventorySnapshot(
-            inventory=found.inventory, unmonitored=self._reading.source.unmonitored(), at=now
-        )
-        conditions = update_conditions(self._node.conditions, look, self._harmless)
-        self._become(
-            NodeGpus(conditions=conditions, inventory=found.inventory, places=found.places, vfio=found.vfio)
-        )
+        snapshot = InventorySnapshot(inventory=found.inventory, unmonitored=unmonitored, at=now)
+        conditions = update_conditions(self._node.conditions, snapshot, self._harmless)
+        self._become(NodeGpus(conditions=conditions, newest=found))
 
     async def listen(self) -> None:
-        """Wait a moment for errors, and take note of them. Raises `Retry`."""
-        xids = await asyncio.to_thread(self._reading.source.wait, LISTEN_SECONDS)
+        """Wait `XID_WAIT_SECONDS` for errors, and record them. Raises `Retry`."""
+        xids = await asyncio.to_thread(self._reader.source.wait, XID_WAIT_SECONDS)
         for xid in xids:
             log.warning("gpu.xid", gpu=xid.uuid, xid=xid.number)
         conditions: GpuConditions = record_xids(self._node.conditions, xids, self._wall())
@@ -371,25 +338,25 @@ class GpuMonitor:
         return devices_by_name(self._node).get(name)
 
     def answers(self, uuid: str) -> bool:
-        """Whether a GPU was there at the last look."""
-        return gpu_answers(self._node, uuid)
+        """Whether a GPU answered at the newest observation."""
+        return any(gpu.uuid == uuid for gpu in self._node.newest.inventory.gpus)
 
     def health(self, pool: str) -> tuple[DeviceHealth, ...]:
         """Health of every published device."""
         names = devices_by_name(self._node)
-        return tuple(self._health(pool, name, known) for name, known in names.items())
+        return tuple(self._health(pool, name, device) for name, device in names.items())
 
     def _become(self, node: NodeGpus) -> None:
         self._node = node
         devices = published_devices(node, self._harmless)
         if devices != self._devices:
             self._devices = devices
-            self._tell()
+            self._on_change()
 
-    def _health(self, pool: str, name: str, known: PublishedGpu) -> DeviceHealth:
+    def _health(self, pool: str, name: str, device: PublishedGpu) -> DeviceHealth:
         health, message = Health.UNKNOWN, self._trouble
-        if not message and known.condition is not None:
-            health, message = gpu_health(known.condition, self._harmless)
+        if not message and device.condition is not None:
+            health, message = gpu_health(device.condition, self._harmless)
         elif not message:
             message = "the driver of a GPU that is passed through is in its virtual machine"
         return DeviceHealth(

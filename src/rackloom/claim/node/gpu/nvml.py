@@ -9,7 +9,7 @@ After any NVML error it starts a new session, since events of a GPU that was los
 themselves. GPUs that do not support events are reported as unmonitored.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,16 +36,14 @@ def mig_mode(nvml: Any, handle: Any) -> bool:
 
 
 def mig_devices(nvml: Any, handle: Any) -> tuple[MigDevice, ...]:
-    """Every MIG device that somebody has made on the GPU."""
-    return tuple(_mig_device(nvml, handle, mig_handle) for mig_handle in _mig_handles(nvml, handle))
-
-
-def _mig_handles(nvml: Any, handle: Any) -> Iterator[Any]:
+    """Every MIG device that exists on the GPU."""
+    found = []
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        try:
-            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-        except nvml.NVMLError_NotFound:
-            continue
+        # Indexes have holes where devices were destroyed.
+        with suppress(nvml.NVMLError_NotFound):
+            mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            found.append(_mig_device(nvml, handle, mig))
+    return tuple(found)
 
 
 def _mig_device(nvml: Any, parent: Any, handle: Any) -> MigDevice:
@@ -54,7 +52,8 @@ def _mig_device(nvml: Any, parent: Any, handle: Any) -> MigDevice:
     has = nvml.nvmlDeviceGetAttributes_v2(handle)
     return MigDevice(
         uuid=nvml.nvmlDeviceGetUUID(handle),
-        profile=_mig_profile(nvml.nvmlDeviceGetName(handle)),
+        # NVML calls a MIG device `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+        profile=nvml.nvmlDeviceGetName(handle).rpartition(" MIG ")[2].strip(),
         gpu_instance=gpu_instance,
         compute_instance=nvml.nvmlDeviceGetComputeInstanceId(handle),
         profile_id=info.profileId,
@@ -68,11 +67,6 @@ def _mig_device(nvml: Any, parent: Any, handle: Any) -> MigDevice:
         jpeg_engines=has.sharedJpegCount,
         ofa_engines=has.sharedOfaCount,
     )
-
-
-def _mig_profile(name: str) -> str:
-    """NVML calls a MIG device `NVIDIA H100 80GB HBM3 MIG 1g.10gb`."""
-    return name.rpartition(" MIG ")[2].strip()
 
 
 # The inventory.
@@ -201,7 +195,7 @@ def _recovery(nvml: Any, handle: Any) -> RecoveryAction | None:
 
 
 def _cuda_version(number: int) -> str:
-    """NVML has 12080 for 12.8."""
+    """NVML reports 12080 for 12.8."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -219,7 +213,7 @@ class NvmlGpus:
         self._driver_root = driver_root
         self._session = ExitStack()
         self._events: Any = None
-        self._deaf: frozenset[str] = frozenset()
+        self._unmonitored: frozenset[str] = frozenset()
 
     def read(self) -> GpuInventory:
         """Every GPU that answers. Raises `Retry`, or `Refused` where the driver is missing."""
@@ -242,7 +236,7 @@ class NvmlGpus:
 
     def unmonitored(self) -> frozenset[str]:
         """UUIDs of GPUs that cannot be listened to."""
-        return self._deaf
+        return self._unmonitored
 
     def close(self) -> None:
         """Stop listening."""
@@ -258,12 +252,12 @@ class NvmlGpus:
         events = nvml.nvmlEventSetCreate()
         self._session.callback(nvml.nvmlEventSetFree, events)
         registered = [_register(nvml, events, index) for index in range(nvml.nvmlDeviceGetCount())]
-        self._deaf = frozenset(uuid for uuid in registered if uuid is not None)
+        self._unmonitored = frozenset(uuid for uuid in registered if uuid is not None)
         self._events = events
 
 
 def _register(nvml: Any, events: Any, index: int) -> str | None:
-    """Listen to one GPU; its UUID where that is not possible. One that is lost tells nothing anyway."""
+    """Register for the events of one GPU; its UUID where it has none. A lost GPU is not unmonitored."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)

@@ -28,13 +28,11 @@ import msgspec
 import structlog
 
 from rackloom.claim.node.cdi import DRIVER_SECONDS, DriverSpec, device_node
-from rackloom.claim.node.gpu.devices import ShareSettings
-from rackloom.claim.node.gpu.inventory import MigDevice, NodeGpu, VfioGpu
-from rackloom.claim.node.gpu.monitor import LOOK_SECONDS, GpuMonitor
+from rackloom.claim.node.gpu.inventory import MigDevice, NodeGpu, ShareSettings, VfioGpu
+from rackloom.claim.node.gpu.monitor import OBSERVE_SECONDS, GpuMonitor
 from rackloom.claim.node.gpu.sharing import (
     ClaimedGpu,
     DriverPrograms,
-    MpsDaemon,
     MpsDaemons,
     SharingPlan,
     apply_sharing,
@@ -66,7 +64,7 @@ from rackloom.topology.discovery.sysfs import character_devices
 
 DEVICE_FILE_MODE = 0o666
 _GPU_DRIVERS = ("nvidia", "nvidia-frontend")
-"""The second is what drivers before 560 are called."""
+"""The second is the name of drivers before 560."""
 _CAPABILITY_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
 
 
@@ -80,7 +78,23 @@ class DriverFiles(NodeValue, frozen=True, kw_only=True):
     def of_gpu(self, gpu: NodeGpu) -> tuple[DeviceNode, ...]:
         """For a whole GPU. Raises `Retry` while the driver is not loaded."""
         majors = self._majors()
-        return (_device_node(f"nvidia{gpu.minor}", _gpu_major(majors), gpu.minor), *_common_nodes(majors))
+        major = next((majors[name] for name in _GPU_DRIVERS if name in majors), None)
+        if major is None:
+            raise Retry(
+                "NVIDIA's driver is not loaded: /proc/devices does not list it;"
+                " load the nvidia module on the node",
+                after=DRIVER_SECONDS,
+            )
+        nodes = [
+            _device_node(f"nvidia{gpu.minor}", major, gpu.minor),
+            _device_node("nvidiactl", major, 255),
+        ]
+        if (uvm := majors.get("nvidia-uvm")) is not None:
+            nodes += [_device_node("nvidia-uvm", uvm, 0), _device_node("nvidia-uvm-tools", uvm, 1)]
+        # A kernel without display support has no modeset device.
+        if (modeset := majors.get("nvidia-modeset")) is not None:
+            nodes.append(_device_node("nvidia-modeset", modeset, 254))
+        return tuple(nodes)
 
     def of_mig(self, gpu: NodeGpu, mig: MigDevice) -> tuple[DeviceNode, ...]:
         """For a MIG device: the file of its GPU, and what gives access to the two instances."""
@@ -110,39 +124,15 @@ class DriverFiles(NodeValue, frozen=True, kw_only=True):
         return {name: major for major, name in character_devices(self.proc_devices.read_text())}
 
 
-def _common_nodes(majors: dict[str, int]) -> tuple[DeviceNode, ...]:
-    """What every user of any GPU needs; a kernel without display support has no modeset device."""
-    gpu = _gpu_major(majors)
-    nodes = [_device_node("nvidiactl", gpu, 255)]
-    if "nvidia-uvm" in majors:
-        nodes += [
-            _device_node("nvidia-uvm", majors["nvidia-uvm"], 0),
-            _device_node("nvidia-uvm-tools", majors["nvidia-uvm"], 1),
-        ]
-    if "nvidia-modeset" in majors:
-        nodes.append(_device_node("nvidia-modeset", majors["nvidia-modeset"], 254))
-    return tuple(nodes)
-
-
-def _gpu_major(majors: dict[str, int]) -> int:
-    for name in _GPU_DRIVERS:
-        if name in majors:
-            return majors[name]
-    raise Retry(
-        "NVIDIA's driver is not loaded: /proc/devices does not list it; load the nvidia module on the node",
-        after=DRIVER_SECONDS,
-    )
-
-
 def _capability_minor(file: Path) -> int:
-    """Raises `Retry` for an instance that is gone: somebody is making others of the GPU."""
+    """Raises `Retry` for an instance that is gone: the GPU is being partitioned anew."""
     try:
-        told = _CAPABILITY_MINOR.search(file.read_text())
+        match = _CAPABILITY_MINOR.search(file.read_text())
     except OSError as error:
         raise Retry(f"{file}: {error.strerror}", after=1.0) from error
-    if told is None:
+    if match is None:
         raise Retry(f"{file} names no device file", after=1.0)
-    return int(told[1])
+    return int(match[1])
 
 
 def _device_node(name: str, major: int, minor: int) -> DeviceNode:
@@ -194,92 +184,94 @@ class GpuPlugin:
     def __init__(
         self,
         settings: GpuSettings,
-        view: GpuMonitor,
+        monitor: GpuMonitor,
         programs: DriverPrograms,
         driver: DriverSpec | None = None,
     ) -> None:
         self._settings = settings
-        self._view = view
+        self._monitor = monitor
         self._programs = programs
         self._driver = driver
         self._mps = MpsDaemons(programs, settings.mps_home)
 
     def missing(self) -> str | None:
         """NVIDIA's driver, on a node whose GPUs it should drive."""
-        return self._view.missing
+        return self._monitor.missing
 
     async def pools(self) -> tuple[DevicePool, ...]:
         """The node's pool. Raises `Retry` until the GPUs were read once."""
-        pool = await self._view.pool(self._settings.node)
+        pool = await self._monitor.pool(self._settings.node)
         return (msgspec.structs.replace(pool, devices=tuple(map(self._settings.shares.of, pool.devices))),)
 
     def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
         """How the GPUs will be shared: all that has to be undone."""
-        wanted = claimed_gpus(claim, self._view.device)
+        wanted = claimed_gpus(claim, self._monitor.device)
         return {"sharing": msgspec.to_builtins(plan_sharing(claim.ref.uid, wanted))}
 
     async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
-        """One attempt. Files first: what cannot be given needs no sharing."""
-        wanted = claimed_gpus(claim, self._view.device)
+        """One attempt. Files first: a GPU that cannot be handed out needs no sharing."""
+        wanted = claimed_gpus(claim, self._monitor.device)
         sharing = plan_sharing(claim.ref.uid, wanted)
         base = await self._base_ids(wanted)
-        devices = tuple(self._device(one, sharing, base) for one in wanted)
+        devices = tuple(self._device(gpu, sharing, base) for gpu in wanted)
+        # The intent on disk holds the same plan, so whatever part of this was done can be undone.
         await apply_sharing(sharing, self._programs, self._mps)
         return PreparedClaim(devices=devices)
 
     async def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
-        """Nothing tells: a GPU that comes back is seen by the next look."""
+        """Never yields: a GPU that comes back is found by the next observation."""
         for _ in ():
             yield
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Give the GPUs back as they were. A GPU belongs to one claim at a time, so `others` have no part."""
-        await self._view.need()
-        await undo_sharing(_recorded_sharing(entry), self._programs, self._mps, self._view.answers)
+        await self._monitor.need()
+        await undo_sharing(_recorded_sharing(entry), self._programs, self._mps, self._monitor.answers)
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
-        """End MPS daemons that no claim has, and look after those that one has: a restart forgot them."""
+        """End MPS daemons that no claim has, and supervise those of prepared claims again after a restart."""
         used = [daemon.name for entry in claims for daemon in _recorded_sharing(entry).daemons]
-        await self._mps.keep(_ready_daemons(claims), used)
+        ready = [claim for claim in claims if claim.state is PrepareState.COMPLETED and not claim.undoing]
+        await self._mps.keep([daemon for entry in ready for daemon in _recorded_sharing(entry).daemons], used)
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Look at the GPUs, listen for their errors, and keep MPS daemons alive."""
-        self._view.when_changed(wake)
-        await asyncio.gather(self._look(), self._listen(), self._supervise())
+        self._monitor.on_change(wake)
+        await asyncio.gather(self._watch_gpus(), self._watch_xids(), self._restart_mps())
 
     async def health(self) -> tuple[DeviceHealth, ...]:
         """As of the newest look, and of the errors since."""
-        return self._view.health(self._settings.node)
+        return self._monitor.health(self._settings.node)
 
-    async def _look(self) -> None:
+    async def _watch_gpus(self) -> None:
         while True:
             if self._driver is not None:
-                await self._driver.look()
-            await self._view.look()
-            await asyncio.sleep(DRIVER_SECONDS if self._view.missing else LOOK_SECONDS)
+                await self._driver.refresh()
+            await self._monitor.observe()
+            await asyncio.sleep(DRIVER_SECONDS if self._monitor.missing else OBSERVE_SECONDS)
 
-    async def _listen(self) -> None:
+    async def _watch_xids(self) -> None:
         while True:
             try:
-                await self._view.listen()
+                await self._monitor.listen()
             except Retry as retry:
                 log.info("gpu.no-events", reason=retry.reason)
                 await asyncio.sleep(retry.after)
 
-    async def _supervise(self) -> None:
+    async def _restart_mps(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(OBSERVE_SECONDS)
             await self._mps.revive()
 
     async def _base_ids(self, wanted: Sequence[ClaimedGpu]) -> tuple[str, ...]:
         """CDI ids of the driver's files, which a GPU that is passed through does not need."""
-        if self._driver is None or all(target.known.vfio is not None for target in wanted):
+        if self._driver is None or all(target.device.vfio is not None for target in wanted):
             return ()
         return await self._driver.ids()
 
     def _device(self, target: ClaimedGpu, sharing: SharingPlan, base: tuple[str, ...]) -> PreparedDevice:
-        known, daemon = target.known, mps_daemon_of(target, sharing)
-        kind = VFIO_KIND if known.vfio is not None else GPU_KIND if known.mig is None else MIG_KIND
+        device, daemon = target.device, mps_daemon_of(target, sharing)
+        kind = VFIO_KIND if device.vfio is not None else GPU_KIND if device.mig is None else MIG_KIND
         through = ContainerEdits() if daemon is None else self._mps.edits(daemon.name)
         return PreparedDevice(
             result=target.result,
@@ -293,22 +285,14 @@ class GpuPlugin:
         )
 
     def _nodes(self, target: ClaimedGpu) -> tuple[DeviceNode, ...]:
-        known, files = target.known, self._settings.files
-        if known.vfio is not None:
-            return tuple(
-                files.existing(path) for path in vfio_device_files(known.vfio, iommu_of_claimed(target))
-            )
-        if known.condition is None:
+        device, files = target.device, self._settings.files
+        if device.vfio is not None:
+            return tuple(map(files.existing, vfio_device_files(device.vfio, iommu_of_claimed(target))))
+        if device.condition is None:
             return ()
-        if known.mig is not None:
-            return files.of_mig(known.condition.gpu, known.mig)
-        return files.of_gpu(known.condition.gpu)
+        gpu = device.condition.gpu
+        return files.of_gpu(gpu) if device.mig is None else files.of_mig(gpu, device.mig)
 
 
 def _recorded_sharing(entry: CheckpointEntry) -> SharingPlan:
     return msgspec.convert(entry.record.get("sharing", {}), SharingPlan)
-
-
-def _ready_daemons(claims: Collection[CheckpointEntry]) -> list[MpsDaemon]:
-    ready = [claim for claim in claims if claim.state is PrepareState.COMPLETED and not claim.undoing]
-    return [daemon for entry in ready for daemon in _recorded_sharing(entry).daemons]

@@ -25,7 +25,6 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from weakref import WeakValueDictionary
 
 import structlog
@@ -69,7 +68,7 @@ class ClaimedGpu(NodeValue, frozen=True, kw_only=True):
     """One device of the claim, and the configuration that won."""
 
     result: AllocatedDevice
-    known: PublishedGpu
+    device: PublishedGpu
     config: GpuDeviceConfig
 
 
@@ -107,16 +106,21 @@ def claimed_gpus(claim: AllocatedClaim, find: Callable[[str], PublishedGpu | Non
 
 def plan_sharing(claim_uid: str, wanted: Sequence[ClaimedGpu]) -> SharingPlan:
     """What the configurations ask to be done. Raises `Refused` for limits of GPUs that are not there."""
-    slices = {one.known.uuid: number for one in wanted if (number := _time_slice_number(one)) is not None}
+    slices = {gpu.device.uuid: number for gpu in wanted if (number := _time_slice_number(gpu)) is not None}
+    # MpsConfig cannot be hashed, so equal settings are found by comparing.
     groups: list[tuple[MpsConfig, list[ClaimedGpu]]] = []
-    for one in wanted:
-        mps = _mps_settings(one)
+    for gpu in wanted:
+        mps = _mps_settings(gpu)
         if mps is not None:
-            _group_with(groups, mps).append(one)
-    members = [one for _, group in groups for one in group]
+            same = next((group for settings, group in groups if settings == mps), None)
+            if same is None:
+                groups.append((mps, [gpu]))
+            else:
+                same.append(gpu)
+    members = [gpu for _, group in groups for gpu in group]
     return SharingPlan(
         time_slices=slices,
-        exclusive=tuple(member.known.uuid for member in members if member.known.mig is None),
+        exclusive=tuple(member.device.uuid for member in members if member.device.mig is None),
         daemons=tuple(
             _mps_daemon(f"{claim_uid}-{number}", mps, group) for number, (mps, group) in enumerate(groups)
         ),
@@ -127,35 +131,34 @@ def mps_daemon_of(target: ClaimedGpu, sharing: SharingPlan) -> MpsDaemon | None:
     """The MPS daemon that a device is used through."""
     if target.result.admin_access:
         return None
-    return next((daemon for daemon in sharing.daemons if target.known.uuid in daemon.uuids), None)
+    return next((daemon for daemon in sharing.daemons if target.device.uuid in daemon.uuids), None)
 
 
 def iommu_of_claimed(target: ClaimedGpu) -> IommuConfig:
-    """How a passed-through GPU is given."""
+    """How a passed-through GPU is presented to the container."""
     config = target.config
     return (config.iommu if isinstance(config, VfioDeviceConfig) else None) or IommuConfig()
 
 
 def _find_device(result: AllocatedDevice, find: Callable[[str], PublishedGpu | None]) -> PublishedGpu:
-    known = find(result.device)
-    if known is None:
+    device = find(result.device)
+    if device is None:
         raise Retry(f"device {result.device} is not on this node now", after=LOST_RETRY_SECONDS)
-    if known.condition is not None and known.condition.lost_since is not None:
+    if device.condition is not None and device.condition.lost_since is not None:
         raise Retry(f"device {result.device} does not answer", after=LOST_RETRY_SECONDS)
-    return known
+    return device
 
 
 def _claimed_gpu(
-    result: AllocatedDevice, known: PublishedGpu, configs: Sequence[tuple[OpaqueConfig, GpuDeviceConfig]]
+    result: AllocatedDevice, device: PublishedGpu, configs: Sequence[tuple[OpaqueConfig, GpuDeviceConfig]]
 ) -> ClaimedGpu:
-    shape = _config_type(known)
+    shape = _config_type(device)
     winner: GpuDeviceConfig = shape()
     for written, config in configs:
         if not written.applies_to(result):
             continue
         if isinstance(config, shape):
-            _refuse_for_admins(result, written, config)
-            _refuse_for_shares(result, config)
+            _check_sharing(result, written, config)
             winner = config
         elif written.requests:
             raise Refused(
@@ -163,65 +166,50 @@ def _claimed_gpu(
                 f" {result.device} is {_KINDS[shape]}",
                 nearest_fix=f"use {shape.__name__} for it",
             )
-    return ClaimedGpu(result=result, known=known, config=GpuConfig() if result.admin_access else winner)
+    return ClaimedGpu(result=result, device=device, config=GpuConfig() if result.admin_access else winner)
 
 
-def _config_type(known: PublishedGpu) -> type[GpuDeviceConfig]:
-    if known.vfio is not None:
+def _config_type(device: PublishedGpu) -> type[GpuDeviceConfig]:
+    if device.vfio is not None:
         return VfioDeviceConfig
-    return GpuConfig if known.mig is None else MigDeviceConfig
+    return GpuConfig if device.mig is None else MigDeviceConfig
 
 
-def _refuse_for_admins(result: AllocatedDevice, written: OpaqueConfig, config: GpuDeviceConfig) -> None:
-    """An observer must not change how its users share a GPU; a class may say so of all its devices."""
-    if result.admin_access and written.requests and getattr(config, "sharing", None) is not None:
+def _check_sharing(result: AllocatedDevice, written: OpaqueConfig, config: GpuDeviceConfig) -> None:
+    if getattr(config, "sharing", None) is None:
+        return
+    # An observer must not change how users share a GPU. A class that says so for all devices is ignored.
+    if result.admin_access and written.requests:
         raise Refused(
             f"request {result.request} has adminAccess and asks for sharing",
             nearest_fix="leave the sharing to the claim that uses the device",
         )
-
-
-def _refuse_for_shares(result: AllocatedDevice, config: GpuDeviceConfig) -> None:
-    """Time slices and MPS are of a whole GPU: one claim would set them for all that have a share of it."""
-    if result.share_id is not None and getattr(config, "sharing", None) is not None:
+    # Time slices and MPS apply to the whole GPU: one claim would set them for all holders of a share.
+    if result.share_id is not None:
         raise Refused(
             f"request {result.request} has a share of {result.device} and asks for sharing settings",
             nearest_fix="leave sharing out of its configuration; --consumable-shares is for GPUs without",
         )
 
 
-def _sharing_config(claimed_gpu: ClaimedGpu) -> Any:
-    return getattr(claimed_gpu.config, "sharing", None)
-
-
-def _time_slice_number(claimed_gpu: ClaimedGpu) -> int | None:
-    """A MIG device has no time slices of its own: there TimeSlicing changes nothing."""
-    sharing = _sharing_config(claimed_gpu)
-    if not isinstance(claimed_gpu.config, GpuConfig) or sharing is None:
-        return None
-    if sharing.strategy is not SharingStrategy.TIME_SLICING:
+def _time_slice_number(gpu: ClaimedGpu) -> int | None:
+    """None also for a MIG device: it has no time slices, so TimeSlicing changes nothing there."""
+    sharing = gpu.config.sharing if isinstance(gpu.config, GpuConfig) else None
+    if sharing is None or sharing.strategy is not SharingStrategy.TIME_SLICING:
         return None
     slicing = sharing.time_slicing_config
     return 0 if slicing is None else int(slicing.interval.number)
 
 
-def _mps_settings(claimed_gpu: ClaimedGpu) -> MpsConfig | None:
-    sharing = _sharing_config(claimed_gpu)
+def _mps_settings(gpu: ClaimedGpu) -> MpsConfig | None:
+    sharing = getattr(gpu.config, "sharing", None)
     if sharing is None or sharing.strategy is not SharingStrategy.MPS:
         return None
     return sharing.mps_config or MpsConfig()
 
 
-def _group_with(groups: list[tuple[MpsConfig, list[ClaimedGpu]]], mps: MpsConfig) -> list[ClaimedGpu]:
-    for known, members in groups:
-        if known == mps:
-            return members
-    groups.append((mps, []))
-    return groups[-1][1]
-
-
 def _mps_daemon(name: str, mps: MpsConfig, group: Sequence[ClaimedGpu]) -> MpsDaemon:
-    uuids = tuple(one.known.uuid for one in group)
+    uuids = tuple(gpu.device.uuid for gpu in group)
     return MpsDaemon(
         name=name,
         uuids=uuids,
@@ -249,7 +237,7 @@ class DriverPrograms:
 
     async def run(self, *command: str, stdin: str = "", env: Mapping[str, str] | None = None) -> str:
         """What the program prints. Raises `Retry` when it cannot run, fails, or does not end in time."""
-        ended = await programs.run_program(
+        result = await programs.run_program(
             *programs.chroot_prefix(self.root),
             *command,
             seconds=PROGRAM_SECONDS,
@@ -257,12 +245,12 @@ class DriverPrograms:
             given=stdin.encode(),
             env={**self._environment(), **(env or {})},
         )
-        if ended.code != 0:
+        if result.code != 0:
             raise Retry(
-                f"`{' '.join(command)}` failed with {ended.code}: {ended.said[-_LONGEST_COMPLAINT:]}",
+                f"`{' '.join(command)}` failed with {result.code}: {result.said[-_LONGEST_COMPLAINT:]}",
                 after=PROGRAM_RETRY_SECONDS,
             )
-        return ended.said
+        return result.said
 
     def _environment(self) -> Mapping[str, str]:
         """Where programs and their libraries are found: for a driver in a container, in its root as well."""
@@ -290,7 +278,7 @@ MPS_CONTROL = "nvidia-cuda-mps-control"
 MPS_PIPES = Path("/tmp/nvidia-mps")  # noqa: S108 - where CUDA looks for its daemon
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's name for it
 _START_MPS = f'mount --bind "$1" {SHARED_MEMORY} && shift && exec {MPS_CONTROL} -d "$@"'
-"""In a mount namespace of its own: the daemon's shared memory is its clients', and no other's."""
+"""In a separate mount namespace, so that only the daemon's clients share memory with it."""
 _MPS_MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "rbind", "rprivate")
 
 
@@ -314,7 +302,7 @@ class MpsDaemons:
         self._wanted.pop(name, None)
         async with self._lock(name):
             if self._pipes(name).exists() and await self._answers(name):
-                await self._tell(name, "quit")
+                await self._control(name, "quit")
                 if await self._answers(name):
                     raise Retry(f"MPS daemon {name} has not ended yet", after=1.0)
             shutil.rmtree(self._memory(name), ignore_errors=True)
@@ -322,17 +310,21 @@ class MpsDaemons:
 
     async def keep(self, wanted: Collection[MpsDaemon], used: Collection[str]) -> None:
         """Look after `wanted` from now on, and end those that are not `used` any more. Raises `Retry`."""
-        self._wanted = {one.name: one for one in wanted}
-        unused = {path.name for path in self._home.glob("*/")} - set(used)
-        for name in sorted(unused):
+        self._wanted = {daemon.name: daemon for daemon in wanted}
+        for name in sorted({path.name for path in self._home.glob("*/")} - set(used)):
             await self.stop(name)
 
     async def revive(self) -> None:
         """Start again those that do not answer any more."""
         for name in list(self._wanted):
             async with self._lock(name):
-                if name in self._wanted:
-                    await self._revive(self._wanted[name])
+                # It may have been stopped while this waited for the lock.
+                if name not in self._wanted:
+                    continue
+                try:
+                    await self._ensure(self._wanted[name])
+                except (Retry, Refused) as trouble:
+                    log.warning("gpu.mps-daemon-down", daemon=name, reason=trouble.reason)
 
     def edits(self, name: str) -> ContainerEdits:
         """How a container reaches the daemon."""
@@ -349,18 +341,20 @@ class MpsDaemons:
         """A daemon must not be started and ended at once."""
         return self._locks.setdefault(name, asyncio.Lock())
 
-    async def _revive(self, daemon: MpsDaemon) -> None:
-        try:
-            await self._ensure(daemon)
-        except (Retry, Refused) as trouble:
-            log.warning("gpu.mps-daemon-down", daemon=daemon.name, reason=trouble.reason)
-
     async def _ensure(self, daemon: MpsDaemon) -> None:
-        self._make_directories(daemon.name)
-        if not await self._answers(daemon.name):
-            await self._start(daemon)
-        for command in _mps_commands(daemon):
-            await self._tell(daemon.name, command)
+        name = daemon.name
+        self._make_directories(name)
+        if not await self._answers(name):
+            flags = ("-multiuser-server",) if daemon.multi_user else ()
+            memory = str(SHARED_MEMORY / _mps_memory_name(name))
+            await self._programs.run(
+                *("unshare", "--mount", "sh", "-c", _START_MPS, "mps", memory, *flags),
+                env={**self._environment(name), "CUDA_VISIBLE_DEVICES": ",".join(daemon.uuids)},
+            )
+        for gpu, limit in daemon.memory_limits.items():
+            await self._control(name, f"set_default_device_pinned_mem_limit {gpu} {limit}")
+        if daemon.threads_percent is not None:
+            await self._control(name, f"set_default_active_thread_percentage {daemon.threads_percent}")
 
     def _make_directories(self, name: str) -> None:
         memory = self._memory(name)
@@ -382,21 +376,13 @@ class MpsDaemons:
 
     async def _answers(self, name: str) -> bool:
         try:
-            await self._tell(name, "get_default_active_thread_percentage")
+            await self._control(name, "get_default_active_thread_percentage")
         except Retry:
             return False
         return True
 
-    async def _tell(self, name: str, command: str) -> None:
+    async def _control(self, name: str, command: str) -> None:
         await self._programs.run(MPS_CONTROL, stdin=command + "\n", env=self._environment(name))
-
-    async def _start(self, daemon: MpsDaemon) -> None:
-        flags = ("-multiuser-server",) if daemon.multi_user else ()
-        memory = str(SHARED_MEMORY / _mps_memory_name(daemon.name))
-        await self._programs.run(
-            *("unshare", "--mount", "sh", "-c", _START_MPS, "mps", memory, *flags),
-            env={**self._environment(daemon.name), "CUDA_VISIBLE_DEVICES": ",".join(daemon.uuids)},
-        )
 
     def _environment(self, name: str) -> Mapping[str, str]:
         return {
@@ -415,14 +401,6 @@ def _mps_memory_name(name: str) -> str:
     return f"rackloom-mps-{name}"
 
 
-def _mps_commands(daemon: MpsDaemon) -> list[str]:
-    limits = [
-        f"set_default_device_pinned_mem_limit {gpu} {most}" for gpu, most in daemon.memory_limits.items()
-    ]
-    share = daemon.threads_percent
-    return limits if share is None else [*limits, f"set_default_active_thread_percentage {share}"]
-
-
 # Carrying a plan out, and undoing it.
 
 
@@ -431,7 +409,8 @@ SHARED_MODE, EXCLUSIVE_MODE = "DEFAULT", "EXCLUSIVE_PROCESS"
 
 
 async def apply_sharing(wanted: SharingPlan, programs: DriverPrograms, daemons: MpsDaemons) -> None:
-    """Have the GPUs shared as wanted. Raises `Retry` with what the program said, or `Refused`."""
+    """Carry the plan out. Raises `Retry` with the output of a failed program, or `Refused`."""
+    # nvidia-smi refuses nothing that is so already: each command can be repeated after a crash.
     for uuid, number in wanted.time_slices.items():
         await programs.run(*compute_mode_command(uuid, SHARED_MODE))
         await programs.run(*time_slice_command(uuid, number))
@@ -444,7 +423,7 @@ async def apply_sharing(wanted: SharingPlan, programs: DriverPrograms, daemons: 
 async def undo_sharing(
     done: SharingPlan, programs: DriverPrograms, daemons: MpsDaemons, answers: Callable[[str], bool]
 ) -> None:
-    """Undo `share`, whether it was finished or not. A GPU that is gone has lost its settings by itself."""
+    """Undo `apply_sharing`, finished or not. A GPU that is gone has lost its settings by itself."""
     for daemon in done.daemons:
         await daemons.stop(daemon.name)
     for uuid in filter(answers, done.exclusive):

@@ -26,14 +26,6 @@ from pathlib import Path
 import msgspec
 
 from rackloom.claim.node.fabric import FabricMonitor, NodeFabric
-from rackloom.claim.node.joinkey import (
-    TRAY,
-    DeviceAttributes,
-    clique_attributes,
-    number_attribute,
-    text_attribute,
-    tray_attributes,
-)
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
     AllocatedDevice,
@@ -41,6 +33,14 @@ from rackloom.claim.node.plugin import (
     DeviceNode,
     DevicePool,
     Health,
+)
+from rackloom.claim.node.slices import (
+    TRAY,
+    DeviceAttributes,
+    clique_attributes,
+    number_attribute,
+    text_attribute,
+    tray_attributes,
 )
 from rackloom.core.allocate.objects import Device
 from rackloom.core.domains import names
@@ -59,7 +59,7 @@ _CAP_FIELD = re.compile(r"^(DeviceFile\w+):\s*(\d+)\s*$", re.MULTILINE)
 
 
 class ImexKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the kernel tells of NVIDIA's driver."""
+    """Where the kernel lists the devices of NVIDIA's driver."""
 
     proc_devices: Path = Path("/proc/devices")
     imex_capability: Path = Path("/proc/driver/nvidia/capabilities/fabric-imex-mgmt")
@@ -167,14 +167,18 @@ def imex_request(claim: AllocatedClaim, settings: ImexSettings) -> ImexRequest:
     (result,) = claim.results
     kind, channel = _device_of(result)
     config = _config_of(claim, result, kind)
+    every = isinstance(config, ChannelConfig) and config.allocation_mode is AllocationMode.ALL
     match kind:
         case ImexDeviceKind.DAEMON:
             _check_daemon(claim, settings)
-        case ImexDeviceKind.CHANNEL:
-            _check_channel(settings)
+        case ImexDeviceKind.CHANNEL if settings.isolation is ImexIsolation.CHANNEL:
+            raise Refused(
+                f"node {settings.node} gives each job a channel of its own, and not {names.CHANNEL_DEVICE}",
+                nearest_fix="delete the pod: it is then admitted with the claim"
+                " that its ComputeDomain shares",
+            )
         case ImexDeviceKind.ISOLATED_CHANNEL:
-            _check_isolated(claim, config, settings)
-    every = isinstance(config, ChannelConfig) and config.allocation_mode is AllocationMode.ALL
+            _check_isolated(claim, every, settings)
     return ImexRequest(
         kind=kind,
         domain=config.domain_id,
@@ -222,22 +226,14 @@ def _check_daemon(claim: AllocatedClaim, settings: ImexSettings) -> None:
         )
     # The device lets its holder manage the fabric of the whole node.
     if claim.ref.namespace not in settings.namespaces:
-        places = " and ".join(settings.namespaces)
+        namespaces = " and ".join(settings.namespaces)
         raise Refused(
-            f"daemon claims are prepared in namespace {places} only, not {claim.ref.namespace}",
+            f"daemon claims are prepared in namespace {namespaces} only, not {claim.ref.namespace}",
             nearest_fix=f"use device class {names.CHANNEL_CLASS} for a workload",
         )
 
 
-def _check_channel(settings: ImexSettings) -> None:
-    if settings.isolation is ImexIsolation.CHANNEL:
-        raise Refused(
-            f"node {settings.node} gives each job a channel of its own, and not {names.CHANNEL_DEVICE}",
-            nearest_fix="delete the pod: it is then admitted with the claim that its ComputeDomain shares",
-        )
-
-
-def _check_isolated(claim: AllocatedClaim, config: ImexConfig, settings: ImexSettings) -> None:
+def _check_isolated(claim: AllocatedClaim, every_channel: bool, settings: ImexSettings) -> None:
     if settings.isolation is not ImexIsolation.CHANNEL:
         raise Refused(
             f"node {settings.node} gives a whole IMEX domain to one job, and no single channels",
@@ -249,7 +245,7 @@ def _check_isolated(claim: AllocatedClaim, config: ImexConfig, settings: ImexSet
             " memory with those of the same job, each having a channel of its own",
             nearest_fix="name the claim that the ComputeDomain shares among its pods as resourceClaimName",
         )
-    if isinstance(config, ChannelConfig) and config.allocation_mode is AllocationMode.ALL:
+    if every_channel:
         raise Refused(
             "allocationMode All would give this job the channels of all others",
             nearest_fix="use Single, or a clique in domain mode",
@@ -260,14 +256,15 @@ def _check_isolated(claim: AllocatedClaim, config: ImexConfig, settings: ImexSet
 
 
 def imex_pool(settings: ImexSettings, clique: str, fabric: NodeFabric) -> DevicePool:
-    """channel-0 and daemon-0, as far as they are given out here.
+    """channel-0 and daemon-0, as far as this node publishes them.
 
     In channel mode the controller publishes the channels of a whole clique; a host that runs nvidia-imex
     itself needs no daemon.
     """
-    shared = (
-        clique_attributes(clique) | tray_attributes(gpu.key for gpu in fabric.gpus) | _tray_attribute(fabric)
-    )
+    shared = clique_attributes(clique) | tray_attributes(gpu.key for gpu in fabric.gpus)
+    trays = {gpu.tray for gpu in fabric.gpus if gpu.tray is not None}
+    if len(trays) == 1:
+        shared[TRAY] = number_attribute(trays.pop())
     devices = []
     if settings.isolation is not ImexIsolation.CHANNEL:
         devices.append(_device(names.CHANNEL_DEVICE, ImexDeviceKind.CHANNEL, shared))
@@ -276,17 +273,12 @@ def imex_pool(settings: ImexSettings, clique: str, fabric: NodeFabric) -> Device
     return DevicePool(name=settings.node, devices=tuple(devices))
 
 
-def imex_device_health(pool: DevicePool, view: FabricMonitor) -> tuple[DeviceHealth, ...]:
-    """Every device of the node is as well as the node's fabric is."""
-    health, message = _fabric_health(view)
+def imex_device_health(pool: DevicePool, monitor: FabricMonitor) -> tuple[DeviceHealth, ...]:
+    """Every device of the node is as healthy as the fabric of the node."""
+    health, message = _fabric_health(monitor)
+    at = monitor.observed_at
     return tuple(
-        DeviceHealth(
-            pool=pool.name,
-            device=device.name,
-            health=health,
-            observed_at=view.observed_at,
-            message=message,
-        )
+        DeviceHealth(pool=pool.name, device=device.name, health=health, observed_at=at, message=message)
         for device in pool.devices
     )
 
@@ -297,16 +289,11 @@ def _device(name: str, kind: ImexDeviceKind, shared: DeviceAttributes) -> Device
     )
 
 
-def _tray_attribute(fabric: NodeFabric) -> DeviceAttributes:
-    trays = {gpu.tray for gpu in fabric.gpus if gpu.tray is not None}
-    return {TRAY: number_attribute(trays.pop())} if len(trays) == 1 else {}
-
-
-def _fabric_health(view: FabricMonitor) -> tuple[Health, str]:
-    if view.trouble is not None:
-        return Health.UNKNOWN, view.trouble
+def _fabric_health(monitor: FabricMonitor) -> tuple[Health, str]:
+    if monitor.trouble is not None:
+        return Health.UNKNOWN, monitor.trouble
     for health in (Health.UNHEALTHY, Health.UNKNOWN):
-        for gpu in view.fabric.gpus:
+        for gpu in monitor.fabric.gpus:
             if gpu.health is health:
                 return health, f"{gpu.name}: {gpu.health_message}"
     return Health.HEALTHY, ""

@@ -45,7 +45,7 @@ class DomainReference(msgspec.Struct, frozen=True):
 
 
 class ComputeDomains:
-    """ComputeDomains by UID. A UID is never used again, so what was found once is not asked for again."""
+    """ComputeDomains by UID. A UID is never used again, so where it was found is kept."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
@@ -64,10 +64,10 @@ class ComputeDomains:
                 f"ComputeDomain {uid} is not in namespace {namespace} of the claim",
                 nearest_fix="create the pod and its claim in the namespace of the ComputeDomain",
             )
-        await self._require_staying(uid, found)
+        await self._require_not_deleted(uid, found)
         return found
 
-    async def _require_staying(self, uid: str, found: DomainReference) -> None:
+    async def _require_not_deleted(self, uid: str, found: DomainReference) -> None:
         try:
             meta = (await self._api.get(COMPUTE_DOMAIN, found.name, found.namespace))["metadata"]
         except NotFound:
@@ -88,11 +88,11 @@ class ComputeDomains:
         return frozenset(item["metadata"]["uid"] for item in listed.items)
 
     async def _find(self, uid: str, namespace: str | None) -> DomainReference:
-        """By the label that our controller puts on it; a ComputeDomain of another has to be searched for."""
+        """By the label of Rackloom's controller; a ComputeDomain of another controller is searched for."""
         if uid not in self._known and _UID.fullmatch(uid):
             labelled = f"{COMPUTE_DOMAIN_LABEL}={uid}"
             for where, labels in ((namespace, labelled), (namespace, ""), (None, "")):
-                await self._learn(uid, where, labels)
+                await self._search(uid, where, labels)
                 if uid in self._known:
                     break
         if uid not in self._known:
@@ -102,7 +102,7 @@ class ComputeDomains:
             )
         return self._known[uid]
 
-    async def _learn(self, uid: str, namespace: str | None, labels: str) -> None:
+    async def _search(self, uid: str, namespace: str | None, labels: str) -> None:
         for item in (await self._api.list(COMPUTE_DOMAIN, namespace, labels=labels)).items:
             meta = item["metadata"]
             # Anybody may put a label on an object, but nobody chooses its UID.
@@ -118,7 +118,7 @@ CTL_SECONDS = 10.0
 
 
 class ImexDaemons:
-    """IMEX daemons of this node, as the clique objects in their namespaces tell of them."""
+    """IMEX daemons of this node, as the clique objects in their namespaces describe them."""
 
     def __init__(self, api: KubeApi, settings: ImexSettings) -> None:
         self._api = api
@@ -168,8 +168,8 @@ class ImexDaemons:
     def _is_of_this_boot(self, uid: str) -> bool:
         """Whether its file names this boot, or there is none.
 
-        The daemon's container can put anything there. A link is not followed, a pipe not waited for, and no
-        more is read than an id has.
+        The daemon's container can write anything there. So a link is not followed (O_NOFOLLOW), a pipe not
+        waited for (O_NONBLOCK), and no more is read than an id has.
         """
         wanted = self._settings.boot_id.encode()
         if not wanted:
@@ -211,10 +211,8 @@ class HostImexDaemon(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = "/etc/nvidia-imex/imex_ctrl.sock"
 
     async def need_ready(self) -> None:
-        """Raise `Retry` unless it says READY."""
-        asked = ("nvidia-imex-ctl", "-q", "-u", self.socket)
-        ended = await programs.run_program(
-            *programs.chroot_prefix(self.root), *asked, seconds=CTL_SECONDS, again=READY_RETRY_SECONDS
-        )
-        if ended.said != "READY":
-            raise Retry(f"the host's nvidia-imex says {ended.said!r}, not READY", after=READY_RETRY_SECONDS)
+        """Raise `Retry` unless nvidia-imex-ctl prints READY."""
+        command = (*programs.chroot_prefix(self.root), "nvidia-imex-ctl", "-q", "-u", self.socket)
+        result = await programs.run_program(*command, seconds=CTL_SECONDS, again=READY_RETRY_SECONDS)
+        if result.said != "READY":
+            raise Retry(f"the host's nvidia-imex says {result.said!r}, not READY", after=READY_RETRY_SECONDS)

@@ -31,14 +31,16 @@ NODE_LABEL_RETRY_SECONDS = 0.25
 
 
 class ComputeDomainLabel:
-    """At most one ComputeDomain has a node: a node holds one IMEX session."""
+    """The label that names the ComputeDomain of the node, at most one."""
 
     def __init__(self, api: KubeApi, node: str) -> None:
         self._api = api
         self._node = node
 
-    async def take(self, uid: str) -> None:
-        """Have the label say `uid`. Raises `Retry` while it names another ComputeDomain."""
+    async def acquire(self, uid: str) -> None:
+        """Have the label name `uid`. Raises `Retry` while it names another ComputeDomain."""
+        # A node holds one IMEX session. Two ComputeDomains that race for it read the same resourceVersion, so
+        # the later write gets a conflict; the attempt is repeated and then finds the label taken.
         node = await self._api.get(NODE, self._node)
         found = node["metadata"].get("labels", {}).get(COMPUTE_DOMAIN_LABEL)
         if found == uid:
@@ -50,8 +52,8 @@ class ComputeDomainLabel:
             )
         await self._write(node["metadata"]["resourceVersion"], uid)
 
-    async def leave(self, uid: str) -> None:
-        """Remove the label if it says `uid`."""
+    async def release(self, uid: str) -> None:
+        """Remove the label if it names `uid`."""
         try:
             node = await self._api.get(NODE, self._node)
         except NotFound:
@@ -60,7 +62,7 @@ class ComputeDomainLabel:
             await self._write(node["metadata"]["resourceVersion"], None)
 
     async def _write(self, resource_version: str, uid: str | None) -> None:
-        """The resourceVersion makes it a change of what was read, and of nothing newer."""
+        """The resourceVersion has the API server refuse the write if the node changed since it was read."""
         labels = {COMPUTE_DOMAIN_LABEL: uid}
         patch = {"metadata": {"resourceVersion": resource_version, "labels": labels}}
         try:
@@ -78,7 +80,7 @@ NODE_WATCH_RETRY_SECONDS = 5.0
 
 
 class NodeIsolation:
-    """What the node's label says, else `default`. `isolation` is the newest that was seen."""
+    """The isolation mode of the node's label, else `default`; `isolation` is the newest that was read."""
 
     def __init__(self, api: KubeApi, node: str, default: ImexIsolation) -> None:
         self._api = api
@@ -87,11 +89,11 @@ class NodeIsolation:
         self.isolation = default
 
     async def read(self) -> None:
-        """Look once. Raises `KubeError`."""
-        self._see(await self._api.get(NODE, self._node))
+        """Read the label once. Raises `KubeError`."""
+        self._update(await self._api.get(NODE, self._node))
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Watch the node for ever; `changed` is called when the mode becomes another one."""
+        """Watch the node until cancelled; `changed` is called when the mode changes."""
         while True:
             try:
                 await self._watch(changed)
@@ -103,20 +105,20 @@ class NodeIsolation:
         only = f"metadata.name={self._node}"
         listed = await self._api.list(NODE, fields=only)
         for node in listed.items:
-            self._tell(node, changed)
+            self._notify(node, changed)
         events = self._api.watch(NODE, resource_version=listed.resource_version, fields=only)
         async for event in events:
             if event.type in ("ADDED", "MODIFIED"):
-                self._tell(event.object, changed)
+                self._notify(event.object, changed)
 
-    def _tell(self, node: Object, changed: Callable[[], None]) -> None:
+    def _notify(self, node: Object, changed: Callable[[], None]) -> None:
         before = self.isolation
-        self._see(node)
+        self._update(node)
         if self.isolation is not before:
             log.info("imex.isolation", node=self._node, isolation=self.isolation.value)
             changed()
 
-    def _see(self, node: Object) -> None:
+    def _update(self, node: Object) -> None:
         self.isolation = isolation_of(node["metadata"].get("labels", {}), self._default)
 
 
@@ -158,39 +160,40 @@ class CliqueLabel:
                 await asyncio.sleep(pause)
         finally:
             if not self._keep:
-                await self._withdraw_in_time()
+                await self._withdraw_at_end()
 
     async def write(self) -> None:
         """Write the label once, unless somebody else does. Raises `Retry` while the clique is unknown."""
         clique = await self._fabric.clique()
         node = await self._api.get(NODE, self._node)
         others = (owner for owner in label_owners(node, GPU_CLIQUE_LABEL) if owner != CLIQUE_LABEL_MANAGER)
-        self._found(next(others, None))
+        self._note_writer(next(others, None))
+        # Two writers would undo each other: give the label up while somebody else owns it.
         if self.second_writer is not None or not clique:
-            await self._give_up(node)
+            await self._release(node)
             return
         try:
             await self._apply({GPU_CLIQUE_LABEL: clique})
         except Conflict as conflict:
-            # Somebody was faster since the read.
-            self._found(conflict.message)
+            # Another field manager has taken the label since the read.
+            self._note_writer(conflict.message)
 
     async def withdraw(self) -> None:
-        """Give up what we own of the label: it goes away if nobody else owns it."""
-        await self._give_up(await self._api.get(NODE, self._node))
+        """Give up the plugin's ownership. The API server removes a label without an owner."""
+        await self._release(await self._api.get(NODE, self._node))
 
-    async def _withdraw_in_time(self) -> None:
+    async def _withdraw_at_end(self) -> None:
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self.withdraw()
         except (KubeError, TimeoutError) as trouble:
             log.warning("imex.clique-label.left-behind", node=self._node, reason=str(trouble))
 
-    async def _give_up(self, node: Object) -> None:
+    async def _release(self, node: Object) -> None:
         if CLIQUE_LABEL_MANAGER in label_owners(node, GPU_CLIQUE_LABEL):
             await self._apply({})
 
-    def _found(self, writer: str | None) -> None:
+    def _note_writer(self, writer: str | None) -> None:
         if writer is not None and writer != self.second_writer:
             log.warning("imex.clique-label.second-writer", node=self._node, writer=writer)
         self.second_writer = writer

@@ -56,7 +56,7 @@ from rackloom.core.domains.names import ImexMode
 from rackloom.errors import Refused, Retry
 
 FABRIC_SECONDS = 600.0
-"""Between two looks at the fabric."""
+"""Between two observations of the fabric."""
 
 
 class ImexPlugin:
@@ -83,7 +83,7 @@ class ImexPlugin:
         self._daemons = ImexDaemons(api, settings)
 
     async def start(self) -> None:
-        """Learn the node's mode before anything is published or prepared. Raises `KubeError`."""
+        """Read the node's mode before anything is published or prepared. Raises `KubeError`."""
         await self._mode.read()
 
     def missing(self) -> str | None:
@@ -101,7 +101,7 @@ class ImexPlugin:
         return (imex_pool(self._now(), clique, self._fabric.fabric),)
 
     def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
-        """What is wanted, and for whom: enough to take the label back."""
+        """The device and its ComputeDomain: enough to remove the label."""
         wanted = imex_request(claim, self._now())
         return {"kind": wanted.kind.value, "domain": wanted.domain}
 
@@ -124,20 +124,18 @@ class ImexPlugin:
         if wanted.kind is ImexDeviceKind.DAEMON or self._settings.mode is ImexMode.HOST_MANAGED:
             return
         clique = await self._fabric.clique()
-        labels = (
-            domain_selector(wanted.domain)
-            if wanted.kind is ImexDeviceKind.CHANNEL
-            else clique_selector(clique)
-        )
+        isolated = wanted.kind is ImexDeviceKind.ISOLATED_CHANNEL
+        labels = clique_selector(clique) if isolated else domain_selector(wanted.domain)
         async for _ in self._daemons.changes(labels):
             yield
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
-        """Take the node label back, unless another channel of the ComputeDomain is still in use here."""
-        if entry.record.get("kind") == ImexDeviceKind.CHANNEL and not _is_used_by(
-            others, entry.record["domain"]
-        ):
-            await self._label.leave(entry.record["domain"])
+        """Remove the node label, unless another channel of the ComputeDomain is still in use here."""
+        if not _is_channel(entry):
+            return
+        domain = entry.record["domain"]
+        if not any(_is_channel(other) and other.record.get("domain") == domain for other in others):
+            await self._label.release(domain)
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """Remove the directories of ComputeDomains that are gone."""
@@ -149,25 +147,26 @@ class ImexPlugin:
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Follow the node's mode, and the fabric: it may be partitioned anew under a running node."""
-        self._fabric.when_changed(wake)
+        self._fabric.on_change(wake)
         await asyncio.gather(self._follow_driver(), self._mode.follow(wake))
 
     async def health(self) -> tuple[DeviceHealth, ...]:
         """As the GPUs' fabric is now."""
-        await self._fabric.look()
-        return tuple(one for pool in await self.pools() for one in imex_device_health(pool, self._fabric))
+        await self._fabric.observe()
+        (pool,) = await self.pools()
+        return imex_device_health(pool, self._fabric)
 
     async def _follow_driver(self) -> None:
-        """Look for a driver that is missing, and at the fabric: at once when the driver becomes another."""
+        """Check for a missing driver, and observe the fabric: at once when the driver changes."""
         loop = asyncio.get_running_loop()
-        looked_at = loop.time()
+        observed_at = loop.time()
         while True:
             await asyncio.sleep(DRIVER_SECONDS)
-            changed = self._driver is not None and await self._driver.look()
+            changed = self._driver is not None and await self._driver.refresh()
             waits = self._fabric.missing is not None or not self._settings.kernel.has_channels()
-            if changed or waits or loop.time() >= looked_at + FABRIC_SECONDS:
-                looked_at = loop.time()
-                await self._fabric.look()
+            if changed or waits or loop.time() >= observed_at + FABRIC_SECONDS:
+                observed_at = loop.time()
+                await self._fabric.observe()
 
     def _now(self) -> ImexSettings:
         """The settings with the mode that the node is in at present."""
@@ -178,7 +177,7 @@ class ImexPlugin:
         if self._settings.mode is ImexMode.HOST_MANAGED:
             await self._host_daemon.need_ready()
             return self._channels(wanted)
-        await self._label.take(wanted.domain)
+        await self._label.acquire(wanted.domain)
         clique = await self._fabric.clique()
         if not clique:
             # No NVLink beyond the node, hence no memory to share through a channel.
@@ -234,8 +233,5 @@ class ImexPlugin:
         )
 
 
-def _is_used_by(entries: Collection[CheckpointEntry], domain: str) -> bool:
-    return any(
-        entry.record.get("kind") == ImexDeviceKind.CHANNEL and entry.record.get("domain") == domain
-        for entry in entries
-    )
+def _is_channel(entry: CheckpointEntry) -> bool:
+    return entry.record.get("kind") == ImexDeviceKind.CHANNEL

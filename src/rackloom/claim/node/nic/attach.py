@@ -16,11 +16,13 @@ attachment:
 3. Move the interface, then the RDMA device in exclusive mode.
 4. Record the outcome.
 
-Taking back marks the record as returning, moves RDMA device and interface, restores the host's settings,
-and deletes the record. A failure of step 3 is undone at once, or by a later look. A cancelled caller does
+`detach` marks the record as returning, moves RDMA device and interface, restores the host's settings, and
+deletes the record. A failure of step 3 is undone at once, or later by `detach_lost`. A cancelled caller does
 not interrupt a move.
 
-Invariant: while anything of a NIC may be away from the host, its record is on disk.
+Invariant: while any part of a NIC may be away from the host, its record is on disk. A crash is therefore safe
+between any two steps. After step 1 nothing was moved, and detaching finds the NIC on the host. After step 3
+the record names the namespace from which to fetch it. While a record is returning, only detaching goes on.
 
 `fix_of` turns the kernel's error number into what an operator or tenant can do.
 """
@@ -28,20 +30,19 @@ Invariant: while anything of a NIC may be away from the host, its record is on d
 import asyncio
 import errno
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import structlog
 
-from rackloom.claim.node.checkpoint import BootScopedFiles
 from rackloom.claim.node.nic import dhcp, links, rdma
-from rackloom.claim.node.nic.dhcp import LeaseRecord, LeaseStore
+from rackloom.claim.node.nic.dhcp import BootScopedFiles, LeaseRecord, LeaseStore
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, in_namespace, namespace_id
 from rackloom.claim.node.nri.client import PodSandbox
 from rackloom.claim.node.plugin import ClaimRef
-from rackloom.core.nics.attachment import AttachedLink, Attachment, PreparedNic
+from rackloom.core.nics.attachment import AttachedLink, Attachment, LinkIdentity, LinkSettings, PreparedNic
 from rackloom.core.nics.lease import LOST_STATES
 from rackloom.errors import Refused, Retry
 
@@ -70,7 +71,7 @@ DEFAULT_FIX = "see the plugin's log on the node; kubelet tries again by itself"
 
 
 def fix_of(error: OSError) -> str:
-    """The nearest fix for what the kernel said."""
+    """The nearest fix for an error of the kernel."""
     return _FIXES.get(error.errno or 0, DEFAULT_FIX)
 
 
@@ -78,33 +79,15 @@ def fix_of(error: OSError) -> str:
 
 
 class AttachmentStore(BootScopedFiles[Attachment]):
-    """The loans of this boot. After another one there are no pods, and the kernel has made all links anew."""
+    """The attachments of this boot. A reboot ends all pods, and the kernel creates all links anew."""
 
-    def __init__(self, root: Path, boot_id: str) -> None:
-        super().__init__(root, boot_id, Attachment)
-
-    def get(self, claim: str, device: str) -> Attachment | None:
-        """The loan of one device to one claim."""
-        return self._known.get(f"{claim}-{device}")
-
-    def of_claim(self, claim: str) -> tuple[Attachment, ...]:
-        """All loans of a claim."""
-        return tuple(one for one in self._known.values() if one.claim == claim)
-
-
-# Whom to report outcomes to.
+    shape = Attachment
 
 
 AttachOutcome = AttachedLink | Refused | Retry
 """How a NIC is in the pod, or why it is not."""
-
-
-class ReportOutcome(Protocol):
-    """Is told what came of an attachment. Must not raise, and must not take time."""
-
-    def __call__(self, ref: ClaimRef, nic: PreparedNic, sandbox: PodSandbox, outcome: AttachOutcome) -> None:
-        """One NIC of a claim is in the sandbox, or is not."""
-        ...
+ReportOutcome = Callable[[ClaimRef, PreparedNic, PodSandbox, AttachOutcome], None]
+"""Reports the outcome of one attachment. Must not raise, and must not block."""
 
 
 # The attachment manager.
@@ -115,97 +98,92 @@ log = structlog.get_logger(__name__)
 
 RETURN_RETRY_SECONDS = 1.0
 MOST_ADDRESS_SECONDS = 2**32 - 2
-"""That the kernel counts for an address: one more is for ever."""
+"""The longest lifetime of an address that the kernel counts down: 2^32 - 1 means for ever."""
 
 
 class AttachmentManager:
-    """Carries out loans, one at a time: the kernel has one lock for all links anyway."""
+    """Moves NICs into pods and back, one at a time: the kernel has one lock for all links anyway."""
 
     def __init__(
-        self, loans: AttachmentStore, leases: LeaseStore, check: Callable[[PreparedNic], None]
+        self, attachments: AttachmentStore, leases: LeaseStore, check: Callable[[PreparedNic], None]
     ) -> None:
         """`check` raises `Refused` for a NIC that must stay on the host, and `OSError`."""
-        self.loans = loans
+        self.attachments = attachments
         self.leases = leases
         self._check = check
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    async def lend(self, claim: str, pod: str, nic: PreparedNic, netns: Path) -> AttachedLink:
+    async def attach(self, claim: str, pod: str, nic: PreparedNic, netns: Path) -> AttachedLink:
         """Bring a NIC into the pod's namespace, or find it there.
 
-        Raises `Refused` when the kernel will not; the NIC is then back on the host, or on its way.
+        Raises `Refused` when the kernel refuses; the NIC is then back on the host, or on its way.
         """
-        return await self._alone(lambda: self._lend(claim, pod, nic, netns))
+        return await self._run_alone(lambda: self._attach(claim, pod, nic, netns))
 
-    async def take_back(self, loan: Attachment) -> None:
+    async def detach(self, attachment: Attachment) -> None:
         """Bring a NIC back to the host, with the settings that it had. Raises `Retry`."""
-        await self._alone(lambda: self._take_back(loan))
+        await self._run_alone(lambda: self._detach(attachment))
 
-    async def take_back_lost(self) -> None:
-        """Take back what is in no living namespace any more, and what could not be taken back before."""
-        for loan in self.loans.all():
-            if loan.returning or not namespace_lives(loan):
-                await self.try_take_back(loan)
+    async def try_detach(self, attachment: Attachment) -> None:
+        """Detach, or leave it to `detach_lost`."""
+        await self._run_alone(lambda: self._undo(attachment))
 
-    async def try_take_back(self, loan: Attachment) -> None:
-        """Take back, or leave it to the next look."""
-        try:
-            await self.take_back(loan)
-        except Retry as trouble:
-            log.warning("nic.take-back-later", device=loan.nic.device, pod=loan.pod, reason=trouble.reason)
+    async def detach_lost(self) -> None:
+        """Detach what is in no living namespace any more, and what could not be detached before."""
+        for attachment in self.attachments.all():
+            if attachment.returning or not namespace_lives(attachment):
+                await self.try_detach(attachment)
 
-    async def readdress(self, record: LeaseRecord, *, held: bool) -> None:
-        """Let the interface in the pod have its address until its lease ends, or take it off.
+    async def set_address(self, record: LeaseRecord, *, held: bool) -> None:
+        """Give the interface in the pod its address until its lease ends, or remove the address.
 
         Raises `OSError`.
         """
-        await self._alone(lambda: self._readdress(record, held=held))
+        await self._run_alone(lambda: self._set_address(record, held=held))
 
-    async def end_leases(self, claim: str) -> None:
-        """Forget the leases of a claim whose NICs are back. Its servers are told, as far as that goes."""
+    async def release_leases(self, claim: str) -> None:
+        """Forget the leases of a claim whose NICs are back, and release them at their servers if possible."""
         for record in self.leases.of_claim(claim):
             self.leases.drop(record)
-            if record.lease.outlook not in LOST_STATES and not self._has_another(record):
+            mac, address = record.lease.mac, record.lease.grant.address
+            # The server may meanwhile have given the same address to the same NIC for another claim.
+            is_reused = any(
+                kept.lease.mac == mac and kept.lease.grant.address == address for kept in self.leases.all()
+            )
+            if record.lease.state not in LOST_STATES and not is_reused:
                 await asyncio.to_thread(_release_record, record)
 
-    def _has_another(self, record: LeaseRecord) -> bool:
-        """Whether the server has given the same address to the same NIC for another claim meanwhile."""
-        mac, address = record.lease.mac, record.lease.grant.address
-        return any(one.lease.mac == mac and one.lease.grant.address == address for one in self.leases.all())
+    async def _run_alone(self, work: Callable[[], T]) -> T:
+        """Run a move to its end, also when its caller is cancelled meanwhile."""
 
-    async def _alone(self, work: Callable[[], T]) -> T:
-        """A move that was begun is ended, also when nobody waits for it any more."""
-
-        async def turn() -> T:
-            async with self._turn:
+        async def locked() -> T:
+            async with self._lock:
                 return await asyncio.to_thread(work)
 
-        return await asyncio.shield(asyncio.create_task(turn()))
+        return await asyncio.shield(asyncio.create_task(locked()))
 
-    def _lend(self, claim: str, pod: str, nic: PreparedNic, netns: Path) -> AttachedLink:
-        here = namespace_id(netns)
-        if here is None:
+    def _attach(self, claim: str, pod: str, nic: PreparedNic, netns: Path) -> AttachedLink:
+        netns_id = namespace_id(netns)
+        if netns_id is None:
             raise Refused(f"pod {pod} has no network namespace at {netns}")
-        known = self.loans.get(claim, nic.device)
-        if known is not None and (known.netns_id != here or known.returning):
-            self._take_back(known)
+        known = self.attachments.get(claim, nic.device)
+        if known is not None and (known.netns_id != netns_id or known.returning):
+            # The sandbox was replaced, or an earlier detach was cut off: begin again from the host.
+            self._detach(known)
         elif known is not None and known.attached is not None:
             return known.attached
-        loan = Attachment(
+        attachment = Attachment(
             claim=claim,
             pod=pod,
             nic=nic,
             netns=str(netns),
-            netns_id=here,
-            boot_id=self.loans.boot_id,
+            netns_id=netns_id,
+            boot_id=self.attachments.boot_id,
         )
-        self.loans.put(loan)
-        self._check_free(loan)
-        self._check_lease(loan)
-        return self._attach(loan, netns)
-
-    def _attach(self, loan: Attachment, netns: Path) -> AttachedLink:
-        nic = loan.nic
+        # Before the kernel is asked for anything: whatever happens next is undone from this record.
+        self.attachments.put(attachment)
+        self._check_free(attachment)
+        self._check_lease(attachment)
         attached = AttachedLink(name="", mac=None, addresses=())
         try:
             if nic.identity is not None and nic.pod is not None:
@@ -213,98 +191,107 @@ class AttachmentManager:
             if nic.rdma is not None and nic.moves_rdma:
                 rdma.push_rdma_device(nic.rdma, netns)
         except OSError as error:
-            self._undo(loan)
-            raise Refused(
-                f"NIC {nic.device} was not attached to pod {loan.pod}: {_error_message(error)}",
-                nearest_fix=fix_of(error),
-            ) from error
-        self.loans.put(msgspec.structs.replace(loan, attached=attached))
+            self._undo(attachment)
+            raise _not_attached(attachment, error) from error
+        self.attachments.put(msgspec.structs.replace(attachment, attached=attached))
         return attached
 
-    def _check_free(self, loan: Attachment) -> None:
-        """What the node has come to need since it was prepared stays as it is: nothing of it is restored."""
+    def _check_free(self, attachment: Attachment) -> None:
+        """Check that the node has not come to need the NIC since it was prepared.
+
+        The record is dropped without detaching: the settings of the NIC may be new ones, which must stay.
+        """
         try:
-            self._check(loan.nic)
+            self._check(attachment.nic)
         except Refused:
-            self.loans.drop(loan)
+            self.attachments.drop(attachment)
             raise
         except OSError as error:
-            self.loans.drop(loan)
-            raise Refused(
-                f"NIC {loan.nic.device} was not attached to pod {loan.pod}: the node's interfaces cannot be"
-                f" read: {_error_message(error)}",
-                nearest_fix=fix_of(error),
-            ) from error
+            self.attachments.drop(attachment)
+            raise _not_attached(attachment, error, "the node's interfaces cannot be read: ") from error
 
-    def _check_lease(self, loan: Attachment) -> None:
-        """An address whose lease is lost may be another's by now."""
-        record = self.leases.get(loan.claim, loan.nic.device)
-        if record is not None and record.lease.outlook in LOST_STATES:
-            self._undo(loan)
+    def _check_lease(self, attachment: Attachment) -> None:
+        """Check that the address is still leased: otherwise another machine may use it by now."""
+        record = self.leases.get(attachment.claim, attachment.nic.device)
+        if record is not None and record.lease.state in LOST_STATES:
+            self._undo(attachment)
             raise Refused(
-                f"NIC {loan.nic.device} was not attached to pod {loan.pod}: the DHCP lease of"
-                f" {record.lease.grant.address} is {record.lease.outlook}",
+                f"NIC {attachment.nic.device} was not attached to pod {attachment.pod}: the DHCP lease of"
+                f" {record.lease.grant.address} is {record.lease.state}",
                 nearest_fix="delete the pod, so that another address is asked for",
             )
 
-    def _readdress(self, record: LeaseRecord, *, held: bool) -> None:
-        """Where the interface is in no pod (any more), there is nothing to do."""
-        loan, nic = self.loans.get(record.ref.uid, record.nic.device), record.nic
-        if loan is None or loan.attached is None or loan.returning or not namespace_lives(loan):
+    def _set_address(self, record: LeaseRecord, *, held: bool) -> None:
+        """Nothing is done where the interface is in no pod (any more)."""
+        attachment, nic = self.attachments.get(record.claim, record.nic.device), record.nic
+        if attachment is None or attachment.attached is None or attachment.returning:
             return
-        if nic.identity is None or nic.pod is None:
+        if not namespace_lives(attachment) or nic.identity is None or nic.pod is None:
             return
         address, until = record.lease.grant.address, record.lease.until if held else None
         seconds = 0 if until is None else seconds_left(until, dhcp.boot_seconds())
-        found = links.readdress_link(nic.identity, nic.pod, Path(loan.netns), address, seconds)
-        attached = msgspec.structs.replace(loan.attached, addresses=found)
-        self.loans.put(msgspec.structs.replace(loan, attached=attached, address_until=until))
+        found = links.set_link_address(nic.identity, nic.pod, Path(attachment.netns), address, seconds)
+        attached = msgspec.structs.replace(attachment.attached, addresses=found)
+        self.attachments.put(msgspec.structs.replace(attachment, attached=attached, address_until=until))
 
-    def _undo(self, loan: Attachment) -> None:
+    def _undo(self, attachment: Attachment) -> None:
+        """Detach. What fails stays marked as returning, and is tried again by `detach_lost`."""
         try:
-            self._take_back(loan)
-        except Retry as trouble:
-            log.warning("nic.take-back-later", device=loan.nic.device, pod=loan.pod, reason=trouble.reason)
+            self._detach(attachment)
+        except Retry as retry:
+            device = attachment.nic.device
+            log.warning("nic.take-back-later", device=device, pod=attachment.pod, reason=retry.reason)
 
-    def _take_back(self, loan: Attachment) -> None:
-        """RDMA first: the interface that comes up has the devices looked at again."""
-        if self.loans.get(loan.claim, loan.nic.device) is None:
+    def _detach(self, attachment: Attachment) -> None:
+        nic = attachment.nic
+        if self.attachments.get(attachment.claim, nic.device) is None:
             return
-        self.loans.put(msgspec.structs.replace(loan, returning=True))
-        netns = Path(loan.netns) if namespace_lives(loan) else None
+        self.attachments.put(msgspec.structs.replace(attachment, returning=True))
+        netns = Path(attachment.netns) if namespace_lives(attachment) else None
         try:
-            self._return(loan.nic, netns)
+            # RDMA first: the interface that comes up makes the plugin read the devices again.
+            if nic.rdma is not None and nic.moves_rdma and netns is not None:
+                rdma.pull_rdma_device(nic.rdma, netns)
+            if nic.identity is not None and nic.host is not None:
+                self._return_link(nic, nic.identity, nic.host, netns)
         except OSError as error:
             raise Retry(
-                f"NIC {loan.nic.device} is not back from pod {loan.pod}: {_error_message(error)}",
+                f"NIC {nic.device} is not back from pod {attachment.pod}: {_error_message(error)}",
                 after=RETURN_RETRY_SECONDS,
             ) from error
-        self.loans.drop(loan)
+        self.attachments.drop(attachment)
 
-    def _return(self, nic: PreparedNic, netns: Path | None) -> None:
-        if nic.rdma is not None and nic.moves_rdma and netns is not None:
-            rdma.pull_rdma_device(nic.rdma, netns)
-        if nic.identity is None or nic.host is None:
+    def _return_link(
+        self, nic: PreparedNic, identity: LinkIdentity, host: LinkSettings, netns: Path | None
+    ) -> None:
+        if links.detach_link(identity, host, netns):
             return
-        if links.detach_link(nic.identity, nic.host, netns):
-            return
-        if nic.identity.parent is not None or nic.identity.permanent_mac is not None:
-            raise FileNotFoundError(f"interface {nic.identity.name} is in a namespace that is not known")
+        # The kernel returns hardware to the host when a namespace ends; so it must be in another one.
+        if identity.parent is not None or identity.permanent_mac is not None:
+            raise FileNotFoundError(f"interface {identity.name} is in a namespace that is not known")
         log.info("nic.gone", device=nic.device, reason="a virtual interface ends with its namespace")
 
 
 def seconds_left(until: float, now: float) -> int:
-    """For the kernel, which counts whole seconds and none as never: whatever is left is one at least."""
+    """Whole seconds for the kernel, rounded up: zero would mean that the address never ends."""
     return max(0, min(math.ceil(until - now), MOST_ADDRESS_SECONDS))
 
 
-def namespace_lives(loan: Attachment) -> bool:
-    """Whether the namespace that the loan is for is still there."""
-    return namespace_id(Path(loan.netns)) == loan.netns_id
+def namespace_lives(attachment: Attachment) -> bool:
+    """Whether the namespace that the NIC was moved to is still there."""
+    return namespace_id(Path(attachment.netns)) == attachment.netns_id
+
+
+def _not_attached(attachment: Attachment, error: OSError, what: str = "") -> Refused:
+    return Refused(
+        f"NIC {attachment.nic.device} was not attached to pod {attachment.pod}:"
+        f" {what}{_error_message(error)}",
+        nearest_fix=fix_of(error),
+    )
 
 
 def _release_record(record: LeaseRecord) -> None:
-    """Without it the server keeps the address until the lease ends."""
+    """Release a lease at its server, which would otherwise keep the address until the lease ends."""
     try:
         if record.nic.identity is not None:
             link = links.link_name_in(record.nic.identity, HOST_NAMESPACE)
@@ -331,77 +318,84 @@ class ReadyClaim(msgspec.Struct, frozen=True, kw_only=True):
 class AttachmentPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to do so that every NIC is where it belongs."""
 
-    back: tuple[Attachment, ...]
-    lend: tuple[tuple[ReadyClaim, PreparedNic, PodSandbox], ...]
+    detach: tuple[Attachment, ...]
+    attach: tuple[tuple[ReadyClaim, PreparedNic, PodSandbox], ...]
 
 
 def plan_attachments(
-    prepared: Collection[ReadyClaim], loans: Collection[Attachment], living: Collection[PodSandbox]
+    prepared: Collection[ReadyClaim], attachments: Collection[Attachment], living: Collection[PodSandbox]
 ) -> AttachmentPlan:
-    """NICs of claims whose pods live belong into the pods' sandboxes, all others to the host."""
-    netns = {(one.pod, one.netns) for one in living}
-    by_pod = {one.pod: one for one in living if one.netns}
-    back = tuple(loan for loan in loans if (loan.pod, loan.netns) not in netns or loan.returning)
-    settled = {loan.key for loan in loans if loan not in back and loan.attached is not None}
-    lend = (
+    """Plan that NICs of claims whose pods live are in the pods' sandboxes, all others on the host."""
+    namespaces = {(sandbox.pod, sandbox.netns) for sandbox in living}
+    by_pod = {sandbox.pod: sandbox for sandbox in living if sandbox.netns}
+    detach = tuple(
+        attachment
+        for attachment in attachments
+        if (attachment.pod, attachment.netns) not in namespaces or attachment.returning
+    )
+    done = {kept.key for kept in attachments if kept not in detach and kept.attached is not None}
+    attach = tuple(
         (claim, nic, by_pod[claim.pod])
         for claim in prepared
         if claim.pod in by_pod
         for nic in claim.nics
-        if f"{claim.ref.uid}-{nic.device}" not in settled
+        if f"{claim.ref.uid}-{nic.device}" not in done
     )
-    return AttachmentPlan(back=back, lend=tuple(lend))
+    return AttachmentPlan(detach=detach, attach=attach)
 
 
 class NicSandboxHooks:
-    """The hooks that a container runtime calls."""
+    """The hooks that a container runtime calls.
+
+    The runtime calls `run` after it has made the namespace and before it creates a container, so a container
+    never sees its pod without its NICs. It calls `stop` while the namespace still exists, so the NICs can be
+    fetched from it. Calls come one after the other, and `synchronize` comes first on every connection.
+    """
 
     def __init__(
-        self, lender: AttachmentManager, prepared: Mapping[str, ReadyClaim], told: ReportOutcome
+        self, manager: AttachmentManager, prepared: Mapping[str, ReadyClaim], report: ReportOutcome
     ) -> None:
-        self._lender = lender
+        self._manager = manager
         self._prepared = prepared
-        self._told = told
+        self._report = report
 
     async def synchronize(self, living: tuple[PodSandbox, ...]) -> None:
-        """After a restart of the runtime or of the plugin: make up for what was missed."""
-        present = [one for one in living if one.netns and namespace_id(Path(one.netns)) is not None]
-        todo = plan_attachments(self._prepared.values(), self._lender.loans.all(), present)
-        for loan in todo.back:
-            await self._lender.try_take_back(loan)
-        for claim, nic, sandbox in todo.lend:
+        """Make up for calls that were missed while the runtime or the plugin was away."""
+        present = [
+            sandbox for sandbox in living if sandbox.netns and namespace_id(Path(sandbox.netns)) is not None
+        ]
+        plan = plan_attachments(self._prepared.values(), self._manager.attachments.all(), present)
+        for attachment in plan.detach:
+            await self._manager.try_detach(attachment)
+        for claim, nic, sandbox in plan.attach:
             try:
                 await self._attach(claim, nic, sandbox)
             except (Refused, Retry) as trouble:
                 log.warning("nic.not-attached", device=nic.device, pod=claim.pod, reason=trouble.reason)
 
     async def run(self, sandbox: PodSandbox) -> None:
-        """A sandbox has its namespace, and no container yet. Raises `Refused` or `Retry`: the pod fails."""
-        for claim in self._of(sandbox):
-            for nic in claim.nics:
-                await self._attach(claim, nic, sandbox)
+        """Attach the NICs of a new sandbox. Raises `Refused` or `Retry`: the pod fails."""
+        for claim in tuple(self._prepared.values()):
+            if claim.pod == sandbox.pod:
+                for nic in claim.nics:
+                    await self._attach(claim, nic, sandbox)
 
     async def stop(self, sandbox: PodSandbox) -> None:
-        """A sandbox is about to end; never fails."""
-        for loan in self._lender.loans.all():
-            if loan.pod == sandbox.pod and loan.netns == sandbox.netns:
-                await self._lender.try_take_back(loan)
-
-    def _of(self, sandbox: PodSandbox) -> Iterator[ReadyClaim]:
-        return (one for one in tuple(self._prepared.values()) if one.pod == sandbox.pod)
+        """Detach the NICs of a sandbox that is about to end. Never fails."""
+        for attachment in self._manager.attachments.all():
+            if attachment.pod == sandbox.pod and attachment.netns == sandbox.netns:
+                await self._manager.try_detach(attachment)
 
     async def _attach(self, claim: ReadyClaim, nic: PreparedNic, sandbox: PodSandbox) -> None:
         try:
-            attached = await self._lend(claim, nic, sandbox)
+            if not sandbox.netns:
+                raise Refused(
+                    f"pod {sandbox.namespace}/{sandbox.name} is in the host's network,"
+                    f" as NIC {nic.device} is",
+                    nearest_fix="remove hostNetwork from the pod, or the claim",
+                )
+            attached = await self._manager.attach(claim.ref.uid, claim.pod, nic, Path(sandbox.netns))
         except (Refused, Retry) as trouble:
-            self._told(claim.ref, nic, sandbox, trouble)
+            self._report(claim.ref, nic, sandbox, trouble)
             raise
-        self._told(claim.ref, nic, sandbox, attached)
-
-    async def _lend(self, claim: ReadyClaim, nic: PreparedNic, sandbox: PodSandbox) -> AttachedLink:
-        if not sandbox.netns:
-            raise Refused(
-                f"pod {sandbox.namespace}/{sandbox.name} is in the host's network, as NIC {nic.device} is",
-                nearest_fix="remove hostNetwork from the pod, or the claim",
-            )
-        return await self._lender.lend(claim.ref.uid, claim.pod, nic, Path(sandbox.netns))
+        self._report(claim.ref, nic, sandbox, attached)

@@ -19,7 +19,7 @@ the place.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,9 @@ def read_mapping_file(file: Path, shape: str) -> Mapping[str, Mapping[str, Any]]
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Refused(f"{file} is not YAML: {error}", nearest_fix="correct it; see docs/nics.md") from error
-    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+    if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
         raise Refused(f"{file} is not a mapping {shape}", nearest_fix="see docs/nics.md")
-    return {str(name): said for name, said in found.items()}
+    return {str(name): entry for name, entry in found.items()}
 
 
 # Profiles.
@@ -88,7 +88,7 @@ NO_PROFILES = Profiles()
 def read_profiles(file: Path) -> Profiles:
     """Read a file of profiles. Raises `Refused` with what is wrong."""
     found = read_mapping_file(file, "from names to NetworkConfigs")
-    return Profiles({name: _read_profile(file, name, one) for name, one in found.items()})
+    return Profiles({name: _read_profile(file, name, parameters) for name, parameters in found.items()})
 
 
 def _read_profile(file: Path, name: str, parameters: Mapping[str, Any]) -> NetworkConfig:
@@ -118,14 +118,14 @@ def _merge_configs(config: NetworkConfig, profile: NetworkConfig) -> NetworkConf
     )
 
 
-def _filled_from(wish: Any, profile: Any) -> Any:
-    """`wish` with the profile's value wherever it leaves the default."""
-    said = {
+def _filled_from(config: Any, profile: Any) -> Any:
+    """`config` with the profile's value wherever it leaves the default."""
+    defaults = {
         field.name: getattr(profile, field.name)
-        for field in msgspec.structs.fields(wish)
-        if getattr(wish, field.name) == field.default
+        for field in msgspec.structs.fields(config)
+        if getattr(config, field.name) == field.default
     }
-    return msgspec.structs.replace(wish, **said)
+    return msgspec.structs.replace(config, **defaults)
 
 
 def _join_lists(first: tuple[Any, ...], more: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -148,15 +148,15 @@ StatedAttributes = Mapping[str, Mapping[str, DeviceAttribute]]
 def read_stated_attributes(file: Path) -> StatedAttributes:
     """Read a file of attributes. Raises `Refused` with what is wrong."""
     return {
-        device: {str(name): _stated_attribute(file, str(name), value) for name, value in said.items()}
-        for device, said in read_mapping_file(file, "from devices to attributes").items()
+        device: {str(name): _stated_attribute(file, str(name), value) for name, value in attributes.items()}
+        for device, attributes in read_mapping_file(file, "from devices to attributes").items()
     }
 
 
 def with_stated_attributes(device: Device, extras: StatedAttributes) -> Device:
-    """The device with what the operator says of it; what is said of it alone wins."""
-    said = {**extras.get(EVERY_DEVICE, {}), **extras.get(device.name, {})}
-    return msgspec.structs.replace(device, attributes={**device.attributes, **said}) if said else device
+    """The device with the operator's attributes for it; those of its name win over those for all."""
+    stated = {**extras.get(EVERY_DEVICE, {}), **extras.get(device.name, {})}
+    return msgspec.structs.replace(device, attributes={**device.attributes, **stated}) if stated else device
 
 
 def _stated_attribute(file: Path, name: str, value: Any) -> DeviceAttribute:
@@ -223,11 +223,6 @@ def filter_fields(attributes: Mapping[str, DeviceAttribute]) -> dict[str, Any]:
         }
         for name, attribute in attributes.items()
     }
-
-
-def published_by_name(devices: Iterable[Device], is_published: PublishFilter) -> dict[str, Device]:
-    """Those that are published, by name."""
-    return {device.name: device for device in devices if is_published(device)}
 
 
 _FILTER_EXAMPLE = f"write a condition, such as {FILTER_VARIABLE}['dra.net/type'].StringValue != 'veth'"

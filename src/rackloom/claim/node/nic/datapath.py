@@ -76,7 +76,7 @@ def set_features(name: str, wanted: Mapping[str, bool]) -> None:
     numbers = {feature: number for number, feature in enumerate(_strings(name, _FEATURE_STRINGS))}
     has = read_features(name)
     asked = kernel_feature_names(wanted, has)
-    lacking = [one for one in asked if one not in has]
+    lacking = [feature for feature in asked if feature not in has]
     if lacking:
         raise OSError(f"setting features of {name}: it cannot switch {', '.join(sorted(lacking))}")
     blocks = (len(numbers) + 31) // 32
@@ -134,7 +134,7 @@ def _strings(name: str, kind: int) -> list[str]:
         _ethtool_ioctl(name, data)
     raw = data.tobytes()[12:]
     names = [raw[at : at + _STRING_BYTES] for at in range(0, many * _STRING_BYTES, _STRING_BYTES)]
-    return [one.partition(b"\0")[0].decode(errors="replace") for one in names]
+    return [raw_name.partition(b"\0")[0].decode(errors="replace") for raw_name in names]
 
 
 def _ethtool_ioctl(name: str, data: "array.array[int]") -> int:
@@ -194,9 +194,9 @@ def _filters(rtnetlink: Rtnetlink, index: int) -> Iterator[str]:
             if error.errno not in _NOTHING_THERE:
                 raise
             continue
-        for one in found:
-            options = one.get_attr("TCA_OPTIONS")
-            if one.get_attr("TCA_KIND") == "bpf" and options is not None:
+        for message in found:
+            options = message.get_attr("TCA_OPTIONS")
+            if message.get_attr("TCA_KIND") == "bpf" and options is not None:
                 yield options.get_attr("TCA_BPF_NAME") or "bpf"
 
 

@@ -1,4 +1,22 @@
-"""The DHCP client (RFC 2131) on the wire, and the store of leases.
+"""What a plugin remembers across a crash, a restart and a reboot: durable files and the checkpoint.
+
+Every file is replaced atomically: written to a `.partial` file, fsynced, renamed, and the directory is
+fsynced. So after a crash or a power loss a file is there whole or not at all. A change is on the disk
+before the copy in memory has it.
+
+The checkpoint holds one entry for each claim UID. Its format is `{"format": "rackloom-checkpoint",
+"version": 1, "checksum": ..., "content": {...}}`. The checksum is the SHA-256 of the content's bytes as
+they stand in the file, so fields that a newer plugin added are covered and may be ignored. A damaged file
+is refused, never guessed: without it the plugin cannot tell which claims it has prepared.
+
+A reboot loses everything that was prepared on the node, but not what was done for it elsewhere, such as a
+node label. So entries of another boot id count as started only: they are prepared anew or undone, and
+never forgotten.
+
+`BootScopedFiles` stores values that mean nothing after a reboot, one JSON file each (NIC attachments and
+DHCP leases). Files of another boot are deleted when the directory is read.
+
+The DHCP client (RFC 2131) on the wire, and the store of leases.
 
 `request_lease` asks for an address by DISCOVER, OFFER, REQUEST, ACK; `renew_lease` asks once for one that
 was given; `release_lease` gives it back. When to do so is decided by `core.nics.lease`. Everything runs
@@ -22,7 +40,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from pyroute2.dhcp import messages  # type: ignore[import-untyped]
@@ -30,7 +48,7 @@ from pyroute2.dhcp.dhcp4socket import AsyncDHCP4Socket  # type: ignore[import-un
 from pyroute2.dhcp.enums.dhcp import MessageType, Option  # type: ignore[import-untyped]
 from pyroute2.dhcp.fsm import State  # type: ignore[import-untyped]
 
-from rackloom.claim.node.checkpoint import BootScopedFiles
+from rackloom.claim.node.cdi import PARTIAL, remove_durably, write_durably
 from rackloom.claim.node.plugin import ClaimRef
 from rackloom.core.domains.network_config import RouteConfig
 from rackloom.core.nics.attachment import NicValue, PreparedNic
@@ -45,6 +63,72 @@ from rackloom.core.nics.lease import (
     restored_lease,
 )
 from rackloom.errors import Refused, Retry
+
+# A directory of values that are valid for one boot.
+
+
+class BootScoped(Protocol):
+    """A value about one device of one claim that means nothing after a reboot."""
+
+    @property
+    def key(self) -> str:
+        """`<claim UID>-<device>`, the name of its file."""
+
+    @property
+    def claim(self) -> str:
+        """UID of the claim."""
+
+    @property
+    def boot_id(self) -> str:
+        """The boot of the node in which it is valid."""
+
+
+T = TypeVar("T", bound=BootScoped)
+
+
+class BootScopedFiles(Generic[T]):
+    """All values of the type `shape` below one directory, as JSON. The file is written before the memory."""
+
+    shape: type[T]
+
+    def __init__(self, root: Path, boot_id: str) -> None:
+        root.mkdir(parents=True, exist_ok=True, mode=0o750)
+        self._root = root
+        self.boot_id = boot_id
+        self._known = {value.key: value for value in self._read()}
+
+    def get(self, claim: str, device: str) -> T | None:
+        """The value of one device of a claim."""
+        return self._known.get(f"{claim}-{device}")
+
+    def of_claim(self, claim: str) -> tuple[T, ...]:
+        """All values of a claim."""
+        return tuple(value for value in self._known.values() if value.claim == claim)
+
+    def all(self) -> tuple[T, ...]:
+        """All values."""
+        return tuple(self._known.values())
+
+    def put(self, value: T) -> None:
+        """Add or replace a value."""
+        write_durably(self._root / f"{value.key}.json", msgspec.json.encode(value))
+        self._known[value.key] = value
+
+    def drop(self, value: T) -> None:
+        """Delete a value."""
+        remove_durably(self._root / f"{value.key}.json")
+        self._known.pop(value.key, None)
+
+    def _read(self) -> Iterator[T]:
+        for partial in self._root.glob(f".*{PARTIAL}"):
+            remove_durably(partial)
+        for file in sorted(self._root.glob("*.json")):
+            value = msgspec.json.decode(file.read_bytes(), type=self.shape)
+            if value.boot_id == self.boot_id:
+                yield value
+            else:
+                remove_durably(file)
+
 
 # The client.
 
@@ -74,14 +158,11 @@ _ETHERNET = 1
 _UNREADABLE = (ValueError, LookupError, AssertionError)
 """What the library raises for a frame that it cannot read."""
 logging.getLogger("pyroute2.dhcp").setLevel(logging.CRITICAL)
-"""The library tells of every frame that it cannot read, and anybody may send those."""
+"""The library logs every frame that it cannot read, and anybody on the network may send those."""
 
 
 class LeasedAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server gave: one address, and the routes of option 121.
-
-    A router (option 3) is not taken: it would be a default route, which belongs to the pod's first interface.
-    """
+    """What a server gave: one address, and the routes of option 121, but not a router (option 3)."""
 
     lease: DhcpLease
     routes: tuple[RouteConfig, ...] = ()
@@ -98,13 +179,14 @@ def request_lease(link: str, seconds: float = DHCP_SECONDS) -> LeasedAddress:
     Raises `Retry` where nobody answers in time or the link cannot be used now, and `Refused` for an answer
     that makes no sense or a lease that is too short.
     """
+    # A lease counts from the request and not from the answer: the server's clock may have started then.
     asked_at = boot_seconds()
     try:
-        mac, told = asyncio.run(_exchange_request(link, seconds))
-        grant = _long_enough(read_grant(told), link)
+        mac, answer = asyncio.run(_exchange_request(link, seconds))
+        grant = _long_enough(read_grant(answer), link)
         return LeasedAddress(
             lease=new_lease(grant, mac, asked_at),
-            routes=classless_routes(told.dhcp["options"].get("classless_static_route", ())),
+            routes=classless_routes(answer.dhcp["options"].get("classless_static_route", ())),
         )
     except TimeoutError as error:
         raise Retry(f"no DHCP server answered on {link} within {seconds:g} s", after=seconds) from error
@@ -130,7 +212,7 @@ def _long_enough(grant: DhcpGrant, link: str) -> DhcpGrant:
 def renew_lease(
     link: str, lease: DhcpLease, way: LeaseAction, seconds: float = DHCP_SECONDS
 ) -> DhcpGrant | RequestFailure:
-    """What comes of one request for an address that was given before. Raises `OSError`."""
+    """The outcome of one request for an address that was given before. Raises `OSError`."""
     try:
         return asyncio.run(_exchange_renewal(link, lease, way, seconds))
     except (TimeoutError, KeyError, ValueError):
@@ -138,7 +220,7 @@ def renew_lease(
 
 
 def release_lease(link: str, lease: DhcpLease) -> None:
-    """Tell the server that the address is not used any more. Nobody answers that. Raises `OSError`."""
+    """Release the address at its server. DHCPRELEASE has no answer. Raises `OSError`."""
     asyncio.run(_send_release(link, lease))
 
 
@@ -155,10 +237,7 @@ async def _exchange_request(link: str, seconds: float) -> tuple[str, Any]:
 async def _exchange_renewal(
     link: str, lease: DhcpLease, way: LeaseAction, seconds: float
 ) -> DhcpGrant | RequestFailure:
-    """Once: when it is repeated is the lease's business.
-
-    A no is for good, so only the server that gave the lease can say it. Any may prolong it by a broadcast.
-    """
+    """One request. `core.nics.lease` decides when to repeat it."""
     request = messages.request_for_lease(_REQUESTED_OPTIONS, _library_lease(lease), _STATES[way])
     if way is LeaseAction.REBIND:
         request.ip_src = _ip(lease)
@@ -166,9 +245,10 @@ async def _exchange_renewal(
     async with asyncio.timeout(seconds), AsyncDHCP4Socket(link) as server:
         await server.put(_with_client_id(lease.mac, request, number))
         own = lease.grant.server
+        # A NAK is final, so only the server that gave the lease may send it; by broadcast any may prolong it.
         wanted = {MessageType.ACK: own if way is LeaseAction.RENEW else None, MessageType.NAK: own}
-        told = await _received(server, number, wanted)
-    return RequestFailure.NO if told.message_type == MessageType.NAK else read_grant(told)
+        answer = await _received(server, number, wanted)
+    return RequestFailure.NO if answer.message_type == MessageType.NAK else read_grant(answer)
 
 
 async def _send_release(link: str, lease: DhcpLease) -> None:
@@ -187,7 +267,7 @@ def _ip(lease: DhcpLease) -> str:
 
 
 def _with_client_id(mac: str, request: Any, number: int) -> Any:
-    """As the client that `mac` is to the server, whatever the interface has now."""
+    """Identify the client by `mac`, which the server knows, whatever address the interface has now."""
     request.dhcp["xid"] = number
     request.dhcp["chaddr"] = mac
     request.dhcp["options"]["client_id"] = {"type": _ETHERNET, "key": mac}
@@ -206,21 +286,21 @@ async def _answer(server: Any, request: Any, wanted: _ExpectedAnswers) -> Any:
 
 
 async def _received(server: Any, number: int, wanted: _ExpectedAnswers) -> Any:
-    """The first answer to the exchange `number` that is wanted. Others are waited past."""
+    """The first wanted answer to the exchange `number`. Others are dropped: anybody may send them."""
     while True:
         with suppress(*_UNREADABLE):
-            told = await server.get()
-            options = told.dhcp["options"]
+            answer = await server.get()
+            options = answer.dhcp["options"]
             kind, by = options.get("message_type"), options.get("server_id")
-            if told.dhcp["xid"] == number and kind in wanted and wanted[kind] in (None, by):
-                return told
+            if answer.dhcp["xid"] == number and kind in wanted and wanted[kind] in (None, by):
+                return answer
 
 
 # Leases on disk.
 
 
 class LeaseRecord(NicValue, frozen=True, kw_only=True):
-    """The lease of one NIC, and all that is needed to prolong it and to tell of it."""
+    """The lease of one NIC, and all that is needed to prolong and to report it."""
 
     ref: ClaimRef
     pod: str
@@ -231,25 +311,21 @@ class LeaseRecord(NicValue, frozen=True, kw_only=True):
     boot_id: str
 
     @property
+    def claim(self) -> str:
+        """UID of the claim."""
+        return self.ref.uid
+
+    @property
     def key(self) -> str:
         """Name of its file."""
-        return f"{self.ref.uid}-{self.nic.device}"
+        return f"{self.claim}-{self.nic.device}"
 
 
 class LeaseStore(BootScopedFiles[LeaseRecord]):
-    """The leases of this boot. After another one every claim is prepared anew, and asks anew."""
+    """The leases of this boot. After a reboot every claim is prepared anew, and asks for a new lease."""
 
-    def __init__(self, root: Path, boot_id: str) -> None:
-        super().__init__(root, boot_id, LeaseRecord)
+    shape = LeaseRecord
 
     def _read(self) -> Iterator[LeaseRecord]:
         for record in super()._read():
             yield msgspec.structs.replace(record, lease=restored_lease(record.lease))
-
-    def get(self, claim: str, device: str) -> LeaseRecord | None:
-        """That of one device of one claim."""
-        return self._known.get(f"{claim}-{device}")
-
-    def of_claim(self, claim: str) -> tuple[LeaseRecord, ...]:
-        """All of a claim."""
-        return tuple(one for one in self._known.values() if one.ref.uid == claim)

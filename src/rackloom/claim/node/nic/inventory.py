@@ -70,16 +70,16 @@ def read_pci_names(sysroot: Sysroot) -> PciNames:
     return PciNames()
 
 
-# One look at the host.
+# Scanning the host.
 
 
 NETWORK_SECONDS = 600.0
-"""How long what the API server said counts: a node's addresses change with its network, which is rare."""
+"""How long the API server's answer is used: a node's addresses change rarely."""
 NETWORK_RETRY_SECONDS = 5.0
 
 
 class HostScanner:
-    """Looks at one host."""
+    """Reads the NICs and networks of one host."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class HostScanner:
     ) -> None:
         self.sysroot = Sysroot(sysroot)
         self.cluster = NO_CLUSTER_NETWORK
-        """What is known of the node's network besides what the host shows; whoever learns more sets it."""
+        """What Kubernetes says about the node's network. The plugin sets it before each scan."""
         self._left_out = left_out
         self._is_own = sysroot == Path("/")
         self._vendor: VendorTopology | None = None
@@ -102,7 +102,7 @@ class HostScanner:
             self._declared = read_declaration(read_named_file(declared), str(declared))
 
     def __call__(self) -> NicSnapshot:
-        """Look now. Raises `OSError` when the kernel is silent, `Retry` when the GPU driver is."""
+        """Scan now. Raises `OSError` of the kernel, and `Retry` when the GPU driver does not answer."""
         network = in_namespace(HOST_NAMESPACE, _read_network)
         host = network.added_to(read_host(self.sysroot))
         nvml = (read_nvml() or ()) if self._is_own else ()
@@ -134,7 +134,7 @@ class HostScanner:
 
 
 class NodeNetwork:
-    """What Kubernetes says of the node's network, asked for anew every ten minutes."""
+    """What Kubernetes says about the node's network, read again every ten minutes."""
 
     def __init__(self, api: KubeApi, node: str, clock: Callable[[], float]) -> None:
         self._api = api
@@ -144,7 +144,7 @@ class NodeNetwork:
         self._asked_at = 0.0
 
     async def __call__(self) -> ClusterNetwork:
-        """As it is, or was when it could be read last. Raises `Retry` where it never could."""
+        """The network, or as it was last read. Raises `Retry` where it could never be read."""
         if self._known is None or self._clock() - self._asked_at > NETWORK_SECONDS:
             try:
                 self._known = await self._read()
@@ -168,7 +168,7 @@ class NodeNetwork:
         )
 
     async def _api_servers(self) -> tuple[str, ...]:
-        """Its own addresses: that of its Service is nowhere, and says nothing of the way."""
+        """The servers' own addresses: the Service's is on no host, so no route to it shows an interface."""
         try:
             known: Object = await self._api.get(ENDPOINT_SLICE, "kubernetes", "default")
         except (NotFound, Rejected) as error:
@@ -180,7 +180,7 @@ class NodeNetwork:
 
 
 class _NetlinkSnapshot(msgspec.Struct, frozen=True):
-    """What netlink says of a namespace."""
+    """What netlink reports of a namespace."""
 
     links: tuple[NetworkLink, ...]
     addresses: Mapping[int, Sequence[tuple[str, bool]]]
@@ -188,11 +188,14 @@ class _NetlinkSnapshot(msgspec.Struct, frozen=True):
     routes: tuple[NetRoute, ...]
 
     def added_to(self, host: HostReading) -> HostReading:
-        """The host with what netlink knows better."""
+        """The host, with what netlink reports more exactly than sysfs."""
         files = {netdev.name: netdev for netdev in host.netdevs}
         names = {link.index: link.name for link in self.links}
-        told = {link.name: self._netdev(link, files.get(link.name), names) for link in self.links}
-        netdevs = (*told.values(), *(netdev for netdev in host.netdevs if netdev.name not in told))
+        from_netlink = {link.name: self._netdev(link, files.get(link.name), names) for link in self.links}
+        netdevs = (
+            *from_netlink.values(),
+            *(netdev for netdev in host.netdevs if netdev.name not in from_netlink),
+        )
         return dataclasses.replace(host, netdevs=netdevs, routes=(*self.routes, *host.routes))
 
     def _netdev(self, link: NetworkLink, file: NetDevice | None, names: Mapping[int, str]) -> NetDevice:
@@ -224,7 +227,7 @@ def _read_network() -> _NetlinkSnapshot:
 
 
 def _with_programs(network: _NetlinkSnapshot, excluded: Mapping[str, Exclusion]) -> tuple[HostLink, ...]:
-    """Programs are asked for link by link: a node has hundreds that are not for lending."""
+    """The links with their eBPF programs, read link by link: a node has hundreds of excluded links."""
     with Rtnetlink() as rtnetlink:
         return tuple(
             HostLink(
@@ -240,8 +243,8 @@ def _with_programs(network: _NetlinkSnapshot, excluded: Mapping[str, Exclusion])
 
 def _subsystems(sysroot: Sysroot, host: HostReading) -> dict[str, str]:
     found = {
-        one.address: sysroot.number(f"/sys/bus/pci/devices/{one.address}/subsystem_device")
-        for one in host.pci
+        function.address: sysroot.number(f"/sys/bus/pci/devices/{function.address}/subsystem_device")
+        for function in host.pci
     }
     return {address: f"{number:04x}" for address, number in found.items() if number is not None}
 
@@ -282,7 +285,7 @@ def _health_by_state(states: set[str], *, good: str, what: str) -> tuple[Health,
 
 
 _LINKS = 1
-"""RTMGRP_LINK: the kernel tells of every link that comes, goes or changes."""
+"""RTMGRP_LINK: the kernel reports every link that comes, goes or changes."""
 
 
 async def link_changes(*, settle: float, at_least_every: float) -> AsyncIterator[None]:
@@ -306,7 +309,7 @@ async def link_changes(*, settle: float, at_least_every: float) -> AsyncIterator
 
 
 def _drain(handle: socket.socket, changed: asyncio.Event) -> None:
-    """What is told does not matter; a lost message (ENOBUFS) is a change too."""
+    """Drop the messages: that there are any is enough. A lost one (ENOBUFS) is a change too."""
     changed.set()
     with suppress(OSError):
         while handle.recv(1 << 16):

@@ -20,7 +20,6 @@ All functions block. `OSError` is the kernel's.
 
 import errno
 import ipaddress
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +30,13 @@ import msgspec
 
 from rackloom.claim.node.nic import datapath, netlink
 from rackloom.claim.node.nic.datapath import detach_tcx
-from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, NetlinkRequest, Rtnetlink, in_namespace
+from rackloom.claim.node.nic.netlink import (
+    HOST_NAMESPACE,
+    NetlinkRequest,
+    Rtnetlink,
+    in_namespace,
+    open_namespace,
+)
 from rackloom.core.domains.network_config import (
     LINK_SCOPE,
     UNIVERSE_SCOPE,
@@ -81,7 +86,7 @@ Through either, the kernel shows the settings of the network namespace of the th
 def read_links(rtnetlink: Rtnetlink) -> tuple[NetworkLink, ...]:
     """All links of the namespace."""
     found = rtnetlink.dump(NetlinkRequest("reading links", "link", netlink.GETLINK))
-    return tuple(_link(one) for one in found)
+    return tuple(_link(message) for message in found)
 
 
 def read_settings(rtnetlink: Rtnetlink, link: NetworkLink, *, features: bool = False) -> LinkSettings:
@@ -127,24 +132,24 @@ def read_addresses(rtnetlink: Rtnetlink, index: int, *, also_expiring: bool = Fa
 
 def read_all_addresses(rtnetlink: Rtnetlink) -> Iterator[tuple[int, str, bool]]:
     """Addresses of universe scope: index of the link, CIDR, and whether the kernel lets it stay."""
-    for one in rtnetlink.dump(NetlinkRequest("reading addresses", "address", netlink.GETADDR)):
-        if one["scope"] == UNIVERSE_SCOPE:
-            address = one.get_attr("IFA_LOCAL") or one.get_attr("IFA_ADDRESS")
-            lasting = bool((one.get_attr("IFA_FLAGS") or one["flags"]) & _PERMANENT)
-            yield one["index"], f"{address}/{one['prefixlen']}", lasting
+    for message in rtnetlink.dump(NetlinkRequest("reading addresses", "address", netlink.GETADDR)):
+        if message["scope"] == UNIVERSE_SCOPE:
+            address = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
+            lasting = bool((message.get_attr("IFA_FLAGS") or message["flags"]) & _PERMANENT)
+            yield message["index"], f"{address}/{message['prefixlen']}", lasting
 
 
 def read_main_routes(rtnetlink: Rtnetlink, names: Mapping[int, str]) -> Iterator[NetRoute]:
     """The main tables of both families, with the links by their `names`."""
-    for one in rtnetlink.dump(NetlinkRequest("reading routes", "route", netlink.GETROUTE)):
-        if (one.get_attr("RTA_TABLE") or one["table"]) != _MAIN or one["type"] != _UNICAST:
+    for route in rtnetlink.dump(NetlinkRequest("reading routes", "route", netlink.GETROUTE)):
+        if (route.get_attr("RTA_TABLE") or route["table"]) != _MAIN or route["type"] != _UNICAST:
             continue
-        hops = one.get_attr("RTA_MULTIPATH") or ()
-        indices = [hop["oif"] for hop in hops] or [one.get_attr("RTA_OIF")]
+        hops = route.get_attr("RTA_MULTIPATH") or ()
+        indices = [hop["oif"] for hop in hops] or [route.get_attr("RTA_OIF")]
         yield NetRoute(
-            f"{one.get_attr('RTA_DST') or _anywhere(one)}/{one['dst_len']}",
+            f"{route.get_attr('RTA_DST') or _anywhere(route)}/{route['dst_len']}",
             tuple(names[index] for index in indices if index in names),
-            one.get_attr("RTA_PRIORITY") or 0,
+            route.get_attr("RTA_PRIORITY") or 0,
         )
 
 
@@ -152,53 +157,53 @@ def read_autoconfigured(rtnetlink: Rtnetlink, index: int) -> tuple[str, ...]:
     """IPv6 addresses of universe scope that may be used now, as CIDRs, whether they last or not."""
     found = rtnetlink.dump(NetlinkRequest("reading addresses", "address", netlink.GETADDR))
     return tuple(
-        f"{one.get_attr('IFA_ADDRESS')}/{one['prefixlen']}"
-        for one in found
-        if (one["index"], one["family"], one["scope"]) == (index, netlink.INET6, UNIVERSE_SCOPE)
-        and not (one.get_attr("IFA_FLAGS") or one["flags"]) & (_TENTATIVE | _DUPLICATE)
+        f"{address.get_attr('IFA_ADDRESS')}/{address['prefixlen']}"
+        for address in found
+        if (address["index"], address["family"], address["scope"]) == (index, netlink.INET6, UNIVERSE_SCOPE)
+        and not (address.get_attr("IFA_FLAGS") or address["flags"]) & (_TENTATIVE | _DUPLICATE)
     )
 
 
 def _routes(rtnetlink: Rtnetlink, index: int) -> Iterator[RouteConfig]:
-    """Those of the claim's kind. What the kernel makes with an address comes again with it."""
-    for one in rtnetlink.dump(NetlinkRequest("reading routes", "route", netlink.GETROUTE)):
-        table = one.get_attr("RTA_TABLE") or one["table"]
-        if one.get_attr("RTA_OIF") != index or table == _LOCAL or one["proto"] == _KERNEL:
+    """Routes that a claim could ask for. The kernel itself adds others again with the address."""
+    for route in rtnetlink.dump(NetlinkRequest("reading routes", "route", netlink.GETROUTE)):
+        table = route.get_attr("RTA_TABLE") or route["table"]
+        if route.get_attr("RTA_OIF") != index or table == _LOCAL or route["proto"] == _KERNEL:
             continue
         if (
-            one["scope"] in (UNIVERSE_SCOPE, LINK_SCOPE)
-            and one["type"] == _UNICAST
-            and not _is_link_local(one)
+            route["scope"] in (UNIVERSE_SCOPE, LINK_SCOPE)
+            and route["type"] == _UNICAST
+            and not _is_link_local(route)
         ):
             yield RouteConfig(
-                destination=f"{one.get_attr('RTA_DST') or _anywhere(one)}/{one['dst_len']}",
-                gateway=one.get_attr("RTA_GATEWAY"),
-                source=one.get_attr("RTA_PREFSRC"),
-                scope=LINK_SCOPE if one.get_attr("RTA_GATEWAY") is None else one["scope"],
+                destination=f"{route.get_attr('RTA_DST') or _anywhere(route)}/{route['dst_len']}",
+                gateway=route.get_attr("RTA_GATEWAY"),
+                source=route.get_attr("RTA_PREFSRC"),
+                scope=LINK_SCOPE if route.get_attr("RTA_GATEWAY") is None else route["scope"],
                 table=0 if table == _MAIN else table,
             )
 
 
-def _anywhere(one: Any) -> str:
-    return str(ipaddress.IPv4Address(0) if one["family"] == socket.AF_INET else ipaddress.IPv6Address(0))
+def _anywhere(route: Any) -> str:
+    return str(ipaddress.IPv4Address(0) if route["family"] == socket.AF_INET else ipaddress.IPv6Address(0))
 
 
-def _is_link_local(one: Any) -> bool:
-    destination = one.get_attr("RTA_DST")
+def _is_link_local(route: Any) -> bool:
+    destination = route.get_attr("RTA_DST")
     return destination is not None and ipaddress.ip_address(destination).is_link_local
 
 
 def _rules(rtnetlink: Rtnetlink, tables: set[int]) -> Iterator[RuleConfig]:
     if not tables:
         return
-    for one in rtnetlink.dump(NetlinkRequest("reading rules", "rule", netlink.GETRULE)):
-        table = one.get_attr("FRA_TABLE") or one["table"]
+    for rule in rtnetlink.dump(NetlinkRequest("reading rules", "rule", netlink.GETRULE)):
+        table = rule.get_attr("FRA_TABLE") or rule["table"]
         if table in tables:
             yield RuleConfig(
                 table=table,
-                priority=one.get_attr("FRA_PRIORITY") or 0,
-                source=_prefix(one.get_attr("FRA_SRC"), one["src_len"]),
-                destination=_prefix(one.get_attr("FRA_DST"), one["dst_len"]),
+                priority=rule.get_attr("FRA_PRIORITY") or 0,
+                source=_prefix(rule.get_attr("FRA_SRC"), rule["src_len"]),
+                destination=_prefix(rule.get_attr("FRA_DST"), rule["dst_len"]),
             )
 
 
@@ -207,47 +212,47 @@ def _prefix(address: str | None, length: int) -> str | None:
 
 
 def _neighbors(rtnetlink: Rtnetlink, index: int) -> Iterator[NeighborConfig]:
-    """Permanent ones: the others are learnt again."""
-    for one in rtnetlink.dump(NetlinkRequest("reading neighbours", "neighbor", netlink.GETNEIGH)):
-        destination, mac = one.get_attr("NDA_DST"), one.get_attr("NDA_LLADDR")
-        if one["ifindex"] == index and one["state"] & _PERMANENT and destination and mac:
+    """Permanent neighbours. The kernel discovers the others again."""
+    for neighbor in rtnetlink.dump(NetlinkRequest("reading neighbours", "neighbor", netlink.GETNEIGH)):
+        destination, mac = neighbor.get_attr("NDA_DST"), neighbor.get_attr("NDA_LLADDR")
+        if neighbor["ifindex"] == index and neighbor["state"] & _PERMANENT and destination and mac:
             yield NeighborConfig(destination=destination, hardware_addr=mac)
 
 
-def _link(one: Any) -> NetworkLink:
-    info = one.get_attr("IFLA_LINKINFO")
+def _link(message: Any) -> NetworkLink:
+    info = message.get_attr("IFLA_LINKINFO")
     kind = (info.get_attr("IFLA_INFO_KIND") if info is not None else None) or ""
-    permanent = _mac(one.get_attr("IFLA_PERM_ADDRESS"))
+    permanent = _mac(message.get_attr("IFLA_PERM_ADDRESS"))
     return NetworkLink(
-        index=one["index"],
-        name=one.get_attr("IFLA_IFNAME"),
+        index=message["index"],
+        name=message.get_attr("IFLA_IFNAME"),
         kind=kind,
-        mac=_mac(one.get_attr("IFLA_ADDRESS")),
+        mac=_mac(message.get_attr("IFLA_ADDRESS")),
         permanent_mac=permanent,
-        mtu=one.get_attr("IFLA_MTU") or 0,
-        up=bool(one["flags"] & _UP),
-        state=(one.get_attr("IFLA_OPERSTATE") or "UNKNOWN").lower(),
-        encapsulation=_ENCAPSULATIONS.get(one["ifi_type"], str(one["ifi_type"])),
-        alias=one.get_attr("IFLA_IFALIAS"),
-        master=one.get_attr("IFLA_MASTER"),
-        lower=_lower(one, kind),
-        parent=_pci(one),
-        bus=one.get_attr("IFLA_PARENT_DEV_BUS_NAME"),
-        loopback=bool(one["flags"] & _LOOPBACK),
-        sizes=SegmentationSizes(**{name: one.get_attr(f"IFLA_{name.upper()}") for name in SIZE_NAMES}),
+        mtu=message.get_attr("IFLA_MTU") or 0,
+        up=bool(message["flags"] & _UP),
+        state=(message.get_attr("IFLA_OPERSTATE") or "UNKNOWN").lower(),
+        encapsulation=_ENCAPSULATIONS.get(message["ifi_type"], str(message["ifi_type"])),
+        alias=message.get_attr("IFLA_IFALIAS"),
+        master=message.get_attr("IFLA_MASTER"),
+        lower=_lower(message, kind),
+        parent=_pci(message),
+        bus=message.get_attr("IFLA_PARENT_DEV_BUS_NAME"),
+        loopback=bool(message["flags"] & _LOOPBACK),
+        sizes=SegmentationSizes(**{name: message.get_attr(f"IFLA_{name.upper()}") for name in SIZE_NAMES}),
     )
 
 
-def _lower(one: Any, kind: str) -> int | None:
-    """IFLA_LINK is also the other end of a pair, and may be of another namespace, with an index of there."""
-    if kind in POD_INTERFACE_KINDS or one.get_attr("IFLA_LINK_NETNSID") is not None:
+def _lower(message: Any, kind: str) -> int | None:
+    """IFLA_LINK also names the peer of a pair, and may be an index of another namespace."""
+    if kind in POD_INTERFACE_KINDS or message.get_attr("IFLA_LINK_NETNSID") is not None:
         return None
-    return one.get_attr("IFLA_LINK") or None
+    return message.get_attr("IFLA_LINK") or None
 
 
-def _pci(one: Any) -> str | None:
-    parent = one.get_attr("IFLA_PARENT_DEV_NAME")
-    return parent if one.get_attr("IFLA_PARENT_DEV_BUS_NAME") == "pci" else None
+def _pci(message: Any) -> str | None:
+    parent = message.get_attr("IFLA_PARENT_DEV_NAME")
+    return parent if message.get_attr("IFLA_PARENT_DEV_BUS_NAME") == "pci" else None
 
 
 def _mac(value: str | None) -> str | None:
@@ -268,30 +273,30 @@ _IF_THERE = frozenset({"ipv6/forwarding"})
 
 
 def attach_link(identity: LinkIdentity, wanted: LinkSettings, netns: Path) -> AttachedLink:
-    """Bring the link into `netns` and make it as `wanted`. Raises `OSError`; `undo` with `detach`."""
+    """Bring the link into `netns` and configure it as `wanted`. Raises `OSError`; `detach_link` undoes it."""
+    # An earlier attempt may have moved it and been cut off: then it is configured from there.
     if not in_namespace(netns, lambda: _is_in_namespace(identity)):
-        _move_to_pod(identity, netns)
+        with open_namespace(netns) as handle:
+            if not _move_if_here(identity, handle, identity.names[-1]):
+                raise FileNotFoundError(f"interface {identity.name} is neither on the host nor in the pod")
     return in_namespace(netns, lambda: _configure_in_pod(identity, wanted))
 
 
 def detach_link(identity: LinkIdentity, host: LinkSettings, netns: Path | None) -> bool:
-    """Bring the link back to the host, if it is in `netns` or there already, and make it as it was.
+    """Bring the link back to the host, if it is in `netns` or there already, and restore its settings.
 
-    False when it is nowhere to be found: a virtual link dies with the namespace that it is in.
+    False when it is not found anywhere: a virtual link dies with the namespace that it is in.
     """
     if netns is not None:
-        own = os.open(HOST_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            in_namespace(netns, lambda: _move_to_host(identity, host, own))
-        finally:
-            os.close(own)
+        with open_namespace(HOST_NAMESPACE) as handle:
+            in_namespace(netns, lambda: _move_if_here(identity, handle, host.name))
     return in_namespace(HOST_NAMESPACE, lambda: _restore_on_host(identity, host))
 
 
-def readdress_link(
+def set_link_address(
     identity: LinkIdentity, wanted: LinkSettings, netns: Path, address: str, seconds: int
 ) -> tuple[str, ...]:
-    """Let the link in `netns` have `address` for `seconds`, with what hangs on it; 0 takes it off.
+    """Give the link in `netns` an address for `seconds`, with the routes that depend on it; 0 removes it.
 
     Returns the addresses that it then has. Raises `OSError`. With its last address an interface loses its
     routes too.
@@ -300,22 +305,22 @@ def readdress_link(
     def work() -> tuple[str, ...]:
         with Rtnetlink() as rtnetlink:
             index = _require_link(rtnetlink, identity).index
-            rtnetlink.tell(netlink.address_request(index, address, remove=not seconds, seconds=seconds))
+            rtnetlink.execute(netlink.address_request(index, address, remove=not seconds, seconds=seconds))
             for message in _when_up(index, wanted) if seconds else ():
-                rtnetlink.tell(message)
+                rtnetlink.execute(message)
             return tuple(read_addresses(rtnetlink, index, also_expiring=True))
 
     return in_namespace(netns, work)
 
 
 def link_name_in(identity: LinkIdentity, netns: Path) -> str:
-    """What the link is called in `netns`. Raises `OSError` where it is not there."""
+    """The link's name in `netns`. Raises `OSError` where it is not there."""
 
-    def look() -> str:
+    def find() -> str:
         with Rtnetlink() as rtnetlink:
             return _require_link(rtnetlink, identity).name
 
-    return in_namespace(netns, look)
+    return in_namespace(netns, find)
 
 
 def _is_in_namespace(identity: LinkIdentity) -> bool:
@@ -323,25 +328,15 @@ def _is_in_namespace(identity: LinkIdentity) -> bool:
         return find_link(read_links(rtnetlink), identity) is not None
 
 
-def _move_to_pod(identity: LinkIdentity, netns: Path) -> None:
-    handle = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with Rtnetlink() as rtnetlink:
-            link = find_link(read_links(rtnetlink), identity)
-            if link is None:
-                raise FileNotFoundError(f"interface {identity.name} is neither on the host nor in the pod")
-            rtnetlink.tell(netlink.set_link_up(link.index, up=False))
-            rtnetlink.tell(netlink.move_link(link.index, handle, identity.names[-1]))
-    finally:
-        os.close(handle)
-
-
-def _move_to_host(identity: LinkIdentity, host: LinkSettings, own: int) -> None:
+def _move_if_here(identity: LinkIdentity, handle: int, name: str) -> bool:
+    """Move a link of the thread's namespace to that of `handle`, under `name`; whether it was here."""
     with Rtnetlink() as rtnetlink:
         link = find_link(read_links(rtnetlink), identity)
-        if link is not None:
-            rtnetlink.tell(netlink.set_link_up(link.index, up=False))
-            rtnetlink.tell(netlink.move_link(link.index, own, host.name))
+        if link is None:
+            return False
+        rtnetlink.execute(netlink.set_link_up(link.index, up=False))
+        rtnetlink.execute(netlink.move_link(link.index, handle, name))
+        return True
 
 
 def _configure_in_pod(identity: LinkIdentity, wanted: LinkSettings) -> AttachedLink:
@@ -357,12 +352,12 @@ def _configure_in_pod(identity: LinkIdentity, wanted: LinkSettings) -> AttachedL
 
 
 def _autoconfigured(rtnetlink: Rtnetlink, link: NetworkLink) -> tuple[str, ...]:
-    """Wait for an address by a router's advertisement, which nothing but the router can hasten."""
+    """Wait for an address from a router's advertisement."""
     until = time.monotonic() + ADVERTISEMENT_SECONDS
     while not (found := read_autoconfigured(rtnetlink, link.index)):
         if time.monotonic() > until:
-            told = f"no router has advertised a prefix on {link.name} within {ADVERTISEMENT_SECONDS} s"
-            raise TimeoutError(errno.ETIMEDOUT, told)
+            reason = f"no router has advertised a prefix on {link.name} within {ADVERTISEMENT_SECONDS} s"
+            raise TimeoutError(errno.ETIMEDOUT, reason)
         time.sleep(_ADVERTISEMENT_POLL_SECONDS)
     return found
 
@@ -391,42 +386,46 @@ def _require_link(rtnetlink: Rtnetlink, identity: LinkIdentity) -> NetworkLink:
 
 
 def _apply(rtnetlink: Rtnetlink, link: NetworkLink, wanted: LinkSettings) -> None:
-    """From whatever the link is to what is wanted. Down first: names and addresses change only then."""
+    """Bring the link from any state to the wanted settings."""
     for step in _steps(rtnetlink, link, wanted):
         step()
 
 
 def _steps(rtnetlink: Rtnetlink, link: NetworkLink, wanted: LinkSettings) -> Iterator[Callable[[], None]]:
-    def tell(message: NetlinkRequest) -> Callable[[], None]:
-        return lambda: rtnetlink.tell(message)
+    def request(message: NetlinkRequest) -> Callable[[], None]:
+        return lambda: rtnetlink.execute(message)
 
     index = link.index
-    yield tell(netlink.set_link_up(index, up=False))
+    # Down first: the kernel changes names and hardware addresses only then, and setting it down removes the
+    # routes, so that none of the host's is left in the pod.
+    yield request(netlink.set_link_up(index, up=False))
     if link.name != wanted.name:
-        yield tell(netlink.rename_link(index, wanted.name))
+        yield request(netlink.rename_link(index, wanted.name))
     if wanted.without_ebpf:
-        yield tell(netlink.detach_xdp(index))
-        yield tell(netlink.remove_clsact(index))
+        yield request(netlink.detach_xdp(index))
+        yield request(netlink.remove_clsact(index))
         yield lambda: detach_tcx(index)
+    # MTU before addresses: below 1280 bytes an interface has no IPv6, and loses the addresses that it has.
     for message in netlink.link_setting_requests(index, _without_unchanged(link, wanted)):
-        yield tell(message)
+        yield request(message)
     if wanted.vrf is not None:
-        yield tell(netlink.make_vrf(wanted.vrf))
-        yield tell(netlink.set_master(index, _index_of(rtnetlink, wanted.vrf.name)))
+        yield request(netlink.make_vrf(wanted.vrf))
+        yield request(netlink.set_master(index, _index_of(rtnetlink, wanted.vrf.name)))
     for name, value in wanted.sysctls.items():
         yield lambda name=name, value=value: _set_sysctl(name, wanted.name, value)  # type: ignore[misc]
+    # Sysctls before addresses: duplicate address detection starts when an address is added.
     for stale in set(read_addresses(rtnetlink, index)) - set(wanted.addresses):
-        yield tell(netlink.address_request(index, stale, remove=True))
+        yield request(netlink.address_request(index, stale, remove=True))
     for cidr in wanted.addresses:
-        yield tell(netlink.address_request(index, cidr))
+        yield request(netlink.address_request(index, cidr))
     yield lambda: datapath.set_features(wanted.name, wanted.features)
     yield lambda: datapath.set_private_flags(wanted.name, wanted.private_flags)
     if wanted.up:
-        yield from map(tell, _when_up(index, wanted))
+        yield from map(request, _when_up(index, wanted))
 
 
 def _without_unchanged(link: NetworkLink, wanted: LinkSettings) -> LinkSettings:
-    """Without what the link has already: some take no address (IPoIB), and some are reset by any MTU."""
+    """Without settings that are so already: IPoIB takes no address, and some drivers reset at any MTU."""
     sizes = {
         name: None
         if getattr(wanted.sizes, name) == getattr(link.sizes, name)

@@ -24,8 +24,8 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -59,7 +59,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def in_namespace(netns: Path, work: Callable[[], T]) -> T:
-    """Call `work` in a thread that is in `netns` and ends with it, so that no other work is ever misled.
+    """Call `work` in a new thread that enters `netns` and ends with the call.
+
+    A thread that came back to a pool would run other work in the wrong namespace.
 
     Raises `OSError` where the namespace cannot be entered, and what `work` raises.
     """
@@ -83,20 +85,27 @@ def in_namespace(netns: Path, work: Callable[[], T]) -> T:
 
 
 def namespace_id(netns: Path) -> int | None:
-    """A number of the namespace that no other living one has; None where there is none."""
+    """The inode of the namespace, unique among living ones; None where there is none."""
     with suppress(OSError):
         return netns.stat().st_ino
     return None
 
 
-def _enter_namespace(netns: Path) -> None:
+@contextmanager
+def open_namespace(netns: Path) -> Iterator[int]:
+    """A handle of a namespace, by which the kernel moves devices into it."""
     handle = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _enter_namespace(netns: Path) -> None:
+    with open_namespace(netns) as handle:
         if _libc.setns(handle, _CLONE_NEWNET):
             code = ctypes.get_errno()
             raise OSError(code, f"cannot enter network namespace {netns}: {os.strerror(code)}")
-    finally:
-        os.close(handle)
 
 
 # Requests and the socket.
@@ -106,7 +115,8 @@ REQUEST, ACK, REPLACE, EXCLUSIVE, CREATE, DUMP = 0x1, 0x4, 0x100, 0x200, 0x400, 
 """NLM_F_* of a request."""
 _ERROR, _DONE = 2, 3
 _ACK_TLVS = 0x200
-_HEADER = struct.Struct("=LHHLL")
+HEADER = struct.Struct("=LHHLL")
+"""Of a message: length, type, flags, sequence number, port."""
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 _RECEIVE = 1 << 18
 _DUMP_INTERRUPTED = 0x10
@@ -171,7 +181,7 @@ for _message in (NeighborMessage, LinkMessage):
 
 @dataclass(frozen=True, slots=True)
 class NetlinkRequest:
-    """One request. `already` are the errors that say that it is so without it."""
+    """One request. `already` are the errors that mean that nothing has to be done."""
 
     doing: str
     """In words, for the error that it may end in."""
@@ -212,68 +222,82 @@ class Rtnetlink:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def tell(self, message: NetlinkRequest) -> None:
-        """Have something done."""
-        for code, reason in self._answers(message, ACK):
-            if code and code not in message.already:
-                said = f"{os.strerror(code)}{f' ({reason})' if reason else ''}"
-                raise OSError(code, f"{message.doing}: {said}")
+    def execute(self, request: NetlinkRequest) -> None:
+        """Send a request, and wait until the kernel acknowledges it."""
+        for kind, flags, message in self._exchange(request, ACK):
+            if kind == _ERROR:
+                code = _error_code(message)
+                if code and code not in request.already:
+                    reason = _error_text(message) if flags & _ACK_TLVS else ""
+                    detail = f"{os.strerror(code)}{f' ({reason})' if reason else ''}"
+                    raise OSError(code, f"{request.doing}: {detail}")
+                return
 
-    def dump(self, message: NetlinkRequest) -> list[Decoded]:
-        """Read all there is of a kind."""
+    def dump(self, request: NetlinkRequest) -> list[Decoded]:
+        """Read all objects of a kind."""
         for _ in range(MOST_DUMPS):
-            # Something may change under the kernel's hands (NLM_F_DUMP_INTR): what it told then has holes.
+            # NLM_F_DUMP_INTR: the objects changed while the kernel listed them, so the list has holes.
             with suppress(InterruptedError):
-                return list(self._dumped(message))
-        raise OSError(errno.EAGAIN, f"{message.doing}: it changes all the time")
+                return list(self._dumped(request))
+        raise OSError(errno.EAGAIN, f"{request.doing}: it changes all the time")
 
-    def _dumped(self, message: NetlinkRequest) -> Iterator[Decoded]:
-        shape = MESSAGE_TYPES[message.shape]
-        for kind, flags, part in self._parts(message, DUMP):
+    def _dumped(self, request: NetlinkRequest) -> Iterator[Decoded]:
+        shape = MESSAGE_TYPES[request.shape]
+        for kind, flags, message in self._exchange(request, DUMP):
             if kind == _DONE:
                 return
             if kind == _ERROR:
-                code = -struct.unpack_from("=i", part, _HEADER.size)[0]
-                raise OSError(code, f"{message.doing}: {os.strerror(code)}")
+                code = _error_code(message)
+                raise OSError(code, f"{request.doing}: {os.strerror(code)}")
             if flags & _DUMP_INTERRUPTED:
-                raise InterruptedError(errno.EINTR, message.doing)
-            found = shape(part)
-            found.decode()
-            yield found
+                raise InterruptedError(errno.EINTR, request.doing)
+            decoded = shape(message)
+            decoded.decode()
+            yield decoded
 
-    def _answers(self, message: NetlinkRequest, flags: int) -> Iterator[tuple[int, str]]:
-        for kind, told, part in self._parts(message, flags):
-            if kind == _ERROR:
-                code = -struct.unpack_from("=i", part, _HEADER.size)[0]
-                yield code, _error_text(part) if told & _ACK_TLVS else ""
-                return
-
-    def _parts(self, message: NetlinkRequest, flags: int) -> Iterator[tuple[int, int, bytes]]:
+    def _exchange(self, request: NetlinkRequest, flags: int) -> Iterator[tuple[int, int, bytes]]:
+        """Type, flags and bytes of each message that answers the request."""
         self._sequence += 1
-        data = bytearray(message.encode(self._sequence))
+        data = bytearray(request.encode(self._sequence))
         data[6:8] = struct.pack("=H", struct.unpack_from("=H", data, 6)[0] | flags)
         self._socket.send(data)
         while True:
-            data = bytearray(self._socket.recv(_RECEIVE))
-            at = 0
-            while at + _HEADER.size <= len(data):
-                length, kind, told, sequence, _ = _HEADER.unpack_from(data, at)
+            for message in split_messages(self._socket.recv(_RECEIVE)):
+                _, kind, its_flags, sequence, _ = HEADER.unpack_from(message)
                 if sequence == self._sequence:
-                    yield kind, told, bytes(data[at : at + length])
-                at += (length + 3) & ~3
+                    yield kind, its_flags, message
 
 
-def _error_text(part: bytes) -> str:
-    """The kernel's own words: attribute 1 after the error code and the header that it quotes."""
-    at = _HEADER.size + 4 + _HEADER.size
-    while at + 4 <= len(part):
-        length, kind = struct.unpack_from("=HH", part, at)
-        if length < 4:
-            break
-        if kind & 0x3FFF == 1:
-            return part[at + 4 : at + length].rstrip(b"\0").decode(errors="replace")
+def split_messages(data: bytes) -> Iterator[bytes]:
+    """The messages of one datagram, with their headers (linux/netlink.h)."""
+    at = 0
+    while at + HEADER.size <= len(data):
+        length = HEADER.unpack_from(data, at)[0]
+        if length < HEADER.size:
+            return
+        yield data[at : at + length]
         at += (length + 3) & ~3
-    return ""
+
+
+def split_attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Type and value of each attribute. The two highest bits of a type are flags."""
+    at = 0
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        if length < 4:
+            return
+        yield kind & 0x3FFF, data[at + 4 : at + length]
+        at += (length + 3) & ~3
+
+
+def _error_code(message: bytes) -> int:
+    return int(-struct.unpack_from("=i", message, HEADER.size)[0])
+
+
+def _error_text(message: bytes) -> str:
+    """The kernel's own text: attribute 1 after the error code and the header that it quotes."""
+    attributes = dict(split_attributes(message[HEADER.size + 4 + HEADER.size :]))
+    return attributes.get(1, b"").rstrip(b"\0").decode(errors="replace")
 
 
 # Builders of requests. Pure.
@@ -338,32 +362,29 @@ def address_request(
 
     After `seconds` the kernel itself removes it; None lets it stay.
     """
-    one = ipaddress.ip_interface(cidr)
-    fields = {"family": _address_family(one.version), "prefixlen": one.network.prefixlen, "index": index}
-    attrs: tuple[tuple[str, Any], ...] = (("IFA_ADDRESS", str(one.ip)),)
-    if one.version == 4:
-        attrs = (("IFA_LOCAL", str(one.ip)), *attrs)
+    address = ipaddress.ip_interface(cidr)
+    family = _address_family(address.version)
+    fields = {"family": family, "prefixlen": address.network.prefixlen, "index": index}
+    attrs: tuple[tuple[str, Any], ...] = (("IFA_ADDRESS", str(address.ip)),)
+    if address.version == 4:
+        attrs = (("IFA_LOCAL", str(address.ip)), *attrs)
     if remove:
         gone = frozenset({errno.EADDRNOTAVAIL})
-        return NetlinkRequest(
-            f"removing address {cidr}", "address", DELADDR, fields=fields, attrs=attrs, already=gone
-        )
-    flags = (_PERMANENT if seconds is None else 0) | (_NO_DAD if one.version == 6 else 0)
+        return NetlinkRequest(f"removing address {cidr}", "address", DELADDR, 0, fields, attrs, gone)
+    flags = (_PERMANENT if seconds is None else 0) | (_NO_DAD if address.version == 6 else 0)
     attrs = (*attrs, ("IFA_FLAGS", flags))
     if seconds is not None:
         attrs = (*attrs, ("IFA_CACHEINFO", {"ifa_preferred": seconds, "ifa_valid": seconds}))
-    doing = f"adding address {cidr}"
-    return NetlinkRequest(
-        doing, "address", NEWADDR, CREATE | REPLACE, {**fields, "flags": flags & _BYTE}, attrs
-    )
+    fields["flags"] = flags & _BYTE
+    return NetlinkRequest(f"adding address {cidr}", "address", NEWADDR, CREATE | REPLACE, fields, attrs)
 
 
 def route_requests(
     index: int, wanted: tuple[RouteConfig, ...], table: int | None = None
 ) -> Iterator[NetlinkRequest]:
     """Routes in the order in which the kernel takes them: a gateway must be reachable before it is named."""
-    for one in sorted(wanted, key=lambda route: route.scope != LINK_SCOPE):
-        yield _route_request(index, one, one.table or table or MAIN_TABLE)
+    for route in sorted(wanted, key=lambda route: route.scope != LINK_SCOPE):
+        yield _route_request(index, route, route.table or table or MAIN_TABLE)
 
 
 def rule_request(rule_config: RuleConfig) -> NetlinkRequest:
@@ -397,29 +418,18 @@ def neighbor_request(index: int, neighbor_config: NeighborConfig) -> NetlinkRequ
         ("NDA_DST", neighbor_config.destination),
         ("NDA_LLADDR", normalize_mac(neighbor_config.hardware_addr)),
     )
-    return NetlinkRequest(
-        f"adding neighbour {neighbor_config.destination}",
-        "neighbor",
-        NEWNEIGH,
-        CREATE | REPLACE,
-        fields,
-        attrs,
-    )
+    doing = f"adding neighbour {neighbor_config.destination}"
+    return NetlinkRequest(doing, "neighbor", NEWNEIGH, CREATE | REPLACE, fields, attrs)
 
 
 def make_vrf(vrf: VrfConfig) -> NetlinkRequest:
     """A routing domain with a table of its own, up."""
     data = {"attrs": [["IFLA_VRF_TABLE", vrf.routing_table]]}
     info = {"attrs": [["IFLA_INFO_KIND", "vrf"], ["IFLA_INFO_DATA", data]]}
-    return NetlinkRequest(
-        f"making VRF {vrf.name}",
-        "link",
-        NEWLINK,
-        CREATE | EXCLUSIVE,
-        {"flags": _UP, "change": _UP},
-        (("IFLA_IFNAME", vrf.name), ("IFLA_LINKINFO", info)),
-        frozenset({errno.EEXIST}),
-    )
+    doing, fields = f"making VRF {vrf.name}", {"flags": _UP, "change": _UP}
+    attrs = (("IFLA_IFNAME", vrf.name), ("IFLA_LINKINFO", info))
+    exists = frozenset({errno.EEXIST})
+    return NetlinkRequest(doing, "link", NEWLINK, CREATE | EXCLUSIVE, fields, attrs, exists)
 
 
 def set_master(index: int, master: int) -> NetlinkRequest:
@@ -431,8 +441,8 @@ def detach_xdp(index: int) -> NetlinkRequest:
     """Detach an XDP program."""
     none = {"attrs": [["IFLA_XDP_FD", -1]]}
     unsupported = frozenset({errno.EOPNOTSUPP})
-    message = _link_request(index, f"detaching XDP from interface {index}", ("IFLA_XDP", none))
-    return NetlinkRequest(message.doing, "link", NEWLINK, 0, message.fields, message.attrs, unsupported)
+    request = _link_request(index, f"detaching XDP from interface {index}", ("IFLA_XDP", none))
+    return replace(request, already=unsupported)
 
 
 def remove_clsact(index: int) -> NetlinkRequest:
@@ -440,9 +450,7 @@ def remove_clsact(index: int) -> NetlinkRequest:
     fields = {"index": index, "parent": 0xFFFFFFF1, "handle": _CLSACT}
     none = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP})
     doing = f"removing traffic control programs from interface {index}"
-    return NetlinkRequest(
-        doing, "traffic", DELQDISC, fields=fields, attrs=(("TCA_KIND", "clsact"),), already=none
-    )
+    return NetlinkRequest(doing, "traffic", DELQDISC, 0, fields, (("TCA_KIND", "clsact"),), none)
 
 
 def _link_request(index: int, doing: str, *attrs: tuple[str, Any]) -> NetlinkRequest:
@@ -466,14 +474,8 @@ def _route_request(index: int, route_config: RouteConfig, table: int) -> Netlink
         attrs.append(("RTA_GATEWAY", route_config.gateway))
     if route_config.source is not None:
         attrs.append(("RTA_PREFSRC", route_config.source))
-    return NetlinkRequest(
-        f"adding the route to {route_config.destination}",
-        "route",
-        NEWROUTE,
-        CREATE | REPLACE,
-        fields,
-        tuple(attrs),
-    )
+    doing = f"adding the route to {route_config.destination}"
+    return NetlinkRequest(doing, "route", NEWROUTE, CREATE | REPLACE, fields, tuple(attrs))
 
 
 def _address_family(version: int) -> int:
@@ -481,5 +483,5 @@ def _address_family(version: int) -> int:
 
 
 def _in_a_byte(table: int) -> int:
-    """A table that the header has no room for stands in an attribute alone."""
+    """A table number over 255 does not fit into the header: it is in an attribute only."""
     return table if table <= _BYTE else 0

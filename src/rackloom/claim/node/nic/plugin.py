@@ -14,7 +14,7 @@ attributes. Slices are published anew when a link changes, and once a minute.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -29,7 +29,6 @@ from rackloom.claim.node.nic.config import (
     PublishFilter,
     StatedAttributes,
     publish_everything,
-    published_by_name,
     with_stated_attributes,
 )
 from rackloom.claim.node.nic.datapath import kernel_feature_names
@@ -51,7 +50,6 @@ from rackloom.claim.node.plugin import (
 from rackloom.core.allocate.objects import Device
 from rackloom.core.domains.network_config import (
     SMALLEST_IPV6_MTU,
-    InterfaceConfig,
     InterfaceType,
     NetworkConfig,
     decode_network_config,
@@ -84,35 +82,25 @@ def consuming_pod(claim: AllocatedClaim) -> str:
             " a NIC serves one pod",
             nearest_fix="give each pod a claim of its own, with a ResourceClaimTemplate",
         )
-    (one,) = claim.consumers
-    if one.resource != "pods":
-        raise Refused(f"claim {claim.ref.namespace}/{claim.ref.name} is for {one.resource}, not a pod")
-    return one.uid
+    (consumer,) = claim.consumers
+    if consumer.resource != "pods":
+        raise Refused(f"claim {claim.ref.namespace}/{claim.ref.name} is for {consumer.resource}, not a pod")
+    return consumer.uid
 
 
 def nic_config(
     claim: AllocatedClaim, result: AllocatedDevice, profiles: Profiles = NO_PROFILES
 ) -> NetworkConfig:
     """The configuration of one NIC: the last that applies, so that the claim wins over its class."""
-    configs = [decode_network_config(one.parameters) for one in claim.configs_for(result)]
+    configs = [decode_network_config(written.parameters) for written in claim.configs_for(result)]
     config = profiles.applied_to(configs[-1]) if configs else NetworkConfig()
-    _refuse_child_interface(config.interface)
-    return config
-
-
-def _refuse_child_interface(interface_config: InterfaceConfig) -> None:
-    if interface_config.type is not InterfaceType.PASSTHROUGH:
+    if config.interface.type is not InterfaceType.PASSTHROUGH:
         raise Refused(
-            f"NetworkConfig: interface.type {interface_config.type} is not served: the NIC itself moves into the pod",
+            f"NetworkConfig: interface.type {config.interface.type} is not served:"
+            " the NIC itself moves into the pod",
             nearest_fix="leave interface.type out, so that the pod gets the whole NIC",
         )
-
-
-def check_nic_claim(claim: AllocatedClaim, profiles: Profiles = NO_PROFILES) -> None:
-    """Refuse a claim that can never be prepared."""
-    consuming_pod(claim)
-    for result in claim.results:
-        nic_config(claim, result, profiles)
+    return config
 
 
 # From a NIC and a configuration to what is attached later.
@@ -143,9 +131,13 @@ def prepare_nic(
         return _without_interface(host_nic, config, bare), None
     _check_mtu(host_nic, config, sysroot)
     _check_ipv6(host_nic.on.link, config)
-    given = _request_address(host_nic.on.link) if config.interface.asks_dhcp else None
-    asked = config if given is None else _with_lease(config, given)
-    return _with_interface(host_nic.on.link, asked, bare), None if given is None else given.lease
+    if not config.interface.asks_dhcp:
+        return _with_interface(host_nic.on.link, config, bare), None
+    leased = _request_address(host_nic.on.link)
+    interface = msgspec.structs.replace(config.interface, addresses=(leased.lease.grant.address,))
+    routes = (*leased.routes, *config.routes)
+    config = msgspec.structs.replace(config, interface=interface, routes=routes)
+    return _with_interface(host_nic.on.link, config, bare), leased.lease
 
 
 def _without_interface(host_nic: HostNic, config: NetworkConfig, bare: PreparedNic) -> PreparedNic:
@@ -184,8 +176,10 @@ def _check_mtu(host_nic: HostNic, config: NetworkConfig, sysroot: Sysroot) -> No
     wanted = config.interface.mtu
     if wanted is None or host_nic.function is None or not host_nic.function.virtual_function:
         return
-    for mtu in _physical_mtus(sysroot, host_nic.function.address):
-        if wanted > mtu:
+    interfaces = f"/sys/bus/pci/devices/{host_nic.function.address}/physfn/net"
+    for name in sysroot.names(interfaces):
+        mtu = sysroot.number(f"{interfaces}/{name}/mtu")
+        if mtu is not None and wanted > mtu:
             raise Refused(
                 f"interface.mtu is {wanted}, but the physical function below {host_nic.name} has {mtu}",
                 nearest_fix=f"ask for at most {mtu}, or raise the physical function's MTU",
@@ -214,19 +208,6 @@ def _request_address(link: NetworkLink) -> dhcp.LeasedAddress:
     return in_namespace(HOST_NAMESPACE, lambda: dhcp.request_lease(link.name))
 
 
-def _with_lease(config: NetworkConfig, given: dhcp.LeasedAddress) -> NetworkConfig:
-    interface = msgspec.structs.replace(config.interface, addresses=(given.lease.grant.address,))
-    return msgspec.structs.replace(config, interface=interface, routes=(*given.routes, *config.routes))
-
-
-def _physical_mtus(sysroot: Sysroot, address: str) -> Iterator[int]:
-    at = f"/sys/bus/pci/devices/{address}/physfn/net"
-    for name in sysroot.names(at):
-        mtu = sysroot.number(f"{at}/{name}/mtu")
-        if mtu is not None:
-            yield mtu
-
-
 # The driver.
 
 
@@ -242,7 +223,7 @@ class NicSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     moves_ipoib: bool = True
-    """Whether an IPoIB interface goes into the pod with its device, or the RDMA device alone is lent."""
+    """Whether an IPoIB interface goes into the pod with its RDMA device, or the RDMA device goes alone."""
     is_published: PublishFilter = publish_everything
     names: PciNames = PciNames()
     profiles: Profiles = NO_PROFILES
@@ -258,24 +239,24 @@ class NicPlugin:
     def __init__(
         self,
         settings: NicSettings,
-        look: HostScanner,
-        lender: AttachmentManager,
+        scanner: HostScanner,
+        manager: AttachmentManager,
         wall: Callable[[], float],
         network: Callable[[], Awaitable[ClusterNetwork]],
     ) -> None:
         self._settings = settings
         self._network = network
-        self._look = look
-        self._lender = lender
+        self._scanner = scanner
+        self._manager = manager
         self._wall = wall
         self._mode = rdma.netns_mode()
         self._reasons: dict[str, str] = {}
-        """Why interfaces are not published, as it was logged last."""
+        """Why interfaces are not published, as logged last."""
         self.prepared: dict[str, ForPod] = {}
         """Claims that are ready for their pods, by UID."""
 
     def remember(self, entries: Iterable[CheckpointEntry]) -> None:
-        """Take up what the checkpoint holds, before anything is published or lent."""
+        """Read the prepared claims from the checkpoint, before anything is published or attached."""
         for entry in entries:
             if entry.state is PrepareState.COMPLETED and not entry.undoing:
                 record = msgspec.convert(entry.record, NicRecord)
@@ -287,134 +268,133 @@ class NicPlugin:
 
     async def pools(self) -> tuple[DevicePool, ...]:
         """The node's pool: what can be claimed, and what is claimed, with the attributes of either."""
-        seen = await self._now()
-        found = self._offered(seen)
-        live = published_by_name(
-            _published_devices(self._settings, seen, found).values(), self._settings.is_published
-        )
-        held = {nic.device: nic.published for one in self.prepared.values() for nic in one.nics}
-        return (DevicePool(name=self._settings.node, devices=merge_devices(live.values(), held.values())),)
+        snapshot = await self._scan()
+        devices = _published_devices(self._settings, snapshot, self._host_nics(snapshot))
+        live = [device for device in devices.values() if self._settings.is_published(device)]
+        held = [nic.published for claim in self.prepared.values() for nic in claim.nics]
+        return (DevicePool(name=self._settings.node, devices=merge_devices(live, held)),)
 
     def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
-        """The pod. Refuses a claim that asks for what can never be."""
-        check_nic_claim(claim, self._settings.profiles)
-        return {"pod": consuming_pod(claim)}
+        """The pod. Refuses a claim that can never be prepared."""
+        pod = consuming_pod(claim)
+        for result in claim.results:
+            nic_config(claim, result, self._settings.profiles)
+        return {"pod": pod}
 
     async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
-        """Read what the NICs have and write down what they are to get."""
-        seen = await self._now()
-        found = {one.name: one for one in self._offered(seen)}
-        live = _published_devices(self._settings, seen, found.values())
-        nics = [await self._hold(claim, result, found, live) for result in claim.results]
+        """Read what the NICs have, and record what they are to get in the pod."""
+        snapshot = await self._scan()
+        found = {host_nic.name: host_nic for host_nic in self._host_nics(snapshot)}
+        live = _published_devices(self._settings, snapshot, found.values())
+        nics = [await self._prepare_nic(claim, result, found, live) for result in claim.results]
         record = NicRecord(pod=consuming_pod(claim), nics=tuple(nics))
         self.prepared[claim.ref.uid] = ForPod(ref=claim.ref, pod=record.pod, nics=record.nics)
         devices = (self._device(result, nic) for result, nic in zip(claim.results, nics, strict=True))
         return PreparedClaim(devices=tuple(devices), record=msgspec.to_builtins(record))
 
     async def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
-        """Nothing that is waited for is told of."""
-        nothing: tuple[None, ...] = ()
-        for one in nothing:
-            yield one
+        """Never yields: nothing reports what a NIC claim waits for."""
+        for _ in ():
+            yield
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
-        """Take the NICs back from the pod, if they are still there. Raises `Retry`."""
+        """Detach the NICs from the pod, if they are still there. Raises `Retry`."""
         self.prepared.pop(entry.ref.uid, None)
-        for loan in self._lender.loans.of_claim(entry.ref.uid):
-            await self._lender.take_back(loan)
-        await self._lender.end_leases(entry.ref.uid)
+        for attachment in self._manager.attachments.of_claim(entry.ref.uid):
+            await self._manager.detach(attachment)
+        await self._manager.release_leases(entry.ref.uid)
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
-        """Take back what is lent for claims that nobody knows any more."""
+        """Detach what belongs to claims that are not in the checkpoint, then release their leases."""
         known = {entry.ref.uid for entry in claims}
-        for loan in self._lender.loans.all():
-            if loan.claim not in known:
-                await self._lender.try_take_back(loan)
-        lent = {loan.claim for loan in self._lender.loans.all()}
-        for record in self._lender.leases.all():
-            if record.ref.uid not in known | lent:
-                await self._lender.end_leases(record.ref.uid)
+        for attachment in self._manager.attachments.all():
+            if attachment.claim not in known:
+                await self._manager.try_detach(attachment)
+        # A lease is kept while its address may still be on an interface.
+        known |= {attachment.claim for attachment in self._manager.attachments.all()}
+        for record in self._manager.leases.all():
+            if record.claim not in known:
+                await self._manager.release_leases(record.claim)
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Publish anew when a link changed and once a minute; take back what lost its pod meanwhile."""
+        """Publish anew when a link changed and once a minute; detach what lost its pod meanwhile."""
         async for _ in link_changes(settle=SETTLE_SECONDS, at_least_every=PUBLISH_SECONDS):
-            await self._lender.take_back_lost()
+            await self._manager.detach_lost()
             wake()
 
     async def health(self) -> tuple[DeviceHealth, ...]:
         """Whether each NIC has a link. One that is not published is unknown, and says why."""
-        seen = await self._now()
-        at, found = self._wall(), self._offered(seen)
-        return tuple(nic_health(one, self._settings.node, at) for one in found if not _is_pod_end(one))
+        found = self._host_nics(await self._scan())
+        at = self._wall()
+        return tuple(nic_health(nic, self._settings.node, at) for nic in found if not _is_pod_end(nic))
 
-    async def _now(self) -> NicSnapshot:
-        self._look.cluster = await self._network()
+    async def _scan(self) -> NicSnapshot:
+        self._scanner.cluster = await self._network()
         try:
-            return await asyncio.to_thread(self._look)
+            return await asyncio.to_thread(self._scanner)
         except OSError as error:
             raise Retry(f"the node's interfaces cannot be read: {error}", after=SETTLE_SECONDS) from error
 
-    def _offered(self, seen: NicSnapshot) -> tuple[HostNic, ...]:
-        """Logs what has changed since the last look, but no ends of pods' interfaces, which come and go."""
-        found = host_nics(seen, moves_ipoib=self._settings.moves_ipoib)
-        reasons = {one.name: one.excluded for one in found if one.excluded and not _is_pod_end(one)}
-        for one in found:
-            before, now = self._reasons.get(one.name), reasons.get(one.name)
+    def _host_nics(self, snapshot: NicSnapshot) -> tuple[HostNic, ...]:
+        """All NICs. Logs what is newly excluded or published, but not the ends of pods' interfaces."""
+        found = host_nics(snapshot, moves_ipoib=self._settings.moves_ipoib)
+        reasons = {nic.name: nic.excluded for nic in found if nic.excluded and not _is_pod_end(nic)}
+        for nic in found:
+            before, now = self._reasons.get(nic.name), reasons.get(nic.name)
+            about = {"device": nic.name, "interface": None if nic.on is None else nic.on.link.name}
             if now is not None and now != before:
-                log.info("nic.not-published", device=one.name, interface=_interface_name(one), reason=now)
-            elif before is not None and one.excluded is None:
-                log.info("nic.published-again", device=one.name, interface=_interface_name(one), was=before)
+                log.info("nic.not-published", **about, reason=now)
+            elif before is not None and nic.excluded is None:
+                log.info("nic.published-again", **about, was=before)
         self._reasons = reasons
         return found
 
-    async def _hold(
+    async def _prepare_nic(
         self,
         claim: AllocatedClaim,
         result: AllocatedDevice,
         found: Mapping[str, HostNic],
         live: Mapping[str, Device],
     ) -> PreparedNic:
-        """Its lease is kept at once, so that it is given back also when the next NIC fails."""
-        one = found.get(result.device)
-        if one is None:
-            raise Retry(f"there is no NIC {result.device} on this node now", after=SETTLE_SECONDS)
-        if any(loan.nic.device == one.name for loan in self._lender.loans.all()):
-            raise Retry(f"NIC {one.name} is not back from its last pod yet", after=SETTLE_SECONDS)
+        name, sysroot = result.device, self._scanner.sysroot
+        host_nic = found.get(name)
+        if host_nic is None:
+            raise Retry(f"there is no NIC {name} on this node now", after=SETTLE_SECONDS)
+        if any(attachment.nic.device == name for attachment in self._manager.attachments.all()):
+            raise Retry(f"NIC {name} is not back from its last pod yet", after=SETTLE_SECONDS)
         config = nic_config(claim, result, self._settings.profiles)
-        published = live.get(one.name) or Device(name=one.name)
+        published = live.get(name) or Device(name=name)
         try:
-            work = asyncio.to_thread(prepare_nic, one, published, config, self._look.sysroot, self._mode)
+            work = asyncio.to_thread(prepare_nic, host_nic, published, config, sysroot, self._mode)
             nic, lease = await work
         except OSError as error:
-            raise Refused(f"NIC {one.name} cannot be read: {error}") from error
+            raise Refused(f"NIC {name} cannot be read: {error}") from error
         if lease is not None:
-            self._keep(claim, nic, lease)
+            # On disk at once, so that it is released also when the next NIC of the claim fails.
+            leases, (pod,) = self._manager.leases, claim.consumers
+            record = LeaseRecord(
+                ref=claim.ref, pod=pod.uid, pod_name=pod.name, nic=nic, lease=lease, boot_id=leases.boot_id
+            )
+            leases.put(record)
         return nic
 
-    def _keep(self, claim: AllocatedClaim, nic: PreparedNic, lease: DhcpLease) -> None:
-        (pod,) = claim.consumers
-        leases = self._lender.leases
-        record = LeaseRecord(
-            ref=claim.ref, pod=pod.uid, pod_name=pod.name, nic=nic, lease=lease, boot_id=leases.boot_id
-        )
-        leases.put(record)
-
     def _device(self, result: AllocatedDevice, nic: PreparedNic) -> PreparedDevice:
-        nodes = () if nic.rdma is None else rdma.rdma_device_nodes(self._look.sysroot, nic.rdma)
+        nodes = () if nic.rdma is None else rdma.rdma_device_nodes(self._scanner.sysroot, nic.rdma)
         return PreparedDevice(result=result, kind=NIC_KIND, edits=ContainerEdits(device_nodes=nodes))
 
 
 def _published_devices(
-    settings: NicSettings, seen: NicSnapshot, found: Iterable[HostNic]
+    settings: NicSettings, snapshot: NicSnapshot, found: Iterable[HostNic]
 ) -> dict[str, Device]:
     """Devices by name, without those that are excluded."""
-    partners, on_rail = gpu_partners(seen.machine), rail_numbers(seen.machine)
-    shown = (
-        nic_device(one, seen, settings.names, partners.get(_nic_index(one)), on_rail.get(_nic_index(one)))
-        for one in found
-        if one.excluded is None
-    )
-    return {one.name: with_stated_attributes(one, settings.extras) for one in shown}
+    partners, rails = gpu_partners(snapshot.machine), rail_numbers(snapshot.machine)
+    devices = {}
+    for host_nic in found:
+        if host_nic.excluded is None:
+            index = -1 if host_nic.nic is None else host_nic.nic.index
+            device = nic_device(host_nic, snapshot, settings.names, partners.get(index), rails.get(index))
+            devices[device.name] = with_stated_attributes(device, settings.extras)
+    return devices
 
 
 def _is_pod_end(host_nic: HostNic) -> bool:
@@ -423,11 +403,3 @@ def _is_pod_end(host_nic: HostNic) -> bool:
         and host_nic.on is not None
         and host_nic.on.link.kind in POD_INTERFACE_KINDS
     )
-
-
-def _interface_name(host_nic: HostNic) -> str | None:
-    return None if host_nic.on is None else host_nic.on.link.name
-
-
-def _nic_index(host_nic: HostNic) -> int:
-    return -1 if host_nic.nic is None else host_nic.nic.index

@@ -11,11 +11,17 @@ has only the shared one.
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 
-from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, in_namespace
+from rackloom.claim.node.nic.netlink import (
+    HEADER,
+    HOST_NAMESPACE,
+    in_namespace,
+    open_namespace,
+    split_attributes,
+    split_messages,
+)
 from rackloom.claim.node.plugin import DeviceNode
 from rackloom.topology.discovery.sysfs import Sysroot
 
@@ -24,7 +30,6 @@ _GET, _SET, _SYS_GET = 1, 2, 6
 _DEV_INDEX, _DEV_NAME, _NETNS_MODE, _NETNS_FD = 1, 2, 66, 68
 _REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
 _ERROR, _DONE = 2, 3
-_HEADER = struct.Struct("=LHHLL")
 _RECEIVE = 1 << 16
 _CLASSES = {
     "/sys/class/infiniband_verbs": ("uverbs",),
@@ -84,8 +89,8 @@ def move_device(index: int, netns_fd: int) -> bytes:
 
 def mode_in(answer: bytes) -> NetnsMode:
     """The mode that an answer tells; a kernel that does not tell has only the shared one."""
-    for _, payload in _messages(answer):
-        for kind, value in _attributes(payload):
+    for message in split_messages(answer):
+        for kind, value in split_attributes(message[HEADER.size :]):
             if kind == _NETNS_MODE and value:
                 return NetnsMode.SHARED if value[0] else NetnsMode.EXCLUSIVE
     return NetnsMode.SHARED
@@ -94,11 +99,11 @@ def mode_in(answer: bytes) -> NetnsMode:
 def devices_in(answer: bytes) -> dict[str, int]:
     """Indices by name."""
     found = {}
-    for _, payload in _messages(answer):
-        told = dict(_attributes(payload))
-        if _DEV_INDEX in told and _DEV_NAME in told:
-            name = told[_DEV_NAME].rstrip(b"\0").decode(errors="replace")
-            found[name] = int(struct.unpack("=I", told[_DEV_INDEX][:4])[0])
+    for message in split_messages(answer):
+        attributes = dict(split_attributes(message[HEADER.size :]))
+        if _DEV_INDEX in attributes and _DEV_NAME in attributes:
+            name = attributes[_DEV_NAME].rstrip(b"\0").decode(errors="replace")
+            found[name] = int(struct.unpack("=I", attributes[_DEV_INDEX][:4])[0])
     return found
 
 
@@ -113,42 +118,30 @@ def netns_mode() -> NetnsMode:
 def push_rdma_device(device: str, netns: Path) -> None:
     """Move a device from the host into `netns`, unless it is there already. Raises `OSError`."""
     if device not in in_namespace(netns, _devices):
-        in_namespace(HOST_NAMESPACE, lambda: _move(device, netns))
+        with open_namespace(netns) as handle:
+            if not in_namespace(HOST_NAMESPACE, lambda: _move_if_here(device, handle)):
+                raise FileNotFoundError(f"RDMA device {device} is neither on the host nor in the pod")
 
 
 def pull_rdma_device(device: str, netns: Path) -> None:
     """Move a device from `netns` to the host, if it is there. The request must come from within."""
-    own = os.open(HOST_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        in_namespace(netns, lambda: _move_to(device, own, only_if_here=True))
-    finally:
-        os.close(own)
+    with open_namespace(HOST_NAMESPACE) as handle:
+        in_namespace(netns, lambda: _move_if_here(device, handle))
 
 
 def _devices() -> dict[str, int]:
     return devices_in(_ask(ask_devices()))
 
 
-def _move(device: str, netns: Path) -> None:
-    handle = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _move_to(device, handle, only_if_here=False)
-    finally:
-        os.close(handle)
-
-
-def _move_to(device: str, handle: int, *, only_if_here: bool) -> None:
+def _move_if_here(device: str, handle: int) -> bool:
+    """Move a device of the thread's namespace to that of `handle`; whether it was here."""
     index = _devices().get(device)
-    if index is not None:
-        _check(_ask(move_device(index, handle)), f"moving RDMA device {device}")
-    elif not only_if_here:
-        raise FileNotFoundError(f"RDMA device {device} is neither on the host nor in the pod")
-
-
-def _check(answer: bytes, doing: str) -> None:
-    for kind, payload in _messages(answer):
-        if kind == _ERROR and (code := -struct.unpack_from("=i", payload)[0]):
-            raise OSError(code, f"{doing}: {os.strerror(code)}")
+    if index is None:
+        return False
+    for message in split_messages(_ask(move_device(index, handle))):
+        if _type_of(message) == _ERROR and (code := -struct.unpack_from("=i", message, HEADER.size)[0]):
+            raise OSError(code, f"moving RDMA device {device}: {os.strerror(code)}")
+    return True
 
 
 def _ask(request: bytes) -> bytes:
@@ -158,36 +151,20 @@ def _ask(request: bytes) -> bytes:
         handle.send(request)
         answer = handle.recv(_RECEIVE)
         is_dump = struct.unpack_from("=H", request, 6)[0] & _DUMP == _DUMP
-        while is_dump and all(kind not in (_DONE, _ERROR) for kind, _ in _messages(answer)):
+        while is_dump and all(_type_of(message) not in (_DONE, _ERROR) for message in split_messages(answer)):
             answer += handle.recv(_RECEIVE)
     return answer
 
 
+def _type_of(message: bytes) -> int:
+    return int(HEADER.unpack_from(message)[1])
+
+
 def _message(command: int, flags: int, attributes: bytes = b"") -> bytes:
     kind = _NLDEV << 10 | command
-    return _HEADER.pack(_HEADER.size + len(attributes), kind, flags, 1, 0) + attributes
+    return HEADER.pack(HEADER.size + len(attributes), kind, flags, 1, 0) + attributes
 
 
 def _attribute(kind: int, value: bytes) -> bytes:
     length = 4 + len(value)
     return struct.pack("=HH", length, kind) + value + bytes(-length % 4)
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at + _HEADER.size <= len(data):
-        length, kind, *_ = _HEADER.unpack_from(data, at)
-        if length < _HEADER.size:
-            return
-        yield kind, data[at + _HEADER.size : at + length]
-        at += (length + 3) & ~3
-
-
-def _attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at + 4 <= len(payload):
-        length, kind = struct.unpack_from("=HH", payload, at)
-        if length < 4:
-            return
-        yield kind & 0x3FFF, payload[at + 4 : at + length]
-        at += (length + 3) & ~3

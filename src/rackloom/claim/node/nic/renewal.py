@@ -1,20 +1,19 @@
 """Keeping the DHCP leases of a node's NICs: one loop, and four threads for requests.
 
-The loop looks at each lease at least once a second and carries out what `core.nics.lease` decides: ask,
+The loop checks each lease at least once a second and carries out what `core.nics.lease` decides: ask,
 set the address until the lease ends, remove it, report. The answer of a request goes back into the state
 machine. A request that is not needed any more when its thread is free (the lease was released or renewed
 meanwhile) is dropped.
 
-A lease is written to disk before its actions are taken. Where it cannot be written nothing is believed,
-but an address that may be another's is still removed. Requests go out from the namespace where the
-interface is: the pod's, or the host's.
+A lease is written to disk before its actions are taken, so a restarted plugin continues from what was
+decided. Where it cannot be written, the old state counts, but an address that may be another's is still
+removed. Requests go out from the namespace where the interface is: the pod's, or the host's.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import structlog
@@ -25,6 +24,7 @@ from rackloom.claim.node.nic.attach import AttachmentManager, namespace_lives
 from rackloom.claim.node.nic.dhcp import LeaseRecord
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, in_namespace
 from rackloom.claim.node.nic.status import ReportLease
+from rackloom.claim.node.requests import TaskSet
 from rackloom.core.nics.attachment import Attachment
 from rackloom.core.nics.lease import (
     REQUEST_ACTIONS,
@@ -61,130 +61,123 @@ def exchange_dhcp(record: LeaseRecord, netns: Path, way: LeaseAction) -> DhcpGra
     return in_namespace(netns, lambda: dhcp.renew_lease(link, record.lease, way))
 
 
-def address_state(record: LeaseRecord, loan: Attachment | None) -> AddressState:
-    """Where the interface is, as far as it was written down."""
-    if loan is None or loan.attached is None or loan.returning:
+def address_state(record: LeaseRecord, attachment: Attachment | None) -> AddressState:
+    """Where the interface is, according to the attachment on disk."""
+    if attachment is None or attachment.attached is None or attachment.returning:
         return AddressState.HOST
-    if record.lease.grant.address not in loan.attached.addresses:
+    if record.lease.grant.address not in attachment.attached.addresses:
         return AddressState.BARE
-    return AddressState.SET if loan.address_until == record.lease.until else AddressState.LOOSE
+    return AddressState.SET if attachment.address_until == record.lease.until else AddressState.LOOSE
 
 
 class LeaseKeeper:
-    """Renews leases, removes addresses whose lease is lost, and puts back those that are given again."""
+    """Renews leases, removes addresses whose lease is lost, and restores those that are leased again."""
 
     def __init__(
-        self, lender: AttachmentManager, ask: DhcpExchange, tell: ReportLease, clock: Callable[[], float]
+        self, manager: AttachmentManager, ask: DhcpExchange, report: ReportLease, clock: Callable[[], float]
     ) -> None:
-        self._lender = lender
+        self._manager = manager
         self._ask = ask
-        self._tell = tell
+        self._report = report
         self._clock = clock
         self._pool = ThreadPoolExecutor(REQUEST_THREADS, "dhcp")
-        self._doing: set[asyncio.Task[None]] = set()
-        self._moving: set[str] = set()
+        self._tasks = TaskSet()
+        self._readdressing: set[str] = set()
+        """Keys of leases whose address is being set or removed."""
         self.requests = Counter(
             "rackloom_nic_dhcp_renewals", "Requests to prolong a DHCP lease", ("outcome",), registry=None
         )
-        """Belongs into the plugin's registry."""
+        """To be registered with the plugin's registry."""
         for outcome in OUTCOMES:
             self.requests.labels(outcome)
 
     async def run(self) -> None:
-        """For as long as the plugin runs."""
+        """Keep the leases for as long as the plugin runs."""
         try:
             while True:
-                for record in self._lender.leases.all():
+                for record in self._manager.leases.all():
                     self._go_on(record)
                 await asyncio.sleep(self._pause())
         finally:
-            for task in self._doing:
-                task.cancel()
+            self._tasks.cancel()
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _pause(self) -> float:
-        """What is still due after all were looked at could not be written down: no sense in hurry."""
-        soonest = min((next_due_at(one.lease) for one in self._lender.leases.all()), default=float("inf"))
+        soonest = min(
+            (next_due_at(record.lease) for record in self._manager.leases.all()), default=float("inf")
+        )
         left = soonest - self._clock()
+        # What is still due after a round could not be written to disk: an immediate retry would not help.
         return min(LEASE_CHECK_SECONDS, left) if left > 0 else LEASE_CHECK_SECONDS
 
     def _go_on(self, record: LeaseRecord, answer: DhcpAnswer | None = None) -> None:
-        after = advance_lease(record.lease, self._clock(), address_state(record, self._loan(record)), answer)
+        where = address_state(record, self._attachment(record))
+        after = advance_lease(record.lease, self._clock(), where, answer)
         try:
             kept, todo = self._keep(record, after.lease), after.todo
         except OSError as error:
-            # What cannot be written down is not believed; but an address that may be another's goes.
+            # A state that is not on disk does not count; but an address that may be another's is removed.
             log.error("nic.lease-not-written", device=record.nic.device, reason=str(error))
-            kept, todo = record, tuple(do for do in after.todo if do is LeaseAction.REMOVE)
-        for do in todo:
-            self._do(kept, do)
+            kept, todo = record, tuple(action for action in after.todo if action is LeaseAction.REMOVE)
+        for action in todo:
+            self._do(kept, action)
 
     def _keep(self, record: LeaseRecord, lease: DhcpLease) -> LeaseRecord:
         if lease == record.lease:
             return record
         kept = msgspec.structs.replace(record, lease=lease)
-        self._lender.leases.put(kept)
+        self._manager.leases.put(kept)
         return kept
 
-    def _do(self, record: LeaseRecord, do: LeaseAction) -> None:
-        if do is LeaseAction.TELL:
-            self._beside(self._tell(record, self._loan(record), is_new=True))
-        elif do in REQUEST_ACTIONS:
-            self._beside(self._renew(record, do))
-        elif record.key not in self._moving:
-            self._moving.add(record.key)
-            self._beside(self._move(record, held=do is LeaseAction.SET))
+    def _do(self, record: LeaseRecord, action: LeaseAction) -> None:
+        if action is LeaseAction.REPORT:
+            self._tasks.start(self._report(record, self._attachment(record), is_new=True))
+        elif action in REQUEST_ACTIONS:
+            self._tasks.start(self._renew(record, action))
+        elif record.key not in self._readdressing:
+            self._readdressing.add(record.key)
+            self._tasks.start(self._set_address(record, held=action is LeaseAction.SET))
 
     async def _renew(self, record: LeaseRecord, way: LeaseAction) -> None:
-        said = await asyncio.get_running_loop().run_in_executor(self._pool, self._said, record, way)
-        if said is None:
+        loop = asyncio.get_running_loop()
+        result = await loop.run_in_executor(self._pool, self._request, record, way)
+        if result is None:
             return
-        outcome = RENEWED if isinstance(said, DhcpGrant) else said
+        outcome = RENEWED if isinstance(result, DhcpGrant) else result
         self.requests.labels(outcome).inc()
         log.info("nic.dhcp", device=record.nic.device, way=way, outcome=outcome)
-        known = self._lender.leases.get(record.ref.uid, record.nic.device)
-        if known is not None:
-            self._go_on(known, DhcpAnswer(asked_at=record.lease.asked_at, said=said))
+        newest = self._manager.leases.get(record.claim, record.nic.device)
+        if newest is not None:
+            self._go_on(newest, DhcpAnswer(asked_at=record.lease.asked_at, result=result))
 
-    def _said(self, record: LeaseRecord, way: LeaseAction) -> DhcpGrant | RequestFailure | None:
-        """None where there is nothing to ask any more: others may have been before it in the queue."""
-        if not self._is_open(record):
-            return None
-        loan = self._loan(record)
-        in_pod = (
-            loan is not None
-            and address_state(record, loan) is not AddressState.HOST
-            and namespace_lives(loan)
-        )
+    def _request(self, record: LeaseRecord, way: LeaseAction) -> DhcpGrant | RequestFailure | None:
+        """None where the request, which waited for a thread, is not needed any more."""
+        newest = self._manager.leases.get(record.claim, record.nic.device)
+        if newest is None or newest.lease.since >= record.lease.asked_at:
+            return None  # released, or granted anew meanwhile
+        attachment = self._attachment(record)
+        netns = HOST_NAMESPACE
+        if attachment is not None and address_state(record, attachment) is not AddressState.HOST:
+            netns = Path(attachment.netns) if namespace_lives(attachment) else HOST_NAMESPACE
         try:
-            return self._ask(record, Path(loan.netns) if loan is not None and in_pod else HOST_NAMESPACE, way)
+            return self._ask(record, netns, way)
         except Exception as error:
-            # Whatever kept it from being asked: it was not answered.
+            # Whatever kept the request from being sent: it was not answered.
             log.warning("nic.dhcp-not-asked", device=record.nic.device, way=way, reason=str(error))
             return RequestFailure.NOTHING
 
-    async def _move(self, record: LeaseRecord, *, held: bool) -> None:
-        before = self._loan(record)
+    async def _set_address(self, record: LeaseRecord, *, held: bool) -> None:
+        before = self._attachment(record)
         try:
-            await self._lender.readdress(record, held=held)
-            after = self._loan(record)
+            await self._manager.set_address(record, held=held)
+            after = self._attachment(record)
             if before is not None and after is not None and before.attached != after.attached:
-                await self._tell(record, after, is_new=False)
+                await self._report(record, after, is_new=False)
         except OSError as error:
-            log.warning("nic.readdress-later", device=record.nic.device, held=held, reason=str(error))
+            log.warning("nic.set_address-later", device=record.nic.device, held=held, reason=str(error))
             await asyncio.sleep(READDRESS_RETRY_SECONDS)
         finally:
-            self._moving.discard(record.key)
+            self._readdressing.discard(record.key)
 
-    def _is_open(self, record: LeaseRecord) -> bool:
-        """Whether its request is for an address that was neither given back nor granted anew since."""
-        known = self._lender.leases.get(record.ref.uid, record.nic.device)
-        return known is not None and known.lease.since < record.lease.asked_at
-
-    def _loan(self, record: LeaseRecord) -> Attachment | None:
-        return self._lender.loans.get(record.ref.uid, record.nic.device)
-
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._doing.add(task)
-        task.add_done_callback(self._doing.discard)
+    def _attachment(self, record: LeaseRecord) -> Attachment | None:
+        return self._manager.attachments.get(record.claim, record.nic.device)

@@ -5,13 +5,13 @@ server-side apply takes back what is left out. Conditions and network data are t
 `DHCPLeaseReady` is Rackloom's. A NIC without its leased address is attached but not ready. A lease whose
 last request was not answered is Unknown, not False.
 
-Status writes and events run beside all other work, one status at a time, with a time limit: a container
+Status writes and events run in the background, one status at a time, with a time limit: a container
 runtime does not wait for an API server. `AttachmentReporter` reports attachments, `LeaseReporter` the
 state of leases.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -24,6 +24,7 @@ from rackloom.claim.node.nic.attach import AttachmentStore, AttachOutcome
 from rackloom.claim.node.nic.dhcp import LeaseRecord
 from rackloom.claim.node.nri.client import PodSandbox
 from rackloom.claim.node.plugin import ClaimRef
+from rackloom.claim.node.requests import TaskSet
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, Object, metav1_time
 from rackloom.core.nics.attachment import AttachedLink, Attachment, PreparedNic
 from rackloom.core.nics.lease import LOST_STATES, DhcpLease, LeaseState
@@ -32,14 +33,7 @@ from rackloom.core.nics.lease import LOST_STATES, DhcpLease, LeaseState
 
 
 WallTimeOf = Callable[[float], float]
-
-_REASONS: Mapping[LeaseState, str] = {
-    LeaseState.HELD: "DHCPLeaseHeld",
-    LeaseState.SILENT: "DHCPRenewalFailed",
-    LeaseState.EXPIRED: "DHCPLeaseExpired",
-    LeaseState.REFUSED: "DHCPLeaseRefused",
-}
-_HOLDS: Mapping[LeaseState, str] = {LeaseState.HELD: "True", LeaseState.SILENT: "Unknown"}
+"""Seconds since the epoch for a time of the boot clock."""
 
 
 class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,29 +47,26 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lease_status(lease: DhcpLease, wall_of: WallTimeOf) -> LeaseStatus:
-    """In which of the four ways it stands, and since when."""
-    return LeaseStatus(
-        holds=_HOLDS.get(lease.outlook, "False"),
-        reason=_REASONS[lease.outlook],
-        message=_lease_message(lease, wall_of),
-        lost=lease.outlook in LOST_STATES,
-    )
-
-
-def _lease_message(lease: DhcpLease, wall_of: WallTimeOf) -> str:
-    address, server, end = lease.grant.address, lease.grant.server, metav1_time(wall_of(lease.until))
-    match lease.outlook:
+    """The state of a lease, and since when."""
+    address, end = lease.grant.address, metav1_time(wall_of(lease.until))
+    match lease.state:
         case LeaseState.HELD:
-            return f"{address} is held: server {server} gave it"
+            holds, reason = "True", "DHCPLeaseHeld"
+            message = f"{address} is held: server {lease.grant.server} gave it"
         case LeaseState.SILENT:
+            # Unknown and not False: the address is usable, but nobody can tell whether it will be prolonged.
+            holds, reason = "Unknown", "DHCPRenewalFailed"
             since = metav1_time(wall_of(lease.silent_since or lease.asked_at))
-            return f"{address} is held until {end}; no DHCP server has answered since {since}"
+            message = f"{address} is held until {end}; no DHCP server has answered since {since}"
         case LeaseState.EXPIRED:
-            return (
+            holds, reason = "False", "DHCPLeaseExpired"
+            message = (
                 f"the lease of {address} ended at {end}, and no DHCP server has prolonged it; delete the pod"
             )
         case LeaseState.REFUSED:
-            return f"a DHCP server refused to prolong {address}; delete the pod, so that it gets another"
+            holds, reason = "False", "DHCPLeaseRefused"
+            message = f"a DHCP server refused to prolong {address}; delete the pod, so that it gets another"
+    return LeaseStatus(holds=holds, reason=reason, message=message, lost=lease.state in LOST_STATES)
 
 
 # The claim's status.
@@ -87,136 +78,111 @@ STATUS_MANAGER = "dra.net"
 STATUS_SECONDS = 10.0
 READY, NETWORK_READY, RDMA_READY, SLAAC_READY = "Ready", "NetworkReady", "RDMALinkReady", "SLAACReady"
 DHCP_READY = "DHCPLeaseReady"
-"""Ours alone: DRANET does not renew leases, and tells nothing of them."""
+"""Rackloom's: DRANET does not renew leases and reports nothing about them."""
 
 StatusOutcome = AttachedLink | str
-"""What became of an attachment: how the NIC is in the pod, or why it is not."""
+"""The outcome of an attachment: how the NIC is in the pod, or why it is not."""
 
 
 def claim_status(
     ref: ClaimRef,
     pool: str,
     outcomes: Mapping[str, tuple[PreparedNic, StatusOutcome]],
-    standings: Mapping[str, LeaseStatus],
+    leases: Mapping[str, LeaseStatus],
     now: float,
 ) -> Object:
-    """The fields that are ours, of all NICs of a claim at once: what is left out would be taken back.
+    """Our fields for all NICs of a claim at once: server-side apply removes what is left out.
 
-    `standings` are those of leases, by device.
+    `leases` are by device.
     """
+    devices = [
+        _device_status(nic, outcome, leases.get(nic.device), pool, now) for nic, outcome in outcomes.values()
+    ]
     return {
         "apiVersion": RESOURCE_CLAIM.api_version,
         "kind": RESOURCE_CLAIM.kind,
         "metadata": {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid},
-        "status": {
-            "devices": [
-                _device_status(held, outcome, standings.get(held.device), pool, now)
-                for held, outcome in outcomes.values()
-            ],
-        },
+        "status": {"devices": devices},
     }
 
 
 class StatusWriter:
-    """Writes statuses beside all other work: a runtime does not wait for an API server."""
+    """Writes statuses in the background: a container runtime does not wait for an API server."""
 
     def __init__(
         self,
         api: KubeApi,
         pool: str,
-        loans: AttachmentStore,
-        standings: Callable[[str], Mapping[str, LeaseStatus]],
+        attachments: AttachmentStore,
+        leases: Callable[[str], Mapping[str, LeaseStatus]],
         wall: Callable[[], float],
     ) -> None:
         self._api = api
         self._pool = pool
-        self._loans = loans
-        self._standings = standings
-        """How the leases of a claim (UID) stand, by device."""
+        self._loans = attachments
+        self._leases = leases
+        """The leases of a claim (UID), by device."""
         self._wall = wall
-        self._turn = asyncio.Lock()
-        self._writing: set[asyncio.Task[None]] = set()
+        self._lock = asyncio.Lock()
+        self._tasks = TaskSet()
 
-    def told(self, ref: ClaimRef, nic: PreparedNic, outcome: StatusOutcome) -> None:
-        """An attachment went well, or did not."""
-        task = asyncio.create_task(self._write(ref, nic, outcome))
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
+    def write(self, ref: ClaimRef, nic: PreparedNic, outcome: StatusOutcome) -> None:
+        """Begin to write the outcome of an attachment."""
+        self._tasks.start(self._write(ref, nic, outcome))
 
     async def _write(self, ref: ClaimRef, nic: PreparedNic, outcome: StatusOutcome) -> None:
-        """One at a time, so that the last one holds what all of them tell."""
-        async with self._turn:
+        """One at a time, so that the last write contains all outcomes."""
+        async with self._lock:
             outcomes: dict[str, tuple[PreparedNic, StatusOutcome]] = {
-                loan.nic.device: (loan.nic, loan.attached)
-                for loan in self._loans.of_claim(ref.uid)
-                if loan.attached is not None
+                attachment.nic.device: (attachment.nic, attachment.attached)
+                for attachment in self._loans.of_claim(ref.uid)
+                if attachment.attached is not None
             }
             outcomes |= {nic.device: (nic, outcome)}
-            status = claim_status(ref, self._pool, outcomes, self._standings(ref.uid), self._wall())
+            status = claim_status(ref, self._pool, outcomes, self._leases(ref.uid), self._wall())
             try:
                 async with asyncio.timeout(STATUS_SECONDS):
                     await self._api.apply(
                         RESOURCE_CLAIM, status, manager=STATUS_MANAGER, force=True, subresource="status"
                     )
             except (KubeError, TimeoutError) as error:
-                log.warning(
-                    "nic.status-not-written", claim=ref.name, reason=str(error) or "no answer in time"
-                )
+                reason = str(error) or "no answer in time"
+                log.warning("nic.status-not-written", claim=ref.name, reason=reason)
 
 
 def _device_status(
-    held: PreparedNic, outcome: StatusOutcome, lease: LeaseStatus | None, pool: str, now: float
+    nic: PreparedNic, outcome: StatusOutcome, lease: LeaseStatus | None, pool: str, now: float
 ) -> Object:
-    told: Object = {"driver": STATUS_MANAGER, "pool": pool, "device": held.device}
-    told["conditions"] = _conditions(held, outcome, lease, metav1_time(now))
+    status: Object = {"driver": STATUS_MANAGER, "pool": pool, "device": nic.device}
+    status["conditions"] = _conditions(nic, outcome, lease, metav1_time(now))
     if isinstance(outcome, AttachedLink) and outcome.name:
-        told["networkData"] = _network(outcome)
-    if held.rdma is not None:
-        told["data"] = {"rdmaDevice": held.rdma}
-    return told
+        status["networkData"] = {"interfaceName": outcome.name, "ips": list(outcome.addresses)}
+        if outcome.mac is not None:
+            status["networkData"]["hardwareAddress"] = outcome.mac
+    if nic.rdma is not None:
+        status["data"] = {"rdmaDevice": nic.rdma}
+    return status
 
 
-def _network(attached: AttachedLink) -> Object:
-    data: Object = {"interfaceName": attached.name, "ips": list(attached.addresses)}
-    if attached.mac is not None:
-        data["hardwareAddress"] = attached.mac
-    return data
-
-
-def _conditions(held: PreparedNic, outcome: StatusOutcome, lease: LeaseStatus | None, at: str) -> list[Any]:
-    """A NIC without its leased address is there, and is not ready."""
-    status, reason, message = "True", "NetworkDeviceReady", ""
-    if held.identity is None:
-        reason = "RDMAOnlyDeviceReady"
+def _conditions(nic: PreparedNic, outcome: StatusOutcome, lease: LeaseStatus | None, at: str) -> list[Any]:
+    """A NIC without its leased address is attached, but not ready."""
+    reason = "RDMAOnlyDeviceReady" if nic.identity is None else "NetworkDeviceReady"
+    value = ("True", reason, "")
     if lease is not None and lease.lost:
-        status, reason, message = "False", lease.reason, lease.message
+        value = ("False", lease.reason, lease.message)
     if isinstance(outcome, str):
-        status, reason, message = "False", "AttachFailed", outcome
-    told = [_condition(kind, status, reason, message, at) for kind in _kinds(held)]
-    if lease is not None:
-        told.append(_condition(DHCP_READY, lease.holds, lease.reason, lease.message, at))
-    return told
-
-
-def _kinds(held: PreparedNic) -> list[str]:
-    kinds = [READY]
-    if held.identity is not None:
-        kinds.append(NETWORK_READY)
-    if held.pod is not None and held.pod.autoconfigures:
-        kinds.append(SLAAC_READY)
-    if held.moves_rdma:
-        kinds.append(RDMA_READY)
-    return kinds
-
-
-def _condition(kind: str, status: str, reason: str, message: str, at: str) -> Object:
-    return {
-        "type": kind,
-        "status": status,
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": at,
+        value = ("False", "AttachFailed", outcome)
+    applies = {
+        READY: True,
+        NETWORK_READY: nic.identity is not None,
+        SLAAC_READY: nic.pod is not None and nic.pod.autoconfigures,
+        RDMA_READY: nic.moves_rdma,
     }
+    found = [(kind, *value) for kind, is_so in applies.items() if is_so]
+    if lease is not None:
+        found.append((DHCP_READY, lease.holds, lease.reason, lease.message))
+    fields = ("type", "status", "reason", "message", "lastTransitionTime")
+    return [dict(zip(fields, (*condition, at), strict=True)) for condition in found]
 
 
 # Outcomes of attachments.
@@ -227,58 +193,41 @@ NETWORK_FAILED, RDMA_FAILED = "NetworkDeviceAttachFailed", "RDMADeviceAttachFail
 ATTACHMENT_KINDS = ("network", "rdma")
 
 
-WriteStatus = Callable[[ClaimRef, PreparedNic, AttachedLink | str], None]
-"""Writes the claim's status, beside all other work."""
+WriteStatus = Callable[[ClaimRef, PreparedNic, StatusOutcome], None]
+"""Begins to write the claim's status in the background."""
 
 
 class AttachmentReporter:
-    """Tells everybody who wants to know."""
+    """Reports attachments to the claim's status, the pod's events and the metrics."""
 
     def __init__(self, write_status: WriteStatus, events: EventRecorder) -> None:
         self._write_status = write_status
         self._events = events
-        self._telling: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         by_kind = ("kind", "outcome")
         self.attachments = Counter(
             "rackloom_nic_attachments", "NICs that were to come into pods", by_kind, registry=None
         )
-        """Belongs into the plugin's registry."""
+        """To be registered with the plugin's registry."""
         for kind in ATTACHMENT_KINDS:
             for outcome in ("attached", "failed"):
                 self.attachments.labels(kind, outcome)
 
-    def told(self, ref: ClaimRef, nic: PreparedNic, sandbox: PodSandbox, outcome: AttachOutcome) -> None:
-        """An attachment went well, or did not."""
-        if isinstance(outcome, AttachedLink):
-            self._count(nic, "attached")
-            self._write_status(ref, nic, outcome)
-            return
-        self._count(nic, "failed")
-        self._write_status(ref, nic, str(outcome))
-        reason = RDMA_FAILED if nic.identity is None else NETWORK_FAILED
-        self._beside(self._events.record(pod_of_sandbox(sandbox), "Warning", reason, str(outcome)))
-
-    def _count(self, nic: PreparedNic, outcome: str) -> None:
-        self.attachments.labels(attachment_kind(nic), outcome).inc()
-
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+    def report(self, ref: ClaimRef, nic: PreparedNic, sandbox: PodSandbox, outcome: AttachOutcome) -> None:
+        """Report the outcome of one attachment."""
+        is_rdma_only = nic.identity is None
+        attached = isinstance(outcome, AttachedLink)
+        kind = "rdma" if is_rdma_only else "network"
+        self.attachments.labels(kind, "attached" if attached else "failed").inc()
+        self._write_status(ref, nic, outcome if isinstance(outcome, AttachedLink) else str(outcome))
+        if not attached:
+            reason = RDMA_FAILED if is_rdma_only else NETWORK_FAILED
+            pod = _pod_reference(sandbox.namespace, sandbox.name, sandbox.pod)
+            self._tasks.start(self._events.record(pod, "Warning", reason, str(outcome)))
 
 
-def attachment_kind(nic: PreparedNic) -> str:
-    """Whether there is an interface to move, or an RDMA device only."""
-    return "rdma" if nic.identity is None else "network"
-
-
-def pod_of_sandbox(sandbox: PodSandbox) -> Object:
-    """As much of the pod as an Event has to know."""
-    return pod_object(sandbox.namespace, sandbox.name, sandbox.pod)
-
-
-def pod_object(namespace: str, name: str, uid: str) -> Object:
-    """The same, of a pod whose sandbox is not at hand."""
+def _pod_reference(namespace: str, name: str, uid: str) -> Object:
+    """As much of a pod as an Event needs."""
     metadata = {"namespace": namespace, "name": name, "uid": uid}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
 
@@ -287,27 +236,26 @@ def pod_object(namespace: str, name: str, uid: str) -> Object:
 
 
 class ReportLease(Protocol):
-    """Is told how a lease stands. Must not raise."""
+    """Reports the state of a lease. Must not raise."""
 
-    async def __call__(self, record: LeaseRecord, loan: Attachment | None, *, is_new: bool) -> None:
-        """It stands in another way (`is_new`), or its address came or went."""
-        ...
+    async def __call__(self, record: LeaseRecord, attachment: Attachment | None, *, is_new: bool) -> None:
+        """Its state changed (`is_new`), or its address came or went."""
 
 
 class LeaseReporter:
-    """Tells who looks at the claim and who looks at the pod."""
+    """Reports leases to the claim's status and the pod's events."""
 
     def __init__(self, write_status: WriteStatus, events: EventRecorder, wall_of: WallTimeOf) -> None:
         self._write_status = write_status
         self._events = events
         self._wall_of = wall_of
 
-    async def told(self, record: LeaseRecord, loan: Attachment | None, *, is_new: bool) -> None:
-        """A NIC that is in no pod has no status of its own."""
-        if loan is not None and loan.attached is not None:
-            self._write_status(record.ref, record.nic, loan.attached)
+    async def report(self, record: LeaseRecord, attachment: Attachment | None, *, is_new: bool) -> None:
+        """Report a lease. A NIC that is in no pod has no status."""
+        if attachment is not None and attachment.attached is not None:
+            self._write_status(record.ref, record.nic, attachment.attached)
         if is_new:
             now = lease_status(record.lease, self._wall_of)
             severity: EventSeverity = "Normal" if now.holds == "True" else "Warning"
-            pod = pod_object(record.ref.namespace, record.pod_name, record.pod)
+            pod = _pod_reference(record.ref.namespace, record.pod_name, record.pod)
             await self._events.record(pod, severity, now.reason, now.message)

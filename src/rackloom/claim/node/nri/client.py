@@ -44,19 +44,16 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxHooks(Protocol):
-    """Told of sandboxes, in the order in which things happen to each."""
+    """Called for sandboxes, in the order of the events of each."""
 
     async def synchronize(self, living: tuple[PodSandbox, ...]) -> None:
-        """All sandboxes there are, whenever the connection is made anew. Must not raise."""
-        ...
+        """All living sandboxes, after every connection. Must not raise."""
 
     async def run(self, sandbox: PodSandbox) -> None:
-        """It is being started. An error fails the pod, which kubelet then tries again."""
-        ...
+        """A sandbox is being started. An error fails the pod, which kubelet then tries again."""
 
     async def stop(self, sandbox: PodSandbox) -> None:
-        """It is being stopped; its namespace is still there. Must not raise."""
-        ...
+        """A sandbox is being stopped; its namespace is still there. Must not raise."""
 
 
 # Frames.
@@ -85,11 +82,11 @@ class TtrpcFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MalformedFrame(Exception):
-    """The other side does not speak ttrpc."""
+    """The peer does not speak ttrpc."""
 
 
 async def read_frames(reader: asyncio.StreamReader) -> AsyncIterator[TtrpcFrame]:
-    """Frames until the other side hangs up. Raises `Malformed`."""
+    """Frames until the peer closes the connection. Raises `MalformedFrame`."""
     pending = {PLUGIN: b"", RUNTIME: b""}
     while True:
         try:
@@ -127,7 +124,8 @@ log = structlog.get_logger(__name__)
 
 NRI_SOCKET = Path("/var/run/nri/nri.sock")
 PLUGIN_INDEX = "00"
-"""Plugins are called in the order of their indices: before the others, a NIC may be what they look for."""
+"""Plugins are called in the order of their indices. This one is first: others may expect the NIC to be
+there."""
 RECONNECT_SECONDS = 2.0
 _REGISTER_STREAM = 1
 _REGISTER_NANOS = 5_000_000_000
@@ -146,20 +144,20 @@ class NriPlugin:
         self._socket = socket
         self._living: list[PodSandbox] = []
         self.connected = asyncio.Event()
-        """Set while the runtime has told of all its sandboxes and calls us for new ones."""
+        """Set once the runtime has listed its sandboxes: from then on it calls for new ones."""
 
     async def run(self) -> None:
         """Serve for ever; a runtime that is away, or restarts, is waited for."""
-        told = ""
+        logged = ""
         while True:
             try:
                 await self._session()
-                told = ""
+                logged = ""
                 log.info("nri.disconnected", socket=str(self._socket))
             except (OSError, MalformedFrame, Refused) as trouble:
-                if str(trouble) != told:
-                    told = str(trouble)
-                    log.warning("nri.not-connected", socket=str(self._socket), reason=told)
+                if str(trouble) != logged:
+                    logged = str(trouble)
+                    log.warning("nri.not-connected", socket=str(self._socket), reason=logged)
             self.connected.clear()
             await asyncio.sleep(RECONNECT_SECONDS)
 
@@ -177,18 +175,15 @@ class NriPlugin:
                     _check_registered(frame.data)
 
     def _register(self) -> bytes:
+        registration = wire.RegisterPluginRequest(plugin_name=self._name, plugin_idx=PLUGIN_INDEX)
         request = wire.Request(
             service=_RUNTIME_SERVICE,
             method="RegisterPlugin",
-            payload=wire.RegisterPluginRequest(
-                plugin_name=self._name, plugin_idx=PLUGIN_INDEX
-            ).SerializeToString(),
+            payload=registration.SerializeToString(),
             timeout_nano=_REGISTER_NANOS,
         )
-        frame = TtrpcFrame(
-            connection=RUNTIME, stream=_REGISTER_STREAM, type=REQUEST, data=request.SerializeToString()
-        )
-        return frame.encode()
+        data = request.SerializeToString()
+        return TtrpcFrame(connection=RUNTIME, stream=_REGISTER_STREAM, type=REQUEST, data=data).encode()
 
     async def _answer(self, frame: TtrpcFrame) -> bytes:
         response = wire.Response(status=wire.Status())
@@ -217,19 +212,19 @@ class NriPlugin:
         return await method(request.payload)
 
     async def _configure(self, payload: bytes) -> Message:
-        told = wire.ConfigureRequest.FromString(payload)
-        log.info("nri.connected", runtime=told.runtime_name, version=told.runtime_version)
+        request = wire.ConfigureRequest.FromString(payload)
+        log.info("nri.connected", runtime=request.runtime_name, version=request.runtime_version)
         return wire.ConfigureResponse(events=_EVENTS)
 
     async def _synchronize(self, payload: bytes) -> Message:
         """A long list comes in several parts; only the last is without `more`."""
-        told = wire.SynchronizeRequest.FromString(payload)
-        self._living += [_sandbox(pod) for pod in told.pods]
-        if not told.more:
+        request = wire.SynchronizeRequest.FromString(payload)
+        self._living += [_sandbox(pod) for pod in request.pods]
+        if not request.more:
             await self._hooks.synchronize(tuple(self._living))
             self._living = []
             self.connected.set()
-        return wire.SynchronizeResponse(more=told.more)
+        return wire.SynchronizeResponse(more=request.more)
 
     async def _run(self, payload: bytes) -> Message:
         await self._hooks.run(_sandbox(wire.SandboxRequest.FromString(payload).pod))
@@ -240,12 +235,12 @@ class NriPlugin:
         return wire.Response()
 
     async def _state_change(self, payload: bytes) -> Message:
-        """How runtimes before NRI 0.10 tell of sandboxes: one method for all events."""
-        told = wire.StateChangeEvent.FromString(payload)
-        if told.event == wire.RUN_POD_SANDBOX:
-            await self._hooks.run(_sandbox(told.pod))
-        elif told.event == wire.STOP_POD_SANDBOX:
-            await self._hooks.stop(_sandbox(told.pod))
+        """All events by one method: so do runtimes before NRI 0.10."""
+        change = wire.StateChangeEvent.FromString(payload)
+        if change.event == wire.RUN_POD_SANDBOX:
+            await self._hooks.run(_sandbox(change.pod))
+        elif change.event == wire.STOP_POD_SANDBOX:
+            await self._hooks.stop(_sandbox(change.pod))
         return wire.Response()
 
 
@@ -282,12 +277,8 @@ class MeasuredHooks:
     def __init__(self, hooks: SandboxHooks, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
         self._hooks = hooks
         self._clock = clock
-        self._requests = Counter(
-            "rackloom_nri_requests",
-            "Requests of the container runtime",
-            ("event", "outcome"),
-            registry=registry,
-        )
+        help_text, labels = "Requests of the container runtime", ("event", "outcome")
+        self._requests = Counter("rackloom_nri_requests", help_text, labels, registry=registry)
         self._seconds = Histogram(
             "rackloom_nri_request_duration_seconds",
             "Time that the container runtime waits",
