@@ -61,6 +61,15 @@ def found(asked, evidence):
     [
         ("does-not-compile", H100, "device.driver = 'x'", "device.driver == 'dra.net'"),
         ("does-not-compile", "typical", "device.names == 'x'", "device.driver == 'dra.net'"),
+        ("does-not-compile", H100, r"device.driver.matches('\\C')", "device.driver.matches('^dra')"),
+        ("does-not-compile", H100, r"device.driver.matches('dra\\E')", r"device.driver.matches('\\Qdra\\E')"),
+        ("does-not-compile", "typical", "device.driver.find('(?P<é>d)') != ''", "device.driver == 'dra.net'"),
+        (
+            "fails-on-devices",
+            H100,
+            r"device.driver.matches('\\' + 'C')",
+            "device.driver.matches('^' + 'dra')",
+        ),
         ("constant", "typical", "true", RDMA),
         ("constant", H100, f"{NUMA_1} && {NUMA_1.replace('1', '0')}", NUMA_1),
         ("constant", "typical", f'device.driver == "a" && {RDMA} && device.driver == "b"', RDMA),

@@ -1,7 +1,7 @@
 """String functions: search and split, regular expressions, and `format`.
 
 Positions count characters, not bytes. `compiled_pattern` loads the regular expression engine on first
-use, because few selectors have patterns and the engine loads slowly.
+use, because few selectors have patterns.
 
 `format_string` implements `%s %d %f %e %b %x %X %o %%` as the second version of cel-go's strings
 library does, including its treatment of `%e`: what is written as precision is taken as width. The
@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rackloom.core.allocate.cel.errors import EvaluationError
@@ -183,8 +184,8 @@ _pattern_function = PATTERNS.add
 
 
 def compiled_pattern(pattern: str) -> "Regex":
-    """The compiled pattern. Raises EvaluationError where RE2 would refuse it."""
-    # Few selectors have patterns, and what reads them takes longest to load of the whole library.
+    """The compiled pattern. Raises EvaluationError where Go would refuse it."""
+    # Few selectors have patterns: claims without any do not load the engine.
     from rackloom.core.allocate.cel.regex import compiled_regex
 
     try:
@@ -201,19 +202,17 @@ def _matches(text: str, pattern: str) -> bool:
 
 @_pattern_function("string_find_string", "string.find(string) -> string")
 def _find_match(text: str, pattern: str) -> str:
-    found = next(compiled_pattern(pattern).spans(text), None)
-    return "" if found is None else text[found[0] : found[1]]
+    return next(compiled_pattern(pattern).find_all(text), "")
 
 
 @_pattern_function("string_find_all_string", "string.findAll(string) -> list<string>")
 def _find_all_matches(text: str, pattern: str) -> list[str]:
-    return _find_some_matches(text, pattern, -1)
+    return list(compiled_pattern(pattern).find_all(text))
 
 
 @_pattern_function("string_find_all_string_int", "string.findAll(string, int) -> list<string>")
 def _find_some_matches(text: str, pattern: str, limit: int) -> list[str]:
-    spans = list(compiled_pattern(pattern).spans(text))
-    return [text[start:end] for start, end in (spans if limit < 0 else spans[:limit])]
+    return list(islice(compiled_pattern(pattern).find_all(text), limit if limit >= 0 else None))
 
 
 # The format function.
