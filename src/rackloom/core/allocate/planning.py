@@ -17,7 +17,7 @@ import msgspec
 
 from rackloom.core.allocate.allocator import SearchMode, allocate, unbounded
 from rackloom.core.allocate.eligibility import SelectorCache
-from rackloom.core.allocate.explain import Explanation, explain
+from rackloom.core.allocate.explanation import Explanation, explain
 from rackloom.core.allocate.inputs import MAX_RESULTS, Features, InUse, claim_title, in_use_by
 from rackloom.core.allocate.objects import (
     AllocationResult,
