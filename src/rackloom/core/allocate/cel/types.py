@@ -288,6 +288,11 @@ class FunctionLibrary:
 
         return declare
 
+    def declare(self, *overloads: tuple[str, str, Impl]) -> None:
+        """Declare overloads of one expression each: id, signature and implementation."""
+        for overload_id, signature, impl in overloads:
+            self.add(overload_id, signature)(impl)
+
     def __iter__(self) -> Iterator[Overload]:
         return iter(self.overloads)
 
@@ -310,6 +315,19 @@ def dispatch(candidates: tuple[Overload, ...], args: tuple[Any, ...]) -> Any:
             return overload.impl(*args)
     shown = ", ".join(TYPE_NAMES[type(arg)] for arg in args)
     raise no_such_overload(f"{candidates[0].function}({shown})")
+
+
+def accepts(parse: Impl) -> Impl:
+    """Whether `parse` takes its arguments without an error."""
+
+    def run(*args: Any) -> bool:
+        try:
+            parse(*args)
+        except (EvaluationError, ValueError):
+            return False
+        return True
+
+    return run
 
 
 def unavailable(*args: object) -> Any:

@@ -136,9 +136,7 @@ def _slice(items: list[Any], start: int, end: int) -> list[Any]:
     return items[start:end]
 
 
-@_list_function("list_flatten", "list<list<T>>.flatten() -> list<T>")
-def _flatten(items: list[Any]) -> list[Any]:
-    return list(_flat(items, 1))
+LISTS.declare(("list_flatten", "list<list<T>>.flatten() -> list<T>", lambda items: list(_flat(items, 1))))
 
 
 @_list_function("list_flatten_int", "list<dyn>.flatten(int) -> list<dyn>")
@@ -165,9 +163,7 @@ def _distinct(items: list[Any]) -> list[Any]:
     return kept
 
 
-@_list_function("list_reverse", "list<T>.reverse() -> list<T>")
-def _reverse(items: list[Any]) -> list[Any]:
-    return items[::-1]
+LISTS.declare(("list_reverse", "list<T>.reverse() -> list<T>", lambda items: items[::-1]))
 
 
 @_list_function("list_first", "list<V>.first() -> optional<V>")

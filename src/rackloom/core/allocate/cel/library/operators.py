@@ -11,7 +11,7 @@ which `orValue`, `or`, `value` and `hasValue` work. The evaluator runs `&&`, `||
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from rackloom.core.allocate.cel.errors import EvaluationError, no_such_key, no_such_overload
@@ -61,24 +61,12 @@ def shown_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@_operator("logical_not", "!_(bool) -> bool")
-def _logical_not(value: bool) -> bool:
-    return not value
-
-
-@_operator("negate_double", "-_(double) -> double")
-def _negate_double(value: float) -> float:
-    return -value
-
-
-@_operator("negate_int64", "-_(int) -> int")
-def _negate(value: int) -> int:
-    return in_int64(-value)
-
-
-@_operator("@not_strictly_false", "@not_strictly_false(bool) -> bool")
-def _not_strictly_false(value: bool) -> bool:
-    return value is not False
+OPERATORS.declare(
+    ("logical_not", "!_(bool) -> bool", lambda value: not value),
+    ("negate_double", "-_(double) -> double", lambda value: -value),
+    ("negate_int64", "-_(int) -> int", lambda value: in_int64(-value)),
+    ("@not_strictly_false", "@not_strictly_false(bool) -> bool", lambda value: value is not False),
+)
 
 
 @_operator("add_bytes", "_+_(bytes, bytes) -> bytes")
@@ -89,14 +77,10 @@ def _join(one: Any, two: Any) -> Any:
     return one + two
 
 
-@_operator("add_int64", "_+_(int, int) -> int")
-def _add_int(one: int, two: int) -> int:
-    return in_int64(one + two)
-
-
-@_operator("add_uint64", "_+_(uint, uint) -> uint")
-def _add_uint(one: int, two: int) -> Uint:
-    return in_uint64(int(one) + int(two))
+OPERATORS.declare(
+    ("add_int64", "_+_(int, int) -> int", lambda one, two: in_int64(one + two)),
+    ("add_uint64", "_+_(uint, uint) -> uint", lambda one, two: in_uint64(int(one) + int(two))),
+)
 
 
 @_operator("add_duration_duration", "_+_(duration, duration) -> duration")
@@ -110,19 +94,11 @@ def _later(timestamp: Timestamp | Duration, two: Timestamp | Duration) -> Timest
     return as_timestamp(timestamp.nanos + two.nanos)
 
 
-@_operator("subtract_double", "_-_(double, double) -> double")
-def _subtract_double(one: float, two: float) -> float:
-    return one - two
-
-
-@_operator("subtract_int64", "_-_(int, int) -> int")
-def _subtract(one: int, two: int) -> int:
-    return in_int64(one - two)
-
-
-@_operator("subtract_uint64", "_-_(uint, uint) -> uint")
-def _subtract_uint(one: int, two: int) -> Uint:
-    return in_uint64(int(one) - int(two))
+OPERATORS.declare(
+    ("subtract_double", "_-_(double, double) -> double", lambda one, two: one - two),
+    ("subtract_int64", "_-_(int, int) -> int", lambda one, two: in_int64(one - two)),
+    ("subtract_uint64", "_-_(uint, uint) -> uint", lambda one, two: in_uint64(int(one) - int(two))),
+)
 
 
 @_operator("subtract_duration_duration", "_-_(duration, duration) -> duration")
@@ -136,19 +112,11 @@ def _earlier(timestamp: Timestamp, two: Duration) -> Timestamp:
     return as_timestamp(timestamp.nanos - two.nanos)
 
 
-@_operator("multiply_double", "_*_(double, double) -> double")
-def _multiply_double(one: float, two: float) -> float:
-    return one * two
-
-
-@_operator("multiply_int64", "_*_(int, int) -> int")
-def _multiply(one: int, two: int) -> int:
-    return in_int64(one * two)
-
-
-@_operator("multiply_uint64", "_*_(uint, uint) -> uint")
-def _multiply_uint(one: int, two: int) -> Uint:
-    return in_uint64(int(one) * int(two))
+OPERATORS.declare(
+    ("multiply_double", "_*_(double, double) -> double", lambda one, two: one * two),
+    ("multiply_int64", "_*_(int, int) -> int", lambda one, two: in_int64(one * two)),
+    ("multiply_uint64", "_*_(uint, uint) -> uint", lambda one, two: in_uint64(int(one) * int(two))),
+)
 
 
 @_operator("divide_double", "_/_(double, double) -> double")
@@ -167,14 +135,10 @@ def _quotient(one: int, two: int) -> int:
     return abs(one) // abs(two) * (1 if (one < 0) == (two < 0) else -1)
 
 
-@_operator("divide_int64", "_/_(int, int) -> int")
-def _divide(one: int, two: int) -> int:
-    return in_int64(_quotient(one, two))
-
-
-@_operator("divide_uint64", "_/_(uint, uint) -> uint")
-def _divide_uint(one: int, two: int) -> Uint:
-    return Uint(_quotient(int(one), int(two)))
+OPERATORS.declare(
+    ("divide_int64", "_/_(int, int) -> int", lambda one, two: in_int64(_quotient(one, two))),
+    ("divide_uint64", "_/_(uint, uint) -> uint", lambda one, two: Uint(_quotient(int(one), int(two)))),
+)
 
 
 @_operator("modulo_int64", "_%_(int, int) -> int")
@@ -218,39 +182,15 @@ _comparison("_>_", "greater", operator.gt)
 _comparison("_>=_", "greater_equals", operator.ge)
 
 
-@_operator("equals", "_==_(A, A) -> bool")
-def _equals(one: Any, two: Any) -> bool:
-    return equal(one, two)
-
-
-@_operator("not_equals", "_!=_(A, A) -> bool")
-def _not_equals(one: Any, two: Any) -> bool:
-    return not same_value(one, two)
-
-
-@_operator("in_list", "@in(A, list<A>) -> bool")
-def _in_list(item: Any, items: list[Any]) -> bool:
-    return any(same_value(item, one) for one in items)
-
-
-@_operator("in_map", "@in(A, map<A, B>) -> bool")
-def _in_map(key: Any, mapping: Mapping[Any, Any]) -> bool:
-    return contains_key(mapping, key)
-
-
-@_operator("logical_and", "_&&_(bool, bool) -> bool")
-def _logical_and(one: bool, two: bool) -> bool:
-    return one and two
-
-
-@_operator("logical_or", "_||_(bool, bool) -> bool")
-def _logical_or(one: bool, two: bool) -> bool:
-    return one or two
-
-
-@_operator("conditional", "_?_:_(bool, A, A) -> A")
-def _conditional(condition: bool, one: Any, two: Any) -> Any:
-    return one if condition else two
+OPERATORS.declare(
+    ("equals", "_==_(A, A) -> bool", equal),
+    ("not_equals", "_!=_(A, A) -> bool", lambda one, two: not same_value(one, two)),
+    ("in_list", "@in(A, list<A>) -> bool", lambda item, items: any(same_value(item, one) for one in items)),
+    ("in_map", "@in(A, map<A, B>) -> bool", lambda key, mapping: contains_key(mapping, key)),
+    ("logical_and", "_&&_(bool, bool) -> bool", lambda one, two: one and two),
+    ("logical_or", "_||_(bool, bool) -> bool", lambda one, two: one or two),
+    ("conditional", "_?_:_(bool, A, A) -> A", lambda condition, one, two: one if condition else two),
+)
 
 
 def list_index(items: list[Any], key: Any) -> int:
@@ -327,9 +267,7 @@ OPTIONALS = FunctionLibrary()
 _optional_function = OPTIONALS.add
 
 
-@_optional_function("optional_of", "optional.of(V) -> optional<V>")
-def _optional_of(value: Any) -> OptionalValue:
-    return present_optional(value)
+OPTIONALS.declare(("optional_of", "optional.of(V) -> optional<V>", present_optional))
 
 
 @_optional_function("optional_ofNonZeroValue", "optional.ofNonZeroValue(V) -> optional<V>")
@@ -337,9 +275,7 @@ def _of_non_zero(value: Any) -> OptionalValue:
     return NONE if is_zero(value) else present_optional(value)
 
 
-@_optional_function("optional_none", "optional.none() -> optional<V>")
-def _optional_none() -> OptionalValue:
-    return NONE
+OPTIONALS.declare(("optional_none", "optional.none() -> optional<V>", lambda: NONE))
 
 
 @_optional_function("optional_value", "optional<V>.value() -> V")
@@ -349,9 +285,7 @@ def _optional_value(optional: OptionalValue) -> Any:
     return optional.value
 
 
-@_optional_function("optional_hasValue", "optional<V>.hasValue() -> bool")
-def _has_value(optional: OptionalValue) -> bool:
-    return optional.present
+OPTIONALS.declare(("optional_hasValue", "optional<V>.hasValue() -> bool", lambda optional: optional.present))
 
 
 @_optional_function("optional_orValue_value", "optional<V>.orValue(V) -> V")

@@ -50,19 +50,11 @@ _ESCAPES = str.maketrans(
 )
 
 
-@_string_function("contains_string", "string.contains(string) -> bool")
-def _contains(text: str, part: str) -> bool:
-    return part in text
-
-
-@_string_function("starts_with_string", "string.startsWith(string) -> bool")
-def _starts_with(text: str, part: str) -> bool:
-    return text.startswith(part)
-
-
-@_string_function("ends_with_string", "string.endsWith(string) -> bool")
-def _ends_with(text: str, part: str) -> bool:
-    return text.endswith(part)
+STRINGS.declare(
+    ("contains_string", "string.contains(string) -> bool", lambda text, part: part in text),
+    ("starts_with_string", "string.startsWith(string) -> bool", lambda text, part: text.startswith(part)),
+    ("ends_with_string", "string.endsWith(string) -> bool", lambda text, part: text.endswith(part)),
+)
 
 
 @_string_function("string_char_at_int", "string.charAt(int) -> string")
@@ -100,14 +92,10 @@ def _last_index_of_until(text: str, part: str, last: int) -> int:
     return -1 if last >= len(text) else text.rfind(part, 0, last + len(part))
 
 
-@_string_function("string_lower_ascii", "string.lowerAscii() -> string")
-def _lower(text: str) -> str:
-    return text.translate(_UPPER)
-
-
-@_string_function("string_upper_ascii", "string.upperAscii() -> string")
-def _upper(text: str) -> str:
-    return text.translate(_LOWER)
+STRINGS.declare(
+    ("string_lower_ascii", "string.lowerAscii() -> string", lambda text: text.translate(_UPPER)),
+    ("string_upper_ascii", "string.upperAscii() -> string", lambda text: text.translate(_LOWER)),
+)
 
 
 @_string_function("string_replace_string_string", "string.replace(string, string) -> string")
@@ -153,14 +141,9 @@ def _substring(text: str, start: int, end: int) -> str:
     return text[start:end]
 
 
-@_string_function("string_trim", "string.trim() -> string")
-def _trim(text: str) -> str:
-    return text.strip(_SPACE)
-
-
-@_string_function("list_join", "list<string>.join() -> string")
-def _join(items: list[str]) -> str:
-    return _join_with(items, "")
+STRINGS.declare(
+    ("string_trim", "string.trim() -> string", lambda text: text.strip(_SPACE)),
+)
 
 
 @_string_function("list_join_string", "list<string>.join(string) -> string")
@@ -169,6 +152,9 @@ def _join_with(items: list[Any], separator: str) -> str:
         if not isinstance(item, str):
             raise EvaluationError("no such overload")
     return separator.join(items)
+
+
+STRINGS.declare(("list_join", "list<string>.join() -> string", lambda items: _join_with(items, "")))
 
 
 @_string_function("strings_quote", "strings.quote(string) -> string")
