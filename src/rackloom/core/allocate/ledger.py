@@ -127,7 +127,7 @@ class Constraint:
 
 
 def constraints_of(claim: ResourceClaim, features: Features) -> tuple[Constraint, ...]:
-    """The constraints of a claim. Raises Stop for one of an unknown kind."""
+    """The constraints of a claim. Raises AllocationStopped for one of an unknown kind."""
     known: defaultdict[str, dict[CandidateDevice, AttributeValues | None]] = defaultdict(dict)
     return tuple(
         _constraint(claim, number, constraint, features, known)
@@ -323,10 +323,14 @@ class AllocationLedger:
         else:
             self._holders[candidate].pop()
 
-    def clear(self) -> None:
-        """Undo all entries."""
-        while self.entries:
+    def clear(self, length: int = 0) -> None:
+        """Undo entries until `length` are left."""
+        while len(self.entries) > length:
             self.strike()
+
+    def count_of(self, claim: int) -> int:
+        """How many devices this allocation has given to a claim."""
+        return sum(entry.ask.claim == claim for entry in self.entries)
 
     def book(self, candidate: CandidateDevice) -> CounterBook:
         """The counters of the device's pool."""
