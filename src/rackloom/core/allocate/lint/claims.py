@@ -31,8 +31,7 @@ from rackloom.core.allocate.objects import (
     DeviceClass,
     DeviceConstraint,
     DeviceRequest,
-    DeviceSubRequest,
-    ExactDeviceRequest,
+    RequestSpec,
     ResourceClaim,
 )
 from rackloom.core.allocate.outcome import Fault, Refusal
@@ -40,9 +39,6 @@ from rackloom.core.allocate.templates import inventory
 from rackloom.core.allocate.templates.generate import selector_by_ids, selector_by_traits
 
 # Rules for one request.
-
-
-RequestSpec = ExactDeviceRequest | DeviceSubRequest
 
 
 def request_specs(request: DeviceRequest) -> Iterator[tuple[RequestSpec, tuple[str | int, ...]]]:
@@ -187,14 +183,9 @@ def _one_value_findings(
     )
 
 
-def _with_devices(claim: ResourceClaim, **fields: object) -> ResourceClaim:
-    devices = msgspec.structs.replace(claim.spec.devices, **fields)
-    return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
-
-
 def _without_constraint(claim: ResourceClaim, number: int) -> ResourceClaim:
     kept = [constraint for index, constraint in enumerate(claim.spec.devices.constraints) if index != number]
-    return _with_devices(claim, constraints=tuple(kept))
+    return claim.with_devices(constraints=tuple(kept))
 
 
 def _without_selectors(claim: ResourceClaim) -> ResourceClaim:
@@ -205,7 +196,7 @@ def _without_selectors(claim: ResourceClaim) -> ResourceClaim:
         else request
         for request in claim.spec.devices.requests
     ]
-    return _with_devices(claim, requests=tuple(requests))
+    return claim.with_devices(requests=tuple(requests))
 
 
 def _split_into_pairs(claim: ResourceClaim, number: int) -> ResourceClaim | None:
@@ -228,7 +219,7 @@ def _split_into_pairs(claim: ResourceClaim, number: int) -> ResourceClaim | None
         for index in range(count)
     ]
     others = _without_constraint(claim, number).spec.devices.constraints
-    return _with_devices(claim, requests=(*rest, *single), constraints=(*others, *each))
+    return claim.with_devices(requests=(*rest, *single), constraints=(*others, *each))
 
 
 # Whole claims and classes.
