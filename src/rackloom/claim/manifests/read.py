@@ -87,7 +87,8 @@ def _request_with_defaults(request: Fields) -> Fields:
         changed["exactly"] = _exact_with_defaults(request["exactly"])
     if isinstance(request.get("firstAvailable"), list):
         changed["firstAvailable"] = [
-            _exact_with_defaults(one) if isinstance(one, dict) else one for one in request["firstAvailable"]
+            _exact_with_defaults(alternative) if isinstance(alternative, dict) else alternative
+            for alternative in request["firstAvailable"]
         ]
     return changed
 
@@ -117,7 +118,7 @@ def _list_changed(value: Fields, path: tuple[str, ...], change: Callable[[Fields
     if rest and isinstance(inner, dict):
         return value | {name: _list_changed(inner, rest, change)}
     if not rest and isinstance(inner, list):
-        return value | {name: [change(one) if isinstance(one, dict) else one for one in inner]}
+        return value | {name: [change(item) if isinstance(item, dict) else item for item in inner]}
     return value
 
 

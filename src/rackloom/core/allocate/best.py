@@ -142,6 +142,7 @@ class CostModel:
 
         A device draws from two counter sets at most, so it brings at most two units into use.
         """
+        # A group with more free units than that stays broken whatever is chosen: the bound may count it.
         reach = 2 * more
         now = Counter(group for unit in taken for group in self._groups[unit])
         changed = sum(
@@ -212,6 +213,8 @@ class InterchangeableDevices:
             where = (entry.ask.claim, entry.ask.request)
             holders.setdefault(entry.candidate.position, []).append(where)
         open_ = {device.position for device in allowed}
+        # Two devices are interchangeable now if they have one shape, the same holders, are both still
+        # allowed or not, and their groups are in the same condition.
         fate = [
             (self._shape[position], tuple(holders.get(position, ())), position in open_)
             for position in range(len(self._shape))
@@ -301,6 +304,8 @@ class BranchAndBound:
 
     def _bound(self, left: int) -> Cost:
         """What everything below costs at least, when the current request still takes `left` devices."""
+        # Costs never shrink as devices are added, except that a group left partly used may become fully
+        # used. `most` is the largest number of devices that can still do that.
         later = self._plan[len(self._chosen) :]
         most = left + sum(max(map(self._problem.devices_needed, choice)) for choice in later)
         return self._cost(self._chosen, self._ledger.entries, most)
@@ -325,6 +330,7 @@ class BranchAndBound:
             self._pick(ask, index, need, self._serving[ask])
             return
         before = len(self._ledger.entries)
+        # Mode All has one way only: its whole list.
         if all(self._entered(ask, candidate) for candidate in self._problem.everything[ask]):
             self._choose(index + 1)
         self._ledger.clear(before)
@@ -338,6 +344,7 @@ class BranchAndBound:
             return
         trials = self._trials(ask, left, allowed)
         for number, (bound, copies) in enumerate(trials):
+            # Trials are sorted by bound: none of the rest can be cheaper either.
             if bound >= self.cost:
                 return
             self._ledger.enter(ask, copies[0])
@@ -367,6 +374,7 @@ class BranchAndBound:
         cost = self._cost(self._chosen, self._ledger.entries)
         if cost >= self.cost:
             return
+        # Devices were entered cheapest first; results list them as mode exact does.
         order = {ask: number for number, ask in enumerate(self._chosen)}
         entries = sorted(self._ledger.entries, key=lambda entry: (order[entry.ask], entry.candidate.position))
         self.cost, self.found = cost, FoundAnswer(tuple(self._chosen), tuple(entries))

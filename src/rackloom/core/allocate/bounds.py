@@ -51,6 +51,8 @@ def demands_met(
     A demand is (how much it may take from each supply, how much it needs); a supply gives at most `supply`,
     and the supplies of a group together at most `group_supply`.
     """
+    # source -> demand -> supply -> (group ->) sink. All demands are met exactly if the flow fills every
+    # edge that leaves the source.
     capacity: dict[Hashable, dict[Hashable, int]] = {"source": {}}
     total = 0
     for rows, need in _equal_demands_summed(demands):
@@ -111,6 +113,7 @@ def _push_along(capacity: dict[Hashable, dict[Hashable, int]], path: Sequence[Ha
 
 
 def _augmenting_path(capacity: dict[Hashable, dict[Hashable, int]]) -> list[Hashable] | None:
+    # Breadth first: shortest paths bound the number of rounds (Edmonds and Karp).
     came: dict[Hashable, Hashable] = {"source": None}
     queue: list[Hashable] = ["source"]
     for node in queue:
@@ -173,6 +176,8 @@ class Relaxation:
     def possible(self, choices: Sequence[OpenRequest]) -> bool:
         """False where the choices surely cannot all be met."""
         free = [[member for member in members if not self._ledger.held(member)] for members in self._classes]
+        # Cheapest and most telling counts first. Each leaves rules out and adds none: a branch that fails
+        # one of them has no answer.
         demands = self._demands(map(self._key, choices), free, lambda _number: True)
         if demands is None or not self._met(demands, free) or not self._drawn(demands):
             return False
@@ -195,6 +200,7 @@ class Relaxation:
         self, keys: Iterable[DemandKey], free: Sequence[Sequence[CandidateDevice]], admits: ClassFilter
     ) -> list[DeviceDemand] | None:
         """The demands, equal ones added up; None where one cannot be met even alone."""
+        # Equal requests are one demand of several times the size: what they get can be shared out anyhow.
         demands = []
         for key, times in Counter(keys).items():
             demand = self._demand(key, times, free, admits)
@@ -214,6 +220,7 @@ class Relaxation:
                 for number in self._servers_of[kind]
                 if admits(number)
             }
+            # Alternatives share one demand: any class that serves one of them, and the least need.
             if sum(row.values()) >= need:
                 needs.append(need)
                 rows |= {number: max(count, rows.get(number, 0)) for number, count in row.items()}
@@ -229,6 +236,7 @@ class Relaxation:
         groups: dict[int, Hashable] = {}
         limits: dict[Hashable, int] = {}
         for number in wanted:
+            # A class gives as many devices as it has free, or as many as its scarcest counter carries.
             supply[number] = _most_uses(free[number], most)
             if (tightest := self._tightest(free[number])) is not None:
                 group, room = tightest
@@ -313,6 +321,8 @@ class Relaxation:
         bound: set[int] = set()
         for constraint in self._constraints:
             covered = self._covered(constraint, choices)
+            # A started constraint has its value already. A request may count in one bundle only, or the
+            # bundles would demand its devices twice.
             if constraint.distinct or constraint.started or not covered or bound & {*map(id, covered)}:
                 continue
             bound |= {*map(id, covered)}

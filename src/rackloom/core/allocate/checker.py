@@ -252,9 +252,9 @@ def _attribute_values(device: CandidateDevice, name: str) -> frozenset[object] |
 
 def _counter_totals(pool: Pool) -> dict[tuple[str, str], Fraction]:
     return {
-        (one.name, name): exact_value(counter.value)
-        for one in pool.counter_sets.values()
-        for name, counter in one.counters.items()
+        (counter_set.name, name): exact_value(counter.value)
+        for counter_set in pool.counter_sets.values()
+        for name, counter in counter_set.counters.items()
     }
 
 

@@ -49,7 +49,7 @@ NIC_NUMA_NODE = "dra.net/numaNode"
 
 GPU_DRIVER = "gpu.nvidia.com"
 NIC_DRIVER = "dra.net"
-_PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
+PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 
 Attributes = dict[str, DeviceAttribute]
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -101,7 +101,7 @@ def _gpu_device(gpu: Gpu) -> Device:
             "type": "gpu",
             "uuid": gpu.uuid,
             "productName": gpu.product,
-            _PCI_BUS_ID: gpu.pci_address,
+            PCI_BUS_ID: gpu.pci_address,
             PCIE_ROOT: _pcie_root(gpu.pcie),
         }
     )

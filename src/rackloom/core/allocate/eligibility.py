@@ -183,7 +183,7 @@ class Eligibility:
         known = self._known.setdefault(ask.likeness, {})
         if candidate not in known:
             known[candidate] = self._found(ask, candidate)
-        # An error names the request, so it is not shared.
+        # The text of an error names the request, so errors are not shared between like requests.
         found = known[candidate]
         return self._judge(ask, candidate) if isinstance(found, AllocationStopped) else found
 
@@ -196,6 +196,7 @@ class Eligibility:
 
     def _found(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
         """The verdict on a device of the same content, unless devices differ in the nodes they reach."""
+        # Content includes everything a selector can read except the name, which no selector sees.
         if candidate.source.spec.per_device_node_selection:
             return self._judge(ask, candidate)
         if ask.likeness not in self._by_content:

@@ -63,21 +63,21 @@ class NodeOccupancy:
 
     def add(self, devices: NodeDevices, results: Iterable[AllocationResult]) -> None:
         """Note what was given. Admin access holds nothing."""
-        for at, one in _positions_held(devices, results):
-            if one.share_id is None:
+        for at, device in _positions_held(devices, results):
+            if device.share_id is None:
                 self._dedicated |= 1 << at
                 continue
             self._shares[at] = self._shares.get(at, 0) + 1
-            for name, amount in (one.consumed_capacity or {}).items():
+            for name, amount in (device.consumed_capacity or {}).items():
                 self._taken[at, name] = self._taken.get((at, name), Fraction(0)) + exact_value(amount)
 
     def remove(self, devices: NodeDevices, results: Iterable[AllocationResult]) -> None:
         """Note what was given back."""
-        for at, one in _positions_held(devices, results):
-            if one.share_id is None:
+        for at, device in _positions_held(devices, results):
+            if device.share_id is None:
                 self._dedicated &= ~(1 << at)
             else:
-                self._return(at, one)
+                self._return(at, device)
 
     def _return(self, at: int, device_result: DeviceResult) -> None:
         self._shares[at] -= 1
@@ -105,10 +105,10 @@ def _positions_held(
     devices: NodeDevices, results: Iterable[AllocationResult]
 ) -> Iterator[tuple[int, DeviceResult]]:
     """The devices of results that hold one, with their positions; those that are gone are left out."""
-    for one in (one for result in results for one in result.devices.results if not one.admin_access):
-        at = devices.positions.get(DeviceId(one.driver, one.pool, one.device))
-        if at is not None:
-            yield at, one
+    for result in chain.from_iterable(allocation.devices.results for allocation in results):
+        position = devices.positions.get(DeviceId(result.driver, result.pool, result.device))
+        if position is not None and not result.admin_access:
+            yield position, result
 
 
 def _exact_quantity(amount: Fraction) -> str:
@@ -140,7 +140,7 @@ class NodeSignatures:
         return devices, tuple(map(_pool_signature, problem.pools))
 
     def _device(self, problem: AllocationProblem, candidate: CandidateDevice, pool: int) -> int:
-        # A device that selects its nodes itself may be here or not: its content does not tell.
+        # A device that selects its nodes itself may be reachable or not, which its content does not show.
         key = candidate if candidate.source.spec.per_device_node_selection else (candidate.content, pool)
         if key not in self._known:
             self._known[key] = self._numbers.setdefault(
@@ -196,6 +196,7 @@ class NodeEquivalenceClasses(Generic[A]):
         """The first node of an open condition."""
         tops = []
         for condition, heap in list(self._open.items()):
+            # Lazy deletion: a node that changed its condition stays in its old heap until it surfaces.
             while heap and self._conditions[heap[0]] != condition:
                 heapq.heappop(heap)
             if heap:
@@ -264,6 +265,8 @@ class Fleet:
         a search that `proceed` stopped, is the outcome.
         """
         nodes = self._node_classes(claims)
+        # One search per condition: each round either answers or closes a condition, so there are at most as
+        # many rounds as conditions, whatever the number of nodes.
         while (found := nodes.first()) is not None:
             number, condition = found
             answer = nodes.answers.get(condition) or self._searched(number, claims, proceed)

@@ -40,22 +40,14 @@ AttributeValues = frozenset[tuple[str, Hashable]]
 def attribute_values(attribute: DeviceAttribute, *, lists: bool) -> AttributeValues:
     """Values of an attribute. Lists count only where list attributes are on; a scalar is a list of one."""
     if lists:
-        for kind, several in (
-            ("int", attribute.ints),
-            ("bool", attribute.bools),
-            ("string", attribute.strings),
-            ("version", attribute.versions),
-        ):
-            if several:
-                return frozenset((kind, value) for value in several)
-    for kind, one in (
-        ("string", attribute.string),
-        ("int", attribute.int_),
-        ("bool", attribute.bool_),
-        ("version", attribute.version),
-    ):
-        if one is not None:
-            return frozenset([(kind, one)])
+        ints, strings = ("int", attribute.ints), ("string", attribute.strings)
+        for kind, values in (ints, ("bool", attribute.bools), strings, ("version", attribute.versions)):
+            if values:
+                return frozenset((kind, value) for value in values)
+    string, integer = ("string", attribute.string), ("int", attribute.int_)
+    for kind, single in (string, integer, ("bool", attribute.bool_), ("version", attribute.version)):
+        if single is not None:
+            return frozenset([(kind, single)])
     return frozenset()
 
 
@@ -109,6 +101,7 @@ class Constraint:
 
     def add(self, values: AttributeValues) -> None:
         """Take in a device of these values, which `allows` let through."""
+        # matchAttribute keeps the values still common to all; distinctAttribute keeps each device's own.
         together = values if self.distinct or not self._seen else self._seen[-1] & values
         self._seen.append(together)
 
@@ -212,7 +205,8 @@ class AllocationLedger:
 
     def _held_before(self, candidate: CandidateDevice) -> Cause | None:
         device, state = candidate.id, self._state
-        # A device does not change between dedicated and shared while anybody holds it.
+        # A device does not change between dedicated and shared while anybody holds it: a share of a device
+        # that one claim holds whole would break that claim's isolation.
         held = device in state.dedicated
         if not candidate.shareable:
             held = held or device in state.shared or device in state.consumed
@@ -227,7 +221,7 @@ class AllocationLedger:
         return self._held_before(candidate) is None
 
     def mark(self, candidate: CandidateDevice) -> Hashable:
-        """What this allocation did to the device: equal for devices of one kind that fared alike."""
+        """What this allocation did to the device: equal for devices of one shape that were used alike."""
         if candidate.shareable:
             return self._shares.get(candidate, 0), frozenset(self._gone(candidate.id).items())
         return frozenset(self._holders.get(candidate, ()))
@@ -287,7 +281,7 @@ class AllocationLedger:
         """The constraints that cover `ask`."""
         if ask not in self._covering:
             own = self._constraints[ask.claim]
-            self._covering[ask] = [one for one in own if ask.named_in(one.requests)]
+            self._covering[ask] = [constraint for constraint in own if ask.named_in(constraint.requests)]
         return self._covering[ask]
 
     def enter(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
@@ -298,6 +292,7 @@ class AllocationLedger:
         cause = self.in_use(ask, candidate) or self.short(ask, candidate) or self.broken(ask, candidate)
         if cause is not None:
             return cause
+        # From here on nothing can fail: all books change together, and `strike` reverts them together.
         for constraint in self.constraints(ask):
             constraint.add(constraint.values(candidate) or frozenset())
         charged = self._draws(candidate)

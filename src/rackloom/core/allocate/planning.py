@@ -81,7 +81,7 @@ def _single_changes(
 def _states_without_one_claim(state: InUse) -> Iterator[tuple[str, InUse]]:
     """Without the devices of one claim."""
     for holder in dict.fromkeys(name for names in state.holders.values() for name in names):
-        kept = frozenset(one for one in state.dedicated if holder not in state.holders.get(one, ()))
+        kept = frozenset(device for device in state.dedicated if holder not in state.holders.get(device, ()))
         if kept != state.dedicated:
             yield f"free the devices of claim {holder}", replace(state, dedicated=kept)
 

@@ -142,7 +142,7 @@ def merged_selector(selectors: Iterable[NodeSelector]) -> NodeSelector | None:
 def _add_requirements(known: list[NodeSelectorRequirement], more: Iterable[NodeSelectorRequirement]) -> None:
     for need in more:
         same = (need.key, need.operator, frozenset(need.values))
-        if same not in [(one.key, one.operator, frozenset(one.values)) for one in known]:
+        if same not in [(had.key, had.operator, frozenset(had.values)) for had in known]:
             known.append(need)
 
 
@@ -260,17 +260,20 @@ def _complete_pool(
 ) -> Pool | None:
     """The pool of `kept`; None when a newer generation, meant for other nodes, has replaced it."""
     generation, expected = kept[0].spec.pool.generation, kept[0].spec.pool.resource_slice_count
-    same = [one for one in everywhere if one.spec.pool.generation == generation]
-    if len({one.spec.pool.resource_slice_count for one in same}) > 1:
+    same = [slice_ for slice_ in everywhere if slice_.spec.pool.generation == generation]
+    if len({slice_.spec.pool.resource_slice_count for slice_ in same}) > 1:
         return _unusable_pool(key, PoolProblem.INVALID, "its slices disagree on resourceSliceCount")
     if len(kept) == expected:
         return _validated_pool(key, kept, [], features)
-    if any(one.spec.pool.generation > generation for one in everywhere):
+    # A newer generation elsewhere replaced the pool. Its driver no longer means these slices.
+    if any(slice_.spec.pool.generation > generation for slice_ in everywhere):
         return None
     if len(same) != expected:
         return _unusable_pool(key, PoolProblem.INCOMPLETE, f"{len(same)} of {expected} slices are there")
-    here = {one.metadata.name for one in kept}
-    return _validated_pool(key, kept, [one for one in same if one.metadata.name not in here], features)
+    here = {slice_.metadata.name for slice_ in kept}
+    return _validated_pool(
+        key, kept, [slice_ for slice_ in same if slice_.metadata.name not in here], features
+    )
 
 
 def _unusable_pool(key: PoolKey, trouble: PoolProblem, reason: str) -> Pool:
@@ -283,9 +286,11 @@ def _validated_pool(
     def holds_counters(slice_: ResourceSlice) -> bool:
         return features.partitionable_devices and bool(slice_.spec.shared_counters)
 
-    here = sorted((one for one in kept if not holds_counters(one)), key=lambda one: one.metadata.name)
-    elsewhere = [one for one in others if not holds_counters(one)]
-    counters = [one for one in (*kept, *others) if holds_counters(one)]
+    here = sorted(
+        (slice_ for slice_ in kept if not holds_counters(slice_)), key=lambda slice_: slice_.metadata.name
+    )
+    elsewhere = [slice_ for slice_ in others if not holds_counters(slice_)]
+    counters = [slice_ for slice_ in (*kept, *others) if holds_counters(slice_)]
     sets = [counter for holder in counters for counter in holder.spec.shared_counters]
     wrong = _name_contradiction(here, elsewhere, sets, features)
     if wrong is not None:
@@ -295,22 +300,22 @@ def _validated_pool(
         name=key[1],
         slices=tuple(here),
         elsewhere=tuple(elsewhere),
-        counter_sets={one.name: one for one in sets},
+        counter_sets={counter_set.name: counter_set for counter_set in sets},
     )
 
 
 def _name_contradiction(
     here: list[ResourceSlice], elsewhere: list[ResourceSlice], sets: list[CounterSet], features: Features
 ) -> str | None:
-    twice = _first_repeated(device.name for one in here for device in one.spec.devices)
+    twice = _first_repeated(device.name for slice_ in here for device in slice_.spec.devices)
     if twice is not None:
         return f"the device name {twice} appears twice"
     if not features.partitionable_devices:
         return None
-    twice = _first_repeated(one.name for one in sets)
+    twice = _first_repeated(counter_set.name for counter_set in sets)
     if twice is not None:
         return f"the counter set name {twice} appears twice"
-    known = {one.name: one.counters for one in sets}
+    known = {counter_set.name: counter_set.counters for counter_set in sets}
     return next(_unknown_counters((*here, *elsewhere), known), None)
 
 

@@ -100,6 +100,7 @@ class AllocationProblem:
         self.everything = {
             ask: self._everything(ask) for ask in chain.from_iterable(self.plan) if ask.everything
         }
+        # The lists of mode All must exist before sizes are known, because they count towards the limit.
         for claim, choices in zip(claims, self.choices, strict=True):
             self._check_size(claim, choices)
 

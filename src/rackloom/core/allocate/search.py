@@ -38,7 +38,7 @@ SearchPosition = tuple[int, ...]
 
 
 class PruningBounds:
-    """What can be told of a search from its books alone."""
+    """Decides from counts and remembered failures that a branch has no answer."""
 
     def __init__(self, problem: AllocationProblem, plan: Sequence[Alternatives]) -> None:
         asks = tuple(chain.from_iterable(plan))
@@ -51,8 +51,8 @@ class PruningBounds:
         failing = [index for index, choice in enumerate(plan) if self._may_fail(choice)]
         # An error counts only when the search reaches it, so no count may look past the first such request.
         self._horizon = min(failing, default=len(plan))
-        # Whether mode All ends in a refusal or in an error depends on which device of its list comes first:
-        # up to there, no branch is a copy of another.
+        # Whether mode All ends in a refusal or in an error depends on which device of its list comes first.
+        # Up to the last such request, no branch counts as a copy of another.
         self._ordered_until = 1 + max(
             (index for index, choice in enumerate(plan) if self._all_may_fail(choice)), default=-1
         )
@@ -78,7 +78,9 @@ class PruningBounds:
 
     def failed(self, point: SearchPosition) -> None:
         """Remember that nothing was found at this point in this state."""
+        # A subtree without an answer makes the next count worth its price.
         self._may_be_hopeless = True
+        # A nogood holds for every later state with an equal key: what follows depends on nothing else.
         if point[0] >= self._ordered_until:
             self._nogoods.add((point, self._state(point)))
 
@@ -86,7 +88,8 @@ class PruningBounds:
         """Whether the requests from `index` on, and the rest of `current`, surely cannot all be met."""
         if (point, self._state(point)) in self._nogoods:
             return True
-        # Where there was hope, the way is walked on until it ends: counting at every step costs more.
+        # After a count that found hope, the search goes on uncounted to the next dead end. Counting at
+        # every step costs more than it saves.
         if point[0] >= self._horizon or not self._may_be_hopeless:
             return False
         need = self._problem.devices_needed
@@ -111,6 +114,8 @@ class PruningBounds:
 
     def _state(self, point: SearchPosition) -> Hashable:
         """All that the future depends on: how many groups of each kind are in which condition."""
+        # Groups of one kind are copies of each other, so their number counts and not their names. Device
+        # order matters only through `start`, below which the current request takes no more devices.
         index, start = point[0], point[3] if len(point) > 1 else 0
         groups = range(len(self._symmetry.members))
         return (
@@ -121,6 +126,7 @@ class PruningBounds:
 
     def _group(self, index: int, group: int, start: int) -> Hashable:
         """The condition of a group: its kind, what was done to its devices, and which of them come later."""
+        # Conditions change with every entry and undo; in between, many points ask for the same ones.
         if self._version != self._ledger.version:
             self._version = self._ledger.version
             self._conditions.clear()
@@ -170,6 +176,8 @@ class FirstFitSearch:
 
     def run(self) -> bool:
         """Whether all can be had. Raises AllocationStopped for an error, and when `proceed` says no."""
+        # Each frame yields the level below it once per way to go on. Exhausting a frame is backtracking:
+        # the frame undoes its own entries before it ends, so the ledger always holds the current path.
         stack = [self._choose(0)]
         while stack:
             self.steps += 1
@@ -188,9 +196,11 @@ class FirstFitSearch:
         return False
 
     def _look_ahead(self) -> bool:
-        """The straight way failed: from now on it pays to look before walking. Whether all hope is gone."""
+        """Create the bounds at the first dead end. True if they show that there is no answer at all."""
         if self._bounds is not None:
             return False
+        # Symmetry is computed from the state before the search. Undoing and entering the same assignments
+        # again, in order, restores the ledger exactly, so the frames on the stack notice nothing.
         entries = list(self._ledger.entries)
         self._ledger.clear()
         self._bounds = PruningBounds(self._problem, self._plan)
@@ -244,6 +254,8 @@ class FirstFitSearch:
         current = (ask, ask.count - picked, start)
         if self._bounds is not None and self._bounds.hopeless(point, index + 1, current):
             return
+        # Devices are tried in upstream's order. A device with the mark of one that failed at this level
+        # would lead to a copy of the same subtree.
         walked: set[Hashable] = set()
         for candidate in self._problem.candidates[start:]:
             if self._mark(index, candidate) not in walked and self._taken(ask, candidate):
@@ -253,7 +265,7 @@ class FirstFitSearch:
         self._failed(point)
 
     def _mark(self, index: int, candidate: CandidateDevice) -> Hashable:
-        """What did not work with a device will not work with one that has the same mark."""
+        """What failed with a device fails with every device of the same mark."""
         return candidate if self._bounds is None else self._bounds.mark(index, candidate)
 
     def _taken(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:

@@ -44,8 +44,11 @@ class DeviceSymmetry:
         for position, group in enumerate(self.group):
             members.setdefault(group, []).append(position)
         self.members = [members[group] for group in range(len(members))]
+        # Ranks replace names: the second counter set of GPU 0 and that of GPU 5 are both number 1 in their
+        # groups, so equal GPUs get equal shapes.
         self.ranks: list[dict[Link, int]] = [_ranks_in_group(links, positions) for positions in self.members]
         """Of each group, the rank of what ties it."""
+        # Requests often repeat. Those of one likeness treat every device the same, so one of them will do.
         distinct_asks = {ask.likeness: ask for ask in asks}.values()
         shapes = [
             (
@@ -89,6 +92,7 @@ class DeviceSymmetry:
         )
         if not candidate.device.consumes_counters:
             return values
+        # Devices in use before the search draw from counters too, so what was left is part of the shape.
         left = ledger.book(candidate).at_first
         drawn = frozenset(
             (ranks[("counters", candidate.pool.key, name)], counter, amount, left.get((name, counter)))
@@ -109,13 +113,14 @@ def _links_of(candidate: CandidateDevice, constraints: Sequence[Constraint]) -> 
 
 def _connected_groups(links: Sequence[Sequence[Link]]) -> list[int]:
     """Connected devices, numbered from 0 in order of their first member."""
+    # Union-find with path halving: each link joins its device with the first device that had it.
     parent = list(range(len(links)))
 
-    def root(one: int) -> int:
-        while parent[one] != one:
-            parent[one] = parent[parent[one]]
-            one = parent[one]
-        return one
+    def root(position: int) -> int:
+        while parent[position] != position:
+            parent[position] = parent[parent[position]]
+            position = parent[position]
+        return position
 
     first: dict[Link, int] = {}
     for position, ties in enumerate(links):
@@ -125,7 +130,7 @@ def _connected_groups(links: Sequence[Sequence[Link]]) -> list[int]:
 
 
 def _ranks_in_group(links: Sequence[Sequence[Link]], positions: Iterable[int]) -> dict[Link, int]:
-    """Each tie of a group by its first appearance; the kinds of ties are told apart by the look anyway."""
+    """Each link of a group by its first appearance. The shape keeps kinds of links apart."""
     ties = dict.fromkeys(tie for position in positions for tie in links[position])
     return {tie: rank for rank, tie in enumerate(ties)}
 

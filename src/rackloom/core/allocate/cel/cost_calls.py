@@ -192,7 +192,7 @@ def _walk(factor: float, *, keeps_size: bool = False) -> CostFunction:
 
 
 def _replace(of: Sequence[CostOperand]) -> CallEstimate:
-    text, old, new = (one.full_size for one in of[:3])
+    text, old, new = (operand.full_size for operand in of[:3])
     high, kept_high = _replacements(text.high, old.low, old.low == 0, new.high <= old.low)
     low, kept_low = _replacements(text.low, old.high, old.high == 0, old.high <= new.low)
     size = CostRange(low, high).times(new).plus(CostRange(kept_low, kept_high))
@@ -230,7 +230,7 @@ def _regex(*, full: bool) -> CostFunction:
     def cost(of: Sequence[CostOperand]) -> CallEstimate | None:
         if len(of) < 2:
             return None
-        text, pattern = (one.full_size if full else one.size for one in of[:2])
+        text, pattern = (operand.full_size if full else operand.size for operand in of[:2])
         spent = text.plus(ONE).scaled(_STRING).times(pattern.scaled(_REGEX))
         return CallEstimate(spent, CostRange(0, text.high) if full else None)
 

@@ -269,7 +269,7 @@ class _EvaluatorBuilder:
         over, start = self.plan(node.iter_range), self.plan(node.accu_init)
         condition, step, result = self.plan(node.condition), self.plan(node.step), self.plan(node.result)
         entries = two_variable_range if node.iter_var2 else one_variable_range
-        one, two, accu = node.iter_var, node.iter_var2, node.accu_var
+        name, name2, accu = node.iter_var, node.iter_var2, node.accu_var
 
         def run(frame: EvaluationFrame) -> Any:
             items = over(frame)
@@ -281,9 +281,9 @@ class _EvaluatorBuilder:
             outer = frame.scope
             loop = frame.scope = {**outer, accu: copy(start(frame))}
             for first, second in rounds:
-                loop[one] = first
-                if two:
-                    loop[two] = second
+                loop[name] = first
+                if name2:
+                    loop[name2] = second
                 if condition(frame) is False:
                     break
                 loop[accu] = step(frame)

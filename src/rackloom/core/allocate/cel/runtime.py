@@ -368,14 +368,14 @@ def constant_membership(item: Evaluator, items: list[Any]) -> Evaluator:
             return value
         if isinstance(value, _UNHASHABLE):
             return EvaluationError(f"hash of unhashable type {_GO_NAMES[type_name(value)]}")
-        return any(check.same_primitive(value, one) for one in items)
+        return any(check.same_primitive(value, constant) for constant in items)
 
     return run
 
 
 def is_constant_list(value: Any) -> bool:
     """Whether a value is a list that upstream makes a lookup set of."""
-    return type(value) is list and all(check.is_primitive(one) for one in value)
+    return type(value) is list and all(check.is_primitive(item) for item in value)
 
 
 def is_accumulator(node: CelNode) -> bool:

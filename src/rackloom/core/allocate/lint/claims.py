@@ -42,11 +42,11 @@ from rackloom.core.allocate.templates.generate import selector_by_ids, selector_
 
 
 def request_specs(request: DeviceRequest) -> Iterator[tuple[RequestSpec, tuple[str | int, ...]]]:
-    """What a request asks for, or its alternatives, each with its place in the request."""
+    """What a request asks for, or its alternatives, each with its field in the request."""
     if request.exactly is not None:
         yield request.exactly, ("exactly",)
-    for number, one in enumerate(request.first_available):
-        yield one, ("firstAvailable", number)
+    for number, alternative in enumerate(request.first_available):
+        yield alternative, ("firstAvailable", number)
 
 
 def request_findings(ask: RequestSpec, evidence: LintContext, path: FieldPath) -> Iterator[LintFinding]:
@@ -61,8 +61,8 @@ def request_findings(ask: RequestSpec, evidence: LintContext, path: FieldPath) -
     met = evidence.of_class(name)
     clean = True
     for number, selector in enumerate(ask.selectors):
-        place = (*path, "selectors", number, "cel", "expression")
-        found = list(selector_findings(selector.cel.expression if selector.cel else "", met, evidence, place))
+        field = (*path, "selectors", number, "cel", "expression")
+        found = list(selector_findings(selector.cel.expression if selector.cel else "", met, evidence, field))
         yield from found
         clean = clean and not found
         met = evidence.passing(met, [selector])
@@ -74,7 +74,7 @@ def request_findings(ask: RequestSpec, evidence: LintContext, path: FieldPath) -
 def _count_findings(
     ask: RequestSpec, met: Sequence[CandidateDevice], evidence: LintContext, path: FieldPath
 ) -> Iterator[LintFinding]:
-    matching = {one.id for one in met}
+    matching = {device.id for device in met}
     most = max(
         (sum(device.id in matching for device in kind.devices) for kind in evidence.stock.kinds), default=0
     )
@@ -88,9 +88,9 @@ def _idle_nic_findings(
     ask: RequestSpec, met: Sequence[CandidateDevice], evidence: LintContext, path: FieldPath
 ) -> Iterator[LintFinding]:
     """NICs that the request may be given and that must not carry data, RDMA devices apart from others."""
-    idle = [one for one in met if one.id in evidence.excluded]
-    hcas = [one for one in idle if inventory.scalar_attribute(one, inventory.RDMA)]
-    rest = [one for one in idle if one not in hcas]
+    idle = [device for device in met if device.id in evidence.excluded]
+    hcas = [device for device in idle if inventory.scalar_attribute(device, inventory.RDMA)]
+    rest = [device for device in idle if device not in hcas]
     for trap, devices in ((LintRule.IDLE_HCA, hcas), (LintRule.MANAGEMENT_NIC, rest)):
         if devices:
             named = ", ".join(f"{device.id.device} ({evidence.excluded[device.id]})" for device in devices)
@@ -105,17 +105,16 @@ def _idle_nic_findings(
 
 def _selector_without_excluded(met: Sequence[CandidateDevice], evidence: LintContext) -> str:
     """A selector for the same devices without the excluded ones."""
-    kept = [one for one in met if one.id not in evidence.excluded]
+    kept = [device for device in met if device.id not in evidence.excluded]
     if not kept:
         return "ask for NICs that carry data"
     # Of several kinds of node, names and traits are those of the first: the fix is for one kind of machine.
     kind = next(kind for kind in evidence.stock.kinds if kept[0] in kind.devices)
-    here = [one for one in kept if one in kind.devices]
+    here = [device for device in kept if device in kind.devices]
     nics = [device for device in kind.devices if device.id.driver == NIC_DRIVER]
-    told = selector_by_traits(here, nics, inventory.NIC_TRAITS) or selector_by_ids(
-        here, nics, inventory.NIC_IDS
-    )
-    return f"select: {told.expression}" if told and told.expression else "select the NICs by address"
+    chosen = selector_by_traits(here, nics, inventory.NIC_TRAITS)
+    chosen = chosen or selector_by_ids(here, nics, inventory.NIC_IDS)
+    return f"select: {chosen.expression}" if chosen and chosen.expression else "select the NICs by address"
 
 
 # Rules for constraints.
@@ -203,19 +202,21 @@ def _split_into_pairs(claim: ResourceClaim, number: int) -> ResourceClaim | None
     """The claim with the requests of a constraint split into single devices; None unless counts are equal."""
     constraint = claim.spec.devices.constraints[number]
     covered = _requests_covered(claim, constraint)
-    counts = {one.exactly.count if one.exactly else 0 for one in covered}
+    counts = {request.exactly.count if request.exactly else 0 for request in covered}
     count = counts.pop()
     if counts or len(covered) < 2 or count < 2:
         return None
     rest = [request for request in claim.spec.devices.requests if request not in covered]
     single = [
-        DeviceRequest(name=f"{one.name}-{index}", exactly=msgspec.structs.replace(one.exactly, count=1))
+        DeviceRequest(
+            name=f"{request.name}-{index}", exactly=msgspec.structs.replace(request.exactly, count=1)
+        )
         for index in range(count)
-        for one in covered
-        if one.exactly is not None
+        for request in covered
+        if request.exactly is not None
     ]
     each = [
-        msgspec.structs.replace(constraint, requests=tuple(f"{one.name}-{index}" for one in covered))
+        msgspec.structs.replace(constraint, requests=tuple(f"{request.name}-{index}" for request in covered))
         for index in range(count)
     ]
     others = _without_constraint(claim, number).spec.devices.constraints
@@ -230,10 +231,10 @@ def claim_findings(claim: ResourceClaim, evidence: LintContext) -> list[LintFind
     found = [
         finding
         for number, request in enumerate(claim.spec.devices.requests)
-        for ask, place in request_specs(request)
-        for finding in request_findings(ask, evidence, ("devices", "requests", number, *place))
+        for ask, field in request_specs(request)
+        for finding in request_findings(ask, evidence, ("devices", "requests", number, *field))
     ]
-    if not any(one.trap is LintRule.UNKNOWN_CLASS for one in found):
+    if not any(finding.trap is LintRule.UNKNOWN_CLASS for finding in found):
         found += constraint_findings(claim, evidence)
     if evidence.given and not found and _no_node_serves(claim, evidence):
         why = "no node can serve the claim, even with nothing in use"

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
 
 from rackloom.core.allocate.cel.errors import EvaluationError
 from rackloom.core.allocate.cel.library.operators import as_timestamp
@@ -206,10 +205,6 @@ _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
 _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 for _name, _id in (
     ("bool", "bool_to_bool"),
     ("bytes", "bytes_to_bytes"),
@@ -220,8 +215,8 @@ for _name, _id in (
     ("timestamp", "timestamp_to_timestamp"),
     ("uint", "uint64_to_uint64"),
 ):
-    _conversion(_id, f"{_name}({_name}) -> {_name}")(_unchanged)
-_conversion("to_dyn", "dyn(A) -> dyn")(_unchanged)
+    CONVERSIONS.declare((_id, f"{_name}({_name}) -> {_name}", lambda value: value))
+CONVERSIONS.declare(("to_dyn", "dyn(A) -> dyn", lambda value: value))
 
 
 def _conversion_error(text: str, kind: str) -> EvaluationError:
@@ -241,10 +236,10 @@ def _bool(text: str) -> bool:
 CONVERSIONS.declare(("string_to_bytes", "bytes(string) -> bytes", lambda text: text.encode()))
 
 
-@_conversion("int64_to_double", "double(int) -> double")
-@_conversion("uint64_to_double", "double(uint) -> double")
-def _double(value: int) -> float:
-    return float(value)
+CONVERSIONS.declare(
+    ("int64_to_double", "double(int) -> double", float),
+    ("uint64_to_double", "double(uint) -> double", float),
+)
 
 
 @_conversion("string_to_double", "double(string) -> double")
@@ -336,13 +331,9 @@ def show_double(value: float) -> str:
 CONVERSIONS.declare(("duration_to_string", "string(duration) -> string", show_duration))
 
 
-@_conversion("int64_to_string", "string(int) -> string")
-@_conversion("uint64_to_string", "string(uint) -> string")
-def _text_of_int(value: int) -> str:
-    return str(int(value))
-
-
 CONVERSIONS.declare(
+    ("int64_to_string", "string(int) -> string", str),
+    ("uint64_to_string", "string(uint) -> string", lambda value: str(int(value))),
     ("timestamp_to_string", "string(timestamp) -> string", show_timestamp),
     ("int64_to_duration", "duration(int) -> duration", Duration),
     ("string_to_duration", "duration(string) -> duration", parse_duration),

@@ -53,20 +53,20 @@ KUBERNETES.declare(
 
 @_kubernetes_function("quantity_is_greater_than", "quantity.isGreaterThan(quantity) -> bool")
 @_kubernetes_function("semver_is_greater_than", "semver.isGreaterThan(semver) -> bool")
-def _is_greater(quantity: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> bool:
-    return quantity.compare(two) > 0  # type: ignore[arg-type]
+def _is_greater(first: Quantity | SemanticVersion, second: Quantity | SemanticVersion) -> bool:
+    return first.compare(second) > 0  # type: ignore[arg-type]
 
 
 @_kubernetes_function("quantity_is_less_than", "quantity.isLessThan(quantity) -> bool")
 @_kubernetes_function("semver_is_less_than", "semver.isLessThan(semver) -> bool")
-def _is_less(quantity: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> bool:
-    return quantity.compare(two) < 0  # type: ignore[arg-type]
+def _is_less(first: Quantity | SemanticVersion, second: Quantity | SemanticVersion) -> bool:
+    return first.compare(second) < 0  # type: ignore[arg-type]
 
 
 @_kubernetes_function("quantity_compare_to", "quantity.compareTo(quantity) -> int")
 @_kubernetes_function("semver_compare_to", "semver.compareTo(semver) -> int")
-def _compare(quantity: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> int:
-    return quantity.compare(two)  # type: ignore[arg-type]
+def _compare(first: Quantity | SemanticVersion, second: Quantity | SemanticVersion) -> int:
+    return first.compare(second)  # type: ignore[arg-type]
 
 
 @_kubernetes_function("quantity_get_float", "quantity.asApproximateFloat() -> double")
@@ -92,23 +92,23 @@ def _derived(quantity: Quantity) -> DerivedQuantity:
 
 
 @_kubernetes_function("quantity_add", "quantity.add(quantity) -> quantity")
-def _plus(quantity: Quantity, two: Quantity) -> Quantity:
-    return _derived(quantity + two)
+def _plus(quantity: Quantity, amount: Quantity) -> Quantity:
+    return _derived(quantity + amount)
 
 
 @_kubernetes_function("quantity_add_int", "quantity.add(int) -> quantity")
-def _plus_int(quantity: Quantity, two: int) -> Quantity:
-    return _derived(quantity + Quantity(two, 0, DECIMAL_EXPONENT))
+def _plus_int(quantity: Quantity, amount: int) -> Quantity:
+    return _derived(quantity + Quantity(amount, 0, DECIMAL_EXPONENT))
 
 
 @_kubernetes_function("quantity_sub", "quantity.sub(quantity) -> quantity")
-def _minus(quantity: Quantity, two: Quantity) -> Quantity:
-    return _derived(quantity - two)
+def _minus(quantity: Quantity, amount: Quantity) -> Quantity:
+    return _derived(quantity - amount)
 
 
 @_kubernetes_function("quantity_sub_int", "quantity.sub(int) -> quantity")
-def _minus_int(quantity: Quantity, two: int) -> Quantity:
-    return _derived(quantity - Quantity(two, 0, DECIMAL_EXPONENT))
+def _minus_int(quantity: Quantity, amount: int) -> Quantity:
+    return _derived(quantity - Quantity(amount, 0, DECIMAL_EXPONENT))
 
 
 @_kubernetes_function("string_to_semver", "semver(string) -> semver")
