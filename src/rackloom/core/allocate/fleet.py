@@ -93,7 +93,8 @@ class NodeOccupancy:
         dedicated = (device.id for device in candidates if self._dedicated >> device.position & 1)
         consumed: dict[DeviceId, dict[str, str]] = {}
         for (at, name), amount in self._taken.items():
-            consumed.setdefault(candidates[at].id, {})[name] = _exact_quantity(amount)
+            # Quantities have no more than nine decimals, and so have their sums.
+            consumed.setdefault(candidates[at].id, {})[name] = str(Quantity(int(amount * 10**9), -9))
         return InUse(
             dedicated=frozenset(dedicated),
             shared=frozenset(candidates[at].id for at in self._shares),
@@ -109,11 +110,6 @@ def _positions_held(
         position = devices.positions.get(DeviceId(result.driver, result.pool, result.device))
         if position is not None and not result.admin_access:
             yield position, result
-
-
-def _exact_quantity(amount: Fraction) -> str:
-    """Quantities have no more than nine decimals, and so have their sums."""
-    return str(Quantity(int(amount * 10**9), -9))
 
 
 # Signatures and equivalence classes of nodes.

@@ -126,10 +126,9 @@ def _without_one_constraint(claim: ResourceClaim) -> Iterator[tuple[str, Resourc
 
 
 def _without_selectors(claim: ResourceClaim) -> Iterator[tuple[str, ResourceClaim]]:
-    def change(spec: RequestSpec) -> RequestSpec:
-        return replace(spec, selectors=())
-
-    yield from _with_one_request_changed(claim, "leave out the selectors", change)
+    yield from _with_one_request_changed(
+        claim, "leave out the selectors", lambda spec: replace(spec, selectors=())
+    )
 
 
 def _with_one_request_changed(

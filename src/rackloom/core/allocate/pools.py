@@ -220,7 +220,10 @@ def gather_pools(node: Node, index: SliceIndex, features: Features) -> tuple[Poo
         if _node_sees_slice(node, slice_, features):
             _keep_newest(newest, slice_)
     pools = (_complete_pool(key, newest[key], index.pool(key), features) for key in sorted(newest))
-    return tuple(sorted((pool for pool in pools if pool is not None), key=_has_binding_conditions))
+    found = [pool for pool in pools if pool is not None]
+    return tuple(
+        sorted(found, key=lambda pool: any(device.binding_conditions for _, device in devices_of(pool)))
+    )
 
 
 def devices_of(pool: Pool) -> Iterator[tuple[ResourceSlice, Device]]:
@@ -339,7 +342,3 @@ def _first_repeated(names: Iterable[str]) -> str | None:
             return name
         seen.add(name)
     return None
-
-
-def _has_binding_conditions(pool: Pool) -> bool:
-    return any(device.binding_conditions for _, device in devices_of(pool))

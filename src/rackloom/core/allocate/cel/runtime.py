@@ -90,10 +90,6 @@ def _regex_cost(args: CallValues, result: Any) -> int:
     return math.ceil((1 + size_of_value(args[0])) * _STRING) * math.ceil(size_of_value(args[1]) * _REGEX)
 
 
-def _substring_cost(args: CallValues, result: Any) -> int:
-    return math.ceil(size_of_value(args[0]) * _STRING) * math.ceil(size_of_value(args[1]) * _STRING)
-
-
 def _tree_cost(value: Any) -> int:
     if isinstance(value, str):
         return int(len(value.encode()) * _STRING)
@@ -157,7 +153,9 @@ _BY_OVERLOAD: dict[str, Callable[[CallValues, Any], int]] = {
     "in_list": lambda args, result: size_of_value(args[1]),
     **dict.fromkeys(("add_string", "add_bytes"), _concatenation_cost),
     "matches_string": _regex_cost,
-    "contains_string": _substring_cost,
+    "contains_string": lambda args, result: math.prod(
+        math.ceil(size_of_value(arg) * _STRING) for arg in args
+    ),
     **dict.fromkeys(("list_slice", "lists_range", "list_reverse"), _list_result_cost),
     **dict.fromkeys(("list_flatten", "list_flatten_int"), _flatten_cost),
     "list_distinct": _pairwise_cost(0),

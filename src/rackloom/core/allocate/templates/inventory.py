@@ -280,12 +280,11 @@ def _node_names(resource_slice: ResourceSlice) -> list[str]:
 
 def _node_shape(devices: Sequence[CandidateDevice]) -> bytes:
     """Equal for nodes whose devices differ in what no template reads (UUIDs, IP addresses) at most."""
-    return msgspec.json.encode([_without_identity(device) for device in devices], order="sorted")
-
-
-def _without_identity(device: CandidateDevice) -> object:
-    read = {name: value for name in DISTINGUISHING if (value := device.attribute(name)) is not None}
-    return device.id.driver, msgspec.structs.replace(device.device, attributes=read)
+    shapes = []
+    for device in devices:
+        read = {name: value for name in DISTINGUISHING if (value := device.attribute(name)) is not None}
+        shapes.append((device.id.driver, msgspec.structs.replace(device.device, attributes=read)))
+    return msgspec.json.encode(shapes, order="sorted")
 
 
 def _node_named(name: str) -> Node:
