@@ -48,7 +48,7 @@ from rackloom.core.allocate.symmetry import DeviceSymmetry
 _CLIQUE_ATTRIBUTES = ("cliqueID", "clique")
 
 AllocationUnit = tuple[Hashable, ...]
-"""What is in use or free as a whole: a device, or a counter set with all the partitions cut from it."""
+"""What is in use or free as a whole: a device, or a counter set with all partitions that draw from it."""
 
 
 class DeviceLocality(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class DeviceLocality(msgspec.Struct, frozen=True):
 
 
 def locality_of(candidate: CandidateDevice) -> DeviceLocality:
-    """Where the device sits."""
+    """The locality that the device's driver publishes."""
     return DeviceLocality(
         numa=_numa(candidate),
         roots=_first_known(candidate, (PCIE_ROOT,)),
@@ -192,7 +192,7 @@ def _counter_room(
 
 
 class InterchangeableDevices:
-    """Classes of copies, as things stand."""
+    """Classes of devices that are interchangeable in the current state of the ledger."""
 
     def __init__(self, problem: AllocationProblem, ranking: CostModel) -> None:
         asks = tuple(chain.from_iterable(problem.plan))
@@ -229,11 +229,13 @@ class InterchangeableDevices:
         return list(found.values())
 
     def _condition(self, group: int, fate: Sequence[Hashable]) -> Hashable:
-        """How the devices of a group fare, and which of its values constraints have seen."""
+        """How the devices of a group fare, and which of its values constraints still hold or have used."""
         return (
             frozenset(Counter(fate[position] for position in self._symmetry.members[group]).items()),
             tuple(
-                self._symmetry.ranks_of(group, number, constraint.seen()) if constraint.started else None
+                self._symmetry.ranks_of(group, number, constraint.values_so_far())
+                if constraint.started
+                else None
                 for number, constraint in enumerate(self._constraints)
             ),
         )
@@ -254,7 +256,7 @@ class FoundAnswer(msgspec.Struct, frozen=True):
 
 
 class _SearchCutShort(Exception):
-    """No more trials are allowed."""
+    """The number of trials is used up, or the caller stopped the search."""
 
 
 class BranchAndBound:
@@ -279,7 +281,7 @@ class BranchAndBound:
         self.trials = 0
 
     def run(self) -> None:
-        """Search; `found` is then the best answer that was seen."""
+        """Search; `found` is then the best known answer."""
         try:
             self._choose(0)
         except _SearchCutShort:
@@ -312,7 +314,7 @@ class BranchAndBound:
 
     def _choose(self, index: int) -> None:
         if index == len(self._plan):
-            self._settle()
+            self._keep_if_better()
             return
         for ask in self._plan[index]:
             self._chosen.append(ask)
@@ -338,7 +340,7 @@ class BranchAndBound:
     def _pick(
         self, ask: RequestAlternative, index: int, left: int, allowed: Sequence[CandidateDevice]
     ) -> None:
-        """One device of a request. What was tried is left to no later branch: that has been seen."""
+        """One more device of a request. A device that was tried is not offered to later branches again."""
         if left == 0:
             self._choose(index + 1)
             return
@@ -369,8 +371,8 @@ class BranchAndBound:
             raise _SearchCutShort
         return self._ledger.enter(ask, candidate) is None
 
-    def _settle(self) -> None:
-        """All is chosen: keep it if it costs less. Within a request, devices in order of position."""
+    def _keep_if_better(self) -> None:
+        """A complete answer: keep it if it costs less. Within a request, devices are in order of position."""
         cost = self._cost(self._chosen, self._ledger.entries)
         if cost >= self.cost:
             return

@@ -217,6 +217,8 @@ class Relaxation:
         for kind, need, start in key:
             row = {
                 number: sum(member.position >= start for member in free[number])
+                if start
+                else len(free[number])
                 for number in self._servers_of[kind]
                 if admits(number)
             }

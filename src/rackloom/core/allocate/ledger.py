@@ -30,7 +30,7 @@ from rackloom.core.allocate.outcome import AllocationStopped, Cause, CauseKind
 from rackloom.core.allocate.pools import Pool, PoolKey
 from rackloom.core.allocate.quantity import exact_value
 
-# Constraints of a claim, as stacks of the values seen so far.
+# Constraints of a claim, each a stack of the values so far.
 
 
 AttributeValues = frozenset[tuple[str, Hashable]]
@@ -72,7 +72,7 @@ class Constraint:
         self.requests = requests
         self.distinct = distinct
         self._lists = lists
-        self._seen: list[AttributeValues] = []
+        self._stack: list[AttributeValues] = []
         self._known = {} if known is None else known
 
     def __str__(self) -> str:
@@ -91,32 +91,32 @@ class Constraint:
         """Whether a device of these values could be taken in now."""
         if values is None:
             return False
-        if not self._seen:
+        if not self._stack:
             # Upstream compares a first device with nothing, so that even a value of a type it cannot compare
             # passes; only matching with list attributes looks at it.
             return bool(values) or self.distinct or not self._lists
         if self.distinct:
-            return bool(values) and all(values.isdisjoint(seen) for seen in self._seen)
-        return bool(self._seen[-1] & values)
+            return bool(values) and all(values.isdisjoint(earlier) for earlier in self._stack)
+        return bool(self._stack[-1] & values)
 
     def add(self, values: AttributeValues) -> None:
         """Take in a device of these values, which `allows` let through."""
         # matchAttribute keeps the values still common to all; distinctAttribute keeps each device's own.
-        together = values if self.distinct or not self._seen else self._seen[-1] & values
-        self._seen.append(together)
+        together = values if self.distinct or not self._stack else self._stack[-1] & values
+        self._stack.append(together)
 
     def undo(self) -> None:
         """Forget the device that was taken in last."""
-        self._seen.pop()
+        self._stack.pop()
 
-    def seen(self) -> AttributeValues:
+    def values_so_far(self) -> AttributeValues:
         """All that the future depends on: the values still possible, or (distinct) those that are gone."""
-        return frozenset().union(*self._seen) if self.distinct else frozenset(*self._seen[-1:])
+        return frozenset().union(*self._stack) if self.distinct else frozenset(*self._stack[-1:])
 
     @property
     def started(self) -> bool:
         """Whether a device was taken in."""
-        return bool(self._seen)
+        return bool(self._stack)
 
 
 def constraints_of(claim: ResourceClaim, features: Features) -> tuple[Constraint, ...]:

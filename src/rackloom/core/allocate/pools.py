@@ -336,9 +336,9 @@ def _unknown_counters(
 
 
 def _first_repeated(names: Iterable[str]) -> str | None:
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for name in names:
-        if name in seen:
+        if name in earlier:
             return name
-        seen.add(name)
+        earlier.add(name)
     return None

@@ -141,12 +141,12 @@ class PruningBounds:
             (symmetry.shape[member], mark(self._problem.candidates[member]), member >= start)
             for member in symmetry.members[group]
         )
-        seen = tuple(
-            symmetry.ranks_of(group, number, constraint.seen())
+        values = tuple(
+            symmetry.ranks_of(group, number, constraint.values_so_far())
             for number, constraint in enumerate(self._constraints)
             if self._last[constraint] >= index and constraint.started
         )
-        return symmetry.kind[group], frozenset(devices.items()), seen
+        return symmetry.kind[group], frozenset(devices.items()), values
 
 
 # The depth-first search itself.

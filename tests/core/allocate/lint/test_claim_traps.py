@@ -157,12 +157,12 @@ def test_alternatives_are_checked_where_they_stand():
 def test_a_name_without_a_driver_check():
     anything = a_class("anything")
     name = 'device.attributes["dra.net"].rdmaDevice == "mlx5_0"'
-    for evidence in (lint_context(None, [anything]), lint_context(on(H100).stock, [anything])):
+    for evidence in (lint_context(None, [anything]), lint_context(on(H100).hardware, [anything])):
         findings = claim_findings(claim(request("nic", "anything", name)), evidence)
         assert [finding.trap.value for finding in findings] == ["no-driver-check"]
         assert "device.driver == 'dra.net'" in findings[0].fix
     checked = f"device.driver == 'dra.net' && {name}"
-    evidence = lint_context(on(H100).stock, [anything])
+    evidence = lint_context(on(H100).hardware, [anything])
     assert found(claim(request("nic", "anything", checked)), evidence) == []
 
 

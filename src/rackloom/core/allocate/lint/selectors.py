@@ -100,7 +100,7 @@ def dotted_path(path: FieldPath) -> str:
 class LintContext:
     """The devices that a claim may meet."""
 
-    stock: HardwareInventory
+    hardware: HardwareInventory
     given: bool
     """Real nodes: what is not there does not exist. Else only what drivers publish anywhere is known."""
     machines: tuple[HardwareInventory, ...] = ()
@@ -109,19 +109,19 @@ class LintContext:
     @cached_property
     def classes(self) -> dict[str, DeviceClass]:
         """Device classes by name."""
-        return {klass.metadata.name: klass for klass in self.stock.classes}
+        return {klass.metadata.name: klass for klass in self.hardware.classes}
 
     @cached_property
     def devices(self) -> tuple[CandidateDevice, ...]:
         """The devices of one node of each kind."""
-        return tuple(device for kind in self.stock.kinds for device in kind.devices)
+        return tuple(device for kind in self.hardware.kinds for device in kind.devices)
 
     @cached_property
     def excluded(self) -> dict[DeviceId, str]:
         """NICs that must not carry tenant data, with the reason."""
         return {
             kind.nics[nic.index].id: nic.excluded
-            for kind in self.stock.kinds
+            for kind in self.hardware.kinds
             for nic in kind.machine.nics
             if nic.excluded is not None and self.given
         }
@@ -151,7 +151,7 @@ class LintContext:
         """Whether a device does not publish an attribute, for sure."""
         if device.attribute(name) is not None:
             return False
-        return self.stock.observed or name not in attributes_always_published(device.id.driver)
+        return self.hardware.observed or name not in attributes_always_published(device.id.driver)
 
     def _passes(self, program: compiler.Program, device: CandidateDevice) -> bool:
         answer = selector_answer(program, device)
@@ -195,17 +195,17 @@ def attributes_read(program: compiler.Program) -> list[str]:
     )
 
 
-def allocation_outcomes(stocks: Iterable[HardwareInventory], claim: ResourceClaim) -> Iterator[Outcome]:
+def allocation_outcomes(inventories: Iterable[HardwareInventory], claim: ResourceClaim) -> Iterator[Outcome]:
     """What each kind of node answers to a claim, with nothing in use."""
     free = ResourceClaim(metadata=claim.metadata, spec=claim.spec)
-    for stock in stocks:
+    for stock in inventories:
         for kind in stock.kinds:
             yield allocate(kind.nodes[0], stock.classes, stock.index, [free])
 
 
-def can_be_served(stocks: Iterable[HardwareInventory], claim: ResourceClaim) -> bool:
+def can_be_served(inventories: Iterable[HardwareInventory], claim: ResourceClaim) -> bool:
     """Whether some node can serve a claim."""
-    return any(isinstance(outcome, Allocation) for outcome in allocation_outcomes(stocks, claim))
+    return any(isinstance(outcome, Allocation) for outcome in allocation_outcomes(inventories, claim))
 
 
 # Whether a selector depends on the device at all.
