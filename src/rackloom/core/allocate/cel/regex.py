@@ -11,8 +11,10 @@ the text, Unicode case folding. Patterns are rewritten before RE2 sees them wher
   For the same reason it knows no script whose name has two words.
 - RE2 runs on bytes, so that an empty `\B` can match inside a character. Such a match is skipped.
 
-What stays different: RE2 has Unicode 15.1 (627 more ideographs), no limit on nesting, and a limit on the
-compiled size that Go states otherwise. `tests/cluster/test_go_regexp.py` compares both on random patterns.
+What stays different: RE2 has Unicode 15.1 (627 more characters), no limit on nesting (Go's is 1000), another
+limit on the compiled size, and folds case in a negated ASCII or LC inside a set. The names that Go added in
+1.25 are accepted here, and refused by Kubernetes 1.34, which is built with Go 1.24.
+`tests/cluster/test_go_regexp.py` compares both engines on random patterns.
 
 The module is loaded only when an expression has a pattern.
 """
@@ -73,6 +75,7 @@ class Regex:
     def _first(self, text: bytes, at: int) -> tuple[int, int] | None:
         while (match := self._compiled.search(text, at)) is not None:
             start, end = match.span()
+            # A continuation byte of UTF-8 has the bits 10 in front. No match of characters starts there.
             if start == len(text) or text[start] & 0xC0 != 0x80:
                 return start, end
             at = _next_character(text, start)
@@ -138,6 +141,8 @@ _COMPOUND_CLASSES = {
 
 def _as_re2(pattern: str) -> str:
     """The pattern in RE2's syntax. What both refuse is left as it is."""
+    # Only tokens that differ are looked for. Sets are one token each, because groups and quotes inside them
+    # are plain characters.
     return _TOKEN.sub(_rewritten, pattern)
 
 
@@ -165,7 +170,8 @@ def _unicode_class(token: re.Match[str], *, in_set: bool) -> str:
         return rf"\{'P' if negated else 'p'}{{{name}}}"
     sign, content = _COMPOUND_CLASSES[name]
     ranges = _ranges(f"[{'^' if negated is not bool(sign) else ''}{content}]")
-    return ranges if in_set else f"[{ranges}]"
+    # Go folds no case in the complement of a class; RE2 would fold these ranges.
+    return ranges if in_set else f"(?-i:[{ranges}])" if negated else f"[{ranges}]"
 
 
 @functools.cache
