@@ -141,6 +141,7 @@ def test_claims_without_patterns_load_nothing_that_reads_patterns():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert "'rackloom.core.allocate.cel'" in done.stdout
     assert "rackloom.core.allocate.cel.regex" not in done.stdout
+    assert "'re2'" not in done.stdout
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["in blocks", "at once"])

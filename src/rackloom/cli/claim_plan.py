@@ -17,7 +17,7 @@ from rackloom.cli.claim import machine_of
 from rackloom.cli.common import columns
 from rackloom.core.allocate.allocator import SearchMode
 from rackloom.core.allocate.driver_slices import device_classes, slices_of
-from rackloom.core.allocate.explain import Explanation, explain, render_explanation
+from rackloom.core.allocate.explanation import Explanation, explain, render_explanation
 from rackloom.core.allocate.inputs import in_use_by
 from rackloom.core.allocate.objects import DeviceAttribute, DeviceResult, Node, ObjectMeta, ResourceSlice
 from rackloom.core.allocate.outcome import Optimality

@@ -22,7 +22,7 @@ from rackloom.core.allocate.objects import (
     ResourceClaim,
 )
 from rackloom.core.allocate.outcome import Cause
-from rackloom.core.allocate.pools import MalformedNodeSelector, merged_selector, node_is_selected
+from rackloom.core.allocate.pools import MalformedNodeSelector, merged_selector, node_selector_matches
 
 NODE = msgspec.convert({"metadata": {"name": "n", "labels": {"zone": "a", "gpus": "8"}}}, Node)
 
@@ -38,7 +38,7 @@ def selector(*terms: list[tuple[str, str, list[str]]], fields: bool = False) -> 
 
 
 def selected(node_selector: NodeSelector) -> bool:
-    return node_is_selected(NODE, node_name=None, all_nodes=None, selector=node_selector)
+    return node_selector_matches(NODE, node_selector)
 
 
 @pytest.mark.parametrize(

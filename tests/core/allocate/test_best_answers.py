@@ -74,7 +74,7 @@ def test_partitions_come_from_the_gpu_that_is_used_the_most(cluster: Any) -> Non
 
 
 def test_preferred_alternatives_come_before_everything_else(cluster: Any) -> None:
-    """First fit gives r0 its first wish and leaves r1 and r2 with their last; the sum is what counts."""
+    """First fit gives r0 its first alternative and r1 and r2 their last; the sum counts."""
     devices = [{"name": f"d{n}", "attributes": {"kind": {"string": k}}} for n, k in enumerate("abcd")]
     only = [cluster.ask(select=kind(name)) for name in "abcd"]
     claim = cluster.claim(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rackloom.core.allocate.explain import Explanation, explain, render_explanation
+from rackloom.core.allocate.explanation import Explanation, explain, render_explanation
 from rackloom.core.allocate.inputs import InUse
 from rackloom.core.allocate.outcome import CauseKind
 

@@ -106,7 +106,7 @@ def one_by_one(
     return Refusal(node="", steps=0)
 
 
-def told(outcome: Outcome) -> object:
+def summary_of(outcome: Outcome) -> object:
     if isinstance(outcome, Allocation):
         return outcome.node, [
             (result.request, result.device) for result in outcome.results[0].devices.results
@@ -129,7 +129,7 @@ def test_the_fleet_answers_as_if_every_node_were_asked(
         one = claim(f"c{number}", shape)
         expected = one_by_one(nodes, slices, list(held.values()), one)
         outcome = fleet.place([one])
-        assert told(outcome) == told(expected)
+        assert summary_of(outcome) == summary_of(expected)
         if isinstance(outcome, Allocation):
             status = ResourceClaimStatus(allocation=outcome.results[0])
             held[outcome.node + one.metadata.name] = msgspec.structs.replace(one, status=status)

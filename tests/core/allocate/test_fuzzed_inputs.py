@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from rackloom.core.allocate.allocator import SearchMode, allocate
-from rackloom.core.allocate.explain import Explanation, explain
+from rackloom.core.allocate.explanation import Explanation, explain
 from rackloom.core.allocate.inputs import Features
 from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.core.allocate.outcome import Allocation, Fault, Refusal

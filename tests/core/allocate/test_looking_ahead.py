@@ -13,7 +13,7 @@ from rackloom.core.allocate.inputs import Features, InUse
 from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.core.allocate.outcome import Allocation, AllocationStopped, Fault, Refusal
 from rackloom.core.allocate.pools import SliceIndex
-from rackloom.core.allocate.problem import AllocationProblem, node_devices
+from rackloom.core.allocate.problem import AllocationProblem, devices_on_node
 from rackloom.core.allocate.search import FirstFitSearch
 
 NODE = msgspec.convert({"metadata": {"name": "n"}}, Node)
@@ -130,13 +130,13 @@ def answer(slices: Sequence[ResourceSlice], claims: Sequence[ResourceClaim]) -> 
         return steps <= LIMIT
 
     try:
-        offer = node_devices(NODE, SliceIndex(slices), FEATURES)
+        reached = devices_on_node(NODE, SliceIndex(slices), FEATURES)
         named = {klass.metadata.name: klass for klass in CLASSES}
-        desk = AllocationProblem(offer, named, claims, InUse(), FEATURES, SelectorCache())
-        found = desk.search(proceed).run()
+        problem = AllocationProblem(reached, named, claims, InUse(), FEATURES, SelectorCache())
+        found = FirstFitSearch(problem, proceed).run()
     except AllocationStopped as stop:
         return ("undecided" if stop.undecided else "error", []), steps
-    given = [(entry.ask.name, entry.candidate.id.device) for entry in desk.ledger.entries]
+    given = [(entry.ask.name, entry.candidate.id.device) for entry in problem.ledger.entries]
     return ("found" if found else "refused", given), steps
 
 

@@ -223,7 +223,7 @@ def test_the_image_for_arm64_starts(image, tmp_path):
     # Each library of another language, loaded and used.
     use = (
         "import platform, asyncio, asyncpg, uvloop, httptools, grpc, msgspec, pydantic, sqlalchemy, yaml\n"
-        "import cel_expr_python, cryptography.fernet\n"
+        "import cel_expr_python, cryptography.fernet, re2\n"
         "assert msgspec.json.decode(b'[1]') == [1]; cryptography.fernet.Fernet.generate_key()\n"
         "print(platform.machine())"
     )

@@ -24,7 +24,7 @@ from rackloom.app.home import Home
 from rackloom.app.twin.up import running_twin
 from rackloom.claim.manifests.read import read_manifests
 from rackloom.core.allocate.driver_slices import GPU_DRIVER, device_classes, slices_of
-from rackloom.core.allocate.explain import render_explanation
+from rackloom.core.allocate.explanation import render_explanation
 from rackloom.core.allocate.objects import DeviceResult, Node, ObjectMeta, ResourceSlice
 from rackloom.core.allocate.planning import PlacedClaim, RefusedClaim, allocate_each
 from rackloom.prove.transfer.agent import nixl_missing_reason

@@ -79,8 +79,8 @@ class _EventWalk:
         self.nodes += size
         self._repeated += size
         if self._repeated > MAX_ALIASED_NODES:
-            told = f"aliases repeat more than {MAX_ALIASED_NODES} fields and items"
-            self._refuse(event, told, "write out what is meant, or name less by an alias")
+            reason = f"aliases repeat more than {MAX_ALIASED_NODES} fields and items"
+            self._refuse(event, reason, "write out what is meant, or name less by an alias")
 
     def _refuse(self, event: yaml.Event, reason: str, fix: str) -> None:
         line = f":{event.start_mark.line + 1}" if event.start_mark is not None else ""
@@ -143,9 +143,9 @@ def read_documents(path: Path) -> list[Document]:
 def _manifests_in(folder: Path) -> list[Path]:
     """By name; a kustomization says how to build manifests and is none itself."""
     found = sorted(
-        one
-        for one in folder.iterdir()
-        if one.is_file() and one.suffix in _SUFFIXES and one.stem.lower() != "kustomization"
+        file
+        for file in folder.iterdir()
+        if file.is_file() and file.suffix in _SUFFIXES and file.stem.lower() != "kustomization"
     )
     if not found:
         raise Refused(

@@ -14,7 +14,7 @@ A ResourceClaimTemplate yields the claim that a pod would get from it, under the
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +53,7 @@ def as_v1(document: Document) -> Fields:
     value = document.value
     if number == "v1beta1":
         value = _from_v1beta1(value)
-    return _with_defaults(value)
+    return _list_changed(value, _requests_path(value), _request_with_defaults)
 
 
 def _from_v1beta1(value: Fields) -> Fields:
@@ -77,17 +77,14 @@ def _request_from_v1beta1(request: Fields) -> Fields:
     return {"name": request["name"], "exactly": exact} if "name" in request else {"exactly": exact}
 
 
-def _with_defaults(value: Fields) -> Fields:
-    return _list_changed(value, _requests_path(value), _request_with_defaults)
-
-
 def _request_with_defaults(request: Fields) -> Fields:
     changed = dict(request)
     if isinstance(request.get("exactly"), dict):
         changed["exactly"] = _exact_with_defaults(request["exactly"])
     if isinstance(request.get("firstAvailable"), list):
         changed["firstAvailable"] = [
-            _exact_with_defaults(one) if isinstance(one, dict) else one for one in request["firstAvailable"]
+            _exact_with_defaults(alternative) if isinstance(alternative, dict) else alternative
+            for alternative in request["firstAvailable"]
         ]
     return changed
 
@@ -117,7 +114,7 @@ def _list_changed(value: Fields, path: tuple[str, ...], change: Callable[[Fields
     if rest and isinstance(inner, dict):
         return value | {name: _list_changed(inner, rest, change)}
     if not rest and isinstance(inner, list):
-        return value | {name: [change(one) if isinstance(one, dict) else one for one in inner]}
+        return value | {name: [change(item) if isinstance(item, dict) else item for item in inner]}
     return value
 
 
@@ -133,33 +130,24 @@ def check_claim_rules(document: Document, claim: DeviceClaim, at: FieldPath) -> 
             raise _rule_violation(
                 document, where, f"two requests are called {request.name!r}", "give each its own name"
             )
-        if any(count < 0 for count in _request_counts(request)):
+        if any(spec.count < 0 for spec in request.specs):
             raise _rule_violation(
                 document, where, f"request {request.name!r} has a negative count", "ask for 1 or more"
             )
     known = {name for request in claim.requests for name in _request_names(request)}
     for number, constraint in enumerate(claim.constraints):
-        strange = [name for name in constraint.requests if name not in known]
-        if strange:
+        unknown = [name for name in constraint.requests if name not in known]
+        if unknown:
             raise _rule_violation(
                 document,
                 (*at, "constraints", number),
-                f"the constraint names request {strange[0]!r}, which the claim does not have",
+                f"the constraint names request {unknown[0]!r}, which the claim does not have",
                 f"name {' or '.join(names)}",
             )
 
 
-def _request_counts(device_request: DeviceRequest) -> Iterator[int]:
-    if device_request.exactly is not None:
-        yield device_request.exactly.count
-    for alternative in device_request.first_available:
-        yield alternative.count
-
-
-def _request_names(device_request: DeviceRequest) -> Iterator[str]:
-    yield device_request.name
-    for alternative in device_request.first_available:
-        yield f"{device_request.name}/{alternative.name}"
+def _request_names(request: DeviceRequest) -> list[str]:
+    return [request.name, *(f"{request.name}/{spec.name}" for spec in request.first_available)]
 
 
 def _rule_violation(document: Document, where: FieldPath, reason: str, fix: str) -> Refused:
@@ -221,9 +209,7 @@ def decode_object(document: Document) -> Any:
     kind, version = document.value.get("kind"), str(document.value.get("apiVersion", ""))
     if kind == "Node" and version == "v1":
         return _converted(document, {"metadata": document.value.get("metadata", {})}, Node)
-    if not version.startswith(f"{GROUP}/"):
-        return None
-    if kind not in _KINDS:
+    if not version.startswith(f"{GROUP}/") or kind not in _KINDS:
         return None
     fields = {name: field for name, field in as_v1(document).items() if name not in ("apiVersion", "kind")}
     value = _converted(document, fields, _KINDS[kind])
@@ -246,12 +232,10 @@ def _converted(document: Document, fields: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at `$")
-        path = _path_of(place.removesuffix("`"))
-        named = _object_title(document)
-        field = place.removesuffix("`").lstrip(".") or "the object"
+        problem, _, path = str(error).removesuffix("`").partition(" - at `$")
+        field = path.lstrip(".") or "the object"
         raise Refused(
-            f"{document.where(path)}: {named}, {field}: {problem}",
+            f"{document.where(_path_of(path))}: {_object_title(document)}, {field}: {problem}",
             nearest_fix=f"correct {field} (see the {GROUP}/v1 reference)",
         ) from error
 
@@ -262,9 +246,7 @@ def _object_title(document: Document) -> str:
     return f"{document.value.get('kind')} {name}"
 
 
-def _path_of(place: str) -> FieldPath:
+def _path_of(path: str) -> FieldPath:
     """`.spec.devices[0].name` as the names and numbers on the way; `[...]` is some key of a map."""
-    parts: list[str | int] = []
-    for name, number in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", place):
-        parts.append(name or int(number))
-    return tuple(parts)
+    parts = re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path)
+    return tuple(name or int(number) for name, number in parts)

@@ -5,7 +5,7 @@ objects loads neither the CEL compiler nor the search.
 
 Allocation follows kube-scheduler's structured allocator: requests in order, devices in the order of their
 slices, depth-first search with backtracking. `explain` accounts for every device that a request did not get,
-and names the nearest change with which it would.
+and names the nearest change with which it would. README.md has an example.
 """
 
 from importlib import import_module
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rackloom.core.allocate.checker import AllocationChecker
     from rackloom.core.allocate.driver_slices import device_classes, slices_of
     from rackloom.core.allocate.eligibility import SelectorCache
-    from rackloom.core.allocate.explain import Explanation, explain, render_explanation
+    from rackloom.core.allocate.explanation import Explanation, explain, render_explanation
     from rackloom.core.allocate.fleet import Fleet
     from rackloom.core.allocate.inputs import DeviceId, Features, InUse, in_use_by
     from rackloom.core.allocate.objects import (
@@ -48,73 +48,19 @@ if TYPE_CHECKING:
     )
     from rackloom.core.allocate.pools import SliceIndex
     from rackloom.core.allocate.quantity import Quantity
-_MODULES = {
-    "allocate": "allocator",
-    "SearchMode": "allocator",
-    "allocate_each": "planning",
-    "PlacedClaim": "planning",
-    "RefusedClaim": "planning",
-    "nearest_fix": "planning",
-    "AllocationFix": "planning",
-    "explain": "explain",
-    "render_explanation": "explain",
-    "Explanation": "explain",
-    "Fleet": "fleet",
-    "AllocationChecker": "checker",
-    "Allocation": "outcome",
-    "Refusal": "outcome",
-    "Fault": "outcome",
-    "FaultScope": "outcome",
-    "AllocationStopped": "outcome",
-    "Cost": "outcome",
-    "Optimality": "outcome",
-    "Cause": "outcome",
-    "CauseKind": "outcome",
-    "Features": "inputs",
-    "InUse": "inputs",
-    "DeviceId": "inputs",
-    "in_use_by": "inputs",
-    "SliceIndex": "pools",
-    "SelectorCache": "eligibility",
-    "Quantity": "quantity",
-    "Node": "objects",
-    "ObjectMeta": "objects",
-    "DeviceClass": "objects",
-    "ResourceClaim": "objects",
-    "ResourceClaimTemplate": "objects",
-    "ResourceSlice": "objects",
-    "AllocationResult": "objects",
-    "slices_of": "driver_slices",
-    "device_classes": "driver_slices",
-}
-__all__ = [
-    "Allocation",
-    "AllocationChecker",
-    "AllocationFix",
-    "AllocationResult",
-    "AllocationStopped",
-    "Cause",
-    "CauseKind",
-    "Cost",
-    "DeviceClass",
-    "DeviceId",
-    "Explanation",
-    "Fault",
-    "FaultScope",
-    "Features",
-    "Fleet",
-    "InUse",
-    "Node",
-    "ObjectMeta",
-    "Optimality",
-    "PlacedClaim",
-    "Quantity",
+
+__all__ = ["Allocation", "AllocationChecker", "AllocationFix", "AllocationResult", "AllocationStopped"]
+__all__ += ["Cause", "CauseKind", "Cost", "DeviceClass", "DeviceId", "Explanation", "Fault", "FaultScope"]
+__all__ += ["Features", "Fleet", "InUse", "Node", "ObjectMeta", "Optimality", "PlacedClaim", "Quantity"]
+__all__ += [
     "Refusal",
     "RefusedClaim",
     "ResourceClaim",
     "ResourceClaimTemplate",
     "ResourceSlice",
     "SearchMode",
+]
+__all__ += [
     "SelectorCache",
     "SliceIndex",
     "allocate",
@@ -122,17 +68,32 @@ __all__ = [
     "device_classes",
     "explain",
     "in_use_by",
-    "nearest_fix",
-    "render_explanation",
-    "slices_of",
 ]
+__all__ += ["nearest_fix", "render_explanation", "slices_of"]
+
+_MODULES = {
+    "allocator": "SearchMode allocate",
+    "checker": "AllocationChecker",
+    "driver_slices": "device_classes slices_of",
+    "eligibility": "SelectorCache",
+    "explanation": "Explanation explain render_explanation",
+    "fleet": "Fleet",
+    "inputs": "DeviceId Features InUse in_use_by",
+    "objects": "AllocationResult DeviceClass Node ObjectMeta ResourceClaim ResourceClaimTemplate "
+    "ResourceSlice",
+    "outcome": "Allocation AllocationStopped Cause CauseKind Cost Fault FaultScope Optimality Refusal",
+    "planning": "AllocationFix PlacedClaim RefusedClaim allocate_each nearest_fix",
+    "pools": "SliceIndex",
+    "quantity": "Quantity",
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name from the module that defines it."""
-    if name not in _MODULES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

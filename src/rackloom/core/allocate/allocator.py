@@ -23,7 +23,8 @@ from rackloom.core.allocate.ledger import DeviceAssignment
 from rackloom.core.allocate.objects import AllocationResult, DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.core.allocate.outcome import Allocation, AllocationStopped, Fault, FaultScope, Outcome, Refusal
 from rackloom.core.allocate.pools import MalformedNodeSelector, PoolProblem, SliceIndex
-from rackloom.core.allocate.problem import AllocationProblem, allocation_result, node_devices
+from rackloom.core.allocate.problem import AllocationProblem, allocation_result, devices_on_node
+from rackloom.core.allocate.search import FirstFitSearch
 
 SearchMode = Literal["exact", "best"]
 
@@ -54,62 +55,55 @@ def allocate(
     """Devices for all `claims` of a pod on `node`, a refusal, or a fault.
 
     `proceed` is asked before every step; when it says no, the outcome is an undecided fault, or in mode best
-    the best answer so far, whose standing says that it is not proved. Pass a SliceIndex and one Selectors
-    for all calls where there are many: they keep what is the same from call to call.
+    the best answer so far, whose `standing` says that it is not proved. Callers with many calls pass one
+    SliceIndex and one SelectorCache, which keep what is the same from call to call.
     """
     index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
     try:
-        offer = node_devices(node, index, features)
+        devices = devices_on_node(node, index, features)
         named = {klass.metadata.name: klass for klass in classes}
-        desk = AllocationProblem(offer, named, claims, state, features, selectors or SelectorCache())
-        return _solve(desk, proceed, mode)
+        problem = AllocationProblem(devices, named, claims, state, features, selectors or SelectorCache())
+        return _solve(problem, proceed, mode)
     except AllocationStopped as stop:
         return fault_of(node, stop, 0)
 
 
-def _solve(desk: AllocationProblem, proceed: Callable[[], bool], mode: SearchMode) -> Outcome:
-    """The answer for what lies on the desk."""
-    search = desk.search(proceed)
+def _solve(problem: AllocationProblem, proceed: Callable[[], bool], mode: SearchMode) -> Outcome:
+    search = FirstFitSearch(problem, proceed)
     try:
         if not search.run():
-            return refusal_of(desk, search.steps)
-        found = FoundAnswer(tuple(search.chosen), tuple(desk.ledger.entries))
-        best = _improved(desk, found, proceed) if mode == "best" else None
+            return refusal_of(problem, search.steps)
+        found = FoundAnswer(tuple(search.chosen), tuple(problem.ledger.entries))
+        best = BranchAndBound(problem, found, proceed) if mode == "best" else None
+        if best:
+            best.run()
         answer = best.found if best else found
-        results = results_of(desk.node, desk.claims, answer.chosen, answer.entries, numbered_ids())
+        results = results_of(problem.node, problem.claims, answer.chosen, answer.entries, numbered_ids())
     except AllocationStopped as stop:
-        return fault_of(desk.node, stop, search.steps)
+        return fault_of(problem.node, stop, search.steps)
     return Allocation(
-        node=desk.node.metadata.name,
+        node=problem.node.metadata.name,
         results=results,
         steps=search.steps + (best.trials if best else 0),
         standing=best.standing if best else None,
     )
 
 
-def _improved(desk: AllocationProblem, first: FoundAnswer, proceed: Callable[[], bool]) -> BranchAndBound:
-    """The search for something better than the first fit, when it is over."""
-    desk.ledger.clear()
-    best = BranchAndBound(desk, first, proceed)
-    best.run()
-    return best
-
-
 def fault_of(node: Node, stop: AllocationStopped, steps: int) -> Fault:
-    """The fault that a Stop reports."""
+    """The fault that the exception carries."""
     return Fault(
         node=node.metadata.name, scope=stop.scope, reason=stop.reason, undecided=stop.undecided, steps=steps
     )
 
 
-def refusal_of(desk: AllocationProblem, steps: int) -> Refusal | Fault:
-    """The no for a desk. Upstream calls it an error of the node if a pool contradicts itself."""
-    invalid = [pool for pool in desk.pools if pool.trouble is PoolProblem.INVALID]
+def refusal_of(problem: AllocationProblem, steps: int) -> Refusal | Fault:
+    """The refusal, or a fault of the node where one of its pools is invalid, as upstream reports it."""
+    invalid = [pool for pool in problem.pools if pool.trouble is PoolProblem.INVALID]
     if not invalid:
-        return Refusal(node=desk.node.metadata.name, steps=steps)
+        return Refusal(node=problem.node.metadata.name, steps=steps)
     named = "; ".join(f"{'/'.join(pool.key)}: {pool.reason}" for pool in invalid)
     return Fault(
-        node=desk.node.metadata.name,
+        node=problem.node.metadata.name,
         scope=FaultScope.NODE,
         reason=f"invalid resource pools were encountered: {named}",
         steps=steps,
@@ -123,7 +117,7 @@ def results_of(
     entries: Sequence[DeviceAssignment],
     new_id: Callable[[], str],
 ) -> tuple[AllocationResult, ...]:
-    """One result per claim. Raises Stop where the node selector of one cannot be made."""
+    """One result per claim. Raises AllocationStopped where the node selector of one cannot be made."""
     try:
         return tuple(
             allocation_result(

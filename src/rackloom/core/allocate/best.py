@@ -28,8 +28,8 @@ from itertools import chain, combinations
 import msgspec
 
 from rackloom.core.allocate.driver_slices import NIC_NUMA_NODE, NUMA_NODE, PCIE_ROOT
-from rackloom.core.allocate.eligibility import CandidateDevice, Eligibility
-from rackloom.core.allocate.inputs import MAX_RESULTS, Alternatives, RequestAlternative
+from rackloom.core.allocate.eligibility import CandidateDevice
+from rackloom.core.allocate.inputs import MAX_RESULTS, RequestAlternative
 from rackloom.core.allocate.ledger import (
     AllocationLedger,
     AttributeValues,
@@ -48,7 +48,7 @@ from rackloom.core.allocate.symmetry import DeviceSymmetry
 _CLIQUE_ATTRIBUTES = ("cliqueID", "clique")
 
 AllocationUnit = tuple[Hashable, ...]
-"""What is in use or free as a whole: a device, or a counter set with all the partitions cut from it."""
+"""What is in use or free as a whole: a device, or a counter set with all partitions that draw from it."""
 
 
 class DeviceLocality(msgspec.Struct, frozen=True):
@@ -64,36 +64,32 @@ class DeviceLocality(msgspec.Struct, frozen=True):
             yield from ((kind, value) for value in values)
 
 
-def locality_of(candidate_device: CandidateDevice) -> DeviceLocality:
-    """Where the device sits."""
+def locality_of(candidate: CandidateDevice) -> DeviceLocality:
+    """The locality that the device's driver publishes."""
     return DeviceLocality(
-        numa=_numa(candidate_device),
-        roots=_first_known(candidate_device, (PCIE_ROOT,)),
-        cliques=_first_known(
-            candidate_device, [f"{candidate_device.id.driver}/{name}" for name in _CLIQUE_ATTRIBUTES]
-        ),
+        numa=_numa(candidate),
+        roots=_first_known(candidate, (PCIE_ROOT,)),
+        cliques=_first_known(candidate, [f"{candidate.id.driver}/{name}" for name in _CLIQUE_ATTRIBUTES]),
     )
 
 
-def units_of(candidate_device: CandidateDevice) -> tuple[AllocationUnit, ...]:
+def units_of(candidate: CandidateDevice) -> tuple[AllocationUnit, ...]:
     """What comes into use with the device."""
-    sets = {use.counter_set for use in candidate_device.device.consumes_counters}
-    return tuple((*candidate_device.pool.key, "counters", name) for name in sorted(sets)) or (
-        (*candidate_device.id,),
-    )
+    sets = {use.counter_set for use in candidate.device.consumes_counters}
+    return tuple((*candidate.pool.key, "counters", name) for name in sorted(sets)) or ((*candidate.id,),)
 
 
-def _numa(candidate_device: CandidateDevice) -> AttributeValues:
+def _numa(candidate: CandidateDevice) -> AttributeValues:
     """The device's own node: a list names that first, then its neighbours (KEP-6072)."""
     for name in (NUMA_NODE, NIC_NUMA_NODE):
-        found = candidate_device.attribute(name)
+        found = candidate.attribute(name)
         if found is not None:
             return frozenset([("int", found.ints[0])]) if found.ints else attribute_values(found, lists=False)
     return frozenset()
 
 
-def _first_known(candidate_device: CandidateDevice, names: Iterable[str]) -> AttributeValues:
-    found = next((has for name in names if (has := candidate_device.attribute(name)) is not None), None)
+def _first_known(candidate: CandidateDevice, names: Iterable[str]) -> AttributeValues:
+    found = next((has for name in names if (has := candidate.attribute(name)) is not None), None)
     return frozenset() if found is None else attribute_values(found, lists=True)
 
 
@@ -107,7 +103,7 @@ class CostModel:
     """The groups of a node's devices, and what was in use of them before."""
 
     def __init__(self, candidates: Sequence[CandidateDevice], ledger: AllocationLedger) -> None:
-        self.places: list[DeviceLocality] = [locality_of(candidate) for candidate in candidates]
+        self.localities: list[DeviceLocality] = [locality_of(candidate) for candidate in candidates]
         self._units = [units_of(candidate) for candidate in candidates]
         self.used: list[bool] = [ledger.ever_held(candidate.id) for candidate in candidates]
         """Whether a device was in use before, by position."""
@@ -116,10 +112,10 @@ class CostModel:
         }
         self._members: dict[LocalityGroup, set[AllocationUnit]] = defaultdict(set)
         self._groups: dict[AllocationUnit, set[LocalityGroup]] = defaultdict(set)
-        for place, units in zip(self.places, self._units, strict=True):
+        for locality, units in zip(self.localities, self._units, strict=True):
             for unit in units:
-                self._groups[unit].update(place.groups())
-                for group in place.groups():
+                self._groups[unit].update(locality.groups())
+                for group in locality.groups():
                     self._members[group].add(unit)
         self._taken = {group: len(members & self._before) for group, members in self._members.items()}
         self._rooms = {
@@ -146,6 +142,7 @@ class CostModel:
 
         A device draws from two counter sets at most, so it brings at most two units into use.
         """
+        # A group with more free units than that stays broken whatever is chosen: the bound may count it.
         reach = 2 * more
         now = Counter(group for unit in taken for group in self._groups[unit])
         changed = sum(
@@ -165,29 +162,27 @@ class CostModel:
     def _distance(self, a: DeviceAssignment, b: DeviceAssignment) -> int:
         key = (a.candidate.position, b.candidate.position)
         if key not in self._distances:
-            one, other = (self.places[position] for position in key)
-            near = 1 if one.numa & other.numa else 2
-            self._distances[key] = 0 if one.roots & other.roots else near
+            first, second = (self.localities[position] for position in key)
+            near = 1 if first.numa & second.numa else 2
+            self._distances[key] = 0 if first.roots & second.roots else near
         return self._distances[key]
 
     def _unlinked(self, a: DeviceAssignment, b: DeviceAssignment) -> bool:
-        one, other = (self.places[entry.candidate.position].cliques for entry in (a, b))
-        return bool(one and other) and one.isdisjoint(other)
+        first, second = (self.localities[entry.candidate.position].cliques for entry in (a, b))
+        return bool(first and second) and first.isdisjoint(second)
 
 
 def _counter_room(
-    candidate_device: CandidateDevice, ledger: AllocationLedger
+    candidate: CandidateDevice, ledger: AllocationLedger
 ) -> Iterable[tuple[AllocationUnit, int]]:
     """What was left of each counter set of a device: the mean of its counters, in thousandths."""
-    for unit in units_of(candidate_device) if candidate_device.device.consumes_counters else ():
-        left, total = (
-            ledger.book(candidate_device).at_first,
-            candidate_device.pool.counter_sets[str(unit[-1])].counters,
-        )
+    for unit in units_of(candidate) if candidate.device.consumes_counters else ():
+        name, left = str(unit[-1]), ledger.book(candidate).at_first
+        counters = candidate.pool.counter_sets[name].counters.items()
         parts = [
-            left[str(unit[-1]), name] / of
-            for name, counter in total.items()
-            if (of := exact_value(counter.value)) > 0
+            left[name, counter] / total
+            for counter, held in counters
+            if (total := exact_value(held.value)) > 0
         ]
         yield unit, int(1000 * sum(parts, Fraction(0)) / len(parts)) if parts else 0
 
@@ -197,25 +192,18 @@ def _counter_room(
 
 
 class InterchangeableDevices:
-    """Classes of copies, as things stand."""
+    """Classes of devices that are interchangeable in the current state of the ledger."""
 
-    def __init__(
-        self,
-        plan: Sequence[Alternatives],
-        candidates: Sequence[CandidateDevice],
-        eligibility: Eligibility,
-        ledger: AllocationLedger,
-        ranking: CostModel,
-    ) -> None:
-        asks = tuple(chain.from_iterable(plan))
-        self._constraints = tuple(dict.fromkeys(chain.from_iterable(map(ledger.constraints, asks))))
+    def __init__(self, problem: AllocationProblem, ranking: CostModel) -> None:
+        asks = tuple(chain.from_iterable(problem.plan))
+        self._ledger = problem.ledger
+        self._constraints = tuple(dict.fromkeys(chain.from_iterable(map(self._ledger.constraints, asks))))
         ties = (*self._constraints, Constraint(PCIE_ROOT, (), distinct=False, lists=True))
-        self._ledger = ledger
-        self._alike = DeviceSymmetry(candidates, asks, ties, eligibility, ledger)
-        places = ranking.places
+        self._symmetry = DeviceSymmetry(problem, asks, ties)
+        localities = ranking.localities
         self._shape = [
-            (shape, places[position].numa, places[position].cliques, ranking.used[position])
-            for position, shape in enumerate(self._alike.shape)
+            (shape, localities[position].numa, localities[position].cliques, ranking.used[position])
+            for position, shape in enumerate(self._symmetry.shape)
         ]
 
     def classes(self, allowed: Sequence[CandidateDevice]) -> list[list[CandidateDevice]]:
@@ -224,33 +212,33 @@ class InterchangeableDevices:
         for entry in self._ledger.entries:
             where = (entry.ask.claim, entry.ask.request)
             holders.setdefault(entry.candidate.position, []).append(where)
-        open_ = {one.position for one in allowed}
+        open_ = {device.position for device in allowed}
+        # Two devices are interchangeable now if they have one shape, the same holders, are both still
+        # allowed or not, and their groups are in the same condition.
         fate = [
             (self._shape[position], tuple(holders.get(position, ())), position in open_)
             for position in range(len(self._shape))
         ]
-        conditions = {group: self._condition(group, fate) for group in {self._alike.group[p] for p in open_}}
+        conditions = {
+            group: self._condition(group, fate) for group in {self._symmetry.group[p] for p in open_}
+        }
         found: dict[Hashable, list[CandidateDevice]] = {}
-        for one in allowed:
-            mark = fate[one.position], conditions[self._alike.group[one.position]]
-            found.setdefault(mark, []).append(one)
+        for device in allowed:
+            condition = fate[device.position], conditions[self._symmetry.group[device.position]]
+            found.setdefault(condition, []).append(device)
         return list(found.values())
 
     def _condition(self, group: int, fate: Sequence[Hashable]) -> Hashable:
-        """How the devices of a group fare, and which of its values constraints have seen."""
-        ranks = self._alike.ranks[group]
+        """How the devices of a group fare, and which of its values constraints still hold or have used."""
         return (
-            frozenset(Counter(fate[position] for position in self._alike.members[group]).items()),
+            frozenset(Counter(fate[position] for position in self._symmetry.members[group]).items()),
             tuple(
-                _ranks_seen(constraint.seen(), number, ranks) if constraint.started else None
+                self._symmetry.ranks_of(group, number, constraint.values_so_far())
+                if constraint.started
+                else None
                 for number, constraint in enumerate(self._constraints)
             ),
         )
-
-
-def _ranks_seen(seen: Iterable[Hashable], number: int, ranks: dict[tuple[Hashable, ...], int]) -> Hashable:
-    links = (("value", number, value) for value in seen)
-    return frozenset(ranks[link] for link in links if link in ranks)
 
 
 # Branch and bound.
@@ -268,25 +256,23 @@ class FoundAnswer(msgspec.Struct, frozen=True):
 
 
 class _SearchCutShort(Exception):
-    """No more trials are allowed."""
+    """The number of trials is used up, or the caller stopped the search."""
 
 
 class BranchAndBound:
-    """One search for something better than `first`. The ledger of the desk must be empty."""
+    """One search for an answer that costs less than `first`."""
 
-    def __init__(self, desk: AllocationProblem, first: FoundAnswer, proceed: Callable[[], bool]) -> None:
-        self._plan = desk.plan
-        self._everything = desk.everything
-        self._ledger = desk.ledger
+    def __init__(self, problem: AllocationProblem, first: FoundAnswer, proceed: Callable[[], bool]) -> None:
+        self._problem = problem
+        self._plan = problem.plan
+        self._ledger = problem.ledger
+        self._ledger.clear()
         self._proceed = proceed
-        self._ranking = CostModel(desk.candidates, desk.ledger)
-        self._twins = InterchangeableDevices(
-            self._plan, desk.candidates, desk.eligibility, desk.ledger, self._ranking
-        )
+        self._ranking = CostModel(problem.candidates, problem.ledger)
+        self._interchangeable = InterchangeableDevices(problem, self._ranking)
         self._serving = {
-            ask: [candidate for candidate in desk.candidates if self._could_serve(desk, ask, candidate)]
-            for choice in self._plan
-            for ask in choice
+            ask: [candidate for candidate in problem.candidates if self._could_serve(ask, candidate)]
+            for ask in chain.from_iterable(self._plan)
         }
         self._chosen: list[RequestAlternative] = []
         self.found = first
@@ -295,7 +281,7 @@ class BranchAndBound:
         self.trials = 0
 
     def run(self) -> None:
-        """Search; `found` is then the best answer that was seen."""
+        """Search; `found` is then the best known answer."""
         try:
             self._choose(0)
         except _SearchCutShort:
@@ -307,12 +293,10 @@ class BranchAndBound:
         """How good what was found is."""
         return Optimality(cost=self.cost, proved=self.proved)
 
-    def _could_serve(
-        self, desk: AllocationProblem, ask: RequestAlternative, candidate_device: CandidateDevice
-    ) -> bool:
+    def _could_serve(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
         """A device on which a selector fails is no error here: it is just not chosen."""
-        selected = desk.eligibility.verdict(ask, candidate_device) is None
-        return selected and not isinstance(desk.ledger.suits(ask, candidate_device), Cause)
+        selected = self._problem.eligibility.verdict(ask, candidate) is None
+        return selected and not isinstance(self._ledger.suits(ask, candidate), Cause)
 
     def _cost(
         self, chosen: Sequence[RequestAlternative], entries: Sequence[DeviceAssignment], more: int = 0
@@ -322,52 +306,51 @@ class BranchAndBound:
 
     def _bound(self, left: int) -> Cost:
         """What everything below costs at least, when the current request still takes `left` devices."""
+        # Costs never shrink as devices are added, except that a group left partly used may become fully
+        # used. `most` is the largest number of devices that can still do that.
         later = self._plan[len(self._chosen) :]
-        most = left + sum(max(map(self._need, choice)) for choice in later)
+        most = left + sum(max(map(self._problem.devices_needed, choice)) for choice in later)
         return self._cost(self._chosen, self._ledger.entries, most)
-
-    def _need(self, ask: RequestAlternative) -> int:
-        return len(self._everything[ask]) if ask.everything else ask.count
 
     def _choose(self, index: int) -> None:
         if index == len(self._plan):
-            self._settle()
+            self._keep_if_better()
             return
         for ask in self._plan[index]:
             self._chosen.append(ask)
-            need = self._need(ask)
+            need = self._problem.devices_needed(ask)
             if self._fits(ask, need) and self._bound(need) < self.cost:
                 self._give(ask, index, need)
             self._chosen.pop()
 
     def _fits(self, ask: RequestAlternative, need: int) -> bool:
         """Mode All is not met by nothing; and a claim holds so many devices, no more."""
-        held = sum(entry.ask.claim == ask.claim for entry in self._ledger.entries)
-        return held + need <= MAX_RESULTS and (need > 0 or not ask.everything)
+        return self._ledger.count_of(ask.claim) + need <= MAX_RESULTS and (need > 0 or not ask.everything)
 
     def _give(self, ask: RequestAlternative, index: int, need: int) -> None:
         if not ask.everything:
             self._pick(ask, index, need, self._serving[ask])
             return
         before = len(self._ledger.entries)
-        if all(self._entered(ask, one) for one in self._everything[ask]):
+        # Mode All has one way only: its whole list.
+        if all(self._entered(ask, candidate) for candidate in self._problem.everything[ask]):
             self._choose(index + 1)
-        while len(self._ledger.entries) > before:
-            self._ledger.strike()
+        self._ledger.clear(before)
 
     def _pick(
         self, ask: RequestAlternative, index: int, left: int, allowed: Sequence[CandidateDevice]
     ) -> None:
-        """One device of a request. What was tried is left to no later branch: that has been seen."""
+        """One more device of a request. A device that was tried is not offered to later branches again."""
         if left == 0:
             self._choose(index + 1)
             return
         trials = self._trials(ask, left, allowed)
         for number, (bound, copies) in enumerate(trials):
+            # Trials are sorted by bound: none of the rest can be cheaper either.
             if bound >= self.cost:
                 return
             self._ledger.enter(ask, copies[0])
-            rest = [one for _, some in trials[number:] for one in some if one is not copies[0]]
+            rest = [device for _, more in trials[number:] for device in more if device is not copies[0]]
             self._pick(ask, index, left - 1, rest)
             self._ledger.strike()
 
@@ -376,23 +359,24 @@ class BranchAndBound:
     ) -> list[tuple[Cost, list[CandidateDevice]]]:
         """The devices that can be had, by class of copies, cheapest first."""
         trials = []
-        for copies in self._twins.classes(allowed):
+        for copies in self._interchangeable.classes(allowed):
             if self._entered(ask, copies[0]):
                 trials.append((self._bound(left - 1), copies))
                 self._ledger.strike()
         return sorted(trials, key=lambda trial: trial[0])
 
-    def _entered(self, ask: RequestAlternative, candidate_device: CandidateDevice) -> bool:
+    def _entered(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
         self.trials += 1
         if self.trials > MAX_TRIALS or not self._proceed():
             raise _SearchCutShort
-        return self._ledger.enter(ask, candidate_device) is None
+        return self._ledger.enter(ask, candidate) is None
 
-    def _settle(self) -> None:
-        """All is chosen: keep it if it costs less. Within a request, devices in order of position."""
+    def _keep_if_better(self) -> None:
+        """A complete answer: keep it if it costs less. Within a request, devices are in order of position."""
         cost = self._cost(self._chosen, self._ledger.entries)
         if cost >= self.cost:
             return
+        # Devices were entered cheapest first; results list them as mode exact does.
         order = {ask: number for number, ask in enumerate(self._chosen)}
         entries = sorted(self._ledger.entries, key=lambda entry: (order[entry.ask], entry.candidate.position))
         self.cost, self.found = cost, FoundAnswer(tuple(self._chosen), tuple(entries))

@@ -28,9 +28,10 @@ import msgspec
 from rackloom.core.allocate.capacity import counter_draws
 from rackloom.core.allocate.eligibility import CandidateDevice, Eligibility
 from rackloom.core.allocate.inputs import RequestAlternative
-from rackloom.core.allocate.ledger import AllocationLedger, AttributeValues, Constraint
+from rackloom.core.allocate.ledger import AttributeValues, Constraint
 from rackloom.core.allocate.outcome import Cause
 from rackloom.core.allocate.pools import PoolKey
+from rackloom.core.allocate.problem import AllocationProblem
 from rackloom.core.allocate.symmetry import DeviceSymmetry
 
 # Maximum flow by augmenting paths.
@@ -50,6 +51,8 @@ def demands_met(
     A demand is (how much it may take from each supply, how much it needs); a supply gives at most `supply`,
     and the supplies of a group together at most `group_supply`.
     """
+    # source -> demand -> supply -> (group ->) sink. All demands are met exactly if the flow fills every
+    # edge that leaves the source.
     capacity: dict[Hashable, dict[Hashable, int]] = {"source": {}}
     total = 0
     for rows, need in _equal_demands_summed(demands):
@@ -79,10 +82,7 @@ def _equal_demands_summed(
 def _max_flow(capacity: dict[Hashable, dict[Hashable, int]], wanted: int) -> int:
     """Ford and Fulkerson: find a path with room until there is none; the straight ones first."""
     total = _push_direct_paths(capacity)
-    while total < wanted:
-        path = _augmenting_path(capacity)
-        if path is None:
-            break
+    while total < wanted and (path := _augmenting_path(capacity)) is not None:
         total += _push_along(capacity, path)
     return total
 
@@ -103,15 +103,17 @@ def _push_direct_paths(capacity: dict[Hashable, dict[Hashable, int]]) -> int:
 def _push_along(capacity: dict[Hashable, dict[Hashable, int]], path: Sequence[Hashable]) -> int:
     """Use all the room of a path."""
     edges = list(pairwise(path))
-    amount = min(capacity[a][b] for a, b in edges)
-    for a, b in edges if amount else ():
-        capacity[a][b] -= amount
-        back = capacity.setdefault(b, {})
-        back[a] = back.get(a, 0) + amount
+    amount = min(capacity[start][end] for start, end in edges)
+    for start, end in edges if amount else ():
+        capacity[start][end] -= amount
+        # The residual edge: a later path may take the flow back.
+        residual = capacity.setdefault(end, {})
+        residual[start] = residual.get(start, 0) + amount
     return amount
 
 
 def _augmenting_path(capacity: dict[Hashable, dict[Hashable, int]]) -> list[Hashable] | None:
+    # Breadth first: shortest paths bound the number of rounds (Edmonds and Karp).
     came: dict[Hashable, Hashable] = {"source": None}
     queue: list[Hashable] = ["source"]
     for node in queue:
@@ -129,7 +131,7 @@ def _augmenting_path(capacity: dict[Hashable, dict[Hashable, int]]) -> list[Hash
     return path[::-1]
 
 
-# Counts over classes of devices that are alike in every way.
+# Counts over classes of interchangeable devices.
 
 
 OpenAlternative = tuple[RequestAlternative, int, int]
@@ -149,19 +151,17 @@ class DeviceDemand(msgspec.Struct, frozen=True):
 
 
 class Relaxation:
-    """Counting over classes of devices that are alike in every way."""
+    """Counts over classes of interchangeable devices."""
 
     def __init__(
         self,
+        problem: AllocationProblem,
         asks: Sequence[RequestAlternative],
-        candidates: Sequence[CandidateDevice],
         constraints: Sequence[Constraint],
-        alike: DeviceSymmetry,
-        eligibility: Eligibility,
-        ledger: AllocationLedger,
+        symmetry: DeviceSymmetry,
     ) -> None:
-        self._ledger = ledger
-        self._classes = [[candidates[position] for position in positions] for positions in alike.classes()]
+        self._ledger = problem.ledger
+        self._classes = [[problem.candidates[number] for number in alike] for alike in symmetry.classes()]
         self._constraints = constraints
         self._values: dict[Constraint, list[AttributeValues | None]] = {
             constraint: [constraint.values(members[0]) for members in self._classes]
@@ -169,13 +169,15 @@ class Relaxation:
         }
         self._sharing = {constraint: self._having(constraint) for constraint in constraints}
         self._draws = [_counters_drawn(members[0]) for members in self._classes]
-        serving = {ask: tuple(self._servers(ask, eligibility)) for ask in asks}
+        serving = {ask: tuple(self._servers(ask, problem.eligibility)) for ask in asks}
         self._servers_of = list(dict.fromkeys(serving.values()))
         self._kind = {ask: self._servers_of.index(servers) for ask, servers in serving.items()}
 
     def possible(self, choices: Sequence[OpenRequest]) -> bool:
         """False where the choices surely cannot all be met."""
         free = [[member for member in members if not self._ledger.held(member)] for members in self._classes]
+        # Cheapest and most telling counts first. Each leaves rules out and adds none: a branch that fails
+        # one of them has no answer.
         demands = self._demands(map(self._key, choices), free, lambda _number: True)
         if demands is None or not self._met(demands, free) or not self._drawn(demands):
             return False
@@ -198,6 +200,7 @@ class Relaxation:
         self, keys: Iterable[DemandKey], free: Sequence[Sequence[CandidateDevice]], admits: ClassFilter
     ) -> list[DeviceDemand] | None:
         """The demands, equal ones added up; None where one cannot be met even alone."""
+        # Equal requests are one demand of several times the size: what they get can be shared out anyhow.
         demands = []
         for key, times in Counter(keys).items():
             demand = self._demand(key, times, free, admits)
@@ -213,10 +216,13 @@ class Relaxation:
         needs = []
         for kind, need, start in key:
             row = {
-                number: sum(one.position >= start for one in free[number]) if start else len(free[number])
+                number: sum(member.position >= start for member in free[number])
+                if start
+                else len(free[number])
                 for number in self._servers_of[kind]
                 if admits(number)
             }
+            # Alternatives share one demand: any class that serves one of them, and the least need.
             if sum(row.values()) >= need:
                 needs.append(need)
                 rows |= {number: max(count, rows.get(number, 0)) for number, count in row.items()}
@@ -232,9 +238,9 @@ class Relaxation:
         groups: dict[int, Hashable] = {}
         limits: dict[Hashable, int] = {}
         for number in wanted:
-            supply[number] = sum(most if one.shareable else 1 for one in free[number])
-            tightest = self._tightest(free[number])
-            if tightest is not None:
+            # A class gives as many devices as it has free, or as many as its scarcest counter carries.
+            supply[number] = _most_uses(free[number], most)
+            if (tightest := self._tightest(free[number])) is not None:
                 group, room = tightest
                 supply[number] = min(supply[number], room)
                 groups[number] = group
@@ -243,13 +249,10 @@ class Relaxation:
 
     def _tightest(self, members: Sequence[CandidateDevice]) -> tuple[Hashable, int] | None:
         """Which counter bounds a class of devices, and how many of them it carries."""
-        if not members or members[0].shareable:
+        if not members or members[0].shareable or not members[0].device.consumes_counters:
             return None
-        member = members[0]
-        tightest = (
-            self._ledger.book(member).tightest(member.device) if member.device.consumes_counters else None
-        )
-        return None if tightest is None else ((member.pool.key, tightest[0]), tightest[1])
+        tightest = self._ledger.book(members[0]).tightest(members[0].device)
+        return None if tightest is None else ((members[0].pool.key, tightest[0]), tightest[1])
 
     def _drawn(self, demands: Sequence[DeviceDemand]) -> bool:
         """Whether a pool's counters of one name, added up over its sets, carry the least that is drawn."""
@@ -263,7 +266,7 @@ class Relaxation:
         """What each device of a demand draws at least, whichever it is."""
         each = [self._draws[number] for number, count in demand.rows.items() if count]
         common = set(each[0]).intersection(*each) if each else set()
-        return {name: min(one[name] for one in each) for name in common}
+        return {name: min(draws[name] for draws in each) for name in common}
 
     def _agrees(
         self,
@@ -283,9 +286,12 @@ class Relaxation:
             # No two devices share a value: no more of them than values, save a first one that has none.
             left = {value for number in allowed for value in values[number] or ()}
             return need <= max(len(left), 1)
-        together = (one for one in self._by_value(constraint, allowed) if self._carries(one, need, free))
         keys = tuple(map(self._key, covered))
-        return any(self._kept(keys, having, free, kept) for having in together)
+        return any(
+            sum(_most_uses(free[number], need) for number in having) >= need
+            and self._kept(keys, having, free, kept)
+            for having in dict.fromkeys(having & allowed for having in self._sharing[constraint])
+        )
 
     def _covered(self, constraint: Constraint, choices: Sequence[OpenRequest]) -> list[OpenRequest]:
         """The requests that a constraint covers with all their alternatives."""
@@ -294,10 +300,6 @@ class Relaxation:
             for options in choices
             if all(constraint in self._ledger.constraints(ask) for ask, _, _ in options)
         ]
-
-    def _carries(self, having: Set[int], need: int, free: Sequence[Sequence[CandidateDevice]]) -> bool:
-        room = sum(need if one.shareable else 1 for number in having for one in free[number])
-        return room >= need
 
     def _kept(
         self,
@@ -321,6 +323,8 @@ class Relaxation:
         bound: set[int] = set()
         for constraint in self._constraints:
             covered = self._covered(constraint, choices)
+            # A started constraint has its value already. A request may count in one bundle only, or the
+            # bundles would demand its devices twice.
             if constraint.distinct or constraint.started or not covered or bound & {*map(id, covered)}:
                 continue
             bound |= {*map(id, covered)}
@@ -357,13 +361,8 @@ class Relaxation:
         """How many times `count` requests of a key are met from the classes, counting devices alone."""
         need = count * min(need for _, need, _ in key)
         serving = having & set().union(*(self._servers_of[kind] for kind, _, _ in key))
-        room = sum(need * most if one.shareable else 1 for number in serving for one in free[number])
+        room = sum(_most_uses(free[number], need * most) for number in serving)
         return min(room // need if need else most, most)
-
-    def _by_value(self, constraint: Constraint, allowed: Set[int]) -> list[frozenset[int]]:
-        """Classes by the value that they could agree on; equal sets once."""
-        found = dict.fromkeys(having & allowed for having in self._sharing[constraint])
-        return [having for having in found if having]
 
     def _having(self, constraint: Constraint) -> Counter[frozenset[int]]:
         """The sets of classes that have a value together, and how many values each has."""
@@ -374,10 +373,15 @@ class Relaxation:
         return Counter(map(frozenset, having.values()))
 
 
-def _counters_drawn(candidate_device: CandidateDevice) -> dict[tuple[PoolKey, str], Fraction]:
+def _most_uses(devices: Sequence[CandidateDevice], most: int) -> int:
+    """How often devices can be given out, at most: a shareable one up to `most` times, others once."""
+    return sum(most if device.shareable else 1 for device in devices)
+
+
+def _counters_drawn(candidate: CandidateDevice) -> dict[tuple[PoolKey, str], Fraction]:
     """What a device draws from the counters of its pool, by their names."""
     total: dict[tuple[PoolKey, str], Fraction] = {}
-    for (_, name), amount in counter_draws(candidate_device.device) if not candidate_device.shareable else ():
-        key = (candidate_device.pool.key, name)
+    for (_, name), amount in counter_draws(candidate.device) if not candidate.shareable else ():
+        key = (candidate.pool.key, name)
         total[key] = total.get(key, Fraction(0)) + amount
     return total

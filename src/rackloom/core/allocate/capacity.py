@@ -41,7 +41,7 @@ def consumption_of(amounts: Mapping[str, Amount], device: Device) -> Consumption
     unknown = next((name for name in amounts if name not in device.capacity), None)
     if unknown is not None:
         return Cause(CauseKind.CAPACITY, f"has no capacity {unknown}")
-    taken = {name: _amount_taken(amounts.get(name), one) for name, one in device.capacity.items()}
+    taken = {name: _amount_taken(amounts.get(name), capacity) for name, capacity in device.capacity.items()}
     for name, amount in taken.items():
         policy = device.capacity[name].request_policy
         if policy is not None and not _policy_allows(exact_value(amount), policy):
@@ -77,6 +77,7 @@ def _rounded_into_range(asked: Amount, allowed: CapacityRange) -> Amount:
     if not allowed.step or not exact_value(allowed.step):
         return asked
     step = exact_value(allowed.step)
+    # Floor division of a negative number rounds away from zero: up to the next step.
     return in_binary_units(low - (low - wanted) // step * step)
 
 
@@ -119,9 +120,9 @@ class CounterBook:
 
     def __init__(self, pool: Pool, in_use: Callable[[DeviceId], bool]) -> None:
         self.left: dict[CounterKey, Fraction] = {
-            (one.name, name): exact_value(counter.value)
-            for one in pool.counter_sets.values()
-            for name, counter in one.counters.items()
+            (counter_set.name, name): exact_value(counter.value)
+            for counter_set in pool.counter_sets.values()
+            for name, counter in counter_set.counters.items()
         }
         for source in (*pool.slices, *pool.elsewhere):
             for device in source.spec.devices:

@@ -22,19 +22,18 @@ from rackloom.core.allocate.objects import (
     AllocationResult,
     DeviceClass,
     DeviceConstraint,
+    DeviceRequest,
     DeviceResult,
-    DeviceSubRequest,
     DeviceTaint,
     DeviceToleration,
-    ExactDeviceRequest,
     Node,
+    RequestSpec,
     ResourceClaim,
     ResourceSlice,
 )
 from rackloom.core.allocate.pools import Pool, SliceIndex, gather_pools, node_is_selected
 from rackloom.core.allocate.quantity import exact_value
 
-RequestSpec = ExactDeviceRequest | DeviceSubRequest
 _MAX_DEVICES = 32
 
 
@@ -75,15 +74,12 @@ class AllocationChecker:
         name, given = claim.metadata.name, result.devices.results
         if len(given) > _MAX_DEVICES:
             yield f"{name}: {len(given)} devices exceed {_MAX_DEVICES}"
-        yield from (
-            f"{name}: {_device_id(one)} is not a device here"
-            for one in given
-            if _device_id(one) not in self._devices
-        )
-        if any(_device_id(one) not in self._devices for one in given):
+        unknown = [device for device in map(_device_id, given) if device not in self._devices]
+        if unknown:
+            yield from (f"{name}: {device} is not a device here" for device in unknown)
             return
         for request in claim.spec.devices.requests:
-            yield from self._request(claim, request.name, _alternatives(claim, request.name), given)
+            yield from self._request(claim, request.name, _alternatives(request), given)
         for constraint in claim.spec.devices.constraints:
             yield from self._constraint(name, constraint, given)
 
@@ -94,18 +90,18 @@ class AllocationChecker:
         wanted: Mapping[str, RequestSpec],
         given: Sequence[DeviceResult],
     ) -> Iterator[str]:
-        mine = [one for one in given if one.request in wanted]
-        used = {one.request for one in mine}
+        mine = [result for result in given if result.request in wanted]
+        used = {result.request for result in mine}
         if len(used) > 1:
             yield f"{name}: several alternatives at once: {sorted(used)}"
         for title in used:
-            devices = [self._devices[_device_id(one)] for one in mine if one.request == title]
+            devices = [self._devices[_device_id(result)] for result in mine if result.request == title]
             yield from self._ask(title, wanted[title], devices)
         if not used and not any(_count_of(ask) == 0 for ask in wanted.values()):
             yield f"{claim.metadata.name}: request {name} got nothing"
 
     def _ask(self, name: str, ask: RequestSpec, devices: Sequence[CandidateDevice]) -> Iterator[str]:
-        if len({one.id for one in devices}) != len(devices):
+        if len({device.id for device in devices}) != len(devices):
             yield f"{name}: a device twice"
         if _count_of(ask) is not None and len(devices) != _count_of(ask):
             yield f"{name}: {len(devices)} devices, not {_count_of(ask)}"
@@ -117,7 +113,7 @@ class AllocationChecker:
             yield from self._all(name, ask, devices)
 
     def _all(self, name: str, ask: RequestSpec, devices: Sequence[CandidateDevice]) -> Iterator[str]:
-        chosen = {one.id for one in devices}
+        chosen = {device.id for device in devices}
         for device in self._devices.values():
             if device.id not in chosen and self._matches(ask, device):
                 yield f"{name}: wants all, {device.id} is missing"
@@ -127,14 +123,12 @@ class AllocationChecker:
         expressions = [selector.cel.expression for selector in selectors if selector.cel]
         if not all(compiler.compile_selector(expression).matches(device.view) for expression in expressions):
             return False
-        one = device.device
-        if one.binding_conditions and not self._features.device_binding_and_status:
+        published = device.device
+        if published.binding_conditions and not self._features.device_binding_and_status:
             return False
         if not self._holds(ask, device):
             return False
-        return not device.source.spec.per_device_node_selection or node_is_selected(
-            self._node, node_name=one.node_name, all_nodes=one.all_nodes, selector=one.node_selector
-        )
+        return not device.source.spec.per_device_node_selection or node_is_selected(self._node, published)
 
     def _holds(self, ask: RequestSpec, device: CandidateDevice) -> bool:
         """Whether what was left of the device before is enough for what is asked for by name."""
@@ -156,13 +150,13 @@ class AllocationChecker:
         self, claim: str, constraint: DeviceConstraint, given: Sequence[DeviceResult]
     ) -> Iterator[str]:
         covered = [
-            one
-            for one in given
+            result
+            for result in given
             if not constraint.requests
-            or {one.request, one.request.partition("/")[0]} & set(constraint.requests)
+            or {result.request, result.request.partition("/")[0]} & set(constraint.requests)
         ]
         attribute = constraint.match_attribute or constraint.distinct_attribute or ""
-        values = [_attribute_values(self._devices[_device_id(one)], attribute) for one in covered]
+        values = [_attribute_values(self._devices[_device_id(result)], attribute) for result in covered]
         if any(value is None for value in values):
             yield f"{claim}: a device lacks {attribute}"
             return
@@ -175,19 +169,18 @@ class AllocationChecker:
     def _use(self, results: Sequence[AllocationResult]) -> Iterator[str]:
         """No whole device is given to two, and none that is in use; admin access excepted."""
         given: Counter[DeviceId] = Counter()
-        for result in results:
-            for one in result.devices.results:
-                device = self._devices.get(_device_id(one))
-                if device is None or device.shareable or one.admin_access:
-                    continue
-                given[device.id] += 1
-                if device.id in self._state.dedicated:
-                    yield f"{device.id} is in use"
+        for result in _device_results(results):
+            device = self._devices.get(_device_id(result))
+            if device is None or device.shareable or result.admin_access:
+                continue
+            given[device.id] += 1
+            if device.id in self._state.dedicated:
+                yield f"{device.id} is in use"
         yield from (f"{device} is given {times} times" for device, times in given.items() if times > 1)
 
     def _counters(self, results: Sequence[AllocationResult]) -> Iterator[str]:
         """No counter of a pool is overdrawn by what was given."""
-        given = {_device_id(one) for result in results for one in result.devices.results}
+        given = set(map(_device_id, _device_results(results)))
         for pool in self._pools:
             before = _counters_drawn(pool, self._held())
             after = _counters_drawn(pool, self._held() | given)
@@ -205,33 +198,32 @@ class AllocationChecker:
             for holder, book in self._state.consumed.items()
             for name, amount in book.items()
         }
-        for one in (one for result in results for one in result.devices.results):
-            device = self._devices.get(_device_id(one))
+        for result in _device_results(results):
+            device = self._devices.get(_device_id(result))
             if device is None or not device.shareable:
                 continue
-            if one.share_id is None:
+            if result.share_id is None:
                 yield f"{device.id}: a share without an id"
-            for name, amount in (one.consumed_capacity or {}).items():
+            for name, amount in (result.consumed_capacity or {}).items():
                 taken[device.id, name] = taken.get((device.id, name), Fraction(0)) + exact_value(amount)
         for (owner, name), total in taken.items():
             known = self._devices.get(owner)
-            if (
-                known is not None
-                and known.shareable
-                and total > exact_value(known.device.capacity[name].value)
-            ):
+            if known and known.shareable and total > exact_value(known.device.capacity[name].value):
                 yield f"{owner}: {name} is overdrawn"
 
 
-def _device_id(device_result: DeviceResult) -> DeviceId:
-    return DeviceId(device_result.driver, device_result.pool, device_result.device)
+def _device_results(results: Sequence[AllocationResult]) -> Iterator[DeviceResult]:
+    return (device for result in results for device in result.devices.results)
 
 
-def _alternatives(claim: ResourceClaim, name: str) -> dict[str, RequestSpec]:
-    request = next(one for one in claim.spec.devices.requests if one.name == name)
+def _device_id(result: DeviceResult) -> DeviceId:
+    return DeviceId(result.driver, result.pool, result.device)
+
+
+def _alternatives(request: DeviceRequest) -> dict[str, RequestSpec]:
     if request.exactly is not None:
-        return {name: request.exactly}
-    return {f"{name}/{one.name}": one for one in request.first_available}
+        return {request.name: request.exactly}
+    return {f"{request.name}/{spec.name}": spec for spec in request.first_available}
 
 
 def _count_of(ask: RequestSpec) -> int | None:
@@ -260,9 +252,9 @@ def _attribute_values(device: CandidateDevice, name: str) -> frozenset[object] |
 
 def _counter_totals(pool: Pool) -> dict[tuple[str, str], Fraction]:
     return {
-        (one.name, name): exact_value(counter.value)
-        for one in pool.counter_sets.values()
-        for name, counter in one.counters.items()
+        (counter_set.name, name): exact_value(counter.value)
+        for counter_set in pool.counter_sets.values()
+        for name, counter in counter_set.counters.items()
     }
 
 

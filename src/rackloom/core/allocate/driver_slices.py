@@ -49,7 +49,7 @@ NIC_NUMA_NODE = "dra.net/numaNode"
 
 GPU_DRIVER = "gpu.nvidia.com"
 NIC_DRIVER = "dra.net"
-_PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
+PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 
 Attributes = dict[str, DeviceAttribute]
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -67,7 +67,7 @@ def slices_of(machine: Machine, node: str) -> tuple[ResourceSlice, ...]:
         (GPU_DRIVER, [_gpu_device(gpu) for gpu in machine.gpus]),
         (NIC_DRIVER, [_nic_device(nic) for nic in machine.nics]),
     )
-    return tuple(_machine_slice(driver, node, devices) for driver, devices in drivers if devices)
+    return tuple(_driver_slice(driver, node, devices) for driver, devices in drivers if devices)
 
 
 def device_classes() -> tuple[DeviceClass, ...]:
@@ -83,7 +83,7 @@ def _device_class(name: str, expression: str) -> DeviceClass:
     return DeviceClass(metadata=ObjectMeta(name=name), spec=DeviceClassSpec(selectors=(selector,)))
 
 
-def _machine_slice(driver: str, node: str, devices: list[Device]) -> ResourceSlice:
+def _driver_slice(driver: str, node: str, devices: list[Device]) -> ResourceSlice:
     return ResourceSlice(
         metadata=ObjectMeta(name=f"{node}-{driver}"),
         spec=ResourceSliceSpec(
@@ -101,7 +101,7 @@ def _gpu_device(gpu: Gpu) -> Device:
             "type": "gpu",
             "uuid": gpu.uuid,
             "productName": gpu.product,
-            _PCI_BUS_ID: gpu.pci_address,
+            PCI_BUS_ID: gpu.pci_address,
             PCIE_ROOT: _pcie_root(gpu.pcie),
         }
     )
@@ -157,21 +157,18 @@ def _semver(version: str) -> str:
 
 
 ScalarValue = str | int | bool
-_STANDARD = "resource.kubernetes.io"
 _OTHER_DRIVER = "cpu.example.com"
 """Some other driver of the cluster, whose devices share no attribute with GPUs and NICs."""
 
+_VIRTUAL: dict[str, ScalarValue] = {"ifName": "eth0", "mac": "02:00:00:00:00:01", "mtu": 1500, "state": "up"}
 _LINK: dict[str, ScalarValue] = {
-    "ifName": "eth0",
-    "mac": "02:00:00:00:00:01",
-    "mtu": 1500,
+    **_VIRTUAL,
     "encapsulation": "ether",
     "alias": "",
-    "state": "up",
     "type": "device",
+    "ebpf": False,
     "ipv4": "192.0.2.1/24",
     "ipv6": "2001:db8::1/64",
-    "ebpf": False,
 }
 _PCI: dict[str, ScalarValue] = {
     "pciAddress": "0000:01:00.0",
@@ -179,13 +176,9 @@ _PCI: dict[str, ScalarValue] = {
     "pciDevice": "a device",
     "pciSubsystem": "0000",
     "numaNode": 0,
-    f"{_STANDARD}/numaNode": 0,
+    NUMA_NODE: 0,
 }
-_ROOT: dict[str, ScalarValue] = {
-    f"{_STANDARD}/pcieRoot": "pci0000:00",
-    f"{_STANDARD}/pciBusID": "0000:01:00.0",
-}
-_VIRTUAL = {name: value for name, value in _LINK.items() if name in ("ifName", "mac", "mtu", "state")}
+_ROOT: dict[str, ScalarValue] = {PCIE_ROOT: "pci0000:00", PCI_BUS_ID: "0000:01:00.0"}
 _TYPICAL_NICS: dict[str, dict[str, ScalarValue]] = {
     "port": {**_LINK, **_PCI, **_ROOT, "rdma": True, "rdmaDevice": "mlx5_0", "virtual": False, "sriov": True}
     | {"sriovVfs": 0, "tcFilterNames": "", "tcxProgramNames": ""},
@@ -201,7 +194,7 @@ _GPU_COMMON: dict[str, ScalarValue] = {
     "addressingMode": "HMM",
 }
 _TYPICAL_GPUS: dict[str, dict[str, ScalarValue]] = {
-    "gpu": {**_GPU_COMMON, **_ROOT, "type": "gpu", f"{_STANDARD}/numaNode": 0},
+    "gpu": {**_GPU_COMMON, **_ROOT, "type": "gpu", NUMA_NODE: 0},
     "gpu-of-an-older-driver": {**_GPU_COMMON, **_ROOT, "type": "gpu"},
     "partition": {**_GPU_COMMON, **_ROOT, "type": "mig", "profile": "1g.10gb", "parentUUID": "GPU-0"},
 }
@@ -214,7 +207,7 @@ def typical_slices() -> tuple[ResourceSlice, ...]:
     gpus = [_typical_gpu(name, of) for name, of in _TYPICAL_GPUS.items()]
     foreign = [Device(name="cpu-0")]
     drivers = ((GPU_DRIVER, gpus), (NIC_DRIVER, nics), (_OTHER_DRIVER, foreign))
-    return tuple(_typical_slice(driver, devices) for driver, devices in drivers)
+    return tuple(_driver_slice(driver, "typical", devices) for driver, devices in drivers)
 
 
 @cache
@@ -226,13 +219,9 @@ def attributes_always_published(driver: str) -> frozenset[str]:
 
 
 def _typical_gpu(name: str, attributes: dict[str, ScalarValue]) -> Device:
-    device = _typical_device(name, attributes)
     versions = {version: DeviceAttribute(version="1.0.0") for version in _VERSIONS}
-    return Device(
-        name=name,
-        attributes={**device.attributes, **versions},
-        capacity={"memory": DeviceCapacity(value="80Gi")},
-    )
+    published = {**_typical_device(name, attributes).attributes, **versions}
+    return Device(name=name, attributes=published, capacity={"memory": DeviceCapacity(value="80Gi")})
 
 
 def _typical_device(name: str, attributes: dict[str, ScalarValue]) -> Device:
@@ -243,15 +232,3 @@ def _attribute_of(value: ScalarValue) -> DeviceAttribute:
     if isinstance(value, bool):
         return DeviceAttribute(bool_=value)
     return DeviceAttribute(int_=value) if isinstance(value, int) else DeviceAttribute(string=value)
-
-
-def _typical_slice(driver: str, devices: list[Device]) -> ResourceSlice:
-    return ResourceSlice(
-        metadata=ObjectMeta(name=f"typical-{driver}"),
-        spec=ResourceSliceSpec(
-            driver=driver,
-            pool=ResourcePool(name="typical", generation=1, resource_slice_count=1),
-            node_name="typical",
-            devices=tuple(devices),
-        ),
-    )

@@ -62,7 +62,7 @@ class CandidateDevice:
         return DeviceView.of(
             self.id.driver,
             {name: msgspec.to_builtins(value) for name, value in self.device.attributes.items()},
-            {name: str(one.value) for name, one in self.device.capacity.items()},
+            {name: str(capacity.value) for name, capacity in self.device.capacity.items()},
             bool(self.device.allow_multiple_allocations),
         )
 
@@ -101,7 +101,7 @@ def blocking_taint(device: Device, tolerations: Iterable[DeviceToleration]) -> D
     """The first taint that the tolerations do not cover."""
     accepted = tuple(tolerations)
     for taint in device.taints:
-        if taint.effect in _BLOCKING and not any(_tolerates(one, taint) for one in accepted):
+        if taint.effect in _BLOCKING and not any(_tolerates(toleration, taint) for toleration in accepted):
             return taint
     return None
 
@@ -120,23 +120,23 @@ def _tolerates(toleration: DeviceToleration, taint: DeviceTaint) -> bool:
 
 
 Verdict = Cause | AllocationStopped | None
-"""None: it matches. A Stop is an error that counts only if the search comes to this device."""
+"""None: it matches. An AllocationStopped is an error that counts only if the search reaches the device."""
 
 
 class SelectorCache:
-    """Compiled expressions, and what they said of devices. Lives as long as the caller likes."""
+    """Compiled expressions and their results on devices. The caller decides how long it lives."""
 
     def __init__(self) -> None:
         self._programs: dict[str, compiler.Program | errors.CompileError] = {}
-        self._said: dict[str, dict[Hashable, bool | errors.EvaluationError]] = {}
+        self._results: dict[str, dict[Hashable, bool | errors.EvaluationError]] = {}
         self._verdicts: dict[Hashable, dict[bytes, Verdict]] = {}
 
     def verdicts(self, ask: RequestAlternative, features: Features) -> dict[bytes, Verdict]:
-        """What was found for devices by their content, with selectors as they are now. To be added to."""
+        """The verdicts on devices, by their content. The caller adds to it."""
         key = features, ask.device_class.spec.selectors, ask.selectors
         return self._verdicts.setdefault(key, {})
 
-    def says(
+    def evaluate(
         self, expression: str, candidate: CandidateDevice
     ) -> bool | errors.CompileError | errors.EvaluationError:
         """Whether the expression holds for the device; errors come back as values."""
@@ -146,7 +146,7 @@ class SelectorCache:
         view = candidate.view
         if view.problem is not None:
             return _run_program(program, candidate)
-        known = self._said.setdefault(expression, {})
+        known = self._results.setdefault(expression, {})
         key = program.key(view)
         if key not in known:
             known[key] = _run_program(program, candidate)
@@ -183,12 +183,12 @@ class Eligibility:
         known = self._known.setdefault(ask.likeness, {})
         if candidate not in known:
             known[candidate] = self._found(ask, candidate)
-        # An error names the request, so it is not shared.
+        # The text of an error names the request, so errors are not shared between like requests.
         found = known[candidate]
         return self._judge(ask, candidate) if isinstance(found, AllocationStopped) else found
 
     def matches(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
-        """Whether the device is selectable. Raises Stop where a selector fails."""
+        """Whether the device is selectable. Raises AllocationStopped where a selector fails."""
         verdict = self.verdict(ask, candidate)
         if isinstance(verdict, AllocationStopped):
             raise verdict
@@ -196,6 +196,7 @@ class Eligibility:
 
     def _found(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
         """The verdict on a device of the same content, unless devices differ in the nodes they reach."""
+        # Content includes everything a selector can read except the name, which no selector sees.
         if candidate.source.spec.per_device_node_selection:
             return self._judge(ask, candidate)
         if ask.likeness not in self._by_content:
@@ -226,28 +227,22 @@ class Eligibility:
                 return AllocationStopped(
                     f"{owner}: selector #{number} has no CEL expression (unsupported selector type?)"
                 )
-            said = self._selectors.says(selector.cel.expression, candidate)
-            if isinstance(said, errors.CompileError):
-                return AllocationStopped(f"{owner}: selector #{number} does not compile: {said}")
-            if isinstance(said, errors.EvaluationError):
+            result = self._selectors.evaluate(selector.cel.expression, candidate)
+            if isinstance(result, errors.CompileError):
+                return AllocationStopped(f"{owner}: selector #{number} does not compile: {result}")
+            if isinstance(result, errors.EvaluationError):
                 return AllocationStopped(
-                    f"{owner}: selector #{number} fails on device {candidate.id}: {said}"
+                    f"{owner}: selector #{number} fails on device {candidate.id}: {result}"
                 )
-            if not said:
+            if not result:
                 return Cause(kind, selector.cel.expression)
         return None
 
     def _reached(self, candidate: CandidateDevice) -> Verdict:
-        device = candidate.device
         if not candidate.source.spec.per_device_node_selection:
             return None
         try:
-            here = node_is_selected(
-                self._node,
-                node_name=device.node_name,
-                all_nodes=device.all_nodes,
-                selector=device.node_selector,
-            )
+            here = node_is_selected(self._node, candidate.device)
         except MalformedNodeSelector as error:
             return AllocationStopped(f"device {candidate.id}: {error}")
         return None if here else Cause(CauseKind.OTHER_NODE, f"not reached from {self._node.metadata.name}")

@@ -41,8 +41,9 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.outcome import Allocation, AllocationStopped, Fault, FaultScope, Outcome, Refusal
 from rackloom.core.allocate.pools import Pool, SliceIndex
-from rackloom.core.allocate.problem import AllocationProblem, NodeDevices, node_devices
+from rackloom.core.allocate.problem import AllocationProblem, NodeDevices, devices_on_node
 from rackloom.core.allocate.quantity import Quantity, exact_value
+from rackloom.core.allocate.search import FirstFitSearch
 from rackloom.core.allocate.symmetry import request_outcome
 
 # What is in use on one node, by device position.
@@ -60,23 +61,23 @@ class NodeOccupancy:
         """Equal where the same positions are used the same way."""
         return self._dedicated, frozenset(self._shares.items()), frozenset(self._taken.items())
 
-    def add(self, offer: NodeDevices, results: Iterable[AllocationResult]) -> None:
+    def add(self, devices: NodeDevices, results: Iterable[AllocationResult]) -> None:
         """Note what was given. Admin access holds nothing."""
-        for at, one in _positions_held(offer, results):
-            if one.share_id is None:
+        for at, device in _positions_held(devices, results):
+            if device.share_id is None:
                 self._dedicated |= 1 << at
                 continue
             self._shares[at] = self._shares.get(at, 0) + 1
-            for name, amount in (one.consumed_capacity or {}).items():
+            for name, amount in (device.consumed_capacity or {}).items():
                 self._taken[at, name] = self._taken.get((at, name), Fraction(0)) + exact_value(amount)
 
-    def remove(self, offer: NodeDevices, results: Iterable[AllocationResult]) -> None:
+    def remove(self, devices: NodeDevices, results: Iterable[AllocationResult]) -> None:
         """Note what was given back."""
-        for at, one in _positions_held(offer, results):
-            if one.share_id is None:
+        for at, device in _positions_held(devices, results):
+            if device.share_id is None:
                 self._dedicated &= ~(1 << at)
             else:
-                self._return(at, one)
+                self._return(at, device)
 
     def _return(self, at: int, device_result: DeviceResult) -> None:
         self._shares[at] -= 1
@@ -86,33 +87,29 @@ class NodeOccupancy:
             del self._shares[at]
             self._taken = {key: amount for key, amount in self._taken.items() if key[0] != at}
 
-    def as_in_use(self, offer: NodeDevices) -> InUse:
+    def as_in_use(self, devices: NodeDevices) -> InUse:
         """The same as books of devices."""
-        devices = offer.candidates
-        dedicated = (device.id for device in devices if self._dedicated >> device.position & 1)
+        candidates = devices.candidates
+        dedicated = (device.id for device in candidates if self._dedicated >> device.position & 1)
         consumed: dict[DeviceId, dict[str, str]] = {}
         for (at, name), amount in self._taken.items():
-            consumed.setdefault(devices[at].id, {})[name] = _exact_quantity(amount)
+            # Quantities have no more than nine decimals, and so have their sums.
+            consumed.setdefault(candidates[at].id, {})[name] = str(Quantity(int(amount * 10**9), -9))
         return InUse(
             dedicated=frozenset(dedicated),
-            shared=frozenset(devices[at].id for at in self._shares),
+            shared=frozenset(candidates[at].id for at in self._shares),
             consumed=consumed,
         )
 
 
 def _positions_held(
-    offer: NodeDevices, results: Iterable[AllocationResult]
+    devices: NodeDevices, results: Iterable[AllocationResult]
 ) -> Iterator[tuple[int, DeviceResult]]:
     """The devices of results that hold one, with their positions; those that are gone are left out."""
-    for one in (one for result in results for one in result.devices.results if not one.admin_access):
-        at = offer.positions.get(DeviceId(one.driver, one.pool, one.device))
-        if at is not None:
-            yield at, one
-
-
-def _exact_quantity(amount: Fraction) -> str:
-    """Quantities have no more than nine decimals, and so have their sums."""
-    return str(Quantity(int(amount * 10**9), -9))
+    for result in chain.from_iterable(allocation.devices.results for allocation in results):
+        position = devices.positions.get(DeviceId(result.driver, result.pool, result.device))
+        if position is not None and not result.admin_access:
+            yield position, result
 
 
 # Signatures and equivalence classes of nodes.
@@ -127,52 +124,44 @@ class NodeSignatures:
     """Nodes as one kind of claim sees them. Devices of equal content are looked at once for all nodes."""
 
     def __init__(self) -> None:
-        self._looks: dict[Hashable, int] = {}
+        self._numbers: dict[Hashable, int] = {}
         self._known: dict[Hashable, int] = {}
 
-    def of(self, desk: AllocationProblem) -> Hashable:
+    def of(self, problem: AllocationProblem) -> Hashable:
         """All that the claims can see of a node, without its names: equal kinds, equal answers."""
-        pools = {pool.key: number for number, pool in enumerate(desk.pools)}
+        pools = {pool.key: number for number, pool in enumerate(problem.pools)}
         devices = tuple(
-            self._device(desk, candidate, pools[candidate.pool.key]) for candidate in desk.candidates
+            self._device(problem, candidate, pools[candidate.pool.key]) for candidate in problem.candidates
         )
-        return devices, tuple(map(_pool_signature, desk.pools))
+        return devices, tuple(map(_pool_signature, problem.pools))
 
-    def _device(self, desk: AllocationProblem, candidate_device: CandidateDevice, pool: int) -> int:
-        # A device that selects its nodes itself may be here or not: its content does not tell.
-        key = (
-            candidate_device
-            if candidate_device.source.spec.per_device_node_selection
-            else (candidate_device.content, pool)
-        )
+    def _device(self, problem: AllocationProblem, candidate: CandidateDevice, pool: int) -> int:
+        # A device that selects its nodes itself may be reachable or not, which its content does not show.
+        key = candidate if candidate.source.spec.per_device_node_selection else (candidate.content, pool)
         if key not in self._known:
-            self._known[key] = self._looks.setdefault(
-                _device_signature(desk, candidate_device, pool), len(self._looks)
+            self._known[key] = self._numbers.setdefault(
+                _device_signature(problem, candidate, pool), len(self._numbers)
             )
         return self._known[key]
 
 
-def _device_signature(desk: AllocationProblem, candidate_device: CandidateDevice, pool: int) -> Hashable:
-    asks = chain.from_iterable(chain.from_iterable(desk.choices))
+def _device_signature(problem: AllocationProblem, candidate: CandidateDevice, pool: int) -> Hashable:
+    asks = chain.from_iterable(problem.plan)
     return (
-        tuple(request_outcome(ask, candidate_device, desk.eligibility, desk.ledger) for ask in asks),
-        tuple(constraint.values(candidate_device) for constraint in chain.from_iterable(desk.constraints)),
-        _book_signature(candidate_device, pool),
+        tuple(request_outcome(problem, ask, candidate) for ask in asks),
+        tuple(constraint.values(candidate) for constraint in chain.from_iterable(problem.constraints)),
+        _book_signature(candidate, pool),
     )
 
 
-def _book_signature(candidate_device: CandidateDevice, pool: int) -> Hashable:
-    counters = (
-        frozenset(counter_draws(candidate_device.device))
-        if candidate_device.device.consumes_counters
-        else None
-    )
-    if not candidate_device.shareable:
+def _book_signature(candidate: CandidateDevice, pool: int) -> Hashable:
+    counters = frozenset(counter_draws(candidate.device)) if candidate.device.consumes_counters else None
+    if not candidate.shareable:
         return pool if counters is None else (pool, counters)
     return (
         pool,
         counters,
-        frozenset((name, has.value) for name, has in candidate_device.device.capacity.items()),
+        frozenset((name, has.value) for name, has in candidate.device.capacity.items()),
     )
 
 
@@ -203,6 +192,7 @@ class NodeEquivalenceClasses(Generic[A]):
         """The first node of an open condition."""
         tops = []
         for condition, heap in list(self._open.items()):
+            # Lazy deletion: a node that changed its condition stays in its old heap until it surfaces.
             while heap and self._conditions[heap[0]] != condition:
                 heapq.heappop(heap)
             if heap:
@@ -251,18 +241,18 @@ class Fleet:
         *,
         features: Features = Features(),  # noqa: B008 (a frozen value)
     ) -> None:
-        """Raises Stop for slices that do not name their node."""
+        """Raises AllocationStopped for slices that do not name their node."""
         index = SliceIndex(slices)
         if index.unbound():
             raise AllocationStopped("a fleet takes slices that name their node")
-        self._offers = [node_devices(node, index, features) for node in nodes]
+        self._devices = [devices_on_node(node, index, features) for node in nodes]
         self._number = {node.metadata.name: number for number, node in enumerate(nodes)}
         self._used = [NodeOccupancy() for _ in nodes]
         self._classes = {klass.metadata.name: klass for klass in classes}
         self._features = features
         self._selectors = SelectorCache()
         self._new_id = numbered_ids()
-        self._views: dict[bytes, NodeEquivalenceClasses[AnswerPattern | Refusal | Fault]] = {}
+        self._classes_of: dict[bytes, NodeEquivalenceClasses[AnswerPattern | Refusal | Fault]] = {}
 
     def place(self, claims: Sequence[ResourceClaim], *, proceed: Callable[[], bool] = unbounded) -> Outcome:
         """Give the claims of one pod their devices on the first node that can serve them, and note the use.
@@ -270,89 +260,95 @@ class Fleet:
         A refusal names no node. A fault of a node passes the node over, like upstream; one of the attempt, or
         a search that `proceed` stopped, is the outcome.
         """
-        view = self._view(claims)
-        while (found := view.first()) is not None:
+        nodes = self._node_classes(claims)
+        # One search per condition: each round either answers or closes a condition, so there are at most as
+        # many rounds as conditions, whatever the number of nodes.
+        while (found := nodes.first()) is not None:
             number, condition = found
-            answer = view.answers.get(condition) or self._searched(number, claims, proceed)
+            answer = nodes.answers.get(condition) or self._searched(number, claims, proceed)
             if isinstance(answer, Fault) and answer.scope is FaultScope.ATTEMPT:
                 return answer
-            view.answers[condition] = answer
+            nodes.answers[condition] = answer
             if isinstance(answer, AnswerPattern):
                 return self._taken(number, claims, answer)
-            view.close(condition)
+            nodes.close(condition)
         return Refusal(node="", steps=0)
 
     def occupy(self, node: str, results: Iterable[AllocationResult]) -> None:
         """Note that claims that were allocated elsewhere hold devices of `node`."""
         number = self._number[node]
-        self._used[number].add(self._offers[number], results)
+        self._used[number].add(self._devices[number], results)
         self._moved(number)
 
     def release(self, node: str, results: Iterable[AllocationResult]) -> None:
         """Note that devices of `node` are free again."""
         number = self._number[node]
-        self._used[number].remove(self._offers[number], results)
+        self._used[number].remove(self._devices[number], results)
         self._moved(number)
 
-    def _view(
+    def _node_classes(
         self, claims: Sequence[ResourceClaim]
     ) -> NodeEquivalenceClasses[AnswerPattern | Refusal | Fault]:
         key = msgspec.json.encode([claim.spec for claim in claims])
-        if key not in self._views:
-            looks = NodeSignatures()
-            kinds = [self._kind(offer, claims, looks) for offer in self._offers]
-            self._views[key] = NodeEquivalenceClasses(kinds, [used.key() for used in self._used])
-        return self._views[key]
+        if key not in self._classes_of:
+            signatures = NodeSignatures()
+            kinds = [self._kind(devices, claims, signatures) for devices in self._devices]
+            self._classes_of[key] = NodeEquivalenceClasses(kinds, [used.key() for used in self._used])
+        return self._classes_of[key]
 
-    def _kind(self, offer: NodeDevices, claims: Sequence[ResourceClaim], looks: NodeSignatures) -> Hashable:
+    def _kind(
+        self, devices: NodeDevices, claims: Sequence[ResourceClaim], signatures: NodeSignatures
+    ) -> Hashable:
         try:
-            desk = AllocationProblem(
-                offer,
+            problem = AllocationProblem(
+                devices,
                 self._classes,
                 claims,
-                NodeOccupancy().as_in_use(offer),
+                NodeOccupancy().as_in_use(devices),
                 self._features,
                 self._selectors,
             )
         except AllocationStopped as stop:
             return stop.reason
-        return looks.of(desk)
+        return signatures.of(problem)
 
     def _searched(
         self, number: int, claims: Sequence[ResourceClaim], proceed: Callable[[], bool]
     ) -> AnswerPattern | Refusal | Fault:
-        offer = self._offers[number]
+        devices = self._devices[number]
         steps = 0
         try:
-            state = self._used[number].as_in_use(offer)
-            desk = AllocationProblem(offer, self._classes, claims, state, self._features, self._selectors)
-            search = desk.search(proceed)
+            state = self._used[number].as_in_use(devices)
+            problem = AllocationProblem(
+                devices, self._classes, claims, state, self._features, self._selectors
+            )
+            search = FirstFitSearch(problem, proceed)
             found = search.run()
             steps = search.steps
             return (
-                AnswerPattern(tuple(search.chosen), tuple(desk.ledger.entries), steps)
+                AnswerPattern(tuple(search.chosen), tuple(problem.ledger.entries), steps)
                 if found
-                else refusal_of(desk, steps)
+                else refusal_of(problem, steps)
             )
         except AllocationStopped as stop:
-            return fault_of(offer.node, stop, steps)
+            return fault_of(devices.node, stop, steps)
 
     def _taken(self, number: int, claims: Sequence[ResourceClaim], answer: AnswerPattern) -> Outcome:
-        offer = self._offers[number]
+        devices = self._devices[number]
         entries = [
             DeviceAssignment(
-                entry.ask, offer.candidates[entry.candidate.position], entry.consumption, entry.charged
+                entry.ask, devices.candidates[entry.candidate.position], entry.consumption, entry.charged
             )
             for entry in answer.entries
         ]
         try:
-            results = results_of(offer.node, claims, answer.chosen, entries, self._new_id)
+            results = results_of(devices.node, claims, answer.chosen, entries, self._new_id)
         except AllocationStopped as stop:
-            return fault_of(offer.node, stop, answer.steps)
-        self.occupy(offer.node.metadata.name, results)
-        return Allocation(node=offer.node.metadata.name, results=results, steps=answer.steps)
+            return fault_of(devices.node, stop, answer.steps)
+        self.occupy(devices.node.metadata.name, results)
+        return Allocation(node=devices.node.metadata.name, results=results, steps=answer.steps)
 
     def _moved(self, number: int) -> None:
         key = self._used[number].key()
-        for view in self._views.values():
-            view.moved(number, key)
+        for nodes in self._classes_of.values():
+            nodes.moved(number, key)

@@ -23,11 +23,10 @@ from rackloom.core.allocate.objects import (
     Amount,
     DeviceClass,
     DeviceRequest,
-    DeviceResult,
     DeviceSelector,
-    DeviceSubRequest,
     DeviceToleration,
     ExactDeviceRequest,
+    RequestSpec,
     ResourceClaim,
 )
 from rackloom.core.allocate.outcome import AllocationStopped
@@ -76,7 +75,7 @@ class InUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def in_use_by(claims: Iterable[ResourceClaim], *, shares: bool = True) -> InUse:
-    """The books of `claims`, as their status has them. Results with admin access hold nothing.
+    """What `claims` hold according to their status. Results with admin access hold nothing.
 
     With `shares` (the feature ConsumableCapacity), a result with a share id is a share; without it, every
     result holds its whole device.
@@ -90,28 +89,19 @@ def in_use_by(claims: Iterable[ResourceClaim], *, shares: bool = True) -> InUse:
                 continue
             device = DeviceId(result.driver, result.pool, result.device)
             holders.setdefault(device, []).append(claim.metadata.name)
-            if shares and result.share_id is not None:
-                shared.add(device)
-                _add_consumption(consumed, device, result)
-            else:
+            if not shares or result.share_id is None:
                 dedicated.add(device)
+                continue
+            shared.add(device)
+            for name, amount in (result.consumed_capacity or {}).items():
+                taken, more = consumed.setdefault(device, {}), Quantity.parse(str(amount))
+                taken[name] = taken[name] + more if name in taken else more
     return InUse(
         dedicated=frozenset(dedicated),
         shared=frozenset(shared),
-        consumed={device: {name: str(q) for name, q in book.items()} for device, book in consumed.items()},
+        consumed={device: {name: str(q) for name, q in taken.items()} for device, taken in consumed.items()},
         holders={device: tuple(names) for device, names in holders.items()},
     )
-
-
-def _add_consumption(
-    consumed: dict[DeviceId, dict[str, Quantity]], device: DeviceId, result: DeviceResult
-) -> None:
-    if not result.consumed_capacity:
-        return
-    book = consumed.setdefault(device, {})
-    for name, amount in result.consumed_capacity.items():
-        more = Quantity.parse(str(amount))
-        book[name] = book[name] + more if name in book else more
 
 
 # Requests of claims in one shape.
@@ -162,7 +152,7 @@ Alternatives = tuple[RequestAlternative, ...]
 def alternatives_of(
     claims: Sequence[ResourceClaim], classes: Mapping[str, DeviceClass], features: Features
 ) -> tuple[tuple[Alternatives, ...], ...]:
-    """Per claim and request, its alternatives. Raises Stop for a request that no node could meet."""
+    """Per claim and request, its alternatives. Raises AllocationStopped for what no node could meet."""
     return tuple(
         tuple(
             _alternatives(index, claim, request, classes, features) for request in claim.spec.devices.requests
@@ -183,8 +173,8 @@ def _alternatives(
         if not features.prioritized_list:
             raise AllocationStopped(f"{where}: has alternatives, but the feature PrioritizedList is off")
         return tuple(
-            _alternative(claim, owner, request.name, one.name, one, classes, features)
-            for one in request.first_available
+            _alternative(claim, owner, request.name, spec.name, spec, classes, features)
+            for spec in request.first_available
         )
     if request.exactly is None:
         raise AllocationStopped(
@@ -198,7 +188,7 @@ def _alternative(
     owner: ResourceClaim,
     request: str,
     alternative: str | None,
-    wanted: ExactDeviceRequest | DeviceSubRequest,
+    wanted: RequestSpec,
     classes: Mapping[str, DeviceClass],
     features: Features,
 ) -> RequestAlternative:
@@ -223,9 +213,7 @@ def _alternative(
     )
 
 
-def _check_features(
-    where: str, wanted: ExactDeviceRequest | DeviceSubRequest, admin: bool | None, features: Features
-) -> None:
+def _check_features(where: str, wanted: RequestSpec, admin: bool | None, features: Features) -> None:
     if wanted.capacity is not None and not features.consumable_capacity:
         raise AllocationStopped(f"{where}: has capacity requests, but the feature ConsumableCapacity is off")
     if any(selector.cel is None for selector in wanted.selectors):

@@ -30,7 +30,7 @@ from rackloom.core.allocate.outcome import AllocationStopped, Cause, CauseKind
 from rackloom.core.allocate.pools import Pool, PoolKey
 from rackloom.core.allocate.quantity import exact_value
 
-# Constraints of a claim, as stacks of the values seen so far.
+# Constraints of a claim, each a stack of the values so far.
 
 
 AttributeValues = frozenset[tuple[str, Hashable]]
@@ -40,22 +40,14 @@ AttributeValues = frozenset[tuple[str, Hashable]]
 def attribute_values(attribute: DeviceAttribute, *, lists: bool) -> AttributeValues:
     """Values of an attribute. Lists count only where list attributes are on; a scalar is a list of one."""
     if lists:
-        for kind, several in (
-            ("int", attribute.ints),
-            ("bool", attribute.bools),
-            ("string", attribute.strings),
-            ("version", attribute.versions),
-        ):
-            if several:
-                return frozenset((kind, value) for value in several)
-    for kind, one in (
-        ("string", attribute.string),
-        ("int", attribute.int_),
-        ("bool", attribute.bool_),
-        ("version", attribute.version),
-    ):
-        if one is not None:
-            return frozenset([(kind, one)])
+        ints, strings = ("int", attribute.ints), ("string", attribute.strings)
+        for kind, values in (ints, ("bool", attribute.bools), strings, ("version", attribute.versions)):
+            if values:
+                return frozenset((kind, value) for value in values)
+    string, integer = ("string", attribute.string), ("int", attribute.int_)
+    for kind, single in (string, integer, ("bool", attribute.bool_), ("version", attribute.version)):
+        if single is not None:
+            return frozenset([(kind, single)])
     return frozenset()
 
 
@@ -80,7 +72,7 @@ class Constraint:
         self.requests = requests
         self.distinct = distinct
         self._lists = lists
-        self._seen: list[AttributeValues] = []
+        self._stack: list[AttributeValues] = []
         self._known = {} if known is None else known
 
     def __str__(self) -> str:
@@ -99,35 +91,36 @@ class Constraint:
         """Whether a device of these values could be taken in now."""
         if values is None:
             return False
-        if not self._seen:
+        if not self._stack:
             # Upstream compares a first device with nothing, so that even a value of a type it cannot compare
             # passes; only matching with list attributes looks at it.
             return bool(values) or self.distinct or not self._lists
         if self.distinct:
-            return bool(values) and all(values.isdisjoint(seen) for seen in self._seen)
-        return bool(self._seen[-1] & values)
+            return bool(values) and all(values.isdisjoint(earlier) for earlier in self._stack)
+        return bool(self._stack[-1] & values)
 
     def add(self, values: AttributeValues) -> None:
         """Take in a device of these values, which `allows` let through."""
-        together = values if self.distinct or not self._seen else self._seen[-1] & values
-        self._seen.append(together)
+        # matchAttribute keeps the values still common to all; distinctAttribute keeps each device's own.
+        together = values if self.distinct or not self._stack else self._stack[-1] & values
+        self._stack.append(together)
 
     def undo(self) -> None:
         """Forget the device that was taken in last."""
-        self._seen.pop()
+        self._stack.pop()
 
-    def seen(self) -> AttributeValues:
+    def values_so_far(self) -> AttributeValues:
         """All that the future depends on: the values still possible, or (distinct) those that are gone."""
-        return frozenset().union(*self._seen) if self.distinct else frozenset(*self._seen[-1:])
+        return frozenset().union(*self._stack) if self.distinct else frozenset(*self._stack[-1:])
 
     @property
     def started(self) -> bool:
         """Whether a device was taken in."""
-        return bool(self._seen)
+        return bool(self._stack)
 
 
 def constraints_of(claim: ResourceClaim, features: Features) -> tuple[Constraint, ...]:
-    """The constraints of a claim. Raises Stop for one of an unknown kind."""
+    """The constraints of a claim. Raises AllocationStopped for one of an unknown kind."""
     known: defaultdict[str, dict[CandidateDevice, AttributeValues | None]] = defaultdict(dict)
     return tuple(
         _constraint(claim, number, constraint, features, known)
@@ -212,7 +205,8 @@ class AllocationLedger:
 
     def _held_before(self, candidate: CandidateDevice) -> Cause | None:
         device, state = candidate.id, self._state
-        # A device does not change between dedicated and shared while anybody holds it.
+        # A device does not change between dedicated and shared while anybody holds it: a share of a device
+        # that one claim holds whole would break that claim's isolation.
         held = device in state.dedicated
         if not candidate.shareable:
             held = held or device in state.shared or device in state.consumed
@@ -227,7 +221,7 @@ class AllocationLedger:
         return self._held_before(candidate) is None
 
     def mark(self, candidate: CandidateDevice) -> Hashable:
-        """What this allocation did to the device: equal for devices of one kind that fared alike."""
+        """What this allocation did to the device: equal for devices of one shape that were used alike."""
         if candidate.shareable:
             return self._shares.get(candidate, 0), frozenset(self._gone(candidate.id).items())
         return frozenset(self._holders.get(candidate, ()))
@@ -287,7 +281,7 @@ class AllocationLedger:
         """The constraints that cover `ask`."""
         if ask not in self._covering:
             own = self._constraints[ask.claim]
-            self._covering[ask] = [one for one in own if ask.named_in(one.requests)]
+            self._covering[ask] = [constraint for constraint in own if ask.named_in(constraint.requests)]
         return self._covering[ask]
 
     def enter(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
@@ -298,6 +292,7 @@ class AllocationLedger:
         cause = self.in_use(ask, candidate) or self.short(ask, candidate) or self.broken(ask, candidate)
         if cause is not None:
             return cause
+        # From here on nothing can fail: all books change together, and `strike` reverts them together.
         for constraint in self.constraints(ask):
             constraint.add(constraint.values(candidate) or frozenset())
         charged = self._draws(candidate)
@@ -323,10 +318,14 @@ class AllocationLedger:
         else:
             self._holders[candidate].pop()
 
-    def clear(self) -> None:
-        """Undo all entries."""
-        while self.entries:
+    def clear(self, length: int = 0) -> None:
+        """Undo entries until `length` are left."""
+        while len(self.entries) > length:
             self.strike()
+
+    def count_of(self, claim: int) -> int:
+        """How many devices this allocation has given to a claim."""
+        return sum(entry.ask.claim == claim for entry in self.entries)
 
     def book(self, candidate: CandidateDevice) -> CounterBook:
         """The counters of the device's pool."""

@@ -275,12 +275,20 @@ class ExactDeviceRequest(ApiValue, frozen=True, kw_only=True):
     derived_attributes: tuple[Mapping[str, Any], ...] = ()
 
 
+RequestSpec = ExactDeviceRequest | DeviceSubRequest
+
+
 class DeviceRequest(ApiValue, frozen=True, kw_only=True):
     """A request: exactly this, or the first of several that can be had."""
 
     name: str
     exactly: ExactDeviceRequest | None = None
     first_available: tuple[DeviceSubRequest, ...] = ()
+
+    @property
+    def specs(self) -> tuple[RequestSpec, ...]:
+        """What is asked for, or the alternatives."""
+        return self.first_available if self.exactly is None else (self.exactly, *self.first_available)
 
 
 class DeviceConstraint(ApiValue, frozen=True, kw_only=True):
@@ -357,6 +365,11 @@ class ResourceClaim(ApiValue, frozen=True, kw_only=True):
     metadata: ObjectMeta = ObjectMeta()
     spec: ResourceClaimSpec = ResourceClaimSpec()
     status: ResourceClaimStatus = ResourceClaimStatus()
+
+    def with_devices(self, **fields: object) -> "ResourceClaim":
+        """The claim with some fields of `spec.devices` replaced."""
+        devices = msgspec.structs.replace(self.spec.devices, **fields)
+        return msgspec.structs.replace(self, spec=msgspec.structs.replace(self.spec, devices=devices))
 
 
 class ResourceClaimTemplateSpec(ApiValue, frozen=True, kw_only=True):

@@ -11,22 +11,21 @@ is made on a copy of the input and allocated. A named fix therefore works on tha
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.core.allocate.allocator import SearchMode, allocate, unbounded
 from rackloom.core.allocate.eligibility import SelectorCache
-from rackloom.core.allocate.explain import Explanation, explain
+from rackloom.core.allocate.explanation import Explanation, explain
 from rackloom.core.allocate.inputs import MAX_RESULTS, Features, InUse, claim_title, in_use_by
 from rackloom.core.allocate.objects import (
     AllocationResult,
     DeviceClass,
-    DeviceRequest,
-    DeviceSubRequest,
     DeviceToleration,
-    ExactDeviceRequest,
     Node,
+    RequestSpec,
     ResourceClaim,
     ResourceClaimStatus,
     ResourceSlice,
@@ -35,9 +34,6 @@ from rackloom.core.allocate.outcome import Allocation, Fault, FaultScope, Optima
 from rackloom.core.allocate.pools import SliceIndex
 
 # The nearest fix: single changes, each tried by allocating.
-
-
-RequestSpec = ExactDeviceRequest | DeviceSubRequest
 
 
 class AllocationFix(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,13 +71,7 @@ def _single_changes(
 ) -> Iterator[AllocationFix]:
     for text, freed in _states_without_one_claim(state):
         yield AllocationFix(text=text, claims=claims, state=freed)
-    edits = [
-        _with_toleration(slices),
-        _with_fewer_devices,
-        _without_one_constraint,
-        _claims_without_selectors,
-    ]
-    for edit in edits:
+    for edit in (_with_toleration(slices), _with_fewer_devices, _without_one_constraint, _without_selectors):
         for number, claim in enumerate(claims):
             for text, changed in edit(claim):
                 edited = (*claims[:number], changed, *claims[number + 1 :])
@@ -91,9 +81,9 @@ def _single_changes(
 def _states_without_one_claim(state: InUse) -> Iterator[tuple[str, InUse]]:
     """Without the devices of one claim."""
     for holder in dict.fromkeys(name for names in state.holders.values() for name in names):
-        kept = frozenset(one for one in state.dedicated if holder not in state.holders.get(one, ()))
+        kept = frozenset(device for device in state.dedicated if holder not in state.holders.get(device, ()))
         if kept != state.dedicated:
-            yield f"free the devices of claim {holder}", msgspec.structs.replace(state, dedicated=kept)
+            yield f"free the devices of claim {holder}", replace(state, dedicated=kept)
 
 
 ClaimEdit = Callable[[ResourceClaim], Iterator[tuple[str, ResourceClaim]]]
@@ -106,17 +96,24 @@ def _with_toleration(slices: SliceIndex) -> ClaimEdit:
     def edit(claim: ResourceClaim) -> Iterator[tuple[str, ResourceClaim]]:
         for key, effect in taints:
             toleration = DeviceToleration(key=key, operator="Exists", effect=effect)
-            change = partial(_tolerating_taint, toleration)
-            yield from _claims_with_one_request_changed(claim, f"tolerate the taint {key}:{effect}", change)
+
+            def change(spec: RequestSpec, added: DeviceToleration = toleration) -> RequestSpec:
+                return replace(spec, tolerations=(*spec.tolerations, added))
+
+            yield from _with_one_request_changed(claim, f"tolerate the taint {key}:{effect}", change)
 
     return edit
 
 
 def _with_fewer_devices(claim: ResourceClaim) -> Iterator[tuple[str, ResourceClaim]]:
     """With fewer devices in one request, as many as there can be."""
-    most = max((_largest_count(request) for request in claim.spec.devices.requests), default=0)
+    most = max((spec.count for request in claim.spec.devices.requests for spec in request.specs), default=0)
     for count in range(min(most - 1, MAX_RESULTS), 0, -1):
-        yield from _claims_with_one_request_changed(claim, f"ask for {count}", partial(_at_most, count))
+
+        def change(spec: RequestSpec, count: int = count) -> RequestSpec:
+            return replace(spec, count=min(count, spec.count))
+
+        yield from _with_one_request_changed(claim, f"ask for {count}", change)
 
 
 def _without_one_constraint(claim: ResourceClaim) -> Iterator[tuple[str, ResourceClaim]]:
@@ -124,57 +121,29 @@ def _without_one_constraint(claim: ResourceClaim) -> Iterator[tuple[str, Resourc
     for number, constraint in enumerate(constraints):
         rest = (*constraints[:number], *constraints[number + 1 :])
         kind = "matchAttribute" if constraint.match_attribute else "distinctAttribute"
-        devices = msgspec.structs.replace(claim.spec.devices, constraints=rest)
-        yield (
-            f"leave out {kind} {constraint.match_attribute or constraint.distinct_attribute}",
-            _with_devices(claim, devices),
-        )
+        text = f"leave out {kind} {constraint.match_attribute or constraint.distinct_attribute}"
+        yield text, claim.with_devices(constraints=rest)
 
 
-def _claims_without_selectors(claim: ResourceClaim) -> Iterator[tuple[str, ResourceClaim]]:
-    yield from _claims_with_one_request_changed(claim, "leave out the selectors", _without_selectors)
+def _without_selectors(claim: ResourceClaim) -> Iterator[tuple[str, ResourceClaim]]:
+    yield from _with_one_request_changed(
+        claim, "leave out the selectors", lambda spec: replace(spec, selectors=())
+    )
 
 
-def _tolerating_taint(toleration: DeviceToleration, request_spec: RequestSpec) -> RequestSpec:
-    return msgspec.structs.replace(request_spec, tolerations=(*request_spec.tolerations, toleration))
-
-
-def _at_most(count: int, request_spec: RequestSpec) -> RequestSpec:
-    return msgspec.structs.replace(request_spec, count=count) if request_spec.count > count else request_spec
-
-
-def _without_selectors(request_spec: RequestSpec) -> RequestSpec:
-    return msgspec.structs.replace(request_spec, selectors=())
-
-
-def _claims_with_one_request_changed(
+def _with_one_request_changed(
     claim: ResourceClaim, text: str, change: Callable[[RequestSpec], RequestSpec]
 ) -> Iterator[tuple[str, ResourceClaim]]:
     """The claim with one request changed, for every request that the change touches."""
     requests = claim.spec.devices.requests
     for number, request in enumerate(requests):
-        changed = _request_changed(request, change)
+        if request.exactly is not None:
+            changed = replace(request, exactly=change(request.exactly))
+        else:
+            changed = replace(request, first_available=tuple(map(change, request.first_available)))
         if changed != request:
-            all_of_them = (*requests[:number], changed, *requests[number + 1 :])
-            devices = msgspec.structs.replace(claim.spec.devices, requests=all_of_them)
-            yield f"{text} in request {request.name}", _with_devices(claim, devices)
-
-
-def _request_changed(request: DeviceRequest, change: Callable[[RequestSpec], RequestSpec]) -> DeviceRequest:
-    if request.exactly is not None:
-        return msgspec.structs.replace(request, exactly=change(request.exactly))
-    return msgspec.structs.replace(
-        request, first_available=tuple(change(one) for one in request.first_available)
-    )
-
-
-def _largest_count(request: DeviceRequest) -> int:
-    asked: Sequence[RequestSpec] = (request.exactly,) if request.exactly else request.first_available
-    return max((one.count for one in asked), default=0)
-
-
-def _with_devices(claim: ResourceClaim, devices: object) -> ResourceClaim:
-    return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
+            edited = (*requests[:number], changed, *requests[number + 1 :])
+            yield f"{text} in request {request.name}", claim.with_devices(requests=edited)
 
 
 # Claims of several pods, one after the other.
@@ -210,99 +179,46 @@ def allocate_each(
     features: Features = Features(),  # noqa: B008 (a frozen value)
     proceed: Callable[[], bool] = unbounded,
 ) -> tuple[PlacedClaim | RefusedClaim, ...]:
-    """Place each claim as the claim of a pod of its own. Claims that have an allocation keep it."""
-    cluster = _Cluster(nodes, tuple(classes), SliceIndex(slices), claims, mode, features, proceed)
-    return tuple(cluster.place(claim) for claim in claims if claim.status.allocation is None)
+    """Place each claim as if each belonged to a separate pod. Claims that have an allocation keep it."""
+    index, selectors = SliceIndex(slices), SelectorCache()
+    holding = [claim for claim in claims if claim.status.allocation is not None]
+    answers: list[PlacedClaim | RefusedClaim] = []
+    given: dict[str, Any] = {"classes": tuple(classes), "slices": index, "features": features}
+    for claim in claims:
+        if claim.status.allocation is None:
+            state = in_use_by(holding, shares=features.consumable_capacity)
+            given |= {"claims": [claim], "state": state, "proceed": proceed}
+            answer = _place(nodes, claim, given, mode, selectors)
+            answers.append(answer)
+            if isinstance(answer, PlacedClaim):
+                holding.append(replace(claim, status=ResourceClaimStatus(allocation=answer.allocation)))
+    return tuple(answers)
 
 
-class _Cluster:
-    """Nodes, and the claims that hold devices so far."""
-
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        classes: Sequence[DeviceClass],
-        index: SliceIndex,
-        claims: Iterable[ResourceClaim],
-        mode: SearchMode,
-        features: Features,
-        proceed: Callable[[], bool],
-    ) -> None:
-        self._nodes = nodes
-        self._classes = classes
-        self._index = index
-        self._mode: SearchMode = mode
-        self._features = features
-        self._proceed = proceed
-        self._selectors = SelectorCache()
-        self._holding = [claim for claim in claims if claim.status.allocation is not None]
-
-    def place(self, claim: ResourceClaim) -> PlacedClaim | RefusedClaim:
-        reason = "no node can serve it"
-        for node in self._nodes:
-            outcome = allocate(
-                node,
-                self._classes,
-                self._index,
-                [claim],
-                mode=self._mode,
-                state=self._in_use(),
-                features=self._features,
-                proceed=self._proceed,
-                selectors=self._selectors,
+def _place(
+    nodes: Sequence[Node],
+    claim: ResourceClaim,
+    given: dict[str, Any],
+    mode: SearchMode,
+    selectors: SelectorCache,
+) -> PlacedClaim | RefusedClaim:
+    """The claim on the first node that serves it; `given` is what all questions about it share."""
+    title, reason = claim_title(claim), "no node can serve it"
+    for node in nodes:
+        outcome = allocate(node, mode=mode, selectors=selectors, **given)
+        if isinstance(outcome, Allocation):
+            return PlacedClaim(
+                claim=title, node=outcome.node, allocation=outcome.results[0], standing=outcome.standing
             )
-            if isinstance(outcome, Allocation):
-                return self._hold(claim, outcome)
-            if isinstance(outcome, Fault) and outcome.scope is FaultScope.ATTEMPT:
-                reason = outcome.reason
-                break
-        return RefusedClaim(
-            claim=claim_title(claim),
-            reason=reason,
-            nodes=self._explained(claim),
-            nearest_fix=self._fix(claim),
-        )
-
-    def _in_use(self) -> InUse:
-        return in_use_by(self._holding, shares=self._features.consumable_capacity)
-
-    def _hold(self, claim: ResourceClaim, outcome: Allocation) -> PlacedClaim:
-        status = ResourceClaimStatus(allocation=outcome.results[0])
-        self._holding.append(msgspec.structs.replace(claim, status=status))
-        return PlacedClaim(
-            claim=claim_title(claim),
-            node=outcome.node,
-            allocation=outcome.results[0],
-            standing=outcome.standing,
-        )
-
-    def _explained(self, claim: ResourceClaim) -> tuple[Explanation, ...]:
-        state = self._in_use()
-        return tuple(
-            explain(
-                node,
-                self._classes,
-                self._index,
-                [claim],
-                state=state,
-                features=self._features,
-                proceed=self._proceed,
-            )
-            for node in self._nodes
-        )
-
-    def _fix(self, claim: ResourceClaim) -> str | None:
-        state = self._in_use()
-        for node in self._nodes:
-            fix = nearest_fix(
-                node,
-                self._classes,
-                self._index,
-                [claim],
-                state=state,
-                features=self._features,
-                proceed=self._proceed,
-            )
-            if fix is not None:
-                return f"{fix.text} (then {node.metadata.name} can serve it)"
-        return None
+        if isinstance(outcome, Fault) and outcome.scope is FaultScope.ATTEMPT:
+            reason = outcome.reason
+            break
+    fixes = ((node, nearest_fix(node, **given)) for node in nodes)
+    return RefusedClaim(
+        claim=title,
+        reason=reason,
+        nodes=tuple(explain(node, **given) for node in nodes),
+        nearest_fix=next(
+            (f"{fix.text} (then {node.metadata.name} can serve it)" for node, fix in fixes if fix), None
+        ),
+    )

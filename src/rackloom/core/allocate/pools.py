@@ -22,6 +22,7 @@ so that one index serves every node of a cluster.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import chain
 
 import msgspec
 
@@ -35,6 +36,7 @@ from rackloom.core.allocate.objects import (
     NodeSelectorRequirement,
     NodeSelectorTerm,
     ResourceSlice,
+    ResourceSliceSpec,
 )
 
 # Node selectors.
@@ -47,21 +49,20 @@ class MalformedNodeSelector(ValueError):
     """A node selector that cannot be read: upstream gives up on the whole attempt."""
 
 
-def node_is_selected(
-    node: Node, *, node_name: str | None, all_nodes: bool | None, selector: NodeSelector | None
-) -> bool:
-    """Whether the node is selected. Nothing set selects no node. Raises MalformedSelector."""
-    if node_name:
-        return node.metadata.name == node_name
-    if all_nodes:
-        return True
-    return selector is not None and _any_term_holds(node, selector)
+def node_is_selected(node: Node, by: Device | ResourceSliceSpec) -> bool:
+    """Whether a device or slice selects the node. Nothing set selects none. Raises MalformedNodeSelector."""
+    if by.node_name:
+        return node.metadata.name == by.node_name
+    return bool(by.all_nodes) or (
+        by.node_selector is not None and node_selector_matches(node, by.node_selector)
+    )
 
 
-def _any_term_holds(node: Node, selector: NodeSelector) -> bool:
+def node_selector_matches(node: Node, selector: NodeSelector) -> bool:
+    """Whether any term of the selector matches the node. Raises MalformedNodeSelector."""
     # All terms first: upstream refuses a malformed term even where another one matches.
-    held = [_term_holds(node, term) for term in selector.node_selector_terms]
-    return any(held)
+    matches = [_term_holds(node, term) for term in selector.node_selector_terms]
+    return any(matches)
 
 
 def _term_holds(node: Node, term: NodeSelectorTerm) -> bool:
@@ -122,7 +123,7 @@ def selector_of_node(node: str) -> NodeSelector:
 def merged_selector(selectors: Iterable[NodeSelector]) -> NodeSelector | None:
     """One term that asks for all that the given selectors ask for; None when that is nothing.
 
-    Raises MalformedSelector for a selector of several terms: their union cannot be joined into one term.
+    Raises MalformedNodeSelector for a selector of several terms: their union cannot be joined into one term.
     """
     fields: list[NodeSelectorRequirement] = []
     labels: list[NodeSelectorRequirement] = []
@@ -141,7 +142,7 @@ def merged_selector(selectors: Iterable[NodeSelector]) -> NodeSelector | None:
 def _add_requirements(known: list[NodeSelectorRequirement], more: Iterable[NodeSelectorRequirement]) -> None:
     for need in more:
         same = (need.key, need.operator, frozenset(need.values))
-        if same not in [(one.key, one.operator, frozenset(one.values)) for one in known]:
+        if same not in [(had.key, had.operator, frozenset(had.values)) for had in known]:
             known.append(need)
 
 
@@ -196,10 +197,9 @@ class SliceIndex:
 
     def taints(self) -> Iterator[DeviceTaint]:
         """The taints of all devices."""
-        for of in self._of_pool.values():
-            for one in of:
-                for device in one.spec.devices:
-                    yield from device.taints
+        for slice_ in chain.from_iterable(self._of_pool.values()):
+            for device in slice_.spec.devices:
+                yield from device.taints
 
     def unbound(self) -> bool:
         """Whether any slice does not name its node."""
@@ -211,17 +211,19 @@ class SliceIndex:
 
 
 def gather_pools(node: Node, index: SliceIndex, features: Features) -> tuple[Pool, ...]:
-    """The pools that the node reaches, in the order in which they are tried. Raises MalformedSelector.
+    """The pools that the node reaches, in the order in which they are tried. Raises MalformedNodeSelector.
 
     By driver and name; pools with binding conditions come last, because they make a pod wait.
     """
     newest: dict[PoolKey, list[ResourceSlice]] = {}
-    for one in index.near(node.metadata.name):
-        if _node_sees_slice(node, one, features):
-            _keep_newest(newest, one)
+    for slice_ in index.near(node.metadata.name):
+        if _node_sees_slice(node, slice_, features):
+            _keep_newest(newest, slice_)
     pools = (_complete_pool(key, newest[key], index.pool(key), features) for key in sorted(newest))
     found = [pool for pool in pools if pool is not None]
-    return tuple(sorted(found, key=_has_binding_conditions))
+    return tuple(
+        sorted(found, key=lambda pool: any(device.binding_conditions for _, device in devices_of(pool)))
+    )
 
 
 def devices_of(pool: Pool) -> Iterator[tuple[ResourceSlice, Device]]:
@@ -231,34 +233,29 @@ def devices_of(pool: Pool) -> Iterator[tuple[ResourceSlice, Device]]:
             yield slice_, device
 
 
-def _pool_key(resource_slice: ResourceSlice) -> PoolKey:
-    return resource_slice.spec.driver, resource_slice.spec.pool.name
+def _pool_key(slice_: ResourceSlice) -> PoolKey:
+    return slice_.spec.driver, slice_.spec.pool.name
 
 
-def _node_sees_slice(node: Node, resource_slice: ResourceSlice, features: Features) -> bool:
-    spec = resource_slice.spec
+def _node_sees_slice(node: Node, slice_: ResourceSlice, features: Features) -> bool:
+    spec = slice_.spec
     partitions = spec.per_device_node_selection is not None or bool(spec.shared_counters)
     if partitions and not features.partitionable_devices:
         return False
     if spec.node_name or spec.all_nodes or spec.node_selector is not None:
-        return node_is_selected(
-            node, node_name=spec.node_name, all_nodes=spec.all_nodes, selector=spec.node_selector
-        )
+        return node_is_selected(node, spec)
     return bool(spec.per_device_node_selection) and any(
-        node_is_selected(
-            node, node_name=device.node_name, all_nodes=device.all_nodes, selector=device.node_selector
-        )
-        for device in spec.devices
+        node_is_selected(node, device) for device in spec.devices
     )
 
 
-def _keep_newest(newest: dict[PoolKey, list[ResourceSlice]], resource_slice: ResourceSlice) -> None:
-    kept = newest.setdefault(_pool_key(resource_slice), [])
-    if kept and resource_slice.spec.pool.generation < kept[0].spec.pool.generation:
-        return
-    if kept and resource_slice.spec.pool.generation > kept[0].spec.pool.generation:
+def _keep_newest(newest: dict[PoolKey, list[ResourceSlice]], slice_: ResourceSlice) -> None:
+    kept = newest.setdefault(_pool_key(slice_), [])
+    newer = slice_.spec.pool.generation - kept[0].spec.pool.generation if kept else 0
+    if newer > 0:
         kept.clear()
-    kept.append(resource_slice)
+    if newer >= 0:
+        kept.append(slice_)
 
 
 def _complete_pool(
@@ -266,17 +263,20 @@ def _complete_pool(
 ) -> Pool | None:
     """The pool of `kept`; None when a newer generation, meant for other nodes, has replaced it."""
     generation, expected = kept[0].spec.pool.generation, kept[0].spec.pool.resource_slice_count
-    same = [one for one in everywhere if one.spec.pool.generation == generation]
-    if len({one.spec.pool.resource_slice_count for one in same}) > 1:
+    same = [slice_ for slice_ in everywhere if slice_.spec.pool.generation == generation]
+    if len({slice_.spec.pool.resource_slice_count for slice_ in same}) > 1:
         return _unusable_pool(key, PoolProblem.INVALID, "its slices disagree on resourceSliceCount")
     if len(kept) == expected:
         return _validated_pool(key, kept, [], features)
-    if any(one.spec.pool.generation > generation for one in everywhere):
+    # A newer generation elsewhere replaced the pool. Its driver no longer means these slices.
+    if any(slice_.spec.pool.generation > generation for slice_ in everywhere):
         return None
     if len(same) != expected:
         return _unusable_pool(key, PoolProblem.INCOMPLETE, f"{len(same)} of {expected} slices are there")
-    here = {one.metadata.name for one in kept}
-    return _validated_pool(key, kept, [one for one in same if one.metadata.name not in here], features)
+    here = {slice_.metadata.name for slice_ in kept}
+    return _validated_pool(
+        key, kept, [slice_ for slice_ in same if slice_.metadata.name not in here], features
+    )
 
 
 def _unusable_pool(key: PoolKey, trouble: PoolProblem, reason: str) -> Pool:
@@ -286,12 +286,14 @@ def _unusable_pool(key: PoolKey, trouble: PoolProblem, reason: str) -> Pool:
 def _validated_pool(
     key: PoolKey, kept: list[ResourceSlice], others: list[ResourceSlice], features: Features
 ) -> Pool:
-    def holds_counters(resource_slice: ResourceSlice) -> bool:
-        return features.partitionable_devices and bool(resource_slice.spec.shared_counters)
+    def holds_counters(slice_: ResourceSlice) -> bool:
+        return features.partitionable_devices and bool(slice_.spec.shared_counters)
 
-    here = sorted((one for one in kept if not holds_counters(one)), key=lambda one: one.metadata.name)
-    elsewhere = [one for one in others if not holds_counters(one)]
-    counters = [one for one in (*kept, *others) if holds_counters(one)]
+    here = sorted(
+        (slice_ for slice_ in kept if not holds_counters(slice_)), key=lambda slice_: slice_.metadata.name
+    )
+    elsewhere = [slice_ for slice_ in others if not holds_counters(slice_)]
+    counters = [slice_ for slice_ in (*kept, *others) if holds_counters(slice_)]
     sets = [counter for holder in counters for counter in holder.spec.shared_counters]
     wrong = _name_contradiction(here, elsewhere, sets, features)
     if wrong is not None:
@@ -301,22 +303,22 @@ def _validated_pool(
         name=key[1],
         slices=tuple(here),
         elsewhere=tuple(elsewhere),
-        counter_sets={one.name: one for one in sets},
+        counter_sets={counter_set.name: counter_set for counter_set in sets},
     )
 
 
 def _name_contradiction(
     here: list[ResourceSlice], elsewhere: list[ResourceSlice], sets: list[CounterSet], features: Features
 ) -> str | None:
-    twice = _first_repeated(device.name for one in here for device in one.spec.devices)
+    twice = _first_repeated(device.name for slice_ in here for device in slice_.spec.devices)
     if twice is not None:
         return f"the device name {twice} appears twice"
     if not features.partitionable_devices:
         return None
-    twice = _first_repeated(one.name for one in sets)
+    twice = _first_repeated(counter_set.name for counter_set in sets)
     if twice is not None:
         return f"the counter set name {twice} appears twice"
-    known = {one.name: one.counters for one in sets}
+    known = {counter_set.name: counter_set.counters for counter_set in sets}
     return next(_unknown_counters((*here, *elsewhere), known), None)
 
 
@@ -334,13 +336,9 @@ def _unknown_counters(
 
 
 def _first_repeated(names: Iterable[str]) -> str | None:
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for name in names:
-        if name in seen:
+        if name in earlier:
             return name
-        seen.add(name)
+        earlier.add(name)
     return None
-
-
-def _has_binding_conditions(pool: Pool) -> bool:
-    return any(device.binding_conditions for _, device in devices_of(pool))

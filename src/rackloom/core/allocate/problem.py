@@ -50,7 +50,6 @@ from rackloom.core.allocate.pools import (
     merged_selector,
     selector_of_node,
 )
-from rackloom.core.allocate.search import FirstFitSearch
 
 # The problem: devices, requests, constraints and the ledger.
 
@@ -64,8 +63,8 @@ class NodeDevices(msgspec.Struct, frozen=True, eq=False):
     positions: dict[DeviceId, int]
 
 
-def node_devices(node: Node, index: SliceIndex, features: Features) -> NodeDevices:
-    """What `node` reaches. Raises Stop where a node selector cannot be read."""
+def devices_on_node(node: Node, index: SliceIndex, features: Features) -> NodeDevices:
+    """What `node` reaches. Raises AllocationStopped where a node selector cannot be read."""
     try:
         pools = gather_pools(node, index, features)
     except MalformedNodeSelector as error:
@@ -81,42 +80,38 @@ class AllocationProblem:
 
     def __init__(
         self,
-        offer: NodeDevices,
+        devices: NodeDevices,
         classes: Mapping[str, DeviceClass],
         claims: Sequence[ResourceClaim],
         state: InUse,
         features: Features,
         selectors: SelectorCache,
     ) -> None:
-        """Raises Stop for claims that cannot be worked on."""
-        self.node = offer.node
+        """Raises AllocationStopped for claims that cannot be worked on."""
+        self.node = devices.node
         self.claims = claims
         self.features = features
-        self.pools = offer.pools
-        self.candidates = offer.candidates
+        self.pools = devices.pools
+        self.candidates = devices.candidates
         self.choices = alternatives_of(claims, classes, features)
         self.constraints = [constraints_of(claim, features) for claim in claims]
-        self.eligibility = Eligibility(offer.node, features, selectors)
+        self.eligibility = Eligibility(devices.node, features, selectors)
         self.ledger = AllocationLedger(self.pools, self.constraints, state, features)
         self.everything = {
-            ask: self._everything(ask)
-            for ask in chain.from_iterable(chain.from_iterable(self.choices))
-            if ask.everything
+            ask: self._everything(ask) for ask in chain.from_iterable(self.plan) if ask.everything
         }
+        # The lists of mode All must exist before sizes are known, because they count towards the limit.
         for claim, choices in zip(claims, self.choices, strict=True):
             self._check_size(claim, choices)
+
+    def devices_needed(self, ask: RequestAlternative) -> int:
+        """How many devices the ask takes."""
+        return len(self.everything[ask]) if ask.everything else ask.count
 
     @property
     def plan(self) -> list[Alternatives]:
         """All requests of all claims, in order."""
         return list(chain.from_iterable(self.choices))
-
-    def search(
-        self, proceed: Callable[[], bool], plan: Sequence[Alternatives] | None = None
-    ) -> FirstFitSearch:
-        """A search for what `plan` asks (all requests, if not given), with what lies on the desk."""
-        asked = self.plan if plan is None else plan
-        return FirstFitSearch(asked, self.candidates, self.everything, self.eligibility, self.ledger, proceed)
 
     def _everything(self, ask: RequestAlternative) -> list[CandidateDevice]:
         """The devices that mode All means: fixed before the search, whoever holds them."""
@@ -129,13 +124,10 @@ class AllocationProblem:
                     scope=FaultScope.NODE,
                 )
         selectable = [candidate for candidate in self.candidates if self.eligibility.matches(ask, candidate)]
-        return [one for one in selectable if self.ledger.has_capacity(ask, one)]
+        return [candidate for candidate in selectable if self.ledger.has_capacity(ask, candidate)]
 
     def _check_size(self, claim: ResourceClaim, choices: Sequence[Alternatives]) -> None:
-        least = sum(
-            min(len(self.everything[ask]) if ask.everything else ask.count for ask in choice)
-            for choice in choices
-        )
+        least = sum(min(map(self.devices_needed, choice)) for choice in choices)
         if least > MAX_RESULTS:
             raise AllocationStopped(
                 f"claim {claim_title(claim)}: asks for {least} devices or more, which exceeds the claim limit"
@@ -153,7 +145,7 @@ def allocation_result(
     entries: Sequence[DeviceAssignment],
     new_id: Callable[[], str],
 ) -> AllocationResult:
-    """What `claim` was given: `chosen` has one ask per request. Raises MalformedSelector."""
+    """What `claim` was given: `chosen` has one ask per request. Raises MalformedNodeSelector."""
     return AllocationResult(
         devices=DeviceAllocationResult(
             results=tuple(_device_result(entry, new_id) for entry in entries),

@@ -20,14 +20,14 @@ first decides between refusal and error.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import chain
 
 from rackloom.core.allocate.bounds import OpenAlternative, Relaxation
-from rackloom.core.allocate.eligibility import CandidateDevice, Eligibility
+from rackloom.core.allocate.eligibility import CandidateDevice
 from rackloom.core.allocate.inputs import MAX_RESULTS, Alternatives, RequestAlternative
-from rackloom.core.allocate.ledger import AllocationLedger
 from rackloom.core.allocate.outcome import AllocationStopped, CauseKind
+from rackloom.core.allocate.problem import AllocationProblem
 from rackloom.core.allocate.symmetry import DeviceSymmetry
 
 # Pruning: counts and failed states. A position is (request, alternative, devices picked, next device).
@@ -38,125 +38,115 @@ SearchPosition = tuple[int, ...]
 
 
 class PruningBounds:
-    """What can be told of a search from its books alone."""
+    """Decides from counts and remembered failures that a branch has no answer."""
 
-    def __init__(
-        self,
-        plan: Sequence[Alternatives],
-        candidates: Sequence[CandidateDevice],
-        everything: Mapping[RequestAlternative, Sequence[CandidateDevice]],
-        eligibility: Eligibility,
-        ledger: AllocationLedger,
-    ) -> None:
+    def __init__(self, problem: AllocationProblem, plan: Sequence[Alternatives]) -> None:
         asks = tuple(chain.from_iterable(plan))
-        constraints = tuple(dict.fromkeys(chain.from_iterable(map(ledger.constraints, asks))))
+        constraints = tuple(dict.fromkeys(chain.from_iterable(map(problem.ledger.constraints, asks))))
         self._plan = plan
-        self._candidates = candidates
-        self._everything = everything
-        self._ledger = ledger
-        self._alike = DeviceSymmetry(candidates, asks, constraints, eligibility, ledger)
-        self._relaxation = Relaxation(asks, candidates, constraints, self._alike, eligibility, ledger)
-        failing = [index for index, choice in enumerate(plan) if self._may_fail(choice, eligibility)]
+        self._problem = problem
+        self._ledger = ledger = problem.ledger
+        self._symmetry = DeviceSymmetry(problem, asks, constraints)
+        self._relaxation = Relaxation(problem, asks, constraints, self._symmetry)
+        failing = [index for index, choice in enumerate(plan) if self._may_fail(choice)]
+        # An error counts only when the search reaches it, so no count may look past the first such request.
         self._horizon = min(failing, default=len(plan))
-        # Whether mode All ends in a refusal or in an error depends on which device of its list comes first:
-        # up to there, no branch is a copy of another.
+        # Whether mode All ends in a refusal or in an error depends on which device of its list comes first.
+        # Up to the last such request, no branch counts as a copy of another.
         self._ordered_until = 1 + max(
             (index for index, choice in enumerate(plan) if self._all_may_fail(choice)), default=-1
         )
         self._last = {
-            constraint: max(
-                n
-                for n, choice in enumerate(plan)
-                if any(constraint in ledger.constraints(ask) for ask in choice)
-            )
-            for constraint in constraints
+            constraint: index
+            for index, choice in enumerate(plan)
+            for ask in choice
+            for constraint in ledger.constraints(ask)
         }
         self._constraints = constraints
-        self._dead: set[Hashable] = set()
-        self._known: dict[tuple[int, int, int], Hashable] = {}
-        self._known_at = -1
-        self._doubt = True
+        self._nogoods: set[Hashable] = set()
+        self._conditions: dict[tuple[int, int, int], Hashable] = {}
+        self._version = -1
+        self._may_be_hopeless = True
 
     def mark(self, index: int, candidate: CandidateDevice) -> Hashable:
         """Equal for devices of which, at this moment and for `plan[index:]`, one is as good as the other."""
         if index < self._ordered_until:
             return candidate
         position = candidate.position
-        group = self._group(index, self._alike.group[position], 0)
-        return self._alike.shape[position], self._ledger.mark(candidate), group
+        group = self._group(index, self._symmetry.group[position], 0)
+        return self._symmetry.shape[position], self._ledger.mark(candidate), group
 
-    def failed(self, place: SearchPosition) -> None:
-        """Remember that nothing was found at this place in this state."""
-        self._doubt = True
-        if place[0] >= self._ordered_until:
-            self._dead.add((place, self._state(place)))
+    def failed(self, point: SearchPosition) -> None:
+        """Remember that nothing was found at this point in this state."""
+        # A subtree without an answer makes the next count worth its price.
+        self._may_be_hopeless = True
+        # A nogood holds for every later state with an equal key: what follows depends on nothing else.
+        if point[0] >= self._ordered_until:
+            self._nogoods.add((point, self._state(point)))
 
-    def hopeless(self, place: SearchPosition, index: int, current: OpenAlternative | None = None) -> bool:
+    def hopeless(self, point: SearchPosition, index: int, current: OpenAlternative | None = None) -> bool:
         """Whether the requests from `index` on, and the rest of `current`, surely cannot all be met."""
-        if (place, self._state(place)) in self._dead:
+        if (point, self._state(point)) in self._nogoods:
             return True
-        # Where there was hope, the way is walked on until it ends: counting at every step costs more.
-        if place[0] >= self._horizon or not self._doubt:
+        # After a count that found hope, the search goes on uncounted to the next dead end. Counting at
+        # every step costs more than it saves.
+        if point[0] >= self._horizon or not self._may_be_hopeless:
             return False
-        options = [*([(current,)] if current else []), *map(self._options, self._plan[index : self._horizon])]
-        self._doubt = not self._relaxation.possible(
-            [choice for choice in options if not any(ask.admin for ask, _, _ in choice)]
+        need = self._problem.devices_needed
+        options = [((ask, need(ask), 0) for ask in choice) for choice in self._plan[index : self._horizon]]
+        open_requests = [*([(current,)] if current else []), *map(tuple, options)]
+        # Admin access ignores use: such a request competes with nobody.
+        self._may_be_hopeless = not self._relaxation.possible(
+            [choice for choice in open_requests if not any(ask.admin for ask, _, _ in choice)]
         )
-        return self._doubt
+        return self._may_be_hopeless
 
-    def _may_fail(self, choice: Alternatives, eligibility: Eligibility) -> bool:
+    def _may_fail(self, choice: Alternatives) -> bool:
         """Whether a selector fails on some device, or mode All meets a constraint, which is an error too."""
         return self._all_may_fail(choice) or any(
-            isinstance(eligibility.verdict(ask, candidate), AllocationStopped)
+            isinstance(self._problem.eligibility.verdict(ask, candidate), AllocationStopped)
             for ask in choice
-            for candidate in self._candidates
+            for candidate in self._problem.candidates
         )
 
     def _all_may_fail(self, choice: Alternatives) -> bool:
         return any(ask.everything and self._ledger.constraints(ask) for ask in choice)
 
-    def _options(self, choice: Alternatives) -> tuple[OpenAlternative, ...]:
-        return tuple((ask, len(self._everything[ask]) if ask.everything else ask.count, 0) for ask in choice)
-
-    def _state(self, place: SearchPosition) -> Hashable:
+    def _state(self, point: SearchPosition) -> Hashable:
         """All that the future depends on: how many groups of each kind are in which condition."""
-        index, start = place[0], place[3] if len(place) > 1 else 0
-        groups = range(len(self._alike.members))
-        claim = self._plan[index][0].claim
+        # Groups of one kind are copies of each other, so their number counts and not their names. Device
+        # order matters only through `start`, below which the current request takes no more devices.
+        index, start = point[0], point[3] if len(point) > 1 else 0
+        groups = range(len(self._symmetry.members))
         return (
             frozenset(Counter(self._group(index, group, start) for group in groups).items()),
-            sum(entry.ask.claim == claim for entry in self._ledger.entries),
+            self._ledger.count_of(self._plan[index][0].claim),
             tuple(constraint.started for constraint in self._constraints if self._last[constraint] >= index),
         )
 
     def _group(self, index: int, group: int, start: int) -> Hashable:
         """The condition of a group: its kind, what was done to its devices, and which of them come later."""
-        if self._known_at != self._ledger.version:
-            self._renew()
+        # Conditions change with every entry and undo; in between, many points ask for the same ones.
+        if self._version != self._ledger.version:
+            self._version = self._ledger.version
+            self._conditions.clear()
         key = (index, group, start)
-        if key not in self._known:
-            self._known[key] = self._condition(*key)
-        return self._known[key]
-
-    def _renew(self) -> None:
-        self._known_at = self._ledger.version
-        self._known.clear()
+        if key not in self._conditions:
+            self._conditions[key] = self._condition(*key)
+        return self._conditions[key]
 
     def _condition(self, index: int, group: int, start: int) -> Hashable:
-        alike, mark = self._alike, self._ledger.mark
+        symmetry, mark = self._symmetry, self._ledger.mark
         devices = Counter(
-            (alike.shape[member], mark(self._candidates[member]), member >= start)
-            for member in alike.members[group]
+            (symmetry.shape[member], mark(self._problem.candidates[member]), member >= start)
+            for member in symmetry.members[group]
         )
-        ranks = alike.ranks[group]
-        seen = tuple(
-            frozenset(
-                ranks[link] for value in constraint.seen() if (link := ("value", number, value)) in ranks
-            )
+        values = tuple(
+            symmetry.ranks_of(group, number, constraint.values_so_far())
             for number, constraint in enumerate(self._constraints)
             if self._last[constraint] >= index and constraint.started
         )
-        return alike.kind[group], frozenset(devices.items()), seen
+        return symmetry.kind[group], frozenset(devices.items()), values
 
 
 # The depth-first search itself.
@@ -171,25 +161,23 @@ class FirstFitSearch:
 
     def __init__(
         self,
-        plan: Sequence[Alternatives],
-        candidates: Sequence[CandidateDevice],
-        everything: Mapping[RequestAlternative, Sequence[CandidateDevice]],
-        eligibility: Eligibility,
-        ledger: AllocationLedger,
+        problem: AllocationProblem,
         proceed: Callable[[], bool],
+        plan: Sequence[Alternatives] | None = None,
     ) -> None:
-        self._plan = plan
-        self._candidates = candidates
-        self._everything = everything
-        self._eligibility = eligibility
-        self._ledger = ledger
+        """`plan` is a part of the problem's requests; all of them, if not given."""
+        self._problem = problem
+        self._plan = problem.plan if plan is None else plan
+        self._ledger = problem.ledger
         self._proceed = proceed
-        self._outlook: PruningBounds | None = None
+        self._bounds: PruningBounds | None = None
         self.chosen: list[RequestAlternative] = []
         self.steps = 0
 
     def run(self) -> bool:
-        """Whether all can be had. Raises Stop for an error, and when `proceed` says no."""
+        """Whether all can be had. Raises AllocationStopped for an error, and when `proceed` says no."""
+        # Each frame yields the level below it once per way to go on. Exhausting a frame is backtracking:
+        # the frame undoes its own entries before it ends, so the ledger always holds the current path.
         stack = [self._choose(0)]
         while stack:
             self.steps += 1
@@ -208,15 +196,15 @@ class FirstFitSearch:
         return False
 
     def _look_ahead(self) -> bool:
-        """The straight way failed: from now on it pays to look before walking. Whether all hope is gone."""
-        if self._outlook is not None:
+        """Create the bounds at the first dead end. True if they show that there is no answer at all."""
+        if self._bounds is not None:
             return False
+        # Symmetry is computed from the state before the search. Undoing and entering the same assignments
+        # again, in order, restores the ledger exactly, so the frames on the stack notice nothing.
         entries = list(self._ledger.entries)
         self._ledger.clear()
-        self._outlook = PruningBounds(
-            self._plan, self._candidates, self._everything, self._eligibility, self._ledger
-        )
-        if self._plan and self._outlook.hopeless((0,), 0):
+        self._bounds = PruningBounds(self._problem, self._plan)
+        if self._plan and self._bounds.hopeless((0,), 0):
             return True
         for entry in entries:
             self._ledger.enter(entry.ask, entry.candidate)
@@ -227,33 +215,27 @@ class FirstFitSearch:
         if index == len(self._plan):
             yield None
             return
-        place = (index,)
-        if self._outlook is not None and self._outlook.hopeless(place, index):
+        point = (index,)
+        if self._bounds is not None and self._bounds.hopeless(point, index):
             return
         for ask in self._plan[index]:
-            need = self._need(ask)
-            if need is None or self._results(ask) + need > MAX_RESULTS:
+            need = self._problem.devices_needed(ask)
+            # Mode All is not met by no device; and a claim holds only so many.
+            if (ask.everything and not need) or self._ledger.count_of(ask.claim) + need > MAX_RESULTS:
                 continue
             del self.chosen[index:]
             self.chosen.append(ask)
             yield self._take_all(ask, index) if ask.everything else self._pick(ask, index, 0, 0)
-        self._failed(place)
-
-    def _need(self, ask: RequestAlternative) -> int | None:
-        """Devices that the ask takes; None where there are none to take."""
-        return (len(self._everything[ask]) or None) if ask.everything else ask.count
-
-    def _results(self, ask: RequestAlternative) -> int:
-        return sum(entry.ask.claim == ask.claim for entry in self._ledger.entries)
+        self._failed(point)
 
     def _take_all(self, ask: RequestAlternative, index: int) -> Frame:
         """Every device of a fixed list, or none."""
         before = len(self._ledger.entries)
-        for candidate in self._everything[ask]:
+        for candidate in self._problem.everything[ask]:
             cause = self._ledger.enter(ask, candidate)
             if cause is None:
                 continue
-            self._strike_to(before)
+            self._ledger.clear(before)
             if cause.kind in (CauseKind.CONSTRAINT, CauseKind.ATTRIBUTE_MISSING):
                 raise AllocationStopped(
                     f"claim {ask.claim_name}, request {ask.name}: asks for all devices, but {candidate.id}"
@@ -261,41 +243,39 @@ class FirstFitSearch:
                 )
             return
         yield self._choose(index + 1)
-        self._strike_to(before)
+        self._ledger.clear(before)
 
     def _pick(self, ask: RequestAlternative, index: int, picked: int, start: int) -> Frame:
         """One level per device of a request: positions rise, so each set of devices is seen once."""
         if picked == ask.count:
             yield self._choose(index + 1)
             return
-        place = (index, self._plan[index].index(ask), picked, start)
+        point = (index, self._plan[index].index(ask), picked, start)
         current = (ask, ask.count - picked, start)
-        if self._outlook is not None and self._outlook.hopeless(place, index + 1, current):
+        if self._bounds is not None and self._bounds.hopeless(point, index + 1, current):
             return
+        # Devices are tried in upstream's order. A device with the mark of one that failed at this level
+        # would lead to a copy of the same subtree.
         walked: set[Hashable] = set()
-        for candidate in self._candidates[start:]:
+        for candidate in self._problem.candidates[start:]:
             if self._mark(index, candidate) not in walked and self._taken(ask, candidate):
                 yield self._pick(ask, index, picked + 1, candidate.position + 1)
                 self._ledger.strike()
                 walked.add(self._mark(index, candidate))
-        self._failed(place)
+        self._failed(point)
 
     def _mark(self, index: int, candidate: CandidateDevice) -> Hashable:
-        """What did not work with a device will not work with one that has the same mark."""
-        return candidate if self._outlook is None else self._outlook.mark(index, candidate)
+        """What failed with a device fails with every device of the same mark."""
+        return candidate if self._bounds is None else self._bounds.mark(index, candidate)
 
     def _taken(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
         """Enters the device if it can be had. Use is asked first: a selector may fail on a device."""
         return (
             self._ledger.in_use(ask, candidate) is None
-            and self._eligibility.matches(ask, candidate)
+            and self._problem.eligibility.matches(ask, candidate)
             and self._ledger.enter(ask, candidate) is None
         )
 
-    def _failed(self, place: tuple[int, ...]) -> None:
-        if self._outlook is not None:
-            self._outlook.failed(place)
-
-    def _strike_to(self, length: int) -> None:
-        while len(self._ledger.entries) > length:
-            self._ledger.strike()
+    def _failed(self, point: tuple[int, ...]) -> None:
+        if self._bounds is not None:
+            self._bounds.failed(point)

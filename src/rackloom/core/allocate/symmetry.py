@@ -17,10 +17,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
 from rackloom.core.allocate.capacity import counter_draws
-from rackloom.core.allocate.eligibility import CandidateDevice, Eligibility
+from rackloom.core.allocate.eligibility import CandidateDevice
 from rackloom.core.allocate.inputs import RequestAlternative
 from rackloom.core.allocate.ledger import AllocationLedger, Constraint
 from rackloom.core.allocate.outcome import AllocationStopped, Cause
+from rackloom.core.allocate.problem import AllocationProblem
 
 Link = tuple[Hashable, ...]
 """What ties devices together: a counter set of a pool, or a value of a constraint."""
@@ -31,12 +32,11 @@ class DeviceSymmetry:
 
     def __init__(
         self,
-        candidates: Sequence[CandidateDevice],
+        problem: AllocationProblem,
         asks: Sequence[RequestAlternative],
         constraints: Sequence[Constraint],
-        eligibility: Eligibility,
-        ledger: AllocationLedger,
     ) -> None:
+        candidates = problem.candidates
         links = [_links_of(candidate, constraints) for candidate in candidates]
         self.group: list[int] = _connected_groups(links)
         """Group of each device."""
@@ -44,17 +44,26 @@ class DeviceSymmetry:
         for position, group in enumerate(self.group):
             members.setdefault(group, []).append(position)
         self.members = [members[group] for group in range(len(members))]
+        # Ranks replace names: the second counter set of GPU 0 and that of GPU 5 are both number 1 in their
+        # groups, so equal GPUs get equal shapes.
         self.ranks: list[dict[Link, int]] = [_ranks_in_group(links, positions) for positions in self.members]
         """Of each group, the rank of what ties it."""
-        unlike = {ask.likeness: ask for ask in asks}.values()
-        looks = [
-            (_treatment(candidate, unlike, eligibility, ledger), self._local(candidate, constraints, ledger))
+        # Requests often repeat. Those of one likeness treat every device the same, so one of them will do.
+        distinct_asks = {ask.likeness: ask for ask in asks}.values()
+        shapes = [
+            (
+                _treatment(problem, candidate, distinct_asks),
+                self._local(candidate, constraints, problem.ledger),
+            )
             for candidate in candidates
         ]
-        self.shape: list[int] = _numbered(looks)
+        self.shape: list[int] = _numbered(shapes)
         """Shape of each device; equal only if the devices are alike up to the names of their group."""
         self.kind: list[int] = _numbered(
-            [frozenset(Counter(self.shape[one] for one in positions).items()) for positions in self.members]
+            [
+                frozenset(Counter(self.shape[position] for position in positions).items())
+                for positions in self.members
+            ]
         )
         """Kind of each group: groups of one kind are copies of each other."""
 
@@ -65,49 +74,53 @@ class DeviceSymmetry:
             found.setdefault((self.group[position], shape), []).append(position)
         return list(found.values())
 
+    def ranks_of(self, group: int, constraint: int, values: Iterable[Hashable]) -> frozenset[int]:
+        """Those of a constraint's values that tie the group, as ranks."""
+        links = (("value", constraint, value) for value in values)
+        return frozenset(self.ranks[group][link] for link in links if link in self.ranks[group])
+
     def _local(
-        self, candidate_device: CandidateDevice, constraints: Sequence[Constraint], ledger: AllocationLedger
+        self, candidate: CandidateDevice, constraints: Sequence[Constraint], ledger: AllocationLedger
     ) -> Hashable:
         """Values and counters of a device in the names of its group, with what was left of the counters."""
-        ranks = self.ranks[self.group[candidate_device.position]]
+        ranks = self.ranks[self.group[candidate.position]]
         values = tuple(
             None
-            if (found := c.values(candidate_device)) is None
+            if (found := c.values(candidate)) is None
             else frozenset(ranks[("value", n, v)] for v in found)
             for n, c in enumerate(constraints)
         )
-        if not candidate_device.device.consumes_counters:
+        if not candidate.device.consumes_counters:
             return values
-        left = ledger.book(candidate_device).at_first
+        # Devices in use before the search draw from counters too, so what was left is part of the shape.
+        left = ledger.book(candidate).at_first
         drawn = frozenset(
-            (ranks[("counters", candidate_device.pool.key, name)], counter, amount, left.get((name, counter)))
-            for (name, counter), amount in counter_draws(candidate_device.device)
+            (ranks[("counters", candidate.pool.key, name)], counter, amount, left.get((name, counter)))
+            for (name, counter), amount in counter_draws(candidate.device)
         )
-        return values, candidate_device.pool.key, drawn
+        return values, candidate.pool.key, drawn
 
 
-def _links_of(candidate_device: CandidateDevice, constraints: Sequence[Constraint]) -> list[Link]:
+def _links_of(candidate: CandidateDevice, constraints: Sequence[Constraint]) -> list[Link]:
     sets: list[Link] = [
-        ("counters", candidate_device.pool.key, use.counter_set)
-        for use in candidate_device.device.consumes_counters
+        ("counters", candidate.pool.key, use.counter_set) for use in candidate.device.consumes_counters
     ]
     values: list[Link] = [
-        ("value", n, v)
-        for n, c in enumerate(constraints)
-        for v in sorted(c.values(candidate_device) or (), key=str)
+        ("value", n, v) for n, c in enumerate(constraints) for v in sorted(c.values(candidate) or (), key=str)
     ]
     return sets + values
 
 
 def _connected_groups(links: Sequence[Sequence[Link]]) -> list[int]:
     """Connected devices, numbered from 0 in order of their first member."""
+    # Union-find with path halving: each link joins its device with the first device that had it.
     parent = list(range(len(links)))
 
-    def root(one: int) -> int:
-        while parent[one] != one:
-            parent[one] = parent[parent[one]]
-            one = parent[one]
-        return one
+    def root(position: int) -> int:
+        while parent[position] != position:
+            parent[position] = parent[parent[position]]
+            position = parent[position]
+        return position
 
     first: dict[Link, int] = {}
     for position, ties in enumerate(links):
@@ -117,7 +130,7 @@ def _connected_groups(links: Sequence[Sequence[Link]]) -> list[int]:
 
 
 def _ranks_in_group(links: Sequence[Sequence[Link]], positions: Iterable[int]) -> dict[Link, int]:
-    """Each tie of a group by its first appearance; the kinds of ties are told apart by the look anyway."""
+    """Each link of a group by its first appearance. The shape keeps kinds of links apart."""
     ties = dict.fromkeys(tie for position in positions for tie in links[position])
     return {tie: rank for rank, tie in enumerate(ties)}
 
@@ -129,35 +142,30 @@ def _numbered(values: Iterable[Hashable]) -> list[int]:
 
 
 def _treatment(
-    candidate_device: CandidateDevice,
-    asks: Iterable[RequestAlternative],
-    eligibility: Eligibility,
-    ledger: AllocationLedger,
+    problem: AllocationProblem, candidate: CandidateDevice, asks: Iterable[RequestAlternative]
 ) -> Hashable:
     """How the device fares with each ask, and what was taken of it before."""
-    served = tuple(request_outcome(ask, candidate_device, eligibility, ledger) for ask in asks)
-    if not candidate_device.shareable:
-        return ledger.free_before(candidate_device), served
-    capacity = frozenset((name, has.value) for name, has in candidate_device.device.capacity.items())
-    used = frozenset(ledger.used_before(candidate_device.id).items())
+    ledger = problem.ledger
+    served = tuple(request_outcome(problem, ask, candidate) for ask in asks)
+    if not candidate.shareable:
+        return ledger.free_before(candidate), served
+    capacity = frozenset((name, has.value) for name, has in candidate.device.capacity.items())
+    used = frozenset(ledger.used_before(candidate.id).items())
     return (
-        ledger.free_before(candidate_device),
+        ledger.free_before(candidate),
         served,
         capacity,
         used,
-        ledger.charged_before(candidate_device),
+        ledger.charged_before(candidate),
     )
 
 
 def request_outcome(
-    ask: RequestAlternative,
-    candidate_device: CandidateDevice,
-    eligibility: Eligibility,
-    ledger: AllocationLedger,
+    problem: AllocationProblem, ask: RequestAlternative, candidate: CandidateDevice
 ) -> Hashable:
     """What an ask would get of a device if nobody held it: None, amounts, or a selector that fails."""
-    verdict = eligibility.verdict(ask, candidate_device)
+    verdict = problem.eligibility.verdict(ask, candidate)
     if isinstance(verdict, AllocationStopped):
         return "fails"
-    suits = ledger.suits(ask, candidate_device)
+    suits = problem.ledger.suits(ask, candidate)
     return None if verdict is not None or isinstance(suits, Cause) else frozenset(suits.items())

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import msgspec
 
 from rackloom.core.allocate.objects import Node, NodeSelector, NodeSelectorRequirement, ObjectMeta
-from rackloom.core.allocate.pools import MalformedNodeSelector, node_is_selected
+from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
 from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.place.placement_values import SchedulerLabels
 from rackloom.errors import Refused
@@ -83,7 +83,7 @@ def unmet_requirements(rule: NodeRule, node: JsonMapping) -> Iterator[str]:
     yield from (f"not {key}={value}" for key, value in rule.labels.items() if labels.get(key) != value)
     if rule.affinity is not None:
         meta = ObjectMeta(name=node["metadata"].get("name", ""), labels=labels)
-        if not node_is_selected(Node(metadata=meta), node_name=None, all_nodes=None, selector=rule.affinity):
+        if not node_selector_matches(Node(metadata=meta), rule.affinity):
             told = _node_selector_text(rule.affinity)
             yield f"not {told}" if told else "its node affinity has no term"
 

@@ -61,6 +61,15 @@ def found(asked, evidence):
     [
         ("does-not-compile", H100, "device.driver = 'x'", "device.driver == 'dra.net'"),
         ("does-not-compile", "typical", "device.names == 'x'", "device.driver == 'dra.net'"),
+        ("does-not-compile", H100, r"device.driver.matches('\\C')", "device.driver.matches('^dra')"),
+        ("does-not-compile", H100, r"device.driver.matches('dra\\E')", r"device.driver.matches('\\Qdra\\E')"),
+        ("does-not-compile", "typical", "device.driver.find('(?P<é>d)') != ''", "device.driver == 'dra.net'"),
+        (
+            "fails-on-devices",
+            H100,
+            r"device.driver.matches('\\' + 'C')",
+            "device.driver.matches('^' + 'dra')",
+        ),
         ("constant", "typical", "true", RDMA),
         ("constant", H100, f"{NUMA_1} && {NUMA_1.replace('1', '0')}", NUMA_1),
         ("constant", "typical", f'device.driver == "a" && {RDMA} && device.driver == "b"', RDMA),
@@ -148,12 +157,12 @@ def test_alternatives_are_checked_where_they_stand():
 def test_a_name_without_a_driver_check():
     anything = a_class("anything")
     name = 'device.attributes["dra.net"].rdmaDevice == "mlx5_0"'
-    for evidence in (lint_context(None, [anything]), lint_context(on(H100).stock, [anything])):
+    for evidence in (lint_context(None, [anything]), lint_context(on(H100).hardware, [anything])):
         findings = claim_findings(claim(request("nic", "anything", name)), evidence)
         assert [finding.trap.value for finding in findings] == ["no-driver-check"]
         assert "device.driver == 'dra.net'" in findings[0].fix
     checked = f"device.driver == 'dra.net' && {name}"
-    evidence = lint_context(on(H100).stock, [anything])
+    evidence = lint_context(on(H100).hardware, [anything])
     assert found(claim(request("nic", "anything", checked)), evidence) == []
 
 

@@ -29,7 +29,7 @@ def ask() -> Callable[..., GeneratedTemplate]:
     def template(
         where: str | HardwareInventory, gpus: int, nics: int, align: str, **more: object
     ) -> GeneratedTemplate:
-        wish = TemplateRequest(gpus=gpus, nics=nics, align=Align(align), **more)
-        return generate_template(wish, _stock(where) if isinstance(where, str) else where)
+        asked = TemplateRequest(gpus=gpus, nics=nics, align=Align(align), **more)
+        return generate_template(asked, _stock(where) if isinstance(where, str) else where)
 
     return template

@@ -11,7 +11,7 @@ from rackloom.core.allocate.templates.layout import Align, TemplateRequest
 from rackloom.errors import Refused
 from rackloom.topology import profiles
 
-WISHES = st.builds(
+REQUESTS = st.builds(
     TemplateRequest,
     gpus=st.integers(1, 9),
     nics=st.integers(1, 17),
@@ -22,21 +22,21 @@ WISHES = st.builds(
 
 
 @settings(max_examples=30)
-@given(wish=WISHES, name=st.sampled_from(profiles.machine_names()))
-def test_any_counts_on_any_machine(stock_of, wish, name):
+@given(asked=REQUESTS, name=st.sampled_from(profiles.machine_names()))
+def test_any_counts_on_any_machine(stock_of, asked, name):
     try:
-        made = generate_template(wish, stock_of(name))
+        made = generate_template(asked, stock_of(name))
     except Refused as refused:
         if refused.nearest_fix is not None:
             generate_template(_wished(refused.nearest_fix), stock_of(name))  # raises if the fix does not work
         return
     requests = made.template.spec.spec.devices.requests
-    for kind, count in (("gpu", wish.gpus), ("nic", wish.nics)):
+    for kind, count in (("gpu", asked.gpus), ("nic", asked.nics)):
         assert sum(request.exactly.count for request in requests if request.name.startswith(kind)) == count
     gpus, nics = made.verified.devices[0]
-    assert len(set(gpus)) == wish.gpus
-    assert len(set(nics)) == wish.nics
-    again = generate_template(wish, stock_of(name))
+    assert len(set(gpus)) == asked.gpus
+    assert len(set(nics)) == asked.nics
+    again = generate_template(asked, stock_of(name))
     assert msgspec.json.encode(again.template) == msgspec.json.encode(made.template)
     assert again.notes == made.notes
 

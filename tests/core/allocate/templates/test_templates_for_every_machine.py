@@ -40,7 +40,7 @@ SERVED = {
 
 
 def wished(text):
-    """The wish of the options that a fix names."""
+    """The asked of the options that a fix names."""
     numbers = {word: int(count) for word, count in re.findall(r"--(gpus|nics) (\d+)", text)}
     align = re.search(r"--align (\w+)", text).group(1)
     return numbers["gpus"], numbers["nics"], align, {"pairs": "--pairs" in text}
@@ -181,5 +181,5 @@ def test_more_devices_than_a_claim_holds(ask):
 
 
 def test_the_flags_of_a_wish_are_the_wish():
-    wish = TemplateRequest(gpus=4, nics=2, align=Align.RAIL, pairs=True, unaligned=True, rails=(1, 3))
-    assert wish.flags == "--gpus 4 --nics 2 --align rail --pairs --unaligned --rail 1 3"
+    asked = TemplateRequest(gpus=4, nics=2, align=Align.RAIL, pairs=True, unaligned=True, rails=(1, 3))
+    assert asked.flags == "--gpus 4 --nics 2 --align rail --pairs --unaligned --rail 1 3"

@@ -73,11 +73,11 @@ def test_published_numa_nodes_of_gpus_are_matched_and_nothing_is_pinned(ask):
 
 def test_what_slices_do_not_tell_a_profile_may(ask):
     slices = slices_of(H100, "a")
-    wish = TemplateRequest(gpus=4, nics=4, align=Align.NUMA)
+    asked = TemplateRequest(gpus=4, nics=4, align=Align.NUMA)
     option = "--profile azure-nd96isr-h100-v5"
     with pytest.raises(Refused, match="NUMA nodes of the GPUs of a are not known") as refused:
         generate_template(
-            wish,
+            asked,
             inventory_of_slices(slices),
             elsewhere=[(option, lambda: inventory_of_slices(slices, machine=H100))],
         )

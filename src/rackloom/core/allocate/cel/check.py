@@ -123,7 +123,7 @@ class _TypeChecker:
             raise self.mismatch(node, wanted, self.type_of(node))
 
     def mismatch(self, node: CelNode, wanted: CelType, found: CelType) -> CompileError:
-        wanted, found = (substitute(self.bindings, one) for one in (wanted, found))
+        wanted, found = (substitute(self.bindings, type_) for type_ in (wanted, found))
         return self.fail(node.id, f"expected type '{wanted}' but found '{found}'")
 
     def check(self, node: CelNode) -> CelNode:
@@ -141,23 +141,14 @@ class _TypeChecker:
             case MapNode():
                 return self.map_literal(node)
             case StructNode():
-                raise self.struct(node)
+                undeclared = f"undeclared reference to '{node.type_name}' (in container '')"
+                raise self.fail(node.id, undeclared, "message values cannot be built in selectors")
             case Fold():
                 return self.fold(node)
         return node
 
-    def struct(self, node: StructNode) -> CompileError:
-        return self.fail(
-            node.id,
-            f"undeclared reference to '{node.type_name}' (in container '')",
-            "message values cannot be built in selectors",
-        )
-
     def lookup(self, name: str) -> CelType | None:
-        for scope in reversed(self.scopes):
-            if name in scope:
-                return scope[name]
-        return None
+        return next((scope[name] for scope in reversed(self.scopes) if name in scope), None)
 
     def ident(self, node: Ident) -> CelType:
         found = self.lookup(node.name.removeprefix("."))
@@ -267,7 +258,7 @@ class _TypeChecker:
         wanted, result = list(overload.params), overload.result
         if overload.variables:
             fresh = {variable: next(self.fresh) for variable in overload.variables}
-            wanted = [substitute(fresh, one) for one in wanted]
+            wanted = [substitute(fresh, type_) for type_ in wanted]
             result = substitute(fresh, result)
         bindings = assignable(self.bindings, given, wanted)
         if bindings is None:
@@ -276,7 +267,7 @@ class _TypeChecker:
         return substitute(bindings, result)
 
     def no_overload(self, call: Call, name: str, given: list[CelType]) -> CompileError:
-        shown = [str(substitute(self.bindings, one, free_to_dyn=True)) for one in given]
+        shown = [str(substitute(self.bindings, type_, free_to_dyn=True)) for type_ in given]
         signature = f"{shown[0]}.({', '.join(shown[1:])})" if call.target else f"({', '.join(shown)})"
         return self.fail(call.id, f"found no matching overload for '{name}' applied to '{signature}'")
 
@@ -403,9 +394,7 @@ def same_primitive(value: Any, member: Any) -> bool:
 
 def _constant_list(node: ListNode, checked: CheckedExpression) -> Any:
     values = [constant_value(item, checked) for item in node.elements]
-    if node.optional or any(value is NOT_CONSTANT for value in values):
-        return NOT_CONSTANT
-    return values
+    return NOT_CONSTANT if node.optional or any(value is NOT_CONSTANT for value in values) else values
 
 
 def _constant_map(node: MapNode, checked: CheckedExpression) -> Any:
@@ -497,7 +486,7 @@ def _unshowable(verb: str, node: CelNode, checked: CheckedExpression) -> CelNode
         return node
     if isinstance(node, ListNode | MapNode):
         return next(
-            (one for part in children(node) if (one := _unshowable("s", part, checked)) is not None), None
+            (wrong for part in children(node) if (wrong := _unshowable("s", part, checked)) is not None), None
         )
     return None
 

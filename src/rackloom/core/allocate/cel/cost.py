@@ -98,11 +98,9 @@ class _CostEstimator:
     def size(self, node: CelNode) -> CostRange | None:
         if node.id in self.sizes:
             return self.sizes[node.id]
-        own = _literal_size(node)
-        if own is not None:
-            return own
-        device = device_size(self.path(node))
-        if device is not None:
+        if (literal := _literal_size(node)) is not None:
+            return literal
+        if (device := device_size(self.path(node))) is not None:
             self.sizes[node.id] = device
             return device
         if _is_scalar(self.type_of(node)):
@@ -270,19 +268,20 @@ class _CostEstimator:
                 return self.concatenation(node, overload.id, args, spent)
         return CallEstimate(ONE.plus(spent))
 
+    def merge_entries(self, node: Call, left: CelNode, right: CelNode) -> None:
+        """The result has the elements of either operand."""
+        if (sizes := self.entries(left)) and (merged := sizes.union(self.entries(right))):
+            self.entry_sizes[node.id] = merged
+
     def conditional(self, node: Call, args: list[CostOperand], costs: list[CostRange]) -> CallEstimate:
-        one, two = self.entries(node.args[1]), self.entries(node.args[2])
-        if one is not None and (both := one.union(two)) is not None:
-            self.entry_sizes[node.id] = both
+        self.merge_entries(node, node.args[1], node.args[2])
         return CallEstimate(costs[0].plus(costs[1].union(costs[2])), args[1].size.union(args[2].size))
 
     def concatenation(
         self, node: Call, overload: str, args: list[CostOperand], spent: CostRange
     ) -> CallEstimate:
         size = args[0].size.plus(args[1].size)
-        one, two = self.entries(node.args[0]), self.entries(node.args[1])
-        if one is not None and (both := one.union(two)) is not None:
-            self.entry_sizes[node.id] = both
+        self.merge_entries(node, node.args[0], node.args[1])
         cost = ONE if overload == "add_list" else size.scaled(_STRING)
         return CallEstimate(cost.plus(spent), size)
 

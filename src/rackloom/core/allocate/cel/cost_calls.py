@@ -101,12 +101,8 @@ _ATTRIBUTES = SizeLimit(32, key=_DOMAIN, element=SizeLimit(32, key=_NAME, elemen
 _CAPACITIES = SizeLimit(32, key=_DOMAIN, element=SizeLimit(32, key=_NAME, element=_QUANTITY))
 _DEVICE = SizeLimit(
     0,
-    {
-        "driver": SizeLimit(63),
-        "allowMultipleAllocations": SizeLimit(1),
-        "attributes": _ATTRIBUTES,
-        "capacity": _CAPACITIES,
-    },
+    {"driver": SizeLimit(63), "allowMultipleAllocations": SizeLimit(1)}
+    | {"attributes": _ATTRIBUTES, "capacity": _CAPACITIES},
 )
 
 
@@ -187,10 +183,6 @@ def _traversal(of: Sequence[CostOperand]) -> CallEstimate:
     return CallEstimate(target.full_size.times(each))
 
 
-def _includes(of: Sequence[CostOperand]) -> CallEstimate:
-    return CallEstimate(CostRange(0, 48))
-
-
 def _walk(factor: float, *, keeps_size: bool = False) -> CostFunction:
     def cost(of: Sequence[CostOperand]) -> CallEstimate:
         size = of[0].full_size
@@ -200,7 +192,7 @@ def _walk(factor: float, *, keeps_size: bool = False) -> CostFunction:
 
 
 def _replace(of: Sequence[CostOperand]) -> CallEstimate:
-    text, old, new = (one.full_size for one in of[:3])
+    text, old, new = (operand.full_size for operand in of[:3])
     high, kept_high = _replacements(text.high, old.low, old.low == 0, new.high <= old.low)
     low, kept_low = _replacements(text.low, old.high, old.high == 0, old.high <= new.low)
     size = CostRange(low, high).times(new).plus(CostRange(kept_low, kept_high))
@@ -227,9 +219,7 @@ def _split(of: Sequence[CostOperand]) -> CallEstimate:
 def _join(of: Sequence[CostOperand]) -> CallEstimate:
     items = of[0].full_size
     path = (*of[0].path, "@items") if of[0].path is not None else None
-    size = ZERO
-    if of[0].type.params:
-        size = items.times(device_size(path) or UNKNOWN_SIZE)
+    size = items.times(device_size(path) or UNKNOWN_SIZE) if of[0].type.params else ZERO
     if len(of) > 1:
         gaps = CostRange(max(items.low - 1, 0), max(items.high - 1, 0))
         size = size.plus(of[1].full_size.times(gaps))
@@ -240,7 +230,7 @@ def _regex(*, full: bool) -> CostFunction:
     def cost(of: Sequence[CostOperand]) -> CallEstimate | None:
         if len(of) < 2:
             return None
-        text, pattern = (one.full_size if full else one.size for one in of[:2])
+        text, pattern = (operand.full_size if full else operand.size for operand in of[:2])
         spent = text.plus(ONE).scaled(_STRING).times(pattern.scaled(_REGEX))
         return CallEstimate(spent, CostRange(0, text.high) if full else None)
 
@@ -286,11 +276,7 @@ def _and_parse(contains: Callable[[Sequence[CostOperand]], CallEstimate]) -> Cos
     return lambda of: CallEstimate(contains(of).cost.plus(of[1].full_size.scaled(_STRING)))
 
 
-def _validate(of: Sequence[CostOperand]) -> CallEstimate:
-    return CallEstimate(of[1].full_size.scaled(_STRING).scaled(128 * _REGEX))
-
-
-def _argument(factor: float, at: int = 0) -> CostFunction:
+def _argument(factor: float, at: int) -> CostFunction:
     return lambda of: CallEstimate(of[at].size.scaled(factor))
 
 
@@ -315,23 +301,13 @@ def _allocating(factor: float, size: CostRange) -> CallEstimate:
 
 
 def _as_uint(node: CelNode, otherwise: int) -> int:
-    if isinstance(node, Const) and type(node.value) is int:
-        return max(node.value, 0)
-    return otherwise
+    return max(node.value, 0) if isinstance(node, Const) and type(node.value) is int else otherwise
 
 
 def _slice(of: Sequence[CostOperand]) -> CallEstimate:
     size = of[0].full_size
     length = _as_uint(of[2].node, size.high) - _as_uint(of[1].node, 0)
     return _allocating(1, exactly(_wrapped(length)))
-
-
-def _range(of: Sequence[CostOperand]) -> CallEstimate:
-    return _allocating(1, exactly(_as_uint(of[0].node, UINT64_MAX)))
-
-
-def _reverse(of: Sequence[CostOperand]) -> CallEstimate:
-    return _allocating(1, of[0].full_size)
 
 
 def _flatten(of: Sequence[CostOperand]) -> CallEstimate:
@@ -351,21 +327,17 @@ def _sets(factor: float) -> CostFunction:
     return lambda of: CallEstimate(of[0].full_size.times(of[1].full_size).scaled(factor).plus(ONE))
 
 
-def _constant(of: Sequence[CostOperand]) -> CallEstimate:
-    return CallEstimate(ONE)
-
-
 _PLAIN = ("int", "uint", "double", "bool", "google.protobuf.Duration", "google.protobuf.Timestamp")
 _TEXT = ("string", "bytes")
 
 _BY_OVERLOAD: dict[str, CostFunction] = {
-    "string_format": lambda of: CallEstimate(of[0].size.scaled(_STRING)),
+    "string_format": _argument(_STRING, 0),
     "string_to_bytes": _resized(1, 4, 0),
     "bytes_to_string": _resized(0.25, 1, 0),
     "strings_quote": _resized(1, 2, 2),
     "starts_with_string": _argument(_STRING, 1),
     "ends_with_string": _argument(_STRING, 1),
-    "in_list": lambda of: CallEstimate(of[1].size.scaled(1)),
+    "in_list": _argument(1, 1),
     "matches_string": _regex(full=False),
     "contains_string": _contains,
     **{
@@ -377,10 +349,10 @@ _BY_OVERLOAD: dict[str, CostFunction] = {
     "equals": _equality,
     "cidr_contains_ip_string": _and_parse(_contains_ip),
     "cidr_contains_cidr_string": _and_parse(_contains_cidr),
-    "cidr_ip": _constant,
+    "cidr_ip": lambda of: CallEstimate(ONE),
     "list_slice": _slice,
-    "lists_range": _range,
-    "list_reverse": _reverse,
+    "lists_range": lambda of: _allocating(1, exactly(_as_uint(of[0].node, UINT64_MAX))),
+    "list_reverse": lambda of: _allocating(1, of[0].full_size),
     "list_flatten": _flatten,
     "list_flatten_int": _flatten,
     "list_distinct": _self_compare(0, 2),
@@ -395,7 +367,7 @@ _BY_OVERLOAD: dict[str, CostFunction] = {
 
 _BY_FUNCTION: dict[str, CostFunction] = {
     **dict.fromkeys(("isSorted", "sum", "max", "min", "indexOf", "lastIndexOf"), _traversal),
-    "includes": _includes,
+    "includes": lambda of: CallEstimate(CostRange(0, 48)),
     **dict.fromkeys(
         ("url", "lowerAscii", "upperAscii", "substring", "trim"), _walk(_STRING, keeps_size=True)
     ),
@@ -409,5 +381,5 @@ _BY_FUNCTION: dict[str, CostFunction] = {
     "ip.isCanonical": _walk(2 * _STRING),
     "containsIP": _contains_ip,
     "containsCIDR": _contains_cidr,
-    "validate": _validate,
+    "validate": lambda of: CallEstimate(of[1].full_size.scaled(_STRING).scaled(128 * _REGEX)),
 }

@@ -131,22 +131,22 @@ class _PythonWriter:
 
     def call(self, node: Call) -> str:
         match node.function, node.operands:
-            case "_&&_", (one, two):
-                return f"({self.truth(one)} and {self.truth(two)})"
-            case "_||_", (one, two):
-                return f"({self.truth(one)} or {self.truth(two)})"
-            case "!_", (one,):
-                return f"(not {self.truth(one)})"
-            case "_?_:_", (condition, one, two):
-                return f"({self.value(one)} if {self.truth(condition)} else {self.value(two)})"
+            case "_&&_", (first, second):
+                return f"({self.truth(first)} and {self.truth(second)})"
+            case "_||_", (first, second):
+                return f"({self.truth(first)} or {self.truth(second)})"
+            case "!_", (first,):
+                return f"(not {self.truth(first)})"
+            case "_?_:_", (condition, first, second):
+                return f"({self.value(first)} if {self.truth(condition)} else {self.value(second)})"
             case "_[_]", _:
                 return self.path(node)
-            case "_==_", (one, two):
-                return self.compared(one, two, "==", "equal({}, {})")
-            case "_!=_", (one, two):
-                return self.compared(one, two, "!=", "(not same({}, {}))")
-            case "@in", (one, two):
-                return self.membership(one, two)
+            case "_==_", (first, second):
+                return self.compared(first, second, "==", "equal({}, {})")
+            case "_!=_", (first, second):
+                return self.compared(first, second, "!=", "(not same({}, {}))")
+            case "@in", (first, second):
+                return self.membership(first, second)
             case "orValue", (Call(function="_?._" | "_[?_]", args=(operand, Const(value=str(key)))), other):
                 return self.or_value(operand, key, other)
         return self.dispatched(node)
@@ -156,23 +156,25 @@ class _PythonWriter:
         args = "".join(f"{self.value(arg)}, " for arg in node.operands)
         general = f"dispatch({overloads}, ({args}))"
         if node.function in _ORDERS:
-            one, two = node.operands
-            return self.compared(one, two, _ORDERS[node.function], f"dispatch({overloads}, ({{}}, {{}}))")
+            first, second = node.operands
+            return self.compared(
+                first, second, _ORDERS[node.function], f"dispatch({overloads}, ({{}}, {{}}))"
+            )
         return general
 
-    def compared(self, cel_node: CelNode, two: CelNode, operator: str, general: str) -> str:
+    def compared(self, first: CelNode, second: CelNode, operator: str, general: str) -> str:
         """Compare directly where one side is a literal and the other turns out to be of its class."""
-        for position, side in enumerate((cel_node, two)):
+        for position, side in enumerate((first, second)):
             known = self.constant(side)
             if type(known) in _COMPARED:
-                kind, other = type(known).__name__, self.value((two, cel_node)[position])
+                kind, other = type(known).__name__, self.value((second, first)[position])
                 temporary, literal = self.temporary(), self.literal(known)
                 pair = (literal, temporary) if position == 0 else (temporary, literal)
                 direct = f"({pair[0]} {operator} {pair[1]})"
                 return (
                     f"({direct} if ({temporary} := {other}).__class__ is {kind} else {general.format(*pair)})"
                 )
-        return general.format(self.value(cel_node), self.value(two))
+        return general.format(self.value(first), self.value(second))
 
     def membership(self, item: CelNode, container: CelNode) -> str:
         known = self.constant(container)
@@ -181,7 +183,7 @@ class _PythonWriter:
             if not isinstance(key, str) or self.checked.types[container.id].kind != "map":
                 raise NotCompilable
             return f"({key!r} in {self.path(container)})"
-        kinds = {type(one) for one in known} if isinstance(known, list) else set()
+        kinds = {type(item) for item in known} if isinstance(known, list) else set()
         if len(kinds) != 1 or not kinds <= {str, int}:
             raise NotCompilable
         temporary = self.temporary()

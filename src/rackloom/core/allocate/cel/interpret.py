@@ -32,7 +32,6 @@ from rackloom.core.allocate.cel.runtime import (
     not_strictly_false_step,
     one_variable_range,
     or_step,
-    or_value_step,
     read_variable,
     select_step,
     two_variable_range,
@@ -67,11 +66,6 @@ def interpreter(checked: CheckedExpression) -> Evaluator:
     return _EvaluatorBuilder(checked).plan(checked.root)
 
 
-def is_error(value: Any) -> bool:
-    """Whether an evaluation ended in an error."""
-    return isinstance(value, EvaluationError)
-
-
 class _EvaluatorBuilder:
     """Turns nodes into closures."""
 
@@ -98,12 +92,9 @@ class _EvaluatorBuilder:
     @staticmethod
     def is_attribute(node: CelNode) -> bool:
         """Whether selections from `node` extend one path instead of starting a new one."""
-        match node:
-            case Ident() | Select():
-                return True
-            case Call():
-                return node.function in ("_[_]", "_[?_]", "_?._", "_?_:_")
-        return False
+        if isinstance(node, Call):
+            return node.function in ("_[_]", "_[?_]", "_?._", "_?_:_")
+        return isinstance(node, Ident | Select)
 
     def attribute(self, node: CelNode) -> Evaluator:
         """A whole path, with one unit for its start."""
@@ -158,7 +149,7 @@ class _EvaluatorBuilder:
                 return yes(frame)
             if chosen is False:
                 return no(frame)
-            return chosen if is_error(chosen) else no_such_overload()
+            return chosen if isinstance(chosen, EvaluationError) else no_such_overload()
 
         return run
 
@@ -171,14 +162,10 @@ class _EvaluatorBuilder:
     def call(self, node: Call) -> Evaluator:
         args = [self.plan(arg) for arg in node.operands]
         match node.function:
-            case "_&&_":
-                return logical_step(args[0], args[1], decides=False)
-            case "_||_":
-                return logical_step(args[0], args[1], decides=True)
-            case "orValue":
-                return or_value_step(args[0], args[1])
-            case "or":
-                return or_step(args[0], args[1])
+            case "_&&_" | "_||_":
+                return logical_step(args[0], args[1], decides=node.function == "_||_")
+            case "orValue" | "or":
+                return or_step(args[0], args[1], node.function)
             case "_==_":
                 return self.strict(node, args, lambda values: equal(*values))
             case "_!=_":
@@ -282,7 +269,7 @@ class _EvaluatorBuilder:
         over, start = self.plan(node.iter_range), self.plan(node.accu_init)
         condition, step, result = self.plan(node.condition), self.plan(node.step), self.plan(node.result)
         entries = two_variable_range if node.iter_var2 else one_variable_range
-        one, two, accu = node.iter_var, node.iter_var2, node.accu_var
+        name, name2, accu = node.iter_var, node.iter_var2, node.accu_var
 
         def run(frame: EvaluationFrame) -> Any:
             items = over(frame)
@@ -294,9 +281,9 @@ class _EvaluatorBuilder:
             outer = frame.scope
             loop = frame.scope = {**outer, accu: copy(start(frame))}
             for first, second in rounds:
-                loop[one] = first
-                if two:
-                    loop[two] = second
+                loop[name] = first
+                if name2:
+                    loop[name2] = second
                 if condition(frame) is False:
                     break
                 loop[accu] = step(frame)

@@ -69,7 +69,7 @@ def parse_expression(source: str) -> ParsedExpression:
 
 def _refuse_escaped_names(source: str) -> None:
     """The parser knows names in backticks; Kubernetes does not."""
-    tick = next((one for one in _TOKEN.finditer(source) if one["tick"]), None)
+    tick = next((token for token in _TOKEN.finditer(source) if token["tick"]), None)
     if tick is not None:
         before = source[: tick.start()]
         raise CompileError(

@@ -1,266 +1,182 @@
-"""Runs RE2 patterns in bounded time: Python's engine where it is safe, otherwise an NFA simulation.
+r"""Regular expressions as Go's `regexp` reads and runs them, on google-re2.
 
-A pattern whose backtracking is provably small for the text at hand runs in Python's `re`. The bound
-multiplies the ways through the pattern and raises the text length to the number of open-ended
-repetitions. Every other pattern is simulated state by state (Thompson's construction, Pike's
-simulation) in time proportional to the text. Threads are kept in order of preference, which gives RE2's
-leftmost-first match.
+Kubernetes matches with Go's `regexp`. RE2 is its C++ twin: same syntax, leftmost-first match, time linear in
+the text, Unicode case folding. Patterns are rewritten before RE2 sees them where the two differ:
 
-The module is loaded only when an expression has a pattern. `compiled_regex` caches compiled patterns.
+- RE2 has `\C`, one byte; Go has not.
+- RE2 takes a repetition whose count overflows for text; Go refuses it.
+- RE2 allows any Unicode letter in the name of a group; Go allows ASCII letters, digits and `_`.
+- Go (1.25 and later) ignores case, spaces, `_` and `-` in the name of a Unicode class, knows aliases such
+  as `\p{Letter}`, and adds Any, ASCII, Assigned, Cn and LC. Its category C includes unassigned code points.
+  For the same reason it knows no script whose name has two words.
+- RE2 runs on bytes, so that an empty `\B` can match inside a character. Such a match is skipped.
+
+What stays different: RE2 has Unicode 15.1 (627 more characters), no limit on nesting (Go's is 1000), another
+limit on the compiled size, and folds case in a negated ASCII or LC inside a set. The names that Go added in
+1.25 are accepted here, and refused by Kubernetes 1.34, which is built with Go 1.24.
+`tests/cluster/test_go_regexp.py` compares both engines on random patterns.
+
+The module is loaded only when an expression has a pattern.
 """
 
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from rackloom.core.allocate.cel.regex_syntax import (
-    Alternation,
-    CharacterSet,
-    Concatenation,
-    PositionAssertion,
-    RegexTree,
-    Repetition,
-    parse_regex,
-)
+import re2
 
-_MAX_BACKTRACKING = 100_000
-"""Steps that Python's engine may need at worst before the simulation takes over."""
-_MAX_PROGRAM = 100_000
+_OPTIONS = re2.Options()
+_OPTIONS.log_errors = False
+_OPTIONS.max_mem = 1 << 28
+r"""Bytes, taken as needed. The default of 8 MiB refuses `\pL{1000}`, which Go accepts."""
+
+_GO_MESSAGES = {
+    "missing ]": "missing closing ]",
+    "missing )": "missing closing )",
+    "trailing \\": "trailing backslash at end of expression",
+    "no argument for repetition operator": "missing argument to repetition operator",
+    "invalid repetition size": "invalid repeat count",
+    "bad repetition operator": "invalid nested repetition operator",
+    "invalid perl operator": "invalid or unsupported Perl syntax",
+    "invalid named capture group": "invalid named capture",
+}
 
 
 class Regex:
-    """A compiled pattern."""
+    """A compiled pattern. ValueError where Go refuses it, with Go's message."""
 
-    __slots__ = ("_native", "_program", "_repeats", "_tree", "_ways")
+    __slots__ = ("_compiled",)
 
     def __init__(self, pattern: str) -> None:
-        self._tree = parse_regex(pattern)
-        self._ways, self._repeats = _choices(self._tree)
-        self._native: re.Pattern[str] | None = None
-        self._program: list[_Step] | None = None
+        try:
+            self._compiled = re2.compile(_as_re2(pattern), _OPTIONS)
+        except re2.error as error:
+            raise ValueError(_go_message(error.args[0].decode())) from None
 
     def search(self, text: str) -> bool:
         """Whether the pattern matches anywhere."""
-        return next(self.spans(text), None) is not None
+        return self._first(text.encode(), 0) is not None
 
-    def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Leftmost matches that do not overlap, as start and end."""
+    def find_all(self, text: str) -> Iterator[str]:
+        """Leftmost matches that do not overlap."""
+        encoded = text.encode()
+        return (encoded[start:end].decode() for start, end in self.spans(encoded))
+
+    def spans(self, text: bytes) -> Iterator[tuple[int, int]]:
+        """Matches as start and end. An empty one that touches the match before it does not count."""
         at, last_end = 0, -1
-        while at <= len(text):
-            found = self._first(text, at)
-            if found is None:
-                return
-            start, end = found
-            if end != at or start != last_end:
-                yield found
+        while at <= len(text) and (span := self._first(text, at)) is not None:
+            start, end = span
+            if end > at or start != last_end:
+                yield span
+            at = end if end > at else _next_character(text, at)
             last_end = end
-            at = end if end > at else at + 1
 
-    def _first(self, text: str, at: int) -> tuple[int, int] | None:
-        if self._ways * (len(text) - at + 1) ** (self._repeats + 1) <= _MAX_BACKTRACKING:
-            if self._native is None:
-                self._native = re.compile(_native(self._tree))
-            found = self._native.search(text, at)
-            return None if found is None else found.span()
-        if self._program is None:
-            self._program = _program(self._tree)
-        return _simulate(self._program, text, at)
+    def _first(self, text: bytes, at: int) -> tuple[int, int] | None:
+        while (match := self._compiled.search(text, at)) is not None:
+            start, end = match.span()
+            # A continuation byte of UTF-8 has the bits 10 in front. No match of characters starts there.
+            if start == len(text) or text[start] & 0xC0 != 0x80:
+                return start, end
+            at = _next_character(text, start)
+        return None
 
 
 @functools.lru_cache(maxsize=1024)
 def compiled_regex(pattern: str) -> Regex:
-    """The pattern, ready to run. ValueError where RE2 would refuse it."""
+    """The pattern, ready to run. ValueError where Go would refuse it."""
     return Regex(pattern)
 
 
-def _choices(tree: RegexTree) -> tuple[float, int]:
-    """How many ways through the pattern there are, and how many open-ended repetitions multiply them."""
-    match tree:
-        case CharacterSet():
-            return (float("inf") if tree.properties else 1), 0
-        case PositionAssertion():
-            return 1, 0
-        case Concatenation():
-            parts = [_choices(part) for part in tree.parts]
-            ways = 1.0
-            for part, _ in parts:
-                ways *= part
-            return ways, sum(repeats for _, repeats in parts)
-        case Alternation():
-            parts = [_choices(option) for option in tree.options]
-            return sum(ways for ways, _ in parts), max(repeats for _, repeats in parts)
-        case Repetition():
-            return _repeat_choices(tree)
+def _next_character(text: bytes, at: int) -> int:
+    at += 1
+    while at < len(text) and text[at] & 0xC0 == 0x80:
+        at += 1
+    return at
 
 
-def _repeat_choices(tree: Repetition) -> tuple[float, int]:
-    ways, repeats = _choices(tree.body)
-    if tree.high == 1:
-        return ways + 1, repeats
-    if ways > 1 or repeats or not isinstance(tree.body, CharacterSet | Concatenation):
-        return float("inf"), 0
-    return (1, 1) if tree.high is None else (tree.high - tree.low + 1, 0)
+def _go_message(message: str) -> str:
+    code, _, part = message.partition(": ")
+    return f"{_GO_MESSAGES.get(code, code)}: `{part}`"
 
 
-_NATIVE_ASSERTIONS = {
-    "text_start": r"\A",
-    "text_end": r"\Z",
-    "line_start": r"(?m:^)",
-    "line_end": r"(?m:$)",
-    "word": r"(?a:\b)",
-    "no_word": r"(?a:\B)",
+# From Go's syntax to RE2's.
+
+
+_UNICODE_CLASS = r"\\(?P<sign>[pP])(?:\{(?P<name>[^}]*)\}|(?P<letter>.))"
+_ESCAPE = re.compile(rf"{_UNICODE_CLASS}|\\.", re.DOTALL)
+_TOKEN = re.compile(
+    r"\\Q.*?(?:\\E|\Z)"  # Quoted text: nothing in it is special.
+    r"|(?P<set>\[\^?\]?(?>\\[pP]\{[^}]*\}|\\.|\[:.*?:\]|[^\]\\])*+\]?)"
+    r"|\(\?P?<(?P<group>[^>=!]*)>"
+    r"|(?P<count>\{(?=[^}]*\d{10})(?:0|[1-9]\d*)(?:,(?:0|[1-9]\d*)?)?\})"
+    rf"|(?P<byte>\\C)|{_ESCAPE.pattern}",
+    re.DOTALL,
+)
+
+_ALIASES = dict(
+    line.split()
+    for line in """
+        Casedletter Lc|Closepunctuation Pe|Cntrl Cc|Combiningmark M|Connectorpunctuation Pc|Control Cc
+        Currencysymbol Sc|Dashpunctuation Pd|Decimalnumber Nd|Digit Nd|Enclosingmark Me|Finalpunctuation Pf
+        Format Cf|Initialpunctuation Pi|Letter L|Letternumber Nl|Lineseparator Zl|Lowercaseletter Ll|Mark M
+        Mathsymbol Sm|Modifierletter Lm|Modifiersymbol Sk|Nonspacingmark Mn|Number N|Openpunctuation Ps
+        Other C|Otherletter Lo|Othernumber No|Otherpunctuation Po|Othersymbol So|Paragraphseparator Zp
+        Privateuse Co|Punct P|Punctuation P|Separator Z|Spaceseparator Zs|Spacingmark Mc|Surrogate Cs
+        Symbol S|Titlecaseletter Lt|Unassigned Cn|Uppercaseletter Lu
+    """.strip()
+    .replace("\n", "|")
+    .split("|")
+)
+_ASSIGNED = r"\pL\pM\pN\pP\pS\pZ\p{Cc}\p{Cf}\p{Co}\p{Cs}"
+_COMPOUND_CLASSES = {
+    "Ascii": ("", r"\x00-\x7f"),
+    "Assigned": ("", _ASSIGNED),
+    "C": ("^", r"\pL\pM\pN\pP\pS\pZ"),
+    "Cn": ("^", _ASSIGNED),
+    "Lc": ("", r"\p{Lu}\p{Ll}\p{Lt}"),
 }
+"""Classes that Go has and RE2 has not, as sign and content of a set."""
 
 
-def _native(tree: RegexTree) -> str:
-    """The same pattern as Python writes it."""
-    match tree:
-        case CharacterSet():
-            return _native_chars(tree)
-        case PositionAssertion():
-            return _NATIVE_ASSERTIONS[tree.kind]
-        case Concatenation():
-            return "".join(
-                f"(?:{_native(part)})" if isinstance(part, Alternation) else _native(part)
-                for part in tree.parts
-            )
-        case Alternation():
-            return "|".join(map(_native, tree.options))
-        case Repetition():
-            high = "" if tree.high is None else tree.high
-            return f"(?:{_native(tree.body)}){{{tree.low},{high}}}{'' if tree.greedy else '?'}"
+def _as_re2(pattern: str) -> str:
+    """The pattern in RE2's syntax. What both refuse is left as it is."""
+    # Only tokens that differ are looked for. Sets are one token each, because groups and quotes inside them
+    # are plain characters.
+    return _TOKEN.sub(_rewritten, pattern)
 
 
-def _native_chars(chars: CharacterSet) -> str:
-    body = "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in chars.ranges)
-    found = f"[{'^' if chars.negated else ''}{body}]"
-    return f"(?i:{found})" if chars.fold else found
+def _rewritten(token: re.Match[str]) -> str:
+    if token["byte"]:
+        raise ValueError(r"invalid escape sequence: `\C`")
+    if token["count"]:
+        raise ValueError(f"invalid repeat count: `{token[0]}`")
+    if token["group"] is not None and not re.fullmatch(r"\w+", token["group"], re.ASCII):
+        raise ValueError(f"invalid named capture: `{token[0]}`")
+    if token["set"]:
+        return _ESCAPE.sub(lambda escape: _unicode_class(escape, in_set=True), token[0])
+    return _unicode_class(token, in_set=False) if token["sign"] else token[0]
 
 
-@dataclass(slots=True)
-class _Step:
-    """One state of the simulation: what it consumes or asserts, and where it goes, best choice first."""
-
-    test: CharacterSet | PositionAssertion | None
-    next: tuple[int, ...]
-
-
-def _program(tree: RegexTree) -> list[_Step]:
-    """States of the pattern; the last one accepts."""
-    steps: list[_Step] = []
-    _emit(tree, steps)
-    steps.append(_Step(None, ()))
-    return steps
-
-
-def _emit(tree: RegexTree, steps: list[_Step]) -> None:
-    if len(steps) > _MAX_PROGRAM:
-        raise ValueError("expression too large")
-    match tree:
-        case CharacterSet() | PositionAssertion():
-            steps.append(_Step(tree, (len(steps) + 1,)))
-        case Concatenation():
-            for part in tree.parts:
-                _emit(part, steps)
-        case Alternation():
-            _emit_choice(tree, steps)
-        case Repetition():
-            _emit_repeat(tree, steps)
+def _unicode_class(token: re.Match[str], *, in_set: bool) -> str:
+    if not token["sign"] or not token[0].isascii():
+        return token[0]
+    name = token["letter"] if token["name"] is None else token["name"]
+    negated = (token["sign"] == "P") is not name.startswith("^")
+    # Go's canonical form: no separators, one capital.
+    name = re.sub("[ _-]", "", name.removeprefix("^")).capitalize()
+    name = _ALIASES.get(name, name)
+    if name not in _COMPOUND_CLASSES:
+        return rf"\{'P' if negated else 'p'}{{{name}}}"
+    sign, content = _COMPOUND_CLASSES[name]
+    ranges = _ranges(f"[{'^' if negated is not bool(sign) else ''}{content}]")
+    # Go folds no case in the complement of a class; RE2 would fold these ranges.
+    return ranges if in_set else f"(?-i:[{ranges}])" if negated else f"[{ranges}]"
 
 
-def _emit_choice(tree: Alternation, steps: list[_Step]) -> None:
-    split = _Step(None, ())
-    steps.append(split)
-    leaps = []
-    for option in tree.options:
-        split.next = (*split.next, len(steps))
-        _emit(option, steps)
-        leap = _Step(None, ())
-        steps.append(leap)
-        leaps.append(leap)
-    for leap in leaps:
-        leap.next = (len(steps),)
-
-
-def _emit_repeat(tree: Repetition, steps: list[_Step]) -> None:
-    for _ in range(tree.low):
-        _emit(tree.body, steps)
-    if tree.high is None:
-        split = _Step(None, ())
-        start = len(steps)
-        steps.append(split)
-        _emit(tree.body, steps)
-        steps.append(_Step(None, (start,)))
-        split.next = _preferring(tree.greedy, start + 1, len(steps))
-        return
-    splits = []
-    for _ in range(tree.high - tree.low):
-        split = _Step(None, ())
-        splits.append((split, len(steps) + 1))
-        steps.append(split)
-        _emit(tree.body, steps)
-    for split, inside in splits:
-        split.next = _preferring(tree.greedy, inside, len(steps))
-
-
-def _preferring(greedy: bool, inside: int, outside: int) -> tuple[int, ...]:
-    return (inside, outside) if greedy else (outside, inside)
-
-
-def _simulate(program: list[_Step], text: str, at: int) -> tuple[int, int] | None:
-    """The leftmost match from `at` on, preferring earlier choices, in one pass over the text."""
-    found: tuple[int, int] | None = None
-    threads: dict[int, int] = {}
-    for here in range(at, len(text) + 1):
-        if found is None:
-            _follow(program, 0, here, text, here, threads)
-        if not threads:
-            return found
-        following: dict[int, int] = {}
-        for state, start in threads.items():
-            step = program[state]
-            if isinstance(step.test, CharacterSet):
-                if here < len(text) and step.test.accepts(text[here]):
-                    _follow(program, state + 1, start, text, here + 1, following)
-            elif state == len(program) - 1:
-                found = (start, here)
-                break
-        threads = following
-    return found
-
-
-def _follow(
-    program: list[_Step], state: int, start: int, text: str, here: int, threads: dict[int, int]
-) -> None:
-    """Add `state` and all states reachable from it without reading, in order of preference."""
-    pending = [state]
-    while pending:
-        current = pending.pop()
-        if current in threads:
-            continue
-        threads[current] = start
-        step = program[current]
-        if isinstance(step.test, CharacterSet) or (
-            step.test is not None and not _holds(step.test, text, here)
-        ):
-            continue
-        pending.extend(reversed(step.next))
-
-
-def _holds(assertion: PositionAssertion, text: str, at: int) -> bool:
-    match assertion.kind:
-        case "text_start":
-            return at == 0
-        case "text_end":
-            return at == len(text)
-        case "line_start":
-            return at == 0 or text[at - 1] == "\n"
-        case "line_end":
-            return at == len(text) or text[at] == "\n"
-    boundary = _is_word(text, at - 1) != _is_word(text, at)
-    return boundary is (assertion.kind == "word")
-
-
-def _is_word(text: str, at: int) -> bool:
-    return 0 <= at < len(text) and text[at].isascii() and (text[at].isalnum() or text[at] == "_")
+@functools.cache
+def _ranges(charset: str) -> str:
+    """The characters of a set one by one, because RE2 cannot nest one set in another."""
+    characters = "".join(map(chr, (*range(0xD800), *range(0xE000, 0x110000)))).encode()
+    runs = (match.group().decode() for match in re2.finditer(f"{charset}+", characters))
+    return "".join(f"\\x{{{ord(run[0]):x}}}-\\x{{{ord(run[-1]):x}}}" for run in runs)

@@ -56,11 +56,8 @@ def size_of_value(value: Any) -> int:
 
 def call_cost(function: str, overload: str, args: CallValues, result: Any) -> int:
     """Cost of calling `function` with these values; `overload` is its id, or empty if left to run time."""
-    by_overload = _BY_OVERLOAD.get(overload)
-    if by_overload is not None:
-        return by_overload(args, result)
-    by_function = _BY_FUNCTION.get(function)
-    return by_function(args, result) if by_function is not None else 1
+    cost = _BY_OVERLOAD.get(overload) or _BY_FUNCTION.get(function)
+    return 1 if cost is None else cost(args, result)
 
 
 def _walk_cost(factor: float, *, of_result: bool = False) -> Callable[[CallValues, Any], int]:
@@ -73,23 +70,12 @@ def _comparison_cost(args: CallValues, result: Any) -> int:
 
 
 def _optional_size(value: Any) -> int:
-    return (
-        size_of_value(value.value)
-        if isinstance(value, OptionalValue) and value.present
-        else size_of_value(value)
-    )
+    present = isinstance(value, OptionalValue) and value.present
+    return size_of_value(value.value if present else value)
 
 
-_ONE_UNIT_TYPES = frozenset(
-    (
-        "kubernetes.Quantity",
-        "kubernetes.Semver",
-        "kubernetes.URL",
-        "kubernetes.NamedFormat",
-        "net.IP",
-        "net.CIDR",
-    )
-)
+_ONE_UNIT_TYPES = {f"kubernetes.{name}" for name in ("Quantity", "Semver", "URL", "NamedFormat")}
+_ONE_UNIT_TYPES |= {"net.IP", "net.CIDR"}
 
 
 def _equality_cost(args: CallValues, result: Any) -> int:
@@ -102,14 +88,6 @@ def _concatenation_cost(args: CallValues, result: Any) -> int:
 
 def _regex_cost(args: CallValues, result: Any) -> int:
     return math.ceil((1 + size_of_value(args[0])) * _STRING) * math.ceil(size_of_value(args[1]) * _REGEX)
-
-
-def _substring_cost(args: CallValues, result: Any) -> int:
-    return math.ceil(size_of_value(args[0]) * _STRING) * math.ceil(size_of_value(args[1]) * _STRING)
-
-
-def _traversal_cost(args: CallValues, result: Any) -> int:
-    return _tree_cost(args[0])
 
 
 def _tree_cost(value: Any) -> int:
@@ -164,41 +142,22 @@ def _product_cost(factor: int) -> Callable[[CallValues, Any], int]:
     return lambda args, result: 1 + size_of_value(args[0]) * size_of_value(args[1]) * factor
 
 
-_SORTED = (
-    "int",
-    "uint",
-    "double",
-    "bool",
-    "google.protobuf.Duration",
-    "google.protobuf.Timestamp",
-    "string",
-    "bytes",
-)
+_SORTED = ["int", "uint", "double", "bool", "string", "bytes"]
+_SORTED += ["google.protobuf.Duration", "google.protobuf.Timestamp"]
 _ORDERS = ("less", "less_equals", "greater", "greater_equals")
 
 _BY_OVERLOAD: dict[str, Callable[[CallValues, Any], int]] = {
-    **dict.fromkeys(
-        (
-            "starts_with_string",
-            "ends_with_string",
-            "string_to_bytes",
-            "bytes_to_string",
-            "strings_quote",
-            "string_format",
-        ),
-        _walk_cost(_STRING),
-    ),
+    **dict.fromkeys(("starts_with_string", "ends_with_string", "string_format"), _walk_cost(_STRING)),
+    **dict.fromkeys(("string_to_bytes", "bytes_to_string", "strings_quote"), _walk_cost(_STRING)),
     **{f"{order}_{kind}": _comparison_cost for order in _ORDERS for kind in ("string", "bytes")},
     "in_list": lambda args, result: size_of_value(args[1]),
-    "add_string": _concatenation_cost,
-    "add_bytes": _concatenation_cost,
+    **dict.fromkeys(("add_string", "add_bytes"), _concatenation_cost),
     "matches_string": _regex_cost,
-    "contains_string": _substring_cost,
-    "list_slice": _list_result_cost,
-    "lists_range": _list_result_cost,
-    "list_reverse": _list_result_cost,
-    "list_flatten": _flatten_cost,
-    "list_flatten_int": _flatten_cost,
+    "contains_string": lambda args, result: math.prod(
+        math.ceil(size_of_value(arg) * _STRING) for arg in args
+    ),
+    **dict.fromkeys(("list_slice", "lists_range", "list_reverse"), _list_result_cost),
+    **dict.fromkeys(("list_flatten", "list_flatten_int"), _flatten_cost),
     "list_distinct": _pairwise_cost(0),
     "cidr_contains_ip_string": _with_parsing_cost(_contains_ip_cost),
     "cidr_contains_cidr_string": _with_parsing_cost(_contains_cidr_cost),
@@ -213,7 +172,9 @@ _BY_OVERLOAD: dict[str, Callable[[CallValues, Any], int]] = {
 _BY_FUNCTION: dict[str, Callable[[CallValues, Any], int]] = {
     "_==_": _equality_cost,
     "_!=_": _comparison_cost,
-    **dict.fromkeys(("isSorted", "sum", "max", "min", "indexOf", "lastIndexOf"), _traversal_cost),
+    **dict.fromkeys(
+        ("isSorted", "sum", "max", "min", "indexOf", "lastIndexOf"), lambda args, result: _tree_cost(args[0])
+    ),
     **dict.fromkeys(("url", "lowerAscii", "upperAscii", "substring", "trim"), _walk_cost(_STRING)),
     **dict.fromkeys(("replace", "split", "ip.isCanonical"), _walk_cost(2 * _STRING)),
     "join": _walk_cost(2 * _STRING, of_result=True),
@@ -338,18 +299,17 @@ def logical_step(left: Evaluator, right: Evaluator, *, decides: bool) -> Evaluat
     """`&&` (decided by false) or `||` (decided by true); the deciding value outweighs an error."""
 
     def run(frame: EvaluationFrame) -> Any:
-        one = left(frame)
-        if one is decides:
+        first = left(frame)
+        if first is decides:
             return decides
-        two = right(frame)
-        if two is decides:
+        second = right(frame)
+        if second is decides:
             return decides
-        if type(one) is bool and type(two) is bool:
+        if type(first) is bool and type(second) is bool:
             return not decides
-        for value in (one, two):
-            if isinstance(value, EvaluationError):
-                return value
-        return no_such_overload()
+        return next(
+            (side for side in (first, second) if isinstance(side, EvaluationError)), no_such_overload()
+        )
 
     return run
 
@@ -373,40 +333,26 @@ def append_step(item: Evaluator) -> Evaluator:
         frame.charge(1)
         added = item(frame)
         frame.charge(1)
-        if isinstance(grown, EvaluationError):
-            return grown
-        if isinstance(added, EvaluationError):
-            return added
+        if isinstance(grown, EvaluationError) or isinstance(added, EvaluationError):
+            return grown if isinstance(grown, EvaluationError) else added
         grown.extend(added)
         return grown
 
     return run
 
 
-def or_value_step(left: Evaluator, right: Evaluator) -> Evaluator:
-    """`left.orValue(right)`; the right side is evaluated only if needed."""
+def or_step(left: Evaluator, right: Evaluator, function: str) -> Evaluator:
+    """`left.or(right)` or `left.orValue(right)`; the right side is evaluated only if needed."""
 
     def run(frame: EvaluationFrame) -> Any:
         value = left(frame)
         if isinstance(value, EvaluationError):
             return value
         if type(value) is not OptionalValue:
-            return no_such_overload("orValue")
-        return value.value if value.present else right(frame)
-
-    return run
-
-
-def or_step(left: Evaluator, right: Evaluator) -> Evaluator:
-    """`left.or(right)`; the right side is evaluated only if needed."""
-
-    def run(frame: EvaluationFrame) -> Any:
-        value = left(frame)
-        if isinstance(value, EvaluationError):
-            return value
-        if type(value) is not OptionalValue:
-            return no_such_overload("or")
-        return value if value.present else right(frame)
+            return no_such_overload(function)
+        if not value.present:
+            return right(frame)
+        return value if function == "or" else value.value
 
     return run
 
@@ -420,14 +366,14 @@ def constant_membership(item: Evaluator, items: list[Any]) -> Evaluator:
             return value
         if isinstance(value, _UNHASHABLE):
             return EvaluationError(f"hash of unhashable type {_GO_NAMES[type_name(value)]}")
-        return any(check.same_primitive(value, one) for one in items)
+        return any(check.same_primitive(value, constant) for constant in items)
 
     return run
 
 
 def is_constant_list(value: Any) -> bool:
     """Whether a value is a list that upstream makes a lookup set of."""
-    return type(value) is list and all(check.is_primitive(one) for one in value)
+    return type(value) is list and all(check.is_primitive(item) for item in value)
 
 
 def is_accumulator(node: CelNode) -> bool:

@@ -253,11 +253,11 @@ class _MacroCall:
         return node.name
 
     def fold(self, init: CelNode, condition: CelNode, step: CelNode, result: CelNode | None = None) -> Fold:
-        one, two = self.variable(self.call.args[0]), self.variable(self.call.args[1])
-        if one == two:
-            raise self.fail(self.call.args[1], f"duplicate variable name: {one}")
+        first, second = self.variable(self.call.args[0]), self.variable(self.call.args[1])
+        if first == second:
+            raise self.fail(self.call.args[1], f"duplicate variable name: {first}")
         end = result or self.accumulator()
-        return Fold(self.call.id, one, two, self.target, RESULT, init, condition, step, end)
+        return Fold(self.call.id, first, second, self.target, RESULT, init, condition, step, end)
 
     def all(self) -> CelNode:
         running = self.apply("@not_strictly_false", self.accumulator())

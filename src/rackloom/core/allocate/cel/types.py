@@ -179,33 +179,33 @@ def substitute(bindings: Bindings, type_: CelType, *, free_to_dyn: bool = False)
     return CelType(type_.kind, type_.name, inner)
 
 
-def most_general(cel_type: CelType, two: CelType) -> CelType:
+def most_general(first: CelType, second: CelType) -> CelType:
     """The less specific of two types that fit each other."""
-    return cel_type if _no_more_specific(cel_type, two) else two
+    return first if _no_more_specific(first, second) else second
 
 
 def _all_assignable(bindings: Bindings, given: list[CelType], wanted: list[CelType]) -> bool:
     return len(given) == len(wanted) and all(
-        _is_assignable(bindings, one, two) for one, two in zip(given, wanted, strict=True)
+        _is_assignable(bindings, first, second) for first, second in zip(given, wanted, strict=True)
     )
 
 
-def _is_assignable(bindings: Bindings, cel_type: CelType, two: CelType) -> bool:
-    if two.kind == "param":
-        valid, bound = _bind_variable(bindings, cel_type, two)
+def _is_assignable(bindings: Bindings, first: CelType, second: CelType) -> bool:
+    if second.kind == "param":
+        valid, bound = _bind_variable(bindings, first, second)
         if valid or bound:
             return valid
-    if cel_type.kind == "param":
-        return _bind_variable(bindings, two, cel_type)[0]
-    if is_dyn(cel_type) or is_dyn(two) or "error" in (cel_type.kind, two.kind):
+    if first.kind == "param":
+        return _bind_variable(bindings, second, first)[0]
+    if is_dyn(first) or is_dyn(second) or "error" in (first.kind, second.kind):
         return True
-    if cel_type.kind == "null" or two.kind == "null":
-        other = two if cel_type.kind == "null" else cel_type
+    if first.kind == "null" or second.kind == "null":
+        other = second if first.kind == "null" else first
         return other.kind == "null" or other.kind in _NULLABLE
-    if cel_type.kind == "type":
-        return two.kind == "type"
-    return (cel_type.kind, cel_type.name) == (two.kind, two.name) and _all_assignable(
-        bindings, list(cel_type.params), list(two.params)
+    if first.kind == "type":
+        return second.kind == "type"
+    return (first.kind, first.name) == (second.kind, second.name) and _all_assignable(
+        bindings, list(first.params), list(second.params)
     )
 
 
@@ -237,15 +237,15 @@ def _occurs_in(bindings: Bindings, variable: CelType, within: CelType) -> bool:
     return any(_occurs_in(bindings, variable, part) for part in within.params)
 
 
-def _no_more_specific(cel_type: CelType, two: CelType) -> bool:
-    if is_dyn(cel_type) or cel_type.kind == "param":
+def _no_more_specific(first: CelType, second: CelType) -> bool:
+    if is_dyn(first) or first.kind == "param":
         return True
-    if is_dyn(two) or two.kind == "param" or (cel_type.kind, cel_type.name) != (two.kind, two.name):
+    if is_dyn(second) or second.kind == "param" or (first.kind, first.name) != (second.kind, second.name):
         return False
-    if cel_type.kind == "type":
+    if first.kind == "type":
         return True
-    return len(cel_type.params) == len(two.params) and all(
-        map(_no_more_specific, cel_type.params, two.params)
+    return len(first.params) == len(second.params) and all(
+        map(_no_more_specific, first.params, second.params)
     )
 
 
@@ -288,6 +288,11 @@ class FunctionLibrary:
 
         return declare
 
+    def declare(self, *overloads: tuple[str, str, Impl]) -> None:
+        """Declare overloads of one expression each: id, signature and implementation."""
+        for overload_id, signature, impl in overloads:
+            self.add(overload_id, signature)(impl)
+
     def __iter__(self) -> Iterator[Overload]:
         return iter(self.overloads)
 
@@ -310,6 +315,19 @@ def dispatch(candidates: tuple[Overload, ...], args: tuple[Any, ...]) -> Any:
             return overload.impl(*args)
     shown = ", ".join(TYPE_NAMES[type(arg)] for arg in args)
     raise no_such_overload(f"{candidates[0].function}({shown})")
+
+
+def accepts(parse: Impl) -> Impl:
+    """Whether `parse` takes its arguments without an error."""
+
+    def run(*args: Any) -> bool:
+        try:
+            parse(*args)
+        except (EvaluationError, ValueError):
+            return False
+        return True
+
+    return run
 
 
 def unavailable(*args: object) -> Any:
@@ -335,10 +353,10 @@ def _split_receiver(path: str) -> tuple[list[str], str]:
 
 
 def _type_variables(types: Iterable[CelType]) -> Iterator[CelType]:
-    for one in types:
-        if one.kind == "param":
-            yield one
-        yield from _type_variables(one.params)
+    for first in types:
+        if first.kind == "param":
+            yield first
+        yield from _type_variables(first.params)
 
 
 def _value_has_type(wanted: CelType, value: Any) -> bool:

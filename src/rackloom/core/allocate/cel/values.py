@@ -241,22 +241,22 @@ def contains_key(mapping: Mapping[Any, Any], key: Any) -> bool:
     return not isinstance(key, list | dict) and key_of(key) in mapping
 
 
-def equal(one: Any, two: Any) -> bool:
+def equal(first: Any, second: Any) -> bool:
     """CEL equality: numbers by value across types, containers by content, other types never equal."""
-    kind, other = type(one), type(two)
+    kind, other = type(first), type(second)
     if kind in _NUMBERS and other in _NUMBERS:
-        return compare_numbers(one, two) == 0
+        return compare_numbers(first, second) == 0
     if kind is list:
-        return other is list and len(one) == len(two) and all(map(_same_item, one, two))
-    if isinstance(one, dict):
-        return isinstance(two, dict) and _same_map(one, two)
-    if kind in _STRICT or isinstance(one, Quantity):
+        return other is list and len(first) == len(second) and all(map(_same_item, first, second))
+    if isinstance(first, dict):
+        return isinstance(second, dict) and _same_map(first, second)
+    if kind in _STRICT or isinstance(first, Quantity):
         if other is not _STRICT.get(kind, Quantity):
             raise no_such_overload()
-        return bool(one == two)
+        return bool(first == second)
     if kind is OptionalValue:
-        return other is OptionalValue and _same_optional(one, two)
-    return kind is other and bool(one == two)
+        return other is OptionalValue and _same_optional(first, second)
+    return kind is other and bool(first == second)
 
 
 _STRICT: dict[type, type] = {SemanticVersion: SemanticVersion}
@@ -268,46 +268,46 @@ def compare_strictly(kind: type) -> None:
     _STRICT[kind] = kind
 
 
-def same_value(one: Any, two: Any) -> bool:
+def same_value(first: Any, second: Any) -> bool:
     """Equality where a comparison that fails counts as a difference: `!=`, membership, sets."""
     try:
-        return equal(one, two)
+        return equal(first, second)
     except EvaluationError:
         return False
 
 
-def _same_item(one: Any, two: Any) -> bool:
+def _same_item(first: Any, second: Any) -> bool:
     """Equality inside a container, where upstream takes a failed comparison for no difference."""
     try:
-        return equal(one, two)
+        return equal(first, second)
     except EvaluationError:
         return True
 
 
-def _same_map(one: Mapping[Any, Any], two: Mapping[Any, Any]) -> bool:
-    if len(one) != len(two):
+def _same_map(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> bool:
+    if len(first) != len(second):
         return False
-    for key, value in one.items():
-        found = find_entry(two, key.value if type(key) is BoolKey else key)
+    for key, value in first.items():
+        found = find_entry(second, key.value if type(key) is BoolKey else key)
         if not found.present or not _same_item(value, found.value):
             return False
     return True
 
 
-def _same_optional(optional_value: OptionalValue, two: OptionalValue) -> bool:
-    return optional_value.present == two.present and (
-        not optional_value.present or equal(optional_value.value, two.value)
+def _same_optional(optional_value: OptionalValue, second: OptionalValue) -> bool:
+    return optional_value.present == second.present and (
+        not optional_value.present or equal(optional_value.value, second.value)
     )
 
 
-def compare_numbers(one: Any, two: Any) -> int | None:
+def compare_numbers(first: Any, second: Any) -> int | None:
     """-1, 0, 1, or None where a NaN is involved. An integer meets a double as a double."""
-    if type(one) is float or type(two) is float:
-        left, right = _as_double(one, two), _as_double(two, one)
+    if type(first) is float or type(second) is float:
+        left, right = _as_double(first, second), _as_double(second, first)
         if math.isnan(left) or math.isnan(right):
             return None
         return (left > right) - (left < right)
-    return int(one > two) - int(one < two)
+    return int(first > second) - int(first < second)
 
 
 def _as_double(value: Any, other: Any) -> float:

@@ -31,8 +31,7 @@ from rackloom.core.allocate.objects import (
     DeviceClass,
     DeviceConstraint,
     DeviceRequest,
-    DeviceSubRequest,
-    ExactDeviceRequest,
+    RequestSpec,
     ResourceClaim,
 )
 from rackloom.core.allocate.outcome import Fault, Refusal
@@ -42,45 +41,42 @@ from rackloom.core.allocate.templates.generate import selector_by_ids, selector_
 # Rules for one request.
 
 
-RequestSpec = ExactDeviceRequest | DeviceSubRequest
-
-
 def request_specs(request: DeviceRequest) -> Iterator[tuple[RequestSpec, tuple[str | int, ...]]]:
-    """What a request asks for, or its alternatives, each with its place in the request."""
+    """What a request asks for, or its alternatives, each with its field in the request."""
     if request.exactly is not None:
         yield request.exactly, ("exactly",)
-    for number, one in enumerate(request.first_available):
-        yield one, ("firstAvailable", number)
+    for number, alternative in enumerate(request.first_available):
+        yield alternative, ("firstAvailable", number)
 
 
-def request_findings(ask: RequestSpec, evidence: LintContext, path: FieldPath) -> Iterator[LintFinding]:
+def request_findings(ask: RequestSpec, context: LintContext, path: FieldPath) -> Iterator[LintFinding]:
     """Traps of what is asked for at `path`."""
     name = ask.device_class_name
-    if name not in evidence.classes:
-        near = get_close_matches(name, evidence.classes, n=1, cutoff=0.4)
+    if name not in context.classes:
+        near = get_close_matches(name, context.classes, n=1, cutoff=0.4)
         fix = f"use {near[0]}, or add the DeviceClass" if near else "add the DeviceClass"
         why = f"there is no DeviceClass {name!r}"
         yield LintFinding(trap=LintRule.UNKNOWN_CLASS, path=(*path, "deviceClassName"), why=why, fix=fix)
         return
-    met = evidence.of_class(name)
+    met = context.of_class(name)
     clean = True
     for number, selector in enumerate(ask.selectors):
-        place = (*path, "selectors", number, "cel", "expression")
-        found = list(selector_findings(selector.cel.expression if selector.cel else "", met, evidence, place))
+        field = (*path, "selectors", number, "cel", "expression")
+        found = list(selector_findings(selector.cel.expression if selector.cel else "", met, context, field))
         yield from found
         clean = clean and not found
-        met = evidence.passing(met, [selector])
-    if evidence.given:
-        yield from _count_findings(ask, met, evidence, path) if clean else ()
-        yield from _idle_nic_findings(ask, met, evidence, path)
+        met = context.passing(met, [selector])
+    if context.given:
+        yield from _count_findings(ask, met, context, path) if clean else ()
+        yield from _idle_nic_findings(ask, met, context, path)
 
 
 def _count_findings(
-    ask: RequestSpec, met: Sequence[CandidateDevice], evidence: LintContext, path: FieldPath
+    ask: RequestSpec, met: Sequence[CandidateDevice], context: LintContext, path: FieldPath
 ) -> Iterator[LintFinding]:
-    matching = {one.id for one in met}
+    matching = {device.id for device in met}
     most = max(
-        (sum(device.id in matching for device in kind.devices) for kind in evidence.stock.kinds), default=0
+        (sum(device.id in matching for device in kind.devices) for kind in context.hardware.kinds), default=0
     )
     if ask.allocation_mode == "ExactCount" and ask.count > most:
         why = f"{ask.count} devices are asked for and no node has more than {most} that match"
@@ -89,37 +85,36 @@ def _count_findings(
 
 
 def _idle_nic_findings(
-    ask: RequestSpec, met: Sequence[CandidateDevice], evidence: LintContext, path: FieldPath
+    ask: RequestSpec, met: Sequence[CandidateDevice], context: LintContext, path: FieldPath
 ) -> Iterator[LintFinding]:
     """NICs that the request may be given and that must not carry data, RDMA devices apart from others."""
-    idle = [one for one in met if one.id in evidence.excluded]
-    hcas = [one for one in idle if inventory.scalar_attribute(one, inventory.RDMA)]
-    rest = [one for one in idle if one not in hcas]
+    idle = [device for device in met if device.id in context.excluded]
+    hcas = [device for device in idle if inventory.scalar_attribute(device, inventory.RDMA)]
+    rest = [device for device in idle if device not in hcas]
     for trap, devices in ((LintRule.IDLE_HCA, hcas), (LintRule.MANAGEMENT_NIC, rest)):
         if devices:
-            named = ", ".join(f"{device.id.device} ({evidence.excluded[device.id]})" for device in devices)
+            named = ", ".join(f"{device.id.device} ({context.excluded[device.id]})" for device in devices)
             where = (*path, "selectors", len(ask.selectors) - 1) if ask.selectors else path
             yield LintFinding(
                 trap=trap,
                 path=where,
                 why=f"it also matches {named}",
-                fix=_selector_without_excluded(met, evidence),
+                fix=_selector_without_excluded(met, context),
             )
 
 
-def _selector_without_excluded(met: Sequence[CandidateDevice], evidence: LintContext) -> str:
+def _selector_without_excluded(met: Sequence[CandidateDevice], context: LintContext) -> str:
     """A selector for the same devices without the excluded ones."""
-    kept = [one for one in met if one.id not in evidence.excluded]
+    kept = [device for device in met if device.id not in context.excluded]
     if not kept:
         return "ask for NICs that carry data"
     # Of several kinds of node, names and traits are those of the first: the fix is for one kind of machine.
-    kind = next(kind for kind in evidence.stock.kinds if kept[0] in kind.devices)
-    here = [one for one in kept if one in kind.devices]
+    kind = next(kind for kind in context.hardware.kinds if kept[0] in kind.devices)
+    here = [device for device in kept if device in kind.devices]
     nics = [device for device in kind.devices if device.id.driver == NIC_DRIVER]
-    told = selector_by_traits(here, nics, inventory.NIC_TRAITS) or selector_by_ids(
-        here, nics, inventory.NIC_IDS
-    )
-    return f"select: {told.expression}" if told and told.expression else "select the NICs by address"
+    chosen = selector_by_traits(here, nics, inventory.NIC_TRAITS)
+    chosen = chosen or selector_by_ids(here, nics, inventory.NIC_IDS)
+    return f"select: {chosen.expression}" if chosen and chosen.expression else "select the NICs by address"
 
 
 # Rules for constraints.
@@ -129,15 +124,15 @@ _PAIRS = "make pairs of requests (gpu-0/nic-0, ...) with a constraint each: rack
 _FEWER = "ask for fewer devices, or select them by address: rackloom claim template"
 
 
-def constraint_findings(claim: ResourceClaim, evidence: LintContext) -> Iterator[LintFinding]:
+def constraint_findings(claim: ResourceClaim, context: LintContext) -> Iterator[LintFinding]:
     """Traps of the constraints of a claim whose classes are known."""
     for number, constraint in enumerate(claim.spec.devices.constraints):
         kind = "matchAttribute" if constraint.match_attribute is not None else "distinctAttribute"
         path = ("devices", "constraints", number, kind)
-        lacking = list(_unpublished_findings(claim, constraint, evidence, path))
+        lacking = list(_unpublished_findings(claim, constraint, context, path))
         yield from lacking
         if constraint.match_attribute is not None and not lacking:
-            yield from _one_value_findings(claim, number, evidence, path)
+            yield from _one_value_findings(claim, number, context, path)
 
 
 def _requests_covered(claim: ResourceClaim, device_constraint: DeviceConstraint) -> list[DeviceRequest]:
@@ -146,55 +141,52 @@ def _requests_covered(claim: ResourceClaim, device_constraint: DeviceConstraint)
 
 
 def _unpublished_findings(
-    claim: ResourceClaim, device_constraint: DeviceConstraint, evidence: LintContext, path: FieldPath
+    claim: ResourceClaim, device_constraint: DeviceConstraint, context: LintContext, path: FieldPath
 ) -> Iterator[LintFinding]:
     """A device without the attribute breaks the constraint: where all lack it, the claim is lost."""
     name = device_constraint.match_attribute or device_constraint.distinct_attribute or ""
     for request in _requests_covered(claim, device_constraint):
-        met = [device for ask, _ in request_specs(request) for device in _matching_devices(ask, evidence)]
-        if met and all(evidence.lacks(device, name) for device in met):
+        met = [device for ask, _ in request_specs(request) for device in _matching_devices(ask, context)]
+        if met and all(context.lacks(device, name) for device in met):
             whom = f"none of the devices that request {request.name} matches"
-            why = f"{whom if evidence.given else 'no driver that is known'} publishes {name}"
+            why = f"{whom if context.given else 'no driver that is known'} publishes {name}"
             fix = "select by NUMA node or address instead: rackloom claim template"
             yield LintFinding(trap=LintRule.UNPUBLISHED, path=path, why=why, fix=fix)
             return
 
 
-def _matching_devices(ask: RequestSpec, evidence: LintContext) -> list[CandidateDevice]:
+def _matching_devices(ask: RequestSpec, context: LintContext) -> list[CandidateDevice]:
     """The devices that an ask may be given; values of typical devices are made up, so all of its class."""
-    met = evidence.of_class(ask.device_class_name)
-    return evidence.passing(met, ask.selectors) if evidence.given else met
+    met = context.of_class(ask.device_class_name)
+    return context.passing(met, ask.selectors) if context.given else met
 
 
 def _one_value_findings(
-    claim: ResourceClaim, number: int, evidence: LintContext, path: FieldPath
+    claim: ResourceClaim, number: int, context: LintContext, path: FieldPath
 ) -> Iterator[LintFinding]:
     """Judged by allocation: no node serves the claim, and some do without the constraint."""
-    stocks = (evidence.stock,) if evidence.given else evidence.machines
-    asked = claim if evidence.given else _without_selectors(claim)
-    if can_be_served(stocks, asked) or not can_be_served(stocks, _without_constraint(asked, number)):
+    inventories = (context.hardware,) if context.given else context.machines
+    asked = claim if context.given else _without_selectors(claim)
+    if can_be_served(inventories, asked) or not can_be_served(
+        inventories, _without_constraint(asked, number)
+    ):
         return
     constraint = claim.spec.devices.constraints[number]
     names = ", ".join(request.name for request in _requests_covered(claim, constraint))
-    where = "no node" if evidence.given else "no published machine"
+    where = "no node" if context.given else "no published machine"
     paired = _split_into_pairs(asked, number)
     yield LintFinding(
         trap=LintRule.ONE_VALUE,
         path=path,
         why=f"all devices of {names} must share one {constraint.match_attribute}, "
         f"and {where} has that many that do",
-        fix=_PAIRS if paired is not None and can_be_served(stocks, paired) else _FEWER,
+        fix=_PAIRS if paired is not None and can_be_served(inventories, paired) else _FEWER,
     )
-
-
-def _with_devices(claim: ResourceClaim, **fields: object) -> ResourceClaim:
-    devices = msgspec.structs.replace(claim.spec.devices, **fields)
-    return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
 
 
 def _without_constraint(claim: ResourceClaim, number: int) -> ResourceClaim:
     kept = [constraint for index, constraint in enumerate(claim.spec.devices.constraints) if index != number]
-    return _with_devices(claim, constraints=tuple(kept))
+    return claim.with_devices(constraints=tuple(kept))
 
 
 def _without_selectors(claim: ResourceClaim) -> ResourceClaim:
@@ -205,61 +197,63 @@ def _without_selectors(claim: ResourceClaim) -> ResourceClaim:
         else request
         for request in claim.spec.devices.requests
     ]
-    return _with_devices(claim, requests=tuple(requests))
+    return claim.with_devices(requests=tuple(requests))
 
 
 def _split_into_pairs(claim: ResourceClaim, number: int) -> ResourceClaim | None:
     """The claim with the requests of a constraint split into single devices; None unless counts are equal."""
     constraint = claim.spec.devices.constraints[number]
     covered = _requests_covered(claim, constraint)
-    counts = {one.exactly.count if one.exactly else 0 for one in covered}
+    counts = {request.exactly.count if request.exactly else 0 for request in covered}
     count = counts.pop()
     if counts or len(covered) < 2 or count < 2:
         return None
     rest = [request for request in claim.spec.devices.requests if request not in covered]
     single = [
-        DeviceRequest(name=f"{one.name}-{index}", exactly=msgspec.structs.replace(one.exactly, count=1))
+        DeviceRequest(
+            name=f"{request.name}-{index}", exactly=msgspec.structs.replace(request.exactly, count=1)
+        )
         for index in range(count)
-        for one in covered
-        if one.exactly is not None
+        for request in covered
+        if request.exactly is not None
     ]
     each = [
-        msgspec.structs.replace(constraint, requests=tuple(f"{one.name}-{index}" for one in covered))
+        msgspec.structs.replace(constraint, requests=tuple(f"{request.name}-{index}" for request in covered))
         for index in range(count)
     ]
     others = _without_constraint(claim, number).spec.devices.constraints
-    return _with_devices(claim, requests=(*rest, *single), constraints=(*others, *each))
+    return claim.with_devices(requests=(*rest, *single), constraints=(*others, *each))
 
 
 # Whole claims and classes.
 
 
-def claim_findings(claim: ResourceClaim, evidence: LintContext) -> list[LintFinding]:
+def claim_findings(claim: ResourceClaim, context: LintContext) -> list[LintFinding]:
     """The traps of a claim; constraints are looked at once every request names a class."""
     found = [
         finding
         for number, request in enumerate(claim.spec.devices.requests)
-        for ask, place in request_specs(request)
-        for finding in request_findings(ask, evidence, ("devices", "requests", number, *place))
+        for ask, field in request_specs(request)
+        for finding in request_findings(ask, context, ("devices", "requests", number, *field))
     ]
-    if not any(one.trap is LintRule.UNKNOWN_CLASS for one in found):
-        found += constraint_findings(claim, evidence)
-    if evidence.given and not found and _no_node_serves(claim, evidence):
+    if not any(finding.trap is LintRule.UNKNOWN_CLASS for finding in found):
+        found += constraint_findings(claim, context)
+    if context.given and not found and _no_node_serves(claim, context):
         why = "no node can serve the claim, even with nothing in use"
         fix = "see rackloom claim explain for what takes each device away"
         found.append(LintFinding(trap=LintRule.NO_NODE, path=("devices", "requests"), why=why, fix=fix))
     return found
 
 
-def class_findings(device_class: DeviceClass, evidence: LintContext) -> Iterator[LintFinding]:
+def class_findings(device_class: DeviceClass, context: LintContext) -> Iterator[LintFinding]:
     """The traps of a class, whose selectors are asked of every device of every driver."""
     for number, selector in enumerate(device_class.spec.selectors):
         path = ("selectors", number, "cel", "expression")
         expression = selector.cel.expression if selector.cel else ""
-        yield from selector_findings(expression, evidence.devices, evidence, path)
+        yield from selector_findings(expression, context.devices, context, path)
 
 
-def _no_node_serves(claim: ResourceClaim, evidence: LintContext) -> bool:
+def _no_node_serves(claim: ResourceClaim, context: LintContext) -> bool:
     """Whether every node says no. Of a profile, a fault may be a gap of what it knows."""
-    no = (Refusal, Fault) if evidence.stock.observed else (Refusal,)
-    return all(isinstance(outcome, no) for outcome in allocation_outcomes([evidence.stock], claim))
+    no = (Refusal, Fault) if context.hardware.observed else (Refusal,)
+    return all(isinstance(outcome, no) for outcome in allocation_outcomes([context.hardware], claim))

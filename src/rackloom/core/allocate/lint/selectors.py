@@ -100,7 +100,7 @@ def dotted_path(path: FieldPath) -> str:
 class LintContext:
     """The devices that a claim may meet."""
 
-    stock: HardwareInventory
+    hardware: HardwareInventory
     given: bool
     """Real nodes: what is not there does not exist. Else only what drivers publish anywhere is known."""
     machines: tuple[HardwareInventory, ...] = ()
@@ -109,19 +109,19 @@ class LintContext:
     @cached_property
     def classes(self) -> dict[str, DeviceClass]:
         """Device classes by name."""
-        return {klass.metadata.name: klass for klass in self.stock.classes}
+        return {klass.metadata.name: klass for klass in self.hardware.classes}
 
     @cached_property
     def devices(self) -> tuple[CandidateDevice, ...]:
         """The devices of one node of each kind."""
-        return tuple(device for kind in self.stock.kinds for device in kind.devices)
+        return tuple(device for kind in self.hardware.kinds for device in kind.devices)
 
     @cached_property
     def excluded(self) -> dict[DeviceId, str]:
         """NICs that must not carry tenant data, with the reason."""
         return {
             kind.nics[nic.index].id: nic.excluded
-            for kind in self.stock.kinds
+            for kind in self.hardware.kinds
             for nic in kind.machine.nics
             if nic.excluded is not None and self.given
         }
@@ -151,7 +151,7 @@ class LintContext:
         """Whether a device does not publish an attribute, for sure."""
         if device.attribute(name) is not None:
             return False
-        return self.stock.observed or name not in attributes_always_published(device.id.driver)
+        return self.hardware.observed or name not in attributes_always_published(device.id.driver)
 
     def _passes(self, program: compiler.Program, device: CandidateDevice) -> bool:
         answer = selector_answer(program, device)
@@ -195,17 +195,17 @@ def attributes_read(program: compiler.Program) -> list[str]:
     )
 
 
-def allocation_outcomes(stocks: Iterable[HardwareInventory], claim: ResourceClaim) -> Iterator[Outcome]:
+def allocation_outcomes(inventories: Iterable[HardwareInventory], claim: ResourceClaim) -> Iterator[Outcome]:
     """What each kind of node answers to a claim, with nothing in use."""
     free = ResourceClaim(metadata=claim.metadata, spec=claim.spec)
-    for stock in stocks:
+    for stock in inventories:
         for kind in stock.kinds:
             yield allocate(kind.nodes[0], stock.classes, stock.index, [free])
 
 
-def can_be_served(stocks: Iterable[HardwareInventory], claim: ResourceClaim) -> bool:
+def can_be_served(inventories: Iterable[HardwareInventory], claim: ResourceClaim) -> bool:
     """Whether some node can serve a claim."""
-    return any(isinstance(outcome, Allocation) for outcome in allocation_outcomes(stocks, claim))
+    return any(isinstance(outcome, Allocation) for outcome in allocation_outcomes(inventories, claim))
 
 
 # Whether a selector depends on the device at all.
@@ -236,11 +236,11 @@ def constant_truth(program: compiler.Program) -> bool | None:
     )
     if len(combinations) > _MAX_COMBINATIONS:
         return None
-    seen = {
+    truths = {
         _truth_with_values(program, dict(zip(reads, combination, strict=True)))
         for combination in combinations
     } - {None}
-    return seen.pop() if len(seen) == 1 else None
+    return truths.pop() if len(truths) == 1 else None
 
 
 def literals_of(expression: str) -> Iterator[LiteralValue]:
@@ -309,16 +309,15 @@ _SHOWN = 3
 
 
 def selector_findings(
-    expression: str, met: Sequence[CandidateDevice], evidence: LintContext, path: FieldPath
+    expression: str, devices: Sequence[CandidateDevice], context: LintContext, path: FieldPath
 ) -> Iterator[LintFinding]:
-    """Traps of a selector that is asked of the devices `met`."""
+    """The findings about a selector that runs on `devices`."""
     try:
         program = compiler.compile_selector(expression)
     except errors.CompileError as error:
         why = f"line {error.line}, column {error.column}: {error.message}"
-        yield LintFinding(
-            trap=LintRule.DOES_NOT_COMPILE, path=path, why=why, fix=error.hint or "correct the expression"
-        )
+        fix = error.hint or "correct the expression"
+        yield LintFinding(trap=LintRule.DOES_NOT_COMPILE, path=path, why=why, fix=fix)
         return
     only = constant_truth(program)
     if only is not None:
@@ -326,125 +325,117 @@ def selector_findings(
         fix = "leave it out" if only else "correct the comparison"
         yield LintFinding(trap=LintRule.CONSTANT, path=path, why=why, fix=fix)
         return
-    found = list(_findings_on_devices(program, met, evidence, path))
+    found = list(_SelectorLint(program, devices, context, path).findings())
     yield from found
-    if evidence.given and met and not found and all(selector_answer(program, one) is False for one in met):
-        why = f"it is true for none of the {len(met)} devices that it is asked of"
+    if not context.given or not devices or found:
+        return
+    if all(selector_answer(program, device) is False for device in devices):
+        why = f"it is true for none of the {len(devices)} devices that it is asked of"
         fix = "compare with values that exist here"
         yield LintFinding(trap=LintRule.MATCHES_NOTHING, path=path, why=why, fix=fix)
 
 
-def _findings_on_devices(
-    program: compiler.Program, met: Sequence[CandidateDevice], evidence: LintContext, path: FieldPath
-) -> Iterator[LintFinding]:
-    failing = [one for one in met if evidence.fails(program, one)]
-    unchecked = _missing_driver_check(program, met, failing, path)
-    if unchecked is not None:
-        yield unchecked
-        return
-    lacking = [name for name in attributes_read(program) if _is_unpublished(name, met, evidence)]
-    yield from (_unpublished_finding(name, met, evidence, path) for name in lacking)
-    if failing and not lacking:
-        yield _failing_finding(program, failing, met, path)
-    if evidence.given:
-        yield from _foreign_id_findings(program, evidence, path)
+@dataclass(frozen=True)
+class _SelectorLint:
+    """A selector that compiles, and the devices that it runs on."""
 
+    program: compiler.Program
+    devices: Sequence[CandidateDevice]
+    context: LintContext
+    path: FieldPath
 
-def _missing_driver_check(
-    program: compiler.Program,
-    met: Sequence[CandidateDevice],
-    failing: Sequence[CandidateDevice],
-    path: FieldPath,
-) -> LintFinding | None:
-    """Set where the devices of several drivers are asked for attributes of one of them."""
-    drivers = sorted({one.id.driver for one in met})
-    asked = sorted({name.partition("/")[0] for name in attributes_read(program)} & set(drivers))
-    others = [one for one in failing if one.id.driver not in asked]
-    if len(asked) != 1 or not others:
-        return None
-    return LintFinding(
-        trap=LintRule.NO_DRIVER_CHECK,
-        path=path,
-        why=f"devices of {', '.join(drivers)} are asked, and {_device_list(others)} cannot answer: "
-        "the error stops the pod on every node",
-        fix=f"begin with: device.driver == '{asked[0]}' &&",
-    )
+    def findings(self) -> Iterator[LintFinding]:
+        failing = [device for device in self.devices if self.context.fails(self.program, device)]
+        unchecked = list(self._driver_not_checked(failing))
+        if unchecked:
+            yield from unchecked
+            return
+        lacking = [name for name in attributes_read(self.program) if self._is_unpublished(name)]
+        yield from map(self._unpublished, lacking)
+        if failing and not lacking:
+            yield self._failing(failing)
+        if self.context.given:
+            yield from self._foreign_ids()
 
+    def _driver_not_checked(self, failing: Sequence[CandidateDevice]) -> Iterator[LintFinding]:
+        """Devices of several drivers are asked for attributes of one of them."""
+        drivers = sorted({device.id.driver for device in self.devices})
+        asked = sorted({name.partition("/")[0] for name in attributes_read(self.program)} & set(drivers))
+        others = [device for device in failing if device.id.driver not in asked]
+        if len(asked) == 1 and others:
+            yield LintFinding(
+                trap=LintRule.NO_DRIVER_CHECK,
+                path=self.path,
+                why=f"devices of {', '.join(drivers)} are asked, and {_device_list(others)} cannot answer: "
+                "the error stops the pod on every node",
+                fix=f"begin with: device.driver == '{asked[0]}' &&",
+            )
 
-def _is_unpublished(name: str, met: Sequence[CandidateDevice], evidence: LintContext) -> bool:
-    """Whether no device has the attribute. Without nodes, that is known of well-known domains only."""
-    known = evidence.given or name.partition("/")[0] in _KNOWN_DOMAINS
-    return known and bool(met) and all(evidence.lacks(one, name) for one in met)
+    def _is_unpublished(self, name: str) -> bool:
+        """Whether no device has the attribute. Without nodes, that is known of well-known domains only."""
+        if not self.context.given and name.partition("/")[0] not in _KNOWN_DOMAINS:
+            return False
+        return bool(self.devices) and all(self.context.lacks(device, name) for device in self.devices)
 
+    def _unpublished(self, name: str) -> LintFinding:
+        asked = f"none of the {len(self.devices)} devices that are asked"
+        near = self._similar_names(name)
+        return LintFinding(
+            trap=LintRule.UNPUBLISHED,
+            path=self.path,
+            why=f"{asked if self.context.given else 'no driver that is known'} publishes {name}",
+            fix=f"use {' or '.join(near)}"
+            if near
+            else "select by what is published: rackloom claim template",
+        )
 
-def _unpublished_finding(
-    name: str, met: Sequence[CandidateDevice], evidence: LintContext, path: FieldPath
-) -> LintFinding:
-    whom = f"none of the {len(met)} devices that are asked" if evidence.given else "no driver that is known"
-    near = _similar_names(name, met)
-    return LintFinding(
-        trap=LintRule.UNPUBLISHED,
-        path=path,
-        why=f"{whom} publishes {name}",
-        fix=f"use {' or '.join(near)}" if near else "select by what is published: rackloom claim template",
-    )
+    def _similar_names(self, name: str) -> list[str]:
+        """Published names that are spelt similarly, the nearest first."""
+        names = {
+            key if "/" in key else f"{device.id.driver}/{key}"
+            for device in self.devices
+            for key in device.device.attributes
+        } - {name}
+        by_identifier = {published.rpartition("/")[2]: published for published in sorted(names)}
+        near = get_close_matches(name.rpartition("/")[2], by_identifier, n=_SHOWN)
+        return [by_identifier[identifier] for identifier in near]
 
+    def _failing(self, failing: Sequence[CandidateDevice]) -> LintFinding:
+        """The selector has no answer for some devices."""
+        read = attributes_read(self.program)
+        missing = [name for name in read if any(device.attribute(name) is None for device in failing)]
+        error = selector_answer(self.program, failing[0])
+        reason = f"without {', '.join(missing)}" if missing else f"({error})"
+        return LintFinding(
+            trap=LintRule.DEREFERENCE if missing else LintRule.FAILS,
+            path=self.path,
+            why=f"{_device_list(failing)} ({len(failing)} of {len(self.devices)} devices) {reason} cannot "
+            "answer: the error stops the pod on every node",
+            fix=" and ".join(map(self._guarded_access, missing)) or "compare values of one type",
+        )
 
-def _similar_names(name: str, met: Sequence[CandidateDevice]) -> list[str]:
-    """Published names that look like it, the nearest first."""
-    names = {
-        key if "/" in key else f"{one.id.driver}/{key}" for one in met for key in one.device.attributes
-    } - {name}
-    by_identifier = {one.rpartition("/")[2]: one for one in sorted(names)}
-    near = get_close_matches(name.rpartition("/")[2], by_identifier, n=_SHOWN)
-    return [by_identifier[one] for one in near]
+    def _guarded_access(self, name: str) -> str:
+        domain, _, identifier = name.partition("/")
+        values = [value for device in self.devices if (value := device.attribute(name)) is not None]
+        default = '""'
+        if values and values[0].int_ is not None:
+            default = "-1"
+        if values and values[0].bool_ is not None:
+            default = "false"
+        return f'write device.attributes["{domain}"].?{identifier}.orValue({default})'
 
-
-def _failing_finding(
-    program: compiler.Program,
-    failing: Sequence[CandidateDevice],
-    met: Sequence[CandidateDevice],
-    path: FieldPath,
-) -> LintFinding:
-    """A selector without an answer for some devices."""
-    missing = [
-        name for name in attributes_read(program) if any(one.attribute(name) is None for one in failing)
-    ]
-    reason = f"without {', '.join(missing)}" if missing else f"({selector_answer(program, failing[0])})"
-    return LintFinding(
-        trap=LintRule.DEREFERENCE if missing else LintRule.FAILS,
-        path=path,
-        why=f"{_device_list(failing)} ({len(failing)} of {len(met)} devices) {reason} cannot answer: "
-        "the error stops the pod on every node",
-        fix=" and ".join(_guarded_access(name, met) for name in missing) or "compare values of one type",
-    )
-
-
-def _guarded_access(name: str, met: Sequence[CandidateDevice]) -> str:
-    domain, _, identifier = name.partition("/")
-    values = [value for one in met if (value := one.attribute(name)) is not None]
-    default = '""'
-    if values and values[0].int_ is not None:
-        default = "-1"
-    if values and values[0].bool_ is not None:
-        default = "false"
-    return f'write device.attributes["{domain}"].?{identifier}.orValue({default})'
-
-
-def _foreign_id_findings(
-    program: compiler.Program, evidence: LintContext, path: FieldPath
-) -> Iterator[LintFinding]:
-    """PCI addresses and UUIDs that no device has."""
-    texts = {value for value in literals_of(program.expression) if isinstance(value, str)}
-    ids = {text for text in texts if _ID.fullmatch(text)}
-    known = {value.string for device in evidence.devices for value in device.device.attributes.values()}
-    missing = sorted(ids - known)
-    if missing:
-        respelt = [_driver_spelling(one) for one in missing if _driver_spelling(one) in known]
-        why = f"no device here has {', '.join(missing)}"
-        ours = "make the claim for this machine: rackloom claim template"
-        fix = f"write {', '.join(respelt)}" if respelt else ours
-        yield LintFinding(trap=LintRule.FOREIGN_ID, path=path, why=why, fix=fix)
+    def _foreign_ids(self) -> Iterator[LintFinding]:
+        """PCI addresses and UUIDs that no device has."""
+        literals = {value for value in literals_of(self.program.expression) if isinstance(value, str)}
+        published = (device.device.attributes.values() for device in self.context.devices)
+        known = {value.string for values in published for value in values}
+        missing = sorted({text for text in literals if _ID.fullmatch(text)} - known)
+        if missing:
+            respelt = [spelt for text in missing if (spelt := _driver_spelling(text)) in known]
+            why = f"no device here has {', '.join(missing)}"
+            ours = "make the claim for this machine: rackloom claim template"
+            fix = f"write {', '.join(respelt)}" if respelt else ours
+            yield LintFinding(trap=LintRule.FOREIGN_ID, path=self.path, why=why, fix=fix)
 
 
 def _driver_spelling(text: str) -> str:

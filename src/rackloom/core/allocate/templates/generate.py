@@ -24,7 +24,7 @@ import msgspec
 
 from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.cel import compiler, errors
-from rackloom.core.allocate.driver_slices import GPU_DRIVER
+from rackloom.core.allocate.driver_slices import GPU_DRIVER, NUMA_NODE, PCIE_ROOT
 from rackloom.core.allocate.eligibility import CandidateDevice
 from rackloom.core.allocate.inputs import DeviceId
 from rackloom.core.allocate.objects import (
@@ -68,7 +68,7 @@ from rackloom.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class ChosenSelector:
-    """How a set of devices is told from the others."""
+    """How a set of devices is distinguished from the others."""
 
     expression: str | None
     """None: all devices of the class will do."""
@@ -84,7 +84,7 @@ def selector_by_traits(
     if not _selects_exactly(shared, wanted, among):
         return None
     for name in reversed(list(shared)):
-        rest = {one: value for one, value in shared.items() if one != name}
+        rest = {trait: value for trait, value in shared.items() if trait != name}
         if shared.get(RDMA) is True and name == RDMA:
             continue
         shared = rest if _selects_exactly(rest, wanted, among) else shared
@@ -97,7 +97,7 @@ def selector_by_ids(
 ) -> ChosenSelector | None:
     """A list of the values of the first of `names` that all of `wanted` publish and no others share."""
     for name in names:
-        values = [scalar_attribute(one, name) for one in wanted]
+        values = [scalar_attribute(device, name) for device in wanted]
         if not all(isinstance(value, str) for value in values):
             continue
         one_of = f"== {json.dumps(values[0])}" if len(values) == 1 else f"in {json.dumps(values)}"
@@ -138,113 +138,113 @@ def _attribute_access(name: str) -> str:
 # The template of one node type.
 
 
-_MATCH_ATTRIBUTES = {Align.NUMA: inventory.NUMA_NODE, Align.PCIE: inventory.PCIE_ROOT}
+_MATCH_ATTRIBUTES = {Align.NUMA: NUMA_NODE, Align.PCIE: PCIE_ROOT}
 
 
 class TemplateDraft:
-    """The template of a wish for one kind of node, and how each request was told. May be refused."""
+    """The template of a request for one node type, and how its selectors were chosen. May be refused."""
 
     def __init__(
         self,
         stock: HardwareInventory,
         hardware: NodeType,
-        wish: TemplateRequest,
+        asked: TemplateRequest,
         groups: Sequence[RequestPair],
     ) -> None:
         self._stock = stock
         self._hardware = hardware
-        self._wish = wish
-        self.told: dict[str, list[str]] = {}
-        """By what requests and constraints select and who says so, with the names of which it is true."""
-        found = () if wish.unaligned else affinity_groups(hardware, wish.align)
-        self._matching = matching_attribute(hardware, wish.align, found)
+        self._asked = asked
+        self.notes: dict[str, list[str]] = {}
+        """How devices are selected and by which source, with the requests or constraints selected so."""
+        found = () if asked.unaligned else affinity_groups(hardware, asked.align)
+        self._matching = matching_attribute(hardware, asked.align, found)
         if self._matching:
-            gpus = tuple(chain.from_iterable(place.gpus for place in found))
-            nics = tuple(chain.from_iterable(place.nics for place in found))
+            gpus = tuple(chain.from_iterable(affinity.gpus for affinity in found))
+            nics = tuple(chain.from_iterable(affinity.nics for affinity in found))
             groups = [
-                RequestPair(group.gpu_count, group.nic_count, gpus, nics, group.place) for group in groups
+                RequestPair(group.gpu_count, group.nic_count, gpus, nics, group.affinity) for group in groups
             ]
-        endings = [f"-{number}" for number in range(len(groups))] if wish.pairs else [""]
+        endings = [f"-{number}" for number in range(len(groups))] if asked.pairs else [""]
         self._names = [(f"gpu{ending}", f"nic{ending}") for ending in endings]
-        requests = list(chain.from_iterable(map(self._requests, self._names, groups)))
-        self.template = _template(wish, requests, list(self._constraints()))
+        requests = list(chain.from_iterable(map(self._device_requests, self._names, groups)))
+        self.template = _template(asked, requests, list(self._constraints()))
 
-    def _requests(self, names: tuple[str, str], group: RequestPair) -> Iterator[DeviceRequest]:
-        # A rail is a name, not a property: what happens to tell a NIC here may tell another one elsewhere.
-        by_name = self._wish.align is Align.RAIL
+    def _device_requests(self, names: tuple[str, str], group: RequestPair) -> Iterator[DeviceRequest]:
+        # A rail is a name, not a property: traits that single out a NIC here may match another one elsewhere.
+        by_name = self._asked.align is Align.RAIL
         wanted = [self._hardware.gpus[index] for index in group.gpus]
-        told = _choose_selector(
-            wanted, self._hardware.gpus, () if by_name else inventory.GPU_TRAITS, inventory.GPU_IDS
-        )
-        yield self._request(names[0], group.gpu_count, wanted, told, group)
+        gpu_traits = () if by_name else inventory.GPU_TRAITS
+        selector = _choose_selector(wanted, self._hardware.gpus, gpu_traits, inventory.GPU_IDS)
+        yield self._device_request(names[0], group.gpu_count, wanted, selector, group)
         wanted = [self._hardware.nics[index] for index in group.nics]
-        told = _choose_selector(
-            wanted, self._hardware.nics, () if by_name else inventory.NIC_TRAITS, inventory.NIC_IDS
-        )
-        yield self._request(names[1], group.nic_count, wanted, told, group)
+        nic_traits = () if by_name else inventory.NIC_TRAITS
+        selector = _choose_selector(wanted, self._hardware.nics, nic_traits, inventory.NIC_IDS)
+        yield self._device_request(names[1], group.nic_count, wanted, selector, group)
 
-    def _request(
+    def _device_request(
         self,
         name: str,
         count: int,
         wanted: Sequence[CandidateDevice],
-        told: ChosenSelector | None,
+        selector: ChosenSelector | None,
         group: RequestPair,
     ) -> DeviceRequest:
         kind = "GPU" if wanted[0].id.driver == GPU_DRIVER else "NIC"
-        if told is None:
+        if selector is None:
             lacking = ", ".join(inventory.GPU_IDS[:1] if kind == "GPU" else inventory.NIC_IDS[:3])
-            where = "" if self._matching else f" of {group.place.title}"
+            where = "" if self._matching else f" of {group.affinity.title}"
             raise Refused(
                 f"the {kind}s{where} cannot be selected on {self._hardware.machine.name}: their driver "
                 f"publishes nothing that tells them from the others ({lacking})"
             )
-        self.told.setdefault(self._note(kind, wanted, told, group), []).append(name)
-        selectors = (DeviceSelector(cel=CelSelector(expression=told.expression)),) if told.expression else ()
+        self.notes.setdefault(self._note(kind, wanted, selector, group), []).append(name)
+        cel = CelSelector(expression=selector.expression) if selector.expression else None
         return DeviceRequest(
             name=name,
             exactly=ExactDeviceRequest(
                 device_class_name=_device_class_of(self._stock.classes, wanted),
-                selectors=selectors,
+                selectors=(DeviceSelector(cel=cel),) if cel else (),
                 allocation_mode="ExactCount",
                 count=count,
             ),
         )
 
     def _note(
-        self, kind: str, wanted: Sequence[CandidateDevice], told: ChosenSelector, group: RequestPair
+        self, kind: str, wanted: Sequence[CandidateDevice], selector: ChosenSelector, group: RequestPair
     ) -> str:
-        by = f"by {', '.join(told.by)}" if told.by else "by class alone"
+        by = f"by {', '.join(selector.by)}" if selector.by else "by class alone"
         out_of = f"out of {len(wanted)} {kind}{'' if len(wanted) == 1 else 's'}, {by}"
         if self._matching:
             return f"{out_of}; wherever they are"
-        if self._wish.unaligned and kind == "NIC":
+        if self._asked.unaligned and kind == "NIC":
             return f"{out_of}; not near the GPUs, as asked"
-        return f"{out_of}; {group.place.title} (source: {group.place.source})"
+        return f"{out_of}; {group.affinity.title} (source: {group.affinity.source})"
 
     def _constraints(self) -> Iterator[DeviceConstraint]:
         if self._matching is None:
             return
         for names in self._names:
             both = f"one {self._matching}, which both drivers publish"
-            self.told.setdefault(both, []).append(" with ".join(names))
+            self.notes.setdefault(both, []).append(" with ".join(names))
             yield DeviceConstraint(requests=names, match_attribute=self._matching)
 
 
 def matching_attribute(hardware: NodeType, align: Align, found: Sequence[AffinityGroup]) -> str | None:
-    """The attribute whose values are the places: all devices of a place share one, and no two places do."""
+    """The attribute with one value per affinity group, which all its devices share and no other group has."""
     name = _MATCH_ATTRIBUTES.get(align)
     if name is None or not found:
         return None
     values = [
         {
             inventory.scalar_attribute(device, name)
-            for device in chain((hardware.gpus[g] for g in one.gpus), (hardware.nics[n] for n in one.nics))
+            for device in chain(
+                (hardware.gpus[g] for g in group.gpus), (hardware.nics[n] for n in group.nics)
+            )
         }
-        for one in found
+        for group in found
     ]
-    told = all(len(of) == 1 and None not in of for of in values)
-    return name if told and max(Counter(chain.from_iterable(values)).values()) == 1 else None
+    published = all(len(of) == 1 and None not in of for of in values)
+    return name if published and max(Counter(chain.from_iterable(values)).values()) == 1 else None
 
 
 def _choose_selector(
@@ -274,11 +274,11 @@ def _matches(expression: str, device: CandidateDevice) -> bool:
 
 
 def _template(
-    wish: TemplateRequest, requests: Sequence[DeviceRequest], constraints: Sequence[DeviceConstraint]
+    asked: TemplateRequest, requests: Sequence[DeviceRequest], constraints: Sequence[DeviceConstraint]
 ) -> ResourceClaimTemplate:
     devices = DeviceClaim(requests=tuple(requests), constraints=tuple(constraints))
     return ResourceClaimTemplate(
-        metadata=ObjectMeta(name=wish.title),
+        metadata=ObjectMeta(name=asked.title),
         spec=ResourceClaimTemplateSpec(spec=ResourceClaimSpec(devices=devices)),
     )
 
@@ -302,7 +302,7 @@ class TemplateVerification:
 
 
 def verify_template(
-    stock: HardwareInventory, hardware: NodeType, wish: TemplateRequest, template: ResourceClaimTemplate
+    stock: HardwareInventory, hardware: NodeType, asked: TemplateRequest, template: ResourceClaimTemplate
 ) -> TemplateVerification:
     """Refused unless nodes of `hardware` serve the template, and every node that does keeps the alignment."""
     claim = ResourceClaim(metadata=template.metadata, spec=template.spec.spec)
@@ -311,11 +311,11 @@ def verify_template(
         pairs = _allocated_pairs(stock, kind, claim, required=kind is hardware)
         if pairs is None:
             continue
-        broken = next(_alignment_violations(kind, wish, pairs), None)
+        broken = next(_alignment_violations(kind, asked, pairs), None)
         if broken is not None:
             raise Refused(f"on {kind.nodes[0].metadata.name} the template would give {broken}")
         serving.append((kind, _merged_pairs(pairs)))
-    if wish.align is Align.RAIL and len({_rail_positions(kind, nics) for kind, (_, nics) in serving}) > 1:
+    if asked.align is Align.RAIL and len({_rail_positions(kind, nics) for kind, (_, nics) in serving}) > 1:
         raise Refused("nodes of different kinds would give different rails")
     return TemplateVerification(
         nodes=sum(len(kind.nodes) for kind, _ in serving),
@@ -350,25 +350,25 @@ def _device_pairs(kind: NodeType, outcome: Allocation) -> Iterator[DevicePair]:
 
 
 def _alignment_violations(
-    kind: NodeType, wish: TemplateRequest, pairs: Sequence[DevicePair]
+    kind: NodeType, asked: TemplateRequest, pairs: Sequence[DevicePair]
 ) -> Iterator[str]:
     """What breaks the alignment, in words."""
     for gpus, nics in pairs:
         for nic in nics:
             if kind.machine.nics[nic].excluded is not None:
                 yield f"{kind.nics[nic].id.device}, which must not carry data"
-        table = [[is_near(kind.machine, wish.align, gpu, nic) for nic in nics] for gpu in gpus]
-        if not _alignment_holds(wish, table):
+        table = [[is_near(kind.machine, asked.align, gpu, nic) for nic in nics] for gpu in gpus]
+        if not _alignment_holds(asked, table):
             given = [kind.gpus[gpu].id.device for gpu in gpus] + [kind.nics[nic].id.device for nic in nics]
-            state = "near" if wish.unaligned else "not near"
+            state = "near" if asked.unaligned else "not near"
             yield f"{', '.join(given)}, which are {state} each other"
 
 
-def _alignment_holds(wish: TemplateRequest, table: Sequence[Sequence[bool]]) -> bool:
+def _alignment_holds(asked: TemplateRequest, table: Sequence[Sequence[bool]]) -> bool:
     """All near (or, unaligned, none). On rails, each device needs one near it: they come one by one."""
-    if wish.unaligned:
-        return not any(map(any, table)) or (wish.align is Align.RAIL and not wish.pairs)
-    if wish.align is Align.RAIL:
+    if asked.unaligned:
+        return not any(map(any, table)) or (asked.align is Align.RAIL and not asked.pairs)
+    if asked.align is Align.RAIL:
         return all(map(any, table)) and all(map(any, zip(*table, strict=True)))
     return all(map(all, table))
 
@@ -400,56 +400,56 @@ AlternativeInventory = tuple[str, Callable[[], HardwareInventory]]
 
 
 def generate_template(
-    wish: TemplateRequest, stock: HardwareInventory, *, elsewhere: Iterable[AlternativeInventory] = ()
+    asked: TemplateRequest, stock: HardwareInventory, *, elsewhere: Iterable[AlternativeInventory] = ()
 ) -> GeneratedTemplate:
-    """The template of a wish. Refused with a fix that was tried, where there is one."""
-    require_servable(wish)
+    """A template that serves the request. Refused with a fix that was tried, where there is one."""
+    require_servable(asked)
     if not stock.kinds:
         raise Refused("no slice names a node", nearest_fix="pass the slices of the GPU and NIC drivers")
     try:
-        return _attempt(wish, stock)
+        return _attempt(asked, stock)
     except Refused as refused:
         if refused.nearest_fix is not None:
             raise
-        fix = _nearest_fix(wish, stock, elsewhere)
+        fix = _nearest_fix(asked, stock, elsewhere)
         none = "" if fix else "; neither fewer devices nor another alignment helps"
         raise Refused(refused.reason + none, nearest_fix=fix) from None
 
 
-def _attempt(wish: TemplateRequest, stock: HardwareInventory) -> GeneratedTemplate:
+def _attempt(asked: TemplateRequest, stock: HardwareInventory) -> GeneratedTemplate:
     """By the first kind of node that can; refused with the reason of the most frequent kind."""
     reasons: list[Refused] = []
     for kind in stock.kinds:
         try:
-            return _attempt_for_node_type(wish, stock, kind)
+            return _attempt_for_node_type(asked, stock, kind)
         except Refused as refused:
             reasons.append(refused)
     raise reasons[0]
 
 
 def _attempt_for_node_type(
-    wish: TemplateRequest, stock: HardwareInventory, kind: NodeType
+    asked: TemplateRequest, stock: HardwareInventory, kind: NodeType
 ) -> GeneratedTemplate:
-    draft = TemplateDraft(stock, kind, wish, request_pairs(kind, wish))
-    verified = verify_template(stock, kind, wish, draft.template)
+    draft = TemplateDraft(stock, kind, asked, request_pairs(kind, asked))
+    verified = verify_template(stock, kind, asked, draft.template)
     return GeneratedTemplate(
-        draft.template, tuple(_template_notes(wish, stock, kind, draft, verified)), verified
+        draft.template, tuple(_template_notes(asked, stock, kind, draft, verified)), verified
     )
 
 
 def _template_notes(
-    wish: TemplateRequest,
+    asked: TemplateRequest,
     stock: HardwareInventory,
     kind: NodeType,
     draft: TemplateDraft,
     verified: TemplateVerification,
 ) -> Iterator[str]:
     machine = kind.machine
-    aligned = "NICs far from the GPUs" if wish.unaligned else "aligned"
-    yield f"{wish.gpus} GPUs and {wish.nics} NICs, {aligned} ({wish.align}), for {machine.name}."
-    yield f"Made from {stock.source} with: {wish.flags}"
-    yield from (f"{', '.join(names)}: {told}" for told, names in draft.told.items())
-    if wish.align is Align.RAIL:
+    aligned = "NICs far from the GPUs" if asked.unaligned else "aligned"
+    yield f"{asked.gpus} GPUs and {asked.nics} NICs, {aligned} ({asked.align}), for {machine.name}."
+    yield f"Made from {stock.source} with: {asked.flags}"
+    yield from (f"{', '.join(names)}: {note}" for note, names in draft.notes.items())
+    if asked.align is Align.RAIL:
         order = nics_by_rail(kind)
         taken = ", ".join(str(order.index(nic)) for nic in verified.devices[0][1])
         yield f"rails {taken} of {len(order)} (NICs in the order of their addresses or names)"
@@ -460,40 +460,40 @@ def _template_notes(
 
 
 def _nearest_fix(
-    wish: TemplateRequest, stock: HardwareInventory, elsewhere: Iterable[AlternativeInventory]
+    asked: TemplateRequest, stock: HardwareInventory, elsewhere: Iterable[AlternativeInventory]
 ) -> str | None:
     """The nearest change that was tried and works."""
-    for flag, other in elsewhere:
-        if _can_be_generated(wish, other()):
+    for flag, inventory_with in elsewhere:
+        if _can_be_generated(asked, inventory_with()):
             return f"add {flag}"
-    for near in _nearby_requests(wish):
+    for near in _nearby_requests(asked):
         if _can_be_generated(near, stock):
             return f"ask for {near.flags}"
     return None
 
 
-def _can_be_generated(wish: TemplateRequest, stock: HardwareInventory) -> bool:
+def _can_be_generated(asked: TemplateRequest, stock: HardwareInventory) -> bool:
     try:
-        require_servable(wish)
-        _attempt(wish, stock)
+        require_servable(asked)
+        _attempt(asked, stock)
     except Refused:
         return False
     return True
 
 
-def _nearby_requests(wish: TemplateRequest) -> Iterator[TemplateRequest]:
-    """Changed wishes, nearest first: in pairs, any rail, fewer devices, another alignment, aligned."""
+def _nearby_requests(asked: TemplateRequest) -> Iterator[TemplateRequest]:
+    """Changed requests, nearest first: in pairs, any rail, fewer devices, another alignment, aligned."""
     change = msgspec.structs.replace
-    for align in dict.fromkeys((wish.align, *Align)):
-        kept = wish.rails if align is Align.RAIL else ()
-        same = change(wish, align=align, rails=kept)
+    for align in dict.fromkeys((asked.align, *Align)):
+        kept = asked.rails if align is Align.RAIL else ()
+        same = change(asked, align=align, rails=kept)
         yield same
         yield change(same, pairs=True)
         yield change(same, rails=())
-        for units in range(wish.units - 1, 0, -1):
-            gpus, nics = (count * units // wish.units for count in (wish.gpus, wish.nics))
+        for units in range(asked.units - 1, 0, -1):
+            gpus, nics = (count * units // asked.units for count in (asked.gpus, asked.nics))
             yield change(same, gpus=gpus, nics=nics, rails=())
             yield change(same, gpus=gpus, nics=nics, rails=(), pairs=True)
         yield change(same, gpus=1, nics=1, rails=())
-    if wish.unaligned:
-        yield from _nearby_requests(change(wish, unaligned=False))
+    if asked.unaligned:
+        yield from _nearby_requests(change(asked, unaligned=False))

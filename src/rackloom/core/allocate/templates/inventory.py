@@ -21,7 +21,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rackloom.core.allocate.driver_slices import GPU_DRIVER, NIC_DRIVER, device_classes, slices_of
+from rackloom.core.allocate.driver_slices import (
+    GPU_DRIVER,
+    NIC_DRIVER,
+    NIC_NUMA_NODE,
+    NUMA_NODE,
+    PCI_BUS_ID,
+    PCIE_ROOT,
+    device_classes,
+    slices_of,
+)
 from rackloom.core.allocate.eligibility import CandidateDevice, candidates_of
 from rackloom.core.allocate.inputs import Features
 from rackloom.core.allocate.objects import DeviceClass, Node, ObjectMeta, ResourceSlice
@@ -32,15 +41,12 @@ from rackloom.topology.machine import ClassRow, Gpu, Machine, Nic, PathClass, Pc
 # Attributes that tell devices apart.
 
 
-NUMA_NODE = "resource.kubernetes.io/numaNode"
-PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
-PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 RDMA = "dra.net/rdma"
 
 GPU_TRAITS = ("gpu.nvidia.com/type", NUMA_NODE, PCIE_ROOT)
 GPU_IDS = (PCI_BUS_ID, "gpu.nvidia.com/pciBusID")
 GPU_MODEL = "gpu.nvidia.com/productName"
-NIC_TRAITS = (RDMA, "dra.net/numaNode", NUMA_NODE, PCIE_ROOT, "dra.net/pciDevice")
+NIC_TRAITS = (RDMA, NIC_NUMA_NODE, NUMA_NODE, PCIE_ROOT, "dra.net/pciDevice")
 NIC_IDS = ("dra.net/pciAddress", PCI_BUS_ID, "dra.net/rdmaDevice", "dra.net/ifName")
 NIC_MODEL = ("dra.net/pciVendor", "dra.net/pciDevice")
 DISTINGUISHING = tuple(dict.fromkeys((*GPU_TRAITS, *GPU_IDS, GPU_MODEL, *NIC_TRAITS, *NIC_IDS, *NIC_MODEL)))
@@ -74,20 +80,20 @@ def machine_from_slices(
         name=node,
         note="From ResourceSlices.",
         origin=(),
-        gpus=tuple(_observed_gpu(index, one) for index, one in enumerate(gpus)),
-        nics=tuple(_observed_nic(index, one, why) for index, (one, why) in enumerate(_with_exclusions(nics))),
+        gpus=tuple(_observed_gpu(index, gpu) for index, gpu in enumerate(gpus)),
+        nics=tuple(_observed_nic(index, nic, why) for index, (nic, why) in enumerate(_with_exclusions(nics))),
     )
 
 
-def with_profile_topology(seen: Machine, known: Machine) -> Machine:
-    """`seen`, with the topology of `known` for devices at the same PCI address (or RDMA device)."""
+def with_profile_topology(observed: Machine, known: Machine) -> Machine:
+    """`observed`, with the topology of `known` for devices at the same PCI address (or RDMA device)."""
     gpu_at: dict[str | None, Gpu] = {gpu.pci_address: gpu for gpu in known.gpus if gpu.pci_address}
     nic_at = {nic.pci_address or nic.rdma_device: nic for nic in known.nics}
-    gpus = [(gpu, gpu_at.get(gpu.pci_address)) for gpu in seen.gpus]
-    nics = [(nic, nic_at.get(nic.pci_address) or nic_at.get(nic.rdma_device)) for nic in seen.nics]
+    gpus = [(gpu, gpu_at.get(gpu.pci_address)) for gpu in observed.gpus]
+    nics = [(nic, nic_at.get(nic.pci_address) or nic_at.get(nic.rdma_device)) for nic in observed.nics]
     return msgspec.structs.replace(
-        seen,
-        name=f"{seen.name} ({known.name})",
+        observed,
+        name=f"{observed.name} ({known.name})",
         gpus=tuple(msgspec.structs.replace(more, index=gpu.index) if more else gpu for gpu, more in gpus),
         nics=tuple(msgspec.structs.replace(more, index=nic.index) if more else nic for nic, more in nics),
         declared_classes=tuple(
@@ -105,45 +111,45 @@ def _declared_class(known: Machine, gpu: int, nic: Nic | None) -> PathClass:
     return rows[0][nic.index] if nic is not None and covered else PathClass.UNKNOWN
 
 
-def _observed_gpu(index: int, candidate_device: CandidateDevice) -> Gpu:
+def _observed_gpu(index: int, device: CandidateDevice) -> Gpu:
     return Gpu(
         index=index,
-        product=first_string_attribute(candidate_device, (GPU_MODEL,)),
-        pci_address=first_string_attribute(candidate_device, GPU_IDS),
-        numa_node=_numa_fact(candidate_device, (NUMA_NODE,)),
-        pcie=_pcie_path(candidate_device),
+        product=first_string_attribute(device, (GPU_MODEL,)),
+        pci_address=first_string_attribute(device, GPU_IDS),
+        numa_node=_numa_fact(device, (NUMA_NODE,)),
+        pcie=_pcie_path(device),
     )
 
 
-def _observed_nic(index: int, candidate_device: CandidateDevice, excluded: str | None) -> Nic:
+def _observed_nic(index: int, device: CandidateDevice, excluded: str | None) -> Nic:
     return Nic(
         index=index,
-        pci_address=first_string_attribute(candidate_device, _ADDRESSES),
-        if_name=first_string_attribute(candidate_device, ("dra.net/ifName",)),
-        rdma_device=first_string_attribute(candidate_device, ("dra.net/rdmaDevice",)),
-        model=first_string_attribute(candidate_device, ("dra.net/pciDevice",)),
-        numa_node=_numa_fact(candidate_device, ("dra.net/numaNode", NUMA_NODE)),
-        pcie=_pcie_path(candidate_device),
+        pci_address=first_string_attribute(device, _ADDRESSES),
+        if_name=first_string_attribute(device, ("dra.net/ifName",)),
+        rdma_device=first_string_attribute(device, ("dra.net/rdmaDevice",)),
+        model=first_string_attribute(device, ("dra.net/pciDevice",)),
+        numa_node=_numa_fact(device, (NIC_NUMA_NODE, NUMA_NODE)),
+        pcie=_pcie_path(device),
         excluded=excluded,
     )
 
 
 def _with_exclusions(nics: Sequence[CandidateDevice]) -> list[tuple[CandidateDevice, str | None]]:
-    """Each NIC with the reason why it must not carry data, as far as that can be seen.
+    """Each NIC with the reason why it must not carry data, as far as that can be observed.
 
     A machine's data NICs are of one kind: next to eight EFA, two ConnectX-7 manage the NVLink switches (HGX
     B200); next to eight ConnectX-8, a BlueField is the management network (GB200).
     """
     able = [nic for nic in nics if scalar_attribute(nic, RDMA)]
-    kinds = Counter(_model(one) for one in able)
+    kinds = Counter(_model(nic) for nic in able)
     most = max(kinds.values(), default=0)
     return [
-        (nic, _exclusion_reason(nic, kinds[_model(nic)] if scalar_attribute(nic, RDMA) else None, most))
+        (nic, _exclusion_reason(kinds[_model(nic)] if scalar_attribute(nic, RDMA) else None, most))
         for nic in nics
     ]
 
 
-def _exclusion_reason(candidate_device: CandidateDevice, alike: int | None, most: int) -> str | None:
+def _exclusion_reason(alike: int | None, most: int) -> str | None:
     if alike is None:
         return "not an RDMA device"
     if alike < most:
@@ -151,22 +157,22 @@ def _exclusion_reason(candidate_device: CandidateDevice, alike: int | None, most
     return None
 
 
-def _model(candidate_device: CandidateDevice) -> tuple[object, ...]:
-    return tuple(scalar_attribute(candidate_device, name) for name in NIC_MODEL)
+def _model(device: CandidateDevice) -> tuple[object, ...]:
+    return tuple(scalar_attribute(device, name) for name in NIC_MODEL)
 
 
-def _numa_fact(candidate_device: CandidateDevice, names: Sequence[str]) -> Fact[int] | None:
+def _numa_fact(device: CandidateDevice, names: Sequence[str]) -> Fact[int] | None:
     for name in names:
-        found = candidate_device.attribute(name)
+        found = device.attribute(name)
         listed = () if found is None else found.ints or ()
-        value = listed[0] if listed else scalar_attribute(candidate_device, name)
+        value = listed[0] if listed else scalar_attribute(device, name)
         if isinstance(value, int):
             return Fact(value, Source.SYSFS)
     return None
 
 
-def _pcie_path(candidate_device: CandidateDevice) -> PciePath | None:
-    root = scalar_attribute(candidate_device, PCIE_ROOT)
+def _pcie_path(device: CandidateDevice) -> PciePath | None:
+    root = scalar_attribute(device, PCIE_ROOT)
     return PciePath(root=root, bridges=None, source=Source.SYSFS) if isinstance(root, str) else None
 
 
@@ -241,9 +247,8 @@ def inventory_of_slices(
     index = SliceIndex(slices)
     named = [name for slice_ in slices for name in _node_names(slice_)]
     known = {node.metadata.name: node for node in nodes}
-    places = [known.get(name) or _node_named(name) for name in sorted({*named, *known})]
     alike: dict[bytes, list[Node]] = {}
-    for node in places:
+    for node in (known.get(name) or _node_named(name) for name in sorted({*named, *known})):
         alike.setdefault(_node_shape(_devices_of_node(node, index)), []).append(node)
     kinds = [_node_type(group, index, machine) for group in alike.values()]
     kinds.sort(key=lambda kind: (-len(kind.nodes), kind.nodes[0].metadata.name))
@@ -259,8 +264,8 @@ def _node_type(nodes: Sequence[Node], index: SliceIndex, machine: Machine | None
     gpus, nics = (
         [device for device in devices if device.id.driver == driver] for driver in (GPU_DRIVER, NIC_DRIVER)
     )
-    seen = machine_from_slices(nodes[0].metadata.name, gpus, nics)
-    return NodeType(with_profile_topology(seen, machine) if machine else seen, tuple(nodes), devices)
+    observed = machine_from_slices(nodes[0].metadata.name, gpus, nics)
+    return NodeType(with_profile_topology(observed, machine) if machine else observed, tuple(nodes), devices)
 
 
 def _devices_of_node(node: Node, index: SliceIndex) -> tuple[CandidateDevice, ...]:
@@ -275,12 +280,11 @@ def _node_names(resource_slice: ResourceSlice) -> list[str]:
 
 def _node_shape(devices: Sequence[CandidateDevice]) -> bytes:
     """Equal for nodes whose devices differ in what no template reads (UUIDs, IP addresses) at most."""
-    return msgspec.json.encode([_without_identity(device) for device in devices], order="sorted")
-
-
-def _without_identity(candidate_device: CandidateDevice) -> object:
-    read = {name: value for name in DISTINGUISHING if (value := candidate_device.attribute(name)) is not None}
-    return candidate_device.id.driver, msgspec.structs.replace(candidate_device.device, attributes=read)
+    shapes = []
+    for device in devices:
+        read = {name: value for name in DISTINGUISHING if (value := device.attribute(name)) is not None}
+        shapes.append((device.id.driver, msgspec.structs.replace(device.device, attributes=read)))
+    return msgspec.json.encode(shapes, order="sorted")
 
 
 def _node_named(name: str) -> Node:

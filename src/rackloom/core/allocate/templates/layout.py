@@ -78,7 +78,7 @@ class TemplateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def flags(self) -> str:
-        """The wish as options of the command."""
+        """The request as options of the command."""
         words = [f"--gpus {self.gpus} --nics {self.nics} --align {self.align}"]
         words += ["--pairs"] if self.pairs else []
         words += ["--unaligned"] if self.unaligned else []
@@ -86,20 +86,20 @@ class TemplateRequest(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(words)
 
 
-def require_servable(wish: TemplateRequest) -> None:
-    """Refused where no machine could serve the wish."""
-    if wish.gpus < 1 or wish.nics < 1:
+def require_servable(asked: TemplateRequest) -> None:
+    """Refused where no machine could serve the request."""
+    if asked.gpus < 1 or asked.nics < 1:
         raise Refused("a claim with alignment has GPUs and NICs", nearest_fix="ask for at least one of each")
-    if wish.gpus + wish.nics > MAX_DEVICES:
-        raise Refused(f"{wish.gpus + wish.nics} devices are more than a claim can hold ({MAX_DEVICES})")
-    if wish.rails and wish.align is not Align.RAIL:
+    if asked.gpus + asked.nics > MAX_DEVICES:
+        raise Refused(f"{asked.gpus + asked.nics} devices are more than a claim can hold ({MAX_DEVICES})")
+    if asked.rails and asked.align is not Align.RAIL:
         raise Refused("rails are pinned under --align rail only", nearest_fix="use --align rail")
-    if wish.rails and len(set(wish.rails)) != wish.nics:
-        fix = f"use --nics {len(set(wish.rails))}"
-        raise Refused(f"{len(set(wish.rails))} rails for {wish.nics} NICs", nearest_fix=fix)
-    if not _DNS_LABEL.fullmatch(wish.title):
+    if asked.rails and len(set(asked.rails)) != asked.nics:
+        fix = f"use --nics {len(set(asked.rails))}"
+        raise Refused(f"{len(set(asked.rails))} rails for {asked.nics} NICs", nearest_fix=fix)
+    if not _DNS_LABEL.fullmatch(asked.title):
         fix = "use up to 63 of a-z, 0-9 and - with a letter or digit at both ends"
-        raise Refused(f"{wish.title!r} cannot be the name of a template", nearest_fix=fix)
+        raise Refused(f"{asked.title!r} cannot be the name of a template", nearest_fix=fix)
 
 
 # Affinity groups, from the topology alone.
@@ -115,13 +115,13 @@ class AffinityGroup(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...]
     nics: tuple[int, ...]
     source: str
-    """Who says that they belong together."""
+    """Which source says that they belong together."""
 
 
 def affinity_groups(hardware: NodeType, align: Align) -> tuple[AffinityGroup, ...]:
-    """The places of a machine for one notion of near, in the order of their GPUs; NICs without data left out.
+    """The groups of a machine under one alignment, in the order of their GPUs, with NICs that may carry data.
 
-    No GPU and no NIC is in two places.
+    No GPU and no NIC is in two groups.
     """
     if align is Align.NUMA:
         return tuple(_groups_by_numa(hardware))
@@ -135,9 +135,9 @@ def nics_by_rail(hardware: NodeType) -> tuple[int, ...]:
     """
     nics = [hardware.machine.nics[index] for index in hardware.usable]
     for name in ("pci_address", "rdma_device", "if_name"):
-        told = {nic.index: getattr(nic, name) for nic in nics}
-        if all(told.values()):
-            return tuple(sorted(told, key=lambda index: _natural_order(told[index])))
+        names = {nic.index: getattr(nic, name) for nic in nics}
+        if all(names.values()):
+            return tuple(sorted(names, key=lambda index: _natural_order(names[index])))
     return ()
 
 
@@ -155,11 +155,8 @@ def inferred_numa_node(machine: Machine, device: Gpu | Nic) -> int | None:
 def is_near(machine: Machine, align: Align, gpu: int, nic: int) -> bool:
     """Whether a pair is aligned, by the topology."""
     if align is Align.NUMA:
-        here, there = (
-            inferred_numa_node(machine, machine.gpus[gpu]),
-            inferred_numa_node(machine, machine.nics[nic]),
-        )
-        return here is not None and here == there
+        node = inferred_numa_node(machine, machine.gpus[gpu])
+        return node is not None and node == inferred_numa_node(machine, machine.nics[nic])
     return any(cell.nic == nic for cell in _nearest_nics(machine, align, gpu))
 
 
@@ -181,7 +178,7 @@ def _groups_by_numa(hardware: NodeType) -> Iterator[AffinityGroup]:
 
 
 def _groups_by_nearest_nics(machine: Machine, align: Align) -> Iterator[AffinityGroup]:
-    """GPUs that have the same nearest NICs share a place; NICs of an earlier place are not given again."""
+    """GPUs that have the same nearest NICs form a group; a NIC of an earlier group is not given again."""
     found: dict[tuple[int, ...], list[int]] = {}
     cells: dict[tuple[int, ...], Cell] = {}
     for gpu in machine.gpus:
@@ -232,77 +229,75 @@ class RequestPair:
     nic_count: int
     gpus: tuple[int, ...]
     nics: tuple[int, ...]
-    place: AffinityGroup
+    affinity: AffinityGroup
 
 
-def request_pairs(hardware: NodeType, wish: TemplateRequest) -> tuple[RequestPair, ...]:
+def request_pairs(hardware: NodeType, asked: TemplateRequest) -> tuple[RequestPair, ...]:
     """One group, or one per pair. Refused where the machine has no room for them."""
-    found = affinity_groups(hardware, wish.align)
+    found = affinity_groups(hardware, asked.align)
     if not found:
-        raise Refused(_nothing_near(hardware, wish.align))
-    if wish.align is Align.RAIL:
-        return tuple(_pairs_on_rails(hardware, wish, found))
-    units = wish.units if wish.pairs else 1
-    groups = [_pair_in_group(wish, units, place) for place in _groups_with_room(hardware, wish, units, found)]
-    return tuple(_with_far_nics(hardware, wish, groups, found)) if wish.unaligned else tuple(groups)
-
-
-def _pair_in_group(wish: TemplateRequest, units: int, place: AffinityGroup) -> RequestPair:
-    return RequestPair(wish.gpus // units, wish.nics // units, place.gpus, place.nics, place)
+        raise Refused(_nothing_near(hardware, asked.align))
+    if asked.align is Align.RAIL:
+        return tuple(_pairs_on_rails(hardware, asked, found))
+    units = asked.units if asked.pairs else 1
+    groups = [
+        RequestPair(asked.gpus // units, asked.nics // units, group.gpus, group.nics, group)
+        for group in _groups_with_room(hardware, asked, units, found)
+    ]
+    return tuple(_with_far_nics(hardware, asked, groups, found)) if asked.unaligned else tuple(groups)
 
 
 def _groups_with_room(
-    hardware: NodeType, wish: TemplateRequest, units: int, found: Sequence[AffinityGroup]
+    hardware: NodeType, asked: TemplateRequest, units: int, found: Sequence[AffinityGroup]
 ) -> list[AffinityGroup]:
-    """A place for each unit, filled in order."""
-    gpus, nics = wish.gpus // units, wish.nics // units
-    room = [place for place in found for _ in range(min(len(place.gpus) // gpus, len(place.nics) // nics))]
+    """A group for each unit, filled in order."""
+    gpus, nics = asked.gpus // units, asked.nics // units
+    room = [
+        affinity
+        for affinity in found
+        for _ in range(min(len(affinity.gpus) // gpus, len(affinity.nics) // nics))
+    ]
     if len(room) < units:
-        raise Refused(_too_few(hardware, wish, units, len(room), found))
+        raise Refused(_too_few(hardware, asked, units, len(room), found))
     return room[:units]
 
 
 def _with_far_nics(
-    hardware: NodeType, wish: TemplateRequest, groups: Sequence[RequestPair], found: Sequence[AffinityGroup]
+    hardware: NodeType, asked: TemplateRequest, groups: Sequence[RequestPair], found: Sequence[AffinityGroup]
 ) -> Iterator[RequestPair]:
-    """The same GPUs, with NICs of a place that is far from them: across NUMA nodes if there is one."""
-    left = {place: len(place.nics) for place in found}
+    """The same GPUs, with NICs of a group that is far from them: across NUMA nodes if there is one."""
+    left = {affinity: len(affinity.nics) for affinity in found}
     matrix = classes(hardware.machine)
     for group in groups:
-        free = [place for place in found if place.nics and left[place] >= group.nic_count]
-        far = [place for place in free if _are_far(hardware, wish.align, group.gpus, place.nics)]
-        far.sort(key=lambda place: matrix[group.gpus[0]][place.nics[0]].path_class is not PathClass.SYS)
+        free = [affinity for affinity in found if affinity.nics and left[affinity] >= group.nic_count]
+        far = [affinity for affinity in free if _are_far(hardware, asked.align, group.gpus, affinity.nics)]
+        far.sort(key=lambda affinity: matrix[group.gpus[0]][affinity.nics[0]].path_class is not PathClass.SYS)
         if not far:
-            raise Refused(f"{hardware.machine.name} has no NICs that are far from {group.place.title}")
+            raise Refused(f"{hardware.machine.name} has no NICs that are far from {group.affinity.title}")
         left[far[0]] -= group.nic_count
-        yield RequestPair(group.gpu_count, group.nic_count, group.gpus, far[0].nics, group.place)
+        yield RequestPair(group.gpu_count, group.nic_count, group.gpus, far[0].nics, group.affinity)
 
 
 def _pairs_on_rails(
-    hardware: NodeType, wish: TemplateRequest, found: Sequence[AffinityGroup]
+    hardware: NodeType, asked: TemplateRequest, found: Sequence[AffinityGroup]
 ) -> Iterator[RequestPair]:
     """Devices pinned one by one: the same rails on every node, each near a GPU of its unit."""
     order = nics_by_rail(hardware)
     if not order:
         raise Refused(f"nothing that is published of {hardware.machine.name} tells the rail of a NIC")
-    if wish.rails and max(wish.rails) >= len(order):
+    if asked.rails and max(asked.rails) >= len(order):
         fix = f"use --rail 0 to {len(order) - 1}"
         raise Refused(f"{hardware.machine.name} has {len(order)} rails", nearest_fix=fix)
-    wanted = [order[rail] for rail in wish.rails] if wish.rails else _cards_apart(hardware, order)
-    kept = [_group_with_nics(place, wanted) for place in found]
-    units = list(_pinned_pairs(wish, _groups_with_room(hardware, wish, wish.units, kept)))
-    units = list(_with_far_rails(hardware, units, wanted)) if wish.unaligned else units
-    yield from units if wish.pairs else [_joined_pair(units)]
+    wanted = [order[rail] for rail in asked.rails] if asked.rails else _cards_apart(hardware, order)
+    kept = [_group_with_nics(affinity, wanted) for affinity in found]
+    units = list(_pinned_pairs(asked, _groups_with_room(hardware, asked, asked.units, kept)))
+    units = list(_with_far_rails(hardware, units, wanted)) if asked.unaligned else units
+    yield from units if asked.pairs else [_joined_pair(units)]
 
 
-def _group_with_nics(place: AffinityGroup, nics: Sequence[int]) -> AffinityGroup:
-    """The place with those of `nics` that it has, in their order."""
-    return AffinityGroup(
-        title=place.title,
-        gpus=place.gpus,
-        nics=tuple(nic for nic in nics if nic in place.nics),
-        source=place.source,
-    )
+def _group_with_nics(affinity: AffinityGroup, nics: Sequence[int]) -> AffinityGroup:
+    """The group with those of `nics` that it has, in their order."""
+    return msgspec.structs.replace(affinity, nics=tuple(nic for nic in nics if nic in affinity.nics))
 
 
 def _cards_apart(hardware: NodeType, order: Sequence[int]) -> list[int]:
@@ -310,17 +305,17 @@ def _cards_apart(hardware: NodeType, order: Sequence[int]) -> list[int]:
     return sorted(order, key=lambda nic: (hardware.machine.nics[nic].pci_address or ".0").rpartition(".")[2])
 
 
-def _pinned_pairs(wish: TemplateRequest, room: Sequence[AffinityGroup]) -> Iterator[RequestPair]:
-    gpus, nics = wish.gpus // wish.units, wish.nics // wish.units
+def _pinned_pairs(asked: TemplateRequest, room: Sequence[AffinityGroup]) -> Iterator[RequestPair]:
+    gpus, nics = asked.gpus // asked.units, asked.nics // asked.units
     used: dict[AffinityGroup, int] = {}
-    for place in room:
-        turn = used[place] = used.get(place, -1) + 1
+    for affinity in room:
+        turn = used[affinity] = used.get(affinity, -1) + 1
         yield RequestPair(
             gpus,
             nics,
-            place.gpus[turn * gpus : (turn + 1) * gpus],
-            place.nics[turn * nics : (turn + 1) * nics],
-            place,
+            affinity.gpus[turn * gpus : (turn + 1) * gpus],
+            affinity.nics[turn * nics : (turn + 1) * nics],
+            affinity,
         )
 
 
@@ -334,10 +329,10 @@ def _with_far_rails(
         far = [nic for nic in free if _are_far(hardware, Align.RAIL, unit.gpus, [nic])]
         far.sort(key=lambda nic: matrix[nic].path_class is not PathClass.SYS)
         if len(far) < unit.nic_count:
-            raise Refused(f"{hardware.machine.name} has no rails that are far from {unit.place.title}")
+            raise Refused(f"{hardware.machine.name} has no rails that are far from {unit.affinity.title}")
         chosen = tuple(far[: unit.nic_count])
         free = [nic for nic in free if nic not in chosen]
-        yield RequestPair(unit.gpu_count, unit.nic_count, unit.gpus, chosen, unit.place)
+        yield RequestPair(unit.gpu_count, unit.nic_count, unit.gpus, chosen, unit.affinity)
 
 
 def _are_far(hardware: NodeType, align: Align, gpus: Sequence[int], nics: Sequence[int]) -> bool:
@@ -347,7 +342,7 @@ def _are_far(hardware: NodeType, align: Align, gpus: Sequence[int], nics: Sequen
 def _joined_pair(units: Sequence[RequestPair]) -> RequestPair:
     gpus = tuple(chain.from_iterable(unit.gpus for unit in units))
     nics = tuple(chain.from_iterable(unit.nics for unit in units))
-    return RequestPair(len(gpus), len(nics), gpus, nics, units[0].place)
+    return RequestPair(len(gpus), len(nics), gpus, nics, units[0].affinity)
 
 
 def _nothing_near(hardware: NodeType, align: Align) -> str:
@@ -365,15 +360,15 @@ def _nothing_near(hardware: NodeType, align: Align) -> str:
 
 
 def _too_few(
-    hardware: NodeType, wish: TemplateRequest, units: int, room: int, found: Sequence[AffinityGroup]
+    hardware: NodeType, asked: TemplateRequest, units: int, room: int, found: Sequence[AffinityGroup]
 ) -> str:
-    asked = f"{_counted(wish.gpus // units, 'GPU')} and {_counted(wish.nics // units, 'NIC')}"
-    most = sorted({(len(place.gpus), len(place.nics)) for place in found}, reverse=True)
+    needed = f"{_counted(asked.gpus // units, 'GPU')} and {_counted(asked.nics // units, 'NIC')}"
+    most = sorted({(len(affinity.gpus), len(affinity.nics)) for affinity in found}, reverse=True)
     has = " or ".join(f"{_counted(gpus, 'GPU')} and {_counted(nics, 'NIC')}" for gpus, nics in most)
-    kind, name = _GROUP_KINDS[wish.align], hardware.machine.name
+    kind, name = _GROUP_KINDS[asked.align], hardware.machine.name
     if units == 1:
-        return f"no {kind} of {name} has {asked} (each has {has})"
-    return f"{name} has room for {room} times {asked}, not {units} (a {kind} has {has})"
+        return f"no {kind} of {name} has {needed} (each has {has})"
+    return f"{name} has room for {room} times {needed}, not {units} (a {kind} has {has})"
 
 
 def _counted(count: int, kind: str) -> str:

@@ -37,7 +37,7 @@ from rackloom.core.allocate.objects import (
     ResourceSlice,
 )
 from rackloom.core.allocate.outcome import Allocation
-from rackloom.core.allocate.pools import SliceIndex, node_is_selected
+from rackloom.core.allocate.pools import SliceIndex, node_selector_matches
 from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind, has_pod_ended
@@ -240,8 +240,7 @@ def _claim_reaches(claim: Object, node: Object) -> bool:
     selector = claim["status"]["allocation"].get("nodeSelector")
     if selector is None:
         return True
-    found = msgspec.convert(selector, NodeSelector)
-    return node_is_selected(allocator_node(node), node_name=None, all_nodes=None, selector=found)
+    return node_selector_matches(allocator_node(node), msgspec.convert(selector, NodeSelector))
 
 
 # The scheduler's cache of devices.

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
 
 from rackloom.core.allocate.cel.errors import EvaluationError
 from rackloom.core.allocate.cel.library.operators import as_timestamp
@@ -206,10 +205,6 @@ _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
 _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 for _name, _id in (
     ("bool", "bool_to_bool"),
     ("bytes", "bytes_to_bytes"),
@@ -220,17 +215,15 @@ for _name, _id in (
     ("timestamp", "timestamp_to_timestamp"),
     ("uint", "uint64_to_uint64"),
 ):
-    _conversion(_id, f"{_name}({_name}) -> {_name}")(_unchanged)
-_conversion("to_dyn", "dyn(A) -> dyn")(_unchanged)
+    CONVERSIONS.declare((_id, f"{_name}({_name}) -> {_name}", lambda value: value))
+CONVERSIONS.declare(("to_dyn", "dyn(A) -> dyn", lambda value: value))
 
 
 def _conversion_error(text: str, kind: str) -> EvaluationError:
     return EvaluationError(f"type conversion error from 'string' to '{kind}': {text!r}")
 
 
-@_conversion("type", "type(A) -> type<A>")
-def _type(value: Any) -> TypeName:
-    return TypeName(type_name(value))
+CONVERSIONS.declare(("type", "type(A) -> type<A>", lambda value: TypeName(type_name(value))))
 
 
 @_conversion("string_to_bool", "bool(string) -> bool")
@@ -240,15 +233,13 @@ def _bool(text: str) -> bool:
     raise _conversion_error(text, "bool")
 
 
-@_conversion("string_to_bytes", "bytes(string) -> bytes")
-def _bytes(text: str) -> bytes:
-    return text.encode()
+CONVERSIONS.declare(("string_to_bytes", "bytes(string) -> bytes", lambda text: text.encode()))
 
 
-@_conversion("int64_to_double", "double(int) -> double")
-@_conversion("uint64_to_double", "double(uint) -> double")
-def _double(value: int) -> float:
-    return float(value)
+CONVERSIONS.declare(
+    ("int64_to_double", "double(int) -> double", float),
+    ("uint64_to_double", "double(uint) -> double", float),
+)
 
 
 @_conversion("string_to_double", "double(string) -> double")
@@ -274,9 +265,7 @@ def _int_of_double(value: float) -> int:
     return int(value)
 
 
-@_conversion("duration_to_int64", "int(duration) -> int")
-def _int_of_duration(value: Duration) -> int:
-    return value.nanos
+CONVERSIONS.declare(("duration_to_int64", "int(duration) -> int", lambda value: value.nanos))
 
 
 @_conversion("string_to_int64", "int(string) -> int")
@@ -286,14 +275,10 @@ def _int_of_text(text: str) -> int:
     return int(text)
 
 
-@_conversion("timestamp_to_int64", "int(timestamp) -> int")
-def _int_of_timestamp(value: Timestamp) -> int:
-    return value.nanos // 10**9
-
-
-@_conversion("uint64_to_int64", "int(uint) -> int")
-def _int_of_uint(value: Uint) -> int:
-    return in_int64(int(value))
+CONVERSIONS.declare(
+    ("timestamp_to_int64", "int(timestamp) -> int", lambda value: value.nanos // 10**9),
+    ("uint64_to_int64", "int(uint) -> int", lambda value: in_int64(int(value))),
+)
 
 
 @_conversion("double_to_uint64", "uint(double) -> uint")
@@ -303,9 +288,7 @@ def _uint_of_double(value: float) -> Uint:
     return Uint(value)
 
 
-@_conversion("int64_to_uint64", "uint(int) -> uint")
-def _uint_of_int(value: int) -> Uint:
-    return in_uint64(value)
+CONVERSIONS.declare(("int64_to_uint64", "uint(int) -> uint", in_uint64))
 
 
 @_conversion("string_to_uint64", "uint(string) -> uint")
@@ -315,9 +298,7 @@ def _uint_of_text(text: str) -> Uint:
     return Uint(text)
 
 
-@_conversion("bool_to_string", "string(bool) -> string")
-def _text_of_bool(value: bool) -> str:
-    return "true" if value else "false"
+CONVERSIONS.declare(("bool_to_string", "string(bool) -> string", lambda value: "true" if value else "false"))
 
 
 @_conversion("bytes_to_string", "string(bytes) -> string")
@@ -347,37 +328,15 @@ def show_double(value: float) -> str:
     return minus + format(abs(Decimal(repr(value))).normalize(), "f")
 
 
-@_conversion("duration_to_string", "string(duration) -> string")
-def _text_of_duration(value: Duration) -> str:
-    return show_duration(value)
+CONVERSIONS.declare(("duration_to_string", "string(duration) -> string", show_duration))
 
 
-@_conversion("int64_to_string", "string(int) -> string")
-@_conversion("uint64_to_string", "string(uint) -> string")
-def _text_of_int(value: int) -> str:
-    return str(int(value))
-
-
-@_conversion("timestamp_to_string", "string(timestamp) -> string")
-def _text_of_timestamp(value: Timestamp) -> str:
-    return show_timestamp(value)
-
-
-@_conversion("int64_to_duration", "duration(int) -> duration")
-def _duration(nanos: int) -> Duration:
-    return Duration(nanos)
-
-
-@_conversion("string_to_duration", "duration(string) -> duration")
-def _duration_of_text(text: str) -> Duration:
-    return parse_duration(text)
-
-
-@_conversion("int64_to_timestamp", "timestamp(int) -> timestamp")
-def _timestamp(seconds: int) -> Timestamp:
-    return as_timestamp(seconds * 10**9)
-
-
-@_conversion("string_to_timestamp", "timestamp(string) -> timestamp")
-def _timestamp_of_text(text: str) -> Timestamp:
-    return parse_timestamp(text)
+CONVERSIONS.declare(
+    ("int64_to_string", "string(int) -> string", str),
+    ("uint64_to_string", "string(uint) -> string", lambda value: str(int(value))),
+    ("timestamp_to_string", "string(timestamp) -> string", show_timestamp),
+    ("int64_to_duration", "duration(int) -> duration", Duration),
+    ("string_to_duration", "duration(string) -> duration", parse_duration),
+    ("int64_to_timestamp", "timestamp(int) -> timestamp", lambda seconds: as_timestamp(seconds * 10**9)),
+    ("string_to_timestamp", "timestamp(string) -> timestamp", parse_timestamp),
+)

@@ -14,11 +14,11 @@ import datetime as dt
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from rackloom.core.allocate.cel.errors import EvaluationError
 from rackloom.core.allocate.cel.library.networks import parse_url
 from rackloom.core.allocate.cel.library.strings import format_string
-from rackloom.core.allocate.cel.types import FunctionLibrary, as_error, unavailable
+from rackloom.core.allocate.cel.types import FunctionLibrary, accepts, as_error, unavailable
 from rackloom.core.allocate.cel.values import (
     NONE,
     TYPE_NAMES,
@@ -45,36 +45,28 @@ def _quantity(text: str) -> Quantity:
         raise as_error(error) from None
 
 
-@_kubernetes_function("is_quantity_string", "isQuantity(string) -> bool")
-def _is_quantity(text: str) -> bool:
-    try:
-        Quantity.parse(text)
-    except ValueError:
-        return False
-    return True
-
-
-@_kubernetes_function("quantity_sign", "sign(quantity) -> int")
-def _sign(quantity: Quantity) -> int:
-    return quantity.sign()
+KUBERNETES.declare(
+    ("is_quantity_string", "isQuantity(string) -> bool", accepts(Quantity.parse)),
+    ("quantity_sign", "sign(quantity) -> int", lambda quantity: quantity.sign()),
+)
 
 
 @_kubernetes_function("quantity_is_greater_than", "quantity.isGreaterThan(quantity) -> bool")
 @_kubernetes_function("semver_is_greater_than", "semver.isGreaterThan(semver) -> bool")
-def _is_greater(quantity: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> bool:
-    return quantity.compare(two) > 0  # type: ignore[arg-type]
+def _is_greater(first: Quantity | SemanticVersion, second: Quantity | SemanticVersion) -> bool:
+    return first.compare(second) > 0  # type: ignore[arg-type]
 
 
 @_kubernetes_function("quantity_is_less_than", "quantity.isLessThan(quantity) -> bool")
 @_kubernetes_function("semver_is_less_than", "semver.isLessThan(semver) -> bool")
-def _is_less(quantity: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> bool:
-    return quantity.compare(two) < 0  # type: ignore[arg-type]
+def _is_less(first: Quantity | SemanticVersion, second: Quantity | SemanticVersion) -> bool:
+    return first.compare(second) < 0  # type: ignore[arg-type]
 
 
 @_kubernetes_function("quantity_compare_to", "quantity.compareTo(quantity) -> int")
 @_kubernetes_function("semver_compare_to", "semver.compareTo(semver) -> int")
-def _compare(quantity: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> int:
-    return quantity.compare(two)  # type: ignore[arg-type]
+def _compare(first: Quantity | SemanticVersion, second: Quantity | SemanticVersion) -> int:
+    return first.compare(second)  # type: ignore[arg-type]
 
 
 @_kubernetes_function("quantity_get_float", "quantity.asApproximateFloat() -> double")
@@ -100,65 +92,41 @@ def _derived(quantity: Quantity) -> DerivedQuantity:
 
 
 @_kubernetes_function("quantity_add", "quantity.add(quantity) -> quantity")
-def _plus(quantity: Quantity, two: Quantity) -> Quantity:
-    return _derived(quantity + two)
+def _plus(quantity: Quantity, amount: Quantity) -> Quantity:
+    return _derived(quantity + amount)
 
 
 @_kubernetes_function("quantity_add_int", "quantity.add(int) -> quantity")
-def _plus_int(quantity: Quantity, two: int) -> Quantity:
-    return _derived(quantity + Quantity(two, 0, DECIMAL_EXPONENT))
+def _plus_int(quantity: Quantity, amount: int) -> Quantity:
+    return _derived(quantity + Quantity(amount, 0, DECIMAL_EXPONENT))
 
 
 @_kubernetes_function("quantity_sub", "quantity.sub(quantity) -> quantity")
-def _minus(quantity: Quantity, two: Quantity) -> Quantity:
-    return _derived(quantity - two)
+def _minus(quantity: Quantity, amount: Quantity) -> Quantity:
+    return _derived(quantity - amount)
 
 
 @_kubernetes_function("quantity_sub_int", "quantity.sub(int) -> quantity")
-def _minus_int(quantity: Quantity, two: int) -> Quantity:
-    return _derived(quantity - Quantity(two, 0, DECIMAL_EXPONENT))
+def _minus_int(quantity: Quantity, amount: int) -> Quantity:
+    return _derived(quantity - Quantity(amount, 0, DECIMAL_EXPONENT))
 
 
 @_kubernetes_function("string_to_semver", "semver(string) -> semver")
-def _semver(text: str) -> SemanticVersion:
-    return _semver_normalised(text, False)
-
-
 @_kubernetes_function("string_bool_to_semver", "semver(string, bool) -> semver")
-def _semver_normalised(text: str, normalise: bool) -> SemanticVersion:
+def _semver_normalised(text: str, normalise: bool = False) -> SemanticVersion:
     try:
         return SemanticVersion.normalise(text) if normalise else SemanticVersion.parse(text)
     except ValueError as error:
         raise as_error(error) from None
 
 
-@_kubernetes_function("is_semver_string", "isSemver(string) -> bool")
-def _is_semver(text: str) -> bool:
-    return _is_semver_normalised(text, False)
-
-
-@_kubernetes_function("is_semver_string_bool", "isSemver(string, bool) -> bool")
-def _is_semver_normalised(text: str, normalise: bool) -> bool:
-    try:
-        _semver_normalised(text, normalise)
-    except EvaluationError:
-        return False
-    return True
-
-
-@_kubernetes_function("semver_major", "semver.major() -> int")
-def _major(version: SemanticVersion) -> int:
-    return _signed(version.major)
-
-
-@_kubernetes_function("semver_minor", "semver.minor() -> int")
-def _minor(version: SemanticVersion) -> int:
-    return _signed(version.minor)
-
-
-@_kubernetes_function("semver_patch", "semver.patch() -> int")
-def _patch(version: SemanticVersion) -> int:
-    return _signed(version.patch)
+KUBERNETES.declare(
+    ("is_semver_string", "isSemver(string) -> bool", accepts(SemanticVersion.parse)),
+    ("is_semver_string_bool", "isSemver(string, bool) -> bool", accepts(_semver_normalised)),
+    ("semver_major", "semver.major() -> int", lambda version: _signed(version.major)),
+    ("semver_minor", "semver.minor() -> int", lambda version: _signed(version.minor)),
+    ("semver_patch", "semver.patch() -> int", lambda version: _signed(version.patch)),
+)
 
 
 def _signed(number: int) -> int:
@@ -298,54 +266,37 @@ def _datetime(text: str) -> Problems:
     return [] if valid else ["invalid datetime"]
 
 
-def _named_format(name: str, problems: Callable[[str], Problems], size: int) -> NamedFormat:
-    return NamedFormat(name, problems, size)
+def _shaped(name: str, shape: re.Pattern[str], length: int, what: str, size: int) -> tuple[NamedFormat, ...]:
+    """A format, and the same for prefixes."""
+    return tuple(
+        NamedFormat(name + ending, _length_and_shape(shape, length, what, prefix=bool(ending)), size)
+        for ending in ("", "Prefix")
+    )
 
 
 _FORMATS_BY_NAME: dict[str, NamedFormat] = {
-    one.name: one
-    for one in (
-        _named_format(
-            "dns1123Label",
-            _length_and_shape(_DNS_LABEL, _LABEL_LENGTH, "a lowercase RFC 1123 label", prefix=False),
-            30,
-        ),
-        _named_format(
-            "dns1123LabelPrefix",
-            _length_and_shape(_DNS_LABEL, _LABEL_LENGTH, "a lowercase RFC 1123 label", prefix=True),
-            30,
-        ),
-        _named_format("dns1123Subdomain", _subdomain, 60),
-        _named_format(
-            "dns1123SubdomainPrefix",
-            _length_and_shape(_SUBDOMAIN, _SUBDOMAIN_LENGTH, "a lowercase RFC 1123 subdomain", prefix=True),
-            60,
-        ),
-        _named_format(
-            "dns1035Label", _length_and_shape(_DNS1035, _LABEL_LENGTH, "a DNS-1035 label", prefix=False), 30
-        ),
-        _named_format(
-            "dns1035LabelPrefix",
-            _length_and_shape(_DNS1035, _LABEL_LENGTH, "a DNS-1035 label", prefix=True),
-            30,
-        ),
-        _named_format("qualifiedName", _qualified_name, 60),
-        _named_format("labelValue", _label_value, 40),
-        _named_format("uri", _uri, 1103),
-        _named_format("uuid", _shape_only(_UUID, "does not match the UUID format"), 71),
-        _named_format("byte", _shape_only(_BASE64, "invalid base64"), 84),
-        _named_format("date", _date, 71),
-        _named_format("datetime", _datetime, 71),
+    named.name: named
+    for named in (
+        *_shaped("dns1123Label", _DNS_LABEL, _LABEL_LENGTH, "a lowercase RFC 1123 label", 30),
+        *_shaped("dns1123Subdomain", _SUBDOMAIN, _SUBDOMAIN_LENGTH, "a lowercase RFC 1123 subdomain", 60),
+        *_shaped("dns1035Label", _DNS1035, _LABEL_LENGTH, "a DNS-1035 label", 30),
+        NamedFormat("qualifiedName", _qualified_name, 60),
+        NamedFormat("labelValue", _label_value, 40),
+        NamedFormat("uri", _uri, 1103),
+        NamedFormat("uuid", _shape_only(_UUID, "does not match the UUID format"), 71),
+        NamedFormat("byte", _shape_only(_BASE64, "invalid base64"), 84),
+        NamedFormat("date", _date, 71),
+        NamedFormat("datetime", _datetime, 71),
     )
 }
 
 
-def _declare_format(name: str) -> None:
-    _format_function(f"format.{name}", f"format.{name}() -> named_format")(lambda: _FORMATS_BY_NAME[name])
-
-
-for _name in _FORMATS_BY_NAME:
-    _declare_format(_name)
+FORMATS.declare(
+    *(
+        (f"format.{name}", f"format.{name}() -> named_format", partial(_FORMATS_BY_NAME.__getitem__, name))
+        for name in _FORMATS_BY_NAME
+    )
+)
 
 
 @_format_function("format-named", "format.named(string) -> optional<named_format>")

@@ -49,16 +49,16 @@ _PLUS = tuple(operator for operator in OPERATORS if operator.function == "_+_")
 _SUM_OF_NOTHING = {"int": 0, "uint": Uint(0), "double": 0.0, "duration": Duration(0)}
 
 
-def _less(one: Any, two: Any) -> bool:
-    """Whether `one` comes first; what has no order comes neither first nor last."""
+def _less(first: Any, second: Any) -> bool:
+    """Whether `first` is less than `second`; what has no order comes neither first nor last."""
     try:
-        return bool(dispatch(_LESS, (one, two)))
+        return bool(dispatch(_LESS, (first, second)))
     except EvaluationError:
         return False
 
 
 def _sorted(items: list[Any]) -> bool:
-    return not any(_less(two, one) for one, two in itertools.pairwise(items))
+    return not any(_less(second, first) for first, second in itertools.pairwise(items))
 
 
 def _extreme(name: str, *, largest: bool) -> Any:
@@ -76,7 +76,9 @@ def _extreme(name: str, *, largest: bool) -> Any:
 
 def _sum(kind: str) -> Any:
     def total(items: list[Any]) -> Any:
-        return functools.reduce(lambda one, two: dispatch(_PLUS, (one, two)), items, _SUM_OF_NOTHING[kind])
+        return functools.reduce(
+            lambda first, second: dispatch(_PLUS, (first, second)), items, _SUM_OF_NOTHING[kind]
+        )
 
     return total
 
@@ -90,8 +92,8 @@ def _order_by(items: list[Any], sort_keys: list[Any]) -> list[Any]:
     if len({type(key) for key in sort_keys}) > 1:
         raise EvaluationError("list elements must have the same type")
 
-    def compare(one: int, two: int) -> int:
-        return _less(sort_keys[two], sort_keys[one]) - _less(sort_keys[one], sort_keys[two])
+    def compare(first: int, second: int) -> int:
+        return _less(sort_keys[second], sort_keys[first]) - _less(sort_keys[first], sort_keys[second])
 
     return [items[at] for at in sorted(range(len(items)), key=functools.cmp_to_key(compare))]
 
@@ -115,7 +117,7 @@ for _name in _SUM_OF_NOTHING:
 
 @_list_function("list_a_index_of_int", "list<A>.indexOf(A) -> int")
 def _index_of(items: list[Any], item: Any) -> int:
-    return next((at for at, one in enumerate(items) if same_value(one, item)), -1)
+    return next((at for at, other in enumerate(items) if same_value(other, item)), -1)
 
 
 @_list_function("list_a_last_index_of_int", "list<A>.lastIndexOf(A) -> int")
@@ -136,9 +138,7 @@ def _slice(items: list[Any], start: int, end: int) -> list[Any]:
     return items[start:end]
 
 
-@_list_function("list_flatten", "list<list<T>>.flatten() -> list<T>")
-def _flatten(items: list[Any]) -> list[Any]:
-    return list(_flat(items, 1))
+LISTS.declare(("list_flatten", "list<list<T>>.flatten() -> list<T>", lambda items: list(_flat(items, 1))))
 
 
 @_list_function("list_flatten_int", "list<dyn>.flatten(int) -> list<dyn>")
@@ -160,14 +160,12 @@ def _flat(items: list[Any], depth: int) -> Iterator[Any]:
 def _distinct(items: list[Any]) -> list[Any]:
     kept: list[Any] = []
     for item in items:
-        if not any(equal(item, one) for one in kept):
+        if not any(equal(item, other) for other in kept):
             kept.append(item)
     return kept
 
 
-@_list_function("list_reverse", "list<T>.reverse() -> list<T>")
-def _reverse(items: list[Any]) -> list[Any]:
-    return items[::-1]
+LISTS.declare(("list_reverse", "list<T>.reverse() -> list<T>", lambda items: items[::-1]))
 
 
 @_list_function("list_first", "list<V>.first() -> optional<V>")
@@ -191,7 +189,7 @@ def _range(count: int) -> list[int]:
 
 
 def _holds(items: list[Any], item: Any) -> bool:
-    return any(same_value(item, one) for one in items)
+    return any(same_value(item, other) for other in items)
 
 
 @_list_function("list_sets_contains_list", "sets.contains(list<T>, list<T>) -> bool")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 from rackloom.core.allocate.cel.errors import EvaluationError
-from rackloom.core.allocate.cel.types import FunctionLibrary
+from rackloom.core.allocate.cel.types import FunctionLibrary, accepts
 from rackloom.core.allocate.cel.values import TYPE_NAMES, compare_strictly
 
 # IP addresses and CIDR ranges.
@@ -90,48 +90,19 @@ def _parse_range(text: str) -> CIDR:
     return CIDR(parsed, int(bits))
 
 
-@_network_function("string_to_ip", "ip(string) -> net_ip")
-def _ip(text: str) -> IP:
-    return IP(_parse_address(text))
+NETWORKS.declare(
+    ("string_to_ip", "ip(string) -> net_ip", lambda text: IP(_parse_address(text))),
+    ("cidr_ip", "net_cidr.ip() -> net_ip", lambda cidr: IP(cidr.address)),
+)
 
-
-@_network_function("cidr_ip", "net_cidr.ip() -> net_ip")
-def _ip_of(cidr: CIDR) -> IP:
-    return IP(cidr.address)
-
-
-@_network_function("is_ip", "isIP(string) -> bool")
-def _is_ip(text: str) -> bool:
-    try:
-        _parse_address(text)
-    except EvaluationError:
-        return False
-    return True
-
-
-@_network_function("ip_is_canonical", "ip.isCanonical(string) -> bool")
-def _is_canonical(text: str) -> bool:
-    return str(_parse_address(text)) == text
-
-
-@_network_function("ip_to_string", "string(net_ip) -> string")
-def _address_text(ip: IP) -> str:
-    return str(ip.address)
-
-
-@_network_function("ip_family", "net_ip.family() -> int")
-def _family(ip: IP) -> int:
-    return ip.address.version
-
-
-@_network_function("ip_is_unspecified", "net_ip.isUnspecified() -> bool")
-def _is_unspecified(ip: IP) -> bool:
-    return ip.address.is_unspecified
-
-
-@_network_function("ip_is_loopback", "net_ip.isLoopback() -> bool")
-def _is_loopback(ip: IP) -> bool:
-    return ip.address.is_loopback
+NETWORKS.declare(
+    ("is_ip", "isIP(string) -> bool", accepts(_parse_address)),
+    ("ip_is_canonical", "ip.isCanonical(string) -> bool", lambda text: str(_parse_address(text)) == text),
+    ("ip_to_string", "string(net_ip) -> string", lambda ip: str(ip.address)),
+    ("ip_family", "net_ip.family() -> int", lambda ip: ip.address.version),
+    ("ip_is_unspecified", "net_ip.isUnspecified() -> bool", lambda ip: ip.address.is_unspecified),
+    ("ip_is_loopback", "net_ip.isLoopback() -> bool", lambda ip: ip.address.is_loopback),
+)
 
 
 @_network_function("ip_is_link_local_multicast", "net_ip.isLinkLocalMulticast() -> bool")
@@ -154,23 +125,11 @@ def _is_global_unicast(ip: IP) -> bool:
     return not any(excluded) and address.packed != b"\xff\xff\xff\xff"
 
 
-@_network_function("string_to_cidr", "cidr(string) -> net_cidr")
-def _cidr(text: str) -> CIDR:
-    return _parse_range(text)
-
-
-@_network_function("is_cidr", "isCIDR(string) -> bool")
-def _is_cidr(text: str) -> bool:
-    try:
-        _parse_range(text)
-    except EvaluationError:
-        return False
-    return True
-
-
-@_network_function("cidr_to_string", "string(net_cidr) -> string")
-def _range_text(cidr: CIDR) -> str:
-    return f"{cidr.address}/{cidr.bits}"
+NETWORKS.declare(
+    ("string_to_cidr", "cidr(string) -> net_cidr", _parse_range),
+    ("is_cidr", "isCIDR(string) -> bool", accepts(_parse_range)),
+    ("cidr_to_string", "string(net_cidr) -> string", lambda cidr: f"{cidr.address}/{cidr.bits}"),
+)
 
 
 @_network_function("cidr_contains_ip_ip", "net_cidr.containsIP(net_ip) -> bool")
@@ -193,14 +152,10 @@ def _contains_cidr_text(cidr: CIDR, other: str) -> bool:
     return _contains_cidr(cidr, _parse_range(other))
 
 
-@_network_function("cidr_prefix_length", "net_cidr.prefixLength() -> int")
-def _prefix_length(cidr: CIDR) -> int:
-    return cidr.bits
-
-
-@_network_function("cidr_masked", "net_cidr.masked() -> net_cidr")
-def _masked(cidr: CIDR) -> CIDR:
-    return cidr.masked()
+NETWORKS.declare(
+    ("cidr_prefix_length", "net_cidr.prefixLength() -> int", lambda cidr: cidr.bits),
+    ("cidr_masked", "net_cidr.masked() -> net_cidr", lambda cidr: cidr.masked()),
+)
 
 
 # URLs.
@@ -327,14 +282,10 @@ def _is_url(text: str) -> bool:
     return True
 
 
-@_url_function("url_get_scheme", "url.getScheme() -> string")
-def _get_scheme(parsed_url: ParsedUrl) -> str:
-    return parsed_url.scheme
-
-
-@_url_function("url_get_host", "url.getHost() -> string")
-def _get_host(parsed_url: ParsedUrl) -> str:
-    return parsed_url.host
+URLS.declare(
+    ("url_get_scheme", "url.getScheme() -> string", lambda parsed_url: parsed_url.scheme),
+    ("url_get_host", "url.getHost() -> string", lambda parsed_url: parsed_url.host),
+)
 
 
 @_url_function("url_get_hostname", "url.getHostname() -> string")
@@ -350,9 +301,7 @@ def _get_port(parsed_url: ParsedUrl) -> str:
     return after.rpartition(":")[2] if ":" in after else ""
 
 
-@_url_function("url_get_escaped_path", "url.getEscapedPath() -> string")
-def _get_path(parsed_url: ParsedUrl) -> str:
-    return parsed_url.path
+URLS.declare(("url_get_escaped_path", "url.getEscapedPath() -> string", lambda parsed_url: parsed_url.path))
 
 
 @_url_function("url_get_query", "url.getQuery() -> map<string, list<string>>")

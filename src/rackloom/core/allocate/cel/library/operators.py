@@ -11,7 +11,7 @@ which `orValue`, `or`, `value` and `hasValue` work. The evaluator runs `&&`, `||
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from rackloom.core.allocate.cel.errors import EvaluationError, no_such_key, no_such_overload
@@ -61,144 +61,112 @@ def shown_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@_operator("logical_not", "!_(bool) -> bool")
-def _logical_not(value: bool) -> bool:
-    return not value
-
-
-@_operator("negate_double", "-_(double) -> double")
-def _negate_double(value: float) -> float:
-    return -value
-
-
-@_operator("negate_int64", "-_(int) -> int")
-def _negate(value: int) -> int:
-    return in_int64(-value)
-
-
-@_operator("@not_strictly_false", "@not_strictly_false(bool) -> bool")
-def _not_strictly_false(value: bool) -> bool:
-    return value is not False
+OPERATORS.declare(
+    ("logical_not", "!_(bool) -> bool", lambda value: not value),
+    ("negate_double", "-_(double) -> double", lambda value: -value),
+    ("negate_int64", "-_(int) -> int", lambda value: in_int64(-value)),
+    ("@not_strictly_false", "@not_strictly_false(bool) -> bool", lambda value: value is not False),
+)
 
 
 @_operator("add_bytes", "_+_(bytes, bytes) -> bytes")
 @_operator("add_string", "_+_(string, string) -> string")
 @_operator("add_double", "_+_(double, double) -> double")
 @_operator("add_list", "_+_(list<A>, list<A>) -> list<A>")
-def _join(one: Any, two: Any) -> Any:
-    return one + two
+def _join(first: Any, second: Any) -> Any:
+    return first + second
 
 
-@_operator("add_int64", "_+_(int, int) -> int")
-def _add_int(one: int, two: int) -> int:
-    return in_int64(one + two)
-
-
-@_operator("add_uint64", "_+_(uint, uint) -> uint")
-def _add_uint(one: int, two: int) -> Uint:
-    return in_uint64(int(one) + int(two))
+OPERATORS.declare(
+    ("add_int64", "_+_(int, int) -> int", lambda first, second: in_int64(first + second)),
+    ("add_uint64", "_+_(uint, uint) -> uint", lambda first, second: in_uint64(int(first) + int(second))),
+)
 
 
 @_operator("add_duration_duration", "_+_(duration, duration) -> duration")
-def _add_durations(duration: Duration, two: Duration) -> Duration:
-    return as_duration(duration.nanos + two.nanos)
+def _add_durations(first: Duration, second: Duration) -> Duration:
+    return as_duration(first.nanos + second.nanos)
 
 
 @_operator("add_duration_timestamp", "_+_(duration, timestamp) -> timestamp")
 @_operator("add_timestamp_duration", "_+_(timestamp, duration) -> timestamp")
-def _later(timestamp: Timestamp | Duration, two: Timestamp | Duration) -> Timestamp:
-    return as_timestamp(timestamp.nanos + two.nanos)
+def _later(first: Timestamp | Duration, second: Timestamp | Duration) -> Timestamp:
+    return as_timestamp(first.nanos + second.nanos)
 
 
-@_operator("subtract_double", "_-_(double, double) -> double")
-def _subtract_double(one: float, two: float) -> float:
-    return one - two
-
-
-@_operator("subtract_int64", "_-_(int, int) -> int")
-def _subtract(one: int, two: int) -> int:
-    return in_int64(one - two)
-
-
-@_operator("subtract_uint64", "_-_(uint, uint) -> uint")
-def _subtract_uint(one: int, two: int) -> Uint:
-    return in_uint64(int(one) - int(two))
+OPERATORS.declare(
+    ("subtract_double", "_-_(double, double) -> double", lambda first, second: first - second),
+    ("subtract_int64", "_-_(int, int) -> int", lambda first, second: in_int64(first - second)),
+    ("subtract_uint64", "_-_(uint, uint) -> uint", lambda first, second: in_uint64(int(first) - int(second))),
+)
 
 
 @_operator("subtract_duration_duration", "_-_(duration, duration) -> duration")
 @_operator("subtract_timestamp_timestamp", "_-_(timestamp, timestamp) -> duration")
-def _between(timestamp: Timestamp | Duration, two: Timestamp | Duration) -> Duration:
-    return as_duration(timestamp.nanos - two.nanos)
+def _between(first: Timestamp | Duration, second: Timestamp | Duration) -> Duration:
+    return as_duration(first.nanos - second.nanos)
 
 
 @_operator("subtract_timestamp_duration", "_-_(timestamp, duration) -> timestamp")
-def _earlier(timestamp: Timestamp, two: Duration) -> Timestamp:
-    return as_timestamp(timestamp.nanos - two.nanos)
+def _earlier(first: Timestamp, second: Duration) -> Timestamp:
+    return as_timestamp(first.nanos - second.nanos)
 
 
-@_operator("multiply_double", "_*_(double, double) -> double")
-def _multiply_double(one: float, two: float) -> float:
-    return one * two
-
-
-@_operator("multiply_int64", "_*_(int, int) -> int")
-def _multiply(one: int, two: int) -> int:
-    return in_int64(one * two)
-
-
-@_operator("multiply_uint64", "_*_(uint, uint) -> uint")
-def _multiply_uint(one: int, two: int) -> Uint:
-    return in_uint64(int(one) * int(two))
+OPERATORS.declare(
+    ("multiply_double", "_*_(double, double) -> double", lambda first, second: first * second),
+    ("multiply_int64", "_*_(int, int) -> int", lambda first, second: in_int64(first * second)),
+    ("multiply_uint64", "_*_(uint, uint) -> uint", lambda first, second: in_uint64(int(first) * int(second))),
+)
 
 
 @_operator("divide_double", "_/_(double, double) -> double")
-def _divide_double(one: float, two: float) -> float:
-    if two:
-        return one / two
-    if not one or math.isnan(one):
+def _divide_double(first: float, second: float) -> float:
+    if second:
+        return first / second
+    if not first or math.isnan(first):
         return math.nan
-    return math.copysign(math.inf, one) * math.copysign(1, two)
+    return math.copysign(math.inf, first) * math.copysign(1, second)
 
 
-def _quotient(one: int, two: int) -> int:
+def _quotient(first: int, second: int) -> int:
     """Division towards zero, as CEL has it."""
-    if two == 0:
+    if second == 0:
         raise EvaluationError("division by zero")
-    return abs(one) // abs(two) * (1 if (one < 0) == (two < 0) else -1)
+    return abs(first) // abs(second) * (1 if (first < 0) == (second < 0) else -1)
 
 
-@_operator("divide_int64", "_/_(int, int) -> int")
-def _divide(one: int, two: int) -> int:
-    return in_int64(_quotient(one, two))
-
-
-@_operator("divide_uint64", "_/_(uint, uint) -> uint")
-def _divide_uint(one: int, two: int) -> Uint:
-    return Uint(_quotient(int(one), int(two)))
+OPERATORS.declare(
+    ("divide_int64", "_/_(int, int) -> int", lambda first, second: in_int64(_quotient(first, second))),
+    (
+        "divide_uint64",
+        "_/_(uint, uint) -> uint",
+        lambda first, second: Uint(_quotient(int(first), int(second))),
+    ),
+)
 
 
 @_operator("modulo_int64", "_%_(int, int) -> int")
-def _modulo(one: int, two: int) -> int:
-    if two == 0:
+def _modulo(first: int, second: int) -> int:
+    if second == 0:
         raise EvaluationError("modulus by zero")
-    if (one, two) == (-(2**63), -1):
+    if (first, second) == (-(2**63), -1):
         raise EvaluationError("integer overflow")
-    return one - two * _quotient(one, two)
+    return first - second * _quotient(first, second)
 
 
 @_operator("modulo_uint64", "_%_(uint, uint) -> uint")
-def _modulo_uint(one: int, two: int) -> Uint:
-    return Uint(_modulo(int(one), int(two)))
+def _modulo_uint(first: int, second: int) -> Uint:
+    return Uint(_modulo(int(first), int(second)))
 
 
 def _comparison(symbol: str, name: str, holds: Callable[[Any, Any], bool]) -> None:
     """Declare one ordering operator over everything that has an order."""
 
-    def ordered(one: Any, two: Any) -> bool:
-        return holds(one, two)
+    def ordered(first: Any, second: Any) -> bool:
+        return holds(first, second)
 
-    def numbers(one: Any, two: Any) -> bool:
-        order = compare_numbers(one, two)
+    def numbers(first: Any, second: Any) -> bool:
+        order = compare_numbers(first, second)
         if order is None:
             raise EvaluationError("NaN values cannot be ordered")
         return holds(order, 0)
@@ -206,10 +174,10 @@ def _comparison(symbol: str, name: str, holds: Callable[[Any, Any], bool]) -> No
     kinds = (("int", "int64"), ("uint", "uint64"), ("double", "double"))
     for kind in ("bool", "string", "bytes", "timestamp", "duration"):
         _operator(f"{name}_{kind}", f"{symbol}({kind}, {kind}) -> bool")(ordered)
-    for one, left in kinds:
-        for two, right in kinds:
-            overload_id = f"{name}_{left}" if one == two else f"{name}_{left}_{right}"
-            _operator(overload_id, f"{symbol}({one}, {two}) -> bool")(numbers)
+    for first, left_id in kinds:
+        for second, right_id in kinds:
+            overload_id = f"{name}_{left_id}" if first == second else f"{name}_{left_id}_{right_id}"
+            _operator(overload_id, f"{symbol}({first}, {second}) -> bool")(numbers)
 
 
 _comparison("_<_", "less", operator.lt)
@@ -218,39 +186,23 @@ _comparison("_>_", "greater", operator.gt)
 _comparison("_>=_", "greater_equals", operator.ge)
 
 
-@_operator("equals", "_==_(A, A) -> bool")
-def _equals(one: Any, two: Any) -> bool:
-    return equal(one, two)
-
-
-@_operator("not_equals", "_!=_(A, A) -> bool")
-def _not_equals(one: Any, two: Any) -> bool:
-    return not same_value(one, two)
-
-
-@_operator("in_list", "@in(A, list<A>) -> bool")
-def _in_list(item: Any, items: list[Any]) -> bool:
-    return any(same_value(item, one) for one in items)
-
-
-@_operator("in_map", "@in(A, map<A, B>) -> bool")
-def _in_map(key: Any, mapping: Mapping[Any, Any]) -> bool:
-    return contains_key(mapping, key)
-
-
-@_operator("logical_and", "_&&_(bool, bool) -> bool")
-def _logical_and(one: bool, two: bool) -> bool:
-    return one and two
-
-
-@_operator("logical_or", "_||_(bool, bool) -> bool")
-def _logical_or(one: bool, two: bool) -> bool:
-    return one or two
-
-
-@_operator("conditional", "_?_:_(bool, A, A) -> A")
-def _conditional(condition: bool, one: Any, two: Any) -> Any:
-    return one if condition else two
+OPERATORS.declare(
+    ("equals", "_==_(A, A) -> bool", equal),
+    ("not_equals", "_!=_(A, A) -> bool", lambda first, second: not same_value(first, second)),
+    (
+        "in_list",
+        "@in(A, list<A>) -> bool",
+        lambda item, items: any(same_value(item, other) for other in items),
+    ),
+    ("in_map", "@in(A, map<A, B>) -> bool", lambda key, mapping: contains_key(mapping, key)),
+    ("logical_and", "_&&_(bool, bool) -> bool", lambda first, second: first and second),
+    ("logical_or", "_||_(bool, bool) -> bool", lambda first, second: first or second),
+    (
+        "conditional",
+        "_?_:_(bool, A, A) -> A",
+        lambda condition, first, second: first if condition else second,
+    ),
+)
 
 
 def list_index(items: list[Any], key: Any) -> int:
@@ -327,9 +279,7 @@ OPTIONALS = FunctionLibrary()
 _optional_function = OPTIONALS.add
 
 
-@_optional_function("optional_of", "optional.of(V) -> optional<V>")
-def _optional_of(value: Any) -> OptionalValue:
-    return present_optional(value)
+OPTIONALS.declare(("optional_of", "optional.of(V) -> optional<V>", present_optional))
 
 
 @_optional_function("optional_ofNonZeroValue", "optional.ofNonZeroValue(V) -> optional<V>")
@@ -337,9 +287,7 @@ def _of_non_zero(value: Any) -> OptionalValue:
     return NONE if is_zero(value) else present_optional(value)
 
 
-@_optional_function("optional_none", "optional.none() -> optional<V>")
-def _optional_none() -> OptionalValue:
-    return NONE
+OPTIONALS.declare(("optional_none", "optional.none() -> optional<V>", lambda: NONE))
 
 
 @_optional_function("optional_value", "optional<V>.value() -> V")
@@ -349,9 +297,7 @@ def _optional_value(optional: OptionalValue) -> Any:
     return optional.value
 
 
-@_optional_function("optional_hasValue", "optional<V>.hasValue() -> bool")
-def _has_value(optional: OptionalValue) -> bool:
-    return optional.present
+OPTIONALS.declare(("optional_hasValue", "optional<V>.hasValue() -> bool", lambda optional: optional.present))
 
 
 @_optional_function("optional_orValue_value", "optional<V>.orValue(V) -> V")

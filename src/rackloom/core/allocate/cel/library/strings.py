@@ -1,7 +1,7 @@
 """String functions: search and split, regular expressions, and `format`.
 
 Positions count characters, not bytes. `compiled_pattern` loads the regular expression engine on first
-use, because few selectors have patterns and the engine loads slowly.
+use, because few selectors have patterns.
 
 `format_string` implements `%s %d %f %e %b %x %X %o %%` as the second version of cel-go's strings
 library does, including its treatment of `%e`: what is written as precision is taken as width. The
@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rackloom.core.allocate.cel.errors import EvaluationError
@@ -49,19 +50,11 @@ _ESCAPES = str.maketrans(
 )
 
 
-@_string_function("contains_string", "string.contains(string) -> bool")
-def _contains(text: str, part: str) -> bool:
-    return part in text
-
-
-@_string_function("starts_with_string", "string.startsWith(string) -> bool")
-def _starts_with(text: str, part: str) -> bool:
-    return text.startswith(part)
-
-
-@_string_function("ends_with_string", "string.endsWith(string) -> bool")
-def _ends_with(text: str, part: str) -> bool:
-    return text.endswith(part)
+STRINGS.declare(
+    ("contains_string", "string.contains(string) -> bool", lambda text, part: part in text),
+    ("starts_with_string", "string.startsWith(string) -> bool", lambda text, part: text.startswith(part)),
+    ("ends_with_string", "string.endsWith(string) -> bool", lambda text, part: text.endswith(part)),
+)
 
 
 @_string_function("string_char_at_int", "string.charAt(int) -> string")
@@ -99,14 +92,10 @@ def _last_index_of_until(text: str, part: str, last: int) -> int:
     return -1 if last >= len(text) else text.rfind(part, 0, last + len(part))
 
 
-@_string_function("string_lower_ascii", "string.lowerAscii() -> string")
-def _lower(text: str) -> str:
-    return text.translate(_UPPER)
-
-
-@_string_function("string_upper_ascii", "string.upperAscii() -> string")
-def _upper(text: str) -> str:
-    return text.translate(_LOWER)
+STRINGS.declare(
+    ("string_lower_ascii", "string.lowerAscii() -> string", lambda text: text.translate(_UPPER)),
+    ("string_upper_ascii", "string.upperAscii() -> string", lambda text: text.translate(_LOWER)),
+)
 
 
 @_string_function("string_replace_string_string", "string.replace(string, string) -> string")
@@ -152,14 +141,9 @@ def _substring(text: str, start: int, end: int) -> str:
     return text[start:end]
 
 
-@_string_function("string_trim", "string.trim() -> string")
-def _trim(text: str) -> str:
-    return text.strip(_SPACE)
-
-
-@_string_function("list_join", "list<string>.join() -> string")
-def _join(items: list[str]) -> str:
-    return _join_with(items, "")
+STRINGS.declare(
+    ("string_trim", "string.trim() -> string", lambda text: text.strip(_SPACE)),
+)
 
 
 @_string_function("list_join_string", "list<string>.join(string) -> string")
@@ -168,6 +152,9 @@ def _join_with(items: list[Any], separator: str) -> str:
         if not isinstance(item, str):
             raise EvaluationError("no such overload")
     return separator.join(items)
+
+
+STRINGS.declare(("list_join", "list<string>.join() -> string", lambda items: _join_with(items, "")))
 
 
 @_string_function("strings_quote", "strings.quote(string) -> string")
@@ -183,8 +170,8 @@ _pattern_function = PATTERNS.add
 
 
 def compiled_pattern(pattern: str) -> "Regex":
-    """The compiled pattern. Raises EvaluationError where RE2 would refuse it."""
-    # Few selectors have patterns, and what reads them takes longest to load of the whole library.
+    """The compiled pattern. Raises EvaluationError where Go would refuse it."""
+    # Few selectors have patterns: claims without any do not load the engine.
     from rackloom.core.allocate.cel.regex import compiled_regex
 
     try:
@@ -201,19 +188,17 @@ def _matches(text: str, pattern: str) -> bool:
 
 @_pattern_function("string_find_string", "string.find(string) -> string")
 def _find_match(text: str, pattern: str) -> str:
-    found = next(compiled_pattern(pattern).spans(text), None)
-    return "" if found is None else text[found[0] : found[1]]
+    return next(compiled_pattern(pattern).find_all(text), "")
 
 
 @_pattern_function("string_find_all_string", "string.findAll(string) -> list<string>")
 def _find_all_matches(text: str, pattern: str) -> list[str]:
-    return _find_some_matches(text, pattern, -1)
+    return list(compiled_pattern(pattern).find_all(text))
 
 
 @_pattern_function("string_find_all_string_int", "string.findAll(string, int) -> list<string>")
 def _find_some_matches(text: str, pattern: str, limit: int) -> list[str]:
-    spans = list(compiled_pattern(pattern).spans(text))
-    return [text[start:end] for start, end in (spans if limit < 0 else spans[:limit])]
+    return list(islice(compiled_pattern(pattern).find_all(text), limit if limit >= 0 else None))
 
 
 # The format function.

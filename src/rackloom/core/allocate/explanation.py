@@ -25,7 +25,8 @@ from rackloom.core.allocate.ledger import Constraint
 from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.core.allocate.outcome import AllocationStopped, Cause, CauseKind
 from rackloom.core.allocate.pools import SliceIndex
-from rackloom.core.allocate.problem import AllocationProblem, node_devices
+from rackloom.core.allocate.problem import AllocationProblem, devices_on_node
+from rackloom.core.allocate.search import FirstFitSearch
 
 # The account as a value.
 
@@ -102,51 +103,43 @@ def explain(
     index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
     named = {klass.metadata.name: klass for klass in classes}
     try:
-        desk = AllocationProblem(
-            node_devices(node, index, features), named, claims, state, features, SelectorCache()
-        )
+        devices = devices_on_node(node, index, features)
+        problem = AllocationProblem(devices, named, claims, state, features, SelectorCache())
     except AllocationStopped as stop:
-        return _empty(node, stop.reason)
-    asks = list(chain.from_iterable(chain.from_iterable(desk.choices)))
-    accounts = {ask: _causes_by_device(desk, ask) for ask in asks}
+        nothing = {"requests": (), "constraints": (), "unusable_pools": (), "conflict": ()}
+        return Explanation(node=node.metadata.name, fault=stop.reason, **nothing)
+    asks = list(chain.from_iterable(problem.plan))
+    accounts = {
+        ask: [(device, _cause(problem, ask, device)) for device in problem.candidates] for ask in asks
+    }
     return Explanation(
         node=node.metadata.name,
-        requests=tuple(_request_account(desk, ask, accounts[ask]) for ask in asks),
-        constraints=tuple(_constraint_accounts(desk, asks, accounts)),
+        requests=tuple(_request_account(problem, ask, accounts[ask]) for ask in asks),
+        constraints=tuple(_constraint_accounts(problem, asks, accounts)),
         unusable_pools=tuple(
             PoolAccount(pool="/".join(pool.key), trouble=pool.trouble, reason=pool.reason)
-            for pool in desk.pools
+            for pool in problem.pools
             if pool.trouble is not None
         ),
-        conflict=_conflict(desk, proceed),
-    )
-
-
-def _empty(node: Node, fault: str) -> Explanation:
-    return Explanation(
-        node=node.metadata.name, requests=(), constraints=(), unusable_pools=(), conflict=(), fault=fault
+        conflict=_conflict(problem, proceed),
     )
 
 
 CausesByDevice = list[tuple[CandidateDevice, Cause | None]]
 
 
-def _causes_by_device(desk: AllocationProblem, ask: RequestAlternative) -> CausesByDevice:
-    return [(candidate, _cause(desk, ask, candidate)) for candidate in desk.candidates]
-
-
-def _cause(desk: AllocationProblem, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
-    used = desk.ledger.in_use(ask, candidate)
+def _cause(problem: AllocationProblem, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
+    used = problem.ledger.in_use(ask, candidate)
     if used is not None:
         return used
-    verdict = desk.eligibility.verdict(ask, candidate)
+    verdict = problem.eligibility.verdict(ask, candidate)
     if isinstance(verdict, AllocationStopped):
         return Cause(CauseKind.SELECTOR_FAILS, verdict.reason)
-    return verdict or desk.ledger.short(ask, candidate) or desk.ledger.broken(ask, candidate)
+    return verdict or problem.ledger.short(ask, candidate) or problem.ledger.broken(ask, candidate)
 
 
 def _request_account(
-    desk: AllocationProblem, ask: RequestAlternative, accounted: CausesByDevice
+    problem: AllocationProblem, ask: RequestAlternative, accounted: CausesByDevice
 ) -> RequestAccount:
     removed: dict[Cause, list[str]] = {}
     for candidate, cause in accounted:
@@ -157,7 +150,7 @@ def _request_account(
         claim=ask.claim_name,
         request=ask.name,
         wanted=None if ask.everything else ask.count,
-        devices=len(desk.candidates),
+        devices=len(problem.candidates),
         removed=tuple(
             RemovedDevices(cause=cause.kind, detail=cause.detail, devices=tuple(devices))
             for cause, devices in sorted(removed.items(), key=lambda item: order.index(item[0].kind))
@@ -167,11 +160,11 @@ def _request_account(
 
 
 def _constraint_accounts(
-    desk: AllocationProblem,
+    problem: AllocationProblem,
     asks: Sequence[RequestAlternative],
     accounts: dict[RequestAlternative, CausesByDevice],
 ) -> Iterator[ConstraintAccount]:
-    for claim, constraints in enumerate(desk.constraints):
+    for claim, constraints in enumerate(problem.constraints):
         for constraint in constraints:
             covered = [ask for ask in asks if ask.claim == claim and ask.named_in(constraint.requests)]
             yield ConstraintAccount(
@@ -188,38 +181,35 @@ def _by_value(
     for ask in covered:
         for candidate, cause in accounts[ask]:
             for value in (constraint.values(candidate) or ()) if cause is None else ():
-                of_value = counts.setdefault(value, {one.name: 0 for one in covered})
-                of_value[ask.name] += 1
+                counts.setdefault(value, {request.name: 0 for request in covered})[ask.name] += 1
     return tuple(
         ValueCount(value=str(value), devices=of)
         for (_, value), of in sorted(counts.items(), key=lambda item: str(item[0]))
     )
 
 
-def _conflict(desk: AllocationProblem, proceed: Callable[[], bool]) -> tuple[str, ...]:
+def _conflict(problem: AllocationProblem, proceed: Callable[[], bool]) -> tuple[str, ...]:
     """Leaves out one request after the other for as long as the rest still cannot be met."""
-    plan = list(chain.from_iterable(desk.choices))
-    if _can_be_met(desk, plan, proceed) is not False:
+    plan = problem.plan
+    if _can_be_met(problem, plan, proceed) is not False:
         return ()
     for choice in list(plan):
-        rest = [one for one in plan if one is not choice]
-        if _can_be_met(desk, rest, proceed) is False:
+        rest = [kept for kept in plan if kept is not choice]
+        if _can_be_met(problem, rest, proceed) is False:
             plan = rest
     return tuple(f"{choice[0].claim_name}/{choice[0].request}" for choice in plan)
 
 
 def _can_be_met(
-    desk: AllocationProblem, plan: Sequence[Alternatives], proceed: Callable[[], bool]
+    problem: AllocationProblem, plan: Sequence[Alternatives], proceed: Callable[[], bool]
 ) -> bool | None:
     """Whether the requests of `plan` can be met; None where an error or the bound comes first."""
-    search = desk.search(proceed, plan)
     try:
-        return search.run()
+        return FirstFitSearch(problem, proceed, plan).run()
     except AllocationStopped:
         return None
     finally:
-        while desk.ledger.entries:
-            desk.ledger.strike()
+        problem.ledger.clear()
 
 
 # The account as text.
@@ -269,12 +259,8 @@ def _request_lines(account: RequestAccount) -> Iterator[str]:
         f" {len(account.left)} of {account.devices} devices are left"
     )
     for removed in account.removed:
-        yield f"    {len(removed.devices):>4} {_cause_text(removed)}"
-
-
-def _cause_text(removed: RemovedDevices) -> str:
-    words = _CAUSE_TEXTS[removed.cause]
-    return f"{words}: {removed.detail}" if removed.detail else words
+        detail = f": {removed.detail}" if removed.detail else ""
+        yield f"    {len(removed.devices):>4} {_CAUSE_TEXTS[removed.cause]}{detail}"
 
 
 def _constraint_lines(cut: ConstraintAccount) -> Iterator[str]:
