@@ -118,18 +118,19 @@ def packing_problem(
     site: PlacementSite, gangs: Sequence[Gang]
 ) -> tuple[list[PackingClique], list[PackingItem]]:
     """Cliques and gangs of whole trays as the packing takes them, in their order."""
-    ground = SiteCapacity(site)
+    capacity = SiteCapacity(site)
     held = {hold.tray for hold in site.holds}
     cliques = [
-        PackingClique(ground.empty[clique], any(site.trays[at].name in held for at in trays))
-        for clique, trays in ground.cliques.items()
+        PackingClique(capacity.empty[clique], any(site.trays[at].name in held for at in trays))
+        for clique, trays in capacity.cliques.items()
     ]
-    blocks = [
-        tuple(sum(part.members for part in block) for block in colocation_groups(gang)) for gang in gangs
+    subgroups = [
+        tuple(sum(part.members for part in subgroup) for subgroup in colocation_groups(gang))
+        for gang in gangs
     ]
-    weights = _priority_weights(gangs, [sum(some) for some in blocks])
+    weights = _priority_weights(gangs, [sum(some) for some in subgroups])
     return cliques, [
-        PackingItem(some, weights[gang.priority]) for some, gang in zip(blocks, gangs, strict=True)
+        PackingItem(some, weights[gang.priority]) for some, gang in zip(subgroups, gangs, strict=True)
     ]
 
 

@@ -146,6 +146,11 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool = False
     """Takes only trays that are empty, and each of them whole (they are reserved by a taint)."""
 
+    @property
+    def device_groups(self) -> tuple[GangGroup, ...]:
+        """All groups but the helpers."""
+        return tuple(group for group in self.groups if not group.is_helper)
+
 
 class MemberAssignment(msgspec.Struct, frozen=True):
     """One member on its tray."""
