@@ -24,8 +24,8 @@ MAX_NAMED_TRAYS = 3
 """Passed-over trays that a sentence names; it counts the others."""
 NO_SHARED_MEMORY = "instances in different domains share no GPU memory"
 TrayId = TypeVar("TrayId", bound=Hashable)
-"""What the caller names a tray by: a machine id, or a value that stands for one of several equal machines. The
-choice compares no ids; it prints those of unhealthy trays."""
+"""What the caller names a tray by: a machine id, or a value that stands for one of several equal machines.
+The choice compares no ids; it prints those of unhealthy trays."""
 
 
 class FreeTray(msgspec.Struct, Generic[TrayId], frozen=True):

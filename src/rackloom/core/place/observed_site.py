@@ -101,18 +101,18 @@ def trays_avoided_by(
     choosy = [pod for pod in there if required_terms(pod["spec"], "podAntiAffinity")]
     told: list[tuple[PodIdentity, dict[str, str]]] = []
     found = {}
-    for team in job.teams:
-        shut = next((shut for one, shut in told if one == team.known), None)
+    for group in job.groups:
+        shut = next((shut for one, shut in told if one == group.identity), None)
         if shut is None:
             theirs = (
                 pod
-                for pod in (there if team.known.apart else choosy)
+                for pod in (there if group.identity.apart else choosy)
                 if owner_of_pod(pod, labels) != job.name
             )
-            shut = dict(_barred_nodes(team.known, theirs, reaches, labels))
-            told.append((team.known, shut))
+            shut = dict(_barred_nodes(group.identity, theirs, reaches, labels))
+            told.append((group.identity, shut))
         if shut:
-            found[team.name] = shut
+            found[group.name] = shut
     return found
 
 

@@ -343,7 +343,7 @@ class PodRequirements(msgspec.Struct, frozen=True, kw_only=True):
         """It has GPUs or a claim."""
         return bool(self.gpus or self.templates or self.claims)
 
-    def may_use_what(self, other: "PodRequirements") -> bool:
+    def may_use_same_nodes(self, other: "PodRequirements") -> bool:
         """Whether both may go to the same nodes."""
         return self.rule == other.rule and self.tolerations == other.tolerations
 

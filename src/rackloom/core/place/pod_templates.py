@@ -43,14 +43,14 @@ class ManifestDraft:
         """Each pod template with its group; of pods, each pod with its member number."""
         if self.job.kind != "Pod":
             seen: set[tuple[str | int, ...]] = set()
-            for team in self.job.teams:
-                if team.template not in seen:
-                    seen.add(team.template)
-                    yield team, 0, _template_at(self.main, team.template)
+            for group in self.job.groups:
+                if group.template not in seen:
+                    seen.add(group.template)
+                    yield group, 0, _template_at(self.main, group.template)
             return
-        alike = len(self.job.teams) == 1
+        alike = len(self.job.groups) == 1
         for number, pod in enumerate(self.objects):
-            yield self.job.teams[0 if alike else number], number if alike else 0, pod
+            yield self.job.groups[0 if alike else number], number if alike else 0, pod
 
     def mark(self, template: JsonObject, kind: str, values: Mapping[str, str]) -> None:
         """Add `labels` or `annotations`."""
@@ -131,18 +131,18 @@ def render_affinity(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: Sc
     """
     _check_templates(draft, gang, plan)
     name = gang_label_value(gang.name)
-    serious = {group.name for group in gang.groups if not group.is_helper}
+    with_devices = {group.name for group in gang.device_groups}
     pin_to_trays(draft, plan, labels)
-    for team, _, template in draft.templates():
+    for group, _, template in draft.templates():
         draft.mark(template, "labels", {labels.job: name})
-        if team.name in serious and len(plan.cliques) == 1:
+        if group.name in with_devices and len(plan.cliques) == 1:
             _keep_together(template, name, labels)
 
 
 def pin_to_trays(draft: ManifestDraft, plan: GangPlan, labels: SchedulerLabels) -> None:
     """Let every pod template use the trays of its groups only."""
-    for team, member, template in draft.templates():
-        _pin_template(template, _trays_of_template(draft, plan, team, member), labels)
+    for group, member, template in draft.templates():
+        _pin_template(template, _trays_of_template(draft, plan, group, member), labels)
 
 
 def _check_templates(draft: ManifestDraft, gang: Gang, plan: GangPlan) -> None:
@@ -162,17 +162,17 @@ def _check_templates(draft: ManifestDraft, gang: Gang, plan: GangPlan) -> None:
 
 def _groups_by_template(draft: ManifestDraft, gang: Gang) -> Iterator[int]:
     """How many blocks the pods of each template are in."""
-    serious = [team for team in draft.job.teams if team.need.takes_devices]
-    for template in dict.fromkeys(team.template for team in serious):
-        alike = {team.name for team in serious if team.template == template}
+    with_devices = [group for group in draft.job.groups if group.need.takes_devices]
+    for template in dict.fromkeys(group.template for group in with_devices):
+        alike = {group.name for group in with_devices if group.template == template}
         yield sum(any(part.group.name in alike for part in block) for block in colocation_groups(gang))
 
 
-def _trays_of_template(draft: ManifestDraft, plan: GangPlan, team: JobGroup, member: int) -> list[str]:
+def _trays_of_template(draft: ManifestDraft, plan: GangPlan, group: JobGroup, member: int) -> list[str]:
     """Of all groups that have the template; of pods, the tray of this one."""
     if draft.job.kind == "Pod":
-        return [seat.tray for seat in plan.seats if (seat.group, seat.member) == (team.name, member)]
-    same = {one.name for one in draft.job.teams if one.template == team.template}
+        return [seat.tray for seat in plan.seats if (seat.group, seat.member) == (group.name, member)]
+    same = {one.name for one in draft.job.groups if one.template == group.template}
     return list(dict.fromkeys(seat.tray for seat in plan.seats if seat.group in same))
 
 

@@ -89,7 +89,7 @@ def render_kueue(
     Raises Refused for groups that Kueue's webhooks do not let share a domain, and for slices
     that leave pods over.
     """
-    serious = {group.name for group in gang.groups if not group.is_helper}
+    with_devices = {group.name for group in gang.device_groups}
     marks = (
         _slice_annotations(gang, labels)
         if gang.segment is not None
@@ -99,8 +99,8 @@ def render_kueue(
         draft.mark(obj, "labels", {f"{_KUEUE}/queue-name": labels.queue})
     if len(draft.objects) > 1:
         _kueue_pod_group(draft, gang_object_name(gang.name))
-    for team, _, template in draft.templates():
-        if team.name in serious or gang.segment is None:
+    for group, _, template in draft.templates():
+        if group.name in with_devices or gang.segment is None:
             draft.mark(template, "annotations", marks)
     return [topology_object(f"{_KUEUE}/v1beta2", labels)]
 
@@ -136,8 +136,8 @@ def render_pod_groups(
 
     Only groups of pods that are alike are promised a placement, so launchers stay outside.
     """
-    serious = [group for group in gang.groups if not group.is_helper]
-    if gang.segment is not None or len({group.share for group in serious}) < len(serious):
+    with_devices = gang.device_groups
+    if gang.segment is not None or len({group.share for group in with_devices}) < len(with_devices):
         raise Refused(
             f"{gang.name}: a PodGroup has one kind of pods and one topology key, so it cannot tell segments"
             " or two groups in one clique",
@@ -145,11 +145,15 @@ def render_pod_groups(
         )
     _check_pod_group_templates(draft, gang)
     made = []
-    for group in serious:
-        name = gang_object_name(gang.name) if len(serious) == 1 else group_object_name(gang.name, group.name)
+    for group in with_devices:
+        name = (
+            gang_object_name(gang.name)
+            if len(with_devices) == 1
+            else group_object_name(gang.name, group.name)
+        )
         made.append(_pod_group(draft, name, group.members, labels))
-        for team, _, template in draft.templates():
-            if team.name == group.name:
+        for owner, _, template in draft.templates():
+            if owner.name == group.name:
                 mapping_at(template, "spec")["schedulingGroup"] = {"podGroupName": name}
     return made
 
@@ -327,7 +331,7 @@ def _check_exclusive_cliques(gang: Gang, plan: GangPlan) -> None:
 
 def _check_pod_group_templates(draft: ManifestDraft, gang: Gang) -> None:
     """Pods name their PodGroup in their template, so replicas of one template cannot have one each."""
-    templates = [team.template for team in draft.job.teams if team.need.takes_devices]
+    templates = [group.template for group in draft.job.groups if group.need.takes_devices]
     if draft.job.kind != "Pod" and len(set(templates)) < len(templates):
         raise Refused(
             f"{gang.name}: all replicas of a {draft.job.kind} have one template, which names one PodGroup",
@@ -353,8 +357,10 @@ def _pod_group(draft: ManifestDraft, name: str, members: int, labels: SchedulerL
 
 def slurm_options(gang: Gang, plan: GangPlan) -> str:
     """`#SBATCH` lines. Raises Refused where members share trays, or groups or segments differ."""
-    serious = [group for group in gang.groups if not group.is_helper]
-    if len({group.gpus for group in serious}) != 1 or len(plan.trays) != sum(one.members for one in serious):
+    with_devices = gang.device_groups
+    if len({group.gpus for group in with_devices}) != 1 or len(plan.trays) != sum(
+        one.members for one in with_devices
+    ):
         raise Refused(
             f"{gang.name}: a Slurm segment counts nodes, and here members share trays or differ in GPUs",
             nearest_fix="give every member a whole tray",
@@ -362,8 +368,8 @@ def slurm_options(gang: Gang, plan: GangPlan) -> str:
     words = {
         "job-name": gang.name.rpartition("/")[2],
         "nodes": len(plan.trays),
-        "ntasks-per-node": serious[0].gpus,
-        "gpus-per-node": serious[0].gpus,
+        "ntasks-per-node": with_devices[0].gpus,
+        "gpus-per-node": with_devices[0].gpus,
         "segment": _slurm_segment(gang),
         "nodelist": ",".join(plan.trays),
     }
