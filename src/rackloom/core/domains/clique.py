@@ -205,8 +205,6 @@ def without_stale_daemons(
 def _smallest_free_index(taken: Collection[int], max_nodes: int) -> int:
     index = next((index for index in range(max_nodes) if index not in taken), None)
     if index is None:
-        raise Refused(
-            f"all {max_nodes} places of this clique's IMEX domain are taken",
-            nearest_fix="raise the controller's --max-nodes-per-imex-domain, or use fewer nodes of the clique",
-        )
+        fix = "raise the controller's --max-nodes-per-imex-domain, or use fewer nodes of the clique"
+        raise Refused(f"all {max_nodes} places of this clique's IMEX domain are taken", nearest_fix=fix)
     return index

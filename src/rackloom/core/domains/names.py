@@ -68,8 +68,8 @@ IMEX_COMMAND_PORT = 50005
 """Peers ask each other on this port: where it is closed, a healthy domain calls itself DEGRADED."""
 IMEX_PROBE_PORT = 8084
 BOOT_ID_VARIABLE = "IMEX_BOOT_ID"
-"""In the environment of an IMEX daemon: the boot id of its node. `BOOT_FILE` in its directory has it too, once
-the clique object has the status of this daemon."""
+"""In the environment of an IMEX daemon: the boot id of its node. `BOOT_FILE` in its directory has it too,
+once the clique object has the status of this daemon."""
 BOOT_FILE = "boot"
 
 CHANNELS_PER_NODE = 2048
