@@ -181,7 +181,7 @@ class _SafetyRules:
             raise Refused(f"the plan touches GPU {unmanaged[0]:#x}, which is on no machine of the site")
 
 
-# What a switch controller makes of one operation.
+# The model of a switch controller.
 
 
 def apply_operation(observation: DomainObservation, operation: PartitionOperation) -> DomainObservation:
