@@ -176,20 +176,13 @@ def _not_drained(guid: int | None, since: float, facts: DomainFacts) -> str | No
 
 
 def _first_reason(facts: DomainFacts, why_not: Callable[[DomainFacts], str | None]) -> str | None:
-    """The first reason in any reading: each controller may be the leader, so the claim must hold in all."""
+    """The first reason in any reading: each controller may lead, so the claim must hold in all."""
     reasons = (why_not(reading) for reading in (facts, *facts.others))
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def _not_observed_since(since: float, facts: DomainFacts) -> str | None:
-    """A claim needs an observation that began at or after the request; an older one may not show it."""
-    if facts.observation is None:
-        return facts.doubt
-    return WAITING_REASON if facts.observation.observed_at < since else None
-
-
-def _not_observed_since(since: float, facts: DomainFacts) -> str | None:
-    """A claim needs an observation that began at or after the request: an older one shows the state before."""
+    """A claim needs an observation that began at or after the request."""
     if facts.observation is None:
         return facts.doubt
     return WAITING_REASON if facts.observation.observed_at < since else None

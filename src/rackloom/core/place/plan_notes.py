@@ -1,4 +1,4 @@
-"""Warnings about a plan, or about the job as it is written, before anybody applies it.
+"""Warnings about a plan, or about the job as it is written, before it is applied.
 
 `plan_notes` reports: a gang without spares that fills its clique, the cost of the chosen segment size,
 and pod affinity by clique, with which the first pod picks the clique whether or not the others fit.
@@ -18,6 +18,7 @@ from math import comb
 from rackloom.core.place.jobs import Job, JobGroup, object_name, value_at
 from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels
 from rackloom.core.place.pod_constraints import (
+    REQUIRED_DURING_SCHEDULING,
     JsonMapping,
     is_supported_term,
     label_selector_text,
@@ -26,7 +27,7 @@ from rackloom.core.place.pod_constraints import (
     term_selects,
 )
 
-_REQUIRED_POD_AFFINITY = ("spec", "affinity", "podAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+_REQUIRED_POD_AFFINITY = ("spec", "affinity", "podAffinity", REQUIRED_DURING_SCHEDULING)
 
 
 def plan_notes(
@@ -117,7 +118,7 @@ def _template_notes(job: Job, group: JobGroup, labels: SchedulerLabels) -> Itera
 
 
 def _pod_specs(job: Job, group: JobGroup) -> Iterator[JsonMapping]:
-    """Of the pods of a group: its template's, or one of each pod."""
+    """The pod specs of a group: that of its template, or one of each pod."""
     if group.template:
         yield value_at(job.objects[0], (*group.template, "spec")) or {}
         return
@@ -184,15 +185,16 @@ def _host_ports(container: JsonMapping) -> Iterable[int]:
 
 
 def _helper_notes(job: Job, plan: GangPlan) -> Iterator[str]:
-    """A member without devices stands beside the first that has some, whatever keeps it off."""
-    seats = {
-        group.name: [seat.tray for seat in plan.seats if seat.group == group.name] for group in job.groups
+    """A helper is beside the first member with devices, even if anti-affinity keeps it off."""
+    trays = {
+        group.name: [member.tray for member in plan.seats if member.group == group.name]
+        for group in job.groups
     }
     for helper in (group for group in job.groups if not group.need.takes_devices):
         beside = [group.name for group in job.groups if group.identity.bars(helper.identity)]
-        here = [name for name in beside if name != helper.name and seats[helper.name][0] in seats[name]]
+        here = [name for name in beside if name != helper.name and trays[helper.name][0] in trays[name]]
         if here or (helper.name in beside and helper.members > 1):
             yield (
                 f"required pod anti-affinity of {helper.name} is not honoured:"
-                f" it is beside {' and '.join(here) or 'its like'} on {seats[helper.name][0]}"
+                f" it is beside {' and '.join(here) or 'its like'} on {trays[helper.name][0]}"
             )
