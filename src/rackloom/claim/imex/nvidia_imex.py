@@ -140,11 +140,11 @@ class ImexControl:
     async def _ask(self, *options: str) -> str:
         ended = await programs.run_program(*self._command, *options, seconds=CONTROL_SECONDS, again=1.0)
         if ended.code != 0:
-            told = ended.complaint.strip() or ended.printed.strip()
+            told = ended.stderr.strip() or ended.stdout.strip()
             reason = told.decode(errors="replace")[:300]
             raise Retry(f"{self._command[0]} ended with {ended.code}: {reason}", after=1.0)
         try:
-            return ended.printed.decode()
+            return ended.stdout.decode()
         except UnicodeDecodeError as error:
             raise UnknownOutput(f"{self._command[0]} printed no text: {error}") from error
 

@@ -259,10 +259,10 @@ class DriverPrograms:
         )
         if ended.code != 0:
             raise Retry(
-                f"`{' '.join(command)}` failed with {ended.code}: {ended.said[-_LONGEST_COMPLAINT:]}",
+                f"`{' '.join(command)}` failed with {ended.code}: {ended.output[-_LONGEST_COMPLAINT:]}",
                 after=PROGRAM_RETRY_SECONDS,
             )
-        return ended.said
+        return ended.output
 
     def _environment(self) -> Mapping[str, str]:
         """Where programs and their libraries are found: for a driver in a container, in its root as well."""

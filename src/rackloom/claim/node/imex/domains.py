@@ -216,5 +216,5 @@ class HostImexDaemon(msgspec.Struct, frozen=True, kw_only=True):
         ended = await programs.run_program(
             *programs.chroot_prefix(self.root), *asked, seconds=CTL_SECONDS, again=READY_RETRY_SECONDS
         )
-        if ended.said != "READY":
-            raise Retry(f"the host's nvidia-imex says {ended.said!r}, not READY", after=READY_RETRY_SECONDS)
+        if ended.output != "READY":
+            raise Retry(f"the host's nvidia-imex says {ended.output!r}, not READY", after=READY_RETRY_SECONDS)
