@@ -263,17 +263,22 @@ class SiteCapacity:
     def device_slots(self, need: MemberNeed) -> Sequence[int]:
         """Members that the devices of each tray can serve, whatever their GPUs; 0 where none may go."""
         if need not in self._device_slots:
-            self._device_slots[need] = [self._tray_slots(at, need) for at in range(len(self.trays))]
+            terms = need.terms
+            self._device_slots[need] = [
+                slots if free >= 0 and (terms is None or self.why_barred(at, terms) is None) else 0
+                for at, (slots, free) in enumerate(zip(self._claim_slots(need), self.free, strict=True))
+            ]
         return self._device_slots[need]
 
-    def _tray_slots(self, at: int, need: MemberNeed) -> int:
-        if self.free[at] == _CLOSED or (need.terms and self.why_barred(at, need.terms) is not None):
-            return 0
-        if need.devices is not None:
-            claims = self.trays[at].rooms.get(need.devices)
-            return 0 if claims is None else claims.empty if self._is_untouched[at] else claims.now
-        # A member that has nothing but the IMEX channel is served once by every tray that has one.
-        return self.free[at] if need.gpus or need.terms is None else 1
+    def _claim_slots(self, need: MemberNeed) -> Sequence[int]:
+        if need.devices is None:
+            # A member that has nothing but the IMEX channel is served once by every tray that has one.
+            return self.free if need.gpus or need.terms is None else [1] * len(self.trays)
+        claims = [tray.rooms.get(need.devices) for tray in self.trays]
+        return [
+            0 if found is None else found.empty if untouched else found.now
+            for found, untouched in zip(claims, self._is_untouched, strict=True)
+        ]
 
     def slots(self, need: MemberNeed) -> Sequence[int]:
         """Members that each tray can serve."""
@@ -305,11 +310,11 @@ class SiteCapacity:
         """What each tray of a clique has left."""
         key = (clique, needs)
         if key not in self._vacancies:
+            trays = self.cliques[clique]
             by_need = [self.device_slots(need) for need in needs]
-            self._vacancies[key] = tuple(
-                TrayVacancy(self.is_empty[at], max(0, self.free[at]), tuple([slots[at] for slots in by_need]))
-                for at in self.cliques[clique]
-            )
+            slots = zip(*([found[at] for at in trays] for found in by_need), strict=True)
+            is_empty, free = [self.is_empty[at] for at in trays], [max(0, self.free[at]) for at in trays]
+            self._vacancies[key] = tuple(map(TrayVacancy, is_empty, free, slots))
         return self._vacancies[key]
 
 
