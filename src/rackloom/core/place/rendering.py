@@ -151,7 +151,11 @@ def render_pod_groups(
             if len(with_devices) == 1
             else group_object_name(gang.name, group.name)
         )
-        rendered.append(_pod_group(draft, name, group.members, labels))
+        spec = {
+            "schedulingPolicy": {"gang": {"minCount": group.members}},
+            "schedulingConstraints": {"topology": [{"key": labels.clique}]},
+        }
+        rendered.append(_pod_group(draft, name, labels.pod_group_version, spec))
         for owner, _, template in draft.templates():
             if owner.name == group.name:
                 mapping_at(template, "spec")["schedulingGroup"] = {"podGroupName": name}
@@ -295,17 +299,9 @@ def _kai_pod_group(draft: ManifestDraft, name: str, labels: SchedulerLabels) -> 
     """The PodGroup of all the pods: KAI's pod grouper makes one for each pod that names none."""
     for pod in draft.objects:
         draft.add(pod, "annotations", {"pod-group-name": name})
-    namespace = (draft.main.get("metadata") or {}).get("namespace")
-    return {
-        "apiVersion": "scheduling.run.ai/v2alpha2",
-        "kind": "PodGroup",
-        "metadata": {"name": name} | ({"namespace": namespace} if namespace else {}),
-        "spec": {
-            "minMember": len(draft.objects),
-            "queue": labels.queue,
-            "topologyConstraint": {"topology": labels.topology, "requiredTopologyLevel": labels.clique},
-        },
-    }
+    constraint = {"topology": labels.topology, "requiredTopologyLevel": labels.clique}
+    spec = {"minMember": len(draft.objects), "queue": labels.queue, "topologyConstraint": constraint}
+    return _pod_group(draft, name, "scheduling.run.ai/v2alpha2", spec)
 
 
 _LWS = "leaderworkerset.sigs.k8s.io"
@@ -342,17 +338,10 @@ def _check_pod_group_templates(draft: ManifestDraft, gang: Gang) -> None:
         )
 
 
-def _pod_group(draft: ManifestDraft, name: str, members: int, labels: SchedulerLabels) -> JsonObject:
+def _pod_group(draft: ManifestDraft, name: str, version: str, spec: JsonObject) -> JsonObject:
     namespace = (draft.main.get("metadata") or {}).get("namespace")
-    return {
-        "apiVersion": labels.pod_group_version,
-        "kind": "PodGroup",
-        "metadata": {"name": name} | ({"namespace": namespace} if namespace else {}),
-        "spec": {
-            "schedulingPolicy": {"gang": {"minCount": members}},
-            "schedulingConstraints": {"topology": [{"key": labels.clique}]},
-        },
-    }
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": version, "kind": "PodGroup", "metadata": metadata, "spec": spec}
 
 
 # Slurm.
