@@ -87,6 +87,7 @@ class Packing:
         for size in self.items[number].sizes:
             clique = self._tightest(size)
             if clique is None:
+                # A gang is placed whole or not at all.
                 for before, taken in zip(found, self.items[number].sizes, strict=False):
                     self._add(before, number, -taken)
                 return False
@@ -150,7 +151,10 @@ PackingState = tuple[tuple[int, bool], ...]
 
 
 def pack_exactly(cliques: Sequence[PackingClique], items: Sequence[PackingItem]) -> PackingAssignment | None:
-    """The assignment of highest score, or None where the case is too large to tell."""
+    """The assignment of highest score, or None where the case is too large.
+
+    Forward, all states that each item can leave; backward, the value of each; forward again, the best choice.
+    """
     layers = _reachable_states(cliques, items) if len(cliques) <= MAX_EXACT_CLIQUES else None
     if layers is None:
         return None

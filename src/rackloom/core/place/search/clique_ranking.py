@@ -58,7 +58,7 @@ class _CliqueFit(NamedTuple):
 
 
 class _CliqueRank(NamedTuple):
-    """Less is better."""
+    """Less is better. `order` breaks ties, so that equal inputs give equal plans."""
 
     negative_fits: int
     """Less, the more of the waiting subgroups of this shape fit."""
@@ -172,6 +172,7 @@ class CliqueRanking:
             return
         shape = self._shapes[number]
         waiting = self._shapes[number:].count(shape)
+        # Cliques in use come before all others, whatever they close: fewest cliques is the first aim.
         used = self._ranks(list(self.inside), shape, waiting)
         fits = -sum(rank.negative_fits for rank in used)
         yield from self._ordered(used, shape)
@@ -180,6 +181,8 @@ class CliqueRanking:
         unused = [clique for clique in self._fits if clique not in self.inside]
         for bound in self._weight_bounds:
             unused = bound.able(unused, self.inside, number, may_open)
+        # If all cliques that may still be opened cannot take the waiting subgroups of this shape together,
+        # opening one of them only leads to a later dead end.
         new = self._ranks(unused, shape, waiting)
         if fits - sum(sorted(rank.negative_fits for rank in new)[:may_open]) >= waiting:
             yield from self._ordered(new, shape)
@@ -219,6 +222,7 @@ class CliqueRanking:
         trays = min_opened_trays(bounds, wanted)
         if trays is None:
             return None
+        # Tightness: among cliques that close equally many regions, the one with least room is taken.
         left = self._trial.clique_slots(clique, shape[0][0])
         return _CliqueFit(self._closes(clique, trays), left, fits, self.is_counting_exact(clique, wanted))
 

@@ -67,6 +67,7 @@ def plan_in_cliques(site: PlacementSite, gang: Gang, cliques: Sequence[str]) -> 
 
 def _gang_plan(gang: Gang, trial: TrialPlacement, chosen: Sequence[CliqueChoice]) -> GangPlan:
     capacity = trial.capacity
+    # The cliques in the order of the members that use them, not of the search, which takes the largest first.
     first_members = {
         (choice.subgroup[0].first, choice.subgroup[0].group.name): choice.clique for choice in chosen
     }

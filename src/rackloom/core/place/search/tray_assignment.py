@@ -242,6 +242,7 @@ def unassign(trial: TrialPlacement, assignments: TrayAssignments) -> None:
 def assign_best_fit(trial: TrialPlacement, clique: str, subgroup: ColocationGroup) -> TrayAssignments | None:
     """Assign a subgroup by best fit decreasing; None, and nothing is assigned, if it does not fit."""
     assignments: TrayAssignments = ()
+    # Large members fit on fewer trays, so they choose first.
     for part in sorted(subgroup, key=lambda part: part.group.gpus, reverse=True):
         added = tuple(_best_fit_trays(trial, clique, part))
         if sum(assignment.members for assignment in added) < part.members:
@@ -309,6 +310,7 @@ def _best_fit_trays(trial: TrialPlacement, clique: str, part: MemberRange) -> It
     need, number, end = part.need, part.first, part.first + part.members
     if trial.clique_slots(clique, need) < part.members:
         return
+    # Least room first, partly used trays before empty ones, then least free GPUs.
     for at in sorted(
         trial.capacity.cliques[clique],
         key=lambda at: (trial.slots(at, need), trial.is_empty(at), trial.free(at)),
