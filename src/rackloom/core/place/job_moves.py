@@ -195,7 +195,7 @@ def plan_drain(site: PlacementSite, tray: str) -> Rearrangement:
     Raises Refused where something cannot move.
     """
     check_tray_exists(site, tray)
-    clique = {one.name: one.sharing for one in site.trays}
+    clique = {present.name: present.sharing for present in site.trays}
     site = with_trays_closed(site, [tray], "drained")
     other_cliques = [name for name in clique if clique[name] != clique[tray]]
     start, steps = site, list[MoveStep]()

@@ -225,7 +225,9 @@ class DraDevices(msgspec.Struct, frozen=True, kw_only=True):
         holds, channels = [], []
         for claim, user in zip(self.claims, users, strict=True):
             results = claim.status.allocation.devices.results if claim.status.allocation else ()
-            devices = [(one.driver, one.pool, one.device) for one in results if not one.admin_access]
+            devices = [
+                (result.driver, result.pool, result.device) for result in results if not result.admin_access
+            ]
             gpus = Counter(nodes[device] for device in devices if device in nodes)
             holds += [replace(user, tray=node, gpus=count) for node, count in gpus.items()]
             channels += [
