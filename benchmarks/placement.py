@@ -301,7 +301,7 @@ def upper_bound(cliques: Sequence[PackingClique], items: Sequence[PackingItem]) 
     empty = sorted((clique.empty for clique in cliques), reverse=True)
     trays, worth, left = 0, 0, sum(empty)
     for item in sorted(items, key=lambda one: -one.weight):
-        taken = min(item.blocks[0], left) if item.blocks[0] <= empty[0] else 0
+        taken = min(item.sizes[0], left) if item.sizes[0] <= empty[0] else 0
         trays, worth, left = trays + taken, worth + TRAY_WORTH * item.weight * taken, left - taken
     opened = next(count for count in range(len(empty) + 1) if sum(empty[:count]) >= trays)
     return max(worth - opened, worth - TRAY_WORTH)
@@ -320,13 +320,13 @@ def solved(
         (item, clique): model.addBinary()
         for item in range(len(items))
         for clique in range(len(cliques))
-        if items[item].blocks[0] <= cliques[clique].empty
+        if items[item].sizes[0] <= cliques[clique].empty
     }
     opened = [model.addBinary() for _ in cliques]
     for item in range(len(items)):
         model.addConstr(sum(one for (number, _), one in placed.items() if number == item) <= 1)
     for clique, is_open in enumerate(opened):
-        trays = sum(items[item].blocks[0] * one for (item, where), one in placed.items() if where == clique)
+        trays = sum(items[item].sizes[0] * one for (item, where), one in placed.items() if where == clique)
         model.addConstr(trays <= cliques[clique].empty * is_open)
     start = time.perf_counter()
     model.maximize(sum(items[item].worth * one for (item, _), one in placed.items()) - sum(opened))

@@ -20,11 +20,11 @@ def test_a_program_is_given_its_input_and_heard_out():
     environment = {"PATH": os.environ["PATH"], "WHO": "you"}
     done = ended("sh", "-c", script, given=b"hello\n", env=environment)
     assert done == ProgramResult(3, b"hello you\n", b"but\n")
-    assert done.said == "hello you\nbut"
+    assert done.output == "hello you\nbut"
 
 
 def test_what_is_no_text_is_kept_as_it_is():
-    assert ended("printf", r"\377").printed == b"\xff"
+    assert ended("printf", r"\377").stdout == b"\xff"
 
 
 def test_a_program_that_is_not_there_or_is_none_may_be_tried_again(tmp_path):
@@ -52,7 +52,7 @@ def test_what_a_program_leaves_behind_is_not_waited_for(tmp_path):
     """A daemon keeps the output of the program that started it open."""
     held = tmp_path / "held"
     try:
-        assert ended("sh", "-c", f"(while [ ! -e {held} ]; do sleep 0.1; done) & echo done").said == "done"
+        assert ended("sh", "-c", f"(while [ ! -e {held} ]; do sleep 0.1; done) & echo done").output == "done"
     finally:
         held.touch()
 

@@ -41,13 +41,13 @@ _ACCEPT_RETRY_SECONDS = 0.5
 _LINGER_RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: close at once, and leave nothing behind."""
 _SILENT_LOGGER = logging.getLogger("rackloom.http_server.strangers")
-"""A line for each bad request would let whoever sends them fill the log: they are counted instead."""
+"""A line for each bad request would let an attacker fill the log: they are counted instead."""
 _SILENT_LOGGER.setLevel(logging.CRITICAL)
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class HttpServer(uvicorn.Server):
-    """Leaves signals to its process, and says when it answers."""
+    """uvicorn without signal handling; `answering` is set once it accepts connections."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -55,11 +55,11 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the business of the process: uvicorn's servers would handle them against each other."""
+        """The process handles signals: several servers of uvicorn would each install a handler."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say when it answers."""
+        """Set `answering` at the end."""
         await super().startup(sockets)
         self.answering.set()
 
@@ -75,32 +75,32 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 class HeldShare:
-    """What one holder has of a `FairShare`, until it gives it back or loses it to somebody poorer."""
+    """What one holder has of a `FairShare`, until it is released or evicted."""
 
     def __init__(self, of: "FairShare", owner: str, amount: int, evict: Callable[[], None]) -> None:
         self.owner = owner
         self.amount = amount
         self.evict = evict
         self.is_needed = False
-        """Whether it is in the middle of something, and must not be lost."""
+        """Whether it is busy, and must not be evicted."""
         self._of = of
 
     def release(self) -> None:
-        """Give it back; again changes nothing."""
+        """Give it back; a second call changes nothing."""
         self._of.give_back(self)
 
     def renew(self) -> None:
-        """Count as the youngest of its owner: it has just been of use."""
+        """Count as the youngest of its owner, because it was just used."""
         self._of.renew(self)
 
 
 class FairShare:
-    """So much of something scarce, shared by the addresses of those who ask for it.
+    """A limited resource, shared by the addresses of the clients that ask for it.
 
-    While there is enough, whoever asks gets. Then the oldest share of the address that holds most is evicted
-    for one that holds less (the longest queue drops: Suter, Lakshman, Stiliadis, Choudhury, INFOCOM 1998), so
-    that nobody gets less than an equal part who does not ask for less. `most` is what one address may hold
-    even while nobody else asks.
+    While there is enough, every request is granted. Then the oldest share of the address that holds most is
+    evicted for an address that holds less (longest queue drop: Suter, Lakshman, Stiliadis, Choudhury, INFOCOM
+    1998). Invariant: an address that asks for an equal part, or less, gets it. `most` is the limit of one
+    address, even while no other asks.
     """
 
     def __init__(self, total: int, most: int) -> None:
@@ -115,7 +115,7 @@ class FairShare:
         return sum(self._held.values())
 
     def take(self, owner: str, amount: int, evict: Callable[[], None]) -> HeldShare | None:
-        """A share of so much, or None: its owner has its part already. `evict` is called when it is lost."""
+        """A share of `amount`; None where its owner has its part already. `evict` is called if it is lost."""
         if amount > self._total or self._held.get(owner, 0) + amount > self._most:
             return None
         while self.held + amount > self._total:
@@ -130,7 +130,7 @@ class FairShare:
         return share
 
     def give_back(self, share: HeldShare) -> None:
-        """What it held is free."""
+        """Free what the share held."""
         with suppress(ValueError):
             self._shares[share.owner].remove(share)
             self._held[share.owner] -= share.amount
@@ -139,14 +139,14 @@ class FairShare:
             self._held.pop(share.owner, None)
 
     def renew(self, share: HeldShare) -> None:
-        """It is the last that its owner would lose."""
+        """Make it the last share that its owner would lose."""
         with suppress(ValueError):
             self._shares[share.owner].remove(share)
             self._shares[share.owner].append(share)
 
     def _victim(self, more_than: int) -> HeldShare | None:
-        """The oldest share that can be lost, of whoever holds most and more than the one who asks."""
-        for owner, amount in sorted(self._held.items(), key=lambda known: -known[1]):
+        """The oldest idle share of the address that holds most; None where none holds `more_than` so much."""
+        for owner, amount in sorted(self._held.items(), key=lambda item: -item[1]):
             if amount <= more_than:
                 return None
             found = next((share for share in self._shares[owner] if not share.is_needed), None)
@@ -156,7 +156,7 @@ class FairShare:
 
 
 def address_key(host: str) -> str:
-    """By whom something is shared: an IPv4 address, or the IPv6 network of one link (64 bits)."""
+    """The address as a key of `FairShare`: an IPv4 address, or the IPv6 network of one link (64 bits)."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -169,7 +169,7 @@ def address_key(host: str) -> str:
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What connections may hold together, and each by itself. Seconds, bytes."""
+    """Limits of all connections together, and of each. Seconds, bytes."""
 
     connections: int = 256
     """A connection with TLS takes 0.3 MiB of this process (asyncio's buffer alone is 256 KiB)."""
@@ -184,11 +184,12 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ConnectionEnded = Callable[[str], None]
-"""Hears why a connection was refused or cut: `full`, `evicted`, `handshake`, `head`, `request`."""
+"""Called with the reason why a connection was refused or closed: `full`, `evicted`, `handshake`, `head`,
+`request`."""
 
 
 class BoundedServer(HttpServer):
-    """A server within `bounds`; speaks HTTP/1.1 without pipelining, and no WebSocket."""
+    """A server within `bounds`: HTTP/1.1 without pipelining, and no WebSocket."""
 
     def __init__(self, config: uvicorn.Config, bounds: ConnectionLimits, ended: ConnectionEnded) -> None:
         super().__init__(config)
@@ -196,7 +197,7 @@ class BoundedServer(HttpServer):
         self._ended = ended
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does, but for who accepts."""
+        """As in uvicorn, but `_Acceptor` accepts the connections."""
         await self.lifespan.startup()
         make = partial(
             BoundedProtocol,
@@ -204,14 +205,17 @@ class BoundedServer(HttpServer):
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        gates = [_Acceptor(one, self.config.ssl, self._bounds, make, self._ended) for one in sockets or ()]
-        self.servers = gates  # type: ignore[assignment]
+        acceptors = [
+            _Acceptor(listener, self.config.ssl, self._bounds, make, self._ended)
+            for listener in sockets or ()
+        ]
+        self.servers = acceptors  # type: ignore[assignment]
         self.started = True
         self.answering.set()
 
 
 class _Acceptor:
-    """Accepts connections as long as they get a share, and sees them through their handshake."""
+    """Accepts connections that get a share, and performs their TLS handshake."""
 
     def __init__(
         self,
@@ -234,13 +238,13 @@ class _Acceptor:
         self._listen()
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting, and cancel open handshakes."""
         self._loop.remove_reader(self._listener.fileno())
         for task in self._opening:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Until none is half open."""
+        """Wait until no handshake is open."""
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _listen(self) -> None:
@@ -277,27 +281,26 @@ class _Acceptor:
         task.add_done_callback(self._opening.discard)
 
     async def _open(self, connection: socket.socket, share: HeldShare, holder: "_ConnectionHandle") -> None:
-        """Until the handshake is over; from then on the protocol has the share."""
+        """Perform the handshake; after it the protocol owns the share."""
         try:
-            limits = _tls_limits(self._bounds) if self._tls is not None else {}
+            limits = {}
+            if self._tls is not None:
+                limits["ssl_handshake_timeout"] = self._bounds.handshake_seconds
+                limits["ssl_shutdown_timeout"] = 1.0
             make = partial(self._make, bounds=self._bounds, share=share, holder=holder, ended=self._ended)
             await self._loop.connect_accepted_socket(make, connection, ssl=self._tls, **limits)
         except (OSError, ssl.SSLError) as error:
             share.release()
             if isinstance(error, ConnectionAbortedError):
-                # How asyncio says that a handshake took too long.
+                # asyncio raises this when a handshake takes too long.
                 self._ended("handshake")
         except BaseException:
             share.release()
             raise
 
 
-def _tls_limits(bounds: ConnectionLimits) -> dict[str, float]:
-    return {"ssl_handshake_timeout": bounds.handshake_seconds, "ssl_shutdown_timeout": 1.0}
-
-
 class _ConnectionHandle:
-    """A connection, as whoever evicts it sees it: a task that opens it, then a transport."""
+    """Closes a connection in either state: a task that opens it, then a transport."""
 
     def __init__(self, ended: ConnectionEnded) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -305,7 +308,7 @@ class _ConnectionHandle:
         self._ended = ended
 
     def evict(self) -> None:
-        """Cut it at once, without a farewell."""
+        """Close it at once, without a TLS or TCP shutdown."""
         self._ended("evicted")
         if self.transport is not None:
             self.transport.abort()
@@ -314,7 +317,7 @@ class _ConnectionHandle:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. A deadline runs whenever something is expected of the other side."""
+    """One connection. A deadline runs whenever the server waits for the client."""
 
     def __init__(
         self,
@@ -334,23 +337,23 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._in_head = False
         self._head_bytes = 0
-        """Of fields that the parser has handed over whole."""
+        """Of fields that the parser has completed."""
         self._head_received = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The handshake is over."""
+        """The handshake is done: the request head is due."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self._holder.transport = self.transport
         self._expect("head", self._bounds.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Its share is free."""
+        """Release its share."""
         super().connection_lost(exc)
         self._expect_nothing()
         self._share.release()
 
     def data_received(self, data: bytes) -> None:
-        """Refuses a head that does not end: the parser keeps what it has of a field."""
+        """Refuse a head that does not end: the parser buffers an incomplete field without a limit."""
         if self._deadline is None:
             self._expect("head", self._bounds.head_seconds)
         super().data_received(data)
@@ -365,19 +368,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes, self._head_received = True, 0, 0
 
     def on_url(self, url: bytes) -> None:
-        """Raises: the parser ends with that."""
+        """Raises ValueError, which stops the parser."""
         self._count(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Raises: the parser ends with that."""
+        """Raises ValueError, which stops the parser."""
         self._count(name + value)
         if len(self.headers) >= self._bounds.head_fields:
             raise ValueError("too many fields")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The request is handed over. Raises for one that comes before the last was answered."""
+        """The request is passed on. Raises for one that comes before the last was answered."""
         if self.cycle is not None and not self.cycle.response_complete:
             raise ValueError("a request before the last was answered")
         self._in_head = False
@@ -385,12 +388,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """All of it is here: it is answered, whoever else wants a connection."""
+        """A complete request is answered: its connection is not evicted for another client."""
         self._share.is_needed = True
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Idle: it may be cut for somebody who has none, after its owner's older ones."""
+        """An idle connection may be evicted, after the older ones of its owner."""
         self._share.is_needed = False
         self._share.renew()
         self._expect_nothing()

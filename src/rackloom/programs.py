@@ -23,47 +23,50 @@ import msgspec
 from rackloom.errors import Retry
 
 MAX_OUTPUT_BYTES = 16 << 20
-"""Bytes that a program may write to its output, and as many to its complaints: they are in our memory."""
+"""Bytes that a program may write to each of standard output and error: they are kept in memory."""
 _POLL_SECONDS = 0.1
-"""Seconds between two looks at how much it wrote."""
+"""Seconds between two checks of how much it wrote."""
 
 
 class ProgramResult(msgspec.Struct, frozen=True):
-    """A program that ended: its exit code (negative: by which signal), its output and its complaints."""
+    """A program that ended. A negative code is the signal that ended it."""
 
     code: int
-    printed: bytes
-    complaint: bytes
+    stdout: bytes
+    stderr: bytes
 
     @property
-    def said(self) -> str:
-        """All that it wrote, complaints last."""
-        return (self.printed + self.complaint).decode(errors="replace").strip()
+    def output(self) -> str:
+        """Standard output, then standard error, as text."""
+        return (self.stdout + self.stderr).decode(errors="replace").strip()
 
 
 async def run_program(
     *command: str, seconds: float, again: float, given: bytes = b"", env: Mapping[str, str] | None = None
 ) -> ProgramResult:
-    """How the program ended that got `given` on its input; without `env` it has this process' environment.
-
-    It writes to memory and not to pipes, which a daemon that it leaves behind would keep open.
+    """Run a program with `given` on its input; without `env` it has the environment of this process.
 
     Raises:
-        Retry: after `again` seconds. It cannot be run (its arguments hold a NUL, say), or it was killed: it
-            had not ended within `seconds`, or wrote more than `MOST`.
+        Retry: after `again` seconds. It cannot be run (an argument has a NUL, for example), or it was killed:
+            it had not ended within `seconds`, or wrote more than `MAX_OUTPUT_BYTES`.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(_memory_file(name)) for name in ("given", "printed", "complaint")]
+        # A daemon that the program leaves behind keeps its files open: a reader of pipes would wait for it.
+        files: list[BinaryIO] = [
+            stack.enter_context(os.fdopen(os.memfd_create(name), "w+b"))
+            for name in ("stdin", "stdout", "stderr")
+        ]
         files[0].write(given)
         files[0].seek(0)
         code = await _exit_code(command, files, seconds, again, env)
         _check_size(command, files[1:], again)
-        _, printed, complaint = (_content(file) for file in files)
-    return ProgramResult(code, printed, complaint)
+        for file in files[1:]:
+            file.seek(0)
+        return ProgramResult(code, files[1].read(), files[2].read())
 
 
 def chroot_prefix(root: Path) -> tuple[str, ...]:
-    """What stands before a command that is installed in another root."""
+    """The prefix of a command that is installed in another root."""
     return () if root == Path("/") else ("chroot", str(root))
 
 
@@ -74,10 +77,10 @@ async def _exit_code(
     again: float,
     env: Mapping[str, str] | None,
 ) -> int:
-    given, printed, complaint = files
+    stdin, stdout, stderr = files
     try:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=given, stdout=printed, stderr=complaint, env=env
+            *command, stdin=stdin, stdout=stdout, stderr=stderr, env=env
         )
     except (OSError, ValueError) as error:
         raise Retry(f"cannot run {command[0]}: {error}", after=again) from error
@@ -100,12 +103,3 @@ async def _exit_code(
 def _check_size(command: tuple[str, ...], written: list[BinaryIO], again: float) -> None:
     if any(os.fstat(file.fileno()).st_size > MAX_OUTPUT_BYTES for file in written):
         raise Retry(f"`{shlex.join(command)}` wrote more than {MAX_OUTPUT_BYTES >> 20} MiB", after=again)
-
-
-def _memory_file(name: str) -> BinaryIO:
-    return os.fdopen(os.memfd_create(name), "w+b")
-
-
-def _content(file: BinaryIO) -> bytes:
-    file.seek(0)
-    return file.read()

@@ -74,7 +74,7 @@ def report_page(report: PlacementReport, *, seats: bool = True) -> str:
 def _move_line(move: JobMove) -> str:
     """What it costs and what it opens."""
     gain = move.gain()
-    return f"first {move.told()}: {gain}" if gain else f"first {move.told()}"
+    return f"first {move.describe()}: {gain}" if gain else f"first {move.describe()}"
 
 
 def _segment_row(segment_price: SegmentPrice) -> tuple[str, str, str]:

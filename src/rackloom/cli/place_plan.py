@@ -257,7 +257,7 @@ class PlacementProblem:
             return ()
         from rackloom.core.place.job_moves import check_tray_exists, plan_defragmentation, plan_drain
 
-        wanted = [toleration for job in jobs for team in job.teams for toleration in team.need.tolerations]
+        wanted = [toleration for job in jobs for group in job.groups for toleration in group.need.tolerations]
         site = self._site(None, "", (*wanted, *tolerations_of_movable(self._found.pods, asked.labels)))
         for tray in asked.without:
             check_tray_exists(site, tray)
@@ -353,17 +353,17 @@ class PlacementProblem:
     def _seen_by(self, job: Job) -> PlacementSite:
         """As the members with devices may use it."""
         kinds = groups_by_trays(job, self._avoided[job.name])
-        sites = {where: self._site(team, job.name) for where, team in kinds.items()}
+        sites = {where: self._site(group, job.name) for where, group in kinds.items()}
         seen = sites[""] if "" in sites else combine_sites(sites) if sites else self._site(None, job.name)
         return with_trays_closed(seen, self._asked.drain, "drained")
 
     def _kept_off(self, job: Job, plan: GangPlan) -> Iterator[str]:
         """Launchers have a template of their own, which may lack what lets the workers in."""
-        for team in (team_ for team_ in job.teams if not team_.need.takes_devices):
-            shut = {tray.name: tray.shut for tray in self._site(team, job.name).trays}
-            tray = next(seat.tray for seat in plan.seats if seat.group == team.name)
+        for group in (share for share in job.groups if not share.need.takes_devices):
+            shut = {tray.name: tray.shut for tray in self._site(group, job.name).trays}
+            tray = next(seat.tray for seat in plan.seats if seat.group == group.name)
             if shut[tray]:
-                yield f"{team.name} may not run beside the first member on {tray} ({shut[tray]})"
+                yield f"{group.name} may not run beside the first member on {tray} ({shut[tray]})"
 
     def _gang(self, job: Job) -> Gang:
         """As it is by what it avoids now."""
@@ -401,17 +401,17 @@ class PlacementProblem:
         return {kind: gpus_per_member(devices, claims, labels) for kind, claims in kinds.items()}
 
     def _site(
-        self, team: JobGroup | None, job: str, tolerations: tuple[Toleration, ...] = ()
+        self, group: JobGroup | None, job: str, tolerations: tuple[Toleration, ...] = ()
     ) -> PlacementSite:
-        """As pods of a team may use it, without the trays that are left out."""
+        """As pods of a group may use it, without the trays that are left out."""
         labels = self._asked.labels
         site = read_site(
             self._found.nodes,
             (),
             labels,
-            tolerations=team.need.tolerations if team else tolerations,
-            rule=team.need.rule if team else NodeRule(),
-            avoided=self._avoided.get(job, {}).get(team.name) if team else None,
+            tolerations=group.need.tolerations if group else tolerations,
+            rule=group.need.rule if group else NodeRule(),
+            avoided=self._avoided.get(job, {}).get(group.name) if group else None,
             published=self._found.devices.gpus_of_nodes(labels),
         )
         return with_trays_closed(PlacementSite(site.trays, self._holds), self._asked.without, "left out")
@@ -430,10 +430,10 @@ def _lacks_templates(jobs: Sequence[Job], documents: Sequence[Document]) -> bool
 def _claims_devices(jobs: Sequence[Job], channels: Collection[TemplateName]) -> bool:
     """Whether a member claims a device: of channels each tray is known to have one."""
     return any(
-        (team.known.namespace, name) not in channels
+        (group.identity.namespace, name) not in channels
         for job in jobs
-        for team in job.teams
-        for name in (*team.need.templates, *team.need.claims)
+        for group in job.groups
+        for name in (*group.need.templates, *group.need.claims)
     )
 
 

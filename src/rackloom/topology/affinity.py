@@ -47,8 +47,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 def by_tree(gpu: Gpu, nic: Nic) -> Cell:
     """From PCIe ancestry and NUMA nodes; UNKNOWN where they decide nothing.
 
-    A common bridge is asked for before the NUMA nodes: bytes that turn round in a switch reach no socket. A
-    common root is asked for after them: virtual machines hang devices of both sockets below one root.
+    A common bridge is tried before the NUMA nodes, because traffic that turns around in a switch reaches no
+    socket. A common root is tried after them: virtual machines put devices of both sockets below one root.
     """
     return _by_bridge(gpu, nic) or _by_numa_apart(gpu, nic) or _by_root(gpu, nic) or _by_numa_shared(gpu, nic)
 
@@ -64,7 +64,7 @@ def by_vendor_switch(gpu: Gpu, nic: Nic) -> Iterator[Cell]:
 
 
 def by_declaration(rows: tuple[ClassRow, ...], gpu: Gpu, nic: Nic) -> Iterator[Cell]:
-    """The class that a stated matrix gives the pair, if it covers it; a stated UNKNOWN says nothing."""
+    """The class of the pair in a stated matrix, if the matrix covers it; a stated UNKNOWN does not count."""
     for row in rows:
         covered = row.gpu == gpu.index and nic.index < len(row.classes)
         if covered and row.classes[nic.index] is not PathClass.UNKNOWN:
@@ -131,7 +131,7 @@ _GUEST_SOURCES = frozenset({Source.SYSFS, Source.NVML})
 
 
 def classes(machine: Machine) -> tuple[tuple[Cell, ...], ...]:
-    """The GPU x NIC matrix, a row per GPU, from all that is known; excluded NICs have their column too."""
+    """The GPU x NIC matrix, a row per GPU, from all sources; excluded NICs have their column too."""
     return tuple(tuple(_matrix_cell(machine, gpu, nic) for nic in machine.nics) for gpu in machine.gpus)
 
 
@@ -205,7 +205,7 @@ def nearest(answers: Iterable[Cell]) -> Cell:
 
 
 def guest_view(machine: Machine) -> Machine:
-    """The machine as its own kernel and driver show it: what files and people say is taken out."""
+    """The machine as its own kernel and driver report it, without facts from files and declarations."""
     return msgspec.structs.replace(
         machine,
         gpus=tuple(_as_guest(gpu) for gpu in machine.gpus),
@@ -219,10 +219,10 @@ def _matrix_cell(machine: Machine, gpu: Gpu, nic: Nic) -> Cell:
 
 
 def _fuse_classes(proven: Cell, stated: tuple[Cell, ...]) -> Cell:
-    """A switch in common wins, then what was printed on this very machine, then what can be inferred.
+    """A common switch wins, then a matrix that the origin states, then what can be inferred.
 
-    Hiding topology makes a pair look farther than it is, never nearer, so a switch that was found is there. A
-    printed matrix is nvidia-smi's own answer, where roots and NUMA nodes only tell what it should be.
+    Hiding topology makes a pair look farther than it is, never nearer, so a switch that was found exists. A
+    stated matrix is what nvidia-smi printed; roots and NUMA nodes only predict what it would print.
     """
     return nearest(stated) if stated and proven.path_class not in _SWITCHED else proven
 
@@ -240,5 +240,5 @@ def _as_guest(device: Device) -> Device:
     )
 
 
-def _if_seen(known: Known | None) -> Known | None:
-    return known if known is not None and known.source in _GUEST_SOURCES else None
+def _if_seen(fact: Known | None) -> Known | None:
+    return fact if fact is not None and fact.source in _GUEST_SOURCES else None

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Source(StrEnum):
-    """Who said so, in the words the command line prints."""
+    """Who reported a fact, in the words that the command line prints."""
 
     SYSFS = "sysfs"
     """Read from the kernel of the machine (directly, or through a driver that reads it there)."""
@@ -51,7 +51,7 @@ class Fact(msgspec.Struct, Generic[T], frozen=True, gc=False):
 
 
 _DIRECTNESS = (Source.SYSFS, Source.NVML, Source.NMX, Source.VENDOR_FILE, Source.DECLARED)
-"""Observed on the device's own machine, observed from elsewhere, written in a file, said."""
+"""On the device's own machine (kernel, NVML), then from elsewhere, then from a file, then declared."""
 
 
 def directness(source: Source) -> int:
@@ -92,9 +92,8 @@ class GpuKey(msgspec.Struct, frozen=True, gc=False):
 def joins(a: GpuKey, b: GpuKey, *, one_machine: bool = False) -> bool | None:
     """Whether two keys name the same GPU.
 
-    False when any part that both know differs (a swapped tray keeps its place and changes its GUIDs: another
-    GPU). True when such parts agree. None when there are none: it cannot be told. PCI addresses count only
-    with `one_machine`.
+    False if any part that both have differs: a swapped tray keeps its slot, but its GUIDs change. True if all
+    such parts agree. None if there is none. PCI addresses count only with `one_machine`.
     """
     agree = [ours.value == theirs.value for _, ours, theirs in _shared_parts(a, b, one_machine)]
     return all(agree) if agree else None
@@ -103,8 +102,8 @@ def joins(a: GpuKey, b: GpuKey, *, one_machine: bool = False) -> bool | None:
 def merge_keys(a: GpuKey, b: GpuKey) -> GpuKey:
     """All that two keys of one GPU know; where both know a part, the more direct source is kept.
 
-    That it is one GPU is the caller's claim, hence one machine: every shared part must agree, PCI addresses
-    included. Refused otherwise, with both values and sources.
+    The caller states that both keys are of one GPU, hence of one machine, so PCI addresses must agree too.
+    Raises Refused with both values and sources where a part does not.
     """
     for part, ours, theirs in _shared_parts(a, b, one_machine=True):
         if ours.value != theirs.value:

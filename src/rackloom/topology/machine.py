@@ -36,7 +36,7 @@ class PathClass(StrEnum):
     SYS = "SYS"
     """The link between NUMA nodes."""
     UNKNOWN = "UNKNOWN"
-    """Ours: nothing that is known decides it."""
+    """An addition of Rackloom: no known fact decides the class."""
 
 
 class PciePath(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,17 +90,17 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     name: str
     kind: str = ""
-    """What made it, as `ip -details link` says; empty where nothing tells."""
+    """Its type, as `ip -details link` prints it; empty where it is not known."""
     excluded: str | None = None
     """Why it must not be given to a tenant; None: it may."""
 
 
 class ClassRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One row of a GPU x NIC matrix that somebody else observed or declared."""
+    """One row of a GPU x NIC matrix that was observed elsewhere or declared."""
 
     gpu: int
     classes: tuple[PathClass, ...]
-    """One per NIC index; of NICs past the end nothing is said."""
+    """One per NIC index; NICs past the end are not covered."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,7 +150,7 @@ class PciFunction:
     numa_node: int | None
     driver: str | None
     path: PciePath | None
-    """None where the hypervisor hangs it below something that is no PCI root (VMBus)."""
+    """None where the hypervisor puts it below something that is no PCI root (VMBus)."""
     virtual_function: bool = False
     vfs: int = 0
     """Virtual functions switched on."""
@@ -162,8 +162,8 @@ class PciFunction:
         return f"{self.vendor:04x}:{self.device:04x}"
 
     @property
-    def is_lent(self) -> bool:
-        """Whether its driver only holds it for somebody else (a virtual machine, DPDK)."""
+    def is_passed_through(self) -> bool:
+        """Whether its driver only reserves it for another user (a virtual machine, DPDK)."""
         return self.driver in _PASSTHROUGH_DRIVERS
 
 
@@ -172,7 +172,7 @@ class RdmaPort:
     """One port of an RDMA device; counters are read elsewhere.
 
     States are the kernel's words in lower case: `state` is the link's (active, down, init, armed), `physical`
-    the wire's (linkup, polling, disabled), None where the device does not tell.
+    the wire's (linkup, polling, disabled), None where the device does not report it.
     """
 
     number: int
@@ -206,8 +206,8 @@ class NetDevice:
     master: str | None
     """The bond, bridge or VRF that it belongs to."""
     kind: str = ""
-    """What made it, as `ip -details link` says (`bridge`, `vxlan`); `usb` for what hangs on that bus; empty
-    for other hardware, and where nothing tells."""
+    """Its type, as `ip -details link` prints it (`bridge`, `vxlan`); `usb` for devices on that bus; empty for
+    other hardware, and where it is not known."""
     lower: tuple[str, ...] = ()
     """The interfaces that its frames go through: the parent of a VLAN, the members of a bond."""
     addresses: tuple[str, ...] = ()
@@ -216,7 +216,7 @@ class NetDevice:
 
 @dataclass(frozen=True, slots=True)
 class NetRoute:
-    """One route of the host's main routing tables, in the order in which the kernel tells them."""
+    """One route of the host's main routing tables, in the order of the kernel."""
 
     destination: str
     """CIDR; `0.0.0.0/0` and `::/0` are the default routes."""

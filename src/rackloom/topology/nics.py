@@ -60,19 +60,19 @@ _CONTAINER_NETWORK_NAMES = (
 
 
 class ExclusionPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Virtual interfaces that are not for lending; an operator may say otherwise."""
+    """Interfaces that must not be given to a tenant by their kind or name; an operator can change both."""
 
     kinds: frozenset[str] = POD_INTERFACE_KINDS | _TUNNELS | _IMMOVABLE | {"usb", "ifb", "macvtap", "ipvtap"}
     """As `ip -details link` prints them; `usb` is hardware on that bus."""
     names: tuple[str, ...] = _CONTAINER_NETWORK_NAMES
-    """Patterns of interfaces without hardware: the names that well-known container networks give."""
+    """Patterns for interfaces without hardware: names that well-known container networks use."""
 
 
 DEFAULT_EXCLUSION_POLICY = ExclusionPolicy()
 
 
 class ClusterNetwork(msgspec.Struct, frozen=True, kw_only=True):
-    """What Kubernetes says of one node's network. What is no address is ignored."""
+    """What Kubernetes reports of one node's network. Malformed addresses are ignored."""
 
     node_addresses: tuple[str, ...] = ()
     api_servers: tuple[str, ...] = ()
@@ -126,18 +126,27 @@ def nic_candidates(host: HostReading) -> tuple[NicCandidate, ...]:
     """NICs by PCI address; then RDMA devices whose function has another class (some are 0x00ff)."""
     rdma = {device.pci_address: device for device in host.rdma if device.pci_address}
     netdevs = {device.pci_address: device for device in host.netdevs if device.pci_address}
-    functions = [one for one in host.pci if _is_nic(one) or (one.address in rdma and not one.is_lent)]
+    functions = [
+        function
+        for function in host.pci
+        if _is_nic(function) or (function.address in rdma and not function.is_passed_through)
+    ]
     found = [
         NicCandidate(function, rdma.get(function.address), netdevs.get(function.address))
         for function in functions
     ]
-    seen = {function.address for function in functions}
-    return (*found, *(NicCandidate(None, one, None) for one in host.rdma if one.pci_address not in seen))
+    listed = {function.address for function in functions}
+    others = (device for device in host.rdma if device.pci_address not in listed)
+    return (*found, *(NicCandidate(None, device, None) for device in others))
 
 
 def _is_nic(function: PciFunction) -> bool:
     """A network controller with a driver; its interface may be away, in the namespace of a pod."""
-    return function.class_code >> 16 == _NETWORK and function.driver is not None and not function.is_lent
+    return (
+        function.class_code >> 16 == _NETWORK
+        and function.driver is not None
+        and not function.is_passed_through
+    )
 
 
 def excluded_interfaces(
@@ -165,7 +174,7 @@ _FIX_OTHER_NIC = "claim another NIC, or let another interface of the node carry 
 def _carriers(
     netdevs: Sequence[NetDevice], routes: Sequence[NetRoute], cluster: ClusterNetwork
 ) -> Iterator[tuple[str, set[str]]]:
-    """What the node and its pods need, and the interfaces that it goes through."""
+    """The traffic that the node and its pods need, and the interfaces that carry it."""
     ways = [(network, route) for route in routes for network in _networks((route.destination,))]
     own = [
         (network, address, netdev.name)
@@ -185,7 +194,7 @@ def _carriers(
 
 
 def _is_within(network: _Network, pods: _Network) -> bool:
-    """Whether all of a network is the pods'; a wider one, such as the default route, says nothing."""
+    """Whether a network lies in the pods' network; a wider one, such as the default route, does not count."""
     return (
         network.version == pods.version
         and network.prefixlen >= pods.prefixlen
@@ -194,14 +203,14 @@ def _is_within(network: _Network, pods: _Network) -> bool:
 
 
 def _route_interfaces(server: _Address, ways: Sequence[tuple[_Network, NetRoute]]) -> set[str]:
-    """As the kernel looks a route up: the longest prefix, then the lowest metric, then the first it has."""
+    """The kernel's route lookup: the longest prefix, then the lowest metric, then the first in order."""
     fitting = [(-network.prefixlen, route.metric, route) for network, route in ways if server in network]
     nearest = min(fitting, key=lambda rank: rank[:2], default=None)
     return set() if nearest is None else set(nearest[2].interfaces)
 
 
 def _with_lower_interfaces(tops: Iterable[str], known: Mapping[str, NetDevice]) -> set[str]:
-    """Interfaces, and all that their frames go through below them."""
+    """Interfaces, and all below them that carry their frames: the transitive closure."""
     found = set(tops)
     while more := {name for name in _lower_interfaces(found, known) if name in known} - found:
         found |= more
@@ -261,40 +270,36 @@ class NicExclusions:
     def __init__(
         self, host: HostReading, candidates: Iterable[NicCandidate], excluded: Mapping[str, Exclusion]
     ) -> None:
-        everyone = tuple(candidates)
+        nics = tuple(candidates)
         self._excluded = excluded
         self._functions: dict[str, list[str]] = {}
         for netdev in host.netdevs:
             if netdev.pci_address is not None:
                 self._functions.setdefault(netdev.pci_address, []).append(netdev.name)
-        self._any_rdma = any(one.rdma is not None for one in everyone)
-        self._any_efa = any(_is_efa(one) for one in everyone)
+        self._any_rdma = any(nic.rdma is not None for nic in nics)
+        self._any_efa = any(_is_efa(nic) for nic in nics)
 
-    def against(self, nic_candidate: NicCandidate) -> str | None:
+    def against(self, nic: NicCandidate) -> str | None:
         """The first reason that applies; None: it may."""
-        if nic_candidate.netdev is not None and nic_candidate.netdev.name in self._excluded:
-            return self._excluded[nic_candidate.netdev.name].reason
-        for name in self._functions.get(nic_candidate.address or "", ()):
+        if nic.netdev is not None and nic.netdev.name in self._excluded:
+            return self._excluded[nic.netdev.name].reason
+        for name in self._functions.get(nic.address or "", ()):
             # Some functions have several ports (ConnectX-3), and go away with all of them.
             if name in self._excluded and self._excluded[name].needed:
                 return self._excluded[name].reason
-        if self._any_efa and _is_infiniband(nic_candidate):
+        if self._any_efa and _is_infiniband(nic):
             # Amazon's machines have no InfiniBand fabric: on HGX B200 boards it is how the NVLink switches
             # are managed.
             return "carries NVLink management"
-        if self._any_rdma and nic_candidate.rdma is None and nic_candidate.netdev is not None:
+        if self._any_rdma and nic.rdma is None and nic.netdev is not None:
             return "Ethernet without RDMA"
         return None
 
 
-def _is_efa(nic_candidate: NicCandidate) -> bool:
-    return (
-        nic_candidate.function is not None
-        and nic_candidate.function.vendor == AMAZON
-        and nic_candidate.rdma is not None
-    )
+def _is_efa(nic: NicCandidate) -> bool:
+    return nic.function is not None and nic.function.vendor == AMAZON and nic.rdma is not None
 
 
-def _is_infiniband(nic_candidate: NicCandidate) -> bool:
-    function = nic_candidate.function
+def _is_infiniband(nic: NicCandidate) -> bool:
+    function = nic.function
     return function is not None and function.vendor == MELLANOX and function.class_code >> 8 == _INFINIBAND

@@ -97,27 +97,22 @@ class IdSource(Protocol):
 
 
 def build_site(profile: RackProfile, racks: int, ids: IdSource) -> RackSite:
-    """The declared site of `racks` racks; Refused when they do not make whole domains.
+    """The declared site of `racks` racks. Raises Refused when they do not make whole domains.
 
-    Racks that share domains stand next to each other: `racks_per_domain` of them carry `domains_per_rack`
+    Racks that share domains are adjacent: `racks_per_domain` of them carry `domains_per_rack`
     domains, and each domain takes the same number of trays from each of its racks.
     """
-    _require_whole_domains(profile, racks)
-    domains = racks // profile.racks_per_domain * profile.domains_per_rack
+    per_domain = profile.racks_per_domain
+    if racks < 1 or racks % per_domain:
+        enough = max(-(-racks // per_domain), 1) * per_domain
+        raise Refused(
+            f"{_rack_count_text(racks)} of {profile.name} do not make whole domains:"
+            f" each spans {_rack_count_text(per_domain)}",
+            nearest_fix=f"use {_rack_count_text(enough)}",
+        )
+    domains = racks // per_domain * profile.domains_per_rack
     return RackSite(
         name=ids.site(), domains=tuple(_build_domain(profile, index, ids) for index in range(domains))
-    )
-
-
-def _require_whole_domains(profile: RackProfile, racks: int) -> None:
-    per_domain = profile.racks_per_domain
-    if racks >= 1 and racks % per_domain == 0:
-        return
-    enough = max(-(-racks // per_domain), 1) * per_domain
-    raise Refused(
-        f"{_rack_count_text(racks)} of {profile.name} do not make whole domains:"
-        f" each spans {_rack_count_text(per_domain)}",
-        nearest_fix=f"use {_rack_count_text(enough)}",
     )
 
 
@@ -138,9 +133,8 @@ def _build_trays(profile: RackProfile, rack: int, position: int, ids: IdSource) 
     count = profile.trays_per_domain // profile.racks_per_domain
     serial = ids.chassis_serial(rack)
     for slot in range(position * count, (position + 1) * count):
-        gpus = tuple(_build_gpu(serial, slot, module) for module in range(1, profile.gpus_per_tray + 1))
+        gpus = tuple(
+            GpuKey(place=Fact(SlotKey(serial, slot, module), Source.DECLARED))
+            for module in range(1, profile.gpus_per_tray + 1)
+        )
         yield ComputeTray(chassis_serial=serial, slot=slot, tray_index=slot, rack=ids.rack(rack), gpus=gpus)
-
-
-def _build_gpu(chassis_serial: str, slot: int, module_id: int) -> GpuKey:
-    return GpuKey(place=Fact(SlotKey(chassis_serial, slot, module_id), Source.DECLARED))

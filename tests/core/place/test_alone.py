@@ -30,10 +30,10 @@ def replicas(draw: st.DrawFn) -> Gang:
 
 def can_be_alone(where: PlacementSite, gang: Gang) -> bool:
     """By trying every order of cliques."""
-    ground, blocks = capacity_for(where, gang), colocation_groups(gang)
+    capacity, blocks = capacity_for(where, gang), colocation_groups(gang)
     room = {
-        clique: [ground.outlooks(block[0].need)[clique].capacity >= block[0].members for block in blocks]
-        for clique in ground.cliques
+        clique: [capacity.bounds(block[0].need)[clique].capacity >= block[0].members for block in blocks]
+        for clique in capacity.cliques
     }
     return any(
         all(room[clique][number] for number, clique in enumerate(some))

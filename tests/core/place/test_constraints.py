@@ -97,7 +97,7 @@ def test_a_node_is_shut_for_members_whose_required_node_affinity_it_is_not(
         node("n-c", zone="c", size="9"),
         node("n-d"),
     ]
-    (_, worker) = read(mpi(template(**on_nodes(*terms)))).teams
+    (_, worker) = read(mpi(template(**on_nodes(*terms)))).groups
     trays = read_site(nodes, [], rule=worker.need.rule).trays
     assert "".join(tray.name[-1] for tray in trays if tray.shut is None) == fits
     assert all(tray.is_unfit == (tray.shut is not None) for tray in trays)
@@ -105,7 +105,7 @@ def test_a_node_is_shut_for_members_whose_required_node_affinity_it_is_not(
 
 def test_what_a_node_is_not_is_told() -> None:
     terms = [{"matchExpressions": [need("In", "b", "c"), need("Exists", key="big")]}, {"matchFields": []}]
-    rule = read(mpi(template(nodeSelector={"kind": "x"}, **on_nodes(*terms)))).teams[1].need.rule
+    rule = read(mpi(template(nodeSelector={"kind": "x"}, **on_nodes(*terms)))).groups[1].need.rule
     assert list(unmet_requirements(rule, node("n"))) == ["not kind=x", "not zone In b/c and big Exists"]
 
 
@@ -367,7 +367,7 @@ def test_kinds_that_only_look_like_what_is_read_are_refused() -> None:
 def test_a_replicated_job_of_none_is_left_out() -> None:
     one = job_set(a=template(1), b=template(2))
     one["spec"]["replicatedJobs"][0]["replicas"] = 0
-    assert [team.name for team in read(one).teams] == ["b"]
+    assert [group.name for group in read(one).groups] == ["b"]
 
 
 @pytest.mark.parametrize(

@@ -85,17 +85,17 @@ def test_a_drained_tray_is_empty_or_somebody_is_named_who_cannot_leave(where: Pl
 
 def test_a_member_stays_in_its_clique_if_it_can() -> None:
     jobs = [held("n0-0", "job", movable=True), held("n0-1", "job", movable=True)]
-    assert [move.told() for move in plan_drain(site(2, 3, *jobs), "n0-0").moves] == [
+    assert [move.describe() for move in plan_drain(site(2, 3, *jobs), "n0-0").moves] == [
         "move job from n0-0 to n0-2 (4 GPUs restart)"
     ]
-    assert [move.told() for move in plan_drain(site(2, 2, *jobs), "n0-0").moves] == [
+    assert [move.describe() for move in plan_drain(site(2, 2, *jobs), "n0-0").moves] == [
         "move job from n0-0, n0-1 to n1-0, n1-1 (8 GPUs restart)"
     ]
 
 
 def test_two_half_empty_cliques_become_a_whole_one() -> None:
     jobs = [held("n0-0", "small", movable=True), held("n1-0", "pinned")]
-    assert [move.told() for move in plan_defragmentation(site(2, 8, *jobs)).moves] == [
+    assert [move.describe() for move in plan_defragmentation(site(2, 8, *jobs)).moves] == [
         "move small from n0-0 to n1-1 (4 GPUs restart)"
     ]
 

@@ -68,9 +68,9 @@ def test_spares_are_given_up_first() -> None:
 def test_many_spares_cost_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Gang] = []
 
-    def counted(ground: SiteCapacity, gang: Gang, effort: SearchBudget) -> bool:
+    def counted(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> bool:
         tried.append(gang)
-        return gang_fits(ground, gang, effort)
+        return gang_fits(capacity, gang, budget)
 
     monkeypatch.setattr("rackloom.core.place.gang_planner.gang_fits", counted)
     assert fix_of(site(1), workers(1, spares=4096)) == "keep 17 spare trays instead of 4096"

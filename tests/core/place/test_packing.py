@@ -28,14 +28,14 @@ items_of_4x6 = st.lists(st.builds(PackingItem, blocks, st.integers(1, 3)), max_s
 def is_sound(cliques: list[PackingClique], items: list[PackingItem], assignment: PackingAssignment) -> bool:
     free = [clique.empty for clique in cliques]
     for item, where in zip(items, assignment, strict=True):
-        for block, clique in zip(item.blocks if where else (), where or (), strict=True):
+        for block, clique in zip(item.sizes if where else (), where or (), strict=True):
             free[clique] -= block
     return min(free) >= 0
 
 
 def brute_force(cliques: list[PackingClique], items: list[PackingItem]) -> int:
     """The best score of all assignments."""
-    ways = [[None, *product(range(len(cliques)), repeat=len(item.blocks))] for item in items]
+    ways = [[None, *product(range(len(cliques)), repeat=len(item.sizes))] for item in items]
     return max(packing_score(cliques, items, one) for one in product(*ways) if is_sound(cliques, items, one))
 
 
@@ -90,12 +90,12 @@ def upper_bound(highspy: Any, cliques: list[PackingClique], items: list[PackingI
         (item, clique): model.addBinary()
         for item in range(len(items))
         for clique in range(len(cliques))
-        if items[item].blocks[0] <= cliques[clique].empty
+        if items[item].sizes[0] <= cliques[clique].empty
     }
     for item in range(len(items)):
         model.addConstr(sum(one for (number, _), one in placed.items() if number == item) <= 1)
     for clique in range(len(cliques)):
-        trays = sum(items[item].blocks[0] * one for (item, where), one in placed.items() if where == clique)
+        trays = sum(items[item].sizes[0] * one for (item, where), one in placed.items() if where == clique)
         model.addConstr(trays <= cliques[clique].empty)
     model.maximize(sum(items[item].worth * one for (item, _), one in placed.items()))
     return float(model.getInfo().objective_function_value)

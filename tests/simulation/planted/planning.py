@@ -25,12 +25,12 @@ from rackloom.lab.carving.run import LoadPlan as SimPlan
 def additions_before_removals(patch: pytest.MonkeyPatch) -> None:
     plan_removals = planner.plan_removals
 
-    def hasty(intent: Any, wishes: Any, layout: Any, blockers: Any) -> Any:
-        return [] if wishes.partition_of else plan_removals(intent, wishes, layout, blockers)
+    def hasty(given: Any, blockers: Any) -> Any:
+        return [] if given.desired.partition_of else plan_removals(given, blockers)
 
-    def joining(wishes: Any, layout: Any, blocked: Any) -> Any:
+    def joining(desired: Any, layout: Any, blocked: Any) -> Any:
         wanted: dict[str, list[int]] = {}
-        for guid, partition in sorted(wishes.partition_of.items()):
+        for guid, partition in sorted(desired.partition_of.items()):
             home = layout.home.get(partition)
             if home is None or guid not in home.partition.members:
                 wanted.setdefault(partition, []).append(guid)
@@ -44,14 +44,14 @@ def additions_before_removals(patch: pytest.MonkeyPatch) -> None:
 def owned_by_number_in_any_domain(patch: pytest.MonkeyPatch) -> None:
     read_layout = partition_layout.read_layout
 
-    def by_number(intent: Any, observation: Any, wishes: Any) -> Any:
+    def by_number(intent: Any, observation: Any, desired: Any) -> Any:
         # The first partition of the one domain is number 1, and so is the first of any other.
         owned = tuple(
             OwnedPartition(name=partition.name, logical_partition="elsewhere", partition_id=partition.id)
             for partition in observation.partitions
             if partition.id == 1
         )
-        return read_layout(msgspec.structs.replace(intent, owned=intent.owned + owned), observation, wishes)
+        return read_layout(msgspec.structs.replace(intent, owned=intent.owned + owned), observation, desired)
 
     patch.setattr(planner, "read_layout", by_number)
     patch.setattr(domain_pass, "check_plan", lambda *_: None)

@@ -382,7 +382,7 @@ def _choose_machines(
     request: InstanceRequest,
     type_id: str | None,
     wishes: Sequence[InterfaceSpec],
-) -> TrayChoice:
+) -> TrayChoice[str]:
     if request.machine_id is not None:
         return TrayChoice((request.machine_id,), "on the machine that the request names")
     if type_id is None:

@@ -85,16 +85,20 @@ _FIRST_IN_DOMAIN = _FIRST_HEALTHY.where(machine.c.domain == sa.bindparam("domain
 _FIRST_WITHOUT_DOMAIN = _FIRST_HEALTHY.where(machine.c.domain.is_(None))
 
 
-class MachineSlot(str):
+class MachineSlot(msgspec.Struct, frozen=True):
     """Stands for one of the healthy machines of `domain`: the choice needs no more than their number."""
 
-    __slots__ = ("domain",)
     domain: str | None
+    number: int
+
+
+MachineOrSlot = str | MachineSlot
+"""An unhealthy machine by its id, or a slot for a healthy one."""
 
 
 def place_instances(
     conn: sa.Connection, request: TrayRequest, *, type_id: str, logical_partitions: Collection[str]
-) -> TrayChoice:
+) -> TrayChoice[str]:
     """Machines of the type for `request`; refused as a conflict when the site has no room."""
     standing = Counter[str]()
     for in_domain in partition_members(conn, logical_partitions).values():
@@ -105,18 +109,18 @@ def place_instances(
         chosen = choose_trays(request, domain_rooms(conn, type_id, standing, sick))
     except Refused as refusal:
         raise Rejected(RefusalKind.CONFLICT, refusal.reason, nearest_fix=refusal.nearest_fix) from None
-    return msgspec.structs.replace(chosen, trays=_machines_of_slots(conn, type_id, chosen.trays, sick))
+    return TrayChoice(_machines_of_slots(conn, type_id, chosen.trays, sick), chosen.reason)
 
 
 def domain_rooms(
     conn: sa.Connection, type_id: str, members: Mapping[str, int], sick: Mapping[str, str]
-) -> list[DomainFreeTrays]:
-    """The empty machines of a type by domain: seats for the healthy ones, then the sick ones themselves.
+) -> list[DomainFreeTrays[MachineOrSlot]]:
+    """The empty machines of a type by domain: slots for the healthy ones, then the sick ones themselves.
 
     A domain with members is told of even where it has no room: they are to be joined there or nowhere.
     """
     asked = {"type": type_id, "sick": list(sick)}
-    by_domain: dict[str | None, tuple[FreeTray, ...]] = dict.fromkeys(members, ())
+    by_domain: dict[str | None, tuple[FreeTray[MachineOrSlot], ...]] = dict.fromkeys(members, ())
     for domain, count in conn.execute(_HEALTHY_BY_DOMAIN, asked):
         by_domain[domain] = _machine_slots(domain, count)
     for machine_id, domain in conn.execute(_UNHEALTHY_MACHINES, asked) if sick else ():
@@ -128,17 +132,14 @@ def domain_rooms(
 
 
 @lru_cache(maxsize=4096)
-def _machine_slots(domain: str | None, count: int) -> tuple[FreeTray, ...]:
-    seats = tuple(MachineSlot(f"seat {number} in {domain}") for number in range(count))
-    for seat in seats:
-        seat.domain = domain
-    return tuple(FreeTray(seat) for seat in seats)
+def _machine_slots(domain: str | None, count: int) -> tuple[FreeTray[MachineOrSlot], ...]:
+    return tuple(FreeTray(MachineSlot(domain, number)) for number in range(count))
 
 
 def _machines_of_slots(
-    conn: sa.Connection, type_id: str, trays: Sequence[str], sick: Collection[str]
+    conn: sa.Connection, type_id: str, trays: Sequence[MachineOrSlot], sick: Collection[str]
 ) -> tuple[str, ...]:
-    """The machines behind the chosen seats, each domain filled in the order of its racks."""
+    """The machines behind the chosen slots, each domain filled in the order of its racks."""
     wanted = Counter(tray.domain for tray in trays if isinstance(tray, MachineSlot))
     found = {
         domain: iter(_first_machines(conn, type_id, domain, most, sick)) for domain, most in wanted.items()

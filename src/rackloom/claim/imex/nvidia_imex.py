@@ -136,11 +136,11 @@ class ImexControl:
     async def _ask(self, *options: str) -> str:
         result = await programs.run_program(*self._command, *options, seconds=CONTROL_SECONDS, again=1.0)
         if result.code != 0:
-            output = result.complaint.strip() or result.printed.strip()
+            output = result.stderr.strip() or result.stdout.strip()
             reason = output.decode(errors="replace")[:300]
             raise Retry(f"{self._command[0]} ended with {result.code}: {reason}", after=1.0)
         try:
-            return result.printed.decode()
+            return result.stdout.decode()
         except UnicodeDecodeError as error:
             raise UnknownOutput(f"{self._command[0]} printed no text: {error}") from error
 

@@ -107,9 +107,9 @@ class ExecCredentialAuth(httpx2.Auth):
         except Retry as error:
             raise ConfigError(f"credential plugin: {error.reason}") from error
         if ended.code:
-            complaint = ended.complaint.decode(errors="replace")
+            complaint = ended.stderr.decode(errors="replace")
             raise ConfigError(f"credential plugin {name} ended with {ended.code}: {complaint}")
-        return str(msgspec.json.decode(ended.printed)["status"]["token"])
+        return str(msgspec.json.decode(ended.stdout)["status"]["token"])
 
 
 def _position(error: yaml.YAMLError) -> str:

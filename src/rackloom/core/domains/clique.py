@@ -84,7 +84,7 @@ class ComputeDomainClique(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_clique(obj: JsonObject) -> ComputeDomainClique:
-    """Read a ComputeDomainClique; its labels say what it is, and its name where labels are missing."""
+    """Read a ComputeDomainClique. Its labels name the domain and the clique; without them, its name does."""
     meta = obj["metadata"]
     labels = meta.get("labels") or {}
     uid, _, clique_id = meta["name"].partition(".")
@@ -97,11 +97,14 @@ def read_clique(obj: JsonObject) -> ComputeDomainClique:
 
 
 def clique_json(value: ComputeDomainClique, namespace: str, read: JsonObject | None = None) -> JsonObject:
-    """A clique object as it is written: over what was read of it, or new in the driver's `namespace`."""
+    """The object to write: changes to the object that was read, or a new one in the driver's `namespace`."""
     base: JsonObject = read or {"apiVersion": names.API_VERSION, "kind": "ComputeDomainClique"}
     meta: JsonObject = dict(base.get("metadata") or {"name": value.name, "namespace": namespace})
-    meta["labels"] = {**(meta.get("labels") or {}), **_clique_labels(value)}
-    meta["ownerReferences"] = [_pod_owner(owner) for owner in value.owners]
+    labels = {names.COMPUTE_DOMAIN_LABEL: value.compute_domain, names.CLIQUE_ID_LABEL: value.clique_id}
+    meta["labels"] = {**(meta.get("labels") or {}), **labels}
+    meta["ownerReferences"] = [
+        {"apiVersion": "v1", "kind": "Pod", "name": owner.name, "uid": owner.uid} for owner in value.owners
+    ]
     return {**base, "metadata": meta, "daemons": [msgspec.to_builtins(daemon) for daemon in value.daemons]}
 
 
@@ -121,18 +124,10 @@ def is_ip_address(text: str) -> bool:
 
 
 def clean_line(text: str, most: int) -> str:
-    """A text of others as one line that can be shown: without control characters, `most` characters long."""
-    shown = "".join(one if one.isprintable() else " " for one in text[: 4 * most])
+    """Untrusted text as one line of at most `most` characters, without control characters."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * most])
     line = " ".join(shown.split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
-
-
-def _clique_labels(value: ComputeDomainClique) -> dict[str, str]:
-    return {names.COMPUTE_DOMAIN_LABEL: value.compute_domain, names.CLIQUE_ID_LABEL: value.clique_id}
-
-
-def _pod_owner(owner: ObjectRef) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "Pod", "name": owner.name, "uid": owner.uid}
 
 
 # Membership: pure steps from one clique to the next.
@@ -141,20 +136,31 @@ def _pod_owner(owner: ObjectRef) -> dict[str, Any]:
 def join_clique(
     clique: ComputeDomainClique, *, node: str, ip_address: str, pod: ObjectRef, max_nodes: int
 ) -> ComputeDomainClique:
-    """Enter or refresh a node's daemon, at the index it has or the smallest free one; new means not ready.
+    """Add or refresh a node's daemon, at its index or the smallest free one; a new one is not ready.
 
     Raises Refused when all of [0, max_nodes) is taken.
     """
     others = tuple(daemon for daemon in clique.daemons if daemon.node_name != node)
+    present = clique.on(node)
+    # The index is a line in the static nodes_config of all peers, so a node keeps it while it is a member.
+    taken = {daemon.index for daemon in others}
+    if present is not None and 0 <= present.index < max_nodes and present.index not in taken:
+        index = present.index
+    else:
+        index = _smallest_free_index(taken, max_nodes)
+    # Readiness was observed at one address; at another address it is another daemon.
+    is_same = present is not None and present.ip_address == ip_address
     entry = DaemonInfo(
         node_name=node,
         ip_address=ip_address,
         clique_id=clique.clique_id,
-        index=_index_of_node(clique, node, others, max_nodes),
-        status=_readiness_at(clique.on(node), ip_address),
+        index=index,
+        status=present.status if present and is_same else Readiness.NOT_READY,
     )
-    owners = clique.owners if pod.uid in _owner_uids(clique.owners) else (*clique.owners, pod)
-    return msgspec.structs.replace(clique, daemons=_sorted_by_index((*others, entry)), owners=owners)
+    daemons = sorted((*others, entry), key=lambda daemon: (daemon.index, daemon.node_name))
+    is_owner = any(owner.uid == pod.uid for owner in clique.owners)
+    owners = clique.owners if is_owner else (*clique.owners, pod)
+    return msgspec.structs.replace(clique, daemons=tuple(daemons), owners=owners)
 
 
 def leave_clique(clique: ComputeDomainClique, *, node: str, pod: ObjectRef) -> ComputeDomainClique:
@@ -184,9 +190,9 @@ def with_daemon_status(
 def without_stale_daemons(
     clique: ComputeDomainClique, living: Mapping[str, Collection[ObjectRef]]
 ) -> ComputeDomainClique:
-    """Only what a living daemon pod stands behind: `living` are this ComputeDomain's daemon pods by node.
+    """Only the daemons that a living pod backs: `living` are this ComputeDomain's daemon pods by node.
 
-    Another ComputeDomain's daemon on the node is no proof of life for this one.
+    A daemon of another ComputeDomain on the node does not count.
     """
     pods = {pod.uid for on_node in living.values() for pod in on_node}
     return msgspec.structs.replace(
@@ -196,37 +202,9 @@ def without_stale_daemons(
     )
 
 
-def smallest_free_index(taken: Collection[int], max_nodes: int) -> int:
-    """The smallest index of [0, max_nodes) that is not taken. Raises Refused when there is none."""
-    for index in range(max_nodes):
-        if index not in taken:
-            return index
-    raise Refused(
-        f"all {max_nodes} places of this clique's IMEX domain are taken",
-        nearest_fix="raise the controller's --max-nodes-per-imex-domain, or use fewer nodes of the clique",
-    )
-
-
-def _index_of_node(
-    clique: ComputeDomainClique, node: str, others: tuple[DaemonInfo, ...], max_nodes: int
-) -> int:
-    taken = {daemon.index for daemon in others}
-    present = clique.on(node)
-    if present is not None and 0 <= present.index < max_nodes and present.index not in taken:
-        return present.index
-    return smallest_free_index(taken, max_nodes)
-
-
-def _readiness_at(present: DaemonInfo | None, ip_address: str) -> Readiness:
-    """Readiness was observed of the daemon at one address; at another it is another daemon."""
-    if present is None or present.ip_address != ip_address:
-        return Readiness.NOT_READY
-    return present.status
-
-
-def _owner_uids(owners: tuple[ObjectRef, ...]) -> set[str]:
-    return {owner.uid for owner in owners}
-
-
-def _sorted_by_index(daemons: tuple[DaemonInfo, ...]) -> tuple[DaemonInfo, ...]:
-    return tuple(sorted(daemons, key=lambda daemon: (daemon.index, daemon.node_name)))
+def _smallest_free_index(taken: Collection[int], max_nodes: int) -> int:
+    index = next((index for index in range(max_nodes) if index not in taken), None)
+    if index is None:
+        fix = "raise the controller's --max-nodes-per-imex-domain, or use fewer nodes of the clique"
+        raise Refused(f"all {max_nodes} places of this clique's IMEX domain are taken", nearest_fix=fix)
+    return index

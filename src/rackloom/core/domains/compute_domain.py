@@ -39,7 +39,7 @@ class ComputeDomainNode(msgspec.Struct, frozen=True, kw_only=True, rename="camel
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A condition in the form that all of Kubernetes uses; `status` is True, False or Unknown."""
+    """A condition in the usual form of Kubernetes; `status` is True, False or Unknown."""
 
     type: str
     status: str
@@ -59,7 +59,7 @@ class ComputeDomainStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     def condition(self, type_: str) -> Condition | None:
         """The condition of a type."""
-        return next((one for one in self.conditions if one.type == type_), None)
+        return next((condition for condition in self.conditions if condition.type == type_), None)
 
 
 class _ClaimTemplateName(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class ComputeDomain(msgspec.Struct, frozen=True, kw_only=True):
     allocation_mode: AllocationMode = AllocationMode.SINGLE
     num_nodes: int = 0
     deleted_at: str = ""
-    """When its deletion was asked for, RFC 3339; empty while it is wanted."""
+    """When its deletion was requested, RFC 3339; empty before."""
     finalizers: tuple[str, ...] = ()
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -96,7 +96,7 @@ class ComputeDomain(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deleting(self) -> bool:
-        """Whether its deletion was asked for."""
+        """Whether its deletion was requested."""
         return bool(self.deleted_at)
 
     @property
@@ -132,7 +132,7 @@ def read_compute_domain(obj: JsonObject) -> ComputeDomain:
 
 
 def read_compute_domain_status(obj: JsonObject) -> ComputeDomainStatus:
-    """Read a ComputeDomain's status; an unreadable one is as good as none: it is computed anew."""
+    """Read a ComputeDomain's status; an unreadable one counts as empty, because it is computed again."""
     try:
         return msgspec.convert(obj.get("status") or {}, ComputeDomainStatus)
     except msgspec.ValidationError:

@@ -20,7 +20,7 @@ _RFC1123: JsonSchema = {"type": "string", "minLength": 1, "maxLength": 253}
 
 
 def domain_crds() -> tuple[JsonSchema, ...]:
-    """All of them, ready to be applied."""
+    """All CRDs, ready to be applied."""
     return (_compute_domain_crd(), _clique_crd())
 
 
@@ -40,9 +40,13 @@ def _clique_crd() -> JsonSchema:
     entry = _node_entry("nodeName")
     entry["properties"]["ipAddress"] = _ADDRESS
     daemons = _keyed("nodeName", entry)
+    # A JSON path needs its dots escaped within a key.
+    domain, clique = (
+        label.replace(".", r"\.") for label in (names.COMPUTE_DOMAIN_LABEL, names.CLIQUE_ID_LABEL)
+    )
     columns = [
-        _column("CD", f".metadata.labels.{_escaped(names.COMPUTE_DOMAIN_LABEL)}"),
-        _column("Clique", f".metadata.labels.{_escaped(names.CLIQUE_ID_LABEL)}"),
+        _column("CD", f".metadata.labels.{domain}"),
+        _column("Clique", f".metadata.labels.{clique}"),
         _column("Age", ".metadata.creationTimestamp", type_="date"),
     ]
     version = {
@@ -86,17 +90,13 @@ def _column(name: str, path: str, *, type_: str = "string", priority: int = 0) -
     return column | ({"priority": priority} if priority else {})
 
 
-def _escaped(label: str) -> str:
-    return label.replace(".", r"\.")
-
-
 def _spec() -> JsonSchema:
     template = _object({"name": _RFC1123}, required=["name"])
     mode = {"type": "string", "enum": ["All", "Single"], "default": "Single"}
     channel = _object(
         {"resourceClaimTemplate": template, "allocationMode": mode}, required=["resourceClaimTemplate"]
     )
-    # Deprecated: it gates nothing, and only keeps the status from Ready until so many nodes have joined.
+    # Deprecated: the status is not Ready until so many nodes have joined, and nothing else depends on it.
     nodes = {"type": "integer", "default": 0, "minimum": 0}
     spec = _object({"numNodes": nodes, "channel": channel}, required=["channel"])
     rule = {"rule": "self == oldSelf", "message": "A computeDomain.spec is immutable"}
@@ -124,7 +124,7 @@ def _node_entry(key: str) -> JsonSchema:
 
 
 def conditions_schema() -> JsonSchema:
-    """`status.conditions` as all of Kubernetes has them."""
+    """The usual `status.conditions` of Kubernetes."""
     return _keyed("type", _condition())
 
 

@@ -15,7 +15,7 @@ entry for one device, by UUID or by index in the claim, overrides the default. S
 `resource.nvidia.com/v1beta1` of NVIDIA's DRA driver for GPUs, version 0.5.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -84,7 +84,11 @@ _MODES = frozenset({"", *AllocationMode})
 def decode_imex_config(parameters: Mapping[str, Any]) -> ImexConfig:
     """Decode user input. Raises Refused, whose reason names the field and whose fix says what to change."""
     kind = _known_kind(parameters)
-    _refuse_unknown_fields(kind, parameters)
+    if unknown := sorted(set(parameters) - _FIELDS_BY_KIND[kind]):
+        raise Refused(
+            f"{kind}: unknown field " + ", ".join(f'"{field}"' for field in unknown),
+            nearest_fix=f"remove it; the fields are {', '.join(sorted(_FIELDS_BY_KIND[kind]))}",
+        )
     domain_id = _domain_id(kind, parameters)
     if kind == DAEMON_KIND:
         return DaemonConfig(domain_id=domain_id)
@@ -112,7 +116,7 @@ def decode_imex_config_leniently(parameters: Mapping[str, Any]) -> ImexConfig:
 
 
 def imex_config_json(config: ImexConfig) -> dict[str, Any]:
-    """A config as it stands under `opaque.parameters`."""
+    """A config as it is written under `opaque.parameters`."""
     kind = CHANNEL_KIND if isinstance(config, ChannelConfig) else DAEMON_KIND
     plain = {"apiVersion": names.API_VERSION, "kind": kind, "domainID": config.domain_id}
     if isinstance(config, ChannelConfig):
@@ -130,16 +134,6 @@ def _known_kind(parameters: Mapping[str, Any]) -> str:
     if not isinstance(kind, str) or kind not in _FIELDS_BY_KIND:
         raise Refused(f"config: kind is {kind!r}", nearest_fix=f"use {' or '.join(_FIELDS_BY_KIND)}")
     return kind
-
-
-def _refuse_unknown_fields(kind: str, parameters: Mapping[str, Any]) -> None:
-    unknown = sorted(set(parameters) - _FIELDS_BY_KIND[kind])
-    if unknown:
-        named = ", ".join(f'"{field}"' for field in unknown)
-        raise Refused(
-            f"{kind}: unknown field {named}",
-            nearest_fix=f"remove it; the fields are {', '.join(sorted(_FIELDS_BY_KIND[kind]))}",
-        )
 
 
 def _domain_id(kind: str, parameters: Mapping[str, Any]) -> str:
@@ -268,7 +262,7 @@ def decode_gpu_config(parameters: Mapping[str, Any]) -> GpuDeviceConfig:
 def pinned_memory_limits(mps: MpsConfig, uuids: Sequence[str]) -> dict[str, str]:
     """Each GPU's limit as the MPS daemon takes it, `"953M"`; `uuids` are the claim's GPUs in order.
 
-    A per-device entry, by UUID or by place in the claim, beats the default. Raises Refused.
+    An entry for one device, by UUID or by index in the claim, overrides the default. Raises Refused.
     """
     limits: dict[str, str] = {}
     if mps.default_pinned_device_memory_limit is not None:
@@ -293,20 +287,17 @@ def _gpu_config_problems(config: GpuDeviceConfig) -> list[str]:
     return found
 
 
-def _mps_problems(mps: MpsConfig) -> list[str]:
-    found = []
+def _mps_problems(mps: MpsConfig) -> Iterator[str]:
     share = mps.default_active_thread_percentage
     if share is not None and not 0 <= share <= 100:
-        found.append(f"sharing.mpsConfig.defaultActiveThreadPercentage is {share}, not 0 to 100")
-    amounts = [*mps.default_per_device_pinned_memory_limit.values()]
-    if mps.default_pinned_device_memory_limit is not None:
-        amounts.append(mps.default_pinned_device_memory_limit)
-    for amount in amounts:
+        yield f"sharing.mpsConfig.defaultActiveThreadPercentage is {share}, not 0 to 100"
+    limits = [*mps.default_per_device_pinned_memory_limit.values(), mps.default_pinned_device_memory_limit]
+    for limit in limits:
         try:
-            _mebibytes(amount)
+            if limit is not None:
+                _mebibytes(limit)
         except Refused as refused:
-            found.append(refused.reason)
-    return found
+            yield refused.reason
 
 
 def _mebibytes(amount: str) -> str:

@@ -12,8 +12,10 @@ ComputeDomains need NVIDIA driver 570.158.01 or later: it is the first whose IME
 names of its peers again while it runs.
 """
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
+from itertools import takewhile
 
 GROUP = "resource.nvidia.com"
 API_VERSION = f"{GROUP}/v1beta1"
@@ -63,12 +65,12 @@ DAEMON_DEVICE = "daemon-0"
 
 IMEX_SERVER_PORT = 50000
 IMEX_COMMAND_PORT = 50005
+"""Peers ask each other on this port: where it is closed, a healthy domain calls itself DEGRADED."""
 IMEX_PROBE_PORT = 8084
 BOOT_ID_VARIABLE = "IMEX_BOOT_ID"
-"""In the environment of an IMEX daemon: the boot of its node. `BOOT_FILE` in its directory names it too, once
-the clique object says how this daemon is."""
+"""In the environment of an IMEX daemon: the boot id of its node. `BOOT_FILE` in its directory has it too,
+once the clique object has the status of this daemon."""
 BOOT_FILE = "boot"
-"""Peers ask each other on this port: where it is closed, a healthy domain calls itself DEGRADED."""
 
 CHANNELS_PER_NODE = 2048
 """The driver's IMEX channel device nodes are 0 to 2047."""
@@ -143,33 +145,28 @@ class ImexIsolation(StrEnum):
 
 
 def isolation_of(labels: Mapping[str, str], default: ImexIsolation) -> ImexIsolation:
-    """What the labels of a node or a ComputeDomain ask for; `default` without the label or a known value.
+    """The isolation in the labels of a node or a ComputeDomain; `default` without the label or a known value.
 
-    The controller and the node plugins must be given the same default: a node in channel mode publishes no
-    channel of its own, only `daemon-0`.
+    The controller and the node plugins need the same default: a node in channel mode publishes no channel,
+    only `daemon-0`.
     """
-    asked = labels.get(ISOLATION_LABEL)
-    return ImexIsolation(asked) if asked in set(ImexIsolation) else default
+    value = labels.get(ISOLATION_LABEL)
+    return ImexIsolation(value) if value in set(ImexIsolation) else default
 
 
 # Driver versions.
 
 
 OLDEST_IMEX_DRIVER = "570.158.01"
-"""The first whose IMEX daemon resolves its peers' names anew while it runs (NVIDIA's DRA driver)."""
+"""The first whose IMEX daemon resolves its peers' names again while it runs (NVIDIA's DRA driver)."""
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """`570.158.01` or `v2.0.0-rc.1` as numbers; what is no number ends it."""
-    found: list[int] = []
-    for part in version.lstrip("v").split("."):
-        digits = part.split("-")[0].split("+")[0]
-        if not digits.isdigit():
-            break
-        found.append(int(digits))
-    return tuple(found)
+    """`570.158.01` or `v2.0.0-rc.1` as numbers; a part that does not begin with a number ends it."""
+    parts = (re.split("[-+]", part)[0] for part in version.lstrip("v").split("."))
+    return tuple(int(digits) for digits in takewhile(str.isdigit, parts))
 
 
 def is_driver_too_old(driver: str) -> bool:
-    """Whether a driver of this version is older."""
+    """Whether a driver of this version is older than the oldest that works."""
     return version_numbers(driver) < version_numbers(OLDEST_IMEX_DRIVER)

@@ -95,7 +95,7 @@ class InterfaceConfig(ConfigValue, frozen=True, kw_only=True):
     @property
     def ipv6(self) -> Mapping[str, int]:
         """What it sets below /proc/sys/net/ipv6/conf, by the kernel's names."""
-        said = {
+        settings = {
             "accept_ra": self.accept_ra,
             "dad_transmits": self.dad_transmits,
             "router_solicitation_delay": self.router_solicitation_delay,
@@ -103,7 +103,7 @@ class InterfaceConfig(ConfigValue, frozen=True, kw_only=True):
             "disable_ipv6": None if self.disable_ipv6 is None else int(self.disable_ipv6),
             "addr_gen_mode": self.addr_gen_mode,
         }
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 class RouteConfig(ConfigValue, frozen=True, kw_only=True):
@@ -152,8 +152,7 @@ class NetworkConfig(ConfigValue, frozen=True, kw_only=True):
     @property
     def asks_for_a_netdev(self) -> bool:
         """Whether it sets anything that only a network interface has; an RDMA-only device has none."""
-        plain = NetworkConfig(profile=self.profile)
-        return self != plain
+        return self != NetworkConfig(profile=self.profile)
 
 
 def _fnv32a(data: bytes) -> int:
@@ -191,130 +190,116 @@ def decode_network_config(parameters: Mapping[str, Any]) -> NetworkConfig:
 
 
 def network_config_problems(config: NetworkConfig) -> tuple[str, ...]:
-    """Everything that is wrong with a config."""
+    """Everything that is wrong with a config, each problem with the path of its field."""
     found = [*_interface_problems(config.interface)]
     for number, route in enumerate(config.routes):
-        found += [f"routes[{number}].{told}" for told in _route_problems(route)]
+        found += _route_problems(f"routes[{number}]", route)
     for number, rule in enumerate(config.rules):
-        found += [f"rules[{number}].{told}" for told in _rule_problems(rule)]
+        found += _rule_problems(f"rules[{number}]", rule)
     for number, neighbor in enumerate(config.neighbors):
-        found += [
-            f"neighbors[{number}].destination {told}" for told in _address_problems(neighbor.destination)
-        ]
-        found += [
-            f"neighbors[{number}].hardwareAddr {told}" for told in _mac_problems(neighbor.hardware_addr)
-        ]
+        found += _address_problems(f"neighbors[{number}].destination", neighbor.destination)
+        found += _mac_problems(f"neighbors[{number}].hardwareAddr", neighbor.hardware_addr)
     if config.rules and config.interface.vrf is not None:
         found.append("rules do not go with interface.vrf: the VRF has a table of its own")
     return tuple(found)
 
 
-def _interface_problems(interface_config: InterfaceConfig) -> Iterator[str]:
-    if interface_config.name is not None:
-        yield from (f"interface.name {told}" for told in _link_name_problems(interface_config.name))
-    for number, address in enumerate(interface_config.addresses):
-        yield from (f"interface.addresses[{number}] {told}" for told in _cidr_problems(address))
-    yield from addressing_problems(interface_config)
-    yield from ipv6_problems(interface_config)
-    if interface_config.mtu is not None and interface_config.mtu < SMALLEST_MTU:
-        yield f"interface.mtu is {interface_config.mtu}, below {SMALLEST_MTU}"
-    if interface_config.mtu is not None and interface_config.mtu > LARGEST_MTU:
-        yield f"interface.mtu is {interface_config.mtu}, above {LARGEST_MTU}"
-    if interface_config.hardware_addr is not None:
-        yield from (
-            f"interface.hardwareAddr {told}" for told in _mac_problems(interface_config.hardware_addr)
-        )
-    yield from _size_problems(interface_config)
-    if interface_config.arp_ignore is not None and interface_config.arp_ignore not in _ARP_IGNORE:
-        yield f"interface.arpIgnore is {interface_config.arp_ignore}, not one of 0, 1, 2, 3, 8"
-    if interface_config.arp_announce is not None and interface_config.arp_announce not in _ARP_ANNOUNCE:
-        yield f"interface.arpAnnounce is {interface_config.arp_announce}, not 0, 1 or 2"
-    if interface_config.vrf is not None:
-        yield from (f"interface.vrf.{told}" for told in _vrf_problems(interface_config.vrf))
-
-
-def _size_problems(interface_config: InterfaceConfig) -> Iterator[str]:
+def _interface_problems(config: InterfaceConfig) -> Iterator[str]:
+    yield from _link_name_problems("interface.name", config.name)
+    for number, address in enumerate(config.addresses):
+        yield from _cidr_problems(f"interface.addresses[{number}]", address)
+    yield from addressing_problems(config)
+    yield from ipv6_problems(config)
+    if config.mtu is not None and config.mtu < SMALLEST_MTU:
+        yield f"interface.mtu is {config.mtu}, below {SMALLEST_MTU}"
+    if config.mtu is not None and config.mtu > LARGEST_MTU:
+        yield f"interface.mtu is {config.mtu}, above {LARGEST_MTU}"
+    yield from _mac_problems("interface.hardwareAddr", config.hardware_addr)
     sizes = {
-        "gsoMaxSize": interface_config.gso_max_size,
-        "groMaxSize": interface_config.gro_max_size,
-        "gsoIPv4MaxSize": interface_config.gso_ipv4_max_size,
-        "groIPv4MaxSize": interface_config.gro_ipv4_max_size,
+        "gsoMaxSize": config.gso_max_size,
+        "groMaxSize": config.gro_max_size,
+        "gsoIPv4MaxSize": config.gso_ipv4_max_size,
+        "groIPv4MaxSize": config.gro_ipv4_max_size,
     }
     for name, size in sizes.items():
         if size is not None and not 0 < size < 2**32:
             yield f"interface.{name} is {size}, not a positive 32-bit number"
+    if config.arp_ignore is not None and config.arp_ignore not in _ARP_IGNORE:
+        yield f"interface.arpIgnore is {config.arp_ignore}, not one of 0, 1, 2, 3, 8"
+    if config.arp_announce is not None and config.arp_announce not in _ARP_ANNOUNCE:
+        yield f"interface.arpAnnounce is {config.arp_announce}, not 0, 1 or 2"
+    if config.vrf is not None:
+        yield from _link_name_problems("interface.vrf.name", config.vrf.name)
+        yield from _table_problems("interface.vrf.table", config.vrf.table, may_be_main=False)
 
 
-def _vrf_problems(vrf: VrfConfig) -> Iterator[str]:
-    yield from (f"name {told}" for told in _link_name_problems(vrf.name))
-    if vrf.table is not None:
-        yield from (f"table {told}" for told in _table_problems(vrf.table, may_be_main=False))
-
-
-def _route_problems(route: RouteConfig) -> Iterator[str]:
-    yield from (f"destination {told}" for told in _cidr_problems(route.destination))
-    if route.gateway is not None:
-        yield from (f"gateway {told}" for told in _address_problems(route.gateway))
-    if route.source is not None:
-        yield from (f"source {told}" for told in _address_problems(route.source))
+def _route_problems(field: str, route: RouteConfig) -> Iterator[str]:
+    yield from _cidr_problems(f"{field}.destination", route.destination)
+    yield from _address_problems(f"{field}.gateway", route.gateway)
+    yield from _address_problems(f"{field}.source", route.source)
     if route.scope not in (UNIVERSE_SCOPE, LINK_SCOPE):
-        yield f"scope is {route.scope}, not {UNIVERSE_SCOPE} (universe) or {LINK_SCOPE} (link)"
+        yield f"{field}.scope is {route.scope}, not {UNIVERSE_SCOPE} (universe) or {LINK_SCOPE} (link)"
     elif route.scope == UNIVERSE_SCOPE and route.gateway is None:
-        yield f"gateway is missing: a route of universe scope needs one; scope {LINK_SCOPE} (link) does not"
+        need = f"a route of universe scope needs one; scope {LINK_SCOPE} (link) does not"
+        yield f"{field}.gateway is missing: {need}"
     if not 0 <= route.table <= _LARGEST_TABLE:
-        yield f"table is {route.table}, not a routing table"
+        yield f"{field}.table is {route.table}, not a routing table"
     families = {_address_family(text) for text in (route.destination, route.gateway, route.source) if text}
     if len(families - {None}) > 1:
-        yield "destination, gateway and source are of different families"
+        yield f"{field}.destination, gateway and source are of different families"
 
 
-def _rule_problems(rule: RuleConfig) -> Iterator[str]:
+def _rule_problems(field: str, rule: RuleConfig) -> Iterator[str]:
     if not 0 <= rule.priority <= _LARGEST_PRIORITY:
-        yield f"priority is {rule.priority}, not 0 to {_LARGEST_PRIORITY}"
-    for name, text in (("source", rule.source), ("destination", rule.destination)):
-        if text is not None:
-            yield from (f"{name} {told}" for told in _cidr_problems(text))
+        yield f"{field}.priority is {rule.priority}, not 0 to {_LARGEST_PRIORITY}"
+    yield from _cidr_problems(f"{field}.source", rule.source)
+    yield from _cidr_problems(f"{field}.destination", rule.destination)
     if rule.source and rule.destination and _address_family(rule.source) != _address_family(rule.destination):
-        yield "source and destination are of different families"
-    yield from (f"table {told}" for told in _table_problems(rule.table or MAIN_TABLE, may_be_main=True))
+        yield f"{field}.source and destination are of different families"
+    yield from _table_problems(f"{field}.table", rule.table or MAIN_TABLE, may_be_main=True)
 
 
-def _table_problems(table: int, *, may_be_main: bool) -> Iterator[str]:
-    if not 0 < table <= _LARGEST_TABLE:
-        yield f"is {table}, not a routing table"
+# Rules for single values; a field that is left out (None) has no problem.
+
+
+def _table_problems(field: str, table: int | None, *, may_be_main: bool) -> Iterator[str]:
+    if table is not None and not 0 < table <= _LARGEST_TABLE:
+        yield f"{field} is {table}, not a routing table"
     elif not may_be_main and table in RESERVED_TABLES:
-        yield f"is {table}, which the kernel uses itself"
+        yield f"{field} is {table}, which the kernel uses itself"
 
 
-def _link_name_problems(name: str) -> Iterator[str]:
+def _link_name_problems(field: str, name: str | None) -> Iterator[str]:
+    if name is None:
+        return
     if not 0 < len(name.encode()) <= MAX_INTERFACE_NAME_BYTES:
-        yield f"is {name!r}, not 1 to {MAX_INTERFACE_NAME_BYTES} bytes"
+        yield f"{field} is {name!r}, not 1 to {MAX_INTERFACE_NAME_BYTES} bytes"
     elif name in (".", "..") or any(letter in "/:" or letter.isspace() for letter in name):
-        yield f"is {name!r}: the kernel takes no '/', ':' or space in it"
+        yield f"{field} is {name!r}: the kernel takes no '/', ':' or space in it"
 
 
-def _mac_problems(text: str) -> Iterator[str]:
-    if not _MAC.fullmatch(text):
-        yield f"is {text!r}, not 6 (or, for InfiniBand, 20) bytes in hexadecimal"
+def _mac_problems(field: str, text: str | None) -> Iterator[str]:
+    if text is not None and not _MAC.fullmatch(text):
+        yield f"{field} is {text!r}, not 6 (or, for InfiniBand, 20) bytes in hexadecimal"
 
 
-def _cidr_problems(text: str) -> Iterator[str]:
-    return (
-        _parse_problems(ipaddress.ip_interface, text, "a CIDR")
-        if "/" in text
-        else iter((f"is {text!r}, not a CIDR",))
-    )
+def _cidr_problems(field: str, text: str | None) -> Iterator[str]:
+    # ip_interface also takes an address without a prefix length.
+    if text is not None and not ("/" in text and _is_parsed_by(ipaddress.ip_interface, text)):
+        yield f"{field} is {text!r}, not a CIDR"
 
 
-def _address_problems(text: str) -> Iterator[str]:
-    return _parse_problems(ipaddress.ip_address, text, "an address")
+def _address_problems(field: str, text: str | None) -> Iterator[str]:
+    if text is not None and not _is_parsed_by(ipaddress.ip_address, text):
+        yield f"{field} is {text!r}, not an address"
 
 
-def _parse_problems(parse: Callable[[str], object], text: str, what: str) -> Iterator[str]:
+def _is_parsed_by(parse: Callable[[str], object], text: str) -> bool:
     try:
         parse(text)
     except ValueError:
-        yield f"is {text!r}, not {what}"
+        return False
+    return True
 
 
 def _address_family(text: str) -> int | None:
@@ -337,71 +322,56 @@ _IPV6_RANGES = {
     "routerSolicitationInterval": ("router_solicitation_interval", range(1, _MAX_INT32 // 1000)),
     "addrGenMode": ("addr_gen_mode", range(4)),
 }
-"""By the field's name: the kernel's, and what it takes."""
+"""By the field's name: the kernel's name, and the values that it takes."""
 
 
-def ipv6_problems(interface_config: InterfaceConfig) -> Iterator[str]:
-    """What is wrong with the IPv6 settings; each begins with the field."""
+def ipv6_problems(config: InterfaceConfig) -> Iterator[str]:
+    """What is wrong with the IPv6 settings."""
     for field, (name, allowed) in _IPV6_RANGES.items():
-        value = interface_config.ipv6.get(name)
+        value = config.ipv6.get(name)
         if value is not None and value not in allowed:
             yield f"interface.{field} is {value}, not {allowed.start} to {allowed.stop - 1}"
-    if (
-        needs_ipv6(interface_config)
-        and interface_config.mtu is not None
-        and interface_config.mtu < SMALLEST_IPV6_MTU
-    ):
-        yield f"interface.mtu is {interface_config.mtu}, below {SMALLEST_IPV6_MTU}, with which there is no IPv6 to set"
-    if interface_config.disable_ipv6 and _has_ipv6(interface_config):
+    if needs_ipv6(config) and config.mtu is not None and config.mtu < SMALLEST_IPV6_MTU:
+        below = f"below {SMALLEST_IPV6_MTU}, with which there is no IPv6 to set"
+        yield f"interface.mtu is {config.mtu}, {below}"
+    if config.disable_ipv6 and _has_ipv6_address(config):
         yield "interface.disableIPv6 and an IPv6 address in interface.addresses exclude each other"
 
 
-def addressing_problems(interface_config: InterfaceConfig) -> Iterator[str]:
+def addressing_problems(config: InterfaceConfig) -> Iterator[str]:
     """What is wrong with where the addresses come from."""
-    if interface_config.asks_dhcp and interface_config.addresses:
+    addressing, is_ipvlan = config.addressing, config.type is InterfaceType.IPVLAN
+    if config.asks_dhcp and config.addresses:
         yield "interface.dhcp and interface.addresses exclude each other"
-    if (
-        interface_config.dhcp is not None
-        and interface_config.dhcp != (interface_config.addressing is Addressing.DHCP)
-        and _is_not_static(interface_config)
-    ):
-        yield f"interface.dhcp is {str(interface_config.dhcp).lower()}, but interface.addressing is {interface_config.addressing}"
-    if interface_config.type is InterfaceType.IPVLAN and interface_config.hardware_addr is not None:
+    # Static is the default, so it may be unwritten: then `dhcp` alone decides.
+    contradicts = config.dhcp is not None and config.dhcp != (addressing is Addressing.DHCP)
+    if contradicts and addressing is not Addressing.STATIC:
+        yield f"interface.dhcp is {str(config.dhcp).lower()}, but interface.addressing is {addressing}"
+    if is_ipvlan and config.hardware_addr is not None:
         yield "interface.hardwareAddr does not go with type IPVLAN: the child has its parent's"
-    if interface_config.type is InterfaceType.IPVLAN and interface_config.asks_dhcp:
+    if is_ipvlan and config.asks_dhcp:
         yield "interface.addressing DHCP does not go with type IPVLAN"
-    if (
-        interface_config.type is not InterfaceType.IPVLAN
-        and interface_config.addressing is Addressing.UNNUMBERED
-    ):
+    if not is_ipvlan and addressing is Addressing.UNNUMBERED:
         yield "interface.addressing Unnumbered goes with type IPVLAN only"
-    if interface_config.addressing is Addressing.SLAAC:
-        yield from _slaac_problems(interface_config)
+    if addressing is Addressing.SLAAC:
+        conflicts = {
+            "an IPv6 address in interface.addresses": _has_ipv6_address(config),
+            "interface.acceptRA 0": config.accept_ra == 0,
+            "interface.disableIPv6": config.disable_ipv6,
+            "interface.addrGenMode 1 or 2": config.addr_gen_mode in (1, 2),
+        }
+        for setting, is_set in conflicts.items():
+            if is_set:
+                yield f"interface.addressing SLAAC does not go with {setting}"
 
 
-def needs_ipv6(interface_config: InterfaceConfig) -> bool:
+def needs_ipv6(config: InterfaceConfig) -> bool:
     """Whether it sets anything that only an interface with IPv6 has."""
-    return bool(interface_config.ipv6) or interface_config.addressing is Addressing.SLAAC
+    return bool(config.ipv6) or config.addressing is Addressing.SLAAC
 
 
-def _is_not_static(interface_config: InterfaceConfig) -> bool:
-    return interface_config.addressing is not Addressing.STATIC
-
-
-def _slaac_problems(interface_config: InterfaceConfig) -> Iterator[str]:
-    against = {
-        "an IPv6 address in interface.addresses": _has_ipv6(interface_config),
-        "interface.acceptRA 0": interface_config.accept_ra == 0,
-        "interface.disableIPv6": bool(interface_config.disable_ipv6),
-        "interface.addrGenMode 1 or 2": interface_config.addr_gen_mode in (1, 2),
-    }
-    yield from (
-        f"interface.addressing SLAAC does not go with {what}" for what, holds in against.items() if holds
-    )
-
-
-def _has_ipv6(interface_config: InterfaceConfig) -> bool:
-    return any(":" in address for address in interface_config.addresses)
+def _has_ipv6_address(config: InterfaceConfig) -> bool:
+    return any(":" in address for address in config.addresses)
 
 
 def is_ipv6(cidr: str) -> bool:

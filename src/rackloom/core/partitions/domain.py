@@ -47,7 +47,7 @@ class PartitionHealth(IntEnum):
 
 
 class DefaultPartitionPolicy(StrEnum):
-    """What happens to the factory default partition and to GPUs nobody asked for."""
+    """What happens to the factory default partition and to unassigned GPUs."""
 
     KEEP = "keep"
     """It stays, and GPUs return to it: full-rack, single-tenant sites (clique 32766)."""
@@ -82,7 +82,7 @@ class ObservedPartition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DomainLimits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the domain itself says it can hold; None where the controller reports nothing."""
+    """The capacity that the controller reports for the domain; None where it reports none."""
 
     max_partitions: int | None = None
     max_multicast_groups: int | None = None
@@ -123,7 +123,7 @@ class OwnedPartition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GpuAssignment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a tenant wants of one GPU."""
+    """The logical partition that a tenant wants a GPU in."""
 
     guid: int
     logical_partition: str
@@ -131,7 +131,7 @@ class GpuAssignment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DomainIntent(msgspec.Struct, frozen=True, kw_only=True):
-    """What the site wants of one domain. GPUs without an assignment shall be in no tenant's partition."""
+    """The desired state of one domain. GPUs without an assignment shall be in no tenant's partition."""
 
     domain: str
     assignments: tuple[GpuAssignment, ...]
@@ -142,7 +142,7 @@ class DomainIntent(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     """Grows with every change of intent in the store."""
     paused: str | None = None
-    """Why an operator has paused the domain, in which nothing is done meanwhile; None: it is not paused."""
+    """Why an operator has paused the domain, in which nothing is changed; None: it is not paused."""
     drained: frozenset[int] = frozenset()
     """GUIDs of GPUs on drained trays: in no partition of the site, whatever its policy for free ones."""
 
@@ -182,12 +182,12 @@ PartitionOperation = RemoveGpus | DeletePartition | CreatePartition | AddGpus
 
 
 class BlockedGpus(msgspec.Struct, frozen=True, kw_only=True):
-    """A wish that the plan does not serve, and why."""
+    """GPUs whose desired state the plan does not reach, and why."""
 
     guids: tuple[int, ...]
     reason: str
     fix: str | None
-    """The nearest thing that would unblock it; None when nothing the site can do would."""
+    """The nearest change that would unblock them; None where there is none."""
 
 
 class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,7 +221,7 @@ def partition_name(logical_partition: str) -> str:
 
 
 def name_flaw(name: str) -> str | None:
-    """Why a controller would not take `name`, or None."""
+    """Why a controller would refuse `name`, or None."""
     if not name or not name.isascii() or not name.isprintable() or len(name) > MAX_NAME_LENGTH:
         return f"a partition name has 1 to {MAX_NAME_LENGTH} printable ASCII characters"
     if name == RESERVED_NAME:

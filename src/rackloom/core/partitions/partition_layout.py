@@ -40,12 +40,11 @@ class DesiredPartitions(msgspec.Struct, frozen=True):
     partition_of: dict[int, str]
     """GPU -> the logical partition that it is wanted in; a tray's where the policy puts free GPUs there."""
     contradictory: dict[int, str]
-    """GPU -> why nothing is done about it. Such a GPU is neither added nor taken out: either would be a
-    guess about somebody's memory."""
+    """GPU -> why it is neither added nor taken out: either would be a guess about a tenant's memory."""
 
     @property
     def assigned(self) -> frozenset[int]:
-        """All GPUs that somebody was given."""
+        """All GPUs with an assignment."""
         return frozenset(self.partition_of) | frozenset(self.contradictory)
 
 
@@ -101,21 +100,21 @@ class PartitionLayout(msgspec.Struct, frozen=True):
 
 
 def read_layout(
-    intent: DomainIntent, observation: DomainObservation, wishes: DesiredPartitions
+    intent: DomainIntent, observation: DomainObservation, desired: DesiredPartitions
 ) -> PartitionLayout:
     """Sort the observed partitions by owner."""
-    recorded = {one.name: one.logical_partition for one in intent.owned}
+    recorded = {owned.name: owned.logical_partition for owned in intent.owned}
     default: ObservedPartition | None = None
-    named: dict[str, list[ObservedPartition]] = defaultdict(list)
-    for partition in sorted(observation.partitions, key=lambda one: one.id):
+    by_logical: dict[str, list[ObservedPartition]] = defaultdict(list)
+    for partition in sorted(observation.partitions, key=lambda partition: partition.id):
         if partition.id == DEFAULT_PARTITION_ID:
             default = partition
         elif _is_site_partition(partition, recorded):
-            named[recorded[partition.name]].append(partition)
+            by_logical[recorded[partition.name]].append(partition)
     ours = [
-        site_partition
-        for wanted, standing in named.items()
-        for site_partition in _site_partitions_of(wanted, standing, wishes)
+        ours
+        for logical_partition, partitions in by_logical.items()
+        for ours in _site_partitions_of(logical_partition, partitions, desired)
     ]
     held = frozenset(guid for partition in observation.partitions for guid in partition.members)
     return PartitionLayout(
@@ -130,33 +129,35 @@ def read_layout(
 
 def foreign_partitions(intent: DomainIntent, observation: DomainObservation) -> dict[int, ObservedPartition]:
     """GPU -> the partition that holds it and that is not ours to change."""
-    recorded = {one.name for one in intent.owned}
+    recorded = {owned.name for owned in intent.owned}
     return {
         guid: partition
-        for partition in sorted(observation.partitions, key=lambda one: one.id)
+        for partition in sorted(observation.partitions, key=lambda partition: partition.id)
         if partition.id != DEFAULT_PARTITION_ID and not _is_site_partition(partition, recorded)
         for guid in partition.members
     }
 
 
 def _is_site_partition(partition: ObservedPartition, recorded: Collection[str]) -> bool:
-    # A location-based partition under our name was made by another hand: we make none, and it takes no GUIDs
-    # (NMX-C fixes the type at creation).
+    # The site makes no location-based partition, and NMX-C fixes the type at creation: one under a recorded
+    # name was made by somebody else, and takes no GUIDs.
     return partition.name in recorded and partition.guid_based
 
 
 def _site_partitions_of(
-    logical_partition: str, standing: list[ObservedPartition], wishes: DesiredPartitions
+    logical_partition: str, partitions: list[ObservedPartition], desired: DesiredPartitions
 ) -> list[SitePartition]:
     """The partitions of one logical partition. The one with most of its GPUs stays: the fewest are moved."""
-    belonging = [
-        frozenset(guid for guid in partition.members if wishes.partition_of.get(guid) == logical_partition)
-        for partition in standing
+    wanted = [
+        frozenset(guid for guid in partition.members if desired.partition_of.get(guid) == logical_partition)
+        for partition in partitions
     ]
-    home = max(range(len(standing)), key=lambda index: (len(belonging[index]), -index))
+    home = max(range(len(partitions)), key=lambda index: (len(wanted[index]), -index))
     return [
-        SitePartition(partition, logical_partition, index == home, members if index == home else frozenset())
-        for index, (partition, members) in enumerate(zip(standing, belonging, strict=True))
+        SitePartition(
+            partition, logical_partition, index == home, wanted[index] if index == home else frozenset()
+        )
+        for index, partition in enumerate(partitions)
     ]
 
 
@@ -175,7 +176,7 @@ def is_tray_partition(logical_partition: str) -> bool:
 
 
 def tray_partition_of(gpu: ObservedGpu) -> str | None:
-    """What the GPU's tray is called among logical partitions; None where it cannot be told from another."""
+    """The logical partition of the GPU's tray; None where its chassis has no usable serial."""
     serial = gpu.chassis_serial
     if not serial or len(serial) > MAX_CHASSIS_SERIAL or not (serial.isascii() and serial.isprintable()):
         return None
@@ -183,47 +184,42 @@ def tray_partition_of(gpu: ObservedGpu) -> str | None:
 
 
 def with_tray_partitions(
-    wishes: DesiredPartitions, intent: DomainIntent, observation: DomainObservation
+    desired: DesiredPartitions, intent: DomainIntent, observation: DomainObservation
 ) -> DesiredPartitions:
-    """The wishes of tenants, and with the `tray` policy those of trays with free GPUs, if there is room.
+    """With the `tray` policy, adds a partition for each tray with free GPUs, if there is room.
 
-    A GPU in a partition that is not ours is left where it is, and one without NVLink is not brought in.
+    A GPU in a foreign partition is left where it is, and one without NVLink is not added.
     """
     if intent.default_partition is not DefaultPartitionPolicy.TRAY:
-        return wishes
-    inside = _gpus_in_tray_partitions(intent, observation)
-    movable = (
-        intent.managed - intent.drained - wishes.assigned - foreign_partitions(intent, observation).keys()
-    )
+        return desired
+    tray_names = {owned.name for owned in intent.owned if is_tray_partition(owned.logical_partition)}
+    inside = {
+        guid
+        for partition in observation.partitions
+        if partition.name in tray_names
+        for guid in partition.members
+    }
+    foreign = foreign_partitions(intent, observation)
+    movable = intent.managed - intent.drained - desired.assigned - foreign.keys()
     free: dict[str, list[int]] = defaultdict(list)
     for gpu in observation.gpus:
         tray = tray_partition_of(gpu)
         works = gpu.health is not GpuHealth.NO_NVLINK or gpu.guid in inside
         if tray is not None and works and gpu.guid in movable:
             free[tray].append(gpu.guid)
-    served = sorted(free)[: _partitions_left_for_trays(wishes, intent, observation)]
+    served = sorted(free)[: _partitions_left_for_trays(desired, intent, observation)]
     trays = {guid: tray for tray in served for guid in free[tray]}
-    return DesiredPartitions(dict(sorted({**wishes.partition_of, **trays}.items())), wishes.contradictory)
-
-
-def _gpus_in_tray_partitions(intent: DomainIntent, observation: DomainObservation) -> frozenset[int]:
-    names = {one.name for one in intent.owned if is_tray_partition(one.logical_partition)}
-    return frozenset(
-        guid for partition in observation.partitions if partition.name in names for guid in partition.members
-    )
+    partition_of = dict(sorted({**desired.partition_of, **trays}.items()))
+    return DesiredPartitions(partition_of, desired.contradictory)
 
 
 def _partitions_left_for_trays(
-    wishes: DesiredPartitions, intent: DomainIntent, observation: DomainObservation
+    desired: DesiredPartitions, intent: DomainIntent, observation: DomainObservation
 ) -> int | None:
-    """How many partitions tenants and strangers leave to trays; None where there is no limit."""
+    """How many partitions tenants and foreign partitions leave to trays; None where there is no limit."""
     limit = observation.limits.max_partitions
     if limit is None:
         return None
-    names = {one.name for one in intent.owned}
-    others = [
-        partition
-        for partition in observation.partitions
-        if partition.name not in names or not partition.guid_based
-    ]
-    return max(0, limit - len(others) - len(set(wishes.partition_of.values())))
+    recorded = {owned.name for owned in intent.owned}
+    foreign = sum(not _is_site_partition(partition, recorded) for partition in observation.partitions)
+    return max(0, limit - foreign - len(set(desired.partition_of.values())))

@@ -24,6 +24,7 @@ done is reported.
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -56,6 +57,15 @@ from rackloom.errors import Refused
 NONE_REFUSED: Mapping[PartitionOperation, str] = MappingProxyType({})
 
 
+class PlanningInput(NamedTuple):
+    """What one plan is made from."""
+
+    intent: DomainIntent
+    observation: DomainObservation
+    desired: DesiredPartitions
+    layout: PartitionLayout
+
+
 def make_plan(
     intent: DomainIntent,
     observation: DomainObservation,
@@ -63,27 +73,28 @@ def make_plan(
 ) -> PartitionPlan:
     """The next operations for one domain; none when nothing can or need be done.
 
-    `refused` are operations that the controller has just refused, with its name for the reason: they are not
-    asked for again, and told of instead. Equal inputs give equal plans, whatever the order of their parts.
-    Raises Refused when the two are about different domains.
+    `refused` are operations that the controller has just refused, with its error code: they are reported, and
+    not planned again. Raises Refused when intent and observation are of different domains.
     """
     if intent.domain != observation.domain:
         raise Refused(
             f"intent is for domain {intent.domain}, the observation of {observation.domain}",
             nearest_fix="read the intent of the domain that the controller names",
         )
-    wishes = with_tray_partitions(read_desired_partitions(intent), intent, observation)
-    layout = read_layout(intent, observation, wishes)
-    blocked_gpus = find_blockers(intent, observation, wishes, layout)
+    desired = with_tray_partitions(read_desired_partitions(intent), intent, observation)
+    given = PlanningInput(intent, observation, desired, read_layout(intent, observation, desired))
+    blocked_gpus = find_blockers(given)
     blockers = BlockerSet()
     for guid, blocker in blocked_gpus.items():
         blockers.add(blocker, frozenset((guid,)))
     _block_refused(refused, observation, blockers)
-    operations = _not_refused(refused, plan_removals(intent, wishes, layout, blockers))
+    # While a removal is left, nothing is added: additions are planned from an observation that shows the
+    # removals done. A refused removal does not count, or one GPU could stop the whole domain; the observation
+    # still shows its GPUs where they are, so nothing that depends on them is added.
+    operations = [step for step in plan_removals(given, blockers) if step not in refused]
     if not operations:
-        unserved = frozenset(blocked_gpus)
-        added = plan_additions(intent, observation, wishes, layout, unserved, blockers)
-        operations = _not_refused(refused, added)
+        added = plan_additions(given, frozenset(blocked_gpus), blockers)
+        operations = [step for step in added if step not in refused]
     if intent.paused is not None:
         paused = Blocker(f"the domain is paused: {intent.paused}", "resume the domain")
         blockers.add(paused, _gpus_touched(operations, observation))
@@ -92,14 +103,8 @@ def make_plan(
         observation=observation,
         intent_revision=intent.revision,
         operations=tuple(operations),
-        blocked=blockers.told(),
+        blocked=blockers.blocked_gpus(),
     )
-
-
-def _not_refused(
-    refused: Mapping[PartitionOperation, str], operations: list[PartitionOperation]
-) -> list[PartitionOperation]:
-    return [operation for operation in operations if operation not in refused]
 
 
 # Why a GPU cannot join its partition, and what would unblock it.
@@ -113,7 +118,7 @@ class Blocker(msgspec.Struct, frozen=True, order=True):
 
 
 class BlockerSet:
-    """Reasons collected while planning; GPUs with the same reason are told of together."""
+    """Reasons collected while planning; GPUs with the same reason are reported together."""
 
     def __init__(self) -> None:
         self._guids: dict[Blocker, set[int]] = defaultdict(set)
@@ -123,13 +128,13 @@ class BlockerSet:
         if guids:
             self._guids[blocker] |= guids
 
-    def told(self) -> tuple[BlockedGpus, ...]:
+    def blocked_gpus(self) -> tuple[BlockedGpus, ...]:
         """All of them, in canonical order."""
-        told = [
+        blocked = (
             BlockedGpus(guids=tuple(sorted(guids)), reason=blocker.reason, fix=blocker.fix)
             for blocker, guids in self._guids.items()
-        ]
-        return tuple(sorted(told, key=lambda one: (one.guids, one.reason)))
+        )
+        return tuple(sorted(blocked, key=lambda gpus: (gpus.guids, gpus.reason)))
 
 
 def _block_refused(
@@ -137,16 +142,11 @@ def _block_refused(
 ) -> None:
     for operation, code in refused.items():
         kind = str(operation.__struct_config__.tag)
-        reason = f"the switch controller refused {kind} on partition {_partition_text(operation)}: {code}"
+        # Tenants read this. The name of another owner's partition would show whose it is; a number does not.
+        named = operation.name if isinstance(operation, CreatePartition) else operation.partition_id
+        reason = f"the switch controller refused {kind} on partition {named!r}: {code}"
         again = "find out why on the switch controller; it is asked again in the next pass"
         blockers.add(Blocker(reason, again), _gpus_touched([operation], observation))
-
-
-def _partition_text(operation: PartitionOperation) -> str:
-    # Tenants read this, and the name of a partition that is not their own says whose it is.
-    if isinstance(operation, CreatePartition):
-        return repr(operation.name)
-    return str(operation.partition_id)
 
 
 def _gpus_touched(
@@ -174,14 +174,14 @@ NO_NVLINK = Blocker(
 )
 
 
-def find_blockers(
-    intent: DomainIntent, observation: DomainObservation, wishes: DesiredPartitions, layout: PartitionLayout
-) -> dict[int, Blocker]:
-    """The GPUs that somebody wants and that cannot be put where they are wanted."""
+def find_blockers(given: PlanningInput) -> dict[int, Blocker]:
+    """The assigned GPUs that cannot be put into their partition."""
+    intent, observation, desired, layout = given
     health = {gpu.guid: gpu.health for gpu in observation.gpus}
-    recorded = {one.name for one in intent.owned}
-    found = {guid: _contradictory(reason) for guid, reason in wishes.contradictory.items()}
-    for guid, logical_partition in wishes.partition_of.items():
+    recorded = {owned.name for owned in intent.owned}
+    fix = "assign the GPU to one logical partition of one tenant"
+    found = {guid: Blocker(reason, fix) for guid, reason in desired.contradictory.items()}
+    for guid, logical_partition in desired.partition_of.items():
         home = layout.home.get(logical_partition)
         if guid not in intent.managed:
             found[guid] = NOT_MANAGED
@@ -195,10 +195,6 @@ def find_blockers(
     return found
 
 
-def _contradictory(reason: str) -> Blocker:
-    return Blocker(reason, "assign the GPU to one logical partition of one tenant")
-
-
 def _held_elsewhere(partition: ObservedPartition, *, ours: bool) -> Blocker:
     if ours:
         return Blocker(
@@ -206,7 +202,7 @@ def _held_elsewhere(partition: ObservedPartition, *, ours: bool) -> Blocker:
             "another hand made it, and NMX-C fixes the type at creation",
             "delete that partition on the switch controller",
         )
-    # By number: the tenant reads this, and the name of a partition that is not its own says whose it is.
+    # By number: a tenant reads this, and the name would show whose partition it is.
     return Blocker(
         f"the GPU is in partition {partition.id}, which the site did not make",
         "adopt the partition, or release the GPU from it on the switch controller",
@@ -216,51 +212,45 @@ def _held_elsewhere(partition: ObservedPartition, *, ours: bool) -> Blocker:
 # Removals and deletions.
 
 
-def plan_removals(
-    intent: DomainIntent, wishes: DesiredPartitions, layout: PartitionLayout, blockers: BlockerSet
-) -> list[PartitionOperation]:
+def plan_removals(given: PlanningInput, blockers: BlockerSet) -> list[PartitionOperation]:
     """Removals and deletions by partition id, the default partition (highest id) last."""
-    # A GPU that is gone for good (its tray was swapped) is on no machine any more. Its name in a partition of
-    # ours was put there by the site, and would keep other GPUs from joining for ever.
-    touchable = intent.managed | layout.absent
-    planned = [_removal_from_site_partition(our, touchable, wishes, blockers) for our in layout.ours]
-    if layout.default:
-        planned.append(_removal_from_default(layout.default, intent, wishes, blockers))
+    # A GPU that is gone for good (its tray was swapped) is on no machine any more. The site put its GUID into
+    # its own partition, and there it would keep other GPUs from joining for ever.
+    touchable = given.intent.managed | given.layout.absent
+    planned = [
+        _removal_from_site_partition(our, touchable, given.desired, blockers) for our in given.layout.ours
+    ]
+    if given.layout.default:
+        planned.append(_removal_from_default(given.layout.default, given, blockers))
     return [operation for operation in planned if operation]
 
 
 def _removal_from_site_partition(
-    site_partition: SitePartition, touchable: frozenset[int], wishes: DesiredPartitions, blockers: BlockerSet
+    ours: SitePartition, touchable: frozenset[int], desired: DesiredPartitions, blockers: BlockerSet
 ) -> PartitionOperation | None:
-    excess = site_partition.partition.members - site_partition.wanted
-    _block_unmanaged(site_partition.partition, excess - touchable, blockers)
-    leaving = (excess & touchable) - wishes.contradictory.keys()
-    if leaving == site_partition.partition.members and not _waits_for_gpus(site_partition, wishes):
-        return DeletePartition(partition_id=site_partition.partition.id, name=site_partition.partition.name)
-    return _remove_gpus(site_partition.partition, leaving)
-
-
-def _waits_for_gpus(site_partition: SitePartition, wishes: DesiredPartitions) -> bool:
-    """Whether an empty partition is to be filled."""
-    if site_partition.partition.members or not site_partition.is_home:
-        return False
-    return site_partition.logical_partition in wishes.partition_of.values()
+    partition = ours.partition
+    excess = partition.members - ours.wanted
+    _block_unmanaged(partition, excess - touchable, blockers)
+    leaving = (excess & touchable) - desired.contradictory.keys()
+    # An empty home partition that GPUs are about to join stays.
+    is_needed = ours.is_home and ours.logical_partition in desired.partition_of.values()
+    if leaving == partition.members and (leaving or not is_needed):
+        return DeletePartition(partition_id=partition.id, name=partition.name)
+    return _remove_gpus(partition, leaving)
 
 
 def _removal_from_default(
-    default: ObservedPartition, intent: DomainIntent, wishes: DesiredPartitions, blockers: BlockerSet
+    default: ObservedPartition, given: PlanningInput, blockers: BlockerSet
 ) -> PartitionOperation | None:
-    """KEEP takes out what a tenant was given, so that no tenant shares it, and drained trays.
-
-    The other policies take out everything.
-    """
+    """KEEP takes out assigned and drained GPUs, so that no tenant shares it; other policies take out all."""
+    intent = given.intent
     if intent.default_partition is DefaultPartitionPolicy.KEEP:
-        leaving = intent.drained | wishes.assigned
+        leaving = intent.drained | given.desired.assigned
         return _remove_gpus(default, default.members & intent.managed & leaving)
-    strangers = default.members - intent.managed
-    if not strangers:
+    unmanaged = default.members - intent.managed
+    if not unmanaged:
         return DeletePartition(partition_id=default.id, name=default.name)
-    _block_unmanaged(default, strangers, blockers)
+    _block_unmanaged(default, unmanaged, blockers)
     return _remove_gpus(default, default.members & intent.managed)
 
 
@@ -270,45 +260,39 @@ def _remove_gpus(partition: ObservedPartition, guids: frozenset[int]) -> RemoveG
     return RemoveGpus(partition_id=partition.id, name=partition.name, guids=tuple(sorted(guids)))
 
 
-def _block_unmanaged(partition: ObservedPartition, strangers: frozenset[int], blockers: BlockerSet) -> None:
-    if strangers:
-        reason = f"partition {partition.name!r} also holds GPUs of no machine that the site knows"
-        fix = "register their machines with the site, or take the GPUs out on the switch controller"
-        blockers.add(Blocker(reason, fix), strangers)
+def _block_unmanaged(partition: ObservedPartition, unmanaged: frozenset[int], blockers: BlockerSet) -> None:
+    reason = f"partition {partition.name!r} also holds GPUs of no machine that the site knows"
+    fix = "register their machines with the site, or take the GPUs out on the switch controller"
+    blockers.add(Blocker(reason, fix), unmanaged)
 
 
 # Additions and creations.
 
 
 def plan_additions(
-    intent: DomainIntent,
-    observation: DomainObservation,
-    wishes: DesiredPartitions,
-    layout: PartitionLayout,
-    blocked: frozenset[int],
-    blockers: BlockerSet,
+    given: PlanningInput, blocked: frozenset[int], blockers: BlockerSet
 ) -> list[PartitionOperation]:
     """Additions in the order of logical partitions, the default partition last.
 
-    `blocked` are GPUs that are told of already; what else stands in the way is added to `blockers`.
+    `blocked` are GPUs that are reported already; further blockers are added to `blockers`.
     """
-    namer = _PartitionNamer(intent, observation)
+    namer = _PartitionNamer(given.intent, given.observation)
     planned: list[PartitionOperation] = []
-    for logical_partition, guids in _gpus_to_add(wishes, layout, blocked):
-        home = layout.home.get(logical_partition)
+    for logical_partition, guids in _gpus_to_add(given.desired, given.layout, blocked):
+        home = given.layout.home.get(logical_partition)
         step = _add_gpus(home, guids) if home else namer.create(logical_partition, guids)
         if isinstance(step, Blocker):
             blockers.add(step, frozenset(guids))
         else:
             planned.append(step)
-    return planned + _return_to_default(intent, observation, wishes, layout)
+    return planned + _return_to_default(given)
 
 
 def _gpus_to_add(
-    wishes: DesiredPartitions, layout: PartitionLayout, blocked: frozenset[int]
+    desired: DesiredPartitions, layout: PartitionLayout, blocked: frozenset[int]
 ) -> list[tuple[str, tuple[int, ...]]]:
     joining: dict[str, list[int]] = defaultdict(list)
-    for guid, logical_partition in wishes.partition_of.items():
+    for guid, logical_partition in desired.partition_of.items():
         if guid not in layout.held and guid not in blocked:
             joining[logical_partition].append(guid)
     return sorted((name, tuple(guids)) for name, guids in joining.items())
@@ -316,10 +300,10 @@ def _gpus_to_add(
 
 def _add_gpus(home: SitePartition, guids: tuple[int, ...]) -> AddGpus | Blocker:
     partition = home.partition
-    if strangers := len(partition.members - home.wanted):
-        # Who they belong to is not known: joining them would share memory with nobody knows whom.
+    if foreign := len(partition.members - home.wanted):
+        # Their owner is not known: to join them could share memory between two tenants.
         return Blocker(
-            f"partition {partition.name!r} holds {strangers} GPUs that do not belong there and that the "
+            f"partition {partition.name!r} holds {foreign} GPUs that do not belong there and that the "
             "site may not take out",
             "take those GPUs out on the switch controller, or correct their assignment",
         )
@@ -327,48 +311,43 @@ def _add_gpus(home: SitePartition, guids: tuple[int, ...]) -> AddGpus | Blocker:
 
 
 class _PartitionNamer:
-    """Hands out names for new partitions, as many as the domain can hold."""
+    """Names new partitions, as many as the domain can hold."""
 
     def __init__(self, intent: DomainIntent, observation: DomainObservation) -> None:
-        self.standing = {partition.name for partition in observation.partitions}
-        self.count = len(observation.partitions)
-        self.limit = observation.limits.max_partitions
-        self.recorded: dict[str, list[str]] = defaultdict(list)
-        for one in intent.owned:
-            self.recorded[one.logical_partition].append(one.name)
+        self._present = {partition.name for partition in observation.partitions}
+        self._count = len(observation.partitions)
+        self._limit = observation.limits.max_partitions
+        self._recorded: dict[str, list[str]] = defaultdict(list)
+        for owned in intent.owned:
+            self._recorded[owned.logical_partition].append(owned.name)
 
     def create(self, logical_partition: str, guids: tuple[int, ...]) -> CreatePartition | Blocker:
-        # A name that is recorded may stand for a create whose reply was lost: the same name makes the
-        # controller refuse a second one.
-        name = min(self.recorded[logical_partition], default=partition_name(logical_partition))
-        if wrong := name_flaw(name):
-            return Blocker(f"{name!r} cannot name a partition: {wrong}", None)
-        if name in self.standing:
+        # A recorded name may belong to a create whose reply was lost. Under the same name the controller
+        # refuses a second partition, so a retry cannot make two.
+        name = min(self._recorded[logical_partition], default=partition_name(logical_partition))
+        if flaw := name_flaw(name):
+            return Blocker(f"{name!r} cannot name a partition: {flaw}", None)
+        if name in self._present:
             return Blocker(
                 f"partition {name!r} stands already, and is not one that the site can use",
                 "adopt that partition, or delete it on the switch controller",
             )
-        if self.limit is not None and self.count >= self.limit:
+        if self._limit is not None and self._count >= self._limit:
             return Blocker(
-                f"the domain has {self.count} partitions of at most {self.limit}",
+                f"the domain has {self._count} partitions of at most {self._limit}",
                 "delete a logical partition that has GPUs in this domain",
             )
-        self.count += 1
+        self._count += 1
         return CreatePartition(name=name, logical_partition=logical_partition, guids=guids)
 
 
-def _return_to_default(
-    intent: DomainIntent, observation: DomainObservation, wishes: DesiredPartitions, layout: PartitionLayout
-) -> list[PartitionOperation]:
-    """With KEEP, GPUs that nobody was given go back to where the factory had them."""
-    default = layout.default
-    assigned = wishes.assigned
-    if (
-        default is None
-        or intent.default_partition is not DefaultPartitionPolicy.KEEP
-        or default.members & assigned
-    ):
+def _return_to_default(given: PlanningInput) -> list[PartitionOperation]:
+    """With KEEP, unassigned GPUs go back to the default partition, where the factory had them."""
+    intent, observation, desired, layout = given
+    default, keeps = layout.default, intent.default_partition is DefaultPartitionPolicy.KEEP
+    # An assigned GPU that could not be taken out yet would share memory with those that return.
+    if default is None or not keeps or default.members & desired.assigned:
         return []
     usable = {gpu.guid for gpu in observation.gpus if gpu.health is not GpuHealth.NO_NVLINK}
-    free = tuple(sorted((usable & intent.managed) - intent.drained - layout.held - assigned))
+    free = tuple(sorted((usable & intent.managed) - intent.drained - layout.held - desired.assigned))
     return [AddGpus(partition_id=default.id, name=default.name, guids=free)] if free else []

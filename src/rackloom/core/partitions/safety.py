@@ -46,16 +46,19 @@ PLAN_AGAIN = "plan again from the newest observation and intent"
 def check_plan(plan: PartitionPlan, intent: DomainIntent, observation: DomainObservation) -> None:
     """Raise Refused unless `plan` is current and safe; `observation` is the newest one of the domain."""
     _require_current(plan, intent, observation)
-    _require_one_direction(plan)
-    judge = _SafetyRules(intent)
-    state = observation
+    directions = {isinstance(operation, CreatePartition | AddGpus) for operation in plan.operations}
+    if len(directions) > 1:
+        raise Refused("the plan both removes and adds: additions wait until removals were seen done")
+    rules = _SafetyRules(intent)
+    before = observation
     for operation in plan.operations:
-        after = apply_operation(state, operation)
+        after = apply_operation(before, operation)
+        # A removal is judged in the state before it, an addition in the state that it makes.
         if isinstance(operation, CreatePartition | AddGpus):
-            judge.allow_addition(operation, after)
+            rules.allow_addition(operation, after)
         else:
-            judge.allow_removal(operation, state)
-        state = after
+            rules.allow_removal(operation, before)
+        before = after
 
 
 def _require_current(plan: PartitionPlan, intent: DomainIntent, observation: DomainObservation) -> None:
@@ -73,20 +76,14 @@ def _require_current(plan: PartitionPlan, intent: DomainIntent, observation: Dom
         raise Refused("the fabric is no longer as the plan found it", nearest_fix=PLAN_AGAIN)
 
 
-def _require_one_direction(plan: PartitionPlan) -> None:
-    directions = {isinstance(operation, CreatePartition | AddGpus) for operation in plan.operations}
-    if len(directions) > 1:
-        raise Refused("the plan both removes and adds: additions wait until removals were seen done")
-
-
 class _SafetyRules:
-    """Says from intent alone what may be done to a partition."""
+    """Decides from intent alone what may be done to a partition."""
 
     def __init__(self, intent: DomainIntent) -> None:
         self.managed = intent.managed
         self.drained = intent.drained
         self.policy = intent.default_partition
-        self.owner_of = {one.name: one.logical_partition for one in intent.owned}
+        self.owner_of = {owned.name: owned.logical_partition for owned in intent.owned}
         self.claims: dict[int, set[tuple[str, str]]] = defaultdict(set)
         self.tenants: dict[str, set[str]] = defaultdict(set)
         for assignment in intent.assignments:
@@ -95,7 +92,7 @@ class _SafetyRules:
 
     def allow_removal(self, operation: RemoveGpus | DeletePartition, before: DomainObservation) -> None:
         """S4, S5: only ours, only managed GPUs, and none that is wanted right there."""
-        target = _changed_partition(before, operation)
+        target = _target_partition(before, operation)
         leaving = target.members if isinstance(operation, DeletePartition) else frozenset(operation.guids)
         if target.id == DEFAULT_PARTITION_ID:
             self._require_managed(leaving)
@@ -103,10 +100,10 @@ class _SafetyRules:
                 self._allow_out_of_kept_default(operation)
             return
         logical_partition = self._owner(target)
-        # What the controller does not list is a name without hardware: taking it out moves nobody's GPU.
+        # A GUID that the controller does not list has no hardware: taking it out moves no GPU.
         self._require_managed(leaving & {gpu.guid for gpu in before.gpus})
-        if self._stands_elsewhere(logical_partition, target, before):
-            return
+        if self._has_another_partition(logical_partition, target, before):
+            return  # GPUs may leave a second partition of the same logical partition for its home.
         for guid in leaving:
             if {lp for lp, _ in self.claims.get(guid, ())} == {logical_partition}:
                 raise Refused(f"the plan takes GPU {guid:#x} out of {target.name!r}, where it is wanted")
@@ -116,7 +113,7 @@ class _SafetyRules:
         self._require_managed(frozenset(operation.guids))
         if drained := sorted(self.drained.intersection(operation.guids)):
             raise Refused(f"the plan joins GPU {drained[0]:#x}, whose tray is drained")
-        target = _changed_partition(after, operation)
+        target = _target_partition(after, operation)
         if target.id == DEFAULT_PARTITION_ID:
             self._allow_into_default(target)
             return
@@ -137,15 +134,17 @@ class _SafetyRules:
     def _allow_together(self, target: ObservedPartition, after: DomainObservation) -> None:
         if self.policy is not DefaultPartitionPolicy.TRAY:
             raise Refused("trays have partitions of their own only if that is the site's policy")
-        if given := sorted(target.members & self.claims.keys()):
-            raise Refused(f"partition {target.name!r} would hold GPU {given[0]:#x}, which a tenant was given")
-        seats = {gpu.guid: (gpu.chassis_serial, gpu.slot) for gpu in after.gpus}
-        if len({seats.get(guid) for guid in target.members}) > 1:
+        if assigned := sorted(target.members & self.claims.keys()):
+            raise Refused(
+                f"partition {target.name!r} would hold GPU {assigned[0]:#x}, which a tenant was given"
+            )
+        trays = {gpu.guid: (gpu.chassis_serial, gpu.slot) for gpu in after.gpus}
+        if len({trays.get(guid) for guid in target.members}) > 1:
             raise Refused(f"partition {target.name!r} would hold GPUs of several trays")
 
     def _allow_creation(self, operation: CreatePartition, after: DomainObservation) -> None:
-        if wrong := name_flaw(operation.name):
-            raise Refused(f"{operation.name!r} cannot name a partition: {wrong}")
+        if flaw := name_flaw(operation.name):
+            raise Refused(f"{operation.name!r} cannot name a partition: {flaw}")
         if self.owner_of.get(operation.name, operation.logical_partition) != operation.logical_partition:
             raise Refused(f"name {operation.name!r} is recorded for another logical partition")
         limit = after.limits.max_partitions
@@ -155,40 +154,34 @@ class _SafetyRules:
     def _allow_out_of_kept_default(self, operation: RemoveGpus | DeletePartition) -> None:
         if isinstance(operation, DeletePartition):
             raise Refused("the default partition is to be kept")
-        if idle := [guid for guid in operation.guids if guid not in self.claims.keys() | self.drained]:
-            raise Refused(f"GPU {idle[0]:#x} belongs in the default partition: nobody was given it")
+        if unassigned := [guid for guid in operation.guids if guid not in self.claims.keys() | self.drained]:
+            raise Refused(f"GPU {unassigned[0]:#x} belongs in the default partition: nobody was given it")
 
     def _allow_into_default(self, target: ObservedPartition) -> None:
         if self.policy is not DefaultPartitionPolicy.KEEP:
             raise Refused("no GPU joins the default partition unless it is to be kept")
-        if given := sorted(target.members & self.claims.keys()):
-            raise Refused(f"the default partition would hold GPU {given[0]:#x}, which a tenant was given")
+        if assigned := sorted(target.members & self.claims.keys()):
+            raise Refused(f"the default partition would hold GPU {assigned[0]:#x}, which a tenant was given")
 
     def _owner(self, target: ObservedPartition) -> str:
         if target.name not in self.owner_of or not target.guid_based:
             raise Refused(f"partition {target.name!r} is not one that the site made")
         return self.owner_of[target.name]
 
-    def _stands_elsewhere(self, owner: str, target: ObservedPartition, before: DomainObservation) -> bool:
+    def _has_another_partition(
+        self, owner: str, target: ObservedPartition, before: DomainObservation
+    ) -> bool:
         return any(
             partition.id != target.id and partition.guid_based and self.owner_of.get(partition.name) == owner
             for partition in before.partitions
         )
 
     def _require_managed(self, guids: frozenset[int]) -> None:
-        if strangers := sorted(guids - self.managed):
-            raise Refused(f"the plan touches GPU {strangers[0]:#x}, which is on no machine of the site")
+        if unmanaged := sorted(guids - self.managed):
+            raise Refused(f"the plan touches GPU {unmanaged[0]:#x}, which is on no machine of the site")
 
 
-def _changed_partition(observation: DomainObservation, operation: PartitionOperation) -> ObservedPartition:
-    wanted = None if isinstance(operation, CreatePartition) else operation.partition_id
-    for partition in observation.partitions:
-        if partition.name == operation.name and wanted in (None, partition.id):
-            return partition
-    raise Refused(f"no partition is named {operation.name!r}")
-
-
-# What a switch controller makes of one operation.
+# The model of a switch controller.
 
 
 def apply_operation(observation: DomainObservation, operation: PartitionOperation) -> DomainObservation:
@@ -197,54 +190,49 @@ def apply_operation(observation: DomainObservation, operation: PartitionOperatio
     The time of the observation stays as it was. A created partition gets the lowest free id, which a real
     controller need not do.
     """
-    match operation:
-        case CreatePartition():
-            partitions = _with_created(observation, operation)
-        case DeletePartition():
-            gone = _target_partition(observation, operation)
-            partitions = [partition for partition in observation.partitions if partition is not gone]
-        case AddGpus() | RemoveGpus():
-            partitions = _with_edited(observation, operation)
-    return msgspec.structs.replace(observation, partitions=tuple(partitions))
-
-
-def _with_created(observation: DomainObservation, operation: CreatePartition) -> list[ObservedPartition]:
-    _require_free(observation, operation.guids)
-    if any(partition.name == operation.name for partition in observation.partitions):
-        raise Refused(f"a partition named {operation.name!r} stands already")
-    used = {partition.id for partition in observation.partitions}
-    made = ObservedPartition(
-        id=next(number for number in range(1, len(used) + 2) if number not in used),
-        name=operation.name,
-        members=frozenset(operation.guids),
-        health=PartitionHealth.HEALTHY,
-        guid_based=True,
-        multicast_groups=0,
-    )
-    return [*observation.partitions, made]
-
-
-def _with_edited(observation: DomainObservation, operation: AddGpus | RemoveGpus) -> list[ObservedPartition]:
+    present = observation.partitions
+    if isinstance(operation, CreatePartition):
+        _require_free(observation, operation.guids)
+        if any(partition.name == operation.name for partition in present):
+            raise Refused(f"a partition named {operation.name!r} stands already")
+        used = {partition.id for partition in present}
+        created = ObservedPartition(
+            id=next(number for number in range(1, len(used) + 2) if number not in used),
+            name=operation.name,
+            members=frozenset(operation.guids),
+            health=PartitionHealth.HEALTHY,
+            guid_based=True,
+            multicast_groups=0,
+        )
+        return msgspec.structs.replace(observation, partitions=(*present, created))
     target = _target_partition(observation, operation)
+    if isinstance(operation, DeletePartition):
+        return msgspec.structs.replace(
+            observation, partitions=tuple(partition for partition in present if partition is not target)
+        )
     guids = _require_distinct(operation.guids)
     if isinstance(operation, AddGpus):
         _require_free(observation, operation.guids)
         members = target.members | guids
-    elif strangers := guids - target.members:
-        raise Refused(f"{_guid_text(strangers)} not in partition {target.name!r}")
+    elif missing := guids - target.members:
+        raise Refused(f"{_guid_text(missing)} not in partition {target.name!r}")
     else:
         members = target.members - guids
     changed = msgspec.structs.replace(target, members=members)
-    return [changed if partition is target else partition for partition in observation.partitions]
+    return msgspec.structs.replace(
+        observation,
+        partitions=tuple(changed if partition is target else partition for partition in present),
+    )
 
 
-def _target_partition(
-    observation: DomainObservation, operation: AddGpus | RemoveGpus | DeletePartition
-) -> ObservedPartition:
+def _target_partition(observation: DomainObservation, operation: PartitionOperation) -> ObservedPartition:
+    """The partition of an operation, by id and name; of a create, by the name alone."""
+    number = None if isinstance(operation, CreatePartition) else operation.partition_id
     for partition in observation.partitions:
-        if (partition.id, partition.name) == (operation.partition_id, operation.name):
+        if partition.name == operation.name and number in (None, partition.id):
             return partition
-    raise Refused(f"no partition {operation.partition_id} is named {operation.name!r}")
+    what = "partition" if number is None else f"partition {number}"
+    raise Refused(f"no {what} is named {operation.name!r}")
 
 
 def _require_free(observation: DomainObservation, guids: tuple[int, ...]) -> None:

@@ -34,7 +34,7 @@ NO_GPUS_REASON = "the switch controller lists no GPU: it is a standby, or the ra
 
 
 def holders(observation: DomainObservation) -> dict[int, tuple[ObservedPartition, ...]]:
-    """Which partitions each GPU was seen in."""
+    """The partitions that hold each GPU."""
     found: dict[int, tuple[ObservedPartition, ...]] = {}
     for partition in observation.partitions:
         for guid in partition.members:
@@ -43,7 +43,7 @@ def holders(observation: DomainObservation) -> dict[int, tuple[ObservedPartition
 
 
 class DomainFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """An observation together with what the records say about the GPUs and partitions in it."""
+    """An observation together with the site's records of its GPUs and partitions."""
 
     observation: DomainObservation | None
     doubt: str
@@ -51,24 +51,24 @@ class DomainFacts(msgspec.Struct, frozen=True, kw_only=True):
     owned: Mapping[str, str]
     """Partition name -> logical partition that the site made it for."""
     lost: frozenset[str]
-    """Names of ours that the newest list omits although nobody deleted the partition."""
+    """Names of partitions of the site that the newest list omits although they were not deleted."""
     blocked: Mapping[int, str]
-    """Fabric GUID -> what stands in the way of what is wanted of the GPU."""
+    """Fabric GUID -> why the intent for the GPU cannot be met."""
     tenant_of: Mapping[int, str]
     """Fabric GUID -> tenant whose instance has the GPU's machine."""
     managed: frozenset[int]
     """Fabric GUIDs of all machines of the site in this domain."""
     default_partition: DefaultPartitionPolicy
     holders: Mapping[int, tuple[ObservedPartition, ...]] = {}
-    """Fabric GUID -> the partitions it was seen in."""
+    """Fabric GUID -> the partitions that hold it."""
     joining: frozenset[int] = frozenset()
     """Fabric GUIDs that an operation without an answer may yet put into a partition."""
     present: frozenset[int] = frozenset()
     """Fabric GUIDs that the controller listed."""
     no_nvlink: frozenset[int] = frozenset()
-    """Fabric GUIDs of which the controller says that they have no NVLink."""
+    """Fabric GUIDs whose health the controller reports as NO_NVLINK."""
     others: tuple["DomainFacts", ...] = ()
-    """The same with what each other controller showed that stands."""
+    """The same facts as read from each other controller of the domain."""
 
 
 class DesiredGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,47 +82,54 @@ class DesiredGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def why_not_joined(gpu: DesiredGpu, facts: DomainFacts) -> str | None:
-    """Why it cannot be said that the GPU shares memory with its logical partition, and with nobody else."""
+    """Why the GPU cannot be reported as sharing memory with its logical partition and with no other GPU."""
     return _first_reason(facts, partial(_not_joined, gpu))
 
 
 def _not_joined(gpu: DesiredGpu, facts: DomainFacts) -> str | None:
-    if facts.observation is None:
-        return facts.doubt
-    if facts.observation.observed_at < gpu.intent_at:
-        return WAITING_REASON
+    if (reason := _not_observed_since(gpu.intent_at, facts)) is not None:
+        return reason
     if gpu.guid is None or gpu.guid not in facts.present:
         return "the switch controller does not report this GPU"
-    seen = facts.holders.get(gpu.guid, ())
-    if not seen:
+    holding = facts.holders.get(gpu.guid, ())
+    if not holding:
         return _with_blocker("the GPU is in no partition yet", gpu.guid, facts)
-    if len(seen) > 1 or facts.owned.get(seen[0].name) != gpu.logical_partition:
-        return _with_blocker(f"the GPU is still in partition {_numbers(seen)}", gpu.guid, facts)
-    return _foreign_member(seen[0], gpu.tenant, facts) or _without_nvlink(seen[0], gpu.guid, facts)
+    if len(holding) > 1 or facts.owned.get(holding[0].name) != gpu.logical_partition:
+        return _with_blocker(f"the GPU is still in partition {_numbers(holding)}", gpu.guid, facts)
+    if reason := _foreign_member(holding[0], gpu.tenant, facts):
+        return reason
+    # Membership is not enough without NVLink. A GPU with degraded NVLink does share memory.
+    if gpu.guid in facts.no_nvlink:
+        name = holding[0].name
+        return f"{NO_NVLINK.reason}: the GPU is in partition {name}, and shares no memory in it"
+    return None
 
 
 def why_not_isolated(gpu: DesiredGpu, facts: DomainFacts) -> str | None:
-    """Why it cannot be said that a GPU that joins no logical partition shares memory with nobody."""
+    """Why a GPU that joins no logical partition cannot be reported as isolated from other tenants."""
     return _first_reason(facts, partial(_not_isolated, gpu))
 
 
 def _not_isolated(gpu: DesiredGpu, facts: DomainFacts) -> str | None:
-    if facts.observation is None:
-        return facts.doubt
-    if facts.observation.observed_at < gpu.intent_at:
-        return WAITING_REASON
-    seen = _partitions_of(gpu.guid, facts)
-    strange = [one for one in seen if not (_is_kept_default(one, facts) or _is_of_tray(one, facts))]
-    if strange:
-        return _with_blocker(f"the GPU is still in partition {_numbers(strange)}", gpu.guid, facts)
-    reasons = (_foreign_member(one, gpu.tenant, facts) for one in seen if _is_of_tray(one, facts))
+    if (reason := _not_observed_since(gpu.intent_at, facts)) is not None:
+        return reason
+    holding, keeps = _partitions_of(gpu.guid, facts), facts.default_partition is DefaultPartitionPolicy.KEEP
+    of_tray = [partition for partition in holding if _is_of_tray(partition, facts)]
+    foreign = [
+        partition
+        for partition in holding
+        if partition not in of_tray and not (keeps and partition.id == DEFAULT_PARTITION_ID)
+    ]
+    if foreign:
+        return _with_blocker(f"the GPU is still in partition {_numbers(foreign)}", gpu.guid, facts)
+    reasons = (_foreign_member(partition, gpu.tenant, facts) for partition in of_tray)
     return next((reason for reason in reasons if reason), None)
 
 
 def why_not_released(
     guid: int | None, logical_partition: str | None, since: float, facts: DomainFacts
 ) -> str | None:
-    """Why it cannot be said that the GPU has left our partitions: of one logical partition, or all (None)."""
+    """Why the GPU cannot be reported as released from one logical partition, or from all (None)."""
     return _first_reason(facts, partial(_not_released, guid, logical_partition, since))
 
 
@@ -130,20 +137,18 @@ def _not_released(
     guid: int | None, logical_partition: str | None, since: float, facts: DomainFacts
 ) -> str | None:
     if guid is None:
-        # It was never seen, so no operation can have put it anywhere.
+        # No controller ever reported it, so no operation can have put it into a partition.
         return None
-    if facts.observation is None:
-        return facts.doubt
-    if facts.observation.observed_at < since:
-        return WAITING_REASON
+    if (reason := _not_observed_since(since, facts)) is not None:
+        return reason
     if guid in facts.joining:
         return "an operation that joins the GPU may still be carried out"
     ours = [
-        seen
-        for seen in _partitions_of(guid, facts)
-        if seen.name in facts.owned
-        and not _is_of_tray(seen, facts)
-        and logical_partition in (None, facts.owned[seen.name])
+        partition
+        for partition in _partitions_of(guid, facts)
+        if partition.name in facts.owned
+        and not _is_of_tray(partition, facts)
+        and logical_partition in (None, facts.owned[partition.name])
     ]
     if ours:
         return _with_blocker(f"the GPU is still in partition {_names(ours)}", guid, facts)
@@ -155,13 +160,12 @@ def _not_released(
 
 
 def why_not_drained(guid: int | None, since: float, facts: DomainFacts) -> str | None:
-    """Why it cannot be said that the GPU is in no partition of the site, those for free GPUs included."""
+    """Why the GPU cannot be reported as drained: in no partition of the site, not even one for free GPUs."""
     return _first_reason(facts, partial(_not_drained, guid, since))
 
 
 def _not_drained(guid: int | None, since: float, facts: DomainFacts) -> str | None:
-    reason = _not_released(guid, None, since, facts)
-    if reason is not None:
+    if (reason := _not_released(guid, None, since, facts)) is not None:
         return reason
     kept = [
         partition
@@ -172,9 +176,16 @@ def _not_drained(guid: int | None, since: float, facts: DomainFacts) -> str | No
 
 
 def _first_reason(facts: DomainFacts, why_not: Callable[[DomainFacts], str | None]) -> str | None:
-    """The first reason against a claim: each controller may be the one that leads, and a bad sign counts."""
-    reasons = (why_not(one) for one in (facts, *facts.others))
+    """The first reason in any reading: each controller may lead, so the claim must hold in all."""
+    reasons = (why_not(reading) for reading in (facts, *facts.others))
     return next((reason for reason in reasons if reason is not None), None)
+
+
+def _not_observed_since(since: float, facts: DomainFacts) -> str | None:
+    """A claim needs an observation that began at or after the request."""
+    if facts.observation is None:
+        return facts.doubt
+    return WAITING_REASON if facts.observation.observed_at < since else None
 
 
 def _with_blocker(what: str, guid: int | None, facts: DomainFacts) -> str:
@@ -186,10 +197,6 @@ def _partitions_of(guid: int | None, facts: DomainFacts) -> tuple[ObservedPartit
     return () if guid is None else facts.holders.get(guid, ())
 
 
-def _is_kept_default(partition: ObservedPartition, facts: DomainFacts) -> bool:
-    return partition.id == DEFAULT_PARTITION_ID and facts.default_partition is DefaultPartitionPolicy.KEEP
-
-
 def _is_of_tray(partition: ObservedPartition, facts: DomainFacts) -> bool:
     """Whether the site keeps free GPUs of one tray there."""
     return is_tray_partition(facts.owned.get(partition.name, ""))
@@ -199,17 +206,10 @@ def _foreign_member(partition: ObservedPartition, tenant: str, facts: DomainFact
     for guid in sorted(partition.members):
         if facts.tenant_of.get(guid, tenant) != tenant:
             return f"partition {partition.name} also holds a GPU of another tenant"
-        # A member that the controller no longer lists is gone hardware, and reads nobody's memory.
+        # A member that the controller no longer lists has no hardware, and reads no memory.
         if guid in facts.present and guid not in facts.managed:
             return f"partition {partition.name} also holds a GPU of no machine of this site"
     return None
-
-
-def _without_nvlink(partition: ObservedPartition, guid: int, facts: DomainFacts) -> str | None:
-    # Being a member is not enough. A GPU that is merely slower does share memory.
-    if guid not in facts.no_nvlink:
-        return None
-    return f"{NO_NVLINK.reason}: the GPU is in partition {partition.name}, and shares no memory in it"
 
 
 def _names(partitions: Iterable[ObservedPartition]) -> str:
@@ -217,5 +217,5 @@ def _names(partitions: Iterable[ObservedPartition]) -> str:
 
 
 def _numbers(partitions: Iterable[ObservedPartition]) -> str:
-    # The tenant reads this, and the name of a partition that is not its own says whose it is.
+    # By number: a tenant reads this, and the name of another owner's partition would show whose it is.
     return " and ".join(str(partition.id) for partition in partitions)

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import msgspec
 
 from rackloom.core.place.packing import (
-    ItemCliques,
     PackingAssignment,
     PackingClique,
     PackingItem,
@@ -39,40 +38,38 @@ class BatchPlan(msgspec.Struct, frozen=True):
 
 
 def plan_batch(site: PlacementSite, gangs: Sequence[Gang]) -> BatchPlan:
-    """Plans that can all run together: as many trays as can be for the highest priority, then for the next.
+    """Plans that can all run together: most GPUs for the highest priority, then for the next.
 
-    One by one, the most urgent first, each goes where it closes fewest holes. If that leaves somebody over,
-    gangs of whole trays are packed together, if that places more.
+    The gangs are planned in turn. If one is left over, gangs of whole trays are packed together, and the
+    result that places more is kept.
     """
     plans, _ = plan_in_turn(site, gangs)
     if len(plans) < len(gangs):
-        # Mostly there is one gang, or all fit one by one.
-
-        plans = max(plans, plan_packed(site, gangs), key=lambda some: _gpus_by_priority(some, gangs))
+        # max() keeps the first of equals: the plans in turn close fewer free regions.
+        plans = max(plans, plan_packed(site, gangs), key=lambda plans: _gpus_by_priority(plans, gangs))
     done = tuple(plans[gang.name] for gang in gangs if gang.name in plans)
     return BatchPlan(done, tuple(gang.name for gang in gangs if gang.name not in plans))
 
 
-# One by one.
+# In turn.
 
 
 PlansByGang = dict[str, GangPlan]
-"""By the name of the gang."""
 
 
 def _gpus_by_priority(plans: PlansByGang, gangs: Sequence[Gang]) -> list[int]:
     """GPUs of the members that are placed, by priority, the highest first."""
-    gpus = Counter[int]()
+    gpus = Counter({gang.priority: 0 for gang in gangs})
     for gang in gangs:
-        members = sum(group.gpus * group.members for group in gang.groups)
-        gpus[gang.priority] += members if gang.name in plans else 0
+        if gang.name in plans:
+            gpus[gang.priority] += sum(group.gpus * group.members for group in gang.groups)
     return [gpus[priority] for priority in sorted(gpus, reverse=True)]
 
 
 def plan_in_turn(site: PlacementSite, gangs: Sequence[Gang]) -> tuple[PlansByGang, PlacementSite]:
-    """What fits beside each other, and the site then."""
+    """A plan for each gang that fits beside those before it, the most urgent first; and the site then."""
     plans: PlansByGang = {}
-    for gang in sorted(gangs, key=lambda one: -one.priority):
+    for gang in sorted(gangs, key=lambda gang: -gang.priority):
         plan = try_gang(site, gang, SearchBudget())
         if plan is not None:
             plans[gang.name] = plan
@@ -84,30 +81,31 @@ def plan_in_turn(site: PlacementSite, gangs: Sequence[Gang]) -> tuple[PlansByGan
 
 
 def plan_packed(site: PlacementSite, gangs: Sequence[Gang]) -> PlansByGang:
-    """Those of whole trays together; where there are others too, priority by priority, the others last."""
+    """Gangs of whole trays are packed together; the others follow in turn.
+
+    Priority by priority, unless all gangs are packed: a packing weighs the priorities itself, but a gang that
+    is planned in turn must not wait for less urgent ones that are packed.
+    """
+    rounds = [list(gangs)]
+    if not all(_takes_whole_trays(site, gang) for gang in gangs):
+        priorities = sorted({gang.priority for gang in gangs}, reverse=True)
+        rounds = [[gang for gang in gangs if gang.priority == priority] for priority in priorities]
     plans: PlansByGang = {}
-    for some in _packing_rounds(site, gangs):
-        whole = [gang for gang in some if _takes_whole_trays(site, gang)]
+    for waiting in rounds:
+        whole = [gang for gang in waiting if _takes_whole_trays(site, gang)]
         cliques, items = packing_problem(site, whole)
-        for gang, where in zip(whole, solve_packing(cliques, items), strict=True):
-            if where is not None:
-                plans[gang.name] = _plan_as_packed(site, gang, where)
+        for gang, numbers in zip(whole, solve_packing(cliques, items), strict=True):
+            if numbers is not None:
+                names = list(SiteCapacity(site).cliques)
+                plans[gang.name] = plan_in_cliques(site, gang, [names[number] for number in numbers])
                 site = with_plan_reserved(site, gang, plans[gang.name])
-        rest, site = plan_in_turn(site, [gang for gang in some if gang.name not in plans])
+        rest, site = plan_in_turn(site, [gang for gang in waiting if gang.name not in plans])
         plans |= rest
     return plans
 
 
-def _packing_rounds(site: PlacementSite, gangs: Sequence[Gang]) -> list[list[Gang]]:
-    """What is planned at once, the most urgent first."""
-    if all(_takes_whole_trays(site, gang) for gang in gangs):
-        return [list(gangs)]
-    priorities = sorted({gang.priority for gang in gangs}, reverse=True)
-    return [[gang for gang in gangs if gang.priority == priority] for priority in priorities]
-
-
 def solve_packing(cliques: Sequence[PackingClique], items: Sequence[PackingItem]) -> PackingAssignment:
-    """The best where that can be told, else a good one."""
+    """The optimum where the case is small, else a good packing."""
     return (
         pack_exactly(cliques, items)
         or PairwiseImprovement(best_fit_decreasing(cliques, items)).run().result()
@@ -118,19 +116,19 @@ def packing_problem(
     site: PlacementSite, gangs: Sequence[Gang]
 ) -> tuple[list[PackingClique], list[PackingItem]]:
     """Cliques and gangs of whole trays as the packing takes them, in their order."""
-    ground = SiteCapacity(site)
+    capacity = SiteCapacity(site)
     held = {hold.tray for hold in site.holds}
     cliques = [
-        PackingClique(ground.empty[clique], any(site.trays[at].name in held for at in trays))
-        for clique, trays in ground.cliques.items()
+        PackingClique(capacity.empty[clique], any(site.trays[at].name in held for at in trays))
+        for clique, trays in capacity.cliques.items()
     ]
-    blocks = [
-        tuple(sum(part.members for part in block) for block in colocation_groups(gang)) for gang in gangs
+    sizes = [
+        tuple(sum(part.members for part in subgroup) for subgroup in colocation_groups(gang))
+        for gang in gangs
     ]
-    weights = _priority_weights(gangs, [sum(some) for some in blocks])
-    return cliques, [
-        PackingItem(some, weights[gang.priority]) for some, gang in zip(blocks, gangs, strict=True)
-    ]
+    weights = _priority_weights(gangs, [sum(trays) for trays in sizes])
+    items = [PackingItem(trays, weights[gang.priority]) for trays, gang in zip(sizes, gangs, strict=True)]
+    return cliques, items
 
 
 def _priority_weights(gangs: Sequence[Gang], trays: Sequence[int]) -> dict[int, int]:
@@ -147,12 +145,7 @@ def _priority_weights(gangs: Sequence[Gang], trays: Sequence[int]) -> dict[int, 
 def _takes_whole_trays(site: PlacementSite, gang: Gang) -> bool:
     """Whether each member takes a tray whole, so that counting trays is enough."""
     sizes = {tray.gpus for tray in site.trays}
-    serious = [group for group in gang.groups if not group.is_helper]
-    choosy = any(group.terms is not None and group.terms.where for group in serious)
-    counted = all(group.devices is None and {group.gpus} == sizes for group in serious)
-    return gang.spares == 0 and counted and not choosy
-
-
-def _plan_as_packed(site: PlacementSite, gang: Gang, where: ItemCliques) -> GangPlan:
-    cliques = list(SiteCapacity(site).cliques)
-    return plan_in_cliques(site, gang, [cliques[number] for number in where])
+    return gang.spares == 0 and all(
+        group.devices is None and {group.gpus} == sizes and not (group.terms and group.terms.where)
+        for group in gang.device_groups
+    )

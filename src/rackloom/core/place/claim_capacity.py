@@ -29,10 +29,9 @@ from rackloom.core.place.placement_values import ClaimCapacity, PlacementSite, S
 from rackloom.errors import Refused
 
 AllocationsByNode = dict[str, list[AllocationResult]]
-"""By node."""
 MAX_MEMBERS_PER_TRAY = 64
-"""Members that a tray is said to serve at most: a device that may be shared, and has no capacity that could
-run out, serves any number."""
+"""Members that are counted per tray at most: a device that may be shared, and has no capacity to run out of,
+serves any number."""
 
 
 def with_claim_capacity(
@@ -41,7 +40,7 @@ def with_claim_capacity(
     kinds: ClaimsByKind,
     labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
 ) -> PlacementSite:
-    """The site with the rooms of every tray for each kind. Raises Refused for claims that cannot be read."""
+    """The site with the capacity of every tray for each kind. Raises Refused for malformed claims."""
     busy = _allocations_by_node(devices, devices.claims)
     staying = _lasting_allocations(site, devices, labels)
     rooms = {kind: _capacity_by_node(kind, devices, claims, busy, staying) for kind, claims in kinds.items()}
@@ -57,8 +56,8 @@ def with_claim_capacity(
 def gpus_per_member(devices: DraDevices, claims: Sequence[ResourceClaim], labels: SchedulerLabels) -> int:
     """GPUs that the allocator gives a member for its claims on an empty tray: the fewest, where trays differ.
 
-    0 where none can serve it. It is asked, not read from the claims: classes have any name, and a request may
-    be for all of a tray, whatever that has.
+    0 where no tray can serve it. The claims do not tell: classes have any name, and a request may be for all
+    devices of a tray.
     """
     fleet, gpus, everything = _fleet_with(devices, {}), devices.gpus(labels), _all_devices(devices)
     given: dict[str, int] = {}
@@ -136,9 +135,8 @@ def _allocations_by_node(devices: DraDevices, claims: Iterable[ResourceClaim]) -
     for claim in claims:
         if claim.status.allocation is not None:
             results = claim.status.allocation.devices.results
-            for node in {nodes.get((result.driver, result.pool, result.device)) for result in results} - {
-                None
-            }:
+            allocated = {(result.driver, result.pool, result.device) for result in results}
+            for node in {nodes[device] for device in allocated & nodes.keys()}:
                 found.setdefault(node or "", []).append(claim.status.allocation)
     return found
 

@@ -1,7 +1,7 @@
 """Plan one gang, or refuse it with the shortage and the nearest fix that was found to work.
 
 `plan_gang` first searches for a plan. If there is none, `describe_shortage` names what was asked, the
-clique that comes nearest, and what blocks its other trays. `find_fixes` then yields fixes, nearest first;
+clique that comes nearest, and what subgroups its other trays. `find_fixes` then yields fixes, nearest first;
 each was planned before it is named:
 
 1. Fewer spares.
@@ -17,7 +17,6 @@ spared. All searches share the search budget that the gang itself has left, so t
 """
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -37,7 +36,6 @@ from rackloom.core.place.placement_values import (
     GangGroup,
     GangPlan,
     PlacementSite,
-    PlacementTerms,
     PlacementTray,
     SchedulerLabels,
     TrayHold,
@@ -47,8 +45,6 @@ from rackloom.core.place.search.gang_search import gang_fits, try_gang_on
 from rackloom.core.place.search.joint_assignment import SearchBudget
 from rackloom.core.place.search.site_capacity import MemberNeed, SiteCapacity, capacity_for
 from rackloom.core.place.search.tray_assignment import (
-    ColocationGroup,
-    MemberRange,
     TrialPlacement,
     colocation_groups,
 )
@@ -58,12 +54,12 @@ from rackloom.errors import Refused
 
 
 def plan_gang(site: PlacementSite, gang: Gang) -> GangPlan:
-    """A seat for every member. Raises Refused with the shortage, and with a fix that was planned, if any."""
-    ground, effort = capacity_for(site, gang), SearchBudget()
-    plan = try_gang_on(ground, gang, effort)
+    """A tray for every member. Raises Refused with the shortage, and with a fix that was planned, if any."""
+    capacity, budget = capacity_for(site, gang), SearchBudget()
+    plan = try_gang_on(capacity, gang, budget)
     if plan is None:
-        fix = next(find_fixes(ground, gang, effort), None)
-        raise Refused(describe_shortage(ground, gang), nearest_fix=None if fix is None else fix.text)
+        fix = next(find_fixes(capacity, gang, budget), None)
+        raise Refused(describe_shortage(capacity, gang), nearest_fix=None if fix is None else fix.text)
     return plan
 
 
@@ -74,84 +70,71 @@ MAX_NAMED_TRAYS = 3
 """Trays that a sentence names; it counts the others."""
 
 
-def describe_shortage(ground: SiteCapacity, gang: Gang, clique_label: str = SchedulerLabels().clique) -> str:
-    """What is asked for, the most that one clique has of it, and what is in the way there."""
-    blocks = colocation_groups(gang)
-    best = nearest_clique(ground, blocks[0])
-    if best is None:
-        return f"{_request_text(gang, blocks)}, but the site has no tray with GPUs"
-    if all(tray.is_unfit for tray in ground.trays):
-        why = ", ".join(dict.fromkeys(tray.shut or "" for tray in ground.trays))
-        return f"{_request_text(gang, blocks)}, but it may use none of the {len(ground.trays)} nodes ({why})"
-    has = _capacity_text(ground, best, blocks[0])
-    found = f"{_request_text(gang, blocks)}; the nearest, clique {best}, has room for {has}"
+def describe_shortage(
+    capacity: SiteCapacity, gang: Gang, clique_label: str = SchedulerLabels().clique
+) -> str:
+    """What is asked for, the most that one clique has of it, and what blocks the other trays there."""
+    subgroups = colocation_groups(gang)
+    largest = subgroups[0]
+    asked = " and ".join(_group_text(group) for group in gang.device_groups)
+    cliques = "one clique" if len(subgroups) == 1 else f"{len(subgroups)} segments, each in one clique"
+    request = f"{gang.name} asks for {asked} in {cliques}"
+    # By clique, how many members of each part of the largest subgroup it can serve.
+    served = {
+        clique: [capacity.bounds(part.need)[clique].capacity for part in largest]
+        for clique in capacity.cliques
+    }
+    if not served:
+        return f"{request}, but the site has no tray with GPUs"
+    if all(tray.is_unfit for tray in capacity.trays):
+        why = ", ".join(dict.fromkeys(tray.shut or "" for tray in capacity.trays))
+        return f"{request}, but it may use none of the {len(capacity.trays)} nodes ({why})"
+    wanted = [part.members for part in largest]
+    best = max(served, key=lambda clique: sum(map(min, served[clique], wanted)))
+    room = " and ".join(
+        f"{count} of {part.members} {part.group.name}"
+        for count, part in zip(served[best], largest, strict=True)
+    )
     spare = f" and is to keep {gang.spares} spare" if gang.spares else ""
-    blocking = ", ".join(blocking_trays(ground, best, blocks[0][0].need))
-    alone = "" if has_cliques(ground.site) else f"; no node carries {clique_label}, so each is a clique alone"
-    return f"{found}{spare}" + (f": {blocking}" if blocking else "") + alone
+    blocking = ", ".join(blocking_trays(capacity, best, largest[0].need))
+    alone = (
+        "" if has_cliques(capacity.site) else f"; no node carries {clique_label}, so each is a clique alone"
+    )
+    found = f"{request}; the nearest, clique {best}, has room for {room}{spare}"
+    return found + (f": {blocking}" if blocking else "") + alone
 
 
 def has_cliques(site: PlacementSite) -> bool:
-    """Whether any node says to which clique it belongs: without its label nobody shares memory."""
+    """Whether any node has a clique label: without one, no GPUs on two nodes are known to share memory."""
     return any(tray.clique is not None for tray in site.trays)
 
 
-def nearest_clique(ground: SiteCapacity, block: ColocationGroup) -> str | None:
-    """The clique that can serve most of the block."""
-    return max(ground.cliques, key=lambda clique: _members_served(ground, clique, block), default=None)
+def blocking_trays(capacity: SiteCapacity, clique: str, need: MemberNeed) -> Iterator[str]:
+    """Trays of the clique that cannot serve a member, with the reason; the most common reason first."""
+    owners: dict[str, set[str]] = {}
+    for hold in capacity.site.holds:
+        owners.setdefault(hold.tray, set()).add(hold.owner)
+    names: dict[str, list[str]] = {}
+    slots = capacity.slots(need)
+    for at in capacity.cliques[clique]:
+        if not slots[at]:
+            tray = capacity.trays[at].name
+            reason = _why_unusable(capacity, at, need, sorted(owners.get(tray, ())))
+            names.setdefault(reason, []).append(tray)
+    for reason, trays in sorted(names.items(), key=lambda item: -len(item[1])):
+        more = f" and {len(trays) - MAX_NAMED_TRAYS} more" if len(trays) > MAX_NAMED_TRAYS else ""
+        yield f"{', '.join(trays[:MAX_NAMED_TRAYS])}{more} ({reason})"
 
 
-def blocking_trays(ground: SiteCapacity, clique: str, need: MemberNeed) -> Iterator[str]:
-    """Trays of the clique that cannot serve a member, with the reason."""
-    owners: dict[str, list[str]] = {}
-    for hold in ground.site.holds:
-        owners.setdefault(hold.tray, []).append(hold.owner)
-    why = Counter[str]()
-    named: dict[str, list[str]] = {}
-    slots = ground.slots(need)
-    for at in ground.cliques[clique]:
-        if slots[at]:
-            continue
-        tray = ground.trays[at]
-        text = _why_unusable(ground, at, need.terms, sorted(set(owners.get(tray.name, []))))
-        why[text] += 1
-        named.setdefault(text, []).append(tray.name)
-    for text, count in why.most_common():
-        more = f" and {count - MAX_NAMED_TRAYS} more" if count > MAX_NAMED_TRAYS else ""
-        yield f"{', '.join(named[text][:MAX_NAMED_TRAYS])}{more} ({text})"
-
-
-def _why_unusable(ground: SiteCapacity, at: int, terms: PlacementTerms | None, owners: Sequence[str]) -> str:
-    tray, by = ground.trays[at], f" by {' and '.join(owners)}" if owners else ""
+def _why_unusable(capacity: SiteCapacity, at: int, need: MemberNeed, owners: Sequence[str]) -> str:
+    tray, terms, by = capacity.trays[at], need.terms, f" by {' and '.join(owners)}" if owners else ""
     if tray.shut is not None:
         return tray.shut
     if terms is not None and terms.where in tray.closed:
         return tray.closed[terms.where]
-    if terms is not None and (barred := ground.why_barred(at, terms)) is not None:
+    if terms is not None and (barred := capacity.why_barred(at, terms)) is not None:
         return f"{barred}{by}"
     return f"in use{by}" if owners else "has too few devices for a member"
-
-
-def _members_served(ground: SiteCapacity, clique: str, block: ColocationGroup) -> int:
-    return sum([min(_clique_capacity(ground, clique, part), part.members) for part in block])
-
-
-def _capacity_text(ground: SiteCapacity, clique: str, block: ColocationGroup) -> str:
-    return " and ".join(
-        f"{_clique_capacity(ground, clique, part)} of {part.members} {part.group.name}" for part in block
-    )
-
-
-def _clique_capacity(ground: SiteCapacity, clique: str, part: MemberRange) -> int:
-    return ground.outlooks(part.need)[clique].capacity
-
-
-def _request_text(gang: Gang, blocks: list[ColocationGroup]) -> str:
-    groups = [group for group in gang.groups if not group.is_helper]
-    asked = " and ".join(_group_text(group) for group in groups)
-    if len(blocks) == 1:
-        return f"{gang.name} asks for {asked} in one clique"
-    return f"{gang.name} asks for {asked} in {len(blocks)} segments, each in one clique"
 
 
 def _group_text(group: GangGroup) -> str:
@@ -164,6 +147,12 @@ def _group_text(group: GangGroup) -> str:
 
 OFFERED_SEGMENTS = (16, 8, 4, 2, 1)
 """Segments that are offered: 16 of an NVL72's 18 trays, then its halves."""
+MAX_REMEDIED_CLIQUES = 4
+"""Cliques for which a remedy is searched: those that lack least."""
+MAX_NAMED_JOBS = 3
+"""Jobs that a fix names; it counts the others."""
+
+T = TypeVar("T")
 
 
 class PlacementFix(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,37 +164,7 @@ class PlacementFix(msgspec.Struct, frozen=True, kw_only=True):
     moves: tuple[JobMove, ...] = ()
 
 
-def find_fixes(ground: SiteCapacity, gang: Gang, effort: SearchBudget) -> Iterator[PlacementFix]:
-    """The request is eased first; then nothing that runs is lost; then something is.
-
-    `effort`: what the gang itself, which was tried before on the same ground, has left of it.
-    """
-    yield from _relaxed_request(ground, _fewer_spares(ground, gang, effort), effort)
-    cliques = cliques_by_shortfall(ground.site, gang)
-    for remedy in (return_trays, move_jobs_away):
-        yield from _remedied_clique(ground.site, cliques, gang, remedy, effort)
-    # Where no node tells its clique, segments of one would hide that its label is missing.
-    segmented = _smaller_segments(gang) if has_cliques(ground.site) else ()
-    yield from _relaxed_request(ground, [*_clique_per_group(gang), *segmented], effort)
-    yield from _remedied_clique(ground.site, cliques, gang, preempt_jobs, effort)
-    yield from _relaxed_request(ground, _fewer_members(ground, gang), effort)
-    yield from _remedied_clique(ground.site, cliques, gang, await_jobs, effort)
-
-
-def _relaxed_request(
-    ground: SiteCapacity, wishes: Iterable[tuple[str, Gang]], effort: SearchBudget
-) -> Iterator[PlacementFix]:
-    """The first wish of the list that fits."""
-    for text, wish in wishes:
-        if gang_fits(ground, wish, effort):
-            yield PlacementFix(text=text, site=ground.site, gang=wish)
-            return
-
-
-# Remedies of one clique.
-
-
-class RemediedSite(NamedTuple):
+class _RemediedSite(NamedTuple):
     """The site afterwards, what was done in words, and its moves."""
 
     site: PlacementSite
@@ -213,227 +172,238 @@ class RemediedSite(NamedTuple):
     moves: tuple[JobMove, ...] = ()
 
 
-Remedy = Callable[[PlacementSite, PlacementSite, Gang, SearchBudget], RemediedSite | None]
-"""Makes room for the first block of a gang in the second argument, a clique; None where it cannot."""
+_Remedy = Callable[[PlacementSite, PlacementSite], _RemediedSite | None]
+"""Makes room for the largest subgroup in a clique of a site, given both as sites; None where it cannot."""
+_NewRequest = tuple[str, Gang]
+"""A smaller demand: in words, and as a gang."""
 
 
-def _remedied_clique(
-    site: PlacementSite, cliques: Sequence[PlacementSite], gang: Gang, remedy: Remedy, effort: SearchBudget
-) -> Iterator[PlacementFix]:
-    """One of the cliques cured if that is enough, else several."""
-    cured = [one for clique in cliques if (one := remedy(site, clique, gang, effort)) is not None]
-    for one in cured:
-        if gang_fits(capacity_for(one.site, gang), gang, effort):
-            yield PlacementFix(text=one.text, site=one.site, gang=gang, moves=one.moves)
-            return
-    if len(cured) > 1:
-        yield from _remedied_cliques(site, gang, remedy, effort)
+def find_fixes(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> Iterator[PlacementFix]:
+    """The nearest first; `budget`: what the search for the gang on the same capacity has left of it."""
+    fixes = _FixSearch(capacity, gang, budget)
+    yield from fixes.relaxed(fixes.fewer_spares())
+    cliques = cliques_by_shortfall(capacity.site, gang)
+    yield from fixes.remedied(cliques, fixes.return_trays)
+    yield from fixes.remedied(cliques, fixes.move_jobs_away)
+    # Where no node has a clique label, each is a clique by itself, and smaller segments would fit only
+    # because of that: the fix would hide that the label is missing.
+    segmented = fixes.smaller_segments() if has_cliques(capacity.site) else ()
+    yield from fixes.relaxed([*fixes.clique_per_group(), *segmented])
+    yield from fixes.remedied(cliques, fixes.preempt_jobs)
+    yield from fixes.relaxed(fixes.fewer_members())
+    yield from fixes.remedied(cliques, fixes.await_jobs)
 
 
-def _remedied_cliques(
-    site: PlacementSite, gang: Gang, remedy: Remedy, effort: SearchBudget
-) -> Iterator[PlacementFix]:
-    """For segments, of which each may need a clique that is cured."""
-    done = RemediedSite(site, "")
-    for number in range(MAX_REMEDIED_CLIQUES):
-        one = next(
-            (
-                found
-                for clique in cliques_by_shortfall(done.site, gang)
-                if not fits_in_clique(clique, gang, effort)
-                and (found := remedy(done.site, clique, gang, effort)) is not None
-            ),
-            None,
+class _FixSearch:
+    """Relaxed requests and remedied sites for one gang; all plans that are tried share its budget."""
+
+    def __init__(self, capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> None:
+        self._capacity = capacity
+        self._gang = gang
+        self._budget = budget
+        self._largest_clique = max(map(len, capacity.cliques.values()), default=0)
+
+    def relaxed(self, requests: Iterable[_NewRequest]) -> Iterator[PlacementFix]:
+        """The first of the requests that fits."""
+        for text, gang in requests:
+            if gang_fits(self._capacity, gang, self._budget):
+                yield PlacementFix(text=text, site=self._capacity.site, gang=gang)
+                return
+
+    def fewer_spares(self) -> Iterator[_NewRequest]:
+        """The most spares with which it fits. Fitting is monotone in the spares, so bisection finds them."""
+        gang = self._gang
+        requests = [
+            replace(gang, spares=spares) for spares in range(min(gang.spares, self._largest_clique + 1))
+        ]
+        fitting = bisect_left(
+            requests, True, key=lambda request: not gang_fits(self._capacity, request, self._budget)
         )
-        if one is None:
+        if fitting:
+            yield f"keep {fitting - 1} spare trays instead of {gang.spares}", requests[fitting - 1]
+
+    def clique_per_group(self) -> Iterator[_NewRequest]:
+        """Groups that shared a clique may be in several."""
+        gang = self._gang
+        shares = [group.share for group in gang.device_groups]
+        if gang.segment is None and len(set(shares)) < len(shares):
+            groups = tuple(replace(group, share=group.name) for group in gang.groups)
+            yield "let each group have a clique of its own", replace(gang, groups=groups)
+
+    def smaller_segments(self) -> Iterator[_NewRequest]:
+        """Segments of usual sizes, the largest first."""
+        largest = max(group.members for group in self._gang.device_groups)
+        for segment in OFFERED_SEGMENTS:
+            if segment < min(largest, self._gang.segment or largest):
+                text = f"cut it into segments of {segment}: GPUs of different segments share no memory"
+                yield text, replace(self._gang, segment=segment)
+
+    def fewer_members(self) -> Iterator[_NewRequest]:
+        """From the most members that could fit, where one group alone takes devices."""
+        gang = self._gang
+        if len(gang.device_groups) > 1:
             return
-        text = f"{done.text}; {one.text}" if number else one.text
-        done = RemediedSite(one.site, text, (*done.moves, *one.moves))
-        if gang_fits(capacity_for(done.site, gang), gang, effort):
-            yield PlacementFix(text=done.text, site=done.site, gang=gang, moves=done.moves)
-            return
+        only = gang.device_groups[0]
+        capacities = [bound.capacity for bound in self._capacity.bounds(MemberNeed.of(only)).values()]
+        if gang.segment is None:
+            most = max(capacities, default=0)
+        else:
+            most = sum(capacity // gang.segment * gang.segment for capacity in capacities)
+        # `most` ignores the spares. Each request is a search, so only spares + 1 of them are offered.
+        least = max(0, most - min(gang.spares, self._largest_clique) - 1)
+        for members in range(min(most, only.members - 1), least, -1):
+            groups = tuple(
+                replace(group, members=members) if group is only else group for group in gang.groups
+            )
+            yield f"ask for {members} {only.name} instead of {only.members}", replace(gang, groups=groups)
 
+    # Remedies: each makes room in one clique.
 
-def _fewer_spares(ground: SiteCapacity, gang: Gang, effort: SearchBudget) -> Iterator[tuple[str, Gang]]:
-    """The most spares with which it fits; where some fit, fewer do."""
-    wishes = [replace(gang, spares=spares) for spares in range(min(gang.spares, _largest_clique(ground) + 1))]
-    fitting = bisect_left(wishes, True, key=lambda wish: not gang_fits(ground, wish, effort))
-    if fitting:
-        wish = wishes[fitting - 1]
-        yield f"keep {wish.spares} spare trays instead of {gang.spares}", wish
+    def remedied(self, cliques: Sequence[PlacementSite], remedy: _Remedy) -> Iterator[PlacementFix]:
+        """One of the cliques is remedied if that is enough, else several."""
+        site = self._capacity.site
+        found = [result for clique in cliques if (result := remedy(site, clique)) is not None]
+        fix = next((fix for result in found if (fix := self._fix_if_it_fits(result))), None)
+        if fix is None and len(found) > 1:
+            fix = self._remedied_in_several(remedy)
+        if fix is not None:
+            yield fix
 
-
-def _largest_clique(ground: SiteCapacity) -> int:
-    """Trays of the largest clique."""
-    return max(map(len, ground.cliques.values()), default=0)
-
-
-def _clique_per_group(gang: Gang) -> Iterator[tuple[str, Gang]]:
-    shares = [group.share for group in gang.groups if not group.is_helper]
-    if gang.segment is None and len(set(shares)) < len(shares):
-        groups = tuple(replace(group, share=group.name) for group in gang.groups)
-        yield "let each group have a clique of its own", replace(gang, groups=groups)
-
-
-def _smaller_segments(gang: Gang) -> Iterator[tuple[str, Gang]]:
-    largest = max(group.members for group in gang.groups if not group.is_helper)
-    for segment in OFFERED_SEGMENTS:
-        if segment < min(largest, gang.segment or largest):
-            text = f"cut it into segments of {segment}: GPUs of different segments share no memory"
-            yield text, replace(gang, segment=segment)
-
-
-def _fewer_members(ground: SiteCapacity, gang: Gang) -> Iterator[tuple[str, Gang]]:
-    """The most members that fit, where one group alone takes devices."""
-    serious = [group for group in gang.groups if not group.is_helper]
-    if len(serious) > 1:
-        return
-    only = serious[0]
-    capacities = [outlook.capacity for outlook in ground.outlooks(MemberNeed.of(only)).values()]
-    if gang.segment is None:
-        most = max(capacities, default=0)
-    else:
-        most = sum(capacity // gang.segment * gang.segment for capacity in capacities)
-    least = max(0, most - min(gang.spares, _largest_clique(ground)) - 1)
-    for members in range(min(most, only.members - 1), least, -1):
-        yield f"ask for {members} {only.name} instead of {only.members}", _with_members(gang, only, members)
-
-
-def _with_members(gang: Gang, only: GangGroup, members: int) -> Gang:
-    groups = tuple(replace(group, members=members) if group is only else group for group in gang.groups)
-    return replace(gang, groups=groups)
-
-
-MAX_REMEDIED_CLIQUES = 4
-"""Cliques for which a cure is looked for: those that lack least."""
-
-MAX_NAMED_JOBS = 3
-"""Jobs that a fix names; it counts the others."""
-
-T = TypeVar("T")
-
-
-def return_trays(
-    site: PlacementSite, clique: PlacementSite, gang: Gang, effort: SearchBudget
-) -> RemediedSite | None:
-    """Trays that are shut go back into service."""
-    shut = [tray for tray in clique.trays if tray.shut is not None and not tray.is_unfit]
-    chosen = minimal_subset(
-        shut, lambda some: fits_in_clique(PlacementSite(_reopened(clique, some), clique.holds), gang, effort)
-    )
-    if not chosen:
+    def _remedied_in_several(self, remedy: _Remedy) -> PlacementFix | None:
+        """Each segment may need a clique that is remedied."""
+        done = _RemediedSite(self._capacity.site, "")
+        for _ in range(MAX_REMEDIED_CLIQUES):
+            step = next(
+                (
+                    result
+                    for clique in cliques_by_shortfall(done.site, self._gang)
+                    if not self._fits_in_clique(clique) and (result := remedy(done.site, clique)) is not None
+                ),
+                None,
+            )
+            if step is None:
+                return None
+            text = f"{done.text}; {step.text}" if done.text else step.text
+            done = _RemediedSite(step.site, text, (*done.moves, *step.moves))
+            if fix := self._fix_if_it_fits(done):
+                return fix
         return None
-    why = sorted({tray.shut or "" for tray in chosen})
-    text = f"return {list_names([tray.name for tray in chosen])} to service (now: {list_names(why)})"
-    return RemediedSite(PlacementSite(_reopened(site, chosen), site.holds), text)
 
-
-def move_jobs_away(
-    site: PlacementSite, clique: PlacementSite, gang: Gang, effort: SearchBudget
-) -> RemediedSite | None:
-    """Movable jobs go to other cliques."""
-    units = [unit for unit in movable_units(clique) if all(hold.movable for hold in unit.holds)]
-    chosen = minimal_subset(units, lambda some: fits_in_clique(without_units(clique, some), gang, effort))
-    if not chosen:
-        return None
-    here = {tray.name for tray in clique.trays}
-    done: list[JobMove] = []
-    for unit in sorted(chosen, key=lambda one: -one.gpus):
-        step = move_unit(site, unit, here, effort)
-        if step is None:
+    def _fix_if_it_fits(self, result: _RemediedSite) -> PlacementFix | None:
+        if not gang_fits(capacity_for(result.site, self._gang), self._gang, self._budget):
             return None
-        site = step[0]
-        done.append(step[1])
-    return RemediedSite(site, "; ".join(move.told() for move in done), tuple(done))
+        return PlacementFix(text=result.text, site=result.site, gang=self._gang, moves=result.moves)
+
+    def _fits_in_clique(self, clique: PlacementSite) -> bool:
+        """Whether the largest subgroup fits in the clique that the site is."""
+        trial = TrialPlacement(capacity_for(clique, self._gang))
+        largest = colocation_groups(self._gang)[:1]
+        return can_choose_cliques(trial, largest, self._gang.spares, self._budget)
+
+    def _units_to_free(self, clique: PlacementSite, units: Sequence[MovableUnit]) -> list[MovableUnit]:
+        return minimal_subset(units, lambda some: self._fits_in_clique(without_units(clique, some)))
+
+    def return_trays(self, site: PlacementSite, clique: PlacementSite) -> _RemediedSite | None:
+        """Closed trays go back into service."""
+        closed = [tray for tray in clique.trays if tray.shut is not None and not tray.is_unfit]
+        chosen = minimal_subset(closed, lambda some: self._fits_in_clique(_with_trays_open(clique, some)))
+        if not chosen:
+            return None
+        why = list_names(sorted({tray.shut or "" for tray in chosen}))
+        text = f"return {list_names([tray.name for tray in chosen])} to service (now: {why})"
+        return _RemediedSite(_with_trays_open(site, chosen), text)
+
+    def move_jobs_away(self, site: PlacementSite, clique: PlacementSite) -> _RemediedSite | None:
+        """Movable jobs go to other cliques."""
+        units = [unit for unit in movable_units(clique) if all(hold.movable for hold in unit.holds)]
+        chosen = self._units_to_free(clique, units)
+        here = {tray.name for tray in clique.trays}
+        moves: list[JobMove] = []
+        # The largest first: they find a place the hardest.
+        for unit in sorted(chosen, key=lambda unit: -unit.gpus):
+            step = move_unit(site, unit, here, self._budget)
+            if step is None:
+                return None
+            site, move = step
+            moves.append(move)
+        return (
+            _RemediedSite(site, "; ".join(move.describe() for move in moves), tuple(moves)) if moves else None
+        )
+
+    def preempt_jobs(self, site: PlacementSite, clique: PlacementSite) -> _RemediedSite | None:
+        """Jobs of lower priority make way, where the gang may preempt."""
+        if not self._gang.preempts:
+            return None
+        priority = self._gang.priority
+        lower = [
+            unit for unit in movable_units(clique) if all(hold.priority < priority for hold in unit.holds)
+        ]
+        return self._end_jobs(site, clique, lower, "preempt {} (lower priority, {} GPUs)")
+
+    def await_jobs(self, site: PlacementSite, clique: PlacementSite) -> _RemediedSite | None:
+        """Jobs end by themselves."""
+        return self._end_jobs(site, clique, movable_units(clique), "wait until {} ends ({} GPUs)")
+
+    def _end_jobs(
+        self, site: PlacementSite, clique: PlacementSite, units: Sequence[MovableUnit], text: str
+    ) -> _RemediedSite | None:
+        chosen = self._units_to_free(clique, units)
+        if not chosen:
+            return None
+        owners = list(dict.fromkeys(unit.owner for unit in chosen))
+        # A job ends everywhere, not only in this clique.
+        ended = [unit for unit in movable_units(site) if unit.owner in owners]
+        few = len(owners) <= MAX_NAMED_JOBS
+        names = " and ".join(owners) if few else list_names(owners, most=MAX_NAMED_JOBS)
+        return _RemediedSite(without_units(site, ended), text.format(names, sum(unit.gpus for unit in ended)))
 
 
-def preempt_jobs(
-    site: PlacementSite, clique: PlacementSite, gang: Gang, effort: SearchBudget
-) -> RemediedSite | None:
-    """Jobs of lower priority make way, where the gang may preempt."""
-    if not gang.preempts:
-        return None
-    lower = [
-        unit for unit in movable_units(clique) if all(hold.priority < gang.priority for hold in unit.holds)
-    ]
-    return _end_jobs(site, clique, gang, effort, lower, "preempt {} (lower priority, {} GPUs)")
+def minimal_subset(items: Sequence[T], is_enough: Callable[[Sequence[T]], bool]) -> list[T]:
+    """Some of `items` (cheapest first) that are enough: one if one is, else a set that can spare none.
 
-
-def await_jobs(
-    site: PlacementSite, clique: PlacementSite, gang: Gang, effort: SearchBudget
-) -> RemediedSite | None:
-    """Jobs end."""
-    return _end_jobs(site, clique, gang, effort, movable_units(clique), "wait until {} ends ({} GPUs)")
-
-
-def cliques_by_shortfall(site: PlacementSite, gang: Gang) -> list[PlacementSite]:
-    """The cliques that are large enough for the first block, as sites of their own, least lacking first."""
-    block = colocation_groups(gang)[0]
-    gpus = sum(part.group.gpus * part.members for part in block)
-    sites = [one for one in _site_per_clique(site) if sum(tray.gpus for tray in one.trays) >= gpus]
-    return sorted(sites, key=_free_gpus, reverse=True)[:MAX_REMEDIED_CLIQUES]
-
-
-def fits_in_clique(clique: PlacementSite, gang: Gang, effort: SearchBudget) -> bool:
-    """Whether the first block of a gang fits in the clique that the site is."""
-    block: ColocationGroup = colocation_groups(gang)[0]
-    return can_choose_cliques(TrialPlacement(capacity_for(clique, gang)), [block], gang.spares, effort)
-
-
-def minimal_subset(items: Sequence[T], enough: Callable[[Sequence[T]], bool]) -> list[T]:
-    """Some of `items` (cheapest first) that are enough: one if one is, else a set that can spare none."""
+    Items are added, dearest first, until they are enough; then each is left out again if the rest is enough
+    without it, the dearest first. The result is minimal, not of minimum cost: that would take exponentially
+    many plans.
+    """
     for item in items:
-        if enough([item]):
+        if is_enough([item]):
             return [item]
     chosen: list[T] = []
     for item in reversed(items):
         chosen.append(item)
-        if enough(chosen):
+        if is_enough(chosen):
             break
     else:
         return []
     for item in list(chosen):
-        rest = [one for one in chosen if one is not item]
-        if enough(rest):
+        rest = [kept for kept in chosen if kept is not item]
+        if is_enough(rest):
             chosen = rest
     return chosen
 
 
-def _end_jobs(
-    site: PlacementSite,
-    clique: PlacementSite,
-    gang: Gang,
-    effort: SearchBudget,
-    units: Sequence[MovableUnit],
-    text: str,
-) -> RemediedSite | None:
-    chosen = minimal_subset(units, lambda some: fits_in_clique(without_units(clique, some), gang, effort))
-    if not chosen:
-        return None
-    owners = list(dict.fromkeys(unit.owner for unit in chosen))
-    ended = [unit for unit in movable_units(site) if unit.owner in owners]
-    names = " and ".join(owners) if len(owners) <= MAX_NAMED_JOBS else list_names(owners, most=MAX_NAMED_JOBS)
-    return RemediedSite(without_units(site, ended), text.format(names, sum(unit.gpus for unit in ended)))
-
-
-def _reopened(site: PlacementSite, trays: Iterable[PlacementTray]) -> tuple[PlacementTray, ...]:
-    names = {tray.name for tray in trays}
-    return tuple(
-        msgspec.structs.replace(tray, shut=None) if tray.name in names else tray for tray in site.trays
-    )
-
-
-def _site_per_clique(site: PlacementSite) -> list[PlacementSite]:
+def cliques_by_shortfall(site: PlacementSite, gang: Gang) -> list[PlacementSite]:
+    """The cliques that are large enough for the largest subgroup, as sites, those that lack least first."""
+    needed = sum(part.group.gpus * part.members for part in colocation_groups(gang)[0])
     trays: dict[str, list[PlacementTray]] = {}
-    clique_of: dict[str, str] = {}
     for tray in site.trays:
-        clique_of[tray.name] = tray.sharing
-        trays.setdefault(clique_of[tray.name], []).append(tray)
-    holds: dict[str, list[TrayHold]] = {name: [] for name in trays}
+        trays.setdefault(tray.sharing, []).append(tray)
+    clique_of = {tray.name: tray.sharing for tray in site.trays}
+    holds: dict[str | None, list[TrayHold]] = {}
     for hold in site.holds:
-        if hold.tray in clique_of:
-            holds[clique_of[hold.tray]].append(hold)
-    return [PlacementSite(tuple(trays[name]), tuple(holds[name])) for name in trays]
+        holds.setdefault(clique_of.get(hold.tray), []).append(hold)
+    cliques = [
+        PlacementSite(tuple(here), tuple(holds.get(name, ())))
+        for name, here in trays.items()
+        if sum(tray.gpus for tray in here) >= needed
+    ]
+    return sorted(cliques, key=_free_gpus, reverse=True)[:MAX_REMEDIED_CLIQUES]
+
+
+def _with_trays_open(site: PlacementSite, trays: Iterable[PlacementTray]) -> PlacementSite:
+    names = {tray.name for tray in trays}
+    opened = tuple(replace(tray, shut=None) if tray.name in names else tray for tray in site.trays)
+    return PlacementSite(opened, site.holds)
 
 
 def _free_gpus(clique: PlacementSite) -> int:

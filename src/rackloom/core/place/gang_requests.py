@@ -13,7 +13,7 @@ nothing has no terms, which keeps the search on its fast, counting path.
 the job that was planned first are avoided by the groups that must not be beside it.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import combinations, product
 from types import MappingProxyType
 
@@ -49,21 +49,22 @@ def gang_of_job(
 
     `never`: the classes of which no pod preempts.
     """
-    terms = terms_of_groups(job, avoided)
-    groups = tuple(
-        GangGroup(
-            name=team.name,
-            members=team.members,
-            gpus=team.need.gpus + claimed.get(claim_kind(job, team), 0),
-            devices=claim_kind(job, team) if claim_kind(job, team) in claimed else None,
-            share=team.name if apart else team.share,
-            terms=terms.get(team.name),
+    terms, groups = terms_of_groups(job, avoided), []
+    for group in job.groups:
+        kind = claim_kind(job, group)
+        groups.append(
+            GangGroup(
+                name=group.name,
+                members=group.members,
+                gpus=group.need.gpus + claimed.get(kind, 0),
+                devices=kind if kind in claimed else None,
+                share=group.name if apart else group.share,
+                terms=terms.get(group.name),
+            )
         )
-        for team in job.teams
-    )
     return Gang(
         name=job.name,
-        groups=groups,
+        groups=tuple(groups),
         priority=priority_of_job(job, priorities),
         preempts=may_preempt(job, never),
         segment=segment,
@@ -72,9 +73,9 @@ def gang_of_job(
     )
 
 
-def claim_kind(job: Job, team: JobGroup) -> str:
+def claim_kind(job: Job, group: JobGroup) -> str:
     """The name of what its members claim; other namespaces have other templates of the same name."""
-    return qualified_name(_job_metadata(job), "+".join((*team.need.templates, *team.need.claims)))
+    return qualified_name(_job_metadata(job), "+".join((*group.need.templates, *group.need.claims)))
 
 
 def claims_by_kind(
@@ -87,18 +88,18 @@ def claims_by_kind(
     """
     namespace = object_namespace(_job_metadata(job))
     found: dict[str, tuple[ResourceClaim, ...]] = {}
-    for team in job.teams:
-        claimed = (*team.need.templates, *team.need.claims)
+    for group in job.groups:
+        claimed = (*group.need.templates, *group.need.claims)
         names = [name for name in claimed if (namespace, name) not in channels]
         missing = [name for name in names if (namespace, name) not in known]
         if missing:
             raise Refused(
-                f"{job.name}: {team.name} claims {missing[0]}, of which nothing is known",
+                f"{job.name}: {group.name} claims {missing[0]}, of which nothing is known",
                 nearest_fix="add its ResourceClaimTemplate, or the ComputeDomain that makes it, to the files",
             )
         claims = (known[namespace, name] for name in names)
         if taking := tuple(claim for claim in claims if claims_devices(claim)):
-            found[claim_kind(job, team)] = taking
+            found[claim_kind(job, group)] = taking
     return found
 
 
@@ -110,109 +111,92 @@ def _job_metadata(job: Job) -> JsonMapping:
 
 
 def terms_of_groups(job: Job, avoided: AvoidedTrays) -> dict[str, PlacementTerms]:
-    """By group; a group that asks for nothing is not told."""
-    serious = groups_with_devices(job)
-    where, apart = _where_by_group(serious, avoided), _anti_affinity_by_group(serious)
-    found = {
-        team.name: PlacementTerms(
-            where=where.get(team.name, ""),
-            channel=team.channel,
-            likeness=apart[team.name][0] if team.name in apart else "",
-            apart=apart[team.name][1] if team.name in apart else (),
-        )
-        for team in serious
+    """By group; a group that asks for nothing has none."""
+    groups = groups_with_devices(job)
+    kinds = _first_alike(groups, lambda a, b: _may_use_same_trays(a, b, avoided))
+    is_divided = len(_distinct(kinds)) > 1
+    identities: dict[str, JobGroup] = {}
+    if any(group.need.apart for group in groups):
+        identities = _first_alike(groups, lambda a, b: a.identity == b.identity)
+    distinct = _distinct(identities)
+    # By identity, those that it is on no tray with, perhaps itself.
+    conflicts = {
+        mine.name: tuple(theirs.name for theirs in distinct if mine.identity.bars(theirs.identity))
+        for mine in distinct
     }
-    return {name: terms for name, terms in found.items() if terms != PlacementTerms()}
+    found = {}
+    for group in groups:
+        identity = identities.get(group.name, group).name
+        terms = PlacementTerms(
+            where=kinds[group.name].name if is_divided else "",
+            channel=group.channel,
+            likeness=identity if conflicts.get(identity) else "",
+            apart=conflicts.get(identity, ()),
+        )
+        if terms != PlacementTerms():
+            found[group.name] = terms
+    return found
 
 
 def groups_with_devices(job: Job) -> tuple[JobGroup, ...]:
     """Those whose members take devices."""
-    return tuple(team for team in job.teams if team.need.takes_devices)
+    return tuple(group for group in job.groups if group.need.takes_devices)
 
 
 def groups_by_trays(job: Job, avoided: AvoidedTrays) -> dict[str, JobGroup]:
-    """One team for each of the `Terms.where` of a job; "" alone where all may use the same trays."""
-    kinds = _distinct_groups(groups_with_devices(job), avoided)
-    return {team.name if len(kinds) > 1 else "": team for team in kinds}
+    """One group for each `PlacementTerms.where` of a job; "" alone where all may use the same trays."""
+    with_devices = groups_with_devices(job)
+    kinds = _distinct(_first_alike(with_devices, lambda a, b: _may_use_same_trays(a, b, avoided)))
+    return {group.name if len(kinds) > 1 else "": group for group in kinds}
 
 
-def _where_by_group(serious: Sequence[JobGroup], avoided: AvoidedTrays) -> dict[str, str]:
-    kinds = _distinct_groups(serious, avoided)
-    if len(kinds) < 2:
-        return {}
-    return {
-        team.name: next(kind.name for kind in kinds if _may_use_same_trays(kind, team, avoided))
-        for team in serious
-    }
+def _first_alike(
+    groups: Iterable[JobGroup], are_alike: Callable[[JobGroup, JobGroup], bool]
+) -> dict[str, JobGroup]:
+    """By name of each group, the first one that is like it."""
+    found: dict[str, JobGroup] = {}
+    for group in groups:
+        found[group.name] = next((first for first in _distinct(found) if are_alike(first, group)), group)
+    return found
 
 
-def _distinct_groups(serious: Sequence[JobGroup], avoided: AvoidedTrays) -> list[JobGroup]:
-    """The first team of each kind that sees the site its own way."""
-    kinds: list[JobGroup] = []
-    for team in serious:
-        if not any(_may_use_same_trays(kind, team, avoided) for kind in kinds):
-            kinds.append(team)
-    return kinds
+def _distinct(first_alike: Mapping[str, JobGroup]) -> list[JobGroup]:
+    return [group for name, group in first_alike.items() if group.name == name]
 
 
-def _may_use_same_trays(job_group: JobGroup, other: JobGroup, avoided: AvoidedTrays) -> bool:
-    """Whether both may use the same trays."""
-    return job_group.need.may_use_what(other.need) and avoided.get(job_group.name) == avoided.get(other.name)
-
-
-def _anti_affinity_by_group(serious: Sequence[JobGroup]) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """The likeness of each group that keeps apart from some, and theirs."""
-    if not any(team.need.apart for team in serious):
-        return {}
-    likes: list[JobGroup] = []
-    for team in serious:
-        if not any(like.known == team.known for like in likes):
-            likes.append(team)
-    foes = {like.name: tuple(other.name for other in likes if like.known.bars(other.known)) for like in likes}
-    alike = {team.name: next(like.name for like in likes if like.known == team.known) for team in serious}
-    return {name: (like, foes[like]) for name, like in alike.items() if foes[like]}
+def _may_use_same_trays(group: JobGroup, other: JobGroup, avoided: AvoidedTrays) -> bool:
+    return group.need.may_use_same_nodes(other.need) and avoided.get(group.name) == avoided.get(other.name)
 
 
 # Anti-affinity between jobs that are planned together.
 
 
-_LikeGroups = tuple[PodIdentity, set[str]]
-"""Groups whose members are alike to others, by name."""
-
-
 def are_anti_affine(jobs: Sequence[Job]) -> bool:
     """Whether members of two jobs are never on one tray."""
-    if not any(team.known.apart for job in jobs for team in job.teams):
+    if not any(group.identity.apart for job in jobs for group in job.groups):
         return False
     return any(
         mine.bars(theirs)
-        for one, other in combinations([_groups_by_identity(job) for job in jobs], 2)
-        for (mine, _), (theirs, _) in product(one, other)
+        for job, other in combinations([_names_by_identity(job) for job in jobs], 2)
+        for (mine, _), (theirs, _) in product(job, other)
     )
 
 
 def avoiding_job(job: Job, planned: Job, plan: GangPlan, before: AvoidedTrays) -> AvoidedTrays:
-    """What groups of a job avoid: what they did before, and trays of groups of another that was planned."""
+    """`before`, and the trays of the groups of a planned job that groups of `job` are never beside."""
     found = {name: dict(trays) for name, trays in before.items()}
-    for group, tray in _barred_trays(job, planned, plan):
-        found.setdefault(group, {}).setdefault(tray, f"kept apart from {planned.name}")
-    return found
-
-
-def _barred_trays(job: Job, planned: Job, plan: GangPlan) -> Iterator[tuple[str, str]]:
-    """Groups, and trays with members of another job that they are never beside."""
-    for (mine, groups), (theirs, others) in product(_groups_by_identity(job), _groups_by_identity(planned)):
+    for (mine, names), (theirs, others) in product(_names_by_identity(job), _names_by_identity(planned)):
         if mine.bars(theirs):
-            trays = dict.fromkeys(seat.tray for seat in plan.seats if seat.group in others)
-            yield from product(groups, trays)
-
-
-def _groups_by_identity(job: Job) -> list[_LikeGroups]:
-    found: list[_LikeGroups] = []
-    for team in job.teams:
-        alike = next((groups for known, groups in found if known == team.known), None)
-        if alike is None:
-            found.append((team.known, {team.name}))
-        else:
-            alike.add(team.name)
+            trays = dict.fromkeys(member.tray for member in plan.seats if member.group in others)
+            for name, tray in product(names, trays):
+                found.setdefault(name, {}).setdefault(tray, f"kept apart from {planned.name}")
     return found
+
+
+def _names_by_identity(job: Job) -> list[tuple[PodIdentity, list[str]]]:
+    """The groups of a job, by how other pods see their members."""
+    first_alike = _first_alike(job.groups, lambda a, b: a.identity == b.identity)
+    return [
+        (first.identity, [name for name, alike in first_alike.items() if alike is first])
+        for first in _distinct(first_alike)
+    ]

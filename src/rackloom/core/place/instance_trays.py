@@ -12,8 +12,9 @@ combination of relaxed options, smallest first, then fewer trays. They use the o
 API.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import combinations
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -22,36 +23,39 @@ from rackloom.errors import Refused
 MAX_NAMED_TRAYS = 3
 """Passed-over trays that a sentence names; it counts the others."""
 NO_SHARED_MEMORY = "instances in different domains share no GPU memory"
+TrayId = TypeVar("TrayId", bound=Hashable)
+"""What the caller names a tray by: a machine id, or a value that stands for one of several equal machines.
+The choice compares no ids; it prints those of unhealthy trays."""
 
 
-class FreeTray(msgspec.Struct, frozen=True):
+class FreeTray(msgspec.Struct, Generic[TrayId], frozen=True):
     """A tray that carries nothing."""
 
-    tray: str
+    tray: TrayId
     sick: str | None = None
     """What is wrong with its GPUs; the tenant may accept it."""
     shut: str | None = None
     """Why nothing may be placed on it, whatever the tenant accepts."""
 
 
-class DomainFreeTrays(msgspec.Struct, frozen=True):
+class DomainFreeTrays(msgspec.Struct, Generic[TrayId], frozen=True):
     """The empty trays of one domain, in the order in which they are to be filled."""
 
     domain: str | None
-    """None: trays of which no switch controller has told the domain yet."""
-    trays: tuple[FreeTray, ...]
+    """None: trays whose domain no switch controller has reported yet."""
+    trays: tuple[FreeTray[TrayId], ...]
     members: int
     """GPUs of this domain that are already in the logical partitions of the request."""
 
-    def free(self, *, allow_sick: bool = False) -> tuple[str, ...]:
+    def free(self, *, allow_sick: bool = False) -> tuple[TrayId, ...]:
         """Trays that may be given away."""
         return tuple(
-            room.tray for room in self.trays if room.shut is None and (allow_sick or room.sick is None)
+            tray.tray for tray in self.trays if tray.shut is None and (allow_sick or tray.sick is None)
         )
 
 
 class TrayRequest(msgspec.Struct, frozen=True):
-    """So many trays."""
+    """A number of trays, and where they have to be."""
 
     trays: int
     one_domain: bool
@@ -61,10 +65,10 @@ class TrayRequest(msgspec.Struct, frozen=True):
     allow_sick: bool = False
 
 
-class TrayChoice(msgspec.Struct, frozen=True):
+class TrayChoice(msgspec.Struct, Generic[TrayId], frozen=True):
     """The chosen trays, and one sentence that says why these."""
 
-    trays: tuple[str, ...]
+    trays: tuple[TrayId, ...]
     reason: str
 
 
@@ -73,16 +77,39 @@ _RELAXATIONS = {
     "one_domain": (False, "topologyOptimized to false"),
     "allow_sick": (True, "allowUnhealthyMachine to true"),
 }
-"""What a caller may give up, and what that is called on the wire."""
+"""What a caller may give up, and the name of the option in the REST API."""
 
 
-class _FreeTrays(msgspec.Struct, frozen=True):
+class _Candidate(msgspec.Struct, Generic[TrayId], frozen=True):
+    """A domain with the trays that the request may have."""
+
     domain: str | None
-    free: tuple[str, ...]
+    free: tuple[TrayId, ...]
     members: int
 
+    def rank(self, trays: int) -> tuple[bool, int, bool, int, str]:
+        """Less is better: known, most members, room for all, fewest trays left (or most taken)."""
+        left = len(self.free) - trays
+        return (self.domain is None, -self.members, left < 0, abs(left), self.domain or "")
 
-def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays]) -> TrayChoice:
+    def choice(self, trays: int) -> TrayChoice[TrayId]:
+        """All trays in this domain."""
+        left = len(self.free) - trays
+        if self.domain is None:
+            reason = (
+                "on machines whose NVLink domain is not yet observed: no machine of a known domain is free"
+            )
+        elif self.members:
+            reason = (
+                f"in NVLink domain {self.domain}: it already holds {self.members} GPUs of the logical"
+                f" partition ({left} free machines left)"
+            )
+        else:
+            reason = f"in NVLink domain {self.domain}: the tightest fit ({left} free machines left)"
+        return TrayChoice(self.free[:trays], reason)
+
+
+def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> TrayChoice[TrayId]:
     """Choose trays for `request`. Raises Refused with the shortage, and with a fix that was tried, if any."""
     chosen = _choose(request, domains)
     if isinstance(chosen, str):
@@ -91,29 +118,36 @@ def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays]) -> Tr
     return TrayChoice(chosen.trays, f"{chosen.reason}; passed over {passed}" if passed else chosen.reason)
 
 
-def _choose(request: TrayRequest, domains: Sequence[DomainFreeTrays]) -> TrayChoice | str:
+def _choose(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> TrayChoice[TrayId] | str:
     """A placement, or why there is none."""
-    rooms = [
-        _FreeTrays(domain.domain, domain.free(allow_sick=request.allow_sick), domain.members)
+    wanted = request.trays
+    candidates = [
+        _Candidate(domain.domain, domain.free(allow_sick=request.allow_sick), domain.members)
         for domain in domains
     ]
-    ordered = sorted(rooms, key=lambda room: _preference(room, request.trays))
+    candidates.sort(key=lambda candidate: candidate.rank(wanted))
+    # Trays without a known domain are never promised to share memory.
+    known = [candidate for candidate in candidates if candidate.domain is not None]
     if request.beside_members:
-        return _beside_members(request.trays, ordered)
-    free = sum(len(room.free) for room in rooms)
-    if free < request.trays:
-        return f"Insufficient machines available: requested {request.trays}, available {free}"
-    if request.one_domain and request.trays > 1:
-        return _in_one(request.trays, ordered)
-    return _in_any(request.trays, ordered)
+        return _beside_members(wanted, known)
+    free = sum(len(candidate.free) for candidate in candidates)
+    if free < wanted:
+        return f"Insufficient machines available: requested {wanted}, available {free}"
+    if request.one_domain and wanted > 1:
+        best = max((len(candidate.free) for candidate in known), default=0)
+        return _in_first_that_fits(wanted, known) or (
+            f"Topology optimization requires all {wanted} machines on same NVLink domain,"
+            f" but best domain only has {best} available"
+        )
+    return _spread(wanted, candidates)
 
 
-def _nearest_fix(request: TrayRequest, domains: Sequence[DomainFreeTrays]) -> str | None:
+def _nearest_fix(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> str | None:
     """The smallest change of the request that is accepted."""
     for size in range(1, len(_RELAXATIONS) + 1):
         for fields in combinations(_RELAXATIONS, size):
-            eased = msgspec.structs.replace(request, **{field: _RELAXATIONS[field][0] for field in fields})
-            if isinstance(_choose(eased, domains), TrayChoice):
+            relaxed = msgspec.structs.replace(request, **{field: _RELAXATIONS[field][0] for field in fields})
+            if isinstance(_choose(relaxed, domains), TrayChoice):
                 apart = "" if fields == ("allow_sick",) else f": {NO_SHARED_MEMORY}"
                 return f"set {' and '.join(_RELAXATIONS[field][1] for field in fields)}{apart}"
     for trays in range(request.trays - 1, 1, -1):
@@ -122,67 +156,38 @@ def _nearest_fix(request: TrayRequest, domains: Sequence[DomainFreeTrays]) -> st
     return None
 
 
-def _preference(room: _FreeTrays, trays: int) -> tuple[bool, int, bool, int, str]:
-    """Sorts the best domain first: known, most members, room for all, fewest trays left (or most taken)."""
-    left = len(room.free) - trays
-    return (room.domain is None, -room.members, left < 0, abs(left), room.domain or "")
+def _beside_members(trays: int, known: Sequence[_Candidate[TrayId]]) -> TrayChoice[TrayId] | str:
+    homes = [candidate for candidate in known if candidate.members]
+    best = max((len(candidate.free) for candidate in homes or known), default=0)
+    if chosen := _in_first_that_fits(trays, homes or known):
+        return chosen
+    if not homes:
+        return f"requireSameDomain: no NVLink domain has {trays} free machines, the best has {best}"
+    names = " or ".join(sorted(home.domain or "" for home in homes))
+    where = f"NVLink domain {names}, where the logical partition lives,"
+    return f"requireSameDomain: {where} has {best} free machines of {trays}"
 
 
-def _in_one(trays: int, ordered: Sequence[_FreeTrays]) -> TrayChoice | str:
-    known = [room for room in ordered if room.domain is not None]
-    best = max((len(room.free) for room in known), default=0)
-    return _first_that_holds(trays, known) or (
-        f"Topology optimization requires all {trays} machines on same NVLink domain,"
-        f" but best domain only has {best} available"
-    )
+def _in_first_that_fits(trays: int, candidates: Sequence[_Candidate[TrayId]]) -> TrayChoice[TrayId] | None:
+    return next((candidate.choice(trays) for candidate in candidates if len(candidate.free) >= trays), None)
 
 
-def _beside_members(trays: int, ordered: Sequence[_FreeTrays]) -> TrayChoice | str:
-    known = [room for room in ordered if room.domain is not None]
-    homes = [room for room in known if room.members]
-    names = " or ".join(sorted(room.domain or "" for room in homes))
-    where = f"NVLink domain {names}, where the logical partition lives," if homes else "no NVLink domain"
-    best = max((len(room.free) for room in homes or known), default=0)
-    has = (
-        f"has {best} free machines of {trays}" if homes else f"has {trays} free machines, the best has {best}"
-    )
-    return _first_that_holds(trays, homes or known) or f"requireSameDomain: {where} {has}"
-
-
-def _first_that_holds(trays: int, rooms: Sequence[_FreeTrays]) -> TrayChoice | None:
-    fitting = (room for room in rooms if len(room.free) >= trays)
-    room = next(fitting, None)
-    return None if room is None else TrayChoice(room.free[:trays], _reason(room, trays))
-
-
-def _in_any(trays: int, ordered: Sequence[_FreeTrays]) -> TrayChoice:
-    chosen: list[str] = []
-    used: list[_FreeTrays] = []
-    for room in ordered:
-        taken = room.free[: trays - len(chosen)]
-        chosen += taken
-        used += [room] if taken else []
+def _spread(trays: int, candidates: Sequence[_Candidate[TrayId]]) -> TrayChoice[TrayId]:
+    """Fill the domains in order; their free trays together are known to be enough."""
+    chosen: list[TrayId] = []
+    used: list[_Candidate[TrayId]] = []
+    for candidate in candidates:
+        if taken := candidate.free[: trays - len(chosen)]:
+            chosen += taken
+            used.append(candidate)
     if len(used) == 1:
-        return TrayChoice(tuple(chosen), _reason(used[0], trays))
-    names = ", ".join(room.domain or "not yet observed" for room in used)
-    return TrayChoice(
-        tuple(chosen), f"spread over {len(used)} NVLink domains ({names}): no memory shared between"
-    )
+        return used[0].choice(trays)
+    names = ", ".join(candidate.domain or "not yet observed" for candidate in used)
+    reason = f"spread over {len(used)} NVLink domains ({names}): no memory shared between"
+    return TrayChoice(tuple(chosen), reason)
 
 
-def _reason(room: _FreeTrays, trays: int) -> str:
-    if room.domain is None:
-        return "on machines whose NVLink domain is not yet observed: no machine of a known domain is free"
-    left = len(room.free) - trays
-    if room.members:
-        return (
-            f"in NVLink domain {room.domain}: it already holds {room.members} GPUs of the logical partition"
-            f" ({left} free machines left)"
-        )
-    return f"in NVLink domain {room.domain}: the tightest fit ({left} free machines left)"
-
-
-def _unhealthy_passed_over(request: TrayRequest, domains: Sequence[DomainFreeTrays]) -> str:
+def _unhealthy_passed_over(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> str:
     """The empty trays that are not used for what is wrong with their GPUs, in words; empty when none is."""
     if request.allow_sick:
         return ""

@@ -28,7 +28,6 @@ from rackloom.core.place.placement_values import (
     Gang,
     GangGroup,
     GangPlan,
-    MemberAssignment,
     PlacementSite,
     PlacementTerms,
     TrayHold,
@@ -68,9 +67,9 @@ class JobMove(msgspec.Struct, frozen=True):
     to_trays: tuple[str, ...]
     gpus: int
     holes: tuple[FreeRegionCount, ...] = ()
-    """What it opens of each size, and what it closes."""
+    """The free regions of each size before and after it, where they change."""
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """In words, with the cost."""
         return (
             f"move {self.owner} from {list_names(self.from_trays)} to {list_names(self.to_trays)}"
@@ -78,12 +77,12 @@ class JobMove(msgspec.Struct, frozen=True):
         )
 
     def gain(self) -> str:
-        """In words, the holes before and after it; empty where there are as many."""
+        """In words, the free regions before and after it; empty where they do not change."""
         return ", ".join(f"holes of {hole.trays} trays {hole.before} -> {hole.after}" for hole in self.holes)
 
 
 def movable_units(site: PlacementSite) -> list[MovableUnit]:
-    """What is in use, cheapest to move first."""
+    """All holds as units, cheapest to move first."""
     clique = {tray.name: tray.sharing for tray in site.trays}
     found: dict[tuple[str, str], list[TrayHold]] = {}
     for hold in site.holds:
@@ -94,56 +93,52 @@ def movable_units(site: PlacementSite) -> list[MovableUnit]:
 
 
 def without_units(site: PlacementSite, units: Iterable[MovableUnit]) -> PlacementSite:
-    """The site when what the units hold is free."""
-    gone = {hold for unit in units for hold in unit.holds}
-    return PlacementSite(site.trays, tuple(hold for hold in site.holds if hold not in gone))
+    """The site without the holds of the units."""
+    freed = {hold for unit in units for hold in unit.holds}
+    return PlacementSite(site.trays, tuple(hold for hold in site.holds if hold not in freed))
+
+
+MoveStep = tuple[PlacementSite, JobMove]
+"""The site after one move."""
 
 
 def move_unit(
-    site: PlacementSite, unit: MovableUnit, avoid: Collection[str], effort: SearchBudget
-) -> tuple[PlacementSite, JobMove] | None:
-    """The unit in a clique where it fits beside what is there, on no tray to `avoid` or it is kept off."""
+    site: PlacementSite, unit: MovableUnit, avoid: Collection[str], budget: SearchBudget
+) -> MoveStep | None:
+    """Move a unit to a clique where it fits beside what is there.
+
+    It goes to no tray of `avoid`, to none that its pods may not use, and to none with a job that it is never
+    beside. None where it is not movable or nothing has room.
+    """
     if not all(hold.movable for hold in unit.holds):
         return None
     emptied = without_units(site, [unit])
+    never_beside = frozenset[str]().union(*(hold.apart for hold in unit.holds))
     barred = frozenset(avoid).union(
-        *(hold.kept_off for hold in unit.holds), _anti_affine_trays(emptied, unit)
+        *(hold.kept_off for hold in unit.holds),
+        (hold.tray for hold in emptied.holds if hold.owner in never_beside),
     )
-    rest = with_trays_closed(emptied, barred, "to be emptied, or not to be used by it")
     gang = _unit_as_gang(unit)
-    plan = try_gang(rest, gang, effort)
+    rest = with_trays_closed(emptied, barred, "to be emptied, or not to be used by it")
+    plan = try_gang(rest, gang, budget)
     if plan is None:
         return None
-    like, groups = unit.holds[0], {group.name: group for group in gang.groups}
+    groups = {group.name: group for group in gang.groups}
     holds = tuple(
-        replace(like, tray=seat.tray, gpus=group.gpus, channel=group.has_channel)
-        for seat in plan.seats
-        for group in [groups[seat.group]]
+        replace(unit.holds[0], tray=member.tray, gpus=group.gpus, channel=group.has_channel)
+        for member in plan.seats
+        for group in [groups[member.group]]
     )
-    now = PlacementSite(site.trays, (*emptied.holds, *holds))
-    return now, JobMove(unit.owner, unit.trays, plan.trays, unit.gpus)
-
-
-def _anti_affine_trays(site: PlacementSite, unit: MovableUnit) -> Iterator[str]:
-    """Trays where those are by now that it is never beside."""
-    foes = frozenset[str]().union(*(hold.apart for hold in unit.holds))
-    return (hold.tray for hold in site.holds if hold.owner in foes)
+    after = PlacementSite(site.trays, (*emptied.holds, *holds))
+    return after, JobMove(unit.owner, unit.trays, plan.trays, unit.gpus)
 
 
 def with_trays_closed(site: PlacementSite, trays: Collection[str], why: str) -> PlacementSite:
     """The site with nothing new on `trays`."""
-    return PlacementSite(
-        tuple(replace(tray, shut=tray.shut or why) if tray.name in trays else tray for tray in site.trays),
-        site.holds,
+    closed = tuple(
+        replace(tray, shut=tray.shut or why) if tray.name in trays else tray for tray in site.trays
     )
-
-
-def _unit_members(unit: MovableUnit) -> Iterator[tuple[int, bool]]:
-    """GPUs of each hold, and whether it has a channel: all on a tray that has one go where one is."""
-    linked = {hold.tray for hold in unit.holds if hold.channel}
-    yield from ((hold.gpus, False) for hold in unit.holds if hold.tray not in linked)
-    for tray in linked:
-        yield sum(hold.gpus for hold in unit.holds if hold.tray == tray), True
+    return PlacementSite(closed, site.holds)
 
 
 def list_names(names: Collection[str], most: int = 3) -> str:
@@ -153,25 +148,30 @@ def list_names(names: Collection[str], most: int = 3) -> str:
 
 
 def _unit_as_gang(unit: MovableUnit) -> Gang:
-    """Members that look like the holds: that is all that is known of a running job."""
+    """A gang whose members look like the holds: nothing else is known of a running job."""
     is_apart = any(hold.owner in hold.apart for hold in unit.holds)
+    # A node has one IMEX channel, so all holds on a tray with a channel move together, as one member.
+    with_channel = {hold.tray for hold in unit.holds if hold.channel}
+    members = Counter((hold.gpus, False) for hold in unit.holds if hold.tray not in with_channel)
+    for tray in with_channel:
+        members[sum(hold.gpus for hold in unit.holds if hold.tray == tray), True] += 1
     groups = tuple(
         GangGroup(
-            name=f"{gpus} GPUs{' and a channel' * linked}",
-            members=members,
+            name=f"{gpus} GPUs{' and a channel' * channel}",
+            members=count,
             gpus=gpus,
-            terms=_unit_terms(linked, is_apart),
+            terms=_unit_terms(channel, is_apart),
         )
-        for (gpus, linked), members in sorted(Counter(_unit_members(unit)).items())
+        for (gpus, channel), count in sorted(members.items())
     )
-    # Its own name would have the other holds of the job overlooked.
+    # Under its own name, the other holds of the job would not count.
     return Gang(name=f"{unit.owner}, moving", groups=groups)
 
 
-def _unit_terms(linked: bool, is_apart: bool) -> PlacementTerms | None:
+def _unit_terms(channel: bool, is_apart: bool) -> PlacementTerms | None:
     if is_apart:
-        return PlacementTerms(channel=linked, likeness=_ONE_PER_TRAY, apart=(_ONE_PER_TRAY,))
-    return PlacementTerms(channel=True) if linked else None
+        return PlacementTerms(channel=channel, likeness=_ONE_PER_TRAY, apart=(_ONE_PER_TRAY,))
+    return PlacementTerms(channel=True) if channel else None
 
 
 # Drains and defragmentation.
@@ -179,10 +179,6 @@ def _unit_terms(linked: bool, is_apart: bool) -> PlacementTerms | None:
 
 MAX_EMPTIED_CLIQUES = 8
 """Cliques that one defragmentation empties at most: every move restarts somebody."""
-
-
-MoveStep = tuple[PlacementSite, JobMove]
-"""The site after one move."""
 
 
 class Rearrangement(msgspec.Struct, frozen=True):
@@ -199,51 +195,59 @@ def plan_drain(site: PlacementSite, tray: str) -> Rearrangement:
     Raises Refused where something cannot move.
     """
     check_tray_exists(site, tray)
-    clique = {one.name: one.sharing for one in site.trays}
+    clique = {present.name: present.sharing for present in site.trays}
     site = with_trays_closed(site, [tray], "drained")
-    elsewhere = [name for name in clique if clique[name] != clique[tray]]
+    other_cliques = [name for name in clique if clique[name] != clique[tray]]
     start, steps = site, list[MoveStep]()
-    for unit in (movable_unit for movable_unit in movable_units(site) if tray in movable_unit.trays):
+    for unit in movable_units(site):
+        if tray not in unit.trays:
+            continue
         here = MovableUnit(unit.owner, tuple(hold for hold in unit.holds if hold.tray == tray))
-        step = move_unit(site, here, [*elsewhere, *unit.trays], SearchBudget()) or move_unit(
-            site, unit, [tray], SearchBudget()
-        )
+        in_clique = move_unit(site, here, [*other_cliques, *unit.trays], SearchBudget())
+        step = in_clique or move_unit(site, unit, [tray], SearchBudget())
         if step is None:
-            raise Refused(
-                f"{unit.owner} cannot leave {tray}: {_why_immovable(unit)}",
-                nearest_fix=f"wait until {unit.owner} ends",
+            is_movable = all(hold.movable for hold in unit.holds)
+            why = (
+                "no other clique that it may use has room for it"
+                if is_movable
+                else "it is not marked as movable"
             )
-        site = step[0]
+            raise Refused(
+                f"{unit.owner} cannot leave {tray}: {why}", nearest_fix=f"wait until {unit.owner} ends"
+            )
+        site, _ = step
         steps.append(step)
     return _rearrangement(start, steps)
 
 
 def check_tray_exists(site: PlacementSite, tray: str) -> None:
     """Refuse a name that no tray has."""
-    names = [one.name for one in site.trays]
+    names = [present.name for present in site.trays]
     if tray not in names:
         raise Refused(f"no tray is called {tray}", nearest_fix=f"name one of {list_names(names)}")
 
 
 def plan_defragmentation(site: PlacementSite) -> Rearrangement:
-    """Moves that open more of the largest holes, the cheapest clique first; none where none helps."""
+    """Moves that open more of the largest free regions, the cheapest clique first.
+
+    Each round empties one clique and keeps the moves only if they raise the free regions, compared from the
+    largest size down. So every round makes progress, and a cost of restarts buys something.
+    """
     steps: list[MoveStep] = []
     for _ in range(MAX_EMPTIED_CLIQUES):
         now = steps[-1][0] if steps else site
-        found = next(
-            (clique for clique in _emptied_cliques(now) if _free_regions(clique[-1][0]) > _free_regions(now)),
-            None,
-        )
-        if found is None:
+        regions = _free_regions(now)
+        better = (moves for moves in _emptied_cliques(now) if moves and _free_regions(moves[-1][0]) > regions)
+        if (found := next(better, None)) is None:
             break
         steps += found
     return _rearrangement(site, steps)
 
 
 def _rearrangement(site: PlacementSite, steps: Sequence[MoveStep]) -> Rearrangement:
-    """The moves, each with the holes before and after it."""
+    """The moves, each with the free regions before and after it."""
     sites = (site, *(after for after, _ in steps))
-    empty = [list(SiteCapacity(one).empty.values()) for one in sites]
+    empty = [list(SiteCapacity(state).empty.values()) for state in sites]
     moves = (
         replace(move, holes=fragmentation_price(before, after))
         for (_, move), (before, after) in zip(steps, pairwise(empty), strict=True)
@@ -251,52 +255,36 @@ def _rearrangement(site: PlacementSite, steps: Sequence[MoveStep]) -> Rearrangem
     return Rearrangement(sites[-1], tuple(moves))
 
 
-def _emptied_cliques(site: PlacementSite) -> list[list[MoveStep]]:
-    """Each clique emptied of what can move, the cheapest first."""
+def _emptied_cliques(site: PlacementSite) -> Iterator[list[MoveStep]]:
+    """For each clique the moves that empty it as far as possible, the cheapest clique first."""
     clique = {tray.name: tray.sharing for tray in site.trays}
-    groups: dict[str, list[MovableUnit]] = {}
+    units: dict[str, list[MovableUnit]] = {}
     for unit in movable_units(site):
-        groups.setdefault(clique[unit.trays[0]], []).append(unit)
-    found = []
-    for name, units in sorted(groups.items(), key=lambda item: sum(unit.gpus for unit in item[1])):
-        emptied = _empty_clique(site, units, [tray for tray in clique if clique[tray] == name])
-        if emptied:
-            found.append(emptied)
-    return found
-
-
-def _empty_clique(site: PlacementSite, units: Sequence[MovableUnit], trays: list[str]) -> list[MoveStep]:
-    steps = []
-    for unit in sorted(units, key=lambda one: -one.gpus):
-        step = move_unit(site, unit, trays, SearchBudget())
-        if step is not None:
-            site = step[0]
-            steps.append(step)
-    return steps
+        units.setdefault(clique[unit.trays[0]], []).append(unit)
+    for name, inside in sorted(units.items(), key=lambda item: sum(unit.gpus for unit in item[1])):
+        trays, now, steps = [tray for tray in clique if clique[tray] == name], site, list[MoveStep]()
+        for unit in sorted(inside, key=lambda unit: -unit.gpus):
+            if step := move_unit(now, unit, trays, SearchBudget()):
+                now = step[0]
+                steps.append(step)
+        yield steps
 
 
 def _free_regions(site: PlacementSite) -> tuple[int, ...]:
     empty = SiteCapacity(site).empty.values()
-    return tuple(sum(one // size for one in empty) for size in REGION_SIZES)
-
-
-def _why_immovable(unit: MovableUnit) -> str:
-    if not all(hold.movable for hold in unit.holds):
-        return "it is not marked as movable"
-    return "no other clique that it may use has room for it"
+    return tuple(sum(trays // size for trays in empty) for size in REGION_SIZES)
 
 
 # A lost tray of a placed gang.
 
 
 def replace_member(site: PlacementSite, gang: Gang, plan: GangPlan, lost: str) -> GangPlan:
-    """The plan without the tray `lost`; the reserved spares are asked first.
+    """The plan without the tray `lost`; the reserved spares are tried first.
 
     Holds of the gang itself do not count. Raises Refused where no tray of the clique can take over.
     """
     clique = next((tray.sharing for tray in site.trays if tray.name == lost), None)
-    moving = [seat for seat in plan.seats if seat.tray == lost]
-    if not moving:
+    if lost not in plan.trays:
         raise Refused(
             f"{plan.gang} has no member on {lost}", nearest_fix=f"name one of {list_names(plan.trays)}"
         )
@@ -304,50 +292,32 @@ def replace_member(site: PlacementSite, gang: Gang, plan: GangPlan, lost: str) -
         raise Refused(
             f"{lost} is not in the site that was observed", nearest_fix="pass it, shut, with its clique"
         )
-    chosen = _replacement_tray(
-        TrialPlacement(SiteCapacity(site, owner=plan.gang, exclusive=gang.exclusive)),
-        gang,
-        plan,
-        clique,
-        lost,
-    )
+    capacity = SiteCapacity(site, owner=plan.gang, exclusive=gang.exclusive)
+    able = [
+        capacity.trays[at].name
+        for at in capacity.cliques[clique]
+        if capacity.trays[at].name not in plan.trays and _can_take_over(capacity, at, gang, plan, lost)
+    ]
+    chosen = min(able, key=lambda name: name not in plan.spares, default=None)
     if chosen is None:
         raise Refused(
             f"{plan.gang}: no other tray of clique {clique} can take over what ran on {lost}",
             nearest_fix=f"return {lost} to service, or start {plan.gang} anew in another clique",
         )
-    seats = tuple(replace(seat, tray=chosen) if seat.tray == lost else seat for seat in plan.seats)
-    kept = tuple(spare for spare in plan.spares if spare not in (chosen, lost))
+    members = tuple(replace(member, tray=chosen) if member.tray == lost else member for member in plan.seats)
+    spares = tuple(spare for spare in plan.spares if spare not in (chosen, lost))
     why = f"{lost} was lost: {chosen} of the same clique took over; {plan.reason}"
-    return replace(plan, seats=seats, spares=kept, reason=why)
+    return replace(plan, seats=members, spares=spares, reason=why)
 
 
-def _replacement_tray(
-    board: TrialPlacement, gang: Gang, plan: GangPlan, clique: str, lost: str
-) -> str | None:
-    mine = set(plan.trays)
-    trays = board.ground.trays
-    able = [
-        trays[at].name
-        for at in board.ground.cliques[clique]
-        if trays[at].name not in mine and _can_take_over(board, at, gang, plan, lost)
-    ]
-    return min(able, key=lambda name: name not in plan.spares, default=None)
-
-
-def _can_take_over(board: TrialPlacement, at: int, gang: Gang, plan: GangPlan, lost: str) -> bool:
+def _can_take_over(capacity: SiteCapacity, at: int, gang: Gang, plan: GangPlan, lost: str) -> bool:
     """Whether the tray can take all members of the lost one."""
-    taken: list[tuple[MemberNeed, int]] = []
-    seats: list[MemberAssignment] = [seat for seat in plan.seats if seat.tray == lost]
-    fits = True
-    for group in gang.groups:
-        members = sum(seat.group == group.name for seat in seats)
-        if not members or group.is_helper:
-            continue
-        fits = fits and board.slots(at, MemberNeed.of(group)) >= members
-        if fits:
-            board.take(at, MemberNeed.of(group), members)
-            taken.append((MemberNeed.of(group), members))
-    for need, members in taken:
-        board.put_back(at, need, members)
-    return fits
+    trial = TrialPlacement(capacity)
+    members = Counter(member.group for member in plan.seats if member.tray == lost)
+    for group in gang.device_groups:
+        need, count = MemberNeed.of(group), members[group.name]
+        if count and trial.slots(at, need) < count:
+            return False
+        if count:
+            trial.take(at, need, count)
+    return True

@@ -44,7 +44,7 @@ _JOB_NAME_LABELS = ("training.kubeflow.org/job-name", "batch.kubernetes.io/job-n
 
 
 class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A group before its claims are looked at."""
+    """A group of a job, before its claims are resolved."""
 
     name: str
     members: int
@@ -53,11 +53,11 @@ class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
     need: PodRequirements
     share: str = ""
     channel: bool = False
-    """Each member gets the channel of a ComputeDomain."""
-    known: PodIdentity
+    """Each member gets the IMEX channel of a ComputeDomain."""
+    identity: PodIdentity
     """Each member as other pods know it."""
-    made: tuple[str, ...] = ()
-    """The labels that the controller of its kind puts on it."""
+    controller_labels: tuple[str, ...] = ()
+    """Keys of the labels that the controller of its kind puts on it."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,9 +65,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     kind: str
-    teams: tuple[JobGroup, ...]
+    groups: tuple[JobGroup, ...]
     objects: tuple[dict[str, Any], ...]
-    """One, or the pods of a gang in the order of the teams."""
+    """One, or the pods of a gang in the order of the groups."""
 
 
 GroupReader = Callable[[JsonMapping], Iterator[tuple[str, int, ObjectPath, str]]]
@@ -79,29 +79,26 @@ def read_jobs(objects: Sequence[dict[str, Any]], labels: SchedulerLabels) -> lis
     for obj in objects:
         if obj.get("kind") in (*JOB_KINDS, "ComputeDomain"):
             check_shape(obj, PodShape if obj["kind"] == "Pod" else OwnedShape, object_title(obj))
-    found, channels = [], channel_templates(objects)
+    jobs, channels = [], channel_templates(objects)
     for obj in objects:
         if obj.get("kind") in _READERS:
             with _refuse_malformed(object_title(obj)):
-                found.append(_read_job(obj, channels, labels))
+                jobs.append(_read_job(obj, channels, labels))
     pods = [
         obj for obj in objects if obj.get("kind") == "Pod" and not (obj.get("spec") or {}).get("nodeName")
     ]
     with _refuse_malformed("a Pod"):
-        return [*found, *_gangs_of_pods(pods, channels, labels)]
+        return [*jobs, *_gangs_of_pods(pods, channels, labels)]
 
 
 def owner_of_pod(pod: JsonMapping, labels: SchedulerLabels) -> str:
     """The job that a pod belongs to: the gang, else the job of its labels, its controller, or itself."""
     metadata = pod.get("metadata") or {}
-    marks = metadata.get("labels") or {}
-    named = next((marks[key] for key in (labels.gang, *_JOB_NAME_LABELS) if marks.get(key)), None)
-    controllers = [
-        reference["name"]
-        for reference in metadata.get("ownerReferences") or ()
-        if reference.get("controller")
-    ]
-    return qualified_name(metadata, named or next(iter(controllers), object_name(metadata)))
+    present, references = metadata.get("labels") or {}, metadata.get("ownerReferences") or ()
+    named = next((present[key] for key in (labels.gang, *_JOB_NAME_LABELS) if present.get(key)), None)
+    controller = next((owner["name"] for owner in references if owner.get("controller")), None)
+    # The order of these sources matters: a pod of a gang also has a controller, which may make other pods.
+    return qualified_name(metadata, named or controller or object_name(metadata))
 
 
 def object_name(metadata: JsonMapping) -> Any:
@@ -112,11 +109,6 @@ def object_name(metadata: JsonMapping) -> Any:
 def object_namespace(metadata: JsonMapping) -> str:
     """The namespace; the one that kubectl takes where none is written."""
     return metadata.get("namespace") or "default"
-
-
-def claims_channel(namespace: str, need: PodRequirements, channels: Collection[TemplateName]) -> bool:
-    """Whether it claims by a template that a ComputeDomain makes."""
-    return any((namespace, name) in channels for name in need.templates)
 
 
 def qualified_name(metadata: JsonMapping, name: str) -> str:
@@ -137,7 +129,7 @@ def value_at(value: Any, path: ObjectPath) -> Any:
 
 @contextmanager
 def _refuse_malformed(what: str) -> Iterator[None]:
-    """The API server checks every field; here those that are read have to be what their kind says."""
+    """An object from a file was checked by no API server: its fields may have any type."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, msgspec.ValidationError) as error:
@@ -151,33 +143,33 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
     kind, metadata = value["kind"], value.get("metadata") or {}
     name = _checked_name(metadata, kind)
     title, namespace = f"{kind} {name or '(unnamed)'}", object_namespace(metadata)
-    teams: list[JobGroup] = []
-    for group, members, path, share in _READERS[kind](value):
+    groups: list[JobGroup] = []
+    for group_name, members, path, share in _READERS[kind](value):
         template = value_at(value, path)
         if not isinstance(template, Mapping):
             raise Refused(f"{title} has no pod template at {_dotted_path(path)}", nearest_fix="add it")
         check_shape(template, PodShape, title, _dotted_path(path))
-        _check_members(f"{title}: {group}", members, sum(team.members for team in teams))
-        need, made = read_pod_requirements(template, labels), controller_labels(kind, name, group)
-        teams.append(
+        _check_members(f"{title}: {group_name}", members, sum(group.members for group in groups))
+        need, added = read_pod_requirements(template, labels), controller_labels(kind, name, group_name)
+        groups.append(
             JobGroup(
-                name=group,
+                name=group_name,
                 members=members,
                 template=path,
                 need=need,
                 share=share,
-                channel=claims_channel(namespace, need, channels),
-                known=PodIdentity(
+                channel=any((namespace, template) in channels for template in need.templates),
+                identity=PodIdentity(
                     namespace=namespace,
-                    labels={**(value_at(template, ("metadata", "labels")) or {}), **made},
+                    labels={**(value_at(template, ("metadata", "labels")) or {}), **added},
                     apart=need.apart,
                 ),
-                made=tuple(made),
+                controller_labels=tuple(added),
             )
         )
-    if not teams:
+    if not groups:
         raise Refused(f"{title} has no replicas", nearest_fix="add its replica specs")
-    return Job(name=qualified_name(metadata, name), kind=kind, teams=tuple(teams), objects=(value,))
+    return Job(name=qualified_name(metadata, name), kind=kind, groups=tuple(groups), objects=(value,))
 
 
 def _check_members(group: str, members: object, others: int) -> None:
@@ -196,7 +188,7 @@ def _checked_name(meta: JsonMapping, what: str) -> str:
 
 
 def _count_at(value: Any, path: ObjectPath) -> Any:
-    """1 where nothing is written; 0 is what it says."""
+    """A number of replicas; 1 where none is written, and 0 where it is 0."""
     found = value_at(value, path)
     return 1 if found is None else found
 
@@ -221,25 +213,23 @@ def _batch_job(value: JsonMapping) -> Iterator[tuple[str, int, ObjectPath, str]]
 
 
 def _job_set(value: JsonMapping) -> Iterator[tuple[str, int, ObjectPath, str]]:
-    for number, one in enumerate(value_at(value, ("spec", "replicatedJobs")) or ()):
+    for number, job in enumerate(value_at(value, ("spec", "replicatedJobs")) or ()):
         spec: ObjectPath = ("spec", "replicatedJobs", number, "template", "spec")
-        replicas = one.get("replicas", 1)
+        replicas = job.get("replicas", 1)
         if replicas != 0:
             pods = replicas * _parallel_pods(value, spec)
-            yield _checked_name(one, "JobSet") or f"job-{number}", pods, (*spec, "template"), ""
+            yield _checked_name(job, "JobSet") or f"job-{number}", pods, (*spec, "template"), ""
 
 
 def _parallel_pods(value: JsonMapping, spec: ObjectPath) -> Any:
     """Pods of a Job that run beside each other: never more than are left to complete."""
-    parallelism, completions = (
-        _count_at(value, (*spec, "parallelism")),
-        value_at(value, (*spec, "completions")),
-    )
+    parallelism = _count_at(value, (*spec, "parallelism"))
+    completions = value_at(value, (*spec, "completions"))
     return parallelism if completions is None else min(parallelism, completions)
 
 
 def _leader_worker_set(value: JsonMapping) -> Iterator[tuple[str, int, ObjectPath, str]]:
-    """Each replica is a leader and its workers, in a clique of their own."""
+    """Each replica is a leader and its workers, which share a clique."""
     inside: ObjectPath = ("spec", "leaderWorkerTemplate")
     size = _count_at(value, (*inside, "size"))
     _check_members("each replica", size, 0)
@@ -264,40 +254,36 @@ JOB_KINDS = (*_READERS, "Pod")
 def _gangs_of_pods(
     pods: Sequence[dict[str, Any]], channels: Collection[TemplateName], labels: SchedulerLabels
 ) -> Iterator[Job]:
-    """Pods that share a gang label, a job, or the channel of a ComputeDomain run together."""
+    """Pods that share a gang label, a job, or the channel of a ComputeDomain are one job."""
     gangs: dict[str, list[tuple[dict[str, Any], JobGroup]]] = {}
     for pod in pods:
         need, metadata = read_pod_requirements(pod, labels), pod.get("metadata") or {}
         own, namespace = _checked_name(metadata, "Pod"), object_namespace(metadata)
         domain = next((name for name in need.templates if (namespace, name) in channels), None)
         name = qualified_name(metadata, domain) if domain else owner_of_pod(pod, labels)
-        team = JobGroup(
+        group = JobGroup(
             name=own,
             members=1,
             template=(),
             need=need,
             channel=domain is not None,
-            known=pod_identity(pod, labels.host),
+            identity=pod_identity(pod, labels.host),
         )
-        gangs.setdefault(name, []).append((pod, team))
+        gangs.setdefault(name, []).append((pod, group))
     for name, members in gangs.items():
-        teams = _merge_alike([team for _, team in members])
-        yield Job(name=name, kind="Pod", teams=teams, objects=tuple(pod for pod, _ in members))
-
-
-def _merge_alike(pods: Sequence[JobGroup]) -> tuple[JobGroup, ...]:
-    """Pods that are alike are members of one group; else each is a group.
-
-    By their labels they differ only where these say who may be together.
-    """
-    first, choosy = pods[0], any(pod.need.apart for pod in pods)
-    if all(pod.need == first.need and (not choosy or pod.known == first.known) for pod in pods):
-        return (replace(first, name="pod", members=len(pods)),)
-    return tuple(pods)
+        groups = [group for _, group in members]
+        first, by_identity = groups[0], any(group.need.apart for group in groups)
+        # Without anti-affinity, labels do not matter for the placement.
+        if all(
+            group.need == first.need and (not by_identity or group.identity == first.identity)
+            for group in groups
+        ):
+            groups = [replace(first, name="pod", members=len(groups))]
+        yield Job(name=name, kind="Pod", groups=tuple(groups), objects=tuple(pod for pod, _ in members))
 
 
 def channel_templates(objects: Sequence[JsonMapping]) -> set[TemplateName]:
-    """The claim templates that ComputeDomains make: each pod gets an IMEX channel, whichever its node."""
+    """The claim templates that ComputeDomains create: each pod gets an IMEX channel, whatever its node."""
     return {
         (object_namespace(obj.get("metadata") or {}), name)
         for obj in objects
@@ -314,7 +300,7 @@ def _dotted_path(path: ObjectPath) -> str:
 
 
 def controller_labels(kind: str, name: str, group: str) -> dict[str, str]:
-    """Those by which all pods of a group of a job are known, and others are not."""
+    """The labels that tell the pods of a group of a job from all others."""
     match kind:
         case "MPIJob":
             return {
@@ -338,7 +324,7 @@ def controller_labels(kind: str, name: str, group: str) -> dict[str, str]:
 
 
 BUILT_IN_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
-"""Every cluster has them."""
+"""Priority classes of every cluster."""
 DEFAULT_CLASS = ""
 """What pods without a class have: the value of the class that is the global default."""
 _POD_GROUP_CLASS = ("spec", "runPolicy", "schedulingPolicy", "priorityClass")
@@ -346,7 +332,7 @@ _POD_GROUP_CLASS = ("spec", "runPolicy", "schedulingPolicy", "priorityClass")
 
 
 def priority_of_job(job: Job, classes: Mapping[str, int]) -> int:
-    """That of the gang if it names a class, else the highest of its groups with devices; 0 if not known."""
+    """That of the class that the gang names, else the highest of its groups with devices; 0 if unknown."""
     if named := _pod_group_class(job):
         return classes.get(named, 0)
     return max(need.priority or classes.get(need.priority_class, 0) for need in _requirements(job))
@@ -360,19 +346,15 @@ def may_preempt(job: Job, never: Collection[str]) -> bool:
 
 
 def unknown_priority_classes(job: Job, classes: Mapping[str, int]) -> list[str]:
-    """Classes that the job names and nobody knows, each once."""
-    return [name for name in dict.fromkeys(_class_names(job)) if name and name not in classes]
+    """Classes that the job names and that are not in `classes`, each once."""
+    named = dict.fromkeys((_pod_group_class(job), *(group.need.priority_class for group in job.groups)))
+    return [name for name in named if name and name not in classes]
 
 
 def _requirements(job: Job) -> list[PodRequirements]:
     """Of the groups with devices, where there is one."""
-    serious = [team.need for team in job.teams if team.need.takes_devices]
-    return serious or [team.need for team in job.teams]
-
-
-def _class_names(job: Job) -> Iterator[str]:
-    yield _pod_group_class(job)
-    yield from (team.need.priority_class for team in job.teams)
+    with_devices = [group.need for group in job.groups if group.need.takes_devices]
+    return with_devices or [group.need for group in job.groups]
 
 
 def _pod_group_class(job: Job) -> str:

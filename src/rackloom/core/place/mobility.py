@@ -11,7 +11,7 @@ members are not counted against it: they are free once it leaves.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations_with_replacement
 
@@ -41,61 +41,41 @@ def restrict_moves(
     pods: Sequence[JsonMapping],
     labels: SchedulerLabels,
 ) -> tuple[TrayHold, ...]:
-    """The holds with the trays that their owners are kept off, and whom these are kept apart from.
+    """The holds, each with the trays and the owners that it may not move to or beside.
 
-    What one pod of a job may not use, none of them is moved to; where two are never on one node, no two are
-    moved to one. A job with a pod that cannot be read stays.
+    A job is not moved to a node that any of its pods may not use. A job with a pod that cannot be read stays.
     """
     movable = {hold.owner for hold in holds if hold.movable}
-    kept: dict[bytes, frozenset[str] | None] = {}
-    off: dict[str, frozenset[str] | None] = {}
+    by_rules: dict[bytes, frozenset[str] | None] = {}
+    """Pods of a job are mostly equal, so each set of rules is compared with the nodes once."""
+    forbidden: dict[str, frozenset[str] | None] = {}
     for pod in pods:
         owner = owner_of_pod(pod, labels)
         if owner in movable:
             spec = pod.get("spec") or {}
-            ruling = (
-                spec.get("nodeSelector"),
-                value_at(spec, ("affinity", "nodeAffinity")),
-                spec.get("tolerations"),
-            )
-            key = msgspec.json.encode(ruling)
-            if key not in kept:
-                kept[key] = _forbidden_nodes(spec, nodes)
-            off[owner] = _union_if_known(off.get(owner, frozenset()), kept[key])
-    foes = anti_affinity_peers(holds, nodes, pods, labels)
-    off |= {owner: _union_if_known(off.get(owner, frozenset()), foe.nodes) for owner, foe in foes.items()}
-    return tuple(
-        _restricted(hold, off.get(hold.owner, frozenset()), foes.get(hold.owner, AntiAffinityPeers()))
-        if hold.movable
-        else hold
-        for hold in holds
-    )
+            affinity = value_at(spec, ("affinity", "nodeAffinity"))
+            key = msgspec.json.encode((spec.get("nodeSelector"), affinity, spec.get("tolerations")))
+            if key not in by_rules:
+                by_rules[key] = _forbidden_nodes(spec, nodes)
+            forbidden[owner] = _union_if_known(forbidden.get(owner, frozenset()), by_rules[key])
+    peers = anti_affinity_peers(holds, nodes, pods, labels)
+
+    def restricted(hold: TrayHold) -> TrayHold:
+        found = peers.get(hold.owner, AntiAffinityPeers())
+        kept_off = _union_if_known(forbidden.get(hold.owner, frozenset()), found.nodes)
+        if kept_off is None:
+            return replace(hold, movable=False)
+        return replace(hold, kept_off=kept_off, apart=found.owners)
+
+    return tuple(restricted(hold) if hold.movable else hold for hold in holds)
 
 
-# Anti-affinity with pods of other jobs, and of the same job.
-
-
-class AntiAffinityPeers(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one job."""
-
-    nodes: frozenset[str] = frozenset()
-    """Where they keep it off; all nodes, if they may move and share no clique or zone with it."""
-    owners: frozenset[str] = frozenset()
-    """Whose they are, perhaps its own."""
-
-
-def _restricted(hold: TrayHold, off: frozenset[str] | None, foes: AntiAffinityPeers) -> TrayHold:
-    if off is None:
-        return replace(hold, movable=False)
-    return replace(hold, kept_off=off, apart=foes.owners)
-
-
-def _union_if_known(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:
-    return None if one is None or other is None else one | other
+def _union_if_known(nodes: frozenset[str] | None, more: frozenset[str] | None) -> frozenset[str] | None:
+    return None if nodes is None or more is None else nodes | more
 
 
 def _forbidden_nodes(spec: JsonMapping, nodes: Iterable[JsonMapping]) -> frozenset[str] | None:
-    """None where the rules are none that Kubernetes knows."""
+    """The nodes that a pod may not use; None where its rules are malformed."""
     try:
         rule = read_node_rule(spec)
         tolerations = msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...])
@@ -109,7 +89,7 @@ def _forbidden_nodes(spec: JsonMapping, nodes: Iterable[JsonMapping]) -> frozens
 
 
 def tolerations_of_movable(pods: Iterable[JsonMapping], labels: SchedulerLabels) -> tuple[Toleration, ...]:
-    """All taints that some pod which may move tolerates: where nobody could go is no place to move to."""
+    """What any movable pod tolerates: a node that none of them tolerates takes no moved job."""
     found: dict[Toleration, None] = {}
     for pod in pods:
         if hold_of_pod(pod, labels).movable:
@@ -119,10 +99,19 @@ def tolerations_of_movable(pods: Iterable[JsonMapping], labels: SchedulerLabels)
     return tuple(found)
 
 
-class _LikePods(msgspec.Struct, frozen=True):
-    """Pods that are alike to others."""
+class AntiAffinityPeers(msgspec.Struct, frozen=True, kw_only=True):
+    """The pods that a job is never beside."""
 
-    known: PodIdentity
+    nodes: frozenset[str] = frozenset()
+    """Where they keep it off; all nodes, if they may move and share no clique or zone with it."""
+    owners: frozenset[str] = frozenset()
+    """Their jobs, perhaps its own."""
+
+
+class _EqualPods(msgspec.Struct, frozen=True):
+    """Pods that all selectors treat alike."""
+
+    identity: PodIdentity
     nodes: Mapping[str, list[str]]
     """By owner, the node of each pod."""
 
@@ -133,7 +122,7 @@ def anti_affinity_peers(
     pods: Iterable[JsonMapping],
     labels: SchedulerLabels,
 ) -> dict[str, AntiAffinityPeers]:
-    """By owner of what may move; one that has no foes is missing."""
+    """By owner of movable holds; an owner without such peers is missing."""
     holding: dict[str, set[str]] = defaultdict(set)
     for hold in holds:
         if hold.movable:
@@ -141,58 +130,60 @@ def anti_affinity_peers(
     if not holding:
         return {}
     everywhere = list(nodes)
-    likes = _like_pods([pod for pod in pods if is_bound_pod(pod)], labels)
-    book = _PeerIndex(
-        holding, TopologyDomains(everywhere), frozenset(one["metadata"]["name"] for one in everywhere)
-    )
-    for one, other in combinations_with_replacement(likes, 2):
-        if (one.known.apart or other.known.apart) and (by := set(one.known.barred_by(other.known))):
-            book.enter(one, other, by)
-            book.enter(other, one, by)
-    return book.found
+    kinds = _equal_pods([pod for pod in pods if is_bound_pod(pod)], labels)
+    names = frozenset(node["metadata"]["name"] for node in everywhere)
+    index = _PeerIndex(holding, TopologyDomains(everywhere), names)
+    for mine, theirs in combinations_with_replacement(kinds, 2):
+        if mine.identity.apart or theirs.identity.apart:
+            by = set(mine.identity.barred_by(theirs.identity))
+            if by:
+                # Anti-affinity is symmetric: it binds both, whichever pod has the term.
+                index.add_peers(mine, theirs, by)
+                index.add_peers(theirs, mine, by)
+    return index.found
 
 
 class _PeerIndex:
-    """What is found of each job."""
+    """The peers of each job that are found so far."""
 
     def __init__(
-        self, holding: Mapping[str, Collection[str]], reaches: TopologyDomains, everywhere: frozenset[str]
+        self, holding: Mapping[str, Collection[str]], domains: TopologyDomains, everywhere: frozenset[str]
     ) -> None:
         self.found: dict[str, AntiAffinityPeers] = {}
         self._holding = holding
-        self._reaches = reaches
+        self._domains = domains
         self._everywhere = everywhere
 
-    def enter(self, mine: _LikePods, theirs: _LikePods, by: Collection[str]) -> None:
-        there = {foe: self._around(nodes, by) for foe, nodes in theirs.nodes.items()}
+    def add_peers(self, mine: _EqualPods, theirs: _EqualPods, by: Collection[str]) -> None:
+        """`by`: the topology keys of the terms that keep the two kinds of pods apart."""
+        there = {owner: self._around(nodes, by) for owner, nodes in theirs.nodes.items()}
         for owner in self._holding.keys() & mine.nodes.keys():
             is_alone = mine is theirs and len(mine.nodes[owner]) == 1
-            foes = there.keys() - {owner} if is_alone else there.keys()
-            if foes:
-                self._add(owner, {foe: there[foe] for foe in foes}, is_wide=any(by))
+            peers = there.keys() - {owner} if is_alone else there.keys()
+            if peers:
+                self._add(owner, {peer: there[peer] for peer in peers}, is_wide=any(by))
 
     def _add(self, owner: str, there: Mapping[str, frozenset[str]], *, is_wide: bool) -> None:
         # The trays of its own members are free once they leave; those of its launchers are not.
         trays = {**there, owner: there.get(owner, frozenset()).difference(self._holding[owner])}
-        before, is_lost = (
-            self.found.get(owner, AntiAffinityPeers()),
-            is_wide and not self._holding.keys().isdisjoint(there),
-        )
-        nodes = self._everywhere if is_lost else before.nodes.union(*trays.values())
+        before = self.found.get(owner, AntiAffinityPeers())
+        # A peer that may move too could be in any zone by then, so no node is safe.
+        may_be_anywhere = is_wide and not self._holding.keys().isdisjoint(there)
+        nodes = self._everywhere if may_be_anywhere else before.nodes.union(*trays.values())
         self.found[owner] = AntiAffinityPeers(nodes=before.nodes | nodes, owners=before.owners.union(there))
 
     def _around(self, nodes: Iterable[str], by: Collection[str]) -> frozenset[str]:
-        return frozenset(one for node in set(nodes) for one in self._reaches.around(node, by))
+        return frozenset(near for node in set(nodes) for near in self._domains.around(node, by))
 
 
-def _like_pods(pods: Sequence[JsonMapping], labels: SchedulerLabels) -> Iterator[_LikePods]:
-    """By labels that anybody reads."""
-    everybody = [(bound_pod_identity(pod, labels.host), pod) for pod in pods]
-    read = {key for one, _ in everybody for term in one.apart for key in selector_keys(term.selector)}
-    found: dict[bytes, _LikePods] = {}
-    for one, pod in everybody:
-        bare = replace(one, labels={key: value for key, value in one.labels.items() if key in read})
+def _equal_pods(pods: Sequence[JsonMapping], labels: SchedulerLabels) -> Iterable[_EqualPods]:
+    """Pods grouped by identity, with only the labels that some selector reads."""
+    identities = [bound_pod_identity(pod, labels.host) for pod in pods]
+    read = {key for identity in identities for term in identity.apart for key in selector_keys(term.selector)}
+    found: dict[bytes, _EqualPods] = {}
+    for identity, pod in zip(identities, pods, strict=True):
+        bare = replace(identity, labels={key: value for key, value in identity.labels.items() if key in read})
         key = msgspec.json.encode(bare, order="deterministic")
-        alike = found.setdefault(key, _LikePods(bare, defaultdict(list)))
-        alike.nodes[owner_of_pod(pod, labels)].append(pod["spec"]["nodeName"])
-    yield from found.values()
+        equal = found.setdefault(key, _EqualPods(bare, defaultdict(list)))
+        equal.nodes[owner_of_pod(pod, labels)].append(pod["spec"]["nodeName"])
+    return found.values()

@@ -1,6 +1,6 @@
 """Validate the core/v1 fields that placement reads, once, where an object enters.
 
-The API server validates every object; a file has been validated by nobody. `check_shape` compares a pod,
+The API server validates every object; a file was validated by no one. `check_shape` compares a pod,
 a pod template or a node with the field types of core/v1, and raises Refused with the path of the first
 mismatch. Fields that placement does not read are ignored, and null counts as absent, as it does for the
 API server. The terms of a node affinity are validated by `pod_constraints`.
@@ -28,7 +28,7 @@ _TYPE_WORDS = {
 
 
 class _Shape(msgspec.Struct, frozen=True, rename="camel"):
-    """Null is as good as absent, as it is for the API server."""
+    """Base of all shapes. Null counts as absent, as it does for the API server."""
 
 
 class _Requirement(_Shape, frozen=True):
@@ -172,7 +172,7 @@ class NodeShape(_Shape, frozen=True):
 
 
 class OwnedShape(_Shape, frozen=True):
-    """Any object: what its metadata say."""
+    """Any object: only its metadata are read."""
 
     metadata: _Metadata | None = None
 
@@ -183,7 +183,7 @@ def check_shape(value: object, shape: type[_Shape], title: str, at: str = "") ->
         msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
         what, _, inside = str(error).partition(" - at `$")
-        path = ".".join(one for one in (at, inside.rstrip("`").lstrip(".")) if one)
+        path = ".".join(part for part in (at, inside.rstrip("`").lstrip(".")) if part)
         raise Refused(
             f"{title}: {path or 'it'}: {_type_error_text(what)}",
             nearest_fix="change it there; `kubectl explain` tells what its kind takes",
@@ -194,7 +194,7 @@ def object_title(value: Mapping[str, Any]) -> str:
     """Kind and name of an object in whatever shape."""
     metadata = value.get("metadata")
     names = [metadata.get(key) for key in ("name", "generateName")] if isinstance(metadata, Mapping) else []
-    name = next((one for one in names if isinstance(one, str) and one), "(unnamed)")
+    name = next((name for name in names if isinstance(name, str) and name), "(unnamed)")
     return f"{value.get('kind')} {name}"
 
 

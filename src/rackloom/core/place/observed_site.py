@@ -49,7 +49,7 @@ from rackloom.errors import Refused
 _FINISHED_PHASES = ("Succeeded", "Failed")
 _CORDON_TAINT = "node.kubernetes.io/unschedulable"
 _UNREADY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-"""Taints in which the node controller repeats what the node itself says."""
+"""Taints by which the node controller repeats the Ready condition of the node."""
 
 
 def read_site(
@@ -83,7 +83,10 @@ def read_site(
                 is_unfit=bool(unfit),
             )
         )
-    return PlacementSite(tuple(trays), tuple(_pod_holds(pods, labels)))
+    holds = (
+        hold_of_pod(pod, labels) for pod in pods if is_bound_pod(pod) and gpus_of_pod(pod["spec"], labels)
+    )
+    return PlacementSite(tuple(trays), tuple(holds))
 
 
 # Terms of groups beside devices.
@@ -97,62 +100,56 @@ def trays_avoided_by(
     job: Job, nodes: Iterable[JsonMapping], pods: Iterable[JsonMapping], labels: SchedulerLabels
 ) -> AvoidedTrays:
     """Nodes where those of a group and pods of other jobs are never together, and whose these are."""
-    reaches, there = TopologyDomains(nodes), [pod for pod in pods if is_bound_pod(pod)]
-    choosy = [pod for pod in there if required_terms(pod["spec"], "podAntiAffinity")]
-    told: list[tuple[PodIdentity, dict[str, str]]] = []
+    domains, bound = TopologyDomains(nodes), [pod for pod in pods if is_bound_pod(pod)]
+    with_terms = [pod for pod in bound if required_terms(pod["spec"], "podAntiAffinity")]
+    by_identity: list[tuple[PodIdentity, dict[str, str]]] = []
     found = {}
-    for team in job.teams:
-        shut = next((shut for one, shut in told if one == team.known), None)
-        if shut is None:
-            theirs = (
-                pod
-                for pod in (there if team.known.apart else choosy)
-                if owner_of_pod(pod, labels) != job.name
-            )
-            shut = dict(_barred_nodes(team.known, theirs, reaches, labels))
-            told.append((team.known, shut))
-        if shut:
-            found[team.name] = shut
+    for group in job.groups:
+        identity = group.identity
+        avoided = next((nodes for known, nodes in by_identity if known == identity), None)
+        if avoided is None:
+            # Pods without a term keep off nobody by themselves: they matter only for a group that has one.
+            avoided = {
+                node: f"kept apart from {owner}"
+                for pod in (bound if identity.apart else with_terms)
+                if (owner := owner_of_pod(pod, labels)) != job.name
+                for node in domains.around(
+                    pod["spec"]["nodeName"], identity.barred_by(bound_pod_identity(pod, labels.host))
+                )
+            }
+            by_identity.append((identity, avoided))
+        if avoided:
+            found[group.name] = avoided
     return found
 
 
-def _barred_nodes(
-    mine: PodIdentity, pods: Iterable[JsonMapping], reaches: TopologyDomains, labels: SchedulerLabels
-) -> Iterator[tuple[str, str]]:
-    for pod in pods:
-        for node in reaches.around(
-            pod["spec"]["nodeName"], mine.barred_by(bound_pod_identity(pod, labels.host))
-        ):
-            yield node, f"kept apart from {owner_of_pod(pod, labels)}"
-
-
 def combine_sites(sites: Mapping[str, PlacementSite]) -> PlacementSite:
-    """One site as it is to members of several kinds, from how each of them sees it: by `Terms.where`."""
+    """One site for members of several kinds, from the site of each kind, by `PlacementTerms.where`."""
     trays = []
-    for seen in zip(*(site.trays for site in sites.values()), strict=True):
-        closed = {where: tray.shut for where, tray in zip(sites, seen, strict=True) if tray.shut is not None}
-        if len(closed) == len(sites):
-            trays.append(seen[0])
-        else:
-            trays.append(replace(seen[0], shut=None, is_unfit=False, closed=closed))
+    for views in zip(*(site.trays for site in sites.values()), strict=True):
+        closed = {where: tray.shut for where, tray in zip(sites, views, strict=True) if tray.shut is not None}
+        is_closed_to_all = len(closed) == len(sites)
+        trays.append(
+            views[0] if is_closed_to_all else replace(views[0], shut=None, is_unfit=False, closed=closed)
+        )
     return PlacementSite(tuple(trays), next(iter(sites.values())).holds)
 
 
 def hold_of_pod(pod: JsonMapping, labels: SchedulerLabels) -> TrayHold:
     """What a pod has of its node by the limits of its containers."""
     spec, metadata = pod.get("spec") or {}, pod.get("metadata") or {}
-    marks = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+    values = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
     return TrayHold(
         owner=owner_of_pod(pod, labels),
         tray=spec.get("nodeName") or "",
         gpus=gpus_of_pod(spec, labels),
         priority=spec.get("priority") or 0,
-        movable=marks.get(labels.movable) == "true",
+        movable=values.get(labels.movable) == "true",
     )
 
 
 def _host_label(node: JsonMapping, labels: SchedulerLabels) -> str | None:
-    """What the kubelet calls its machine; cloud providers name the node otherwise."""
+    """The host name that the kubelet reports, where a cloud provider gave the node another name."""
     host = (node["metadata"].get("labels") or {}).get(labels.host)
     return None if host == node["metadata"]["name"] else host
 
@@ -171,21 +168,11 @@ def _why_closed(node: JsonMapping, tolerations: tuple[Toleration, ...]) -> Itera
     taints = list(blocking_taints(node, tolerations))
     if (node.get("spec") or {}).get("unschedulable") or _CORDON_TAINT in taints:
         yield "cordoned"
-    ready = [
-        condition
-        for condition in (node.get("status") or {}).get("conditions") or ()
-        if condition.get("type") == "Ready"
-    ]
-    if any(one.get("status") != "True" for one in ready) or any(taint in _UNREADY_TAINTS for taint in taints):
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    is_ready = all(c.get("status") == "True" for c in conditions if c.get("type") == "Ready")
+    if not is_ready or any(taint in _UNREADY_TAINTS for taint in taints):
         yield "not ready"
     yield from (f"taint {taint}" for taint in taints if taint not in (_CORDON_TAINT, *_UNREADY_TAINTS))
-
-
-def _pod_holds(pods: Iterable[JsonMapping], labels: SchedulerLabels) -> Iterator[TrayHold]:
-    """One for each pod that is bound and not over."""
-    for pod in pods:
-        if is_bound_pod(pod) and gpus_of_pod(pod["spec"], labels):
-            yield hold_of_pod(pod, labels)
 
 
 def is_bound_pod(pod: JsonMapping) -> bool:
@@ -200,7 +187,7 @@ def is_bound_pod(pod: JsonMapping) -> bool:
 PublishedDeviceId = tuple[str, str, str]
 """Driver, pool and name."""
 HIGHEST_PRIORITY = 2**31 - 1
-"""No priority (an int32) is above it, so nobody is told to preempt whoever has it."""
+"""No priority (an int32) is above it, so nothing may preempt a hold that has it."""
 
 ClaimsByKind = Mapping[str, tuple[ResourceClaim, ...]]
 """The claims of one member by `Group.devices`."""
@@ -223,7 +210,7 @@ class DraDevices(msgspec.Struct, frozen=True, kw_only=True):
         return Counter(self.gpus(labels).values())
 
     def gpus(self, labels: SchedulerLabels) -> dict[PublishedDeviceId, str]:
-        """The node of every GPU; of a GPU in parts its parts are listed beside it, and are none."""
+        """The node of every GPU. The partitions of a GPU, which drivers list beside it, do not count."""
         return {
             (slice_.spec.driver, slice_.spec.pool.name, device.name): slice_.spec.node_name
             for slice_ in self.slices
@@ -235,36 +222,38 @@ class DraDevices(msgspec.Struct, frozen=True, kw_only=True):
     def holds(self, labels: SchedulerLabels) -> tuple[TrayHold, ...]:
         """GPUs and IMEX channels that claims hold, as the pod that uses the claim would."""
         nodes, users = self.gpus(labels), self.users(labels)
-        found = list(zip(self.claims, users, strict=True))
-        gpus = (
-            replace(user, tray=node, gpus=gpus)
-            for claim, user in found
-            for node, gpus in _gpus_held(claim, nodes).items()
-        )
-        channels = (
-            replace(user, tray=node, gpus=0, channel=True)
-            for claim, user in found
-            for node in _channel_nodes(claim)
-        )
-        return (*gpus, *channels)
+        holds, channels = [], []
+        for claim, user in zip(self.claims, users, strict=True):
+            results = claim.status.allocation.devices.results if claim.status.allocation else ()
+            devices = [
+                (result.driver, result.pool, result.device) for result in results if not result.admin_access
+            ]
+            gpus = Counter(nodes[device] for device in devices if device in nodes)
+            holds += [replace(user, tray=node, gpus=count) for node, count in gpus.items()]
+            channels += [
+                replace(user, tray=result.pool, gpus=0, channel=True)
+                for result in results
+                if is_imex_channel(result.driver, result.device)
+            ]
+        return (*holds, *channels)
 
     def users(self, labels: SchedulerLabels) -> list[TrayHold]:
-        """Who has each claim, as a hold on no tray; whoever is not known is not to be preempted or moved."""
+        """The user of each claim, as a hold on no tray; an unknown user is never preempted or moved."""
         pods = {_pod_key(pod.get("metadata") or {}): pod for pod in self.pods}
         return [_claim_user(claim, pods, labels) for claim in self.claims]
 
 
 def gpus_allocated(allocated: Iterable[AllocationResult], gpus: Container[PublishedDeviceId]) -> int:
-    """How many of the GPUs were given; administrators look at devices without taking them."""
+    """How many of the GPUs are allocated; admin access takes no device."""
     return sum(
-        (one.driver, one.pool, one.device) in gpus and not one.admin_access
+        (device.driver, device.pool, device.device) in gpus and not device.admin_access
         for result in allocated
-        for one in result.devices.results
+        for device in result.devices.results
     )
 
 
 def claims_devices(claim: ResourceClaim) -> bool:
-    """Whether it keeps anything from others: administrators do not."""
+    """Whether it takes any device: requests with admin access do not."""
     requests = claim.spec.devices.requests
     return any(request.exactly is None or not request.exactly.admin_access for request in requests)
 
@@ -275,37 +264,22 @@ def _is_whole_gpu(device: Device) -> bool:
 
 
 def is_imex_channel(driver: str, device: str) -> bool:
-    """Whether a device is the IMEX channel of its node, after which its pool is called."""
+    """Whether a device is the IMEX channel of its node, whose name is that of the pool."""
     return (driver, device) == (names.IMEX_DRIVER, names.CHANNEL_DEVICE)
-
-
-def _channel_nodes(claim: ResourceClaim) -> list[str]:
-    """The nodes of which it has the channel."""
-    results = claim.status.allocation.devices.results if claim.status.allocation else ()
-    return [result.pool for result in results if is_imex_channel(result.driver, result.device)]
-
-
-def _gpus_held(claim: ResourceClaim, nodes: Mapping[PublishedDeviceId, str]) -> Counter[str]:
-    results = claim.status.allocation.devices.results if claim.status.allocation else ()
-    devices = ((result.driver, result.pool, result.device) for result in results if not result.admin_access)
-    return Counter(nodes[device] for device in devices if device in nodes)
 
 
 def _claim_user(
     claim: ResourceClaim, pods: Mapping[tuple[str, str], JsonMapping], labels: SchedulerLabels
 ) -> TrayHold:
     meta = claim.metadata
-    users = [str(one["name"]) for one in claim.status.reserved_for if one.get("name")]
-    known = next((pod for name in users if (pod := pods.get((meta.namespace or "default", name)))), None)
-    if known is not None:
-        return hold_of_pod(known, labels)
-    # No word with a space is a name, so it is not taken for a job that is to be placed.
-    called = f"pod {users[0]}" if users else f"claim {meta.name}"
+    names = [str(user["name"]) for user in claim.status.reserved_for if user.get("name")]
+    pod = next((pod for name in names if (pod := pods.get((meta.namespace or "default", name)))), None)
+    if pod is not None:
+        return hold_of_pod(pod, labels)
+    # The space keeps it apart from every job, because no Kubernetes name has one.
+    owner = f"pod {names[0]}" if names else f"claim {meta.name}"
     return TrayHold(
-        owner=qualified_name({"namespace": meta.namespace}, called),
-        tray="",
-        gpus=0,
-        priority=HIGHEST_PRIORITY,
+        owner=qualified_name({"namespace": meta.namespace}, owner), tray="", gpus=0, priority=HIGHEST_PRIORITY
     )
 
 

@@ -21,22 +21,22 @@ from itertools import combinations
 import msgspec
 
 TRAY_WORTH = 1000
-"""Worth of a tray of weight 1, against 1 for a clique that stays unopened."""
+"""Worth of a tray of weight 1, against 1 for a clique that stays closed: placing more always counts more."""
 
 ItemCliques = tuple[int, ...]
-"""The clique of each block of a gang."""
+"""The clique of each colocation group of a gang."""
 
 
 class PackingItem(msgspec.Struct, frozen=True):
-    """A gang: the trays of each of its blocks, which run all or not at all."""
+    """A gang: the trays of each of its colocation groups, which are placed all or not at all."""
 
-    blocks: tuple[int, ...]
+    sizes: tuple[int, ...]
     weight: int = 1
 
     @property
     def worth(self) -> int:
         """What placing it is worth."""
-        return TRAY_WORTH * self.weight * sum(self.blocks)
+        return TRAY_WORTH * self.weight * sum(self.sizes)
 
 
 class PackingClique(msgspec.Struct, frozen=True):
@@ -82,41 +82,43 @@ class Packing:
         return sorted(waiting, key=lambda number: (-self.items[number].worth, number))
 
     def place(self, number: int) -> bool:
-        """All blocks of an item, largest first, each where it fits tightest; nothing if one does not fit."""
+        """Place an item, each size where it fits tightest; nothing is placed if one does not fit."""
         found: list[int] = []
-        for block in self.items[number].blocks:
-            clique = self._tightest(block)
+        for size in self.items[number].sizes:
+            clique = self._tightest(size)
             if clique is None:
-                for before, taken in zip(found, self.items[number].blocks, strict=False):
+                # A gang is placed whole or not at all.
+                for before, taken in zip(found, self.items[number].sizes, strict=False):
                     self._add(before, number, -taken)
                 return False
-            self._add(clique, number, block)
+            self._add(clique, number, size)
             found.append(clique)
         self.where[number] = tuple(found)
         return True
 
     def put(self, number: int, where: ItemCliques) -> None:
         """An item where it is known to fit."""
-        for clique, block in zip(where, self.items[number].blocks, strict=True):
-            self._add(clique, number, block)
+        for clique, size in zip(where, self.items[number].sizes, strict=True):
+            self._add(clique, number, size)
         self.where[number] = where
 
     def remove(self, number: int) -> ItemCliques:
-        """Take an item out, if it is in. Returns where it was."""
+        """Take an item out, if it is placed. Returns where it was."""
         where = self.where[number]
         if where is None:
             return ()
-        for clique, block in zip(where, self.items[number].blocks, strict=True):
-            self._add(clique, number, -block)
+        for clique, size in zip(where, self.items[number].sizes, strict=True):
+            self._add(clique, number, -size)
         self.where[number] = None
         return where
 
-    def _tightest(self, block: int) -> int | None:
-        """Among cliques in use first: opening one costs."""
-        fitting = [number for number, free in enumerate(self.free) if free >= block]
-        return min(fitting, key=lambda number: (self._is_closed(number), self.free[number]), default=None)
+    def _tightest(self, size: int) -> int | None:
+        """The clique with least room that fits, one in use first: opening a clique costs."""
+        fitting = [number for number, free in enumerate(self.free) if free >= size]
+        return min(fitting, key=lambda number: (self.is_closed(number), self.free[number]), default=None)
 
-    def _is_closed(self, clique: int) -> bool:
+    def is_closed(self, clique: int) -> bool:
+        """Whether nothing is in the clique: the first item opens it."""
         return not self.cliques[clique].in_use and not self.inside[clique]
 
     def _add(self, clique: int, number: int, trays: int) -> None:
@@ -131,7 +133,7 @@ class Packing:
 def best_fit_decreasing(cliques: Sequence[PackingClique], items: Sequence[PackingItem]) -> Packing:
     """Heaviest weight first, then largest."""
     packing = Packing(cliques, items)
-    order = sorted(range(len(items)), key=lambda number: (-items[number].weight, -sum(items[number].blocks)))
+    order = sorted(range(len(items)), key=lambda number: (-items[number].weight, -sum(items[number].sizes)))
     for number in order:
         packing.place(number)
     return packing
@@ -149,7 +151,10 @@ PackingState = tuple[tuple[int, bool], ...]
 
 
 def pack_exactly(cliques: Sequence[PackingClique], items: Sequence[PackingItem]) -> PackingAssignment | None:
-    """The assignment of highest score, or None where the case is too large to tell."""
+    """The assignment of highest score, or None where the case is too large.
+
+    Forward, all states that each item can leave; backward, the value of each; forward again, the best choice.
+    """
     layers = _reachable_states(cliques, items) if len(cliques) <= MAX_EXACT_CLIQUES else None
     if layers is None:
         return None
@@ -165,7 +170,7 @@ def pack_exactly(cliques: Sequence[PackingClique], items: Sequence[PackingItem])
 def _best_option(
     item: PackingItem, state: PackingState, later: Mapping[PackingState, int]
 ) -> tuple[PackingState, ItemCliques | None]:
-    """Where an item is best put, and the state then; `later` is what each state is worth."""
+    """The best clique for an item, and the state then; `later` is the value of each state."""
     options = list(_options(state, item))
     return max(
         options, key=lambda option: _gain(item, option[0], state, option[1]) + later[_canonical(option[0])]
@@ -175,7 +180,10 @@ def _best_option(
 def _reachable_states(
     cliques: Sequence[PackingClique], items: Sequence[PackingItem]
 ) -> list[set[PackingState]] | None:
-    """The states before each item and after the last; cliques that are alike count once."""
+    """The states before each item and after the last, in canonical order of the cliques; None: too many.
+
+    Equal cliques are interchangeable, so sorting a state loses no packing and merges the symmetric ones.
+    """
     layers = [{_canonical(tuple((clique.empty, clique.in_use) for clique in cliques))}]
     total = 1
     for item in items:
@@ -189,7 +197,7 @@ def _reachable_states(
 def _state_values(
     layers: Sequence[set[PackingState]], items: Sequence[PackingItem]
 ) -> list[dict[PackingState, int]]:
-    """What is yet to be had from each state."""
+    """By backward induction, the most that the items still to come can add to each state."""
     values = [dict.fromkeys(layers[-1], 0)]
     for item, states in zip(reversed(items), reversed(layers[:-1]), strict=True):
         after = values[0]
@@ -210,23 +218,23 @@ def _gain(item: PackingItem, after: PackingState, before: PackingState, where: I
 
 
 def _options(state: PackingState, item: PackingItem) -> Iterator[tuple[PackingState, ItemCliques | None]]:
-    """The item left out, or in cliques; those that are alike once."""
+    """The item left out, or in cliques; equal cliques are tried once."""
     yield state, None
-    yield from _placements(state, item.blocks, ())
+    yield from _placements(state, item.sizes, ())
 
 
 def _placements(
-    state: PackingState, blocks: tuple[int, ...], done: ItemCliques
+    state: PackingState, sizes: tuple[int, ...], done: ItemCliques
 ) -> Iterator[tuple[PackingState, ItemCliques]]:
-    if not blocks:
+    if not sizes:
         yield state, done
         return
     tried: set[tuple[int, bool]] = set()
     for number, clique in enumerate(state):
-        if clique[0] >= blocks[0] and clique not in tried:
+        if clique[0] >= sizes[0] and clique not in tried:
             tried.add(clique)
-            after = (*state[:number], (clique[0] - blocks[0], True), *state[number + 1 :])
-            yield from _placements(after, blocks[1:], (*done, number))
+            after = (*state[:number], (clique[0] - sizes[0], True), *state[number + 1 :])
+            yield from _placements(after, sizes[1:], (*done, number))
 
 
 def _canonical(state: PackingState) -> PackingState:
@@ -251,7 +259,10 @@ class PairwiseImprovement:
         self._left = MAX_PAIRS
 
     def run(self) -> Packing:
-        """The packing when no pair of cliques has anything to gain, or enough of them were tried."""
+        """Improve until no pair of cliques gains anything, or `MAX_PAIRS` were tried.
+
+        Each refill raises the score, so no packing is seen twice and the loop ends.
+        """
         while self._packing.unplaced() and any(self._refill(cliques) for cliques in self._choices()):
             for number in self._packing.unplaced():
                 self._packing.place(number)
@@ -269,14 +280,16 @@ class PairwiseImprovement:
             yield pair
 
     def _refill(self, cliques: tuple[int, ...]) -> bool:
-        """Pack the cliques anew if that is worth more than what is in them."""
+        """Pack the cliques anew if that is worth more than their present content."""
         packing = self._packing
-        before = {number: packing.where[number] for number in self._loose(cliques)}
-        was = self._worth(tuple(before), cliques)
+        # Gangs with several colocation groups reach into other cliques, so they stay.
+        inside = [number for clique in cliques for number in packing.inside[clique]]
+        before = {number: packing.where[number] for number in inside if len(packing.items[number].sizes) == 1}
+        present = self._worth(tuple(before), cliques)
         for number in before:
             packing.remove(number)
         worth, fill = self._best_fill(cliques)
-        if worth > was:
+        if worth > present:
             for number, clique in fill:
                 packing.put(number, (clique,))
             return True
@@ -284,39 +297,36 @@ class PairwiseImprovement:
             packing.put(number, where or ())
         return False
 
-    def _loose(self, cliques: tuple[int, ...]) -> list[int]:
-        """Gangs of one block in the cliques: the others reach beyond."""
-        inside = (number for clique in cliques for number in self._packing.inside[clique])
-        return [number for number in inside if len(self._packing.items[number].blocks) == 1]
-
     def _best_fill(self, cliques: tuple[int, ...]) -> tuple[int, CliqueFill]:
-        """The fill of highest worth, over all ways to use the empty trays of the cliques."""
+        """The fill of highest worth, by dynamic programming over the free trays of the cliques (knapsack)."""
         start = tuple(self._packing.free[clique] for clique in cliques)
         states: dict[tuple[int, ...], tuple[int, CliqueFill]] = {start: (0, ())}
         for number in self._candidates(sum(start)):
-            block, worth = self._packing.items[number].blocks[0], self._packing.items[number].worth
+            item = self._packing.items[number]
+            size, worth = item.sizes[0], item.worth
+            # A copy: each item is put in once.
             for free, (so_far, fill) in list(states.items()):
                 for at, clique in enumerate(cliques):
-                    if free[at] >= block:
-                        then = (*free[:at], free[at] - block, *free[at + 1 :])
+                    if free[at] >= size:
+                        then = (*free[:at], free[at] - size, *free[at + 1 :])
                         if so_far + worth > states.get(then, (-1, ()))[0]:
                             states[then] = (so_far + worth, ((number, clique), *fill))
         opened = {
             free: sum(
-                one < most and self._opens(clique)
-                for one, most, clique in zip(free, start, cliques, strict=True)
+                left < most and self._packing.is_closed(clique)
+                for left, most, clique in zip(free, start, cliques, strict=True)
             )
             for free in states
         }
         return max((worth - opened[free], fill) for free, (worth, fill) in states.items())
 
     def _candidates(self, trays: int) -> Iterator[int]:
-        """What waits and could matter: of each size as many as the cliques can hold, most worth first."""
+        """Waiting items that could matter: of each size as many as the cliques can hold, most worth first."""
         held: dict[int, int] = {}
         for number in self._packing.unplaced():
-            blocks = self._packing.items[number].blocks
-            if len(blocks) == 1 and held.get(blocks[0], 0) + blocks[0] <= trays:
-                held[blocks[0]] = held.get(blocks[0], 0) + blocks[0]
+            sizes = self._packing.items[number].sizes
+            if len(sizes) == 1 and held.get(sizes[0], 0) + sizes[0] <= trays:
+                held[sizes[0]] = held.get(sizes[0], 0) + sizes[0]
                 yield number
 
     def _worth(self, numbers: tuple[int, ...], cliques: tuple[int, ...]) -> int:
@@ -324,6 +334,3 @@ class PairwiseImprovement:
         kept = {clique for clique in cliques if set(self._packing.inside[clique]) - set(numbers)}
         opened = sum(not self._packing.cliques[clique].in_use for clique in used - kept)
         return sum(self._packing.items[number].worth for number in numbers) - opened
-
-    def _opens(self, clique: int) -> bool:
-        return not self._packing.cliques[clique].in_use and not self._packing.inside[clique]

@@ -33,7 +33,7 @@ class ClaimCapacity(msgspec.Struct, frozen=True):
     now: int
     """Beside what is in use."""
     empty: int
-    """When whoever has GPUs of the tray is gone."""
+    """When the holders of the tray's GPUs are gone."""
 
 
 class PlacementTray(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,26 +43,26 @@ class PlacementTray(msgspec.Struct, frozen=True, kw_only=True):
     clique: str | None
     """None: the node has no clique (no NVLink fabric, or GPUs in two partitions)."""
     host: str | None = None
-    """By what node affinity knows it (`Labels.host`), where that is not its name."""
+    """Its value of `SchedulerLabels.host`, which node affinity reads, where that is not its name."""
     gpus: int
     """GPUs that it offers when nothing is in use."""
     shut: str | None = None
-    """Why nothing new may go there, whoever asks: cordoned, not ready, a taint, reserved for somebody."""
+    """Why no new member may go there: cordoned, not ready, a taint, reserved."""
     is_unfit: bool = False
-    """It is shut because it is not what the job asks for: no service of the tray changes that."""
+    """It is shut because it is not what the job asks for: servicing the tray would not help."""
     closed: Mapping[str, str] = {}
-    """By `Terms.where`: why members that ask for that may not go there, where others may."""
+    """By `PlacementTerms.where`: why members with it may not go there, where others may."""
     rooms: Mapping[str, ClaimCapacity] = {}
-    """By `Group.devices`; a kind that is missing cannot be served."""
+    """By `GangGroup.devices`; a kind that is missing cannot be served."""
 
     @property
     def sharing(self) -> str:
-        """The clique. A node that has none shares memory with no other: it is one by itself."""
+        """The clique; a node without one shares memory with no other, and is a clique by itself."""
         return self.clique or self.name
 
 
 class TrayHold(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs of a tray that somebody has: running pods, or a reservation."""
+    """What an owner has of a tray: running pods, or a reservation."""
 
     owner: str
     """The job: holds of one owner move together."""
@@ -70,7 +70,7 @@ class TrayHold(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     priority: int = 0
     movable: bool = False
-    """It may be restarted elsewhere; what is pinned, or unknown, may not."""
+    """It may be restarted elsewhere; what is pinned or unknown may not."""
     is_whole: bool = False
     """Nothing else goes on the tray, whatever its GPUs (a tray may have none, only NICs)."""
     channel: bool = False
@@ -89,16 +89,16 @@ class PlacementSite(msgspec.Struct, frozen=True):
 
 
 class PlacementTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What a member asks of its tray, and of who else of the gang is there, beside devices."""
+    """What a member requires beside devices: of its tray, and of the other members there."""
 
     where: str = ""
-    """What `Tray.closed` answers; "": any tray that is open."""
+    """A key of `PlacementTray.closed`; "": any tray that is open."""
     channel: bool = False
     """It has the IMEX channel of its tray: a node has one, and belongs to one ComputeDomain at a time."""
     likeness: str = ""
-    """What `apart` knows it by."""
+    """Its name in `apart`."""
     apart: tuple[str, ...] = ()
-    """Likenesses, perhaps its own, that are on no tray with it; each of them says the same of this one."""
+    """Likenesses, perhaps its own, that are on no tray with it; the relation is symmetric."""
 
     def bar(self, other: "PlacementTerms") -> bool:
         """Whether two members with these terms are never on one tray."""
@@ -106,18 +106,18 @@ class PlacementTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GangGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Members of a gang that are alike."""
+    """Interchangeable members of a gang."""
 
     name: str
     members: int
     gpus: int
     """GPUs of one member, whether counted (`nvidia.com/gpu`) or claimed."""
     devices: str | None = None
-    """A kind of claims (GPUs, NICs) that each member has, which `Tray.rooms` answers for."""
+    """A kind of claims (GPUs, NICs) that each member has: a key of `PlacementTray.rooms`."""
     share: str = ""
     """Groups with the same word here are in one clique (prefill here, decode there); segments come first."""
     terms: PlacementTerms | None = None
-    """None: it asks for nothing but that."""
+    """None: it requires nothing else."""
 
     @property
     def has_channel(self) -> bool:
@@ -126,7 +126,7 @@ class GangGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_helper(self) -> bool:
-        """It takes no device (an MPI launcher), so it stands beside the first member that does."""
+        """It takes no device (an MPI launcher), so it goes beside the first member that does."""
         return self.gpus == 0 and self.devices is None and not self.has_channel
 
 
@@ -137,7 +137,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[GangGroup, ...]
     priority: int = 0
     preempts: bool = True
-    """What has a lower priority may be ended for it."""
+    """Jobs of lower priority may be ended for it."""
     segment: int | None = None
     """Members that must share a clique: each group is cut into segments of this many. None: all groups
     of the same `share` are in one clique."""
@@ -145,6 +145,11 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """Trays to leave free in each clique that is used, for a member whose tray is lost."""
     exclusive: bool = False
     """Takes only trays that are empty, and each of them whole (they are reserved by a taint)."""
+
+    @property
+    def device_groups(self) -> tuple[GangGroup, ...]:
+        """All groups but the helpers."""
+        return tuple(group for group in self.groups if not group.is_helper)
 
 
 class MemberAssignment(msgspec.Struct, frozen=True):
@@ -165,7 +170,7 @@ class FreeRegionCount(msgspec.Struct, frozen=True):
 
 
 class GangPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A seat for every member, and why there."""
+    """A tray for every member, and why."""
 
     gang: str
     seats: tuple[MemberAssignment, ...]
@@ -175,16 +180,16 @@ class GangPlan(msgspec.Struct, frozen=True, kw_only=True):
     spares: tuple[str, ...]
     """Trays left free for this gang, all in `cliques`."""
     price: tuple[FreeRegionCount, ...]
-    """The holes of each size that the plan closes: its cost in fragmentation."""
+    """The free regions of each size that the plan closes: its cost in fragmentation."""
     reason: str
 
     @property
     def trays(self) -> tuple[str, ...]:
         """The trays that carry a member, each once."""
-        return tuple(dict.fromkeys(seat.tray for seat in self.seats))
+        return tuple(dict.fromkeys(member.tray for member in self.seats))
 
 
-# Names by which schedulers and drivers know things.
+# Names that schedulers and drivers use.
 
 
 class SchedulerLabels(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,12 +206,12 @@ class SchedulerLabels(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the Topology object of Kueue and of KAI."""
     queue: str = "default"
     job: str = "rackloom.dev/job"
-    """On pods of a rendered job: what keeps its affinity to itself."""
+    """On pods of a rendered job: its affinity selects only them."""
     pod_group_version: str = "scheduling.k8s.io/v1alpha2"
     """Of Kubernetes 1.36; 1.37 serves v1beta1."""
 
     def changed(self, pairs: list[str]) -> "SchedulerLabels":
-        """With `name=value` pairs of a command line. Refused for a name that there is not."""
+        """With `name=value` pairs of a command line. Raises Refused for an unknown name."""
         named: dict[str, str] = {}
         for pair in pairs:
             name, found, value = pair.partition("=")

@@ -1,4 +1,4 @@
-"""Warnings about a plan, or about the job as it is written, before anybody applies it.
+"""Warnings about a plan, or about the job as it is written, before it is applied.
 
 `plan_notes` reports: a gang without spares that fills its clique, the cost of the chosen segment size,
 and pod affinity by clique, with which the first pod picks the clique whether or not the others fit.
@@ -18,6 +18,7 @@ from math import comb
 from rackloom.core.place.jobs import Job, JobGroup, object_name, value_at
 from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels
 from rackloom.core.place.pod_constraints import (
+    REQUIRED_DURING_SCHEDULING,
     JsonMapping,
     is_supported_term,
     label_selector_text,
@@ -26,7 +27,7 @@ from rackloom.core.place.pod_constraints import (
     term_selects,
 )
 
-_REQUIRED_POD_AFFINITY = ("spec", "affinity", "podAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+_REQUIRED_POD_AFFINITY = ("spec", "affinity", "podAffinity", REQUIRED_DURING_SCHEDULING)
 
 
 def plan_notes(
@@ -55,8 +56,8 @@ def plan_notes(
 
 
 def _requires_clique_affinity(job: Job, labels: SchedulerLabels) -> Iterator[bool]:
-    for team in job.teams:
-        rules = value_at(job.objects[0], (*team.template, *_REQUIRED_POD_AFFINITY)) or ()
+    for group in job.groups:
+        rules = value_at(job.objects[0], (*group.template, *_REQUIRED_POD_AFFINITY)) or ()
         yield any(rule.get("topologyKey") == labels.clique for rule in rules)
 
 
@@ -99,42 +100,42 @@ _EXCLUSIVE_TOPOLOGY = (
 def unsupported_constraints(job: Job, plan: GangPlan, labels: SchedulerLabels) -> Iterator[str]:
     """One sentence each."""
     found: dict[str, None] = {}
-    for team in job.teams:
-        found |= dict.fromkeys(_template_notes(job, team, labels))
+    for group in job.groups:
+        found |= dict.fromkeys(_template_notes(job, group, labels))
     yield from found
     yield from _helper_notes(job, plan)
 
 
-def _template_notes(job: Job, team: JobGroup, labels: SchedulerLabels) -> Iterator[str]:
-    for spec in _pod_specs(job, team):
-        yield from _affinity_notes(job, team, spec, labels)
-        yield from _anti_affinity_notes(team, spec, labels)
-        yield from _other_notes(team, spec)
-    for owner in (job.objects[0], value_at(job.objects[0], team.template)):
+def _template_notes(job: Job, group: JobGroup, labels: SchedulerLabels) -> Iterator[str]:
+    for spec in _pod_specs(job, group):
+        yield from _affinity_notes(job, group, spec, labels)
+        yield from _anti_affinity_notes(group, spec, labels)
+        yield from _other_notes(group, spec)
+    for owner in (job.objects[0], value_at(job.objects[0], group.template)):
         for key in _EXCLUSIVE_TOPOLOGY:
             if value_at(owner, ("metadata", "annotations", key)):
                 yield f"{key} is not honoured: other jobs may be where it goes"
 
 
-def _pod_specs(job: Job, team: JobGroup) -> Iterator[JsonMapping]:
-    """Of the pods of a team: its template's, or one of each pod."""
-    if team.template:
-        yield value_at(job.objects[0], (*team.template, "spec")) or {}
+def _pod_specs(job: Job, group: JobGroup) -> Iterator[JsonMapping]:
+    """The pod specs of a group: that of its template, or one of each pod."""
+    if group.template:
+        yield value_at(job.objects[0], (*group.template, "spec")) or {}
         return
     for obj in job.objects:
-        if team.name in ("pod", object_name(obj.get("metadata") or {})):
+        if group.name in ("pod", object_name(obj.get("metadata") or {})):
             yield obj.get("spec") or {}
 
 
-def _affinity_notes(job: Job, team: JobGroup, spec: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
+def _affinity_notes(job: Job, group: JobGroup, spec: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
     for term in required_terms(spec, "podAffinity"):
         key, selector = term.get("topologyKey"), term.get("labelSelector")
-        what = f"required pod affinity of {team.name} by {key} is not honoured"
+        what = f"required pod affinity of {group.name} by {key} is not honoured"
         if key != labels.clique:
             yield f"{what}: members share a clique ({labels.clique}), and nothing narrower or wider"
-        elif not term_selects(term, team.known, team.known):
+        elif not term_selects(term, group.identity, group.identity):
             yield f"{what}: it asks for pods of others ({label_selector_text(selector)})"
-        elif not term.get("matchLabelKeys") and not _selects_only_job(job, team, selector, labels):
+        elif not term.get("matchLabelKeys") and not _selects_only_job(job, group, selector, labels):
             yield (
                 f"{what} towards other jobs: two jobs with {label_selector_text(selector)}"
                 " would have to share a clique"
@@ -142,13 +143,13 @@ def _affinity_notes(job: Job, team: JobGroup, spec: JsonMapping, labels: Schedul
 
 
 def _selects_only_job(
-    job: Job, team: JobGroup, selector: JsonMapping | None, labels: SchedulerLabels
+    job: Job, group: JobGroup, selector: JsonMapping | None, labels: SchedulerLabels
 ) -> bool:
     """Whether a selector is of this job alone: by a label that its controller makes, or by its name.
 
     `rack-worker` is of the job `rack`; pods `rack-0` and `rack-1` are called after `rack`.
     """
-    own = {*team.made, labels.gang, labels.job}
+    own = {*group.controller_labels, labels.gang, labels.job}
     names = [job.name.rpartition("/")[2], *(object_name(obj.get("metadata") or {}) for obj in job.objects)]
     return any(
         key in own or value.startswith(name) or (job.kind == "Pod" and name.startswith(value))
@@ -157,26 +158,26 @@ def _selects_only_job(
     )
 
 
-def _anti_affinity_notes(team: JobGroup, spec: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
+def _anti_affinity_notes(group: JobGroup, spec: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
     for term in required_terms(spec, "podAntiAffinity"):
         if not is_supported_term(term, labels.host):
-            what = f"required pod anti-affinity of {team.name} by {term.get('topologyKey')} is not honoured"
+            what = f"required pod anti-affinity of {group.name} by {term.get('topologyKey')} is not honoured"
             yield f"{what}: only {labels.host} is, with the labels and namespaces of pods"
 
 
-def _other_notes(team: JobGroup, spec: JsonMapping) -> Iterator[str]:
+def _other_notes(group: JobGroup, spec: JsonMapping) -> Iterator[str]:
     for constraint in spec.get("topologySpreadConstraints") or ():
         if constraint.get("whenUnsatisfiable") != "ScheduleAnyway":
             key, skew = constraint.get("topologyKey"), constraint.get("maxSkew")
             yield (
-                f"topologySpreadConstraints of {team.name} by {key} (maxSkew {skew}) are not honoured:"
+                f"topologySpreadConstraints of {group.name} by {key} (maxSkew {skew}) are not honoured:"
                 " members are not spread"
             )
     ports = sorted({port for container in spec.get("containers") or () for port in _host_ports(container)})
     for port in ports:
-        yield f"hostPort {port} of {team.name} is not honoured: two members may be on one tray"
-    if team.template and spec.get("nodeName"):
-        yield f"nodeName {spec['nodeName']} of {team.name} is not honoured: a tray is chosen for it"
+        yield f"hostPort {port} of {group.name} is not honoured: two members may be on one tray"
+    if group.template and spec.get("nodeName"):
+        yield f"nodeName {spec['nodeName']} of {group.name} is not honoured: a tray is chosen for it"
 
 
 def _host_ports(container: JsonMapping) -> Iterable[int]:
@@ -184,13 +185,16 @@ def _host_ports(container: JsonMapping) -> Iterable[int]:
 
 
 def _helper_notes(job: Job, plan: GangPlan) -> Iterator[str]:
-    """A member without devices stands beside the first that has some, whatever keeps it off."""
-    seats = {team.name: [seat.tray for seat in plan.seats if seat.group == team.name] for team in job.teams}
-    for helper in (team for team in job.teams if not team.need.takes_devices):
-        beside = [team.name for team in job.teams if team.known.bars(helper.known)]
-        here = [name for name in beside if name != helper.name and seats[helper.name][0] in seats[name]]
+    """A helper is beside the first member with devices, even if anti-affinity keeps it off."""
+    trays = {
+        group.name: [member.tray for member in plan.seats if member.group == group.name]
+        for group in job.groups
+    }
+    for helper in (group for group in job.groups if not group.need.takes_devices):
+        beside = [group.name for group in job.groups if group.identity.bars(helper.identity)]
+        here = [name for name in beside if name != helper.name and trays[helper.name][0] in trays[name]]
         if here or (helper.name in beside and helper.members > 1):
             yield (
                 f"required pod anti-affinity of {helper.name} is not honoured:"
-                f" it is beside {' and '.join(here) or 'its like'} on {seats[helper.name][0]}"
+                f" it is beside {' and '.join(here) or 'its like'} on {trays[helper.name][0]}"
             )

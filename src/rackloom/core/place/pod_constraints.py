@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rackloom.core.allocate.objects import Node, NodeSelector, NodeSelectorRequirement, ObjectMeta
+from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta
 from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
 from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.place.placement_values import SchedulerLabels
@@ -78,20 +78,20 @@ def check_node_rule(rule: NodeRule) -> None:
 
 
 def unmet_requirements(rule: NodeRule, node: JsonMapping) -> Iterator[str]:
-    """What of the rule does not hold on a node (an object), in words. Raises MalformedSelector."""
+    """The parts of the rule that a node (an object) does not meet, in words. Raises MalformedNodeSelector."""
     labels = node["metadata"].get("labels") or {}
     yield from (f"not {key}={value}" for key, value in rule.labels.items() if labels.get(key) != value)
     if rule.affinity is not None:
         meta = ObjectMeta(name=node["metadata"].get("name", ""), labels=labels)
         if not node_selector_matches(Node(metadata=meta), rule.affinity):
-            told = _node_selector_text(rule.affinity)
-            yield f"not {told}" if told else "its node affinity has no term"
+            text = _node_selector_text(rule.affinity)
+            yield f"not {text}" if text else "its node affinity has no term"
 
 
 def is_node_selected(spec: JsonMapping, node: JsonMapping) -> bool:
     """Whether a node is what a pod spec's nodeSelector and required node affinity ask for.
 
-    Raises MalformedSelector for terms that cannot be read.
+    Raises MalformedNodeSelector for terms that cannot be read.
     """
     return not any(unmet_requirements(read_node_rule(spec), node))
 
@@ -100,17 +100,12 @@ def _node_selector_text(selector: NodeSelector) -> str:
     """`zone In b, or zone In c and name NotIn n1`."""
     terms = (
         " and ".join(
-            _requirement_text(expression) for expression in (*term.match_expressions, *term.match_fields)
+            f"{expression.key} {expression.operator} {'/'.join(expression.values)}".rstrip()
+            for expression in (*term.match_expressions, *term.match_fields)
         )
         for term in selector.node_selector_terms
     )
     return ", or ".join(term for term in terms if term)
-
-
-def _requirement_text(selector_requirement: NodeSelectorRequirement) -> str:
-    return " ".join(
-        (selector_requirement.key, selector_requirement.operator, "/".join(selector_requirement.values))
-    ).rstrip()
 
 
 # Anti-affinity between pods.
@@ -120,42 +115,42 @@ _LABEL_KEY_FIELDS = ("matchLabelKeys", "mismatchLabelKeys")
 
 
 class AntiAffinityTerm(msgspec.Struct, frozen=True, kw_only=True):
-    """Pods that are on no node with a pod."""
+    """A required anti-affinity term of a pod: no selected pod is on a node with it."""
 
     selector: JsonMapping | None
-    """A LabelSelector; None selects nobody."""
+    """A LabelSelector; None selects no pod."""
     namespaces: tuple[str, ...]
-    """Where they are; empty: where the pod is."""
+    """Of the selected pods; empty: that of the pod itself."""
     everywhere: bool
-    """They are in any namespace."""
+    """The selected pods may be in any namespace."""
     by: str = ""
-    """The label by whose value nodes are one to it (a clique, a zone); empty: each node is its own."""
+    """The topology key: nodes with the same value of it count as one. Empty: the hostname."""
 
-    def means(self, namespace: str, other: "PodIdentity") -> bool:
-        """Whether another pod is meant, for a pod of this namespace."""
+    def selects(self, namespace: str, other: "PodIdentity") -> bool:
+        """Whether another pod is selected, if the term is of a pod of this namespace."""
         named = self.everywhere or other.namespace in (self.namespaces or (namespace,))
         return named and selector_matches(self.selector, other.labels)
 
 
 class PodIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod as others know it, and whom it keeps off its node."""
+    """A pod as the terms of other pods see it, and its own anti-affinity terms."""
 
     namespace: str
     labels: Mapping[str, str]
     apart: tuple[AntiAffinityTerm, ...]
 
     def bars(self, other: "PodIdentity") -> bool:
-        """Whether the two are never on one node: either may say so."""
+        """Whether the two are never on one node: anti-affinity is symmetric, a term of either is enough."""
         return any(True for _ in self.barred_by(other))
 
     def barred_by(self, other: "PodIdentity") -> Iterator[str]:
-        """`Apart.by` of each term that keeps the two apart, whoever says so."""
-        yield from (one.by for one in self.apart if one.means(self.namespace, other))
-        yield from (one.by for one in other.apart if one.means(other.namespace, self))
+        """`AntiAffinityTerm.by` of each term of either that keeps the two apart."""
+        yield from (term.by for term in self.apart if term.selects(self.namespace, other))
+        yield from (term.by for term in other.apart if term.selects(other.namespace, self))
 
 
 def anti_affinity_terms(spec: JsonMapping, host: str) -> tuple[AntiAffinityTerm, ...]:
-    """The terms of a pod spec that can be told; `host`: the label key by which a node is known."""
+    """The supported terms of a pod spec; `host`: the label key of the hostname."""
     return tuple(
         _read_term(term) for term in required_terms(spec, "podAntiAffinity") if is_supported_term(term, host)
     )
@@ -170,12 +165,12 @@ def _read_term(term: JsonMapping) -> AntiAffinityTerm:
 
 
 def term_selects(term: JsonMapping, pod: PodIdentity, other: PodIdentity) -> bool:
-    """Whether a term of a pod, of affinity or anti-affinity, is about another."""
-    return _read_term(term).means(pod.namespace, other)
+    """Whether a term of a pod, of affinity or anti-affinity, selects another pod."""
+    return _read_term(term).selects(pod.namespace, other)
 
 
 def is_supported_term(term: JsonMapping, host: str) -> bool:
-    """Whether a term is about nodes, and about pods that labels and namespaces tell."""
+    """Whether a term is by hostname and selects pods by labels and named namespaces alone."""
     return (
         term.get("topologyKey") == host
         and not term.get("namespaceSelector")
@@ -199,10 +194,10 @@ def pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
 
 
 def bound_pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
-    """A pod that the API server has, with all that it requires: the scheduler holds others to it, too.
+    """A bound pod with all its required terms, which the scheduler also applies to new pods.
 
-    What `matchLabelKeys` name is in the selectors of its terms by then. Namespaces that a term finds by their
-    labels are taken to be all.
+    The API server has added what `matchLabelKeys` name to the selectors. A namespaceSelector is taken to
+    select all namespaces.
     """
     terms = required_terms(pod.get("spec") or {}, "podAntiAffinity")
     return msgspec.structs.replace(
@@ -216,7 +211,7 @@ def _read_required_term(term: JsonMapping, host: str) -> AntiAffinityTerm:
 
 
 class TopologyDomains:
-    """How far around its node a pod keeps others off."""
+    """The nodes that share the value of a topology key."""
 
     def __init__(self, nodes: Iterable[JsonMapping]) -> None:
         """`nodes`: node objects."""
@@ -224,7 +219,7 @@ class TopologyDomains:
         self._sharing: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def around(self, node: str, by: Iterable[str]) -> Iterator[str]:
-        """Names of nodes, for each `Apart.by`; a node without that label is like no other."""
+        """The nodes in each domain of a node, by `AntiAffinityTerm.by`; none where it lacks the label."""
         for key in by:
             value = self._labels.get(node, {}).get(key)
             if not key:
@@ -240,7 +235,7 @@ class TopologyDomains:
 
 
 def selector_matches(selector: JsonMapping | None, labels: Mapping[str, str]) -> bool:
-    """Whether a LabelSelector selects such labels: an empty one does, none does not."""
+    """Whether a LabelSelector selects such labels: an empty one selects all, None selects nothing."""
     if selector is None:
         return False
     equal = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
@@ -270,9 +265,7 @@ def label_selector_text(selector: JsonMapping | None) -> str:
     """A LabelSelector in words."""
     equal = [f"{key}={value}" for key, value in ((selector or {}).get("matchLabels") or {}).items()]
     others = (
-        " ".join(
-            (expression["key"], expression["operator"], "/".join(expression.get("values") or ()))
-        ).rstrip()
+        f"{expression['key']} {expression['operator']} {'/'.join(expression.get('values') or ())}".rstrip()
         for expression in (selector or {}).get("matchExpressions") or ()
     )
     return " and ".join((*equal, *others)) or ("no pod" if selector is None else "every pod")
@@ -294,7 +287,7 @@ def _requirement_holds(need: JsonMapping, labels: Mapping[str, str]) -> bool:
 
 
 PREEMPT_NEVER = "Never"
-"""The preemptionPolicy of pods that wait, whatever their priority."""
+"""The preemptionPolicy of pods that preempt nothing, whatever their priority."""
 TaintEffect = Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 
@@ -343,7 +336,7 @@ class PodRequirements(msgspec.Struct, frozen=True, kw_only=True):
         """It has GPUs or a claim."""
         return bool(self.gpus or self.templates or self.claims)
 
-    def may_use_what(self, other: "PodRequirements") -> bool:
+    def may_use_same_nodes(self, other: "PodRequirements") -> bool:
         """Whether both may go to the same nodes."""
         return self.rule == other.rule and self.tolerations == other.tolerations
 
@@ -360,9 +353,9 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
     return PodRequirements(
         gpus=gpus_of_pod(spec, labels),
         templates=tuple(
-            one.resource_claim_template_name for one in named if one.resource_claim_template_name
+            claim.resource_claim_template_name for claim in named if claim.resource_claim_template_name
         ),
-        claims=tuple(one.resource_claim_name for one in named if one.resource_claim_name),
+        claims=tuple(claim.resource_claim_name for claim in named if claim.resource_claim_name),
         rule=rule,
         apart=anti_affinity_terms(spec, labels.host),
         tolerations=msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...]),

@@ -19,8 +19,9 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-from rackloom.core.place.jobs import Job, JobGroup
+from rackloom.core.place.jobs import Job, JobGroup, value_at
 from rackloom.core.place.placement_values import Gang, GangPlan, SchedulerLabels
+from rackloom.core.place.pod_constraints import REQUIRED_DURING_SCHEDULING
 from rackloom.core.place.search.tray_assignment import colocation_groups
 from rackloom.errors import Refused
 
@@ -28,7 +29,7 @@ JsonObject = dict[str, Any]
 
 
 class ManifestDraft:
-    """The objects of a job, to be changed."""
+    """A copy of the objects of a job, which a renderer changes."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -42,36 +43,29 @@ class ManifestDraft:
     def templates(self) -> Iterator[tuple[JobGroup, int, JsonObject]]:
         """Each pod template with its group; of pods, each pod with its member number."""
         if self.job.kind != "Pod":
-            seen: set[tuple[str | int, ...]] = set()
-            for team in self.job.teams:
-                if team.template not in seen:
-                    seen.add(team.template)
-                    yield team, 0, _template_at(self.main, team.template)
+            listed: set[tuple[str | int, ...]] = set()
+            for group in self.job.groups:
+                if group.template not in listed:
+                    listed.add(group.template)
+                    yield group, 0, value_at(self.main, group.template)
             return
-        alike = len(self.job.teams) == 1
+        alike = len(self.job.groups) == 1
         for number, pod in enumerate(self.objects):
-            yield self.job.teams[0 if alike else number], number if alike else 0, pod
+            yield self.job.groups[0 if alike else number], number if alike else 0, pod
 
-    def mark(self, template: JsonObject, kind: str, values: Mapping[str, str]) -> None:
+    def add(self, template: JsonObject, kind: str, values: Mapping[str, str]) -> None:
         """Add `labels` or `annotations`."""
         metadata = mapping_at(template, "metadata")
         metadata[kind] = {**(metadata.get(kind) or {}), **values}
 
 
 def mapping_at(value: JsonObject, *path: str) -> JsonObject:
-    """The mapping at a path; made where it is absent."""
+    """The mapping at a path; created where it is absent."""
     for key in path:
         if value.get(key) is None:
             value[key] = {}
         value = value[key]
     return value
-
-
-def _template_at(value: Any, path: tuple[str | int, ...]) -> JsonObject:
-    for key in path:
-        value = value[key]
-    found: JsonObject = value
-    return found
 
 
 # Names within the limits of labels and objects.
@@ -80,9 +74,9 @@ def _template_at(value: Any, path: tuple[str | int, ...]) -> JsonObject:
 _MAX_LABEL_CHARACTERS = 63
 """Characters of a label's value."""
 _HASH_CHARACTERS = 8
-"""Characters that tell apart names which begin alike."""
+"""Characters of the hash, which distinguishes names that begin alike."""
 _NOT_IN_DNS_LABEL = re.compile(r"[^a-z0-9-]")
-"""What a DNS-1123 label has not; names of objects may have dots too, but not in every place."""
+"""Characters that a DNS-1123 label does not allow; object names allow some dots too."""
 
 
 def gang_label_value(name: str) -> str:
@@ -99,7 +93,7 @@ def gang_object_name(name: str) -> str:
 
 
 def group_object_name(name: str, group: str) -> str:
-    """Likewise for one group of several: gang `run` with `a-b` and gang `run-a` with `b` are told apart."""
+    """Likewise for one group of several; `a-b` of gang `run` and `b` of gang `run-a` differ by the hash."""
     own = _bare_name(name)
     return _with_hash(_as_dns_label(f"{own}-{group}"), f"{own}/{group}")
 
@@ -113,15 +107,12 @@ def _as_dns_label(name: str) -> str:
 
 
 def _with_hash(value: str, name: str) -> str:
-    mark = hashlib.sha256(name.encode()).hexdigest()[:_HASH_CHARACTERS]
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_HASH_CHARACTERS]
     kept = value[: _MAX_LABEL_CHARACTERS - _HASH_CHARACTERS - 1].rstrip("-")
-    return f"{kept}-{mark}" if kept else mark
+    return f"{kept}-{digest}" if kept else digest
 
 
 # Node affinity and pod affinity.
-
-
-_REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def render_affinity(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: SchedulerLabels) -> None:
@@ -131,18 +122,18 @@ def render_affinity(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: Sc
     """
     _check_templates(draft, gang, plan)
     name = gang_label_value(gang.name)
-    serious = {group.name for group in gang.groups if not group.is_helper}
+    with_devices = {group.name for group in gang.device_groups}
     pin_to_trays(draft, plan, labels)
-    for team, _, template in draft.templates():
-        draft.mark(template, "labels", {labels.job: name})
-        if team.name in serious and len(plan.cliques) == 1:
+    for group, _, template in draft.templates():
+        draft.add(template, "labels", {labels.job: name})
+        if group.name in with_devices and len(plan.cliques) == 1:
             _keep_together(template, name, labels)
 
 
 def pin_to_trays(draft: ManifestDraft, plan: GangPlan, labels: SchedulerLabels) -> None:
     """Let every pod template use the trays of its groups only."""
-    for team, member, template in draft.templates():
-        _pin_template(template, _trays_of_template(draft, plan, team, member), labels)
+    for group, member, template in draft.templates():
+        _pin_template(template, _trays_of_template(draft, plan, group, member), labels)
 
 
 def _check_templates(draft: ManifestDraft, gang: Gang, plan: GangPlan) -> None:
@@ -162,23 +153,23 @@ def _check_templates(draft: ManifestDraft, gang: Gang, plan: GangPlan) -> None:
 
 def _groups_by_template(draft: ManifestDraft, gang: Gang) -> Iterator[int]:
     """How many blocks the pods of each template are in."""
-    serious = [team for team in draft.job.teams if team.need.takes_devices]
-    for template in dict.fromkeys(team.template for team in serious):
-        alike = {team.name for team in serious if team.template == template}
+    with_devices = [group for group in draft.job.groups if group.need.takes_devices]
+    for template in dict.fromkeys(group.template for group in with_devices):
+        alike = {group.name for group in with_devices if group.template == template}
         yield sum(any(part.group.name in alike for part in block) for block in colocation_groups(gang))
 
 
-def _trays_of_template(draft: ManifestDraft, plan: GangPlan, team: JobGroup, member: int) -> list[str]:
+def _trays_of_template(draft: ManifestDraft, plan: GangPlan, group: JobGroup, member: int) -> list[str]:
     """Of all groups that have the template; of pods, the tray of this one."""
     if draft.job.kind == "Pod":
-        return [seat.tray for seat in plan.seats if (seat.group, seat.member) == (team.name, member)]
-    same = {one.name for one in draft.job.teams if one.template == team.template}
-    return list(dict.fromkeys(seat.tray for seat in plan.seats if seat.group in same))
+        return [at.tray for at in plan.seats if (at.group, at.member) == (group.name, member)]
+    same = {other.name for other in draft.job.groups if other.template == group.template}
+    return list(dict.fromkeys(member.tray for member in plan.seats if member.group in same))
 
 
 def _pin_template(template: JsonObject, trays: list[str], labels: SchedulerLabels) -> None:
     """Terms are alternatives, so each gets the requirement."""
-    node = mapping_at(template, "spec", "affinity", "nodeAffinity", _REQUIRED_AFFINITY)
+    node = mapping_at(template, "spec", "affinity", "nodeAffinity", REQUIRED_DURING_SCHEDULING)
     rule = {"key": labels.host, "operator": "In", "values": trays}
     terms = node.get("nodeSelectorTerms") or [{}]
     node["nodeSelectorTerms"] = [
@@ -187,8 +178,12 @@ def _pin_template(template: JsonObject, trays: list[str], labels: SchedulerLabel
 
 
 def _keep_together(template: JsonObject, name: str, labels: SchedulerLabels) -> None:
-    """The selector is this job alone: a broader one glues two runs to one rack."""
+    """The selector is of this job alone: a broader one would tie two runs to one rack."""
     pods = mapping_at(template, "spec", "affinity", "podAffinity")
-    others = [rule for rule in pods.get(_REQUIRED_AFFINITY) or () if rule.get("topologyKey") != labels.clique]
+    others = [
+        rule
+        for rule in pods.get(REQUIRED_DURING_SCHEDULING) or ()
+        if rule.get("topologyKey") != labels.clique
+    ]
     selector = {"matchLabels": {labels.job: name}}
-    pods[_REQUIRED_AFFINITY] = [*others, {"topologyKey": labels.clique, "labelSelector": selector}]
+    pods[REQUIRED_DURING_SCHEDULING] = [*others, {"topologyKey": labels.clique, "labelSelector": selector}]

@@ -40,7 +40,7 @@ from rackloom.errors import Refused
 
 
 class RenderedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What to hand to the scheduler."""
+    """The input of the scheduler."""
 
     objects: tuple[Any, ...]
     """Kubernetes objects, or Slurm's topology.yaml."""
@@ -57,7 +57,7 @@ Renderer = Callable[[ManifestDraft, Gang, GangPlan, SchedulerLabels], list[JsonO
 def render_kai(
     draft: ManifestDraft, gang: Gang, _plan: GangPlan, labels: SchedulerLabels
 ) -> list[JsonObject]:
-    """Annotations of the job, or a PodGroup of pods. Raises Refused for segments, which they cannot tell.
+    """Annotations of the job, or a PodGroup of pods. Raises Refused for segments, which they cannot express.
 
     Returns the Topology that they refer to, and the PodGroup.
     """
@@ -67,14 +67,14 @@ def render_kai(
     levels = topology_object(f"{_KAI}/v1alpha1", labels)
     if draft.job.kind == "Pod":
         return [levels, _kai_pod_group(draft, gang_object_name(gang.name), labels)]
-    draft.mark(draft.main, "labels", {f"{_KAI}/queue": labels.queue})
-    marks = {
+    draft.add(draft.main, "labels", {f"{_KAI}/queue": labels.queue})
+    annotations = {
         f"{_KAI}/topology": labels.topology,
         f"{_KAI}/topology-required-placement": labels.clique,
     }
     if draft.job.kind in _COUNTED_BY_PODS:
-        marks[f"{_KAI}/batch-min-member"] = str(sum(group.members for group in gang.groups))
-    draft.mark(draft.main, "annotations", marks)
+        annotations[f"{_KAI}/batch-min-member"] = str(sum(group.members for group in gang.groups))
+    draft.add(draft.main, "annotations", annotations)
     return [levels]
 
 
@@ -89,19 +89,19 @@ def render_kueue(
     Raises Refused for groups that Kueue's webhooks do not let share a domain, and for slices
     that leave pods over.
     """
-    serious = {group.name for group in gang.groups if not group.is_helper}
-    marks = (
+    with_devices = {group.name for group in gang.device_groups}
+    annotations = (
         _slice_annotations(gang, labels)
         if gang.segment is not None
         else _domain_annotations(draft, gang, labels)
     )
     for obj in draft.objects:
-        draft.mark(obj, "labels", {f"{_KUEUE}/queue-name": labels.queue})
+        draft.add(obj, "labels", {f"{_KUEUE}/queue-name": labels.queue})
     if len(draft.objects) > 1:
         _kueue_pod_group(draft, gang_object_name(gang.name))
-    for team, _, template in draft.templates():
-        if team.name in serious or gang.segment is None:
-            draft.mark(template, "annotations", marks)
+    for group, _, template in draft.templates():
+        if group.name in with_devices or gang.segment is None:
+            draft.add(template, "annotations", annotations)
     return [topology_object(f"{_KUEUE}/v1beta2", labels)]
 
 
@@ -122,9 +122,9 @@ def render_lws(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: Schedul
     _check_exclusive_cliques(gang, plan)
     pin_to_trays(draft, plan, labels)
     if gang.segment is None:
-        draft.mark(draft.main, "annotations", {f"{_LWS}/exclusive-topology": labels.clique})
+        draft.add(draft.main, "annotations", {f"{_LWS}/exclusive-topology": labels.clique})
         return []
-    draft.mark(draft.main, "annotations", {f"{_LWS}/subgroup-exclusive-topology": labels.clique})
+    draft.add(draft.main, "annotations", {f"{_LWS}/subgroup-exclusive-topology": labels.clique})
     mapping_at(draft.main, "spec", "leaderWorkerTemplate", "subGroupPolicy")["subGroupSize"] = gang.segment
     return []
 
@@ -132,26 +132,34 @@ def render_lws(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: Schedul
 def render_pod_groups(
     draft: ManifestDraft, gang: Gang, _plan: GangPlan, labels: SchedulerLabels
 ) -> list[JsonObject]:
-    """A PodGroup for the members that take devices. Raises Refused for what one topology key cannot tell.
+    """A PodGroup for the members that take devices. Raises Refused for what one topology key cannot express.
 
-    Only groups of pods that are alike are promised a placement, so launchers stay outside.
+    A PodGroup has pods of one kind only, so launchers stay outside.
     """
-    serious = [group for group in gang.groups if not group.is_helper]
-    if gang.segment is not None or len({group.share for group in serious}) < len(serious):
+    with_devices = gang.device_groups
+    if gang.segment is not None or len({group.share for group in with_devices}) < len(with_devices):
         raise Refused(
             f"{gang.name}: a PodGroup has one kind of pods and one topology key, so it cannot tell segments"
             " or two groups in one clique",
             nearest_fix="use --render kueue" if gang.segment else "use --render affinity",
         )
     _check_pod_group_templates(draft, gang)
-    made = []
-    for group in serious:
-        name = gang_object_name(gang.name) if len(serious) == 1 else group_object_name(gang.name, group.name)
-        made.append(_pod_group(draft, name, group.members, labels))
-        for team, _, template in draft.templates():
-            if team.name == group.name:
+    rendered = []
+    for group in with_devices:
+        name = (
+            gang_object_name(gang.name)
+            if len(with_devices) == 1
+            else group_object_name(gang.name, group.name)
+        )
+        spec = {
+            "schedulingPolicy": {"gang": {"minCount": group.members}},
+            "schedulingConstraints": {"topology": [{"key": labels.clique}]},
+        }
+        rendered.append(_pod_group(draft, name, labels.pod_group_version, spec))
+        for owner, _, template in draft.templates():
+            if owner.name == group.name:
                 mapping_at(template, "spec")["schedulingGroup"] = {"podGroupName": name}
-    return made
+    return rendered
 
 
 _RENDERERS: dict[str, Renderer] = {
@@ -165,7 +173,10 @@ _RENDERERS: dict[str, Renderer] = {
 def render_job(
     target: str, job: Job, gang: Gang, plan: GangPlan, site: PlacementSite, labels: SchedulerLabels
 ) -> RenderedJob:
-    """The job for `target`, the name of a scheduler of the command line. Refused where it cannot be told."""
+    """The job for `target`, a scheduler's name on the command line.
+
+    Raises Refused where the terms of that scheduler cannot express the plan.
+    """
     if target == "slurm":
         return RenderedJob(objects=(slurm_topology(site),), script=slurm_options(gang, plan))
     draft, plan = ManifestDraft(job), _with_host_labels(plan, site)
@@ -178,10 +189,10 @@ def render_job(
 
 
 def _with_host_labels(plan: GangPlan, site: PlacementSite) -> GangPlan:
-    """The plan with its trays called as the label that node affinity reads calls them."""
+    """The plan with trays by the host label that node affinity reads."""
     hosts = {tray.name: tray.host for tray in site.trays if tray.host}
-    seats = tuple(replace(seat, tray=hosts.get(seat.tray, seat.tray)) for seat in plan.seats)
-    return replace(plan, seats=seats)
+    members = tuple(replace(member, tray=hosts.get(member.tray, member.tray)) for member in plan.seats)
+    return replace(plan, seats=members)
 
 
 # The Topology object of Kueue and KAI.
@@ -201,12 +212,12 @@ _KUEUE = "kueue.x-k8s.io"
 
 
 def _kueue_pod_group(draft: ManifestDraft, name: str) -> None:
-    """Pods are one workload by the label and the count; by the index, their order is that of the ranks."""
+    """The label and the count make the pods one workload; the index gives them the order of the ranks."""
     for index, pod in enumerate(draft.objects):
-        draft.mark(
+        draft.add(
             pod, "labels", {f"{_KUEUE}/pod-group-name": name, f"{_KUEUE}/pod-group-pod-index": str(index)}
         )
-        draft.mark(pod, "annotations", {f"{_KUEUE}/pod-group-total-count": str(len(draft.objects))})
+        draft.add(pod, "annotations", {f"{_KUEUE}/pod-group-total-count": str(len(draft.objects))})
 
 
 def _slice_annotations(gang: Gang, labels: SchedulerLabels) -> dict[str, str]:
@@ -224,7 +235,7 @@ def _slice_annotations(gang: Gang, labels: SchedulerLabels) -> dict[str, str]:
 
 
 def _domain_annotations(draft: ManifestDraft, gang: Gang, labels: SchedulerLabels) -> dict[str, str]:
-    marks = {f"{_KUEUE}/podset-required-topology": labels.clique}
+    annotations = {f"{_KUEUE}/podset-required-topology": labels.clique}
     if draft.job.kind == "Pod" and len(gang.groups) > 2:
         raise Refused(
             f"{gang.name}: to Kueue all pods that are alike are one set, and it keeps two together at most",
@@ -234,13 +245,13 @@ def _domain_annotations(draft: ManifestDraft, gang: Gang, labels: SchedulerLabel
     for group in gang.groups:
         together.setdefault(group.share, []).append(group.members)
     if all(len(sizes) == 1 for sizes in together.values()):
-        return marks
+        return annotations
     if any(len(sizes) > 2 or min(sizes) > 1 for sizes in together.values()):
         raise Refused(
             f"{gang.name}: Kueue keeps two pod sets in one domain, one of them a single pod, and no others",
             nearest_fix="use --apart, or --render affinity",
         )
-    return {**marks, f"{_KUEUE}/podset-group-name": "one-clique"}
+    return {**annotations, f"{_KUEUE}/podset-group-name": "one-clique"}
 
 
 _KAI = "kai.scheduler"
@@ -267,7 +278,7 @@ def _check_kai(draft: ManifestDraft, gang: Gang) -> None:
 
 
 def _check_startup_order(draft: ManifestDraft, gang: Gang) -> None:
-    """KAI's pod grouper makes one group of a JobSet only where it says AnyOrder (KAI 0.14.1).
+    """KAI's pod grouper makes one group of a JobSet only with startup order AnyOrder (KAI 0.14.1).
 
     Else each replicated Job is a group, and each would wait for as many pods as the annotation says. Jobs
     that depend on others come after them, and the one group would wait for all.
@@ -287,25 +298,17 @@ def _check_startup_order(draft: ManifestDraft, gang: Gang) -> None:
 def _kai_pod_group(draft: ManifestDraft, name: str, labels: SchedulerLabels) -> JsonObject:
     """The PodGroup of all the pods: KAI's pod grouper makes one for each pod that names none."""
     for pod in draft.objects:
-        draft.mark(pod, "annotations", {"pod-group-name": name})
-    namespace = (draft.main.get("metadata") or {}).get("namespace")
-    return {
-        "apiVersion": "scheduling.run.ai/v2alpha2",
-        "kind": "PodGroup",
-        "metadata": {"name": name} | ({"namespace": namespace} if namespace else {}),
-        "spec": {
-            "minMember": len(draft.objects),
-            "queue": labels.queue,
-            "topologyConstraint": {"topology": labels.topology, "requiredTopologyLevel": labels.clique},
-        },
-    }
+        draft.add(pod, "annotations", {"pod-group-name": name})
+    constraint = {"topology": labels.topology, "requiredTopologyLevel": labels.clique}
+    spec = {"minMember": len(draft.objects), "queue": labels.queue, "topologyConstraint": constraint}
+    return _pod_group(draft, name, "scheduling.run.ai/v2alpha2", spec)
 
 
 _LWS = "leaderworkerset.sigs.k8s.io"
 
 
 def _check_exclusive_cliques(gang: Gang, plan: GangPlan) -> None:
-    """By exclusive topology a replica never starts in a clique that another one has."""
+    """With exclusive topology, a replica never starts in a clique that another replica uses."""
     uneven = [
         group
         for group in gang.groups
@@ -327,7 +330,7 @@ def _check_exclusive_cliques(gang: Gang, plan: GangPlan) -> None:
 
 def _check_pod_group_templates(draft: ManifestDraft, gang: Gang) -> None:
     """Pods name their PodGroup in their template, so replicas of one template cannot have one each."""
-    templates = [team.template for team in draft.job.teams if team.need.takes_devices]
+    templates = [group.template for group in draft.job.groups if group.need.takes_devices]
     if draft.job.kind != "Pod" and len(set(templates)) < len(templates):
         raise Refused(
             f"{gang.name}: all replicas of a {draft.job.kind} have one template, which names one PodGroup",
@@ -335,17 +338,10 @@ def _check_pod_group_templates(draft: ManifestDraft, gang: Gang) -> None:
         )
 
 
-def _pod_group(draft: ManifestDraft, name: str, members: int, labels: SchedulerLabels) -> JsonObject:
+def _pod_group(draft: ManifestDraft, name: str, version: str, spec: JsonObject) -> JsonObject:
     namespace = (draft.main.get("metadata") or {}).get("namespace")
-    return {
-        "apiVersion": labels.pod_group_version,
-        "kind": "PodGroup",
-        "metadata": {"name": name} | ({"namespace": namespace} if namespace else {}),
-        "spec": {
-            "schedulingPolicy": {"gang": {"minCount": members}},
-            "schedulingConstraints": {"topology": [{"key": labels.clique}]},
-        },
-    }
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": version, "kind": "PodGroup", "metadata": metadata, "spec": spec}
 
 
 # Slurm.
@@ -353,8 +349,10 @@ def _pod_group(draft: ManifestDraft, name: str, members: int, labels: SchedulerL
 
 def slurm_options(gang: Gang, plan: GangPlan) -> str:
     """`#SBATCH` lines. Raises Refused where members share trays, or groups or segments differ."""
-    serious = [group for group in gang.groups if not group.is_helper]
-    if len({group.gpus for group in serious}) != 1 or len(plan.trays) != sum(one.members for one in serious):
+    with_devices = gang.device_groups
+    if len({group.gpus for group in with_devices}) != 1 or len(plan.trays) != sum(
+        group.members for group in with_devices
+    ):
         raise Refused(
             f"{gang.name}: a Slurm segment counts nodes, and here members share trays or differ in GPUs",
             nearest_fix="give every member a whole tray",
@@ -362,8 +360,8 @@ def slurm_options(gang: Gang, plan: GangPlan) -> str:
     words = {
         "job-name": gang.name.rpartition("/")[2],
         "nodes": len(plan.trays),
-        "ntasks-per-node": serious[0].gpus,
-        "gpus-per-node": serious[0].gpus,
+        "ntasks-per-node": with_devices[0].gpus,
+        "gpus-per-node": with_devices[0].gpus,
         "segment": _slurm_segment(gang),
         "nodelist": ",".join(plan.trays),
     }
@@ -374,9 +372,9 @@ def _slurm_segment(gang: Gang) -> int:
     """Nodes that must share a block: Slurm knows one number for the whole job."""
     sizes = {sum(part.members for part in block) for block in colocation_groups(gang)}
     if len(sizes) > 1:
-        told = " and ".join(map(str, sorted(sizes)))
+        counts = " and ".join(map(str, sorted(sizes)))
         raise Refused(
-            f"{gang.name}: the segments of a Slurm job are alike, and here {told} members share a clique",
+            f"{gang.name}: the segments of a Slurm job are alike, and here {counts} members share a clique",
             nearest_fix="use a --segment that divides the members of every group",
         )
     return sizes.pop()

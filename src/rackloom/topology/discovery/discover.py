@@ -2,7 +2,7 @@
 
 `discover_machine` reads the kernel's files, asks NVML (only on this machine itself), and reads two
 optional files: a NCCL topology file of the vendor and a declaration by the operator. `build_machine` then
-decides, per fact: a declaration wins, since somebody wrote it because the machine was wrong; then the
+decides, per fact: a declaration wins, since a person wrote it because the machine was wrong; then the
 kernel; a vendor file fills in only what the kernel hides. A NUMA node of -1 counts as hidden.
 
 A GPU is a display or accelerator function of NVIDIA or AMD that is not bound to a passthrough driver, and
@@ -158,33 +158,27 @@ def build_machine(
 ) -> Machine:
     """The machine profile, GPUs and NICs in the order of their PCI addresses; those without one are last.
 
-    `excluded` are interfaces that are not for tenants; without it, what the host alone tells decides.
+    `excluded` are interfaces that are not for tenants; without it, they are derived from the host alone.
     """
     known = vendor or VendorTopology()
     left_out = excluded_interfaces(host.netdevs, host.routes) if excluded is None else excluded
     gpus = tuple(_build_gpus(host, {gpu.pci_address: gpu for gpu in nvml}, known, declared))
     nics = tuple(_build_nics(host, known, declared, left_out))
+    sources = {
+        "sysfs": True,
+        "nvml": bool(nvml),
+        "vendor-file": vendor is not None,
+        "declared": declared != NOTHING_DECLARED,
+    }
     return Machine(
         name=host.name,
         note="Read from a running machine." if nvml else "Read from the kernel's own files.",
-        origin=_sources_used(nvml, vendor, declared),
+        origin=tuple(name for name, is_used in sources.items() if is_used),
         gpus=gpus,
         nics=nics,
         interfaces=tuple(_build_interfaces(host, nics, declared, left_out)),
         declared_classes=tuple(_class_rows(gpus, nics, declared)),
     )
-
-
-def _sources_used(
-    nvml: Sequence[NvmlGpu], vendor: VendorTopology | None, declared: Declaration
-) -> tuple[str, ...]:
-    used = (
-        ("sysfs", True),
-        ("nvml", bool(nvml)),
-        ("vendor-file", vendor is not None),
-        ("declared", declared != NOTHING_DECLARED),
-    )
-    return tuple(name for name, present in used if present)
 
 
 def _build_gpus(
@@ -194,21 +188,21 @@ def _build_gpus(
     listed = {gpu.pci_address: gpu for gpu in host.gpus}
     addresses = sorted(functions.keys() | listed.keys() | nvml.keys() | declared.gpus.keys())
     for index, address in enumerate(addresses):
-        said = declared.gpus.get(address, _NO_DECLARATION)
+        stated = declared.gpus.get(address, _NO_DECLARATION)
         function, driver, library = functions.get(address), listed.get(address), nvml.get(address)
-        yield _build_gpu(index, address, _DeviceSources(function, vendor, said), driver, library)
+        yield _build_gpu(index, address, _DeviceSources(function, vendor, stated), driver, library)
 
 
 class _DeviceSources(msgspec.Struct, frozen=True):
-    """All that is known of where one device sits."""
+    """The sources for the position of one device."""
 
     function: PciFunction | None
     vendor: VendorTopology
-    said: DeclaredDevice
+    stated: DeclaredDevice
 
     def numa_node(self, address: str | None) -> Fact[int] | None:
-        if self.said.numa_node is not None:
-            return Fact(self.said.numa_node, Source.DECLARED)
+        if self.stated.numa_node is not None:
+            return Fact(self.stated.numa_node, Source.DECLARED)
         read = None if self.function is None else self.function.numa_node
         if read is not None and read >= 0:
             return Fact(read, Source.SYSFS)
@@ -216,8 +210,8 @@ class _DeviceSources(msgspec.Struct, frozen=True):
         return None if written is None else Fact(written, Source.VENDOR_FILE)
 
     def pcie(self) -> PciePath | None:
-        if self.said.pcie is not None:
-            return self.said.pcie
+        if self.stated.pcie is not None:
+            return self.stated.pcie
         return None if self.function is None else self.function.path
 
     def switch(self, address: str | None) -> Fact[str] | None:
@@ -228,7 +222,7 @@ class _DeviceSources(msgspec.Struct, frozen=True):
 def _build_gpu(
     index: int, address: str, sources: _DeviceSources, driver: DriverGpu | None, library: NvmlGpu | None
 ) -> Gpu:
-    product = sources.said.product or (library and library.product) or (driver and driver.product)
+    product = sources.stated.product or (library and library.product) or (driver and driver.product)
     uuid = (library and library.uuid) or (driver and driver.uuid)
     return Gpu(
         index=index,
@@ -247,7 +241,11 @@ def _build_gpu(
 def _is_gpu(function: PciFunction) -> bool:
     """NVIDIA's are display or 3D controllers; AMD's accelerators have a class of their own."""
     base = function.class_code >> 16
-    return function.vendor in (NVIDIA, AMD) and base in (_DISPLAY, _ACCELERATOR) and not function.is_lent
+    return (
+        function.vendor in (NVIDIA, AMD)
+        and base in (_DISPLAY, _ACCELERATOR)
+        and not function.is_passed_through
+    )
 
 
 def _build_nics(
@@ -256,22 +254,22 @@ def _build_nics(
     candidates = nic_candidates(host)
     reasons = NicExclusions(host, candidates, excluded)
     for index, candidate in enumerate(candidates):
-        said = next(
+        stated = next(
             (declared.nics[name] for name in candidate.names if name in declared.nics), _NO_DECLARATION
         )
-        sources = _DeviceSources(candidate.function, vendor, said)
+        sources = _DeviceSources(candidate.function, vendor, stated)
         yield Nic(
             index=index,
             pci_address=candidate.address,
             pci_id=None if candidate.function is None else candidate.function.pci_id,
             if_name=None if candidate.netdev is None else candidate.netdev.name,
             rdma_device=None if candidate.rdma is None else candidate.rdma.name,
-            model=said.product,
-            line_rate_gbps=said.line_rate_gbps or candidate.line_rate_gbps,
+            model=stated.product,
+            line_rate_gbps=stated.line_rate_gbps or candidate.line_rate_gbps,
             numa_node=sources.numa_node(candidate.address),
             pcie=sources.pcie(),
             vendor_switch=sources.switch(candidate.address),
-            excluded=said.excluded or reasons.against(candidate),
+            excluded=stated.excluded or reasons.against(candidate),
         )
 
 
@@ -282,21 +280,17 @@ def _build_interfaces(
     taken = {nic.if_name for nic in nics}
     for netdev in host.netdevs:
         if netdev.name not in taken:
-            said = declared.nics.get(netdev.name, _NO_DECLARATION)
+            stated = declared.nics.get(netdev.name, _NO_DECLARATION)
             found = excluded.get(netdev.name)
-            reason = said.excluded or (None if found is None else found.reason)
+            reason = stated.excluded or (None if found is None else found.reason)
             yield Interface(name=netdev.name, kind=netdev.kind, excluded=reason)
 
 
 def _class_rows(gpus: Sequence[Gpu], nics: Sequence[Nic], declared: Declaration) -> Iterator[ClassRow]:
     for gpu in gpus:
-        stated = declared.classes.get(gpu.pci_address or "")
-        if stated:
-            yield ClassRow(gpu.index, tuple(_stated_class(stated, nic) for nic in nics))
-
-
-def _stated_class(row: Mapping[str, PathClass], nic: Nic) -> PathClass:
-    return next((row[name] for name in _nic_names(nic) if name in row), PathClass.UNKNOWN)
+        if row := declared.classes.get(gpu.pci_address or ""):
+            by_nic = (next((row[name] for name in _nic_names(nic) if name in row), None) for nic in nics)
+            yield ClassRow(gpu.index, tuple(found or PathClass.UNKNOWN for found in by_nic))
 
 
 def _nic_names(nic: Nic) -> tuple[str, ...]:
@@ -304,7 +298,7 @@ def _nic_names(nic: Nic) -> tuple[str, ...]:
 
 
 def unmatched_declarations(declared: Declaration, machine: Machine) -> tuple[str, ...]:
-    """Names in a declaration that no device of the machine bears, and that therefore say nothing."""
+    """Names in a declaration that no device of the machine has, and that therefore have no effect."""
     nics = {name for nic in machine.nics for name in _nic_names(nic)} | {
         interface.name for interface in machine.interfaces
     }
@@ -326,21 +320,17 @@ def discover_machine(
         raise Refused(
             f"{sysroot} holds no sys directory of a machine", nearest_fix="copy /sys and /proc there"
         )
-    stated = (
-        NOTHING_DECLARED if declared is None else read_declaration(read_named_file(declared), str(declared))
-    )
-    machine = build_machine(
-        read_host(root),
-        nvml=(read_nvml() or ()) if sysroot == OWN_ROOT else (),
-        vendor=None
-        if nccl_topology is None
-        else read_nccl_topology(read_named_file(nccl_topology), str(nccl_topology)),
-        declared=stated,
-    )
-    strangers = unmatched_declarations(stated, machine)
-    if strangers:
+    stated = NOTHING_DECLARED
+    if declared is not None:
+        stated = read_declaration(read_named_file(declared), str(declared))
+    vendor = None
+    if nccl_topology is not None:
+        vendor = read_nccl_topology(read_named_file(nccl_topology), str(nccl_topology))
+    nvml = (read_nvml() or ()) if sysroot == OWN_ROOT else ()
+    machine = build_machine(read_host(root), nvml=nvml, vendor=vendor, declared=stated)
+    if unmatched := unmatched_declarations(stated, machine):
         raise Refused(
-            f"{declared} speaks of {', '.join(strangers)}, which this machine does not have",
+            f"{declared} speaks of {', '.join(unmatched)}, which this machine does not have",
             nearest_fix="name devices as `rackloom topology discover` prints them",
         )
     return machine

@@ -61,19 +61,19 @@ class DriverFile:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaDriver:
-    """A driver: its root as seen from here and as the host has it, and where the host's own root is seen."""
+    """A driver: its root as a path here and on the host, and where the host's root is mounted here."""
 
     root: Path
     host_root: Path
     base: Path
     version: str | None
-    """`580.95.05`; None where no name of a library tells."""
+    """`580.95.05`; None where no library name has a version."""
 
     def libraries(self, *stems: str) -> tuple[DriverFile, ...]:
         """The driver's libraries, and the links to them; `stems` are patterns such as `libcuda`.
 
-        They are the files that end with the driver's version, of any stem where none is given. Where no name
-        tells a version, they are all of these stems.
+        Only files of the driver's version are returned, of any stem where none is given. Where no name has a
+        version, all files of these stems are returned.
         """
         sysroot = Sysroot(self.root)
         if self.version is None:
@@ -98,13 +98,18 @@ class NvidiaDriver:
     def firmware(self) -> tuple[DriverFile, ...]:
         """What the kernel module loads into the GPU System Processor."""
         sysroot = Sysroot(self.root)
-        versions = [self.version] if self.version else sorted({*_names_below(sysroot, FIRMWARE_PLACES)})
+        versions = (
+            [self.version]
+            if self.version
+            else sorted({name for place in FIRMWARE_PLACES for name in sysroot.names(f"/{place}")})
+        )
         places = tuple(f"{place}/{version}" for place in FIRMWARE_PLACES for version in versions)
-        return tuple(_driver_files(sysroot, places, _is_firmware))
+        is_firmware = re.compile(r"gsp.*\.bin", re.DOTALL).fullmatch
+        return tuple(_driver_files(sysroot, places, lambda name: is_firmware(name) is not None))
 
     @property
     def devices(self) -> Path:
-        """Where its device files are seen: a driver's container may have a /dev of its own."""
+        """The directory of its device files: a driver container may have its own /dev."""
         own = self.root / "dev"
         return own if any(own.glob("nvidia*")) else self.base / "dev"
 
@@ -129,8 +134,8 @@ def find_driver(base: Path, host_base: Path = OWN_ROOT, loaded: str | None = Non
 
 def loaded_version(sysroot: Path = OWN_ROOT) -> str | None:
     """The version of the kernel module; None while it is not loaded."""
-    said = _VERSION.search((Sysroot(sysroot).text(_VERSION_FILE) or "").partition("\n")[0])
-    return None if said is None else said[0]
+    found = _VERSION.search((Sysroot(sysroot).text(_VERSION_FILE) or "").partition("\n")[0])
+    return None if found is None else found[0]
 
 
 def library_version(name: str) -> str | None:
@@ -140,7 +145,7 @@ def library_version(name: str) -> str | None:
 
 
 def driver_fingerprint(base: Path, loaded: str | None, *more: str) -> tuple[object, ...]:
-    """Something that becomes another whenever a file may have come or gone in the places, or in `more`."""
+    """A value that changes whenever a file may have been added or removed in the places, or in `more`."""
     places = (*LIBRARY_PLACES, *PROGRAM_PLACES, *FIRMWARE_PLACES, "dev", *more)
     roots = (base, base / CONTAINER_DRIVER_ROOT)
     return (loaded, *(_directory_state(root / place) for root in roots for place in places))
@@ -171,20 +176,16 @@ def _driver_files(
 
 
 def _driver_file(sysroot: Sysroot, path: PurePosixPath) -> DriverFile | None:
-    """None for what is no file, or goes while it is looked at."""
+    """None for what is no file, or is removed meanwhile."""
     real = sysroot.real(str(path))
     if real is None:
         return None
-    here, at = (sysroot.root.joinpath(*one.parts[1:]) for one in (path, real))
+    here, at = (sysroot.root.joinpath(*file.parts[1:]) for file in (path, real))
     try:
         link = None if here == at else str(here.readlink())
         return DriverFile(path, real, link) if at.is_file() else None
     except OSError:
         return None
-
-
-def _names_below(sysroot: Sysroot, places: tuple[str, ...]) -> Iterator[str]:
-    return (name for place in places for name in sysroot.names(f"/{place}"))
 
 
 def _stem(name: str) -> str:
@@ -194,10 +195,6 @@ def _stem(name: str) -> str:
 
 def _has_stem(name: str, stems: tuple[str, ...]) -> bool:
     return ".so" in name and any(fnmatchcase(_stem(name), stem) for stem in stems)
-
-
-def _is_firmware(name: str) -> bool:
-    return name.startswith("gsp") and name.endswith(".bin")
 
 
 def _version_numbers(version: str | None) -> tuple[int, ...]:
@@ -221,7 +218,7 @@ class NvmlGpu:
 
 
 def read_nvml(driver_root: Path = Path("/")) -> tuple[NvmlGpu, ...] | None:
-    """All GPUs of this machine; None where there is no driver. Raises Retry while it is in trouble."""
+    """All GPUs of this machine; None where there is no driver. Raises Retry while the driver fails."""
     with nvml_session(driver_root) as nvml:
         if nvml is None:
             return None
@@ -255,7 +252,7 @@ def nvml_session(driver_root: Path) -> Iterator[Any]:
 
 
 def driver_missing_error(driver_root: Path) -> Refused:
-    """What a machine without a session lacks: the kernel module, or the library that speaks with it."""
+    """Why a machine has no NVML session: the kernel module or the library is missing."""
     if loaded_version() is None:
         return Refused(
             "NVIDIA's driver is not loaded: there is no /proc/driver/nvidia/version",
@@ -268,14 +265,14 @@ def driver_missing_error(driver_root: Path) -> Refused:
 
 
 def _select_library(nvml: Any, driver_root: Path) -> None:
-    """Have the bindings use the library below the root; the loader's, where there is none.
+    """Make the bindings use the library below the root; without one they use the system's.
 
-    They load a library once for all time. After an upgrade of the driver it would not work with the newer
-    kernel module, so it is exchanged for the one that is there now: but never under a session, whose handles
-    belong to the library that made them.
+    They load a library once per process. After a driver upgrade it would not work with the newer kernel
+    module, so it is exchanged for the present one. While a session is open nothing is exchanged, because its
+    handles belong to the library that created them.
     """
     driver = find_driver(driver_root, loaded=loaded_version())
-    file = None if driver is None else next((one for one in driver.libraries(_NVML_LIBRARY)), None)
+    file = None if driver is None else next(iter(driver.libraries(_NVML_LIBRARY)), None)
     if driver is None or file is None:
         return
     library = driver.root.joinpath(*file.real.parts[1:])

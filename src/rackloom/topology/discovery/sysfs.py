@@ -61,7 +61,7 @@ class Sysroot:
         return None if found is None else found.decode(errors="replace").strip()
 
     def whole(self, path: str) -> str | None:
-        """A long file's content; None where there is none, and where it is longer than `LONGEST_TABLE`."""
+        """A long file's content; None where there is none, and where it is longer than `MAX_TABLE_BYTES`."""
         found = self._read(path, MAX_TABLE_BYTES + 1)
         return None if found is None or len(found) > MAX_TABLE_BYTES else found.decode(errors="replace")
 
@@ -82,7 +82,7 @@ class Sysroot:
             return ()
 
     def real(self, path: str) -> PurePosixPath | None:
-        """The path without symbolic links, as seen inside the root; None where it leads nowhere."""
+        """The path without symbolic links, relative to the root; None where it does not exist."""
         todo = list(reversed(PurePosixPath(path).parts))
         done: list[str] = []
         links = 0
@@ -114,7 +114,7 @@ class Sysroot:
             return None
 
     def _read(self, path: str, most: int) -> bytes | None:
-        """Up to so many bytes of a regular file: a pipe would wait for its writer, and a device may act."""
+        """Up to `most` bytes of a regular file: a pipe would block, and reading a device may have effects."""
         found = self.real(path)
         if found is None:
             return None
@@ -167,7 +167,7 @@ def normal_pci_address(text: str) -> str | None:
 
 
 def owning_pci_address(path: PurePosixPath) -> str | None:
-    """The PCI function that a device's real path runs through; the last, as virtio devices hang below it."""
+    """The last PCI function on a device's real path: virtio devices are below one."""
     return next((part for part in reversed(path.parts) if _PCI_ADDRESS.fullmatch(part)), None)
 
 
@@ -244,7 +244,7 @@ def read_routes(sysroot: Sysroot) -> tuple[NetRoute, ...]:
 
 def _read_netdev(sysroot: Sysroot, name: str) -> NetDevice:
     at = f"{NET_CLASS}/{name}"
-    path, device, master = (sysroot.real(one) for one in (at, f"{at}/device", f"{at}/master"))
+    path, device, master = map(sysroot.real, (at, f"{at}/device", f"{at}/master"))
     speed = sysroot.number(f"{at}/speed")
     return NetDevice(
         name=name,
@@ -372,7 +372,7 @@ DRIVER_GPUS = "/proc/driver/nvidia/gpus"
 
 
 def read_host(sysroot: Sysroot) -> HostReading:
-    """Everything that the kernel and NVIDIA's driver say without being asked through a library."""
+    """Everything that the kernel and NVIDIA's driver show in files."""
     return HostReading(
         name=sysroot.text("/proc/sys/kernel/hostname") or "unknown",
         pci=read_pci(sysroot),

@@ -39,14 +39,14 @@ def profile_names() -> tuple[str, ...]:
 def load_machine(name: str) -> Machine:
     """The machine profile `name`; Refused with the closest names where there is none."""
     _require_known(name, machine_names(), "machine")
-    return msgspec.json.decode(_profile_path(_MACHINES, name).read_bytes(), type=Machine)
+    return msgspec.json.decode((_MACHINES / f"{name}.json").read_bytes(), type=Machine)
 
 
 @cache
 def load_rack(name: str) -> RackProfile:
     """The rack profile `name`; Refused with the closest names where there is none."""
     _require_known(name, rack_names(), "rack")
-    return msgspec.json.decode(_profile_path(_RACKS, name).read_bytes(), type=RackProfile)
+    return msgspec.json.decode((_RACKS / f"{name}.json").read_bytes(), type=RackProfile)
 
 
 def load_profile(name: str) -> Machine | RackProfile:
@@ -59,17 +59,10 @@ def _file_stems(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.name.removesuffix(".json") for path in folder.glob("*.json")))
 
 
-def _profile_path(folder: Path, name: str) -> Path:
-    return folder / f"{name}.json"
-
-
 def _require_known(name: str, known: tuple[str, ...], kind: str) -> None:
     if name not in known:
-        raise Refused(f"no {kind} profile is called {name!r}", nearest_fix=f"use {_closest(name, known)}")
+        # Imported for the error alone: it costs more than loading a profile does.
+        from difflib import get_close_matches
 
-
-def _closest(name: str, known: tuple[str, ...]) -> str:
-    # Imported for the error alone: it costs more than loading a profile does.
-    from difflib import get_close_matches
-
-    return " or ".join(get_close_matches(name.lower(), known, n=3) or known)
+        closest = " or ".join(get_close_matches(name.lower(), known, n=3) or known)
+        raise Refused(f"no {kind} profile is called {name!r}", nearest_fix=f"use {closest}")

@@ -247,10 +247,10 @@ class DriverPrograms:
         )
         if result.code != 0:
             raise Retry(
-                f"`{' '.join(command)}` failed with {result.code}: {result.said[-_LONGEST_COMPLAINT:]}",
+                f"`{' '.join(command)}` failed with {result.code}: {result.output[-_LONGEST_COMPLAINT:]}",
                 after=PROGRAM_RETRY_SECONDS,
             )
-        return result.said
+        return result.output
 
     def _environment(self) -> Mapping[str, str]:
         """Where programs and their libraries are found: for a driver in a container, in its root as well."""

@@ -214,5 +214,7 @@ class HostImexDaemon(msgspec.Struct, frozen=True, kw_only=True):
         """Raise `Retry` unless nvidia-imex-ctl prints READY."""
         command = (*programs.chroot_prefix(self.root), "nvidia-imex-ctl", "-q", "-u", self.socket)
         result = await programs.run_program(*command, seconds=CTL_SECONDS, again=READY_RETRY_SECONDS)
-        if result.said != "READY":
-            raise Retry(f"the host's nvidia-imex says {result.said!r}, not READY", after=READY_RETRY_SECONDS)
+        if result.output != "READY":
+            raise Retry(
+                f"the host's nvidia-imex says {result.output!r}, not READY", after=READY_RETRY_SECONDS
+            )

@@ -45,24 +45,24 @@ from rackloom.core.place.search.tray_assignment import (
 
 
 class _CliqueFit(NamedTuple):
-    """How a clique stands to one more block; less is better."""
+    """How well a clique takes one more subgroup; less is better."""
 
     closes: tuple[int, ...]
-    """Holes of each size."""
+    """Free regions of each size."""
     left: int
-    """Members that it could serve before the block."""
+    """Members that it could serve before the subgroup."""
     fits: int
-    """Blocks like this one that it can take at most."""
+    """Equal subgroups that it can take at most."""
     is_exact: bool
-    """Else the holes are the least that can be, and it may be that the block does not fit."""
+    """Else `closes` is a lower bound, and the subgroup may not fit."""
 
 
 class _CliqueRank(NamedTuple):
-    """Less is better."""
+    """Less is better. `order` breaks ties, so that equal inputs give equal plans."""
 
-    unlike: int
-    """Less, the more of the waiting blocks like this one fit."""
-    standing: _CliqueFit
+    negative_fits: int
+    """Less, the more of the waiting subgroups of this shape fit."""
+    fit: _CliqueFit
     order: int
     clique: str
 
@@ -71,158 +71,164 @@ class _CliqueRank(NamedTuple):
 
 
 class WeightBound:
-    """One measure of members and cliques; no clique carries members that weigh more than its strength.
+    """A weight for members and a strength for cliques: no clique carries members that weigh more than it can.
 
-    Blocks are told by their number: those from `first` on wait.
+    Subgroups are named by their number: those from `first` on wait for a clique.
     """
 
     def __init__(
         self,
         strengths: Mapping[str, int],
         weights: Mapping[MemberNeed, int],
-        blocks: Sequence[ColocationGroup],
+        subgroups: Sequence[ColocationGroup],
     ) -> None:
         """`strengths` by clique, `weights` of one member; a need without a weight weighs nothing."""
         self._strengths = strengths
         self._weights = weights
         self._strongest = sorted(strengths, key=lambda clique: -strengths[clique])
-        last_first = [self._weight(members_by_need([block])) for block in reversed(blocks)]
-        self._together = list(accumulate(last_first))[::-1]
-        """What each block weighs with all after it."""
+        last_first = [self._weight(members_by_need([subgroup])) for subgroup in reversed(subgroups)]
+        self._waiting = list(accumulate(last_first))[::-1]
+        """By number: the weight of the subgroup and of all after it."""
         self._lightest = list(accumulate(last_first, min))[::-1]
-        """The lightest of these."""
+        """By number: the lightest of these."""
 
-    def fewest(self) -> int:
-        """So many cliques the blocks take at least; one more than there are where all are too weak."""
+    def min_cliques(self) -> int:
+        """A lower bound for the cliques that all subgroups take; more than exist where all are too weak."""
         totals = accumulate(self._strengths[clique] for clique in self._strongest)
-        return 1 + sum(total < self._together[0] for total in totals)
+        return 1 + sum(total < self._waiting[0] for total in totals)
 
-    def is_enough(self, inside: MembersByClique, first: int, may_begin: int) -> bool:
-        """Whether the blocks that wait may fit beside who is `inside`, and in so many cliques more."""
-        return self._lacking(inside, first, may_begin) <= 0
+    def allows(self, inside: MembersByClique, first: int, may_open: int) -> bool:
+        """Whether the waiting subgroups may fit beside those `inside` when so many cliques are opened."""
+        return self._missing(inside, first, may_open) <= 0
 
-    def able(self, fresh: Iterable[str], inside: MembersByClique, first: int, may_begin: int) -> list[str]:
-        """The `fresh` cliques with which they may, when each is one of the cliques more."""
-        lacking = self._lacking(inside, first, may_begin - 1)
-        return [clique for clique in fresh if self._strengths[clique] >= lacking]
+    def able(self, unused: Iterable[str], inside: MembersByClique, first: int, may_open: int) -> list[str]:
+        """The `unused` cliques of which one may be opened now, with others to come."""
+        missing = self._missing(inside, first, may_open - 1)
+        return [clique for clique in unused if self._strengths[clique] >= missing]
 
-    def _lacking(self, inside: MembersByClique, first: int, others: int) -> int:
-        """What neither cliques in use can carry nor so many others; room too small for a block is lost."""
-        left = [self._strengths[clique] - self._weight(wanted) for clique, wanted in inside.items()]
-        here = sum([room for room in left if room >= self._lightest[first]])
+    def _missing(self, inside: MembersByClique, first: int, others: int) -> int:
+        """The weight that neither the cliques in use nor the strongest `others` can carry.
+
+        Room in a used clique that is too small for the lightest waiting subgroup does not count.
+        """
+        left = [self._strengths[clique] - self._weight(members) for clique, members in inside.items()]
+        usable = sum([room for room in left if room >= self._lightest[first]])
         strongest = islice((clique for clique in self._strongest if clique not in inside), others)
-        return self._together[first] - here - sum([self._strengths[clique] for clique in strongest])
+        return self._waiting[first] - usable - sum([self._strengths[clique] for clique in strongest])
 
     def _weight(self, wanted: MembersByNeed) -> int:
         return sum([members * self._weights.get(need, 0) for need, members in wanted.items()])
 
 
 class CliqueRanking:
-    """What is known of the cliques while the blocks of one gang come and go."""
+    """The candidates for the next subgroup, while a search assigns subgroups and takes them back."""
 
     def __init__(
-        self, board: TrialPlacement, blocks: Sequence[ColocationGroup], spares: int, effort: SearchBudget
+        self, trial: TrialPlacement, subgroups: Sequence[ColocationGroup], spares: int, budget: SearchBudget
     ) -> None:
-        """The board has nobody of the gang yet."""
-        self._board = board
-        self._shapes = [group_shape(block) for block in blocks]
-        self._scales: Sequence[WeightBound] = ()
+        """No member of the gang is assigned yet."""
+        self._trial = trial
+        self._shapes = [group_shape(subgroup) for subgroup in subgroups]
+        self._weight_bounds: Sequence[WeightBound] = ()
         self._spares = spares
-        self._effort = effort
-        ground = board.ground
-        by_need = {need: ground.outlooks(need) for need in members_by_need(blocks)}
-        self._outlooks = {
-            clique: {need: outlooks[clique] for need, outlooks in by_need.items()}
-            for clique in ground.cliques
+        self._budget = budget
+        capacity = trial.capacity
+        by_need = {need: capacity.bounds(need) for need in members_by_need(subgroups)}
+        self._bounds = {
+            clique: {need: bounds[clique] for need, bounds in by_need.items()} for clique in capacity.cliques
         }
-        self._empty = ground.empty
+        self._empty = capacity.empty
         self.inside: dict[str, MembersByNeed] = {}
-        """Who is in each clique that is used."""
-        self._order = {clique: order for order, clique in enumerate(ground.cliques)}
-        self._known: dict[str, dict[GroupShape, _CliqueFit | None]] = {
-            clique: {} for clique in ground.cliques
+        """The members in each clique that is used."""
+        self._order = {clique: order for order, clique in enumerate(capacity.cliques)}
+        self._fits: dict[str, dict[GroupShape, _CliqueFit | None]] = {
+            clique: {} for clique in capacity.cliques
         }
+        """Computed fits. A fit depends on the clique alone, so only a change there discards it."""
 
     def changed(self, clique: str, inside: MembersByNeed) -> None:
-        """The clique has these members of the gang now, on the board too."""
+        """The clique has these members of the gang now, in the trial too."""
         if inside:
             self.inside[clique] = inside
         else:
             del self.inside[clique]
-        self._known[clique] = {}
+        self._fits[clique] = {}
 
-    def counts(self, clique: str, wanted: MembersByNeed) -> bool:
-        """Whether counting tells if members fit there, however they are seated."""
-        return is_counting_exact(self._outlooks[clique], wanted, self._spares)
+    def is_counting_exact(self, clique: str, wanted: MembersByNeed) -> bool:
+        """Whether counting tells if members fit there."""
+        return is_counting_exact(self._bounds[clique], wanted, self._spares)
 
-    def weigh(self, scales: Sequence[WeightBound]) -> None:
-        """From now on cliques that are too weak by one of the scales are left out."""
-        self._scales = scales
+    def prune_by(self, bounds: Sequence[WeightBound]) -> None:
+        """From now on cliques that are too weak by one of the bounds are left out."""
+        self._weight_bounds = bounds
 
-    def best_first(self, block: int, most: int | None) -> Iterator[str]:
-        """The cliques that can take a block; new ones only if all waiting that are alike can sit with them.
+    def best_first(self, number: int, most: int | None) -> Iterator[str]:
+        """The cliques that can take a subgroup, of `most` that may be used.
 
-        `most` cliques may be used.
+        Unused ones follow only if all waiting subgroups of this shape fit into the cliques then open.
         """
-        may_begin = (len(self._known) if most is None else most) - len(self.inside)
-        if not all(scale.is_enough(self.inside, block, may_begin) for scale in self._scales):
+        may_open = (len(self._fits) if most is None else most) - len(self.inside)
+        if not all(bound.allows(self.inside, number, may_open) for bound in self._weight_bounds):
             return
-        shape = self._shapes[block]
-        waiting = self._shapes[block:].count(shape)
+        shape = self._shapes[number]
+        waiting = self._shapes[number:].count(shape)
+        # Cliques in use come before all others, whatever they close: fewest cliques is the first aim.
         used = self._ranks(list(self.inside), shape, waiting)
-        seats = -sum(rank.unlike for rank in used)
+        fits = -sum(rank.negative_fits for rank in used)
         yield from self._ordered(used, shape)
-        if may_begin == 0:
+        if may_open == 0:
             return
-        new = self._ranks(self._fresh(block, may_begin), shape, waiting)
-        if seats - sum(sorted(rank.unlike for rank in new)[:may_begin]) >= waiting:
+        unused = [clique for clique in self._fits if clique not in self.inside]
+        for bound in self._weight_bounds:
+            unused = bound.able(unused, self.inside, number, may_open)
+        # If all cliques that may still be opened cannot take the waiting subgroups of this shape together,
+        # opening one of them only leads to a later dead end.
+        new = self._ranks(unused, shape, waiting)
+        if fits - sum(sorted(rank.negative_fits for rank in new)[:may_open]) >= waiting:
             yield from self._ordered(new, shape)
 
-    def _fresh(self, block: int, may_begin: int) -> list[str]:
-        """The cliques that may be begun for a block."""
-        fresh = [clique for clique in self._known if clique not in self.inside]
-        for scale in self._scales:
-            fresh = scale.able(fresh, self.inside, block, may_begin)
-        return fresh
-
     def _ordered(self, ranks: list[_CliqueRank], shape: GroupShape) -> Iterator[str]:
-        """Best first. What counting leaves open is looked at when the clique would come next."""
+        """Best first. An inexact fit is a lower bound, so its clique is solved only when it comes first.
+
+        It goes back onto the heap with its exact fit, which is never better: the order stays right.
+        """
         heapify(ranks)
         while ranks:
             rank = heappop(ranks)
-            if rank.standing.is_exact:
+            if rank.fit.is_exact:
                 yield rank.clique
                 continue
-            exact = self._looked_at(rank.clique, shape, rank.standing)
-            self._known[rank.clique][shape] = exact
+            exact = self._solved_fit(rank.clique, shape, rank.fit)
+            self._fits[rank.clique][shape] = exact
             if exact is not None:
-                heappush(ranks, rank._replace(standing=exact))
+                heappush(ranks, rank._replace(fit=exact))
 
     def _ranks(self, cliques: Iterable[str], shape: GroupShape, waiting: int) -> list[_CliqueRank]:
         ranks = []
         for clique in cliques:
-            known = self._known[clique]
-            if shape not in known:
-                known[shape] = self._counted(clique, shape)
-            if (found := known[shape]) is not None:
-                ranks.append(_CliqueRank(-min(found.fits, waiting), found, self._order[clique], clique))
+            fits = self._fits[clique]
+            if shape not in fits:
+                fits[shape] = self._counted_fit(clique, shape)
+            if (fit := fits[shape]) is not None:
+                ranks.append(_CliqueRank(-min(fit.fits, waiting), fit, self._order[clique], clique))
         return ranks
 
-    def _counted(self, clique: str, shape: GroupShape) -> _CliqueFit | None:
-        outlooks, inside = self._outlooks[clique], self.inside.get(clique, {})
-        many = max_groups_that_fit(outlooks, inside, dict(shape))
-        if many <= 0:
+    def _counted_fit(self, clique: str, shape: GroupShape) -> _CliqueFit | None:
+        bounds, inside = self._bounds[clique], self.inside.get(clique, {})
+        fits = max_groups_that_fit(bounds, inside, dict(shape))
+        if fits <= 0:
             return None
         wanted = add_members(inside, shape)
-        trays = min_opened_trays(outlooks, wanted)
+        trays = min_opened_trays(bounds, wanted)
         if trays is None:
             return None
-        left = self._board.capacity(clique, shape[0][0])
-        return _CliqueFit(self._closes(clique, trays), left, many, self.counts(clique, wanted))
+        # Tightness: among cliques that close equally many regions, the one with least room is taken.
+        left = self._trial.clique_slots(clique, shape[0][0])
+        return _CliqueFit(self._closes(clique, trays), left, fits, self.is_counting_exact(clique, wanted))
 
-    def _looked_at(self, clique: str, shape: GroupShape, counted: _CliqueFit) -> _CliqueFit | None:
+    def _solved_fit(self, clique: str, shape: GroupShape, counted: _CliqueFit) -> _CliqueFit | None:
         wanted = add_members(self.inside.get(clique, {}), shape)
-        answer = joint_assignment(self._board, clique, wanted, self._spares, self._effort)
+        answer = joint_assignment(self._trial, clique, wanted, self._spares, self._budget)
         if answer is None:
             return None
         closes = counted.closes if answer.loads is None else self._closes(clique, answer.opened)
@@ -230,7 +236,7 @@ class CliqueRanking:
 
     def _closes(self, clique: str, opened: int) -> tuple[int, ...]:
         """`opened`: of the trays that were empty before the gang came."""
-        empty = self._board.empty(clique)
+        empty = self._trial.empty(clique)
         return regions_closed(empty, max(0, opened - (self._empty[clique] - empty)))
 
 
@@ -242,46 +248,38 @@ REGION_SIZES = (16, 8, 4, 2, 1)
 
 
 def regions_closed(empty: int, taken: int) -> tuple[int, ...]:
-    """Holes of each size that a clique with `empty` trays loses with `taken` of them."""
+    """Free regions of each size that a clique with `empty` trays loses with `taken` of them."""
     return tuple(empty // size - (empty - taken) // size for size in REGION_SIZES)
 
 
 def fragmentation_price(before: Sequence[int], after: Sequence[int]) -> tuple[FreeRegionCount, ...]:
-    """The holes that change, given the empty trays of each clique."""
+    """The counts of free regions that change, given the empty trays of each clique."""
     counts = (
         FreeRegionCount(size, sum(empty // size for empty in before), sum(empty // size for empty in after))
         for size in REGION_SIZES
     )
-    return tuple(hole for hole in counts if hole.before != hole.after)
+    return tuple(count for count in counts if count.before != count.after)
 
 
-def weight_bounds(ground: SiteCapacity, blocks: Sequence[ColocationGroup], spares: int) -> list[WeightBound]:
-    """One for each need alone, and one for all together; `spares` trays of each clique carry nobody."""
-    wanted = members_by_need(blocks)
-    alone = list(_bounds_by_need(ground, wanted, blocks)) if len(wanted) > 1 else []
-    return alone if len(wanted) > MAX_NEEDS else [*alone, _joint_bound(ground, wanted, blocks, spares)]
-
-
-def _bounds_by_need(
-    ground: SiteCapacity, wanted: MembersByNeed, blocks: Sequence[ColocationGroup]
-) -> Iterator[WeightBound]:
-    for need in wanted:
-        capacities = {clique: outlook.capacity for clique, outlook in ground.outlooks(need).items()}
-        yield WeightBound(capacities, {need: 1}, blocks)
-
-
-def _joint_bound(
-    ground: SiteCapacity, wanted: MembersByNeed, blocks: Sequence[ColocationGroup], spares: int
-) -> WeightBound:
+def weight_bounds(
+    capacity: SiteCapacity, subgroups: Sequence[ColocationGroup], spares: int
+) -> list[WeightBound]:
+    """One for each need alone, and one for all together; `spares` trays of each clique carry nothing."""
+    wanted = members_by_need(subgroups)
+    bounds = []
+    if len(wanted) > 1:
+        for need in wanted:
+            strengths = {clique: bound.capacity for clique, bound in capacity.bounds(need).items()}
+            bounds.append(WeightBound(strengths, {need: 1}, subgroups))
+    if len(wanted) > MAX_NEEDS:
+        return bounds
     needs = ordered_needs(wanted)
-    cliques = {clique: ground.vacancies(clique, needs) for clique in ground.cliques}
-    alike = frozenset([tray for trays in cliques.values() for tray in trays])
-    carried = carry_bound(alike, frozenset(), needs, tuple([wanted[need] for need in needs]))
-    heaviest = {clique: [carried.heaviest[tray] for tray in trays] for clique, trays in cliques.items()}
-    strengths = {clique: _strength_without_spares(spares, loads) for clique, loads in heaviest.items()}
-    return WeightBound(strengths, dict(zip(needs, carried.weights, strict=True)), blocks)
-
-
-def _strength_without_spares(spares: int, loads: Sequence[int]) -> int:
-    """All loads but the lightest ones: a spare carries nobody, but could carry somebody."""
-    return sum(sorted([load for load in loads if load])[spares:])
+    cliques = {clique: capacity.vacancies(clique, needs) for clique in capacity.cliques}
+    kinds = frozenset([tray for trays in cliques.values() for tray in trays])
+    carried = carry_bound(kinds, frozenset(), needs, tuple([wanted[need] for need in needs]))
+    # The lightest loads are left out: a spare carries nothing now, but has to be able to carry something.
+    strengths = {
+        clique: sum(sorted(load for tray in trays if (load := carried.heaviest[tray]))[spares:])
+        for clique, trays in cliques.items()
+    }
+    return [*bounds, WeightBound(strengths, dict(zip(needs, carried.weights, strict=True)), subgroups)]

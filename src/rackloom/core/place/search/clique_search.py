@@ -40,254 +40,238 @@ from rackloom.core.place.search.tray_assignment import (
 )
 
 FREE_DEAD_ENDS = 400
-"""So many each search has: blocks of unlike sizes can be packed in exponentially many ways."""
+"""Dead ends that each search has for itself: subgroups of unlike sizes can be packed in exponentially many
+ways."""
 
 
 class CliqueChoice(NamedTuple):
-    """One block in its clique."""
+    """One subgroup in its clique."""
 
-    block: ColocationGroup
+    subgroup: ColocationGroup
     clique: str
-    sitting: TrayAssignments
+    assignments: TrayAssignments
 
 
 def choose_cliques(
-    board: TrialPlacement, blocks: Sequence[ColocationGroup], spares: int, effort: SearchBudget
+    trial: TrialPlacement, subgroups: Sequence[ColocationGroup], spares: int, budget: SearchBudget
 ) -> list[CliqueChoice] | None:
-    """A clique for each block, in the order of the blocks; None, and nothing put, where none was found.
-
-    Blocks that are alike fill as few cliques as can be at once; for others, fewer cliques are tried for.
-    """
-    choice = CliqueSearch(board, blocks, spares, effort)
-    best = choice.run()
-    if best is None or _cliques_used(best) == 1:
-        return best
-    fewest = choice.fewest()
-    while (cliques := _cliques_used(best)) > fewest:
-        fewer = choice.run(most=cliques - 1)
+    """A clique for each subgroup, in their order; None, and nothing is assigned, where none was found."""
+    search = CliqueSearch(trial, subgroups, spares, budget)
+    best = search.run()
+    # Equal subgroups fill the fewest cliques at once, so the loop mostly ends at its first condition.
+    while best is not None and (cliques := len({choice.clique for choice in best})) > 1:
+        if cliques <= search.min_cliques():
+            break
+        fewer = search.run(most=cliques - 1)
         if fewer is None:
-            for one in best:
-                assign(board, one.sitting)
+            for choice in best:
+                assign(trial, choice.assignments)
             break
         best = fewer
     return best
 
 
 def can_choose_cliques(
-    board: TrialPlacement, blocks: Sequence[ColocationGroup], spares: int, effort: SearchBudget
+    trial: TrialPlacement, subgroups: Sequence[ColocationGroup], spares: int, budget: SearchBudget
 ) -> bool:
-    """Whether there is a clique for each block, in however many; what was found stays on the board."""
-    return CliqueSearch(board, blocks, spares, effort).run() is not None
-
-
-def _cliques_used(chosen: Sequence[CliqueChoice]) -> int:
-    return len({one.clique for one in chosen})
+    """Whether there is a clique for each subgroup; the solution stays in the trial."""
+    return CliqueSearch(trial, subgroups, spares, budget).run() is not None
 
 
 class _CliqueContent(NamedTuple):
     """What a search has put into one clique."""
 
-    blocks: tuple[ColocationGroup, ...] = ()
-    sittings: tuple[TrayAssignments, ...] = ()
+    subgroups: tuple[ColocationGroup, ...] = ()
+    assignments: tuple[TrayAssignments, ...] = ()
+    """One for each subgroup."""
 
 
 class CliqueSearch:
-    """A search that takes back its choices a bounded number of times; what it found stays on the board."""
+    """A depth-first search with a bounded number of dead ends; its solution stays in the trial."""
 
     def __init__(
-        self, board: TrialPlacement, blocks: Sequence[ColocationGroup], spares: int, effort: SearchBudget
+        self, trial: TrialPlacement, subgroups: Sequence[ColocationGroup], spares: int, budget: SearchBudget
     ) -> None:
-        """The board has nobody of the gang yet."""
-        self._board = board
-        self._blocks = blocks
+        """No member of the gang is assigned yet."""
+        self._trial = trial
+        self._subgroups = subgroups
         self._spares = spares
-        self._effort = effort
-        self._ranking = CliqueRanking(board, blocks, spares, effort)
-        self._dead_ends = NogoodTable(board.ground, members_by_need(blocks))
+        self._budget = budget
+        self._ranking = CliqueRanking(trial, subgroups, spares, budget)
+        self._nogoods = NogoodTable(trial.capacity, members_by_need(subgroups))
         self._inside: dict[str, _CliqueContent] = {}
         self._steps: list[tuple[str, _CliqueContent]] = []
-        """The clique of each block so far, and what was in it before."""
+        """The clique of each subgroup so far, and what was in it before."""
 
-    def fewest(self) -> int:
-        """So many cliques the blocks take at least."""
-        return max([scale.fewest() for scale in self._scales])
+    def min_cliques(self) -> int:
+        """A lower bound for the cliques that the subgroups take."""
+        return max([bound.min_cliques() for bound in self._bounds])
 
     def run(self, most: int | None = None) -> list[CliqueChoice] | None:
-        """A clique for each block, in the order of the blocks; None where none was found.
+        """A clique for each subgroup, in their order; None where none was found.
 
-        `most` cliques may be used, fewer than in a run before. What that found is taken off the board.
+        `most` cliques may be used, fewer than in a run before, whose solution is undone. The nogoods of that
+        run hold here too: what failed with more cliques fails with fewer.
         """
-        self._take_all_back()
-        open_choices: list[Iterator[str]] = []
+        self._undo_all()
+        # Invariant: the trial, the ranking and the nogood table all have the choices of `_steps`, and
+        # candidates[n] yields the cliques not yet tried for subgroup n, given the choices before it.
+        candidates: list[Iterator[str]] = []
         dead_ends = 0
-        while len(self._steps) < len(self._blocks):
-            if len(open_choices) == len(self._steps):
-                open_choices.append(self._ranking.best_first(len(self._steps), most))
-            if self._advance(open_choices[-1]):
+        while len(self._steps) < len(self._subgroups):
+            if len(candidates) == len(self._steps):
+                candidates.append(self._ranking.best_first(len(self._steps), most))
+            if self._advance(candidates[-1]):
                 continue
             dead_ends += 1
-            if not self._steps or (dead_ends > FREE_DEAD_ENDS and not self._bears_dead_end()):
-                self._take_all_back()
+            if not self._steps or (
+                dead_ends > FREE_DEAD_ENDS and not self._budget.charge_dead_end(len(self._ranking.inside))
+            ):
+                self._undo_all()
                 return None
-            self._dead_ends.add()
-            self._ranking.weigh(self._scales)
-            open_choices.pop()
-            self._take_back()
-        return self._chosen()
-
-    def _bears_dead_end(self) -> bool:
-        return self._effort.bears_dead_end(len(self._ranking.inside))
-
-    @cached_property
-    def _scales(self) -> list[WeightBound]:
-        """Mostly there is room for everybody at once, and nothing needs to be weighed."""
-        return weight_bounds(self._board.ground, self._blocks, self._spares)
-
-    def _chosen(self) -> list[CliqueChoice]:
-        sittings = {clique: iter(inside.sittings) for clique, inside in self._inside.items()}
+            # Every clique failed for the next subgroup, so nothing follows from the choices that stand.
+            self._nogoods.add()
+            self._ranking.prune_by(self._bounds)
+            candidates.pop()
+            self._undo()
+        assignments = {clique: iter(inside.assignments) for clique, inside in self._inside.items()}
         return [
-            CliqueChoice(block, clique, next(sittings[clique]))
-            for block, (clique, _) in zip(self._blocks, self._steps, strict=True)
+            CliqueChoice(subgroup, clique, next(assignments[clique]))
+            for subgroup, (clique, _) in zip(self._subgroups, self._steps, strict=True)
         ]
 
+    @cached_property
+    def _bounds(self) -> list[WeightBound]:
+        """Computed at the first dead end: mostly the first choices fit, and no bound is needed."""
+        return weight_bounds(self._trial.capacity, self._subgroups, self._spares)
+
     def _advance(self, cliques: Iterator[str]) -> bool:
-        block = self._blocks[len(self._steps)]
+        """Put the next subgroup into the first of the cliques that takes it."""
+        subgroup = self._subgroups[len(self._steps)]
+        shape = [(part.need, part.members) for part in subgroup]
         for clique in cliques:
-            before = self._inside.get(clique, _CliqueContent())
-            if self._leads_nowhere(clique, block):
+            inside = self._ranking.inside.get(clique, {})
+            if self._nogoods and self._nogoods.has(clique, add_members(inside, shape)):
                 continue
-            sittings = self._joined(clique, before, block)
-            if sittings is not None:
+            before = self._inside.get(clique, _CliqueContent())
+            assignments = self._add_to_clique(clique, before, subgroup)
+            if assignments is not None:
                 self._steps.append((clique, before))
-                self._set(clique, _CliqueContent((*before.blocks, block), sittings))
+                self._set(clique, _CliqueContent((*before.subgroups, subgroup), assignments))
                 return True
         return False
 
-    def _leads_nowhere(self, clique: str, block: ColocationGroup) -> bool:
-        if not self._dead_ends:
-            return False
-        inside = self._ranking.inside.get(clique, {})
-        return self._dead_ends.has(clique, add_members(inside, ((part.need, part.members) for part in block)))
-
-    def _joined(
-        self, clique: str, before: _CliqueContent, block: ColocationGroup
+    def _add_to_clique(
+        self, clique: str, before: _CliqueContent, subgroup: ColocationGroup
     ) -> tuple[TrayAssignments, ...] | None:
-        """Put one more block into a clique; None, and nothing changed, where it cannot be.
-
-        Members that compete for trays are seated anew, all of them together.
-        """
-        blocks = (*before.blocks, block)
-        wanted = members_by_need(blocks)
-        if (
-            self._ranking.counts(clique, wanted)
-            and (beside := assign_best_fit(self._board, clique, block)) is not None
-        ):
-            return (*before.sittings, beside)
-        answer = joint_assignment(self._board, clique, wanted, self._spares, self._effort)
+        """Assign one more subgroup in a clique; None, and nothing changes, where it does not fit."""
+        subgroups = (*before.subgroups, subgroup)
+        wanted = members_by_need(subgroups)
+        if self._ranking.is_counting_exact(clique, wanted):
+            beside = assign_best_fit(self._trial, clique, subgroup)
+            if beside is not None:
+                return (*before.assignments, beside)
+        answer = joint_assignment(self._trial, clique, wanted, self._spares, self._budget)
         if answer is not None and answer.loads is not None:
-            for sitting in before.sittings:
-                unassign(self._board, sitting)
-            return assign_jointly(self._board, clique, blocks, answer.loads)
-        return self._in_turn(clique, before, block)
-
-    def _in_turn(
-        self, clique: str, before: _CliqueContent, block: ColocationGroup
-    ) -> tuple[TrayAssignments, ...] | None:
-        beside = assign_best_fit(self._board, clique, block)
+            for assignments in before.assignments:
+                unassign(self._trial, assignments)
+            return assign_jointly(self._trial, clique, subgroups, answer.loads)
+        # The joint search gave up: assign in turn, which may miss a solution but never makes a wrong one.
+        beside = assign_best_fit(self._trial, clique, subgroup)
         if beside is None:
             return None
-        sittings = (*before.sittings, beside)
-        if self._spares and len(spare_trays(self._board, clique, sittings)) < self._spares:
-            unassign(self._board, beside)
+        found = (*before.assignments, beside)
+        if self._spares and len(spare_trays(self._trial, clique, found)) < self._spares:
+            unassign(self._trial, beside)
             return None
-        return sittings
+        return found
 
-    def _take_all_back(self) -> None:
+    def _undo_all(self) -> None:
         while self._steps:
-            self._take_back()
+            self._undo()
 
-    def _take_back(self) -> None:
+    def _undo(self) -> None:
+        """Take back the newest choice, and what a joint assignment moved of earlier members."""
         clique, before = self._steps.pop()
-        for sitting in self._inside[clique].sittings:
-            unassign(self._board, sitting)
-        for sitting in before.sittings:
-            assign(self._board, sitting)
+        for assignments in self._inside[clique].assignments:
+            unassign(self._trial, assignments)
+        for assignments in before.assignments:
+            assign(self._trial, assignments)
         self._set(clique, before)
 
     def _set(self, clique: str, inside: _CliqueContent) -> None:
         self._inside[clique] = inside
-        wanted = members_by_need(inside.blocks)
+        wanted = members_by_need(inside.subgroups)
         self._ranking.changed(clique, wanted)
-        self._dead_ends.changed(clique, wanted)
+        self._nogoods.changed(clique, wanted)
 
 
 # Recorded dead ends.
 
 
 class NogoodTable:
-    """Choices for the first blocks with which the others were not placed. What fits depends on no more.
+    """Choices for the first subgroups after which the others could not be placed.
 
-    Blocks that are alike may have changed places, and so may whole cliques that are alike. A choice is one
-    number, with a digit for each thing that a clique can have inside: how many alike cliques have that. So
-    the next choice is told from the last one by the digits of one clique, however many are in use.
+    A choice is a number with one digit for each pair of a kind of clique and a content: how many cliques of
+    that kind have that content. Cliques whose trays have equal vacancies are of one kind. So choices that
+    differ only in which of equal cliques has which of equal subgroups have the same number, and a step
+    changes the digits of one clique only.
     """
 
-    def __init__(self, ground: SiteCapacity, wanted: MembersByNeed) -> None:
-        """None yet, for a gang that wants so much, and nobody in a clique."""
-        self._ground = ground
+    def __init__(self, capacity: SiteCapacity, wanted: MembersByNeed) -> None:
+        """No nogood yet, and no member in a clique; the gang has the members `wanted`."""
+        self._capacity = capacity
         self._needs = ordered_needs(wanted)
-        self._bits = len(ground.cliques).bit_length()
-        """Of a digit."""
+        self._bits = len(capacity.cliques).bit_length()
+        """Of a digit: it counts up to all cliques, so it never carries over."""
         self._ones: dict[Hashable, int] = {}
         """A one in each digit."""
         self._counted: dict[str, int] = {}
         """What each clique adds to the choice."""
         self._changed: dict[str, MembersByNeed] = {}
-        """What was not counted yet: most searches come to no dead end."""
+        """What is not counted yet: most searches come to no dead end."""
         self._choice = 0
-        self._known: set[int] = set()
+        self._nogoods: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._nogoods)
 
     def changed(self, clique: str, inside: MembersByNeed) -> None:
         """The clique has these members of the gang now."""
         self._changed[clique] = inside
 
     def add(self) -> None:
-        """Nothing comes of the choice that stands."""
+        """Record that the present choice leads nowhere."""
         self._count()
-        self._known.add(self._choice)
+        self._nogoods.add(self._choice)
 
     def has(self, clique: str, inside: MembersByNeed) -> bool:
-        """Whether it is known that nothing comes of the choice that stands with these in a clique instead."""
-        if not self._known:
+        """Whether the present choice with these members in a clique instead is recorded."""
+        if not self._nogoods:
             return False
         self._count()
-        one = self._ones.get(self._digit(clique, inside))
-        return one is not None and self._choice - self._counted.get(clique, 0) + one in self._known
+        added = self._ones.get(self._digit(clique, inside))
+        return added is not None and self._choice - self._counted.get(clique, 0) + added in self._nogoods
 
     def _count(self) -> None:
         for clique, inside in self._changed.items():
-            now = self._one(self._digit(clique, inside)) if inside else 0
-            self._choice += now - self._counted.get(clique, 0)
-            self._counted[clique] = now
+            added = 0
+            if inside:
+                added = self._ones.setdefault(self._digit(clique, inside), 1 << self._bits * len(self._ones))
+            self._choice += added - self._counted.get(clique, 0)
+            self._counted[clique] = added
         self._changed.clear()
 
-    def _one(self, digit: Hashable) -> int:
-        if digit not in self._ones:
-            self._ones[digit] = 1 << self._bits * len(self._ones)
-        return self._ones[digit]
-
     def _digit(self, clique: str, inside: MembersByNeed) -> Hashable:
-        return self._likeness[clique], frozenset(inside.items())
+        return self._kinds[clique], frozenset(inside.items())
 
     @cached_property
-    def _likeness(self) -> dict[str, int]:
-        """A number for each clique, the same where their trays have the same left."""
-        left = {
-            clique: tuple(sorted(self._ground.vacancies(clique, self._needs)))
-            for clique in self._ground.cliques
+    def _kinds(self) -> dict[str, int]:
+        """A number for each clique, the same where their trays have equal vacancies."""
+        numbers: dict[Hashable, int] = {}
+        return {
+            clique: numbers.setdefault(
+                tuple(sorted(self._capacity.vacancies(clique, self._needs))), len(numbers)
+            )
+            for clique in self._capacity.cliques
         }
-        numbers = {trays: number for number, trays in enumerate(set(left.values()))}
-        return {clique: numbers[trays] for clique, trays in left.items()}

@@ -23,7 +23,6 @@ from rackloom.core.place.search.clique_search import CliqueChoice, can_choose_cl
 from rackloom.core.place.search.joint_assignment import SearchBudget
 from rackloom.core.place.search.site_capacity import SiteCapacity, capacity_for
 from rackloom.core.place.search.tray_assignment import (
-    ColocationGroup,
     TrialPlacement,
     assign_best_fit,
     colocation_groups,
@@ -32,93 +31,91 @@ from rackloom.core.place.search.tray_assignment import (
 from rackloom.errors import Refused
 
 
-def try_gang(site: PlacementSite, gang: Gang, effort: SearchBudget) -> GangPlan | None:
-    """The plan, or None where the gang does not fit. Raises Refused for a gang that cannot be meant.
+def try_gang(site: PlacementSite, gang: Gang, budget: SearchBudget) -> GangPlan | None:
+    """The plan, or None where the gang does not fit. Raises Refused for a gang that contradicts itself.
 
-    `effort` is taken from, and is shared by all plans that are tried for the sake of one gang.
+    All plans that are tried for one gang share a `budget`.
     """
-    return try_gang_on(capacity_for(site, gang), gang, effort)
+    return try_gang_on(capacity_for(site, gang), gang, budget)
 
 
-def try_gang_on(ground: SiteCapacity, gang: Gang, effort: SearchBudget) -> GangPlan | None:
-    """The same on the ground of a gang of that name, for whoever asks it more than that."""
-    board = TrialPlacement(ground)
-    chosen = choose_cliques(board, colocation_groups(gang), gang.spares, effort)
-    return None if chosen is None else _gang_plan(gang, board, chosen)
+def try_gang_on(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> GangPlan | None:
+    """`try_gang` on a `capacity_for` the gang that is used for other searches too."""
+    trial = TrialPlacement(capacity)
+    chosen = choose_cliques(trial, colocation_groups(gang), gang.spares, budget)
+    return None if chosen is None else _gang_plan(gang, trial, chosen)
 
 
-def gang_fits(ground: SiteCapacity, gang: Gang, effort: SearchBudget) -> bool:
-    """Whether there is a plan; the best is not looked for."""
-    return can_choose_cliques(TrialPlacement(ground), colocation_groups(gang), gang.spares, effort)
+def gang_fits(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> bool:
+    """Whether there is a plan; the search stops at the first one."""
+    return can_choose_cliques(TrialPlacement(capacity), colocation_groups(gang), gang.spares, budget)
 
 
 def plan_in_cliques(site: PlacementSite, gang: Gang, cliques: Sequence[str]) -> GangPlan:
-    """The plan with a given clique for each block. Raises Refused where a block does not fit in its own."""
-    board = TrialPlacement(capacity_for(site, gang))
+    """The plan with a given clique for each subgroup. Raises Refused where one does not fit."""
+    trial = TrialPlacement(capacity_for(site, gang))
     chosen = []
-    for block, clique in zip(colocation_groups(gang), cliques, strict=True):
-        sitting = assign_best_fit(board, clique, block)
-        if sitting is None:
+    for subgroup, clique in zip(colocation_groups(gang), cliques, strict=True):
+        assignments = assign_best_fit(trial, clique, subgroup)
+        if assignments is None:
             raise Refused(
                 f"{gang.name} does not fit in clique {clique}", nearest_fix="let its clique be chosen"
             )
-        chosen.append(CliqueChoice(block, clique, sitting))
-    return _gang_plan(gang, board, chosen)
+        chosen.append(CliqueChoice(subgroup, clique, assignments))
+    return _gang_plan(gang, trial, chosen)
 
 
-def _gang_plan(gang: Gang, board: TrialPlacement, chosen: Sequence[CliqueChoice]) -> GangPlan:
-    ground = board.ground
-    cliques = tuple(dict.fromkeys(one.clique for one in sorted(chosen, key=_first_member)))
-    spares = [at for clique in cliques for at in _spares_in_clique(board, clique, chosen)[: gang.spares]]
-    kept = Counter(ground.clique[at] for at in spares if board.is_empty(at))
-    after = [board.empty(clique) - kept[clique] for clique in ground.cliques]
+def _gang_plan(gang: Gang, trial: TrialPlacement, chosen: Sequence[CliqueChoice]) -> GangPlan:
+    capacity = trial.capacity
+    # The cliques in the order of the members that use them, not of the search, which takes the largest first.
+    first_members = {
+        (choice.subgroup[0].first, choice.subgroup[0].group.name): choice.clique for choice in chosen
+    }
+    cliques = tuple(dict.fromkeys(clique for _, clique in sorted(first_members.items())))
+    spares: list[int] = []
+    for clique in cliques:
+        used = [choice.assignments for choice in chosen if choice.clique == clique]
+        spares += spare_trays(trial, clique, used)[: gang.spares]
+    # A spare is not empty for later gangs, so it counts in the price.
+    kept = Counter(capacity.clique[at] for at in spares if trial.is_empty(at))
+    after = [trial.empty(clique) - kept[clique] for clique in capacity.cliques]
     return GangPlan(
         gang=gang.name,
-        seats=_member_assignments(gang, board, chosen),
+        seats=_member_assignments(gang, trial, chosen),
         cliques=cliques,
-        spares=tuple(ground.trays[at].name for at in spares),
-        price=fragmentation_price(list(ground.empty.values()), after),
-        reason=_plan_reason(board, chosen, cliques),
+        spares=tuple(capacity.trays[at].name for at in spares),
+        price=fragmentation_price(list(capacity.empty.values()), after),
+        reason=_plan_reason(trial, chosen, cliques),
     )
-
-
-def _spares_in_clique(board: TrialPlacement, clique: str, chosen: Sequence[CliqueChoice]) -> list[int]:
-    return spare_trays(board, clique, [one.sitting for one in chosen if one.clique == clique])
 
 
 def _member_assignments(
-    gang: Gang, board: TrialPlacement, chosen: Sequence[CliqueChoice]
+    gang: Gang, trial: TrialPlacement, chosen: Sequence[CliqueChoice]
 ) -> tuple[MemberAssignment, ...]:
-    """All seats in the order of the gang; helpers stand beside the first member of their share."""
-    taken = sorted(
-        (
-            MemberAssignment(place.part.group.name, member, board.ground.trays[place.at].name)
-            for one in chosen
-            for place in one.sitting
-            for member in range(place.first, place.first + place.members)
-        ),
-        key=lambda seat: seat.member,
-    )
-    by_group = {group.name: [seat for seat in taken if seat.group == group.name] for group in gang.groups}
-    serious = [group for group in gang.groups if not group.is_helper]
-    for group in gang.groups:
-        if group.is_helper:
-            beside = next((one for one in serious if one.share == group.share), serious[0])
-            tray = by_group[beside.name][0].tray
-            by_group[group.name] = [
-                MemberAssignment(group.name, member, tray) for member in range(group.members)
-            ]
-    return tuple(seat for seats in by_group.values() for seat in seats)
+    """All members in the order of the gang; helpers are beside the first member of their share."""
+    by_group: dict[str, list[MemberAssignment]] = {group.name: [] for group in gang.groups}
+    for choice in chosen:
+        for at, part, first, members in choice.assignments:
+            tray, group = trial.capacity.trays[at].name, part.group.name
+            by_group[group] += (
+                MemberAssignment(group, member, tray) for member in range(first, first + members)
+            )
+    for assignments in by_group.values():
+        assignments.sort(key=lambda assignment: assignment.member)
+    for helper in (group for group in gang.groups if group.is_helper):
+        beside = next(
+            (group for group in gang.device_groups if group.share == helper.share), gang.device_groups[0]
+        )
+        tray = by_group[beside.name][0].tray
+        by_group[helper.name] = [
+            MemberAssignment(helper.name, member, tray) for member in range(helper.members)
+        ]
+    return tuple(assignment for assignments in by_group.values() for assignment in assignments)
 
 
-def _first_member(chosen: CliqueChoice) -> tuple[int, str]:
-    part = chosen.block[0]
-    return part.first, part.group.name
-
-
-def _plan_reason(board: TrialPlacement, chosen: Sequence[CliqueChoice], cliques: Sequence[str]) -> str:
-    trays = {place.at for one in chosen for place in one.sitting}
-    left = ", ".join(f"{clique} ({board.empty(clique)} empty trays left)" for clique in cliques)
+def _plan_reason(trial: TrialPlacement, chosen: Sequence[CliqueChoice], cliques: Sequence[str]) -> str:
+    trays = {assignment.at for choice in chosen for assignment in choice.assignments}
+    left = ", ".join(f"{clique} ({trial.empty(clique)} empty trays left)" for clique in cliques)
     what = f"{len(chosen)} segments on " if len(chosen) > 1 else ""
     where = f"clique {left}" if len(cliques) == 1 else f"the {len(cliques)} cliques {left}"
     return f"{what}{len(trays)} trays of {where}: fewest cliques, then fewest holes closed, then tightest fit"
@@ -128,56 +125,57 @@ def _plan_reason(board: TrialPlacement, chosen: Sequence[CliqueChoice], cliques:
 
 
 def with_plan_reserved(site: PlacementSite, gang: Gang, plan: GangPlan) -> PlacementSite:
-    """The site with the members seated and the spare trays kept.
+    """The site with holds for the members and the spare trays.
 
-    Trays with claimed devices are taken whole, those without GPUs too: what is left of their NICs was not
-    asked.
+    Trays with claimed devices are held whole, those without GPUs too: the allocator was not asked what is
+    left of their NICs.
     """
     whole = {tray.name: tray.gpus for tray in site.trays}
     groups = {group.name: group for group in gang.groups}
     gpus = dict.fromkeys((*plan.trays, *plan.spares), 0)
-    for seat in plan.seats:
-        group = groups[seat.group]
-        if gang.exclusive or group.devices is not None:
-            gpus[seat.tray] = whole[seat.tray]
-        else:
-            gpus[seat.tray] = min(gpus[seat.tray] + group.gpus, whole[seat.tray])
+    taken, with_channel = set(plan.spares), set[str]()
+    for assignment in plan.seats:
+        tray, group = assignment.tray, groups[assignment.group]
+        exclusive = gang.exclusive or group.devices is not None
+        gpus[tray] = whole[tray] if exclusive else min(gpus[tray] + group.gpus, whole[tray])
+        taken |= {tray} if group.devices is not None else set()
+        with_channel |= {tray} if group.has_channel else set()
     gpus |= {spare: whole[spare] for spare in plan.spares}
-    taken = {*plan.spares, *(seat.tray for seat in plan.seats if groups[seat.group].devices is not None)}
-    linked = {seat.tray for seat in plan.seats if groups[seat.group].has_channel}
-    mine = tuple(
+    holds = tuple(
         TrayHold(
             owner=gang.name,
             tray=tray,
             gpus=count,
             priority=gang.priority,
             is_whole=tray in taken,
-            channel=tray in linked,
+            channel=tray in with_channel,
         )
         for tray, count in gpus.items()
-        if count or tray in taken or tray in linked
+        if count or tray in taken or tray in with_channel
     )
-    return PlacementSite(site.trays, (*site.holds, *mine))
+    return PlacementSite(site.trays, (*site.holds, *holds))
 
 
 # A clique for each group of the gang.
 
 
-def plan_exclusive_cliques(site: PlacementSite, gang: Gang, effort: SearchBudget) -> GangPlan | None:
+def plan_exclusive_cliques(site: PlacementSite, gang: Gang, budget: SearchBudget) -> GangPlan | None:
     """The plan, or None where there are too few cliques."""
-    cliques = exclusive_cliques(site, gang, effort)
+    cliques = exclusive_cliques(site, gang, budget)
     return plan_in_cliques(site, gang, cliques) if len(cliques) == len(colocation_groups(gang)) else None
 
 
-def exclusive_cliques(site: PlacementSite, gang: Gang, effort: SearchBudget) -> list[str]:
-    """A clique for each block, the largest first, up to the first block that finds none.
+def exclusive_cliques(site: PlacementSite, gang: Gang, budget: SearchBudget) -> list[str]:
+    """A clique for each subgroup, the largest first, up to the first one that finds none.
 
-    Whatever clique takes a block could have taken any smaller one, so none is taken from a block that needs
-    it: replicas and segments of one job are alike but for a smaller last one.
+    Greedy is enough: replicas and segments of one job are equal but for a smaller last one, and a clique that
+    takes a subgroup could take any smaller one too. So no choice costs a later subgroup its only clique.
     """
     cliques: list[str] = []
-    for block in colocation_groups(gang):
-        plan = try_gang(with_cliques_closed(site, cliques), _gang_of_one(gang, block), effort)
+    for subgroup in colocation_groups(gang):
+        groups = tuple(replace(part.group, members=part.members, share="") for part in subgroup)
+        alone = replace(gang, groups=groups, segment=None)
+        plan = try_gang(with_cliques_closed(site, cliques), alone, budget)
         if plan is None:
             break
         cliques += plan.cliques
@@ -185,7 +183,7 @@ def exclusive_cliques(site: PlacementSite, gang: Gang, effort: SearchBudget) -> 
 
 
 def shares_clique(gang: Gang, plan: GangPlan) -> bool:
-    """Whether two blocks of the gang are in one clique."""
+    """Whether two subgroups of the gang are in one clique."""
     return len(plan.cliques) < len(colocation_groups(gang))
 
 
@@ -197,8 +195,3 @@ def with_cliques_closed(site: PlacementSite, cliques: Collection[str]) -> Placem
         for tray in site.trays
     )
     return PlacementSite(trays, site.holds)
-
-
-def _gang_of_one(gang: Gang, block: ColocationGroup) -> Gang:
-    groups = tuple(replace(part.group, members=part.members, share="") for part in block)
-    return replace(gang, groups=groups, segment=None)

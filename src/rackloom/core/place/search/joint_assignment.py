@@ -20,7 +20,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from functools import lru_cache
 from itertools import islice
 from math import prod
-from operator import add
+from operator import add, mul
 from typing import NamedTuple
 
 from rackloom.core.place.search.site_capacity import (
@@ -36,34 +36,37 @@ from rackloom.core.place.search.site_capacity import (
 
 
 MAX_GANG_STEPS = 1_000_000
-"""Loads of a tray that are tried on a state: some seconds."""
+"""Pairs of a state and a load that are tried: some seconds."""
 MAX_GANG_DEAD_ENDS = 20_000
-"""Cliques in use when a choice of them led nowhere, beyond the dead ends that each search has for itself:
-about as long with few cliques as with many."""
+"""Cliques in use, summed over the dead ends beyond those that each search has for itself. Undoing a choice
+takes time in proportion to the cliques in use, so this takes about as long with few cliques as with many."""
 MIN_CLIQUES_CHARGED = 10
-"""Fewer cliques than these count as so many: what else a dead end costs does not depend on them."""
+"""Fewer cliques than these count as so many: the rest of a dead end's cost does not depend on them."""
 
 
 class SearchBudget:
-    """What is left of it. Whoever plans a gang makes one, and hands it to all that search for it."""
+    """What all searches for one gang may still cost. The planner of a gang makes one and passes it on."""
 
     def __init__(self, steps: int = MAX_GANG_STEPS, dead_ends: int = MAX_GANG_DEAD_ENDS) -> None:
         self._left = steps
         self._dead_ends = dead_ends
         self._paid: set[Hashable] = set()
 
-    def allows(self, question: Hashable) -> bool:
-        """Whether the answer may be looked for: it was paid for before, or something is left."""
-        return question in self._paid or self._left > 0
+    def allows(self, problem: Hashable) -> bool:
+        """Whether the problem may be solved: it was paid for before, or something is left."""
+        return problem in self._paid or self._left > 0
 
-    def pay(self, question: Hashable, steps: int) -> None:
-        """Take what the answer cost; nothing the second time, whoever remembered it."""
-        if question not in self._paid:
-            self._paid.add(question)
+    def pay(self, problem: Hashable, steps: int) -> None:
+        """Charge the steps of a solution once, whether it was computed now or taken from the cache.
+
+        The result of a plan must not depend on what this process happens to have cached.
+        """
+        if problem not in self._paid:
+            self._paid.add(problem)
             self._left -= steps
 
-    def bears_dead_end(self, cliques: int) -> bool:
-        """Whether one more is left with so many cliques in use; it is taken."""
+    def charge_dead_end(self, cliques: int) -> bool:
+        """Charge a dead end with so many cliques in use. Returns whether the budget covers it."""
         self._dead_ends -= max(MIN_CLIQUES_CHARGED, cliques)
         return self._dead_ends >= 0
 
@@ -72,66 +75,63 @@ class SearchBudget:
 
 
 CACHED_BOUNDS = 1024
-"""Mixtures of trays whose loads are remembered: cliques differ more in how many they have of each."""
+"""Mixtures of trays whose loads are remembered: cliques mostly differ in how many they have of each."""
 
 
 class CarryBound(NamedTuple):
-    """What trays carry while some are kept free, by their likeness."""
+    """What trays carry while some are kept as spares, by their vacancy."""
 
     loads: Mapping[TrayVacancy, tuple[TrayLoad, ...]]
-    """Those to which nobody can be added."""
+    """Maximal ones."""
     heaviest: Mapping[TrayVacancy, int]
     weights: TrayLoad
     """Of one member of each need."""
-    asked: int
+    demand: int
     """What all members weigh."""
 
-    def could_be(self, trays: Iterable[TrayVacancy]) -> bool:
-        """False where the members are too many for the trays."""
-        return sum([self.heaviest[tray] for tray in trays]) >= self.asked
+    def allows(self, trays: Iterable[TrayVacancy]) -> bool:
+        """False where the members are too many for the trays, however they are assigned."""
+        return sum([self.heaviest[tray] for tray in trays]) >= self.demand
 
 
 @lru_cache(CACHED_BOUNDS)
 def carry_bound(
     trays: frozenset[TrayVacancy],
-    kept: frozenset[TrayVacancy],
+    spares: frozenset[TrayVacancy],
     needs: tuple[MemberNeed, ...],
     members: TrayLoad,
 ) -> CarryBound:
-    """Only loads that each of the trays `kept` can take over."""
-    spared = [tray_loads(vacancy, needs, members) for vacancy in kept]
+    """The bound over loads that each of the `spares` can take over.
+
+    A member of a need weighs prod(most) / most[need], where most[need] is the largest number of such members
+    in any load. Integers keep the bound exact. Any weights would be valid, because the members fit only if
+    the trays carry their total weight; these make a full load of each need weigh the same.
+    """
+    by_spare = [tray_loads(vacancy, needs, members) for vacancy in spares]
     loads = {
-        vacancy: maximal_loads(tray_loads(vacancy, needs, members).intersection(*spared)) for vacancy in trays
+        vacancy: maximal_loads(tray_loads(vacancy, needs, members).intersection(*by_spare))
+        for vacancy in trays
     }
-    return CarryBound(loads, *_weigh_loads(loads, members))
-
-
-def _weigh_loads(
-    loads: Mapping[TrayVacancy, Sequence[TrayLoad]], members: TrayLoad
-) -> tuple[dict[TrayVacancy, int], TrayLoad, int]:
-    """The heaviest load of each tray, what one member of each need weighs, and what all members do."""
-    most = [max(column) for column in zip(*(load for some in loads.values() for load in some), strict=True)]
+    most = [max(column) for column in zip(*(load for found in loads.values() for load in found), strict=True)]
     if not most or not all(most):
-        return dict.fromkeys(loads, 0), (1,) * len(members), 1
+        # Some need fits on no tray: nothing fits.
+        return CarryBound(loads, dict.fromkeys(loads, 0), (1,) * len(members), 1)
     weights = tuple([prod(most) // here for here in most])
     heaviest = {
-        one: max((_load_weight(load, weights) for load in some), default=0) for one, some in loads.items()
+        vacancy: max([sum(map(mul, load, weights)) for load in found], default=0)
+        for vacancy, found in loads.items()
     }
-    return heaviest, weights, _load_weight(members, weights)
-
-
-def _load_weight(load: TrayLoad, weights: Sequence[int]) -> int:
-    return sum([members * weight for members, weight in zip(load, weights, strict=True)])
+    return CarryBound(loads, heaviest, weights, sum(map(mul, members, weights)))
 
 
 # The dynamic program.
 
 
 MAX_CLIQUE_STEPS = 200_000
-"""Loads that are tried on states before the search of a clique gives up: many unlike groups can be mixed in
-exponentially many ways."""
+"""Pairs of a state and a load that are tried before the search of a clique gives up: many unlike groups can
+be mixed in exponentially many ways."""
 MAX_SPARE_CHOICES = 200
-"""Choices of spare trays that are tried; trays that are alike count once."""
+"""Choices of spare trays that are tried; interchangeable trays count once."""
 CACHED_ANSWERS = 1024
 """Cliques whose answer is remembered: those of a site are mostly alike, and fixes ask again."""
 
@@ -140,7 +140,7 @@ class _Predecessor(NamedTuple):
     """How a state was reached."""
 
     last: int
-    """Members of the last need that are seated: the most for the state."""
+    """Members of the last need that are assigned: the most for the state."""
     load: TrayLoad
     """Of the newest tray."""
     before: tuple[int, ...]
@@ -148,11 +148,11 @@ class _Predecessor(NamedTuple):
 
 
 _StateLayer = dict[tuple[int, ...], _Predecessor]
-"""By the empty trays that are used, and the members of each need but the last that are seated."""
+"""By the empty trays that are used, and the members of each need but the last that are assigned."""
 
 
 class JointAssignment(NamedTuple):
-    """How members are seated."""
+    """How the members of a clique are assigned."""
 
     opened: int
     """Empty trays that are used, or kept as spares."""
@@ -161,15 +161,12 @@ class JointAssignment(NamedTuple):
 
 
 class _StepCounter:
-    """What is left to the search of one clique."""
+    """The steps of one search; `allows` refuses what would exceed the limit, and does not count it."""
 
-    def __init__(self, steps: int) -> None:
-        self.taken = 0
-        self._most = steps
+    taken = 0
 
-    def take(self, steps: int) -> bool:
-        """Whether so many more are allowed; they count only if they are."""
-        if self.taken + steps > self._most:
+    def allows(self, steps: int) -> bool:
+        if self.taken + steps > MAX_CLIQUE_STEPS:
             return False
         self.taken += steps
         return True
@@ -180,18 +177,17 @@ def solve_jointly(
     needs: tuple[MemberNeed, ...],
     members: TrayLoad,
     spares: int,
-    effort: SearchBudget,
+    budget: SearchBudget,
 ) -> JointAssignment | None:
-    """Seats for `members` of each need on the trays of one clique; None where there are none.
+    """Assign `members` of each need to the trays of one clique; None where they do not fit.
 
-    So many trays stay unused as `spares`, each of which can take over the load of any that is used.
-    The search gives up where `effort`, that for the gang, is spent.
+    So many trays stay unused as `spares`, each of which can take over the load of any tray that is used.
     """
-    question = (vacancies, needs, members, spares)
-    if not effort.allows(question):
+    problem = (vacancies, needs, members, spares)
+    if not budget.allows(problem):
         return JointAssignment(len(vacancies), None)
-    answer, steps = solve_and_count(*question)
-    effort.pay(question, steps)
+    answer, steps = solve_and_count(*problem)
+    budget.pay(problem, steps)
     return answer
 
 
@@ -202,21 +198,21 @@ def solve_and_count(
     """The answer, and the steps that it takes to find."""
     if len(needs) > MAX_NEEDS:
         return JointAssignment(len(vacancies), None), 0
-    if not carry_bound(frozenset(vacancies), frozenset(), needs, members).could_be(vacancies):
+    if not carry_bound(frozenset(vacancies), frozenset(), needs, members).allows(vacancies):
         return None, 0
-    steps = _StepCounter(MAX_CLIQUE_STEPS)
+    steps = _StepCounter()
     choices = islice(_spare_choices(vacancies, spares), MAX_SPARE_CHOICES)
     answers = [_solve_with_spares(vacancies, needs, members, kept, steps) for kept in choices]
     found = (answer for answer in answers if answer is not None)
-    return min(found, key=lambda one: one.opened, default=None), steps.taken
+    return min(found, key=lambda answer: answer.opened, default=None), steps.taken
 
 
 def _spare_choices(vacancies: Sequence[TrayVacancy], count: int) -> Iterator[tuple[int, ...]]:
-    """Trays to keep, the last ones of each likeness."""
-    alike: dict[TrayVacancy, list[int]] = {}
+    """Choices of spare trays. Among interchangeable trays, the last ones are taken."""
+    kinds: dict[TrayVacancy, list[int]] = {}
     for at, vacancy in reversed(list(enumerate(vacancies))):
-        alike.setdefault(vacancy, []).append(at)
-    return _choices_by_kind(tuple(alike.values()), len(vacancies), count)
+        kinds.setdefault(vacancy, []).append(at)
+    return _choices_by_kind(tuple(kinds.values()), len(vacancies), count)
 
 
 def _choices_by_kind(kinds: Sequence[Sequence[int]], trays: int, count: int) -> Iterator[tuple[int, ...]]:
@@ -236,25 +232,29 @@ def _solve_with_spares(
     vacancies: Sequence[TrayVacancy],
     needs: tuple[MemberNeed, ...],
     members: TrayLoad,
-    kept: Collection[int],
+    spares: Collection[int],
     steps: _StepCounter,
 ) -> JointAssignment | None:
-    """The answer with nothing on the trays `kept`."""
-    trays = [at for at in range(len(vacancies)) if at not in kept]
-    alike = frozenset([vacancies[at] for at in trays])
-    carried = carry_bound(alike, frozenset([vacancies[at] for at in kept]), needs, members)
-    if not carried.could_be([vacancies[at] for at in trays]):
+    """The answer with nothing on the trays `spares`."""
+    # Sorted, so that equal trays are neighbours and partly used ones come first: False < True.
+    trays = sorted((at for at in range(len(vacancies)) if at not in spares), key=lambda at: vacancies[at])
+    usable = [vacancies[at] for at in trays]
+    bound = carry_bound(frozenset(usable), frozenset([vacancies[at] for at in spares]), needs, members)
+    if not bound.allows(usable):
         return None
-    trays.sort(key=lambda at: vacancies[at])
-    layers = _state_layers([vacancies[at] for at in trays], carried.loads, members, steps)
+    layers = _state_layers(usable, bound.loads, members, steps)
     if layers is None:
         return JointAssignment(len(vacancies), None)
-    end = _complete_state(layers[-1], members)
-    if end is None:
+    state = _complete_state(layers[-1], members)
+    if state is None:
         return None
-    by_tray = dict(zip(trays, _traced_loads(layers, end), strict=False))
-    seated = tuple([by_tray.get(at, (0,) * len(members)) for at in range(len(vacancies))])
-    return JointAssignment(end[0] + sum([vacancies[at].is_empty for at in kept]), seated)
+    opened, loads = state[0], list[TrayLoad]()
+    for layer in reversed(layers[1:]):
+        loads.append(layer[state].load)
+        state = layer[state].before
+    by_tray = dict(zip(trays, reversed(loads), strict=False))
+    assigned = tuple([by_tray.get(at, (0,) * len(members)) for at in range(len(vacancies))])
+    return JointAssignment(opened + sum([vacancies[at].is_empty for at in spares]), assigned)
 
 
 def _state_layers(
@@ -263,14 +263,20 @@ def _state_layers(
     members: TrayLoad,
     steps: _StepCounter,
 ) -> list[_StateLayer] | None:
-    """The states before the first tray, and after each until everybody has a seat; None: too many steps."""
-    # Where empty trays are alike, it does not matter which of them are used.
+    """The states before the first tray and after each further one; None: too many steps.
+
+    Invariant: a layer has, for each number of opened trays and of members of all needs but the last, the
+    largest number of members of the last need. A state that has fewer of these can never lead to more, so
+    dropping it loses no solution.
+    """
+    # Where all empty trays are alike it does not matter which of them are used. Each tray then takes a load
+    # in turn, and the first complete layer is the best. Else every empty tray may also stay empty.
     choosy = sum([vacancy.is_empty for vacancy in loads]) > 1
     layers: list[_StateLayer] = [{(0,) * len(members): _Predecessor(0, (), ())}]
     for tray in trays:
         if not choosy and _complete_state(layers[-1], members) is not None:
             break
-        if not steps.take(len(layers[-1]) * len(loads[tray])):
+        if not steps.allows(len(layers[-1]) * len(loads[tray])):
             return None
         layers.append(_next_layer(layers[-1], loads[tray], members, tray.is_empty, choosy))
     return layers
@@ -279,34 +285,24 @@ def _state_layers(
 def _next_layer(
     layer: _StateLayer, loads: Sequence[TrayLoad], members: TrayLoad, is_empty: bool, choosy: bool
 ) -> _StateLayer:
-    """The states when one more tray has one of the loads; an empty one may stay so."""
+    """The states when one more tray has one of the loads; with `choosy`, an empty one may stay so."""
     after: _StateLayer = {}
-    nobody = (0,) * len(members)
-    options = [(load, is_empty and load != nobody) for load in loads]
+    nothing = (0,) * len(members)
+    options = [(load, is_empty and load != nothing) for load in loads]
     if is_empty and choosy:
-        options.append((nobody, False))
-    for state, way in layer.items():
-        opened, *seated = state
+        options.append((nothing, False))
+    for state, reached in layer.items():
+        opened, *assigned = state
         for load, opens in options:
-            then = (opened + opens, *map(min, map(add, seated, load), members))
-            last = min(way.last + load[-1], members[-1])
+            # Counts are capped at the demand: maximal loads may have room for more members than there are.
+            then = (opened + opens, *map(min, map(add, assigned, load), members))
+            last = min(reached.last + load[-1], members[-1])
             if then not in after or last > after[then].last:
                 after[then] = _Predecessor(last, load, state)
     return after
 
 
 def _complete_state(layer: _StateLayer, members: TrayLoad) -> tuple[int, ...] | None:
-    """The state with everybody seated that uses fewest empty trays."""
-    last = members[-1]
-    done = [state for state, way in layer.items() if way.last == last and state[1:] == members[:-1]]
+    """The state with all members assigned that uses fewest empty trays."""
+    done = [state for state, way in layer.items() if way.last == members[-1] and state[1:] == members[:-1]]
     return min(done, default=None)
-
-
-def _traced_loads(layers: Sequence[_StateLayer], end: tuple[int, ...]) -> list[TrayLoad]:
-    """The load of each tray that was looked at, the first one first."""
-    loads = list[TrayLoad]()
-    for layer in reversed(layers[1:]):
-        way = layer[end]
-        loads.append(way.load)
-        end = way.before
-    return loads[::-1]

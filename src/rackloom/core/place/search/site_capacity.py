@@ -50,25 +50,25 @@ class MemberNeed(NamedTuple):
 
 
 MAX_NEEDS = 8
-"""With more kinds of members the loads of one tray are too many to be looked through."""
+"""With more kinds of members, one tray has too many loads to enumerate."""
 
 TrayLoad = tuple[int, ...]
 """Members of each need."""
 
 
 class TrayVacancy(NamedTuple):
-    """What is left of a tray; trays with the same are alike."""
+    """What is left of a tray. Trays with equal vacancies are interchangeable."""
 
     is_empty: bool
     """Nothing is in use."""
     free: int
     """GPUs; 0 where nothing may go."""
-    rooms: tuple[int, ...]
+    slots: tuple[int, ...]
     """By need: members that its devices can serve, whatever their GPUs; 0 where none may go."""
 
 
 def ordered_needs(wanted: Mapping[MemberNeed, int]) -> tuple[MemberNeed, ...]:
-    """The needs, those of most members last: the others make the states of a search."""
+    """The needs, those of most members last: only the others multiply the states of a joint assignment."""
     return tuple(
         sorted(wanted, key=lambda need: (wanted[need], need.gpus, need.devices or "", str(need.terms)))
     )
@@ -76,19 +76,21 @@ def ordered_needs(wanted: Mapping[MemberNeed, int]) -> tuple[MemberNeed, ...]:
 
 @lru_cache(CACHED_TRAYS)
 def tray_loads(vacancy: TrayVacancy, needs: tuple[MemberNeed, ...], most: TrayLoad) -> frozenset[TrayLoad]:
-    """Every load that the tray can carry, with at most so many members of each need.
-
-    Claims of two kinds are not mixed on a tray: whether both fit was not asked.
-    """
+    """Every load that the tray can carry, with at most so many members of each need."""
+    # The allocator was not asked whether claims of two kinds fit together, so each load has one kind only.
     kinds = {need.devices for need in needs}
-    foes = [(a, b) for b in range(len(needs)) for a in range(b + 1) if needs[a].bars(needs[b])]
+    conflicts = [(a, b) for b in range(len(needs)) for a in range(b + 1) if needs[a].bars(needs[b])]
     loads = (load for kind in kinds for load in _loads_of_kind(kind, vacancy, needs, most))
-    return frozenset(load for load in loads if not foes or _is_compatible(load, foes))
+    return frozenset(
+        load
+        for load in loads
+        if not any(load[a] > 1 if a == b else load[a] and load[b] for a, b in conflicts)
+    )
 
 
 @lru_cache(CACHED_TRAYS)
 def maximal_loads(loads: frozenset[TrayLoad]) -> tuple[TrayLoad, ...]:
-    """Those to which nobody can be added."""
+    """Those to which no member can be added."""
     return tuple(
         load
         for load in sorted(loads)
@@ -99,31 +101,27 @@ def maximal_loads(loads: frozenset[TrayLoad]) -> tuple[TrayLoad, ...]:
 def _loads_of_kind(
     kind: str | None, vacancy: TrayVacancy, needs: tuple[MemberNeed, ...], most: TrayLoad
 ) -> Iterator[TrayLoad]:
-    rooms = [room if need.devices == kind else 0 for need, room in zip(needs, vacancy.rooms, strict=True)]
-    # What is counted shares GPUs alone.
-    shared = max(rooms) if kind is not None else sum(most)
+    """Loads whose members all claim this kind of devices (None: they are counted by GPUs alone)."""
+    slots = [here if need.devices == kind else 0 for need, here in zip(needs, vacancy.slots, strict=True)]
+    # Members with claims share the slots that the allocator counted; others share only the GPUs.
+    shared = max(slots) if kind is not None else sum(most)
+    # Prefixes of loads, each with the GPUs and the slots that it leaves.
     loads: list[tuple[TrayLoad, int, int]] = [((), vacancy.free, shared)]
-    for need, members, room in zip(needs, most, rooms, strict=True):
-        top = min(members, room)
+    for need, members, here in zip(needs, most, slots, strict=True):
         loads = [
-            ((*load, here), gpus - here * need.gpus, seats - here)
-            for load, gpus, seats in loads
-            for here in range(min(top, seats) + 1)
-            if here * need.gpus <= gpus
+            ((*load, added), gpus - added * need.gpus, left - added)
+            for load, gpus, left in loads
+            for added in range(min(members, here, left) + 1)
+            if added * need.gpus <= gpus
         ]
     return (load for load, _, _ in loads)
-
-
-def _is_compatible(load: TrayLoad, foes: Sequence[tuple[int, int]]) -> bool:
-    """No two of its members bar each other."""
-    return not any(load[a] > 1 if a == b else load[a] and load[b] for a, b in foes)
 
 
 # Bounds of a clique, by counting.
 
 
 class CliqueBounds(NamedTuple):
-    """What a clique has for members of one need while the gang has nobody there."""
+    """What a clique has for members of one need while it holds none of the gang."""
 
     capacity: int
     """Members on all trays."""
@@ -132,14 +130,14 @@ class CliqueBounds(NamedTuple):
     on_empty: int
     """Members on the empty tray that takes most."""
     is_level: bool
-    """No tray takes more members than any empty one: it does not matter which of these are used."""
+    """No tray takes more members than any empty one, so it does not matter which empty trays are used."""
 
 
 BoundsByNeed = Mapping[MemberNeed, CliqueBounds]
 
 
 def clique_bounds(slots: Sequence[int], is_empty: Sequence[bool]) -> CliqueBounds:
-    """That of a clique of which each tray can serve so many members."""
+    """The bounds of a clique whose trays can each serve so many members."""
     on_empty = [here for here, empty in zip(slots, is_empty, strict=True) if empty]
     return CliqueBounds(
         capacity=sum(slots),
@@ -149,37 +147,42 @@ def clique_bounds(slots: Sequence[int], is_empty: Sequence[bool]) -> CliqueBound
     )
 
 
-def min_opened_trays(outlooks: BoundsByNeed, wanted: Mapping[MemberNeed, int]) -> int | None:
-    """Empty trays that the members use at least; None where they cannot fit."""
+def min_opened_trays(bounds: BoundsByNeed, wanted: Mapping[MemberNeed, int]) -> int | None:
+    """Empty trays that the members use at least; None where they cannot fit.
+
+    Each need gives a lower bound: what the partly used trays cannot serve, divided by the best empty tray
+    and rounded up. The largest of these bounds holds for all needs together.
+    """
     most = 0
     for need in wanted:
-        outlook, places = outlooks[need], _slots_used(need, wanted)
-        if places > outlook.capacity:
+        bound, used = bounds[need], _slots_used(need, wanted)
+        if used > bound.capacity:
             return None
-        if places > outlook.in_part:
-            most = max(most, -(-(places - outlook.in_part) // outlook.on_empty))
+        if used > bound.in_part:
+            most = max(most, -(-(used - bound.in_part) // bound.on_empty))
     return most
 
 
 def max_groups_that_fit(
-    outlooks: BoundsByNeed, inside: Mapping[MemberNeed, int], block: Mapping[MemberNeed, int]
+    bounds: BoundsByNeed, inside: Mapping[MemberNeed, int], subgroup: Mapping[MemberNeed, int]
 ) -> int:
-    """How many blocks that are alike fit at most beside the members that are `inside`."""
-    together = {**block, **inside}
+    """How many equal subgroups fit at most beside the members that are `inside`."""
     return min(
-        (outlooks[need].capacity - _slots_used(need, inside)) // places
-        for need in together
-        if (places := _slots_used(need, block))
+        (bounds[need].capacity - _slots_used(need, inside)) // used
+        for need in {**subgroup, **inside}
+        if (used := _slots_used(need, subgroup))
     )
 
 
-def is_counting_exact(outlooks: BoundsByNeed, wanted: Iterable[MemberNeed], spares: int) -> bool:
-    """Whether counting tells if, and with how many empty trays, members fit, however they are seated.
+def is_counting_exact(bounds: BoundsByNeed, wanted: Iterable[MemberNeed], spares: int) -> bool:
+    """Whether counting tells if members fit, and how many empty trays they open.
 
-    Larger ones have to be seated first, on the tray with least room for them.
+    It does for best fit decreasing: larger members are assigned first, each to the tray with least room.
+    Where each size divides the next larger one, what a larger member leaves on a tray is a whole number of
+    slots for the smaller ones, so no GPU is lost. Claims and terms break this, and so do spare trays.
     """
     needs = list(wanted)
-    if spares or not all(outlooks[need].is_level for need in needs):
+    if spares or not all(bounds[need].is_level for need in needs):
         return False
     sizes = sorted(need.gpus for need in needs)
     counted = all(need.devices is None and need.terms is None for need in needs)
@@ -187,7 +190,7 @@ def is_counting_exact(outlooks: BoundsByNeed, wanted: Iterable[MemberNeed], spar
 
 
 def _slots_used(need: MemberNeed, wanted: Mapping[MemberNeed, int]) -> int:
-    """Places for a member of `need` that members of its size, and of multiples of it, take."""
+    """Slots for a member of `need` that members of its size, and of multiples of it, take."""
     if need.devices is not None or need.terms is not None:
         return wanted.get(need, 0)
     return sum(
@@ -207,39 +210,38 @@ _CLOSED = -1
 
 
 class SiteCapacity:
-    """Trays by position, and cliques. Nothing changes it; what was asked once is remembered."""
+    """Trays by position, and cliques. It is immutable, and each answer is computed once."""
 
     def __init__(self, site: PlacementSite, *, owner: str = "", exclusive: bool = False) -> None:
-        """Holds of `owner` do not count. `exclusive`: trays that somebody else has a part of are full."""
+        """Holds of `owner` do not count. `exclusive`: trays that others use in part count as full."""
         self.site = site
         self.trays = site.trays
         left = _gpus_left(site, owner)
-        self._linked = {hold.tray for hold in site.holds if hold.channel and hold.owner != owner}
-        """Trays of which somebody has the channel."""
+        self._channel_users = {hold.tray for hold in site.holds if hold.channel and hold.owner != owner}
+        """Trays whose IMEX channel is in use."""
         self._is_untouched = [
-            gpus == tray.gpus and tray.name not in self._linked
+            gpus == tray.gpus and tray.name not in self._channel_users
             for gpus, tray in zip(left, site.trays, strict=True)
         ]
         self.free = [
             gpus if gpus >= 0 and tray.shut is None and (untouched or not exclusive) else _CLOSED
             for gpus, tray, untouched in zip(left, site.trays, self._is_untouched, strict=True)
         ]
-        """GPUs that nobody has; less than 0 where nothing may go."""
+        """Free GPUs by tray; less than 0 where nothing may go."""
         self.is_empty = [
             0 < tray.gpus == free and untouched
             for tray, free, untouched in zip(site.trays, self.free, self._is_untouched, strict=True)
         ]
-        """Nothing is in use on the tray, and it is open."""
+        """By tray: it is open and nothing on it is in use."""
         self.clique = [tray.sharing for tray in site.trays]
         """That of each tray."""
         self.cliques: dict[str, list[int]] = {}
         """Their trays, in the order of their first ones."""
         for at, name in enumerate(self.clique):
             self.cliques.setdefault(name, []).append(at)
-        self._rooms: dict[str | None, list[int]] = {}
-        self._rooms_on_terms: dict[MemberNeed, list[int]] = {}
+        self._device_slots: dict[MemberNeed, list[int]] = {}
         self._slots: dict[MemberNeed, list[int]] = {}
-        self._outlooks: dict[MemberNeed, dict[str, CliqueBounds]] = {}
+        self._bounds: dict[MemberNeed, dict[str, CliqueBounds]] = {}
         self._vacancies: dict[tuple[str, tuple[MemberNeed, ...]], tuple[TrayVacancy, ...]] = {}
 
     @cached_property
@@ -247,77 +249,73 @@ class SiteCapacity:
         """Empty trays by clique."""
         return {name: sum([self.is_empty[at] for at in found]) for name, found in self.cliques.items()}
 
-    def rooms(self, need: MemberNeed) -> Sequence[int]:
-        """Members that each tray can serve by its devices; without claims, its GPUs. 0 where none may go."""
-        if need.terms is None:
-            return self._rooms_for(need.devices)
-        if need not in self._rooms_on_terms:
-            # A member that has nothing but the channel is served by every tray that has one.
-            rooms = self._rooms_for(need.devices) if need.gpus or need.devices else [1] * len(self.trays)
-            able = [self.why_barred(at, need.terms) is None for at in range(len(self.trays))]
-            self._rooms_on_terms[need] = [here if one else 0 for here, one in zip(rooms, able, strict=True)]
-        return self._rooms_on_terms[need]
-
     def why_barred(self, at: int, terms: PlacementTerms) -> str | None:
-        """Why a member with these terms may not go on a tray; None where it may, as far as they go."""
+        """Why a member with these terms may not go on a tray; None where the terms allow it."""
         tray = self.trays[at]
         if self.free[at] == _CLOSED or terms.where in tray.closed:
             return tray.shut or tray.closed.get(terms.where, "in use")
         if not terms.channel:
             return None
-        if tray.name in self._linked:
+        if tray.name in self._channel_users:
             return "its IMEX channel is in use"
         return None if tray.gpus or tray.clique else "it has no IMEX channel"
+
+    def device_slots(self, need: MemberNeed) -> Sequence[int]:
+        """Members that the devices of each tray can serve, whatever their GPUs; 0 where none may go."""
+        if need not in self._device_slots:
+            terms = need.terms
+            self._device_slots[need] = [
+                slots if free >= 0 and (terms is None or self.why_barred(at, terms) is None) else 0
+                for at, (slots, free) in enumerate(zip(self._claim_slots(need), self.free, strict=True))
+            ]
+        return self._device_slots[need]
+
+    def _claim_slots(self, need: MemberNeed) -> Sequence[int]:
+        if need.devices is None:
+            # A member that has nothing but the IMEX channel is served once by every tray that has one.
+            return self.free if need.gpus or need.terms is None else [1] * len(self.trays)
+        claims = [tray.rooms.get(need.devices) for tray in self.trays]
+        return [
+            0 if found is None else found.empty if untouched else found.now
+            for found, untouched in zip(claims, self._is_untouched, strict=True)
+        ]
 
     def slots(self, need: MemberNeed) -> Sequence[int]:
         """Members that each tray can serve."""
         if need not in self._slots:
-            self._slots[need] = self._served_at_once(need)
+            most = 1 if need.bars(need) else _MORE_THAN_ANY
+            if not need.gpus:
+                found = [min(here, most) for here in self.device_slots(need)]
+            elif need.devices is None and need.terms is None:
+                found = [free // need.gpus if free >= need.gpus else 0 for free in self.free]
+            else:
+                found = [
+                    min(free // need.gpus, here, most) if free >= need.gpus else 0
+                    for free, here in zip(self.free, self.device_slots(need), strict=True)
+                ]
+            self._slots[need] = found
         return self._slots[need]
 
-    def _served_at_once(self, need: MemberNeed) -> list[int]:
-        most = 1 if need.bars(need) else _MORE_THAN_ANY
-        if not need.gpus:
-            return [min(here, most) for here in self.rooms(need)]
-        by_gpus = [free // need.gpus if free >= need.gpus else 0 for free in self.free]
-        if need.devices is None and need.terms is None:
-            return by_gpus
-        return [min(here, room, most) for here, room in zip(by_gpus, self.rooms(need), strict=True)]
-
-    def _rooms_for(self, devices: str | None) -> Sequence[int]:
-        if devices not in self._rooms:
-            most = self.free if devices is None else self._served(devices)
-            self._rooms[devices] = [
-                here if free >= 0 else 0 for here, free in zip(most, self.free, strict=True)
-            ]
-        return self._rooms[devices]
-
-    def outlooks(self, need: MemberNeed) -> dict[str, CliqueBounds]:
-        """How each clique stands to members of one need."""
-        if need not in self._outlooks:
+    def bounds(self, need: MemberNeed) -> dict[str, CliqueBounds]:
+        """The bounds of each clique for members of one need."""
+        if need not in self._bounds:
             slots = self.slots(need)
-            self._outlooks[need] = {
+            self._bounds[need] = {
                 name: clique_bounds([slots[at] for at in found], [self.is_empty[at] for at in found])
                 for name, found in self.cliques.items()
             }
-        return self._outlooks[need]
+        return self._bounds[need]
 
     def vacancies(self, clique: str, needs: tuple[MemberNeed, ...]) -> tuple[TrayVacancy, ...]:
         """What each tray of a clique has left."""
         key = (clique, needs)
         if key not in self._vacancies:
-            here = self.cliques[clique]
-            rooms = ([some[at] for at in here] for some in [self.rooms(need) for need in needs])
-            is_empty, free = [self.is_empty[at] for at in here], [max(0, self.free[at]) for at in here]
-            self._vacancies[key] = tuple(map(TrayVacancy, is_empty, free, zip(*rooms, strict=True)))
+            trays = self.cliques[clique]
+            by_need = [self.device_slots(need) for need in needs]
+            slots = zip(*([found[at] for at in trays] for found in by_need), strict=True)
+            is_empty, free = [self.is_empty[at] for at in trays], [max(0, self.free[at]) for at in trays]
+            self._vacancies[key] = tuple(map(TrayVacancy, is_empty, free, slots))
         return self._vacancies[key]
-
-    def _served(self, devices: str) -> list[int]:
-        rooms = [tray.rooms.get(devices) for tray in self.trays]
-        return [
-            0 if room is None else room.empty if untouched else room.now
-            for room, untouched in zip(rooms, self._is_untouched, strict=True)
-        ]
 
 
 def capacity_for(site: PlacementSite, gang: Gang) -> SiteCapacity:
@@ -326,10 +324,10 @@ def capacity_for(site: PlacementSite, gang: Gang) -> SiteCapacity:
 
 
 def _gpus_left(site: PlacementSite, owner: str) -> list[int]:
-    """GPUs of each tray that nobody has."""
+    """Free GPUs of each tray."""
     left = {tray.name: tray.gpus for tray in site.trays}
     for hold in site.holds:
         if hold.owner != owner and hold.tray in left:
-            # Less than none left shuts the tray to members without GPUs too.
+            # A negative number closes the tray to members without GPUs too.
             left[hold.tray] -= _MORE_THAN_ANY if hold.is_whole else hold.gpus
     return [left[tray.name] for tray in site.trays]

@@ -1,14 +1,14 @@
 """Colocation groups of a gang, and their members on the trays of a clique.
 
-`colocation_groups` cuts a gang into groups that must share a clique: one per segment, or one per share,
+`colocation_groups` cuts a gang into subgroups that must share a clique: one per segment, or one per share,
 largest first. It raises Refused for a gang that asks for nothing or contradicts itself.
 
 `TrialPlacement` is the site while one gang is being placed: members are assigned and unassigned, and only
 trays that the gang uses differ from `SiteCapacity`. Claims of two kinds are not mixed on a tray.
 
-`assign_best_fit` assigns a group member by member, those with most GPUs first, each to the tray with the
+`assign_best_fit` assigns a subgroup member by member, those with most GPUs first, each to the tray with the
 least room that fits (best fit decreasing); partly used trays are filled before an empty one is opened. It
-assigns all members or none. `assign_jointly` assigns groups by the loads of `joint_assignment`, where
+assigns all members or none. `assign_jointly` assigns subgroups by the loads of `joint_assignment`, where
 best fit could go wrong.
 
 `spare_trays` lists the unused trays of the clique that could take over all members of any used tray,
@@ -45,43 +45,42 @@ class MemberRange(NamedTuple):
 
 
 ColocationGroup = tuple[MemberRange, ...]
-"""Parts that must share a clique."""
+"""Parts of a gang that must share a clique: one item of the packing into cliques."""
 MembersByNeed = Mapping[MemberNeed, int]
-"""Members of each need."""
 MembersByClique = Mapping[str, MembersByNeed]
 """The members in each clique that is used."""
 GroupShape = tuple[tuple[MemberNeed, int], ...]
-"""The same as a key."""
+"""`MembersByNeed` as a key: subgroups of equal shape are interchangeable."""
 
 
 def colocation_groups(gang: Gang) -> list[ColocationGroup]:
-    """The blocks, largest first. Raises Refused for a gang that asks for nothing, or not clearly."""
+    """The subgroups, largest first. Raises Refused for a gang that contradicts itself."""
     check_gang(gang)
-    serious = [group for group in gang.groups if not group.is_helper]
     if gang.segment is not None:
-        blocks: list[ColocationGroup] = [
-            (part,) for group in serious for part in _cut_segments(group, gang.segment)
+        subgroups: list[ColocationGroup] = [
+            (MemberRange(group, MemberNeed.of(group), first, min(gang.segment, group.members - first)),)
+            for group in gang.device_groups
+            for first in range(0, group.members, gang.segment)
         ]
     else:
-        shares = dict.fromkeys(group.share for group in serious)
-        blocks = [
-            tuple(
-                MemberRange(group, MemberNeed.of(group), 0, group.members)
-                for group in serious
-                if group.share == share
-            )
-            for share in shares
-        ]
-    return sorted(blocks, key=group_weight, reverse=True)
+        by_share: dict[str, ColocationGroup] = {}
+        for group in gang.device_groups:
+            part = MemberRange(group, MemberNeed.of(group), 0, group.members)
+            by_share[group.share] = (*by_share.get(group.share, ()), part)
+        subgroups = list(by_share.values())
+    return sorted(subgroups, key=group_weight, reverse=True)
 
 
-def group_weight(block: ColocationGroup) -> tuple[int, int]:
+def group_weight(subgroup: ColocationGroup) -> tuple[int, int]:
     """GPUs, then members."""
-    return (sum(part.group.gpus * part.members for part in block), sum(part.members for part in block))
+    return (
+        sum(part.group.gpus * part.members for part in subgroup),
+        sum(part.members for part in subgroup),
+    )
 
 
 def check_gang(gang: Gang) -> None:
-    """Refuse a gang that cannot be meant."""
+    """Refuse a gang that contradicts itself or asks for nothing."""
     faults = [
         (bool(gang.name), "a gang needs a name", "name it"),
         (len({g.name for g in gang.groups}) == len(gang.groups), "two groups have one name", "rename one"),
@@ -90,7 +89,7 @@ def check_gang(gang: Gang) -> None:
         (gang.segment is None or gang.segment > 0, "a segment has no member", "set segments of 1 or more"),
         (gang.spares >= 0, "fewer than 0 spare trays", "set 0 spare trays or more"),
         (
-            any(not g.is_helper for g in gang.groups),
+            bool(gang.device_groups),
             "no member takes a GPU or has a claim: there is nothing to place",
             "give the workers a limit nvidia.com/gpu or a resource claim",
         ),
@@ -100,15 +99,9 @@ def check_gang(gang: Gang) -> None:
             raise Refused(f"{gang.name or 'the gang'}: {reason}", nearest_fix=fix)
 
 
-def _cut_segments(group: GangGroup, segment: int) -> Iterator[MemberRange]:
-    need = MemberNeed.of(group)
-    for first in range(0, group.members, segment):
-        yield MemberRange(group, need, first, min(segment, group.members - first))
-
-
-def members_by_need(blocks: Iterable[ColocationGroup]) -> MembersByNeed:
-    """Who is in the blocks."""
-    return add_members({}, ((part.need, part.members) for block in blocks for part in block))
+def members_by_need(subgroups: Iterable[ColocationGroup]) -> MembersByNeed:
+    """The members of all subgroups."""
+    return add_members({}, ((part.need, part.members) for subgroup in subgroups for part in subgroup))
 
 
 def add_members(wanted: MembersByNeed, more: Iterable[tuple[MemberNeed, int]]) -> MembersByNeed:
@@ -119,9 +112,9 @@ def add_members(wanted: MembersByNeed, more: Iterable[tuple[MemberNeed, int]]) -
     return total
 
 
-def group_shape(block: ColocationGroup) -> GroupShape:
-    """What the block asks for, whoever its members are."""
-    return tuple(sorted(members_by_need([block]).items(), key=str))
+def group_shape(subgroup: ColocationGroup) -> GroupShape:
+    """What the subgroup asks for, whoever its members are."""
+    return tuple(sorted(members_by_need([subgroup]).items(), key=str))
 
 
 # The site while one gang is being placed.
@@ -139,77 +132,82 @@ _UNUSED = _TrayUse(0, None, 0)
 
 
 class TrialPlacement:
-    """What is left of the ground; only trays that the gang uses are told anew."""
+    """The site with the members that are assigned so far.
 
-    def __init__(self, ground: SiteCapacity) -> None:
-        """Nobody is on it yet."""
-        self.ground = ground
+    Only the trays that the gang uses differ from `capacity`. Undoing all assignments restores the initial
+    state, so a search can backtrack without a copy.
+    """
+
+    def __init__(self, capacity: SiteCapacity) -> None:
+        """No member is assigned yet."""
+        self.capacity = capacity
         self._uses: dict[str, dict[int, _TrayUse]] = {}
         """By clique, then by tray."""
-        self._choosy: dict[int, Counter[MemberNeed]] = {}
+        self._with_terms: dict[int, Counter[MemberNeed]] = {}
         """Members with terms, by tray."""
 
-    def capacity(self, clique: str, need: MemberNeed) -> int:
+    def clique_slots(self, clique: str, need: MemberNeed) -> int:
         """Members that the clique can serve."""
-        slots = self.ground.slots(need)
+        slots = self.capacity.slots(need)
         changed = [self.slots(at, need) - slots[at] for at in self._uses.get(clique, ())]
-        return self.ground.outlooks(need)[clique].capacity + sum(changed)
+        return self.capacity.bounds(need)[clique].capacity + sum(changed)
 
     def empty(self, clique: str) -> int:
         """Open trays of the clique on which nothing is in use."""
-        begun = [self.ground.is_empty[at] and use.gpus > 0 for at, use in self._uses.get(clique, {}).items()]
-        return self.ground.empty[clique] - sum(begun)
+        uses = self._uses.get(clique, {})
+        opened = [self.capacity.is_empty[at] and use.gpus > 0 for at, use in uses.items()]
+        return self.capacity.empty[clique] - sum(opened)
 
     def is_empty(self, at: int) -> bool:
         """Whether nothing is in use on the tray, and it is open."""
-        return self.ground.is_empty[at] and not self._use(at).gpus
+        return self.capacity.is_empty[at] and not self._use(at).gpus
 
     def slots(self, at: int, need: MemberNeed) -> int:
         """Members that the tray can serve."""
-        use, most = self._use(at), self.ground.slots(need)[at]
+        use, most = self._use(at), self.capacity.slots(need)[at]
         if not use.members:
             return most
-        # Claims of two kinds are not mixed on a tray: whether both fit was not asked.
+        # The allocator was not asked whether claims of two kinds fit on one tray.
         if use.devices != need.devices or self._is_barred(at, need):
             return 0
         by_gpus = self.free(at) // need.gpus if need.gpus else most
-        by_room = most if need.devices is None else self.ground.rooms(need)[at] - use.members
-        return min(most, by_gpus, by_room)
+        by_devices = most if need.devices is None else self.capacity.device_slots(need)[at] - use.members
+        return min(most, by_gpus, by_devices)
 
     def free(self, at: int) -> int:
-        """GPUs of the tray that nobody has."""
-        return self.ground.free[at] - self._use(at).gpus
+        """Free GPUs of the tray."""
+        return self.capacity.free[at] - self._use(at).gpus
 
     def members(self, at: int) -> int:
         """Members of this gang on the tray."""
         return self._use(at).members
 
     def take(self, at: int, need: MemberNeed, members: int) -> None:
-        """Put members on a tray."""
+        """Put members on a tray, where they are known to fit."""
         use = self._use(at)
         now = _TrayUse(use.gpus + members * need.gpus, need.devices, use.members + members)
-        self._uses.setdefault(self.ground.clique[at], {})[at] = now
+        self._uses.setdefault(self.capacity.clique[at], {})[at] = now
         if need.terms is not None:
-            self._choosy.setdefault(at, Counter())[need] += members
+            self._with_terms.setdefault(at, Counter())[need] += members
 
     def put_back(self, at: int, need: MemberNeed, members: int) -> None:
         """Undo a `take`."""
-        use, uses = self._use(at), self._uses[self.ground.clique[at]]
+        use, uses = self._use(at), self._uses[self.capacity.clique[at]]
         if use.members > members:
             uses[at] = _TrayUse(use.gpus - members * need.gpus, use.devices, use.members - members)
         else:
             del uses[at]
         if need.terms is not None:
-            self._choosy[at][need] -= members
+            self._with_terms[at][need] -= members
 
     def _is_barred(self, at: int, need: MemberNeed) -> bool:
-        """Whether somebody of the gang on the tray keeps such a member off."""
+        """Whether a member of the gang on the tray excludes such a member."""
         return need.terms is not None and any(
-            members and need.bars(other) for other, members in self._choosy.get(at, Counter()).items()
+            members and need.bars(present) for present, members in self._with_terms.get(at, Counter()).items()
         )
 
     def _use(self, at: int) -> _TrayUse:
-        return self._uses.get(self.ground.clique[at], {}).get(at, _UNUSED)
+        return self._uses.get(self.capacity.clique[at], {}).get(at, _UNUSED)
 
 
 # Assignment within one clique.
@@ -219,109 +217,114 @@ class TrayAssignment(NamedTuple):
     """Consecutive members of one group on one tray."""
 
     at: int
-    """Position of the tray on the board."""
+    """Position of the tray in the site."""
     part: MemberRange
     first: int
     members: int
 
 
 TrayAssignments = tuple[TrayAssignment, ...]
-"""All members of a block."""
+"""All members of a subgroup."""
 
 
-def assign(board: TrialPlacement, sitting: TrayAssignments) -> None:
-    """Put members on the board where they are known to fit."""
-    for place in sitting:
-        board.take(place.at, place.part.need, place.members)
+def assign(trial: TrialPlacement, assignments: TrayAssignments) -> None:
+    """Assign members where they are known to fit."""
+    for assignment in assignments:
+        trial.take(assignment.at, assignment.part.need, assignment.members)
 
 
-def unassign(board: TrialPlacement, sitting: TrayAssignments) -> None:
-    """Take members off the board."""
-    for place in sitting:
-        board.put_back(place.at, place.part.need, place.members)
+def unassign(trial: TrialPlacement, assignments: TrayAssignments) -> None:
+    """Undo an `assign`."""
+    for assignment in assignments:
+        trial.put_back(assignment.at, assignment.part.need, assignment.members)
 
 
-def assign_best_fit(board: TrialPlacement, clique: str, block: ColocationGroup) -> TrayAssignments | None:
-    """Put a block on the board, members with most GPUs first; None, and nothing put, if it does not fit.
-
-    Trays of which a part is in use are filled up before an empty one is begun.
-    """
-    sitting: TrayAssignments = ()
-    for part in sorted(block, key=lambda one: one.group.gpus, reverse=True):
-        places = tuple(_best_fit_trays(board, clique, part))
-        if sum(place.members for place in places) < part.members:
-            unassign(board, sitting)
+def assign_best_fit(trial: TrialPlacement, clique: str, subgroup: ColocationGroup) -> TrayAssignments | None:
+    """Assign a subgroup by best fit decreasing; None, and nothing is assigned, if it does not fit."""
+    assignments: TrayAssignments = ()
+    # Large members fit on fewer trays, so they choose first.
+    for part in sorted(subgroup, key=lambda part: part.group.gpus, reverse=True):
+        added = tuple(_best_fit_trays(trial, clique, part))
+        if sum(assignment.members for assignment in added) < part.members:
+            unassign(trial, assignments)
             return None
-        assign(board, places)
-        sitting += places
-    return sitting
+        assign(trial, added)
+        assignments += added
+    return assignments
 
 
 def joint_assignment(
-    board: TrialPlacement, clique: str, wanted: MembersByNeed, spares: int, effort: SearchBudget
+    trial: TrialPlacement, clique: str, wanted: MembersByNeed, spares: int, budget: SearchBudget
 ) -> JointAssignment | None:
-    """How members sit in a clique where the gang has nobody else, and so many trays are kept."""
+    """The best assignment of `wanted` in a clique without other members of the gang, with so many spares."""
     needs = ordered_needs(wanted)
-    vacancies = board.ground.vacancies(clique, needs)
-    return solve_jointly(vacancies, needs, tuple(wanted[need] for need in needs), spares, effort)
+    vacancies = trial.capacity.vacancies(clique, needs)
+    return solve_jointly(vacancies, needs, tuple(wanted[need] for need in needs), spares, budget)
 
 
 def assign_jointly(
-    board: TrialPlacement, clique: str, blocks: Sequence[ColocationGroup], loads: Sequence[TrayLoad]
+    trial: TrialPlacement, clique: str, subgroups: Sequence[ColocationGroup], loads: Sequence[TrayLoad]
 ) -> tuple[TrayAssignments, ...]:
-    """Put blocks on the board with these loads of the trays of a clique."""
-    positions = board.ground.cliques[clique]
-    seats = {
+    """Assign subgroups to the trays of a clique by these loads."""
+    positions = trial.capacity.cliques[clique]
+    # For each need, the position of a tray for each of its members.
+    slots = {
         need: iter([at for at, here in zip(positions, column, strict=True) for _ in range(here)])
-        for need, column in zip(ordered_needs(members_by_need(blocks)), zip(*loads, strict=True), strict=True)
+        for need, column in zip(
+            ordered_needs(members_by_need(subgroups)), zip(*loads, strict=True), strict=True
+        )
     }
-    sittings = tuple(tuple(place for part in block for place in _take_trays(part, seats)) for block in blocks)
-    for sitting in sittings:
-        assign(board, sitting)
-    return sittings
+    found = tuple(
+        tuple(assignment for part in subgroup for assignment in _take_slots(part, slots))
+        for subgroup in subgroups
+    )
+    for assignments in found:
+        assign(trial, assignments)
+    return found
 
 
-def spare_trays(board: TrialPlacement, clique: str, sittings: Iterable[TrayAssignments]) -> list[int]:
-    """Trays of the clique that could take over all members of any tray of `sittings`.
+def spare_trays(trial: TrialPlacement, clique: str, assigned: Iterable[TrayAssignments]) -> list[int]:
+    """Trays of the clique that could take over all members of any tray of `assigned`.
 
     Trays of which a part is in use come first, then the last ones.
     """
-    carried: dict[int, Counter[MemberNeed]] = {}
-    for place in (place for sitting in sittings for place in sitting):
-        carried.setdefault(place.at, Counter())[place.part.need] += place.members
-    needs = tuple({need: None for load in carried.values() for need in load})
-    loads = {tuple(load[need] for need in needs) for load in carried.values()}
+    by_tray: dict[int, Counter[MemberNeed]] = {}
+    for assignments in assigned:
+        for assignment in assignments:
+            by_tray.setdefault(assignment.at, Counter())[assignment.part.need] += assignment.members
+    needs = tuple({need: None for load in by_tray.values() for need in load})
+    loads = {tuple(load[need] for need in needs) for load in by_tray.values()}
     most = tuple(map(max, zip(*loads, strict=True)))
-    ground = board.ground
-    trays = list(zip(ground.cliques[clique], ground.vacancies(clique, needs), strict=True))
+    capacity = trial.capacity
+    trays = list(zip(capacity.cliques[clique], capacity.vacancies(clique, needs), strict=True))
     able = [
         at
         for at, vacancy in reversed(trays)
-        if not board.members(at) and loads <= tray_loads(vacancy, needs, most)
+        if not trial.members(at) and loads <= tray_loads(vacancy, needs, most)
     ]
-    return sorted(able, key=board.is_empty)
+    return sorted(able, key=trial.is_empty)
 
 
-def _best_fit_trays(board: TrialPlacement, clique: str, part: MemberRange) -> Iterator[TrayAssignment]:
+def _best_fit_trays(trial: TrialPlacement, clique: str, part: MemberRange) -> Iterator[TrayAssignment]:
     """For as many members of a part as the clique takes, the trays with least room first."""
-    need = part.need
-    number, last = part.first, part.first + part.members
-    if board.capacity(clique, need) < part.members:
+    need, number, end = part.need, part.first, part.first + part.members
+    if trial.clique_slots(clique, need) < part.members:
         return
+    # Least room first, partly used trays before empty ones, then least free GPUs.
     for at in sorted(
-        board.ground.cliques[clique],
-        key=lambda at: (board.slots(at, need), board.is_empty(at), board.free(at)),
+        trial.capacity.cliques[clique],
+        key=lambda at: (trial.slots(at, need), trial.is_empty(at), trial.free(at)),
     ):
-        here = min(board.slots(at, need), last - number)
+        here = min(trial.slots(at, need), end - number)
         if here:
             yield TrayAssignment(at, part, number, here)
             number += here
 
 
-def _take_trays(part: MemberRange, seats: dict[MemberNeed, Iterator[int]]) -> Iterator[TrayAssignment]:
-    """The members of a part on the next seats for their need."""
+def _take_slots(part: MemberRange, slots: dict[MemberNeed, Iterator[int]]) -> Iterator[TrayAssignment]:
+    """The members of a part in the next slots for their need."""
     first = part.first
-    for at, same in groupby(islice(seats[part.need], part.members)):
+    for at, same in groupby(islice(slots[part.need], part.members)):
         members = len(list(same))
         yield TrayAssignment(at, part, first, members)
         first += members
