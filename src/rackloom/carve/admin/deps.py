@@ -17,7 +17,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.inventory.endpoints import Endpoint
-from rackloom.carve.reconcile.hooks import OperationOutcome
+from rackloom.carve.reconcile.domain_pass import OperationOutcome
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.values import Changed, IdFactory, Status, conflict, invalid

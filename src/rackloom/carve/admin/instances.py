@@ -47,7 +47,7 @@ async def find_by_machine(deps: AdminDeps, request: ids_pb.MachineId) -> pb.Inst
 
 
 async def update_config(deps: AdminDeps, request: pb.InstanceConfigUpdateRequest) -> pb.Instance:
-    """Change which logical partition each GPU joins; the list is the whole wish, as in REST."""
+    """Change which logical partition each GPU joins; the list is the complete desired state, as in REST."""
 
     def work(conn: sa.Connection) -> Changed[pb.Instance]:
         row = _get(conn, request.instance_id.value)
@@ -58,7 +58,7 @@ async def update_config(deps: AdminDeps, request: pb.InstanceConfigUpdateRequest
             row.id,
             name=request.metadata.name or None,
             description=request.metadata.description or None,
-            wishes=_wishes(request.config) if request.config.HasField("nvlink") else None,
+            wanted=_interface_specs(request.config) if request.config.HasField("nvlink") else None,
             extra={},
             now=deps.clock(),
             ids=deps.ids,
@@ -80,7 +80,7 @@ async def release(deps: AdminDeps, request: pb.InstanceReleaseRequest) -> pb.Ins
     return pb.InstanceReleaseResult()
 
 
-def _wishes(config: pb.InstanceConfig) -> list[InterfaceSpec]:
+def _interface_specs(config: pb.InstanceConfig) -> list[InterfaceSpec]:
     return [
         InterfaceSpec(gpu_config.logical_partition_id.value, gpu_config.device_instance)
         for gpu_config in config.nvlink.gpu_configs

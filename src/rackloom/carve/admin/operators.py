@@ -20,7 +20,7 @@ from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import LatestObservation
 from rackloom.carve.partitions import found, intent
 from rackloom.carve.reconcile import records
-from rackloom.carve.reconcile.hooks import OperationOutcome
+from rackloom.carve.reconcile.domain_pass import OperationOutcome
 from rackloom.carve.store.schema import site
 from rackloom.carve.store.values import Changed, invalid, not_found
 from rackloom.core.partitions.domain import PartitionPlan

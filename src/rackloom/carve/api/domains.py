@@ -4,7 +4,7 @@ A domain is Observed or Unknown, with the age of the observation. What is blocke
 paused, and what its controllers said is shown only to a provider that operates the domain.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
@@ -16,22 +16,11 @@ from starlette.responses import Response
 
 from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import (
-    TIE_BREAKER,
-    AnySelect,
-    Deps,
-    Json,
-    ProviderAdmin,
-    Reader,
-    Row,
-    fetch_page,
-    operator_order,
-    optional_time,
-    provider_and_tenant,
-)
+from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Json, ProviderAdmin, Reader, Row
 from rackloom.carve.api.wire import NO_NUL, Answer, Because, PageQuery
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.partitions import intent
+from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import allocation, machine
 from rackloom.carve.store.values import Changed, not_found
 from rackloom.carve.tenancy import entitlements, placement
@@ -116,7 +105,7 @@ def domain_shape(view: DomainCapacity, now: float, blocked: Sequence[Row] | None
         "status": "Unknown" if seen is None else "Observed",
         "observedAt": None if seen is None else rfc3339(seen.observed_at),
         "observationAgeSeconds": None if seen is None else max(0.0, now - seen.observed_at),
-        "unknownSince": optional_time(view.known.unknown_since),
+        "unknownSince": routing.optional_time(view.known.unknown_since),
         "statusMessage": doubt or None,
         "isPaused": view.pause_reason is not None,
         "pauseReason": None if blocked is None else view.pause_reason,
@@ -157,8 +146,7 @@ ONE = "/nvlink-domain/{nvLinkDomainId}"
 @router.get("/nvlink-domain", operation_id="get-all-nvlink-domain", response_model=list[NVLinkDomain])
 async def list_domains(deps: Deps, caller: Reader, query: Annotated[DomainQuery, Param()]) -> Response:
     """The domains where the caller operates machines or may use some, with the room in each."""
-    found, total = await deps.store.read(_list, caller, query, deps.clock())
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_list, caller, query, deps.clock()), query.page)
 
 
 @router.get(ONE, operation_id="get-nvlink-domain", response_model=NVLinkDomain)
@@ -170,22 +158,25 @@ async def get_domain(deps: Deps, caller: Reader, domain: DomainId) -> Response:
 @router.post(f"{ONE}/pause", operation_id="pause-nvlink-domain", response_model=NVLinkDomain)
 async def pause(deps: Deps, caller: ProviderAdmin, domain: DomainId, body: Because) -> Response:
     """Do nothing to the domain until it is resumed; it is observed all the same."""
-
-    def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_domain(conn, entitlements.get_provider(conn, caller.org).id, domain)
-        changed = intent.pause_domain(conn, domain, operator_order(deps, caller, body))
-        return Changed(_get(conn, caller, domain, deps.clock()), changed.domains)
-
-    return routing.json_response(await deps.change(change))
+    return await _run_step(deps, caller, domain, body, intent.pause_domain)
 
 
 @router.post(f"{ONE}/resume", operation_id="resume-nvlink-domain", response_model=NVLinkDomain)
 async def resume(deps: Deps, caller: ProviderAdmin, domain: DomainId, body: Because) -> Response:
     """Work on the domain again."""
+    return await _run_step(deps, caller, domain, body, intent.resume_domain)
 
+
+async def _run_step(
+    deps: ApiDeps,
+    caller: Caller,
+    domain: str,
+    body: Because,
+    step: Callable[[sa.Connection, str, OperatorOrder], Changed[None]],
+) -> Response:
     def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_domain(conn, entitlements.get_provider(conn, caller.org).id, domain)
-        changed = intent.resume_domain(conn, domain, operator_order(deps, caller, body))
+        entitlements.check_operates_domain(conn, caller.org, domain)
+        changed = step(conn, domain, routing.operator_order(deps, caller, body))
         return Changed(_get(conn, caller, domain, deps.clock()), changed.domains)
 
     return routing.json_response(await deps.change(change))
@@ -204,18 +195,16 @@ def _domains(provider_id: str, tenant_id: str) -> AnySelect:
 
 
 def _list(conn: sa.Connection, caller: Caller, query: DomainQuery, now: float) -> tuple[list[Json], int]:
-    provider_id, tenant_id = provider_and_tenant(conn, caller)
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     listing = _domains(provider_id, tenant_id)
-    if query.site_id is not None:
-        listing = listing.where(machine.c.site_id == str(query.site_id))
-    known = listing.subquery()
-    order_by = {"CREATED": known.c.created, TIE_BREAKER: known.c.domain}
-    rows, total = fetch_page(conn, sa.select(known), query.page, order_by)
+    known = routing.filter_rows(listing, (machine.c.site_id, query.site_id)).subquery()
+    order_by = routing.order_by_creation(known.c.created, known.c.domain)
+    rows, total = routing.fetch_page(conn, sa.select(known), query.page, order_by)
     return _shapes(conn, [row.domain for row in rows], provider_id, tenant_id, now), total
 
 
 def _get(conn: sa.Connection, caller: Caller, domain: str, now: float) -> Json:
-    provider_id, tenant_id = provider_and_tenant(conn, caller)
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     known = _domains(provider_id, tenant_id).subquery()
     if conn.execute(sa.select(known.c.domain).where(known.c.domain == domain)).first() is None:
         raise not_found("Could not find NVLink Domain with specified ID")

@@ -101,7 +101,7 @@ def _one_more(streams: Counter[str], org: str) -> Iterator[None]:
 
 
 def _start(conn: sa.Connection, org: str) -> tuple[str, int]:
-    tenant_id: str = entitlements.get_tenant(conn, org).id
+    tenant_id: str = entitlements.tenant_id_of(conn, org)
     return tenant_id, journal.newest_event_number(conn, tenant_id)
 
 

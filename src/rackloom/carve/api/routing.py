@@ -15,7 +15,7 @@ The wire has no Unknown status for instances: it is shown as Configuring, which 
 generated from the published description reject a whole response for an unknown status value.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
@@ -127,6 +127,8 @@ def _create_tenant(conn: sa.Connection, org: str, now: float, ids: IdFactory) ->
 
 
 AnySelect: TypeAlias = sa.Select[Any]
+Row = sa.Row[Any]
+Rows = Sequence[Row]
 
 
 def provider_and_tenant(conn: sa.Connection, caller: Caller) -> tuple[str, str]:
@@ -210,8 +212,6 @@ def problem_response(
 # Pages.
 
 
-PageRows = Sequence[sa.Row[Any]]
-
 TIE_BREAKER = ""
 """Where an order keeps the column that decides between equals; no caller can name it."""
 
@@ -222,7 +222,7 @@ def fetch_page(
     page: PageRequest,
     order: Mapping[str, sa.ColumnElement[Any]],
     **asked: object,
-) -> tuple[PageRows, int]:
+) -> tuple[Rows, int]:
     """Rows of `page` and the total. `order` maps names to columns and holds CREATED and TIE_BREAKER.
 
     `listing` may have parameters, whose values are `asked`: then it can be built once for all callers.
@@ -259,25 +259,34 @@ def order_of(table: sa.Table, *fields: str) -> dict[str, sa.ColumnElement[Any]]:
     return {**named, TIE_BREAKER: table.c.id}
 
 
-def matches(text: str, *columns: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Rows that hold `text` in one of `columns`, whatever its case."""
-    return sa.or_(*(column.icontains(text.strip(), autoescape=True) for column in columns))
+def order_by_creation(
+    created: sa.ColumnElement[Any], tie_breaker: sa.ColumnElement[Any]
+) -> dict[str, sa.ColumnElement[Any]]:
+    """The order of records that are never updated."""
+    return {"CREATED": created, TIE_BREAKER: tie_breaker}
 
 
 # Filters.
 
 
-def filter_rows(listing: AnySelect, *wanted: tuple[sa.ColumnElement[object], Sequence[object]]) -> AnySelect:
-    """The rows that have one of the wanted values in each column; no wanted value lets every row pass."""
-    for column, values in wanted:
-        if values:
-            listing = listing.where(column.in_(_stored_values(values)))
+def search_rows(listing: AnySelect, text: str | None, *columns: sa.ColumnElement[Any]) -> AnySelect:
+    """The rows that hold `text` in one of `columns`, whatever its case; all rows without a text."""
+    if not text:
+        return listing
+    return listing.where(sa.or_(*(column.icontains(text.strip(), autoescape=True) for column in columns)))
+
+
+def filter_rows(listing: AnySelect, *wanted: tuple[sa.ColumnElement[Any], object]) -> AnySelect:
+    """The rows that have the wanted value, or one of a list of them, in each column.
+
+    None and an empty list let every row pass. Ids are stored as text.
+    """
+    for column, wanted_values in wanted:
+        values = wanted_values if isinstance(wanted_values, list) else [wanted_values]
+        stored = [str(value) if isinstance(value, UUID) else value for value in values if value is not None]
+        if stored:
+            listing = listing.where(column.in_(stored))
     return listing
-
-
-def _stored_values(values: Iterable[object]) -> list[object]:
-    """Ids are kept as text."""
-    return [str(value) if isinstance(value, UUID) else value for value in values]
 
 
 # Shapes that several resources share.
@@ -297,10 +306,6 @@ class TimedRow(Protocol):
         ...
 
 
-Row = sa.Row[Any]
-Rows = Sequence[Row]
-
-
 def times_shape(row: Row | TimedRow) -> Json:
     """When the object was made and last changed."""
     return {"created": rfc3339(row.created), "updated": rfc3339(row.updated)}
@@ -308,16 +313,11 @@ def times_shape(row: Row | TimedRow) -> Json:
 
 def status_history_shape(past: Sequence[StatusRecord]) -> list[Json]:
     """A status history, newest first."""
-    return [{"status": one.status, "message": one.message, **times_shape(one)} for one in past]
+    return [{"status": entry.status, "message": entry.message, **times_shape(entry)} for entry in past]
 
 
-def partition_summary(row: Row) -> Json:
-    """A logical partition in one line."""
-    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
-
-
-def vpc_summary(row: Row) -> Json:
-    """A VPC in one line."""
+def summary_shape(row: Row) -> Json:
+    """A logical partition, VPC or instance type in one line."""
     return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
 
 
@@ -335,11 +335,8 @@ def _site_shape(row: Row) -> Json:
     return {"id": row.id, "name": row.name, "infrastructureProviderId": row.provider_id, "status": row.status}
 
 
-def _tenant_shape(row: Row) -> Json:
-    return {"id": row.id, "org": row.org, **times_shape(row)}
-
-
-def _provider_shape(row: Row) -> Json:
+def org_shape(row: Row) -> Json:
+    """A tenant or an infrastructure provider."""
     return {"id": row.id, "org": row.org, **times_shape(row)}
 
 
@@ -352,16 +349,7 @@ def shown_instance_status(status: str) -> str:
 
 
 def _instance_shape(row: Row) -> Json:
-    return {
-        "id": row.id,
-        "name": row.name,
-        "siteId": row.site_id,
-        "status": shown_instance_status(row.status),
-    }
-
-
-def _instance_type_shape(row: Row) -> Json:
-    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
+    return {**summary_shape(row), "status": shown_instance_status(row.status)}
 
 
 def _machine_shape(row: Row) -> Json:
@@ -370,17 +358,17 @@ def _machine_shape(row: Row) -> Json:
 
 RELATIONS: Mapping[str, Relation] = {
     "Site": Relation("siteId", "site", schema.site, _site_shape),
-    "Tenant": Relation("tenantId", "tenant", schema.tenant, _tenant_shape),
+    "Tenant": Relation("tenantId", "tenant", schema.tenant, org_shape),
     "InfrastructureProvider": Relation(
-        "infrastructureProviderId", "infrastructureProvider", schema.provider, _provider_shape
+        "infrastructureProviderId", "infrastructureProvider", schema.provider, org_shape
     ),
     "Instance": Relation("instanceId", "instance", schema.instance, _instance_shape),
-    "InstanceType": Relation("instanceTypeId", "instanceType", schema.instance_type, _instance_type_shape),
-    "Vpc": Relation("vpcId", "vpc", schema.vpc, vpc_summary),
-    "VPC": Relation("vpcId", "vpc", schema.vpc, vpc_summary),
+    "InstanceType": Relation("instanceTypeId", "instanceType", schema.instance_type, summary_shape),
+    "Vpc": Relation("vpcId", "vpc", schema.vpc, summary_shape),
+    "VPC": Relation("vpcId", "vpc", schema.vpc, summary_shape),
     "Machine": Relation("machineId", "machine", schema.machine, _machine_shape),
     "NVLinkLogicalPartition": Relation(
-        "nvLinkLogicalPartitionId", "nvLinkLogicalPartition", schema.logical_partition, partition_summary
+        "nvLinkLogicalPartitionId", "nvLinkLogicalPartition", schema.logical_partition, summary_shape
     ),
 }
 
@@ -391,17 +379,14 @@ def add_relations(conn: sa.Connection, objects: Sequence[Json], wanted: Collecti
     Objects of kinds that do not exist here (security groups, operating systems) have nothing to show.
     """
     for name in sorted(RELATIONS.keys() & wanted):
-        _add_relation(conn, objects, RELATIONS[name])
-
-
-def _add_relation(conn: sa.Connection, objects: Sequence[Json], relation: Relation) -> None:
-    related = [obj for obj in objects if obj.get(relation.key) is not None]
-    if related:
-        keys = {one[relation.key] for one in related}
-        rows = conn.execute(sa.select(relation.table).where(relation.table.c.id.in_(keys)))
-        found = {row.id: relation.summary(row) for row in rows}
-        for one in related:
-            one[relation.shown_as] = found.get(one[relation.key])
+        relation = RELATIONS[name]
+        referring = [shape for shape in objects if shape.get(relation.key) is not None]
+        if referring:
+            ids = {shape[relation.key] for shape in referring}
+            rows = conn.execute(sa.select(relation.table).where(relation.table.c.id.in_(ids)))
+            summaries = {row.id: relation.summary(row) for row in rows}
+            for shape in referring:
+                shape[relation.shown_as] = summaries.get(shape[relation.key])
 
 
 def optional_time(seconds: float | None) -> str | None:

@@ -32,10 +32,22 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
 from sqlalchemy.pool import StaticPool
 
-from rackloom.carve.store.schema import migrate_to_head
 from rackloom.errors import Refused, Retry
+
+# Migrations.
+
+
+def migrate_to_head(conn: sa.Connection) -> None:
+    """Run every migration that `conn`'s database has not seen. The caller owns the transaction."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = conn
+    command.upgrade(config, "head")
+
 
 # Exclusive use of the home directory.
 

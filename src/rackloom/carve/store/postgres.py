@@ -32,8 +32,8 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncTransaction, create_async_engine
 
+from rackloom.carve.store.database import migrate_to_head
 from rackloom.carve.store.journal import INTENT_CHANNEL
-from rackloom.carve.store.schema import migrate_to_head
 from rackloom.errors import Refused, Retry, Unknown
 
 # Transactions with retries.

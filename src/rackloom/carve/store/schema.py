@@ -1,19 +1,14 @@
-"""The database schema: every table of the site, and the migration of a database to this schema.
+"""The database schema: every table of the site.
 
 One table definition serves the record functions, the store and the migrations. The migrations are
-Alembic revisions in `migrations/` beside this file. `migrate_to_head` runs those that a database has
-not seen, inside the caller's transaction.
+Alembic revisions in `migrations/` beside this file; `database.migrate_to_head` runs them.
 
 Fabric GUIDs are unsigned 64-bit numbers. SQLite and PostgreSQL integers cannot hold them, so they are
 stored as decimal text, which is also the form that REST shows. Times are seconds since the epoch, as
 doubles.
 """
 
-from pathlib import Path
-
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 
 metadata = sa.MetaData(
     naming_convention={
@@ -395,14 +390,3 @@ event_counter = sa.Table(
     sa.Column("tenant_id", sa.String(64), sa.ForeignKey("tenant.id"), primary_key=True),
     _number("newest"),
 )
-
-
-# Alembic finds the revisions in the directory `migrations` beside this file.
-
-
-def migrate_to_head(conn: sa.Connection) -> None:
-    """Run every migration that `conn`'s database has not seen. The caller owns the transaction."""
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.attributes["connection"] = conn
-    command.upgrade(config, "head")

@@ -46,28 +46,28 @@ class InterfaceRow(NamedTuple):
 
 
 def initial_interfaces(
-    conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceSpec] | None, gpus: int
+    conn: sa.Connection, vpc: sa.Row[Any], wanted: Sequence[InterfaceSpec] | None, gpus: int
 ) -> tuple[InterfaceSpec, ...]:
     """The interfaces of a new instance with `gpus` NVLink GPUs: those asked for, else those of the VPC."""
-    if wishes is not None:
-        check_interfaces(conn, vpc, wishes, gpus)
-        return tuple(wishes)
+    if wanted is not None:
+        check_interfaces(conn, vpc, wanted, gpus)
+        return tuple(wanted)
     if vpc.logical_partition_id is None:
         return ()
     return tuple(InterfaceSpec(vpc.logical_partition_id, index) for index in range(gpus))
 
 
 def check_interfaces(
-    conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceSpec], gpus: int
+    conn: sa.Connection, vpc: sa.Row[Any], wanted: Sequence[InterfaceSpec], gpus: int
 ) -> None:
     """Refuse interfaces that the hardware, the VPC or the logical partitions do not allow."""
-    if not wishes:
+    if not wanted:
         return
-    _check_devices(wishes, gpus)
+    _check_devices(wanted, gpus)
     if vpc.logical_partition_id is None:
-        _check_logical_partitions(conn, vpc, wishes)
+        _check_logical_partitions(conn, vpc, wanted)
     else:
-        _check_vpc_default(vpc, wishes)
+        _check_vpc_default(vpc, wanted)
 
 
 @cache
@@ -125,9 +125,9 @@ def describe_instances(instance_ids: Sequence[str]) -> str:
 
 
 def replace_interfaces(
-    conn: sa.Connection, instance_id: str, wishes: Sequence[InterfaceSpec], now: float, ids: IdFactory
+    conn: sa.Connection, instance_id: str, wanted: Sequence[InterfaceSpec], now: float, ids: IdFactory
 ) -> bool:
-    """Make `wishes` the interfaces of the instance; False when they already are.
+    """Make `wanted` the interfaces of the instance; False when they already are.
 
     A GPU that stays in its logical partition keeps its row, and with it its readiness.
     """
@@ -136,12 +136,12 @@ def replace_interfaces(
         for row in interfaces_of(conn, instance_id)
         if row.status != Status.DELETING
     }
-    unwanted = [row_id for wish, row_id in live.items() if wish not in wishes]
-    new = [wish for wish in wishes if wish not in live]
+    unwanted = [row_id for spec, row_id in live.items() if spec not in wanted]
+    new = [spec for spec in wanted if spec not in live]
     detached = sa.update(table).where(table.c.id.in_(unwanted))
     conn.execute(detached.values(status=Status.DELETING, reason=LEAVING_REASON, intent_at=now, updated=now))
     if new:
-        conn.execute(sa.insert(table), [_new_row(ids(), instance_id, wish, now) for wish in new])
+        conn.execute(sa.insert(table), [_new_row(ids(), instance_id, spec, now) for spec in new])
     return bool(unwanted or new)
 
 
@@ -151,12 +151,12 @@ def detach_all_interfaces(conn: sa.Connection, instance_id: str, now: float) -> 
     conn.execute(mine.values(status=Status.DELETING, reason=LEAVING_REASON, intent_at=now, updated=now))
 
 
-def _new_row(new: str, instance_id: str, wish: InterfaceSpec, now: float) -> dict[str, Any]:
+def _new_row(new: str, instance_id: str, spec: InterfaceSpec, now: float) -> dict[str, Any]:
     return {
         "id": new,
         "instance_id": instance_id,
-        "logical_partition_id": wish.logical_partition_id,
-        "device_instance": wish.device_instance,
+        "logical_partition_id": spec.logical_partition_id,
+        "device_instance": spec.device_instance,
         "status": Status.PENDING,
         "reason": WAITING_REASON,
         "intent_at": now,
@@ -165,13 +165,13 @@ def _new_row(new: str, instance_id: str, wish: InterfaceSpec, now: float) -> dic
     }
 
 
-def _check_devices(wishes: Sequence[InterfaceSpec], gpus: int) -> None:
+def _check_devices(wanted: Sequence[InterfaceSpec], gpus: int) -> None:
     if gpus == 0:
         raise invalid(
             "NVLink Interfaces require GPUs with device type NVLink",
             nvLinkInterfaces="neither the Instance Type nor the Machine has GPUs with device type NVLink",
         )
-    devices = [wish.device_instance for wish in wishes]
+    devices = [spec.device_instance for spec in wanted]
     if any(not 0 <= device < gpus for device in devices):
         raise invalid(
             f"deviceInstance must be between 0 and {gpus - 1}",
@@ -183,24 +183,24 @@ def _check_devices(wishes: Sequence[InterfaceSpec], gpus: int) -> None:
         )
 
 
-def _check_vpc_default(vpc: sa.Row[Any], wishes: Sequence[InterfaceSpec]) -> None:
-    for wish in wishes:
-        if wish.logical_partition_id != vpc.logical_partition_id:
+def _check_vpc_default(vpc: sa.Row[Any], wanted: Sequence[InterfaceSpec]) -> None:
+    for spec in wanted:
+        if spec.logical_partition_id != vpc.logical_partition_id:
             raise invalid(
-                f"NVLink Logical Partition {wish.logical_partition_id} of deviceInstance"
-                f" {wish.device_instance} does not match NVLink Logical Partition of VPC"
+                f"NVLink Logical Partition {spec.logical_partition_id} of deviceInstance"
+                f" {spec.device_instance} does not match NVLink Logical Partition of VPC"
             )
 
 
-def _check_logical_partitions(conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceSpec]) -> None:
-    wanted = {wish.logical_partition_id for wish in wishes}
-    rows = conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(wanted))).all()
+def _check_logical_partitions(conn: sa.Connection, vpc: sa.Row[Any], wanted: Sequence[InterfaceSpec]) -> None:
+    ids = {spec.logical_partition_id for spec in wanted}
+    rows = conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(ids))).all()
     # Somebody else's partition is answered like one that does not exist: its id says nothing to others.
     found = {row.id: row for row in rows if row.tenant_id == vpc.tenant_id}
-    for wish in wishes:
-        partition = found.get(wish.logical_partition_id)
+    for spec in wanted:
+        partition = found.get(spec.logical_partition_id)
         if partition is None:
-            raise invalid(f"Could not find NVLink Logical Partition {wish.logical_partition_id} of Tenant")
+            raise invalid(f"Could not find NVLink Logical Partition {spec.logical_partition_id} of Tenant")
         if partition.site_id != vpc.site_id:
             raise invalid(f"NVLink Logical Partition {partition.id} does not belong to the Site of the VPC")
         if partition.status != Status.READY:

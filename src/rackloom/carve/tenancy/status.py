@@ -261,17 +261,17 @@ def _update_instance(holding: HeldInstance, facts: DomainFacts, changes: StatusC
         _update_terminating(holding, facts, changes)
         return
     troubles: list[str] = []
-    wished: set[int] = set()
+    wanted: set[int] = set()
     for row in holding.interfaces:
         if row.status != Status.DELETING:
-            wished.add(row.device_instance)
+            wanted.add(row.device_instance)
             troubles += _update_interface(holding, row, facts, changes)
     for row in holding.interfaces:
         if row.status == Status.DELETING:
-            replaced = row.device_instance in wished
+            replaced = row.device_instance in wanted
             troubles += _update_leaving_interface(holding, row, facts, changes, replaced=replaced)
     for module_id, guid in holding.gpus.items():
-        if module_id - 1 not in wished:
+        if module_id - 1 not in wanted:
             troubles += _gpu_reason(
                 module_id - 1, why_not_isolated(_desired_gpu(holding, module_id - 1, guid), facts)
             )
