@@ -56,7 +56,7 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
     """Asks a controller one of `GetComputeNodeInfoList` and `GetGpuInfoList`; the number is a GPU's GUID, or
     0 for all. Returns JSON. Raises FabricUnavailable and FabricRefused."""
     apply: Callable[[PartitionPlan], Awaitable[tuple[OperationOutcome, ...]]]
-    """Carries out a plan after a fresh look. Raises Refused when it is no longer current."""
+    """Executes a plan after a new observation. Raises Refused when it is no longer current."""
     credentials: CredentialStore
     check_endpoint: Callable[[str], None]
     """Raises Refused for an endpoint URL that this site does not allow."""
@@ -64,7 +64,7 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
     imports: bool = True
     """Whether machines may come from an operator's file."""
     new_machine_status: str = Status.READY
-    """What is known of the host of a machine from a file."""
+    """The status of the host of an imported machine."""
     caller: str = "unnamed"
     """Name in the certificate of whoever calls; set for each call."""
 

@@ -164,15 +164,15 @@ def endpoint_shape(row: Row) -> Json:
 def physical_partition_shape(partition_view: FoundPartitionView) -> Json:
     """A partition as the switch controller shows it."""
     return {
-        "id": partition_view.seen.id,
-        "name": partition_view.seen.name,
+        "id": partition_view.partition.id,
+        "name": partition_view.partition.name,
         "nvLinkDomainId": partition_view.domain,
         "owner": partition_view.owner,
         "nvLinkLogicalPartitionId": partition_view.logical_partition,
-        "gpuGuids": [str(guid) for guid in sorted(partition_view.seen.members)],
-        "health": PartitionHealth(partition_view.seen.health).name.lower(),
-        "isGuidBased": partition_view.seen.guid_based,
-        "multicastGroups": partition_view.seen.multicast_groups,
+        "gpuGuids": [str(guid) for guid in sorted(partition_view.partition.members)],
+        "health": PartitionHealth(partition_view.partition.health).name.lower(),
+        "isGuidBased": partition_view.partition.guid_based,
+        "multicastGroups": partition_view.partition.multicast_groups,
         "observedAt": rfc3339(partition_view.observed_at),
     }
 
@@ -373,7 +373,7 @@ def _partitions(conn: sa.Connection, caller: Caller, query: PhysicalPartitionQue
 
 def _partition(conn: sa.Connection, domain: str, name: str) -> Json:
     partitions = found.partitions_of_domains(conn, [domain])
-    return next(physical_partition_shape(view) for view in partitions if view.seen.name == name)
+    return next(physical_partition_shape(view) for view in partitions if view.partition.name == name)
 
 
 def _operations(conn: sa.Connection, caller: Caller, query: OperationQuery) -> tuple[list[Json], int]:
