@@ -34,11 +34,9 @@ class CredentialStore(Protocol):
 
     async def keep(self, path: str, fields: Mapping[str, str]) -> None:
         """Keep the fields of a credential, in place of what was there."""
-        ...
 
     async def forget(self, path: str) -> None:
         """Remove a credential; nothing happens when there is none."""
-        ...
 
 
 class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +64,7 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
     new_machine_status: str = Status.READY
     """The status of the host of an imported machine."""
     caller: str = "unnamed"
-    """Name in the certificate of whoever calls; set for each call."""
+    """Name in the certificate of the caller; set for each call."""
 
     def order(self, reason: str) -> OperatorOrder:
         """The caller's order, for the record of what operators did."""

@@ -91,30 +91,30 @@ class NVLinkDomain(Answer):
 # From rows to responses.
 
 
-def domain_shape(view: DomainCapacity, now: float, blocked: Sequence[Row] | None) -> Json:
-    """A domain as its viewer may see it.
+def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | None) -> Json:
+    """A domain as the caller may see it.
 
-    What is blocked, why the domain is paused, and what its controllers said, is for its operator; `blocked`
-    is None for anybody else.
+    Blocked GPUs, the reason of a pause and the answers of controllers are for the operator of the domain;
+    `blocked` is None for anybody else.
     """
-    seen = view.known.observation
-    doubt = view.known.doubt if blocked is None else view.known.operators_doubt
+    observation = capacity.known.observation
+    doubt = capacity.known.doubt if blocked is None else capacity.known.operators_doubt
     return {
-        "id": view.domain,
-        "siteId": view.site_id,
-        "status": "Unknown" if seen is None else "Observed",
-        "observedAt": None if seen is None else rfc3339(seen.observed_at),
-        "observationAgeSeconds": None if seen is None else max(0.0, now - seen.observed_at),
-        "unknownSince": routing.optional_time(view.known.unknown_since),
+        "id": capacity.domain,
+        "siteId": capacity.site_id,
+        "status": "Unknown" if observation is None else "Observed",
+        "observedAt": None if observation is None else rfc3339(observation.observed_at),
+        "observationAgeSeconds": None if observation is None else max(0.0, now - observation.observed_at),
+        "unknownSince": routing.optional_time(capacity.known.unknown_since),
         "statusMessage": doubt or None,
-        "isPaused": view.pause_reason is not None,
-        "pauseReason": None if blocked is None else view.pause_reason,
-        "totalTrays": view.trays,
-        "freeTrays": view.free,
-        "unhealthyTrays": view.unhealthy,
-        "closedTrays": view.closed,
-        "largestBatch": view.largest_batch,
-        "fragmentation": view.fragmentation,
+        "isPaused": capacity.pause_reason is not None,
+        "pauseReason": None if blocked is None else capacity.pause_reason,
+        "totalTrays": capacity.trays,
+        "freeTrays": capacity.free,
+        "unhealthyTrays": capacity.unhealthy,
+        "closedTrays": capacity.closed,
+        "largestBatch": capacity.largest_batch,
+        "fragmentation": capacity.fragmentation,
         "blockedGpus": None if blocked is None else [_blocked_gpu_shape(row) for row in blocked],
         "instanceTypes": [
             {
@@ -122,11 +122,11 @@ def domain_shape(view: DomainCapacity, now: float, blocked: Sequence[Row] | None
                 "freeTrays": type_.free,
                 "largestBatch": type_.largest_batch,
             }
-            for type_ in view.types
+            for type_ in capacity.types
         ],
-        "ownInstances": view.own_instances,
-        "ownGpus": sum(view.own_gpus.values()),
-        "ownLogicalPartitions": [{"id": name, "gpus": gpus} for name, gpus in view.own_gpus.items()],
+        "ownInstances": capacity.own_instances,
+        "ownGpus": sum(capacity.own_gpus.values()),
+        "ownLogicalPartitions": [{"id": name, "gpus": gpus} for name, gpus in capacity.own_gpus.items()],
     }
 
 
@@ -184,8 +184,10 @@ async def _run_step(
 
 def _domains(provider_id: str, tenant_id: str) -> AnySelect:
     """Domains with their site, and since when the site has machines in them."""
-    given = sa.select(allocation.c.site_id).where(allocation.c.tenant_id == tenant_id)
-    usable = sa.select(machine.c.domain).where(machine.c.domain.is_not(None), machine.c.site_id.in_(given))
+    allocated = sa.select(allocation.c.site_id).where(allocation.c.tenant_id == tenant_id)
+    usable = sa.select(machine.c.domain).where(
+        machine.c.domain.is_not(None), machine.c.site_id.in_(allocated)
+    )
     visible = sa.union(entitlements.operated_domains(provider_id), usable).subquery()
     return (
         sa.select(visible.c.domain, sa.func.min(machine.c.created).label("created"))
@@ -215,9 +217,9 @@ def _shapes(
     conn: sa.Connection, domains: list[str], provider_id: str, tenant_id: str, now: float
 ) -> list[Json]:
     quota = entitlements.remaining_quota(conn, tenant_id) if tenant_id else None
-    views = placement.capacity_of_domains(conn, domains, tenant_id, quota)
+    capacities = placement.capacity_of_domains(conn, domains, tenant_id, quota)
     operated = (
         set(conn.execute(entitlements.operated_domains(provider_id)).scalars()) if provider_id else set()
     )
     blocked = intent.blocked_gpus_of_domains(conn, operated.intersection(domains))
-    return [domain_shape(views[domain], now, blocked.get(domain)) for domain in domains]
+    return [domain_shape(capacities[domain], now, blocked.get(domain)) for domain in domains]

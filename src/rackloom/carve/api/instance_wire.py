@@ -95,7 +95,7 @@ def interface_summary(row: Row | InterfaceRow) -> Json:
 
 
 def interface_shape(interface_row: InterfaceRow) -> Json:
-    """An interface, with what the fabric told of its GPU; `statusMessage` says why it is not Ready."""
+    """An interface, with what was observed of its GPU; `statusMessage` says why it is not Ready."""
     return {
         **interface_summary(interface_row),
         "siteId": interface_row.site_id,
@@ -259,7 +259,7 @@ SETTLED_STATUSES = (Status.READY, Status.UNKNOWN)
 
 
 class InstanceRow(NamedTuple):
-    """What is shown of an instance: the columns of `LISTING`, in their order."""
+    """The columns of `INSTANCE_LISTING`, in their order."""
 
     id: str
     name: str
@@ -284,13 +284,15 @@ INSTANCE_LISTING: sa.Select[Any] = sa.select(*(_instance_columns[name] for name 
 
 
 def instance_shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
-    """Instances (rows of `LISTING`) with their interfaces and histories: a fixed number of queries."""
+    """Instances (rows of `INSTANCE_LISTING`) with their interfaces and histories."""
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
-    found = interfaces.interfaces_by_instance(conn, ids)
-    made = [_instance_shape(one, found[one.id], histories[one.id]) for one in map(InstanceRow._make, rows)]
-    routing.add_relations(conn, made, query.relations(*INSTANCE_RELATIONS))
-    return made
+    attached = interfaces.interfaces_by_instance(conn, ids)
+    shapes = [
+        _instance_shape(row, attached[row.id], histories[row.id]) for row in map(InstanceRow._make, rows)
+    ]
+    routing.add_relations(conn, shapes, query.relations(*INSTANCE_RELATIONS))
+    return shapes
 
 
 def _instance_shape(row: InstanceRow, nvlink: Sequence[InterfaceRow], past: Sequence[StatusRecord]) -> Json:
@@ -307,7 +309,7 @@ def _instance_shape(row: InstanceRow, nvlink: Sequence[InterfaceRow], past: Sequ
         "vpcId": row.vpc_id,
         "machineId": row.machine_id,
         "controllerInstanceId": row.id,
-        "nvLinkInterfaces": [interface_shape(one) for one in nvlink],
+        "nvLinkInterfaces": [interface_shape(interface) for interface in nvlink],
         "isUpdatePending": row.status not in SETTLED_STATUSES,
         "placementReason": row.placement,
         "status": routing.shown_instance_status(row.status),
@@ -318,12 +320,12 @@ def _instance_shape(row: InstanceRow, nvlink: Sequence[InterfaceRow], past: Sequ
 
 
 def warning_shapes(found: Sequence[InstanceWarning]) -> list[Json]:
-    """What is allowed and probably not meant."""
+    """The warnings of a response."""
     return [{"type": warning.kind, "message": warning.message} for warning in found]
 
 
 def plan_shape(planned: CreationPlan) -> Json:
-    """What a request would make."""
+    """The plan of a dry run."""
     interfaces = [
         {"nvLinkLogicalPartitionId": spec.logical_partition_id, "deviceInstance": spec.device_instance}
         for spec in planned.interfaces
@@ -346,17 +348,17 @@ def plan_shape(planned: CreationPlan) -> Json:
 
 
 def kept_interface_shapes(row: Row, field: str, query: KeptInterfaceQuery) -> list[Json]:
-    """The network interfaces that the request named, as it named them: Pending, as nothing acts on them."""
+    """The network interfaces as the request named them, always Pending."""
     kept = row.extra.get(field)
     if not isinstance(kept, list) or (query.status and Status.PENDING not in query.status):
         return []
     return [
         {
-            **(one if isinstance(one, dict) else {}),
+            **(interface if isinstance(interface, dict) else {}),
             "id": str(uuid5(UUID(row.id), f"{field}/{position}")),
             "instanceId": row.id,
             "status": Status.PENDING,
             **routing.times_shape(row),
         }
-        for position, one in enumerate(kept)
+        for position, interface in enumerate(kept)
     ]

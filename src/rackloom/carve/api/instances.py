@@ -116,12 +116,12 @@ async def create_batch(
     deps: Deps, caller: TenantAdmin, body: InstanceBatchCreate, dry_run: DryRun = False
 ) -> Response:
     """Several new instances, all or none."""
-    mark = deps.ids()[:6]
+    batch_id = deps.ids()[:6]
 
     def plan(conn: sa.Connection) -> CreationPlan:
         tenant = entitlements.get_tenant(conn, caller.org)
         instances.check_batch_size(conn, tenant.id, str(body.vpc_id), body.count)
-        names = tuple(f"{body.name_prefix}-{mark}-{number}" for number in range(1, body.count + 1))
+        names = tuple(f"{body.name_prefix}-{batch_id}-{number}" for number in range(1, body.count + 1))
         return instances.plan_creation(
             conn, tenant, _request(body, names, one_domain=body.topology_optimized)
         )
@@ -257,7 +257,7 @@ def _list(conn: sa.Connection, org: str, query: InstanceQuery) -> tuple[list[Jso
         (_SECURITY_GROUP, query.network_security_group_id),
     )
     if query.ip_address:
-        # The interfaces are kept as they came: an address is looked for as a whole JSON string in them.
+        # The interfaces are stored as they came: an address is searched as a whole JSON string.
         kept = sa.cast(table.c.extra["interfaces"], sa.Text)
         wanted = (kept.contains(f'"{address}"', autoescape=True) for address in query.ip_address)
         listing = listing.where(sa.or_(*wanted))
@@ -269,7 +269,7 @@ def _list(conn: sa.Connection, org: str, query: InstanceQuery) -> tuple[list[Jso
 
 
 def _stored_statuses(shown: Sequence[str]) -> list[str]:
-    """The statuses that are shown as one of `shown`."""
+    """The stored statuses that the API shows as one of `shown`."""
     return [*shown, Status.UNKNOWN] if routing.shown_instance_status(Status.UNKNOWN) in shown else [*shown]
 
 

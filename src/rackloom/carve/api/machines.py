@@ -198,7 +198,7 @@ async def list_machines(deps: Deps, caller: Reader, query: Annotated[MachineQuer
     return routing.page_response(*await deps.store.read(_list_machines, caller, query), query.page)
 
 
-# Before the machine of an id: "gpu" would else be read as one.
+# Before `/machine/{machineId}`, or "gpu" would be read as an id.
 @router.get("/machine/gpu/stats", operation_id="get-machine-gpu-stats", response_model=list[GpuStats])
 async def gpu_stats(deps: Deps, caller: Reader, query: Annotated[GpuStatsQuery, Param()]) -> Response:
     """GPUs by product, of the machines that the caller may see."""

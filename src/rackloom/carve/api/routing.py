@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the API is composed of."""
+    """What the API needs from its service."""
 
     store: Store
     clock: Callable[[], float]
@@ -58,8 +58,8 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
     async def change(self, work: Callable[[sa.Connection], Changed[T]]) -> T:
         """Run `work` in a write transaction, then wake the reconciler of the domains that it touched.
 
-        `work` reads the clock itself, inside the transaction: a wish dated before its commit would seem to be
-        answered by an observation that was begun before anybody knew of the wish.
+        `work` reads the clock inside the transaction: an observation that began before the intent was known
+        must not seem to answer it.
         """
         changed = await self.store.run(work)
         self.wake(changed.domains)
@@ -110,11 +110,11 @@ Reader = Annotated[Caller, Depends(_reader)]
 
 
 async def _ensure_tenant(request: Request, deps: ApiDeps, caller: Caller) -> None:
-    # Tenants are never removed, so an org that was seen once need not be looked up again.
-    seen: set[str] = request.app.state.tenants_seen
-    if deps.auto_tenant and caller.org not in seen:
+    # Tenants are never removed, so each org is looked up once.
+    known: set[str] = request.app.state.tenants_seen
+    if deps.auto_tenant and caller.org not in known:
         await deps.store.run(_create_tenant, caller.org, deps.clock(), deps.ids)
-        seen.add(caller.org)
+        known.add(caller.org)
 
 
 def _create_tenant(conn: sa.Connection, org: str, now: float, ids: IdFactory) -> None:
@@ -132,9 +132,9 @@ Rows = Sequence[Row]
 
 
 def provider_and_tenant(conn: sa.Connection, caller: Caller) -> tuple[str, str]:
-    """The provider id and tenant id that the caller speaks for, as far as its roles go.
+    """The provider id and tenant id of the caller, as far as its roles go.
 
-    Empty where it speaks for none: no record has an empty id, whereas None would match columns that are null.
+    Empty where it has none: no record has an empty id, whereas None would match null columns.
     """
     provider = entitlements.find_provider(conn, caller.org)
     tenant = entitlements.find_tenant(conn, caller.org)
@@ -175,13 +175,13 @@ def created_response(value: object) -> Response:
 
 
 def page_response(values: Sequence[Json], total: int, page: PageRequest) -> Response:
-    """A page as a bare array; what page it is stands in the X-Pagination header."""
-    about = {"pageNumber": page.number, "pageSize": page.size, "total": total, "orderBy": page.order_by}
-    return json_response(values, headers={"X-Pagination": msgspec.json.encode(about).decode()})
+    """A page as a bare array; the X-Pagination header describes it."""
+    page_info = {"pageNumber": page.number, "pageSize": page.size, "total": total, "orderBy": page.order_by}
+    return json_response(values, headers={"X-Pagination": msgspec.json.encode(page_info).decode()})
 
 
 def sliced_response(values: Sequence[Json], page: PageRequest) -> Response:
-    """One page of a list that is at hand as a whole, in its own order when no other is asked for."""
+    """One page of a complete list, in its present order unless the request names another."""
     first = (page.number - 1) * page.size
     return page_response(_sort_values(values, page.order_by)[first : first + page.size], len(values), page)
 
@@ -197,14 +197,14 @@ def _sort_values(values: Sequence[Json], order_by: str | None) -> Sequence[Json]
 
 
 def deletion_response() -> Response:
-    """A deletion that has begun: plain text, not JSON, as clients of this API expect."""
+    """The response to a deletion: plain text, not JSON, as clients of this API expect."""
     return PlainTextResponse("Deletion request was accepted", HTTPStatus.ACCEPTED)
 
 
 def problem_response(
     status: int, message: str, data: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The one error body there is."""
+    """An error; all errors have this body."""
     body = {"source": ERROR_SOURCE, "message": message, "data": data}
     return Response(msgspec.json.encode(body), status, dict(headers or {}), "application/json")
 
@@ -213,7 +213,7 @@ def problem_response(
 
 
 TIE_BREAKER = ""
-"""Where an order keeps the column that decides between equals; no caller can name it."""
+"""Key of the column that decides between equals in an order; no caller can name it."""
 
 
 def fetch_page(
@@ -221,24 +221,24 @@ def fetch_page(
     listing: sa.Select[Any],
     page: PageRequest,
     order: Mapping[str, sa.ColumnElement[Any]],
-    **asked: object,
+    **parameters: object,
 ) -> tuple[Rows, int]:
     """Rows of `page` and the total. `order` maps names to columns and holds CREATED and TIE_BREAKER.
 
-    `listing` may have parameters, whose values are `asked`: then it can be built once for all callers.
+    A `listing` with parameters, whose values are `parameters`, can be built once for all callers.
     """
     field, direction = _parse_order(page.order_by, order)
     counted, ordered = _page_queries(listing, order[field], direction, order[TIE_BREAKER])
-    total = conn.execute(counted, asked).scalar_one()
+    total = conn.execute(counted, parameters).scalar_one()
     part = {"page_size": page.size, "page_start": (page.number - 1) * page.size}
-    return conn.execute(ordered, {**asked, **part}).all(), total
+    return conn.execute(ordered, {**parameters, **part}).all(), total
 
 
 @lru_cache(maxsize=64)
 def _page_queries(
     listing: sa.Select[Any], by: sa.ColumnElement[Any], direction: str, tie: sa.ColumnElement[Any]
 ) -> tuple[sa.Select[Any], sa.Select[Any]]:
-    """How many rows there are, and those of a page. Kept for listings that come again as the same object."""
+    """The queries of the count and of a page. Cached for listings that are the same object each time."""
     counted = sa.select(sa.func.count()).select_from(listing.order_by(None).subquery())
     ordered = listing.order_by(by.desc() if direction == "DESC" else by.asc(), tie.asc())
     size, start = (sa.bindparam(name, type_=sa.Integer) for name in ("page_size", "page_start"))
@@ -293,21 +293,19 @@ def filter_rows(listing: AnySelect, *wanted: tuple[sa.ColumnElement[Any], object
 
 
 class TimedRow(Protocol):
-    """A record with a beginning and a last change."""
+    """A record with the times of its creation and last change."""
 
     @property
     def created(self) -> float:
         """Seconds since the epoch."""
-        ...
 
     @property
     def updated(self) -> float:
         """Seconds since the epoch."""
-        ...
 
 
 def times_shape(row: Row | TimedRow) -> Json:
-    """When the object was made and last changed."""
+    """The times of creation and of the last change."""
     return {"created": rfc3339(row.created), "updated": rfc3339(row.updated)}
 
 
@@ -322,10 +320,10 @@ def summary_shape(row: Row) -> Json:
 
 
 class Relation(msgspec.Struct, frozen=True):
-    """How an object shows another that it refers to."""
+    """How the response of an object includes another that it refers to."""
 
     key: str
-    """Field that holds the other's id."""
+    """Field with the id of the related object."""
     shown_as: str
     table: sa.Table
     summary: Callable[[Row], Json]

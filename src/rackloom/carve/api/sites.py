@@ -214,8 +214,8 @@ def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery) -> tuple[
 
 
 def _order() -> dict[str, sa.ColumnElement[Any]]:
-    said = {name.upper(): sa.cast(site.c.extra[name], sa.Text) for name in ("location", "contact")}
-    return routing.order_of(site, "name", "status", "description") | said
+    stored = {name.upper(): sa.cast(site.c.extra[name], sa.Text) for name in ("location", "contact")}
+    return routing.order_of(site, "name", "status", "description") | stored
 
 
 def _row(conn: sa.Connection, caller: Caller, site_id: str) -> Row:

@@ -48,22 +48,18 @@ class FabricDriver(Protocol):
 
     async def observe(self) -> DomainObservation:
         """Read the whole domain. Raises FabricUnavailable; never returns a partial reading."""
-        ...
 
     async def execute(self, operation: PartitionOperation) -> int:
         """Execute one operation and return the partition id it acted on.
 
         Raises FabricRefused when the controller says no, FabricUnavailable when the outcome is unknown.
         """
-        ...
 
     def notifications(self) -> AsyncIterator[None]:
         """One item for each notification of a change. A wake-up, never a fact."""
-        ...
 
     async def close(self) -> None:
         """Release the connection."""
-        ...
 
 
 # TLS material.

@@ -90,7 +90,7 @@ def _recorded_owners(conn: sa.Connection, domains: Collection[str]) -> dict[tupl
 
 
 def classify_owner(partition: ObservedPartition, recorded: str | None) -> Owner:
-    """Whose a partition is, given the logical partition that the records have for its name."""
+    """The owner of a partition, from the logical partition that the records have for its name."""
     if partition.id == DEFAULT_PARTITION_ID:
         return Owner.DEFAULT
     if recorded is None:

@@ -71,7 +71,7 @@ _through_any_endpoint = operation.c.endpoint_id.in_(
 _unanswered = sa.and_(
     operation.c.observed_after.is_(None),
     operation.c.state == OperationState.PENDING,
-    operation.c.started < sa.bindparam("seen"),
+    operation.c.started < sa.bindparam("reading_at"),
 )
 _CLOSE_AS_UNKNOWN = sa.update(operation).values(
     state=OperationState.UNKNOWN, message=INTERRUPTED_REASON, finished=sa.bindparam("now")
@@ -81,14 +81,16 @@ _CLOSE_ABANDONED = _CLOSE_AS_UNKNOWN.where(_through_any_endpoint, _unanswered)
 _CONFIRM_OPERATIONS = (
     sa.update(operation)
     .where(
-        _through_endpoint, operation.c.observed_after.is_(None), operation.c.finished <= sa.bindparam("seen")
+        _through_endpoint,
+        operation.c.observed_after.is_(None),
+        operation.c.finished <= sa.bindparam("reading_at"),
     )
-    .values(observed_after=sa.bindparam("seen"))
+    .values(observed_after=sa.bindparam("reading_at"))
 )
 _outcome_open = sa.or_(
     operation.c.state == OperationState.PENDING,
     sa.and_(operation.c.state == OperationState.UNKNOWN, operation.c.finished > sa.bindparam("late")),
-    sa.and_(operation.c.state == OperationState.DONE, operation.c.finished > sa.bindparam("seen")),
+    sa.and_(operation.c.state == OperationState.DONE, operation.c.finished > sa.bindparam("reading_at")),
 )
 _OPEN_JOINS = sa.select(operation.c.detail).where(
     operation.c.domain == sa.bindparam("domain"),
@@ -180,17 +182,19 @@ def close_interrupted_operations(
 
     Passes over an endpoint run one after another, so no answer can still arrive.
     """
-    conn.execute(_CLOSE_INTERRUPTED, {"through": endpoint_id, "seen": observed_at, "now": now})
+    conn.execute(_CLOSE_INTERRUPTED, {"through": endpoint_id, "reading_at": observed_at, "now": now})
 
 
 def close_abandoned_operations(conn: sa.Connection, domain: str, observed_at: float, now: float) -> None:
     """As `close_interrupted_operations`, for what began long ago through any endpoint of `domain`."""
-    conn.execute(_CLOSE_ABANDONED, {"here": domain, "seen": observed_at - ABANDONED_SECONDS, "now": now})
+    conn.execute(
+        _CLOSE_ABANDONED, {"here": domain, "reading_at": observed_at - ABANDONED_SECONDS, "now": now}
+    )
 
 
 def confirm_operations(conn: sa.Connection, endpoint_id: str, observed_at: float) -> None:
     """Record the first observation that began after the answer to each operation."""
-    conn.execute(_CONFIRM_OPERATIONS, {"through": endpoint_id, "seen": observed_at})
+    conn.execute(_CONFIRM_OPERATIONS, {"through": endpoint_id, "reading_at": observed_at})
 
 
 def hand_over_operations(conn: sa.Connection, endpoint_id: str, successor: str) -> None:
@@ -205,7 +209,7 @@ def gpus_maybe_joining(conn: sa.Connection, domain: str | None, observed_at: flo
     The answer is outstanding, never came, or came after the observation began. In each case the observation
     need not show the effect, so these GPUs may be in a partition that it does not list.
     """
-    parameters = {"domain": domain, "seen": observed_at, "late": observed_at - LATE_SECONDS}
+    parameters = {"domain": domain, "reading_at": observed_at, "late": observed_at - LATE_SECONDS}
     details = conn.execute(_OPEN_JOINS, parameters).scalars()
     return frozenset(int(guid) for detail in details for guid in detail["guids"])
 

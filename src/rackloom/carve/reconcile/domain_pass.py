@@ -300,7 +300,7 @@ class DomainPass:
         plan = None if refused else self._repeated_plan(intent, observation)
         if plan is None:
             plan = make_plan(intent, observation, refused)
-            # The check shares no code with the planner: a defect in one of them is found by the other.
+            # The check makes no choice of the planner again: it judges the plan by the intent alone.
             check_plan(plan, intent, observation)
             self._last_plan = None if refused else (intent, plan)
         self._note_drift(plan)

@@ -340,19 +340,15 @@ class DatabaseBackend(Protocol):
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
         """Run `work` in one serializable (or read-only) transaction."""
-        ...
 
     async def survey(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work`, a large read, without delaying other transactions."""
-        ...
 
     def changes(self) -> AsyncGenerator[str | None, None]:
         """Domains whose intent changed; None when some may have been missed."""
-        ...
 
     async def close(self) -> None:
         """Finish and release everything."""
-        ...
 
 
 # The store.

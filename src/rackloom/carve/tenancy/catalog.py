@@ -67,7 +67,7 @@ def check_site_registered(site: sa.Row[Any]) -> None:
 
 
 def check_nvlink_enabled(site: sa.Row[Any]) -> None:
-    """Refuse NVLink partitions where the site has them switched off."""
+    """Refuse NVLink partitions where the site has disabled them."""
     if not site.capabilities.get("nvLinkPartition"):
         raise invalid("Site specified in request does not have NVLink Partition capability enabled")
 
@@ -210,19 +210,19 @@ class InstanceTypeStats(msgspec.Struct, frozen=True):
 
 
 def instance_type_stats(conn: sa.Connection, type_ids: Collection[str]) -> dict[str, InstanceTypeStats]:
-    """The numbers of several instance types."""
+    """The numbers of each instance type."""
     type_id_column = allocation_constraint.c.instance_type_id
     reserved = sa.select(type_id_column, sa.func.sum(allocation_constraint.c.value))
     reserved = reserved.where(type_id_column.in_(type_ids)).group_by(type_id_column)
     allocated: dict[str, int] = {row[0]: row[1] for row in conn.execute(reserved)}
-    shown: dict[str, Counter[str]] = {type_id: Counter() for type_id in type_ids}
+    by_status: dict[str, Counter[str]] = {type_id: Counter() for type_id in type_ids}
     for row in conn.execute(machine_listing().where(machine.c.instance_type_id.in_(type_ids))):
-        shown[row.instance_type_id][row.shown_status] += 1
+        by_status[row.instance_type_id][row.shown_status] += 1
     return {
         type_id: InstanceTypeStats(
             count.total(), allocated.get(type_id, 0), count[MACHINE_IN_USE], count[Status.READY]
         )
-        for type_id, count in shown.items()
+        for type_id, count in by_status.items()
     }
 
 
@@ -303,7 +303,7 @@ def instance_type_of_provider(conn: sa.Connection, provider_id: str, type_id: st
 def remove_machine_from_type(
     conn: sa.Connection, provider_id: str, type_id: str, machine_id: str, now: float
 ) -> None:
-    """Take a machine that carries nothing out of the type."""
+    """Remove a machine without an instance from the type."""
     instance_type_of_provider(conn, provider_id, type_id)
     mine = sa.and_(machine.c.id == machine_id, machine.c.instance_type_id == type_id)
     if conn.execute(sa.select(machine.c.id).where(mine)).first() is None:
@@ -316,15 +316,15 @@ def remove_machine_from_type(
 def assign_machines_to_type(
     conn: sa.Connection, provider_id: str, type_id: str, machine_ids: Sequence[str], now: float
 ) -> None:
-    """Make machines of the site machines of this type."""
+    """Assign machines of the site to this type."""
     kind = instance_type_of_provider(conn, provider_id, type_id)
     rows = conn.execute(sa.select(machine).where(machine.c.id.in_(machine_ids))).all()
     missing = sorted(set(machine_ids) - {row.id for row in rows if row.site_id == kind.site_id})
     if missing:
         raise invalid("Could not find Machines with IDs specified in request", machineIds=", ".join(missing))
-    taken = sorted(row.id for row in rows if row.instance_type_id not in (None, type_id))
-    if taken:
-        raise conflict("Machines already belong to another Instance Type", machineIds=", ".join(taken))
+    others = sorted(row.id for row in rows if row.instance_type_id not in (None, type_id))
+    if others:
+        raise conflict("Machines already belong to another Instance Type", machineIds=", ".join(others))
     chosen = machine.c.id.in_(machine_ids)
     conn.execute(sa.update(machine).where(chosen).values(instance_type_id=type_id, updated=now))
 

@@ -62,11 +62,11 @@ def warnings_for(
 ) -> tuple[InstanceWarning, ...]:
     """What to say of machines of `gpus` NVLink GPUs in `domains`, each with `wanted`."""
     partitions = sorted({spec.logical_partition_id for spec in wanted})
-    standing = interfaces.partition_members(conn, partitions)
+    members = interfaces.partition_members(conn, partitions)
     spanning = [
-        caution
+        warning
         for partition in partitions
-        if (caution := _domain_span_warning(partition, {*standing.get(partition, {}), *domains}))
+        if (warning := _domain_span_warning(partition, {*members.get(partition, {}), *domains}))
     ]
     return (*spanning, *_tray_split_warnings(wanted, gpus))
 
@@ -117,7 +117,7 @@ _INSTANCE_BY_ID = sa.select(table).where(table.c.id == sa.bindparam("id"))
 
 
 def get_instance(conn: sa.Connection, tenant_id: str, instance_id: str) -> sa.Row[Any]:
-    """The tenant's instance; refused when it does not exist or is somebody else's."""
+    """The tenant's instance. Raises Rejected: not found, or forbidden for another tenant's."""
     row = conn.execute(_INSTANCE_BY_ID, {"id": instance_id}).one_or_none()
     found = require(row, "Could not find Instance with specified ID")
     if found.tenant_id != tenant_id:
@@ -156,13 +156,13 @@ def update_instance(
 
 
 def delete_instance(conn: sa.Connection, tenant_id: str, instance_id: str, now: float) -> Changed[None]:
-    """Begin to release an instance; it is gone once its GPUs are seen outside our partitions."""
+    """Begin to release an instance; it disappears when its GPUs are observed outside our partitions."""
     instance = get_instance(conn, tenant_id, instance_id)
     return Changed(None, release_instance(conn, instance, "Received request for deletion", now))
 
 
 def release_instance(conn: sa.Connection, instance: sa.Row[Any], reason: str, now: float) -> frozenset[str]:
-    """Begin to release an instance, whoever asks; returns the domains to wake. Repeating it does nothing."""
+    """Begin to release an instance; returns the domains to wake. Repeating it does nothing."""
     if instance.status == Status.TERMINATING:
         return frozenset()
     mine = sa.update(table).where(table.c.id == instance.id)
@@ -201,7 +201,7 @@ def nvlink_gpus_of_instance(
 
 
 def publish_intent_change(conn: sa.Connection, machine_ids: Sequence[str], now: float) -> frozenset[str]:
-    """Count the change of intent in the machines' domains, and say what it did to the statuses."""
+    """Increment the revisions of the machines' domains, and update their statuses."""
     found = conn.execute(sa.select(machine.c.domain).where(machine.c.id.in_(machine_ids)).distinct())
     domains = found.scalars().all()
     for domain in domains:
@@ -219,7 +219,7 @@ def _change_interfaces(
         if row.status != Status.DELETING
     ]
     if set(attached) == set(wanted) and len(attached) == len(wanted):
-        # Clients that keep the whole object send back what they have read, with something else changed.
+        # Clients often send a whole object back with another field changed.
         return False
     if vpc.logical_partition_id is not None and attached:
         raise invalid("Cannot update NVLink Interfaces if VPC has default NVLink Logical Partition")
@@ -235,21 +235,21 @@ def _change_interfaces(
 
 
 class InstanceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """New instances that are alike but for their names; all are made or none."""
+    """New instances that differ in their names only; all are created or none."""
 
     names: tuple[str, ...]
     vpc_id: str
     instance_type_id: str | None
     machine_id: str | None = None
     interfaces: tuple[InterfaceSpec, ...] | None = None
-    """None: those that the VPC's default asks for."""
+    """None: those that follow from the VPC's default."""
     one_domain: bool = True
     same_domain: bool = False
     """All in one domain, one where their logical partitions have members already, if they have any."""
     allow_unhealthy: bool = False
     description: str | None = None
     extra: Mapping[str, Any] = {}
-    """Fields of networks and operating systems, kept and returned, never acted on."""
+    """Fields of networks and operating systems: stored and returned, never acted on."""
 
 
 def check_batch_size(conn: sa.Connection, tenant_id: str, vpc_id: str, count: int) -> None:
@@ -268,7 +268,7 @@ class MachineAssignment(msgspec.Struct, frozen=True):
 
 
 class CreationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What would be made; nothing is until it is carried out in the same transaction."""
+    """The instances that would be created; `execute_creation` writes them in the same transaction."""
 
     request: InstanceRequest
     tenant_id: str
@@ -288,7 +288,7 @@ def create_instances(
 
 
 def plan_creation(conn: sa.Connection, tenant: sa.Row[Any], request: InstanceRequest) -> CreationPlan:
-    """Every rule that `request` must pass, and the machines that it would get."""
+    """Apply every rule to `request`, and choose its machines."""
     vpc = _ready_vpc(conn, tenant.id, request.vpc_id)
     site = catalog.get_site(conn, vpc.site_id)
     catalog.check_site_registered(site)
@@ -323,11 +323,10 @@ def plan_creation(conn: sa.Connection, tenant: sa.Row[Any], request: InstanceReq
 def execute_creation(
     conn: sa.Connection, planned: CreationPlan, now: float, ids: IdFactory
 ) -> Changed[tuple[str, ...]]:
-    """Make what was planned in this transaction; returns the ids in the order of the names."""
-    made = tuple(_insert_instance(conn, planned, assignment, now, ids) for assignment in planned.assignments)
-    return Changed(
-        made, publish_intent_change(conn, [assignment.machine_id for assignment in planned.assignments], now)
-    )
+    """Create what was planned in this transaction; returns the ids in the order of the names."""
+    created = tuple(_insert_instance(conn, planned, assigned, now, ids) for assigned in planned.assignments)
+    machine_ids = [assignment.machine_id for assignment in planned.assignments]
+    return Changed(created, publish_intent_change(conn, machine_ids, now))
 
 
 def _ready_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
@@ -354,19 +353,19 @@ def _chosen_machine(
         )
     if found.shown_status != Status.READY:
         raise conflict(f"Machine specified in request is not available: it is {found.shown_status}")
-    sick = placement.unhealthy_gpus(conn, [found.id]).get(found.id)
-    if sick is not None and not request.allow_unhealthy:
+    unhealthy = placement.unhealthy_gpus(conn, [found.id]).get(found.id)
+    if unhealthy is not None and not request.allow_unhealthy:
         raise Rejected(
             RefusalKind.CONFLICT,
-            f"Machine specified in request is unhealthy: {sick}",
+            f"Machine specified in request is unhealthy: {unhealthy}",
             nearest_fix="set allowUnhealthyMachine to true, or choose another machine",
         )
     return found
 
 
 def _check_same_domain(conn: sa.Connection, target: sa.Row[Any], wanted: Sequence[InterfaceSpec]) -> None:
-    standing = interfaces.partition_members(conn, {spec.logical_partition_id for spec in wanted})
-    for partition, in_domain in sorted(standing.items()):
+    members = interfaces.partition_members(conn, {spec.logical_partition_id for spec in wanted})
+    for partition, in_domain in sorted(members.items()):
         if target.domain not in in_domain:
             raise Rejected(
                 RefusalKind.CONFLICT,
@@ -406,15 +405,15 @@ def _choose_machines(
 def _insert_instance(
     conn: sa.Connection, planned: CreationPlan, assignment: MachineAssignment, now: float, ids: IdFactory
 ) -> str:
-    new, asked = ids(), planned.request
+    new, request = ids(), planned.request
     row: dict[str, Any] = {"id": new, "tenant_id": planned.tenant_id, "site_id": planned.site_id}
-    row |= {"vpc_id": asked.vpc_id, "name": assignment.name, "description": asked.description}
+    row |= {"vpc_id": request.vpc_id, "name": assignment.name, "description": request.description}
     row |= {
         "instance_type_id": planned.type_id,
         "machine_id": assignment.machine_id,
         "placement": planned.reason,
     }
-    row |= {"extra": dict(asked.extra), "status": Status.PENDING}
+    row |= {"extra": dict(request.extra), "status": Status.PENDING}
     row |= {"intent_at": now, "created": now, "updated": now}
     conn.execute(sa.insert(table).values(**row))
     note = EventNote(EventKind.INSTANCE, new, Status.PENDING, f"Placed {planned.reason}")

@@ -72,7 +72,7 @@ def find_logical_partition(conn: sa.Connection, partition_id: str) -> sa.Row[Any
 
 
 def get_logical_partition(conn: sa.Connection, tenant_id: str, partition_id: str) -> sa.Row[Any]:
-    """The tenant's logical partition; refused when it does not exist or is somebody else's."""
+    """The tenant's logical partition. Raises Rejected: not found, or forbidden for another tenant's."""
     row = find_logical_partition(conn, partition_id)
     found = require(row, "Could not find NVLink Logical Partition with specified ID")
     if found.tenant_id != tenant_id:
@@ -155,11 +155,7 @@ def delete_logical_partition(
 
 
 def remove_emptied_partitions(conn: sa.Connection, now: float) -> None:
-    """Drop the deleted logical partitions of which the fabric holds nothing any more.
-
-    A create whose outcome was never learnt does not hold one back: its name stays in owned_partition, so
-    that the partition is recognised and removed should it appear late.
-    """
+    """Delete the records of logical partitions in deletion that have no partition and no interface left."""
     emptied = conn.execute(_EMPTIED_PARTITIONS).all()
     for row in emptied:
         note = EventNote(Event.LOGICAL_PARTITION, row.id, journal.EVENT_DELETED)
@@ -211,7 +207,7 @@ def _check_unreferenced(conn: sa.Connection, partition_id: str) -> None:
 
 
 def _fix_for_vpc_defaults(conn: sa.Connection, partition_id: str, vpcs: Sequence[str]) -> str:
-    """What makes it nobody's default: a default that instances use cannot be cleared."""
+    """The steps that clear the default: not while instances use it."""
     clear = 'send "nvLinkLogicalPartitionId": "" in a PATCH of each of these VPCs'
     users = interfaces.instances_using_default(conn, partition_id, vpcs)
     return f"release {interfaces.describe_instances(users)}, then {clear}" if users else clear
@@ -224,7 +220,7 @@ _VPC_BY_ID = sa.select(vpc).where(vpc.c.id == sa.bindparam("id"))
 
 
 def get_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
-    """The tenant's VPC; refused when it does not exist or is somebody else's."""
+    """The tenant's VPC. Raises Rejected: not found, or forbidden for another tenant's."""
     row = conn.execute(_VPC_BY_ID, {"id": vpc_id}).one_or_none()
     found = require(row, "Could not find VPC with specified ID")
     if found.tenant_id != tenant_id:
@@ -295,7 +291,7 @@ def update_vpc(
 
 
 def set_virtualization(conn: sa.Connection, tenant_id: str, vpc_id: str, kind: str, now: float) -> None:
-    """Note the network virtualization that a VPC without instances is to have."""
+    """Store the network virtualization of a VPC without instances."""
     row = get_vpc(conn, tenant_id, vpc_id)
     _check_vpc_empty(conn, vpc_id, "unable to change its virtualization")
     extra = row.extra | {"networkVirtualizationType": kind}

@@ -98,7 +98,7 @@ class GpuGuids(dict[str, int]):
 def read_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> DomainReading:
     """What `lists` say of `domain`.
 
-    The lists are read one after the other, and those of NMX-M have been seen to lag behind each other: raises
+    The lists are read one after the other, and were seen to lag behind each other: raises
     FabricUnavailable when they cannot all be true.
     """
     mine = [gpu for gpu in lists.gpus if canonical_uuid(gpu.domain_uuid) == domain]
