@@ -350,7 +350,7 @@ class Lied(NmxcDriver):
         store, url = self._site.store, self._site.servers[1].url
         seen = await NmxcDriver(url, clock=time.time).observe()
         lying = msgspec.structs.replace(seen, gpus=seen.gpus[4:])
-        second = next(one.id for one in await store.read(records.list_endpoints) if one.url == url)
+        second = next(one.id for one in await store.read(endpoints.all_endpoints) if one.url == url)
         assert await store.run(records.record_observation, second, lying, time.time()) is not None
 
 

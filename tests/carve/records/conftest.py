@@ -122,7 +122,7 @@ class Pair:
         self.domain, self.slot = demo.where(self.instance)
         self.first = site.endpoint[self.domain]
         site.run(endpoints.register_endpoint, self.second_url, ["CHASSIS9"], site.tick(), site.ids)
-        found = {one.url: one.id for one in site.read(records.list_endpoints)}
+        found = {one.url: one.id for one in site.read(endpoints.all_endpoints)}
         self.second = found[self.second_url]
         self.url = next(url for url, key in found.items() if key == self.first)
 

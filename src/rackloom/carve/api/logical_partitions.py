@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.instance_wire import InterfaceSummary, interface_summary
-from rackloom.carve.api.routing import Deps, Json, Rows, TenantAdmin
+from rackloom.carve.api.routing import Deps, Json, Row, Rows, TenantAdmin
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import logical_partition as table
 from rackloom.carve.store.schema import nvlink_interface, vpc
@@ -146,13 +146,9 @@ async def get_history(
     deps: Deps, caller: TenantAdmin, partition_id: PartitionId, query: Annotated[wire.PageQuery, Param()]
 ) -> Response:
     """How the logical partition came to its status, newest first."""
-
-    def check(conn: sa.Connection) -> object:
-        return logical_partitions.get_logical_partition(
-            conn, entitlements.tenant_id_of(conn, caller.org), str(partition_id)
-        )
-
-    return await routing.history_response(deps, query, str(partition_id), check)
+    return await routing.history_response(
+        deps, query, str(partition_id), lambda conn: _row(conn, caller.org, str(partition_id))
+    )
 
 
 def _list(conn: sa.Connection, org: str, query: PartitionQuery) -> tuple[list[Json], int]:
@@ -176,9 +172,13 @@ def _check_site(conn: sa.Connection, tenant_id: str, site_id: str) -> None:
     entitlements.check_site_access(conn, tenant_id, site_id)
 
 
+def _row(conn: sa.Connection, org: str, partition_id: str) -> Row:
+    tenant_id = entitlements.tenant_id_of(conn, org)
+    return logical_partitions.get_logical_partition(conn, tenant_id, partition_id)
+
+
 def _get(conn: sa.Connection, org: str, partition_id: str, query: PartitionIncludes) -> Json:
-    row = logical_partitions.get_logical_partition(conn, entitlements.tenant_id_of(conn, org), partition_id)
-    return _shapes(conn, [row], query)[0]
+    return _shapes(conn, [_row(conn, org, partition_id)], query)[0]
 
 
 def _create(conn: sa.Connection, org: str, body: LogicalPartitionCreate, now: float, ids: IdFactory) -> Json:

@@ -14,7 +14,7 @@ from pydantic import Field, StrictInt
 from starlette.responses import PlainTextResponse, Response
 
 from rackloom.carve.api import routing, wire
-from rackloom.carve.api.routing import Deps, Json, Rows, TenantAdmin
+from rackloom.carve.api.routing import Deps, Json, Row, Rows, TenantAdmin
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import logical_partition
 from rackloom.carve.store.schema import vpc as table
@@ -152,11 +152,9 @@ async def get_history(
     deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[wire.PageQuery, Param()]
 ) -> Response:
     """How the VPC came to its status, newest first."""
-
-    def check(conn: sa.Connection) -> object:
-        return logical_partitions.get_vpc(conn, entitlements.tenant_id_of(conn, caller.org), str(vpc_id))
-
-    return await routing.history_response(deps, query, str(vpc_id), check)
+    return await routing.history_response(
+        deps, query, str(vpc_id), lambda conn: _row(conn, caller.org, str(vpc_id))
+    )
 
 
 @router.delete("/{vpcId}", operation_id="delete-vpc", response_class=PlainTextResponse, status_code=202)
@@ -195,10 +193,12 @@ def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: set[str]) -> 
         )
 
 
+def _row(conn: sa.Connection, org: str, vpc_id: str) -> Row:
+    return logical_partitions.get_vpc(conn, entitlements.tenant_id_of(conn, org), vpc_id)
+
+
 def _get(conn: sa.Connection, org: str, vpc_id: str, query: wire.Query) -> Json:
-    return _shapes(
-        conn, [logical_partitions.get_vpc(conn, entitlements.tenant_id_of(conn, org), vpc_id)], query
-    )[0]
+    return _shapes(conn, [_row(conn, org, vpc_id)], query)[0]
 
 
 def _create(conn: sa.Connection, org: str, body: VpcCreate, now: float, ids: IdFactory) -> Json:

@@ -26,7 +26,6 @@ from collections.abc import Collection, Sequence
 import sqlalchemy as sa
 
 from rackloom.carve.inventory import endpoints, sync
-from rackloom.carve.inventory.endpoints import Endpoint
 from rackloom.carve.observation import conflicts, latest
 from rackloom.carve.observation.conflicts import ConflictingControllers, ControllerConflict
 from rackloom.carve.partitions import intent, ownership
@@ -124,16 +123,6 @@ def is_unchanged_observation(
 
 
 # Transactions.
-
-
-def list_endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:
-    """All switch controller endpoints of the site."""
-    return endpoints.all_endpoints(conn)
-
-
-def get_endpoint_domain(conn: sa.Connection, endpoint_id: str) -> str | None:
-    """The domain uuid that the endpoint last reported; None until it has answered."""
-    return endpoints.domain_of_endpoint(conn, endpoint_id)
 
 
 def load_intent(conn: sa.Connection, domain: str) -> DomainIntent:
