@@ -18,8 +18,8 @@ from rackloom.carve.api.auth import LocalIssuer, Role
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.inventory.enrolment import DEMO_ORG, seed_embedded_site
-from rackloom.carve.reconcile.hooks import ConcurrencySlots, NoMetrics, ReconcileHooks
-from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.reconcile.domain_pass import ReconcileHooks, ReconcileMetrics
+from rackloom.carve.reconcile.loop import ConcurrencySlots, Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import MonotonicSiteClock
 from rackloom.core.partitions.domain import DomainObservation
@@ -30,7 +30,7 @@ AT_ONCE = 16
 """Domains worked on at once, as `rackloom serve` does unless it is told otherwise."""
 
 
-class Passes(NoMetrics):
+class Passes(ReconcileMetrics):
     """Counts passes, and what had been used of the CPU when the last one ended."""
 
     def __init__(self) -> None:
@@ -63,8 +63,10 @@ class Plant(msgspec.Struct, frozen=True):
     async def reconciling(self, *, acts: bool = True) -> AsyncIterator[tuple[Reconciler, Passes]]:
         """A reconciler that runs until the context ends; begun like one that has just been started."""
         passes = Passes()
-        hooks = ReconcileHooks(meter=passes, acts=acts, slots=ConcurrencySlots(AT_ONCE))
-        reconciler = Reconciler(self.store, self._driver, self.clock, hooks=hooks)
+        hooks = ReconcileHooks(metrics=passes, read_only=not acts)
+        reconciler = Reconciler(
+            self.store, self._driver, self.clock, hooks=hooks, slots=ConcurrencySlots(AT_ONCE)
+        )
         self.reconcilers.append(reconciler)
         freeze_loaded_objects()
         running = asyncio.create_task(reconciler.run())

@@ -13,7 +13,7 @@ from rackloom.app.site.record_counts import DomainCounts, SiteCounts, node_healt
 from rackloom.app.site.service import site_service
 from rackloom.carve.fabric.controller import ControllerKind
 from rackloom.carve.inventory import endpoints
-from rackloom.carve.reconcile.hooks import OperationOutcome
+from rackloom.carve.reconcile.domain_pass import OperationOutcome
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,

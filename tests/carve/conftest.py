@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.enrolment import seed_embedded_site
 from rackloom.carve.reconcile import leases, records
 from rackloom.carve.store import schema
@@ -97,7 +98,7 @@ class SmallSite:
         self.tenant = self.read(entitlements.get_tenant, "demo")
         self.type_id = self.read(lambda conn: conn.execute(sa.select(schema.instance_type.c.id)).scalar_one())
         self.endpoint = {
-            domain: next(one.id for one in self.read(records.list_endpoints) if one.url.endswith(domain))
+            domain: next(one.id for one in self.read(endpoints.all_endpoints) if one.url.endswith(domain))
             for domain in DOMAINS
         }
 

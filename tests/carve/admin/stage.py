@@ -4,7 +4,7 @@ import grpc
 
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
-from rackloom.carve.tenancy import instances, vpcs
+from rackloom.carve.tenancy import instances, logical_partitions
 from rackloom.carve.tenancy.instances import InstanceRequest
 
 Code = grpc.StatusCode
@@ -38,7 +38,7 @@ class Stage:
         """An instance in a VPC without a default logical partition."""
         site = self.site
         vpc = await self.write(
-            vpcs.create_vpc,
+            logical_partitions.create_vpc,
             site.tenant.id,
             site_id=site.site_id,
             name=f"net-{name}",

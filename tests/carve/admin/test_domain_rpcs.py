@@ -76,7 +76,7 @@ def test_a_domain_in_dispute_says_who_contradicts_whom_and_is_not_planned_for(sm
     small_site.run(
         endpoints.register_endpoint, "http://second", ["CHASSIS9"], small_site.tick(), small_site.ids
     )
-    second = next(one.id for one in small_site.read(records.list_endpoints) if one.url == "http://second")
+    second = next(one.id for one in small_site.read(endpoints.all_endpoints) if one.url == "http://second")
     whole = small_site.observation(D0, at=small_site.tick())
     less = msgspec.structs.replace(whole, gpus=whole.gpus[4:])
     small_site.run(records.record_observation, second, less, small_site.tick())

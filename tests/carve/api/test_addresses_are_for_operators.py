@@ -40,7 +40,7 @@ def listed_twice(api: Any, domain: str) -> None:
 
 def register_second(site: Any) -> str:
     site.run(endpoints.register_endpoint, SECOND, ["CHASSIS9"], site.tick(), site.ids)
-    return next(one.id for one in site.read(records.list_endpoints) if one.url == SECOND)
+    return next(one.id for one in site.read(endpoints.all_endpoints) if one.url == SECOND)
 
 
 def one_joined(api: Any, name: str) -> Any:

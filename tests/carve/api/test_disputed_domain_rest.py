@@ -24,7 +24,7 @@ def disputed(api: Any) -> tuple[str, dict[str, Any], str]:
     (row,) = api.get(f"instance/{made['id']}").json()["nvLinkInterfaces"]
     domain = row["nvLinkDomainId"]
     site.run(endpoints.register_endpoint, SECOND, ["CHASSIS9"], site.tick(), site.ids)
-    second = next(one.id for one in site.read(records.list_endpoints) if one.url == SECOND)
+    second = next(one.id for one in site.read(endpoints.all_endpoints) if one.url == SECOND)
     seen = msgspec.structs.replace(site.observation(domain, at=site.tick()), partitions=())
     site.run(records.record_observation, second, seen, site.tick())
     return domain, made, latest.rfc3339(seen.observed_at)
@@ -56,7 +56,7 @@ def test_two_domains_that_list_the_same_hardware_both_say_so(api: Any) -> None:
     site.observe_all()
     domain = min(site.endpoint)
     site.run(endpoints.register_endpoint, SECOND, ["CHASSIS9"], site.tick(), site.ids)
-    second = next(one.id for one in site.read(records.list_endpoints) if one.url == SECOND)
+    second = next(one.id for one in site.read(endpoints.all_endpoints) if one.url == SECOND)
     copy = "00000000-0000-4000-8000-00000000dead"
     seen = msgspec.structs.replace(site.observation(domain, at=site.tick()), domain=copy)
     site.run(records.record_observation, second, seen, site.tick())

@@ -16,7 +16,7 @@ from rackloom.carve.reconcile import loop
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store import schema
 from rackloom.carve.store.database import DatabaseBackend, Store, T
-from rackloom.carve.tenancy import entitlements, instances, logical_partitions, vpcs
+from rackloom.carve.tenancy import entitlements, instances, logical_partitions
 from rackloom.core.partitions.domain import PartitionOperation
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
 from rackloom.lab.switches.servers import NmxcServer
@@ -168,7 +168,7 @@ class Racks:
             logical_partitions.create_logical_partition, tenant.id, name=new_id(), **names
         )
         vpc = await store.run(
-            vpcs.create_vpc,
+            logical_partitions.create_vpc,
             tenant.id,
             name=new_id(),
             logical_partition_id=partition,

@@ -21,8 +21,13 @@ from rackloom.carve.inventory.enrolment import seed_embedded_site
 from rackloom.carve.observation import conflicts, latest
 from rackloom.carve.observation.conflicts import ControllerConflict
 from rackloom.carve.reconcile import leases, records
-from rackloom.carve.reconcile.domain_pass import DomainPass, DomainTurns, StandbyController
-from rackloom.carve.reconcile.hooks import NO_HOOKS, ReconcileHooks
+from rackloom.carve.reconcile.domain_pass import (
+    NO_HOOKS,
+    DomainPass,
+    DomainTurns,
+    ReconcileHooks,
+    StandbyController,
+)
 from rackloom.carve.reconcile.leases import LeaseGuard
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store import journal, schema
@@ -252,15 +257,15 @@ async def plan_for_trays(site: InOneProcess) -> PartitionPlan:
 def test_a_plan_is_not_begun_where_nobody_can_be_read() -> None:
     async def main() -> None:
         async with in_one_process() as site:
-            async with running(site.reconciler({}, replace(NO_HOOKS, acts=False))):
+            async with running(site.reconciler({}, replace(NO_HOOKS, read_only=True))):
                 plan = await plan_for_trays(site)
             silent: dict[str, type[NmxcDriver]] = {server.url: Silent for server in site.servers}
-            reconciler = site.reconciler(silent, replace(NO_HOOKS, acts=False))
+            reconciler = site.reconciler(silent, replace(NO_HOOKS, read_only=True))
             async with running(reconciler):
                 with pytest.raises(FabricUnavailable, match="no route"):
                     await reconciler.apply(plan)
             only_a_standby = {**silent, site.servers[0].url: OfStandby}
-            reconciler = site.reconciler(only_a_standby, replace(NO_HOOKS, acts=False))
+            reconciler = site.reconciler(only_a_standby, replace(NO_HOOKS, read_only=True))
             async with running(reconciler):
                 with pytest.raises(StandbyController):
                     await reconciler.apply(plan)
@@ -271,7 +276,7 @@ def test_a_plan_is_not_begun_where_nobody_can_be_read() -> None:
 def test_where_all_list_nothing_nothing_is_known_and_nothing_is_asked_for(eventually: Waiting) -> None:
     async def main() -> None:
         async with in_one_process() as site:
-            async with running(site.reconciler({}, replace(NO_HOOKS, acts=False))):
+            async with running(site.reconciler({}, replace(NO_HOOKS, read_only=True))):
                 await plan_for_trays(site)
             before = [server.fabric.snapshot() for server in site.servers]
             async with running(site.reconciler({server.url: OfStandby for server in site.servers})):
@@ -289,7 +294,7 @@ def test_what_became_of_a_plan_is_told_also_where_nobody_can_look_again() -> Non
     async def main() -> None:
         async with in_one_process() as site:
             drivers: dict[str, type[NmxcDriver]] = {server.url: SilentOnceChanged for server in site.servers}
-            reconciler = site.reconciler(drivers, replace(NO_HOOKS, acts=False))
+            reconciler = site.reconciler(drivers, replace(NO_HOOKS, read_only=True))
             async with running(reconciler):
                 plan = await plan_for_trays(site)
                 outcomes = await reconciler.apply(plan)
@@ -316,7 +321,7 @@ def test_an_operators_plan_is_carried_out_through_the_controller_that_leads(
     async def main() -> None:
         async with in_one_process() as site:
             drivers = {site.servers[which].url: unable}
-            reconciler = site.reconciler(drivers, replace(NO_HOOKS, acts=False))
+            reconciler = site.reconciler(drivers, replace(NO_HOOKS, read_only=True))
             async with running(reconciler):
                 plan = await plan_for_trays(site)
                 outcomes = await reconciler.apply(plan)
@@ -345,7 +350,7 @@ class Lied(NmxcDriver):
         store, url = self._site.store, self._site.servers[1].url
         seen = await NmxcDriver(url, clock=time.time).observe()
         lying = msgspec.structs.replace(seen, gpus=seen.gpus[4:])
-        second = next(one.id for one in await store.read(records.list_endpoints) if one.url == url)
+        second = next(one.id for one in await store.read(endpoints.all_endpoints) if one.url == url)
         assert await store.run(records.record_observation, second, lying, time.time()) is not None
 
 

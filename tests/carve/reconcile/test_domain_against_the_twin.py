@@ -15,7 +15,7 @@ from rackloom.carve.partitions import intent
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store import schema
 from rackloom.carve.store.database import Store
-from rackloom.carve.tenancy import entitlements, instances, logical_partitions, vpcs
+from rackloom.carve.tenancy import entitlements, instances, logical_partitions
 from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
 from rackloom.lab.switches.servers import NmxcServer
@@ -58,7 +58,7 @@ class Plane:
             ids=new_id,
         )
         vpc = await self.store.run(
-            vpcs.create_vpc,
+            logical_partitions.create_vpc,
             tenant.id,
             site_id=row.site_id,
             name=f"v{next(_numbers)}",

@@ -3,8 +3,8 @@
 import asyncio
 from collections import Counter
 
+from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.endpoints import register_endpoint
-from rackloom.carve.reconcile import records
 
 
 async def check_nothing_was_done_twice(site, store):
@@ -87,7 +87,7 @@ def test_a_controller_that_moved_is_followed(racks, eventually):
     async def main():
         async with racks(2) as site:
             replica = await site.replica("only")
-            (first, *_), seen = await replica.store.read(records.list_endpoints), len(site.asked)
+            (first, *_), seen = await replica.store.read(endpoints.all_endpoints), len(site.asked)
             server = next(one for one in site.servers if one.url == first.url)
             other = type(server)(server.fabric)
             async with other:

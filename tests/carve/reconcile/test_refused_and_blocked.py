@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable
+from rackloom.carve.inventory import endpoints
 from rackloom.carve.partitions import intent
 from rackloom.carve.reconcile import records
 from rackloom.carve.reconcile.domain_pass import MAX_ROUNDS, DomainPass, DomainTurns
@@ -181,7 +182,7 @@ def switch(small_site: Any) -> Switch:
 
 def run_pass(site: Any, switch: Switch) -> bool:
     async def one_pass() -> bool:
-        found = await site.store.read(records.list_endpoints)
+        found = await site.store.read(endpoints.all_endpoints)
         endpoint = next(one for one in found if one.domain == switch.domain)
         hold = LeaseGuard(lease, float("inf"))
         wake = switch.woken.append

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rackloom.carve.reconcile import hooks as module
-from rackloom.carve.reconcile.hooks import ConcurrencySlots
+from rackloom.carve.reconcile import loop as module
+from rackloom.carve.reconcile.loop import ConcurrencySlots
 
 Begun = list[str]
 Worker = Callable[..., Coroutine[Any, Any, None]]
@@ -15,7 +15,7 @@ Worker = Callable[..., Coroutine[Any, Any, None]]
 
 def _worker(slots: ConcurrencySlots, begun: Begun, ends: asyncio.Event) -> Worker:
     async def work(key: str, *, urgent: bool = False) -> None:
-        async with slots.taken(key, urgent=urgent):
+        async with slots.acquire(key, urgent=urgent):
             begun.append(key)
             await ends.wait()
 
@@ -37,8 +37,8 @@ def test_the_awaited_come_first_and_the_due_in_their_order() -> None:
                 tasks.create_task(work(key))
             tasks.create_task(work("awaited", urgent=True))
             await _settled()
-            slots.hurry("due c")
-            slots.hurry("first")
+            slots.prioritize("due c")
+            slots.prioritize("first")
             assert begun == ["first"]
             ends.set()
         return begun
@@ -67,7 +67,7 @@ def test_who_is_cancelled_takes_no_place_along() -> None:
         slots, ends = ConcurrencySlots(1), asyncio.Event()
         begun: Begun = []
         work = _worker(slots, begun, ends)
-        async with slots.taken("one", urgent=False):
+        async with slots.acquire("one", urgent=False):
             waiting, handed = (asyncio.create_task(work(key)) for key in ("two", "three"))
             await _settled()
             waiting.cancel()

@@ -98,14 +98,14 @@ def test_nothing_is_asked_for_when_the_process_slept_through_the_end_of_its_leas
             (held,) = await store.run(leases.take_share, "me", time.time(), math.inf)
             driver = NmxcDriver(server.url, clock=time.time)
             stack.push_async_callback(driver.close)
-            hold = LeaseGuard(held.lease, asyncio.get_running_loop().time())
-            work = DomainPass(held.endpoint, hold, driver, store, time.time, DomainTurns())
+            guard = LeaseGuard(held.lease, asyncio.get_running_loop().time())
+            work = DomainPass(held.endpoint, guard, driver, store, time.time, DomainTurns())
             assert await work.run() is False
             assert [(row.state, row.message) for row in await operations(store)] == [
                 ("refused", LEASE_ENDED_REASON)
             ]
             assert len(server.fabric.partitions) == 1
-            hold.extend(math.inf)
+            guard.extend(math.inf)
             assert await work.run() is True
             assert server.fabric.partitions == {}
 
@@ -132,14 +132,14 @@ def test_work_under_a_hold_ends_at_its_deadline_unless_that_is_moved():
     async def main():
         loop = asyncio.get_running_loop()
         task = asyncio.create_task(asyncio.Event().wait())
-        hold = LeaseGuard(LEASE, loop.time() + 3600)
-        hold.guard(task)
-        hold.extend(loop.time() + 7200)
+        guard = LeaseGuard(LEASE, loop.time() + 3600)
+        guard.protect(task)
+        guard.extend(loop.time() + 7200)
         await asyncio.sleep(0)
-        assert not hold.has_ended()
+        assert not guard.has_ended()
         assert not task.done()
-        hold.extend(loop.time())
-        assert hold.has_ended()
+        guard.extend(loop.time())
+        assert guard.has_ended()
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -148,11 +148,11 @@ def test_work_under_a_hold_ends_at_its_deadline_unless_that_is_moved():
 
 def test_a_hold_without_end_never_ends():
     async def main():
-        hold = LeaseGuard(msgspec.structs.replace(LEASE, epoch=2), math.inf)
+        guard = LeaseGuard(msgspec.structs.replace(LEASE, epoch=2), math.inf)
         task = asyncio.create_task(asyncio.sleep(0.01, "finished"))
-        hold.guard(task)
+        guard.protect(task)
         assert await task == "finished"
-        assert not hold.has_ended()
+        assert not guard.has_ended()
 
     asyncio.run(main())
 
@@ -160,14 +160,14 @@ def test_a_hold_without_end_never_ends():
 def test_a_look_is_stale_once_somebody_acted_after_it_and_only_in_that_domain():
     async def main():
         turns = DomainTurns()
-        before = turns.before_looking()
+        before = turns.before_observing()
         async with turns.act("other", before) as is_current:
             assert is_current
         async with turns.act("d", before) as is_current:
             assert is_current
         async with turns.act("d", before) as is_current:
             assert not is_current
-        async with turns.act("d", turns.before_looking()) as is_current:
+        async with turns.act("d", turns.before_observing()) as is_current:
             assert is_current
 
     asyncio.run(main())
@@ -178,13 +178,13 @@ def test_a_look_taken_while_somebody_acts_is_stale():
         turns, inside, go_on = DomainTurns(), asyncio.Event(), asyncio.Event()
 
         async def act():
-            async with turns.act("d", turns.before_looking()):
+            async with turns.act("d", turns.before_observing()):
                 inside.set()
                 await go_on.wait()
 
         acting = asyncio.create_task(act())
         await inside.wait()
-        before = turns.before_looking()
+        before = turns.before_observing()
         go_on.set()
         async with turns.act("d", before) as is_current:
             assert not is_current

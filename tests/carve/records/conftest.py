@@ -14,7 +14,7 @@ from rackloom.carve.reconcile import records
 from rackloom.carve.store import schema
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.values import InterfaceSpec
-from rackloom.carve.tenancy import instances, interfaces, logical_partitions, vpcs
+from rackloom.carve.tenancy import instances, interfaces, logical_partitions
 from rackloom.carve.tenancy.instances import InstanceRequest
 from rackloom.core.partitions.domain import DomainObservation
 
@@ -31,7 +31,7 @@ class Tenancy:
     def vpc(self, default: str | None = None) -> str:
         self._count += 1
         made: str = self.site.run(
-            vpcs.create_vpc,
+            logical_partitions.create_vpc,
             self.tenant.id,
             site_id=self.site.site_id,
             name=f"vpc {self._count}",
@@ -56,13 +56,13 @@ class Tenancy:
         )
         return made
 
-    def instance(self, wishes: Sequence[tuple[str, int]] = ()) -> str:
+    def instance(self, specs: Sequence[tuple[str, int]] = ()) -> str:
         self._count += 1
         request = InstanceRequest(
             names=(f"instance {self._count}",),
             vpc_id=self.vpc_id,
             instance_type_id=self.site.type_id,
-            interfaces=tuple(InterfaceSpec(*wish) for wish in wishes),
+            interfaces=tuple(InterfaceSpec(*spec) for spec in specs),
         )
         made = self.site.run(
             instances.create_instances, self.tenant, request, self.site.tick(), self.site.ids
@@ -70,14 +70,14 @@ class Tenancy:
         new: str = made.value[0]
         return new
 
-    def rewire(self, instance: str, wishes: Sequence[tuple[str, int]]) -> Any:
+    def rewire(self, instance: str, specs: Sequence[tuple[str, int]]) -> Any:
         return self.site.run(
             instances.update_instance,
             self.tenant.id,
             instance,
             name=None,
             description=None,
-            wishes=[InterfaceSpec(*wish) for wish in wishes],
+            wanted=[InterfaceSpec(*spec) for spec in specs],
             extra={},
             now=self.site.tick(),
             ids=self.site.ids,
@@ -122,7 +122,7 @@ class Pair:
         self.domain, self.slot = demo.where(self.instance)
         self.first = site.endpoint[self.domain]
         site.run(endpoints.register_endpoint, self.second_url, ["CHASSIS9"], site.tick(), site.ids)
-        found = {one.url: one.id for one in site.read(records.list_endpoints)}
+        found = {one.url: one.id for one in site.read(endpoints.all_endpoints)}
         self.second = found[self.second_url]
         self.url = next(url for url, key in found.items() if key == self.first)
 

@@ -48,16 +48,12 @@ def shown(*partitions: ObservedPartition, gpus: int = 4, at: float = 10.0) -> Do
     )
 
 
-def between(
-    domain_observation: DomainObservation, other: DomainObservation, changed_at: float = 0.0
-) -> str | None:
-    return compare_readings(
-        ControllerReading("a", domain_observation), ControllerReading("b", other), changed_at
-    )
+def between(first: DomainObservation, second: DomainObservation, changed_at: float = 0.0) -> str | None:
+    return compare_readings(ControllerReading("a", first), ControllerReading("b", second), changed_at)
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "told"),
+    ("first", "second", "reason"),
     [
         (shown(gpus=4), shown(gpus=1), "only a lists 3 of the GPUs"),
         (shown(gpus=2), shown(gpus=3), "only b lists 1 of the GPUs"),
@@ -73,10 +69,8 @@ def between(
         ),
     ],
 )  # fmt: skip
-def test_it_is_told_who_shows_what(
-    domain_observation: DomainObservation, other: DomainObservation, told: str
-) -> None:
-    assert between(domain_observation, other) == SAID + told
+def test_it_is_told_who_shows_what(first: DomainObservation, second: DomainObservation, reason: str) -> None:
+    assert between(first, second) == SAID + reason
 
 
 def test_measurements_and_order_are_no_difference() -> None:

@@ -19,7 +19,7 @@ def register(site: Any, url: str, *serials: str) -> None:
 
 
 def known(site: Any) -> dict[str, Any]:
-    return {one.url: one for one in site.read(records.list_endpoints)}
+    return {one.url: one for one in site.read(endpoints.all_endpoints)}
 
 
 def unanswered(site: Any) -> list[str]:
@@ -115,7 +115,7 @@ def test_a_look_that_ends_after_its_endpoint_was_given_up_teaches_nothing(
     )
     for record, seen in ((records.record_observation, late), (records.record_unreadable, "gone")):
         small_site.run(record, given_up, seen, small_site.tick())
-        assert small_site.read(records.get_endpoint_domain, given_up) is None
+        assert small_site.read(endpoints.domain_of_endpoint, given_up) is None
         assert demo.status(one) == "Unknown"
 
 

@@ -141,7 +141,7 @@ def test_another_gpu_in_the_same_place_is_another_gpu(pair: Any) -> None:
 def test_what_the_controllers_of_one_domain_contradict_is_told_first(pair: Any) -> None:
     third = "http://third"
     pair.site.run(endpoints.register_endpoint, third, ["CHASSIS8"], pair.site.tick(), pair.site.ids)
-    key = next(one.id for one in pair.site.read(records.list_endpoints) if one.url == third)
+    key = next(one.id for one in pair.site.read(endpoints.all_endpoints) if one.url == third)
     pair.tell(pair.second, pair.seen(domain=OTHER))
     pair.tell(key, pair.without_partitions())
     assert pair.dispute().rival is None

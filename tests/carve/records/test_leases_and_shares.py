@@ -130,7 +130,7 @@ def test_domains_are_shared_evenly_and_each_has_one_holder(small_site: Any) -> N
     assert share(small_site, "b") == set()
     kept = share(small_site, "a")
     assert len(kept) == 4
-    everything = {one.id for one in small_site.read(records.list_endpoints)}
+    everything = {one.id for one in small_site.read(endpoints.all_endpoints)}
     small_site.run(leases.release_leases, "a", everything - kept)
     assert share(small_site, "b") == everything - kept
     for _ in range(3):

@@ -126,7 +126,7 @@ def test_a_leader_that_moves_to_another_tray_contradicts_nobody(pair: Any) -> No
     order = pair.order()
     pair.site.run(endpoints.update_chassis_endpoint, serial, "http://other-tray", order, pair.site.ids)
     assert pair.status() == "Ready"
-    moved = next(one for one in pair.site.read(records.list_endpoints) if one.url == "http://other-tray")
+    moved = next(one for one in pair.site.read(endpoints.all_endpoints) if one.url == "http://other-tray")
     assert pair.tell(moved.id, pair.without_partitions()) is None
     assert pair.status() == "Configuring"
     assert pair.tell(moved.id, pair.seen()) is None

@@ -4,8 +4,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.enrolment import seed_embedded_site
-from rackloom.carve.reconcile import records
 from rackloom.carve.store import schema
 from rackloom.topology.join_key import GpuKey
 from rackloom.topology.rack import ComputeTray, NvlinkDomain, RackProfile, RackSite
@@ -67,7 +67,7 @@ def test_a_new_domain_is_added_and_every_tenant_may_use_it(small_site: Any, riva
     gpus = (GpuKey(),) * 4
     new = ComputeTray(chassis_serial="NEW", slot=0, tray_index=0, rack="rack9", gpus=gpus)
     seed(small_site, NvlinkDomain(uuid="d9", racks=("rack9",), trays=(new,)))
-    urls = {one.url: one.chassis_serials for one in small_site.read(records.list_endpoints)}
+    urls = {one.url: one.chassis_serials for one in small_site.read(endpoints.all_endpoints)}
     assert urls["http://switch/d9"] == ("NEW",)
     values = small_site.read(
         lambda conn: conn.execute(sa.select(schema.allocation_constraint.c.value)).scalars().all()

@@ -135,7 +135,7 @@ def test_who_stopped_waiting_before_it_began_is_not_served() -> None:
     gone, there = waiting.add(lambda _: 1, write=True), waiting.add(lambda _: 2, write=False)
     assert gone.cancel()
     writes, reads = waiting.take()
-    assert [job.told for job in writes + reads] == [there]
+    assert [job.result for job in writes + reads] == [there]
 
 
 def test_what_was_acknowledged_together_survives_a_killed_process(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from rackloom.lab.carving.run import LoadPlan as SimPlan
 def empty_list_ignored(patch: pytest.MonkeyPatch) -> None:
     update = instances.update_instance
 
-    def lenient(*args: Any, wishes: Any, **fields: Any) -> Any:
-        return update(*args, wishes=wishes or None, **fields)
+    def lenient(*args: Any, wanted: Any, **fields: Any) -> Any:
+        return update(*args, wanted=wanted or None, **fields)
 
     patch.setattr(instances, "update_instance", lenient)
 

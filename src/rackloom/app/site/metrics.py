@@ -26,7 +26,7 @@ from rackloom.app.listeners import PlainEndpoints, metrics_response, ok_response
 from rackloom.app.site import record_counts
 from rackloom.app.site.record_counts import SiteCounts
 from rackloom.carve.fabric.controller import ControllerKind
-from rackloom.carve.reconcile.hooks import OperationOutcome
+from rackloom.carve.reconcile.domain_pass import OperationOutcome, ReconcileMetrics
 from rackloom.carve.store.database import Store
 from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,
@@ -93,7 +93,7 @@ class _ControllerSeries:
                 self.op_latency.labels(operation, status)
 
 
-class SiteMetrics:
+class SiteMetrics(ReconcileMetrics):
     """The `Meter` of the reconciler, and the counts of the records at the time of a scrape."""
 
     def __init__(self, prefix: str) -> None:

@@ -46,8 +46,8 @@ from rackloom.carve.inventory.enrolment import ensure_site
 from rackloom.carve.observation.conflicts import ControllerConflict
 from rackloom.carve.observation.latest import READING_VALID_SECONDS
 from rackloom.carve.reconcile import records
-from rackloom.carve.reconcile.hooks import ConcurrencySlots, ReconcileHooks, ReconcileMetrics
-from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.reconcile.domain_pass import ReconcileHooks, ReconcileMetrics
+from rackloom.carve.reconcile.loop import ConcurrencySlots, Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
 from rackloom.carve.store.values import IdFactory, Status
@@ -251,9 +251,8 @@ def _reconciler(
 
     hooks = ReconcileHooks(
         record=record,
-        meter=metrics,
-        acts=nvlink.enabled,
-        slots=ConcurrencySlots(nvlink.partition_monitor_max_concurrent_groups),
+        metrics=metrics,
+        read_only=not nvlink.enabled,
     )
     return Reconciler(
         store,
@@ -262,6 +261,7 @@ def _reconciler(
         nvlink.monitor_run_interval.total_seconds(),
         holder=new_id(),
         hooks=hooks,
+        slots=ConcurrencySlots(nvlink.partition_monitor_max_concurrent_groups),
     )
 
 

@@ -17,7 +17,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.inventory.endpoints import Endpoint
-from rackloom.carve.reconcile.hooks import OperationOutcome
+from rackloom.carve.reconcile.domain_pass import OperationOutcome
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.values import Changed, IdFactory, Status, conflict, invalid
@@ -34,11 +34,9 @@ class CredentialStore(Protocol):
 
     async def keep(self, path: str, fields: Mapping[str, str]) -> None:
         """Keep the fields of a credential, in place of what was there."""
-        ...
 
     async def forget(self, path: str) -> None:
         """Remove a credential; nothing happens when there is none."""
-        ...
 
 
 class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +54,7 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
     """Asks a controller one of `GetComputeNodeInfoList` and `GetGpuInfoList`; the number is a GPU's GUID, or
     0 for all. Returns JSON. Raises FabricUnavailable and FabricRefused."""
     apply: Callable[[PartitionPlan], Awaitable[tuple[OperationOutcome, ...]]]
-    """Carries out a plan after a fresh look. Raises Refused when it is no longer current."""
+    """Executes a plan after a new observation. Raises Refused when it is no longer current."""
     credentials: CredentialStore
     check_endpoint: Callable[[str], None]
     """Raises Refused for an endpoint URL that this site does not allow."""
@@ -64,9 +62,9 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
     imports: bool = True
     """Whether machines may come from an operator's file."""
     new_machine_status: str = Status.READY
-    """What is known of the host of a machine from a file."""
+    """The status of the host of an imported machine."""
     caller: str = "unnamed"
-    """Name in the certificate of whoever calls; set for each call."""
+    """Name in the certificate of the caller; set for each call."""
 
     def order(self, reason: str) -> OperatorOrder:
         """The caller's order, for the record of what operators did."""

@@ -29,13 +29,13 @@ _BROWSE_RPCS = {
 async def list_endpoints(deps: AdminDeps, _request: Empty) -> pb.NvlinkNmxcEndpointList:
     """Every chassis with its endpoint, by serial."""
     found = await deps.store.read(endpoints.all_endpoints)
-    urls = {serial: one.url for one in found for serial in one.chassis_serials}
+    urls = {serial: endpoint.url for endpoint in found for serial in endpoint.chassis_serials}
     entries = [pb.NvlinkNmxcEndpoint(chassis_serial=serial, endpoint=urls[serial]) for serial in sorted(urls)]
     return pb.NvlinkNmxcEndpointList(entries=entries)
 
 
 async def create_endpoint(deps: AdminDeps, request: pb.NvlinkNmxcEndpoint) -> pb.NvlinkNmxcEndpoint:
-    """Register a controller; it is spoken to at once."""
+    """Register a controller; it is read at once."""
     return await _put_endpoint(deps, request, exists=False)
 
 
@@ -45,7 +45,7 @@ async def update_endpoint(deps: AdminDeps, request: pb.NvlinkNmxcEndpoint) -> pb
 
 
 async def delete_endpoint(deps: AdminDeps, request: pb.DeleteNvlinkNmxcEndpointRequest) -> Empty:
-    """Stop speaking to a controller."""
+    """Delete the endpoint of a chassis."""
     await deps.change(
         lambda conn: endpoints.delete_chassis_endpoint(
             conn, request.chassis_serial, deps.order(DEFAULT_REASON)
@@ -64,7 +64,7 @@ async def browse_controller(deps: AdminDeps, request: pb.NmxcBrowseRequest) -> p
     if one_gpu and not request.gpu_uid:
         raise invalid("gpu_uid is needed for GPU_INFO")
     found = await deps.store.read(endpoints.all_endpoints)
-    mine = [one for one in found if request.chassis_serial in one.chassis_serials]
+    mine = [endpoint for endpoint in found if request.chassis_serial in endpoint.chassis_serials]
     if not mine:
         raise not_found(f"no NMX-C endpoint is registered for chassis {request.chassis_serial}")
     body = await deps.browse(mine[0], rpc, request.gpu_uid if one_gpu else 0)
@@ -97,7 +97,7 @@ NMX_M_CREDENTIAL = "nmxm/default/auth"
 async def create_credential(
     deps: AdminDeps, request: pb.CredentialCreationRequest
 ) -> pb.CredentialCreationResult:
-    """Keep the name and password for NMX-M."""
+    """Store the name and password for NMX-M."""
     _check_credential_type(request.credential_type)
     if not request.username or not request.password:
         raise invalid("username and password must not be empty")
@@ -110,7 +110,7 @@ async def create_credential(
 async def delete_credential(
     deps: AdminDeps, request: pb.CredentialDeletionRequest
 ) -> pb.CredentialDeletionResult:
-    """Forget them."""
+    """Delete the name and password for NMX-M."""
     _check_credential_type(request.credential_type)
     await deps.credentials.forget(NMX_M_CREDENTIAL)
     return pb.CredentialDeletionResult()
@@ -125,5 +125,5 @@ def _check_credential_type(kind: pb.CredentialType.ValueType) -> None:
 
 
 async def show_version(_deps: AdminDeps, _request: pb.VersionRequest) -> pb.BuildInfo:
-    """The version of this service; how it was built and configured is nobody's business here."""
+    """The version of this service, and nothing about its build or configuration."""
     return pb.BuildInfo(build_version=f"rackloom {version('rackloom')}")

@@ -15,7 +15,7 @@ from rackloom.carve.admin.deps import AdminDeps, check_ids, check_version, confi
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import nvlink_interface, tenant
-from rackloom.carve.store.values import Changed, InterfaceSpec, Status, not_found
+from rackloom.carve.store.values import Changed, InterfaceSpec, Status, require
 from rackloom.carve.tenancy import instances, interfaces
 
 _Row = sa.Row[Any]
@@ -47,7 +47,7 @@ async def find_by_machine(deps: AdminDeps, request: ids_pb.MachineId) -> pb.Inst
 
 
 async def update_config(deps: AdminDeps, request: pb.InstanceConfigUpdateRequest) -> pb.Instance:
-    """Change which logical partition each GPU joins; the list is the whole wish, as in REST."""
+    """Change which logical partition each GPU joins; the list is the complete desired state, as in REST."""
 
     def work(conn: sa.Connection) -> Changed[pb.Instance]:
         row = _get(conn, request.instance_id.value)
@@ -58,7 +58,7 @@ async def update_config(deps: AdminDeps, request: pb.InstanceConfigUpdateRequest
             row.id,
             name=request.metadata.name or None,
             description=request.metadata.description or None,
-            wishes=_wishes(request.config) if request.config.HasField("nvlink") else None,
+            wanted=_interface_specs(request.config) if request.config.HasField("nvlink") else None,
             extra={},
             now=deps.clock(),
             ids=deps.ids,
@@ -80,7 +80,7 @@ async def release(deps: AdminDeps, request: pb.InstanceReleaseRequest) -> pb.Ins
     return pb.InstanceReleaseResult()
 
 
-def _wishes(config: pb.InstanceConfig) -> list[InterfaceSpec]:
+def _interface_specs(config: pb.InstanceConfig) -> list[InterfaceSpec]:
     return [
         InterfaceSpec(gpu_config.logical_partition_id.value, gpu_config.device_instance)
         for gpu_config in config.nvlink.gpu_configs
@@ -95,27 +95,24 @@ def _listing() -> sa.Select[Any]:
 
 
 def _get(conn: sa.Connection, instance_id: str) -> _Row:
-    found = conn.execute(_listing().where(table.c.id == instance_id)).one_or_none()
-    if found is None:
-        raise not_found(f"there is no instance {instance_id}")
-    return found
+    row = conn.execute(_listing().where(table.c.id == instance_id)).one_or_none()
+    return require(row, f"there is no instance {instance_id}")
 
 
 def _load(conn: sa.Connection, which: "sa.ColumnElement[bool]") -> list[pb.Instance]:
     rows = conn.execute(_listing().where(which)).all()
-    wired = conn.execute(
-        interfaces.interface_listing().where(which).order_by(nvlink_interface.c.device_instance)
-    ).all()
+    listing = interfaces.interface_listing().where(which).order_by(nvlink_interface.c.device_instance)
+    attached = conn.execute(listing).all()
     histories = journal.status_histories(conn, [row.id for row in rows])
     return [
-        _shown(row, [one for one in wired if one.instance_id == row.id], histories.get(row.id, []))
+        _message(row, [gpu for gpu in attached if gpu.instance_id == row.id], histories.get(row.id, []))
         for row in rows
     ]
 
 
-def _shown(row: _Row, wired: Sequence[_Row], told: Sequence[journal.StatusRecord]) -> pb.Instance:
-    wanted = [one for one in wired if one.status != Status.DELETING]
-    synced = pb.SYNCED if all(one.status == Status.READY for one in wired) else pb.PENDING
+def _message(row: _Row, attached: Sequence[_Row], history: Sequence[journal.StatusRecord]) -> pb.Instance:
+    wanted = [gpu for gpu in attached if gpu.status != Status.DELETING]
+    synced = pb.SYNCED if all(gpu.status == Status.READY for gpu in attached) else pb.PENDING
     return pb.Instance(
         id=ids_pb.InstanceId(value=row.id),
         machine_id=ids_pb.MachineId(id=row.machine_id),
@@ -123,14 +120,16 @@ def _shown(row: _Row, wired: Sequence[_Row], told: Sequence[journal.StatusRecord
         instance_type_id=row.instance_type_id,
         config=pb.InstanceConfig(
             tenant=pb.TenantConfig(tenant_organization_id=row.org),
-            nvlink=pb.InstanceNVLinkConfig(gpu_configs=[_config(one) for one in wanted]),
+            nvlink=pb.InstanceNVLinkConfig(gpu_configs=[_config(gpu) for gpu in wanted]),
         ),
         status=pb.InstanceStatus(
             tenant=pb.InstanceTenantStatus(
-                state=tenant_state(row.status), state_details=told[0].message if told else ""
+                state=tenant_state(row.status), state_details=history[0].message if history else ""
             ),
             configs_synced=pb.SYNCED if row.status == Status.READY else pb.PENDING,
-            nvlink=pb.InstanceNVLinkStatus(gpu_statuses=[_gpu(one) for one in wanted], configs_synced=synced),
+            nvlink=pb.InstanceNVLinkStatus(
+                gpu_statuses=[_gpu_status(gpu) for gpu in wanted], configs_synced=synced
+            ),
         ),
         config_version=config_version(row.updated),
         nvlink_config_version=config_version(row.intent_at),
@@ -144,8 +143,8 @@ def _config(row: _Row) -> pb.InstanceNVLinkGpuConfig:
     )
 
 
-def _gpu(row: _Row) -> pb.InstanceNVLinkGpuStatus:
-    """What was observed: the logical partition is told only of a GPU that was seen in it."""
+def _gpu_status(row: _Row) -> pb.InstanceNVLinkGpuStatus:
+    """Names a logical partition only for a GPU that was observed in it."""
     status = pb.InstanceNVLinkGpuStatus(gpu_guid=row.guid)
     if row.domain is not None:
         status.domain_id.value = row.domain

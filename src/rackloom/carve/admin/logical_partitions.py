@@ -19,7 +19,7 @@ from rackloom.carve.admin.deps import (
 )
 from rackloom.carve.store.schema import logical_partition as table
 from rackloom.carve.store.schema import site, tenant
-from rackloom.carve.store.values import Changed, check_name, conflict, invalid, not_found
+from rackloom.carve.store.values import Changed, check_name, conflict, invalid, require
 from rackloom.carve.tenancy import entitlements, logical_partitions
 
 _Row = sa.Row[Any]
@@ -33,7 +33,9 @@ async def find_ids(
     if request.HasField("name"):
         query = query.where(table.c.name == request.name)
     rows = await deps.store.read(_all, query)
-    return pb.NVLinkLogicalPartitionIdList(partition_ids=[_id(row.id) for row in rows])
+    return pb.NVLinkLogicalPartitionIdList(
+        partition_ids=[ids_pb.NVLinkLogicalPartitionId(value=row.id) for row in rows]
+    )
 
 
 async def find_by_ids(
@@ -43,14 +45,14 @@ async def find_by_ids(
     check_ids(request.partition_ids)
     wanted = [partition_id.value for partition_id in request.partition_ids]
     rows = await deps.store.read(_all, _listing().where(table.c.id.in_(wanted)))
-    return pb.NVLinkLogicalPartitionList(partitions=[_shown(row) for row in rows])
+    return pb.NVLinkLogicalPartitionList(partitions=[_message(row) for row in rows])
 
 
 async def of_tenant(deps: AdminDeps, request: pb.TenantSearchQuery) -> pb.NVLinkLogicalPartitionList:
     """The logical partitions of a tenant."""
     query = _listing().where(tenant.c.org == request.tenantOrganizationId)
     return pb.NVLinkLogicalPartitionList(
-        partitions=[_shown(row) for row in await deps.store.read(_all, query)]
+        partitions=[_message(row) for row in await deps.store.read(_all, query)]
     )
 
 
@@ -59,7 +61,7 @@ async def create(
 ) -> pb.NVLinkLogicalPartition:
     """A new logical partition of a tenant, ready at once; the caller may choose its id."""
     chosen = request.id.value if request.HasField("id") else ""
-    return _shown(await deps.store.run(lambda conn: _create(conn, request.config, chosen, deps)))
+    return _message(await deps.store.run(lambda conn: _create(conn, request.config, chosen, deps)))
 
 
 async def update(
@@ -72,15 +74,15 @@ async def update(
         if request.config.tenant_organization_id not in ("", row.org):
             raise invalid("Tenant organization ID should not be updated")
         check_version(request, row.updated)
-        told = request.config.metadata
-        if told.name:
-            check_name(told.name)
+        metadata = request.config.metadata
+        if metadata.name:
+            check_name(metadata.name)
         logical_partitions.update_logical_partition(
             conn,
             row.tenant_id,
             row.id,
-            name=told.name or None,
-            description=told.description,
+            name=metadata.name or None,
+            description=metadata.description,
             now=deps.clock(),
         )
 
@@ -129,19 +131,13 @@ def _all(conn: sa.Connection, query: sa.Select[Any]) -> list[_Row]:
 
 
 def _get(conn: sa.Connection, partition_id: str) -> _Row:
-    found = conn.execute(_listing().where(table.c.id == partition_id)).one_or_none()
-    if found is None:
-        raise not_found(f"there is no NVLink logical partition {partition_id}")
-    return found
+    row = conn.execute(_listing().where(table.c.id == partition_id)).one_or_none()
+    return require(row, f"there is no NVLink logical partition {partition_id}")
 
 
-def _id(value: str) -> ids_pb.NVLinkLogicalPartitionId:
-    return ids_pb.NVLinkLogicalPartitionId(value=value)
-
-
-def _shown(row: _Row) -> pb.NVLinkLogicalPartition:
+def _message(row: _Row) -> pb.NVLinkLogicalPartition:
     return pb.NVLinkLogicalPartition(
-        id=_id(row.id),
+        id=ids_pb.NVLinkLogicalPartitionId(value=row.id),
         config=pb.NVLinkLogicalPartitionConfig(
             metadata=pb.Metadata(name=row.name, description=row.description or ""),
             tenant_organization_id=row.org,

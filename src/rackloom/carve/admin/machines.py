@@ -34,7 +34,7 @@ async def find_ids(deps: AdminDeps, request: pb.MachineSearchConfig) -> ids_pb.M
     if request.HasField("instance_type_id"):
         query = query.where(table.c.instance_type_id == request.instance_type_id)
     found = await deps.store.read(lambda conn: conn.execute(query).scalars().all())
-    return ids_pb.MachineIdList(machine_ids=[ids_pb.MachineId(id=one) for one in found])
+    return ids_pb.MachineIdList(machine_ids=[ids_pb.MachineId(id=machine_id) for machine_id in found])
 
 
 async def find_by_ids(deps: AdminDeps, request: pb.MachinesByIdsRequest) -> pb.MachineList:
@@ -68,7 +68,7 @@ async def update_nvlink_info(deps: AdminDeps, request: pb.UpdateMachineNvLinkInf
 async def force_delete(
     deps: AdminDeps, request: pb.AdminForceDeleteMachineRequest
 ) -> pb.AdminForceDeleteMachineResponse:
-    """Release what runs on a machine; ask again until it is free, then the machine is forgotten."""
+    """Release the instance on a machine; called again once it is free, removes the machine."""
     return await deps.change(lambda conn: _force_delete(conn, request.host_query, deps.order("force-delete")))
 
 
@@ -80,7 +80,7 @@ def _force_delete(
     if machine.instance_id is None:
         reply.all_done = True
         return Changed(reply, enrolment.remove_machine(conn, machine_id, order.now))
-    # A machine that is forgotten now would leave its GPUs in the partition, with nobody to take them out.
+    # Without its machine record, nothing would take the GPUs out of their partition.
     reply.instance_id = machine.instance_id
     return Changed(reply, maintenance.force_delete_instance(conn, machine_id, order).domains)
 
@@ -89,13 +89,13 @@ def _load(conn: sa.Connection, wanted: Sequence[str]) -> list[pb.Machine]:
     rows = conn.execute(catalog.machine_listing().where(table.c.id.in_(wanted)).order_by(table.c.id)).all()
     gpus = catalog.gpus_of_machines(conn, [row.id for row in rows])
     owners = {(partition.domain, partition.name): partition for partition in list_partitions(conn)}
-    seen = {
+    observed = {
         domain: latest.latest_of_domain(conn, domain).observation for domain in {row.domain for row in rows}
     }
-    return [_shown(row, gpus[row.id], seen[row.domain], owners) for row in rows]
+    return [_message(row, gpus[row.id], observed[row.domain], owners) for row in rows]
 
 
-def _shown(
+def _message(
     row: _Row,
     gpus: Sequence[_Row],
     observed: DomainObservation | None,

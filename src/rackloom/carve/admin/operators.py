@@ -20,7 +20,7 @@ from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import LatestObservation
 from rackloom.carve.partitions import found, intent
 from rackloom.carve.reconcile import records
-from rackloom.carve.reconcile.hooks import OperationOutcome
+from rackloom.carve.reconcile.domain_pass import OperationOutcome
 from rackloom.carve.store.schema import site
 from rackloom.carve.store.values import Changed, invalid, not_found
 from rackloom.core.partitions.domain import PartitionPlan
@@ -77,13 +77,13 @@ async def import_machines(deps: AdminDeps, request: pb.ImportRequest) -> pb.Impo
 
 
 async def pause(deps: AdminDeps, request: pb.DomainRequest) -> pb.Done:
-    """Do nothing to a domain from now on; it is observed as ever."""
+    """Begin no operation in a domain from now on; it is observed as before."""
     await deps.change(lambda conn: intent.pause_domain(conn, request.domain, deps.order(request.reason)))
     return pb.Done(message=f"domain {request.domain} is paused")
 
 
 async def resume(deps: AdminDeps, request: pb.DomainRequest) -> pb.Done:
-    """Work on a domain again."""
+    """Begin operations in a domain again."""
     await deps.change(lambda conn: intent.resume_domain(conn, request.domain, deps.order(request.reason)))
     return pb.Done(message=f"domain {request.domain} is resumed")
 
@@ -120,7 +120,7 @@ async def drain(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
 
 
 async def adopt(deps: AdminDeps, request: pb.AdoptRequest) -> pb.Done:
-    """Make a found partition that of a logical partition; no GPU moves."""
+    """Make a found partition the physical partition of a logical partition; no GPU moves."""
     order = deps.order(request.reason)
     await deps.change(
         lambda conn: found.adopt_partition(
@@ -131,7 +131,7 @@ async def adopt(deps: AdminDeps, request: pb.AdoptRequest) -> pb.Done:
 
 
 async def release(deps: AdminDeps, request: pb.ReleaseRequest) -> pb.Done:
-    """Let the reconciler take a found partition apart."""
+    """Let the reconciler remove a found partition."""
     order = deps.order(request.reason)
     await deps.change(
         lambda conn: found.release_partition(conn, request.domain, request.partition_name, order)
@@ -139,12 +139,9 @@ async def release(deps: AdminDeps, request: pb.ReleaseRequest) -> pb.Done:
     return pb.Done(message=f"partition {request.partition_name} is released")
 
 
-def _outcome_message(operation_outcome: OperationOutcome) -> pb.OperationOutcome:
+def _outcome_message(outcome: OperationOutcome) -> pb.OperationOutcome:
     return pb.OperationOutcome(
-        kind=operation_outcome.kind,
-        partition_name=operation_outcome.partition_name,
-        state=operation_outcome.state,
-        message=operation_outcome.message,
+        kind=outcome.kind, partition_name=outcome.partition_name, state=outcome.state, message=outcome.message
     )
 
 
@@ -155,7 +152,7 @@ def _current_plan(conn: sa.Connection, domain: str) -> PartitionPlan:
             f"no plan for domain {domain}: {known.operators_doubt}",
             nearest_fix="make its switch controller reachable, then plan again",
         )
-    # A paused domain is planned for as well: what would be done is what one wants to see before resuming.
+    # A paused domain is planned as well: an operator reads the plan before resuming.
     intent = msgspec.structs.replace(records.load_intent(conn, domain), paused=None)
     plan = make_plan(intent, known.observation)
     check_plan(plan, intent, known.observation)
@@ -178,23 +175,27 @@ async def show_domains(deps: AdminDeps, request: pb.DomainsRequest) -> pb.Domain
 
 
 def _domain_list(conn: sa.Connection, wanted: str) -> pb.DomainList:
-    known = {endpoint.domain for endpoint in endpoints.all_endpoints(conn) if endpoint.domain is not None}
-    if wanted and wanted not in known:
+    reported = {endpoint.domain for endpoint in endpoints.all_endpoints(conn) if endpoint.domain is not None}
+    if wanted and wanted not in reported:
         raise not_found(f"no switch controller speaks for domain {wanted}")
-    chosen = sorted(known & {wanted} if wanted else known)
-    told = latest.latest_of_domains(conn, chosen)
+    chosen = sorted(reported & {wanted} if wanted else reported)
+    known = latest.latest_of_domains(conn, chosen)
     blocked = intent.blocked_gpus_of_domains(conn, chosen)
-    states = [_domain_state(one, told[one], intent.pause_reason(conn, one), blocked[one]) for one in chosen]
-    return pb.DomainList(domains=states)
+    return pb.DomainList(
+        domains=[
+            _domain_state(domain, known[domain], intent.pause_reason(conn, domain), blocked[domain])
+            for domain in chosen
+        ]
+    )
 
 
 def _domain_state(
     domain: str, known: LatestObservation, paused: str | None, blocked: list[sa.Row[Any]]
 ) -> pb.DomainState:
-    seen = known.observation
+    observation = known.observation
     return pb.DomainState(
         domain=domain,
-        observed_at=None if seen is None else timestamp(seen.observed_at),
+        observed_at=None if observation is None else timestamp(observation.observed_at),
         doubt=known.operators_doubt,
         pause_reason=paused,
         blocked=[

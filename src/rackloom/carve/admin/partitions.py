@@ -6,7 +6,7 @@ derived from domain and name, because controllers number partitions anew.
 """
 
 import uuid
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import msgspec
 import sqlalchemy as sa
@@ -31,44 +31,46 @@ class PartitionListing(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """A uuid that stays the same as long as domain and name do: controllers number partitions anew."""
+        """A uuid that depends on domain and name only, because controllers number partitions anew."""
         return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.domain}/{self.name}"))
 
 
 async def find_ids(deps: AdminDeps, request: pb.NVLinkPartitionSearchFilter) -> pb.NVLinkPartitionIdList:
     """Ids by tenant or name, or all."""
-    found = await deps.store.read(list_partitions)
-    if request.HasField("tenant_organization_id"):
-        found = [one for one in found if one.org == request.tenant_organization_id]
-    if request.HasField("name"):
-        found = [one for one in found if one.name == request.name]
-    return pb.NVLinkPartitionIdList(partition_ids=[ids_pb.NVLinkPartitionId(value=one.id) for one in found])
+    chosen = [
+        partition
+        for partition in await deps.store.read(list_partitions)
+        if not request.HasField("tenant_organization_id") or partition.org == request.tenant_organization_id
+        if not request.HasField("name") or partition.name == request.name
+    ]
+    ids = [ids_pb.NVLinkPartitionId(value=partition.id) for partition in chosen]
+    return pb.NVLinkPartitionIdList(partition_ids=ids)
 
 
 async def find_by_ids(deps: AdminDeps, request: pb.NVLinkPartitionsByIdsRequest) -> pb.NVLinkPartitionList:
     """Partitions; ids that mean none are left out."""
     check_ids(request.partition_ids)
     wanted = {partition_id.value for partition_id in request.partition_ids}
-    found = await deps.store.read(list_partitions)
-    return pb.NVLinkPartitionList(partitions=[_shown(one) for one in found if one.id in wanted])
+    return _messages(await deps.store.read(list_partitions), lambda partition: partition.id in wanted)
 
 
 async def of_tenant(deps: AdminDeps, request: pb.TenantSearchQuery) -> pb.NVLinkPartitionList:
     """The partitions that hold a tenant's GPUs."""
-    found = await deps.store.read(list_partitions)
-    mine = [one for one in found if one.org == request.tenantOrganizationId]
-    return pb.NVLinkPartitionList(partitions=[_shown(one) for one in mine])
+    org = request.tenantOrganizationId
+    return _messages(await deps.store.read(list_partitions), lambda partition: partition.org == org)
 
 
 def list_partitions(conn: sa.Connection) -> list[PartitionListing]:
     """All partitions in the newest observations of all domains, by domain and id."""
     domains = {endpoint.domain for endpoint in endpoints.all_endpoints(conn) if endpoint.domain is not None}
-    orgs = {row.id: row.org for row in conn.execute(_owners())}
+    owners = sa.select(logical_partition.c.id, tenant.c.org)
+    owners = owners.join(tenant, tenant.c.id == logical_partition.c.tenant_id)
+    orgs = {row.id: row.org for row in conn.execute(owners)}
     return [
         PartitionListing(
             domain=partition.domain,
-            name=partition.seen.name,
-            number=partition.seen.id,
+            name=partition.partition.name,
+            number=partition.partition.id,
             owner=partition.owner,
             logical_partition=partition.logical_partition,
             org=orgs.get(partition.logical_partition or ""),
@@ -77,17 +79,21 @@ def list_partitions(conn: sa.Connection) -> list[PartitionListing]:
     ]
 
 
-def _owners() -> sa.Select[Any]:
-    query = sa.select(logical_partition.c.id, tenant.c.org)
-    return query.join(tenant, tenant.c.id == logical_partition.c.tenant_id)
-
-
-def _shown(partition_listing: PartitionListing) -> pb.NVLinkPartition:
-    owner = partition_listing.logical_partition
-    return pb.NVLinkPartition(
-        id=ids_pb.NVLinkPartitionId(value=partition_listing.id),
-        name=partition_listing.name,
-        nmx_m_id=str(partition_listing.number),
-        domain_uuid=ids_pb.NVLinkDomainId(value=partition_listing.domain),
-        logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=owner) if owner else None,
+def _messages(
+    listed: Iterable[PartitionListing], is_wanted: Callable[[PartitionListing], bool]
+) -> pb.NVLinkPartitionList:
+    return pb.NVLinkPartitionList(
+        partitions=[
+            pb.NVLinkPartition(
+                id=ids_pb.NVLinkPartitionId(value=partition.id),
+                name=partition.name,
+                nmx_m_id=str(partition.number),
+                domain_uuid=ids_pb.NVLinkDomainId(value=partition.domain),
+                logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=partition.logical_partition)
+                if partition.logical_partition
+                else None,
+            )
+            for partition in listed
+            if is_wanted(partition)
+        ]
     )

@@ -66,7 +66,7 @@ def _certificate_names(auth_context: Mapping[str, Collection[bytes]]) -> list[st
 
 
 FIX_METADATA_KEY = "nearest-fix-bin"
-"""Trailing metadata with what would make a refused request acceptable, in UTF-8."""
+"""Trailing metadata with the nearest fix of a refused request, in UTF-8."""
 
 EXPECTED_ERRORS = (Refused, Retry, Unknown, FabricRefused, FabricUnavailable)
 """What a handler may raise; anything else is a defect."""
@@ -108,22 +108,25 @@ FORGE, OPERATOR = "forge.Forge", "rackloom.admin.v1.Operator"
 
 
 class RpcMethod(msgspec.Struct, frozen=True):
-    """One RPC: the type of its request, what answers it, and who may ask."""
+    """One RPC: the type of its request, its handler, and who may call it."""
 
     request: type[Any]
-    answer: Callable[[AdminDeps, Any], Awaitable[Any]]
+    handler: Callable[[AdminDeps, Any], Awaitable[Any]]
     access: AccessClass
 
 
-def _reader_rpc(request: type[Any], answer: Callable[[AdminDeps, Any], Awaitable[Any]]) -> RpcMethod:
-    return RpcMethod(request, answer, AccessClass.READER)
+Handler = Callable[[AdminDeps, Any], Awaitable[Any]]
 
 
-def _admin_rpc(request: type[Any], answer: Callable[[AdminDeps, Any], Awaitable[Any]]) -> RpcMethod:
-    return RpcMethod(request, answer, AccessClass.ADMIN)
+def _reader_rpc(request: type[Any], handler: Handler) -> RpcMethod:
+    return RpcMethod(request, handler, AccessClass.READER)
 
 
-_lp, _pp = logical_partitions, partitions
+def _admin_rpc(request: type[Any], handler: Handler) -> RpcMethod:
+    return RpcMethod(request, handler, AccessClass.ADMIN)
+
+
+_logical, _physical = logical_partitions, partitions
 
 RPCS: dict[str, dict[str, RpcMethod]] = {
     FORGE: {
@@ -133,17 +136,19 @@ RPCS: dict[str, dict[str, RpcMethod]] = {
         "UpdateNvlinkNmxcEndpoint": _admin_rpc(pb.NvlinkNmxcEndpoint, endpoints.update_endpoint),
         "DeleteNvlinkNmxcEndpoint": _admin_rpc(pb.DeleteNvlinkNmxcEndpointRequest, endpoints.delete_endpoint),
         "NmxcBrowse": _reader_rpc(pb.NmxcBrowseRequest, endpoints.browse_controller),
-        "FindNVLinkPartitionIds": _reader_rpc(pb.NVLinkPartitionSearchFilter, _pp.find_ids),
-        "FindNVLinkPartitionsByIds": _reader_rpc(pb.NVLinkPartitionsByIdsRequest, _pp.find_by_ids),
-        "NVLinkPartitionsForTenant": _reader_rpc(pb.TenantSearchQuery, _pp.of_tenant),
-        "FindNVLinkLogicalPartitionIds": _reader_rpc(pb.NVLinkLogicalPartitionSearchFilter, _lp.find_ids),
-        "FindNVLinkLogicalPartitionsByIds": _reader_rpc(
-            pb.NVLinkLogicalPartitionsByIdsRequest, _lp.find_by_ids
+        "FindNVLinkPartitionIds": _reader_rpc(pb.NVLinkPartitionSearchFilter, _physical.find_ids),
+        "FindNVLinkPartitionsByIds": _reader_rpc(pb.NVLinkPartitionsByIdsRequest, _physical.find_by_ids),
+        "NVLinkPartitionsForTenant": _reader_rpc(pb.TenantSearchQuery, _physical.of_tenant),
+        "FindNVLinkLogicalPartitionIds": _reader_rpc(
+            pb.NVLinkLogicalPartitionSearchFilter, _logical.find_ids
         ),
-        "NVLinkLogicalPartitionsForTenant": _reader_rpc(pb.TenantSearchQuery, _lp.of_tenant),
-        "CreateNVLinkLogicalPartition": _admin_rpc(pb.NVLinkLogicalPartitionCreationRequest, _lp.create),
-        "UpdateNVLinkLogicalPartition": _admin_rpc(pb.NVLinkLogicalPartitionUpdateRequest, _lp.update),
-        "DeleteNVLinkLogicalPartition": _admin_rpc(pb.NVLinkLogicalPartitionDeletionRequest, _lp.delete),
+        "FindNVLinkLogicalPartitionsByIds": _reader_rpc(
+            pb.NVLinkLogicalPartitionsByIdsRequest, _logical.find_by_ids
+        ),
+        "NVLinkLogicalPartitionsForTenant": _reader_rpc(pb.TenantSearchQuery, _logical.of_tenant),
+        "CreateNVLinkLogicalPartition": _admin_rpc(pb.NVLinkLogicalPartitionCreationRequest, _logical.create),
+        "UpdateNVLinkLogicalPartition": _admin_rpc(pb.NVLinkLogicalPartitionUpdateRequest, _logical.update),
+        "DeleteNVLinkLogicalPartition": _admin_rpc(pb.NVLinkLogicalPartitionDeletionRequest, _logical.delete),
         "FindMachineIds": _reader_rpc(pb.MachineSearchConfig, machines.find_ids),
         "FindMachinesByIds": _reader_rpc(pb.MachinesByIdsRequest, machines.find_by_ids),
         "UpdateMachineNvLinkInfo": _admin_rpc(pb.UpdateMachineNvLinkInfoRequest, machines.update_nvlink_info),
@@ -250,7 +255,7 @@ class AdminServer:
         if rpc.access is AccessClass.ADMIN:
             log.info("admin.call", rpc=name, caller=caller)
         try:
-            return await rpc.answer(msgspec.structs.replace(self._deps, caller=caller), request)
+            return await rpc.handler(msgspec.structs.replace(self._deps, caller=caller), request)
         except EXPECTED_ERRORS as error:
             await context.abort(status_code_of(error), reason_of(error), fix_metadata_of(error))
         except Exception:

@@ -12,37 +12,9 @@ from fastapi import Query as Param
 from pydantic import Field, StrictInt
 from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import routing
+from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import (
-    AnySelect,
-    Deps,
-    Json,
-    ProviderAdmin,
-    Reader,
-    Row,
-    Rows,
-    add_relations,
-    fetch_page,
-    filter_rows,
-    matches,
-    order_of,
-    provider_and_tenant,
-    status_history_shape,
-    times_shape,
-)
-from rackloom.carve.api.wire import (
-    Body,
-    Description,
-    Name,
-    PageQuery,
-    Query,
-    SiteStatus,
-    StatusDetail,
-    Text,
-    Timed,
-    UuidFilter,
-)
+from rackloom.carve.api.routing import AnySelect, Deps, Json, ProviderAdmin, Reader, Row, Rows
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, site, tenant
 from rackloom.carve.store.values import IdFactory, not_found
@@ -51,7 +23,7 @@ from rackloom.carve.tenancy import entitlements
 # Request models.
 
 
-class AllocationConstraint(Body):
+class AllocationConstraint(wire.Body):
     """So many machines of a type."""
 
     resource_type: Literal["InstanceType"]
@@ -60,24 +32,24 @@ class AllocationConstraint(Body):
     constraint_value: Annotated[StrictInt, Field(ge=1, le=1_000_000)]
 
 
-class AllocationCreate(Body):
+class AllocationCreate(wire.Body):
     """What a tenant may use of a site."""
 
-    name: Name
-    description: Description | None = None
+    name: wire.Name
+    description: wire.Description | None = None
     tenant_id: UUID
     site_id: UUID
     allocation_constraints: Annotated[list[AllocationConstraint], Field(max_length=256)] = []
 
 
-class AllocationUpdate(Body):
+class AllocationUpdate(wire.Body):
     """Changes of an allocation."""
 
-    name: Name | None = None
-    description: Description | None = None
+    name: wire.Name | None = None
+    description: wire.Description | None = None
 
 
-class AllocationConstraintUpdate(Body):
+class AllocationConstraintUpdate(wire.Body):
     """Another number of machines."""
 
     constraint_value: Annotated[StrictInt, Field(ge=1, le=1_000_000)]
@@ -86,25 +58,25 @@ class AllocationConstraintUpdate(Body):
 # Query parameters.
 
 
-class AllocationQuery(PageQuery):
+class AllocationQuery(wire.PageQuery):
     """Filters on allocations."""
 
     infrastructure_provider_id: UUID | None = None
-    site_id: UuidFilter = []
-    tenant_id: UuidFilter = []
-    id: UuidFilter = []
+    site_id: wire.UuidFilter = []
+    tenant_id: wire.UuidFilter = []
+    id: wire.UuidFilter = []
     resource_type: list[Literal["InstanceType", "IPBlock"]] = []
-    resource_type_id: UuidFilter = []
+    resource_type_id: wire.UuidFilter = []
     constraint_type: list[Literal["Reserved", "OnDemand", "Preemptible"]] = []
     constraint_value: Annotated[list[Annotated[int, Field(ge=1, le=1_000_000)]], Field(max_length=100)] = []
-    status: list[SiteStatus] = []
-    query: Text | None = None
+    status: list[wire.SiteStatus] = []
+    query: wire.Text | None = None
 
 
 # Response models.
 
 
-class AllocationConstraintAnswer(Timed):
+class AllocationConstraintAnswer(wire.Timed):
     """So many machines of a type."""
 
     id: UUID
@@ -115,7 +87,7 @@ class AllocationConstraintAnswer(Timed):
     constraint_value: int
 
 
-class Allocation(Timed):
+class Allocation(wire.Timed):
     """What a tenant may use of a site."""
 
     id: UUID
@@ -125,14 +97,14 @@ class Allocation(Timed):
     tenant_id: UUID
     site_id: UUID
     allocation_constraints: list[AllocationConstraintAnswer]
-    status: SiteStatus
-    status_history: list[StatusDetail]
+    status: wire.SiteStatus
+    status_history: list[wire.StatusDetail]
 
 
 # From rows to responses.
 
 
-def allocation_shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
+def allocation_shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
     """Allocations (rows with provider_id) with their constraints."""
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
@@ -146,15 +118,15 @@ def allocation_shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Jso
             "siteId": row.site_id,
             "allocationConstraints": [],
             "status": row.status,
-            "statusHistory": status_history_shape(histories[row.id]),
-            **times_shape(row),
+            "statusHistory": routing.status_history_shape(histories[row.id]),
+            **routing.times_shape(row),
         }
         for row in rows
     }
     for row in entitlements.constraints_of_allocations(conn, ids):
         shapes[row.allocation_id]["allocationConstraints"].append(constraint_shape(row))
     found = list(shapes.values())
-    add_relations(conn, found, query.relations("InfrastructureProvider", "Tenant", "Site"))
+    routing.add_relations(conn, found, query.relations("InfrastructureProvider", "Tenant", "Site"))
     return found
 
 
@@ -167,7 +139,7 @@ def constraint_shape(row: Row) -> Json:
         "resourceTypeId": row.instance_type_id,
         "constraintType": "Reserved",
         "constraintValue": row.value,
-        **times_shape(row),
+        **routing.times_shape(row),
     }
 
 
@@ -185,8 +157,7 @@ async def list_allocations(
     deps: Deps, caller: Reader, query: Annotated[AllocationQuery, Param()]
 ) -> Response:
     """The allocations that the caller gave or was given."""
-    found, total = await deps.store.read(_list_allocations, caller, query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_list_allocations, caller, query), query.page)
 
 
 @router.post("/allocation", operation_id="create-allocation", response_model=Allocation, status_code=201)
@@ -199,7 +170,7 @@ async def create_allocation(deps: Deps, caller: ProviderAdmin, body: AllocationC
 
 @router.get(ONE, operation_id="get-allocation", response_model=Allocation)
 async def get_allocation(
-    deps: Deps, caller: Reader, allocation_id: AllocationId, query: Annotated[Query, Param()]
+    deps: Deps, caller: Reader, allocation_id: AllocationId, query: Annotated[wire.Query, Param()]
 ) -> Response:
     """One allocation."""
     return routing.json_response(await deps.store.read(_get_allocation, caller, str(allocation_id), query))
@@ -230,7 +201,7 @@ async def update_constraint(
     """Change how many machines an allocation gives; never fewer than are in use."""
 
     def update(conn: sa.Connection) -> Json:
-        provider_id = entitlements.get_provider(conn, caller.org).id
+        provider_id = entitlements.provider_id_of(conn, caller.org)
         chosen = (str(allocation_id), str(constraint_id))
         entitlements.update_allocation_constraint(
             conn, provider_id, *chosen, body.constraint_value, deps.clock()
@@ -246,7 +217,7 @@ async def delete_allocation(deps: Deps, caller: ProviderAdmin, allocation_id: Al
     """Take an allocation back that its tenant does not use."""
 
     def delete(conn: sa.Connection) -> None:
-        provider_id = entitlements.get_provider(conn, caller.org).id
+        provider_id = entitlements.provider_id_of(conn, caller.org)
         entitlements.delete_allocation(conn, provider_id, str(allocation_id), deps.clock())
 
     await deps.store.run(delete)
@@ -254,7 +225,7 @@ async def delete_allocation(deps: Deps, caller: ProviderAdmin, allocation_id: Al
 
 
 def _allocations(conn: sa.Connection, caller: Caller) -> AnySelect:
-    provider_id, tenant_id = provider_and_tenant(conn, caller)
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     return (
         sa.select(allocation, site.c.provider_id)
         .join(site, site.c.id == allocation.c.site_id)
@@ -264,10 +235,9 @@ def _allocations(conn: sa.Connection, caller: Caller) -> AnySelect:
 
 def _list_allocations(conn: sa.Connection, caller: Caller, query: AllocationQuery) -> tuple[list[Json], int]:
     listing = _allocations(conn, caller)
-    if query.infrastructure_provider_id is not None:
-        listing = listing.where(site.c.provider_id == str(query.infrastructure_provider_id))
-    listing = filter_rows(
+    listing = routing.filter_rows(
         listing,
+        (site.c.provider_id, query.infrastructure_provider_id),
         (allocation.c.id, query.id),
         (allocation.c.site_id, query.site_id),
         (allocation.c.tenant_id, query.tenant_id),
@@ -275,22 +245,20 @@ def _list_allocations(conn: sa.Connection, caller: Caller, query: AllocationQuer
     )
     if (constraint := _constraint_filter(query)) is not None:
         listing = listing.where(allocation.c.id.in_(constraint))
-    if query.query:
-        columns = (allocation.c.name, allocation.c.description, allocation.c.status)
-        listing = listing.where(matches(query.query, *columns))
-    rows, total = fetch_page(conn, listing, query.page, _order())
+    columns = (allocation.c.name, allocation.c.description, allocation.c.status)
+    listing = routing.search_rows(listing, query.query, *columns)
+    rows, total = routing.fetch_page(conn, listing, query.page, _order())
     return allocation_shapes(conn, rows, query), total
 
 
 def _constraint_filter(query: AllocationQuery) -> AnySelect | None:
     """Allocations by what they give; every constraint is a reservation of an instance type."""
-    table = allocation_constraint
     if not (query.resource_type_id or query.constraint_value or query.resource_type or query.constraint_type):
         return None
-    return filter_rows(
-        sa.select(table.c.allocation_id),
-        (table.c.instance_type_id, query.resource_type_id),
-        (table.c.value, query.constraint_value),
+    return routing.filter_rows(
+        sa.select(allocation_constraint.c.allocation_id),
+        (allocation_constraint.c.instance_type_id, query.resource_type_id),
+        (allocation_constraint.c.value, query.constraint_value),
         (sa.literal("InstanceType"), query.resource_type),
         (sa.literal("Reserved"), query.constraint_type),
     )
@@ -298,14 +266,13 @@ def _constraint_filter(query: AllocationQuery) -> AnySelect | None:
 
 def _order() -> dict[str, sa.ColumnElement[Any]]:
     """An allocation of several types stands where the first of them does; none gives IP blocks."""
-    given = allocation_constraint
-    mine = given.c.allocation_id == allocation.c.id
+    mine = allocation_constraint.c.allocation_id == allocation.c.id
     org = sa.select(tenant.c.org).where(tenant.c.id == allocation.c.tenant_id)
     kinds = sa.select(sa.func.min(instance_type.c.name)).join(
-        given, given.c.instance_type_id == instance_type.c.id
+        allocation_constraint, allocation_constraint.c.instance_type_id == instance_type.c.id
     )
-    values = sa.select(sa.func.min(given.c.value)).where(mine)
-    return order_of(allocation, "name", "status") | {
+    values = sa.select(sa.func.min(allocation_constraint.c.value)).where(mine)
+    return routing.order_of(allocation, "name", "status") | {
         "SITE_NAME": site.c.name,
         "TENANT_ORG_DISPLAY_NAME": org.scalar_subquery(),
         "INSTANCE_TYPE_NAME": kinds.where(mine).scalar_subquery(),
@@ -314,7 +281,7 @@ def _order() -> dict[str, sa.ColumnElement[Any]]:
     }
 
 
-def _get_allocation(conn: sa.Connection, caller: Caller, allocation_id: str, query: Query) -> Json:
+def _get_allocation(conn: sa.Connection, caller: Caller, allocation_id: str, query: wire.Query) -> Json:
     row = conn.execute(_allocations(conn, caller).where(allocation.c.id == allocation_id)).one_or_none()
     if row is None:
         raise not_found("Could not find Allocation with specified ID")
@@ -324,11 +291,11 @@ def _get_allocation(conn: sa.Connection, caller: Caller, allocation_id: str, que
 def _update_allocation(
     conn: sa.Connection, caller: Caller, allocation_id: str, body: AllocationUpdate, now: float
 ) -> Json:
-    provider_id = entitlements.get_provider(conn, caller.org).id
+    provider_id = entitlements.provider_id_of(conn, caller.org)
     entitlements.update_allocation(
         conn, provider_id, allocation_id, name=body.name, description=body.description, now=now
     )
-    return _get_allocation(conn, caller, allocation_id, Query())
+    return _get_allocation(conn, caller, allocation_id, wire.Query())
 
 
 def _create_allocation(
@@ -336,7 +303,7 @@ def _create_allocation(
 ) -> Json:
     new = entitlements.create_allocation(
         conn,
-        entitlements.get_provider(conn, caller.org).id,
+        entitlements.provider_id_of(conn, caller.org),
         name=body.name,
         description=body.description,
         tenant_id=str(body.tenant_id),
@@ -348,4 +315,4 @@ def _create_allocation(
         now=now,
         ids=ids,
     )
-    return _get_allocation(conn, caller, new, Query())
+    return _get_allocation(conn, caller, new, wire.Query())

@@ -51,10 +51,10 @@ from rackloom.errors import Refused, Retry, Unknown
 
 
 MAX_BODY = 1 << 20
-"""Bytes. The largest body that means anything names every GPU of a domain, which is some 100 KiB."""
+"""Bytes. The largest useful body names every GPU of a domain, which is some 100 KiB."""
 
 BODY_SECONDS = 20.0
-"""A body of that size takes a second on the slowest link that anybody manages racks over."""
+"""A body of `MAX_BODY` bytes takes about a second on a slow link."""
 NOT_JSON_MESSAGE = "Request body is not JSON: send it with Content-Type: application/json"
 TOO_LARGE_MESSAGE = f"Request body is larger than {MAX_BODY} bytes"
 
@@ -66,7 +66,7 @@ class BodyLimitMiddleware:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request pass, or answer it."""
+        """Pass a request on, or answer it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
         elif _announced_length(scope) > MAX_BODY:
@@ -79,7 +79,7 @@ class BodyLimitMiddleware:
 
 def _announced_length(scope: Scope) -> int:
     length = Headers(scope=scope).get("content-length", "0")
-    # The server has refused anything else that is not a number.
+    # The HTTP server has refused other values already.
     return int(length) if length.isdecimal() else 0
 
 
@@ -104,7 +104,7 @@ class _LimitedReceive:
 
     async def __call__(self) -> Message:
         if self.complete:
-            # What comes now is the end of the connection, for which streams wait without limit.
+            # The next message is the end of the connection, which may come at any time.
             return await self.receive()
         try:
             async with asyncio.timeout_at(self.until):
@@ -130,17 +130,17 @@ STATUS_OF_REFUSAL = {
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Make `app` answer every error in the error body of this API."""
+    """Answer every error with the error body of this API."""
     app.exception_handler(RequestValidationError)(_on_invalid_request)
     app.exception_handler(HTTPException)(_on_http_error)
     app.exception_handler(Refused)(_on_refused)
-    app.exception_handler(Retry)(_on_retry)
-    app.exception_handler(Unknown)(_on_unknown)
+    app.exception_handler(Retry)(_on_undecided)
+    app.exception_handler(Unknown)(_on_undecided)
     app.exception_handler(Exception)(_on_defect)
 
 
 def refusal_response(error: Refused) -> Response:
-    """The answer to a refusal; the nearest fix goes into `data`."""
+    """The response to a refusal; the nearest fix goes into `data`."""
     kind = error.kind if isinstance(error, Rejected) else RefusalKind.CONFLICT
     data: Mapping[str, str] = (error.data if isinstance(error, Rejected) else None) or {}
     if error.nearest_fix is not None:
@@ -168,9 +168,9 @@ def _field_path(problem: Mapping[str, Any]) -> str:
 
 
 def _field_message(problem: Mapping[str, Any]) -> str:
-    """A pattern says little to a person; what it means says more."""
-    meaning = PATTERN_RULES.get(problem.get("ctx", {}).get("pattern", ""))
-    return meaning or str(problem["msg"])
+    """The rule in words, where the problem names only a pattern."""
+    rule = PATTERN_RULES.get(problem.get("ctx", {}).get("pattern", ""))
+    return rule or str(problem["msg"])
 
 
 async def _on_http_error(_request: Request, error: HTTPException) -> Response:
@@ -178,14 +178,9 @@ async def _on_http_error(_request: Request, error: HTTPException) -> Response:
     return routing.problem_response(error.status_code, message, headers=error.headers)
 
 
-async def _on_retry(_request: Request, error: Retry) -> Response:
-    return routing.problem_response(
-        503, error.reason, headers={"Retry-After": str(max(1, round(error.after)))}
-    )
-
-
-async def _on_unknown(_request: Request, error: Unknown) -> Response:
-    return routing.problem_response(503, error.reason)
+async def _on_undecided(_request: Request, error: Retry | Unknown) -> Response:
+    headers = {"Retry-After": str(max(1, round(error.after)))} if isinstance(error, Retry) else None
+    return routing.problem_response(503, error.reason, headers=headers)
 
 
 async def _on_defect(_request: Request, _error: Exception) -> Response:
@@ -206,7 +201,7 @@ class AuthenticationMiddleware:
         self.verifier = verifier
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request pass, or answer it."""
+        """Pass a request on, or answer it."""
         if scope["type"] == "http" and scope["path"].startswith(ORG_PREFIX):
             try:
                 self._admit(scope)
@@ -229,7 +224,7 @@ class AuthenticationMiddleware:
 
 
 def complete_openapi(app: FastAPI) -> None:
-    """Say how callers prove who they are, and how lists tell where they stand."""
+    """Describe authentication, error bodies and the headers of pages."""
     gather = app.openapi
 
     def described() -> dict[str, Any]:
@@ -241,7 +236,7 @@ def complete_openapi(app: FastAPI) -> None:
             schema["security"] = [{"bearer": []}]
             for methods in schema["paths"].values():
                 for operation in methods.values():
-                    # The framework's own shape of a validation error, which this API never answers with.
+                    # The framework's validation error, which this API does not use.
                     operation["responses"].pop("422", None)
                     _describe_errors(operation)
                     _describe_page(operation)
@@ -251,7 +246,7 @@ def complete_openapi(app: FastAPI) -> None:
 
 
 def _describe_errors(operation: dict[str, Any]) -> None:
-    """Errors are JSON, whatever the media type of the good answer."""
+    """Errors are JSON, whatever the media type of the successful response."""
     for status, response in operation["responses"].items():
         if int(status) >= HTTPStatus.BAD_REQUEST:
             (shape,) = response["content"].values()
@@ -299,12 +294,12 @@ def _routes() -> APIRouter:
 
 
 ROUTES = _routes()
-"""Put together once: a process may make many applications."""
+"""Built once: a process may create many applications."""
 
 
 def create_app(deps: ApiDeps) -> FastAPI:
-    """The ASGI application over `deps`. Nothing runs in it but requests."""
-    # The framework's documentation pages load their scripts from elsewhere; /openapi.json needs nothing.
+    """The ASGI application over `deps`. It runs requests, and no background tasks."""
+    # No documentation pages: they load scripts from other sites. /openapi.json needs none.
     app = FastAPI(
         title="Rackloom",
         version=version("rackloom"),
@@ -315,7 +310,7 @@ def create_app(deps: ApiDeps) -> FastAPI:
     app.state.deps = deps
     app.state.tenants_seen = set()
     app.state.event_streams = Counter()
-    # The last one added is the first that a request meets: nothing is received from a stranger.
+    # The middleware added last runs first: no body is received before the caller is verified.
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier)
     install_error_handlers(app)

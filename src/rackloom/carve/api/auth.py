@@ -33,7 +33,7 @@ Algorithm = Literal["EdDSA", "ES256", "RS256"]
 
 
 class Role(StrEnum):
-    """What a person may do for an organisation."""
+    """What a caller may do for an organization."""
 
     TENANT_ADMIN = "TENANT_ADMIN"
     PROVIDER_ADMIN = "PROVIDER_ADMIN"
@@ -41,11 +41,11 @@ class Role(StrEnum):
 
 
 class UnauthenticatedCaller(Exception):
-    """The caller did not prove who it is."""
+    """The request has no valid token."""
 
 
 class TrustedKey(msgspec.Struct, frozen=True):
-    """A public key whose signatures are believed, for one algorithm."""
+    """A public key whose signatures are trusted, for one algorithm."""
 
     key_id: str
     algorithm: Algorithm
@@ -54,7 +54,7 @@ class TrustedKey(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """A verified person or service, acting for one organisation."""
+    """A verified person or service, acting for one organization."""
 
     subject: str
     org: str
@@ -83,7 +83,7 @@ class TokenVerifier:
     def verify(self, authorization: str | None, org: str) -> Caller:
         """The caller behind an Authorization header, for `org`.
 
-        Raises Unauthenticated for a header that proves nothing, Rejected (forbidden) for a stranger to `org`.
+        Raises UnauthenticatedCaller without a valid token, Rejected (forbidden) where it does not name `org`.
         """
         claims = self._claims(_bearer_token(authorization))
         wanted = org.lower()
@@ -104,7 +104,7 @@ class TokenVerifier:
                 algorithms=[key.algorithm],
                 issuer=self._issuer,
                 audience=self._audience,
-                # Times are compared below: the library would take them from the machine's clock.
+                # `_check_times` compares the times: the library would use the machine's clock.
                 options={
                     "require": ["exp", "iss", "aud", "sub"],
                     "verify_exp": False,
@@ -141,7 +141,7 @@ def _bearer_token(authorization: str | None) -> str:
 
 
 def _roles_by_name(names: list[Any]) -> list[Role]:
-    """Roles by name; the first underscore-word is a prefix of the deployment and means nothing."""
+    """Roles by name; the part before the first underscore may be a prefix of the deployment."""
     known = {role.value: role for role in Role}
     texts = [name for name in names if isinstance(name, str)]
     return [known[part] for name in texts for part in (name, name.partition("_")[2]) if part in known]
@@ -160,10 +160,10 @@ LOCAL_KEY_FILE = "token-ed25519.pem"
 
 
 class LocalIssuer:
-    """Mints tokens that `verifier` believes. The key is made at first use, readable by its owner only."""
+    """Issues tokens that `verifier` accepts. The key is created at first use, readable by its owner only."""
 
     def __init__(self, keys: Path) -> None:
-        """`keys` is the directory of the key, made when it is missing."""
+        """`keys` is the directory of the key, created when it is missing."""
         self._key = _load_or_create_key(keys / LOCAL_KEY_FILE)
         raw = self._key.public_key().public_bytes_raw()
         self._key_id = sha256(raw).hexdigest()[:16]
@@ -205,7 +205,7 @@ def _load_or_create_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _create_key(path: Path) -> None:
-    """Write a new key so that a reader sees all of it or nothing, and the first of two makers wins."""
+    """Write a new key so that a reader sees all of it or nothing, and the first of two creators wins."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

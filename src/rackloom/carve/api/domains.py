@@ -4,7 +4,7 @@ A domain is Observed or Unknown, with the age of the observation. What is blocke
 paused, and what its controllers said is shown only to a provider that operates the domain.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
@@ -16,22 +16,11 @@ from starlette.responses import Response
 
 from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import (
-    TIE_BREAKER,
-    AnySelect,
-    Deps,
-    Json,
-    ProviderAdmin,
-    Reader,
-    Row,
-    fetch_page,
-    operator_order,
-    optional_time,
-    provider_and_tenant,
-)
+from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Json, ProviderAdmin, Reader, Row
 from rackloom.carve.api.wire import NO_NUL, Answer, Because, PageQuery
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.partitions import intent
+from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import allocation, machine
 from rackloom.carve.store.values import Changed, not_found
 from rackloom.carve.tenancy import entitlements, placement
@@ -102,30 +91,30 @@ class NVLinkDomain(Answer):
 # From rows to responses.
 
 
-def domain_shape(view: DomainCapacity, now: float, blocked: Sequence[Row] | None) -> Json:
-    """A domain as its viewer may see it.
+def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | None) -> Json:
+    """A domain as the caller may see it.
 
-    What is blocked, why the domain is paused, and what its controllers said, is for its operator; `blocked`
-    is None for anybody else.
+    Blocked GPUs, the reason of a pause and the answers of controllers are for the operator of the domain;
+    `blocked` is None for anybody else.
     """
-    seen = view.known.observation
-    doubt = view.known.doubt if blocked is None else view.known.operators_doubt
+    observation = capacity.known.observation
+    doubt = capacity.known.doubt if blocked is None else capacity.known.operators_doubt
     return {
-        "id": view.domain,
-        "siteId": view.site_id,
-        "status": "Unknown" if seen is None else "Observed",
-        "observedAt": None if seen is None else rfc3339(seen.observed_at),
-        "observationAgeSeconds": None if seen is None else max(0.0, now - seen.observed_at),
-        "unknownSince": optional_time(view.known.unknown_since),
+        "id": capacity.domain,
+        "siteId": capacity.site_id,
+        "status": "Unknown" if observation is None else "Observed",
+        "observedAt": None if observation is None else rfc3339(observation.observed_at),
+        "observationAgeSeconds": None if observation is None else max(0.0, now - observation.observed_at),
+        "unknownSince": routing.optional_time(capacity.known.unknown_since),
         "statusMessage": doubt or None,
-        "isPaused": view.pause_reason is not None,
-        "pauseReason": None if blocked is None else view.pause_reason,
-        "totalTrays": view.trays,
-        "freeTrays": view.free,
-        "unhealthyTrays": view.unhealthy,
-        "closedTrays": view.closed,
-        "largestBatch": view.largest_batch,
-        "fragmentation": view.fragmentation,
+        "isPaused": capacity.pause_reason is not None,
+        "pauseReason": None if blocked is None else capacity.pause_reason,
+        "totalTrays": capacity.trays,
+        "freeTrays": capacity.free,
+        "unhealthyTrays": capacity.unhealthy,
+        "closedTrays": capacity.closed,
+        "largestBatch": capacity.largest_batch,
+        "fragmentation": capacity.fragmentation,
         "blockedGpus": None if blocked is None else [_blocked_gpu_shape(row) for row in blocked],
         "instanceTypes": [
             {
@@ -133,11 +122,11 @@ def domain_shape(view: DomainCapacity, now: float, blocked: Sequence[Row] | None
                 "freeTrays": type_.free,
                 "largestBatch": type_.largest_batch,
             }
-            for type_ in view.types
+            for type_ in capacity.types
         ],
-        "ownInstances": view.own_instances,
-        "ownGpus": sum(view.own_gpus.values()),
-        "ownLogicalPartitions": [{"id": name, "gpus": gpus} for name, gpus in view.own_gpus.items()],
+        "ownInstances": capacity.own_instances,
+        "ownGpus": sum(capacity.own_gpus.values()),
+        "ownLogicalPartitions": [{"id": name, "gpus": gpus} for name, gpus in capacity.own_gpus.items()],
     }
 
 
@@ -157,8 +146,7 @@ ONE = "/nvlink-domain/{nvLinkDomainId}"
 @router.get("/nvlink-domain", operation_id="get-all-nvlink-domain", response_model=list[NVLinkDomain])
 async def list_domains(deps: Deps, caller: Reader, query: Annotated[DomainQuery, Param()]) -> Response:
     """The domains where the caller operates machines or may use some, with the room in each."""
-    found, total = await deps.store.read(_list, caller, query, deps.clock())
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_list, caller, query, deps.clock()), query.page)
 
 
 @router.get(ONE, operation_id="get-nvlink-domain", response_model=NVLinkDomain)
@@ -170,22 +158,25 @@ async def get_domain(deps: Deps, caller: Reader, domain: DomainId) -> Response:
 @router.post(f"{ONE}/pause", operation_id="pause-nvlink-domain", response_model=NVLinkDomain)
 async def pause(deps: Deps, caller: ProviderAdmin, domain: DomainId, body: Because) -> Response:
     """Do nothing to the domain until it is resumed; it is observed all the same."""
-
-    def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_domain(conn, entitlements.get_provider(conn, caller.org).id, domain)
-        changed = intent.pause_domain(conn, domain, operator_order(deps, caller, body))
-        return Changed(_get(conn, caller, domain, deps.clock()), changed.domains)
-
-    return routing.json_response(await deps.change(change))
+    return await _run_step(deps, caller, domain, body, intent.pause_domain)
 
 
 @router.post(f"{ONE}/resume", operation_id="resume-nvlink-domain", response_model=NVLinkDomain)
 async def resume(deps: Deps, caller: ProviderAdmin, domain: DomainId, body: Because) -> Response:
     """Work on the domain again."""
+    return await _run_step(deps, caller, domain, body, intent.resume_domain)
 
+
+async def _run_step(
+    deps: ApiDeps,
+    caller: Caller,
+    domain: str,
+    body: Because,
+    step: Callable[[sa.Connection, str, OperatorOrder], Changed[None]],
+) -> Response:
     def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_domain(conn, entitlements.get_provider(conn, caller.org).id, domain)
-        changed = intent.resume_domain(conn, domain, operator_order(deps, caller, body))
+        entitlements.check_operates_domain(conn, caller.org, domain)
+        changed = step(conn, domain, routing.operator_order(deps, caller, body))
         return Changed(_get(conn, caller, domain, deps.clock()), changed.domains)
 
     return routing.json_response(await deps.change(change))
@@ -193,8 +184,10 @@ async def resume(deps: Deps, caller: ProviderAdmin, domain: DomainId, body: Beca
 
 def _domains(provider_id: str, tenant_id: str) -> AnySelect:
     """Domains with their site, and since when the site has machines in them."""
-    given = sa.select(allocation.c.site_id).where(allocation.c.tenant_id == tenant_id)
-    usable = sa.select(machine.c.domain).where(machine.c.domain.is_not(None), machine.c.site_id.in_(given))
+    allocated = sa.select(allocation.c.site_id).where(allocation.c.tenant_id == tenant_id)
+    usable = sa.select(machine.c.domain).where(
+        machine.c.domain.is_not(None), machine.c.site_id.in_(allocated)
+    )
     visible = sa.union(entitlements.operated_domains(provider_id), usable).subquery()
     return (
         sa.select(visible.c.domain, sa.func.min(machine.c.created).label("created"))
@@ -204,18 +197,16 @@ def _domains(provider_id: str, tenant_id: str) -> AnySelect:
 
 
 def _list(conn: sa.Connection, caller: Caller, query: DomainQuery, now: float) -> tuple[list[Json], int]:
-    provider_id, tenant_id = provider_and_tenant(conn, caller)
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     listing = _domains(provider_id, tenant_id)
-    if query.site_id is not None:
-        listing = listing.where(machine.c.site_id == str(query.site_id))
-    known = listing.subquery()
-    order_by = {"CREATED": known.c.created, TIE_BREAKER: known.c.domain}
-    rows, total = fetch_page(conn, sa.select(known), query.page, order_by)
+    known = routing.filter_rows(listing, (machine.c.site_id, query.site_id)).subquery()
+    order_by = routing.order_by_creation(known.c.created, known.c.domain)
+    rows, total = routing.fetch_page(conn, sa.select(known), query.page, order_by)
     return _shapes(conn, [row.domain for row in rows], provider_id, tenant_id, now), total
 
 
 def _get(conn: sa.Connection, caller: Caller, domain: str, now: float) -> Json:
-    provider_id, tenant_id = provider_and_tenant(conn, caller)
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     known = _domains(provider_id, tenant_id).subquery()
     if conn.execute(sa.select(known.c.domain).where(known.c.domain == domain)).first() is None:
         raise not_found("Could not find NVLink Domain with specified ID")
@@ -226,9 +217,9 @@ def _shapes(
     conn: sa.Connection, domains: list[str], provider_id: str, tenant_id: str, now: float
 ) -> list[Json]:
     quota = entitlements.remaining_quota(conn, tenant_id) if tenant_id else None
-    views = placement.capacity_of_domains(conn, domains, tenant_id, quota)
+    capacities = placement.capacity_of_domains(conn, domains, tenant_id, quota)
     operated = (
         set(conn.execute(entitlements.operated_domains(provider_id)).scalars()) if provider_id else set()
     )
     blocked = intent.blocked_gpus_of_domains(conn, operated.intersection(domains))
-    return [domain_shape(views[domain], now, blocked.get(domain)) for domain in domains]
+    return [domain_shape(capacities[domain], now, blocked.get(domain)) for domain in domains]

@@ -8,8 +8,7 @@ token expires; an organization has at most `STREAMS_PER_ORG` streams.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import msgspec
@@ -18,7 +17,6 @@ from fastapi import APIRouter, Header
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 
-from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import ApiDeps, Deps, TenantAdmin
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store import journal
@@ -29,14 +27,14 @@ from rackloom.errors import Retry
 router = APIRouter()
 
 POLL_SECONDS = 0.5
-"""How long an event may lie in the outbox before a stream looks."""
+"""How often a stream reads the outbox."""
 BATCH = 200
 STREAMS_PER_ORG = 32
 KEEP_ALIVE_SECONDS = 15
 SEND_SECONDS = 20.0
-"""A client that takes nothing for so long has gone; it may come again."""
+"""A client that reads nothing for so long is disconnected; it may connect again."""
 RESET = "reset"
-"""Name of the event that says: some were missed, list the objects again."""
+"""Name of the event for a gap: the client must list the objects again."""
 
 LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^\d{1,15}$")]
 
@@ -57,7 +55,7 @@ async def stream(
     if streams[caller.org] >= STREAMS_PER_ORG:
         raise Retry(f"{STREAMS_PER_ORG} event streams of the org are open already", after=KEEP_ALIVE_SECONDS)
     return EventSourceResponse(
-        _counted(streams, caller, follow(deps, tenant_id, first, newest, caller.expires)),
+        _counted(streams, caller.org, follow(deps, tenant_id, first, newest, caller.expires)),
         ping=KEEP_ALIVE_SECONDS,
         send_timeout=SEND_SECONDS,
         sep="\n",
@@ -69,7 +67,7 @@ async def follow(
 ) -> AsyncIterator[ServerSentEvent]:
     """The tenant's events after number `after`, until the time `until`."""
     if after > newest:
-        # The records are older than what the client has seen: they were restored from a backup.
+        # The client has newer events than the records, which were restored from a backup.
         yield _reset(newest)
         after = newest
     while deps.clock() < until:
@@ -78,30 +76,25 @@ async def follow(
             yield _reset(found[0].number - 1)
         for event in found:
             after = event.number
-            yield _shown(event)
+            yield _sent_event(event)
         if len(found) < BATCH:
             await asyncio.sleep(POLL_SECONDS)
 
 
 async def _counted(
-    streams: Counter[str], caller: Caller, source: AsyncIterator[ServerSentEvent]
+    streams: Counter[str], org: str, source: AsyncIterator[ServerSentEvent]
 ) -> AsyncIterator[ServerSentEvent]:
-    with _one_more(streams, caller.org):
-        async for event in source:
-            yield event
-
-
-@contextmanager
-def _one_more(streams: Counter[str], org: str) -> Iterator[None]:
+    """`source`, counted in `streams` while it is read."""
     streams[org] += 1
     try:
-        yield
+        async for event in source:
+            yield event
     finally:
         streams[org] -= 1
 
 
 def _start(conn: sa.Connection, org: str) -> tuple[str, int]:
-    tenant_id: str = entitlements.get_tenant(conn, org).id
+    tenant_id: str = entitlements.tenant_id_of(conn, org)
     return tenant_id, journal.newest_event_number(conn, tenant_id)
 
 
@@ -109,12 +102,11 @@ def _reset(number: int) -> ServerSentEvent:
     return _message(number, RESET, {"message": "some events were missed: list the objects again"})
 
 
-def _shown(event: TenantEvent) -> ServerSentEvent:
+def _sent_event(event: TenantEvent) -> ServerSentEvent:
     note = event.note
-    about: dict[str, Any] = {"kind": note.kind, "id": note.object_id, "status": note.status}
-    return _message(
-        event.number, note.kind, {**about, "message": note.message, "created": rfc3339(event.created)}
-    )
+    data: dict[str, Any] = {"kind": note.kind, "id": note.object_id, "status": note.status}
+    data |= {"message": note.message, "created": rfc3339(event.created)}
+    return _message(event.number, note.kind, data)
 
 
 def _message(number: int, name: str, data: dict[str, Any]) -> ServerSentEvent:

@@ -17,23 +17,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import (
-    TIE_BREAKER,
-    Deps,
-    Json,
-    ProviderAdmin,
-    ProviderReader,
-    Row,
-    fetch_page,
-    operator_order,
-    optional_time,
-    times_shape,
-)
+from rackloom.carve.api.routing import Deps, Json, ProviderAdmin, ProviderReader, Row
 from rackloom.carve.api.wire import NO_NUL, Answer, Because, PageQuery, Reason, Text, Timed, Url
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.partitions import found
-from rackloom.carve.partitions import found as partitions_found
 from rackloom.carve.partitions.found import FoundPartitionView, Owner
 from rackloom.carve.store.journal import OperatorOrder, Step
 from rackloom.carve.store.schema import endpoint, endpoint_chassis, machine, operation, operator_step
@@ -166,25 +154,25 @@ def endpoint_shape(row: Row) -> Json:
         "chassisSerial": row.chassis_serial,
         "endpoint": row.url,
         "nvLinkDomainId": row.domain,
-        "observedAt": optional_time(row.observed_at),
-        "unknownSince": optional_time(row.unknown_since),
+        "observedAt": routing.optional_time(row.observed_at),
+        "unknownSince": routing.optional_time(row.unknown_since),
         "statusMessage": row.unknown_reason,
-        **times_shape(row),
+        **routing.times_shape(row),
     }
 
 
 def physical_partition_shape(partition_view: FoundPartitionView) -> Json:
     """A partition as the switch controller shows it."""
     return {
-        "id": partition_view.seen.id,
-        "name": partition_view.seen.name,
+        "id": partition_view.partition.id,
+        "name": partition_view.partition.name,
         "nvLinkDomainId": partition_view.domain,
         "owner": partition_view.owner,
         "nvLinkLogicalPartitionId": partition_view.logical_partition,
-        "gpuGuids": [str(guid) for guid in sorted(partition_view.seen.members)],
-        "health": PartitionHealth(partition_view.seen.health).name.lower(),
-        "isGuidBased": partition_view.seen.guid_based,
-        "multicastGroups": partition_view.seen.multicast_groups,
+        "gpuGuids": [str(guid) for guid in sorted(partition_view.partition.members)],
+        "health": PartitionHealth(partition_view.partition.health).name.lower(),
+        "isGuidBased": partition_view.partition.guid_based,
+        "multicastGroups": partition_view.partition.multicast_groups,
         "observedAt": rfc3339(partition_view.observed_at),
     }
 
@@ -206,8 +194,8 @@ def operation_shape(row: Row) -> Json:
         "message": row.message,
         "observedAt": rfc3339(row.observed_at),
         "started": rfc3339(row.started),
-        "finished": optional_time(row.finished),
-        "observedAfter": optional_time(row.observed_after),
+        "finished": routing.optional_time(row.finished),
+        "observedAfter": routing.optional_time(row.observed_after),
     }
 
 
@@ -239,8 +227,7 @@ async def list_endpoints(
     deps: Deps, caller: ProviderReader, query: Annotated[PageQuery, Param()]
 ) -> Response:
     """The switch controllers that the provider has registered, one row for each chassis."""
-    found, total = await deps.store.read(_endpoints, caller, query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_endpoints, caller, query), query.page)
 
 
 @router.post(
@@ -251,9 +238,9 @@ async def create_endpoint(deps: Deps, caller: ProviderAdmin, body: EndpointCreat
     serial = body.chassis_serial
 
     def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_chassis(conn, entitlements.get_provider(conn, caller.org).id, serial)
+        entitlements.check_operates_chassis(conn, caller.org, serial)
         made = endpoints.create_chassis_endpoint(
-            conn, serial, body.endpoint, operator_order(deps, caller, body), deps.ids
+            conn, serial, body.endpoint, routing.operator_order(deps, caller, body), deps.ids
         )
         return Changed(endpoint_shape(endpoints.get_chassis_endpoint(conn, serial)), made.domains)
 
@@ -265,7 +252,7 @@ async def get_endpoint(deps: Deps, caller: ProviderReader, serial: Serial) -> Re
     """The switch controller of one chassis."""
 
     def read(conn: sa.Connection) -> Json:
-        entitlements.check_operates_chassis(conn, entitlements.get_provider(conn, caller.org).id, serial)
+        entitlements.check_operates_chassis(conn, caller.org, serial)
         return endpoint_shape(endpoints.get_chassis_endpoint(conn, serial))
 
     return routing.json_response(await deps.store.read(read))
@@ -278,8 +265,8 @@ async def update_endpoint(
     """Let another URL speak for a chassis."""
 
     def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_chassis(conn, entitlements.get_provider(conn, caller.org).id, serial)
-        asked = operator_order(deps, caller, body)
+        entitlements.check_operates_chassis(conn, caller.org, serial)
+        asked = routing.operator_order(deps, caller, body)
         changed = endpoints.update_chassis_endpoint(conn, serial, body.endpoint, asked, deps.ids)
         return Changed(endpoint_shape(endpoints.get_chassis_endpoint(conn, serial)), changed.domains)
 
@@ -296,7 +283,7 @@ async def delete_endpoint(deps: Deps, caller: ProviderAdmin, serial: Serial) -> 
     """Speak for a chassis no more."""
 
     def change(conn: sa.Connection) -> Changed[None]:
-        entitlements.check_operates_chassis(conn, entitlements.get_provider(conn, caller.org).id, serial)
+        entitlements.check_operates_chassis(conn, caller.org, serial)
         asked = OperatorOrder(caller.subject, "deleted over REST", deps.clock())
         return endpoints.delete_chassis_endpoint(conn, serial, asked)
 
@@ -320,9 +307,11 @@ async def adopt(deps: Deps, caller: ProviderAdmin, body: Adoption) -> Response:
 
     def change(conn: sa.Connection) -> Changed[Json]:
         domain = body.nvlink_domain_id
-        entitlements.check_operates_domain(conn, entitlements.get_provider(conn, caller.org).id, domain)
+        entitlements.check_operates_domain(conn, caller.org, domain)
         wanted = str(body.nvlink_logical_partition_id)
-        done = found.adopt_partition(conn, domain, body.name, wanted, operator_order(deps, caller, body))
+        done = found.adopt_partition(
+            conn, domain, body.name, wanted, routing.operator_order(deps, caller, body)
+        )
         return Changed(_partition(conn, domain, body.name), done.domains)
 
     return routing.json_response(await deps.change(change))
@@ -336,8 +325,8 @@ async def release(deps: Deps, caller: ProviderAdmin, body: FoundPartition) -> Re
 
     def change(conn: sa.Connection) -> Changed[Json]:
         domain = body.nvlink_domain_id
-        entitlements.check_operates_domain(conn, entitlements.get_provider(conn, caller.org).id, domain)
-        done = found.release_partition(conn, domain, body.name, operator_order(deps, caller, body))
+        entitlements.check_operates_domain(conn, caller.org, domain)
+        done = found.release_partition(conn, domain, body.name, routing.operator_order(deps, caller, body))
         return Changed(_partition(conn, domain, body.name), done.domains)
 
     return routing.json_response(await deps.change(change))
@@ -350,28 +339,26 @@ async def list_operations(
     deps: Deps, caller: ProviderReader, query: Annotated[OperationQuery, Param()]
 ) -> Response:
     """What was asked of the switch controllers, for whom, why, and what came of it."""
-    found, total = await deps.store.read(_operations, caller, query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_operations, caller, query), query.page)
 
 
 @router.get("/operator-step", operation_id="get-all-operator-step", response_model=list[OperatorStep])
 async def list_steps(deps: Deps, caller: ProviderReader, query: Annotated[FabricQuery, Param()]) -> Response:
     """What operators did, and why."""
-    found, total = await deps.store.read(_steps, caller, query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_steps, caller, query), query.page)
 
 
 def _endpoints(conn: sa.Connection, caller: Caller, query: PageQuery) -> tuple[list[Json], int]:
-    provider_id = entitlements.get_provider(conn, caller.org).id
+    provider_id = entitlements.provider_id_of(conn, caller.org)
     serial = endpoint_chassis.c.chassis_serial
     listing = endpoints.chassis_endpoint_listing().where(entitlements.operates_chassis(provider_id, serial))
-    order_by = {"CREATED": endpoint.c.created, "UPDATED": endpoint.c.updated, TIE_BREAKER: serial}
-    rows, total = fetch_page(conn, listing, query.page, order_by)
+    order_by = {"CREATED": endpoint.c.created, "UPDATED": endpoint.c.updated, routing.TIE_BREAKER: serial}
+    rows, total = routing.fetch_page(conn, listing, query.page, order_by)
     return [endpoint_shape(row) for row in rows], total
 
 
 def _partitions(conn: sa.Connection, caller: Caller, query: PhysicalPartitionQuery) -> list[Json]:
-    mine = entitlements.operated_domains(entitlements.get_provider(conn, caller.org).id).subquery()
+    mine = entitlements.operated_domains(entitlements.provider_id_of(conn, caller.org)).subquery()
     wanted = sa.select(mine.c.domain)
     if query.nvlink_domain_id is not None:
         wanted = wanted.where(mine.c.domain == query.nvlink_domain_id)
@@ -385,33 +372,35 @@ def _partitions(conn: sa.Connection, caller: Caller, query: PhysicalPartitionQue
 
 
 def _partition(conn: sa.Connection, domain: str, name: str) -> Json:
-    found = partitions_found.partitions_of_domains(conn, [domain])
-    return next(physical_partition_shape(one) for one in found if one.seen.name == name)
+    partitions = found.partitions_of_domains(conn, [domain])
+    return next(physical_partition_shape(view) for view in partitions if view.partition.name == name)
 
 
 def _operations(conn: sa.Connection, caller: Caller, query: OperationQuery) -> tuple[list[Json], int]:
-    mine = entitlements.operated_domains(entitlements.get_provider(conn, caller.org).id)
+    mine = entitlements.operated_domains(entitlements.provider_id_of(conn, caller.org))
     listing: sa.Select[Any] = sa.select(operation).where(operation.c.domain.in_(mine))
-    if query.nvlink_domain_id is not None:
-        listing = listing.where(operation.c.domain == query.nvlink_domain_id)
-    if query.state is not None:
-        listing = listing.where(operation.c.state == query.state)
-    order_by = {"CREATED": operation.c.started, TIE_BREAKER: operation.c.id}
-    rows, total = fetch_page(conn, listing, query.page, order_by)
+    listing = routing.filter_rows(
+        listing, (operation.c.domain, query.nvlink_domain_id), (operation.c.state, query.state)
+    )
+    order_by = routing.order_by_creation(operation.c.started, operation.c.id)
+    rows, total = routing.fetch_page(conn, listing, query.page, order_by)
     return [operation_shape(row) for row in rows], total
 
 
 def _steps(conn: sa.Connection, caller: Caller, query: FabricQuery) -> tuple[list[Json], int]:
-    provider_id = entitlements.get_provider(conn, caller.org).id
-    table = operator_step
+    provider_id = entitlements.provider_id_of(conn, caller.org)
     machines = sa.select(machine.c.id).where(entitlements.operates_machine(provider_id))
     mine = sa.or_(
-        table.c.domain.in_(entitlements.operated_domains(provider_id)),
-        table.c.subject.in_(machines),
-        sa.and_(table.c.domain.is_(None), entitlements.operates_chassis(provider_id, table.c.subject)),
+        operator_step.c.domain.in_(entitlements.operated_domains(provider_id)),
+        operator_step.c.subject.in_(machines),
+        sa.and_(
+            operator_step.c.domain.is_(None),
+            entitlements.operates_chassis(provider_id, operator_step.c.subject),
+        ),
     )
-    listing: sa.Select[Any] = sa.select(table).where(mine)
-    if query.nvlink_domain_id is not None:
-        listing = listing.where(table.c.domain == query.nvlink_domain_id)
-    rows, total = fetch_page(conn, listing, query.page, {"CREATED": table.c.created, TIE_BREAKER: table.c.id})
+    wanted = (operator_step.c.domain, query.nvlink_domain_id)
+    listing = routing.filter_rows(sa.select(operator_step).where(mine), wanted)
+    rows, total = routing.fetch_page(
+        conn, listing, query.page, routing.order_by_creation(operator_step.c.created, operator_step.c.id)
+    )
     return [operator_step_shape(row) for row in rows], total

@@ -13,39 +13,9 @@ from fastapi import Query as Param
 from pydantic import Field, StrictInt
 from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import routing
+from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import (
-    AnySelect,
-    Deps,
-    Json,
-    ProviderAdmin,
-    ProviderReader,
-    Reader,
-    Row,
-    Rows,
-    add_relations,
-    fetch_page,
-    matches,
-    order_of,
-    provider_and_tenant,
-    status_history_shape,
-    times_shape,
-)
-from rackloom.carve.api.wire import (
-    NO_NUL,
-    Answer,
-    Body,
-    Description,
-    Labels,
-    Name,
-    OpenBody,
-    PageQuery,
-    Query,
-    StatusDetail,
-    Text,
-    Timed,
-)
+from rackloom.carve.api.routing import AnySelect, Deps, Json, ProviderAdmin, ProviderReader, Reader, Row, Rows
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, machine, site
 from rackloom.carve.store.values import IdFactory, not_found
@@ -61,35 +31,35 @@ CapabilityType = Literal["CPU", "Memory", "Storage", "Network", "GPU", "InfiniBa
 # Request models.
 
 
-class MachineCapability(OpenBody):
+class MachineCapability(wire.OpenBody):
     """What a machine of a type has."""
 
     type: CapabilityType
-    name: Name
+    name: wire.Name
     count: Annotated[StrictInt, Field(ge=0, le=1024)] | None = None
     device_type: str | None = None
 
 
-class InstanceTypeCreate(Body):
+class InstanceTypeCreate(wire.Body):
     """A new instance type."""
 
-    name: Name
+    name: wire.Name
     site_id: UUID
-    description: Description | None = None
-    labels: Labels = {}
+    description: wire.Description | None = None
+    labels: wire.Labels = {}
     machine_capabilities: Annotated[list[MachineCapability], Field(max_length=64)] = []
 
 
-class InstanceTypeUpdate(Body):
+class InstanceTypeUpdate(wire.Body):
     """Changes of an instance type."""
 
-    name: Name | None = None
-    description: Description | None = None
-    labels: Labels | None = None
+    name: wire.Name | None = None
+    description: wire.Description | None = None
+    labels: wire.Labels | None = None
     machine_capabilities: Annotated[list[MachineCapability], Field(max_length=64)] | None = None
 
 
-class MachineAssociation(Body):
+class MachineAssociation(wire.Body):
     """Machines that shall be of an instance type."""
 
     machine_ids: Annotated[list[str], Field(min_length=1, max_length=1024)]
@@ -98,28 +68,28 @@ class MachineAssociation(Body):
 TypeStatus = Literal["Pending", "Registering", "Ready", "Deleting", "Error"]
 
 
-class InstanceTypeIncludes(Query):
+class InstanceTypeIncludes(wire.Query):
     """What to add to an instance type."""
 
     include_machine_assignment: bool = False
     include_allocation_stats: bool = False
 
 
-class InstanceTypeQuery(PageQuery, InstanceTypeIncludes):
+class InstanceTypeQuery(wire.PageQuery, InstanceTypeIncludes):
     """Filters on instance types."""
 
     site_id: UUID | None = None
     infrastructure_provider_id: UUID | None = None
     tenant_id: UUID | None = None
     status: TypeStatus | None = None
-    query: Text | None = None
+    query: wire.Text | None = None
     exclude_unallocated: bool = False
 
 
 # Response models.
 
 
-class Capability(Answer):
+class Capability(wire.Answer):
     """What machines of a type have."""
 
     type: CapabilityType
@@ -128,7 +98,7 @@ class Capability(Answer):
     device_type: Literal["DPU", "NVLink"] | None = None
 
 
-class MachineAssociationAnswer(Timed):
+class MachineAssociationAnswer(wire.Timed):
     """A machine of an instance type; the id of the association is that of the machine."""
 
     id: str
@@ -136,7 +106,7 @@ class MachineAssociationAnswer(Timed):
     instance_type_id: UUID
 
 
-class AllocationStats(Answer):
+class AllocationStats(wire.Answer):
     """How many machines of a type there are, and how many are spoken for."""
 
     assigned: int
@@ -147,7 +117,7 @@ class AllocationStats(Answer):
     max_allocatable: int
 
 
-class InstanceType(Timed):
+class InstanceType(wire.Timed):
     """An instance type."""
 
     id: UUID
@@ -158,7 +128,7 @@ class InstanceType(Timed):
     labels: dict[str, str]
     machine_capabilities: list[Capability]
     status: TypeStatus
-    status_history: list[StatusDetail]
+    status_history: list[wire.StatusDetail]
     machine_instance_types: list[MachineAssociationAnswer] | None = None
     allocation_stats: AllocationStats | None = None
 
@@ -179,8 +149,8 @@ def instance_type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeInc
             "labels": row.labels,
             "machineCapabilities": row.capabilities,
             "status": row.status,
-            "statusHistory": status_history_shape(histories[row.id]),
-            **times_shape(row),
+            "statusHistory": routing.status_history_shape(histories[row.id]),
+            **routing.times_shape(row),
         }
         for row in rows
     }
@@ -190,13 +160,18 @@ def instance_type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeInc
         for type_id, stats in catalog.instance_type_stats(conn, list(shapes)).items():
             shapes[type_id]["allocationStats"] = _allocation_stats_shape(stats)
     found = list(shapes.values())
-    add_relations(conn, found, query.relations("InfrastructureProvider", "Site"))
+    routing.add_relations(conn, found, query.relations("InfrastructureProvider", "Site"))
     return found
 
 
 def association_shape(row: Row) -> Json:
     """A machine of an instance type."""
-    return {"id": row.id, "machineId": row.id, "instanceTypeId": row.instance_type_id, **times_shape(row)}
+    return {
+        "id": row.id,
+        "machineId": row.id,
+        "instanceTypeId": row.instance_type_id,
+        **routing.times_shape(row),
+    }
 
 
 def _add_machine_associations(conn: sa.Connection, shapes: dict[str, Json]) -> None:
@@ -230,8 +205,7 @@ TypeId = Annotated[UUID, Path(alias="instanceTypeId")]
 @router.get("/instance/type", operation_id="get-all-instance-type", response_model=list[InstanceType])
 async def list_types(deps: Deps, caller: Reader, query: Annotated[InstanceTypeQuery, Param()]) -> Response:
     """The instance types that the caller may see."""
-    found, total = await deps.store.read(_list_types, caller, query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_list_types, caller, query), query.page)
 
 
 @router.post(
@@ -263,7 +237,7 @@ async def delete_type(deps: Deps, caller: ProviderAdmin, type_id: TypeId) -> Res
     """Delete an instance type that nothing refers to."""
 
     def delete(conn: sa.Connection) -> None:
-        catalog.delete_instance_type(conn, entitlements.get_provider(conn, caller.org).id, str(type_id))
+        catalog.delete_instance_type(conn, entitlements.provider_id_of(conn, caller.org), str(type_id))
 
     await deps.store.run(delete)
     return routing.deletion_response()
@@ -275,11 +249,12 @@ async def delete_type(deps: Deps, caller: ProviderAdmin, type_id: TypeId) -> Res
     response_model=list[MachineAssociationAnswer],
 )
 async def list_machines(
-    deps: Deps, caller: ProviderReader, type_id: TypeId, query: Annotated[PageQuery, Param()]
+    deps: Deps, caller: ProviderReader, type_id: TypeId, query: Annotated[wire.PageQuery, Param()]
 ) -> Response:
     """The machines of an instance type."""
-    found, total = await deps.store.read(_list_machines, caller, str(type_id), query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(
+        *await deps.store.read(_list_machines, caller, str(type_id), query), query.page
+    )
 
 
 @router.post(
@@ -307,12 +282,12 @@ async def remove_machine(
     deps: Deps,
     caller: ProviderAdmin,
     type_id: TypeId,
-    machine_id: Annotated[str, Path(alias="machineAssociationId", max_length=64, pattern=NO_NUL)],
+    machine_id: Annotated[str, Path(alias="machineAssociationId", max_length=64, pattern=wire.NO_NUL)],
 ) -> Response:
     """Take an empty machine out of the type."""
 
     def remove(conn: sa.Connection) -> None:
-        provider_id = entitlements.get_provider(conn, caller.org).id
+        provider_id = entitlements.provider_id_of(conn, caller.org)
         catalog.remove_machine_from_type(conn, provider_id, str(type_id), machine_id, deps.clock())
 
     await deps.store.run(remove)
@@ -320,7 +295,7 @@ async def remove_machine(
 
 
 def _types(conn: sa.Connection, caller: Caller) -> AnySelect:
-    provider_id, tenant_id = provider_and_tenant(conn, caller)
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     return (
         sa.select(instance_type, site.c.provider_id)
         .join(site, site.c.id == instance_type.c.site_id)
@@ -338,19 +313,20 @@ def _allocated(tenant_id: str | None) -> sa.Select[tuple[str]]:
 
 def _list_types(conn: sa.Connection, caller: Caller, query: InstanceTypeQuery) -> tuple[list[Json], int]:
     listing = _types(conn, caller)
-    if query.site_id is not None:
-        listing = listing.where(instance_type.c.site_id == str(query.site_id))
-    if query.infrastructure_provider_id is not None:
-        listing = listing.where(site.c.provider_id == str(query.infrastructure_provider_id))
+    listing = routing.filter_rows(
+        listing,
+        (instance_type.c.site_id, query.site_id),
+        (site.c.provider_id, query.infrastructure_provider_id),
+        (instance_type.c.status, query.status),
+    )
     if query.tenant_id is not None or query.exclude_unallocated:
         tenant_id = None if query.tenant_id is None else str(query.tenant_id)
         listing = listing.where(instance_type.c.id.in_(_allocated(tenant_id)))
-    if query.status is not None:
-        listing = listing.where(instance_type.c.status == query.status)
-    if query.query:
-        columns = (instance_type.c.name, instance_type.c.description, instance_type.c.status)
-        listing = listing.where(matches(query.query, *columns))
-    rows, total = fetch_page(conn, listing, query.page, order_of(instance_type, "name", "status"))
+    columns = (instance_type.c.name, instance_type.c.description, instance_type.c.status)
+    listing = routing.search_rows(listing, query.query, *columns)
+    rows, total = routing.fetch_page(
+        conn, listing, query.page, routing.order_of(instance_type, "name", "status")
+    )
     return instance_type_shapes(conn, rows, query), total
 
 
@@ -366,7 +342,7 @@ def _create_type(
 ) -> Json:
     new = catalog.create_instance_type(
         conn,
-        entitlements.get_provider(conn, caller.org).id,
+        entitlements.provider_id_of(conn, caller.org),
         site_id=str(body.site_id),
         name=body.name,
         description=body.description,
@@ -383,7 +359,7 @@ def _update_type(
 ) -> Json:
     catalog.update_instance_type(
         conn,
-        entitlements.get_provider(conn, caller.org).id,
+        entitlements.provider_id_of(conn, caller.org),
         type_id,
         name=body.name,
         description=body.description,
@@ -401,21 +377,23 @@ def _kept(capabilities: list[MachineCapability]) -> list[Json]:
 
 
 def _associations(conn: sa.Connection, caller: Caller, type_id: str) -> AnySelect:
-    catalog.instance_type_of_provider(conn, entitlements.get_provider(conn, caller.org).id, type_id)
+    catalog.instance_type_of_provider(conn, entitlements.provider_id_of(conn, caller.org), type_id)
     return sa.select(machine).where(machine.c.instance_type_id == type_id)
 
 
 def _list_machines(
-    conn: sa.Connection, caller: Caller, type_id: str, query: PageQuery
+    conn: sa.Connection, caller: Caller, type_id: str, query: wire.PageQuery
 ) -> tuple[list[Json], int]:
-    rows, total = fetch_page(conn, _associations(conn, caller, type_id), query.page, order_of(machine))
+    rows, total = routing.fetch_page(
+        conn, _associations(conn, caller, type_id), query.page, routing.order_of(machine)
+    )
     return [association_shape(row) for row in rows], total
 
 
 def _assign(
     conn: sa.Connection, caller: Caller, type_id: str, machine_ids: list[str], now: float
 ) -> list[Json]:
-    provider_id = entitlements.get_provider(conn, caller.org).id
+    provider_id = entitlements.provider_id_of(conn, caller.org)
     catalog.assign_machines_to_type(conn, provider_id, type_id, machine_ids, now)
     chosen = _associations(conn, caller, type_id).where(machine.c.id.in_(machine_ids))
     return [association_shape(row) for row in conn.execute(chosen.order_by(machine.c.id))]

@@ -18,30 +18,8 @@ import sqlalchemy as sa
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 from pydantic import model_validator as validator
 
-from rackloom.carve.api.routing import (
-    Json,
-    Row,
-    Rows,
-    add_relations,
-    shown_instance_status,
-    status_history_shape,
-    times_shape,
-)
-from rackloom.carve.api.wire import (
-    Answer,
-    Body,
-    Description,
-    InterfaceStatus,
-    Name,
-    NamePrefix,
-    OpenBody,
-    PageQuery,
-    Query,
-    SiteSummary,
-    StatusDetail,
-    Summary,
-    Timed,
-)
+from rackloom.carve.api import routing, wire
+from rackloom.carve.api.routing import Json, Row, Rows
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import StatusRecord
@@ -55,7 +33,7 @@ from rackloom.carve.tenancy.interfaces import InterfaceRow
 # Request models.
 
 
-class InterfaceBody(Body):
+class InterfaceBody(wire.Body):
     """One GPU and the logical partition that it shall join.
 
     Published schemas and generated clients disagree on the case of one letter; both spellings are read.
@@ -74,11 +52,6 @@ class InterfaceBody(Body):
             raise ValueError("nvLinkLogicalPartitionId and nvLinklogicalPartitionId differ")
         return {**value, "nvLinkLogicalPartitionId": other}
 
-    @property
-    def wish(self) -> InterfaceSpec:
-        """As the rules take it."""
-        return InterfaceSpec(str(self.nvlink_logical_partition_id), self.device_instance)
-
 
 NVLinkInterfaces = Annotated[list[InterfaceBody], Field(max_length=1024)]
 
@@ -86,7 +59,7 @@ NVLinkInterfaces = Annotated[list[InterfaceBody], Field(max_length=1024)]
 # Response models.
 
 
-class InterfaceSummary(Answer):
+class InterfaceSummary(wire.Answer):
     """An NVLink interface in one line; its partition id is spelt both ways for generated clients."""
 
     id: UUID
@@ -94,19 +67,19 @@ class InterfaceSummary(Answer):
     nvlink_logical_partition_id: UUID = Field(alias="nvLinkLogicalPartitionId")
     nvlink_logical_partition_id_too: UUID = Field(alias="nvLinklogicalPartitionId")
     device_instance: int
-    status: InterfaceStatus
+    status: wire.InterfaceStatus
 
 
-class NVLinkInterface(InterfaceSummary, Timed):
+class NVLinkInterface(InterfaceSummary, wire.Timed):
     """An NVLink interface and what the fabric told of its GPU."""
 
     site_id: UUID
     nvlink_domain_id: str | None = Field(alias="nvLinkDomainId")
     gpu_guid: Annotated[str, Field(pattern=r"^\d+$")] | None
     status_message: str | None
-    site: SiteSummary | None = None
-    instance: Summary | None = None
-    nvlink_logical_partition: Summary | None = Field(None, alias="nvLinkLogicalPartition")
+    site: wire.SiteSummary | None = None
+    instance: wire.Summary | None = None
+    nvlink_logical_partition: wire.Summary | None = Field(None, alias="nvLinkLogicalPartition")
 
 
 def interface_summary(row: Row | InterfaceRow) -> Json:
@@ -122,39 +95,39 @@ def interface_summary(row: Row | InterfaceRow) -> Json:
 
 
 def interface_shape(interface_row: InterfaceRow) -> Json:
-    """An interface, with what the fabric told of its GPU; `statusMessage` says why it is not Ready."""
+    """An interface, with what was observed of its GPU; `statusMessage` says why it is not Ready."""
     return {
         **interface_summary(interface_row),
         "siteId": interface_row.site_id,
         "nvLinkDomainId": interface_row.domain,
         "gpuGuid": interface_row.guid,
         "statusMessage": interface_row.reason,
-        **times_shape(interface_row),
+        **routing.times_shape(interface_row),
     }
 
 
-class _InstanceBase(OpenBody):
+def interface_specs(bodies: Sequence[InterfaceBody] | None) -> tuple[InterfaceSpec, ...] | None:
+    """The interfaces that a request asks for; None where it names none."""
+    if bodies is None:
+        return None
+    return tuple(
+        InterfaceSpec(str(body.nvlink_logical_partition_id), body.device_instance) for body in bodies
+    )
+
+
+class _InstanceBase(wire.OpenBody):
     vpc_id: UUID
     instance_type_id: UUID | None = None
-    description: Description | None = None
+    description: wire.Description | None = None
     nvlink_interfaces: NVLinkInterfaces | None = Field(None, alias="nvLinkInterfaces")
     allow_unhealthy_machine: StrictBool = False
     require_same_domain: StrictBool = False
-
-    @property
-    def wishes(self) -> tuple[InterfaceSpec, ...] | None:
-        """The interfaces asked for; None when the VPC's default decides."""
-        return (
-            None
-            if self.nvlink_interfaces is None
-            else tuple(interface.wish for interface in self.nvlink_interfaces)
-        )
 
 
 class InstanceCreate(_InstanceBase):
     """A new instance, of a type or on a chosen machine."""
 
-    name: Name
+    name: wire.Name
     machine_id: Annotated[str, StringConstraints(strict=True, min_length=1)] | None = None
 
     @validator(mode="after")
@@ -168,26 +141,17 @@ class InstanceBatchCreate(_InstanceBase):
     """Several instances at once: all or none."""
 
     instance_type_id: UUID
-    name_prefix: NamePrefix
+    name_prefix: wire.NamePrefix
     count: StrictInt
     topology_optimized: StrictBool = True
 
 
-class InstanceUpdate(OpenBody):
+class InstanceUpdate(wire.OpenBody):
     """Changes of an instance; a list of interfaces replaces the present one."""
 
-    name: Name | None = None
-    description: Description | None = None
+    name: wire.Name | None = None
+    description: wire.Description | None = None
     nvlink_interfaces: NVLinkInterfaces | None = Field(None, alias="nvLinkInterfaces")
-
-    @property
-    def wishes(self) -> tuple[InterfaceSpec, ...] | None:
-        """The interfaces asked for; None leaves them."""
-        return (
-            None
-            if self.nvlink_interfaces is None
-            else tuple(interface.wish for interface in self.nvlink_interfaces)
-        )
 
 
 # Query parameters.
@@ -199,14 +163,14 @@ InstanceStatus = Literal[
 ]  # fmt: skip
 
 
-class CautionAnswer(Answer):
+class CautionAnswer(wire.Answer):
     """What is allowed and probably not meant."""
 
     type: Literal["LogicalPartitionSpansDomains", "TraySplit"]
     message: str
 
 
-class Instance(Timed):
+class Instance(wire.Timed):
     """An instance."""
 
     id: UUID
@@ -224,18 +188,18 @@ class Instance(Timed):
     placement_reason: str
     status: InstanceStatus
     unknown_since: datetime | None
-    status_history: list[StatusDetail]
+    status_history: list[wire.StatusDetail]
     warnings: list[CautionAnswer] = []
 
 
-class PlannedInterface(Answer):
+class PlannedInterface(wire.Answer):
     """A GPU and the logical partition that it would join."""
 
     nvlink_logical_partition_id: UUID = Field(alias="nvLinkLogicalPartitionId")
     device_instance: int
 
 
-class PlannedInstance(Answer):
+class PlannedInstance(wire.Answer):
     """An instance that would be made."""
 
     name: str
@@ -244,7 +208,7 @@ class PlannedInstance(Answer):
     nvlink_interfaces: list[PlannedInterface] = Field(alias="nvLinkInterfaces")
 
 
-class InstancePlan(Answer):
+class InstancePlan(wire.Answer):
     """What a request would make; nothing was changed."""
 
     dry_run: Literal[True]
@@ -254,18 +218,18 @@ class InstancePlan(Answer):
     warnings: list[CautionAnswer]
 
 
-class KeptInterface(Timed):
+class KeptInterface(wire.Timed):
     """A network interface as the request asked for it; nothing here acts on it."""
 
     id: UUID
     instance_id: UUID
-    status: InterfaceStatus
+    status: wire.InterfaceStatus
 
 
-class KeptInterfaceQuery(PageQuery):
+class KeptInterfaceQuery(wire.PageQuery):
     """Filters on network interfaces, which are kept and not acted on."""
 
-    status: list[InterfaceStatus] = []
+    status: list[wire.InterfaceStatus] = []
 
 
 # From rows to responses.
@@ -295,7 +259,7 @@ SETTLED_STATUSES = (Status.READY, Status.UNKNOWN)
 
 
 class InstanceRow(NamedTuple):
-    """What is shown of an instance: the columns of `LISTING`, in their order."""
+    """The columns of `INSTANCE_LISTING`, in their order."""
 
     id: str
     name: str
@@ -319,14 +283,16 @@ INSTANCE_LISTING: sa.Select[Any] = sa.select(*(_instance_columns[name] for name 
 )
 
 
-def instance_shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
-    """Instances (rows of `LISTING`) with their interfaces and histories: a fixed number of queries."""
+def instance_shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
+    """Instances (rows of `INSTANCE_LISTING`) with their interfaces and histories."""
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
-    found = interfaces.interfaces_by_instance(conn, ids)
-    made = [_instance_shape(one, found[one.id], histories[one.id]) for one in map(InstanceRow._make, rows)]
-    add_relations(conn, made, query.relations(*INSTANCE_RELATIONS))
-    return made
+    attached = interfaces.interfaces_by_instance(conn, ids)
+    shapes = [
+        _instance_shape(row, attached[row.id], histories[row.id]) for row in map(InstanceRow._make, rows)
+    ]
+    routing.add_relations(conn, shapes, query.relations(*INSTANCE_RELATIONS))
+    return shapes
 
 
 def _instance_shape(row: InstanceRow, nvlink: Sequence[InterfaceRow], past: Sequence[StatusRecord]) -> Json:
@@ -343,56 +309,56 @@ def _instance_shape(row: InstanceRow, nvlink: Sequence[InterfaceRow], past: Sequ
         "vpcId": row.vpc_id,
         "machineId": row.machine_id,
         "controllerInstanceId": row.id,
-        "nvLinkInterfaces": [interface_shape(one) for one in nvlink],
+        "nvLinkInterfaces": [interface_shape(interface) for interface in nvlink],
         "isUpdatePending": row.status not in SETTLED_STATUSES,
         "placementReason": row.placement,
-        "status": shown_instance_status(row.status),
+        "status": routing.shown_instance_status(row.status),
         "unknownSince": rfc3339(past[0].created) if row.status == Status.UNKNOWN else None,
-        "statusHistory": status_history_shape(past),
-        **times_shape(row),
+        "statusHistory": routing.status_history_shape(past),
+        **routing.times_shape(row),
     }
 
 
 def warning_shapes(found: Sequence[InstanceWarning]) -> list[Json]:
-    """What is allowed and probably not meant."""
-    return [{"type": one.matter, "message": one.message} for one in found]
+    """The warnings of a response."""
+    return [{"type": warning.kind, "message": warning.message} for warning in found]
 
 
 def plan_shape(planned: CreationPlan) -> Json:
-    """What a request would make."""
+    """The plan of a dry run."""
     interfaces = [
-        {"nvLinkLogicalPartitionId": wish.logical_partition_id, "deviceInstance": wish.device_instance}
-        for wish in planned.wishes
+        {"nvLinkLogicalPartitionId": spec.logical_partition_id, "deviceInstance": spec.device_instance}
+        for spec in planned.interfaces
     ]
     return {
         "dryRun": True,
         "reason": planned.reason,
-        "nvLinkDomainIds": list(dict.fromkeys(seat.domain for seat in planned.seats)),
+        "nvLinkDomainIds": list(dict.fromkeys(assignment.domain for assignment in planned.assignments)),
         "instances": [
             {
-                "name": seat.name,
-                "machineId": seat.machine_id,
-                "nvLinkDomainId": seat.domain,
+                "name": assignment.name,
+                "machineId": assignment.machine_id,
+                "nvLinkDomainId": assignment.domain,
                 "nvLinkInterfaces": interfaces,
             }
-            for seat in planned.seats
+            for assignment in planned.assignments
         ],
-        "warnings": warning_shapes(planned.cautions),
+        "warnings": warning_shapes(planned.warnings),
     }
 
 
 def kept_interface_shapes(row: Row, field: str, query: KeptInterfaceQuery) -> list[Json]:
-    """The network interfaces that the request named, as it named them: Pending, as nothing acts on them."""
+    """The network interfaces as the request named them, always Pending."""
     kept = row.extra.get(field)
     if not isinstance(kept, list) or (query.status and Status.PENDING not in query.status):
         return []
     return [
         {
-            **(one if isinstance(one, dict) else {}),
+            **(interface if isinstance(interface, dict) else {}),
             "id": str(uuid5(UUID(row.id), f"{field}/{position}")),
             "instanceId": row.id,
             "status": Status.PENDING,
-            **times_shape(row),
+            **routing.times_shape(row),
         }
-        for position, one in enumerate(kept)
+        for position, interface in enumerate(kept)
     ]

@@ -30,22 +30,12 @@ from rackloom.carve.api.instance_wire import (
     KeptInterface,
     KeptInterfaceQuery,
     instance_shapes,
+    interface_specs,
     kept_interface_shapes,
     plan_shape,
     warning_shapes,
 )
-from rackloom.carve.api.routing import (
-    ApiDeps,
-    Deps,
-    Json,
-    Row,
-    TenantAdmin,
-    fetch_page,
-    filter_rows,
-    matches,
-    order_of,
-    shown_instance_status,
-)
+from rackloom.carve.api.routing import ApiDeps, Deps, Json, Row, TenantAdmin
 from rackloom.carve.api.wire import PageQuery, Query, StatusDetail, Text, TextFilter, UuidFilter
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import instance_type, site, tenant
@@ -93,8 +83,7 @@ _BY_IDS = INSTANCE_LISTING.where(table.c.id.in_(sa.bindparam("ids", expanding=Tr
 @router.get("", operation_id="get-all-instance", response_model=list[Instance])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InstanceQuery, Param()]) -> Response:
     """The tenant's instances."""
-    found, total = await deps.store.read(_list, caller.org, query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_list, caller.org, query), query.page)
 
 
 @router.post(
@@ -127,12 +116,12 @@ async def create_batch(
     deps: Deps, caller: TenantAdmin, body: InstanceBatchCreate, dry_run: DryRun = False
 ) -> Response:
     """Several new instances, all or none."""
-    mark = deps.ids()[:6]
+    batch_id = deps.ids()[:6]
 
     def plan(conn: sa.Connection) -> CreationPlan:
         tenant = entitlements.get_tenant(conn, caller.org)
         instances.check_batch_size(conn, tenant.id, str(body.vpc_id), body.count)
-        names = tuple(f"{body.name_prefix}-{mark}-{number}" for number in range(1, body.count + 1))
+        names = tuple(f"{body.name_prefix}-{batch_id}-{number}" for number in range(1, body.count + 1))
         return instances.plan_creation(
             conn, tenant, _request(body, names, one_domain=body.topology_optimized)
         )
@@ -157,11 +146,11 @@ async def update(deps: Deps, caller: TenantAdmin, instance_id: InstanceId, body:
     def change(conn: sa.Connection) -> Changed[Json]:
         changed = instances.update_instance(
             conn,
-            entitlements.get_tenant(conn, caller.org).id,
+            entitlements.tenant_id_of(conn, caller.org),
             str(instance_id),
             name=body.name,
             description=body.description,
-            wishes=body.wishes,
+            wanted=interface_specs(body.nvlink_interfaces),
             extra=body.extra,
             now=deps.clock(),
             ids=deps.ids,
@@ -182,7 +171,7 @@ async def delete(deps: Deps, caller: TenantAdmin, instance_id: InstanceId) -> Re
 
     def release(conn: sa.Connection) -> Changed[None]:
         return instances.delete_instance(
-            conn, entitlements.get_tenant(conn, caller.org).id, str(instance_id), deps.clock()
+            conn, entitlements.tenant_id_of(conn, caller.org), str(instance_id), deps.clock()
         )
 
     await deps.change(release)
@@ -237,7 +226,7 @@ def _request(
         vpc_id=str(body.vpc_id),
         instance_type_id=None if body.instance_type_id is None else str(body.instance_type_id),
         machine_id=machine_id,
-        interfaces=body.wishes,
+        interfaces=interface_specs(body.nvlink_interfaces),
         one_domain=one_domain,
         same_domain=body.require_same_domain,
         allow_unhealthy=body.allow_unhealthy_machine,
@@ -250,51 +239,44 @@ def _make(conn: sa.Connection, deps: ApiDeps, planned: CreationPlan) -> Changed[
     made = instances.execute_creation(conn, planned, deps.clock(), deps.ids)
     rows = {row.id: row for row in conn.execute(_BY_IDS, {"ids": list(made.value)})}
     found = instance_shapes(conn, [rows[new] for new in made.value], Query())
-    warnings = warning_shapes(planned.cautions)
-    return Changed([{**one, "warnings": warnings} for one in found], made.domains)
+    warnings = warning_shapes(planned.warnings)
+    return Changed([{**shape, "warnings": warnings} for shape in found], made.domains)
 
 
 def _list(conn: sa.Connection, org: str, query: InstanceQuery) -> tuple[list[Json], int]:
-    listing = _OF_TENANT
-    if query.name is not None:
-        listing = listing.where(table.c.name == query.name)
-    if query.infrastructure_provider_id is not None:
-        listing = listing.where(site.c.provider_id == str(query.infrastructure_provider_id))
-    listing = filter_rows(listing, *_filters(query))
-    if query.ip_address:
-        # The interfaces are kept as they came: an address is looked for as a whole JSON string in them.
-        kept = sa.cast(table.c.extra["interfaces"], sa.Text)
-        wanted = (kept.contains(f'"{one}"', autoescape=True) for one in query.ip_address)
-        listing = listing.where(sa.or_(*wanted))
-    if query.query:
-        listing = listing.where(matches(query.query, table.c.name, table.c.description, table.c.status))
-    rows, total = fetch_page(
-        conn, listing, query.page, _order(), tenant=entitlements.get_tenant(conn, org).id
-    )
-    return instance_shapes(conn, rows, query), total
-
-
-def _filters(query: InstanceQuery) -> list[tuple[sa.ColumnElement[object], Sequence[object]]]:
-    return [
+    listing = routing.filter_rows(
+        _OF_TENANT,
+        (table.c.name, query.name),
+        (site.c.provider_id, query.infrastructure_provider_id),
         (table.c.site_id, query.site_id),
         (table.c.vpc_id, query.vpc_id),
         (table.c.instance_type_id, query.instance_type_id),
         (table.c.machine_id, query.machine_id),
-        (table.c.status, _meant(query.status)),
+        (table.c.status, _stored_statuses(query.status)),
         (_OPERATING_SYSTEM, query.operating_system_id),
         (_SECURITY_GROUP, query.network_security_group_id),
-    ]
+    )
+    if query.ip_address:
+        # The interfaces are stored as they came: an address is searched as a whole JSON string.
+        kept = sa.cast(table.c.extra["interfaces"], sa.Text)
+        wanted = (kept.contains(f'"{address}"', autoescape=True) for address in query.ip_address)
+        listing = listing.where(sa.or_(*wanted))
+    listing = routing.search_rows(listing, query.query, table.c.name, table.c.description, table.c.status)
+    rows, total = routing.fetch_page(
+        conn, listing, query.page, _order(), tenant=entitlements.tenant_id_of(conn, org)
+    )
+    return instance_shapes(conn, rows, query), total
 
 
-def _meant(shown: Sequence[str]) -> list[str]:
-    """The statuses that are shown as one of `shown`."""
-    return [*shown, *(one for one in (Status.UNKNOWN,) if shown_instance_status(one) in shown)]
+def _stored_statuses(shown: Sequence[str]) -> list[str]:
+    """The stored statuses that the API shows as one of `shown`."""
+    return [*shown, Status.UNKNOWN] if routing.shown_instance_status(Status.UNKNOWN) in shown else [*shown]
 
 
 @cache
 def _order() -> dict[str, sa.ColumnElement[Any]]:
     """Of joined objects the names are known here, except of security groups, which have ids only."""
-    ours = order_of(table, "name", "status", "machine_id")
+    ours = routing.order_of(table, "name", "status", "machine_id")
     org = sa.select(tenant.c.org).where(tenant.c.id == table.c.tenant_id)
     kind = sa.select(instance_type.c.name).where(instance_type.c.id == table.c.instance_type_id)
     infiniband = sa.func.coalesce(sa.cast(table.c.extra["infinibandInterfaces"], sa.Text), "null")
@@ -308,10 +290,10 @@ def _order() -> dict[str, sa.ColumnElement[Any]]:
 
 
 def _get(conn: sa.Connection, org: str, instance_id: str, query: Query) -> Json:
-    instances.get_instance(conn, entitlements.get_tenant(conn, org).id, instance_id)
+    instances.get_instance(conn, entitlements.tenant_id_of(conn, org), instance_id)
     row = conn.execute(_BY_IDS, {"ids": [instance_id]}).one()
     return instance_shapes(conn, [row], query)[0]
 
 
 def _row(conn: sa.Connection, caller: Caller, instance_id: UUID) -> Row:
-    return instances.get_instance(conn, entitlements.get_tenant(conn, caller.org).id, str(instance_id))
+    return instances.get_instance(conn, entitlements.tenant_id_of(conn, caller.org), str(instance_id))

@@ -4,7 +4,6 @@ The listing of all interfaces and that of one instance share their filters. An i
 one that the tenant may see. The wire format of an interface is in `instance_wire`.
 """
 
-from collections.abc import Sequence
 from typing import Annotated
 from uuid import UUID
 
@@ -55,8 +54,7 @@ INTERFACE_RELATIONS = ("Site", "Instance", "NVLinkLogicalPartition")
 )
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InterfaceQuery, Param()]) -> Response:
     """The interfaces of all instances of the tenant."""
-    found, total = await deps.store.read(_list_all, caller.org, query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_list_all, caller.org, query), query.page)
 
 
 @router.get(
@@ -71,8 +69,9 @@ async def list_of_instance(
     query: Annotated[InstanceInterfaceQuery, Param()],
 ) -> Response:
     """The interfaces of one instance."""
-    found, total = await deps.store.read(_list_of_instance, caller.org, str(instance_id), query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(
+        *await deps.store.read(_list_of_instance, caller.org, str(instance_id), query), query.page
+    )
 
 
 def _list_all(conn: sa.Connection, org: str, query: InterfaceQuery) -> tuple[list[Json], int]:
@@ -82,10 +81,9 @@ def _list_all(conn: sa.Connection, org: str, query: InterfaceQuery) -> tuple[lis
     for instance_id in query.instance_id:
         instances.get_instance(conn, tenant.id, str(instance_id))
     listing = interfaces.interface_listing().where(instance.c.tenant_id == tenant.id)
-    if query.site_id:
-        listing = listing.where(instance.c.site_id.in_(_texts(query.site_id)))
-    if query.instance_id:
-        listing = listing.where(table.c.instance_id.in_(_texts(query.instance_id)))
+    listing = routing.filter_rows(
+        listing, (instance.c.site_id, query.site_id), (table.c.instance_id, query.instance_id)
+    )
     return _page(conn, tenant, listing, query)
 
 
@@ -104,13 +102,12 @@ def _page(
 ) -> tuple[list[Json], int]:
     for partition_id in query.nvlink_logical_partition_id:
         logical_partitions.get_logical_partition(conn, tenant.id, str(partition_id))
-    if query.nvlink_logical_partition_id:
-        wanted = _texts(query.nvlink_logical_partition_id)
-        listing = listing.where(table.c.logical_partition_id.in_(wanted))
-    if query.nvlink_domain_id:
-        listing = listing.where(sa.func.lower(machine.c.domain).in_(_texts(query.nvlink_domain_id)))
-    if query.status:
-        listing = listing.where(table.c.status.in_(query.status))
+    listing = routing.filter_rows(
+        listing,
+        (table.c.logical_partition_id, query.nvlink_logical_partition_id),
+        (sa.func.lower(machine.c.domain), query.nvlink_domain_id),
+        (table.c.status, query.status),
+    )
     rows, total = fetch_page(conn, listing, query.page, order_of(table, "status"))
     shapes = [interface_shape(InterfaceRow._make(row)) for row in rows]
     add_relations(conn, shapes, query.relations(*INTERFACE_RELATIONS))
@@ -122,7 +119,3 @@ def _tenant(conn: sa.Connection, org: str) -> Row:
     if found is None:
         raise forbidden("Org does not have a Tenant associated")
     return found
-
-
-def _texts(values: Sequence[UUID]) -> list[str]:
-    return [str(value) for value in values]

@@ -9,36 +9,9 @@ from fastapi import Query as Param
 from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import routing
+from rackloom.carve.api import routing, wire
 from rackloom.carve.api.instance_wire import InterfaceSummary, interface_summary
-from rackloom.carve.api.routing import (
-    Deps,
-    Json,
-    Rows,
-    TenantAdmin,
-    add_relations,
-    fetch_page,
-    matches,
-    order_of,
-    status_history_shape,
-    times_shape,
-    vpc_summary,
-)
-from rackloom.carve.api.wire import (
-    Answer,
-    Body,
-    Description,
-    Name,
-    Org,
-    PageQuery,
-    PartitionStatus,
-    Query,
-    SiteSummary,
-    StatusDetail,
-    Summary,
-    Text,
-    Timed,
-)
+from rackloom.carve.api.routing import Deps, Json, Row, Rows, TenantAdmin
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import logical_partition as table
 from rackloom.carve.store.schema import nvlink_interface, vpc
@@ -48,25 +21,25 @@ from rackloom.carve.tenancy import catalog, entitlements, interfaces, logical_pa
 # Request models.
 
 
-class LogicalPartitionCreate(Body):
+class LogicalPartitionCreate(wire.Body):
     """A new NVLink logical partition."""
 
-    name: Name
+    name: wire.Name
     site_id: UUID
-    description: Description | None = None
+    description: wire.Description | None = None
 
 
-class LogicalPartitionUpdate(Body):
+class LogicalPartitionUpdate(wire.Body):
     """Changes of an NVLink logical partition."""
 
-    name: Name | None = None
-    description: Description | None = None
+    name: wire.Name | None = None
+    description: wire.Description | None = None
 
 
 # Query parameters.
 
 
-class PartitionIncludes(Query):
+class PartitionIncludes(wire.Query):
     """What to add to a logical partition."""
 
     include_interfaces: bool = False
@@ -74,25 +47,25 @@ class PartitionIncludes(Query):
     include_stats: bool = False
 
 
-class PartitionQuery(PageQuery, PartitionIncludes):
+class PartitionQuery(wire.PageQuery, PartitionIncludes):
     """Filters on logical partitions."""
 
     site_id: UUID | None = None
-    status: PartitionStatus | None = None
-    query: Text | None = None
+    status: wire.PartitionStatus | None = None
+    query: wire.Text | None = None
 
 
 # Response models.
 
 
-class PartitionStats(Answer):
+class PartitionStats(wire.Answer):
     """How many GPUs are, or shall be, in a logical partition, and of how many instances."""
 
     total_gpus: int
     total_distinct_instances: int
 
 
-class NVLinkLogicalPartition(Timed):
+class NVLinkLogicalPartition(wire.Timed):
     """An NVLink logical partition."""
 
     id: UUID
@@ -101,11 +74,11 @@ class NVLinkLogicalPartition(Timed):
     site_id: UUID
     tenant_id: UUID
     nvlink_logical_partition_stats: PartitionStats | None = Field(alias="nvLinkLogicalPartitionStats")
-    status: PartitionStatus
-    status_history: list[StatusDetail]
-    site: SiteSummary | None = None
-    tenant: Org | None = None
-    vpcs: list[Summary] = []
+    status: wire.PartitionStatus
+    status_history: list[wire.StatusDetail]
+    site: wire.SiteSummary | None = None
+    tenant: wire.Org | None = None
+    vpcs: list[wire.Summary] = []
     nvlink_interfaces: list[InterfaceSummary] = Field([], alias="nvLinkInterfaces")
 
 
@@ -121,8 +94,7 @@ ONE = "/{nvLinkLogicalPartitionId}"
 @router.get("", operation_id="get-all-nvlink-logical-partition", response_model=list[NVLinkLogicalPartition])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[PartitionQuery, Param()]) -> Response:
     """The tenant's logical partitions."""
-    found, total = await deps.store.read(_list, caller.org, query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_list, caller.org, query), query.page)
 
 
 @router.post(
@@ -159,7 +131,7 @@ async def delete(deps: Deps, caller: TenantAdmin, partition_id: PartitionId) -> 
     now = deps.clock()
     await deps.change(
         lambda conn: logical_partitions.delete_logical_partition(
-            conn, entitlements.get_tenant(conn, caller.org).id, str(partition_id), now
+            conn, entitlements.tenant_id_of(conn, caller.org), str(partition_id), now
         )
     )
     return routing.deletion_response()
@@ -168,19 +140,15 @@ async def delete(deps: Deps, caller: TenantAdmin, partition_id: PartitionId) -> 
 @router.get(
     f"{ONE}/status-history",
     operation_id="get-nvlink-logical-partition-status-history",
-    response_model=list[StatusDetail],
+    response_model=list[wire.StatusDetail],
 )
 async def get_history(
-    deps: Deps, caller: TenantAdmin, partition_id: PartitionId, query: Annotated[PageQuery, Param()]
+    deps: Deps, caller: TenantAdmin, partition_id: PartitionId, query: Annotated[wire.PageQuery, Param()]
 ) -> Response:
     """How the logical partition came to its status, newest first."""
-
-    def check(conn: sa.Connection) -> object:
-        return logical_partitions.get_logical_partition(
-            conn, entitlements.get_tenant(conn, caller.org).id, str(partition_id)
-        )
-
-    return await routing.history_response(deps, query, str(partition_id), check)
+    return await routing.history_response(
+        deps, query, str(partition_id), lambda conn: _row(conn, caller.org, str(partition_id))
+    )
 
 
 def _list(conn: sa.Connection, org: str, query: PartitionQuery) -> tuple[list[Json], int]:
@@ -188,12 +156,9 @@ def _list(conn: sa.Connection, org: str, query: PartitionQuery) -> tuple[list[Js
     listing = sa.select(table).where(table.c.tenant_id == tenant.id)
     if query.site_id is not None:
         _check_site(conn, tenant.id, str(query.site_id))
-        listing = listing.where(table.c.site_id == str(query.site_id))
-    if query.status is not None:
-        listing = listing.where(table.c.status == query.status)
-    if query.query:
-        listing = listing.where(matches(query.query, table.c.name, table.c.description, table.c.status))
-    rows, total = fetch_page(conn, listing, query.page, order_of(table, "name", "status"))
+    listing = routing.filter_rows(listing, (table.c.site_id, query.site_id), (table.c.status, query.status))
+    listing = routing.search_rows(listing, query.query, table.c.name, table.c.description, table.c.status)
+    rows, total = routing.fetch_page(conn, listing, query.page, routing.order_of(table, "name", "status"))
     return _shapes(conn, rows, query), total
 
 
@@ -207,15 +172,19 @@ def _check_site(conn: sa.Connection, tenant_id: str, site_id: str) -> None:
     entitlements.check_site_access(conn, tenant_id, site_id)
 
 
+def _row(conn: sa.Connection, org: str, partition_id: str) -> Row:
+    tenant_id = entitlements.tenant_id_of(conn, org)
+    return logical_partitions.get_logical_partition(conn, tenant_id, partition_id)
+
+
 def _get(conn: sa.Connection, org: str, partition_id: str, query: PartitionIncludes) -> Json:
-    row = logical_partitions.get_logical_partition(conn, entitlements.get_tenant(conn, org).id, partition_id)
-    return _shapes(conn, [row], query)[0]
+    return _shapes(conn, [_row(conn, org, partition_id)], query)[0]
 
 
 def _create(conn: sa.Connection, org: str, body: LogicalPartitionCreate, now: float, ids: IdFactory) -> Json:
     new = logical_partitions.create_logical_partition(
         conn,
-        entitlements.get_tenant(conn, org).id,
+        entitlements.tenant_id_of(conn, org),
         site_id=str(body.site_id),
         name=body.name,
         description=body.description,
@@ -228,7 +197,7 @@ def _create(conn: sa.Connection, org: str, body: LogicalPartitionCreate, now: fl
 def _update(
     conn: sa.Connection, org: str, partition_id: str, body: LogicalPartitionUpdate, now: float
 ) -> Json:
-    tenant_id = entitlements.get_tenant(conn, org).id
+    tenant_id = entitlements.tenant_id_of(conn, org)
     logical_partitions.update_logical_partition(
         conn, tenant_id, partition_id, name=body.name, description=body.description, now=now
     )
@@ -246,12 +215,12 @@ def _shapes(conn: sa.Connection, rows: Rows, query: PartitionIncludes) -> list[J
             "tenantId": row.tenant_id,
             "nvLinkLogicalPartitionStats": None,
             "status": row.status,
-            "statusHistory": status_history_shape(histories[row.id]),
-            **times_shape(row),
+            "statusHistory": routing.status_history_shape(histories[row.id]),
+            **routing.times_shape(row),
         }
         for row in rows
     ]
-    add_relations(conn, shapes, query.relations("Site", "Tenant"))
+    routing.add_relations(conn, shapes, query.relations("Site", "Tenant"))
     if query.include_vpcs:
         _add_vpcs(conn, shapes)
     if query.include_interfaces or query.include_stats:
@@ -263,7 +232,7 @@ def _add_vpcs(conn: sa.Connection, shapes: list[Json]) -> None:
     by_id = {shape["id"]: shape for shape in shapes}
     rows = conn.execute(sa.select(vpc).where(vpc.c.logical_partition_id.in_(by_id)).order_by(vpc.c.id))
     for row in rows:
-        by_id[row.logical_partition_id].setdefault("vpcs", []).append(vpc_summary(row))
+        by_id[row.logical_partition_id].setdefault("vpcs", []).append(routing.summary_shape(row))
 
 
 def _add_interfaces(conn: sa.Connection, shapes: list[Json], query: PartitionIncludes) -> None:

@@ -16,36 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
-from rackloom.carve.api import routing
+from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_types import Capability, CapabilityType
-from rackloom.carve.api.routing import (
-    AnySelect,
-    Deps,
-    Json,
-    Reader,
-    Row,
-    Rows,
-    add_relations,
-    fetch_page,
-    filter_rows,
-    matches,
-    order_of,
-    provider_and_tenant,
-    status_history_shape,
-    times_shape,
-)
-from rackloom.carve.api.wire import (
-    NO_NUL,
-    Answer,
-    PageQuery,
-    Query,
-    StatusDetail,
-    Text,
-    TextFilter,
-    Timed,
-    UuidFilter,
-)
+from rackloom.carve.api.routing import AnySelect, Deps, Json, Reader, Row, Rows
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import instance, instance_type, machine, machine_gpu, site
 from rackloom.carve.store.values import Status, not_found
@@ -60,27 +34,27 @@ MachineStatus = Literal[
 ]
 
 
-class MachineIncludes(Query):
+class MachineIncludes(wire.Query):
     """What to add to a machine."""
 
     include_metadata: bool = False
 
 
-class MachineQuery(PageQuery, MachineIncludes):
+class MachineQuery(wire.PageQuery, MachineIncludes):
     """Filters on machines."""
 
     site_id: UUID | None = None
-    id: TextFilter = []
-    instance_type_id: UuidFilter = []
-    tenant_id: UuidFilter = []
+    id: wire.TextFilter = []
+    instance_type_id: wire.UuidFilter = []
+    tenant_id: wire.UuidFilter = []
     has_instance_type: bool | None = None
     has_instance: bool | None = None
     is_missing_on_site: bool | None = None
     status: list[MachineStatus] = []
     capability_type: CapabilityType | None = None
-    capability_name: TextFilter = []
-    hw_sku_device_type: TextFilter = []
-    query: Text | None = None
+    capability_name: wire.TextFilter = []
+    hw_sku_device_type: wire.TextFilter = []
+    query: wire.Text | None = None
 
 
 class GpuStatsQuery(BaseModel):
@@ -94,7 +68,7 @@ class GpuStatsQuery(BaseModel):
 # Response models.
 
 
-class NVLinkGpu(Answer):
+class NVLinkGpu(wire.Answer):
     """A GPU of a machine, as a switch controller named it."""
 
     device_instance: int
@@ -106,7 +80,7 @@ class NVLinkGpu(Answer):
     health: str
 
 
-class NVLinkInfo(Answer):
+class NVLinkInfo(wire.Answer):
     """Where a machine sits in the NVLink fabric."""
 
     domain_uuid: str | None
@@ -114,14 +88,14 @@ class NVLinkInfo(Answer):
     gpus: list[NVLinkGpu]
 
 
-class MachineMetadata(Answer):
+class MachineMetadata(wire.Answer):
     """What is known of the hardware of a machine."""
 
     nvlink_info: NVLinkInfo = Field(alias="nvLinkInfo")
     rack: str
 
 
-class Machine(Timed):
+class Machine(wire.Timed):
     """A machine."""
 
     id: str
@@ -138,11 +112,11 @@ class Machine(Timed):
     is_missing_on_site: bool
     is_usable_by_tenant: bool
     status: MachineStatus
-    status_history: list[StatusDetail]
+    status_history: list[wire.StatusDetail]
     metadata: MachineMetadata | None = None
 
 
-class GpuStats(Answer):
+class GpuStats(wire.Answer):
     """GPUs of one product."""
 
     name: str
@@ -176,15 +150,15 @@ def machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes) -> l
             "isMissingOnSite": row.missing_since is not None,
             "isUsableByTenant": row.shown_status == Status.READY and row.missing_since is None,
             "status": row.shown_status,
-            "statusHistory": status_history_shape(histories[row.id]),
-            **times_shape(row),
+            "statusHistory": routing.status_history_shape(histories[row.id]),
+            **routing.times_shape(row),
         }
         for row in rows
     ]
     if query.include_metadata:
         for shape, row in zip(shapes, rows, strict=True):
             shape["metadata"] = {"nvLinkInfo": nvlink_info_shape(row, gpus[row.id]), "rack": row.rack}
-    add_relations(conn, shapes, query.relations("InfrastructureProvider", "Site", "InstanceType"))
+    routing.add_relations(conn, shapes, query.relations("InfrastructureProvider", "Site", "InstanceType"))
     return shapes
 
 
@@ -213,7 +187,7 @@ def nvlink_info_shape(row: Row, gpus: Rows) -> Json:
 
 router = APIRouter()
 
-MachineId = Annotated[str, Path(alias="machineId", max_length=64, pattern=NO_NUL)]
+MachineId = Annotated[str, Path(alias="machineId", max_length=64, pattern=wire.NO_NUL)]
 GPU_SKU_TYPE = "gpu"
 """The one device type of hardware SKUs that is known here: a machine with GPUs."""
 
@@ -221,11 +195,10 @@ GPU_SKU_TYPE = "gpu"
 @router.get("/machine", operation_id="get-all-machine", response_model=list[Machine])
 async def list_machines(deps: Deps, caller: Reader, query: Annotated[MachineQuery, Param()]) -> Response:
     """The machines that the caller may see."""
-    found, total = await deps.store.read(_list_machines, caller, query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_list_machines, caller, query), query.page)
 
 
-# Before the machine of an id: "gpu" would else be read as one.
+# Before `/machine/{machineId}`, or "gpu" would be read as an id.
 @router.get("/machine/gpu/stats", operation_id="get-machine-gpu-stats", response_model=list[GpuStats])
 async def gpu_stats(deps: Deps, caller: Reader, query: Annotated[GpuStatsQuery, Param()]) -> Response:
     """GPUs by product, of the machines that the caller may see."""
@@ -243,10 +216,10 @@ async def get_machine(
 @router.get(
     "/machine/{machineId}/status-history",
     operation_id="get-machine-status-history",
-    response_model=list[StatusDetail],
+    response_model=list[wire.StatusDetail],
 )
 async def get_history(
-    deps: Deps, caller: Reader, machine_id: MachineId, query: Annotated[PageQuery, Param()]
+    deps: Deps, caller: Reader, machine_id: MachineId, query: Annotated[wire.PageQuery, Param()]
 ) -> Response:
     """What operators did to the machine, newest first."""
     return await routing.history_response(
@@ -255,7 +228,7 @@ async def get_history(
 
 
 def _machines(conn: sa.Connection, caller: Caller) -> AnySelect:
-    provider_id, tenant_id = provider_and_tenant(conn, caller)
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     return (
         catalog.machine_listing()
         .add_columns(site.c.provider_id)
@@ -267,7 +240,6 @@ def _machines(conn: sa.Connection, caller: Caller) -> AnySelect:
 def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> tuple[list[Json], int]:
     listing = _machines(conn, caller)
     wanted = (
-        (query.site_id, machine.c.site_id == str(query.site_id)),
         (query.has_instance_type, machine.c.instance_type_id.is_not(None) == query.has_instance_type),
         (query.has_instance, instance.c.id.is_not(None) == query.has_instance),
         (query.is_missing_on_site, machine.c.missing_since.is_not(None) == query.is_missing_on_site),
@@ -276,8 +248,9 @@ def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> 
     for value, condition in wanted:
         if value is not None:
             listing = listing.where(condition)
-    listing = filter_rows(
+    listing = routing.filter_rows(
         listing,
+        (machine.c.site_id, query.site_id),
         (machine.c.id, query.id),
         (machine.c.instance_type_id, query.instance_type_id),
         (instance.c.tenant_id, query.tenant_id),
@@ -285,10 +258,9 @@ def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> 
     )
     if query.capability_type is not None or query.capability_name:
         listing = listing.where(machine.c.instance_type_id.in_(_types_with(conn, query)))
-    if query.query:
-        columns = (machine.c.id, machine.c.chassis_serial, machine.c.rack, catalog.shown_machine_status)
-        listing = listing.where(matches(query.query, *columns))
-    rows, total = fetch_page(conn, listing, query.page, order_of(machine, "id", "status"))
+    columns = (machine.c.id, machine.c.chassis_serial, machine.c.rack, catalog.shown_machine_status)
+    listing = routing.search_rows(listing, query.query, *columns)
+    rows, total = routing.fetch_page(conn, listing, query.page, routing.order_of(machine, "id", "status"))
     return machine_shapes(conn, rows, query), total
 
 

@@ -14,18 +14,7 @@ from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.machines import Machine, MachineId, MachineIncludes, NVLinkInfo, nvlink_info_shape
 from rackloom.carve.api.machines import shown_machine as machine_shape
-from rackloom.carve.api.routing import (
-    TIE_BREAKER,
-    ApiDeps,
-    Deps,
-    Json,
-    ProviderAdmin,
-    ProviderReader,
-    Row,
-    fetch_page,
-    operator_order,
-    optional_time,
-)
+from rackloom.carve.api.routing import ApiDeps, Deps, Json, ProviderAdmin, ProviderReader, Row
 from rackloom.carve.api.wire import Answer, Because, PageQuery, Text
 from rackloom.carve.inventory import maintenance
 from rackloom.carve.observation.latest import rfc3339
@@ -77,8 +66,8 @@ def drain_shape(row: Row) -> Json:
         "reason": row.reason,
         "askedBy": row.asked_by,
         "started": rfc3339(row.started),
-        "drained": optional_time(row.drained),
-        "ended": optional_time(row.ended),
+        "drained": routing.optional_time(row.drained),
+        "ended": routing.optional_time(row.ended),
     }
 
 
@@ -88,7 +77,6 @@ def drain_shape(row: Row) -> Json:
 router = APIRouter()
 
 ONE = "/machine/{machineId}"
-NO_DOMAINS: frozenset[str] = frozenset()
 
 
 @router.get(f"{ONE}/nvlink-info", operation_id="get-machine-nvlink-info", response_model=NVLinkInfo)
@@ -100,35 +88,19 @@ async def get_nvlink_info(deps: Deps, caller: ProviderReader, machine_id: Machin
 @router.post(f"{ONE}/cordon", operation_id="cordon-machine", response_model=Machine)
 async def cordon(deps: Deps, caller: ProviderAdmin, machine_id: MachineId, body: Because) -> Response:
     """Place nothing new on the machine."""
-
-    def step(conn: sa.Connection, asked: OperatorOrder) -> frozenset[str]:
-        maintenance.cordon_machine(conn, machine_id, asked)
-        return NO_DOMAINS
-
-    return await _run_step(deps, caller, machine_id, body, step)
+    return await _run_step(deps, caller, machine_id, body, maintenance.cordon_machine)
 
 
 @router.post(f"{ONE}/uncordon", operation_id="uncordon-machine", response_model=Machine)
 async def uncordon(deps: Deps, caller: ProviderAdmin, machine_id: MachineId, body: Because) -> Response:
     """Let the machine be used again."""
-
-    def step(conn: sa.Connection, asked: OperatorOrder) -> frozenset[str]:
-        maintenance.uncordon_machine(conn, machine_id, asked)
-        return NO_DOMAINS
-
-    return await _run_step(deps, caller, machine_id, body, step)
+    return await _run_step(deps, caller, machine_id, body, maintenance.uncordon_machine)
 
 
 @router.post(f"{ONE}/force-delete", operation_id="force-delete-machine-instance", response_model=Machine)
 async def force_delete(deps: Deps, caller: ProviderAdmin, machine_id: MachineId, body: Because) -> Response:
     """Release the instance on the machine, whoever owns it, with the same clean-up."""
-    return await _run_step(
-        deps,
-        caller,
-        machine_id,
-        body,
-        lambda conn, asked: maintenance.force_delete_instance(conn, machine_id, asked).domains,
-    )
+    return await _run_step(deps, caller, machine_id, body, maintenance.force_delete_instance)
 
 
 @router.post(f"{ONE}/drain", operation_id="drain-machine", status_code=201, response_model=Drain)
@@ -136,8 +108,10 @@ async def start_drain(deps: Deps, caller: ProviderAdmin, machine_id: MachineId, 
     """Take the machine's GPUs out of all partitions, and record it."""
 
     def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_machine(conn, entitlements.get_provider(conn, caller.org).id, machine_id)
-        begun = maintenance.drain_machine(conn, machine_id, operator_order(deps, caller, body), deps.ids)
+        entitlements.check_operates_machine(conn, caller.org, machine_id)
+        begun = maintenance.drain_machine(
+            conn, machine_id, routing.operator_order(deps, caller, body), deps.ids
+        )
         row = conn.execute(sa.select(drain).where(drain.c.id == begun.value)).one()
         return Changed(drain_shape(row), begun.domains)
 
@@ -147,20 +121,13 @@ async def start_drain(deps: Deps, caller: ProviderAdmin, machine_id: MachineId, 
 @router.post(f"{ONE}/drain/end", operation_id="end-machine-drain", response_model=Machine)
 async def end_drain(deps: Deps, caller: ProviderAdmin, machine_id: MachineId, body: Because) -> Response:
     """Join the GPUs of the machine's instance again; the machine stays cordoned."""
-    return await _run_step(
-        deps,
-        caller,
-        machine_id,
-        body,
-        lambda conn, asked: maintenance.end_machine_drain(conn, machine_id, asked).domains,
-    )
+    return await _run_step(deps, caller, machine_id, body, maintenance.end_machine_drain)
 
 
 @router.get("/nvlink-drain", operation_id="get-all-nvlink-drain", response_model=list[Drain])
 async def list_drains(deps: Deps, caller: ProviderReader, query: Annotated[DrainQuery, Param()]) -> Response:
     """The drains of the provider's trays, past ones too."""
-    found, total = await deps.store.read(_drains, caller, query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_drains, caller, query), query.page)
 
 
 async def _run_step(
@@ -168,18 +135,20 @@ async def _run_step(
     caller: Caller,
     machine_id: str,
     body: Because,
-    step: Callable[[sa.Connection, OperatorOrder], frozenset[str]],
+    step: Callable[[sa.Connection, str, OperatorOrder], Changed[Any] | None],
 ) -> Response:
     def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_machine(conn, entitlements.get_provider(conn, caller.org).id, machine_id)
-        domains = step(conn, operator_order(deps, caller, body))
-        return Changed(machine_shape(conn, caller, machine_id, MachineIncludes()), domains)
+        entitlements.check_operates_machine(conn, caller.org, machine_id)
+        changed = step(conn, machine_id, routing.operator_order(deps, caller, body))
+        shown = machine_shape(conn, caller, machine_id, MachineIncludes())
+        # A cordon changes no intent: it only keeps new instances away.
+        return Changed(shown, frozenset() if changed is None else changed.domains)
 
     return routing.json_response(await deps.change(change))
 
 
 def _nvlink_info(conn: sa.Connection, caller: Caller, machine_id: str) -> Json:
-    entitlements.check_operates_machine(conn, entitlements.get_provider(conn, caller.org).id, machine_id)
+    entitlements.check_operates_machine(conn, caller.org, machine_id)
     return nvlink_info_shape(
         catalog.get_machine(conn, machine_id), catalog.gpus_of_machines(conn, [machine_id])[machine_id]
     )
@@ -189,11 +158,12 @@ def _drains(conn: sa.Connection, caller: Caller, query: DrainQuery) -> tuple[lis
     listing: sa.Select[Any] = (
         sa.select(drain)
         .join(machine, machine.c.id == drain.c.machine_id)
-        .where(entitlements.operates_machine(entitlements.get_provider(conn, caller.org).id))
+        .where(entitlements.operates_machine(entitlements.provider_id_of(conn, caller.org)))
     )
-    if query.machine_id is not None:
-        listing = listing.where(drain.c.machine_id == query.machine_id)
+    listing = routing.filter_rows(listing, (drain.c.machine_id, query.machine_id))
     if query.is_active is not None:
         listing = listing.where(drain.c.ended.is_(None) == query.is_active)
-    rows, total = fetch_page(conn, listing, query.page, {"CREATED": drain.c.started, TIE_BREAKER: drain.c.id})
+    rows, total = routing.fetch_page(
+        conn, listing, query.page, routing.order_by_creation(drain.c.started, drain.c.id)
+    )
     return [drain_shape(row) for row in rows], total

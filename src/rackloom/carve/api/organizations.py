@@ -82,7 +82,8 @@ async def tenant(deps: Deps, caller: TenantAdmin) -> Response:
 )
 async def provider(deps: Deps, caller: ProviderReader) -> Response:
     """The infrastructure provider of the org."""
-    return routing.json_response(_provider(await deps.store.read(entitlements.get_provider, caller.org)))
+    row = await deps.store.read(entitlements.get_provider, caller.org)
+    return routing.json_response(routing.org_shape(row))
 
 
 @router.get(
@@ -112,7 +113,3 @@ def _service_account(conn: sa.Connection, org: str) -> Json:
 def _tenant(row: Row) -> Json:
     capabilities = {"targetedInstanceCreation": row.targeted_instance_creation}
     return {"id": row.id, "org": row.org, "capabilities": capabilities, **times_shape(row)}
-
-
-def _provider(row: Row) -> Json:
-    return {"id": row.id, "org": row.org, **times_shape(row)}

@@ -15,7 +15,7 @@ The wire has no Unknown status for instances: it is shown as Configuring, which 
 generated from the published description reject a whole response for an unknown status value.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the API is composed of."""
+    """What the API needs from its service."""
 
     store: Store
     clock: Callable[[], float]
@@ -58,8 +58,8 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
     async def change(self, work: Callable[[sa.Connection], Changed[T]]) -> T:
         """Run `work` in a write transaction, then wake the reconciler of the domains that it touched.
 
-        `work` reads the clock itself, inside the transaction: a wish dated before its commit would seem to be
-        answered by an observation that was begun before anybody knew of the wish.
+        `work` reads the clock inside the transaction: an observation that began before the intent was known
+        must not seem to answer it.
         """
         changed = await self.store.run(work)
         self.wake(changed.domains)
@@ -110,11 +110,11 @@ Reader = Annotated[Caller, Depends(_reader)]
 
 
 async def _ensure_tenant(request: Request, deps: ApiDeps, caller: Caller) -> None:
-    # Tenants are never removed, so an org that was seen once need not be looked up again.
-    seen: set[str] = request.app.state.tenants_seen
-    if deps.auto_tenant and caller.org not in seen:
+    # Tenants are never removed, so each org is looked up once.
+    known: set[str] = request.app.state.tenants_seen
+    if deps.auto_tenant and caller.org not in known:
         await deps.store.run(_create_tenant, caller.org, deps.clock(), deps.ids)
-        seen.add(caller.org)
+        known.add(caller.org)
 
 
 def _create_tenant(conn: sa.Connection, org: str, now: float, ids: IdFactory) -> None:
@@ -127,12 +127,14 @@ def _create_tenant(conn: sa.Connection, org: str, now: float, ids: IdFactory) ->
 
 
 AnySelect: TypeAlias = sa.Select[Any]
+Row = sa.Row[Any]
+Rows = Sequence[Row]
 
 
 def provider_and_tenant(conn: sa.Connection, caller: Caller) -> tuple[str, str]:
-    """The provider id and tenant id that the caller speaks for, as far as its roles go.
+    """The provider id and tenant id of the caller, as far as its roles go.
 
-    Empty where it speaks for none: no record has an empty id, whereas None would match columns that are null.
+    Empty where it has none: no record has an empty id, whereas None would match null columns.
     """
     provider = entitlements.find_provider(conn, caller.org)
     tenant = entitlements.find_tenant(conn, caller.org)
@@ -173,13 +175,13 @@ def created_response(value: object) -> Response:
 
 
 def page_response(values: Sequence[Json], total: int, page: PageRequest) -> Response:
-    """A page as a bare array; what page it is stands in the X-Pagination header."""
-    about = {"pageNumber": page.number, "pageSize": page.size, "total": total, "orderBy": page.order_by}
-    return json_response(values, headers={"X-Pagination": msgspec.json.encode(about).decode()})
+    """A page as a bare array; the X-Pagination header describes it."""
+    page_info = {"pageNumber": page.number, "pageSize": page.size, "total": total, "orderBy": page.order_by}
+    return json_response(values, headers={"X-Pagination": msgspec.json.encode(page_info).decode()})
 
 
 def sliced_response(values: Sequence[Json], page: PageRequest) -> Response:
-    """One page of a list that is at hand as a whole, in its own order when no other is asked for."""
+    """One page of a complete list, in its present order unless the request names another."""
     first = (page.number - 1) * page.size
     return page_response(_sort_values(values, page.order_by)[first : first + page.size], len(values), page)
 
@@ -195,14 +197,14 @@ def _sort_values(values: Sequence[Json], order_by: str | None) -> Sequence[Json]
 
 
 def deletion_response() -> Response:
-    """A deletion that has begun: plain text, not JSON, as clients of this API expect."""
+    """The response to a deletion: plain text, not JSON, as clients of this API expect."""
     return PlainTextResponse("Deletion request was accepted", HTTPStatus.ACCEPTED)
 
 
 def problem_response(
     status: int, message: str, data: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The one error body there is."""
+    """An error; all errors have this body."""
     body = {"source": ERROR_SOURCE, "message": message, "data": data}
     return Response(msgspec.json.encode(body), status, dict(headers or {}), "application/json")
 
@@ -210,10 +212,8 @@ def problem_response(
 # Pages.
 
 
-PageRows = Sequence[sa.Row[Any]]
-
 TIE_BREAKER = ""
-"""Where an order keeps the column that decides between equals; no caller can name it."""
+"""Key of the column that decides between equals in an order; no caller can name it."""
 
 
 def fetch_page(
@@ -221,24 +221,24 @@ def fetch_page(
     listing: sa.Select[Any],
     page: PageRequest,
     order: Mapping[str, sa.ColumnElement[Any]],
-    **asked: object,
-) -> tuple[PageRows, int]:
+    **parameters: object,
+) -> tuple[Rows, int]:
     """Rows of `page` and the total. `order` maps names to columns and holds CREATED and TIE_BREAKER.
 
-    `listing` may have parameters, whose values are `asked`: then it can be built once for all callers.
+    A `listing` with parameters, whose values are `parameters`, can be built once for all callers.
     """
     field, direction = _parse_order(page.order_by, order)
     counted, ordered = _page_queries(listing, order[field], direction, order[TIE_BREAKER])
-    total = conn.execute(counted, asked).scalar_one()
+    total = conn.execute(counted, parameters).scalar_one()
     part = {"page_size": page.size, "page_start": (page.number - 1) * page.size}
-    return conn.execute(ordered, {**asked, **part}).all(), total
+    return conn.execute(ordered, {**parameters, **part}).all(), total
 
 
 @lru_cache(maxsize=64)
 def _page_queries(
     listing: sa.Select[Any], by: sa.ColumnElement[Any], direction: str, tie: sa.ColumnElement[Any]
 ) -> tuple[sa.Select[Any], sa.Select[Any]]:
-    """How many rows there are, and those of a page. Kept for listings that come again as the same object."""
+    """The queries of the count and of a page. Cached for listings that are the same object each time."""
     counted = sa.select(sa.func.count()).select_from(listing.order_by(None).subquery())
     ordered = listing.order_by(by.desc() if direction == "DESC" else by.asc(), tie.asc())
     size, start = (sa.bindparam(name, type_=sa.Integer) for name in ("page_size", "page_start"))
@@ -259,73 +259,71 @@ def order_of(table: sa.Table, *fields: str) -> dict[str, sa.ColumnElement[Any]]:
     return {**named, TIE_BREAKER: table.c.id}
 
 
-def matches(text: str, *columns: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Rows that hold `text` in one of `columns`, whatever its case."""
-    return sa.or_(*(column.icontains(text.strip(), autoescape=True) for column in columns))
+def order_by_creation(
+    created: sa.ColumnElement[Any], tie_breaker: sa.ColumnElement[Any]
+) -> dict[str, sa.ColumnElement[Any]]:
+    """The order of records that are never updated."""
+    return {"CREATED": created, TIE_BREAKER: tie_breaker}
 
 
 # Filters.
 
 
-def filter_rows(listing: AnySelect, *wanted: tuple[sa.ColumnElement[object], Sequence[object]]) -> AnySelect:
-    """The rows that have one of the wanted values in each column; no wanted value lets every row pass."""
-    for column, values in wanted:
-        if values:
-            listing = listing.where(column.in_(_stored_values(values)))
+def search_rows(listing: AnySelect, text: str | None, *columns: sa.ColumnElement[Any]) -> AnySelect:
+    """The rows that hold `text` in one of `columns`, whatever its case; all rows without a text."""
+    if not text:
+        return listing
+    return listing.where(sa.or_(*(column.icontains(text.strip(), autoescape=True) for column in columns)))
+
+
+def filter_rows(listing: AnySelect, *wanted: tuple[sa.ColumnElement[Any], object]) -> AnySelect:
+    """The rows that have the wanted value, or one of a list of them, in each column.
+
+    None and an empty list let every row pass. Ids are stored as text.
+    """
+    for column, wanted_values in wanted:
+        values = wanted_values if isinstance(wanted_values, list) else [wanted_values]
+        stored = [str(value) if isinstance(value, UUID) else value for value in values if value is not None]
+        if stored:
+            listing = listing.where(column.in_(stored))
     return listing
-
-
-def _stored_values(values: Iterable[object]) -> list[object]:
-    """Ids are kept as text."""
-    return [str(value) if isinstance(value, UUID) else value for value in values]
 
 
 # Shapes that several resources share.
 
 
 class TimedRow(Protocol):
-    """A record with a beginning and a last change."""
+    """A record with the times of its creation and last change."""
 
     @property
     def created(self) -> float:
         """Seconds since the epoch."""
-        ...
 
     @property
     def updated(self) -> float:
         """Seconds since the epoch."""
-        ...
-
-
-Row = sa.Row[Any]
-Rows = Sequence[Row]
 
 
 def times_shape(row: Row | TimedRow) -> Json:
-    """When the object was made and last changed."""
+    """The times of creation and of the last change."""
     return {"created": rfc3339(row.created), "updated": rfc3339(row.updated)}
 
 
 def status_history_shape(past: Sequence[StatusRecord]) -> list[Json]:
     """A status history, newest first."""
-    return [{"status": one.status, "message": one.message, **times_shape(one)} for one in past]
+    return [{"status": entry.status, "message": entry.message, **times_shape(entry)} for entry in past]
 
 
-def partition_summary(row: Row) -> Json:
-    """A logical partition in one line."""
-    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
-
-
-def vpc_summary(row: Row) -> Json:
-    """A VPC in one line."""
+def summary_shape(row: Row) -> Json:
+    """A logical partition, VPC or instance type in one line."""
     return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
 
 
 class Relation(msgspec.Struct, frozen=True):
-    """How an object shows another that it refers to."""
+    """How the response of an object includes another that it refers to."""
 
     key: str
-    """Field that holds the other's id."""
+    """Field with the id of the related object."""
     shown_as: str
     table: sa.Table
     summary: Callable[[Row], Json]
@@ -335,11 +333,8 @@ def _site_shape(row: Row) -> Json:
     return {"id": row.id, "name": row.name, "infrastructureProviderId": row.provider_id, "status": row.status}
 
 
-def _tenant_shape(row: Row) -> Json:
-    return {"id": row.id, "org": row.org, **times_shape(row)}
-
-
-def _provider_shape(row: Row) -> Json:
+def org_shape(row: Row) -> Json:
+    """A tenant or an infrastructure provider."""
     return {"id": row.id, "org": row.org, **times_shape(row)}
 
 
@@ -352,16 +347,7 @@ def shown_instance_status(status: str) -> str:
 
 
 def _instance_shape(row: Row) -> Json:
-    return {
-        "id": row.id,
-        "name": row.name,
-        "siteId": row.site_id,
-        "status": shown_instance_status(row.status),
-    }
-
-
-def _instance_type_shape(row: Row) -> Json:
-    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
+    return {**summary_shape(row), "status": shown_instance_status(row.status)}
 
 
 def _machine_shape(row: Row) -> Json:
@@ -370,17 +356,17 @@ def _machine_shape(row: Row) -> Json:
 
 RELATIONS: Mapping[str, Relation] = {
     "Site": Relation("siteId", "site", schema.site, _site_shape),
-    "Tenant": Relation("tenantId", "tenant", schema.tenant, _tenant_shape),
+    "Tenant": Relation("tenantId", "tenant", schema.tenant, org_shape),
     "InfrastructureProvider": Relation(
-        "infrastructureProviderId", "infrastructureProvider", schema.provider, _provider_shape
+        "infrastructureProviderId", "infrastructureProvider", schema.provider, org_shape
     ),
     "Instance": Relation("instanceId", "instance", schema.instance, _instance_shape),
-    "InstanceType": Relation("instanceTypeId", "instanceType", schema.instance_type, _instance_type_shape),
-    "Vpc": Relation("vpcId", "vpc", schema.vpc, vpc_summary),
-    "VPC": Relation("vpcId", "vpc", schema.vpc, vpc_summary),
+    "InstanceType": Relation("instanceTypeId", "instanceType", schema.instance_type, summary_shape),
+    "Vpc": Relation("vpcId", "vpc", schema.vpc, summary_shape),
+    "VPC": Relation("vpcId", "vpc", schema.vpc, summary_shape),
     "Machine": Relation("machineId", "machine", schema.machine, _machine_shape),
     "NVLinkLogicalPartition": Relation(
-        "nvLinkLogicalPartitionId", "nvLinkLogicalPartition", schema.logical_partition, partition_summary
+        "nvLinkLogicalPartitionId", "nvLinkLogicalPartition", schema.logical_partition, summary_shape
     ),
 }
 
@@ -391,17 +377,14 @@ def add_relations(conn: sa.Connection, objects: Sequence[Json], wanted: Collecti
     Objects of kinds that do not exist here (security groups, operating systems) have nothing to show.
     """
     for name in sorted(RELATIONS.keys() & wanted):
-        _add_relation(conn, objects, RELATIONS[name])
-
-
-def _add_relation(conn: sa.Connection, objects: Sequence[Json], relation: Relation) -> None:
-    related = [obj for obj in objects if obj.get(relation.key) is not None]
-    if related:
-        keys = {one[relation.key] for one in related}
-        rows = conn.execute(sa.select(relation.table).where(relation.table.c.id.in_(keys)))
-        found = {row.id: relation.summary(row) for row in rows}
-        for one in related:
-            one[relation.shown_as] = found.get(one[relation.key])
+        relation = RELATIONS[name]
+        referring = [shape for shape in objects if shape.get(relation.key) is not None]
+        if referring:
+            ids = {shape[relation.key] for shape in referring}
+            rows = conn.execute(sa.select(relation.table).where(relation.table.c.id.in_(ids)))
+            summaries = {row.id: relation.summary(row) for row in rows}
+            for shape in referring:
+                shape[relation.shown_as] = summaries.get(shape[relation.key])
 
 
 def optional_time(seconds: float | None) -> str | None:

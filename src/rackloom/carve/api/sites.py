@@ -14,38 +14,9 @@ from pydantic import Field, StrictBool, StrictInt
 from pydantic import model_validator as validator
 from starlette.responses import Response
 
-from rackloom.carve.api import routing
+from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import (
-    AnySelect,
-    Deps,
-    Json,
-    ProviderAdmin,
-    Reader,
-    Row,
-    Rows,
-    add_relations,
-    fetch_page,
-    filter_rows,
-    matches,
-    order_of,
-    provider_and_tenant,
-    status_history_shape,
-    times_shape,
-)
-from rackloom.carve.api.wire import (
-    Answer,
-    Body,
-    Description,
-    Label,
-    Name,
-    PageQuery,
-    Query,
-    SiteStatus,
-    StatusDetail,
-    Text,
-    Timed,
-)
+from rackloom.carve.api.routing import AnySelect, Deps, Json, ProviderAdmin, Reader, Row, Rows
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import allocation, site
 from rackloom.carve.store.values import Status, not_found
@@ -55,7 +26,7 @@ from rackloom.carve.tenancy.catalog import SITE_CAPABILITIES
 # Request models.
 
 
-class SiteCapabilities(Body):
+class SiteCapabilities(wire.Body):
     """Capabilities to switch; one that is not named stays."""
 
     native_networking: StrictBool | None = None
@@ -65,32 +36,32 @@ class SiteCapabilities(Body):
     image_based_operating_system: StrictBool | None = None
 
 
-class SiteLocation(Body):
+class SiteLocation(wire.Body):
     """Where a site is."""
 
-    city: Label | None = None
-    state: Label | None = None
-    country: Label | None = None
+    city: wire.Label | None = None
+    state: wire.Label | None = None
+    country: wire.Label | None = None
 
 
-class SiteContact(Body):
+class SiteContact(wire.Body):
     """Who answers for a site."""
 
-    email: Label | None = None
+    email: wire.Label | None = None
 
 
 Seconds = Annotated[StrictInt, Field(ge=0, le=1_000_000_000)]
 
 
-class SiteUpdate(Body):
+class SiteUpdate(wire.Body):
     """Changes of a site; what is not named stays. The serial console is kept, and not acted on."""
 
-    name: Name | None = None
-    description: Description | None = None
+    name: wire.Name | None = None
+    description: wire.Description | None = None
     capabilities: SiteCapabilities | None = None
     location: SiteLocation | None = None
     contact: SiteContact | None = None
-    serial_console_hostname: Label | None = None
+    serial_console_hostname: wire.Label | None = None
     is_serial_console_enabled: StrictBool | None = None
     serial_console_idle_timeout: Seconds | None = None
     serial_console_max_session_length: Seconds | None = None
@@ -113,7 +84,7 @@ class SiteUpdate(Body):
 # Query parameters.
 
 
-class SiteQuery(PageQuery):
+class SiteQuery(wire.PageQuery):
     """Filters on sites."""
 
     infrastructure_provider_id: UUID | None = None
@@ -121,14 +92,14 @@ class SiteQuery(PageQuery):
     is_network_security_group_enabled: bool | None = None
     is_nvlink_partition_enabled: bool | None = Field(None, alias="isNVLinkPartitionEnabled")
     is_flow_enabled: bool | None = None
-    status: list[SiteStatus] = []
-    query: Text | None = None
+    status: list[wire.SiteStatus] = []
+    query: wire.Text | None = None
 
 
 # Response models.
 
 
-class SiteCapabilitiesAnswer(Answer):
+class SiteCapabilitiesAnswer(wire.Answer):
     """What a site can do."""
 
     native_networking: bool
@@ -138,7 +109,7 @@ class SiteCapabilitiesAnswer(Answer):
     image_based_operating_system: bool
 
 
-class Site(Timed):
+class Site(wire.Timed):
     """A site."""
 
     id: UUID
@@ -148,8 +119,8 @@ class Site(Timed):
     infrastructure_provider_id: UUID
     is_online: bool
     capabilities: SiteCapabilitiesAnswer
-    status: SiteStatus
-    status_history: list[StatusDetail]
+    status: wire.SiteStatus
+    status_history: list[wire.StatusDetail]
 
 
 # From rows to responses.
@@ -170,8 +141,8 @@ def site_shapes(conn: sa.Connection, rows: Rows) -> list[Json]:
             "isOnline": row.status == Status.REGISTERED,
             "capabilities": {name: bool(row.capabilities.get(name)) for name in SITE_CAPABILITIES},
             "status": row.status,
-            "statusHistory": status_history_shape(histories[row.id]),
-            **times_shape(row),
+            "statusHistory": routing.status_history_shape(histories[row.id]),
+            **routing.times_shape(row),
         }
         for row in rows
     ]
@@ -188,12 +159,13 @@ SiteId = Annotated[UUID, Path(alias="siteId")]
 @router.get("/site", operation_id="get-all-site", response_model=list[Site])
 async def list_sites(deps: Deps, caller: Reader, query: Annotated[SiteQuery, Param()]) -> Response:
     """The sites that the caller may see."""
-    found, total = await deps.store.read(_list_sites, caller, query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_list_sites, caller, query), query.page)
 
 
 @router.get("/site/{siteId}", operation_id="get-site", response_model=Site)
-async def get_site(deps: Deps, caller: Reader, site_id: SiteId, query: Annotated[Query, Param()]) -> Response:
+async def get_site(
+    deps: Deps, caller: Reader, site_id: SiteId, query: Annotated[wire.Query, Param()]
+) -> Response:
     """One site."""
     return routing.json_response(await deps.store.read(_get_site, caller, str(site_id), query))
 
@@ -205,10 +177,12 @@ async def update_site(deps: Deps, caller: ProviderAdmin, site_id: SiteId, body: 
 
 
 @router.get(
-    "/site/{siteId}/status-history", operation_id="get-site-status-history", response_model=list[StatusDetail]
+    "/site/{siteId}/status-history",
+    operation_id="get-site-status-history",
+    response_model=list[wire.StatusDetail],
 )
 async def get_history(
-    deps: Deps, caller: Reader, site_id: SiteId, query: Annotated[PageQuery, Param()]
+    deps: Deps, caller: Reader, site_id: SiteId, query: Annotated[wire.PageQuery, Param()]
 ) -> Response:
     """How the site came to its status, newest first."""
     return await routing.history_response(
@@ -217,16 +191,14 @@ async def get_history(
 
 
 def _sites(conn: sa.Connection, caller: Caller) -> AnySelect:
-    provider_id, tenant_id = provider_and_tenant(conn, caller)
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     allocated = sa.select(allocation.c.site_id).where(allocation.c.tenant_id == tenant_id)
     return sa.select(site).where(sa.or_(site.c.provider_id == provider_id, site.c.id.in_(allocated)))
 
 
 def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery) -> tuple[list[Json], int]:
-    listing = _sites(conn, caller)
-    listing = filter_rows(listing, (site.c.status, query.status))
-    if query.infrastructure_provider_id is not None:
-        listing = listing.where(site.c.provider_id == str(query.infrastructure_provider_id))
+    wanted_provider = (site.c.provider_id, query.infrastructure_provider_id)
+    listing = routing.filter_rows(_sites(conn, caller), (site.c.status, query.status), wanted_provider)
     for capability, wanted in (
         ("nativeNetworking", query.is_native_networking_enabled),
         ("networkSecurityGroup", query.is_network_security_group_enabled),
@@ -236,15 +208,14 @@ def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery) -> tuple[
         if wanted is not None:
             enabled = sa.func.coalesce(site.c.capabilities[capability].as_boolean(), sa.false())
             listing = listing.where(enabled == wanted)
-    if query.query:
-        listing = listing.where(matches(query.query, site.c.name, site.c.description, site.c.status))
-    rows, total = fetch_page(conn, listing, query.page, _order())
+    listing = routing.search_rows(listing, query.query, site.c.name, site.c.description, site.c.status)
+    rows, total = routing.fetch_page(conn, listing, query.page, _order())
     return _shapes(conn, rows, query), total
 
 
 def _order() -> dict[str, sa.ColumnElement[Any]]:
-    said = {name.upper(): sa.cast(site.c.extra[name], sa.Text) for name in ("location", "contact")}
-    return order_of(site, "name", "status", "description") | said
+    stored = {name.upper(): sa.cast(site.c.extra[name], sa.Text) for name in ("location", "contact")}
+    return routing.order_of(site, "name", "status", "description") | stored
 
 
 def _row(conn: sa.Connection, caller: Caller, site_id: str) -> Row:
@@ -254,20 +225,20 @@ def _row(conn: sa.Connection, caller: Caller, site_id: str) -> Row:
     return row
 
 
-def _get_site(conn: sa.Connection, caller: Caller, site_id: str, query: Query) -> Json:
+def _get_site(conn: sa.Connection, caller: Caller, site_id: str, query: wire.Query) -> Json:
     return _shapes(conn, [_row(conn, caller, site_id)], query)[0]
 
 
-def _shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
+def _shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
     found = site_shapes(conn, rows)
-    add_relations(conn, found, query.relations("InfrastructureProvider"))
+    routing.add_relations(conn, found, query.relations("InfrastructureProvider"))
     return found
 
 
 def _update_site(conn: sa.Connection, caller: Caller, site_id: str, body: SiteUpdate, now: float) -> Json:
     catalog.update_site(
         conn,
-        entitlements.get_provider(conn, caller.org).id,
+        entitlements.provider_id_of(conn, caller.org),
         site_id,
         name=body.name,
         description=body.description,
@@ -275,4 +246,4 @@ def _update_site(conn: sa.Connection, caller: Caller, site_id: str, body: SiteUp
         extra=body.kept,
         now=now,
     )
-    return _get_site(conn, caller, site_id, Query())
+    return _get_site(conn, caller, site_id, wire.Query())

@@ -13,54 +13,26 @@ from fastapi import Query as Param
 from pydantic import Field, StrictInt
 from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import routing
-from rackloom.carve.api.routing import (
-    Deps,
-    Json,
-    Rows,
-    TenantAdmin,
-    add_relations,
-    fetch_page,
-    filter_rows,
-    matches,
-    order_of,
-    partition_summary,
-    status_history_shape,
-    times_shape,
-)
-from rackloom.carve.api.wire import (
-    Body,
-    Description,
-    Labels,
-    Name,
-    OpenBody,
-    PageQuery,
-    PartitionStatus,
-    Query,
-    StatusDetail,
-    Summary,
-    Text,
-    Timed,
-    UuidFilter,
-)
+from rackloom.carve.api import routing, wire
+from rackloom.carve.api.routing import Deps, Json, Row, Rows, TenantAdmin
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import logical_partition
 from rackloom.carve.store.schema import vpc as table
 from rackloom.carve.store.values import IdFactory, invalid
-from rackloom.carve.tenancy import entitlements, vpcs
+from rackloom.carve.tenancy import entitlements, logical_partitions
 
 # Request models.
 
 
-class VpcCreate(OpenBody):
+class VpcCreate(wire.OpenBody):
     """A new VPC."""
 
     id: UUID | None = None
-    name: Name
+    name: wire.Name
     site_id: UUID
-    description: Description | None = None
+    description: wire.Description | None = None
     vni: Annotated[StrictInt, Field(ge=1, le=65535)] | None = None
-    labels: Labels | None = None
+    labels: wire.Labels | None = None
     network_virtualization_type: Literal["ETHERNET_VIRTUALIZER", "FNN", "FLAT"] | None = None
     nvlink_logical_partition_id: UUID | None = Field(None, alias="nvLinkLogicalPartitionId")
 
@@ -71,12 +43,12 @@ class VpcCreate(OpenBody):
         return self.model_dump(mode="json", by_alias=True, exclude=ours, exclude_none=True)
 
 
-class VpcUpdate(OpenBody):
+class VpcUpdate(wire.OpenBody):
     """Changes of a VPC; an empty nvLinkLogicalPartitionId clears the default."""
 
-    name: Name | None = None
-    description: Description | None = None
-    labels: Labels | None = None
+    name: wire.Name | None = None
+    description: wire.Description | None = None
+    labels: wire.Labels | None = None
     nvlink_logical_partition_id: UUID | Literal[""] | None = Field(None, alias="nvLinkLogicalPartitionId")
 
     @property
@@ -86,7 +58,7 @@ class VpcUpdate(OpenBody):
         return self.model_dump(mode="json", by_alias=True, exclude=ours, exclude_none=True)
 
 
-class VpcVirtualization(Body):
+class VpcVirtualization(wire.Body):
     """The network virtualization that a VPC is to have; kept, and not acted on."""
 
     network_virtualization_type: Literal["FNN"]
@@ -95,21 +67,21 @@ class VpcVirtualization(Body):
 # Query parameters.
 
 
-class VpcQuery(PageQuery):
+class VpcQuery(wire.PageQuery):
     """Filters on VPCs."""
 
-    site_id: UuidFilter = []
-    name: Text | None = None
-    status: list[PartitionStatus] = []
-    network_security_group_id: UuidFilter = []
-    query: Text | None = None
-    nvlink_logical_partition_id: UuidFilter = Field([], alias="nvLinkLogicalPartitionId")
+    site_id: wire.UuidFilter = []
+    name: wire.Text | None = None
+    status: list[wire.PartitionStatus] = []
+    network_security_group_id: wire.UuidFilter = []
+    query: wire.Text | None = None
+    nvlink_logical_partition_id: wire.UuidFilter = Field([], alias="nvLinkLogicalPartitionId")
 
 
 # Response models.
 
 
-class Vpc(Timed):
+class Vpc(wire.Timed):
     """A VPC."""
 
     id: UUID
@@ -120,9 +92,9 @@ class Vpc(Timed):
     tenant_id: UUID
     controller_vpc_id: UUID
     nvlink_logical_partition_id: UUID | None = Field(alias="nvLinkLogicalPartitionId")
-    nvlink_logical_partition_summary: Summary | None = Field(alias="nvLinkLogicalPartitionSummary")
-    status: PartitionStatus
-    status_history: list[StatusDetail]
+    nvlink_logical_partition_summary: wire.Summary | None = Field(alias="nvLinkLogicalPartitionSummary")
+    status: wire.PartitionStatus
+    status_history: list[wire.StatusDetail]
 
 
 # Routes.
@@ -139,8 +111,7 @@ VpcId = Annotated[UUID, Path(alias="vpcId")]
 @router.get("", operation_id="get-all-vpc", response_model=list[Vpc])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[VpcQuery, Param()]) -> Response:
     """The tenant's VPCs."""
-    found, total = await deps.store.read(_list, caller.org, query)
-    return routing.page_response(found, total, query.page)
+    return routing.page_response(*await deps.store.read(_list, caller.org, query), query.page)
 
 
 @router.post("", operation_id="create-vpc", response_model=Vpc, status_code=201)
@@ -150,7 +121,9 @@ async def create(deps: Deps, caller: TenantAdmin, body: VpcCreate) -> Response:
 
 
 @router.get("/{vpcId}", operation_id="get-vpc", response_model=Vpc)
-async def get(deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[Query, Param()]) -> Response:
+async def get(
+    deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[wire.Query, Param()]
+) -> Response:
     """One VPC."""
     return routing.json_response(await deps.store.read(_get, caller.org, str(vpc_id), query))
 
@@ -173,17 +146,15 @@ async def update_virtualization(
 
 
 @router.get(
-    "/{vpcId}/status-history", operation_id="get-vpc-status-history", response_model=list[StatusDetail]
+    "/{vpcId}/status-history", operation_id="get-vpc-status-history", response_model=list[wire.StatusDetail]
 )
 async def get_history(
-    deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[PageQuery, Param()]
+    deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[wire.PageQuery, Param()]
 ) -> Response:
     """How the VPC came to its status, newest first."""
-
-    def check(conn: sa.Connection) -> object:
-        return vpcs.get_vpc(conn, entitlements.get_tenant(conn, caller.org).id, str(vpc_id))
-
-    return await routing.history_response(deps, query, str(vpc_id), check)
+    return await routing.history_response(
+        deps, query, str(vpc_id), lambda conn: _row(conn, caller.org, str(vpc_id))
+    )
 
 
 @router.delete("/{vpcId}", operation_id="delete-vpc", response_class=PlainTextResponse, status_code=202)
@@ -194,31 +165,27 @@ async def delete(deps: Deps, caller: TenantAdmin, vpc_id: VpcId) -> Response:
 
 
 def _list(conn: sa.Connection, org: str, query: VpcQuery) -> tuple[list[Json], int]:
-    tenant_id = entitlements.get_tenant(conn, org).id
+    tenant_id = entitlements.tenant_id_of(conn, org)
     listing = sa.select(table).where(table.c.tenant_id == tenant_id)
-    if query.name is not None:
-        listing = listing.where(table.c.name == query.name)
-    listing = filter_rows(
+    listing = routing.filter_rows(
         listing,
+        (table.c.name, query.name),
         (table.c.site_id, query.site_id),
         (table.c.status, query.status),
         (table.c.extra["networkSecurityGroupId"].as_string(), query.network_security_group_id),
+        (table.c.logical_partition_id, query.nvlink_logical_partition_id),
     )
-    if query.nvlink_logical_partition_id:
-        wanted = [str(one) for one in query.nvlink_logical_partition_id]
-        _check_partitions(conn, tenant_id, wanted)
-        listing = listing.where(table.c.logical_partition_id.in_(wanted))
-    if query.query:
-        listing = listing.where(matches(query.query, table.c.name, table.c.description, table.c.status))
-    rows, total = fetch_page(conn, listing, query.page, order_of(table, "name", "status"))
+    _check_partitions(conn, tenant_id, {str(uuid) for uuid in query.nvlink_logical_partition_id})
+    listing = routing.search_rows(listing, query.query, table.c.name, table.c.description, table.c.status)
+    rows, total = routing.fetch_page(conn, listing, query.page, routing.order_of(table, "name", "status"))
     return _shapes(conn, rows, query), total
 
 
-def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: list[str]) -> None:
+def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: set[str]) -> None:
     mine = sa.select(logical_partition.c.id).where(
         logical_partition.c.tenant_id == tenant_id, logical_partition.c.id.in_(wanted)
     )
-    missing = sorted(set(wanted) - set(conn.execute(mine).scalars()))
+    missing = sorted(wanted - set(conn.execute(mine).scalars()))
     if missing:
         raise invalid(
             "Could not find NVLink Logical Partition of Tenant with ID specified in query",
@@ -226,15 +193,19 @@ def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: list[str]) ->
         )
 
 
-def _get(conn: sa.Connection, org: str, vpc_id: str, query: Query) -> Json:
-    return _shapes(conn, [vpcs.get_vpc(conn, entitlements.get_tenant(conn, org).id, vpc_id)], query)[0]
+def _row(conn: sa.Connection, org: str, vpc_id: str) -> Row:
+    return logical_partitions.get_vpc(conn, entitlements.tenant_id_of(conn, org), vpc_id)
+
+
+def _get(conn: sa.Connection, org: str, vpc_id: str, query: wire.Query) -> Json:
+    return _shapes(conn, [_row(conn, org, vpc_id)], query)[0]
 
 
 def _create(conn: sa.Connection, org: str, body: VpcCreate, now: float, ids: IdFactory) -> Json:
     partition = body.nvlink_logical_partition_id
-    new = vpcs.create_vpc(
+    new = logical_partitions.create_vpc(
         conn,
-        entitlements.get_tenant(conn, org).id,
+        entitlements.tenant_id_of(conn, org),
         site_id=str(body.site_id),
         name=body.name,
         description=body.description,
@@ -244,14 +215,14 @@ def _create(conn: sa.Connection, org: str, body: VpcCreate, now: float, ids: IdF
         now=now,
         ids=ids,
     )
-    return _get(conn, org, new, Query())
+    return _get(conn, org, new, wire.Query())
 
 
 def _update(conn: sa.Connection, org: str, vpc_id: str, body: VpcUpdate, now: float) -> Json:
     partition = body.nvlink_logical_partition_id
-    vpcs.update_vpc(
+    logical_partitions.update_vpc(
         conn,
-        entitlements.get_tenant(conn, org).id,
+        entitlements.tenant_id_of(conn, org),
         vpc_id,
         name=body.name,
         description=body.description,
@@ -259,23 +230,23 @@ def _update(conn: sa.Connection, org: str, vpc_id: str, body: VpcUpdate, now: fl
         extra=body.kept,
         now=now,
     )
-    return _get(conn, org, vpc_id, Query())
+    return _get(conn, org, vpc_id, wire.Query())
 
 
 def _virtualize(conn: sa.Connection, org: str, vpc_id: str, kind: str, now: float) -> Json:
-    vpcs.set_virtualization(conn, entitlements.get_tenant(conn, org).id, vpc_id, kind, now)
-    return _get(conn, org, vpc_id, Query())
+    logical_partitions.set_virtualization(conn, entitlements.tenant_id_of(conn, org), vpc_id, kind, now)
+    return _get(conn, org, vpc_id, wire.Query())
 
 
 def _delete(conn: sa.Connection, org: str, vpc_id: str, now: float) -> None:
-    vpcs.delete_vpc(conn, entitlements.get_tenant(conn, org).id, vpc_id, now)
+    logical_partitions.delete_vpc(conn, entitlements.tenant_id_of(conn, org), vpc_id, now)
 
 
-def _shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
+def _shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
     histories = journal.status_histories(conn, [row.id for row in rows])
     defaults = {row.logical_partition_id for row in rows if row.logical_partition_id}
     partitions = {
-        row.id: partition_summary(row)
+        row.id: routing.summary_shape(row)
         for row in conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(defaults)))
     }
     orgs = entitlements.orgs_of_tenants(conn, {row.tenant_id for row in rows})
@@ -292,12 +263,12 @@ def _shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
             "nvLinkLogicalPartitionId": row.logical_partition_id,
             "nvLinkLogicalPartitionSummary": partitions.get(row.logical_partition_id),
             "status": row.status,
-            "statusHistory": status_history_shape(histories[row.id]),
-            **times_shape(row),
+            "statusHistory": routing.status_history_shape(histories[row.id]),
+            **routing.times_shape(row),
         }
         for row in rows
     ]
-    add_relations(conn, shapes, query.relations(*RELATIONS))
+    routing.add_relations(conn, shapes, query.relations(*RELATIONS))
     return shapes
 
 
@@ -307,13 +278,13 @@ def _shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
 subnet_router = APIRouter()
 
 
-@subnet_router.get("/subnet", operation_id="get-all-subnet", response_model=list[Summary])
-async def list_subnets(_caller: TenantAdmin, query: Annotated[PageQuery, Param()]) -> Response:
+@subnet_router.get("/subnet", operation_id="get-all-subnet", response_model=list[wire.Summary])
+async def list_subnets(_caller: TenantAdmin, query: Annotated[wire.PageQuery, Param()]) -> Response:
     """No subnet."""
     return routing.page_response([], 0, query.page)
 
 
-@subnet_router.get("/vpc-prefix", operation_id="get-all-vpc-prefix", response_model=list[Summary])
-async def list_prefixes(_caller: TenantAdmin, query: Annotated[PageQuery, Param()]) -> Response:
+@subnet_router.get("/vpc-prefix", operation_id="get-all-vpc-prefix", response_model=list[wire.Summary])
+async def list_prefixes(_caller: TenantAdmin, query: Annotated[wire.PageQuery, Param()]) -> Response:
     """No VPC prefix."""
     return routing.page_response([], 0, query.page)

@@ -26,7 +26,7 @@ from rackloom.carve.store.values import NAME_MAX_LENGTH, NAME_MIN_LENGTH, NAME_P
 
 NO_CONTROL = r"^[^\x00-\x1f\x7f]+$"
 NO_NUL = r"^[^\x00]*$"
-"""PostgreSQL keeps every character but this one."""
+"""PostgreSQL stores every character but NUL."""
 PATTERN_RULES = {
     NO_CONTROL: "must hold no control characters",
     NO_NUL: "must not hold NUL",

@@ -27,15 +27,15 @@ from rackloom.errors import Refused
 
 
 class FabricUnavailable(Exception):
-    """The controller could not be asked, or gave no complete answer: its state is unknown, not empty."""
+    """The controller did not answer, or not completely: its state, or the outcome, is unknown."""
 
 
 class FabricRefused(Exception):
     """The controller answered and refused: it did nothing.
 
-    `code` is its own name for the reason: for NMX-C the StReturnCode without `NMX_ST_` (RESOURCE_IN_USE),
-    its number where it is not a published one, or the gRPC status by which the call was turned away. Tenants
-    read the code, and never the message, which may hold addresses.
+    `code` is the controller's own name for the reason. For NMX-C it is the StReturnCode without `NMX_ST_`
+    (RESOURCE_IN_USE), its number where it is not published, or the gRPC status of the refused call. Tenants
+    read the code, never the message, which may hold addresses.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -48,22 +48,18 @@ class FabricDriver(Protocol):
 
     async def observe(self) -> DomainObservation:
         """Read the whole domain. Raises FabricUnavailable; never returns a partial reading."""
-        ...
 
     async def execute(self, operation: PartitionOperation) -> int:
-        """Carry out one operation and return the partition id it acted on.
+        """Execute one operation and return the partition id it acted on.
 
         Raises FabricRefused when the controller says no, FabricUnavailable when the outcome is unknown.
         """
-        ...
 
     def notifications(self) -> AsyncIterator[None]:
-        """One item each time the fabric says that something changed. A wake-up, never a fact."""
-        ...
+        """One item for each notification of a change. A wake-up, never a fact."""
 
     async def close(self) -> None:
         """Release the connection."""
-        ...
 
 
 # TLS material.
@@ -102,7 +98,7 @@ class ControllerKind(StrEnum):
 
 
 class ControllerAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """A controller's URL, read."""
+    """The parts of a controller's URL."""
 
     kind: ControllerKind
     scheme: str
@@ -110,25 +106,29 @@ class ControllerAddress(msgspec.Struct, frozen=True, kw_only=True):
     """In brackets where it is an IPv6 address."""
     port: int | None
     domain: str | None
-    """The domain that is meant where an NMX-M has several; its uuid in lower case."""
+    """The domain, where an NMX-M has several; its uuid in lower case."""
 
 
 def parse_controller_url(url: str) -> ControllerAddress:
-    """Read a controller's URL. Raises Refused for what is none, and for one with a password in it."""
+    """Parse a controller's URL. Raises Refused for anything else, and for a URL with a password."""
+    refusal = Refused(
+        f"{url!r} is not the address of a switch controller",
+        nearest_fix=f"use https://HOST[:PORT] for NMX-C or https://HOST[:PORT]{NMX_M_PATH} for NMX-M",
+    )
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
         domain = _domain_of_query(parts.query)
     except ValueError:
-        host, port, domain = None, None, None
+        raise refusal from None
     kinds = {"": ControllerKind.NMX_C, NMX_M_PATH: ControllerKind.NMX_M}
-    kind = kinds.get(parts.path.rstrip("/")) if host and port != 0 else None
-    # A password in the URL would be shown to whoever may list the endpoints.
-    extra = kind and (parts.username or parts.password or parts.fragment or (parts.query and not domain))
+    kind = kinds.get(parts.path.rstrip("/")) if port != 0 else None
+    # Whoever may list the endpoints would read a password in the URL.
+    extra = parts.username or parts.password or parts.fragment or (parts.query and not domain)
     if not host or not kind or extra or parts.scheme not in ("http", "https"):
-        raise _refused_address(url)
+        raise refusal
     if domain is not None and kind is not ControllerKind.NMX_M:
-        raise _refused_address(url)
+        raise refusal
     bracketed = f"[{host}]" if ":" in host else host
     return ControllerAddress(kind=kind, scheme=parts.scheme, host=bracketed, port=port, domain=domain)
 
@@ -142,7 +142,7 @@ def controller_kind(url: str) -> ControllerKind:
 
 
 def url_of_kind(url: str, kind: ControllerKind) -> str:
-    """`url` such that it says `kind`. Raises Refused when it says another one."""
+    """`url`, completed so that it means `kind`. Raises Refused when it means another kind."""
     whole = url.rstrip("/")
     if kind is ControllerKind.NMX_M and not urlsplit(whole).path:
         whole += NMX_M_PATH
@@ -155,17 +155,11 @@ def url_of_kind(url: str, kind: ControllerKind) -> str:
 
 
 def _domain_of_query(query: str) -> str | None:
-    named = parse_qs(query, strict_parsing=True) if query else {}
-    if not named:
+    """The uuid in `?domain=UUID`. Raises ValueError for any other query."""
+    if not query:
         return None
-    (domain,) = named.pop("domain", [""])
-    if named:
+    fields = parse_qs(query, strict_parsing=True)
+    (domain,) = fields.pop("domain", [""])
+    if fields:
         raise ValueError("only the domain can be named")
     return str(uuid.UUID(domain))
-
-
-def _refused_address(url: str) -> Refused:
-    return Refused(
-        f"{url!r} is not the address of a switch controller",
-        nearest_fix=f"use https://HOST[:PORT] for NMX-C or https://HOST[:PORT]{NMX_M_PATH} for NMX-M",
-    )

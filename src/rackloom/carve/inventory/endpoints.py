@@ -9,7 +9,7 @@ unknown, and withdraws what rested on the reading. The row stays for the audit.
 and whether other endpoints report the same domain, or one of its domains has a conflict.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -21,17 +21,15 @@ from rackloom.carve.partitions import ownership
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
 from rackloom.carve.store.schema import domain_dispute, endpoint, endpoint_chassis, observation
-from rackloom.carve.store.values import Changed, IdFactory, conflict, invalid, not_found
+from rackloom.carve.store.values import Changed, IdFactory, invalid, require, require_unused
 from rackloom.carve.tenancy import status
 from rackloom.errors import Refused
 
 # Endpoint records.
 
 
-# Built once: every pass asks these.
+# Built once: every pass runs these.
 _by_endpoint_id = endpoint.c.id == sa.bindparam("of")
-
-
 _ENDPOINT_DOMAIN = sa.select(endpoint.c.domain).where(_by_endpoint_id)
 _other_endpoint = endpoint.alias()
 _domains_concerned = (endpoint.c.domain, sa.bindparam("answered", type_=sa.Text))
@@ -63,14 +61,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointState(msgspec.Struct, frozen=True):
-    """What the records know of an endpoint before its newest answer is written down."""
+    """The records about an endpoint, before its newest answer is recorded."""
 
     domain: str | None
     """Domain uuid that it last answered with."""
     observed_at: float | None
     """When its newest reading was taken."""
     is_shared: bool
-    """Whether others answer for one of its domains too, or one of those is in dispute."""
+    """Whether other endpoints report one of its domains too, or one of these has a conflict."""
 
 
 def all_endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:
@@ -91,16 +89,16 @@ def domain_of_endpoint(conn: sa.Connection, endpoint_id: str) -> str | None:
 
 
 def endpoint_state(conn: sa.Connection, endpoint_id: str, domain: str | None = None) -> EndpointState | None:
-    """How an endpoint stands that was just asked, and answered for `domain` (None: it did not answer).
+    """The state of an endpoint that was just read and reported `domain` (None: it did not answer).
 
-    None for one that no longer speaks for a chassis.
+    None for an endpoint that speaks for no chassis any more.
     """
     row = conn.execute(_ENDPOINT_STATE, {"of": endpoint_id, "answered": domain}).one_or_none()
     return None if row is None else EndpointState(row.domain, row.observed_at, bool(row.is_shared))
 
 
 def set_endpoint_domain(conn: sa.Connection, endpoint_id: str, domain: str, now: float) -> None:
-    """Note which domain the endpoint answers for."""
+    """Record which domain the endpoint reports."""
     conn.execute(_UPDATE_ENDPOINT, {"of": endpoint_id, "domain": domain, "updated": now})
 
 
@@ -112,29 +110,30 @@ def register_endpoint(
     A controller that moved keeps its row, and with it its history; an endpoint that is left without any
     chassis is no longer spoken to.
     """
-    before = [
-        all_endpoint
-        for all_endpoint in all_endpoints(conn)
-        if not set(all_endpoint.chassis_serials).isdisjoint(chassis_serials)
-    ]
-    emptied = [one for one in before if set(one.chassis_serials) <= set(chassis_serials)]
-    chosen = (
-        _endpoint_at(conn, url)
-        or _change_url(conn, emptied[:1], url, now)
-        or _insert_endpoint(conn, url, now, ids)
-    )
-    _assign_chassis(conn, chosen, chassis_serials)
-    for one in emptied:
-        if one.id != chosen:
-            retire_endpoint(conn, one.id, one.domain, chosen, now)
+    emptied = [known for known in all_endpoints(conn) if set(known.chassis_serials) <= set(chassis_serials)]
+    chosen = conn.execute(sa.select(endpoint.c.id).where(endpoint.c.url == url)).scalar_one_or_none()
+    if chosen is None and emptied:
+        # The controller moved to another address: it keeps its row, and with it its last reading.
+        chosen = emptied[0].id
+        conn.execute(sa.update(endpoint).where(endpoint.c.id == chosen).values(url=url, updated=now))
+    elif chosen is None:
+        chosen = ids()
+        conn.execute(sa.insert(endpoint).values(id=chosen, url=url, created=now, updated=now))
+    moved = endpoint_chassis.c.chassis_serial.in_(chassis_serials)
+    conn.execute(sa.delete(endpoint_chassis).where(moved))
+    rows = [{"chassis_serial": serial, "endpoint_id": chosen} for serial in sorted(chassis_serials)]
+    conn.execute(sa.insert(endpoint_chassis), rows)
+    for left in emptied:
+        if left.id != chosen:
+            retire_endpoint(conn, left.id, left.domain, chosen, now)
 
 
 def retire_endpoint(
     conn: sa.Connection, endpoint_id: str, domain: str | None, successor: str | None, now: float
 ) -> None:
-    """Forget what an endpoint told of `domain`; its row stays for the audit.
+    """Delete the reading of an endpoint, which reported `domain`; its row stays for the audit.
 
-    Its successor closes what it left unanswered; without one that is closed here, as unknown.
+    Observations through its successor close its open operations; without one they become unknown here.
     """
     if successor is None:
         ownership.close_interrupted_operations(conn, endpoint_id, now, now)
@@ -148,56 +147,22 @@ def retire_endpoint(
         sync.withdraw_reading(conn, domain, now)
 
 
-def _endpoint_at(conn: sa.Connection, url: str) -> str | None:
-    return conn.execute(sa.select(endpoint.c.id).where(endpoint.c.url == url)).scalar_one_or_none()
-
-
-def _change_url(conn: sa.Connection, old: Sequence[Endpoint], url: str, now: float) -> str | None:
-    for one in old:
-        conn.execute(sa.update(endpoint).where(endpoint.c.id == one.id).values(url=url, updated=now))
-        return one.id
-    return None
-
-
-def _insert_endpoint(conn: sa.Connection, url: str, now: float, ids: IdFactory) -> str:
-    new = ids()
-    conn.execute(sa.insert(endpoint).values(id=new, url=url, created=now, updated=now))
-    return new
-
-
-def _assign_chassis(conn: sa.Connection, endpoint_id: str, chassis_serials: Collection[str]) -> None:
-    chosen = endpoint_chassis.c.chassis_serial.in_(chassis_serials)
-    conn.execute(sa.delete(endpoint_chassis).where(chosen))
-    rows = [{"chassis_serial": serial, "endpoint_id": endpoint_id} for serial in sorted(chassis_serials)]
-    conn.execute(sa.insert(endpoint_chassis), rows)
-
-
 # Registration by operators, one URL for each chassis.
 
 
 def chassis_endpoint_listing() -> sa.Select[Any]:
-    """Chassis serials with the URL of their controller and what is known of its domain."""
-    told = (observation.c.observed_at, observation.c.unknown_since, observation.c.unknown_reason)
+    """Chassis serials with their endpoint and the state of its reading."""
     joined = endpoint_chassis.join(endpoint, endpoint.c.id == endpoint_chassis.c.endpoint_id)
     joined = joined.join(observation, observation.c.endpoint_id == endpoint.c.id, isouter=True)
-    return sa.select(
-        endpoint_chassis.c.chassis_serial,
-        endpoint.c.url,
-        endpoint.c.domain,
-        endpoint.c.id,
-        endpoint.c.created,
-        endpoint.c.updated,
-        *told,
-    ).select_from(joined)
+    state = (observation.c.observed_at, observation.c.unknown_since, observation.c.unknown_reason)
+    return sa.select(endpoint_chassis.c.chassis_serial, *endpoint.c, *state).select_from(joined)
 
 
 def get_chassis_endpoint(conn: sa.Connection, chassis_serial: str) -> sa.Row[Any]:
-    """The endpoint of a chassis; refused when it has none."""
+    """The endpoint of a chassis. Raises Rejected (not found)."""
     mine = chassis_endpoint_listing().where(endpoint_chassis.c.chassis_serial == chassis_serial)
-    found = conn.execute(mine).one_or_none()
-    if found is None:
-        raise not_found("Could not find an NMX-C endpoint of chassis with specified serial")
-    return found
+    row = conn.execute(mine).one_or_none()
+    return require(row, "Could not find an NMX-C endpoint of chassis with specified serial")
 
 
 def create_chassis_endpoint(
@@ -208,8 +173,7 @@ def create_chassis_endpoint(
     _check_controller_url(url)
     mine = endpoint_chassis.c.chassis_serial == chassis_serial
     existing = conn.execute(sa.select(endpoint_chassis.c.endpoint_id).where(mine)).scalar_one_or_none()
-    if existing is not None:
-        raise conflict("Chassis with specified serial already has an NMX-C endpoint", id=existing)
+    require_unused(existing, "Chassis with specified serial already has an NMX-C endpoint")
     register_endpoint(conn, url, [chassis_serial], order.now, ids)
     journal.record_operator_step(conn, Step.CREATE_ENDPOINT, chassis_serial, None, order)
     return Changed(None, frozenset())
@@ -218,7 +182,7 @@ def create_chassis_endpoint(
 def update_chassis_endpoint(
     conn: sa.Connection, chassis_serial: str, url: str, order: OperatorOrder, ids: IdFactory
 ) -> Changed[None]:
-    """Let another URL speak for a chassis that has an endpoint."""
+    """Register another URL for a chassis that has an endpoint."""
     before = get_chassis_endpoint(conn, chassis_serial)
     _check_controller_url(url)
     register_endpoint(conn, url, [chassis_serial], order.now, ids)
@@ -227,7 +191,7 @@ def update_chassis_endpoint(
 
 
 def delete_chassis_endpoint(conn: sa.Connection, chassis_serial: str, order: OperatorOrder) -> Changed[None]:
-    """Speak for a chassis no more; statuses that rested on its controller become unknown."""
+    """Delete the endpoint of a chassis; statuses that rested on its controller become unknown."""
     before = get_chassis_endpoint(conn, chassis_serial)
     conn.execute(sa.delete(endpoint_chassis).where(endpoint_chassis.c.chassis_serial == chassis_serial))
     left = sa.select(endpoint_chassis.c.chassis_serial).where(endpoint_chassis.c.endpoint_id == before.id)
@@ -250,5 +214,5 @@ def _check_controller_url(url: str) -> None:
     try:
         controller.parse_controller_url(url)
     except Refused as refusal:
-        told = refusal.nearest_fix or refusal.reason
-        raise invalid("Error validating endpoint", endpoint=told) from refusal
+        text = refusal.nearest_fix or refusal.reason
+        raise invalid("Error validating endpoint", endpoint=text) from refusal

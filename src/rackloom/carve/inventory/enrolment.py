@@ -31,7 +31,6 @@ from rackloom.carve.store.schema import (
     moved_gpu,
     site,
 )
-from rackloom.carve.store.schema import site as site_table
 from rackloom.carve.store.values import (
     Changed,
     IdFactory,
@@ -40,7 +39,7 @@ from rackloom.carve.store.values import (
     Status,
     conflict,
     invalid,
-    not_found,
+    require,
 )
 from rackloom.carve.tenancy import catalog, entitlements, status
 from rackloom.core.partitions.domain import DefaultPartitionPolicy, DomainObservation, GpuHealth
@@ -125,10 +124,8 @@ class DeclaredGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 def get_enrolled_machine(conn: sa.Connection, machine_id: str) -> sa.Row[Any]:
     """The machine with what it carries. Refused (not found) when there is none."""
-    found = conn.execute(catalog.machine_listing().where(machine.c.id == machine_id)).one_or_none()
-    if found is None:
-        raise not_found(f"there is no machine {machine_id}")
-    return found
+    row = conn.execute(catalog.machine_listing().where(machine.c.id == machine_id)).one_or_none()
+    return require(row, f"there is no machine {machine_id}")
 
 
 def enrol_machines(
@@ -139,10 +136,10 @@ def enrol_machines(
     status: str,
     now: float,
 ) -> tuple[list[str], list[str]]:
-    """Add machines that are new; returns the ids of the new ones, and of those that were known already.
+    """Add machines that are new; returns the ids of the new ones, and of those that are recorded already.
 
-    `status` is what is known of their hosts: Ready where nobody else has a say in that, else Unknown.
-    Refused, all of it, when a record contradicts a known machine: who sits where is not guessed.
+    `status` is that of their hosts: Ready where no host state provider is configured, else Unknown.
+    All are refused when a record contradicts a known machine.
     """
     created: list[str] = []
     unchanged: list[str] = []
@@ -159,7 +156,7 @@ def enrol_machines(
 def enrol_observed_machines(
     conn: sa.Connection, site_id: str, observation: DomainObservation, status: str, now: float
 ) -> list[str]:
-    """Add the trays that a controller shows and the site does not know; returns their ids."""
+    """Add the trays that a controller lists and the records lack; returns their ids."""
     trays: dict[tuple[str, int], list[int]] = {}
     index: dict[tuple[str, int], int] = {}
     for gpu in observation.gpus:
@@ -180,22 +177,22 @@ def enrol_observed_machines(
 
 
 def enrol_machines_of_domain(conn: sa.Connection, site_id: str, domain: str, status: str, now: float) -> None:
-    """Add the machines that are known to be in `domain`: while its controllers contradict, none is."""
-    shown = latest.latest_of_domain(conn, domain).shown
-    if shown and enrol_observed_machines(conn, site_id, shown[0], status, now):
-        # What was learned of the domain was of the machines that there were.
-        sync.apply_observations(conn, shown, now)
+    """Add the trays of the latest observation of `domain`; none while its controllers conflict."""
+    readings = latest.latest_of_domain(conn, domain).shown
+    if readings and enrol_observed_machines(conn, site_id, readings[0], status, now):
+        # The observation was applied to the machines of before: apply it to the new ones too.
+        sync.apply_observations(conn, readings, now)
 
 
 def declare_gpus(
     conn: sa.Connection,
     machine_id: str,
-    place: tuple[str, int, int],
+    location: tuple[str, int, int],
     domain: str | None,
     gpus: Iterable[DeclaredGpu],
     now: float,
 ) -> Changed[None]:
-    """Write a machine's place (chassis serial, slot, tray index), domain and GPUs as an operator tells them.
+    """Write a machine's location (chassis serial, slot, tray index), domain and GPUs as declared.
 
     It is a repair: the next observation of the domain overrules it. Refused while the machine carries an
     instance, whose GPUs would change under it, and for a GUID that another machine has.
@@ -207,14 +204,14 @@ def declare_gpus(
             f"machine {machine_id} carries instance {found.instance_id}",
             nearest_fix="release the instance first",
         )
-    told = {gpu.module_id: gpu.guid for gpu in gpus}
-    serial, slot, tray = place
+    guids = {gpu.module_id: gpu.guid for gpu in gpus}
+    serial, slot, tray = location
     _check_slot_free(conn, machine_id, serial, slot)
-    _check_guids_free(conn, machine_id, told)
+    _check_guids_free(conn, machine_id, guids)
     values = {"chassis_serial": serial, "slot": slot, "tray_index": tray, "domain": domain, "updated": now}
     conn.execute(sa.update(machine).where(machine.c.id == machine_id).values(**values))
     conn.execute(sa.delete(machine_gpu).where(machine_gpu.c.machine_id == machine_id))
-    _insert_machine_gpus(conn, machine_id, told, Source.DECLARED)
+    _insert_machine_gpus(conn, machine_id, guids, Source.DECLARED)
     return Changed(None, _update_domains(conn, {found.domain, domain}, now))
 
 
@@ -230,8 +227,8 @@ def remove_machine(conn: sa.Connection, machine_id: str, now: float) -> frozense
 
 
 def _update_domains(conn: sa.Connection, domains: Collection[str | None], now: float) -> frozenset[str]:
-    # Whose partition holds a GPU that is on no machine any more shares memory with nobody knows whom.
-    for domain in sorted(one for one in domains if one is not None):
+    # A GPU that is on no machine any more may be in a tenant's partition: that tenant is not isolated.
+    for domain in sorted(filter(None, domains)):
         status.update_statuses(conn, domain, now)
     return journal.increment_revisions(conn, domains)
 
@@ -255,21 +252,16 @@ def _insert_machine(
 ) -> None:
     if not record.chassis_serial or not 1 <= record.gpus <= 64:
         raise invalid(f"machine {record.machine_id} needs a chassis serial, and 1 to 64 GPUs")
-    conn.execute(
-        sa.insert(machine).values(
-            id=record.machine_id,
-            site_id=site_id,
-            status=status,
-            chassis_serial=record.chassis_serial,
-            slot=record.slot,
-            tray_index=record.tray_index,
-            rack=record.rack,
-            created=now,
-            updated=now,
-        )
-    )
+    row = _machine_row(record.machine_id, record, now)
+    conn.execute(sa.insert(machine).values(row | {"site_id": site_id, "status": status}))
     modules: dict[int, int | None] = dict.fromkeys(range(1, record.gpus + 1))
     _insert_machine_gpus(conn, record.machine_id, modules, source)
+
+
+def _machine_row(machine_id: str, tray: MachineRecord | ComputeTray, now: float) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": machine_id, "chassis_serial": tray.chassis_serial, "slot": tray.slot}
+    row |= {"tray_index": tray.tray_index, "rack": tray.rack, "created": now, "updated": now}
+    return row
 
 
 def _insert_machine_gpus(
@@ -291,15 +283,15 @@ def _insert_machine_gpus(
 
 def _check_slot_free(conn: sa.Connection, machine_id: str, serial: str, slot: int) -> None:
     there = sa.select(machine.c.id).where(machine.c.chassis_serial == serial, machine.c.slot == slot)
-    for other in conn.execute(there.where(machine.c.id != machine_id)).scalars():
-        raise conflict(f"{serial} slot {slot} is recorded as machine {other}", id=other)
+    for occupant in conn.execute(there.where(machine.c.id != machine_id)).scalars():
+        raise conflict(f"{serial} slot {slot} is recorded as machine {occupant}", id=occupant)
 
 
-def _check_guids_free(conn: sa.Connection, machine_id: str, told: Mapping[int, int]) -> None:
-    if len(set(told.values())) < len(told) or 0 in told.values():
+def _check_guids_free(conn: sa.Connection, machine_id: str, guids: Mapping[int, int]) -> None:
+    if len(set(guids.values())) < len(guids) or 0 in guids.values():
         raise invalid("each GPU needs a GUID of its own")
     taken = sa.select(machine_gpu.c.machine_id, machine_gpu.c.guid).where(
-        machine_gpu.c.guid.in_([str(guid) for guid in told.values()]), machine_gpu.c.machine_id != machine_id
+        machine_gpu.c.guid.in_([str(guid) for guid in guids.values()]), machine_gpu.c.machine_id != machine_id
     )
     for row in conn.execute(taken):
         raise conflict(f"GPU {int(row.guid):#x} is recorded on machine {row.machine_id}", id=row.machine_id)
@@ -313,7 +305,7 @@ DEMO_ORG = "demo"
 
 def seed_embedded_site(
     conn: sa.Connection,
-    site: RackSite,
+    racks: RackSite,
     profile: RackProfile,
     endpoint_urls: Mapping[str, str],
     *,
@@ -321,16 +313,16 @@ def seed_embedded_site(
     ids: IdFactory,
     org: str = DEMO_ORG,
 ) -> str:
-    """Make the records of `site`, whose trays are all of `profile`; returns the site id.
+    """Create the records of `racks`, whose trays are all of `profile`; returns the site id.
 
     `endpoint_urls` maps domain uuid to the URL of its controller. Repeating it adds what is new and
     changes nothing else.
     """
     provider = entitlements.ensure_provider(conn, org, now, ids)
-    site_id = _seed_site(conn, provider.id, site.name, now, ids)
+    site_id = _seed_site(conn, provider.id, racks.name, now, ids)
     type_id = _seed_instance_type(conn, provider.id, site_id, profile, now, ids)
-    _seed_machines(conn, site_id, type_id, [tray for domain in site.domains for tray in domain.trays], now)
-    for domain in site.domains:
+    _seed_machines(conn, site_id, type_id, [tray for domain in racks.domains for tray in domain.trays], now)
+    for domain in racks.domains:
         serials = {tray.chassis_serial for tray in domain.trays}
         endpoints.register_endpoint(conn, endpoint_urls[domain.uuid], serials, now, ids)
     entitlements.ensure_tenant(conn, org, now, ids)
@@ -345,15 +337,10 @@ def machine_id_of_tray(tray: ComputeTray) -> str:
 
 
 def _seed_site(conn: sa.Connection, provider_id: str, name: str, now: float, ids: IdFactory) -> str:
-    found = conn.execute(sa.select(site_table.c.id).where(site_table.c.name == name)).scalar_one_or_none()
+    found = conn.execute(sa.select(site.c.id).where(site.c.name == name)).scalar_one_or_none()
     if found is not None:
         return str(found)
-    new = ids()
-    row: dict[str, Any] = {"id": new, "provider_id": provider_id, "name": name, "status": Status.REGISTERED}
-    row |= {"capabilities": {"nvLinkPartition": True}, "default_partition": DefaultPartitionPolicy.NONE}
-    conn.execute(sa.insert(site_table).values(**row, created=now, updated=now))
-    journal.record_status(conn, new, Status.REGISTERED, "Site is registered", now)
-    return new
+    return _insert_site(conn, provider_id, name, DefaultPartitionPolicy.NONE, now, ids)
 
 
 def _seed_instance_type(
@@ -384,21 +371,8 @@ def _seed_machines(
     new = [tray for tray in trays if machine_id_of_tray(tray) not in known]
     if not new:
         return
-    rows = [
-        {
-            "id": machine_id_of_tray(tray),
-            "site_id": site_id,
-            "instance_type_id": type_id,
-            "status": Status.READY,
-            "chassis_serial": tray.chassis_serial,
-            "slot": tray.slot,
-            "tray_index": tray.tray_index,
-            "rack": tray.rack,
-            "created": now,
-            "updated": now,
-        }
-        for tray in new
-    ]
+    columns = {"site_id": site_id, "instance_type_id": type_id, "status": Status.READY}
+    rows = [{**_machine_row(machine_id_of_tray(tray), tray, now), **columns} for tray in new]
     conn.execute(sa.insert(machine), rows)
     gpus = [
         {"machine_id": machine_id_of_tray(tray), "module_id": module, "health": GpuHealth.UNKNOWN}
@@ -409,7 +383,7 @@ def _seed_machines(
 
 
 def _tenants_with_everything(conn: sa.Connection, org: str) -> list[str]:
-    """The embedding org, and every tenant that was given everything before there were new machines."""
+    """The embedding org, and every tenant that has an allocation of everything."""
     held = (
         sa.select(allocation.c.tenant_id)
         .where(allocation.c.name == entitlements.EVERYTHING_ALLOCATION)

@@ -23,8 +23,7 @@ from rackloom.carve.observation import conflicts, latest
 from rackloom.carve.observation.conflicts import ControllerConflict
 from rackloom.carve.partitions import intent, ownership
 from rackloom.carve.store import journal
-from rackloom.carve.store.schema import endpoint, endpoint_chassis, instance, machine, machine_gpu
-from rackloom.carve.store.schema import moved_gpu as table
+from rackloom.carve.store.schema import endpoint, endpoint_chassis, instance, machine, machine_gpu, moved_gpu
 from rackloom.carve.store.schema import observation as reading
 from rackloom.carve.tenancy import status
 from rackloom.core.partitions.domain import DomainObservation, ObservedGpu
@@ -33,12 +32,14 @@ from rackloom.topology.join_key import Source
 # GPUs that an instance lost.
 
 
-MachineModule = tuple[str, int]
-"""Machine and module."""
+GpuModule = tuple[str, int]
+"""Machine id and module id: the place of a GPU."""
+SlotKey = tuple[str, int]
+"""Chassis serial and slot: the place of a machine."""
 
 
 class LostGpu(NamedTuple):
-    """A GPU that an instance had in a place, and when another or none was there (seconds since the epoch)."""
+    """A GPU that an instance had in a place, and since when it is not there (seconds since the epoch)."""
 
     machine_id: str
     module_id: int
@@ -46,65 +47,63 @@ class LostGpu(NamedTuple):
     since: float
 
 
-# Built once: every pass that learns something asks these.
+# Built once: every pass that changes the mapping runs these.
 _MACHINES_WITH_INSTANCE = sa.select(instance.c.machine_id).where(
     instance.c.machine_id.in_(sa.bindparam("machines", expanding=True))
 )
 _LOST_GPUS = (
-    sa.select(table.c.machine_id, table.c.module_id, table.c.guid, table.c.since)
-    .join(instance, instance.c.machine_id == table.c.machine_id)
-    .where(instance.c.created <= table.c.since)
-    .order_by(table.c.machine_id, table.c.module_id)
+    sa.select(moved_gpu.c.machine_id, moved_gpu.c.module_id, moved_gpu.c.guid, moved_gpu.c.since)
+    .join(instance, instance.c.machine_id == moved_gpu.c.machine_id)
+    .where(instance.c.created <= moved_gpu.c.since)
+    .order_by(moved_gpu.c.machine_id, moved_gpu.c.module_id)
 )
-_DELETE_LOST = sa.delete(table).where(
-    table.c.machine_id == sa.bindparam("from_machine"), table.c.module_id == sa.bindparam("from_module")
+_DELETE_LOST = sa.delete(moved_gpu).where(
+    moved_gpu.c.machine_id == sa.bindparam("from_machine"),
+    moved_gpu.c.module_id == sa.bindparam("from_module"),
 )
-_INSERT_LOST = sa.insert(table)
 
 
 def record_lost_gpus(
     conn: sa.Connection,
-    had: Mapping[MachineModule, str | None],
-    listed: Mapping[MachineModule, str],
+    recorded: Mapping[GpuModule, str | None],
+    listed: Mapping[GpuModule, str],
     now: float,
 ) -> None:
-    """Keep which GPU an instance loses in which place, and forget it when that one is back.
+    """Record which GPU an instance loses in which place; delete the record when that GPU is back.
 
-    `had` are the GUIDs of places whose record changes now, `listed` those that a controller lists there;
-    called before the records follow. What stood in the place after the GPU that the instance was given is
-    not its loss. A GPU that was exchanged is kept too: it may be listed elsewhere later.
+    `recorded` are the GUIDs of places whose record changes now, `listed` those that the controller lists
+    there. Call this before the mapping is written. Only the first GPU that an instance had in a place
+    counts: what replaced it is not the instance's loss. An exchanged GPU is recorded too, because it may be
+    listed elsewhere later.
     """
-    before = {(row.machine_id, row.module_id): row.guid for row in lost_gpus_of_instances(conn)}
-    back = [place for place, guid in before.items() if listed.get(place) == guid]
-    gone = {place: guid for place, guid in had.items() if guid is not None and listed.get(place) != guid}
-    lost = _lost_by_instances(conn, {place: guid for place, guid in gone.items() if place not in before})
+    lost_before = {(row.machine_id, row.module_id): row.guid for row in lost_gpus_of_instances(conn)}
+    back = [place for place, guid in lost_before.items() if listed.get(place) == guid]
+    gone = {
+        place: guid
+        for place, guid in recorded.items()
+        if guid is not None and listed.get(place) != guid and place not in lost_before
+    }
+    machines = {"machines": list({machine_id for machine_id, _ in gone})}
+    held = set(conn.execute(_MACHINES_WITH_INSTANCE, machines).scalars()) if gone else set()
+    lost = {place: guid for place, guid in gone.items() if place[0] in held}
     if ended := [*back, *lost]:
-        conn.execute(_DELETE_LOST, [{"from_machine": one[0], "from_module": one[1]} for one in ended])
+        conn.execute(_DELETE_LOST, [{"from_machine": place[0], "from_module": place[1]} for place in ended])
     if lost:
-        told = [{"machine_id": at[0], "module_id": at[1], "guid": guid} for at, guid in lost.items()]
-        conn.execute(_INSERT_LOST, [{**one, "since": now} for one in told])
-
-
-def _lost_by_instances(conn: sa.Connection, gone: Mapping[MachineModule, str]) -> dict[MachineModule, str]:
-    if not gone:
-        return {}
-    held = set(
-        conn.execute(_MACHINES_WITH_INSTANCE, {"machines": list({place[0] for place in gone})}).scalars()
-    )
-    return {place: guid for place, guid in gone.items() if place[0] in held}
+        rows = [LostGpu(*place, guid, now)._asdict() for place, guid in lost.items()]
+        conn.execute(sa.insert(moved_gpu), rows)
 
 
 def lost_gpus_of_instances(conn: sa.Connection) -> list[LostGpu]:
-    """What was lost by instances that still hold the machine."""
+    """The GPUs lost by instances that still hold the machine."""
     return list(map(LostGpu._make, conn.execute(_LOST_GPUS).all()))
 
 
 # Machines, domains and GPUs.
 
 
-GpuPosition = tuple[str, int]
-
 _neighbor = machine.alias()
+# A chassis stays in its domain while its registered controller can be read, answers for that domain and
+# lists a GPU of the chassis. A second domain that lists it then is not believed.
 _stays_in_domain = sa.exists().where(
     machine.c.domain != sa.bindparam("domain"),
     endpoint_chassis.c.chassis_serial == machine.c.chassis_serial,
@@ -118,15 +117,15 @@ _stays_in_domain = sa.exists().where(
     _neighbor.c.missing_since.is_(None),
 )
 
-# Built once: every pass asks these.
+# Built once: every pass runs these.
 _MACHINES_IN_CHASSIS: sa.Select[Any] = sa.select(
     machine.c.id, machine.c.chassis_serial, machine.c.slot, machine.c.domain, machine.c.missing_since
 ).where(machine.c.chassis_serial.in_(sa.bindparam("serials", expanding=True)), ~_stays_in_domain)
 _RECORDED_GPUS = sa.select(
     machine_gpu.c.machine_id, machine_gpu.c.module_id, machine_gpu.c.guid, machine_gpu.c.health
 ).where(machine_gpu.c.machine_id.in_(sa.bindparam("machines", expanding=True)))
-# A GPU that turned up here is no longer where it was. What another domain's controller lists, or listed where
-# an instance is, is not taken from there: the instance would be released by a stranger's word.
+# A GPU that is listed here is no longer where it was recorded. It is not taken from a machine of another
+# domain that is present or carries an instance: a false reading would release that instance.
 _has_instance = sa.exists().where(instance.c.machine_id == machine.c.id)
 _unclaimed_machines = sa.select(machine.c.id).where(
     sa.or_(
@@ -152,66 +151,69 @@ _MACHINES_IN_DOMAIN = sa.select(machine.c.id, machine.c.missing_since).where(
 
 
 def sync_gpu_mapping(conn: sa.Connection, observation: DomainObservation, now: float) -> frozenset[str]:
-    """Write the mapping that `observation` shows; returns the domains in which it differs from before."""
+    """Write the mapping that `observation` lists; returns the domains whose mapping changed."""
     machines = _observed_machines(conn, observation)
-    before = {row.domain for row in machines.values() if row.domain != observation.domain}
-    known = _recorded_gpus(conn, [row.id for row in machines.values()])
-    told = _observed_gpus(observation, machines)
-    changed = {at: gpu for at, gpu in told.items() if known.get(at) != (str(gpu.guid), int(gpu.health))}
-    if before:
-        _move_to_domain(conn, machines.values(), before, observation.domain, now)
-    if changed:
-        guids = {at: str(gpu.guid) for at, gpu in changed.items()}
-        taken = conn.execute(
-            _CLAIMED_GPUS, {"guids": list(guids.values()), "domain": observation.domain}
-        ).all()
-        had = {at: known[at][0] for at in guids if at in known}
-        record_lost_gpus(conn, had | {(row.machine_id, row.module_id): row.guid for row in taken}, guids, now)
-        _write_gpus(conn, observation.domain, changed, known)
-    _mark_missing(conn, observation, {row.id for row in machines.values()})
-    rewired = any(known.get(at, (None, 0))[0] != str(gpu.guid) for at, gpu in changed.items())
-    return journal.increment_revisions(conn, {observation.domain, *before} if before or rewired else ())
-
-
-def _observed_machines(conn: sa.Connection, observation: DomainObservation) -> dict[GpuPosition, sa.Row[Any]]:
-    serials = {gpu.chassis_serial for gpu in observation.gpus}
-    rows = conn.execute(_MACHINES_IN_CHASSIS, {"serials": list(serials), "domain": observation.domain})
-    slots = {(gpu.chassis_serial, gpu.slot) for gpu in observation.gpus}
-    return {(row.chassis_serial, row.slot): row for row in rows if (row.chassis_serial, row.slot) in slots}
-
-
-def _recorded_gpus(conn: sa.Connection, machine_ids: list[str]) -> dict[GpuPosition, tuple[str | None, int]]:
-    rows = conn.execute(_RECORDED_GPUS, {"machines": machine_ids})
-    return {(machine_id, module_id): (guid, health) for machine_id, module_id, guid, health in rows}
-
-
-def _observed_gpus(
-    observation: DomainObservation, machines: dict[GpuPosition, sa.Row[Any]]
-) -> dict[GpuPosition, ObservedGpu]:
-    return {
+    previous_domains = {row.domain for row in machines.values() if row.domain != observation.domain}
+    recorded = _recorded_gpus(conn, [row.id for row in machines.values()])
+    listed = {
         (machines[gpu.chassis_serial, gpu.slot].id, gpu.module_id): gpu
         for gpu in observation.gpus
         if (gpu.chassis_serial, gpu.slot) in machines
     }
+    changed = {
+        place: gpu for place, gpu in listed.items() if recorded.get(place) != (str(gpu.guid), int(gpu.health))
+    }
+    if previous_domains:
+        _move_to_domain(conn, machines.values(), previous_domains, observation.domain, now)
+    if changed:
+        guids = {place: str(gpu.guid) for place, gpu in changed.items()}
+        parameters = {"guids": list(guids.values()), "domain": observation.domain}
+        replaced = {place: recorded[place][0] for place in guids if place in recorded}
+        for row in conn.execute(_CLAIMED_GPUS, parameters):
+            replaced[row.machine_id, row.module_id] = row.guid
+        record_lost_gpus(conn, replaced, guids, now)
+        _write_gpus(conn, observation.domain, changed, recorded)
+    _mark_missing(conn, observation, {row.id for row in machines.values()})
+    rewired = any(recorded.get(place, (None, 0))[0] != str(gpu.guid) for place, gpu in changed.items())
+    # Only a change of domain or GUID voids plans; a health is a measurement.
+    return journal.increment_revisions(
+        conn, {observation.domain, *previous_domains} if previous_domains or rewired else ()
+    )
+
+
+def _observed_machines(conn: sa.Connection, observation: DomainObservation) -> dict[SlotKey, sa.Row[Any]]:
+    slots = {(gpu.chassis_serial, gpu.slot) for gpu in observation.gpus}
+    serials = list({serial for serial, _ in slots})
+    rows = conn.execute(_MACHINES_IN_CHASSIS, {"serials": serials, "domain": observation.domain})
+    return {(row.chassis_serial, row.slot): row for row in rows if (row.chassis_serial, row.slot) in slots}
+
+
+def _recorded_gpus(conn: sa.Connection, machine_ids: list[str]) -> dict[GpuModule, tuple[str | None, int]]:
+    rows = conn.execute(_RECORDED_GPUS, {"machines": machine_ids})
+    return {(machine_id, module_id): (guid, health) for machine_id, module_id, guid, health in rows}
 
 
 def _move_to_domain(
-    conn: sa.Connection, seen: Collection[sa.Row[Any]], before: set[str | None], domain: str, now: float
+    conn: sa.Connection,
+    observed: Collection[sa.Row[Any]],
+    previous_domains: set[str | None],
+    domain: str,
+    now: float,
 ) -> None:
-    # A machine whose tray is away answers with the rest of its chassis, wherever that answers now.
-    beside = sa.and_(
-        machine.c.chassis_serial.in_({row.chassis_serial for row in seen}),
-        machine.c.domain.in_({one for one in before if one is not None}),
+    # A machine whose tray is absent moves with the rest of its chassis.
+    absent = sa.and_(
+        machine.c.chassis_serial.in_({row.chassis_serial for row in observed}),
+        machine.c.domain.in_(set(filter(None, previous_domains))),
     )
-    chosen = sa.or_(machine.c.id.in_([row.id for row in seen]), beside)
+    chosen = sa.or_(machine.c.id.in_([row.id for row in observed]), absent)
     conn.execute(sa.update(machine).where(chosen).values(domain=domain, updated=now))
 
 
-def _mark_missing(conn: sa.Connection, observation: DomainObservation, seen: set[str]) -> None:
+def _mark_missing(conn: sa.Connection, observation: DomainObservation, observed: set[str]) -> None:
     """A machine of the domain of which the controller lists no GPU is off, absent or broken."""
     rows = conn.execute(_MACHINES_IN_DOMAIN, {"domain": observation.domain}).all()
-    lost = [row.id for row in rows if row.id not in seen and row.missing_since is None]
-    back = [row.id for row in rows if row.id in seen and row.missing_since is not None]
+    lost = [row.id for row in rows if row.id not in observed and row.missing_since is None]
+    back = [row.id for row in rows if row.id in observed and row.missing_since is not None]
     for machine_ids, since in ((lost, observation.observed_at), (back, None)):
         if machine_ids:
             chosen = machine.c.id.in_(machine_ids)
@@ -221,32 +223,26 @@ def _mark_missing(conn: sa.Connection, observation: DomainObservation, seen: set
 def _write_gpus(
     conn: sa.Connection,
     domain: str,
-    changed: dict[GpuPosition, ObservedGpu],
-    known: dict[GpuPosition, tuple[str | None, int]],
+    changed: dict[GpuModule, ObservedGpu],
+    recorded: dict[GpuModule, tuple[str | None, int]],
 ) -> None:
-    guids = [str(gpu.guid) for gpu in changed.values()]
-    conn.execute(_CLEAR_CLAIMED, {"guids": guids, "domain": domain})
-    table = machine_gpu
-    at = sa.and_(
-        table.c.machine_id == sa.bindparam("at_machine"), table.c.module_id == sa.bindparam("at_module")
-    )
-    old = [_gpu_row(where, gpu) for where, gpu in changed.items() if where in known]
-    new = [_gpu_row(where, gpu) for where, gpu in changed.items() if where not in known]
+    # First cleared where they were: a GUID is on one machine at any time.
+    conn.execute(_CLEAR_CLAIMED, {"guids": [str(gpu.guid) for gpu in changed.values()], "domain": domain})
+    place: dict[str, Any] = {"machine_id": sa.bindparam("at_machine"), "module_id": sa.bindparam("at_module")}
     values: dict[str, Any] = {name: sa.bindparam(f"new_{name}") for name in ("guid", "source", "health")}
-    if old:
-        conn.execute(sa.update(table).where(at).values(**values), old)
+    here = sa.and_(*(machine_gpu.c[name] == parameter for name, parameter in place.items()))
+    known = [_gpu_row(key, gpu) for key, gpu in changed.items() if key in recorded]
+    new = [_gpu_row(key, gpu) for key, gpu in changed.items() if key not in recorded]
+    if known:
+        conn.execute(sa.update(machine_gpu).where(here).values(values), known)
     if new:
-        keys: dict[str, Any] = {
-            "machine_id": sa.bindparam("at_machine"),
-            "module_id": sa.bindparam("at_module"),
-        }
-        conn.execute(sa.insert(table).values(**keys, **values), new)
+        conn.execute(sa.insert(machine_gpu).values({**place, **values}), new)
 
 
-def _gpu_row(where: GpuPosition, gpu: ObservedGpu) -> dict[str, object]:
+def _gpu_row(place: GpuModule, gpu: ObservedGpu) -> dict[str, object]:
     return {
-        "at_machine": where[0],
-        "at_module": where[1],
+        "at_machine": place[0],
+        "at_module": place[1],
         "new_guid": str(gpu.guid),
         "new_source": Source.NMX.value,
         "new_health": int(gpu.health),
@@ -257,65 +253,68 @@ def _gpu_row(where: GpuPosition, gpu: ObservedGpu) -> dict[str, object]:
 
 
 def apply_observations(
-    conn: sa.Connection, shown: Sequence[DomainObservation], now: float, left: Collection[str] = frozenset()
+    conn: sa.Connection,
+    readings: Sequence[DomainObservation],
+    now: float,
+    previous_domains: Collection[str] = frozenset(),
 ) -> None:
-    """Write what the controllers of a domain have `shown`, one at least, the newest first.
+    """Apply the valid `readings` of a domain, at least one, the newest first.
 
-    `left` are domains that its controller answered for before.
+    `previous_domains` are those that its controller reported before. The order matters: partitions are
+    owned in a domain before statuses say whose GPUs are in them.
     """
-    observation = shown[0]
-    touched = sync_gpu_mapping(conn, observation, now)
-    for one in sorted(touched - {observation.domain}):
-        # The same chassis under another domain uuid: what was made there, and what was ordered, still holds.
-        ownership.copy_ownership(conn, one, observation.domain)
-        intent.copy_pause(conn, one, observation.domain)
-        intent.delete_blocked_gpus(conn, one)
-    ownership.update_owned_partitions(conn, shown, now)
-    for domain in sorted({observation.domain, *touched, *left}):
+    newest = readings[0]
+    changed = sync_gpu_mapping(conn, newest, now)
+    for previous in sorted(changed - {newest.domain}):
+        # The same chassis under another domain uuid: its partitions and its pause go with it.
+        ownership.copy_ownership(conn, previous, newest.domain)
+        intent.copy_pause(conn, previous, newest.domain)
+        intent.delete_blocked_gpus(conn, previous)
+    ownership.update_owned_partitions(conn, readings, now)
+    for domain in sorted({newest.domain, *changed, *previous_domains}):
         status.update_statuses(conn, domain, now)
 
 
 def apply_if_consistent(
-    conn: sa.Connection, domain: str, now: float, others: Collection[str] = frozenset()
+    conn: sa.Connection, domain: str, now: float, rivals: Collection[str] = frozenset()
 ) -> ControllerConflict | None:
-    """Take over what the controllers of `domain` show where they agree; the dispute where they do not.
+    """Apply the readings of `domain` if its controllers agree; otherwise record and return the conflict.
 
-    Called when one of several told something, or tells nothing any more. `others` are domains that may list
-    the same hardware: with them, and with those that do so already, the outcome is one. In a dispute nothing
-    is learned.
+    `rivals` are domains that may list the same hardware. They, and those that already have a conflict with
+    `domain`, are compared in the same transaction, so that both sides of a conflict have one outcome.
     """
-    concerned = conflicts.conflicting_domains(conn, domain).union(others)
+    rivals = conflicts.conflicting_domains(conn, domain).union(rivals)
     before = conflicts.conflict_of_domain(conn, domain)
-    dispute = conflicts.update_conflict(conn, domain, before, concerned)
+    conflict = conflicts.update_conflict(conn, domain, before, rivals)
     _apply_valid_readings(conn, domain, now)
-    for other in sorted(concerned):
-        _compare_other_domain(conn, other, domain, now)
-    return dispute
+    for rival in sorted(rivals):
+        _compare_rival(conn, rival, domain, now)
+    return conflict
 
 
-def _compare_other_domain(conn: sa.Connection, domain: str, with_domain: str, now: float) -> None:
-    before = conflicts.conflict_of_domain(conn, domain)
-    concerned = conflicts.conflicting_domains(conn, domain) | {with_domain}
-    dispute = conflicts.update_conflict(conn, domain, before, concerned)
-    if before is not None or dispute is not None:
-        _apply_valid_readings(conn, domain, now)
+def _compare_rival(conn: sa.Connection, rival: str, domain: str, now: float) -> None:
+    before = conflicts.conflict_of_domain(conn, rival)
+    rivals = conflicts.conflicting_domains(conn, rival) | {domain}
+    conflict = conflicts.update_conflict(conn, rival, before, rivals)
+    if before is not None or conflict is not None:
+        _apply_valid_readings(conn, rival, now)
 
 
 def _apply_valid_readings(conn: sa.Connection, domain: str, now: float) -> None:
-    shown = latest.latest_of_domain(conn, domain).shown
-    if shown:
-        apply_observations(conn, shown, now)
+    # During a conflict there is no valid reading: statuses become unknown, and nothing else changes.
+    readings = latest.latest_of_domain(conn, domain).shown
+    if readings:
+        apply_observations(conn, readings, now)
     else:
         status.update_statuses(conn, domain, now)
 
 
 def withdraw_reading(conn: sa.Connection, domain: str, now: float) -> None:
-    """As `compare`, where a controller tells nothing of `domain` any more.
+    """Update `domain` after one of its controllers was lost, deleted, or now reports another domain.
 
-    Those that are left need not have been read since, so what they showed counts again only after a dispute.
+    The others need not have been read since, so their readings are applied again only after a conflict.
     """
-    before = conflicts.conflict_of_domain(conn, domain)
-    if before is None:
+    if conflicts.conflict_of_domain(conn, domain) is None:
         status.update_statuses(conn, domain, now)
     else:
         apply_if_consistent(conn, domain, now)

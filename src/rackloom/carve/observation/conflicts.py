@@ -3,7 +3,7 @@
 `compare_readings` compares two readings of one domain. Operations move no hardware, so differing GPUs
 always conflict. Differing partitions conflict only when both readings are newer than the last change by
 the site, because an older reading shows an earlier state. Healths and limits are measurements and are
-not compared. A reading without GPUs is from a standby and says nothing. `shared_hardware` finds GPUs
+not compared. A reading without GPUs is from a standby and is not compared. `shared_hardware` finds GPUs
 that controllers of two domains list in the same place: a GPU is on one NVLink switch fabric, so both
 cannot be right.
 
@@ -16,7 +16,7 @@ controllers are read at once.
 `domains_sharing_hardware` and `conflicting_domains` say which other domains have to be compared.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations, product
 from typing import Any
 
@@ -27,7 +27,6 @@ from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import READING_VALID_SECONDS
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import domain_dispute, endpoint, machine, observation, operation
-from rackloom.carve.store.schema import domain_dispute as table
 from rackloom.carve.store.values import OperationState
 from rackloom.core.partitions.domain import DomainObservation, ObservedPartition
 from rackloom.errors import Refused
@@ -36,71 +35,72 @@ from rackloom.errors import Refused
 
 
 MAX_LISTED_PARTITIONS = 3
-"""Partitions that are told one by one."""
+"""Differing partitions that the reason names; the others are only counted."""
 
 
 class ControllerReading(msgspec.Struct, frozen=True):
-    """What a switch controller showed when it was last read."""
+    """The last reading of one switch controller."""
 
     url: str
-    seen: DomainObservation
+    observation: DomainObservation
 
 
-def compare_readings(
-    controller_reading: ControllerReading, other: ControllerReading, changed_at: float
-) -> str | None:
-    """What differs between two readings of about the same time; None when nothing does.
+def compare_readings(first: ControllerReading, second: ControllerReading, changed_at: float) -> str | None:
+    """The reason why the two readings of one domain conflict; None when they agree.
 
-    Operations move no hardware, so the GPUs are compared in any case. Partitions are only where both looked
-    after `changed_at`, when the site last changed some: before, one of the two shows what was. One that lists
-    no GPU at all says nothing: a standby answers for its domain before it knows what is in it.
+    `changed_at` is when the site last changed partitions of the domain.
     """
-    if not (controller_reading.seen.gpus and other.seen.gpus):
+    # A standby answers for its domain before it knows what is in it: it lists no GPU, and cannot conflict.
+    if not (first.observation.gpus and second.observation.gpus):
         return None
-    told = _differing_gpus(controller_reading, other)
-    if min(controller_reading.seen.observed_at, other.seen.observed_at) > changed_at:
-        told += _differing_partitions(controller_reading, other)
-    if not told:
+    # Operations move no hardware, so GPUs are comparable whenever they were read.
+    differences = _differing_gpus(first, second)
+    # A reading that began before the last change shows the partitions of before: that is lag, no conflict.
+    if min(first.observation.observed_at, second.observation.observed_at) > changed_at:
+        differences += _differing_partitions(first.observation, second.observation)
+    if not differences:
         return None
-    return f"switch controllers {controller_reading.url} and {other.url} contradict one another: {'; '.join(told)}"
+    pair = f"switch controllers {first.url} and {second.url}"
+    return f"{pair} contradict one another: {'; '.join(differences)}"
 
 
-def shared_hardware(controller_reading: ControllerReading, other: ControllerReading) -> str | None:
-    """That controllers of two domains list the same GPUs in the same places; None when they do not.
+def shared_hardware(first: ControllerReading, second: ControllerReading) -> str | None:
+    """The reason why controllers of two domains conflict: both list the same GPUs in the same places.
 
-    A GPU is on one switch fabric. One that stands in the same place under another GUID is another GPU.
+    A GPU with another GUID in the same place is another GPU.
     """
-    both = len(_gpu_locations(controller_reading.seen) & _gpu_locations(other.seen))
-    if not both:
+    shared = len(_gpu_locations(first.observation) & _gpu_locations(second.observation))
+    if not shared:
         return None
-    first, second = (
-        f"{reading.url} of domain {reading.seen.domain}"
-        for reading in sorted((controller_reading, other), key=lambda reading: reading.url)
-    )
-    return f"switch controllers {first} and {second} contradict one another: both list the same {both} GPUs"
+    names = [f"{reading.url} of domain {reading.observation.domain}" for reading in (first, second)]
+    # Sorted, so that both domains record the same reason.
+    pair = f"switch controllers {' and '.join(sorted(names))}"
+    return f"{pair} contradict one another: both list the same {shared} GPUs"
 
 
-def _differing_gpus(controller_reading: ControllerReading, other: ControllerReading) -> list[str]:
-    first, second = _gpu_locations(controller_reading.seen), _gpu_locations(other.seen)
-    pairs = ((controller_reading.url, first - second), (other.url, second - first))
-    return [f"only {url} lists {len(more)} of the GPUs" for url, more in pairs if more]
+def _differing_gpus(first: ControllerReading, second: ControllerReading) -> list[str]:
+    in_first, in_second = _gpu_locations(first.observation), _gpu_locations(second.observation)
+    surplus = ((first.url, in_first - in_second), (second.url, in_second - in_first))
+    return [f"only {url} lists {len(gpus)} of the GPUs" for url, gpus in surplus if gpus]
 
 
-def _gpu_locations(seen: DomainObservation) -> set[tuple[int, str, int, int]]:
-    return {(gpu.guid, gpu.chassis_serial, gpu.slot, gpu.module_id) for gpu in seen.gpus}
+def _gpu_locations(reading: DomainObservation) -> set[tuple[int, str, int, int]]:
+    return {(gpu.guid, gpu.chassis_serial, gpu.slot, gpu.module_id) for gpu in reading.gpus}
 
 
-def _differing_partitions(controller_reading: ControllerReading, other: ControllerReading) -> list[str]:
-    first, second = (
-        {part.id: part for part in reading.seen.partitions} for reading in (controller_reading, other)
-    )
-    # By number: the name of a partition says whose it is, and several operate a domain.
-    told = [
-        f"partition {number} {_describe_difference(first.get(number), second.get(number))}"
-        for number in sorted(first.keys() | second.keys())
-        if _name_and_members(first.get(number)) != _name_and_members(second.get(number))
+def _differing_partitions(first: DomainObservation, second: DomainObservation) -> list[str]:
+    in_first = {partition.id: partition for partition in first.partitions}
+    in_second = {partition.id: partition for partition in second.partitions}
+    # By id: a partition's name identifies its owner, and several tenants share a domain.
+    differences = [
+        f"partition {number} {_describe_difference(in_first.get(number), in_second.get(number))}"
+        for number in sorted(in_first.keys() | in_second.keys())
+        if _name_and_members(in_first.get(number)) != _name_and_members(in_second.get(number))
     ]
-    return _shorten_list(told)
+    more = len(differences) - MAX_LISTED_PARTITIONS
+    if more > 0:
+        return [*differences[:MAX_LISTED_PARTITIONS], f"{more} more partitions differ"]
+    return differences
 
 
 def _name_and_members(partition: ObservedPartition | None) -> tuple[str, frozenset[int]] | None:
@@ -108,16 +108,11 @@ def _name_and_members(partition: ObservedPartition | None) -> tuple[str, frozens
 
 
 def _describe_difference(first: ObservedPartition | None, second: ObservedPartition | None) -> str:
-    sizes = [0 if one is None else len(one.members) for one in (first, second)]
-    told = f"has {sizes[0]} and {sizes[1]} members"
+    sizes = [0 if partition is None else len(partition.members) for partition in (first, second)]
+    text = f"has {sizes[0]} and {sizes[1]} members"
     if first is None or second is None or sizes[0] != sizes[1]:
-        return told
-    return f"{told}, of which some differ" if first.members != second.members else f"{told} and two names"
-
-
-def _shorten_list(told: Sequence[str]) -> list[str]:
-    more = len(told) - MAX_LISTED_PARTITIONS
-    return [*told[:MAX_LISTED_PARTITIONS], f"{more} more partitions differ"] if more > 0 else list(told)
+        return text
+    return f"{text}, of which some differ" if first.members != second.members else f"{text} and two names"
 
 
 # The recorded conflict of a domain.
@@ -125,8 +120,8 @@ def _shorten_list(told: Sequence[str]) -> list[str]:
 
 _FOREVER = 1e300
 
-_in_domain = table.c.domain == sa.bindparam("domain")
-_CONFLICT_OF_DOMAIN = sa.select(table).where(_in_domain)
+# Built once: every pass runs these.
+_CONFLICT_OF_DOMAIN = sa.select(domain_dispute).where(domain_dispute.c.domain == sa.bindparam("domain"))
 _READINGS_WITH_FACTS = (
     sa.select(endpoint.c.url, endpoint.c.domain, observation)
     .join(endpoint, endpoint.c.id == observation.c.endpoint_id)
@@ -144,14 +139,14 @@ _LAST_CHANGE = sa.select(
     sa.func.max(sa.case((operation.c.state == OperationState.PENDING, _FOREVER), else_=operation.c.finished))
 ).where(operation.c.domain == sa.bindparam("domain"))
 _CONFLICT_OF_ENDPOINT = (
-    sa.select(endpoint.c.domain, table.c.reason, table.c.since, table.c.rival)
-    .join(table, table.c.domain == endpoint.c.domain, isouter=True)
+    sa.select(endpoint.c.domain, domain_dispute.c.reason, domain_dispute.c.since, domain_dispute.c.rival)
+    .join(domain_dispute, domain_dispute.c.domain == endpoint.c.domain, isouter=True)
     .where(endpoint.c.id == sa.bindparam("of"))
 )
 
 
 class ControllerConflict(msgspec.Struct, frozen=True):
-    """Two controllers, what of their readings cannot be true, and since when (seconds since the epoch)."""
+    """Why the readings of two controllers cannot both be true, and since when (seconds since the epoch)."""
 
     domain: str
     reason: str
@@ -161,17 +156,17 @@ class ControllerConflict(msgspec.Struct, frozen=True):
 
     @property
     def domains(self) -> frozenset[str]:
-        """All in which nothing may be done until it is settled."""
+        """The domains in which no operation may begin until the conflict ends."""
         return frozenset((self.domain,) if self.rival is None else (self.domain, self.rival))
 
 
 class ConflictingControllers(Refused):
-    """Nothing is done in a domain whose controllers contradict one another."""
+    """No operation begins in a domain whose controllers contradict one another."""
 
-    def __init__(self, dispute: ControllerConflict) -> None:
-        self.dispute = dispute
+    def __init__(self, conflict: ControllerConflict) -> None:
+        self.conflict = conflict
         super().__init__(
-            f"domain {dispute.domain} is unknown since {latest.rfc3339(dispute.since)}: {dispute.reason}",
+            f"domain {conflict.domain} is unknown since {latest.rfc3339(conflict.since)}: {conflict.reason}",
             nearest_fix="repair the controller that is wrong, or delete its endpoint",
         )
 
@@ -179,7 +174,7 @@ class ConflictingControllers(Refused):
 def conflict_of_endpoint(
     conn: sa.Connection, endpoint_id: str
 ) -> tuple[str | None, ControllerConflict | None]:
-    """Domain that the endpoint last answered with, and the dispute about it."""
+    """The domain that the endpoint last reported, and the conflict of that domain."""
     row = conn.execute(_CONFLICT_OF_ENDPOINT, {"of": endpoint_id}).one_or_none()
     if row is None or row.domain is None:
         return None, None
@@ -187,71 +182,70 @@ def conflict_of_endpoint(
 
 
 def conflict_of_domain(conn: sa.Connection, domain: str) -> ControllerConflict | None:
-    """The dispute that stands about `domain`."""
+    """The recorded conflict of `domain`."""
     row = conn.execute(_CONFLICT_OF_DOMAIN, {"domain": domain}).one_or_none()
     return None if row is None else _conflict_of_row(row)
 
 
 def conflicts_by_domain(conn: sa.Connection) -> Mapping[str, ControllerConflict]:
-    """All that stand, by domain."""
-    return {row.domain: _conflict_of_row(row) for row in conn.execute(sa.select(table))}
+    """All recorded conflicts, by domain."""
+    return {row.domain: _conflict_of_row(row) for row in conn.execute(sa.select(domain_dispute))}
 
 
 def update_conflict(
     conn: sa.Connection, domain: str, before: ControllerConflict | None, rivals: Collection[str] = ()
 ) -> ControllerConflict | None:
-    """Compare what the controllers of `domain`, and of `rivals`, show, and keep the outcome for `domain`.
+    """Compare the readings of `domain`, also with those of `rivals`, and record the outcome for `domain`.
 
-    `before` is what stood. It stands until they agree: it does not end because one of them looked before the
-    last change, or was lost after it contradicted. What one showed before that and never again is no
-    contradiction. `rivals` are other domains that may list the same hardware.
+    `before` is the recorded conflict. `rivals` are other domains that may list the same hardware.
+
+    Invariant: a conflict ends only when all readings that were part of it agree, or when the endpoint of one
+    is deleted. It does not end because a controller became unreadable, or was read before the last change:
+    neither makes the other one right.
     """
     found = _conflict_within_domain(conn, domain, before) or _conflict_across_domains(
         conn, domain, rivals, before
     )
     if found is None:
         if before is not None:
-            conn.execute(sa.delete(table).where(table.c.domain == domain))
+            conn.execute(sa.delete(domain_dispute).where(domain_dispute.c.domain == domain))
         return None
     if before is None:
-        return _open_conflict(conn, found)
+        conn.execute(sa.insert(domain_dispute).values(msgspec.structs.asdict(found)))
+        # Earlier plans no longer hold, and the replicas that read the other controllers must do so now.
+        journal.increment_revisions(conn, [domain])
+        return found
     found = msgspec.structs.replace(found, since=before.since)
     if found != before:
-        told = {"reason": found.reason, "rival": found.rival}
-        conn.execute(sa.update(table).where(table.c.domain == domain).values(told))
+        changes = {"reason": found.reason, "rival": found.rival}
+        conn.execute(sa.update(domain_dispute).where(domain_dispute.c.domain == domain).values(changes))
     return found
-
-
-def _open_conflict(conn: sa.Connection, dispute: ControllerConflict) -> ControllerConflict:
-    conn.execute(sa.insert(table).values(msgspec.structs.asdict(dispute)))
-    # Plans that were made before no longer hold, and whoever reads the other controllers shall look now.
-    journal.increment_revisions(conn, [dispute.domain])
-    return dispute
 
 
 def _conflict_within_domain(
     conn: sa.Connection, domain: str, before: ControllerConflict | None
 ) -> ControllerConflict | None:
-    """Controllers of one domain that contradict one another."""
+    """Split brain: two controllers of one domain whose readings differ."""
     rows = _valid_readings(conn, [domain], before)
-    apart = [
-        (_reading_of_row(one), _reading_of_row(other))
-        for one, other in combinations(rows, 2)
-        if one.facts != other.facts
+    differing = [
+        (_reading_of_row(first), _reading_of_row(second))
+        for first, second in combinations(rows, 2)
+        if first.facts != second.facts
     ]
-    reason = _first_difference(apart, 0.0)
+    reason = _first_difference(differing, 0.0)
     if reason is not None and before is None:
-        # Most that differs is measured: only here are all operations of the domain looked through.
-        changed = conn.execute(_LAST_CHANGE, {"domain": domain}).scalar_one()
-        reason = reason if changed is None else _first_difference(apart, changed)
+        # Only now are the operations of the domain searched for the last change: usually facts differ in
+        # measurements only, and this costs nothing.
+        changed_at = conn.execute(_LAST_CHANGE, {"domain": domain}).scalar_one()
+        reason = reason if changed_at is None else _first_difference(differing, changed_at)
     return None if reason is None else ControllerConflict(domain, reason, _newest_time(rows))
 
 
 def _first_difference(
-    apart: Iterable[tuple[ControllerReading, ControllerReading]], changed_at: float
+    pairs: Iterable[tuple[ControllerReading, ControllerReading]], changed_at: float
 ) -> str | None:
-    told = (compare_readings(one, other, changed_at) for one, other in apart)
-    return next((reason for reason in told if reason is not None), None)
+    reasons = (compare_readings(first, second, changed_at) for first, second in pairs)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _conflict_across_domains(
@@ -259,24 +253,30 @@ def _conflict_across_domains(
 ) -> ControllerConflict | None:
     """Controllers of two domains that list the same hardware."""
     for rival in sorted(rivals):
-        known = before if before is not None and before.rival == rival else None
-        rows = _valid_readings(conn, [domain, rival], known)
-        ours, theirs = ([row for row in rows if row.domain == one] for one in (domain, rival))
-        for one, other in product(ours, theirs):
-            reason = shared_hardware(_reading_of_row(one), _reading_of_row(other))
+        same_rival = before if before is not None and before.rival == rival else None
+        rows = _valid_readings(conn, [domain, rival], same_rival)
+        ours = [row for row in rows if row.domain == domain]
+        theirs = [row for row in rows if row.domain == rival]
+        for pair in product(ours, theirs):
+            reason = shared_hardware(*map(_reading_of_row, pair))
             if reason is not None:
-                return ControllerConflict(domain, reason, _newest_time((one, other)), rival)
+                return ControllerConflict(domain, reason, _newest_time(pair), rival)
     return None
 
 
 def _valid_readings(
     conn: sa.Connection, domains: Collection[str], before: ControllerConflict | None
 ) -> list[Any]:
-    """The readings of `domains` that say something of the present, by address."""
+    """The readings of `domains` that are evidence of the present, by URL.
+
+    Without a conflict these are the readings of controllers that can be read. During one they include the
+    last reading of a controller that was lost after it took part in the conflict.
+    """
     lost_from = _FOREVER if before is None else before.since
     rows = conn.execute(_READINGS_WITH_FACTS, {"domains": list(domains), "lost_from": lost_from}).all()
-    # In a dispute only one that is lost grows too old: one that is not will be read, or be lost then.
     newest = _newest_time(rows)
+    # During a conflict only the reading of a lost controller grows too old. Any other controller is read
+    # again, or becomes lost, within the next pass.
     return [
         row
         for row in rows
@@ -300,14 +300,11 @@ def _conflict_of_row(row: Any) -> ControllerConflict:
 # Which other domains to compare with.
 
 
-# Built once: every pass that learns something asks these.
+# Built once: every pass that records a changed reading runs these.
 _MACHINES_ELSEWHERE = sa.select(machine.c.chassis_serial, machine.c.slot, machine.c.domain).where(
     machine.c.chassis_serial.in_(sa.bindparam("serials", expanding=True)),
     machine.c.domain != sa.bindparam("domain"),
 )
-
-
-_rival_column = domain_dispute.c.rival
 _domain_param: sa.BindParameter[str] = sa.bindparam("domain")
 _CONFLICTING_DOMAINS = sa.union(
     sa.select(domain_dispute.c.rival).where(
@@ -317,14 +314,14 @@ _CONFLICTING_DOMAINS = sa.union(
 )
 
 
-def domains_sharing_hardware(conn: sa.Connection, seen: DomainObservation) -> frozenset[str]:
-    """Other domains that have machines, in the records, where `seen` lists GPUs."""
-    places = {(gpu.chassis_serial, gpu.slot) for gpu in seen.gpus}
-    serials = {serial for serial, _ in places}
-    rows = conn.execute(_MACHINES_ELSEWHERE, {"serials": list(serials), "domain": seen.domain})
-    return frozenset(row.domain for row in rows if (row.chassis_serial, row.slot) in places)
+def domains_sharing_hardware(conn: sa.Connection, reading: DomainObservation) -> frozenset[str]:
+    """Other domains that have machines, in the records, where `reading` lists GPUs."""
+    slots = {(gpu.chassis_serial, gpu.slot) for gpu in reading.gpus}
+    serials = {serial for serial, _ in slots}
+    rows = conn.execute(_MACHINES_ELSEWHERE, {"serials": list(serials), "domain": reading.domain})
+    return frozenset(row.domain for row in rows if (row.chassis_serial, row.slot) in slots)
 
 
 def conflicting_domains(conn: sa.Connection, domain: str) -> frozenset[str]:
-    """Domains with which `domain` is in dispute about hardware."""
+    """Domains that have a recorded conflict with `domain` about hardware."""
     return frozenset(conn.execute(_CONFLICTING_DOMAINS, {"domain": domain}).scalars())

@@ -49,9 +49,9 @@ class Owner(StrEnum):
     DEFAULT = "default"
     """The factory default partition."""
     RELEASED = "released"
-    """Found, given up by an operator, and about to be taken apart."""
+    """Found, released by an operator, and about to be removed."""
     FOREIGN = "foreign"
-    """Found, and nobody's until an operator adopts or releases it."""
+    """Found, and without an owner until an operator adopts or releases it."""
 
 
 class FoundPartitionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class FoundPartitionView(msgspec.Struct, frozen=True, kw_only=True):
 
     domain: str
     observed_at: float
-    seen: ObservedPartition
+    partition: ObservedPartition
     owner: Owner
     logical_partition: str | None
 
@@ -74,13 +74,13 @@ def partitions_of_domains(conn: sa.Connection, domains: Collection[str]) -> list
         FoundPartitionView(
             domain=domain,
             observed_at=known.observation.observed_at,
-            seen=partition,
+            partition=partition,
             owner=classify_owner(partition, owners.get((domain, partition.name))),
             logical_partition=_logical_partition_of(owners.get((domain, partition.name))),
         )
         for domain, known in sorted(latest.latest_of_domains(conn, domains).items())
         if known.observation is not None
-        for partition in sorted(known.observation.partitions, key=lambda one: one.id)
+        for partition in sorted(known.observation.partitions, key=lambda partition: partition.id)
     ]
 
 
@@ -90,7 +90,7 @@ def _recorded_owners(conn: sa.Connection, domains: Collection[str]) -> dict[tupl
 
 
 def classify_owner(partition: ObservedPartition, recorded: str | None) -> Owner:
-    """Whose a partition is, given the logical partition that the records have for its name."""
+    """The owner of a partition, from the logical partition that the records have for its name."""
     if partition.id == DEFAULT_PARTITION_ID:
         return Owner.DEFAULT
     if recorded is None:
@@ -111,7 +111,7 @@ def adopt_partition(
     conn: sa.Connection, domain: str, name: str, logical_partition_id: str, order: OperatorOrder
 ) -> Changed[None]:
     """Make a found partition the physical partition of a logical partition in its domain."""
-    seen, partition = _foreign_partition(conn, domain, name)
+    observation, partition = _foreign_partition(conn, domain, name)
     row = conn.execute(
         sa.select(logical_partition).where(logical_partition.c.id == logical_partition_id)
     ).one_or_none()
@@ -120,27 +120,28 @@ def adopt_partition(
             "Could not find a ready NVLink Logical Partition with ID specified in request",
             nvLinkLogicalPartitionId="does not exist, or is being deleted",
         )
-    standing = [one for one in ownership.owned_partitions(conn, domain) if one.logical_partition == row.id]
-    if standing:
-        raise conflict(f"NVLink Logical Partition already has partition {standing[0].name} in the domain")
+    # One physical partition for each logical partition and domain: the planner relies on it.
+    for owned in ownership.owned_partitions(conn, domain):
+        if owned.logical_partition == row.id:
+            raise conflict(f"NVLink Logical Partition already has partition {owned.name} in the domain")
     wanted = {
         assignment.guid
         for assignment in intent.gpu_assignments(conn, domain)
         if assignment.logical_partition == logical_partition_id
     }
-    if strangers := len(partition.members - wanted):
+    if unwanted := len(partition.members - wanted):
         raise Rejected(
             RefusalKind.CONFLICT,
-            f"{strangers} GPUs of the partition are not wanted in the NVLink Logical Partition",
+            f"{unwanted} GPUs of the partition are not wanted in the NVLink Logical Partition",
             nearest_fix="create its Instances on the machines of these GPUs first, or release the partition",
         )
-    return _record_takeover(conn, seen, partition, row.id, Step.ADOPT, order)
+    return _record_takeover(conn, observation, partition, row.id, Step.ADOPT, order)
 
 
 def release_partition(conn: sa.Connection, domain: str, name: str, order: OperatorOrder) -> Changed[None]:
-    """Let the reconciler take a found partition apart; the record says who wanted it and why."""
-    seen, partition = _foreign_partition(conn, domain, name)
-    return _record_takeover(conn, seen, partition, RELEASED_OWNER, Step.RELEASE, order)
+    """Let the reconciler remove a found partition; the record says who ordered it and why."""
+    observation, partition = _foreign_partition(conn, domain, name)
+    return _record_takeover(conn, observation, partition, RELEASED_OWNER, Step.RELEASE, order)
 
 
 def _foreign_partition(
@@ -159,7 +160,7 @@ def _foreign_partition(
 def _check_adoptable(conn: sa.Connection, domain: str, partition: ObservedPartition) -> None:
     if partition.id == DEFAULT_PARTITION_ID:
         raise conflict("The factory default partition follows the site's policy for it")
-    if any(one.name == partition.name for one in ownership.owned_partitions(conn, domain)):
+    if any(owned.name == partition.name for owned in ownership.owned_partitions(conn, domain)):
         raise conflict("The partition is the site's own already")
     if not partition.guid_based:
         # NMX-C fixes the type of a partition at its creation, and the site works by GUID.
@@ -178,14 +179,13 @@ def _check_adoptable(conn: sa.Connection, domain: str, partition: ObservedPartit
 
 def _record_takeover(
     conn: sa.Connection,
-    seen: DomainObservation,
+    observation: DomainObservation,
     partition: ObservedPartition,
     owner: str,
     step: Step,
     order: OperatorOrder,
 ) -> Changed[None]:
-    operation_id = ownership.record_operator_takeover(conn, seen, step, partition, order)
-    ownership.take_ownership(conn, seen, partition, owner, operation_id, order.now)
-    journal.record_operator_step(conn, step, partition.name, seen.domain, order)
-    touched = journal.increment_revisions(conn, [seen.domain])
-    return Changed(None, touched)
+    operation_id = ownership.record_operator_takeover(conn, observation, step, partition, order)
+    ownership.take_ownership(conn, observation, partition, owner, operation_id, order.now)
+    journal.record_operator_step(conn, step, partition.name, observation.domain, order)
+    return Changed(None, journal.increment_revisions(conn, [observation.domain]))

@@ -26,6 +26,7 @@ from rackloom.carve.store.journal import OperatorOrder, Step
 from rackloom.carve.store.schema import (
     blocked_gpu,
     domain_pause,
+    drain,
     endpoint,
     instance,
     machine,
@@ -33,7 +34,6 @@ from rackloom.carve.store.schema import (
     nvlink_interface,
     site,
 )
-from rackloom.carve.store.schema import drain as table
 from rackloom.carve.store.values import Changed, Status, conflict, not_found
 from rackloom.core.partitions.domain import BlockedGpus, DefaultPartitionPolicy, GpuAssignment
 from rackloom.core.partitions.status_rules import DomainFacts, why_not_drained
@@ -44,11 +44,11 @@ from rackloom.core.partitions.status_rules import DomainFacts, why_not_drained
 DRAINED_MESSAGE = "every GPU was seen outside the partitions of the site"
 
 _UNFINISHED_DRAINS = (
-    sa.select(table, machine_gpu.c.guid)
-    .join(machine, machine.c.id == table.c.machine_id)
+    sa.select(drain, machine_gpu.c.guid)
+    .join(machine, machine.c.id == drain.c.machine_id)
     .join(machine_gpu, machine_gpu.c.machine_id == machine.c.id, isouter=True)
-    .where(table.c.ended.is_(None), table.c.drained.is_(None))
-    .order_by(table.c.id)
+    .where(drain.c.ended.is_(None), drain.c.drained.is_(None))
+    .order_by(drain.c.id)
 )
 _UNFINISHED_IN_DOMAIN = _UNFINISHED_DRAINS.where(machine.c.domain == sa.bindparam("domain"))
 _UNFINISHED_WITHOUT_DOMAIN = _UNFINISHED_DRAINS.where(machine.c.domain.is_(None))
@@ -57,26 +57,26 @@ _UNFINISHED_WITHOUT_DOMAIN = _UNFINISHED_DRAINS.where(machine.c.domain.is_(None)
 _DRAINED_GPUS = (
     sa.select(machine_gpu.c.guid)
     .join(machine, machine.c.id == machine_gpu.c.machine_id)
-    .join(table, sa.and_(table.c.machine_id == machine.c.id, table.c.ended.is_(None)))
+    .join(drain, sa.and_(drain.c.machine_id == machine.c.id, drain.c.ended.is_(None)))
     .where(machine.c.domain == sa.bindparam("domain"), machine_gpu.c.guid.is_not(None))
 )
 
 
 def active_drains(conn: sa.Connection, machine_ids: Collection[str]) -> dict[str, sa.Row[Any]]:
-    """The drains under way or done but not ended, by machine."""
-    found = sa.select(table).where(table.c.machine_id.in_(machine_ids), table.c.ended.is_(None))
+    """The drains that have not ended, by machine."""
+    found = sa.select(drain).where(drain.c.machine_id.in_(machine_ids), drain.c.ended.is_(None))
     return {row.machine_id: row for row in conn.execute(found)}
 
 
 def drain_reason_column(machine_id: sa.Column[str]) -> sa.ScalarSelect[str]:
     """Why a machine is drained, for a query over machines; NULL when it is not."""
-    mine = sa.select(table.c.reason).where(table.c.machine_id == machine_id, table.c.ended.is_(None))
+    mine = sa.select(drain.c.reason).where(drain.c.machine_id == machine_id, drain.c.ended.is_(None))
     return mine.limit(1).scalar_subquery()
 
 
 def drained_machine_ids() -> sa.Select[tuple[str]]:
     """Ids of the machines whose GPUs shall be in no partition."""
-    return sa.select(table.c.machine_id).where(table.c.ended.is_(None))
+    return sa.select(drain.c.machine_id).where(drain.c.ended.is_(None))
 
 
 def drained_gpus(conn: sa.Connection, domain: str) -> frozenset[int]:
@@ -85,9 +85,11 @@ def drained_gpus(conn: sa.Connection, domain: str) -> frozenset[int]:
 
 
 def unfinished_drains(conn: sa.Connection, domain: str | None) -> dict[sa.Row[Any], list[int | None]]:
-    """The drains in `domain` of which the end was not yet observed, with the GUIDs of their GPUs."""
-    asked = _UNFINISHED_WITHOUT_DOMAIN if domain is None else _UNFINISHED_IN_DOMAIN
-    rows = conn.execute(asked, {} if domain is None else {"domain": domain})
+    """The drains in `domain` that are not yet complete, with the GUIDs of their GPUs."""
+    if domain is None:
+        rows = conn.execute(_UNFINISHED_WITHOUT_DOMAIN)
+    else:
+        rows = conn.execute(_UNFINISHED_IN_DOMAIN, {"domain": domain})
     found: dict[str, tuple[sa.Row[Any], list[int | None]]] = {}
     for row in rows:
         found.setdefault(row.id, (row, []))[1].append(None if row.guid is None else int(row.guid))
@@ -97,13 +99,13 @@ def unfinished_drains(conn: sa.Connection, domain: str | None) -> dict[sa.Row[An
 def update_drains(
     conn: sa.Connection, open_drains: dict[sa.Row[Any], list[int | None]], facts: DomainFacts, now: float
 ) -> None:
-    """Say of each drain what the newest observation supports."""
+    """Record for each drain what the newest observation supports."""
     for row, guids in open_drains.items():
         reasons = [why_not_drained(guid, row.started, facts) for guid in guids]
         waiting = list(dict.fromkeys(reason for reason in reasons if reason))
         outcome = {"message": "; ".join(waiting)} if waiting else {"message": DRAINED_MESSAGE, "drained": now}
         if outcome != {"message": row.message}:
-            conn.execute(sa.update(table).where(table.c.id == row.id).values(**outcome))
+            conn.execute(sa.update(drain).where(drain.c.id == row.id).values(**outcome))
 
 
 # Assignments.
@@ -130,11 +132,11 @@ _ASSIGNMENTS = (
     )
     .order_by(machine_gpu.c.guid)
 )
-"""Built once: every pass over a domain asks for it."""
+"""Built once: every pass over a domain runs it."""
 
 
 def gpu_assignments(conn: sa.Connection, domain: str) -> tuple[GpuAssignment, ...]:
-    """The wishes that count: interfaces and instances that stay, on trays that are not drained."""
+    """The GPUs that shall join a partition: of interfaces and instances that stay, on trays not drained."""
     return tuple(
         GpuAssignment(guid=int(guid), logical_partition=partition, tenant=tenant)
         for guid, partition, tenant in conn.execute(_ASSIGNMENTS, {"domain": domain})
@@ -163,15 +165,16 @@ def managed_gpus(conn: sa.Connection, domain: str | None) -> frozenset[int]:
 
 
 def default_partition_policy(conn: sa.Connection, domain: str | None) -> DefaultPartitionPolicy:
-    """What the site does with the factory default partition; kept where the site has no machine."""
+    """What the site does with the factory default partition; it stays where the site has no machine."""
     policy = conn.execute(_DEFAULT_PARTITION_POLICY, {"domain": domain}).scalar_one_or_none()
     return DefaultPartitionPolicy.KEEP if policy is None else DefaultPartitionPolicy(policy)
 
 
 def default_partition_policies(conn: sa.Connection) -> dict[str, DefaultPartitionPolicy]:
-    """As `default_partition`, of every domain that the site has machines in."""
-    asked = sa.select(machine.c.domain, site.c.default_partition).join(site, site.c.id == machine.c.site_id)
-    rows = conn.execute(asked.where(machine.c.domain.is_not(None)).distinct())
+    """As `default_partition_policy`, for every domain that the site has machines in."""
+    policies = sa.select(machine.c.domain, site.c.default_partition)
+    policies = policies.join(site, site.c.id == machine.c.site_id)
+    rows = conn.execute(policies.where(machine.c.domain.is_not(None)).distinct())
     return {domain: DefaultPartitionPolicy(policy) for domain, policy in rows}
 
 
@@ -180,14 +183,14 @@ def default_partition_policies(conn: sa.Connection) -> dict[str, DefaultPartitio
 
 _BLOCKED_IN_DOMAIN = sa.select(blocked_gpu).where(blocked_gpu.c.domain == sa.bindparam("domain"))
 _BLOCKED_IN_DOMAIN = _BLOCKED_IN_DOMAIN.order_by(blocked_gpu.c.guid, blocked_gpu.c.reason)
-"""Built once: every pass asks it."""
+"""Built once: every pass runs it."""
 
 
 def replace_blocked_gpus(
     conn: sa.Connection, domain: str, blocked: Sequence[BlockedGpus], now: float
 ) -> bool:
-    """Make `blocked` what stands in the way in `domain`; False if it is known. What stays keeps its time."""
-    wanted = {(str(guid), one.reason): one.fix for one in blocked for guid in one.guids}
+    """Record the blockers of `domain`; False if nothing changed. One that stays keeps its time."""
+    wanted = {(str(guid), blocker.reason): blocker.fix for blocker in blocked for guid in blocker.guids}
     known = {(row.guid, row.reason): row.fix for row in blocked_gpus_of_domain(conn, domain)}
     if known == wanted:
         return False
@@ -207,35 +210,31 @@ def replace_blocked_gpus(
 
 
 def blocked_gpus_of_domain(conn: sa.Connection, domain: str) -> Sequence[sa.Row[Any]]:
-    """What stands in the way in `domain`: rows of domain, guid, reason, fix and since, by GPU and reason."""
+    """The blockers of `domain`: rows of domain, guid, reason, fix and since, by GPU and reason."""
     return conn.execute(_BLOCKED_IN_DOMAIN, {"domain": domain}).all()
 
 
 def blocked_gpus_of_domains(conn: sa.Connection, domains: Collection[str]) -> dict[str, list[sa.Row[Any]]]:
-    """As `of_domain` for each of `domains`, in one query."""
-    told: dict[str, list[sa.Row[Any]]] = {domain: [] for domain in domains}
-    found = (
-        sa.select(blocked_gpu)
-        .where(blocked_gpu.c.domain.in_(told))
-        .order_by(blocked_gpu.c.guid, blocked_gpu.c.reason)
-    )
-    for row in conn.execute(found):
-        told[row.domain].append(row)
-    return told
+    """As `blocked_gpus_of_domain` for each of `domains`, in one query."""
+    blockers: dict[str, list[sa.Row[Any]]] = {domain: [] for domain in domains}
+    found = sa.select(blocked_gpu).where(blocked_gpu.c.domain.in_(blockers))
+    for row in conn.execute(found.order_by(blocked_gpu.c.guid, blocked_gpu.c.reason)):
+        blockers[row.domain].append(row)
+    return blockers
 
 
 def blocker_reasons(conn: sa.Connection, domain: str | None) -> dict[int, str]:
-    """Fabric GUID -> everything that stands in its way, in one sentence."""
+    """Fabric GUID -> the reasons of all its blockers, in one sentence."""
     if domain is None:
         return {}
-    told: dict[int, list[str]] = {}
+    reasons: dict[int, list[str]] = {}
     for row in blocked_gpus_of_domain(conn, domain):
-        told.setdefault(int(row.guid), []).append(row.reason)
-    return {guid: "; ".join(why) for guid, why in told.items()}
+        reasons.setdefault(int(row.guid), []).append(row.reason)
+    return {guid: "; ".join(texts) for guid, texts in reasons.items()}
 
 
 def delete_blocked_gpus(conn: sa.Connection, domain: str) -> None:
-    """Nothing is known to stand in the way in `domain`, which has another uuid now."""
+    """Delete the blockers of `domain`, whose chassis report another domain uuid now."""
     conn.execute(sa.delete(blocked_gpu).where(blocked_gpu.c.domain == domain))
 
 
@@ -243,7 +242,7 @@ def delete_blocked_gpus(conn: sa.Connection, domain: str) -> None:
 
 
 _PAUSE_REASON = sa.select(domain_pause.c.reason).where(domain_pause.c.domain == sa.bindparam("domain"))
-"""Built once: every pass asks it."""
+"""Built once: every pass runs it."""
 
 
 def pause_reason(conn: sa.Connection, domain: str) -> str | None:
@@ -252,7 +251,7 @@ def pause_reason(conn: sa.Connection, domain: str) -> str | None:
 
 
 def pause_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Changed[None]:
-    """Do nothing to `domain` from now on; a second pause keeps the first reason."""
+    """Begin no operation in `domain` from now on; a second pause keeps the first reason."""
     _check_domain_known(conn, domain)
     if pause_reason(conn, domain) is not None:
         return Changed(None, frozenset())
@@ -263,7 +262,7 @@ def pause_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Chan
 
 
 def resume_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Changed[None]:
-    """Work on `domain` again."""
+    """Begin operations in `domain` again."""
     _check_domain_known(conn, domain)
     if conn.execute(sa.delete(domain_pause).where(domain_pause.c.domain == domain)).rowcount == 0:
         raise conflict("NVLink Domain is not paused")
@@ -272,7 +271,7 @@ def resume_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Cha
 
 
 def copy_pause(conn: sa.Connection, domain: str, successor: str) -> None:
-    """Pause `successor` too when `domain` is paused: its chassis answer there now."""
+    """Pause `successor` too when `domain` is paused: its chassis report this domain uuid now."""
     row = (
         conn.execute(sa.select(domain_pause).where(domain_pause.c.domain == domain)).mappings().one_or_none()
     )

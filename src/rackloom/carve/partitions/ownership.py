@@ -32,7 +32,6 @@ from rackloom.carve.store.schema import (
     owned_partition,
     tenant,
 )
-from rackloom.carve.store.schema import operation as table
 from rackloom.carve.store.values import RELEASED_OWNER, OperationState
 from rackloom.core.partitions.domain import (
     AddGpus,
@@ -51,48 +50,52 @@ from rackloom.errors import Refused
 
 INTERRUPTED_REASON = "the service stopped before the controller's answer was recorded"
 LATE_SECONDS = 30.0
-"""A controller may carry a request out after its caller has given up, but not longer than this after."""
+"""A controller may execute a request after its caller has given up, but not later than this."""
 ABANDONED_SECONDS = 3600.0
-"""No call takes so long: whoever began it has died, and its endpoint need never answer again."""
+"""No call takes so long: its process has died, and its endpoint may never answer again."""
 ASKED_BY_SITE = "site"
-"""Who asks for what no tenant asked for, such as the end of the factory default partition."""
+"""The requester of operations that no tenant caused, such as the deletion of the default partition."""
 
 
 def _operation_tag(kind: type[PartitionOperation]) -> str:
     return str(kind.__struct_config__.tag)
 
 
-# Built once: every pass asks these.
-_through_endpoint = table.c.endpoint_id == sa.bindparam("through")
-_INSERT_OPERATION = sa.insert(table).returning(table.c.id)
-_UPDATE_OPERATION = sa.update(table).where(table.c.id == sa.bindparam("of"))
-_through_any_endpoint = table.c.endpoint_id.in_(
+# Built once: every pass runs these.
+_through_endpoint = operation.c.endpoint_id == sa.bindparam("through")
+_INSERT_OPERATION = sa.insert(operation).returning(operation.c.id)
+_UPDATE_OPERATION = sa.update(operation).where(operation.c.id == sa.bindparam("of"))
+_through_any_endpoint = operation.c.endpoint_id.in_(
     sa.select(endpoint.c.id).where(endpoint.c.domain == sa.bindparam("here"))
 )
 _unanswered = sa.and_(
-    table.c.observed_after.is_(None),
-    table.c.state == OperationState.PENDING,
-    table.c.started < sa.bindparam("seen"),
+    operation.c.observed_after.is_(None),
+    operation.c.state == OperationState.PENDING,
+    operation.c.started < sa.bindparam("reading_at"),
 )
-_CLOSE_AS_UNKNOWN = sa.update(table).values(
+_CLOSE_AS_UNKNOWN = sa.update(operation).values(
     state=OperationState.UNKNOWN, message=INTERRUPTED_REASON, finished=sa.bindparam("now")
 )
 _CLOSE_INTERRUPTED = _CLOSE_AS_UNKNOWN.where(_through_endpoint, _unanswered)
 _CLOSE_ABANDONED = _CLOSE_AS_UNKNOWN.where(_through_any_endpoint, _unanswered)
 _CONFIRM_OPERATIONS = (
-    sa.update(table)
-    .where(_through_endpoint, table.c.observed_after.is_(None), table.c.finished <= sa.bindparam("seen"))
-    .values(observed_after=sa.bindparam("seen"))
+    sa.update(operation)
+    .where(
+        _through_endpoint,
+        operation.c.observed_after.is_(None),
+        operation.c.finished <= sa.bindparam("reading_at"),
+    )
+    .values(observed_after=sa.bindparam("reading_at"))
 )
 _outcome_open = sa.or_(
-    table.c.state == OperationState.PENDING,
-    sa.and_(table.c.state == OperationState.UNKNOWN, table.c.finished > sa.bindparam("late")),
-    sa.and_(table.c.state == OperationState.DONE, table.c.finished > sa.bindparam("seen")),
+    operation.c.state == OperationState.PENDING,
+    sa.and_(operation.c.state == OperationState.UNKNOWN, operation.c.finished > sa.bindparam("late")),
+    sa.and_(operation.c.state == OperationState.DONE, operation.c.finished > sa.bindparam("reading_at")),
 )
-_OPEN_JOINS = sa.select(table.c.detail).where(
-    table.c.domain == sa.bindparam("domain"),
+_OPEN_JOINS = sa.select(operation.c.detail).where(
+    operation.c.domain == sa.bindparam("domain"),
     _outcome_open,
-    table.c.kind.in_([_operation_tag(CreatePartition), _operation_tag(AddGpus)]),
+    operation.c.kind.in_([_operation_tag(CreatePartition), _operation_tag(AddGpus)]),
 )
 _LOGICAL_PARTITION_NAME = (
     sa.select(logical_partition.c.name, tenant.c.org)
@@ -100,9 +103,12 @@ _LOGICAL_PARTITION_NAME = (
     .where(logical_partition.c.id == sa.bindparam("partition"))
 )
 _OWNER_OF_NAME = (
-    sa.select(owned_partition.c.logical_partition_id, table.c.asked_by, table.c.reason)
-    .join(table, table.c.id == owned_partition.c.operation_id)
-    .where(owned_partition.c.domain == sa.bindparam("domain"), owned_partition.c.name == sa.bindparam("name"))
+    sa.select(owned_partition.c.logical_partition_id, operation.c.asked_by, operation.c.reason)
+    .join(operation, operation.c.id == owned_partition.c.operation_id)
+    .where(
+        owned_partition.c.domain == sa.bindparam("domain"),
+        owned_partition.c.name == sa.bindparam("name"),
+    )
 )
 
 
@@ -110,52 +116,50 @@ def begin_operation_record(
     conn: sa.Connection,
     endpoint_id: str,
     domain: str,
-    operation: PartitionOperation,
+    requested: PartitionOperation,
     observed_at: float,
     now: float,
 ) -> int:
-    """Record that `operation` is about to be asked for; returns its id."""
-    asked_by, reason = _asker_and_reason(conn, domain, operation)
+    """Record that `requested` is about to be sent to the controller; returns its id."""
+    asked_by, reason = _asker_and_reason(conn, domain, requested)
     row = {
         "endpoint_id": endpoint_id,
         "domain": domain,
-        "kind": _operation_tag(type(operation)),
-        "partition_name": operation.name,
+        "kind": _operation_tag(type(requested)),
+        "partition_name": requested.name,
         "asked_by": asked_by,
         "reason": reason,
-        "detail": _operation_detail(operation),
+        "detail": _operation_detail(requested),
         "state": OperationState.PENDING,
         "observed_at": observed_at,
         "started": now,
     }
-    new: int = conn.execute(_INSERT_OPERATION, row).scalar_one()
-    return new
+    return int(conn.execute(_INSERT_OPERATION, row).scalar_one())
 
 
 def record_operator_takeover(
     conn: sa.Connection,
-    seen: DomainObservation,
+    observation: DomainObservation,
     step: str,
     partition: ObservedPartition,
     order: OperatorOrder,
 ) -> int:
-    """Record that an operator took over a partition that was found; nothing was asked of the fabric."""
-    through = sa.select(sa.func.min(endpoint.c.id)).where(endpoint.c.domain == seen.domain)
+    """Record that an operator took over a found partition; nothing is requested from the fabric."""
+    through = sa.select(sa.func.min(endpoint.c.id)).where(endpoint.c.domain == observation.domain)
     row = {
         "endpoint_id": conn.execute(through).scalar_one(),
-        "domain": seen.domain,
+        "domain": observation.domain,
         "kind": f"{step}-partition",
         "partition_name": partition.name,
         "asked_by": order.by,
         "reason": order.reason,
         "detail": {"guids": [str(guid) for guid in sorted(partition.members)]},
         "state": OperationState.DONE,
-        "observed_at": seen.observed_at,
+        "observed_at": observation.observed_at,
         "started": order.now,
         "finished": order.now,
     }
-    new: int = conn.execute(_INSERT_OPERATION, row).scalar_one()
-    return new
+    return int(conn.execute(_INSERT_OPERATION, row).scalar_one())
 
 
 def finish_operation_record(
@@ -174,51 +178,58 @@ def finish_operation_record(
 def close_interrupted_operations(
     conn: sa.Connection, endpoint_id: str, observed_at: float, now: float
 ) -> None:
-    """Mark as unknown what was begun before an observation and never answered: the asker has died."""
-    conn.execute(_CLOSE_INTERRUPTED, {"through": endpoint_id, "seen": observed_at, "now": now})
+    """Mark as unknown what was begun before an observation and never answered: its process died.
+
+    Passes over an endpoint run one after another, so no answer can still arrive.
+    """
+    conn.execute(_CLOSE_INTERRUPTED, {"through": endpoint_id, "reading_at": observed_at, "now": now})
 
 
 def close_abandoned_operations(conn: sa.Connection, domain: str, observed_at: float, now: float) -> None:
-    """As `close_interrupted`, of what was begun long ago through any endpoint of `domain`."""
-    conn.execute(_CLOSE_ABANDONED, {"here": domain, "seen": observed_at - ABANDONED_SECONDS, "now": now})
+    """As `close_interrupted_operations`, for what began long ago through any endpoint of `domain`."""
+    conn.execute(
+        _CLOSE_ABANDONED, {"here": domain, "reading_at": observed_at - ABANDONED_SECONDS, "now": now}
+    )
 
 
 def confirm_operations(conn: sa.Connection, endpoint_id: str, observed_at: float) -> None:
-    """Note the first observation that was begun after the answer to each operation."""
-    conn.execute(_CONFIRM_OPERATIONS, {"through": endpoint_id, "seen": observed_at})
+    """Record the first observation that began after the answer to each operation."""
+    conn.execute(_CONFIRM_OPERATIONS, {"through": endpoint_id, "reading_at": observed_at})
 
 
 def hand_over_operations(conn: sa.Connection, endpoint_id: str, successor: str) -> None:
-    """Let the observations of another endpoint close what this one left unanswered."""
-    open_ones = sa.and_(table.c.endpoint_id == endpoint_id, table.c.state == OperationState.PENDING)
-    conn.execute(sa.update(table).where(open_ones).values(endpoint_id=successor))
+    """Let observations through another endpoint close what this one left unanswered."""
+    open_ones = sa.and_(operation.c.endpoint_id == endpoint_id, operation.c.state == OperationState.PENDING)
+    conn.execute(sa.update(operation).where(open_ones).values(endpoint_id=successor))
 
 
 def gpus_maybe_joining(conn: sa.Connection, domain: str | None, observed_at: float) -> frozenset[int]:
-    """Fabric GUIDs that an operation may yet put into a partition, as far as a look at `observed_at` tells.
+    """Fabric GUIDs that an operation may still put into a partition, as of an observation at `observed_at`.
 
-    Its answer is still out, never came, or came after the look was begun: it need not show what became of it.
+    The answer is outstanding, never came, or came after the observation began. In each case the observation
+    need not show the effect, so these GPUs may be in a partition that it does not list.
     """
-    asked = {"domain": domain, "seen": observed_at, "late": observed_at - LATE_SECONDS}
-    under_way = conn.execute(_OPEN_JOINS, asked).scalars()
-    return frozenset(int(guid) for detail in under_way for guid in detail["guids"])
+    parameters = {"domain": domain, "reading_at": observed_at, "late": observed_at - LATE_SECONDS}
+    details = conn.execute(_OPEN_JOINS, parameters).scalars()
+    return frozenset(int(guid) for detail in details for guid in detail["guids"])
 
 
-def _operation_detail(operation: PartitionOperation) -> Any:
+def _operation_detail(requested: PartitionOperation) -> Any:
     # GUIDs as text: JSON numbers lose the low bits of 64-bit values in most readers.
-    detail = msgspec.to_builtins(operation)
+    detail = msgspec.to_builtins(requested)
     if "guids" in detail:
         detail["guids"] = [str(guid) for guid in detail["guids"]]
     return detail
 
 
-def _asker_and_reason(conn: sa.Connection, domain: str, operation: PartitionOperation) -> tuple[str, str]:
-    if isinstance(operation, CreatePartition):
-        partition_id = operation.logical_partition
+def _asker_and_reason(conn: sa.Connection, domain: str, requested: PartitionOperation) -> tuple[str, str]:
+    """On whose behalf and why, as tenants and operators read it in the audit."""
+    if isinstance(requested, CreatePartition):
+        partition_id = requested.logical_partition
     else:
-        owner = _partition_owner(conn, domain, operation.name)
+        owner = conn.execute(_OWNER_OF_NAME, {"domain": domain, "name": requested.name}).one_or_none()
         if owner is None:
-            return ASKED_BY_SITE, f"the site keeps no GPU in partition {operation.name}"
+            return ASKED_BY_SITE, f"the site keeps no GPU in partition {requested.name}"
         partition_id = owner.logical_partition_id
         if partition_id == RELEASED_OWNER:
             return owner.asked_by, owner.reason
@@ -230,21 +241,15 @@ def _asker_and_reason(conn: sa.Connection, domain: str, operation: PartitionOper
     return found.org, f"members of logical partition {found.name} changed"
 
 
-def _partition_owner(conn: sa.Connection, domain: str, name: str) -> sa.Row[Any, Any, Any] | None:
-    """For which logical partition the site has the partition, and who asked for that."""
-    return conn.execute(_OWNER_OF_NAME, {"domain": domain, "name": name}).one_or_none()
-
-
 # Owned partitions, by name.
 
 
 FORGET_NAME_SECONDS = 86400.0
-"""Seconds for which a name is remembered that stands for nothing in sight: a create whose outcome was never
-learnt, or a partition that a list has omitted and nobody deleted. A controller that shows one later than that
-is not known to exist."""
+"""Seconds for which a name is kept that no reading lists: a create whose outcome was never learned, or a
+partition that a list omits and nobody deleted. No controller is known to list one again after that."""
 
 
-# Built once: every pass asks these.
+# Built once: every pass runs these.
 _owned_in_domain = owned_partition.c.domain == sa.bindparam("here")
 _OWNED_IN_DOMAIN = sa.select(owned_partition).where(_owned_in_domain).order_by(owned_partition.c.name)
 _OWNED_WITH_OPERATION = (
@@ -261,7 +266,7 @@ _OMITTED = sa.select(owned_partition.c.name).where(
 
 
 def owned_partitions(conn: sa.Connection, domain: str) -> tuple[OwnedPartition, ...]:
-    """The partitions that the site made, or has begun to make, in `domain`."""
+    """The partitions that the site created or adopted in `domain`, and those that it has begun to create."""
     rows = conn.execute(_OWNED_IN_DOMAIN, {"here": domain})
     return tuple(
         OwnedPartition(
@@ -274,7 +279,11 @@ def owned_partitions(conn: sa.Connection, domain: str) -> tuple[OwnedPartition, 
 def claim_name(
     conn: sa.Connection, domain: str, wanted: CreatePartition, operation_id: int, now: float
 ) -> None:
-    """Record the name of a partition about to be created. Raises Refused if the name means another."""
+    """Record the name of a partition that is about to be created, before the controller is called.
+
+    This is what makes a partition ours: whatever happens to the answer, a partition that is found under a
+    recorded name was created here. Raises Refused if the name belongs to another logical partition.
+    """
     same = sa.and_(owned_partition.c.domain == domain, owned_partition.c.name == wanted.name)
     existing = conn.execute(sa.select(owned_partition).where(same)).one_or_none()
     if existing is None:
@@ -288,57 +297,59 @@ def claim_name(
 
 def take_ownership(
     conn: sa.Connection,
-    seen: DomainObservation,
+    observation: DomainObservation,
     partition: ObservedPartition,
     owner: str,
     operation_id: int,
     now: float,
 ) -> None:
-    """Take over a partition that was found, for logical partition `owner` or RELEASED."""
-    row: dict[str, Any] = {"domain": seen.domain, "name": partition.name, "logical_partition_id": owner}
-    row |= {"partition_id": partition.id, "operation_id": operation_id, "seen_at": seen.observed_at}
+    """Own a partition that was found, for the logical partition `owner` or for RELEASED_OWNER."""
+    row: dict[str, Any] = {"domain": observation.domain, "name": partition.name, "partition_id": partition.id}
+    row |= {"logical_partition_id": owner, "operation_id": operation_id, "seen_at": observation.observed_at}
     conn.execute(sa.insert(owned_partition).values(**row, created=now))
 
 
-def update_owned_partitions(conn: sa.Connection, shown: Sequence[DomainObservation], now: float) -> None:
-    """Take ids from what is seen under our names, and drop the names of what is known to be gone.
+def update_owned_partitions(conn: sa.Connection, readings: Sequence[DomainObservation], now: float) -> None:
+    """Take partition ids from the valid readings, and drop the names of partitions that are known to be gone.
 
-    `shown` is one at least, the newest first; what any of them lists is there. A partition that all lists
-    omit need not be gone: controllers were seen to leave out one whose GPUs are all away. It has no id until
-    it is listed again, and its name stays ours. A reading without any GPU may be of a standby, so no name
-    grows old by it.
+    `readings` has at least one, the newest first. A partition that any of them lists exists. A partition
+    that none of them lists need not be gone, because controllers were seen to omit one whose GPUs are all
+    absent. It has no id until it is listed again, and its name stays ours.
+
+    Invariant: a name is dropped only when no partition of this name can appear later, or it would be taken
+    for a foreign one and keep its GPUs for ever.
     """
-    observation = shown[0]
-    seen = {
-        partition.name: (partition.id, one.observed_at)
-        for one in reversed(shown)
-        for partition in one.partitions
+    newest = readings[0]
+    listed = {
+        partition.name: (partition.id, reading.observed_at)
+        for reading in reversed(readings)
+        for partition in reading.partitions
     }
-    for row in conn.execute(_OWNED_WITH_OPERATION, {"here": observation.domain}).all():
-        mine = {"here": row.domain, "called": row.name}
-        if row.name in seen:
-            number, seen_at = seen[row.name]
+    for row in conn.execute(_OWNED_WITH_OPERATION, {"here": newest.domain}).all():
+        key = {"here": row.domain, "called": row.name}
+        if row.name in listed:
+            number, seen_at = listed[row.name]
             found = {"partition_id": number, "seen_at": max(seen_at, row.seen_at or 0.0)}
-            conn.execute(_UPDATE_OWNED, {**mine, **found})
-        elif _is_known_gone(conn, row, observation, now):
+            conn.execute(_UPDATE_OWNED, {**key, **found})
+        elif _is_known_gone(conn, row, newest, now):
             conn.execute(
                 sa.delete(owned_partition).where(
                     owned_partition.c.domain == row.domain, owned_partition.c.name == row.name
                 )
             )
-        elif row.partition_id is not None and row.seen_at < observation.observed_at:
-            conn.execute(_UPDATE_OWNED, {**mine, "partition_id": None})
+        elif row.partition_id is not None and row.seen_at < newest.observed_at:
+            conn.execute(_UPDATE_OWNED, {**key, "partition_id": None})
 
 
 def omitted_partitions(conn: sa.Connection, domain: str) -> frozenset[str]:
-    """Names of partitions that were seen once, that nobody deleted, and that the newest list omits."""
+    """Names of partitions that were listed once, that nobody deleted, and that the newest reading omits."""
     return frozenset(conn.execute(_OMITTED, {"here": domain}).scalars())
 
 
 def copy_ownership(conn: sa.Connection, domain: str, successor: str) -> None:
-    """Let the names of `domain` be known in `successor` too, where its chassis answer now.
+    """Own the partitions of `domain` also in `successor`, the domain uuid that its chassis report now.
 
-    The names stay in `domain` as long as a machine is there: it may have been split.
+    The names stay in `domain` as long as a machine is there: the domain may have been split.
     """
     known = set(
         conn.execute(sa.select(owned_partition.c.name).where(owned_partition.c.domain == successor)).scalars()
@@ -347,23 +358,24 @@ def copy_ownership(conn: sa.Connection, domain: str, successor: str) -> None:
     new = [{**row, "domain": successor} for row in rows if row["name"] not in known]
     if new:
         conn.execute(sa.insert(owned_partition), new)
-    here = sa.select(machine.c.id).where(machine.c.domain == domain).limit(1)
-    if conn.execute(here).first() is None:
+    if conn.execute(sa.select(machine.c.id).where(machine.c.domain == domain).limit(1)).first() is None:
         conn.execute(sa.delete(owned_partition).where(owned_partition.c.domain == domain))
 
 
-def _is_known_gone(conn: sa.Connection, row: sa.Row[Any], observation: DomainObservation, now: float) -> bool:
-    observed_at = observation.observed_at
-    if row.seen_at is not None and row.seen_at >= observed_at:
+def _is_known_gone(conn: sa.Connection, row: sa.Row[Any], newest: DomainObservation, now: float) -> bool:
+    if row.seen_at is not None and row.seen_at >= newest.observed_at:
         return False
-    if observation.gpus and max(row.created, row.seen_at or 0.0) + FORGET_NAME_SECONDS < now:
+    # A reading without GPUs may be that of a standby, so names do not expire by it.
+    if newest.gpus and max(row.created, row.seen_at or 0.0) + FORGET_NAME_SECONDS < now:
         return True
-    refused = row.seen_at is None and row.state == OperationState.REFUSED and row.finished <= observed_at
+    refused = (
+        row.seen_at is None and row.state == OperationState.REFUSED and row.finished <= newest.observed_at
+    )
     return (refused or _was_deleted(conn, row)) and not _create_may_still_run(conn, row, now)
 
 
 def _create_may_still_run(conn: sa.Connection, row: sa.Row[Any], now: float) -> bool:
-    """Whether a create of this name is without an answer: a controller may carry it out after a deletion."""
+    """Whether a create of this name has no answer: the controller may execute it after a deletion."""
     unanswered = _operations_on(CreatePartition, row).where(
         operation.c.state.in_((OperationState.UNKNOWN, OperationState.PENDING)),
         operation.c.started > now - FORGET_NAME_SECONDS,
@@ -372,21 +384,21 @@ def _create_may_still_run(conn: sa.Connection, row: sa.Row[Any], now: float) -> 
 
 
 def _was_deleted(conn: sa.Connection, row: sa.Row[Any]) -> bool:
-    """Whether the controller carried out a deletion of the partition after it was last asked for and seen."""
+    """Whether the controller deleted the partition after it was last requested and last listed."""
     accepted = _operations_on(DeletePartition, row).where(
         operation.c.state == OperationState.DONE,
         operation.c.started >= row.created,
-        # It may have been seen while the deletion was under way.
+        # A reading may have listed it while the deletion was running.
         operation.c.finished >= (row.seen_at or 0.0),
     )
     return conn.execute(accepted.limit(1)).first() is not None
 
 
 def _operations_on(kind: type[CreatePartition | DeletePartition], row: sa.Row[Any]) -> sa.Select[tuple[int]]:
-    """What was asked of the partition, also when its domain had another uuid."""
+    """The operations of this kind on the partition, also when its domain had another uuid."""
     here = sa.select(endpoint.c.id).where(endpoint.c.domain == row.domain)
     return sa.select(operation.c.id).where(
-        operation.c.kind == str(kind.__struct_config__.tag),
+        operation.c.kind == _operation_tag(kind),
         operation.c.partition_name == row.name,
         sa.or_(operation.c.domain == row.domain, operation.c.endpoint_id.in_(here)),
     )

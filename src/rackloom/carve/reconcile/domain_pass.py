@@ -27,6 +27,8 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 
+import msgspec
+import sqlalchemy as sa
 import structlog
 from msgspec.structs import replace
 
@@ -35,7 +37,6 @@ from rackloom.carve.inventory import endpoints
 from rackloom.carve.observation import latest
 from rackloom.carve.observation.conflicts import ConflictingControllers, ControllerConflict
 from rackloom.carve.reconcile import records
-from rackloom.carve.reconcile.hooks import NO_HOOKS, OperationOutcome, ReconcileHooks
 from rackloom.carve.reconcile.leases import LeaseGuard, LeaseLost
 from rackloom.carve.store.database import Store
 from rackloom.core.partitions.domain import (
@@ -51,23 +52,86 @@ from rackloom.core.partitions.planner import make_plan
 from rackloom.core.partitions.safety import check_plan
 from rackloom.errors import Refused
 
-# One actor at a time in a domain.
+# What a service adds: metrics, recording, read-only mode.
+
+
+class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one operation; `state` is done, refused or unknown (no answer came)."""
+
+    kind: str
+    partition_name: str
+    state: str
+    message: str
+    """The answer of the controller, for operators."""
+    code: str | None = None
+    """The controller's code for the refusal."""
+
+
+class ReconcileMetrics:
+    """What is counted about the passes, with times in seconds. This base class counts nothing."""
+
+    def passed(self, endpoint_id: str, seconds: float) -> None:
+        """A pass over an endpoint ended."""
+
+    def observed(self, endpoint_id: str, observation: DomainObservation) -> None:
+        """An endpoint was read."""
+
+    def unreachable(self, endpoint_id: str, reason: str) -> None:
+        """An endpoint could not be read, or did not answer an operation."""
+
+    def drifted(self, domain: str, operations: int) -> None:
+        """A domain that met its intent before differs from it now, though the intent is the same."""
+
+    def refused(self, domain: str) -> None:
+        """A plan was refused, by the check or because its facts no longer hold."""
+
+    def operated(
+        self, endpoint_id: str, operation: PartitionOperation, outcome: OperationOutcome, seconds: float
+    ) -> None:
+        """An operation was requested, and answered or not."""
+
+    def applied(self, domain: str, seconds: float) -> None:
+        """All operations of a plan were requested."""
+
+
+RecordObservation = Callable[[sa.Connection, str, DomainObservation, float], ControllerConflict | None]
+"""Takes the endpoint's id, the observation and the time; returns the conflict of the domain."""
+
+
+class ReconcileHooks(msgspec.Struct, frozen=True, kw_only=True):
+    """What a service adds to the passes. The defaults are those of a reconciler by itself."""
+
+    record: RecordObservation = records.record_observation
+    """Records an observation, in one transaction."""
+    metrics: ReconcileMetrics = ReconcileMetrics()
+    read_only: bool = False
+    """Domains are observed, and no operation is requested."""
+
+
+NO_HOOKS = ReconcileHooks()
+
+
+# One endpoint at a time acts in a domain.
 
 
 class DomainTurns:
-    """Who of this process may act in which domain."""
+    """Serializes the operations of all endpoints of this process, domain by domain.
+
+    Invariant: a plan is executed only if no other endpoint has acted in the domain since the observation
+    that it was made from.
+    """
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._acted: Counter[str] = Counter()
 
-    def before_looking(self) -> Counter[str]:
-        """How often each domain was acted in; for `act`, taken before the domain is looked at."""
+    def before_observing(self) -> Counter[str]:
+        """How often each domain was acted in; taken before an observation, and passed to `act` after it."""
         return self._acted.copy()
 
     @asynccontextmanager
     async def act(self, domain: str, before: Counter[str]) -> AsyncIterator[bool]:
-        """Wait for the domain; gives whether nobody acted in it since `before`."""
+        """Wait for the domain; yields whether nobody has acted in it since `before`."""
         async with self._locks[domain]:
             try:
                 yield before[domain] == self._acted[domain]
@@ -81,14 +145,14 @@ class DomainTurns:
 log = structlog.get_logger(__name__)
 
 MAX_ROUNDS = 8
-"""Default partition away, removals, additions and the confirming look are four; the rest is slack for
-intent that changes meanwhile. More would hide a plan that never converges."""
+"""Removing the default partition, removals, additions and the confirming observation are four rounds. The
+rest is for intent that changes meanwhile. More would hide a plan that never converges."""
 
 LEASE_ENDED_REASON = "the lease ran out before the controller was asked"
 
 
 class StandbyController(Refused):
-    """The endpoint lists no GPU while another one of its domain speaks for it."""
+    """The endpoint lists no GPU, while another endpoint lists those of its domain."""
 
     def __init__(self, domain: str) -> None:
         super().__init__(
@@ -97,63 +161,60 @@ class StandbyController(Refused):
         )
 
 
-def _wake_nobody(_domains: frozenset[str]) -> None:
-    """There is no other endpoint."""
-
-
 class DomainPass:
-    """Passes over one controller endpoint, under `hold`. `clock` gives seconds since the epoch."""
+    """Passes over one controller endpoint, under a lease. `clock` gives seconds since the epoch."""
 
     def __init__(
         self,
         endpoint: endpoints.Endpoint,
-        hold: LeaseGuard,
+        guard: LeaseGuard,
         driver: FabricDriver,
         store: Store,
         clock: Callable[[], float],
         turns: DomainTurns,
         hooks: ReconcileHooks = NO_HOOKS,
-        wake: Callable[[frozenset[str]], None] = _wake_nobody,
+        wake: Callable[[frozenset[str]], None] = lambda _domains: None,
     ) -> None:
-        """`wake` starts passes over all other endpoints of a domain."""
+        """`wake` starts passes over all other endpoints of the given domains."""
         self.endpoint = endpoint
-        self.hold = hold
+        self.guard = guard
         self.driver = driver
         self.store = store
         self.clock = clock
         self.turns = turns
         self.hooks = hooks
         self.wake = wake
-        self.meter = hooks.meter
+        self.metrics = hooks.metrics
         self.domain = endpoint.domain
-        self._met: tuple[str, int] | None = None
-        """Domain and intent that were last seen to agree; operations for the same intent mean drift."""
-        self._told: tuple[str, tuple[BlockedGpus, ...]] | None = None
-        """Domain and what stood in the way there, as it was last recorded by this process."""
-        self._disputed: str | None = None
-        """Domain whose dispute this process has told the other endpoints of."""
-        self._done: tuple[PartitionOperation, ...] = ()
-        """What was done last, until nothing is left to do; the other endpoints were told of it."""
-        self._planned: tuple[DomainIntent, PartitionPlan] | None = None
-        """Equal inputs give equal plans: a domain at rest is planned once."""
+        self._met_intent: tuple[str, int] | None = None
+        """Domain and intent revision that an observation met last. A plan with operations for the same
+        revision means drift: somebody else changed the fabric."""
+        self._recorded_blockers: tuple[str, tuple[BlockedGpus, ...]] | None = None
+        """Domain and blockers that this process recorded last."""
+        self._announced_conflict: str | None = None
+        """Domain whose conflict this process has woken the other endpoints for."""
+        self._announced_changes: tuple[PartitionOperation, ...] = ()
+        """Operations that the other endpoints were woken for, until a plan has none."""
+        self._last_plan: tuple[DomainIntent, PartitionPlan] | None = None
+        """Equal inputs give equal plans, so a domain at rest is planned once."""
 
     async def run(self) -> bool:
-        """Work until nothing is left to do; False when the fabric could not be asked or refused."""
+        """Work until nothing is left to do; False when the controller did not answer, or refused."""
         began = self.clock()
         try:
-            return await self._rounds()
+            return await self._run_rounds()
         finally:
-            self.meter.passed(self.endpoint.id, self.clock() - began)
+            self.metrics.passed(self.endpoint.id, self.clock() - began)
 
     async def apply(self, plan: PartitionPlan) -> tuple[OperationOutcome, ...]:
-        """Look, and carry out `plan` if it still holds; every operation once, until one is not answered.
+        """Observe, and execute `plan` if it still holds; each operation once, until one is not answered.
 
-        Raises Refused when it no longer holds or when controllers contradict one another. Raises Standby and
-        FabricUnavailable only where nothing was asked for: it is for another endpoint to do, or this one
-        cannot be read.
+        Raises Refused when it no longer holds or when controllers contradict one another. Raises
+        StandbyController and FabricUnavailable only where nothing was requested: then another endpoint must
+        do it, or this one cannot be read.
         """
-        before = self.turns.before_looking()
-        observation = await self._look()
+        before = self.turns.before_observing()
+        observation = await self._observe_or_record_loss()
         if not await self._leads(observation):
             raise StandbyController(observation.domain)
         check_plan(plan, await self.store.read(records.load_intent, observation.domain), observation)
@@ -163,166 +224,161 @@ class DomainPass:
             outcomes = await self._execute(plan)
         if all(outcome.state != "unknown" for outcome in outcomes):
             with suppress(ConflictingControllers, FabricUnavailable):
-                await self._look()
+                await self._observe_or_record_loss()
         return outcomes
 
-    async def _look(self) -> DomainObservation:
-        """Observe, and record it where that is not possible."""
-        try:
-            return await self._observe()
-        except FabricUnavailable as trouble:
-            await self._record_unknown(str(trouble))
-            raise
-
-    async def _rounds(self) -> bool:
+    async def _run_rounds(self) -> bool:
         refused: dict[PartitionOperation, str] = {}
         for _ in range(MAX_ROUNDS):
             try:
-                settled = await self._round(refused)
-                if settled is not None:
-                    return settled
+                converged = await self._run_round(refused)
+                if converged is not None:
+                    return converged
             except LeaseLost as lost:
                 log.info("domain.lease-lost", endpoint=self.endpoint.id, reason=lost.reason)
                 return False
-            except ConflictingControllers as contradicted:
-                self._hear(contradicted.dispute)
+            except ConflictingControllers as contradiction:
+                self._announce_conflict(contradiction.conflict)
                 return False
             except Refused as stale:
                 # The intent changed between reading and acting: the next round plans from the new one.
-                self.meter.refused(self.domain or "")
+                self.metrics.refused(self.domain or "")
                 log.info("plan.refused", endpoint=self.endpoint.id, reason=stale.reason)
             except FabricUnavailable:
                 return False
         log.warning("domain.unsettled", endpoint=self.endpoint.id, rounds=MAX_ROUNDS)
         return False
 
-    async def _round(self, refused: dict[PartitionOperation, str]) -> bool | None:
-        """One look, and what follows from it; whether the pass ends settled, None when it goes on.
+    async def _run_round(self, refused: dict[PartitionOperation, str]) -> bool | None:
+        """One observation, and the operations that follow from it.
 
-        What the controller refuses in this pass is added to `refused`, and left to the next pass. What is
-        blocked waits for somebody else, so it is looked at again when that is told, or at the next interval.
+        Returns whether the pass ends with nothing left to do, None when it goes on. Operations that the
+        controller refuses are added to `refused`, and left to the next pass.
         """
-        before = self.turns.before_looking()
-        observation = await self._look()
-        if not self.hooks.acts or not await self._leads(observation):
+        before = self.turns.before_observing()
+        observation = await self._observe_or_record_loss()
+        if self.hooks.read_only or not await self._leads(observation):
             return True
         plan = await self._plan(observation, refused)
-        await self._tell_blocked(plan)
+        await self._record_blockers(plan)
         if not plan.operations:
-            self._done = ()
+            self._announced_changes = ()
             return not refused
         async with self.turns.act(observation.domain, before) as is_current:
             outcomes = await self._execute(plan) if is_current else ()
         for operation, outcome in zip(plan.operations, outcomes, strict=False):
             if outcome.state == "refused":
-                # By its name: tenants read what stands in their way, and the words may hold addresses.
+                # The code only: it becomes a blocker that tenants read, and a message may hold addresses.
                 refused[operation] = outcome.code or ""
-        return False if any(one.state == "unknown" for one in outcomes) else None
+        return False if any(outcome.state == "unknown" for outcome in outcomes) else None
+
+    async def _observe_or_record_loss(self) -> DomainObservation:
+        try:
+            observation = await self.driver.observe()
+        except FabricUnavailable as error:
+            await self._record_unknown(str(error))
+            raise
+        self.domain = observation.domain
+        conflict = await self.store.run(self.hooks.record, self.endpoint.id, observation, self.clock())
+        self.metrics.observed(self.endpoint.id, observation)
+        if conflict is not None:
+            raise ConflictingControllers(conflict)
+        self._announced_conflict = None
+        return observation
 
     async def _leads(self, observation: DomainObservation) -> bool:
-        """Whether the reading is of a controller that counts: no plan is made from what a standby lists."""
+        """Whether plans may be made from this reading: not from that of a standby, which lists no GPU."""
         if observation.gpus:
             return True
         known = (await self.store.read(latest.latest_of_domain, observation.domain)).observation
         return known is not None and not known.gpus
 
-    async def _tell_blocked(self, plan: PartitionPlan) -> None:
-        told = (plan.observation.domain, plan.blocked)
-        # What stands in the way of additions is only known once nothing is left to be removed.
-        removes = any(isinstance(operation, RemoveGpus | DeletePartition) for operation in plan.operations)
-        if removes or told == self._told:
-            return
-        await self.store.run(records.record_blocked, *told, self.clock())
-        self._told = told
-        for one in plan.blocked:
-            log.info("plan.blocked", domain=told[0], gpus=len(one.guids), reason=one.reason, fix=one.fix)
-
-    async def _observe(self) -> DomainObservation:
-        observation = await self.driver.observe()
-        self.domain = observation.domain
-        dispute = await self.store.run(self.hooks.record, self.endpoint.id, observation, self.clock())
-        self.meter.observed(self.endpoint.id, observation)
-        if dispute is not None:
-            raise ConflictingControllers(dispute)
-        self._disputed = None
-        return observation
-
-    def _show_others(self, plan: PartitionPlan, outcomes: Collection[OperationOutcome]) -> None:
-        """Let the other controllers of the domain be read: a change counts once all have shown it.
-
-        What was refused, not answered, or accepted and not done is asked for in their passes too: by that
-        two would wake one another without end.
-        """
-        asked = zip(plan.operations, outcomes, strict=False)
-        done = tuple(operation for operation, outcome in asked if outcome.state == "done")
-        if done and done != self._done:
-            self.wake(frozenset({plan.observation.domain}))
-            self._done = done
-
-    def _hear(self, dispute: ControllerConflict) -> None:
-        """Let the other controllers of the domain be read, once: one of them may have looked too long ago."""
-        if self._disputed == dispute.domain:
-            return
-        log.warning("domain.contradicted", domain=dispute.domain, reason=dispute.reason)
-        self._disputed = dispute.domain
-        self.wake(dispute.domains)
-
     async def _plan(
         self, observation: DomainObservation, refused: Mapping[PartitionOperation, str]
     ) -> PartitionPlan:
         intent = await self.store.read(records.load_intent, observation.domain)
-        plan = None if refused else self._planned_before(intent, observation)
+        plan = None if refused else self._repeated_plan(intent, observation)
         if plan is None:
             plan = make_plan(intent, observation, refused)
+            # The check makes no choice of the planner again: it judges the plan by the intent alone.
             check_plan(plan, intent, observation)
-            self._planned = None if refused else (intent, plan)
+            self._last_plan = None if refused else (intent, plan)
         self._note_drift(plan)
         return plan
 
-    def _planned_before(self, intent: DomainIntent, observation: DomainObservation) -> PartitionPlan | None:
-        if self._planned is None:
+    def _repeated_plan(self, intent: DomainIntent, observation: DomainObservation) -> PartitionPlan | None:
+        """The last plan, for this observation, if its inputs were the same but for the time."""
+        if self._last_plan is None:
             return None
-        known, plan = self._planned
-        shown = replace(observation, observed_at=plan.observation.observed_at)
-        if (known, plan.observation) != (intent, shown):
+        last_intent, plan = self._last_plan
+        same_time = replace(observation, observed_at=plan.observation.observed_at)
+        if (last_intent, plan.observation) != (intent, same_time):
             return None
         return replace(plan, observation=observation)
 
     def _note_drift(self, plan: PartitionPlan) -> None:
         now = (plan.observation.domain, plan.intent_revision)
-        if plan.operations and self._met == now:
-            self.meter.drifted(plan.observation.domain, len(plan.operations))
-        self._met = None if plan.operations or plan.blocked else now
+        if plan.operations and self._met_intent == now:
+            self.metrics.drifted(plan.observation.domain, len(plan.operations))
+        self._met_intent = None if plan.operations or plan.blocked else now
+
+    async def _record_blockers(self, plan: PartitionPlan) -> None:
+        blockers = (plan.observation.domain, plan.blocked)
+        # Removals come before additions, in separate rounds: a GPU must be seen outside its old partition
+        # before it joins another. What blocks the additions is known only when no removal is left.
+        removes = any(isinstance(operation, RemoveGpus | DeletePartition) for operation in plan.operations)
+        if removes or blockers == self._recorded_blockers:
+            return
+        await self.store.run(records.record_blocked, *blockers, self.clock())
+        self._recorded_blockers = blockers
+        for blocked in plan.blocked:
+            log.info(
+                "plan.blocked",
+                domain=plan.observation.domain,
+                gpus=len(blocked.guids),
+                reason=blocked.reason,
+                fix=blocked.fix,
+            )
 
     async def _execute(self, plan: PartitionPlan) -> tuple[OperationOutcome, ...]:
-        """Carry out every operation. A refusal does not stop the others; one without an answer does."""
+        """Execute the operations in order, until one is not answered.
+
+        A refusal does not stop the others. An unknown outcome does: it decides whether the rest of the plan
+        is still right, and only the next observation shows it.
+        """
         began = self.clock()
         outcomes: list[OperationOutcome] = []
         try:
             for operation in plan.operations:
-                outcomes.append(await self._carry_out(operation, plan))
+                outcomes.append(await self._execute_operation(operation, plan))
                 if outcomes[-1].state == "unknown":
                     await self._record_unknown(outcomes[-1].message)
                     break
         finally:
-            self._show_others(plan, outcomes)
-        self.meter.applied(plan.observation.domain, self.clock() - began)
+            self._announce_changes(plan, outcomes)
+        self.metrics.applied(plan.observation.domain, self.clock() - began)
         return tuple(outcomes)
 
-    async def _carry_out(self, operation: PartitionOperation, plan: PartitionPlan) -> OperationOutcome:
+    async def _execute_operation(
+        self, operation: PartitionOperation, plan: PartitionPlan
+    ) -> OperationOutcome:
+        # 1. Record, fenced by the lease. From here on the record says that it may have been requested.
         operation_id = await self.store.run(
             records.begin_operation,
-            self.hold.lease,
+            self.guard.lease,
             operation,
             plan.observation.observed_at,
             self.clock(),
         )
-        if self.hold.has_ended():
-            # Between the record and this line the process may have been stopped for any time.
+        # 2. The process may have been stopped for any time since that commit. A request after the deadline
+        # could overlap with the work of the next holder, and controllers know no epochs.
+        if self.guard.has_ended():
             await self._finish(operation_id, "refused", None, LEASE_ENDED_REASON)
             raise LeaseLost(LEASE_ENDED_REASON)
+        # 3. Request. 4. Record the answer. A crash between them leaves the operation pending, and the next
+        # observation decides what became of it.
         began = self.clock()
-        state, code, message = await self._ask(operation)
+        state, code, message = await self._request(operation)
         await self._finish(operation_id, state, code, message)
         outcome = OperationOutcome(
             kind=str(operation.__struct_config__.tag),
@@ -331,17 +387,17 @@ class DomainPass:
             message=message or "",
             code=code,
         )
-        self.meter.operated(self.endpoint.id, operation, outcome, self.clock() - began)
+        self.metrics.operated(self.endpoint.id, operation, outcome, self.clock() - began)
         return outcome
 
-    async def _ask(self, operation: PartitionOperation) -> tuple[str, str | None, str | None]:
+    async def _request(self, operation: PartitionOperation) -> tuple[str, str | None, str | None]:
         """State, code and message of the answer."""
         try:
             await self.driver.execute(operation)
         except FabricRefused as refusal:
             return "refused", refusal.code, str(refusal)
-        except FabricUnavailable as trouble:
-            return "unknown", None, str(trouble)
+        except FabricUnavailable as error:
+            return "unknown", None, str(error)
         return "done", None, None
 
     async def _finish(self, operation_id: str, state: str, code: str | None, message: str | None) -> None:
@@ -351,6 +407,25 @@ class DomainPass:
         await self.store.run(records.finish_operation, operation_id, state, code, message, self.clock())
 
     async def _record_unknown(self, reason: str) -> None:
-        self.meter.unreachable(self.endpoint.id, reason)
+        self.metrics.unreachable(self.endpoint.id, reason)
         log.warning("domain.unknown", endpoint=self.endpoint.id, reason=reason)
         await self.store.run(records.record_unreadable, self.endpoint.id, reason, self.clock())
+
+    def _announce_changes(self, plan: PartitionPlan, outcomes: Collection[OperationOutcome]) -> None:
+        """Have the other controllers of the domain read: a status must hold in every valid reading.
+
+        Only executed operations count, and each set of them once. Otherwise two controllers that refuse, or
+        accept without effect, would wake each other without end.
+        """
+        results = zip(plan.operations, outcomes, strict=False)
+        done = tuple(operation for operation, outcome in results if outcome.state == "done")
+        if done and done != self._announced_changes:
+            self.wake(frozenset({plan.observation.domain}))
+            self._announced_changes = done
+
+    def _announce_conflict(self, conflict: ControllerConflict) -> None:
+        """Have the other controllers of the domain read, once: the reading of one may only be too old."""
+        if self._announced_conflict != conflict.domain:
+            log.warning("domain.contradicted", domain=conflict.domain, reason=conflict.reason)
+            self._announced_conflict = conflict.domain
+            self.wake(conflict.domains)

@@ -27,34 +27,36 @@ import sqlalchemy as sa
 
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.endpoints import Endpoint
-from rackloom.carve.store.schema import domain_lease, endpoint, replica
-from rackloom.carve.store.schema import domain_lease as table
+from rackloom.carve.store.schema import domain_lease as lease_table
+from rackloom.carve.store.schema import endpoint as endpoint_table
+from rackloom.carve.store.schema import replica
 from rackloom.errors import Refused
 
 # Leases with fencing epochs.
 
 
-# Built once: every operation asks these.
-_of_endpoint = table.c.endpoint_id == sa.bindparam("mine")
-
-
-_HOLDER = sa.select(table.c.holder, table.c.epoch).where(_of_endpoint)
-_my_domain = sa.select(endpoint.c.domain).where(endpoint.c.id == sa.bindparam("mine")).scalar_subquery()
+# Built once: every operation runs these.
+_HOLDER = sa.select(lease_table.c.holder, lease_table.c.epoch).where(
+    lease_table.c.endpoint_id == sa.bindparam("mine")
+)
+_my_domain = (
+    sa.select(endpoint_table.c.domain).where(endpoint_table.c.id == sa.bindparam("mine")).scalar_subquery()
+)
 _SHADOWING = (
-    sa.select(table.c.endpoint_id)
-    .join(endpoint, endpoint.c.id == table.c.endpoint_id)
+    sa.select(lease_table.c.endpoint_id)
+    .join(endpoint_table, endpoint_table.c.id == lease_table.c.endpoint_id)
     .where(
-        endpoint.c.domain == _my_domain,
-        table.c.endpoint_id < sa.bindparam("mine"),
-        table.c.holder != sa.bindparam("by"),
-        table.c.until > sa.bindparam("now"),
+        endpoint_table.c.domain == _my_domain,
+        lease_table.c.endpoint_id < sa.bindparam("mine"),
+        lease_table.c.holder != sa.bindparam("by"),
+        lease_table.c.until > sa.bindparam("now"),
     )
     .limit(1)
 )
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The right to reconcile one endpoint, as long as nobody took it since."""
+    """The right to reconcile one endpoint; void once another epoch is recorded."""
 
     endpoint_id: str
     holder: str
@@ -62,60 +64,70 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class LeaseLost(Refused):
-    """The operation was not begun: another replica took the endpoint over."""
+    """The operation was not begun: another replica holds the lease, or may soon."""
 
 
 def try_acquire_lease(
     conn: sa.Connection, endpoint_id: str, holder: str, now: float, until: float
 ) -> Lease | None:
-    """Take the endpoint's lease until `until`; None while somebody else's runs."""
-    row = conn.execute(sa.select(table).where(table.c.endpoint_id == endpoint_id)).one_or_none()
+    """Take the endpoint's lease until `until`; None while another holder's runs.
+
+    Invariant: the epoch grows with each acquisition and release, and never shrinks. Each lease value that
+    was ever handed out is therefore valid in at most one period.
+    """
+    row = conn.execute(sa.select(lease_table).where(lease_table.c.endpoint_id == endpoint_id)).one_or_none()
     if row is None:
-        conn.execute(sa.insert(table).values(endpoint_id=endpoint_id, holder=holder, until=until, epoch=1))
+        conn.execute(
+            sa.insert(lease_table).values(endpoint_id=endpoint_id, holder=holder, until=until, epoch=1)
+        )
         return Lease(endpoint_id, holder, 1)
     if row.holder != holder and row.until > now:
         return None
-    taken = {"holder": holder, "until": until, "epoch": row.epoch + 1}
-    conn.execute(sa.update(table).where(table.c.endpoint_id == endpoint_id).values(**taken))
+    lease = {"holder": holder, "until": until, "epoch": row.epoch + 1}
+    conn.execute(sa.update(lease_table).where(lease_table.c.endpoint_id == endpoint_id).values(**lease))
     return Lease(endpoint_id, holder, row.epoch + 1)
 
 
 def renew_leases(conn: sa.Connection, holder: str, endpoint_ids: Collection[str], until: float) -> None:
-    """Let these leases of the holder run until `until`, as long as nobody took them."""
-    mine = sa.and_(table.c.holder == holder, table.c.endpoint_id.in_(endpoint_ids), table.c.until < until)
-    conn.execute(sa.update(table).where(mine).values(until=until))
+    """Extend those of these leases that `holder` still has. The epoch stays: the same work goes on."""
+    mine = sa.and_(
+        lease_table.c.holder == holder,
+        lease_table.c.endpoint_id.in_(endpoint_ids),
+        lease_table.c.until < until,
+    )
+    conn.execute(sa.update(lease_table).where(mine).values(until=until))
 
 
 def release_leases(conn: sa.Connection, holder: str, endpoint_ids: Collection[str]) -> None:
-    """Let the next replica in. The row stays, and with it the epoch, which must never go back."""
-    mine = sa.and_(table.c.holder == holder, table.c.endpoint_id.in_(endpoint_ids))
-    conn.execute(sa.update(table).where(mine).values(until=0.0, epoch=table.c.epoch + 1))
+    """Release the leases at once. The row stays, because it holds the epoch, which must never shrink."""
+    mine = sa.and_(lease_table.c.holder == holder, lease_table.c.endpoint_id.in_(endpoint_ids))
+    conn.execute(sa.update(lease_table).where(mine).values(until=0.0, epoch=lease_table.c.epoch + 1))
 
 
 def leases_held_by(conn: sa.Connection, holder: str, now: float) -> dict[str, Lease]:
     """The running leases of `holder`, by endpoint."""
-    rows = conn.execute(sa.select(table).where(table.c.holder == holder, table.c.until > now))
+    rows = conn.execute(
+        sa.select(lease_table).where(lease_table.c.holder == holder, lease_table.c.until > now)
+    )
     return {row.endpoint_id: Lease(row.endpoint_id, row.holder, row.epoch) for row in rows}
 
 
 def require_lease(conn: sa.Connection, lease: Lease, now: float) -> None:
-    """Raise LeaseLost unless `lease` is still good for its domain.
+    """Raise LeaseLost unless `lease` is the newest one of its endpoint and of its domain.
 
-    It is not when somebody took the endpoint since, nor when the endpoint turned out to answer for the same
-    domain as one that another replica holds: of those the one with the smallest endpoint id goes on.
+    Only holder and epoch count, not the time: a replica that was stopped and resumed may hold a lease that
+    ran out and was taken, and its own clock cannot tell it. `now` matters for endpoints of one domain that
+    different replicas acquired before the domain was known: of their running leases, the one with the
+    smallest endpoint id is valid.
     """
     row = conn.execute(_HOLDER, {"mine": lease.endpoint_id}).one_or_none()
+    shadow = {"mine": lease.endpoint_id, "by": lease.holder, "now": now}
     if (
         row is None
         or (row.holder, row.epoch) != (lease.holder, lease.epoch)
-        or _is_shadowed(conn, lease, now)
+        or conn.execute(_SHADOWING, shadow).first() is not None
     ):
         raise LeaseLost("another replica reconciles this domain now")
-
-
-def _is_shadowed(conn: sa.Connection, lease: Lease, now: float) -> bool:
-    asked = {"mine": lease.endpoint_id, "by": lease.holder, "now": now}
-    return conn.execute(_SHADOWING, asked).first() is not None
 
 
 # Sharing endpoints between replicas.
@@ -129,63 +141,61 @@ class HeldEndpoint(msgspec.Struct, frozen=True):
 
 
 def take_share(conn: sa.Connection, holder: str, now: float, until: float) -> tuple[HeldEndpoint, ...]:
-    """Say that `holder` is alive until `until`, and return the endpoints that are its to reconcile.
+    """Record that `holder` is alive until `until`, and return the endpoints that it reconciles.
 
-    Its leases are renewed and free ones taken up to its share. Leases beyond the share are left to run:
-    `leases.release` them once nothing works under them any more.
+    Renews its leases and takes free ones, up to its share. A lease beyond the share is left to run:
+    `release_leases` it once no work runs under it, or two replicas would work on one domain.
     """
-    _renew_replica(conn, holder, now, until)
-    found = endpoints.all_endpoints(conn)
-    mine = _share_of_endpoints(conn, found, holder, now)
+    conn.execute(sa.delete(replica).where(replica.c.until <= now))
+    renewed = conn.execute(sa.update(replica).where(replica.c.holder == holder).values(until=until))
+    if renewed.rowcount == 0:
+        conn.execute(sa.insert(replica).values(holder=holder, until=until))
+    mine = _share_of_endpoints(conn, endpoints.all_endpoints(conn), holder, now)
     held = leases_held_by(conn, holder, now)
-    renew_leases(conn, holder, [one.id for one in mine if one.id in held], until)
+    renew_leases(conn, holder, [endpoint.id for endpoint in mine if endpoint.id in held], until)
     return tuple(
-        HeldEndpoint(one, lease)
-        for one in mine
-        if (lease := held.get(one.id) or try_acquire_lease(conn, one.id, holder, now, until))
+        HeldEndpoint(endpoint, lease)
+        for endpoint in mine
+        if (lease := held.get(endpoint.id) or try_acquire_lease(conn, endpoint.id, holder, now, until))
     )
 
 
 def share_of_sole_replica(conn: sa.Connection, holder: str, now: float) -> tuple[HeldEndpoint, ...] | None:
-    """What `take_share` would return, where it would change nothing: no replica but `holder` can exist.
+    """The result of `take_share` where it would change nothing, because only `holder` can exist.
 
-    None where an endpoint has no lease yet. Only reads, so that a process alone need not write to say that it
-    lives, which nobody hears.
+    None where an endpoint has no lease yet. Only reads: a process alone need not write to show that it lives.
     """
     held = leases_held_by(conn, holder, now)
     found = endpoints.all_endpoints(conn)
-    if any(one.id not in held for one in found):
+    if any(endpoint.id not in held for endpoint in found):
         return None
-    return tuple(HeldEndpoint(one, held[one.id]) for one in found)
+    return tuple(HeldEndpoint(endpoint, held[endpoint.id]) for endpoint in found)
 
 
 def leave_replicas(conn: sa.Connection, holder: str) -> None:
-    """Let the others have everything of `holder` at once."""
-    release_leases(conn, holder, [all_endpoint.id for all_endpoint in endpoints.all_endpoints(conn)])
+    """Release everything of `holder`, so that the other replicas take it over at once."""
+    release_leases(conn, holder, [endpoint.id for endpoint in endpoints.all_endpoints(conn)])
     conn.execute(sa.delete(replica).where(replica.c.holder == holder))
 
 
 def start_as_sole_replica(conn: sa.Connection) -> None:
-    """Forget every replica; for a process that knows by other means that no other is left."""
-    conn.execute(sa.update(domain_lease).values(until=0.0, epoch=domain_lease.c.epoch + 1))
+    """End every lease and delete every replica; the caller knows by other means that no other is left."""
+    conn.execute(sa.update(lease_table).values(until=0.0, epoch=lease_table.c.epoch + 1))
     conn.execute(sa.delete(replica))
-
-
-def _renew_replica(conn: sa.Connection, holder: str, now: float, until: float) -> None:
-    conn.execute(sa.delete(replica).where(replica.c.until <= now))
-    known = conn.execute(sa.update(replica).where(replica.c.holder == holder).values(until=until))
-    if known.rowcount == 0:
-        conn.execute(sa.insert(replica).values(holder=holder, until=until))
 
 
 def _share_of_endpoints(
     conn: sa.Connection, found: Collection[Endpoint], holder: str, now: float
 ) -> list[Endpoint]:
     """The endpoints of the domains that `holder` keeps or may take."""
+    # An endpoint that never answered counts as a domain, under its own id.
     domains: dict[str, list[Endpoint]] = defaultdict(list)
-    for one in sorted(found, key=lambda one: one.id):
-        domains[one.domain or one.id].append(one)
-    holders = _lease_holders(conn, now)
+    for candidate in sorted(found, key=lambda candidate: candidate.id):
+        domains[candidate.domain or candidate.id].append(candidate)
+    running = conn.execute(sa.select(lease_table).where(lease_table.c.until > now))
+    holders = {row.endpoint_id: row.holder for row in running}
+    # The holder of a domain is that of its first endpoint with a lease: all endpoints of a domain end up
+    # with one replica, because every replica sorts the same rows the same way.
     keeper = {
         domain: next((holders[member.id] for member in members if member.id in holders), None)
         for domain, members in domains.items()
@@ -193,13 +203,9 @@ def _share_of_endpoints(
     kept = sorted(domain for domain in domains if keeper[domain] == holder)
     free = sorted(domain for domain in domains if keeper[domain] is None)
     alive = conn.execute(sa.select(sa.func.count()).select_from(replica)).scalar_one()
+    # Rounded up, so that the shares of all replicas together cover all domains.
     share = (kept + free)[: math.ceil(len(domains) / alive)]
-    return [one for domain in share for one in domains[domain]]
-
-
-def _lease_holders(conn: sa.Connection, now: float) -> dict[str, str]:
-    rows = conn.execute(sa.select(domain_lease).where(domain_lease.c.until > now))
-    return {row.endpoint_id: row.holder for row in rows}
+    return [member for domain in share for member in domains[domain]]
 
 
 # The deadline of the work under a lease.
@@ -214,7 +220,11 @@ ANSWER_SECONDS = 1.5
 
 
 class LeaseGuard:
-    """A lease, and the task that works under it: it is cancelled at the deadline unless that is moved."""
+    """A lease, and the task that works under it, which is cancelled at the deadline of the lease.
+
+    Invariant: the deadline is counted from before the renewal was sent, on the event loop's clock, which
+    nobody sets. The work therefore ends before the lease can run out in the database.
+    """
 
     def __init__(self, lease: Lease, deadline: float) -> None:
         """`deadline` is in seconds of the running event loop's clock; infinite for a lease without end."""
@@ -223,7 +233,7 @@ class LeaseGuard:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def guard(self, task: "asyncio.Task[None]") -> None:
+    def protect(self, task: "asyncio.Task[None]") -> None:
         """Cancel `task` at the deadline."""
         self._task = task
         task.add_done_callback(lambda _: self._stop_timer())
@@ -237,7 +247,7 @@ class LeaseGuard:
             self._timer = asyncio.get_running_loop().call_at(deadline, self._task.cancel)
 
     def has_ended(self) -> bool:
-        """Whether the deadline has passed, also when this process was stopped and let run on."""
+        """Whether the deadline has passed, though the timer of a process that just resumed has not fired."""
         return asyncio.get_running_loop().time() >= self._deadline
 
     def _stop_timer(self) -> None:

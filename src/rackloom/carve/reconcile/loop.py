@@ -12,12 +12,17 @@ pass is logged and ends neither the loop nor any other domain.
 
 `Reconciler.wake` starts passes over given domains. `Reconciler.apply` executes an operator's plan
 through the first endpoint of its domain that leads.
+
+`ConcurrencySlots` bounds how many domains are worked on at once. A domain for which a caller waits goes
+before those that are only due. A pass that takes longer than `MAX_SLOT_SECONDS` gives its slot up and
+continues without one, so that a slow controller delays no other domain.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from zlib import crc32
 
@@ -27,8 +32,14 @@ import structlog
 from rackloom.carve.fabric.controller import FabricDriver, FabricUnavailable
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.reconcile import leases
-from rackloom.carve.reconcile.domain_pass import DomainPass, DomainTurns, StandbyController
-from rackloom.carve.reconcile.hooks import NO_HOOKS, OperationOutcome, ReconcileHooks
+from rackloom.carve.reconcile.domain_pass import (
+    NO_HOOKS,
+    DomainPass,
+    DomainTurns,
+    OperationOutcome,
+    ReconcileHooks,
+    StandbyController,
+)
 from rackloom.carve.reconcile.leases import (
     ANSWER_SECONDS,
     LEASE_SECONDS,
@@ -39,6 +50,69 @@ from rackloom.carve.reconcile.leases import (
 from rackloom.carve.store.database import Store
 from rackloom.core.partitions.domain import PartitionPlan
 from rackloom.errors import Refused, Retry, Unknown
+
+# Bounded concurrency.
+
+
+MAX_SLOT_SECONDS = 1.0
+"""How long a pass keeps its slot: many times what a pass takes whose controller answers."""
+
+
+class ConcurrencySlots:
+    """`count` slots; each domain that waits is known by a key, and waits for one slot at a time."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._urgent: OrderedDict[Hashable, asyncio.Future[None]] = OrderedDict()
+        self._due: OrderedDict[Hashable, asyncio.Future[None]] = OrderedDict()
+
+    @asynccontextmanager
+    async def acquire(self, key: Hashable, *, urgent: bool) -> AsyncIterator[None]:
+        """Wait for a slot; release it at the end, or after `MAX_SLOT_SECONDS`, whichever is first."""
+        await self._wait(key, urgent)
+        # The timer and the end of the pass share this list, so that the slot is released exactly once.
+        held = [self]
+
+        def release() -> None:
+            if held:
+                held.pop().release()
+
+        timer = asyncio.get_running_loop().call_later(MAX_SLOT_SECONDS, release)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            release()
+
+    def prioritize(self, key: Hashable) -> None:
+        """A caller waits for `key` now: if it has no slot yet, it goes before those that are only due."""
+        turn = self._due.pop(key, None)
+        if turn is not None:
+            self._urgent[key] = turn
+
+    def release(self) -> None:
+        """Pass a free slot to the first that waits."""
+        while waiting := self._urgent or self._due:
+            _, turn = waiting.popitem(last=False)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+    async def _wait(self, key: Hashable, urgent: bool) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        (self._urgent if urgent else self._due)[key] = turn
+        try:
+            await turn
+        except asyncio.CancelledError:
+            # The slot may have been assigned in the same step as the cancellation: it must not be lost.
+            if not turn.cancelled():
+                self.release()
+            raise
+
 
 # The loop of one endpoint.
 
@@ -52,21 +126,21 @@ FIRST_RETRY_SECONDS = 0.5
 class EndpointLoop:
     """The passes over one endpoint, one after another."""
 
-    def __init__(self, work: DomainPass, interval: float) -> None:
+    def __init__(self, work: DomainPass, interval: float, slots: ConcurrencySlots | None = None) -> None:
         self.work = work
         self.interval = interval
+        self.slots = slots
         self.woken = asyncio.Event()
         self.first_pass = asyncio.Event()
         self._is_awaited = False
-        """Whether somebody waits for what the next pass does."""
+        """Whether a caller waits for the next pass."""
 
     def wake(self) -> None:
-        """Start a pass now, before those that nobody waits for."""
+        """Start a pass now, before domains that are only due."""
         self._is_awaited = True
         self.woken.set()
-        slots = self.work.hooks.slots
-        if slots is not None:
-            slots.hurry(self)
+        if self.slots is not None:
+            self.slots.prioritize(self)
 
     async def run(self) -> None:
         """Run until cancelled, then release the connection."""
@@ -75,7 +149,7 @@ class EndpointLoop:
                 tasks.create_task(self._listen())
                 await self._work()
         except* Exception:
-            # Whoever started this sees that it ended, and starts it again; no other domain is concerned.
+            # `follow` sees that the loop ended and starts it again; no other domain is affected.
             log.exception("domain.loop-failed", endpoint=self.work.endpoint.id)
         finally:
             self.first_pass.set()
@@ -84,22 +158,21 @@ class EndpointLoop:
     async def _work(self) -> None:
         retry, rest = FIRST_RETRY_SECONDS, self._first_rest()
         while True:
-            async with self._place():
+            async with self._slot():
                 self.woken.clear()
                 self._is_awaited = False
-                settled = await self._pass()
+                converged = await self._pass()
             self.first_pass.set()
-            retry = FIRST_RETRY_SECONDS if settled else min(2 * retry, self.interval)
-            await self._wait(rest if settled else retry)
-            rest = self.interval if settled else rest
+            retry = FIRST_RETRY_SECONDS if converged else min(2 * retry, self.interval)
+            await self._wait(rest if converged else retry)
+            rest = self.interval if converged else rest
 
     def _first_rest(self) -> float:
-        """Shorter by another share for each endpoint: loops begun together do not all wake together."""
+        """A share of the interval that differs by endpoint, so that not all loops wake at the same time."""
         return self.interval * crc32(self.work.endpoint.id.encode()) / 2**32
 
-    def _place(self) -> AbstractAsyncContextManager[None]:
-        slots = self.work.hooks.slots
-        return nullcontext() if slots is None else slots.taken(self, urgent=self._is_awaited)
+    def _slot(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self.slots is None else self.slots.acquire(self, urgent=self._is_awaited)
 
     async def _pass(self) -> bool:
         try:
@@ -125,15 +198,15 @@ class EndpointLoop:
 
 
 class EndpointWorker(msgspec.Struct, frozen=True):
-    """An endpoint that is worked on."""
+    """The running loop of one endpoint, and the lease that it runs under."""
 
     held: HeldEndpoint
-    hold: LeaseGuard
+    guard: LeaseGuard
     loop: EndpointLoop
     task: "asyncio.Task[None]"
 
     def is_for(self, held: HeldEndpoint | None) -> bool:
-        """Whether this is still the work that `held` asks for."""
+        """Whether the loop runs, for the same lease and URL."""
         return (
             held is not None
             and not self.task.done()
@@ -142,7 +215,7 @@ class EndpointWorker(msgspec.Struct, frozen=True):
 
 
 class EndpointWorkers:
-    """All workers of this process, by endpoint. `loop_for` makes the loop that works under a hold."""
+    """All workers of this process, by endpoint. `loop_for` makes the loop of an endpoint."""
 
     def __init__(self, loop_for: Callable[[HeldEndpoint, LeaseGuard], EndpointLoop]) -> None:
         self._loop_for = loop_for
@@ -156,29 +229,29 @@ class EndpointWorkers:
     async def follow(
         self, tasks: asyncio.TaskGroup, share: Mapping[str, HeldEndpoint], deadline: float
     ) -> Collection[str]:
-        """Work on `share` until `deadline` and on nothing else; returns the endpoints that were given up."""
+        """Run the loops of `share` until `deadline`, and no others; returns the endpoints that left it."""
         ended = {key for key, worker in self._workers.items() if not worker.is_for(share.get(key))}
         for key in self._workers.keys() - ended:
-            self._workers[key].hold.extend(deadline)
+            self._workers[key].guard.extend(deadline)
         gone = await self._end(ended)
         for key in sorted(share.keys() - self._workers.keys()):
             self._begin(tasks, share[key], deadline)
         return gone - share.keys()
 
     def _begin(self, tasks: asyncio.TaskGroup, held: HeldEndpoint, deadline: float) -> None:
-        hold = LeaseGuard(held.lease, deadline)
+        guard = LeaseGuard(held.lease, deadline)
         try:
-            loop = self._loop_for(held, hold)
+            loop = self._loop_for(held, guard)
         except Refused as refusal:
-            # No driver takes this URL; the other endpoints are not to suffer for it.
+            # No driver accepts this URL. The other endpoints go on.
             log.warning("endpoint.refused", endpoint=held.endpoint.id, reason=str(refusal))
             return
         task = tasks.create_task(loop.run())
-        hold.guard(task)
-        self._workers[held.endpoint.id] = EndpointWorker(held, hold, loop, task)
+        guard.protect(task)
+        self._workers[held.endpoint.id] = EndpointWorker(held, guard, loop, task)
 
     async def _end(self, keys: Collection[str]) -> set[str]:
-        """Cancel, and return those that ended; one that lingers is kept, so that its lease is too."""
+        """Cancel, and return those that ended. One that lingers is kept, and its lease with it."""
         tasks = {self._workers[key].task for key in keys}
         for task in tasks:
             task.cancel()
@@ -193,16 +266,14 @@ class EndpointWorkers:
 # The reconciler.
 
 
-log = structlog.get_logger(__name__)
-
 SOLE_REPLICA = "alone"
-"""The name of a reconciler whose records no other process can reach."""
+"""The holder name of a reconciler whose database no other process can use."""
 
 
 class Reconciler:
     """All domains of the site. `driver_for` opens a driver for an endpoint; `interval` is in seconds.
 
-    `holder` names this process among replicas, and must be unlike every name that was ever used.
+    `holder` names this process among the replicas, and must be unique for all time.
     """
 
     def __init__(
@@ -213,15 +284,18 @@ class Reconciler:
         interval: float = 60.0,
         holder: str = SOLE_REPLICA,
         hooks: ReconcileHooks = NO_HOOKS,
+        slots: ConcurrencySlots | None = None,
     ) -> None:
+        """`slots` bounds how many domains are worked on at once; None: no bound."""
         if store.is_shared and holder == SOLE_REPLICA:
-            raise ValueError("each replica on a shared database needs a name of its own")
+            raise ValueError("each replica on a shared database needs a unique name")
         self.store = store
         self.driver_for = driver_for
         self.clock = clock
         self.interval = interval
         self.holder = holder
         self.hooks = hooks
+        self.slots = slots
         self.started = asyncio.Event()
         self._lease_seconds = LEASE_SECONDS if store.is_shared else math.inf
         self._turns = DomainTurns()
@@ -243,7 +317,7 @@ class Reconciler:
                 loop.wake()
 
     def endpoints_changed(self) -> None:
-        """Look now which endpoints there are; otherwise that is noticed within `RENEW_SECONDS`."""
+        """Read the list of endpoints now; otherwise a change is noticed within `RENEW_SECONDS`."""
         self._endpoints_changed.set()
 
     async def apply(self, plan: PartitionPlan) -> tuple[OperationOutcome, ...]:
@@ -251,7 +325,7 @@ class Reconciler:
 
         Raises Refused when it no longer holds, FabricUnavailable when no endpoint can be read.
         """
-        trouble: Refused | FabricUnavailable = Refused(
+        error: Refused | FabricUnavailable = Refused(
             f"domain {plan.observation.domain} is not reconciled by this process",
             nearest_fix="register its endpoint, or ask the replica that has it",
         )
@@ -260,14 +334,14 @@ class Reconciler:
                 try:
                     return await loop.work.apply(plan)
                 except StandbyController as standby:
-                    trouble = standby
-                except FabricUnavailable as silent:
-                    # That one which answers is a standby says more than that another does not.
-                    trouble = trouble if isinstance(trouble, StandbyController) else silent
-        raise trouble
+                    error = standby
+                except FabricUnavailable as unreadable:
+                    # An answer from a standby says more than no answer.
+                    error = error if isinstance(error, StandbyController) else unreadable
+        raise error
 
     async def first_passes(self) -> None:
-        """Return when every endpoint that is ours has been asked once, whatever it answered."""
+        """Return when every endpoint of the share has been read once, or could not be."""
         await self.started.wait()
         for loop in self.loops:
             await loop.first_pass.wait()
@@ -278,7 +352,7 @@ class Reconciler:
             await self.store.run(leases.start_as_sole_replica)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._hear())
+                tasks.create_task(self._follow_changes())
                 while True:
                     self._endpoints_changed.clear()
                     await self._follow_share(tasks)
@@ -289,8 +363,8 @@ class Reconciler:
             if self.store.is_shared:
                 await self._leave()
 
-    async def _hear(self) -> None:
-        """Wake for what other processes changed; after a time of deafness, everything."""
+    async def _follow_changes(self) -> None:
+        """Wake the domains that other processes changed; all of them when changes may have been missed."""
         async for domain in self.store.changes():
             for loop in self.loops:
                 if domain is None:
@@ -303,22 +377,23 @@ class Reconciler:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 share = await self._share()
-            held = {one.endpoint.id: one for one in share}
-            if given_up := await self._workers.follow(tasks, held, deadline):
-                await self.store.run(leases.release_leases, self.holder, given_up)
+            held = {endpoint.endpoint.id: endpoint for endpoint in share}
+            # Released only now that their loops have ended: no other replica may start before.
+            if ended := await self._workers.follow(tasks, held, deadline):
+                await self.store.run(leases.release_leases, self.holder, ended)
             self.started.set()
-        except (Retry, Unknown, OSError) as trouble:
-            # Nothing is worked on beyond its deadline, whatever went wrong here.
-            log.warning("leases.not-renewed", holder=self.holder, reason=str(trouble) or repr(trouble))
+        except (Retry, Unknown, OSError) as error:
+            # The guards end all work at its deadline, so a failed renewal needs no action here.
+            log.warning("leases.not-renewed", holder=self.holder, reason=str(error) or repr(error))
         except Exception:
             log.exception("leases.not-renewed", holder=self.holder)
 
-    async def _share(self) -> tuple[leases.HeldEndpoint, ...]:
+    async def _share(self) -> tuple[HeldEndpoint, ...]:
         now = self.clock()
         if not self.store.is_shared:
-            standing = await self.store.read(leases.share_of_sole_replica, self.holder, now)
-            if standing is not None:
-                return standing
+            share = await self.store.read(leases.share_of_sole_replica, self.holder, now)
+            if share is not None:
+                return share
         return await self.store.run(leases.take_share, self.holder, now, now + self._lease_seconds)
 
     async def _leave(self) -> None:
@@ -327,11 +402,11 @@ class Reconciler:
         except Exception:
             log.exception("leases.not-released", holder=self.holder)
 
-    def _loop_for(self, held: leases.HeldEndpoint, hold: LeaseGuard) -> EndpointLoop:
+    def _loop_for(self, held: HeldEndpoint, guard: LeaseGuard) -> EndpointLoop:
         driver = self.driver_for(held.endpoint)
         wake = partial(self._wake_others, held.endpoint.id)
-        work = DomainPass(held.endpoint, hold, driver, self.store, self.clock, self._turns, self.hooks, wake)
-        return EndpointLoop(work, self.interval)
+        work = DomainPass(held.endpoint, guard, driver, self.store, self.clock, self._turns, self.hooks, wake)
+        return EndpointLoop(work, self.interval, self.slots)
 
     def _wake_others(self, endpoint_id: str, domains: frozenset[str]) -> None:
         for loop in self.loops:

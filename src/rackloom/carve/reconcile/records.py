@@ -26,13 +26,12 @@ from collections.abc import Collection, Sequence
 import sqlalchemy as sa
 
 from rackloom.carve.inventory import endpoints, sync
-from rackloom.carve.inventory.endpoints import Endpoint
 from rackloom.carve.observation import conflicts, latest
 from rackloom.carve.observation.conflicts import ConflictingControllers, ControllerConflict
 from rackloom.carve.partitions import intent, ownership
 from rackloom.carve.reconcile import leases
 from rackloom.carve.reconcile.leases import Lease
-from rackloom.carve.store import journal, values
+from rackloom.carve.store import journal
 from rackloom.carve.store.schema import (
     drain,
     endpoint,
@@ -45,7 +44,7 @@ from rackloom.carve.store.schema import (
     owned_partition,
     site,
 )
-from rackloom.carve.store.values import Status
+from rackloom.carve.store.values import OperationState, Status
 from rackloom.carve.tenancy import status
 from rackloom.core.partitions.domain import (
     AddGpus,
@@ -63,7 +62,7 @@ from rackloom.topology.join_key import Source
 
 
 FULL_UPDATE_SECONDS = 600.0
-"""The whole work is done at least this often, so that nothing that was overlooked stays."""
+"""A full update runs at least this often, so that no mistake of the no-op detection lasts."""
 
 _endpoint: sa.BindParameter[str] = sa.bindparam("endpoint")
 _domain: sa.BindParameter[str] = sa.bindparam("domain")
@@ -76,6 +75,9 @@ _instances_here = _instances_here.where(machine.c.domain == _domain)
 _gpus_here = sa.select(machine_gpu.c.guid).join(machine, machine.c.id == machine_gpu.c.machine_id)
 _drains_here = sa.select(drain.c.id).join(machine, machine.c.id == drain.c.machine_id)
 
+# Whatever a repeated reading could change: an unconfirmed operation, a partition without an id, a deletion
+# in progress, a site, machine or instance changed since the last full update, a status that is not Ready,
+# a drain, a GPU that the controller did not identify, a machine of these chassis in another domain.
 _work_pending = sa.or_(
     sa.exists().where(operation.c.endpoint_id == _endpoint, operation.c.observed_after.is_(None)),
     sa.exists().where(owned_partition.c.domain == _domain, owned_partition.c.partition_id.is_(None)),
@@ -97,7 +99,7 @@ _work_pending = sa.or_(
 )
 
 _PREVIOUS_READING = (
-    sa.select(observation.c.facts, _last_full_update, _work_pending.label("restless"))
+    sa.select(observation.c.facts, _last_full_update, _work_pending.label("is_work_pending"))
     .join(endpoint, endpoint.c.id == observation.c.endpoint_id)
     .where(
         observation.c.endpoint_id == _endpoint,
@@ -105,36 +107,26 @@ _PREVIOUS_READING = (
         endpoint.c.domain == _domain,
     )
 )
-"""Built once: it is asked for each domain in each pass."""
+"""Built once: every pass over every domain runs it."""
 
 
 def is_unchanged_observation(
-    conn: sa.Connection, endpoint_id: str, seen: DomainObservation, now: float
+    conn: sa.Connection, endpoint_id: str, reading: DomainObservation, now: float
 ) -> bool:
-    """Whether `seen` shows what this endpoint alone showed of the domain before, and nothing waits there."""
-    serials = sorted({gpu.chassis_serial for gpu in seen.gpus})
-    asked = {"endpoint": endpoint_id, "domain": seen.domain, "serials": serials}
-    row = conn.execute(_PREVIOUS_READING, asked).one_or_none()
-    if row is None or row.restless or now - row.updated > FULL_UPDATE_SECONDS:
+    """Whether `reading` repeats this endpoint's previous one, and no work is pending in the domain."""
+    serials = sorted({gpu.chassis_serial for gpu in reading.gpus})
+    parameters = {"endpoint": endpoint_id, "domain": reading.domain, "serials": serials}
+    row = conn.execute(_PREVIOUS_READING, parameters).one_or_none()
+    if row is None or row.is_work_pending or now - row.updated > FULL_UPDATE_SECONDS:
         return False
-    return bool(row.facts == latest.encode_facts(seen))
+    return bool(row.facts == latest.encode_facts(reading))
 
 
 # Transactions.
 
 
-def list_endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:
-    """All switch controller endpoints of the site."""
-    return endpoints.all_endpoints(conn)
-
-
-def get_endpoint_domain(conn: sa.Connection, endpoint_id: str) -> str | None:
-    """Domain uuid that the endpoint last answered with; None until it has answered."""
-    return endpoints.domain_of_endpoint(conn, endpoint_id)
-
-
 def load_intent(conn: sa.Connection, domain: str) -> DomainIntent:
-    """What the site wants of `domain` now."""
+    """The desired state of `domain`, as of this transaction."""
     return DomainIntent(
         domain=domain,
         assignments=intent.gpu_assignments(conn, domain),
@@ -150,61 +142,63 @@ def load_intent(conn: sa.Connection, domain: str) -> DomainIntent:
 def record_observation(
     conn: sa.Connection, endpoint_id: str, observation: DomainObservation, now: float
 ) -> ControllerConflict | None:
-    """Take over all that a complete reading shows: identities, partitions of ours, and every status.
+    """Record a complete reading, and update inventory, ownership and statuses where it is valid.
 
-    A reading older than the one already recorded teaches nothing and is dropped, and so does one by an
-    endpoint that was given up while it was being read. One that another controller contradicts, of
-    this domain or of another that lists the same hardware, is kept and teaches nothing: then returns the
-    dispute, in which nothing may be done. One that lists no GPU where some are recorded is none, and its
-    endpoint is lost.
+    Returns the conflict of the domain, during which no operation may begin.
+
+    Invariant: statuses follow a reading only when it is the newest of its endpoint, lists the GPUs that are
+    recorded (or belongs to a standby), and no other controller contradicts it. Every other reading is at
+    most stored.
     """
-    standing = endpoints.endpoint_state(conn, endpoint_id, observation.domain)
-    if standing is None or observation.observed_at < (standing.observed_at or 0.0):
+    state = endpoints.endpoint_state(conn, endpoint_id, observation.domain)
+    # The endpoint was deleted while it was read, or a reading that began later is recorded already.
+    if state is None or observation.observed_at < (state.observed_at or 0.0):
         return None
-    why_not = latest.empty_reading_reasons(conn, [observation]).get(observation.domain)
-    if why_not is not None and not latest.is_standby(conn, endpoint_id, observation.domain):
+    empty_reason = latest.empty_reading_reasons(conn, [observation]).get(observation.domain)
+    if empty_reason is not None and not latest.is_standby(conn, endpoint_id, observation.domain):
+        # A controller that has just started knows its domain before it knows the GPUs. Taken literally, this
+        # reading would release every instance.
         endpoints.set_endpoint_domain(conn, endpoint_id, observation.domain, now)
-        _mark_lost(conn, endpoint_id, why_not, now, {standing.domain, observation.domain})
+        _mark_lost(conn, endpoint_id, empty_reason, now, {state.domain, observation.domain})
         return None
-    # Where several tell of a domain, one of the others may have told something else meanwhile.
-    if not standing.is_shared and is_unchanged_observation(conn, endpoint_id, observation, now):
+    # Where several controllers report the domain, another one may have changed the outcome meanwhile.
+    if not state.is_shared and is_unchanged_observation(conn, endpoint_id, observation, now):
         latest.confirm_reading(conn, endpoint_id, observation.observed_at)
         return None
     latest.save_reading(conn, endpoint_id, observation)
     endpoints.set_endpoint_domain(conn, endpoint_id, observation.domain, now)
     ownership.close_interrupted_operations(conn, endpoint_id, observation.observed_at, now)
     ownership.confirm_operations(conn, endpoint_id, observation.observed_at)
-    if standing.is_shared:
+    if state.is_shared:
         ownership.close_abandoned_operations(conn, observation.domain, observation.observed_at, now)
-    left = frozenset(() if standing.domain is None else (standing.domain,)) - {observation.domain}
-    others = conflicts.domains_sharing_hardware(conn, observation)
-    if not standing.is_shared and not others - left:
-        sync.apply_observations(conn, [observation], now, left)
+    previous_domains = frozenset(() if state.domain is None else (state.domain,)) - {observation.domain}
+    rivals = conflicts.domains_sharing_hardware(conn, observation)
+    if not state.is_shared and not rivals - previous_domains:
+        sync.apply_observations(conn, [observation], now, previous_domains)
         return None
-    dispute = sync.apply_if_consistent(conn, observation.domain, now, others)
-    for domain in left:
+    conflict = sync.apply_if_consistent(conn, observation.domain, now, rivals)
+    for domain in previous_domains:
         sync.withdraw_reading(conn, domain, now)
-    return dispute
+    return conflict
 
 
 def record_unreadable(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:
-    """Note that the endpoint could not be read, and take back what rested on its observations."""
-    standing = endpoints.endpoint_state(conn, endpoint_id)
-    if standing is None:
-        return
-    _mark_lost(conn, endpoint_id, reason, now, {standing.domain})
+    """Record that the endpoint could not be read; statuses that rested on its readings become unknown."""
+    state = endpoints.endpoint_state(conn, endpoint_id)
+    if state is not None:
+        _mark_lost(conn, endpoint_id, reason, now, {state.domain})
 
 
 def _mark_lost(
     conn: sa.Connection, endpoint_id: str, reason: str, now: float, domains: Collection[str | None]
 ) -> None:
     latest.mark_unreadable(conn, endpoint_id, reason, now)
-    for domain in sorted(one for one in domains if one is not None):
+    for domain in sorted(filter(None, domains)):
         sync.withdraw_reading(conn, domain, now)
 
 
 def record_blocked(conn: sa.Connection, domain: str, blocked: Sequence[BlockedGpus], now: float) -> None:
-    """Note what the newest plan of `domain` found in the way of wishes, and tell the tenants concerned."""
+    """Record the blockers of the newest plan of `domain`, and show them in the tenants' statuses."""
     if intent.replace_blocked_gpus(conn, domain, blocked, now):
         status.update_statuses(conn, domain, now)
 
@@ -212,22 +206,24 @@ def record_blocked(conn: sa.Connection, domain: str, blocked: Sequence[BlockedGp
 def begin_operation(
     conn: sa.Connection, lease: Lease, operation: PartitionOperation, observed_at: float, now: float
 ) -> str:
-    """Record an operation before the fabric is asked for it; returns the id that `finish_operation` takes.
+    """Record an operation before the controller is called; returns the id that `finish_operation` takes.
 
-    Raises LeaseLost when another replica reconciles the domain now, Contradicted when its controllers
-    contradict one another, and Refused when the endpoint never answered, when the name of a partition already
-    means another, or when a GPU is no longer wanted where the operation would put it: then the plan is out of
-    date.
+    Raises LeaseLost, ConflictingControllers, or Refused: the endpoint never answered, the partition name is
+    taken, or a GPU is no longer wanted where the operation would put it. Then the plan is out of date.
     """
+    # Fencing. The lease is checked in the transaction that records the operation, so a replica that lost
+    # it can record nothing, and what is not recorded is never requested.
     leases.require_lease(conn, lease, now)
-    domain, dispute = conflicts.conflict_of_endpoint(conn, lease.endpoint_id)
+    domain, conflict = conflicts.conflict_of_endpoint(conn, lease.endpoint_id)
     if domain is None:
         raise Refused("no operation can be planned for an endpoint that was never observed")
-    if dispute is not None:
-        raise ConflictingControllers(dispute)
-    why = intent.pause_reason(conn, domain)
-    if why is not None:
-        raise Refused(f"domain {domain} is paused: {why}", nearest_fix="resume the domain")
+    if conflict is not None:
+        raise ConflictingControllers(conflict)
+    pause_reason = intent.pause_reason(conn, domain)
+    if pause_reason is not None:
+        raise Refused(f"domain {domain} is paused: {pause_reason}", nearest_fix="resume the domain")
+    # Write-ahead. If the process dies after this commit, the record says what may have been requested, and
+    # the claimed name says that the partition is ours, whether or not the answer ever arrived.
     operation_id = ownership.begin_operation_record(
         conn, lease.endpoint_id, domain, operation, observed_at, now
     )
@@ -241,23 +237,22 @@ def finish_operation(
     conn: sa.Connection, operation_id: str, state: str, code: str | None, message: str | None, now: float
 ) -> None:
     """Record the answer: `state` is `done`, `refused` or `unknown` (no answer came)."""
-    ownership.finish_operation_record(
-        conn, int(operation_id), values.OperationState(state), code, message, now
-    )
+    ownership.finish_operation_record(conn, int(operation_id), OperationState(state), code, message, now)
 
 
 def _check_still_wanted(conn: sa.Connection, domain: str, operation: PartitionOperation) -> None:
+    """Refuse to add a GPU whose intent changed after the plan was made: it may be another tenant's now."""
     if not isinstance(operation, CreatePartition | AddGpus):
         return
-    partitions = {
+    owners = {
         partition.name: partition.logical_partition for partition in ownership.owned_partitions(conn, domain)
     }
-    owner = partitions.get(operation.name)
+    owner = owners.get(operation.name)
     assignments = intent.gpu_assignments(conn, domain)
     if owner is None or is_tray_partition(owner):
-        # The default partition and those of trays are for GPUs that nobody was given.
-        given = {assignment.guid for assignment in assignments}
-        wanted = intent.managed_gpus(conn, domain) - given - intent.drained_gpus(conn, domain)
+        # The default partition and those of trays are for unassigned GPUs.
+        assigned = {assignment.guid for assignment in assignments}
+        wanted = intent.managed_gpus(conn, domain) - assigned - intent.drained_gpus(conn, domain)
     else:
         wanted = frozenset(
             assignment.guid for assignment in assignments if assignment.logical_partition == owner

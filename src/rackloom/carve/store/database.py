@@ -32,19 +32,28 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
 from sqlalchemy.pool import StaticPool
 
-from rackloom.carve.store.schema import migrate_to_head
 from rackloom.errors import Refused, Retry
+
+# Migrations.
+
+
+def migrate_to_head(conn: sa.Connection) -> None:
+    """Run every migration that `conn`'s database has not seen. The caller owns the transaction."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = conn
+    command.upgrade(config, "head")
+
 
 # Exclusive use of the home directory.
 
 
 class HomeDirectoryLock:
-    """An exclusive lock on a home directory, held until `release` or the end of the process.
-
-    The kernel drops an flock with its process, so a lock file left by a crash never blocks a restart.
-    """
+    """An exclusive lock on a home directory, held until `release` or the end of the process."""
 
     def __init__(self, home: Path) -> None:
         """Take the lock. Raises Refused naming the process that has it."""
@@ -63,7 +72,7 @@ class HomeDirectoryLock:
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let the next process in."""
+        """Release the lock."""
         os.close(self._fd)
 
 
@@ -71,74 +80,71 @@ class HomeDirectoryLock:
 
 
 MAX_GROUP_SIZE = 64
-"""Transactions done in one go: the last of them waits for all others."""
+"""Members of one shared transaction: each of them waits for all others."""
 
 
 class _GroupRolledBack(Retry):
-    """The transaction is no longer there, and with it what was done in it before."""
+    """The shared transaction was rolled back, with the work of its earlier members."""
 
 
 class PendingTransaction(msgspec.Struct, frozen=True, eq=False):
-    """A transaction, and who waits for its result."""
+    """A transaction that was requested, and the future of its result."""
 
     work: Callable[[sa.Connection], Any]
     write: bool
-    told: "Future[Any]"
+    result: "Future[Any]"
 
 
 class TransactionQueue:
-    """Transactions that were asked for, from any thread, and not begun."""
+    """Transactions that were requested, from any thread, and have not begun."""
 
     def __init__(self) -> None:
         self._jobs: deque[PendingTransaction] = deque()
 
     def add(self, work: Callable[[sa.Connection], Any], *, write: bool) -> "Future[Any]":
-        """Ask for a transaction."""
+        """Request a transaction."""
         job = PendingTransaction(work, write, Future())
         self._jobs.append(job)
-        return job.told
+        return job.result
 
     def take(self) -> tuple[list[PendingTransaction], list[PendingTransaction]]:
-        """Writes and reads to do now, in the order in which they were asked for; they have begun."""
+        """Writes and reads to run now, in the order of their requests; they can no longer be cancelled."""
         taken = [self._jobs.popleft() for _ in range(min(len(self._jobs), MAX_GROUP_SIZE))]
-        begun = [job for job in taken if job.told.set_running_or_notify_cancel()]
+        begun = [job for job in taken if job.result.set_running_or_notify_cancel()]
         return [job for job in begun if job.write], [job for job in begun if not job.write]
 
 
 RunTransaction = Callable[[Callable[[sa.Connection], None]], None]
-"""Runs something in a transaction: durable when it returns, undone when it raises."""
+"""Runs its argument in a transaction: durable when it returns, rolled back when it raises."""
 
 
 def run_group_commit(jobs: Sequence[PendingTransaction], transact: RunTransaction) -> None:
-    """Do `jobs` in one transaction, then tell each who waits how its own part ended."""
+    """Run `jobs` in one transaction, then resolve the future of each with its own outcome.
+
+    Invariant: no future gets a result before the shared commit is durable.
+    """
     if not jobs:
         return
-    if len(jobs) == 1:
-        _run_single(jobs[0], transact)
-        return
-    ends: list[tuple[PendingTransaction, Any, BaseException | None]] = []
+    outcomes: list[tuple[Any, BaseException | None]] = []
 
     def work(conn: sa.Connection) -> None:
-        ends.extend((job, *_run_member(conn, job)) for job in jobs)
+        if len(jobs) == 1:
+            # Alone it needs no savepoint: its failure rolls the whole transaction back.
+            outcomes.append((jobs[0].work(conn), None))
+        else:
+            outcomes.extend(_run_member(conn, job) for job in jobs)
 
     try:
         transact(work)
     except BaseException as error:
         for job in jobs:
-            job.told.set_exception(error)
+            job.result.set_exception(error)
         return
-    for job, result, trouble in ends:
-        _resolve(job, result, trouble)
-
-
-def _run_single(job: PendingTransaction, transact: RunTransaction) -> None:
-    results: list[Any] = []
-    try:
-        transact(lambda conn: results.append(job.work(conn)))
-    except BaseException as error:
-        job.told.set_exception(error)
-    else:
-        job.told.set_result(results[0])
+    for job, (result, error_of_job) in zip(jobs, outcomes, strict=True):
+        if error_of_job is None:
+            job.result.set_result(result)
+        else:
+            job.result.set_exception(error_of_job)
 
 
 def _run_member(conn: sa.Connection, job: PendingTransaction) -> tuple[Any, BaseException | None]:
@@ -151,32 +157,21 @@ def _run_member(conn: sa.Connection, job: PendingTransaction) -> tuple[Any, Base
 
 
 def _in_savepoint(conn: sa.Connection, work: Callable[[sa.Connection], Any]) -> Any:
-    # Straight to the driver: a savepoint of the library costs more than most of what is done in it.
+    # Straight to the driver: a savepoint of SQLAlchemy costs more than most of the work inside it.
     connection: Any = conn.connection.dbapi_connection
     connection.execute("SAVEPOINT part")
     try:
         result = work(conn)
-        # Fails where `work` has hidden that it undid everything.
+        # Fails where `work` swallowed an error that rolled back the whole transaction.
         connection.execute("RELEASE part")
     except BaseException as error:
-        _roll_back_savepoint(connection, error)
+        if not connection.in_transaction:
+            # SQLite rolls the whole transaction back on a full disk: no member may be reported as done.
+            raise _GroupRolledBack("undone together with a change that failed", after=1.0) from error
+        connection.execute("ROLLBACK TO part")
+        connection.execute("RELEASE part")
         raise
     return result
-
-
-def _roll_back_savepoint(connection: Any, cause: BaseException) -> None:
-    if not connection.in_transaction:
-        # A full disk undoes the whole transaction, and with it what the others were about to be told.
-        raise _GroupRolledBack("undone together with a change that failed", after=1.0) from cause
-    connection.execute("ROLLBACK TO part")
-    connection.execute("RELEASE part")
-
-
-def _resolve(job: PendingTransaction, result: Any, trouble: BaseException | None) -> None:
-    if trouble is None:
-        job.told.set_result(result)
-    else:
-        job.told.set_exception(trouble)
 
 
 # The SQLite backend.
@@ -231,26 +226,26 @@ class SqliteBackend:
             raise
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
-        """Run `work` in one transaction; with one connection every one is serial."""
+        """Run `work` in one transaction; with one connection, transactions are serial."""
         if self._thread is None:
             return self._transact(work, write)
-        told: Future[T] = self._waiting.add(work, write=write)
-        self._thread.submit(self._work_off)
-        return await asyncio.wrap_future(told)
+        result: Future[T] = self._waiting.add(work, write=write)
+        self._thread.submit(self._run_waiting)
+        return await asyncio.wrap_future(result)
 
     async def survey(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` on a connection of its own, where there are threads."""
+        """Run `work` on the survey connection, where there are threads."""
         if self._surveyor is None:
             return self._transact(work, write=False)
         return await self._surveyor.read(work)
 
     async def changes(self) -> AsyncGenerator[str | None, None]:
-        """Nothing, ever: the lock on the home directory keeps other writers out."""
+        """Yields nothing: the lock on the home directory keeps other writers out."""
         await asyncio.Event().wait()
         yield None
 
     async def close(self) -> None:
-        """Finish what is under way and give the home directory back."""
+        """Finish running transactions and release the home directory."""
         if self._surveyor is not None:
             await self._surveyor.close()
         await self._call(self._engine.dispose)
@@ -265,8 +260,8 @@ class SqliteBackend:
         future: Future[T] = self._thread.submit(work)
         return await asyncio.wrap_future(future)
 
-    def _work_off(self) -> None:
-        """Do what waits; nothing, when an earlier turn took it along."""
+    def _run_waiting(self) -> None:
+        """Run what waits; nothing, when an earlier call took it into its group."""
         writes, reads = self._waiting.take()
         run_group_commit(writes, lambda work: self._transact(work, write=True))
         run_group_commit(reads, lambda work: self._transact(work, write=False))
@@ -276,7 +271,7 @@ class SqliteBackend:
 
 
 class _ReadConnection:
-    """A second connection, from a thread of its own, that only reads."""
+    """A second connection that only reads, on a separate thread."""
 
     def __init__(self, path: Path) -> None:
         self._engine = _create_engine(path)
@@ -287,7 +282,7 @@ class _ReadConnection:
         return await asyncio.wrap_future(future)
 
     async def close(self) -> None:
-        """Once what is under way has ended."""
+        """Close the connection, after the running read."""
         await asyncio.wrap_future(self._thread.submit(self._engine.dispose))
         self._thread.shutdown()
 
@@ -319,14 +314,14 @@ def _migrated_engine(path: Path | None) -> sa.Engine:
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:
-    # The driver must not open transactions by itself: `_begin` says which kind is wanted.
+    # The driver must not open transactions by itself: `_begin_transaction` decides which kind.
     connection.isolation_level = None
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _begin_transaction(conn: sa.Connection) -> None:
-    # Straight to the driver: a statement of the library costs more than most of what is read in between.
+    # Straight to the driver: a statement of SQLAlchemy costs more than most reads.
     driver: Any = conn.connection.dbapi_connection
     write = bool(conn.get_execution_options().get("site_write", False))
     if conn.info.get("site_write") is not write:
@@ -339,25 +334,21 @@ def _begin_transaction(conn: sa.Connection) -> None:
 
 
 class DatabaseBackend(Protocol):
-    """One database; see `Store` for what each promise means."""
+    """One database; `Store` says what each method guarantees."""
 
     is_shared: bool
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
         """Run `work` in one serializable (or read-only) transaction."""
-        ...
 
     async def survey(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work`, which reads much, beside what else is asked meanwhile."""
-        ...
+        """Run `work`, a large read, without delaying other transactions."""
 
     def changes(self) -> AsyncGenerator[str | None, None]:
         """Domains whose intent changed; None when some may have been missed."""
-        ...
 
     async def close(self) -> None:
         """Finish and release everything."""
-        ...
 
 
 # The store.
@@ -388,7 +379,7 @@ class Store:
 
         Raises Refused for a URL of anything else, and Retry when the server cannot be reached.
         """
-        # Imported where it is wanted: a site on SQLite needs no PostgreSQL driver.
+        # Imported here: a site on SQLite needs no PostgreSQL driver.
         from rackloom.carve.store.postgres import PostgresBackend
 
         return cls(await PostgresBackend.connect(url))
@@ -401,7 +392,7 @@ class Store:
     async def run(
         self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `fn(conn, ...)` in a write transaction: durable when this returns, undone when it raises.
+        """Run `fn(conn, ...)` in a write transaction: durable when this returns, rolled back when it raises.
 
         Transactions are serializable: a rule that `fn` checked still holds when it commits. To that end `fn`
         may be run more than once, and only the last run counts, so it changes nothing but records.
@@ -416,7 +407,7 @@ class Store:
         return await self._backend.transact(lambda conn: fn(conn, *args, **kwargs), write=False)
 
     async def survey(self, fn: Callable[[sa.Connection], T]) -> T:
-        """As `read`, for readings of the whole site; in a home, nobody who reads or writes waits for it."""
+        """As `read`, for reads of the whole site, without delaying other transactions."""
         return await self._backend.survey(fn)
 
     def changes(self) -> AsyncGenerator[str | None, None]:
@@ -427,5 +418,5 @@ class Store:
         return self._backend.changes()
 
     async def close(self) -> None:
-        """Finish what is under way and give the database back."""
+        """Finish running transactions and release the database."""
         await self._backend.close()

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.store.schema import domain_revision as table
-from rackloom.carve.store.schema import event_counter as counter
 from rackloom.carve.store.schema import (
+    domain_revision,
+    event_counter,
     instance,
     nvlink_interface,
     observation,
@@ -44,32 +44,28 @@ from rackloom.carve.store.schema import (
 
 
 INTENT_CHANNEL = "rackloom_intent"
-"""PostgreSQL notification channel on which replicas tell one another of domains whose intent changed."""
+"""PostgreSQL notification channel for domains whose intent changed."""
 
-_here = table.c.domain == sa.bindparam("here")
-_CURRENT = sa.select(table.c.revision).where(_here)
-_INCREMENT = sa.update(table).where(_here).values(revision=table.c.revision + 1)
+_here = domain_revision.c.domain == sa.bindparam("here")
+_CURRENT = sa.select(domain_revision.c.revision).where(_here)
+_INCREMENT = sa.update(domain_revision).where(_here).values(revision=domain_revision.c.revision + 1)
 
 
 def increment_revisions(conn: sa.Connection, domains: Iterable[str | None]) -> frozenset[str]:
-    """Count a change of intent in each domain, and return those that are known (None is not yet observed)."""
+    """Increment the revision of each domain; returns the domains, without None (not yet observed)."""
     known = frozenset(domain for domain in domains if domain is not None)
     for domain in sorted(known):
         if conn.execute(_INCREMENT, {"here": domain}).rowcount == 0:
-            conn.execute(sa.insert(table).values(domain=domain, revision=1))
-        _notify(conn, domain)
+            conn.execute(sa.insert(domain_revision).values(domain=domain, revision=1))
+        # Delivered at the commit, and never for a transaction that is rolled back. SQLite has one process.
+        if conn.dialect.name == "postgresql":
+            conn.execute(sa.select(sa.func.pg_notify(INTENT_CHANNEL, domain)))
     return known
 
 
 def current_revision(conn: sa.Connection, domain: str) -> int:
-    """The revision of `domain`; 0 when nothing was ever wanted of it."""
+    """The intent revision of `domain`; 0 before the first intent."""
     return conn.execute(_CURRENT, {"here": domain}).scalar_one_or_none() or 0
-
-
-def _notify(conn: sa.Connection, domain: str) -> None:
-    # Delivered at the commit, and never for a transaction that is undone. SQLite has no one to tell.
-    if conn.dialect.name == "postgresql":
-        conn.execute(sa.select(sa.func.pg_notify(INTENT_CHANNEL, domain)))
 
 
 # The clock.
@@ -84,9 +80,9 @@ _TIME_COLUMNS = (
 
 
 class MonotonicSiteClock:
-    """Seconds since the epoch as they were at the start, and since then as `monotonic` counts them.
+    """Seconds since the epoch at the start, and since then as `monotonic` counts them.
 
-    `floor` is the newest moment of the past that must stay in the past.
+    `floor` is the newest recorded time: the clock starts no earlier, so records stay in the past.
     """
 
     def __init__(self, wall: Callable[[], float], monotonic: Callable[[], float], floor: float) -> None:
@@ -99,9 +95,9 @@ class MonotonicSiteClock:
 
 
 def newest_recorded_time(conn: sa.Connection) -> float:
-    """The newest time that is recorded of a wish, an operation or an observation; 0 where there is none."""
+    """The newest recorded time of an intent, an operation or an observation; 0 where there is none."""
     newest = [conn.execute(sa.select(sa.func.max(column))).scalar_one() for column in _TIME_COLUMNS]
-    return max((moment for moment in newest if moment is not None), default=0.0)
+    return max(filter(None, newest), default=0.0)
 
 
 # Status history.
@@ -111,7 +107,7 @@ MAX_HISTORY_ENTRIES = 20
 
 
 class StatusRecord(NamedTuple):
-    """What an object was, since when, and when the reason was last changed."""
+    """A status of an object, since when, and when its reason last changed."""
 
     object_id: str
     status: str
@@ -153,9 +149,9 @@ class StatusEntry(msgspec.Struct, frozen=True):
 
 
 def record_status(conn: sa.Connection, object_id: str, status: str, message: str, now: float) -> bool:
-    """Note that the object has `status` because of `message`; False when that was known.
+    """Record that the object has `status` because of `message`; False when that is recorded already.
 
-    A new reason alone replaces the old.
+    A new reason alone replaces the old one.
     """
     entry, past = StatusEntry(object_id, status, message), newest_statuses(conn, [object_id])
     if not is_status_change(entry, past.get(object_id)):
@@ -170,27 +166,27 @@ def newest_statuses(conn: sa.Connection, object_ids: Collection[str]) -> dict[st
 
 
 def is_status_change(entry: StatusEntry, past: sa.Row[Any] | None) -> bool:
-    """Whether `entry` says what the newest entry does not."""
+    """Whether `entry` differs from the newest entry."""
     return past is None or (past.status, past.message) != (entry.status, entry.message)
 
 
 def write_status_entries(
     conn: sa.Connection, entries: Collection[StatusEntry], past: Mapping[str, sa.Row[Any]], now: float
 ) -> None:
-    """Write entries that are news, one an object at most; `past` are the newest of these objects so far."""
+    """Write entries that are changes, at most one for each object; `past` are their newest entries."""
     same = [
         entry for entry in entries if entry.object_id in past and past[entry.object_id].status == entry.status
     ]
     if same:
-        rows = [{"of": past[one.object_id].id, "because": one.message, "at": now} for one in same]
+        rows = [{"of": past[entry.object_id].id, "because": entry.message, "at": now} for entry in same]
         conn.execute(_REPLACE_MESSAGE, rows)
     if new := [entry for entry in entries if entry not in same]:
         begin_histories(conn, new, now)
-        _prune_histories(conn, [one.object_id for one in new])
+        _prune_histories(conn, [entry.object_id for entry in new])
 
 
 def begin_histories(conn: sa.Connection, entries: Collection[StatusEntry], now: float) -> None:
-    """Write the first entries of objects that have just been made, oldest first."""
+    """Write the first entries of objects that were just created, oldest first."""
     rows = [{**msgspec.structs.asdict(entry), "created": now, "updated": now} for entry in entries]
     conn.execute(_INSERT_ENTRY, rows)
 
@@ -198,13 +194,13 @@ def begin_histories(conn: sa.Connection, entries: Collection[StatusEntry], now: 
 def status_histories(conn: sa.Connection, object_ids: Collection[str]) -> dict[str, list[StatusRecord]]:
     """The histories of `object_ids`, each newest first."""
     histories: dict[str, list[StatusRecord]] = defaultdict(list)
-    for one in map(StatusRecord._make, conn.execute(_ALL_ENTRIES, {"objects": list(object_ids)}).all()):
-        histories[one.object_id].append(one)
+    for row in conn.execute(_ALL_ENTRIES, {"objects": list(object_ids)}).all():
+        histories[row[0]].append(StatusRecord._make(row))
     return histories
 
 
 def delete_histories(conn: sa.Connection, object_ids: Collection[str]) -> None:
-    """Drop the histories of objects that no longer exist."""
+    """Delete the histories of objects that no longer exist."""
     conn.execute(sa.delete(status_history).where(status_history.c.object_id.in_(object_ids)))
 
 
@@ -230,10 +226,10 @@ EVENT_DELETED = "Deleted"
 
 _INSERT_EVENT = sa.insert(tenant_event)
 _ADVANCE_COUNTER = (
-    sa.update(counter)
-    .where(counter.c.tenant_id == sa.bindparam("tenant"))
-    .values(newest=counter.c.newest + sa.bindparam("more"))
-    .returning(counter.c.newest)
+    sa.update(event_counter)
+    .where(event_counter.c.tenant_id == sa.bindparam("tenant"))
+    .values(newest=event_counter.c.newest + sa.bindparam("more"))
+    .returning(event_counter.c.newest)
 )
 
 
@@ -266,7 +262,7 @@ class TenantEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def publish_events(conn: sa.Connection, tenant_id: str, notes: Sequence[EventNote], now: float) -> None:
-    """Append `notes` to the tenant's events; the oldest ones beyond KEPT are dropped."""
+    """Append `notes` to the tenant's events; the oldest beyond `MAX_TENANT_EVENTS` are deleted."""
     if not notes:
         return
     newest = _next_event_numbers(conn, tenant_id, len(notes))
@@ -284,7 +280,7 @@ def publish_events(conn: sa.Connection, tenant_id: str, notes: Sequence[EventNot
 
 
 def record_and_publish(conn: sa.Connection, tenant_id: str, note: EventNote, now: float) -> None:
-    """Write `note` into the history of its object and, when it says something new, into the events."""
+    """Write `note` into the history of its object and, when it is a change, into the events."""
     if record_status(conn, note.object_id, note.status, note.message or "", now):
         publish_events(conn, tenant_id, [note], now)
 
@@ -292,7 +288,7 @@ def record_and_publish(conn: sa.Connection, tenant_id: str, note: EventNote, now
 def record_and_publish_new(
     conn: sa.Connection, tenant_id: str, notes: Sequence[EventNote], now: float
 ) -> None:
-    """As `tell`, for the first `notes` of an object that has just been made."""
+    """As `record_and_publish`, for the first `notes` of an object that was just created."""
     begin_histories(
         conn, [StatusEntry(note.object_id, note.status, note.message or "") for note in notes], now
     )
@@ -301,7 +297,7 @@ def record_and_publish_new(
 
 def events_after(conn: sa.Connection, tenant_id: str, number: int, limit: int) -> tuple[TenantEvent, ...]:
     """The events after `number`, oldest first, at most `limit`."""
-    wanted = sa.select(tenant_event).where(
+    newer = sa.select(tenant_event).where(
         tenant_event.c.tenant_id == tenant_id, tenant_event.c.number > number
     )
     return tuple(
@@ -310,13 +306,13 @@ def events_after(conn: sa.Connection, tenant_id: str, number: int, limit: int) -
             note=EventNote(EventKind(row.kind), row.object_id, row.status, row.message),
             created=row.created,
         )
-        for row in conn.execute(wanted.order_by(tenant_event.c.number).limit(limit))
+        for row in conn.execute(newer.order_by(tenant_event.c.number).limit(limit))
     )
 
 
 def newest_event_number(conn: sa.Connection, tenant_id: str) -> int:
     """Number of the tenant's newest event; 0 before the first."""
-    found = conn.execute(sa.select(counter.c.newest).where(counter.c.tenant_id == tenant_id))
+    found = conn.execute(sa.select(event_counter.c.newest).where(event_counter.c.tenant_id == tenant_id))
     return found.scalar_one_or_none() or 0
 
 
@@ -325,7 +321,7 @@ def _next_event_numbers(conn: sa.Connection, tenant_id: str, more: int) -> int:
         _ADVANCE_COUNTER, {"tenant": tenant_id, "more": more}
     ).scalar_one_or_none()
     if found is None:
-        conn.execute(sa.insert(counter).values(tenant_id=tenant_id, newest=more))
+        conn.execute(sa.insert(event_counter).values(tenant_id=tenant_id, newest=more))
         return more
     return found
 
@@ -361,6 +357,6 @@ class OperatorOrder(msgspec.Struct, frozen=True):
 def record_operator_step(
     conn: sa.Connection, step: Step, subject: str, domain: str | None, order: OperatorOrder
 ) -> None:
-    """Note that `step` was done to `subject` (a domain, machine, partition name or chassis serial)."""
+    """Record that `step` was done to `subject` (a domain, machine, partition name or chassis serial)."""
     row = {"step": step, "subject": subject, "domain": domain, "asked_by": order.by, "reason": order.reason}
     conn.execute(sa.insert(operator_step).values(**row, created=order.now))

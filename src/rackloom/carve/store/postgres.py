@@ -32,8 +32,8 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncTransaction, create_async_engine
 
+from rackloom.carve.store.database import migrate_to_head
 from rackloom.carve.store.journal import INTENT_CHANNEL
-from rackloom.carve.store.schema import migrate_to_head
 from rackloom.errors import Refused, Retry, Unknown
 
 # Transactions with retries.
@@ -48,7 +48,7 @@ replicas which met do not meet again. All attempts together take about two secon
 WRITE_OPTIONS: Mapping[str, Any] = {"isolation_level": "SERIALIZABLE"}
 READ_OPTIONS: Mapping[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 MIGRATE_OPTIONS: Mapping[str, Any] = {"isolation_level": "READ COMMITTED"}
-"""Who waited for the migration lock must see what its holder did."""
+"""A replica that waited for the migration lock must see the migrated schema."""
 
 _WRITER_LOCK = "LOCK TABLE alembic_version IN EXCLUSIVE MODE"
 """Taken before a write transaction's snapshot, so each one sees what those before it did, on any replica.
@@ -64,10 +64,10 @@ _SERVER_UNAVAILABLE = {"57P01", "57P02", "57P03", "53300"}
 async def run_with_retries(
     engine: AsyncEngine, work: Callable[[sa.Connection], T], options: Mapping[str, Any]
 ) -> T:
-    """Run `work` in one transaction, and again while PostgreSQL undoes it.
+    """Run `work` in one transaction, and again while PostgreSQL rolls it back.
 
-    `options` are `WRITE`, `READ` or `MIGRATE`. Raises Retry in the end, and Unknown where the connection was
-    lost during the commit.
+    `options` are those for writing, reading or migrating. Raises Retry in the end, and Unknown where the
+    connection was lost during the commit.
     """
     longest, reason = FIRST_RETRY_DELAY, ""
     for _ in range(MAX_ATTEMPTS):
@@ -104,7 +104,7 @@ async def _commit(transaction: AsyncTransaction) -> None:
 
 
 def _is_retryable(error: Exception) -> bool:
-    """Whether a transaction that failed this way, before its commit was answered, may be run again."""
+    """Whether a transaction that failed before its commit was sent may run again."""
     lost = isinstance(error, OSError) or getattr(error, "connection_invalidated", False)
     return lost or _sqlstate(error) in _ROLLED_BACK | _SERVER_UNAVAILABLE
 
@@ -119,10 +119,10 @@ def _sqlstate(error: Exception) -> str | None:
 log = structlog.get_logger(__name__)
 
 FIRST_RECONNECT_DELAY, MAX_RECONNECT_DELAY = 0.1, 5.0
-"""Seconds before a lost connection is taken up again; doubled until one holds."""
+"""Seconds before a lost connection is opened again; doubled until one holds."""
 QUIET_SECONDS = 5.0
-"""After so long without a notification the server is asked whether it is still there: a peer that vanished
-without a word would else never be missed."""
+"""After so long without a notification, a query checks the connection: TCP does not report a peer that
+vanished."""
 
 
 async def listen_for_intent_changes(engine: AsyncEngine) -> AsyncGenerator[str | None, None]:
@@ -130,11 +130,11 @@ async def listen_for_intent_changes(engine: AsyncEngine) -> AsyncGenerator[str |
     delay = FIRST_RECONNECT_DELAY
     while True:
         try:
-            async with _listening(engine) as (connection, heard):
+            async with _listening(engine) as (connection, notified):
                 yield None
                 delay = FIRST_RECONNECT_DELAY
                 while True:
-                    yield await _next_notification(connection, heard)
+                    yield await _next_notification(connection, notified)
         except (sa.exc.DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             log.warning("store.listen-lost", reason=str(error), again_in=delay)
         await asyncio.sleep(delay)
@@ -143,26 +143,26 @@ async def listen_for_intent_changes(engine: AsyncEngine) -> AsyncGenerator[str |
 
 @asynccontextmanager
 async def _listening(engine: AsyncEngine) -> AsyncIterator[tuple[Any, "asyncio.Queue[str | None]"]]:
-    """A connection of its own that listens, and what it hears; None when it is lost."""
-    heard: asyncio.Queue[str | None] = asyncio.Queue()
+    """A separate connection that listens, and the domains it is notified of; None when it is lost."""
+    notified: asyncio.Queue[str | None] = asyncio.Queue()
     async with engine.connect() as pooled:
         connection: Any = (await pooled.get_raw_connection()).driver_connection
-        connection.add_termination_listener(lambda _: heard.put_nowait(None))
+        connection.add_termination_listener(lambda _: notified.put_nowait(None))
         await connection.add_listener(
-            INTENT_CHANNEL, lambda _c, _pid, _channel, domain: heard.put_nowait(domain)
+            INTENT_CHANNEL, lambda _c, _pid, _channel, domain: notified.put_nowait(domain)
         )
         try:
-            yield connection, heard
+            yield connection, notified
         finally:
-            # Never back to the pool: it would go on listening there.
+            # Not back to the pool: it would go on listening there.
             await pooled.invalidate()
 
 
-async def _next_notification(connection: Any, heard: "asyncio.Queue[str | None]") -> str:
+async def _next_notification(connection: Any, notified: "asyncio.Queue[str | None]") -> str:
     while True:
         try:
             async with asyncio.timeout(QUIET_SECONDS):
-                domain = await heard.get()
+                domain = await notified.get()
         except TimeoutError:
             await connection.execute("SELECT 1", timeout=QUIET_SECONDS)
             continue
@@ -175,25 +175,22 @@ async def _next_notification(connection: Any, heard: "asyncio.Queue[str | None]"
 
 
 DRAIN_SECONDS = 5.0
-"""Work that has not ended by itself within that when this is closed is cancelled."""
+"""At `close`, work that has not ended within that is cancelled."""
 CLOSE_SECONDS = 10.0
-"""Work that has not ended within that, though it was cancelled, is left to end with the process."""
+"""At `close`, cancelled work that has not ended within that is left to end with the process."""
 CLOSING_REASON = "the store is closing"
 
 
 class BackgroundLoop:
-    """Runs coroutines that only read, and share nothing with the loop they are awaited in.
-
-    Use it in one event loop, and `close` it in the end.
-    """
+    """An event loop in a thread, for coroutines that only read. Use it from one event loop; `close` it."""
 
     def __init__(self, name: str) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
         self._is_closing = False
-        self._asked: set[Future[Any]] = set()
-        self._under_way: set[asyncio.Task[Any]] = set()
-        """Touched in the thread only."""
+        self._requested: set[Future[Any]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
+        """Used in the thread only."""
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -208,51 +205,51 @@ class BackgroundLoop:
         return await self._submit(self._until_closed(work))
 
     async def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Let what is under way end, or cancel it in the end; do `last` there, and stop."""
+        """Wait for running work, cancel the rest, run `last` there, and stop."""
         self._is_closing = True
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._submit(self._end(last))
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
-        for one in self._asked:
-            if not one.done():
-                one.set_exception(Retry(CLOSING_REASON, after=1.0))
+        for future in self._requested:
+            if not future.done():
+                future.set_exception(Retry(CLOSING_REASON, after=1.0))
 
     def _serve(self) -> None:
         with self._runner:
             self._loop.run_forever()
 
     async def _submit(self, work: Coroutine[Any, Any, T]) -> T:
-        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
-        self._asked.add(asked)
-        running = asyncio.wrap_future(asked)
+        requested = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._requested.add(requested)
+        running = asyncio.wrap_future(requested)
         running.add_done_callback(_retrieve_exception)
-        running.add_done_callback(lambda _: self._asked.discard(asked))
+        running.add_done_callback(lambda _: self._requested.discard(requested))
         return await asyncio.shield(running)
 
     async def _until_closed(self, work: Coroutine[Any, Any, T]) -> T:
         running = asyncio.ensure_future(work)
-        self._under_way.add(running)
-        running.add_done_callback(self._under_way.discard)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
         try:
             return await running
         except asyncio.CancelledError:
-            # Nobody else cancels here. The caller was not cancelled, and is told so.
+            # Only `close` cancels this task. The caller itself was not cancelled.
             raise Retry(CLOSING_REASON, after=1.0) from None
 
     async def _end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        under_way = set(self._under_way)
-        if under_way:
-            await asyncio.wait(under_way, timeout=DRAIN_SECONDS)
-        for one in under_way:
-            one.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        running = set(self._running)
+        if running:
+            await asyncio.wait(running, timeout=DRAIN_SECONDS)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         await last()
 
 
 def _retrieve_exception(done: "asyncio.Future[Any]") -> None:
-    """A failure that nobody waits for any more is none that was overlooked."""
+    """Mark the exception as retrieved: asyncio reports a failure whose caller went away otherwise."""
     if not done.cancelled():
         done.exception()
 
@@ -262,7 +259,7 @@ def _retrieve_exception(done: "asyncio.Future[Any]") -> None:
 
 CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 10.0
-"""No statement of ours takes a tenth of that: a server that is silent for so long is gone."""
+"""No statement takes a tenth of that: a server that is silent for so long is gone."""
 MIGRATION_LOCK = 0x5241434B4C4F4F4D
 """Advisory lock that lets one replica migrate while the others wait: the letters RACKLOOM."""
 
@@ -273,7 +270,7 @@ _SESSION = {
     "lock_timeout": "5000",
 }
 _SURVEY_SESSION = {**_SESSION, "idle_in_transaction_session_timeout": "60000"}
-"""Between two statements a survey makes values of thousands of rows, and it keeps nobody from writing."""
+"""Between two statements a survey converts thousands of rows, and it holds no lock that writers need."""
 
 
 class PostgresBackend:
@@ -281,10 +278,10 @@ class PostgresBackend:
 
     is_shared = True
 
-    def __init__(self, engine: AsyncEngine, surveyed: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, survey_engine: AsyncEngine) -> None:
         self._engine = engine
-        self._surveyed = surveyed
-        self._beside = BackgroundLoop("site-survey")
+        self._survey_engine = survey_engine
+        self._survey_loop = BackgroundLoop("site-survey")
         self._writing = asyncio.Lock()
         self._under_way: set[asyncio.Task[Any]] = set()
 
@@ -309,21 +306,21 @@ class PostgresBackend:
         return await asyncio.shield(running)
 
     async def survey(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` on a connection and in a thread of its own: making values of many rows takes long."""
-        return await self._beside.do(run_with_retries(self._surveyed, work, READ_OPTIONS))
+        """Run `work` on separate connections and in a separate thread: converting many rows takes long."""
+        return await self._survey_loop.do(run_with_retries(self._survey_engine, work, READ_OPTIONS))
 
     def changes(self) -> AsyncGenerator[str | None, None]:
         """Domains whose intent any replica changed; None after each (re)connection."""
         return listen_for_intent_changes(self._engine)
 
     async def close(self) -> None:
-        """Finish what is under way and close the connections."""
+        """Finish running transactions and close the connections."""
         await asyncio.gather(*self._under_way, return_exceptions=True)
-        await self._beside.close(self._surveyed.dispose)
+        await self._survey_loop.close(self._survey_engine.dispose)
         await self._engine.dispose()
 
     async def _write(self, work: Callable[[sa.Connection], T]) -> T:
-        # Waiting here instead of for the table lock leaves the connections to those who read.
+        # Waiting here, and not for the table lock, leaves the pooled connections to readers.
         async with self._writing:
             return await run_with_retries(self._engine, work, WRITE_OPTIONS)
 

@@ -1,19 +1,14 @@
-"""The database schema: every table of the site, and the migration of a database to this schema.
+"""The database schema: every table of the site.
 
 One table definition serves the record functions, the store and the migrations. The migrations are
-Alembic revisions in `migrations/` beside this file. `migrate_to_head` runs those that a database has
-not seen, inside the caller's transaction.
+Alembic revisions in `migrations/` beside this file; `database.migrate_to_head` runs them.
 
 Fabric GUIDs are unsigned 64-bit numbers. SQLite and PostgreSQL integers cannot hold them, so they are
 stored as decimal text, which is also the form that REST shows. Times are seconds since the epoch, as
 doubles.
 """
 
-from pathlib import Path
-
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 
 metadata = sa.MetaData(
     naming_convention={
@@ -49,55 +44,60 @@ def _json(name: str) -> sa.Column[object]:
     return sa.Column(name, sa.JSON, nullable=False)
 
 
+def _unique(name: str) -> sa.Column[str]:
+    return sa.Column(name, sa.Text, nullable=False, unique=True)
+
+
 def _times() -> tuple[sa.Column[float], sa.Column[float]]:
     return _time("created"), _time("updated")
 
 
-provider = sa.Table(
-    "provider", metadata, _id(), sa.Column("org", sa.Text, nullable=False, unique=True), *_times()
+def _entity(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
+    """A table whose rows have an id, and the times of their creation and last change."""
+    return sa.Table(name, metadata, _id(), *items, *_times())
+
+
+def _per_machine(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
+    """A table whose key is, or begins with, the machine id."""
+    machine_id = sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), primary_key=True)
+    return sa.Table(name, metadata, machine_id, *items)
+
+
+def _per_domain(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
+    """A table whose key is, or begins with, the domain uuid."""
+    return sa.Table(name, metadata, sa.Column("domain", sa.Text, primary_key=True), *items)
+
+
+provider = _entity("provider", _unique("org"))
+
+tenant = _entity(
+    "tenant", _unique("org"), sa.Column("targeted_instance_creation", sa.Boolean, nullable=False)
 )
 
-tenant = sa.Table(
-    "tenant",
-    metadata,
-    _id(),
-    sa.Column("org", sa.Text, nullable=False, unique=True),
-    sa.Column("targeted_instance_creation", sa.Boolean, nullable=False),
-    *_times(),
-)
-
-site = sa.Table(
+site = _entity(
     "site",
-    metadata,
-    _id(),
     _ref("provider_id", "provider"),
-    sa.Column("name", sa.Text, nullable=False, unique=True),
+    _unique("name"),
     _text("description", nullable=True),
     _text("status"),
     _json("capabilities"),
     sa.Column("extra", sa.JSON, nullable=False, default=dict, server_default="{}"),
     _text("default_partition"),
-    *_times(),
 )
 
-instance_type = sa.Table(
+instance_type = _entity(
     "instance_type",
-    metadata,
-    _id(),
     _ref("site_id", "site"),
     _text("name"),
     _text("description", nullable=True),
     _json("labels"),
     _json("capabilities"),
     _text("status"),
-    *_times(),
     sa.UniqueConstraint("site_id", "name"),
 )
 
-machine = sa.Table(
+machine = _entity(
     "machine",
-    metadata,
-    _id(),
     _ref("site_id", "site"),
     _ref("instance_type_id", "instance_type", nullable=True),
     _text("status"),
@@ -107,71 +107,52 @@ machine = sa.Table(
     _text("rack"),
     _text("domain", nullable=True, index=True),
     _time("missing_since", nullable=True),
-    *_times(),
     sa.UniqueConstraint("chassis_serial", "slot"),
 )
 
-machine_gpu = sa.Table(
+machine_gpu = _per_machine(
     "machine_gpu",
-    metadata,
-    sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), primary_key=True),
     sa.Column("module_id", sa.Integer, primary_key=True),
     _text("guid", nullable=True, index=True),
     _text("source", nullable=True),
-    # Whoever is given a machine asks for the few that are not healthy.
+    # Indexed: placement asks for the few GPUs that are not healthy.
     sa.Column("health", sa.Integer, nullable=False, index=True),
 )
 
-moved_gpu = sa.Table(
-    "moved_gpu",
-    metadata,
-    sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), primary_key=True),
-    sa.Column("module_id", sa.Integer, primary_key=True),
-    _text("guid"),
-    _time("since"),
+moved_gpu = _per_machine(
+    "moved_gpu", sa.Column("module_id", sa.Integer, primary_key=True), _text("guid"), _time("since")
 )
 
-allocation = sa.Table(
+allocation = _entity(
     "allocation",
-    metadata,
-    _id(),
     _ref("tenant_id", "tenant"),
     _ref("site_id", "site"),
     _text("name"),
     _text("description", nullable=True),
     _text("status"),
-    *_times(),
     sa.UniqueConstraint("tenant_id", "site_id", "name"),
 )
 
-allocation_constraint = sa.Table(
+allocation_constraint = _entity(
     "allocation_constraint",
-    metadata,
-    _id(),
     _ref("allocation_id", "allocation"),
     _ref("instance_type_id", "instance_type"),
     _number("value"),
-    *_times(),
     sa.UniqueConstraint("allocation_id", "instance_type_id"),
 )
 
-logical_partition = sa.Table(
+logical_partition = _entity(
     "logical_partition",
-    metadata,
-    _id(),
     _ref("tenant_id", "tenant"),
     _ref("site_id", "site"),
     _text("name"),
     _text("description", nullable=True),
     _text("status"),
-    *_times(),
     sa.UniqueConstraint("tenant_id", "name"),
 )
 
-vpc = sa.Table(
+vpc = _entity(
     "vpc",
-    metadata,
-    _id(),
     _ref("tenant_id", "tenant"),
     _ref("site_id", "site"),
     _text("name"),
@@ -179,19 +160,16 @@ vpc = sa.Table(
     _ref("logical_partition_id", "logical_partition", nullable=True),
     _text("status"),
     _json("extra"),
-    *_times(),
     sa.UniqueConstraint("tenant_id", "site_id", "name"),
 )
 
-instance = sa.Table(
+instance = _entity(
     "instance",
-    metadata,
-    _id(),
     _ref("tenant_id", "tenant"),
     _ref("site_id", "site"),
     _ref("vpc_id", "vpc"),
     _ref("instance_type_id", "instance_type", nullable=True),
-    # One machine carries one instance, whatever the code above believes.
+    # Unique: a machine carries one instance at most.
     sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), nullable=False, unique=True),
     _text("name"),
     _text("description", nullable=True),
@@ -199,31 +177,20 @@ instance = sa.Table(
     _text("placement"),
     _time("intent_at"),
     _json("extra"),
-    *_times(),
     sa.UniqueConstraint("tenant_id", "site_id", "name"),
 )
 
-nvlink_interface = sa.Table(
+nvlink_interface = _entity(
     "nvlink_interface",
-    metadata,
-    _id(),
     _ref("instance_id", "instance"),
     _ref("logical_partition_id", "logical_partition"),
     _number("device_instance"),
     _text("status"),
     _text("reason", nullable=True),
     _time("intent_at"),
-    *_times(),
 )
 
-endpoint = sa.Table(
-    "endpoint",
-    metadata,
-    _id(),
-    sa.Column("url", sa.Text, nullable=False, unique=True),
-    _text("domain", nullable=True, index=True),
-    *_times(),
-)
+endpoint = _entity("endpoint", _unique("url"), _text("domain", nullable=True, index=True))
 
 endpoint_chassis = sa.Table(
     "endpoint_chassis",
@@ -260,17 +227,15 @@ operation = sa.Table(
     _time("started"),
     _time("finished", nullable=True),
     _time("observed_after", nullable=True),
-    # Both hot questions (what is unanswered, what is unconfirmed) are about rows without this time.
+    # Every pass asks which operations are unanswered or unconfirmed: both have no time here.
     sa.Index("ix_operation_endpoint_id_observed_after", "endpoint_id", "observed_after"),
     sqlite_autoincrement=True,
 )
 
-owned_partition = sa.Table(
+owned_partition = _per_domain(
     "owned_partition",
-    metadata,
-    sa.Column("domain", sa.Text, primary_key=True),
     sa.Column("name", sa.Text, primary_key=True),
-    # No foreign key: the name outlives its logical partition until the fabric is seen without it.
+    # No foreign key: the name outlives its logical partition, until no reading lists it any more.
     sa.Column("logical_partition_id", sa.String(64), nullable=False, index=True),
     _number("partition_id", nullable=True),
     sa.Column("operation_id", sa.Integer, sa.ForeignKey("operation.id"), nullable=False),
@@ -289,12 +254,7 @@ status_history = sa.Table(
     sqlite_autoincrement=True,
 )
 
-domain_revision = sa.Table(
-    "domain_revision",
-    metadata,
-    sa.Column("domain", sa.Text, primary_key=True),
-    _number("revision"),
-)
+domain_revision = _per_domain("domain_revision", _number("revision"))
 
 domain_lease = sa.Table(
     "domain_lease",
@@ -305,49 +265,21 @@ domain_lease = sa.Table(
     _number("epoch"),
 )
 
-replica = sa.Table(
-    "replica",
-    metadata,
-    sa.Column("holder", sa.Text, primary_key=True),
-    _time("until"),
-)
+replica = sa.Table("replica", metadata, sa.Column("holder", sa.Text, primary_key=True), _time("until"))
 
-domain_pause = sa.Table(
-    "domain_pause",
-    metadata,
-    sa.Column("domain", sa.Text, primary_key=True),
-    _text("reason"),
-    _text("asked_by"),
-    _time("created"),
-)
+domain_pause = _per_domain("domain_pause", _text("reason"), _text("asked_by"), _time("created"))
 
-domain_dispute = sa.Table(
-    "domain_dispute",
-    metadata,
-    sa.Column("domain", sa.Text, primary_key=True),
-    _text("reason"),
-    _time("since"),
-    _text("rival", nullable=True),
-)
+domain_dispute = _per_domain("domain_dispute", _text("reason"), _time("since"), _text("rival", nullable=True))
 
-blocked_gpu = sa.Table(
+blocked_gpu = _per_domain(
     "blocked_gpu",
-    metadata,
-    sa.Column("domain", sa.Text, primary_key=True),
     sa.Column("guid", sa.Text, primary_key=True),
     sa.Column("reason", sa.Text, primary_key=True),
     _text("fix", nullable=True),
     _time("since"),
 )
 
-cordon = sa.Table(
-    "cordon",
-    metadata,
-    sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), primary_key=True),
-    _text("reason"),
-    _text("asked_by"),
-    _time("created"),
-)
+cordon = _per_machine("cordon", _text("reason"), _text("asked_by"), _time("created"))
 
 drain = sa.Table(
     "drain",
@@ -395,14 +327,3 @@ event_counter = sa.Table(
     sa.Column("tenant_id", sa.String(64), sa.ForeignKey("tenant.id"), primary_key=True),
     _number("newest"),
 )
-
-
-# Alembic finds the revisions in the directory `migrations` beside this file.
-
-
-def migrate_to_head(conn: sa.Connection) -> None:
-    """Run every migration that `conn`'s database has not seen. The caller owns the transaction."""
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.attributes["connection"] = conn
-    command.upgrade(config, "head")

@@ -21,6 +21,9 @@ import msgspec
 
 from rackloom.errors import Refused
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
 # Refusals.
 
 
@@ -60,13 +63,26 @@ def forbidden(reason: str) -> Rejected:
 
 
 def not_found(reason: str) -> Rejected:
-    """The thing named in the path does not exist."""
+    """The object named in the path does not exist."""
     return Rejected(RefusalKind.NOT_FOUND, reason)
 
 
 def conflict(reason: str, **data: str) -> Rejected:
     """The request is fine, but the state of the site is against it."""
     return Rejected(RefusalKind.CONFLICT, reason, data=data or None)
+
+
+def require(row: T | None, message: str) -> T:
+    """`row`; refused as not found where there is none."""
+    if row is None:
+        raise not_found(message)
+    return row
+
+
+def require_unused(existing: str | None, message: str) -> None:
+    """Refuse a name or id that the object `existing` has."""
+    if existing is not None:
+        raise conflict(message, id=existing)
 
 
 # Names of objects that people refer to.
@@ -78,7 +94,7 @@ NAME_MIN_LENGTH, NAME_MAX_LENGTH = 2, 256
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is too short, too long, or that nobody could tell from another."""
+    """Refuse a name that is too short, too long, or holds characters that nobody can see."""
     if not NAME_MIN_LENGTH <= len(name) <= NAME_MAX_LENGTH:
         raise invalid(
             "Error validating name", name=f"must have {NAME_MIN_LENGTH} to {NAME_MAX_LENGTH} characters"
@@ -90,22 +106,20 @@ def check_name(name: str) -> None:
 # Statuses and the results of changes.
 
 
-T_co = TypeVar("T_co", covariant=True)
-
 IdFactory: TypeAlias = Callable[[], str]
 """Makes a new uuid string; passed in, so that a simulation can be replayed."""
 
 
 class Changed(msgspec.Struct, Generic[T_co], frozen=True):
-    """The result of a change of intent, and the NVLink domains whose reconciler should hear of it."""
+    """The result of a change of intent, and the NVLink domains whose reconciler is to be woken."""
 
     value: T_co
     domains: frozenset[str]
 
 
 RELEASED_OWNER = "released"
-"""Owner of a found partition that an operator gave up: no logical partition has this id, so the planner takes
-it apart."""
+"""Owner of a found partition that an operator released. No logical partition has this id, so the planner
+removes the partition."""
 
 
 class Status(StrEnum):

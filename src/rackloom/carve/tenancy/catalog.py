@@ -27,8 +27,17 @@ from rackloom.carve.store.schema import (
     machine,
     machine_gpu,
 )
-from rackloom.carve.store.schema import site as table
-from rackloom.carve.store.values import IdFactory, Status, conflict, forbidden, invalid, not_found
+from rackloom.carve.store.schema import site as site_table
+from rackloom.carve.store.values import (
+    IdFactory,
+    Status,
+    conflict,
+    forbidden,
+    invalid,
+    not_found,
+    require,
+    require_unused,
+)
 
 # Sites.
 
@@ -42,15 +51,13 @@ SITE_CAPABILITIES = (
 )
 
 
-_SITE_BY_ID = sa.select(table).where(table.c.id == sa.bindparam("id"))
+_SITE_BY_ID = sa.select(site_table).where(site_table.c.id == sa.bindparam("id"))
 
 
 def get_site(conn: sa.Connection, site_id: str) -> sa.Row[Any]:
-    """The site; refused when there is none of that id."""
-    found = conn.execute(_SITE_BY_ID, {"id": site_id}).one_or_none()
-    if found is None:
-        raise not_found("Could not find Site with specified ID")
-    return found
+    """The site. Raises Rejected (not found)."""
+    row = conn.execute(_SITE_BY_ID, {"id": site_id}).one_or_none()
+    return require(row, "Could not find Site with specified ID")
 
 
 def check_site_registered(site: sa.Row[Any]) -> None:
@@ -60,7 +67,7 @@ def check_site_registered(site: sa.Row[Any]) -> None:
 
 
 def check_nvlink_enabled(site: sa.Row[Any]) -> None:
-    """Refuse NVLink partitions where the site has them switched off."""
+    """Refuse NVLink partitions where the site has disabled them."""
     if not site.capabilities.get("nvLinkPartition"):
         raise invalid("Site specified in request does not have NVLink Partition capability enabled")
 
@@ -80,22 +87,21 @@ def update_site(
     site = get_site(conn, site_id)
     if site.provider_id != provider_id:
         raise forbidden("Site is not associated with org's Infrastructure Provider")
-    changes: dict[str, Any] = {"extra": site.extra | dict(extra), "updated": now}
-    changes["capabilities"] = site.capabilities | _without_none(capabilities)
-    changes |= _without_none({"name": name, "description": description})
+    switched = {key: value for key, value in capabilities.items() if value is not None}
+    changes: dict[str, Any] = {
+        "capabilities": site.capabilities | switched,
+        "extra": site.extra | dict(extra),
+    }
+    changes |= changed_values(site, name=name, description=description) | {"updated": now}
     if name not in (None, site.name):
-        _check_site_name(conn, str(name))
-    conn.execute(sa.update(table).where(table.c.id == site_id).values(**changes))
+        existing = conn.execute(sa.select(site_table.c.id).where(site_table.c.name == name))
+        require_unused(existing.scalar_one_or_none(), "A Site with specified name already exists")
+    conn.execute(sa.update(site_table).where(site_table.c.id == site_id).values(**changes))
 
 
-def _without_none(values: Mapping[str, object]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def _check_site_name(conn: sa.Connection, name: str) -> None:
-    existing = conn.execute(sa.select(table.c.id).where(table.c.name == name)).scalar_one_or_none()
-    if existing is not None:
-        raise conflict("A Site with specified name already exists", id=existing)
+def changed_values(row: sa.Row[Any], **wanted: object) -> dict[str, Any]:
+    """The columns of `row` that get another value; None leaves a column as it is."""
+    return {key: value for key, value in wanted.items() if value not in (None, row._mapping[key])}
 
 
 # Machines.
@@ -118,11 +124,9 @@ def has_machines(conn: sa.Connection) -> bool:
 
 
 def get_machine(conn: sa.Connection, machine_id: str) -> sa.Row[Any]:
-    """The machine; refused when there is none of that id."""
-    found = conn.execute(sa.select(machine).where(machine.c.id == machine_id)).one_or_none()
-    if found is None:
-        raise not_found("Could not find Machine with specified ID")
-    return found
+    """The machine. Raises Rejected (not found)."""
+    row = conn.execute(sa.select(machine).where(machine.c.id == machine_id)).one_or_none()
+    return require(row, "Could not find Machine with specified ID")
 
 
 @cache
@@ -166,7 +170,7 @@ def largest_domain_size(conn: sa.Connection, site_id: str) -> int:
 
 
 def domains_of_machines(conn: sa.Connection, machine_ids: Collection[str]) -> dict[str, str | None]:
-    """The NVLink domain of each machine; None until a switch controller told it."""
+    """The NVLink domain of each machine; None until a switch controller reports it."""
     rows = conn.execute(sa.select(machine.c.id, machine.c.domain).where(machine.c.id.in_(machine_ids)))
     return {row.id: row.domain for row in rows}
 
@@ -181,11 +185,9 @@ CAPABILITY_DEVICE_TYPES = {"Network": "DPU", "GPU": "NVLink"}
 
 
 def get_instance_type(conn: sa.Connection, type_id: str) -> sa.Row[Any]:
-    """The instance type; refused when there is none of that id."""
-    found = conn.execute(sa.select(instance_type).where(instance_type.c.id == type_id)).one_or_none()
-    if found is None:
-        raise not_found("Could not find Instance Type with specified ID")
-    return found
+    """The instance type. Raises Rejected (not found)."""
+    row = conn.execute(sa.select(instance_type).where(instance_type.c.id == type_id)).one_or_none()
+    return require(row, "Could not find Instance Type with specified ID")
 
 
 def nvlink_gpu_count(capabilities: Sequence[MachineCapabilities]) -> int:
@@ -198,7 +200,7 @@ def nvlink_gpu_count(capabilities: Sequence[MachineCapabilities]) -> int:
 
 
 class InstanceTypeStats(msgspec.Struct, frozen=True):
-    """Machines of a type, and how many of them are spoken for."""
+    """Machines of a type, and how many of them are allocated and used."""
 
     machines: int
     allocated: int
@@ -208,22 +210,19 @@ class InstanceTypeStats(msgspec.Struct, frozen=True):
 
 
 def instance_type_stats(conn: sa.Connection, type_ids: Collection[str]) -> dict[str, InstanceTypeStats]:
-    """The numbers of several instance types."""
-    constraint = allocation_constraint
-    given = (
-        sa.select(constraint.c.instance_type_id, sa.func.sum(constraint.c.value))
-        .where(constraint.c.instance_type_id.in_(type_ids))
-        .group_by(constraint.c.instance_type_id)
-    )
-    allocated: dict[str, int] = {row[0]: row[1] for row in conn.execute(given)}
-    shown: dict[str, Counter[str]] = {type_id: Counter() for type_id in type_ids}
+    """The numbers of each instance type."""
+    type_id_column = allocation_constraint.c.instance_type_id
+    reserved = sa.select(type_id_column, sa.func.sum(allocation_constraint.c.value))
+    reserved = reserved.where(type_id_column.in_(type_ids)).group_by(type_id_column)
+    allocated: dict[str, int] = {row[0]: row[1] for row in conn.execute(reserved)}
+    by_status: dict[str, Counter[str]] = {type_id: Counter() for type_id in type_ids}
     for row in conn.execute(machine_listing().where(machine.c.instance_type_id.in_(type_ids))):
-        shown[row.instance_type_id][row.shown_status] += 1
+        by_status[row.instance_type_id][row.shown_status] += 1
     return {
         type_id: InstanceTypeStats(
             count.total(), allocated.get(type_id, 0), count[MACHINE_IN_USE], count[Status.READY]
         )
-        for type_id, count in shown.items()
+        for type_id, count in by_status.items()
     }
 
 
@@ -245,15 +244,9 @@ def create_instance_type(
     _check_capabilities(capabilities)
     _check_type_name(conn, site_id, name)
     new = ids()
-    row: dict[str, Any] = {
-        "id": new,
-        "site_id": site_id,
-        "name": name,
-        "description": description,
-        "labels": dict(labels),
-    }
-    row |= {"capabilities": [dict(capability) for capability in capabilities], "status": Status.READY}
-    conn.execute(sa.insert(instance_type).values(**row, created=now, updated=now))
+    row: dict[str, Any] = {"id": new, "site_id": site_id, "name": name, "description": description}
+    row |= {"labels": dict(labels), "capabilities": [dict(capability) for capability in capabilities]}
+    conn.execute(sa.insert(instance_type).values(**row, status=Status.READY, created=now, updated=now))
     journal.record_status(conn, new, Status.READY, "Instance Type is ready for use", now)
     return new
 
@@ -271,8 +264,9 @@ def update_instance_type(
 ) -> None:
     """Change an instance type; None leaves a field. What runs on it keeps what it has."""
     kind = instance_type_of_provider(conn, provider_id, type_id)
-    wanted = {"name": name, "description": description, "labels": labels, "capabilities": capabilities}
-    changes = {key: value for key, value in wanted.items() if value not in (None, kind._mapping[key])}
+    changes = changed_values(
+        kind, name=name, description=description, labels=labels, capabilities=capabilities
+    )
     if "name" in changes:
         _check_type_name(conn, kind.site_id, str(name))
     if capabilities is not None:
@@ -299,7 +293,7 @@ def delete_instance_type(conn: sa.Connection, provider_id: str, type_id: str) ->
 
 
 def instance_type_of_provider(conn: sa.Connection, provider_id: str, type_id: str) -> sa.Row[Any]:
-    """The provider's instance type; one of somebody else is answered like one that does not exist."""
+    """The provider's instance type. Raises Rejected (not found), also for one of another provider."""
     kind = get_instance_type(conn, type_id)
     if get_site(conn, kind.site_id).provider_id != provider_id:
         raise not_found("Could not find Instance Type with specified ID")
@@ -309,7 +303,7 @@ def instance_type_of_provider(conn: sa.Connection, provider_id: str, type_id: st
 def remove_machine_from_type(
     conn: sa.Connection, provider_id: str, type_id: str, machine_id: str, now: float
 ) -> None:
-    """Take a machine that carries nothing out of the type."""
+    """Remove a machine without an instance from the type."""
     instance_type_of_provider(conn, provider_id, type_id)
     mine = sa.and_(machine.c.id == machine_id, machine.c.instance_type_id == type_id)
     if conn.execute(sa.select(machine.c.id).where(mine)).first() is None:
@@ -322,26 +316,25 @@ def remove_machine_from_type(
 def assign_machines_to_type(
     conn: sa.Connection, provider_id: str, type_id: str, machine_ids: Sequence[str], now: float
 ) -> None:
-    """Make machines of the site machines of this type."""
+    """Assign machines of the site to this type."""
     kind = instance_type_of_provider(conn, provider_id, type_id)
     rows = conn.execute(sa.select(machine).where(machine.c.id.in_(machine_ids))).all()
     missing = sorted(set(machine_ids) - {row.id for row in rows if row.site_id == kind.site_id})
     if missing:
         raise invalid("Could not find Machines with IDs specified in request", machineIds=", ".join(missing))
-    taken = sorted(row.id for row in rows if row.instance_type_id not in (None, type_id))
-    if taken:
-        raise conflict("Machines already belong to another Instance Type", machineIds=", ".join(taken))
+    others = sorted(row.id for row in rows if row.instance_type_id not in (None, type_id))
+    if others:
+        raise conflict("Machines already belong to another Instance Type", machineIds=", ".join(others))
     chosen = machine.c.id.in_(machine_ids)
     conn.execute(sa.update(machine).where(chosen).values(instance_type_id=type_id, updated=now))
 
 
 def _check_type_name(conn: sa.Connection, site_id: str, name: str) -> None:
-    same = conn.execute(
-        sa.select(instance_type.c.id).where(instance_type.c.site_id == site_id, instance_type.c.name == name)
+    same = sa.select(instance_type.c.id).where(
+        instance_type.c.site_id == site_id, instance_type.c.name == name
     )
-    existing = same.scalar_one_or_none()
-    if existing is not None:
-        raise conflict("An Instance Type with specified name already exists at Site", id=existing)
+    existing = conn.execute(same).scalar_one_or_none()
+    require_unused(existing, "An Instance Type with specified name already exists at Site")
 
 
 def _check_capabilities(capabilities: Sequence[MachineCapabilities]) -> None:

@@ -28,8 +28,17 @@ from rackloom.carve.store.schema import (
     site,
     tenant,
 )
-from rackloom.carve.store.values import IdFactory, Rejected, Status, conflict, forbidden, invalid, not_found
-from rackloom.carve.store.values import RefusalKind as Refusal
+from rackloom.carve.store.values import (
+    IdFactory,
+    RefusalKind,
+    Rejected,
+    Status,
+    forbidden,
+    invalid,
+    not_found,
+    require,
+    require_unused,
+)
 from rackloom.carve.tenancy import catalog
 
 # Organizations as tenants and providers.
@@ -51,10 +60,14 @@ def find_tenant(conn: sa.Connection, org: str) -> sa.Row[Any] | None:
 
 def get_tenant(conn: sa.Connection, org: str) -> sa.Row[Any]:
     """The tenant of `org`; refused when it has none."""
-    found = find_tenant(conn, org)
-    if found is None:
+    if (row := find_tenant(conn, org)) is None:
         raise invalid("Org does not have a Tenant associated")
-    return found
+    return row
+
+
+def tenant_id_of(conn: sa.Connection, org: str) -> str:
+    """The id of the tenant of `org`; refused when it has none."""
+    return str(get_tenant(conn, org).id)
 
 
 def orgs_of_tenants(conn: sa.Connection, tenant_ids: Collection[str]) -> dict[str, str]:
@@ -78,10 +91,14 @@ def find_provider(conn: sa.Connection, org: str) -> sa.Row[Any] | None:
 
 def get_provider(conn: sa.Connection, org: str) -> sa.Row[Any]:
     """The infrastructure provider of `org`; refused when it has none."""
-    found = find_provider(conn, org)
-    if found is None:
+    if (row := find_provider(conn, org)) is None:
         raise invalid("Org does not have an Infrastructure Provider associated")
-    return found
+    return row
+
+
+def provider_id_of(conn: sa.Connection, org: str) -> str:
+    """The id of the infrastructure provider of `org`; refused when it has none."""
+    return str(get_provider(conn, org).id)
 
 
 def orgs_of_providers(conn: sa.Connection, provider_ids: Collection[str]) -> dict[str, str]:
@@ -112,7 +129,7 @@ def operated_domains(provider_id: str) -> sa.Select[Any]:
 
 
 def operates_chassis(provider_id: str, chassis_serial: sa.ColumnElement[str] | str) -> sa.ColumnElement[bool]:
-    """Whether the provider may say which controller speaks for a chassis."""
+    """Whether the provider may register the controller of a chassis."""
     others = _machine_of_other_provider(provider_id, machine.c.chassis_serial == chassis_serial)
     return sa.and_(_has_site(provider_id), ~others)
 
@@ -122,22 +139,24 @@ def operates_machine(provider_id: str) -> sa.ColumnElement[bool]:
     return machine.c.site_id.in_(sa.select(site.c.id).where(site.c.provider_id == provider_id))
 
 
-def check_operates_domain(conn: sa.Connection, provider_id: str, domain: str) -> None:
+def check_operates_domain(conn: sa.Connection, org: str, domain: str) -> None:
     """Refuse a domain that the provider does not operate."""
-    mine = operated_domains(provider_id).subquery()
+    mine = operated_domains(provider_id_of(conn, org)).subquery()
     if conn.execute(sa.select(mine.c.domain).where(mine.c.domain == domain)).first() is None:
         raise not_found("Could not find NVLink Domain with specified ID")
 
 
-def check_operates_chassis(conn: sa.Connection, provider_id: str, chassis_serial: str) -> None:
+def check_operates_chassis(conn: sa.Connection, org: str, chassis_serial: str) -> None:
     """Refuse a chassis that holds machines of another provider."""
-    if not conn.execute(sa.select(operates_chassis(provider_id, chassis_serial))).scalar_one():
+    if not conn.execute(sa.select(operates_chassis(provider_id_of(conn, org), chassis_serial))).scalar_one():
         raise not_found("Could not find Chassis with specified serial")
 
 
-def check_operates_machine(conn: sa.Connection, provider_id: str, machine_id: str) -> None:
+def check_operates_machine(conn: sa.Connection, org: str, machine_id: str) -> None:
     """Refuse a machine of another provider."""
-    mine = sa.select(machine.c.id).where(machine.c.id == machine_id, operates_machine(provider_id))
+    mine = sa.select(machine.c.id).where(
+        machine.c.id == machine_id, operates_machine(provider_id_of(conn, org))
+    )
     if conn.execute(mine).first() is None:
         raise not_found("Could not find Machine with specified ID")
 
@@ -155,7 +174,7 @@ def _machine_of_other_provider(provider_id: str, same: sa.ColumnElement[bool]) -
 
 
 EVERYTHING_ALLOCATION = "everything"
-"""Name of the allocation that an embedded service gives a tenant at its first use."""
+"""Name of the allocation that an embedded service grants a tenant at its first request."""
 
 
 def check_site_access(conn: sa.Connection, tenant_id: str, site_id: str) -> None:
@@ -169,18 +188,9 @@ def check_site_access(conn: sa.Connection, tenant_id: str, site_id: str) -> None
 
 def check_quota(conn: sa.Connection, tenant_id: str, type_id: str, requested: int) -> None:
     """Refuse `requested` more machines of the type when the tenant's allocations do not hold them."""
-    limit = conn.execute(
-        sa.select(sa.func.sum(allocation_constraint.c.value))
-        .join(allocation, allocation.c.id == allocation_constraint.c.allocation_id)
-        .where(allocation.c.tenant_id == tenant_id, allocation_constraint.c.instance_type_id == type_id)
-    ).scalar_one()
-    if limit is None:
+    if (limit := _reserved_machines(conn, tenant_id).get(type_id)) is None:
         raise forbidden("Tenant does not have an Allocation for Instance Type")
-    current = conn.execute(
-        sa.select(sa.func.count()).where(
-            instance.c.tenant_id == tenant_id, instance.c.instance_type_id == type_id
-        )
-    ).scalar_one()
+    current = _used_machines(conn, tenant_id).get(type_id, 0)
     if current + requested > limit:
         raise forbidden(
             "Tenant has reached the maximum number of Instances for Instance Type."
@@ -190,33 +200,38 @@ def check_quota(conn: sa.Connection, tenant_id: str, type_id: str, requested: in
 
 def remaining_quota(conn: sa.Connection, tenant_id: str) -> dict[str, int]:
     """Instance type -> how many more machines of it the tenant's allocations hold."""
-    table = allocation_constraint
-    given = (
-        sa.select(table.c.instance_type_id, sa.func.sum(table.c.value))
-        .join(allocation, allocation.c.id == table.c.allocation_id)
+    used = _used_machines(conn, tenant_id)
+    reserved = _reserved_machines(conn, tenant_id)
+    return {type_id: machines - used.get(type_id, 0) for type_id, machines in reserved.items()}
+
+
+def _reserved_machines(conn: sa.Connection, tenant_id: str) -> dict[str, int]:
+    """Instance type -> how many machines of it the tenant's allocations hold."""
+    type_id = allocation_constraint.c.instance_type_id
+    reserved = (
+        sa.select(type_id, sa.func.sum(allocation_constraint.c.value))
+        .join(allocation, allocation.c.id == allocation_constraint.c.allocation_id)
         .where(allocation.c.tenant_id == tenant_id)
-        .group_by(table.c.instance_type_id)
+        .group_by(type_id)
     )
-    used = (
-        sa.select(instance.c.instance_type_id, sa.func.count())
-        .where(instance.c.tenant_id == tenant_id)
-        .group_by(instance.c.instance_type_id)
-    )
-    taken: dict[str, int] = {row[0]: row[1] for row in conn.execute(used)}
-    return {row[0]: row[1] - taken.get(row[0], 0) for row in conn.execute(given)}
+    return {row[0]: row[1] for row in conn.execute(reserved)}
+
+
+def _used_machines(conn: sa.Connection, tenant_id: str) -> dict[str, int]:
+    """Instance type -> how many machines of it carry instances of the tenant."""
+    type_id = instance.c.instance_type_id
+    used = sa.select(type_id, sa.func.count()).where(instance.c.tenant_id == tenant_id).group_by(type_id)
+    return {row[0]: row[1] for row in conn.execute(used)}
 
 
 def get_allocation(conn: sa.Connection, provider_id: str, allocation_id: str) -> sa.Row[Any]:
-    """An allocation that the provider gave; refused when there is none of that id."""
+    """An allocation that the provider granted. Raises Rejected (not found)."""
     mine = (
         sa.select(allocation)
         .join(site, site.c.id == allocation.c.site_id)
         .where(allocation.c.id == allocation_id, site.c.provider_id == provider_id)
     )
-    found = conn.execute(mine).one_or_none()
-    if found is None:
-        raise not_found("Could not find Allocation with specified ID")
-    return found
+    return require(conn.execute(mine).one_or_none(), "Could not find Allocation with specified ID")
 
 
 def update_allocation(
@@ -230,8 +245,7 @@ def update_allocation(
 ) -> None:
     """Change the name or the description; None leaves it."""
     row = get_allocation(conn, provider_id, allocation_id)
-    wanted = {"name": name, "description": description}
-    changes = {key: value for key, value in wanted.items() if value not in (None, row._mapping[key])}
+    changes = catalog.changed_values(row, name=name, description=description)
     if "name" in changes:
         _check_allocation_name(conn, row.tenant_id, row.site_id, str(name))
     if changes:
@@ -242,25 +256,23 @@ def update_allocation(
 def update_allocation_constraint(
     conn: sa.Connection, provider_id: str, allocation_id: str, constraint_id: str, value: int, now: float
 ) -> None:
-    """Change how many machines a constraint gives; never fewer than the tenant uses."""
+    """Change how many machines a constraint reserves; never fewer than the tenant uses."""
     row = get_allocation(conn, provider_id, allocation_id)
-    table = allocation_constraint
-    mine = sa.and_(table.c.id == constraint_id, table.c.allocation_id == allocation_id)
-    found = conn.execute(sa.select(table).where(mine)).one_or_none()
-    if found is None:
-        raise not_found("Could not find Allocation Constraint with specified ID")
-    _check_unused_quota(conn, row.tenant_id, {found.instance_type_id: found.value - value})
-    conn.execute(sa.update(table).where(mine).values(value=value, updated=now))
+    mine = sa.and_(
+        allocation_constraint.c.id == constraint_id, allocation_constraint.c.allocation_id == allocation_id
+    )
+    found = conn.execute(sa.select(allocation_constraint).where(mine)).one_or_none()
+    constraint = require(found, "Could not find Allocation Constraint with specified ID")
+    _check_unused_quota(conn, row.tenant_id, {constraint.instance_type_id: constraint.value - value})
+    conn.execute(sa.update(allocation_constraint).where(mine).values(value=value, updated=now))
 
 
 def delete_allocation(conn: sa.Connection, provider_id: str, allocation_id: str, now: float) -> None:
-    """Take an allocation back, when the tenant uses none of it."""
+    """Delete an allocation of which the tenant uses nothing."""
     row = get_allocation(conn, provider_id, allocation_id)
-    given = {
-        constraint.instance_type_id: constraint.value
-        for constraint in constraints_of_allocations(conn, [allocation_id])
-    }
-    _check_unused_quota(conn, row.tenant_id, given)
+    constraints = constraints_of_allocations(conn, [allocation_id])
+    reserved = {constraint.instance_type_id: constraint.value for constraint in constraints}
+    _check_unused_quota(conn, row.tenant_id, reserved)
     mine = allocation_constraint.c.allocation_id == allocation_id
     conn.execute(sa.delete(allocation_constraint).where(mine))
     conn.execute(sa.delete(allocation).where(allocation.c.id == allocation_id))
@@ -294,13 +306,7 @@ def create_allocation(
 def grant_everything(conn: sa.Connection, tenant_id: str, now: float, ids: IdFactory) -> None:
     """Let a tenant use every machine of every type of every site; repeating it follows new machines."""
     for site_id, types in _machines_by_type(conn).items():
-        existing = conn.execute(
-            sa.select(allocation.c.id).where(
-                allocation.c.tenant_id == tenant_id,
-                allocation.c.site_id == site_id,
-                allocation.c.name == EVERYTHING_ALLOCATION,
-            )
-        ).scalar_one_or_none()
+        existing = _find_allocation(conn, tenant_id, site_id, EVERYTHING_ALLOCATION)
         if existing is None:
             _insert_allocation(conn, EVERYTHING_ALLOCATION, None, tenant_id, site_id, types, now, ids)
         else:
@@ -312,8 +318,8 @@ def grant_everything(conn: sa.Connection, tenant_id: str, now: float, ids: IdFac
 
 def constraints_of_allocations(conn: sa.Connection, allocation_ids: list[str]) -> list[sa.Row[Any]]:
     """The constraints of several allocations."""
-    table = allocation_constraint
-    found = sa.select(table).where(table.c.allocation_id.in_(allocation_ids)).order_by(table.c.id)
+    mine = allocation_constraint.c.allocation_id.in_(allocation_ids)
+    found = sa.select(allocation_constraint).where(mine).order_by(allocation_constraint.c.id)
     return list(conn.execute(found).all())
 
 
@@ -329,12 +335,15 @@ def _check_instance_types(conn: sa.Connection, site_id: str, types: Mapping[str,
 
 
 def _check_allocation_name(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> None:
+    existing = _find_allocation(conn, tenant_id, site_id, name)
+    require_unused(existing, "An Allocation with specified name already exists for Tenant at Site")
+
+
+def _find_allocation(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> str | None:
     same = sa.select(allocation.c.id).where(
         allocation.c.tenant_id == tenant_id, allocation.c.site_id == site_id, allocation.c.name == name
     )
-    existing = conn.execute(same).scalar_one_or_none()
-    if existing is not None:
-        raise conflict("An Allocation with specified name already exists for Tenant at Site", id=existing)
+    return conn.execute(same).scalar_one_or_none()
 
 
 def _check_unused_quota(conn: sa.Connection, tenant_id: str, less: Mapping[str, int]) -> None:
@@ -342,7 +351,7 @@ def _check_unused_quota(conn: sa.Connection, tenant_id: str, less: Mapping[str, 
     for type_id, value in sorted(less.items()):
         if value > left.get(type_id, 0):
             raise Rejected(
-                Refusal.CONFLICT,
+                RefusalKind.CONFLICT,
                 f"{value - left.get(type_id, 0)} machines of Instance Type {type_id} are in use",
                 nearest_fix="release Instances of that Instance Type first",
             )
@@ -373,18 +382,8 @@ def _insert_allocation(
 ) -> str:
     _check_allocation_name(conn, tenant_id, site_id, name)
     new = ids()
-    conn.execute(
-        sa.insert(allocation).values(
-            id=new,
-            tenant_id=tenant_id,
-            site_id=site_id,
-            name=name,
-            description=description,
-            status=Status.REGISTERED,
-            created=now,
-            updated=now,
-        )
-    )
+    row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
+    conn.execute(sa.insert(allocation).values(**row, status=Status.REGISTERED, created=now, updated=now))
     note = EventNote(EventKind.ALLOCATION, new, Status.REGISTERED, "Allocation is in force")
     journal.record_and_publish(conn, tenant_id, note, now)
     _insert_constraints(conn, new, types, now, ids)
@@ -394,16 +393,7 @@ def _insert_allocation(
 def _insert_constraints(
     conn: sa.Connection, allocation_id: str, types: Mapping[str, int], now: float, ids: IdFactory
 ) -> None:
-    rows = [
-        {
-            "id": ids(),
-            "allocation_id": allocation_id,
-            "instance_type_id": type_id,
-            "value": value,
-            "created": now,
-            "updated": now,
-        }
-        for type_id, value in types.items()
-    ]
+    row = {"allocation_id": allocation_id, "created": now, "updated": now}
+    rows = [{**row, "id": ids(), "instance_type_id": key, "value": value} for key, value in types.items()]
     if rows:
         conn.execute(sa.insert(allocation_constraint), rows)

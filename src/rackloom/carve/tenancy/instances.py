@@ -22,7 +22,6 @@ import sqlalchemy as sa
 
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind, EventNote
-from rackloom.carve.store.journal import EventKind as Event
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import instance_type, machine
 from rackloom.carve.store.values import (
@@ -35,45 +34,46 @@ from rackloom.carve.store.values import (
     conflict,
     forbidden,
     invalid,
-    not_found,
+    require,
+    require_unused,
 )
-from rackloom.carve.tenancy import catalog, entitlements, interfaces, placement, status, vpcs
+from rackloom.carve.tenancy import catalog, entitlements, interfaces, logical_partitions, placement, status
 from rackloom.core.place.instance_trays import TrayChoice, TrayRequest
 
 # Warnings.
 
 
 class WarningKind(StrEnum):
-    """What a caution is about."""
+    """What a warning is about."""
 
     SPANS_DOMAINS = "LogicalPartitionSpansDomains"
     TRAY_SPLIT = "TraySplit"
 
 
 class InstanceWarning(msgspec.Struct, frozen=True):
-    """One thing to think about."""
+    """A legal request that is probably not meant."""
 
-    matter: WarningKind
+    kind: WarningKind
     message: str
 
 
 def warnings_for(
-    conn: sa.Connection, wishes: Sequence[InterfaceSpec], domains: Collection[str | None], gpus: int
+    conn: sa.Connection, wanted: Sequence[InterfaceSpec], domains: Collection[str | None], gpus: int
 ) -> tuple[InstanceWarning, ...]:
-    """What to say of machines of `gpus` NVLink GPUs in `domains`, each with `wishes`."""
-    partitions = sorted({wish.logical_partition_id for wish in wishes})
-    standing = interfaces.partition_members(conn, partitions)
+    """What to say of machines of `gpus` NVLink GPUs in `domains`, each with `wanted`."""
+    partitions = sorted({spec.logical_partition_id for spec in wanted})
+    members = interfaces.partition_members(conn, partitions)
     spanning = [
-        caution
+        warning
         for partition in partitions
-        if (caution := _domain_span_warning(partition, {*standing.get(partition, {}), *domains}))
+        if (warning := _domain_span_warning(partition, {*members.get(partition, {}), *domains}))
     ]
-    return (*spanning, *_tray_split_warnings(wishes, gpus))
+    return (*spanning, *_tray_split_warnings(wanted, gpus))
 
 
 def warnings_of_instance(conn: sa.Connection, row: sa.Row[Any]) -> tuple[InstanceWarning, ...]:
     """What to say of an instance as it is wanted now."""
-    wishes = [
+    wanted = [
         InterfaceSpec(interface.logical_partition_id, interface.device_instance)
         for interface in interfaces.interfaces_of(conn, row.id)
         if interface.status != Status.DELETING
@@ -81,7 +81,7 @@ def warnings_of_instance(conn: sa.Connection, row: sa.Row[Any]) -> tuple[Instanc
     domain = conn.execute(sa.select(machine.c.domain).where(machine.c.id == row.machine_id)).scalar_one()
     kind = sa.select(instance_type.c.capabilities).where(instance_type.c.id == row.instance_type_id)
     capabilities = conn.execute(kind).scalar_one_or_none() or []
-    return warnings_for(conn, wishes, [domain], catalog.nvlink_gpu_count(capabilities) or len(wishes))
+    return warnings_for(conn, wanted, [domain], catalog.nvlink_gpu_count(capabilities) or len(wanted))
 
 
 def _domain_span_warning(partition: str, domains: set[str | None]) -> InstanceWarning | None:
@@ -95,12 +95,12 @@ def _domain_span_warning(partition: str, domains: set[str | None]) -> InstanceWa
     )
 
 
-def _tray_split_warnings(wishes: Sequence[InterfaceSpec], gpus: int) -> list[InstanceWarning]:
-    partitions = {wish.logical_partition_id for wish in wishes}
-    if not wishes or (len(partitions) == 1 and len(wishes) >= gpus):
+def _tray_split_warnings(wanted: Sequence[InterfaceSpec], gpus: int) -> list[InstanceWarning]:
+    partitions = {spec.logical_partition_id for spec in wanted}
+    if not wanted or (len(partitions) == 1 and len(wanted) >= gpus):
         return []
     several = len(partitions) > 1
-    how = f"between {len(partitions)} partitions" if several else f"{len(wishes)} of {gpus} joined"
+    how = f"between {len(partitions)} partitions" if several else f"{len(wanted)} of {gpus} joined"
     # GPU feature discovery labels a node only when all its GPUs are in one clique.
     return [
         InstanceWarning(
@@ -117,10 +117,9 @@ _INSTANCE_BY_ID = sa.select(table).where(table.c.id == sa.bindparam("id"))
 
 
 def get_instance(conn: sa.Connection, tenant_id: str, instance_id: str) -> sa.Row[Any]:
-    """The tenant's instance; refused when it does not exist or is somebody else's."""
-    found = conn.execute(_INSTANCE_BY_ID, {"id": instance_id}).one_or_none()
-    if found is None:
-        raise not_found("Could not find Instance with specified ID")
+    """The tenant's instance. Raises Rejected: not found, or forbidden for another tenant's."""
+    row = conn.execute(_INSTANCE_BY_ID, {"id": instance_id}).one_or_none()
+    found = require(row, "Could not find Instance with specified ID")
     if found.tenant_id != tenant_id:
         raise forbidden("Instance is not owned by Tenant")
     return found
@@ -133,7 +132,7 @@ def update_instance(
     *,
     name: str | None,
     description: str | None,
-    wishes: Sequence[InterfaceSpec] | None,
+    wanted: Sequence[InterfaceSpec] | None,
     extra: Mapping[str, Any],
     now: float,
     ids: IdFactory,
@@ -150,20 +149,20 @@ def update_instance(
     if description is not None:
         changes["description"] = description
     conn.execute(sa.update(table).where(table.c.id == instance_id).values(**changes))
-    if wishes is None or not _change_interfaces(conn, instance, wishes, now, ids):
+    if wanted is None or not _change_interfaces(conn, instance, wanted, now, ids):
         return Changed(None, frozenset())
     conn.execute(sa.update(table).where(table.c.id == instance_id).values(intent_at=now))
     return Changed(None, publish_intent_change(conn, [instance.machine_id], now))
 
 
 def delete_instance(conn: sa.Connection, tenant_id: str, instance_id: str, now: float) -> Changed[None]:
-    """Begin to release an instance; it is gone once its GPUs are seen outside our partitions."""
+    """Begin to release an instance; it disappears when its GPUs are observed outside our partitions."""
     instance = get_instance(conn, tenant_id, instance_id)
     return Changed(None, release_instance(conn, instance, "Received request for deletion", now))
 
 
 def release_instance(conn: sa.Connection, instance: sa.Row[Any], reason: str, now: float) -> frozenset[str]:
-    """Begin to release an instance, whoever asks; returns the domains to wake. Repeating it does nothing."""
+    """Begin to release an instance; returns the domains to wake. Repeating it does nothing."""
     if instance.status == Status.TERMINATING:
         return frozenset()
     mine = sa.update(table).where(table.c.id == instance.id)
@@ -181,8 +180,7 @@ def check_instance_name(conn: sa.Connection, tenant_id: str, site_id: str, name:
         table.c.tenant_id == tenant_id, table.c.site_id == site_id, table.c.name == name
     )
     existing = conn.execute(same).scalar_one_or_none()
-    if existing is not None:
-        raise conflict("An Instance with specified name already exists at Site", id=existing)
+    require_unused(existing, "An Instance with specified name already exists at Site")
 
 
 def nvlink_gpus_of_instance(
@@ -203,7 +201,7 @@ def nvlink_gpus_of_instance(
 
 
 def publish_intent_change(conn: sa.Connection, machine_ids: Sequence[str], now: float) -> frozenset[str]:
-    """Count the change of intent in the machines' domains, and say what it did to the statuses."""
+    """Increment the revisions of the machines' domains, and update their statuses."""
     found = conn.execute(sa.select(machine.c.domain).where(machine.c.id.in_(machine_ids)).distinct())
     domains = found.scalars().all()
     for domain in domains:
@@ -212,46 +210,46 @@ def publish_intent_change(conn: sa.Connection, machine_ids: Sequence[str], now: 
 
 
 def _change_interfaces(
-    conn: sa.Connection, instance: sa.Row[Any], wishes: Sequence[InterfaceSpec], now: float, ids: IdFactory
+    conn: sa.Connection, instance: sa.Row[Any], wanted: Sequence[InterfaceSpec], now: float, ids: IdFactory
 ) -> bool:
-    vpc = vpcs.get_vpc(conn, instance.tenant_id, instance.vpc_id)
+    vpc = logical_partitions.get_vpc(conn, instance.tenant_id, instance.vpc_id)
     attached = [
         InterfaceSpec(row.logical_partition_id, row.device_instance)
         for row in interfaces.interfaces_of(conn, instance.id)
         if row.status != Status.DELETING
     ]
-    if set(attached) == set(wishes) and len(attached) == len(wishes):
-        # Clients that keep the whole object send back what they have read, with something else changed.
+    if set(attached) == set(wanted) and len(attached) == len(wanted):
+        # Clients often send a whole object back with another field changed.
         return False
     if vpc.logical_partition_id is not None and attached:
         raise invalid("Cannot update NVLink Interfaces if VPC has default NVLink Logical Partition")
     site = catalog.get_site(conn, instance.site_id)
     gpus = nvlink_gpus_of_instance(conn, site, instance.instance_type_id, instance.machine_id)
-    interfaces.check_interfaces(conn, vpc, wishes, gpus)
-    if wishes:
+    interfaces.check_interfaces(conn, vpc, wanted, gpus)
+    if wanted:
         catalog.check_nvlink_enabled(site)
-    return interfaces.replace_interfaces(conn, instance.id, wishes, now, ids)
+    return interfaces.replace_interfaces(conn, instance.id, wanted, now, ids)
 
 
 # Creation.
 
 
 class InstanceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """New instances that are alike but for their names; all are made or none."""
+    """New instances that differ in their names only; all are created or none."""
 
     names: tuple[str, ...]
     vpc_id: str
     instance_type_id: str | None
     machine_id: str | None = None
     interfaces: tuple[InterfaceSpec, ...] | None = None
-    """None: those that the VPC's default asks for."""
+    """None: those that follow from the VPC's default."""
     one_domain: bool = True
     same_domain: bool = False
     """All in one domain, one where their logical partitions have members already, if they have any."""
     allow_unhealthy: bool = False
     description: str | None = None
     extra: Mapping[str, Any] = {}
-    """Fields of networks and operating systems, kept and returned, never acted on."""
+    """Fields of networks and operating systems: stored and returned, never acted on."""
 
 
 def check_batch_size(conn: sa.Connection, tenant_id: str, vpc_id: str, count: int) -> None:
@@ -270,16 +268,16 @@ class MachineAssignment(msgspec.Struct, frozen=True):
 
 
 class CreationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What would be made; nothing is until it is carried out in the same transaction."""
+    """The instances that would be created; `execute_creation` writes them in the same transaction."""
 
     request: InstanceRequest
     tenant_id: str
     site_id: str
     type_id: str | None
-    seats: tuple[MachineAssignment, ...]
+    assignments: tuple[MachineAssignment, ...]
     reason: str
-    wishes: tuple[InterfaceSpec, ...]
-    cautions: tuple[InstanceWarning, ...]
+    interfaces: tuple[InterfaceSpec, ...]
+    warnings: tuple[InstanceWarning, ...]
 
 
 def create_instances(
@@ -290,7 +288,7 @@ def create_instances(
 
 
 def plan_creation(conn: sa.Connection, tenant: sa.Row[Any], request: InstanceRequest) -> CreationPlan:
-    """Every rule that `request` must pass, and the machines that it would get."""
+    """Apply every rule to `request`, and choose its machines."""
     vpc = _ready_vpc(conn, tenant.id, request.vpc_id)
     site = catalog.get_site(conn, vpc.site_id)
     catalog.check_site_registered(site)
@@ -300,39 +298,40 @@ def plan_creation(conn: sa.Connection, tenant: sa.Row[Any], request: InstanceReq
     target = None if request.machine_id is None else _chosen_machine(conn, tenant, site, request)
     type_id = request.instance_type_id if target is None else target.instance_type_id
     gpus = nvlink_gpus_of_instance(conn, site, type_id, request.machine_id)
-    wishes = interfaces.initial_interfaces(conn, vpc, request.interfaces, gpus)
-    if wishes:
+    wanted = interfaces.initial_interfaces(conn, vpc, request.interfaces, gpus)
+    if wanted:
         catalog.check_nvlink_enabled(site)
-    placement = _choose_machines(conn, tenant, request, type_id, wishes)
+    placement = _choose_machines(conn, tenant, request, type_id, wanted)
     domains = catalog.domains_of_machines(conn, placement.trays)
     if target is not None and request.same_domain:
-        _check_same_domain(conn, target, wishes)
+        _check_same_domain(conn, target, wanted)
     return CreationPlan(
         request=request,
         tenant_id=tenant.id,
         site_id=site.id,
         type_id=type_id,
-        seats=tuple(
+        assignments=tuple(
             MachineAssignment(name, machine_id, domains[machine_id])
             for name, machine_id in zip(request.names, placement.trays, strict=True)
         ),
         reason=placement.reason,
-        wishes=wishes,
-        cautions=warnings_for(conn, wishes, set(domains.values()), gpus),
+        interfaces=wanted,
+        warnings=warnings_for(conn, wanted, set(domains.values()), gpus),
     )
 
 
 def execute_creation(
     conn: sa.Connection, planned: CreationPlan, now: float, ids: IdFactory
 ) -> Changed[tuple[str, ...]]:
-    """Make what was planned in this transaction; returns the ids in the order of the seats."""
-    made = tuple(_insert_instance(conn, planned, seat, now, ids) for seat in planned.seats)
-    return Changed(made, publish_intent_change(conn, [seat.machine_id for seat in planned.seats], now))
+    """Create what was planned in this transaction; returns the ids in the order of the names."""
+    created = tuple(_insert_instance(conn, planned, assigned, now, ids) for assigned in planned.assignments)
+    machine_ids = [assignment.machine_id for assignment in planned.assignments]
+    return Changed(created, publish_intent_change(conn, machine_ids, now))
 
 
 def _ready_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
     try:
-        vpc = vpcs.get_vpc(conn, tenant_id, vpc_id)
+        vpc = logical_partitions.get_vpc(conn, tenant_id, vpc_id)
     except Rejected as refusal:
         raise invalid(
             "Could not find VPC of Tenant with ID specified in request", vpcId=refusal.reason
@@ -354,19 +353,19 @@ def _chosen_machine(
         )
     if found.shown_status != Status.READY:
         raise conflict(f"Machine specified in request is not available: it is {found.shown_status}")
-    sick = placement.unhealthy_gpus(conn, [found.id]).get(found.id)
-    if sick is not None and not request.allow_unhealthy:
+    unhealthy = placement.unhealthy_gpus(conn, [found.id]).get(found.id)
+    if unhealthy is not None and not request.allow_unhealthy:
         raise Rejected(
             RefusalKind.CONFLICT,
-            f"Machine specified in request is unhealthy: {sick}",
+            f"Machine specified in request is unhealthy: {unhealthy}",
             nearest_fix="set allowUnhealthyMachine to true, or choose another machine",
         )
     return found
 
 
-def _check_same_domain(conn: sa.Connection, target: sa.Row[Any], wishes: Sequence[InterfaceSpec]) -> None:
-    standing = interfaces.partition_members(conn, {wish.logical_partition_id for wish in wishes})
-    for partition, in_domain in sorted(standing.items()):
+def _check_same_domain(conn: sa.Connection, target: sa.Row[Any], wanted: Sequence[InterfaceSpec]) -> None:
+    members = interfaces.partition_members(conn, {spec.logical_partition_id for spec in wanted})
+    for partition, in_domain in sorted(members.items()):
         if target.domain not in in_domain:
             raise Rejected(
                 RefusalKind.CONFLICT,
@@ -381,7 +380,7 @@ def _choose_machines(
     tenant: sa.Row[Any],
     request: InstanceRequest,
     type_id: str | None,
-    wishes: Sequence[InterfaceSpec],
+    wanted: Sequence[InterfaceSpec],
 ) -> TrayChoice[str]:
     if request.machine_id is not None:
         return TrayChoice((request.machine_id,), "on the machine that the request names")
@@ -399,25 +398,25 @@ def _choose_machines(
             allow_sick=request.allow_unhealthy,
         ),
         type_id=type_id,
-        logical_partitions={wish.logical_partition_id for wish in wishes},
+        logical_partitions={spec.logical_partition_id for spec in wanted},
     )
 
 
 def _insert_instance(
-    conn: sa.Connection, planned: CreationPlan, seat: MachineAssignment, now: float, ids: IdFactory
+    conn: sa.Connection, planned: CreationPlan, assignment: MachineAssignment, now: float, ids: IdFactory
 ) -> str:
-    new, asked = ids(), planned.request
-    row: dict[str, Any] = {
-        "id": new,
-        "tenant_id": planned.tenant_id,
-        "site_id": planned.site_id,
-        "vpc_id": asked.vpc_id,
+    new, request = ids(), planned.request
+    row: dict[str, Any] = {"id": new, "tenant_id": planned.tenant_id, "site_id": planned.site_id}
+    row |= {"vpc_id": request.vpc_id, "name": assignment.name, "description": request.description}
+    row |= {
+        "instance_type_id": planned.type_id,
+        "machine_id": assignment.machine_id,
+        "placement": planned.reason,
     }
-    row |= {"instance_type_id": planned.type_id, "machine_id": seat.machine_id, "placement": planned.reason}
-    row |= {"name": seat.name, "description": asked.description, "extra": dict(asked.extra)}
-    row |= {"status": Status.PENDING, "intent_at": now, "created": now, "updated": now}
+    row |= {"extra": dict(request.extra), "status": Status.PENDING}
+    row |= {"intent_at": now, "created": now, "updated": now}
     conn.execute(sa.insert(table).values(**row))
-    note = EventNote(Event.INSTANCE, new, Status.PENDING, f"Placed {planned.reason}")
+    note = EventNote(EventKind.INSTANCE, new, Status.PENDING, f"Placed {planned.reason}")
     journal.record_and_publish(conn, planned.tenant_id, note, now)
-    interfaces.replace_interfaces(conn, new, planned.wishes, now, ids)
+    interfaces.replace_interfaces(conn, new, planned.interfaces, now, ids)
     return new

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from rackloom.carve.store.schema import instance, logical_partition, machine, machine_gpu, nvlink_interface
-from rackloom.carve.store.schema import nvlink_interface as table
 from rackloom.carve.store.values import IdFactory, InterfaceSpec, Status, invalid
 from rackloom.core.partitions.status_rules import WAITING_REASON
 
@@ -29,7 +28,7 @@ LEAVING_REASON = "leaving the partition"
 
 
 class InterfaceRow(NamedTuple):
-    """A row of `listing`, made with `_make`: reading a name here costs a tenth of reading it off the row."""
+    """A row of `interface_listing`, made with `_make`: reading a field costs a tenth of that of a `Row`."""
 
     id: str
     instance_id: str
@@ -46,75 +45,80 @@ class InterfaceRow(NamedTuple):
 
 
 def initial_interfaces(
-    conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceSpec] | None, gpus: int
+    conn: sa.Connection, vpc: sa.Row[Any], wanted: Sequence[InterfaceSpec] | None, gpus: int
 ) -> tuple[InterfaceSpec, ...]:
-    """The interfaces of a new instance with `gpus` NVLink GPUs: those asked for, else those of the VPC."""
-    if wishes is not None:
-        check_interfaces(conn, vpc, wishes, gpus)
-        return tuple(wishes)
+    """The interfaces of a new instance with `gpus` NVLink GPUs: those requested, else the VPC's default."""
+    if wanted is not None:
+        check_interfaces(conn, vpc, wanted, gpus)
+        return tuple(wanted)
     if vpc.logical_partition_id is None:
         return ()
     return tuple(InterfaceSpec(vpc.logical_partition_id, index) for index in range(gpus))
 
 
 def check_interfaces(
-    conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceSpec], gpus: int
+    conn: sa.Connection, vpc: sa.Row[Any], wanted: Sequence[InterfaceSpec], gpus: int
 ) -> None:
     """Refuse interfaces that the hardware, the VPC or the logical partitions do not allow."""
-    if not wishes:
+    if not wanted:
         return
-    _check_devices(wishes, gpus)
+    _check_devices(wanted, gpus)
     if vpc.logical_partition_id is None:
-        _check_logical_partitions(conn, vpc, wishes)
+        _check_logical_partitions(conn, vpc, wanted)
     else:
-        _check_vpc_default(vpc, wishes)
+        _check_vpc_default(vpc, wanted)
 
 
 @cache
 def interface_listing() -> sa.Select[Any]:
-    """Interfaces with what the fabric told of their GPUs (`guid` and `domain`, None until observed)."""
+    """Interfaces with the GUID and the domain of their GPUs (None until observed)."""
     gpu = sa.and_(
         machine_gpu.c.machine_id == instance.c.machine_id,
-        machine_gpu.c.module_id == table.c.device_instance + 1,
+        machine_gpu.c.module_id == nvlink_interface.c.device_instance + 1,
     )
-    source = table.join(instance, instance.c.id == table.c.instance_id)
+    source = nvlink_interface.join(instance, instance.c.id == nvlink_interface.c.instance_id)
     source = source.join(machine, machine.c.id == instance.c.machine_id).join(machine_gpu, gpu, isouter=True)
-    told = (machine.c.domain, machine_gpu.c.guid, instance.c.site_id, instance.c.tenant_id)
-    columns = {column.name: column for column in (*table.c, *told)}
+    joined = (machine.c.domain, machine_gpu.c.guid, instance.c.site_id, instance.c.tenant_id)
+    columns = {column.name: column for column in (*nvlink_interface.c, *joined)}
     return sa.select(*(columns[name] for name in InterfaceRow._fields)).select_from(source)
 
 
 @cache
 def _listing_of_instances() -> sa.Select[Any]:
-    mine = interface_listing().where(table.c.instance_id.in_(sa.bindparam("instances", expanding=True)))
-    return mine.order_by(table.c.device_instance, table.c.created)
+    mine = interface_listing().where(
+        nvlink_interface.c.instance_id.in_(sa.bindparam("instances", expanding=True))
+    )
+    return mine.order_by(nvlink_interface.c.device_instance, nvlink_interface.c.created)
 
 
 def interfaces_by_instance(conn: sa.Connection, instance_ids: Sequence[str]) -> dict[str, list[InterfaceRow]]:
     """The interfaces of each instance, by device."""
     found: defaultdict[str, list[InterfaceRow]] = defaultdict(list)
-    for one in map(
-        InterfaceRow._make, conn.execute(_listing_of_instances(), {"instances": list(instance_ids)}).all()
-    ):
-        found[one.instance_id].append(one)
+    for row in conn.execute(_listing_of_instances(), {"instances": list(instance_ids)}).all():
+        interface = InterfaceRow._make(row)
+        found[interface.instance_id].append(interface)
     return found
 
 
 def interfaces_of(conn: sa.Connection, instance_id: str) -> Sequence[sa.Row[Any]]:
     """The interfaces of an instance, the ones being detached too."""
-    return conn.execute(sa.select(table).where(table.c.instance_id == instance_id)).all()
+    return conn.execute(
+        sa.select(nvlink_interface).where(nvlink_interface.c.instance_id == instance_id)
+    ).all()
 
 
 def instances_using_default(
     conn: sa.Connection, logical_partition_id: str, vpc_ids: Sequence[str]
 ) -> list[str]:
-    """The instances of VPCs with this default that have an interface on it: while they do, it stays."""
+    """The instances of VPCs with this default that have an interface on it; they keep it from changing."""
     using = (
-        sa.select(table.c.instance_id)
-        .join(instance, instance.c.id == table.c.instance_id)
-        .where(instance.c.vpc_id.in_(vpc_ids), table.c.logical_partition_id == logical_partition_id)
+        sa.select(nvlink_interface.c.instance_id)
+        .join(instance, instance.c.id == nvlink_interface.c.instance_id)
+        .where(
+            instance.c.vpc_id.in_(vpc_ids), nvlink_interface.c.logical_partition_id == logical_partition_id
+        )
     )
-    return list(conn.execute(using.distinct().order_by(table.c.instance_id)).scalars())
+    return list(conn.execute(using.distinct().order_by(nvlink_interface.c.instance_id)).scalars())
 
 
 def describe_instances(instance_ids: Sequence[str]) -> str:
@@ -125,9 +129,9 @@ def describe_instances(instance_ids: Sequence[str]) -> str:
 
 
 def replace_interfaces(
-    conn: sa.Connection, instance_id: str, wishes: Sequence[InterfaceSpec], now: float, ids: IdFactory
+    conn: sa.Connection, instance_id: str, wanted: Sequence[InterfaceSpec], now: float, ids: IdFactory
 ) -> bool:
-    """Make `wishes` the interfaces of the instance; False when they already are.
+    """Make `wanted` the interfaces of the instance; False when they already are.
 
     A GPU that stays in its logical partition keeps its row, and with it its readiness.
     """
@@ -136,27 +140,27 @@ def replace_interfaces(
         for row in interfaces_of(conn, instance_id)
         if row.status != Status.DELETING
     }
-    unwanted = [row_id for wish, row_id in live.items() if wish not in wishes]
-    new = [wish for wish in wishes if wish not in live]
-    detached = sa.update(table).where(table.c.id.in_(unwanted))
+    unwanted = [row_id for spec, row_id in live.items() if spec not in wanted]
+    new = [spec for spec in wanted if spec not in live]
+    detached = sa.update(nvlink_interface).where(nvlink_interface.c.id.in_(unwanted))
     conn.execute(detached.values(status=Status.DELETING, reason=LEAVING_REASON, intent_at=now, updated=now))
     if new:
-        conn.execute(sa.insert(table), [_new_row(ids(), instance_id, wish, now) for wish in new])
+        conn.execute(sa.insert(nvlink_interface), [_new_row(ids(), instance_id, spec, now) for spec in new])
     return bool(unwanted or new)
 
 
 def detach_all_interfaces(conn: sa.Connection, instance_id: str, now: float) -> None:
-    """No GPU of the instance is wanted anywhere any more; the rows stay until the GPUs are seen outside."""
-    mine = sa.update(table).where(table.c.instance_id == instance_id)
+    """Detach every GPU; the rows stay until the GPUs are observed outside their partitions."""
+    mine = sa.update(nvlink_interface).where(nvlink_interface.c.instance_id == instance_id)
     conn.execute(mine.values(status=Status.DELETING, reason=LEAVING_REASON, intent_at=now, updated=now))
 
 
-def _new_row(new: str, instance_id: str, wish: InterfaceSpec, now: float) -> dict[str, Any]:
+def _new_row(new: str, instance_id: str, spec: InterfaceSpec, now: float) -> dict[str, Any]:
     return {
         "id": new,
         "instance_id": instance_id,
-        "logical_partition_id": wish.logical_partition_id,
-        "device_instance": wish.device_instance,
+        "logical_partition_id": spec.logical_partition_id,
+        "device_instance": spec.device_instance,
         "status": Status.PENDING,
         "reason": WAITING_REASON,
         "intent_at": now,
@@ -165,13 +169,13 @@ def _new_row(new: str, instance_id: str, wish: InterfaceSpec, now: float) -> dic
     }
 
 
-def _check_devices(wishes: Sequence[InterfaceSpec], gpus: int) -> None:
+def _check_devices(wanted: Sequence[InterfaceSpec], gpus: int) -> None:
     if gpus == 0:
         raise invalid(
             "NVLink Interfaces require GPUs with device type NVLink",
             nvLinkInterfaces="neither the Instance Type nor the Machine has GPUs with device type NVLink",
         )
-    devices = [wish.device_instance for wish in wishes]
+    devices = [spec.device_instance for spec in wanted]
     if any(not 0 <= device < gpus for device in devices):
         raise invalid(
             f"deviceInstance must be between 0 and {gpus - 1}",
@@ -183,24 +187,24 @@ def _check_devices(wishes: Sequence[InterfaceSpec], gpus: int) -> None:
         )
 
 
-def _check_vpc_default(vpc: sa.Row[Any], wishes: Sequence[InterfaceSpec]) -> None:
-    for wish in wishes:
-        if wish.logical_partition_id != vpc.logical_partition_id:
+def _check_vpc_default(vpc: sa.Row[Any], wanted: Sequence[InterfaceSpec]) -> None:
+    for spec in wanted:
+        if spec.logical_partition_id != vpc.logical_partition_id:
             raise invalid(
-                f"NVLink Logical Partition {wish.logical_partition_id} of deviceInstance"
-                f" {wish.device_instance} does not match NVLink Logical Partition of VPC"
+                f"NVLink Logical Partition {spec.logical_partition_id} of deviceInstance"
+                f" {spec.device_instance} does not match NVLink Logical Partition of VPC"
             )
 
 
-def _check_logical_partitions(conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceSpec]) -> None:
-    wanted = {wish.logical_partition_id for wish in wishes}
-    rows = conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(wanted))).all()
-    # Somebody else's partition is answered like one that does not exist: its id says nothing to others.
+def _check_logical_partitions(conn: sa.Connection, vpc: sa.Row[Any], wanted: Sequence[InterfaceSpec]) -> None:
+    ids = {spec.logical_partition_id for spec in wanted}
+    rows = conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(ids))).all()
+    # Another tenant's partition is answered like one that does not exist, so that ids disclose nothing.
     found = {row.id: row for row in rows if row.tenant_id == vpc.tenant_id}
-    for wish in wishes:
-        partition = found.get(wish.logical_partition_id)
+    for spec in wanted:
+        partition = found.get(spec.logical_partition_id)
         if partition is None:
-            raise invalid(f"Could not find NVLink Logical Partition {wish.logical_partition_id} of Tenant")
+            raise invalid(f"Could not find NVLink Logical Partition {spec.logical_partition_id} of Tenant")
         if partition.site_id != vpc.site_id:
             raise invalid(f"NVLink Logical Partition {partition.id} does not belong to the Site of the VPC")
         if partition.status != Status.READY:

@@ -1,13 +1,21 @@
-"""NVLink logical partitions: a tenant's name for a set of GPUs that shall share memory.
+"""NVLink logical partitions, and the VPCs that name one as the default of their instances.
+
+A logical partition is a tenant's name for a set of GPUs that shall share memory.
 
 Creating one writes a record, which is Ready at once. The fabric gets a partition when the first GPU
 joins. A deletion is refused while a VPC has it as default, with the fix, or an active instance uses it.
 The record is removed when no owned partition of it is observed or being created, and no interface
 refers to it. A create whose outcome was never learned does not delay this: its name stays in
 `owned_partition`, so the partition is recognized and removed should it appear later.
+
+A VPC matters here only for its optional default logical partition, which its new instances join. The
+default reserves nothing, and several VPCs may name the same logical partition. It must be the tenant's
+own, at the same site, and Ready. It cannot change while an instance of the VPC has an interface on it.
+A VPC is deleted only when it holds no instance. Fields of network virtualization are stored and
+returned; nothing here acts on them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,36 +23,45 @@ import sqlalchemy as sa
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind as Event
 from rackloom.carve.store.journal import EventNote
-from rackloom.carve.store.schema import instance, nvlink_interface, operation, owned_partition, vpc
-from rackloom.carve.store.schema import logical_partition as table
+from rackloom.carve.store.schema import (
+    instance,
+    nvlink_interface,
+    operation,
+    owned_partition,
+    vpc,
+)
+from rackloom.carve.store.schema import logical_partition as partitions
 from rackloom.carve.store.values import (
     Changed,
     IdFactory,
     RefusalKind,
     Rejected,
     Status,
-    conflict,
     forbidden,
     invalid,
-    not_found,
+    require,
+    require_unused,
 )
 from rackloom.carve.tenancy import catalog, entitlements, interfaces
 
-_BY_ID = sa.select(table).where(table.c.id == sa.bindparam("id"))
+# Logical partitions.
+
+
+_BY_ID = sa.select(partitions).where(partitions.c.id == sa.bindparam("id"))
 
 _partition_exists = (
     sa.select(owned_partition.c.name)
     .join(operation, operation.c.id == owned_partition.c.operation_id)
     .where(
-        owned_partition.c.logical_partition_id == table.c.id,
+        owned_partition.c.logical_partition_id == partitions.c.id,
         sa.or_(owned_partition.c.partition_id.is_not(None), operation.c.state == "pending"),
     )
 )
 _interface_exists = sa.select(nvlink_interface.c.id).where(
-    nvlink_interface.c.logical_partition_id == table.c.id
+    nvlink_interface.c.logical_partition_id == partitions.c.id
 )
-_EMPTIED_PARTITIONS = sa.select(table).where(
-    table.c.status == Status.DELETING, ~_partition_exists.exists(), ~_interface_exists.exists()
+_EMPTIED_PARTITIONS = sa.select(partitions).where(
+    partitions.c.status == Status.DELETING, ~_partition_exists.exists(), ~_interface_exists.exists()
 )
 """Built once: every pass asks it."""
 
@@ -55,10 +72,9 @@ def find_logical_partition(conn: sa.Connection, partition_id: str) -> sa.Row[Any
 
 
 def get_logical_partition(conn: sa.Connection, tenant_id: str, partition_id: str) -> sa.Row[Any]:
-    """The tenant's logical partition; refused when it does not exist or is somebody else's."""
-    found = find_logical_partition(conn, partition_id)
-    if found is None:
-        raise not_found("Could not find NVLink Logical Partition with specified ID")
+    """The tenant's logical partition. Raises Rejected: not found, or forbidden for another tenant's."""
+    row = find_logical_partition(conn, partition_id)
+    found = require(row, "Could not find NVLink Logical Partition with specified ID")
     if found.tenant_id != tenant_id:
         raise forbidden("NVLink Logical Partition is not owned by Tenant")
     return found
@@ -82,7 +98,7 @@ def create_logical_partition(
     _check_name(conn, tenant_id, name)
     new = ids()
     row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
-    conn.execute(sa.insert(table).values(**row, status=Status.READY, created=now, updated=now))
+    conn.execute(sa.insert(partitions).values(**row, status=Status.READY, created=now, updated=now))
     received = "received NVLink Logical Partition creation request, pending"
     notes = (
         EventNote(Event.LOGICAL_PARTITION, new, Status.PENDING, received),
@@ -103,12 +119,13 @@ def update_logical_partition(
 ) -> None:
     """Change the name or the description; None leaves it, and nothing changed leaves `updated` too."""
     partition = get_logical_partition(conn, tenant_id, partition_id)
-    wanted = {"name": name, "description": description}
-    changes = {key: value for key, value in wanted.items() if value not in (None, partition._mapping[key])}
+    changes = catalog.changed_values(partition, name=name, description=description)
     if "name" in changes:
         _check_name(conn, tenant_id, str(name))
     if changes:
-        conn.execute(sa.update(table).where(table.c.id == partition_id).values(**changes, updated=now))
+        conn.execute(
+            sa.update(partitions).where(partitions.c.id == partition_id).values(**changes, updated=now)
+        )
         note = EventNote(
             Event.LOGICAL_PARTITION, partition_id, partition.status, f"{', '.join(changes)} changed"
         )
@@ -123,7 +140,9 @@ def delete_logical_partition(
     _check_unreferenced(conn, partition_id)
     if partition.status != Status.DELETING:
         conn.execute(
-            sa.update(table).where(table.c.id == partition_id).values(status=Status.DELETING, updated=now)
+            sa.update(partitions)
+            .where(partitions.c.id == partition_id)
+            .values(status=Status.DELETING, updated=now)
         )
         received = "Received request for deletion, pending processing"
         _record_event(conn, tenant_id, partition_id, Status.DELETING, received, now)
@@ -136,18 +155,14 @@ def delete_logical_partition(
 
 
 def remove_emptied_partitions(conn: sa.Connection, now: float) -> None:
-    """Drop the deleted logical partitions of which the fabric holds nothing any more.
-
-    A create whose outcome was never learnt does not hold one back: its name stays in owned_partition, so
-    that the partition is recognised and removed should it appear late.
-    """
+    """Delete the records of logical partitions in deletion that have no partition and no interface left."""
     emptied = conn.execute(_EMPTIED_PARTITIONS).all()
     for row in emptied:
         note = EventNote(Event.LOGICAL_PARTITION, row.id, journal.EVENT_DELETED)
         journal.publish_events(conn, row.tenant_id, [note], now)
     if emptied:
         gone = [row.id for row in emptied]
-        conn.execute(sa.delete(table).where(table.c.id.in_(gone)))
+        conn.execute(sa.delete(partitions).where(partitions.c.id.in_(gone)))
         journal.delete_histories(conn, gone)
 
 
@@ -160,12 +175,9 @@ def _record_event(
 
 
 def _check_name(conn: sa.Connection, tenant_id: str, name: str) -> None:
-    same = sa.select(table.c.id).where(table.c.tenant_id == tenant_id, table.c.name == name)
+    same = sa.select(partitions.c.id).where(partitions.c.tenant_id == tenant_id, partitions.c.name == name)
     existing = conn.execute(same).scalar_one_or_none()
-    if existing is not None:
-        raise conflict(
-            "An NVLink Logical Partition with specified name already exists for Tenant", id=existing
-        )
+    require_unused(existing, "An NVLink Logical Partition with specified name already exists for Tenant")
 
 
 def _check_unreferenced(conn: sa.Connection, partition_id: str) -> None:
@@ -195,7 +207,143 @@ def _check_unreferenced(conn: sa.Connection, partition_id: str) -> None:
 
 
 def _fix_for_vpc_defaults(conn: sa.Connection, partition_id: str, vpcs: Sequence[str]) -> str:
-    """What makes it nobody's default: a default that instances use cannot be cleared."""
+    """The steps that clear the default: not while instances use it."""
     clear = 'send "nvLinkLogicalPartitionId": "" in a PATCH of each of these VPCs'
     users = interfaces.instances_using_default(conn, partition_id, vpcs)
     return f"release {interfaces.describe_instances(users)}, then {clear}" if users else clear
+
+
+# VPCs.
+
+
+_VPC_BY_ID = sa.select(vpc).where(vpc.c.id == sa.bindparam("id"))
+
+
+def get_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
+    """The tenant's VPC. Raises Rejected: not found, or forbidden for another tenant's."""
+    row = conn.execute(_VPC_BY_ID, {"id": vpc_id}).one_or_none()
+    found = require(row, "Could not find VPC with specified ID")
+    if found.tenant_id != tenant_id:
+        raise forbidden("VPC is not owned by Tenant")
+    return found
+
+
+def create_vpc(
+    conn: sa.Connection,
+    tenant_id: str,
+    *,
+    site_id: str,
+    name: str,
+    description: str | None,
+    logical_partition_id: str | None,
+    extra: Mapping[str, Any],
+    wanted_id: str | None,
+    now: float,
+    ids: IdFactory,
+) -> str:
+    """A new VPC; returns its id."""
+    site = catalog.get_site(conn, site_id)
+    catalog.check_site_registered(site)
+    entitlements.check_site_access(conn, tenant_id, site_id)
+    _check_vpc_name(conn, tenant_id, site_id, name)
+    if logical_partition_id is not None:
+        _check_default_partition(conn, tenant_id, site, logical_partition_id)
+    new = wanted_id or ids()
+    existing = conn.execute(sa.select(vpc.c.id).where(vpc.c.id == new)).scalar_one_or_none()
+    require_unused(existing, "A VPC with specified ID already exists")
+    row: dict[str, Any] = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name}
+    row |= {"description": description, "logical_partition_id": logical_partition_id, "status": Status.READY}
+    conn.execute(sa.insert(vpc).values(**row, extra=dict(extra), created=now, updated=now))
+    journal.record_and_publish(
+        conn, tenant_id, EventNote(Event.VPC, new, Status.READY, "VPC is ready for use"), now
+    )
+    return new
+
+
+def update_vpc(
+    conn: sa.Connection,
+    tenant_id: str,
+    vpc_id: str,
+    *,
+    name: str | None,
+    description: str | None,
+    logical_partition_id: str | None,
+    extra: Mapping[str, Any],
+    now: float,
+) -> None:
+    """Change a VPC; None leaves a field, an empty `logical_partition_id` clears the default."""
+    row = get_vpc(conn, tenant_id, vpc_id)
+    changes: dict[str, Any] = {"extra": row.extra | dict(extra), "updated": now}
+    if name is not None and name != row.name:
+        _check_vpc_name(conn, tenant_id, row.site_id, name)
+        changes["name"] = name
+    if description is not None:
+        changes["description"] = description
+    if logical_partition_id is not None and (logical_partition_id or None) != row.logical_partition_id:
+        _check_default_unused(conn, row)
+        if logical_partition_id:
+            _check_default_partition(
+                conn, tenant_id, catalog.get_site(conn, row.site_id), logical_partition_id
+            )
+        changes["logical_partition_id"] = logical_partition_id or None
+    conn.execute(sa.update(vpc).where(vpc.c.id == vpc_id).values(**changes))
+    journal.publish_events(conn, tenant_id, [EventNote(Event.VPC, vpc_id, row.status, "changed")], now)
+
+
+def set_virtualization(conn: sa.Connection, tenant_id: str, vpc_id: str, kind: str, now: float) -> None:
+    """Store the network virtualization of a VPC without instances."""
+    row = get_vpc(conn, tenant_id, vpc_id)
+    _check_vpc_empty(conn, vpc_id, "unable to change its virtualization")
+    extra = row.extra | {"networkVirtualizationType": kind}
+    conn.execute(sa.update(vpc).where(vpc.c.id == vpc_id).values(extra=extra, updated=now))
+
+
+def delete_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str, now: float) -> None:
+    """Remove a VPC that holds no instance."""
+    get_vpc(conn, tenant_id, vpc_id)
+    _check_vpc_empty(conn, vpc_id, "unable to delete")
+    conn.execute(sa.delete(vpc).where(vpc.c.id == vpc_id))
+    journal.delete_histories(conn, [vpc_id])
+    journal.publish_events(conn, tenant_id, [EventNote(Event.VPC, vpc_id, journal.EVENT_DELETED)], now)
+
+
+def _check_vpc_empty(conn: sa.Connection, vpc_id: str, unable: str) -> None:
+    held = conn.execute(sa.select(sa.func.count()).where(instance.c.vpc_id == vpc_id)).scalar_one()
+    if held:
+        raise invalid(f"{held} Instances are associated with this VPC, {unable}")
+
+
+def _check_vpc_name(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> None:
+    same = sa.select(vpc.c.id).where(
+        vpc.c.tenant_id == tenant_id, vpc.c.site_id == site_id, vpc.c.name == name
+    )
+    existing = conn.execute(same).scalar_one_or_none()
+    require_unused(existing, "A VPC with specified name already exists at Site")
+
+
+def _check_default_partition(
+    conn: sa.Connection, tenant_id: str, site: sa.Row[Any], logical_partition_id: str
+) -> None:
+    catalog.check_nvlink_enabled(site)
+    partition = find_logical_partition(conn, logical_partition_id)
+    if partition is None:
+        raise invalid(
+            "Could not find NVLink Logical Partition with ID specified in request",
+            nvLinkLogicalPartitionId="does not exist",
+        )
+    if partition.tenant_id != tenant_id:
+        raise forbidden("NVLink Logical Partition is not owned by Tenant")
+    if partition.site_id != site.id:
+        raise forbidden("NVLink Logical Partition does not belong to the Site of the VPC")
+    if partition.status != Status.READY:
+        raise forbidden("NVLink Logical Partition is not in Ready state")
+
+
+def _check_default_unused(conn: sa.Connection, row: sa.Row[Any]) -> None:
+    users = interfaces.instances_using_default(conn, row.logical_partition_id, [row.id])
+    if users:
+        raise Rejected(
+            RefusalKind.FORBIDDEN,
+            "Existing default NVLink Logical Partition is already being used by an Instance from the VPC",
+            nearest_fix=f"release {interfaces.describe_instances(users)} first",
+        )

@@ -16,7 +16,7 @@ site's partitions.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -45,7 +45,7 @@ from rackloom.core.partitions.status_rules import (
 
 
 class HoldingQueries(msgspec.Struct, frozen=True):
-    """What is asked about the machines that a condition chooses. Built once: every pass asks."""
+    """The queries about machines that a condition chooses. Built once: every pass runs them."""
 
     instances: sa.Select[Any]
     gpus: sa.Select[Any]
@@ -54,11 +54,14 @@ class HoldingQueries(msgspec.Struct, frozen=True):
 
 def _holding_queries(here: sa.ColumnElement[bool]) -> HoldingQueries:
     on_machine = instance.c.machine_id == machine.c.id
-    told = (machine.c.status.label("host_status"), intent.drain_reason_column(machine.c.id).label("drain"))
+    host_columns = (
+        machine.c.status.label("host_status"),
+        intent.drain_reason_column(machine.c.id).label("drain"),
+    )
     gpus = sa.select(machine_gpu.c.machine_id, machine_gpu.c.module_id, machine_gpu.c.guid)
     interfaces = sa.select(nvlink_interface).join(instance, instance.c.id == nvlink_interface.c.instance_id)
     return HoldingQueries(
-        instances=sa.select(instance, *told)
+        instances=sa.select(instance, *host_columns)
         .join(machine, on_machine)
         .where(here)
         .order_by(instance.c.created, instance.c.id),
@@ -91,43 +94,29 @@ class HeldInstance(msgspec.Struct, frozen=True):
 
 
 def load_held_instances(conn: sa.Connection, domain: str | None) -> list[HeldInstance]:
-    """Everything that is held on machines of `domain` (None: of no known domain)."""
-    asked, here = (
-        (_QUERIES_WITHOUT_DOMAIN, {}) if domain is None else (_QUERIES_IN_DOMAIN, {"domain": domain})
-    )
-    instances = conn.execute(asked.instances, here).all()
+    """The instances on machines of `domain` (None: of no known domain)."""
+    queries = _QUERIES_WITHOUT_DOMAIN if domain is None else _QUERIES_IN_DOMAIN
+    here = {} if domain is None else {"domain": domain}
+    instances = conn.execute(queries.instances, here).all()
     if not instances:
         return []
-    gpus = _gpus_by_machine(conn.execute(asked.gpus, here))
-    interfaces = _interfaces_by_instance(conn.execute(asked.interfaces, here))
-    return [
-        HeldInstance(row, gpus.get(row.machine_id, {}), interfaces.get(row.id, []), row.drain)
-        for row in instances
-    ]
-
-
-def _gpus_by_machine(rows: Iterable[Sequence[Any]]) -> dict[str, dict[int, int | None]]:
-    found: defaultdict[str, dict[int, int | None]] = defaultdict(dict)
-    for machine_id, module_id, guid in rows:
-        found[machine_id][module_id] = None if guid is None else int(guid)
-    return found
-
-
-def _interfaces_by_instance(rows: Iterable[sa.Row[Any]]) -> dict[str, list[sa.Row[Any]]]:
-    found: defaultdict[str, list[sa.Row[Any]]] = defaultdict(list)
-    for row in rows:
-        found[row.instance_id].append(row)
-    return found
+    gpus: defaultdict[str, dict[int, int | None]] = defaultdict(dict)
+    for machine_id, module_id, guid in conn.execute(queries.gpus, here):
+        gpus[machine_id][module_id] = None if guid is None else int(guid)
+    interfaces: defaultdict[str, list[sa.Row[Any]]] = defaultdict(list)
+    for row in conn.execute(queries.interfaces, here):
+        interfaces[row.instance_id].append(row)
+    return [HeldInstance(row, gpus[row.machine_id], interfaces[row.id], row.drain) for row in instances]
 
 
 def load_domain_facts(conn: sa.Connection, domain: str | None, held: Sequence[HeldInstance]) -> DomainFacts:
-    """What the records and the observations that stand say of `domain`."""
+    """The facts about `domain`, from the records and from every valid reading."""
     known = latest.latest_of_domain(conn, domain)
     owned = () if domain is None else ownership.owned_partitions(conn, domain)
     recorded = DomainFacts(
         observation=None,
         doubt=known.doubt,
-        owned={one.name: one.logical_partition for one in owned},
+        owned={partition.name: partition.logical_partition for partition in owned},
         blocked=intent.blocker_reasons(conn, domain),
         lost=frozenset() if domain is None else ownership.omitted_partitions(conn, domain),
         tenant_of={
@@ -141,20 +130,22 @@ def load_domain_facts(conn: sa.Connection, domain: str | None, held: Sequence[He
     )
     if not known.shown:
         return recorded
-    newest, *others = (_facts_with_observation(conn, recorded, seen) for seen in known.shown)
+    # One set of facts for each valid reading: a claim must hold in all of them, because after a failover
+    # the controller that no longer leads may have executed a change.
+    newest, *others = (_facts_with_observation(conn, recorded, reading) for reading in known.shown)
     return replace(newest, others=tuple(others))
 
 
 def _facts_with_observation(
-    conn: sa.Connection, recorded: DomainFacts, seen: DomainObservation
+    conn: sa.Connection, recorded: DomainFacts, reading: DomainObservation
 ) -> DomainFacts:
     return replace(
         recorded,
-        observation=seen,
-        holders=holders(seen),
-        joining=ownership.gpus_maybe_joining(conn, seen.domain, seen.observed_at),
-        present=frozenset(gpu.guid for gpu in seen.gpus),
-        no_nvlink=frozenset(gpu.guid for gpu in seen.gpus if gpu.health is GpuHealth.NO_NVLINK),
+        observation=reading,
+        holders=holders(reading),
+        joining=ownership.gpus_maybe_joining(conn, reading.domain, reading.observed_at),
+        present=frozenset(gpu.guid for gpu in reading.gpus),
+        no_nvlink=frozenset(gpu.guid for gpu in reading.gpus if gpu.health is GpuHealth.NO_NVLINK),
     )
 
 
@@ -182,50 +173,50 @@ class StatusChanges:
         self._interfaces: list[dict[str, object]] = []
         self._instances: list[dict[str, object]] = []
         self._entries: list[journal.StatusEntry] = []
-        self._left: list[str] = []
-        self._gone: list[str] = []
-        self._news: defaultdict[str, list[EventNote]] = defaultdict(list)
-        """What each tenant is to be told, in the order in which it was found."""
+        self._detached: list[str] = []
+        self._released: list[str] = []
+        self._notes: defaultdict[str, list[EventNote]] = defaultdict(list)
+        """The events of each tenant, in order."""
 
     def interface(self, tenant_id: str, interface_id: str, status: str, reason: str | None) -> None:
         """An interface has another status, or the same for another reason."""
         self._interfaces.append({"of": interface_id, "to": status, "because": reason, "at": self._now})
-        self._news[tenant_id].append(EventNote(EventKind.INTERFACE, interface_id, status, reason))
+        self._notes[tenant_id].append(EventNote(EventKind.INTERFACE, interface_id, status, reason))
 
-    def interface_left(self, tenant_id: str, interface_id: str) -> None:
-        """The GPU of an interface was seen to have left."""
-        self._left.append(interface_id)
-        self._news[tenant_id].append(EventNote(EventKind.INTERFACE, interface_id, journal.EVENT_DELETED))
+    def interface_detached(self, tenant_id: str, interface_id: str) -> None:
+        """The GPU of an interface was observed outside its partition."""
+        self._detached.append(interface_id)
+        self._notes[tenant_id].append(EventNote(EventKind.INTERFACE, interface_id, journal.EVENT_DELETED))
 
     def instance_status(self, instance_id: str, status: str) -> None:
         """An instance has another status."""
         self._instances.append({"of": instance_id, "to": status, "at": self._now})
 
-    def instance_says(self, tenant_id: str, instance_id: str, status: str, message: str) -> None:
-        """An instance has `status` because of `message`, which may be known."""
+    def instance_reason(self, tenant_id: str, instance_id: str, status: str, message: str) -> None:
+        """An instance has `status` because of `message`, which may be recorded already."""
         entry = journal.StatusEntry(instance_id, status, message)
         if journal.is_status_change(entry, self._past.get(instance_id)):
             self._entries.append(entry)
-            self._news[tenant_id].append(EventNote(EventKind.INSTANCE, instance_id, status, message))
+            self._notes[tenant_id].append(EventNote(EventKind.INSTANCE, instance_id, status, message))
 
-    def instance_gone(self, tenant_id: str, instance_id: str) -> None:
-        """Every GPU of an instance that was released was seen to be free."""
-        self._gone.append(instance_id)
-        self._news[tenant_id].append(EventNote(EventKind.INSTANCE, instance_id, journal.EVENT_DELETED))
+    def instance_released(self, tenant_id: str, instance_id: str) -> None:
+        """Every GPU of a terminating instance was observed outside the partitions of the site."""
+        self._released.append(instance_id)
+        self._notes[tenant_id].append(EventNote(EventKind.INSTANCE, instance_id, journal.EVENT_DELETED))
 
     def write(self, conn: sa.Connection) -> None:
-        """Put everything into the records, and tell the tenants."""
+        """Write all changes, with histories and events."""
         if self._interfaces:
             conn.execute(_UPDATE_INTERFACES, self._interfaces)
         if self._instances:
             conn.execute(_UPDATE_INSTANCES, self._instances)
         journal.write_status_entries(conn, self._entries, self._past, self._now)
-        _delete_by_id(conn, nvlink_interface, nvlink_interface.c.id, self._left)
-        _delete_by_id(conn, nvlink_interface, nvlink_interface.c.instance_id, self._gone)
-        _delete_by_id(conn, instance, instance.c.id, self._gone)
-        if self._gone:
-            journal.delete_histories(conn, self._gone)
-        for tenant_id, notes in self._news.items():
+        _delete_by_id(conn, nvlink_interface, nvlink_interface.c.id, self._detached)
+        _delete_by_id(conn, nvlink_interface, nvlink_interface.c.instance_id, self._released)
+        _delete_by_id(conn, instance, instance.c.id, self._released)
+        if self._released:
+            journal.delete_histories(conn, self._released)
+        for tenant_id, notes in self._notes.items():
             journal.publish_events(conn, tenant_id, notes, self._now)
 
 
@@ -241,16 +232,14 @@ READY_MESSAGE = "Instance is ready: every GPU is where it was asked to be, and n
 
 
 def update_statuses(conn: sa.Connection, domain: str | None, now: float) -> None:
-    """Bring the statuses of everything on machines of `domain` up to date (None: domain not yet told)."""
-    found = load_held_instances(conn, domain)
+    """Update the statuses of all instances on machines of `domain` (None: of no known domain)."""
+    held = load_held_instances(conn, domain)
     draining = intent.unfinished_drains(conn, domain)
-    if found or draining:
-        facts = load_domain_facts(conn, domain, found)
+    if held or draining:
+        facts = load_domain_facts(conn, domain, held)
         intent.update_drains(conn, draining, facts, now)
-        changes = StatusChanges(
-            journal.newest_statuses(conn, [holding.instance.id for holding in found]), now
-        )
-        for holding in found:
+        changes = StatusChanges(journal.newest_statuses(conn, [holding.instance.id for holding in held]), now)
+        for holding in held:
             _update_instance(holding, facts, changes)
         changes.write(conn)
     logical_partitions.remove_emptied_partitions(conn, now)
@@ -260,38 +249,32 @@ def _update_instance(holding: HeldInstance, facts: DomainFacts, changes: StatusC
     if holding.instance.status == Status.TERMINATING:
         _update_terminating(holding, facts, changes)
         return
-    troubles: list[str] = []
-    wished: set[int] = set()
+    reasons: list[str] = []
+    wanted: set[int] = set()
     for row in holding.interfaces:
         if row.status != Status.DELETING:
-            wished.add(row.device_instance)
-            troubles += _update_interface(holding, row, facts, changes)
+            wanted.add(row.device_instance)
+            reasons += _update_interface(holding, row, facts, changes)
     for row in holding.interfaces:
         if row.status == Status.DELETING:
-            replaced = row.device_instance in wished
-            troubles += _update_leaving_interface(holding, row, facts, changes, replaced=replaced)
-    for module_id, guid in holding.gpus.items():
-        if module_id - 1 not in wished:
-            troubles += _gpu_reason(
-                module_id - 1, why_not_isolated(_desired_gpu(holding, module_id - 1, guid), facts)
-            )
+            replaced = row.device_instance in wanted
+            reasons += _update_leaving_interface(holding, row, facts, changes, replaced=replaced)
+    for module_id in holding.gpus:
+        # A GPU without an interface must be in no partition of another tenant.
+        if module_id - 1 not in wanted:
+            gpu = _desired_gpu(holding, module_id - 1, None, holding.instance.intent_at)
+            reasons += _gpu_reason(module_id - 1, why_not_isolated(gpu, facts))
     if holding.instance.host_status != Status.READY:
-        troubles.append(f"the host is {holding.instance.host_status}")
+        reasons.append(f"the host is {holding.instance.host_status}")
     if holding.drain is not None:
-        troubles.insert(0, _drain_message(holding.drain))
-    _write_instance_status(holding, troubles, facts, changes)
+        reasons.insert(0, _drain_message(holding.drain))
+    _write_instance_status(holding, reasons, facts, changes)
 
 
 def _update_interface(
     holding: HeldInstance, row: sa.Row[Any], facts: DomainFacts, changes: StatusChanges
 ) -> list[str]:
-    gpu = DesiredGpu(
-        device_instance=row.device_instance,
-        guid=holding.guid(row.device_instance),
-        logical_partition=row.logical_partition_id,
-        intent_at=row.intent_at,
-        tenant=holding.instance.tenant_id,
-    )
+    gpu = _desired_gpu(holding, row.device_instance, row.logical_partition_id, row.intent_at)
     reason = why_not_joined(gpu, facts) if holding.drain is None else _drain_message(holding.drain)
     status = Status.PENDING if reason else Status.READY
     if (row.status, row.reason) != (status, reason):
@@ -305,7 +288,7 @@ def _update_leaving_interface(
     guid = holding.guid(row.device_instance)
     reason = why_not_released(guid, row.logical_partition_id, row.intent_at, facts)
     if reason is None or (replaced and _rejoins_same_partition(holding, row)):
-        changes.interface_left(holding.instance.tenant_id, row.id)
+        changes.interface_detached(holding.instance.tenant_id, row.id)
         return []
     _record_leaving_reason(holding, row, reason, changes)
     return _gpu_reason(row.device_instance, reason)
@@ -327,20 +310,21 @@ def _rejoins_same_partition(holding: HeldInstance, leaving: sa.Row[Any]) -> bool
 
 
 def _write_instance_status(
-    holding: HeldInstance, troubles: list[str], facts: DomainFacts, changes: StatusChanges
+    holding: HeldInstance, reasons: list[str], facts: DomainFacts, changes: StatusChanges
 ) -> None:
     row = holding.instance
     drained = holding.drain is not None
-    status = Status.REPAIRING if drained else _instance_status(row.status, bool(troubles), facts)
-    message = "; ".join(dict.fromkeys(troubles)) or READY_MESSAGE
+    status = Status.REPAIRING if drained else _instance_status(row.status, not reasons, facts)
+    message = "; ".join(dict.fromkeys(reasons)) or READY_MESSAGE
     if status != row.status:
         changes.instance_status(row.id, status)
-    if troubles or status != row.status:
-        changes.instance_says(row.tenant_id, row.id, status, message)
+    if reasons or status != row.status:
+        changes.instance_reason(row.tenant_id, row.id, status, message)
 
 
-def _instance_status(current: str, troubled: bool, facts: DomainFacts) -> str:
-    if not troubled:
+def _instance_status(current: str, is_ready: bool, facts: DomainFacts) -> str:
+    """Unknown only where Ready was claimed before; what was never Ready is still on its way there."""
+    if is_ready:
         return Status.READY
     if current in (Status.PENDING, Status.PROVISIONING):
         return Status.PENDING if facts.observation is None else Status.PROVISIONING
@@ -360,9 +344,9 @@ def _update_terminating(holding: HeldInstance, facts: DomainFacts, changes: Stat
         for interface in holding.interfaces:
             _record_leaving_reason(holding, interface, stuck.get(interface.device_instance), changes)
         message = "; ".join(dict.fromkeys(reasons))
-        changes.instance_says(row.tenant_id, row.id, Status.TERMINATING, message)
+        changes.instance_reason(row.tenant_id, row.id, Status.TERMINATING, message)
     else:
-        changes.instance_gone(row.tenant_id, row.id)
+        changes.instance_released(row.tenant_id, row.id)
 
 
 def _drain_message(reason: str) -> str:
@@ -373,11 +357,13 @@ def _gpu_reason(device_instance: int, reason: str | None) -> list[str]:
     return [] if reason is None else [f"GPU {device_instance}: {reason}"]
 
 
-def _desired_gpu(holding: HeldInstance, device_instance: int, guid: int | None) -> DesiredGpu:
+def _desired_gpu(
+    holding: HeldInstance, device_instance: int, logical_partition: str | None, intent_at: float
+) -> DesiredGpu:
     return DesiredGpu(
         device_instance=device_instance,
-        guid=guid,
-        logical_partition=None,
-        intent_at=holding.instance.intent_at,
+        guid=holding.guid(device_instance),
+        logical_partition=logical_partition,
+        intent_at=intent_at,
         tenant=holding.instance.tenant_id,
     )

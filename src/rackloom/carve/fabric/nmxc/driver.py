@@ -14,6 +14,7 @@ them.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, TlsMaterial
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
@@ -36,23 +37,8 @@ from rackloom.core.partitions.domain import (
 
 
 DEFAULT_MULTICAST_GROUPS = 16
-"""Multicast groups to ask for with a new partition. NMX-C: a multiple of 4, out of the domain's 1024, and it
-cannot be changed later."""
-
-
-def properties_request(gateway_id: str) -> pb.GetDomainPropertiesRequest:
-    """The limits of the domain."""
-    return pb.GetDomainPropertiesRequest(context=pb.Context(), gateway_id=gateway_id)
-
-
-def gpu_list_request(gateway_id: str) -> pb.GetGpuInfoListRequest:
-    """Every GPU of the domain."""
-    return pb.GetGpuInfoListRequest(context=pb.Context(), attr=pb.NMX_GPU_ATTR_ALL, gateway_id=gateway_id)
-
-
-def partition_list_request(gateway_id: str) -> pb.GetPartitionInfoListRequest:
-    """Every partition of the domain."""
-    return pb.GetPartitionInfoListRequest(context=pb.Context(), gateway_id=gateway_id)
+"""Multicast groups requested for a new partition. NMX-C: a multiple of 4, of the domain's 1024, fixed at
+creation."""
 
 
 def creation_request(
@@ -69,7 +55,7 @@ def creation_request(
 
 
 def deletion_request(operation: DeletePartition, gateway_id: str) -> pb.DeletePartitionRequest:
-    """Deletion by id and name: should the id mean another partition by now, the controller refuses."""
+    """Deletion by id and name: the controller refuses when the id means another partition by now."""
     return pb.DeletePartitionRequest(
         context=pb.Context(),
         partition_id=pb.PartitionId(partition_id=operation.partition_id),
@@ -111,11 +97,11 @@ def read_partitions(
     """Partitions by id, the members of location-based ones looked up.
 
     The two lists are read one after the other. Raises FabricUnavailable when they cannot both be true: a
-    controller has been seen to leave a partition out of its list for a while, and a partition that is
-    missing from an observation would be taken for one that is gone.
+    controller was seen to omit a partition for a while, and a partition that is missing from an observation
+    would be taken for one that is gone.
     """
-    places = {_location_of_gpu(gpu): gpu.gpu_uid for gpu in gpus}
-    partitions = {info.partition_id.partition_id: _observed_partition(info, places) for info in infos}
+    locations = {_gpu_location(gpu.loc.location, gpu.gpu_id): gpu.gpu_uid for gpu in gpus}
+    partitions = {info.partition_id.partition_id: _observed_partition(info, locations) for info in infos}
     if 0 in partitions:
         raise FabricUnavailable("GetPartitionInfoList: a partition without an id")
     if len(partitions) != len(infos):
@@ -146,40 +132,36 @@ def _observed_gpu(info: pb.GpuInfo) -> ObservedGpu:
         slot=info.loc.location.slot_id,
         tray_index=info.loc.tray_index,
         module_id=info.gpu_id,
-        health=_gpu_health(info.gpu_health),
+        health=_enum_value(GpuHealth, info.gpu_health),
     )
 
 
-def _observed_partition(info: pb.PartitionInfo, places: dict[GpuLocation, int]) -> ObservedPartition:
-    # A location without a GPU is an empty seat, not a member.
-    located = {_gpu_location(one.loc, one.gpu_id) for one in info.gpu_location_list} & places.keys()
+def _observed_partition(info: pb.PartitionInfo, locations: dict[GpuLocation, int]) -> ObservedPartition:
+    # A location without a GPU is empty, not a member.
+    members = {_gpu_location(member.loc, member.gpu_id) for member in info.gpu_location_list}
     return ObservedPartition(
         id=info.partition_id.partition_id,
         name=info.name,
-        members=frozenset(info.gpu_uid_list) | {places[place] for place in located},
-        health=_partition_health(info.health),
+        members=frozenset(info.gpu_uid_list) | {locations[place] for place in members & locations.keys()},
+        health=_enum_value(PartitionHealth, info.health),
         guid_based=info.partition_type != pb.NMX_PARTITION_TYPE_LOCATION_BASED,
         multicast_groups=info.num_allocated_multicast_groups,
     )
-
-
-def _location_of_gpu(gpu: pb.GpuInfo) -> GpuLocation:
-    return _gpu_location(gpu.loc.location, gpu.gpu_id)
 
 
 def _gpu_location(location: pb.Location, gpu_id: int) -> GpuLocation:
     return (location.chassis_id, location.slot_id, location.host_id, gpu_id)
 
 
-def _gpu_health(value: int) -> GpuHealth:
-    """A value that later controllers may add is no health that we know."""
-    return GpuHealth(value) if value in GpuHealth.__members__.values() else GpuHealth.UNKNOWN
+Health = TypeVar("Health", GpuHealth, PartitionHealth)
 
 
-def _partition_health(value: int) -> PartitionHealth:
-    return (
-        PartitionHealth(value) if value in PartitionHealth.__members__.values() else PartitionHealth.UNKNOWN
-    )
+def _enum_value(kind: type[Health], value: int) -> Health:
+    """Unknown for a value that a later version of the protocol may add."""
+    try:
+        return kind(value)
+    except ValueError:
+        return kind.UNKNOWN
 
 
 # The driver.
@@ -192,8 +174,8 @@ _LIMITS_UNSUPPORTED = ("NOT_SUPPORTED", "UNIMPLEMENTED")
 class NmxcDriver:
     """One NMX-C endpoint. Construct it in the event loop that uses it, and close it there.
 
-    `clock` gives seconds since the epoch. `gateway_id` is how the controller tells its clients apart.
-    `sleep` and `connect` are there for whoever has another idea of time, or of the way to the controller.
+    `clock` gives seconds since the epoch. The controller tells its clients apart by `gateway_id`. Simulations
+    replace `sleep` and `connect`.
     """
 
     def __init__(
@@ -222,10 +204,10 @@ class NmxcDriver:
         return observation
 
     async def execute(self, operation: PartitionOperation) -> int:
-        """Carry out one operation and return the partition id it acted on.
+        """Execute one operation and return the partition id it acted on.
 
-        Raises FabricRefused when the controller says no, FabricUnavailable when the outcome is unknown or,
-        before anything is asked for, when another domain answers than was observed.
+        Raises FabricRefused when the controller refuses, FabricUnavailable when the outcome is unknown or,
+        before anything is requested, when another domain answers than was observed.
         """
         domain = await self._session.hello()
         if self._domain is not None and domain != self._domain:
@@ -243,9 +225,9 @@ class NmxcDriver:
         return operation.partition_id
 
     def notifications(self) -> AsyncIterator[None]:
-        """One item each time the fabric says that something changed, and after each (re)connection.
+        """One item for each notification of a change, and after each (re)connection.
 
-        It takes a lost subscription up again by itself and never ends; close the iterator before the driver.
+        It renews a lost subscription and never ends; close the iterator before the driver.
         """
         return wake_ups(self._session, self._sleep)
 
@@ -254,14 +236,14 @@ class NmxcDriver:
         await self._session.close()
 
     async def _read(self, observed_at: float) -> DomainObservation:
-        gateway = self._session.gateway_id
+        client: dict[str, Any] = {"context": pb.Context(), "gateway_id": self._session.gateway_id}
         domain = await self._session.hello()
         limits = await self._limits(domain)
         gpus: pb.GetGpuInfoListResponse = await self._session.call_in(
-            domain, "GetGpuInfoList", gpu_list_request(gateway)
+            domain, "GetGpuInfoList", pb.GetGpuInfoListRequest(attr=pb.NMX_GPU_ATTR_ALL, **client)
         )
         partitions: pb.GetPartitionInfoListResponse = await self._session.call_in(
-            domain, "GetPartitionInfoList", partition_list_request(gateway)
+            domain, "GetPartitionInfoList", pb.GetPartitionInfoListRequest(**client)
         )
         return DomainObservation(
             domain=domain,
@@ -272,7 +254,7 @@ class NmxcDriver:
         )
 
     async def _limits(self, domain: str) -> DomainLimits:
-        request = properties_request(self._session.gateway_id)
+        request = pb.GetDomainPropertiesRequest(context=pb.Context(), gateway_id=self._session.gateway_id)
         try:
             return read_limits(await self._session.call_in(domain, "GetDomainProperties", request))
         except FabricRefused as refusal:

@@ -36,19 +36,19 @@ DEFAULT_PORT = 9370
 """NMX-C: port of the controller's gRPC server."""
 
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    # A dead peer must end a subscription, but controllers drop clients that ping often ("too many pings"
-    # below five minutes is gRPC's own default); heart beats notice a silent controller sooner.
+    # A dead peer must end a subscription, but controllers drop clients that ping often: five minutes is the
+    # minimum that gRPC servers accept by default. Heart beats detect a silent controller sooner.
     ("grpc.keepalive_time_ms", 300_000),
     ("grpc.keepalive_timeout_ms", 30_000),
     # gRPC would wait up to two minutes between attempts; a controller that restarts is back in seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # A whole domain in one reply: no limit of ours.
+    # A reply may hold a whole domain.
     ("grpc.max_receive_message_length", -1),
-    # Switches are on a management network; a proxy meant for the web must not see these calls.
+    # Switches are on a management network: no web proxy.
     ("grpc.enable_http_proxy", 0),
-    # Drivers must not wait for one another's attempts.
+    # Drivers must not share connection attempts and backoff.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -96,7 +96,7 @@ def parse_endpoint(url: str) -> tuple[bool, str]:
 
 
 _OUTCOME_UNKNOWN_CODES = frozenset({"UNDEFINED", "TIMEOUT"})
-"""Return codes after which the change may have been made all the same."""
+"""Return codes after which the change may have been made."""
 
 _REFUSED_STATUSES = frozenset(
     {
@@ -116,8 +116,8 @@ _REFUSED_STATUSES = frozenset(
 def require_success(rpc: str, reply: Any) -> ServerHeader:
     """The header of `reply`, any NMX-C response, if it says success.
 
-    Raises FabricRefused with the return code's name (StReturnCode without its prefix), FabricUnavailable
-    where the reply leaves open what happened.
+    Raises FabricRefused with the name of the return code (StReturnCode without its prefix), FabricUnavailable
+    where the outcome is unknown.
     """
     if not reply.HasField("server_header"):
         raise FabricUnavailable(f"{rpc}: the reply has no server header")
@@ -162,7 +162,7 @@ def error_from_status(rpc: str, error: grpc.aio.AioRpcError) -> FabricUnavailabl
 
 
 MAJOR_VERSION, MINOR_VERSION = 2, 20
-"""Version of the protocol that the client says it speaks."""
+"""Protocol version that the client announces."""
 CONNECT_SECONDS = 5.0
 CALL_SECONDS = 10.0
 
@@ -199,7 +199,7 @@ class NmxcSession:
         return reply
 
     async def call_in(self, domain: str, rpc: str, request: Message) -> Any:
-        """As `call`, for a reply that only counts if it comes from `domain`."""
+        """As `call`. Raises FabricUnavailable for a reply of another domain than `domain`."""
         reply = await self.call(rpc, request)
         speaker = domain_of_header(reply.server_header)
         if speaker != domain:
@@ -207,7 +207,7 @@ class NmxcSession:
         return reply
 
     def subscribe(self, heart_beat_seconds: int) -> "grpc.aio.UnaryStreamCall[Any, pb.ServerNotification]":
-        """Ask for notifications, our own changes among them: one that comes late is news too."""
+        """Subscribe to notifications, also of our own changes: one that is executed late is news."""
         request = pb.SubscribeRequest(
             gateway_id=self.gateway_id, notify_on_self_change=True, heart_beat_rate=heart_beat_seconds
         )
@@ -222,9 +222,9 @@ class NmxcSession:
 
 
 HEART_BEAT_SECONDS = 30
-"""How often the controller is asked to send its state when nothing happens."""
+"""How often the controller shall send its state when nothing changes."""
 SILENCE_SECONDS = 4.0 * HEART_BEAT_SECONDS
-"""A controller that misses so many heart beats is taken for gone."""
+"""A controller that is silent for so long, four heart beats, is taken for gone."""
 FIRST_RESUBSCRIBE_DELAY, MAX_RESUBSCRIBE_DELAY = 0.5, 30.0
 """Seconds before a lost subscription is tried again; doubled until one holds."""
 
@@ -235,10 +235,10 @@ async def wake_ups(
     """One item when a subscription begins (anything may have been missed before), and one per change."""
     delay = FIRST_RESUBSCRIBE_DELAY
     while True:
-        # Whoever observes meets the same trouble and says so; here it only means to try again.
+        # The next observation meets and reports the same error; here it only means to subscribe again.
         with suppress(FabricUnavailable, FabricRefused):
-            async with aclosing(_subscription(session)) as heard:
-                async for is_first in heard:
+            async with aclosing(_subscription(session)) as items:
+                async for is_first in items:
                     yield
                     if not is_first:
                         delay = FIRST_RESUBSCRIBE_DELAY
@@ -247,7 +247,7 @@ async def wake_ups(
 
 
 async def _subscription(session: NmxcSession) -> AsyncGenerator[bool, None]:
-    """One subscription, until it is lost; items say whether they stand for its beginning."""
+    """One subscription, until it is lost; yields whether the item is its beginning."""
     await session.hello()
     call = session.subscribe(HEART_BEAT_SECONDS)
     try:
@@ -282,7 +282,7 @@ async def _read_notification(
 
 
 def _domain_state(notification: pb.ServerNotification) -> bytes | None:
-    """The state that a heart beat repeats: beats that say the same are no change."""
+    """The state in a heart beat; a heart beat that repeats the last state is no change."""
     if not notification.HasField("domain_state_info"):
         return None
     return notification.domain_state_info.SerializeToString(deterministic=True)

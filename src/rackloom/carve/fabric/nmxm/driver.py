@@ -42,9 +42,9 @@ from rackloom.core.partitions.domain import (
 
 
 POLL_SECONDS = 0.5
-"""Between two questions about an operation, as upstream."""
+"""Between two reads of an operation, as upstream."""
 _ERROR_CODE = re.compile(r"[A-Z][A-Z0-9_]*")
-"""An error that is a code; any other is a sentence, and only told as one."""
+"""An error that is a code; any other is a sentence, and goes into the message only."""
 _PENDING_STATES = ("pending", "in-progress")
 
 
@@ -55,23 +55,21 @@ class PollPolicy(msgspec.Struct, frozen=True):
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
 
-    async def until(self, look: Callable[[], Awaitable[bool]]) -> bool:
-        """Look again and again; False when the time is up and it was not yet true."""
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> bool:
+        """Poll until `condition` is true; False when time is up."""
         deadline = self.clock() + self.seconds
-        while not await look():
+        while not await condition():
             if self.clock() >= deadline:
                 return False
             await self.sleep(POLL_SECONDS)
         return True
 
 
-async def wait_for_operation(
-    session: NmxmSession, call: str, operation_id: str, patience: PollPolicy
-) -> None:
+async def wait_for_operation(session: NmxmSession, call: str, operation_id: str, poll: PollPolicy) -> None:
     """Return when the operation has completed.
 
-    Raises FabricRefused when it failed or was cancelled, FabricUnavailable when that is not known in time;
-    then NMX-M is asked to cancel it, and whether it does so shows in the next look at its operations.
+    Raises FabricRefused when it failed or was cancelled, FabricUnavailable when that is not known in time.
+    Then it is cancelled; the next list of operations shows whether that worked.
     """
     newest: list[protocol.NmxmOperation] = []
 
@@ -83,19 +81,19 @@ async def wait_for_operation(
         return bool(newest) and newest[0].status not in _PENDING_STATES
 
     try:
-        if not await patience.until(has_ended):
+        if not await poll.until(has_ended):
             await _cancel_operation(session, operation_id)
-            raise FabricUnavailable(f"{call}: operation {operation_id} not done in {patience.seconds:g} s")
+            raise FabricUnavailable(f"{call}: operation {operation_id} not done in {poll.seconds:g} s")
     except FabricRefused as refusal:
-        # Accepted, and now nobody knows of it: it may have been carried out.
+        # Accepted, and then not found any more: it may have been executed.
         raise FabricUnavailable(f"{call}: {refusal}") from refusal
     _require_completed(call, newest[0])
 
 
 async def require_no_pending_change(session: NmxmSession, reading: DomainReading) -> None:
-    """Raise FabricRefused while a change of this domain's partitions is under way, whoever asked for it.
+    """Raise FabricRefused while a change of this domain's partitions is pending, whoever requested it.
 
-    A PUT replaces all members: one that is carried out late would undo what was done meanwhile.
+    A PUT replaces all members: one that is executed late would undo what was done meanwhile.
     """
     operations = await session.get("GetOperations", "operations", tuple[protocol.NmxmOperation, ...])
     for operation in operations:
@@ -106,11 +104,11 @@ async def require_no_pending_change(session: NmxmSession, reading: DomainReading
 
 
 def _may_change_domain(request: protocol.NmxmOperationRequest, reading: DomainReading) -> bool:
-    """Whether a request may change this domain. In doubt it may."""
+    """Whether a request may change this domain; true in doubt."""
     *_, collection, entity = ["", *urlsplit(request.uri).path.rstrip("/").split("/")]
     if entity == "partitions":
         named = request.body.get("Members") if isinstance(request.body, dict) else None
-        if not named or not all(isinstance(one, str) for one in named):
+        if not named or not all(isinstance(member, str) for member in named):
             return True
         return not {gpu.id for gpu in reading.entities.values()}.isdisjoint(named)
     if collection == "partitions":
@@ -122,11 +120,11 @@ def _require_completed(call: str, operation: protocol.NmxmOperation) -> None:
     if operation.status == "completed":
         return
     result = operation.result or protocol.NmxmOperationResult()
-    said = f"operation {operation.id} {operation.status}: {result.error} {result.details}".rstrip()
+    text = f"operation {operation.id} {operation.status}: {result.error} {result.details}".rstrip()
     if operation.status not in ("failed", "cancelled"):
-        raise FabricUnavailable(f"{call}: {said}")
+        raise FabricUnavailable(f"{call}: {text}")
     code = result.error if _ERROR_CODE.fullmatch(result.error) else operation.status.upper()
-    raise FabricRefused(code, f"{call}: {said}")
+    raise FabricRefused(code, f"{call}: {text}")
 
 
 async def _cancel_operation(session: NmxmSession, operation_id: str) -> None:
@@ -163,37 +161,37 @@ class NmxmDriver:
     ) -> None:
         self._session = NmxmSession(base_url, login, tls=tls, server_name=server_name, transport=transport)
         self._clock = clock
-        self._patience = PollPolicy(operation_seconds, clock, sleep)
+        self._poll = PollPolicy(operation_seconds, clock, sleep)
         self._asked_domain = domain
         self._serials = chassis_serials
         self._names = GpuGuids()
         self._domain: str | None = None
         self._expected: dict[int, tuple[str, frozenset[protocol.PartitionMember]]] = {}
-        """By number, the partitions that plans are made from, and what we have made of them since."""
+        """Partition number -> entity and members, as observed last and changed by this driver since."""
 
     async def observe(self) -> DomainObservation:
         """Read the whole domain. Raises FabricUnavailable; never returns a partial reading."""
         observed_at = self._clock()
         try:
-            seen = await self._read()
+            reading = await self._read()
         except FabricRefused as refusal:
             raise FabricUnavailable(str(refusal)) from refusal
-        self._domain = seen.domain
-        self._expected = {number: partition.membership for number, partition in seen.partitions.items()}
+        self._domain = reading.domain
+        self._expected = {number: partition.membership for number, partition in reading.partitions.items()}
         return DomainObservation(
-            domain=seen.domain,
-            gpus=seen.gpus,
-            partitions=tuple(partition.seen for partition in seen.partitions.values()),
-            # NMX-M has no domain properties: what the domain can hold is not reported.
+            domain=reading.domain,
+            gpus=reading.gpus,
+            partitions=tuple(partition.partition for partition in reading.partitions.values()),
+            # NMX-M reports no domain properties.
             limits=DomainLimits(),
             observed_at=observed_at,
         )
 
     async def execute(self, operation: PartitionOperation) -> int:
-        """Carry out one operation and return the partition number it acted on.
+        """Execute one operation and return the partition number it acted on.
 
-        Raises FabricRefused when NMX-M says no, and before anything is asked for when the partition is not as
-        it was observed or another change is under way; FabricUnavailable when the outcome is unknown.
+        Raises FabricRefused when NMX-M refuses, and before anything is requested when the partition is not as
+        it was observed or another change is pending; FabricUnavailable when the outcome is unknown.
         """
         now = await self._read()
         if now.domain != self._domain:
@@ -205,19 +203,19 @@ class NmxmDriver:
             case DeletePartition():
                 await self._delete(operation, self._as_planned(operation, now))
             case AddGpus():
-                standing = self._as_planned(operation, now)
-                joining = _joining_members(operation.guids, now, guid_based=standing.seen.guid_based)
-                await self._replace(operation, standing, {**standing.members, **joining})
+                current = self._as_planned(operation, now)
+                joining = _joining_members(operation.guids, now, guid_based=current.partition.guid_based)
+                await self._replace(operation, current, {**current.members, **joining})
             case RemoveGpus():
-                standing = self._as_planned(operation, now)
+                current = self._as_planned(operation, now)
                 staying = {
-                    guid: member for guid, member in standing.members.items() if guid not in operation.guids
+                    guid: member for guid, member in current.members.items() if guid not in operation.guids
                 }
-                await self._replace(operation, standing, staying)
+                await self._replace(operation, current, staying)
         return operation.partition_id
 
     async def notifications(self) -> AsyncGenerator[None, None]:
-        """None ever: NMX-M has no subscription, the timer must do."""
+        """Yields nothing: NMX-M has no subscription, so the timer triggers the passes."""
         await asyncio.Event().wait()
         yield
 
@@ -239,14 +237,14 @@ class NmxmDriver:
     def _as_planned(
         self, operation: AddGpus | RemoveGpus | DeletePartition, now: DomainReading
     ) -> PartitionState:
-        standing = now.partitions.get(operation.partition_id)
-        if standing is None or standing.seen.name != operation.name:
+        current = now.partitions.get(operation.partition_id)
+        if current is None or current.partition.name != operation.name:
             raise FabricRefused(
                 "NOT_FOUND", f"no partition {operation.partition_id} is named {operation.name!r}"
             )
-        if standing.membership != self._expected.get(operation.partition_id):
+        if current.membership != self._expected.get(operation.partition_id):
             raise FabricRefused("CHANGED", f"partition {operation.name!r} is not as the plan found it")
-        return standing
+        return current
 
     async def _create(self, operation: CreatePartition, now: DomainReading) -> int:
         if now.named(operation.name) is not None:
@@ -254,35 +252,35 @@ class NmxmDriver:
         members = _joining_members(operation.guids, now, guid_based=True)
         body = protocol.NewPartitionBody(name=operation.name, members=tuple(members.values()))
         await self._change("CreatePartition", "POST", "partitions", body)
-        made = await self._confirm(
+        after = await self._confirm(
             "CreatePartition",
             lambda after: (
-                (one := after.named(operation.name)) is not None
-                and one.seen.members == frozenset(operation.guids)
+                (made := after.named(operation.name)) is not None
+                and made.partition.members == frozenset(operation.guids)
             ),
         )
-        standing = made.named(operation.name)
-        assert standing is not None  # noqa: S101 - confirmed above
-        self._expected[standing.seen.id] = standing.membership
-        return standing.seen.id
+        current = after.named(operation.name)
+        assert current is not None  # noqa: S101 - confirmed above
+        self._expected[current.partition.id] = current.membership
+        return current.partition.id
 
-    async def _delete(self, operation: DeletePartition, standing: PartitionState) -> None:
-        await self._change("DeletePartition", "DELETE", f"partitions/{standing.entity}")
+    async def _delete(self, operation: DeletePartition, current: PartitionState) -> None:
+        await self._change("DeletePartition", "DELETE", f"partitions/{current.entity}")
         await self._confirm(
             "DeletePartition",
-            lambda after: all(partition.entity != standing.entity for partition in after.partitions.values()),
+            lambda after: all(partition.entity != current.entity for partition in after.partitions.values()),
         )
         del self._expected[operation.partition_id]
 
     async def _replace(
         self,
         operation: AddGpus | RemoveGpus,
-        standing: PartitionState,
+        current: PartitionState,
         members: dict[int, protocol.PartitionMember],
     ) -> None:
-        full = protocol.MembershipBody(members=(*members.values(), *standing.empty_seats))
-        await self._change("UpdatePartition", "PUT", f"partitions/{standing.entity}", full)
-        wanted = (standing.entity, frozenset(full.members))
+        full = protocol.MembershipBody(members=(*members.values(), *current.empty_locations))
+        await self._change("UpdatePartition", "PUT", f"partitions/{current.entity}", full)
+        wanted = (current.entity, frozenset(full.members))
         await self._confirm(
             "UpdatePartition",
             lambda after: (
@@ -300,12 +298,12 @@ class NmxmDriver:
         body: protocol.NewPartitionBody | protocol.MembershipBody | None = None,
     ) -> None:
         operation_id = await self._session.begin(call, method, path, body)
-        await wait_for_operation(self._session, call, operation_id, self._patience)
+        await wait_for_operation(self._session, call, operation_id, self._poll)
 
     async def _confirm(self, call: str, shows: Callable[[DomainReading], bool]) -> DomainReading:
-        """The reading in which the change shows: the lists lag behind the operations.
+        """The reading that lists the change: the lists lag behind the operations.
 
-        Raises FabricUnavailable when it does not show in time.
+        Raises FabricUnavailable when the change is not listed in time.
         """
         newest: list[DomainReading] = []
 
@@ -316,7 +314,7 @@ class NmxmDriver:
                 return False
             return shows(newest[0])
 
-        if not await self._patience.until(is_shown):
+        if not await self._poll.until(is_shown):
             raise FabricUnavailable(f"{call}: completed, but it does not show")
         return newest[0]
 
@@ -330,4 +328,4 @@ def _joining_members(
     if taken := sorted(now.held().intersection(guids)):
         raise FabricRefused("CHANGED", f"GPU {taken[0]:#x} is in a partition by now")
     chosen = {guid: now.entities[guid] for guid in guids}
-    return {guid: one.id if guid_based else reading.member_location(one) for guid, one in chosen.items()}
+    return {guid: gpu.id if guid_based else reading.member_location(gpu) for guid, gpu in chosen.items()}

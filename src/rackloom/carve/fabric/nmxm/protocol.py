@@ -50,11 +50,11 @@ class MemberLocation(msgspec.Struct, frozen=True, kw_only=True, rename=_json_fie
 
 
 PartitionMember = str | MemberLocation
-"""A GPU by its entity ID, or the seat where one may be; a partition has members of one kind."""
+"""A GPU by its entity ID, or a location; the members of a partition are of one kind."""
 
 
 class NmxmLocation(msgspec.Struct, frozen=True, kw_only=True, rename=_json_field_name):
-    """Where something is."""
+    """The location of an entity."""
 
     chassis_id: int
     slot_id: int
@@ -103,19 +103,19 @@ class NmxmPartition(msgspec.Struct, frozen=True, kw_only=True, rename=_json_fiel
 
 
 class CollectionCount(msgspec.Struct, frozen=True):
-    """How many of a collection there are."""
+    """The size of a collection."""
 
     total: int
 
 
 class AcceptedOperation(msgspec.Struct, frozen=True, rename={"operation_id": "operationId"}):
-    """The answer 202 to a change: it will be done, or not."""
+    """The answer 202 to a change."""
 
     operation_id: str
 
 
 class NmxmOperationRequest(msgspec.Struct, frozen=True, kw_only=True, rename=_json_field_name):
-    """What an operation was begun by."""
+    """The request that began an operation."""
 
     method: str
     uri: str
@@ -123,14 +123,14 @@ class NmxmOperationRequest(msgspec.Struct, frozen=True, kw_only=True, rename=_js
 
 
 class NmxmOperationResult(msgspec.Struct, frozen=True, kw_only=True, rename=_json_field_name):
-    """What became of it."""
+    """The result of an operation."""
 
     error: str = ""
     details: str = ""
 
 
 class NmxmOperation(msgspec.Struct, frozen=True, kw_only=True, rename=_json_field_name):
-    """A change that is under way or done."""
+    """A change that is pending or has ended."""
 
     id: str
     status: str
@@ -258,15 +258,15 @@ class NmxmSession:
         )
 
     async def hello(self) -> tuple[NmxmChassis, ...]:
-        """The chassis that this NMX-M speaks for: the first and smallest question of every look."""
+        """The chassis of this NMX-M: the first and smallest request of every reading."""
         return decode_answer("Hello", await self._send("Hello", "GET", "chassis"), tuple[NmxmChassis, ...])
 
     async def get(self, call: str, path: str, shape: type[T]) -> T:
-        """One thing, or a list of them."""
+        """One entity, or a list."""
         return decode_answer(call, await self._send(call, "GET", path), shape)
 
     async def get_all(self, call: str, collection: str, shape: type[T]) -> tuple[T, ...]:
-        """A whole collection. Raises FabricUnavailable when NMX-M counts more or fewer than it listed."""
+        """A complete collection. Raises FabricUnavailable when its count differs from the list."""
         listed = await self.get(call, collection, list[shape])  # type: ignore[valid-type]
         counted = await self.get(call, f"{collection}/count", CollectionCount)
         if len(listed) != counted.total:
@@ -274,7 +274,7 @@ class NmxmSession:
         return tuple(listed)
 
     async def begin(self, call: str, method: str, path: str, body: msgspec.Struct | None = None) -> str:
-        """Ask for a change and return the id of the operation that carries it out."""
+        """Request a change and return the id of its operation."""
         return decode_answer(call, await self._send(call, method, path, body), AcceptedOperation).operation_id
 
     async def close(self) -> None:
@@ -282,7 +282,7 @@ class NmxmSession:
         await self._client.aclose()
 
     async def _send(self, call: str, method: str, path: str, body: msgspec.Struct | None = None) -> bytes:
-        """Raises FabricRefused when NMX-M says no, FabricUnavailable when it is not known what it did."""
+        """Raises FabricRefused when NMX-M refuses, FabricUnavailable when the outcome is unknown."""
         login = await self._logged_in()
         try:
             reply = await self._client.request(
@@ -312,10 +312,10 @@ def _checked_content(call: str, reply: httpx2.Response, expected: int) -> bytes:
     if reply.status_code == expected:
         return reply.content
     code = _REFUSED_STATUSES.get(reply.status_code)
-    said = f"NMX-M answered {reply.status_code} {_problem_text(reply)}".rstrip()
+    text = f"NMX-M answered {reply.status_code} {_problem_text(reply)}".rstrip()
     if code is None:
-        raise FabricUnavailable(f"{call}: {_FAILED_STATUSES.get(reply.status_code, 'UNKNOWN')}: {said}")
-    raise FabricRefused(code, f"{call}: {code}: {said}")
+        raise FabricUnavailable(f"{call}: {_FAILED_STATUSES.get(reply.status_code, 'UNKNOWN')}: {text}")
+    raise FabricRefused(code, f"{call}: {code}: {text}")
 
 
 def _problem_text(reply: httpx2.Response) -> str:

@@ -34,11 +34,11 @@ _PARTITION_HEALTH = {
     "DEGRADED_BANDWIDTH": PartitionHealth.DEGRADED_BANDWIDTH,
     "UNHEALTHY": PartitionHealth.UNHEALTHY,
 }
-"""NEW is a partition whose health nobody knows yet, as is what later versions may add."""
+"""Any other value is unknown: NEW, and what later versions may add."""
 
 
 class NmxmLists(msgspec.Struct, frozen=True, kw_only=True):
-    """What NMX-M answered, all of it: it may speak for several domains."""
+    """The complete lists of an NMX-M, which may have several domains."""
 
     chassis: Sequence[protocol.NmxmChassis]
     nodes: Sequence[protocol.NmxmComputeNode]
@@ -47,18 +47,18 @@ class NmxmLists(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition as it stands."""
+    """A partition with the entity and the members by which it is changed."""
 
     entity: str
-    seen: ObservedPartition
+    partition: ObservedPartition
     members: Mapping[int, protocol.PartitionMember]
-    """Fabric GUID -> the member as NMX-M has it. Seats without a GPU are members, and in `empty_seats`."""
-    empty_seats: tuple[protocol.PartitionMember, ...]
+    """Fabric GUID -> the member as NMX-M has it. Locations without a GPU are in `empty_locations`."""
+    empty_locations: tuple[protocol.PartitionMember, ...]
 
     @property
     def membership(self) -> tuple[str, frozenset[protocol.PartitionMember]]:
         """Entity and members: what must not have changed when the full list of members is replaced."""
-        return self.entity, frozenset(self.members.values()) | frozenset(self.empty_seats)
+        return self.entity, frozenset(self.members.values()) | frozenset(self.empty_locations)
 
 
 class DomainReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,37 +74,38 @@ class DomainReading(msgspec.Struct, frozen=True, kw_only=True):
     def named(self, name: str) -> PartitionState | None:
         """The partition of this name, if there is one."""
         return next(
-            (partition for partition in self.partitions.values() if partition.seen.name == name), None
+            (partition for partition in self.partitions.values() if partition.partition.name == name), None
         )
 
     def held(self) -> frozenset[int]:
         """GPUs in any partition."""
-        return frozenset(guid for partition in self.partitions.values() for guid in partition.seen.members)
+        return frozenset(
+            guid for partition in self.partitions.values() for guid in partition.partition.members
+        )
 
 
 class GpuGuids(dict[str, int]):
-    """GPU entity -> fabric GUID, of all GPUs ever listed: a partition keeps naming those that are away."""
+    """GPU entity -> fabric GUID, of all GPUs ever listed: a partition keeps naming GPUs that are absent."""
 
     def guid(self, entity: str) -> int:
-        """The fabric GUID, or for a GPU that was never listed a number that stands for its entity.
-
-        Such a GPU is a member without hardware; what matters of its number is that no GPU has it.
-        """
+        """The fabric GUID; for a GPU that was never listed, a placeholder that no GPU has."""
         known = self.get(entity)
-        return known if known is not None else _placeholder_guid(entity)
+        if known is not None:
+            return known
+        return int.from_bytes(hashlib.blake2b(entity.encode(), digest_size=8).digest())
 
 
 def read_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> DomainReading:
     """What `lists` say of `domain`.
 
-    The lists are read one after the other, and those of NMX-M have been seen to lag behind each other: raises
+    The lists are read one after the other, and were seen to lag behind each other: raises
     FabricUnavailable when they cannot all be true.
     """
     mine = [gpu for gpu in lists.gpus if canonical_uuid(gpu.domain_uuid) == domain]
     serials = {
-        one.internal_id: one.serial_number
-        for one in lists.chassis
-        if canonical_uuid(one.domain_uuid) == domain
+        chassis.internal_id: chassis.serial_number
+        for chassis in lists.chassis
+        if canonical_uuid(chassis.domain_uuid) == domain
     }
     _require_unique_guids(mine)
     _require_nodes_filled(lists.nodes, mine, domain)
@@ -113,7 +114,7 @@ def read_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> DomainReading
     _require_agreement(mine, partitions)
     return DomainReading(
         domain=domain,
-        gpus=tuple(_observed_gpu(gpu, serials) for gpu in sorted(mine, key=lambda one: one.device_uid)),
+        gpus=tuple(_observed_gpu(gpu, serials) for gpu in sorted(mine, key=lambda gpu: gpu.device_uid)),
         entities={gpu.device_uid: gpu for gpu in mine},
         partitions=partitions,
     )
@@ -127,9 +128,9 @@ def domain_of_chassis(lists: NmxmLists, serials: Collection[str]) -> str:
         # An operator may register a rack under a serial that the switches do not report.
         found = set(domains)
     if len(found) != 1:
-        told = ", ".join(sorted(found or domains)) or "none"
+        names = ", ".join(sorted(found or domains)) or "none"
         raise FabricUnavailable(
-            f"Hello: chassis {', '.join(sorted(serials))} are not of one domain; NMX-M names {told}"
+            f"Hello: chassis {', '.join(sorted(serials))} are not of one domain; NMX-M names {names}"
         )
     return found.pop()
 
@@ -137,8 +138,8 @@ def domain_of_chassis(lists: NmxmLists, serials: Collection[str]) -> str:
 def domains_of(lists: NmxmLists) -> dict[str, set[str]]:
     """Domain -> serials of its chassis."""
     found: dict[str, set[str]] = {}
-    for one in lists.chassis:
-        found.setdefault(canonical_uuid(one.domain_uuid), set()).add(one.serial_number.strip())
+    for chassis in lists.chassis:
+        found.setdefault(canonical_uuid(chassis.domain_uuid), set()).add(chassis.serial_number.strip())
     for gpu in lists.gpus:
         serial = gpu.location_info.chassis_serial_number.strip()
         found.setdefault(canonical_uuid(gpu.domain_uuid), set()).add(serial)
@@ -159,7 +160,7 @@ def canonical_uuid(text: str) -> str:
 def _partitions_of_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> dict[int, PartitionState]:
     only_domain = len(domains_of(lists)) == 1
     entities = {gpu.id: canonical_uuid(gpu.domain_uuid) for gpu in lists.gpus}
-    places = {_location_of_gpu(gpu): gpu.device_uid for gpu in lists.gpus}
+    locations = {_canonical_location(member_location(gpu)): gpu.device_uid for gpu in lists.gpus}
     found: dict[int, PartitionState] = {}
     for partition in lists.partitions:
         # A partition does not say which domain it is in; its members do.
@@ -169,7 +170,7 @@ def _partitions_of_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> dic
             raise FabricUnavailable(
                 f"GetPartitions: {partition.name!r} has no number of its own in the domain"
             )
-        found[partition.partition_id] = _partition_state(partition, places, names)
+        found[partition.partition_id] = _partition_state(partition, locations, names)
     return {number: found[number] for number in sorted(found)}
 
 
@@ -183,24 +184,24 @@ def _domains_of_members(nmxm_partition: protocol.NmxmPartition, entities: Mappin
 
 
 def _partition_state(
-    nmxm_partition: protocol.NmxmPartition, places: Mapping[protocol.MemberLocation, int], names: GpuGuids
+    nmxm_partition: protocol.NmxmPartition, locations: Mapping[protocol.MemberLocation, int], names: GpuGuids
 ) -> PartitionState:
     members: dict[int, protocol.PartitionMember] = {}
     empty: list[protocol.PartitionMember] = []
     for member in nmxm_partition.members or ():
         guid = (
-            places.get(_canonical_location(member))
+            locations.get(_canonical_location(member))
             if isinstance(member, protocol.MemberLocation)
             else names.guid(member)
         )
-        # A location without a GPU is an empty seat, not a member; it must still be in the full list.
+        # A location without a GPU is empty, not a member; a change must still list it.
         if guid is None:
             empty.append(member)
         else:
             members[guid] = member
     if len(members) + len(empty) != len(nmxm_partition.members or ()):
         raise FabricUnavailable(f"GetPartitions: {nmxm_partition.name!r} has a member twice")
-    seen = ObservedPartition(
+    observed = ObservedPartition(
         id=nmxm_partition.partition_id,
         name=nmxm_partition.name,
         members=frozenset(members),
@@ -208,7 +209,9 @@ def _partition_state(
         guid_based=nmxm_partition.type != "LOCATION_BASED",
         multicast_groups=0,
     )
-    return PartitionState(entity=nmxm_partition.id, seen=seen, members=members, empty_seats=tuple(empty))
+    return PartitionState(
+        entity=nmxm_partition.id, partition=observed, members=members, empty_locations=tuple(empty)
+    )
 
 
 def _observed_gpu(gpu: protocol.NmxmGpu, serials: Mapping[int, str]) -> ObservedGpu:
@@ -233,11 +236,11 @@ def _require_unique_guids(gpus: Sequence[protocol.NmxmGpu]) -> None:
 def _require_nodes_filled(
     nodes: Iterable[protocol.NmxmComputeNode], gpus: Iterable[protocol.NmxmGpu], domain: str
 ) -> None:
-    seated = {_tray_location(gpu.location_info) for gpu in gpus}
+    filled = {_tray_location(gpu.location_info) for gpu in gpus}
     for node in nodes:
         if canonical_uuid(node.domain_uuid) != domain or node.health != "HEALTHY":
             continue
-        if _tray_location(node.location_info) not in seated:
+        if _tray_location(node.location_info) not in filled:
             slot = node.location_info.slot_id
             raise FabricUnavailable(f"GetGpus: the compute node in slot {slot} is healthy, but lists no GPU")
 
@@ -257,7 +260,7 @@ def _tray_location(where: protocol.NmxmLocation) -> tuple[int, int, int]:
 
 
 def member_location(gpu: protocol.NmxmGpu) -> protocol.MemberLocation:
-    """The seat of a GPU, as a member of a location-based partition."""
+    """The location of a GPU, as a member of a location-based partition."""
     where = gpu.location_info
     return protocol.MemberLocation(
         domain_uuid=gpu.domain_uuid,
@@ -268,13 +271,5 @@ def member_location(gpu: protocol.NmxmGpu) -> protocol.MemberLocation:
     )
 
 
-def _location_of_gpu(gpu: protocol.NmxmGpu) -> protocol.MemberLocation:
-    return _canonical_location(member_location(gpu))
-
-
-def _canonical_location(place: protocol.MemberLocation) -> protocol.MemberLocation:
-    return msgspec.structs.replace(place, domain_uuid=canonical_uuid(place.domain_uuid))
-
-
-def _placeholder_guid(entity: str) -> int:
-    return int.from_bytes(hashlib.blake2b(entity.encode(), digest_size=8).digest())
+def _canonical_location(location: protocol.MemberLocation) -> protocol.MemberLocation:
+    return msgspec.structs.replace(location, domain_uuid=canonical_uuid(location.domain_uuid))
