@@ -67,17 +67,17 @@ def host_name(root: Path) -> str:
     return told
 
 
-def host_findings(root: Path, picture: SiteSnapshot) -> tuple[Finding, ...]:
+def host_findings(root: Path, snapshot: SiteSnapshot) -> tuple[Finding, ...]:
     """Every check of the host, also what is well. No program is run, and no library asked.
 
-    The cluster of `picture` tells what runs the host's containers, whether its IMEX daemon's pod has told of
+    The cluster of `snapshot` tells what runs the host's containers, whether its IMEX daemon's pod has told of
     its mesh, and what its devices are called, if the host is one of its nodes.
     """
     host = read_host(Sysroot(root))
     machine = build_machine(host)
-    here = locate_host(machine, host_name(root), picture)
-    runtime = next((node.runtime for node in picture.nodes if node.name == here.node), None)
-    meshed = any(mesh.node == here.node and mesh.complete is not None for mesh in picture.meshes)
+    here = locate_host(machine, host_name(root), snapshot)
+    runtime = next((node.runtime for node in snapshot.nodes if node.name == here.node), None)
+    meshed = any(mesh.node == here.node and mesh.complete is not None for mesh in snapshot.meshes)
     seen = msgspec.structs.replace(collect_host(here.name, root, runtime), meshed=meshed)
     links = check_host_links(host, machine, here)
     return (*check_host(seen), *check_host_nics(machine, here), *links)
@@ -162,9 +162,9 @@ class DoctorSources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoctorResult(msgspec.Struct, frozen=True):
-    """A picture and what is wrong in it."""
+    """A snapshot and what is wrong in it."""
 
-    picture: SiteSnapshot
+    snapshot: SiteSnapshot
     findings: tuple[Finding, ...]
     host: str | None = None
     """The host whose own files were read too."""
@@ -206,18 +206,18 @@ def _with_home(sources: DoctorSources, home: Path) -> DoctorSources:
 def diagnose(sources: DoctorSources) -> DoctorResult:
     """Read everything once and examine it. Raises Refused for sources that cannot be read at all."""
     sources = choose_sources(sources)
-    picture = asyncio.run(read_snapshot(sources, time.time()))
+    snapshot = asyncio.run(read_snapshot(sources, time.time()))
     ways = command_access(sources.home, sources.config, sources.kubeconfig)
     if sources.sysroot is None:
-        return DoctorResult(picture, with_site_commands(examine(picture), ways))
-    own = host_findings(sources.sysroot, picture)
+        return DoctorResult(snapshot, with_site_commands(examine(snapshot), ways))
+    own = host_findings(sources.sysroot, snapshot)
     return DoctorResult(
-        picture, with_site_commands(examine(picture, host=own), ways), host_name(sources.sysroot)
+        snapshot, with_site_commands(examine(snapshot, host=own), ways), host_name(sources.sysroot)
     )
 
 
 async def read_snapshot(sources: DoctorSources, now: float) -> SiteSnapshot:
-    """The picture of what was chosen, at `now` (seconds since the epoch).
+    """The snapshot of what was chosen, at `now` (seconds since the epoch).
 
     A database server that does not answer makes its layers unknown; what else there is, is read. Raises
     Refused for sources that are none.
@@ -236,10 +236,10 @@ async def read_snapshot(sources: DoctorSources, now: float) -> SiteSnapshot:
             namespace=_namespace(sources),
         )
         try:
-            picture = _mark_simulated(await others(records=records, stale=_staleness(sources, now)), sources)
+            snapshot = _mark_simulated(await others(records=records, stale=_staleness(sources, now)), sources)
         except Retry as silent:
-            picture = _without_records(await others(), silent.reason, sources)
-        return _with_layer(picture, cluster) if isinstance(cluster, LayerStatus) else picture
+            snapshot = _without_records(await others(), silent.reason, sources)
+        return _with_layer(snapshot, cluster) if isinstance(cluster, LayerStatus) else snapshot
 
 
 def _cluster(sources: DoctorSources, now: float) -> KubeClient | LayerStatus | None:
@@ -289,8 +289,8 @@ def _namespace(sources: DoctorSources) -> str:
     return sources.namespace or (DEFAULT_DAEMON_NAMESPACE if configured is None else configured.namespace)
 
 
-def _with_layer(picture: SiteSnapshot, seen: LayerStatus) -> SiteSnapshot:
-    return msgspec.structs.replace(picture, layers=(*picture.layers, seen))
+def _with_layer(snapshot: SiteSnapshot, seen: LayerStatus) -> SiteSnapshot:
+    return msgspec.structs.replace(snapshot, layers=(*snapshot.layers, seen))
 
 
 def _transfers(sources: DoctorSources) -> Path | None:
@@ -300,21 +300,21 @@ def _transfers(sources: DoctorSources) -> Path | None:
     return load_config(sources.config).map.transfers
 
 
-def _mark_simulated(picture: SiteSnapshot, sources: DoctorSources) -> SiteSnapshot:
+def _mark_simulated(snapshot: SiteSnapshot, sources: DoctorSources) -> SiteSnapshot:
     """Say what is simulated: a home in which the twin keeps its switches has no others."""
     folder = sources.home or (load_config(sources.config).database.sqlite if sources.config else None)
     if folder is None or not Home(folder).twin.is_dir():
-        return picture
-    return msgspec.structs.replace(picture, simulated=(Layer.FABRIC, Layer.SITE, *picture.simulated))
+        return snapshot
+    return msgspec.structs.replace(snapshot, simulated=(Layer.FABRIC, Layer.SITE, *snapshot.simulated))
 
 
-def _without_records(picture: SiteSnapshot, problem: str, sources: DoctorSources) -> SiteSnapshot:
+def _without_records(snapshot: SiteSnapshot, problem: str, sources: DoctorSources) -> SiteSnapshot:
     """What the rest of a site shows while its database does not answer."""
     lost = tuple(
-        LayerStatus(layer=one, unknown_since=picture.at, problem=problem, fix=_database_command(sources))
+        LayerStatus(layer=one, unknown_since=snapshot.at, problem=problem, fix=_database_command(sources))
         for one in (Layer.FABRIC, Layer.SITE)
     )
-    return msgspec.structs.replace(picture, layers=(*lost, *picture.layers))
+    return msgspec.structs.replace(snapshot, layers=(*lost, *snapshot.layers))
 
 
 def _database_command(sources: DoctorSources) -> str:

@@ -49,13 +49,13 @@ class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
 class SiteReading(msgspec.Struct, frozen=True, kw_only=True):
     """All that is drawn, read at about one moment."""
 
-    picture: SiteSnapshot
+    snapshot: SiteSnapshot
     joined: JoinedShares | None = None
-    """The GPUs of the picture, where somebody has joined them already."""
+    """The GPUs of the snapshot, where somebody has joined them already."""
     findings: tuple[Finding, ...] | None = None
     """What the doctor objects to, the worst first; None: it has not examined this site."""
     examined_at: float | None = None
-    """The moment of the picture that it examined, which may be an earlier one."""
+    """The moment of the snapshot that it examined, which may be an earlier one."""
     happenings: tuple[TimelineEntry, ...] = ()
     """Newest first."""
 
@@ -165,7 +165,7 @@ class SiteMap(msgspec.Struct, frozen=True, kw_only=True):
     """Organisation of each namespace that is labelled with one; empty for a tenant."""
     findings: tuple[Finding, ...] | None = None
     examined_at: float | None = None
-    """Since when the findings are, and the picture that they were found in."""
+    """Since when the findings are, and the snapshot that they were found in."""
     happenings: tuple[TimelineEntry, ...] = ()
 
     @property
@@ -217,20 +217,20 @@ def site_map(reading: SiteReading) -> SiteMap:
 
 def update_site_map(reading: SiteReading, before: SiteMapCache) -> tuple[SiteMap, SiteMapCache]:
     """As `scene`, making only what is not as it was `before`: of other racks there are the same values."""
-    picture = reading.picture
+    snapshot = reading.snapshot
     bare = SiteMap(
-        at=picture.at,
-        layers=picture.layers,
-        domains={domain.uuid: domain for domain in picture.domains},
-        compute_domains=picture.compute_domains,
-        tenants=picture.tenants,
-        vpcs=picture.vpcs,
-        namespaces=picture.namespaces,
+        at=snapshot.at,
+        layers=snapshot.layers,
+        domains={domain.uuid: domain for domain in snapshot.domains},
+        compute_domains=snapshot.compute_domains,
+        tenants=snapshot.tenants,
+        vpcs=snapshot.vpcs,
+        namespaces=snapshot.namespaces,
         findings=reading.findings,
         examined_at=reading.examined_at,
         happenings=reading.happenings,
     )
-    joined = reading.joined or join_shares(picture, before.joined)
+    joined = reading.joined or join_shares(snapshot, before.joined)
     shares = recompute_changed(before.shares, dict(_share_facts(bare, joined)), _gpus_by_rack)
     racks = recompute_changed(before.racks, _by_rack(shares), _make_rack)
     found = sorted((rack for _, rack in racks.values()), key=lambda rack: rack.order)

@@ -210,10 +210,10 @@ class Followed:
         self.known, self.joined, self.seated = ReadCache(), JoinedShares(), SiteMapCache()
         self.painter = Painter(None, ColourMode.TENANT, 9)
 
-    def drawn(self, picture, number):
+    def drawn(self, snapshot, number):
         """The map as the service draws it: joined once, then seated, then painted."""
-        self.joined = join_shares(picture, self.joined)
-        whole, self.seated = update_site_map(SiteReading(picture=picture, joined=self.joined), self.seated)
+        self.joined = join_shares(snapshot, self.joined)
+        whole, self.seated = update_site_map(SiteReading(snapshot=snapshot, joined=self.joined), self.seated)
         return whole, self.painter.follow(LiveReading(number=number, whole=whole))
 
 
@@ -233,10 +233,10 @@ def test_what_is_remembered_changes_nothing(story):
             lost = remembering.layer(Layer.CLUSTER).unknown_since is not None
             assert lost is not site.cluster.answers
             whole, sheet = followed.drawn(remembering, number)
-            assert whole == site_map(SiteReading(picture=anew))
+            assert whole == site_map(SiteReading(snapshot=anew))
             forgetful = Painter(None, ColourMode.TENANT, 9)
             forgetful._colours = followed.painter._colours
-            again = forgetful.follow(LiveReading(number=number, whole=site_map(SiteReading(picture=anew))))
+            again = forgetful.follow(LiveReading(number=number, whole=site_map(SiteReading(snapshot=anew))))
             assert markup(sheet) == markup(again)
         await site.store.close()
 

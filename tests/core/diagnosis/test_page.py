@@ -60,12 +60,12 @@ def test_what_somebody_named_cannot_steer_a_terminal():
 
 
 def test_of_very_many_findings_the_worst_are_told_and_the_rest_counted():
-    picture = healthy(racks=2, trays=TRAYS)
+    site = healthy(racks=2, trays=TRAYS)
     sick = tuple(
         msgspec.structs.replace(one, healthy=False, problem=f"XID {at}")
-        for at, one in enumerate(picture.fabric_gpus)
+        for at, one in enumerate(site.fabric_gpus)
     )
-    many = msgspec.structs.replace(picture, fabric_gpus=sick)
+    many = msgspec.structs.replace(site, fabric_gpus=sick)
     told = render_findings(many, examine(many)).splitlines()
     assert sum(line.startswith("  fix: ") for line in told) == MOST_FINDINGS
     assert told[-4:] == [
@@ -96,8 +96,8 @@ def test_consequences_of_one_kind_are_on_one_line():
 
 
 def test_what_is_simulated_says_so():
-    picture = msgspec.structs.replace(healthy(racks=1, trays=2), simulated=(Layer.CLUSTER,))
-    lines = render_findings(picture, ()).splitlines()
+    site = msgspec.structs.replace(healthy(racks=1, trays=2), simulated=(Layer.CLUSTER,))
+    lines = render_findings(site, ()).splitlines()
     assert [line.split(":")[0] for line in lines if "simulated" in line] == [
         "  cluster (simulated)",
         "what is simulated says nothing of real machines",

@@ -59,36 +59,38 @@ async def site_snapshot(
     An API server that does not answer, or a record that cannot be read, makes its layer unknown. What
     `records` raises passes through.
     """
-    picture = SiteSnapshot(at=now, layers=())
+    snapshot = SiteSnapshot(at=now, layers=())
     if records is not None:
-        picture = await _with_records(picture, records, stale or Staleness(now, DEFAULT_STALE_SECONDS), known)
+        snapshot = await _with_records(
+            snapshot, records, stale or Staleness(now, DEFAULT_STALE_SECONDS), known
+        )
     if cluster is not None:
-        picture = await _with_cluster(picture, cluster, reach, known, namespace)
+        snapshot = await _with_cluster(snapshot, cluster, reach, known, namespace)
     if transfers is not None:
-        picture = await asyncio.to_thread(_with_transfers, picture, transfers)
-    return picture
+        snapshot = await asyncio.to_thread(_with_transfers, snapshot, transfers)
+    return snapshot
 
 
 async def _with_records(
-    picture: SiteSnapshot, records: RecordReader, stale: Staleness, known: ReadCache | None
+    snapshot: SiteSnapshot, records: RecordReader, stale: Staleness, known: ReadCache | None
 ) -> SiteSnapshot:
     fabrics, told = await records.read(
         lambda conn: (read_fabrics(conn, stale, known), read_records(conn, known))
     )
-    return _with_site_records(_with_fabric(picture, fabrics, stale), told)
+    return _with_site_records(_with_fabric(snapshot, fabrics, stale), told)
 
 
-def _with_fabric(picture: SiteSnapshot, fabrics: FabricSnapshot, stale: Staleness) -> SiteSnapshot:
+def _with_fabric(snapshot: SiteSnapshot, fabrics: FabricSnapshot, stale: Staleness) -> SiteSnapshot:
     """The layer is as old as its oldest reading; what a single domain lacks is said of that domain."""
     at = min(
         (domain.observed_at for domain in fabrics.domains if domain.observed_at is not None), default=None
     )
     seen = LayerStatus(layer=Layer.FABRIC, at=at)
     if stale.start:
-        since = picture.at if at is None else at
+        since = snapshot.at if at is None else at
         seen = msgspec.structs.replace(seen, unknown_since=since, problem=stale.reason, fix=stale.start)
     return _with_layer(
-        picture,
+        snapshot,
         seen,
         domains=fabrics.domains,
         fabric_gpus=fabrics.gpus,
@@ -97,30 +99,32 @@ def _with_fabric(picture: SiteSnapshot, fabrics: FabricSnapshot, stale: Stalenes
     )
 
 
-def _with_site_records(picture: SiteSnapshot, told: SiteRecords) -> SiteSnapshot:
-    return _with_layer(picture, LayerStatus(layer=Layer.SITE, at=picture.at), **msgspec.structs.asdict(told))
+def _with_site_records(snapshot: SiteSnapshot, told: SiteRecords) -> SiteSnapshot:
+    return _with_layer(
+        snapshot, LayerStatus(layer=Layer.SITE, at=snapshot.at), **msgspec.structs.asdict(told)
+    )
 
 
 async def _with_cluster(
-    picture: SiteSnapshot,
+    snapshot: SiteSnapshot,
     api: Lister,
     reach: Callable[[], ClusterFreshness] | None,
     known: ReadCache | None,
     namespace: str,
 ) -> SiteSnapshot:
-    seen = ClusterFreshness(picture.at, None) if reach is None else reach()
+    seen = ClusterFreshness(snapshot.at, None) if reach is None else reach()
     try:
         cluster = await read_cluster(api, known, namespace)
     except KubeError as error:
         lost = LayerStatus(
             layer=Layer.CLUSTER,
-            unknown_since=picture.at if seen.unknown_since is None else seen.unknown_since,
+            unknown_since=snapshot.at if seen.unknown_since is None else seen.unknown_since,
             problem=f"the cluster cannot be read: {error.message}",
             fix="kubectl get --raw /readyz",
         )
-        return _with_layer(picture, lost)
+        return _with_layer(snapshot, lost)
     return _with_layer(
-        picture,
+        snapshot,
         LayerStatus(layer=Layer.CLUSTER, at=seen.at, problem=cluster.problem),
         nodes=cluster.nodes,
         pools=cluster.pools,
@@ -137,19 +141,19 @@ async def _with_cluster(
     )
 
 
-def _with_transfers(picture: SiteSnapshot, folder: Path) -> SiteSnapshot:
+def _with_transfers(snapshot: SiteSnapshot, folder: Path) -> SiteSnapshot:
     try:
         found = read_transfers(folder)
     except Refused as error:
         lost = LayerStatus(
             layer=Layer.TRANSFER,
-            unknown_since=picture.at,
+            unknown_since=snapshot.at,
             problem=error.reason,
             fix=error.nearest_fix or "",
         )
-        return _with_layer(picture, lost)
-    return _with_layer(picture, LayerStatus(layer=Layer.TRANSFER, at=picture.at), transfers=found)
+        return _with_layer(snapshot, lost)
+    return _with_layer(snapshot, LayerStatus(layer=Layer.TRANSFER, at=snapshot.at), transfers=found)
 
 
-def _with_layer(picture: SiteSnapshot, seen: LayerStatus, **told: object) -> SiteSnapshot:
-    return msgspec.structs.replace(picture, layers=(*picture.layers, seen), **told)
+def _with_layer(snapshot: SiteSnapshot, seen: LayerStatus, **told: object) -> SiteSnapshot:
+    return msgspec.structs.replace(snapshot, layers=(*snapshot.layers, seen), **told)

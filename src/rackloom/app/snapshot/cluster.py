@@ -71,7 +71,7 @@ _KIND_OF_PATH: Mapping[str, ResourceKind] = {
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a cluster that a picture shows."""
+    """All of a cluster that a snapshot shows."""
 
     seen: ClusterEvidence
     nodes: tuple[NodeRecord, ...]
@@ -310,9 +310,9 @@ _LABELS_READ = (
 
 
 def project_object(kind: ResourceKind, obj: Object) -> Object | None:
-    """The part of an object of one of `KINDS` that makes a picture; None: the object is in none.
+    """The part of an object of one of `KINDS` that makes a snapshot; None: the object is in none.
 
-    A glance at a glance is the same glance.
+    Projecting a projection changes nothing.
     """
     return _PROJECTIONS[kind](obj)
 
@@ -362,7 +362,7 @@ def _project_owner(manager: str, time: str | None) -> Object:
 
 
 def _project_pod(obj: Object) -> Object | None:
-    """One that claims devices, or an IMEX daemon's: the others are many, and in no picture."""
+    """One that claims devices, or an IMEX daemon's: the others are many, and in no snapshot."""
     spec, status = obj["spec"], obj.get("status") or {}
     daemon = [
         container for container in spec.get("containers") or () if container.get("name") == DAEMON_CONTAINER
@@ -398,4 +398,4 @@ _PROJECTIONS: Mapping[ResourceKind, Callable[[Object], Object | None]] = {
     NAMESPACE: _project_named,
 }
 SNAPSHOT_KINDS = tuple(_PROJECTIONS)
-"""All that a picture is made of."""
+"""All that a snapshot is made of."""

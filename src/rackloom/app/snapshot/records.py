@@ -85,7 +85,7 @@ _NOT_SICK = (GpuHealth.HEALTHY, GpuHealth.UNKNOWN)
 
 
 class SiteRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a site's records that a picture shows."""
+    """All of a site's records that a snapshot shows."""
 
     machines: tuple[MachineRecord, ...]
     instance_gpus: tuple[InstanceGpuRecord, ...]
