@@ -77,7 +77,7 @@ def test_a_site_that_was_asked_of_no_fabric_has_the_room_that_its_cluster_tells_
 
 def told(seen) -> dict[str, LayerReport]:
     whole = site_map(SiteReading(snapshot=seen))
-    return {report.who: report for report in layer_reports(whole, whole.seats[0])}
+    return {report.source: report for report in layer_reports(whole, whole.seats[0])}
 
 
 def values(layer_report: LayerReport) -> dict[str, str | None]:

@@ -9,13 +9,12 @@ the finest place that is known: its GPU, its tray, or its racks. Only GPUs whose
 name anything, so a tenant is led to its own GPUs alone.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from rackloom.core.diagnosis.index import at_device, at_domain, at_logical, at_pod, places_around
-from rackloom.core.diagnosis.snapshot import GpuChain
+from rackloom.core.diagnosis.snapshot import GpuChain, grouped
 from rackloom.web.model import MapGpu, MapRack
 from rackloom.web.racks import rack_id, tray_free
 
@@ -64,10 +63,7 @@ def rack_capacity(rack: MapRack) -> RackCapacity:
 
 def site_capacity(rooms: Collection[RackCapacity]) -> FreeCapacity:
     """What is free in all racks; a domain may lie in several."""
-    gangs: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    for room in rooms:
-        for domain, gang in room.gangs.items():
-            gangs[domain].append(gang)
+    gangs = grouped(pair for room in rooms for pair in room.gangs.items())
     sums = (tuple(map(sum, zip(*gangs[domain], strict=True))) for domain in sorted(gangs))
     trays, gpus = max(sums, key=lambda gang: gang[1], default=(0, 0))
     return FreeCapacity(
@@ -115,20 +111,20 @@ class FoundLocations(msgspec.Struct, frozen=True):
     """How many places are not named."""
 
 
-PlacesByName = Mapping[str, tuple[MapSpot, ...]]
+PlacesByName = Mapping[str, Sequence[MapSpot]]
 """By what `Finding.where` calls a thing: the GPUs that it is, has or serves."""
 
 
 def rack_places(rack: MapRack) -> PlacesByName:
     """What there is in one rack."""
-    found: defaultdict[str, list[MapSpot]] = defaultdict(list)
     id_ = rack_id(rack.name)
-    for tray, seats in enumerate(rack.trays):
-        for gpu, seat in enumerate(seats):
-            if seat.chain is not None:
-                spot = MapSpot(rack.name, id_, tray, gpu, _slot_name(seat))
-                for name in _names_of_gpu(seat, seat.chain):
-                    found[name].append(spot)
+    visible = (
+        (gpu, gpu.chain, MapSpot(rack.name, id_, tray, number, _slot_name(gpu)))
+        for tray, gpus in enumerate(rack.trays)
+        for number, gpu in enumerate(gpus)
+        if gpu.chain is not None
+    )
+    found = grouped((name, spot) for gpu, chain, spot in visible for name in _names_of_gpu(gpu, chain))
     return {name: tuple(spots) for name, spots in found.items()}
 
 
@@ -149,12 +145,8 @@ def _names_of_gpu(seat: MapGpu, chain: GpuChain) -> Iterator[str]:
 
 def places_named(racks: Iterable[PlacesByName], wanted: Collection[str]) -> PlacesByName:
     """Those of some names that are found in any rack, in the order of the racks."""
-    found: defaultdict[str, tuple[MapSpot, ...]] = defaultdict(tuple)
     names = frozenset(wanted)
-    for rack in racks:
-        for name in rack.keys() & names:
-            found[name] += rack[name]
-    return found
+    return grouped((name, spot) for rack in racks for name in rack.keys() & names for spot in rack[name])
 
 
 def locate(where: Sequence[str], places: PlacesByName) -> FoundLocations:
@@ -171,9 +163,7 @@ def _place_links(spots: Sequence[MapSpot], fineness: int) -> list[PlaceLink]:
     """GPUs of one tray are one place, which its first GPU stands for."""
     if fineness == _RACKS:
         return [PlaceLink(id_, rack) for id_, rack in {spot.rack_id: spot.rack for spot in spots}.items()]
-    trays: dict[tuple[str, int], list[MapSpot]] = {}
-    for spot in spots:
-        trays.setdefault((spot.rack_id, spot.tray), []).append(spot)
+    trays = grouped(((spot.rack_id, spot.tray), spot) for spot in spots)
     return [_tray_link(some, one_gpu=fineness == _GPUS and len(some) == 1) for some in trays.values()]
 
 

@@ -11,14 +11,15 @@ which keeps the markup of a large site small.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 
 import msgspec
 
-from rackloom.core.diagnosis.snapshot import GpuChain, Layer
-from rackloom.web.chain import Wiring, fastest_rate, link_down, link_trouble, link_unreported, nearest_wiring
+from rackloom.core.diagnosis.checks.nics import is_link_unknown, link_problem
+from rackloom.core.diagnosis.snapshot import GpuChain, Layer, grouped
+from rackloom.web.chain import Wiring, fastest_rate, nearest_wiring
 from rackloom.web.frames import (
     ColourGroup,
     ColourMode,
@@ -26,6 +27,7 @@ from rackloom.web.frames import (
     GpuShade,
     GpuState,
     MapColours,
+    Palette,
     RackFrame,
     gpu_shade,
     hue_of,
@@ -51,7 +53,7 @@ class DrawnGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """aligned, astray (at another NUMA node), down, slow, none, unknown; empty: not shown."""
 
     @property
-    def look(self) -> str:
+    def style(self) -> str:
         """The style classes of the drawing."""
         base = f"h{self.hue}" if self.state is GpuState.GROUP else _STATE_CLASSES[self.state]
         return base + (" s" if self.sick else "") + (" b" if self.busy else "")
@@ -59,11 +61,11 @@ class DrawnGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def words(self) -> str:
         """The drawing in words, for those who cannot see it."""
-        said = self.name if self.state in (GpuState.GROUP, GpuState.FREE) else _STATE_WORDS[self.state]
+        state = self.name if self.state in (GpuState.GROUP, GpuState.FREE) else _STATE_WORDS[self.state]
         if self.state is GpuState.UNKNOWN and self.name:
-            said += f", last known {self.name}"
+            state += f", last known {self.name}"
         notes = ["unhealthy"] * self.sick + ["used by a pod"] * self.busy
-        return ", ".join([said, *notes, *([f"NIC {self.nic}"] if self.nic else [])])
+        return ", ".join([state, *notes, *([f"NIC {self.nic}"] if self.nic else [])])
 
 
 _STATE_CLASSES = {GpuState.FREE: "f", GpuState.OTHERS: "o", GpuState.UNKNOWN: "q"}
@@ -121,8 +123,8 @@ def rack_id(name: str) -> str:
 
 def find_gpu(whole: SiteMap, spot: GpuAddress) -> MapGpu | None:
     """The seat that the page names so."""
-    wanted, tray, gpu = spot
-    rack = next((one for one in whole.racks if rack_id(one.name) == wanted), None)
+    id_, tray, gpu = spot
+    rack = next((rack for rack in whole.racks if rack_id(rack.name) == id_), None)
     if rack is None or tray >= len(rack.trays) or gpu >= len(rack.trays[tray]):
         return None
     return rack.trays[tray][gpu]
@@ -238,15 +240,13 @@ def _nic_mark(frame: RackFrame, chain: GpuChain, siblings: int) -> str:
         return "unknown"
     if not chain.nics:
         return "none"
-    if any(map(link_down, chain.nics)):
+    if any(link_problem(nic.link, None, 0) for nic in chain.nics):
         return "down"
-    if any(link_trouble(nic, siblings) for nic in chain.nics):
+    if any(link_problem(nic.link, nic.gbps, siblings) for nic in chain.nics):
         return "slow"
-    return (
-        "unknown"
-        if any(map(link_unreported, chain.nics))
-        else _WIRING_MARKS[nearest_wiring(chain.device, chain.nics)]
-    )
+    if any(is_link_unknown(nic.link) for nic in chain.nics):
+        return "unknown"
+    return _WIRING_MARKS[nearest_wiring(chain.device, chain.nics)]
 
 
 _WIRING_MARKS = {
@@ -268,11 +268,10 @@ class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 def domain_badges(whole: SiteMap, colours: MapColours) -> tuple[LegendEntry, ...]:
     """The ComputeDomains that are laid over the racks, and how many nodes each has."""
-    found = [(domain, ColourGroup(domain.uid, domain.key)) for domain in whole.compute_domains]
-    numbered = sorted((colours.badges.number(group), group, len(one.status.nodes)) for one, group in found)
-    return tuple(
-        LegendEntry(hue=hue_of(n), letter=str(n + 1), name=g.name, count=nodes) for n, g, nodes in numbered
-    )
+    nodes = {
+        ColourGroup(domain.uid, domain.key): len(domain.status.nodes) for domain in whole.compute_domains
+    }
+    return _legend(nodes, colours.badges, lambda number: str(number + 1))
 
 
 def colour_groups(frame: RackFrame, mode: ColourMode) -> Counter[ColourGroup]:
@@ -284,11 +283,18 @@ def colour_groups(frame: RackFrame, mode: ColourMode) -> Counter[ColourGroup]:
 def legend_entries(found: Iterable[Counter[ColourGroup]], colours: MapColours) -> tuple[LegendEntry, ...]:
     """The groups that are drawn in any rack, and how many GPUs each has."""
     counts: Counter[ColourGroup] = Counter()
-    for one in found:
-        counts.update(one)
-    numbered = sorted((colours.groups.number(group), group, gpus) for group, gpus in counts.items())
+    for groups in found:
+        counts.update(groups)
+    return _legend(counts, colours.groups, letter_of)
+
+
+def _legend(
+    counts: Mapping[ColourGroup, int], palette: Palette, letter: Callable[[int], str]
+) -> tuple[LegendEntry, ...]:
+    numbered = sorted((palette.number(group), group.name, count) for group, count in counts.items())
     return tuple(
-        LegendEntry(hue=hue_of(n), letter=letter_of(n), name=g.name, count=gpus) for n, g, gpus in numbered
+        LegendEntry(hue=hue_of(number), letter=letter(number), name=name, count=count)
+        for number, name, count in numbered
     )
 
 
@@ -365,18 +371,19 @@ def drawing(rack: DrawnRack, switch_trays: int) -> RackDrawing:
 
 
 def _tray_line(y: int, index: int, tray: DrawnTray, nics_at: int) -> TrayLine:
-    return TrayLine(
-        y=y, index=index, tray=tray, letters=_letter_runs(tray.cells), nics=_nic_paths(tray.cells, nics_at)
-    )
+    letters, nics = _letter_runs(tray.cells), _nic_paths(tray.cells, nics_at)
+    return TrayLine(y=y, index=index, tray=tray, letters=letters, nics=nics)
 
 
 def _letter_runs(cells: Sequence[DrawnGpu]) -> tuple[tuple[str, str, str], ...]:
-    found: dict[str, list[tuple[str, str]]] = {}
-    for number, cell in enumerate(cells):
-        if mark := "!" if cell.sick else cell.letter:
-            found.setdefault(_letter_tone(cell), []).append((str(LEFT + CELL * number + 12), mark))
+    tones = grouped(
+        (_letter_tone(cell), (str(LEFT + CELL * number + 12), mark))
+        for number, cell in enumerate(cells)
+        if (mark := "!" if cell.sick else cell.letter)
+    )
     return tuple(
-        (tone, " ".join(x for x, _ in marks), "".join(m for _, m in marks)) for tone, marks in found.items()
+        (tone, " ".join(x for x, _ in marks), "".join(mark for _, mark in marks))
+        for tone, marks in tones.items()
     )
 
 

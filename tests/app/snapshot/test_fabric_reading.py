@@ -135,7 +135,7 @@ async def test_a_reading_that_is_old_is_not_how_things_are(store):
     await store.run(records.record_observation, endpoint, observed(at=NOW - 181), NOW - 180)
     (domain,) = (await fabrics(store)).domains
     assert domain.unknown_since == domain.observed_at == NOW - 181
-    assert len((await fabrics(store)).gpus) == 72
+    assert len((await fabrics(store)).fabric_gpus) == 72
 
 
 async def test_a_controller_that_was_lost_says_since_when_and_why(store):
@@ -247,7 +247,7 @@ async def test_a_standby_that_lists_no_gpu_does_not_hide_those_of_the_other(stor
     await store.run(endpoints.register_endpoint, "http://127.0.0.1:9371", ["other"], NOW, lambda: "second")
     nothing = msgspec.structs.replace(observed(at=NOW + 1), gpus=())
     await store.run(records.record_observation, "second", nothing, NOW + 1)
-    assert len((await fabrics(store)).gpus) == 72
+    assert len((await fabrics(store)).fabric_gpus) == 72
 
 
 async def test_a_service_that_is_not_running_makes_the_whole_layer_unknown(store):
@@ -264,5 +264,5 @@ async def test_a_gpu_that_is_listed_twice_is_told_with_both_partitions(store):
     guid = observed().gpus[0].guid
     twice = [partition(3, "a", guid), partition(4, "b", guid)]
     await store.run(records.record_observation, endpoint, observed(partitions=twice), NOW)
-    gpu = next(one for one in (await fabrics(store)).gpus if one.guid == guid)
+    gpu = next(one for one in (await fabrics(store)).fabric_gpus if one.guid == guid)
     assert (gpu.partition, gpu.also) == (3, (4,))

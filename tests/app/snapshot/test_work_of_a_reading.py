@@ -70,7 +70,7 @@ def _stand_elsewhere(conn, slot):
 
 
 async def test_a_fabric_that_shows_what_it_showed_is_not_made_again(store, monkeypatch):
-    known, told = ReadCache(), counted(monkeypatch, fabric, "_told")
+    known, told = ReadCache(), counted(monkeypatch, fabric, "_decoded")
     for _ in range(3):
         await store.survey(lambda conn: read_fabrics(conn, FRESH, known))
     assert len(told) == 1

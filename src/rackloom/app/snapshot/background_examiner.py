@@ -22,22 +22,22 @@ from rackloom.core.diagnosis.snapshot import SiteSnapshot
 EVERY_SECONDS = 20.0
 """Seconds between two examinations, at least."""
 OLDEST_SECONDS = 30.0
-"""Findings of a snapshot so much older are not shown beside a newer one: it waits for its own."""
+"""Seconds by which findings may be older than the snapshot beside which they are shown."""
 DELAY_SECONDS = 0.25
-"""Seconds that a snapshot is left to those who draw it, before it is examined beside what they do next."""
+"""Seconds before an examination starts, in which the snapshot is drawn first."""
 LONGEST_HALT_SECONDS = 1.0
-"""Seconds for which a check waits for the next snapshot, at most: one that takes longer is not made soon."""
+"""Seconds for which a check waits at most while the next snapshot is made and drawn."""
 
 
 class Examination(msgspec.Struct, frozen=True):
-    """What did not hold, or was unknown, in the snapshot of a moment."""
+    """The findings of one snapshot."""
 
     at: float
     findings: tuple[Finding, ...]
 
 
 class Examiner:
-    """Examines one site's snapshots, one at a time. `news` counts how often the findings changed."""
+    """Examines a site's snapshots, one at a time. `news` counts the changes of the findings."""
 
     def __init__(self) -> None:
         self.news = 0
@@ -48,7 +48,7 @@ class Examiner:
 
     @contextmanager
     def halted(self) -> Iterator[None]:
-        """While the context is entered, an examination begins no check: a change waits to be drawn."""
+        """Within the context, an examination begins no check."""
         self._may_go_on.clear()
         try:
             yield
@@ -56,7 +56,7 @@ class Examiner:
             self._may_go_on.set()
 
     async def newest(self, snapshot: SiteSnapshot, joined: JoinedShares) -> Examination:
-        """The newest findings. An examination of `snapshot` is begun when they are not of late.
+        """The newest findings; starts an examination of `snapshot` if they are old.
 
         `joined` are the chains of `snapshot`.
         """
@@ -74,7 +74,7 @@ class Examiner:
         return work.result()
 
     def _gather(self) -> None:
-        """Forget an examination that has ended. Raises what it met."""
+        """Drop an examination that has ended. Raises its error, if it failed."""
         if self._work is not None and self._work.done():
             work, self._work = self._work, None
             work.result()

@@ -14,24 +14,11 @@ from functools import cached_property
 
 import msgspec
 
-from rackloom.core.diagnosis.snapshot import ClaimRecord, PodRecord, TemplateRecord, grouped
+from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord, grouped
 from rackloom.core.domains.compute_domain import ComputeDomain
 
 IMEX_CONFIG_FILE = "/etc/nvidia-imex/config.cfg"
 """Read by an nvidia-imex that the host runs; a daemon in a pod has its own file."""
-
-
-class ImexDaemonRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod of an IMEX daemon."""
-
-    domain: str
-    node: str
-    clique: str | None
-    """None until the daemon has reported it; empty on a node without a fabric."""
-    meshed: bool | None
-    """Whether it reaches all its peers; None until the daemon has reported it."""
-    missing: tuple[str, ...] = ()
-    """The connections that it lacks."""
 
 
 class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -41,7 +28,7 @@ class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     templates: tuple[TemplateRecord, ...] = ()
     claims: tuple[ClaimRecord, ...] = ()
     pods: tuple[PodRecord, ...] = ()
-    daemons: tuple[ImexDaemonRecord, ...] = ()
+    daemons: tuple[ImexMeshRecord, ...] = ()
     daemons_in: str = ""
     """The namespace in which daemons were searched."""
     cliques: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -68,7 +55,7 @@ class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Nodes with any daemon: one daemon per clique may serve many ComputeDomains."""
         return frozenset(daemon.node for daemon in self.daemons)
 
-    def daemons_of(self, uid: str) -> list[ImexDaemonRecord]:
+    def daemons_of(self, uid: str) -> list[ImexMeshRecord]:
         """The daemons of a ComputeDomain."""
         return self._daemons.get(uid, [])
 
@@ -86,7 +73,7 @@ class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return grouped((domain.namespace, domain) for domain in self.domains)
 
     @cached_property
-    def _daemons(self) -> Mapping[str, list[ImexDaemonRecord]]:
+    def _daemons(self) -> Mapping[str, list[ImexMeshRecord]]:
         return grouped((daemon.domain, daemon) for daemon in self.daemons)
 
     @cached_property

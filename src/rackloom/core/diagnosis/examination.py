@@ -29,7 +29,7 @@ from rackloom.core.diagnosis.checks.fabric import check_controllers, check_fabri
 from rackloom.core.diagnosis.checks.identity import check_moved_trays, check_swapped_trays
 from rackloom.core.diagnosis.checks.nics import check_nics, check_transfers
 from rackloom.core.diagnosis.checks.partitions import check_partitions, check_spread
-from rackloom.core.diagnosis.evidence import ClusterEvidence, ImexDaemonRecord
+from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.findings import (
     CheckState,
     Finding,
@@ -230,16 +230,7 @@ def cluster_evidence(snapshot: SiteSnapshot) -> ClusterEvidence:
         templates=snapshot.templates,
         claims=snapshot.claims,
         pods=snapshot.pods,
-        daemons=tuple(
-            ImexDaemonRecord(
-                domain=mesh.domain,
-                node=mesh.node,
-                clique=mesh.clique,
-                meshed=mesh.complete,
-                missing=mesh.missing,
-            )
-            for mesh in snapshot.meshes
-        ),
+        daemons=snapshot.meshes,
         daemons_in=snapshot.daemons_in,
         cliques={node.name: node.clique for node in snapshot.nodes if node.clique},
     )

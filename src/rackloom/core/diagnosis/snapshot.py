@@ -345,10 +345,13 @@ class ImexMeshRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     domain: str
-    """UID of the ComputeDomain; empty for a clique's own long-lived IMEX domain."""
+    """UID of the ComputeDomain; empty for a clique's long-lived IMEX domain."""
     clique: str | None
+    """None until the daemon has reported it; empty on a node without a fabric."""
     complete: bool | None
+    """Whether the daemon reaches all its peers; None until it has reported it."""
     missing: tuple[str, ...] = ()
+    """The connections that it lacks."""
 
 
 class MeasuredTransfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -8,9 +8,9 @@ from inline_snapshot import snapshot
 
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.checks.domains import check_domains
-from rackloom.core.diagnosis.evidence import ClusterEvidence, ImexDaemonRecord
+from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.findings import CheckState, verdict
-from rackloom.core.diagnosis.snapshot import ClaimRecord, PodRecord, TemplateRecord
+from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord
 from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainStatus, Condition
 
 
@@ -54,7 +54,7 @@ WELL = ClusterEvidence(
     claims=(claim(0), claim(1)),
     pods=(pod(0, "n0"), pod(1, "n1")),
     daemons=tuple(
-        ImexDaemonRecord(domain="cd-1", node=node, clique="a.1", meshed=True) for node in ("n0", "n1")
+        ImexMeshRecord(domain="cd-1", node=node, clique="a.1", complete=True) for node in ("n0", "n1")
     ),
     cliques={"n0": "a.1", "n1": "a.1"},
 )
@@ -124,7 +124,7 @@ ILL = {
     "not-meshed": (
         Check.MESH,
         changed(
-            daemons=(replaced(WELL.daemons[0], meshed=False, missing=("0 -> 1: INVALID",)), WELL.daemons[1])
+            daemons=(replaced(WELL.daemons[0], complete=False, missing=("0 -> 1: INVALID",)), WELL.daemons[1])
         ),
     ),
 }
@@ -206,7 +206,7 @@ def test_pods_in_two_cliques_are_shown_by_both_sides_and_since_the_status_says_s
 
 
 def test_the_daemon_that_a_moved_pod_left_behind_puts_nobody_apart():
-    behind = ImexDaemonRecord(domain="cd-1", node="n9", clique="a.2", meshed=None)
+    behind = ImexMeshRecord(domain="cd-1", node="n9", clique="a.2", complete=None)
     (found,) = of(
         Check.ONE_CLIQUE, changed(daemons=(*WELL.daemons, behind), cliques={**WELL.cliques, "n9": "a.2"})
     )
@@ -214,7 +214,7 @@ def test_the_daemon_that_a_moved_pod_left_behind_puts_nobody_apart():
 
 
 UNSEEN = {
-    "mesh-not-told": (Check.MESH, changed(daemons=(replaced(WELL.daemons[0], meshed=None),))),
+    "mesh-not-told": (Check.MESH, changed(daemons=(replaced(WELL.daemons[0], complete=None),))),
     "no-clique-label": (Check.ONE_CLIQUE, changed(cliques={"n0": "a.1"})),
     "no-conditions": (Check.ACTIVE, changed(domains=(replaced(DOMAIN, status=ComputeDomainStatus()),))),
     "host-managed": (
@@ -236,7 +236,7 @@ def test_what_was_not_observed_is_unknown(case):
 
 
 def test_a_domain_without_a_fabric_has_no_mesh_to_check():
-    seen = changed(daemons=(ImexDaemonRecord(domain="cd-1", node="n0", clique="", meshed=None),))
+    seen = changed(daemons=(ImexMeshRecord(domain="cd-1", node="n0", clique="", complete=None),))
     assert not of(Check.MESH, seen)
 
 

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from rackloom.core.diagnosis.catalogue import Check
-from rackloom.core.diagnosis.evidence import ClusterEvidence, ImexDaemonRecord
+from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.findings import Finding, fails, first_few, holds, unknown
 from rackloom.core.diagnosis.index import at_node, at_pod
-from rackloom.core.diagnosis.snapshot import ClaimRecord, PodRecord, grouped
+from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, grouped
 from rackloom.core.domains import names
 from rackloom.core.domains.compute_domain import ComputeDomain, Condition
 
@@ -330,8 +330,8 @@ def _no_daemon_read(domain: ComputeDomain, cluster: ClusterEvidence) -> Iterator
         )
 
 
-def _mesh_finding(subject: str, daemons: list[ImexDaemonRecord]) -> Finding:
-    apart = [daemon for daemon in daemons if daemon.meshed is False]
+def _mesh_finding(subject: str, daemons: list[ImexMeshRecord]) -> Finding:
+    apart = [daemon for daemon in daemons if daemon.complete is False]
     if apart:
         message = f"{len(apart)} of {len(daemons)} IMEX daemons do not reach all their peers"
         fix = (
@@ -347,7 +347,7 @@ def _mesh_finding(subject: str, daemons: list[ImexDaemonRecord]) -> Finding:
             evidence=evidence,
             where=(subject, *(at_node(daemon.node) for daemon in apart)),
         )
-    silent = sorted(daemon.node for daemon in daemons if daemon.meshed is None)
+    silent = sorted(daemon.node for daemon in daemons if daemon.complete is None)
     if silent:
         message = f"not reported by {', '.join(silent)}"
         where = (subject, *map(at_node, silent))
