@@ -67,7 +67,7 @@ def main() -> None:
     again_as_tenant, _ = timed(lambda: tenant.follow(LiveReading(number=2, whole=changed)))
     figures = {
         "racks": racks,
-        "gpus": len(whole.seats),
+        "gpus": len(whole.gpus),
         "cpu_seconds_to_join": joined,
         "cpu_seconds_to_draw": drawn,
         "cpu_seconds_to_write_the_page": written,

@@ -107,7 +107,7 @@ STORIES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 999)), min_s
 FIRST = snapshot(RACKS, TRAYS, HOLDERS)
 FINDINGS = tuple(
     fails("check", f"GPU {number}", "is sick", "mend it", where=places_around((seat.chain,)))
-    for number, seat in enumerate(site_map(SiteReading(snapshot=FIRST)).seats)
+    for number, seat in enumerate(site_map(SiteReading(snapshot=FIRST)).gpus)
 )
 HAPPENED = tuple(
     TimelineEntry(

@@ -43,7 +43,7 @@ def test_a_change_is_read_and_everybody_who_waits_hears_of_it(monkeypatch):
             waiting = [asyncio.create_task(feed.after(first.number)) for _ in range(3)]
             await asyncio.sleep(0)
             site.show(SiteReading(snapshot=snapshot(2, 1)))
-            return [len(one.whole.seats) for one in await asyncio.gather(*waiting)]
+            return [len(one.whole.gpus) for one in await asyncio.gather(*waiting)]
 
     assert run(scenario()) == [8, 8, 8]
 
@@ -79,7 +79,7 @@ def test_a_site_that_cannot_be_read_keeps_its_picture_and_says_since_when(monkey
         return seen, await another(feed)
 
     failed, healed = run(scenario())
-    assert [(one.unread_since, one.problem, len(one.whole.seats)) for one in failed] == [
+    assert [(one.unread_since, one.problem, len(one.whole.gpus)) for one in failed] == [
         (200.0, "the store is busy", 4)
     ] * 2
     assert healed.unread_since is None
@@ -157,6 +157,6 @@ def test_a_source_that_cannot_say_whether_it_changed_is_still_read():
             healed = failed
             while healed.unread_since is not None:
                 healed = await feed.after(healed.number)
-        return failed.unread_since, len(healed.whole.seats)
+        return failed.unread_since, len(healed.whole.gpus)
 
     assert run(scenario()) == (0.0, 4)

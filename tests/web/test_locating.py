@@ -44,7 +44,7 @@ def seat_of(whole: SiteMap, id_: str):
 @given(number=st.integers(0, 31))
 def test_what_is_about_a_gpu_leads_to_that_gpu(number):
     whole = site_map(SiteReading(snapshot=snapshot(2, 4, HOLDERS)))
-    seat = whole.seats[number]
+    seat = whole.gpus[number]
     assert seat.chain is not None
     (one,) = led(whole, *places_around((seat.chain,))).named
     assert seat_of(whole, one.id) is seat
@@ -108,7 +108,7 @@ def test_a_tenant_is_led_to_its_own_gpus_and_racks_alone(holders):
     seen = snapshot(2, 3, holders)
     everything = tuple(
         {
-            *places_around(site_map(SiteReading(snapshot=seen)).seats[n].chain for n in range(24)),
+            *places_around(site_map(SiteReading(snapshot=seen)).gpus[n].chain for n in range(24)),
             *(at_domain(f"domain-{rack}") for rack in range(2)),
             at_gpu("domain-0", 1),
         }

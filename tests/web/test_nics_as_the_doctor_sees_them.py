@@ -51,7 +51,7 @@ def test_the_worst_link_of_two_is_drawn_and_both_are_named(own, other, drawn):
     found = drawn_rack(frame, ColourMode.TENANT, MapColours())
     assert [cell.nic for cell in found.trays[0].cells] == [drawn, "aligned", "aligned", "aligned"]
     assert f"NIC {drawn}" in re.findall('aria-label="([^"]*)"', render_rack(found, 1))[1]
-    seat = whole.seats[0]
+    seat = whole.gpus[0]
     links = {
         value: note
         for report in layer_reports(whole, seat)
@@ -77,9 +77,9 @@ def test_a_link_that_is_slower_than_those_beside_it_is_drawn_and_named(rate, dra
     found = drawn_rack(frame, ColourMode.TENANT, MapColours())
     assert [cell.nic for cell in found.trays[0].cells] == [drawn, "aligned", "aligned", "aligned"]
     assert f'class="nic {drawn}"' in render_rack(found, 1)
-    told = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.seats[0])}
+    told = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.gpus[0])}
     assert ((Check.NIC_LINK, Found.FAILS) in told) == (drawn == "slow")
-    page = render_chain(whole.seats[0], layer_reports(whole, whole.seats[0]))
+    page = render_chain(whole.gpus[0], layer_reports(whole, whole.gpus[0]))
     assert ("it runs at 200 Gb/s, its siblings at 400" in page) == (drawn == "slow")
 
 
@@ -100,7 +100,7 @@ def test_what_the_doctor_objects_to_in_a_nic_is_drawn_and_nothing_else(own, othe
     )
     seen = msgspec.structs.replace(seen, devices=devices)
     whole = site_map(SiteReading(snapshot=seen, findings=examine(seen), examined_at=AT))
-    told = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.seats[0])}
+    told = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.gpus[0])}
     (frame,) = rack_frames(whole).values()
     drawn = drawn_rack(frame, ColourMode.TENANT, MapColours()).trays[0].cells[0].nic
     broken, untold, apart = (

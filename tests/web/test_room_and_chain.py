@@ -77,7 +77,7 @@ def test_a_site_that_was_asked_of_no_fabric_has_the_room_that_its_cluster_tells_
 
 def told(seen) -> dict[str, LayerReport]:
     whole = site_map(SiteReading(snapshot=seen))
-    return {report.source: report for report in layer_reports(whole, whole.seats[0])}
+    return {report.source: report for report in layer_reports(whole, whole.gpus[0])}
 
 
 def values(layer_report: LayerReport) -> dict[str, str | None]:
@@ -120,7 +120,7 @@ def test_of_a_layer_that_was_not_read_nothing_is_said_to_be_absent():
     cluster = told(bare)["Kubernetes"]
     assert not cluster.current
     whole = site_map(SiteReading(snapshot=bare))
-    page = render_chain(whole.seats[0], layer_reports(whole, whole.seats[0]))
+    page = render_chain(whole.gpus[0], layer_reports(whole, whole.gpus[0]))
     row = page[page.index(">Claim<") :]
     assert row[: row.index("</tr>")].count("unknown") == 1
 
@@ -140,7 +140,7 @@ def test_a_domain_that_is_in_doubt_says_why_to_operators_alone():
     )
     whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, domains=doubt)))
     for shown, count in ((whole, 1), (tenant_map(whole, "acme", {})[0], 0)):
-        page = render_chain(shown.seats[0], layer_reports(shown, shown.seats[0]))
+        page = render_chain(shown.gpus[0], layer_reports(shown, shown.gpus[0]))
         assert page.count("A and B contradict") == count
         assert page.count("unknown since") == 1
 
@@ -170,7 +170,7 @@ def test_where_two_layers_contradict_each_other_both_are_quoted():
         ),
     )
     whole = site_map(SiteReading(snapshot=swapped))
-    quoted = [seat for seat in whole.seats if seat.chain is not None and seat.chain.conflicts]
+    quoted = [seat for seat in whole.gpus if seat.chain is not None and seat.chain.conflicts]
     assert len(quoted) == GPUS
     assert all('class="trouble"' in render_chain(seat, layer_reports(whole, seat)) for seat in quoted)
 
@@ -185,8 +185,8 @@ def test_findings_say_of_which_moment_they_are():
 def test_a_gpu_says_what_the_doctor_objects_to_there_and_what_follows_from_it():
     seen = snapshot(1, 2, ("acme",))
     here, elsewhere = (
-        site_map(SiteReading(snapshot=seen)).seats[0],
-        site_map(SiteReading(snapshot=seen)).seats[-1],
+        site_map(SiteReading(snapshot=seen)).gpus[0],
+        site_map(SiteReading(snapshot=seen)).gpus[-1],
     )
     broken = fails("CHECK", "<it>", "is broken", "mend it", where=places_around([here.chain])[:1])
     broken = msgspec.structs.replace(
@@ -204,7 +204,7 @@ def test_a_gpu_says_what_the_doctor_objects_to_there_and_what_follows_from_it():
         elsewhere, layer_reports(whole, elsewhere), findings_on_gpu(whole, elsewhere)
     )
     tenants = tenant_map(whole, "acme", {})[0]
-    assert findings_on_gpu(tenants, tenants.seats[0]) == ()
+    assert findings_on_gpu(tenants, tenants.gpus[0]) == ()
 
 
 def test_a_controller_that_lists_other_gpus_in_the_same_places_makes_no_room_and_takes_none():
@@ -214,5 +214,5 @@ def test_a_controller_that_lists_other_gpus_in_the_same_places_makes_no_room_and
     )
     lied = msgspec.structs.replace(seen, fabric_gpus=(*wrong, *seen.fabric_gpus))
     assert left(lied) == left(seen)
-    told, honest = (site_map(SiteReading(snapshot=one)).seats for one in (lied, seen))
+    told, honest = (site_map(SiteReading(snapshot=one)).gpus for one in (lied, seen))
     assert [seat.taken for seat in told] == [seat.taken for seat in honest]

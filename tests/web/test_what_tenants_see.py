@@ -57,7 +57,7 @@ def shown(whole, org, mode):
     page = "".join(markup for _, markup in sheet.all())
     return page + "".join(
         render_chain(seat, layer_reports(sheet.whole, seat), findings_on_gpu(sheet.whole, seat))
-        for seat in sheet.whole.seats
+        for seat in sheet.whole.gpus
     )
 
 
@@ -71,7 +71,7 @@ def test_no_word_of_another_tenant_is_sent(holders, mode, swapped):
 @given(holders=HOLDERS)
 def test_a_tenant_sees_all_that_is_its_own(holders):
     own = seen_by(site_map(SiteReading(snapshot=snapshot(2, 3, holders))), MINE)
-    mine = [seat for seat in own.seats if seat.chain is not None]
+    mine = [seat for seat in own.gpus if seat.chain is not None]
     assert {seat.chain.machine.tenant for seat in mine if seat.chain and seat.chain.machine} <= {f"{MINE}-id"}
     assert len(mine) == sum(holders[n % len(holders)] == MINE for n in range(6)) * 4
     if mine:
@@ -83,8 +83,8 @@ def test_a_tenant_sees_all_that_is_its_own(holders):
 @given(holders=HOLDERS)
 def test_the_rest_is_drawn_as_in_use_or_free(holders):
     whole = site_map(SiteReading(snapshot=snapshot(2, 3, holders)))
-    assert [(s.place.rack, s.place.slot, s.taken) for s in seen_by(whole, MINE).seats] == [
-        (s.place.rack, s.place.slot, s.taken) for s in whole.seats
+    assert [(s.place.rack, s.place.slot, s.taken) for s in seen_by(whole, MINE).gpus] == [
+        (s.place.rack, s.place.slot, s.taken) for s in whole.gpus
     ]
 
 
@@ -96,7 +96,7 @@ def test_operators_see_everything():
 
 def test_an_organisation_without_a_tenant_owns_nothing():
     own = seen_by(site_map(reading((THEIRS, None))), "nobody")
-    assert all(seat.chain is None for seat in own.seats)
+    assert all(seat.chain is None for seat in own.gpus)
 
 
 def test_a_compute_domain_over_two_tenants_is_nobodys():
@@ -110,7 +110,7 @@ def test_a_compute_domain_over_two_tenants_is_nobodys():
         site_map(SiteReading(snapshot=msgspec.structs.replace(seen, compute_domains=(wide,)))), MINE
     )
     assert own.compute_domains == ()
-    assert all(seat.chain.compute_domain is None for seat in own.seats if seat.chain)
+    assert all(seat.chain.compute_domain is None for seat in own.gpus if seat.chain)
 
 
 def test_a_compute_domain_of_another_that_a_claim_of_the_tenants_own_names_is_not_named():
@@ -126,7 +126,7 @@ def test_a_compute_domain_of_another_that_a_claim_of_the_tenants_own_names_is_no
     for mode in ColourMode:
         assert f"{THEIRS}-domain" in shown(whole, None, mode)
         assert THEIRS not in shown(whole, MINE, mode)
-    own = [seat.chain for seat in seen_by(whole, MINE).seats if seat.chain]
+    own = [seat.chain for seat in seen_by(whole, MINE).gpus if seat.chain]
     assert {(one.use.claim, one.compute_domain, one.channel) for one in own} == {
         (f"{MINE}-ns/{MINE}-gpus", None, None)
     }
@@ -159,7 +159,7 @@ def test_trays_that_only_the_cluster_knows_stay_apart_and_unnamed():
     whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, machines=(), fabric_gpus=())))
     own = seen_by(whole, MINE)
     assert [len(tray) for rack in own.racks for tray in rack.trays] == [4] * 12
-    assert list(own.seats) == sorted(own.seats, key=lambda seat: seat.place.order)
+    assert list(own.gpus) == sorted(own.gpus, key=lambda seat: seat.place.order)
     assert THEIRS not in repr(own)
 
 
@@ -182,7 +182,7 @@ def handed_over(since, cluster_at):
 @pytest.mark.parametrize("since", [AT - 60, None])
 def test_what_was_seen_before_the_machine_was_the_tenants_is_not_shown(since):
     own = seen_by(site_map(SiteReading(snapshot=handed_over(since, AT - 90))), MINE)
-    chains = [seat.chain for seat in own.seats if seat.chain is not None]
+    chains = [seat.chain for seat in own.gpus if seat.chain is not None]
     assert len(chains) == 4
     assert {(chain.use, chain.compute_domain, chain.channel, chain.transfer) for chain in chains} == {
         (None,) * 4
@@ -194,7 +194,7 @@ def test_what_was_seen_since_the_machine_is_the_tenants_is_shown():
     seen = snapshot(1, 1, (MINE,))
     later = tuple(msgspec.structs.replace(transfer, at=AT - 5) for transfer in seen.transfers)
     own = seen_by(site_map(SiteReading(snapshot=msgspec.structs.replace(seen, transfers=later))), MINE)
-    chains = [seat.chain for seat in own.seats if seat.chain is not None]
+    chains = [seat.chain for seat in own.gpus if seat.chain is not None]
     assert all(chain.use and chain.compute_domain and chain.channel for chain in chains)
     assert [chain.transfer.at for chain in chains if chain.transfer] == [AT - 5]
 
@@ -206,9 +206,9 @@ def test_a_pod_that_began_before_the_machine_was_the_tenants_is_not_shown_though
     whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, uses=before)))
     told = seen_by(whole, MINE)
     assert told.compute_domains == ()
-    own = [seat.chain for seat in told.seats if seat.chain is not None]
+    own = [seat.chain for seat in told.gpus if seat.chain is not None]
     assert {kept_back(one) for one in own} == {True}
-    assert all(seat.chain.use.pods for seat in whole.seats if seat.chain)
+    assert all(seat.chain.use.pods for seat in whole.gpus if seat.chain)
 
 
 def kept_back(chain):
@@ -220,7 +220,7 @@ def kept_back(chain):
 def test_a_pod_of_a_namespace_that_is_not_the_tenants_is_not_shown_whenever_it_began(namespaces):
     seen = msgspec.structs.replace(snapshot(1, 1, (MINE,)), namespaces=namespaces)
     told = seen_by(site_map(SiteReading(snapshot=seen)), MINE)
-    assert {kept_back(seat.chain) for seat in told.seats if seat.chain} == {True}
+    assert {kept_back(seat.chain) for seat in told.gpus if seat.chain} == {True}
     assert (told.compute_domains, told.namespaces) == ((), {})
 
 
@@ -243,7 +243,7 @@ def test_a_pod_that_the_controller_of_the_tenant_before_starts_again_is_not_name
     cells = [cell for part in sheet.racks.values() for tray in part.rack.trays for cell in tray.cells]
     assert {(cell.state, cell.busy) for cell in cells} == {(GpuState.UNKNOWN, True)}
     page = next(
-        render_chain(seat, layer_reports(sheet.whole, seat)) for seat in sheet.whole.seats if seat.chain
+        render_chain(seat, layer_reports(sheet.whole, seat)) for seat in sheet.whole.gpus if seat.chain
     )
     for label in ("Claim", "Pod", "ComputeDomain", "Channel"):
         assert row(page, label) == "<td><i>not shown</i></td>"
@@ -253,7 +253,7 @@ def test_a_pod_on_a_machine_of_which_nobody_knows_since_when_it_is_held_is_not_s
     seen = snapshot(1, 1, (MINE,))
     machines = tuple(msgspec.structs.replace(machine, held_since=None) for machine in seen.machines)
     own = seen_by(site_map(SiteReading(snapshot=msgspec.structs.replace(seen, machines=machines))), MINE)
-    assert all(seat.chain is not None and kept_back(seat.chain) for seat in own.seats)
+    assert all(seat.chain is not None and kept_back(seat.chain) for seat in own.gpus)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_gpu_in_a_partition_that_is_not_the_tenants_is_not_called_free(change)
     cells = [tray.cells for part in sheet.racks.values() for tray in part.rack.trays]
     assert [{cell.state for cell in tray} for tray in cells] == [{GpuState.OTHERS}, {GpuState.UNKNOWN}]
     page = next(
-        render_chain(seat, layer_reports(sheet.whole, seat)) for seat in sheet.whole.seats if seat.chain
+        render_chain(seat, layer_reports(sheet.whole, seat)) for seat in sheet.whole.gpus if seat.chain
     )
     assert {name: row(page, name) for name in ("Partition", "Logical partition")} == {
         "Partition": "<td><i>not shown</i></td>",

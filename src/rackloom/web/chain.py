@@ -91,40 +91,40 @@ class LayerReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.at is not None and self.unknown_since is None
 
 
-def layer_reports(whole: SiteMap, seat: MapGpu) -> tuple[LayerReport, ...]:
+def layer_reports(whole: SiteMap, gpu: MapGpu) -> tuple[LayerReport, ...]:
     """What each layer reports of a GPU, tenant first and transfer last. Empty for a hidden GPU."""
-    chain = seat.chain
+    chain = gpu.chain
     if chain is None:
         return ()
     links = {
         Layer.SITE: _by_site(whole, chain),
         Layer.FABRIC: _by_fabric(chain),
-        Layer.CLUSTER: _by_cluster(chain, fastest_rate(_tray_chains(whole, seat))),
+        Layer.CLUSTER: _by_cluster(chain, fastest_rate(_tray_chains(whole, gpu))),
         Layer.TRANSFER: _by_transfer(chain),
     }
-    return tuple(_layer_report(whole, seat, layer, tuple(found)) for layer, found in links.items())
+    return tuple(_layer_report(whole, gpu, layer, tuple(found)) for layer, found in links.items())
 
 
-def _tray_chains(whole: SiteMap, seat: MapGpu) -> Iterator[GpuChain]:
+def _tray_chains(whole: SiteMap, gpu: MapGpu) -> Iterator[GpuChain]:
     """The visible chains of a GPU and of the other GPUs of its tray."""
-    trays = (tray for rack in whole.racks if rack.name == seat.place.rack for tray in rack.trays)
-    return (gpu.chain for tray in trays if seat in tray for gpu in tray if gpu.chain is not None)
+    trays = (tray for rack in whole.racks if rack.name == gpu.place.rack for tray in rack.trays)
+    return (member.chain for tray in trays if gpu in tray for member in tray if member.chain is not None)
 
 
-def findings_on_gpu(whole: SiteMap, seat: MapGpu) -> tuple[Finding, ...]:
+def findings_on_gpu(whole: SiteMap, gpu: MapGpu) -> tuple[Finding, ...]:
     """The doctor's findings that concern a GPU, the worst first; a tenant gets none."""
-    here = frozenset() if seat.chain is None else frozenset(places_around((seat.chain,)))
+    here = frozenset() if gpu.chain is None else frozenset(places_around((gpu.chain,)))
     return tuple(finding for finding in whole.findings or () if not here.isdisjoint(finding.where))
 
 
-def _layer_report(whole: SiteMap, seat: MapGpu, layer: Layer, links: tuple[ChainLink, ...]) -> LayerReport:
-    at, since = _read_at(whole, seat, layer)
-    problem = "" if since is None else _layer_problem(whole, seat, layer)
+def _layer_report(whole: SiteMap, gpu: MapGpu, layer: Layer, links: tuple[ChainLink, ...]) -> LayerReport:
+    at, since = _read_at(whole, gpu, layer)
+    problem = "" if since is None else _layer_problem(whole, gpu, layer)
     return LayerReport(source=_LAYER_NAMES[layer], at=at, unknown_since=since, problem=problem, links=links)
 
 
-def _layer_problem(whole: SiteMap, seat: MapGpu, layer: Layer) -> str:
-    domain = whole.domains.get(seat.domain) if layer is Layer.FABRIC else None
+def _layer_problem(whole: SiteMap, gpu: MapGpu, layer: Layer) -> str:
+    domain = whole.domains.get(gpu.domain) if layer is Layer.FABRIC else None
     return whole.layer(layer).problem or (domain.problem if domain is not None else "")
 
 
@@ -170,14 +170,14 @@ def _by_cluster(chain: GpuChain, siblings: int) -> Iterator[ChainLink]:
         yield "NIC", None, ""
 
 
-def _read_at(whole: SiteMap, seat: MapGpu, layer: Layer) -> tuple[float | None, float | None]:
+def _read_at(whole: SiteMap, gpu: MapGpu, layer: Layer) -> tuple[float | None, float | None]:
     """When a layer was read and since when it is unknown; of the fabric, when this GPU's domain was read."""
     status = whole.layer(layer)
-    if layer is Layer.TRANSFER and seat.chain is not None and seat.chain.transfer is not None:
-        return seat.chain.transfer.at, status.unknown_since
+    if layer is Layer.TRANSFER and gpu.chain is not None and gpu.chain.transfer is not None:
+        return gpu.chain.transfer.at, status.unknown_since
     if layer is not Layer.FABRIC:
         return status.at, status.unknown_since
-    domain = whole.domains.get(seat.domain)
+    domain = whole.domains.get(gpu.domain)
     if domain is None:
         # Without a controller for the domain, the time of other domains' readings says nothing.
         return None, status.unknown_since

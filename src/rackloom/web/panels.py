@@ -47,7 +47,7 @@ class RackCapacity(msgspec.Struct, frozen=True, kw_only=True):
 def rack_capacity(rack: MapRack) -> RackCapacity:
     """Count what is free in one rack. A tray that nobody can vouch for counts as not free."""
     free = [tray for tray in rack.trays if tray_free(tray)]
-    partly = [tray for tray in rack.trays if tray_free(tray) is False and any(seat.taken for seat in tray)]
+    partly = [tray for tray in rack.trays if tray_free(tray) is False and any(gpu.taken for gpu in tray)]
     gangs: dict[str, tuple[int, int]] = {}
     for tray in free:
         if domain := tray[0].domain:
@@ -56,7 +56,7 @@ def rack_capacity(rack: MapRack) -> RackCapacity:
     return RackCapacity(
         free_trays=len(free),
         unknown_trays=sum(tray_free(tray) is None for tray in rack.trays),
-        stranded_gpus=sum(seat.taken is False for tray in partly for seat in tray),
+        stranded_gpus=sum(gpu.taken is False for tray in partly for gpu in tray),
         gangs=gangs,
     )
 
@@ -128,15 +128,15 @@ def rack_places(rack: MapRack) -> PlacesByName:
     return {name: tuple(spots) for name, spots in found.items()}
 
 
-def _slot_name(seat: MapGpu) -> str:
-    return f"slot {seat.place.slot}" if seat.place.chassis else f"node {seat.place.node}"
+def _slot_name(gpu: MapGpu) -> str:
+    return f"slot {gpu.place.slot}" if gpu.place.chassis else f"node {gpu.place.node}"
 
 
-def _names_of_gpu(seat: MapGpu, chain: GpuChain) -> Iterator[str]:
+def _names_of_gpu(gpu: MapGpu, chain: GpuChain) -> Iterator[str]:
     yield from places_around((chain,))
     yield from map(at_device, chain.nics)
-    if seat.domain:
-        yield at_domain(seat.domain)
+    if gpu.domain:
+        yield at_domain(gpu.domain)
     if chain.wanted is not None and chain.wanted.logical is not None:
         yield at_logical(chain.wanted.logical)
     if chain.use is not None:

@@ -113,7 +113,7 @@ class DrawnRack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 GpuAddress = tuple[str, int, int]
-"""Rack id, tray from the top, GPU from the left: how the page names a seat."""
+"""Rack id, tray from the top, GPU from the left: how the page names a GPU."""
 
 
 def rack_id(name: str) -> str:
@@ -122,7 +122,7 @@ def rack_id(name: str) -> str:
 
 
 def find_gpu(whole: SiteMap, spot: GpuAddress) -> MapGpu | None:
-    """The seat that the page names so."""
+    """The GPU that the page names so."""
     id_, tray, gpu = spot
     rack = next((rack for rack in whole.racks if rack_id(rack.name) == id_), None)
     if rack is None or tray >= len(rack.trays) or gpu >= len(rack.trays[tray]):
@@ -149,16 +149,16 @@ def drawn_rack(frame: RackFrame, mode: ColourMode, colours: MapColours) -> Drawn
 
 
 def _drawn_tray(
-    frame: RackFrame, mode: ColourMode, colours: MapColours, seats: tuple[MapGpu, ...]
+    frame: RackFrame, mode: ColourMode, colours: MapColours, gpus: tuple[MapGpu, ...]
 ) -> DrawnTray:
-    chain = next((seat.chain for seat in seats if seat.chain is not None), None)
-    siblings = fastest_rate(seat.chain for seat in seats if seat.chain is not None)
+    chain = next((gpu.chain for gpu in gpus if gpu.chain is not None), None)
+    siblings = fastest_rate(gpu.chain for gpu in gpus if gpu.chain is not None)
     laid = frame.over.get(chain.node.name) if chain is not None and chain.node is not None else None
     return DrawnTray(
-        slot=seats[0].place.slot,
-        title=_tray_title(seats[0], chain),
-        cells=tuple(_drawn_gpu(frame, mode, colours, seat, siblings) for seat in seats),
-        free=tray_free(seats),
+        slot=gpus[0].place.slot,
+        title=_tray_title(gpus[0], chain),
+        cells=tuple(_drawn_gpu(frame, mode, colours, gpu, siblings) for gpu in gpus),
+        free=tray_free(gpus),
         notes=_tray_notes(frame, chain),
         lost=chain is not None and _is_node_lost(frame, chain),
         laid_over=laid[1] if laid else "",
@@ -166,15 +166,15 @@ def _drawn_tray(
     )
 
 
-def tray_free(seats: tuple[MapGpu, ...]) -> bool | None:
+def tray_free(gpus: tuple[MapGpu, ...]) -> bool | None:
     """Whether all GPUs of a tray could be given away now; a cordoned or sick tray could not."""
-    if any(seat.taken or seat.held_back for seat in seats):
+    if any(gpu.taken or gpu.held_back for gpu in gpus):
         return False
-    return None if any(seat.taken is None for seat in seats) else True
+    return None if any(gpu.taken is None for gpu in gpus) else True
 
 
-def _tray_title(seat: MapGpu, chain: GpuChain | None) -> str:
-    names = [f"slot {seat.place.slot}"] if seat.place.chassis or chain is None else []
+def _tray_title(gpu: MapGpu, chain: GpuChain | None) -> str:
+    names = [f"slot {gpu.place.slot}"] if gpu.place.chassis or chain is None else []
     if chain is not None and chain.machine is not None:
         names.append(f"machine {chain.machine.id}")
     if chain is not None and chain.node is not None:
@@ -201,11 +201,11 @@ def _is_node_lost(frame: RackFrame, chain: GpuChain) -> bool:
 
 
 def _drawn_gpu(
-    frame: RackFrame, mode: ColourMode, colours: MapColours, seat: MapGpu, siblings: int
+    frame: RackFrame, mode: ColourMode, colours: MapColours, gpu: MapGpu, siblings: int
 ) -> DrawnGpu:
     """One GPU, in a tray whose fastest rail has so many Gb/s."""
-    chain = seat.chain
-    found: GpuShade = gpu_shade(frame, mode, seat)
+    chain = gpu.chain
+    found: GpuShade = gpu_shade(frame, mode, gpu)
     if chain is None:
         return DrawnGpu(state=found.state, name="free" if found.state is GpuState.FREE else "", nic="")
     number = None if found.group is None else colours.groups.number(found.group)
@@ -276,7 +276,7 @@ def domain_badges(whole: SiteMap, colours: MapColours) -> tuple[LegendEntry, ...
 
 def colour_groups(frame: RackFrame, mode: ColourMode) -> Counter[ColourGroup]:
     """The groups in one rack, and how many GPUs each has there."""
-    shades = (gpu_shade(frame, mode, seat) for tray in frame.rack.trays for seat in tray)
+    shades = (gpu_shade(frame, mode, gpu) for tray in frame.rack.trays for gpu in tray)
     return Counter(shade.group for shade in shades if shade.group is not None)
 
 

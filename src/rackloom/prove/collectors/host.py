@@ -346,7 +346,7 @@ def _connected_peers(host: Sysroot, running: Sequence[int]) -> int | None:
 
 
 def _peer_addresses(sockets: Sequence[TcpSocket]) -> set[str]:
-    """Peers connected at their server port, without the host itself (a daemon is its own peer)."""
+    """Peers connected at their server's port, without the host itself, which is its own peer too."""
     connected = (sock for sock in sockets if sock.state == ESTABLISHED and sock.peer_port == IMEX_SERVER_PORT)
     return {sock.peer for sock in connected} - {sock.own for sock in sockets}
 
