@@ -141,10 +141,10 @@ def test_the_last_words_of_an_end_that_crashed_are_kept(monkeypatch: pytest.Monk
 
 PARENT = f"""
 import sys, time
-from rackloom.prove.transfer.processes import BeTarget, Listening
-from rackloom.prove.transfer.processes import End
-from rackloom.prove.transfer.values import Seat
-with End((), {SECRET!r}, BeTarget("127.0.0.1", 0, Seat(), once=True, timeout_seconds=60)) as target:
+from rackloom.prove.transfer.processes import BeTarget, EndProcess, Listening
+from rackloom.prove.transfer.values import EndConfig
+order = BeTarget("127.0.0.1", 0, EndConfig(), once=True, timeout_seconds=60)
+with EndProcess((), {SECRET!r}, order) as target:
     target.expect(Listening, time.monotonic() + 30)
     print(target.pid, flush=True)
     time.sleep(60)

@@ -114,12 +114,12 @@ def _import_problem() -> str | None:
         return f"NIXL is installed, but importing it takes more than {_IMPORT_SECONDS:g} s"
     if done.returncode == 0:
         return None
-    said = (done.stderr.strip().splitlines() or [f"the import ended with {done.returncode}"])[-1]
-    return f"NIXL is installed, but cannot be imported: {said}"
+    complaint = (done.stderr.strip().splitlines() or [f"the import ended with {done.returncode}"])[-1]
+    return f"NIXL is installed, but cannot be imported: {complaint}"
 
 
 def require_nixl() -> None:
-    """Raise Refused where `missing` has something to say."""
+    """Raise Refused if no transfer can run here."""
     if reason := nixl_missing_reason():
         raise Refused(reason, nearest_fix=_INSTALL_NIXL)
 
@@ -136,8 +136,8 @@ def ucx_version() -> str | None:
         return None
     library = ctypes.CDLL(found.group())
     library.ucp_get_version_string.restype = ctypes.c_char_p
-    said: bytes = library.ucp_get_version_string()
-    return said.decode()
+    text: bytes = library.ucp_get_version_string()
+    return text.decode()
 
 
 class NixlAgent:
@@ -163,8 +163,8 @@ class NixlAgent:
 
     def explain(self, problem: str) -> str:
         """`problem` with what UCX itself logged about it."""
-        said = ucx_complaint(self._read_log())
-        return f"{problem} (UCX: {said})" if said else problem
+        complaint = ucx_complaint(self._read_log())
+        return f"{problem} (UCX: {complaint})" if complaint else problem
 
     def protocols(self, op: TransferOp) -> tuple[str, ...]:
         """What UCX uses for `op` towards the peer."""
@@ -201,9 +201,8 @@ def open_agent(
     with TemporaryDirectory(prefix="rackloom-transfer-") as directory:
         log = Path(directory, "ucx.log")
         os.environ |= ucx_environment(seat.ucx, log)
-        buffer = allocate_buffer(
-            seat.device, spec.total_bytes
-        )  # before UCX starts: it looks for a CUDA context
+        # Before UCX starts: it looks for a CUDA context then.
+        buffer = allocate_buffer(seat.device, spec.total_bytes)
         try:
             agent = NixlAgent(role, buffer, log, progress_thread=progress_thread)
             try:

@@ -62,7 +62,7 @@ from rackloom.prove.transfer.values import (
 
 
 def prepare_end(seat: EndConfig) -> HostFacts:
-    """Sit down where told, check that nothing but the claim's devices is in reach, and describe the host.
+    """Pin the process, check that only the claim's devices are visible, and describe the host.
 
     Raises:
         Refused: a device too many or too few is visible, or the processors are not this process' to use.
@@ -243,7 +243,7 @@ def record_timed_part(channel: Channel, agent: NixlAgent, spec: TransferSpec, ho
 CONNECT_SECONDS = 10.0
 """How long to keep trying to reach a target that may still be starting."""
 POLL_CHECK_SECONDS = 0.1
-"""Seconds of polling between two looks at the clock's deadline and at the control channel."""
+"""Seconds of polling between two checks of the deadline and of the control channel."""
 
 
 def run_initiator(
@@ -357,12 +357,12 @@ class _InitiatorSession:
         try:
             state = nixl.transfer(request)
             posted = clock()
-            look = posted + POLL_CHECK_SECONDS
+            next_check = posted + POLL_CHECK_SECONDS
             while state == "PROC":
                 state = nixl.check_xfer_state(request)
-                if clock() > look:
-                    self._look_around()
-                    look = clock() + POLL_CHECK_SECONDS
+                if clock() > next_check:
+                    self._check_peer()
+                    next_check = clock() + POLL_CHECK_SECONDS
             done = clock()
         except Retry:
             raise
@@ -372,7 +372,7 @@ class _InitiatorSession:
             raise self._trouble("NIXL reported an error for the transfer")
         return posted - start, done - posted
 
-    def _look_around(self) -> None:
+    def _check_peer(self) -> None:
         if time.monotonic() > self._deadline:
             raise self._trouble(f"the transfer took longer than {self._spec.timeout_seconds:g} s")
         if not self._channel.peer_is_there():

@@ -242,8 +242,8 @@ def serve_targets(
         deadline = time.monotonic() + timeout + _START_SECONDS if once else math.inf
         following = [pool.submit(_relay_events, end, deadline, say) for end in ends]
         over, _ = wait(following, return_when=FIRST_EXCEPTION)
-        for one in over:
-            one.result()
+        for served in over:
+            served.result()
 
 
 def _spread_over_cores(seats: Sequence[EndConfig]) -> Sequence[EndConfig]:

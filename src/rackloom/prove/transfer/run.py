@@ -46,7 +46,7 @@ START_SECONDS = 30.0
 
 
 class EndLocation(msgspec.Struct, frozen=True):
-    """Where an end of ours runs: the command prefix that enters it, its address there, and its seat."""
+    """Where one of our ends runs: the command prefix that enters it, its address, and its configuration."""
 
     prefix: tuple[str, ...] = ()
     address: str = "127.0.0.1"
@@ -87,11 +87,12 @@ def run_lanes(spec: TransferSpec, lanes: Sequence[Lane]) -> list[TransferReport]
     deadline = time.monotonic() + spec.timeout_seconds + START_SECONDS
     with ExitStack() as stack:
         running = [_RunningLane(stack, spec, lane, deadline) for lane in lanes]
-        for one in running:
-            one.expect(Warm)
-        for one in running:
-            one.initiator.say_start()
-        measured = [one.measured() for one in running]
+        # Timing begins when all lanes are warm, so that they are timed side by side.
+        for lane_run in running:
+            lane_run.expect(Warm)
+        for lane_run in running:
+            lane_run.initiator.say_start()
+        measured = [lane_run.measured() for lane_run in running]
     crowding = _lack_of_processors(measured)
     return [
         build_report(spec, result, lane.promise, crowding, _promised_to_others(lane, lanes))
@@ -131,7 +132,7 @@ class _RunningLane:
         return done.measured
 
     def _raise_cause(self) -> None:
-        """When the initiator lost its target, the target's own words say more."""
+        """If the initiator lost its target, the target's own error says more."""
         if self._target is None:
             return
         with suppress(Retry):
@@ -142,18 +143,15 @@ class _RunningLane:
 
 def _promised_to_others(lane: Lane, lanes: Sequence[Lane]) -> frozenset[str]:
     """Devices promised to the other lanes."""
-    return frozenset(
-        other.promise.device for other in lanes if other is not lane and other.promise.device
-    ) - {lane.promise.device or ""}
+    devices = {known.promise.device for known in lanes if known is not lane}
+    return frozenset(device for device in devices if device and device != lane.promise.device)
 
 
 def _lack_of_processors(measured: Sequence[Measurement]) -> str | None:
     """One sentence if the ends on one host, ours or not, have fewer processors than they are."""
     hosts: dict[str, list[Sequence[int]]] = {}
-    for one in measured:
-        for host in (one.initiator.host, one.target.host):
-            mine = host.cores or range(host.usable_processors)
-            hosts.setdefault(host.hostname, []).append(mine)
+    for host in (end.host for measurement in measured for end in (measurement.initiator, measurement.target)):
+        hosts.setdefault(host.hostname, []).append(host.cores or range(host.usable_processors))
     for name, cores in hosts.items():
         if lacking := without_core(cores):
             return f"{lacking} of {len(cores)} polling ends on {name} have no processor of their own"
@@ -167,15 +165,13 @@ RUNS = 3
 PLAIN_LABEL = "plain: two processes on one host; says nothing about alignment"
 
 DEFAULT_END = EndConfig()
-StepCallback = Callable[[str], None]
-FinishedCallback = Callable[[TransferReport], None]
 
 
 class RunObserver(msgspec.Struct, frozen=True):
-    """Who hears what starts now, and each run as soon as it is complete: a later one may fail."""
+    """Callbacks for each step that starts, and each run as soon as it is complete: a later one may fail."""
 
-    step: StepCallback = lambda _: None
-    finished: FinishedCallback = lambda _: None
+    step: Callable[[str], None] = lambda _: None
+    finished: Callable[[TransferReport], None] = lambda _: None
 
 
 NO_OBSERVER = RunObserver()
@@ -212,11 +208,10 @@ def run_plain(
     Raises:
         Refused, Retry: as run_pair.
     """
-    place = EndLocation(seat=seat)
-    reports = _repeat_lane(spec, Lane(place, place, _promise_of_pins(seat)), "plain", runs, watch)
-    return single_report(
-        "plain", reports, PLAIN_LABEL if why is None else f"{PLAIN_LABEL} (not emulated: {why})"
-    )
+    end = EndLocation(seat=seat)
+    reports = _repeat_lane(spec, Lane(end, end, _promise_of_pins(seat)), "plain", runs, watch)
+    label = PLAIN_LABEL if why is None else f"{PLAIN_LABEL} (not emulated: {why})"
+    return single_report("plain", reports, label)
 
 
 def run_remote(
@@ -233,13 +228,10 @@ def run_remote(
         Refused: NIXL is not installed, the secret is not the target's, or an end cannot do what is asked.
         Retry: the target is not there, died, or took longer than the timeout.
     """
-    name = f"against {target.address} port {target.port}"
-    reports = _repeat_lane(
-        spec, Lane(EndLocation(seat=seat), target, _promise_of_pins(seat)), name, runs, watch
-    )
-    return single_report(
-        "remote", reports, f"measured against the target at {target.address} port {target.port}"
-    )
+    at = f"{target.address} port {target.port}"
+    lane = Lane(EndLocation(seat=seat), target, _promise_of_pins(seat))
+    reports = _repeat_lane(spec, lane, f"against {at}", runs, watch)
+    return single_report("remote", reports, f"measured against the target at {at}")
 
 
 def run_alignment(
@@ -335,7 +327,7 @@ def _measure_pairs(
     *,
     emulated: bool,
 ) -> AlignmentReport:
-    """Alone and together are interleaved, so that a change of the weather meets both."""
+    """Alone and together are interleaved, so that a change of load affects both."""
     alone: list[list[TransferReport]] = [[] for _ in lanes]
     together: list[list[TransferReport]] = []
     for number in range(runs):
@@ -367,33 +359,29 @@ def _repeat_lane(
 
 def _pair_lane(pair: GpuNicPair, seat: EndConfig, target: RemoteTarget | None) -> Lane:
     pins = UcxPins(seat.ucx.transports, (pair.nic,))
-    place = EndLocation(seat=msgspec.structs.replace(seat, ucx=pins, device=pair.device))
+    end = EndLocation(seat=msgspec.structs.replace(seat, ucx=pins, device=pair.device))
     promise = Promise(pair.nic, path_class=pair.path_class, nearest_class=pair.nearest_class)
-    return Lane(place, place if target is None else target, promise)
+    return Lane(end, end if target is None else target, promise)
 
 
 def _lanes_on_own_cores(lanes: Sequence[Lane]) -> list[Lane]:
     """The lanes with a processor for each end on this host, if there are enough."""
-    places = [
-        place for lane in lanes for place in (lane.initiator, lane.target) if isinstance(place, EndLocation)
-    ]
+    ends = [end for lane in lanes for end in (lane.initiator, lane.target) if isinstance(end, EndLocation)]
     usable = sorted(os.sched_getaffinity(0))
-    if len(usable) < len(places):
+    if len(usable) < len(ends):
         return list(lanes)
-    cores = iter(spread_cores(len(places), usable))
+    cores = iter(spread_cores(len(ends), usable))
     return [_lane_on_cores(lane, cores) for lane in lanes]
 
 
 def _lane_on_cores(lane: Lane, cores: Iterator[tuple[int, ...]]) -> Lane:
-    here = _location_on_cores(lane.initiator, next(cores))
-    there = (
-        _location_on_cores(lane.target, next(cores)) if isinstance(lane.target, EndLocation) else lane.target
+    here, there = (
+        msgspec.structs.replace(end, seat=msgspec.structs.replace(end.seat, cores=next(cores)))
+        if isinstance(end, EndLocation)
+        else end
+        for end in (lane.initiator, lane.target)
     )
-    return Lane(here, there, lane.promise)
-
-
-def _location_on_cores(place: EndLocation, cores: tuple[int, ...]) -> EndLocation:
-    return msgspec.structs.replace(place, seat=msgspec.structs.replace(place.seat, cores=cores))
+    return msgspec.structs.replace(lane, initiator=here, target=there)
 
 
 def _promise_of_pins(seat: EndConfig) -> Promise:
