@@ -38,7 +38,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.nixl
 def test_a_read_of_many_blocks_over_a_pinned_device_is_counted_there() -> None:
-    place = EndLocation(seat=EndConfig(ucx=UcxPins(("tcp",), ("lo",))))
+    place = EndLocation(config=EndConfig(ucx=UcxPins(("tcp",), ("lo",))))
     spec = TransferSpec(
         op="READ", block_size=1 << 16, batch_size=16, iters=2, warmup_iters=0, timeout_seconds=PATIENCE
     )
@@ -71,7 +71,7 @@ def test_a_target_of_the_wrong_size_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.nixl
 def test_a_device_that_does_not_exist_is_refused_with_what_ucx_said() -> None:
-    place = EndLocation(seat=EndConfig(ucx=UcxPins(("tcp",), ("absent0",))))
+    place = EndLocation(config=EndConfig(ucx=UcxPins(("tcp",), ("absent0",))))
     with pytest.raises(Refused, match="UCX could not be started") as refused:
         run_pair(SMALL, initiator=place, target=place)
     assert refused.value.nearest_fix is not None

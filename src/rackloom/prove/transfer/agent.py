@@ -190,9 +190,9 @@ class NixlAgent:
 
 @contextmanager
 def open_agent(
-    role: str, spec: TransferSpec, seat: EndConfig, *, progress_thread: bool
+    role: str, spec: TransferSpec, config: EndConfig, *, progress_thread: bool
 ) -> Iterator[NixlAgent]:
-    """An agent with a buffer of `spec.total_bytes` on `seat`. Changes this process' environment.
+    """An agent with a buffer of `spec.total_bytes` on `config`. Changes this process' environment.
 
     Raises:
         Refused: not enough memory, no NIXL, or UCX cannot use what it was pinned to.
@@ -200,9 +200,9 @@ def open_agent(
     require_nixl()
     with TemporaryDirectory(prefix="rackloom-transfer-") as directory:
         log = Path(directory, "ucx.log")
-        os.environ |= ucx_environment(seat.ucx, log)
+        os.environ |= ucx_environment(config.ucx, log)
         # Before UCX starts: it looks for a CUDA context then.
-        buffer = allocate_buffer(seat.device, spec.total_bytes)
+        buffer = allocate_buffer(config.device, spec.total_bytes)
         try:
             agent = NixlAgent(role, buffer, log, progress_thread=progress_thread)
             try:

@@ -62,13 +62,13 @@ def carry_out(order: Order, secret: bytes, out: TextIO) -> Done:
     """
     if not isinstance(order, BeTarget):
         ready = partial(_await_start, out) if order.hold else None
-        return Done(endpoints.run_initiator(order.host, order.port, secret, order.spec, order.seat, ready))
+        return Done(endpoints.run_initiator(order.host, order.port, secret, order.spec, order.config, ready))
     with endpoints.listen_for_initiator(order.host, order.port) as listener:
         _emit(out, Listening(order.host, listener.getsockname()[1]))
         endpoints.serve_target(
             listener,
             secret,
-            order.seat,
+            order.config,
             lambda peer, reason: _emit(out, TurnedAway(peer, reason)),
             once=order.once,
             deadline=time.monotonic() + order.timeout_seconds if order.once else None,

@@ -50,7 +50,7 @@ class EndLocation(msgspec.Struct, frozen=True):
 
     prefix: tuple[str, ...] = ()
     address: str = "127.0.0.1"
-    seat: EndConfig = EndConfig()
+    config: EndConfig = EndConfig()
 
 
 class RemoteTarget(msgspec.Struct, frozen=True):
@@ -110,10 +110,10 @@ class _RunningLane:
             address, port, secret = lane.target.address, lane.target.port, lane.target.secret
         else:
             address, secret = lane.target.address, secrets.token_hex(32)
-            target = BeTarget(address, 0, lane.target.seat, True, spec.timeout_seconds)
+            target = BeTarget(address, 0, lane.target.config, True, spec.timeout_seconds)
             self._target = stack.enter_context(EndProcess(lane.target.prefix, secret, target))
             port = self._target.expect(Listening, deadline).port
-        order = BeInitiator(address, port, lane.initiator.seat, spec, hold=True)
+        order = BeInitiator(address, port, lane.initiator.config, spec, hold=True)
         self.initiator = stack.enter_context(EndProcess(lane.initiator.prefix, secret, order))
 
     def expect(self, kind: type[Warm] | type[Done]) -> Warm | Done:
@@ -187,7 +187,7 @@ def run_pair(
     """Start a target and an initiator, measure once, end both.
 
     Raises:
-        Refused: NIXL is not installed, or an end cannot do what `spec` and the seats ask.
+        Refused: NIXL is not installed, or an end cannot do what `spec` and the configurations ask.
         Retry: an end died or took longer than the timeout.
     """
     return run_lanes(spec, [Lane(initiator, target, promise)])[0]
@@ -197,7 +197,7 @@ def run_plain(
     spec: TransferSpec,
     *,
     runs: int = RUNS,
-    seat: EndConfig = DEFAULT_END,
+    config: EndConfig = DEFAULT_END,
     why: str | None = None,
     watch: RunObserver = NO_OBSERVER,
 ) -> AlignmentReport:
@@ -208,8 +208,8 @@ def run_plain(
     Raises:
         Refused, Retry: as run_pair.
     """
-    end = EndLocation(seat=seat)
-    reports = _repeat_lane(spec, Lane(end, end, _promise_of_pins(seat)), "plain", runs, watch)
+    end = EndLocation(config=config)
+    reports = _repeat_lane(spec, Lane(end, end, _promise_of_pins(config)), "plain", runs, watch)
     label = PLAIN_LABEL if why is None else f"{PLAIN_LABEL} (not emulated: {why})"
     return single_report("plain", reports, label)
 
@@ -218,18 +218,18 @@ def run_remote(
     spec: TransferSpec,
     target: RemoteTarget,
     *,
-    seat: EndConfig = DEFAULT_END,
+    config: EndConfig = DEFAULT_END,
     runs: int = RUNS,
     watch: RunObserver = NO_OBSERVER,
 ) -> AlignmentReport:
-    """`runs` measurements against a target that somebody else serves; `seat` is this end's.
+    """`runs` measurements against a target that somebody else serves; `config` is this end's.
 
     Raises:
         Refused: NIXL is not installed, the secret is not the target's, or an end cannot do what is asked.
         Retry: the target is not there, died, or took longer than the timeout.
     """
     at = f"{target.address} port {target.port}"
-    lane = Lane(EndLocation(seat=seat), target, _promise_of_pins(seat))
+    lane = Lane(EndLocation(config=config), target, _promise_of_pins(config))
     reports = _repeat_lane(spec, lane, f"against {at}", runs, watch)
     return single_report("remote", reports, f"measured against the target at {at}")
 
@@ -272,11 +272,11 @@ def run_emulated(
 
 def emulated_lane(pods: emulation.EmulatedPods, device: str, *, promised: str | None = None) -> Lane:
     """A lane between two pods over `device`."""
-    seat = EndConfig(ucx=UcxPins(transports=("tcp",), net_devices=(device,)))
+    config = EndConfig(ucx=UcxPins(transports=("tcp",), net_devices=(device,)))
     declared = dict(zip(("rdma0", "rdma1"), pods.gigabits, strict=True))
     return Lane(
-        EndLocation(pods.prefix_a, "", seat),
-        EndLocation(pods.prefix_b, pods.address_b, seat),
+        EndLocation(pods.prefix_a, "", config),
+        EndLocation(pods.prefix_b, pods.address_b, config),
         Promise(promised or device, declared[device], emulated=True),
     )
 
@@ -286,19 +286,19 @@ def run_pairs(
     pairs: Sequence[GpuNicPair],
     targets: Sequence[RemoteTarget] | None,
     *,
-    seat: EndConfig = DEFAULT_END,
+    config: EndConfig = DEFAULT_END,
     runs: int = RUNS,
     watch: RunObserver = NO_OBSERVER,
 ) -> AlignmentReport:
     """Every pair alone, then all at once, `runs` times; without `targets` both ends are on this host.
 
     Pairs that share a GPU or a NIC (a whole matrix of them) are measured alone only. Target k serves pair k.
-    `seat` has what the initiators share: transports and the allocation.
+    `config` has what the initiators share: transports and the allocation.
 
     Raises:
         Refused, Retry: as run_pair.
     """
-    lanes = [_pair_lane(pair, seat, targets[k] if targets else None) for k, pair in enumerate(pairs)]
+    lanes = [_pair_lane(pair, config, targets[k] if targets else None) for k, pair in enumerate(pairs)]
     return _measure_pairs(spec, pairs, lanes, runs, watch, emulated=False)
 
 
@@ -357,9 +357,9 @@ def _repeat_lane(
     return reports
 
 
-def _pair_lane(pair: GpuNicPair, seat: EndConfig, target: RemoteTarget | None) -> Lane:
-    pins = UcxPins(seat.ucx.transports, (pair.nic,))
-    end = EndLocation(seat=msgspec.structs.replace(seat, ucx=pins, device=pair.device))
+def _pair_lane(pair: GpuNicPair, config: EndConfig, target: RemoteTarget | None) -> Lane:
+    pins = UcxPins(config.ucx.transports, (pair.nic,))
+    end = EndLocation(config=msgspec.structs.replace(config, ucx=pins, device=pair.device))
     promise = Promise(pair.nic, path_class=pair.path_class, nearest_class=pair.nearest_class)
     return Lane(end, end if target is None else target, promise)
 
@@ -376,7 +376,7 @@ def _lanes_on_own_cores(lanes: Sequence[Lane]) -> list[Lane]:
 
 def _lane_on_cores(lane: Lane, cores: Iterator[tuple[int, ...]]) -> Lane:
     here, there = (
-        msgspec.structs.replace(end, seat=msgspec.structs.replace(end.seat, cores=next(cores)))
+        msgspec.structs.replace(end, config=msgspec.structs.replace(end.config, cores=next(cores)))
         if isinstance(end, EndLocation)
         else end
         for end in (lane.initiator, lane.target)
@@ -384,7 +384,7 @@ def _lane_on_cores(lane: Lane, cores: Iterator[tuple[int, ...]]) -> Lane:
     return msgspec.structs.replace(lane, initiator=here, target=there)
 
 
-def _promise_of_pins(seat: EndConfig) -> Promise:
+def _promise_of_pins(config: EndConfig) -> Promise:
     """One pinned device is a promise; several, or none, leave the choice to UCX."""
-    devices = seat.ucx.net_devices
+    devices = config.ucx.net_devices
     return Promise(device=devices[0] if len(devices) == 1 else None)

@@ -213,17 +213,10 @@ def _sick_gpu(chain: GpuChain) -> Iterator[Finding]:
 
 
 def _gpu_evidence(chain: GpuChain) -> Iterator[str]:
-    gpu = chain.fabric
-    if gpu is not None:
+    if (gpu := chain.fabric) is not None:
         yield f"switch controller: GPU 0x{gpu.guid:016x} is {gpu.problem or 'not healthy'}"
-    yield from _node_evidence(chain)
-
-
-def _node_evidence(chain: GpuChain) -> tuple[str, ...]:
-    if chain.device is None:
-        return ()
-    taints = ", ".join(chain.device.taints) or "no taint"
-    return (f"node {chain.device.node}: device {chain.device.name} has {taints}",)
+    if (device := chain.device) is not None:
+        yield f"node {device.node}: device {device.name} has {', '.join(device.taints) or 'no taint'}"
 
 
 def _gpu_places(chain: GpuChain) -> Iterator[str]:
@@ -284,7 +277,9 @@ def _sick_partitions(index: SnapshotIndex) -> Iterator[Finding]:
 
 
 def _tray(machine: MachineRecord, index: SnapshotIndex) -> Iterator[Finding]:
-    subject, where = f"machine {machine.id}", _tray_places(machine, index)
+    name = index.node_of_machine.get(machine.id)
+    subject, where = f"machine {machine.id}", (at_machine(machine.id), *([at_node(name)] if name else []))
+    node = index.nodes.get(name or "")
     if not machine.domain:
         serial = quote(machine.chassis_serial)
         fix = f"rackloom admin endpoint create --chassis-serial {serial} {_NEW_ENDPOINT}"
@@ -300,24 +295,13 @@ def _tray(machine: MachineRecord, index: SnapshotIndex) -> Iterator[Finding]:
             severity=Severity.ERROR if machine.instance else Severity.WARNING,
             evidence=(
                 f"records: slot {machine.slot} of {machine.chassis_serial}",
-                *_readiness_evidence(machine, index),
+                *(() if node is None else (f"node {node.name}: {'ready' if node.ready else 'not ready'}",)),
             ),
             where=where,
             since=machine.missing_since,
         )
     elif any(key.fabric_guid is None for key in machine.gpus) and index.is_fresh(machine.domain):
         yield _unmapped_gpus(machine, where)
-
-
-def _tray_places(machine: MachineRecord, index: SnapshotIndex) -> tuple[str, ...]:
-    node = index.node_of_machine.get(machine.id)
-    return (at_machine(machine.id), *([] if node is None else [at_node(node)]))
-
-
-def _readiness_evidence(machine: MachineRecord, index: SnapshotIndex) -> Iterator[str]:
-    node = index.nodes.get(index.node_of_machine.get(machine.id, ""))
-    if node is not None:
-        yield f"node {node.name}: {'ready' if node.ready else 'not ready'}"
 
 
 def _unmapped_gpus(machine: MachineRecord, where: tuple[str, ...]) -> Finding:
