@@ -101,7 +101,7 @@ def command_access(
         kubectl = _kubectl_options(kubeconfig, None)
         if home is None:
             return SiteCommands(kubectl=kubectl)
-        # A twin serves REST alone: whoever has a token of its home is its operator.
+        # A twin serves REST alone, and a token of its home gives the rights of an operator.
         return SiteCommands(
             kubectl=kubectl,
             instead=f"rackloom token --home {quote(str(home))} --org demo --role PROVIDER_ADMIN",

@@ -63,8 +63,10 @@ def _new_registry(ok: bool, now: float) -> CollectorRegistry:
     return registry
 
 
-def _is_known(seen: LayerStatus, snapshot: SiteSnapshot) -> bool:
-    """Whether anything of the layer is how things are: of the fabrics, at least one domain."""
-    if seen.unknown_since is not None or seen.at is None:
+def _is_known(status: LayerStatus, snapshot: SiteSnapshot) -> bool:
+    """Whether any part of the layer is current: of the fabrics, at least one domain."""
+    if status.unknown_since is not None or status.at is None:
         return False
-    return seen.layer is not Layer.FABRIC or any(domain.unknown_since is None for domain in snapshot.domains)
+    return status.layer is not Layer.FABRIC or any(
+        domain.unknown_since is None for domain in snapshot.domains
+    )

@@ -120,7 +120,7 @@ class GpuState(StrEnum):
 
 
 class ColourGroup(msgspec.Struct, frozen=True, order=True):
-    """One group of GPUs: `key` tells groups apart, `name` is what people call it."""
+    """One group of GPUs: `key` tells groups apart, `name` is shown."""
 
     key: str
     name: str

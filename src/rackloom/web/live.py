@@ -1,4 +1,4 @@
-"""The newest reading of the site, shared by all viewers and refreshed while somebody looks.
+"""The newest reading of the site, shared by all viewers and refreshed while a page is open.
 
 All viewers share one reading. It starts when something changed, and without a change every `AT_LEAST`
 seconds, because what is known grows old by itself. Between two readings there is a pause of half as long

@@ -1,4 +1,4 @@
-"""The map as a value: every GPU once, at the position where people would look for it in a rack.
+"""The map as a value: every GPU once, at its position in a rack.
 
 A `SiteReading` is all that is drawn, read at about one moment. `update_site_map` turns it into a
 `SiteMap`. The position of a GPU comes from the site's machine records; without a record, from the slot
@@ -218,7 +218,7 @@ class SiteMapCache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def site_map(reading: SiteReading) -> SiteMap:
-    """All of a reading, for somebody who may see everything."""
+    """The map of a reading for an operator, who sees everything."""
     return update_site_map(reading, SiteMapCache())[0]
 
 
@@ -325,7 +325,7 @@ def _is_taken(facts: _ShareFacts, chain: GpuChain) -> bool | None:
 
 
 def _is_held_back(facts: _ShareFacts, chain: GpuChain) -> bool:
-    """Whether the tray of a GPU is available to nobody now."""
+    """Whether the tray of a GPU is unavailable to everybody now."""
     machine, node = chain.machine, chain.node
     if _domain_of(chain) in facts.closed or (machine and (machine.cordoned or machine.health)):
         return True

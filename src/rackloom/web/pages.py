@@ -6,7 +6,7 @@ it is verified at every request, and it ends with the token. Forms are accepted 
 same origin, as the browser states it.
 
 Every answer carries a content security policy that allows this server only, no inline scripts and no
-frames. Pages are never stored in a cache, because what one tenant may see must not lie there for the next
+frames. Pages are never stored in a cache, because the page of one tenant must not stay there for the next
 one; static files are revalidated.
 
 A stream sends the parts that changed after its position. A position belongs to one start of the process;
@@ -79,7 +79,7 @@ class SecurityHeaders:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(SECURITY_HEADERS)
-                # What a tenant may see must not lie in a cache for the next one; files are asked for anew.
+                # Pages of a tenant must not stay in a cache for the next one; files are revalidated.
                 headers.setdefault("Cache-Control", "no-cache" if "etag" in headers else "no-store")
             await send(message)
 

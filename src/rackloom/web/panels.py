@@ -26,7 +26,7 @@ class FreeCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
     free_trays: int
     unknown_trays: int
-    """Trays of which nobody can say whether they are free."""
+    """Trays for which it is not known whether they are free."""
     gang_trays: int
     """Trays of the largest gang that fits: GPUs of two domains share no memory."""
     gang_gpus: int
@@ -45,7 +45,7 @@ class RackCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rack_capacity(rack: MapRack) -> RackCapacity:
-    """Count what is free in one rack. A tray that nobody can vouch for counts as not free."""
+    """Count what is free in one rack. A tray with an unknown state counts as not free."""
     free = [tray for tray in rack.trays if tray_free(tray)]
     partly = [tray for tray in rack.trays if tray_free(tray) is False and any(gpu.taken for gpu in tray)]
     gangs: dict[str, tuple[int, int]] = {}
@@ -97,26 +97,26 @@ class MapSpot(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlaceLink(msgspec.Struct, frozen=True):
-    """An element of the page that something is about: a GPU, or a rack."""
+    """A link to an element of the page: a GPU or a rack."""
 
     id: str
     words: str
 
 
 class FoundLocations(msgspec.Struct, frozen=True):
-    """Where something is."""
+    """Links to the locations of a finding or an operation."""
 
     named: tuple[PlaceLink, ...] = ()
     more: int = 0
-    """How many places are not named."""
+    """Number of further locations."""
 
 
 PlacesByName = Mapping[str, Sequence[MapSpot]]
-"""By what `Finding.where` calls a thing: the GPUs that it is, has or serves."""
+"""By the names of `Finding.where`: the GPUs that the named object is, has or serves."""
 
 
 def rack_places(rack: MapRack) -> PlacesByName:
-    """What there is in one rack."""
+    """The locations of all names in one rack."""
     id_ = rack_id(rack.name)
     visible = (
         (gpu, gpu.chain, MapSpot(rack.name, id_, tray, number, _slot_name(gpu)))
@@ -144,13 +144,13 @@ def _names_of_gpu(gpu: MapGpu, chain: GpuChain) -> Iterator[str]:
 
 
 def places_named(racks: Iterable[PlacesByName], wanted: Collection[str]) -> PlacesByName:
-    """Those of some names that are found in any rack, in the order of the racks."""
+    """The locations of some names, in the order of the racks."""
     names = frozenset(wanted)
     return grouped((name, spot) for rack in racks for name in rack.keys() & names for spot in rack[name])
 
 
 def locate(where: Sequence[str], places: PlacesByName) -> FoundLocations:
-    """The nearest that is known of a thing: its GPU, or its tray, or its racks."""
+    """The finest known location: the GPU, the tray, or the racks."""
     for fineness, kinds in enumerate(_FINEST_FIRST):
         names = (name for name in where if name.partition(" ")[0] in kinds)
         if spots := list(dict.fromkeys(spot for name in names for spot in places.get(name, ()))):
@@ -160,7 +160,7 @@ def locate(where: Sequence[str], places: PlacesByName) -> FoundLocations:
 
 
 def _place_links(spots: Sequence[MapSpot], fineness: int) -> list[PlaceLink]:
-    """GPUs of one tray are one place, which its first GPU stands for."""
+    """Links to racks, trays or GPUs; GPUs of one tray get one link, to the first of them."""
     if fineness == _RACKS:
         return [PlaceLink(id_, rack) for id_, rack in {spot.rack_id: spot.rack for spot in spots}.items()]
     trays = grouped(((spot.rack_id, spot.tray), spot) for spot in spots)

@@ -60,7 +60,7 @@ class DrawnGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def words(self) -> str:
-        """The drawing in words, for those who cannot see it."""
+        """The drawing in words, for screen readers."""
         state = self.name if self.state in (GpuState.GROUP, GpuState.FREE) else _STATE_WORDS[self.state]
         if self.state is GpuState.UNKNOWN and self.name:
             state += f", last known {self.name}"
@@ -79,9 +79,9 @@ class DrawnTray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     title: str
     cells: tuple[DrawnGpu, ...]
     free: bool | None
-    """Whether a whole tray could be had here."""
+    """Whether the whole tray is free."""
     notes: tuple[str, ...] = ()
-    """What people should know of it: cordoned, not ready..."""
+    """Notes such as cordoned or not ready."""
     lost: bool = False
     """Whether its node is not known to be ready."""
     laid_over: str = ""
@@ -91,7 +91,7 @@ class DrawnTray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DrawnRack(msgspec.Struct, frozen=True, kw_only=True):
-    """One rack: compute trays, the switches between them, and what is left of it."""
+    """One rack: compute trays, the switches between them, and its free trays."""
 
     id: str
     name: str
@@ -221,7 +221,7 @@ def _drawn_gpu(
 
 
 def _group_name(found: GpuShade, mode: ColourMode) -> str:
-    """A GPU that is in no group may be somebody's all the same."""
+    """The name of its group. A GPU without a group may be in use nevertheless."""
     if found.group is not None:
         return found.group.name
     return f"no {mode}" if found.state is GpuState.FREE else ""
@@ -325,7 +325,7 @@ class TrayLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DomainOutline(msgspec.Struct, frozen=True):
-    """The frame of a ComputeDomain around trays that stand together."""
+    """The outline of a ComputeDomain around adjacent trays."""
 
     y: int
     height: int
@@ -347,7 +347,7 @@ class RackDrawing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drawing(rack: DrawnRack, switch_trays: int) -> RackDrawing:
-    """Where everything of a rack stands. Without a known number of switch trays one stands for them all."""
+    """The coordinates of a rack. If the number of switch trays is not known, one is drawn."""
     widest = max((len(tray.cells) for tray in rack.trays), default=1)
     middle = ROW * len(rack.above) + 2
     switches = tuple(middle + SWITCH * number for number in range(max(1, switch_trays)))
@@ -388,7 +388,7 @@ def _letter_runs(cells: Sequence[DrawnGpu]) -> tuple[tuple[str, str, str], ...]:
 
 
 def _letter_tone(cell: DrawnGpu) -> str:
-    """On a colour, letters have to be read against it; elsewhere they may tell something themselves."""
+    """The style of a letter: readable on a colour, else dimmed, or red for an unhealthy GPU."""
     if cell.state is GpuState.GROUP:
         return "on"
     return "bad" if cell.sick else "dim"
@@ -402,7 +402,7 @@ _STROKES = {
     "unknown": "M{left} 8.5h5",
     "none": "M{left} 11.5h5",
 }
-"""A shape for each way a NIC can be wired, so that nobody needs its colour."""
+"""A distinct shape for each state of a NIC, so that colour is not needed."""
 
 
 def _nic_paths(cells: Sequence[DrawnGpu], at: int) -> tuple[tuple[str, str], ...]:

@@ -102,7 +102,7 @@ def sockets_of(host: Sysroot, process: int) -> tuple[TcpSocket, ...] | None:
 
 
 def _socket_rows(table: str) -> Iterator[TcpSocket]:
-    """Columns: number, own side, other side, state, ... Raises ValueError for what is no such table."""
+    """Columns: number, own address, peer address, state, ... Raises ValueError for another format."""
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 3:
@@ -172,7 +172,7 @@ def _config_version(config: TomlTable, otherwise: int) -> int:
 
 
 def _containerd_configs(host: Sysroot) -> Iterator[TomlTable]:
-    """The file, then all that it imports. Raises ValueError and RecursionError for what is no TOML."""
+    """The file, then all files that it imports. Raises ValueError and RecursionError for invalid TOML."""
     todo, done, left = [_config_of_running(host)], set[PurePosixPath](), _MOST_CHARACTERS
     while todo:
         path = todo.pop(0)
@@ -188,14 +188,14 @@ def _containerd_configs(host: Sysroot) -> Iterator[TomlTable]:
 
 
 def _parse_toml(text: str) -> TomlTable:
-    """Raises ValueError and RecursionError for what is no TOML, or would take too long to be told so."""
+    """Raises ValueError and RecursionError for invalid TOML, or text that would take too long to parse."""
     if any(line.count(".") > _MOST_DOTS_IN_LINE for line in text.split("\n")):
         raise ValueError("a line has too many dots to be read")
     return tomllib.loads(text)
 
 
 def _config_of_running(host: Sysroot) -> PurePosixPath:
-    """The file that the running containerd was given: distributions such as k3s keep their own.
+    """The file of the running containerd: distributions such as k3s use their own.
 
     Raises ValueError where several were given different ones: which of them kubelet asks is not seen.
     """
@@ -251,7 +251,7 @@ _IMEX_UNIT = "nvidia-imex.service"
 _ADMIN_UNIT_FOLDERS = ("etc/systemd/system", "run/systemd/system")
 _PACKAGE_UNIT_FOLDERS = ("usr/local/lib/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
 _UNIT_FOLDERS = (*_ADMIN_UNIT_FOLDERS, *_PACKAGE_UNIT_FOLDERS)
-"""Where systemd looks for a unit, the first over the later (systemd.unit(5))."""
+"""The search path of systemd for units, the first entry first (systemd.unit(5))."""
 _DEPENDENTS = (".wants", ".requires")
 _NODES_CONFIG = "/etc/nvidia-imex/nodes_config.cfg"
 _NODES_OPTION = re.compile(r"^[ \t]*IMEX_NODE_CONFIG_FILE[ \t]*=[ \t]*(\S+)", re.MULTILINE)

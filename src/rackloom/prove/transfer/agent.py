@@ -104,7 +104,7 @@ def nixl_missing_reason() -> str | None:
 
 @cache
 def _import_problem() -> str | None:
-    """Why NIXL cannot be imported, tried in a process of its own: foreign machine code may kill it."""
+    """Why NIXL cannot be imported, tried in a separate process: native code for another machine may crash."""
     command = (sys.executable, "-P", "-c", "import nixl._api")
     try:
         done = subprocess.run(

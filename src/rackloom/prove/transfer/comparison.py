@@ -176,7 +176,7 @@ def judge_record(record: TransferRecord, baseline: TransferRecord) -> tuple[Base
 
 
 def topology_difference(mine: Machine | None, theirs: Machine | None) -> str | None:
-    """What tells two machines apart beyond the state of their links, or None. Names do not count."""
+    """How two machines differ beyond the state of their links, or None. Names do not count."""
     if mine is None or theirs is None:
         return None if mine is theirs else "only one of the two records has a topology"
     gpus = [[(gpu.pci_address, gpu.product) for gpu in machine.gpus] for machine in (mine, theirs)]

@@ -38,7 +38,7 @@ def pci_address_of(device: Path) -> str | None:
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """One netdev or one port of an RDMA device. None stands for what the kernel does not say."""
+    """One netdev or one port of an RDMA device. None: the kernel does not report it."""
 
     name: str
     """`rdma0`, or `mlx5_0:1` with the port."""
@@ -145,7 +145,7 @@ class VisibleDevices(msgspec.Struct, frozen=True):
     rdma_files: tuple[str, ...] = ()
     """Names in /dev/infiniband."""
     hcas: tuple[str, ...] = ()
-    """HCAs that those files open; a file whose HCA cannot be named stands for itself."""
+    """HCAs that those files open; a file with an unknown HCA is listed by its own name."""
     netdevs: tuple[str, ...] = ()
     """All but `lo`."""
 
@@ -167,7 +167,7 @@ def visible_devices(sys: Path = SYSFS_ROOT, dev: Path = DEV_ROOT) -> VisibleDevi
 def unallocated_devices(
     visible: VisibleDevices, allocated: AllocatedDevices, sys: Path = SYSFS_ROOT, routes: Path = ROUTE_TABLE
 ) -> list[str]:
-    """Devices that are seen but were not allocated. The pod network (default route) is nobody's claim."""
+    """Visible devices that were not allocated. The pod network (default route) belongs to no claim."""
     mine = set(allocated.names)
     hcas = [name for name in visible.hcas if not mine & _names_of_hca(sys, name)]
     free = _default_route_devices(routes)

@@ -31,7 +31,7 @@ from rackloom.prove.transfer.processes import (
 
 _ORDER_DECODER: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 ORPHANED = 3
-"""Exit code when standard input closed: nobody is left to hear a result."""
+"""Exit code when standard input closed: the parent process is gone."""
 _started = threading.Event()
 
 
@@ -95,7 +95,7 @@ def _await_start(out: TextIO, seconds: float) -> None:
 
 
 def _watch_parent(stdin: BinaryIO) -> None:
-    """Any further line is the word to start; the end of the input is the end of whoever started this."""
+    """Any further line starts the timing; end of input means that the parent process is gone."""
     for _ in stdin:
         _started.set()
     os._exit(ORPHANED)

@@ -29,9 +29,9 @@ class GpuNicPair(msgspec.Struct, frozen=True):
     """As in `EndConfig.device`: `cpu`, `cuda:ADDRESS`, `fabric:ADDRESS`."""
     nic: str
     path_class: str | None = None
-    """PIX, PXB, PHB, NODE or SYS of the two; None where nothing tells."""
+    """PIX, PXB, PHB, NODE or SYS of the two; None: not known."""
     nearest_class: str | None = None
-    """The class of the nearest NIC that this GPU has on its machine, claimed or not."""
+    """The class of the nearest NIC of this GPU on its machine, claimed or not."""
 
 
 def pair_up(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple[GpuNicPair, ...]:

@@ -101,7 +101,7 @@ Event = Listening | TurnedAway | Warm | Done | Failed
 
 
 END_PROGRAM = (sys.executable, "-P", "-m", "rackloom.prove.transfer.end")
-"""-P: a directory named rackloom where the user stands is not this package."""
+"""-P: a directory named rackloom in the working directory must not shadow this package."""
 LONGEST_LINE = 16 << 20
 _LONGEST_WAIT = 3600.0
 """Longest single wait, seconds; the kernel's own limit is below a month."""

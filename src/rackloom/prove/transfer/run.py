@@ -54,7 +54,7 @@ class EndLocation(msgspec.Struct, frozen=True):
 
 
 class RemoteTarget(msgspec.Struct, frozen=True):
-    """A target that somebody else serves."""
+    """A target that another process serves."""
 
     address: str
     port: int
@@ -69,7 +69,7 @@ NO_PROMISE = Promise()
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """One initiator, its target, and what is promised of the way between them."""
+    """One initiator, its target, and what is promised of the path between them."""
 
     initiator: EndLocation = LOCAL_END
     target: EndLocation | RemoteTarget = LOCAL_END
@@ -222,7 +222,7 @@ def run_remote(
     runs: int = RUNS,
     watch: RunObserver = NO_OBSERVER,
 ) -> AlignmentReport:
-    """`runs` measurements against a target that somebody else serves; `config` is this end's.
+    """`runs` measurements against a target that another process serves; `config` is this end's.
 
     Raises:
         Refused: NIXL is not installed, the secret is not the target's, or an end cannot do what is asked.

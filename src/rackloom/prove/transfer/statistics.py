@@ -95,7 +95,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
     @property
     def differs(self) -> bool | None:
-        """Whether the interval leaves 1 out; None if that cannot be told."""
+        """Whether the interval excludes 1; None without an interval."""
         return None if self.interval is None else not self.interval.low <= 1.0 <= self.interval.high
 
 

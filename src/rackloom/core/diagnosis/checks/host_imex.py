@@ -130,7 +130,7 @@ def _driver(host: HostEvidence) -> Finding:
 
 
 def _cdi(host: HostEvidence) -> Finding:
-    """By what containerd is configured to, else by what is known of the runtime's version."""
+    """By containerd's configuration, else by the default of the runtime's version."""
     name, _, version = (host.runtime or "containerd").partition("://")
     since = _CDI_BY_DEFAULT.get(name)
     if name == "containerd" and host.cdi_setting is not CdiSetting.UNSAID:
