@@ -55,8 +55,8 @@ def toggled(field, **values):
             at = number % len(records)
             name, value = next(iter(values.items()))
             back = None if field == "domains" else {"cordoned": False, "ready": True, "healthy": True}[name]
-            told = back if getattr(records[at], name) == value else value
-            records[at] = msgspec.structs.replace(records[at], **{name: told})
+            reported = back if getattr(records[at], name) == value else value
+            records[at] = msgspec.structs.replace(records[at], **{name: reported})
         return msgspec.structs.replace(seen, **{field: tuple(records)})
 
     return change
@@ -64,13 +64,13 @@ def toggled(field, **values):
 
 def layer_lost_or_back(seen, number):
     layer = tuple(Layer)[number % len(Layer)]
-    told = tuple(
+    reported = tuple(
         msgspec.structs.replace(one, unknown_since=None if one.unknown_since else seen.at)
         if one.layer is layer
         else one
         for one in seen.layers
     )
-    return msgspec.structs.replace(seen, layers=told)
+    return msgspec.structs.replace(seen, layers=reported)
 
 
 def time_passes(seen, number):

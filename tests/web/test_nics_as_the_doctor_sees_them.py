@@ -77,8 +77,8 @@ def test_a_link_that_is_slower_than_those_beside_it_is_drawn_and_named(rate, dra
     found = drawn_rack(frame, ColourMode.TENANT, MapColours())
     assert [cell.nic for cell in found.trays[0].cells] == [drawn, "aligned", "aligned", "aligned"]
     assert f'class="nic {drawn}"' in render_rack(found, 1)
-    told = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.gpus[0])}
-    assert ((Check.NIC_LINK, Found.FAILS) in told) == (drawn == "slow")
+    reported = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.gpus[0])}
+    assert ((Check.NIC_LINK, Found.FAILS) in reported) == (drawn == "slow")
     page = render_chain(whole.gpus[0], layer_reports(whole, whole.gpus[0]))
     assert ("it runs at 200 Gb/s, its siblings at 400" in page) == (drawn == "slow")
 
@@ -100,13 +100,13 @@ def test_what_the_doctor_objects_to_in_a_nic_is_drawn_and_nothing_else(own, othe
     )
     seen = msgspec.structs.replace(seen, devices=devices)
     whole = site_map(SiteReading(snapshot=seen, findings=examine(seen), examined_at=AT))
-    told = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.gpus[0])}
+    reported = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.gpus[0])}
     (frame,) = rack_frames(whole).values()
     drawn = drawn_rack(frame, ColourMode.TENANT, MapColours()).trays[0].cells[0].nic
     broken, untold, apart = (
-        (Check.NIC_LINK, Found.FAILS) in told,
-        (Check.NIC_LINK, Found.UNKNOWN) in told,
-        (Check.NIC_ALIGNED, Found.FAILS) in told,
+        (Check.NIC_LINK, Found.FAILS) in reported,
+        (Check.NIC_LINK, Found.UNKNOWN) in reported,
+        (Check.NIC_ALIGNED, Found.FAILS) in reported,
     )
     assert (drawn in ("down", "slow")) == broken
     if not broken:

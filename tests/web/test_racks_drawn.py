@@ -167,14 +167,14 @@ def test_a_gpu_that_shares_no_root_with_any_nic_is_aligned_within_its_numa_node(
     assert {cell.nic for cell in one.trays[0].cells} == {"unknown"}
 
 
-@pytest.mark.parametrize(("effect", "told"), [("NoSchedule", True), ("NoExecute", True), ("None", False)])
-def test_a_gpu_that_its_plugin_keeps_workloads_off_is_sick_too(effect, told):
+@pytest.mark.parametrize(("effect", "reported"), [("NoSchedule", True), ("NoExecute", True), ("None", False)])
+def test_a_gpu_that_its_plugin_keeps_workloads_off_is_sick_too(effect, reported):
     seen = snapshot(1, 1)
     gpu = next(device for device in seen.devices if device.kind == "gpu")
     tainted = msgspec.structs.replace(gpu, taints=(f"gpu.nvidia.com/gpu-lost:{effect}",))
     devices = tuple(tainted if device is gpu else device for device in seen.devices)
     (one,) = drawn(msgspec.structs.replace(seen, devices=devices))
-    assert ("unhealthy" in rendered(one, 9)) is told
+    assert ("unhealthy" in rendered(one, 9)) is reported
 
 
 def test_a_sick_gpu_and_a_cordoned_tray_are_told_in_words_too():

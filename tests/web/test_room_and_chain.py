@@ -75,7 +75,7 @@ def test_a_site_that_was_asked_of_no_fabric_has_the_room_that_its_cluster_tells_
     assert left(bare).free_trays == 2
 
 
-def told(seen) -> dict[str, LayerReport]:
+def reported(seen) -> dict[str, LayerReport]:
     whole = site_map(SiteReading(snapshot=seen))
     return {report.source: report for report in layer_reports(whole, whole.gpus[0])}
 
@@ -85,7 +85,7 @@ def values(layer_report: LayerReport) -> dict[str, str | None]:
 
 
 def test_a_chain_names_every_link_with_who_says_so_and_when():
-    seen = told(snapshot(1, 1, ("acme",)))
+    seen = reported(snapshot(1, 1, ("acme",)))
     assert {who: (one.at, one.current) for who, one in seen.items()} == {
         "site records": (AT, True),
         "switch controller": (AT, True),
@@ -117,7 +117,7 @@ def test_of_a_layer_that_was_not_read_nothing_is_said_to_be_absent():
     seen = snapshot(1, 1)
     layers = tuple(layer for layer in seen.layers if layer.layer is not Layer.CLUSTER)
     bare = msgspec.structs.replace(seen, layers=layers, nodes=(), devices=(), uses=())
-    cluster = told(bare)["Kubernetes"]
+    cluster = reported(bare)["Kubernetes"]
     assert not cluster.current
     whole = site_map(SiteReading(snapshot=bare))
     page = render_chain(whole.gpus[0], layer_reports(whole, whole.gpus[0]))
@@ -128,7 +128,7 @@ def test_of_a_layer_that_was_not_read_nothing_is_said_to_be_absent():
 def test_a_silent_controller_tells_since_when():
     seen = snapshot(1, 1)
     silent = tuple(msgspec.structs.replace(domain, unknown_since=AT - 9) for domain in seen.domains)
-    fabric = told(msgspec.structs.replace(seen, domains=silent))["switch controller"]
+    fabric = reported(msgspec.structs.replace(seen, domains=silent))["switch controller"]
     assert (fabric.at, fabric.unknown_since) == (AT, AT - 9)
 
 
@@ -153,11 +153,11 @@ def test_a_domain_whose_controllers_nobody_speaks_to_any_more_was_not_read():
         fabric_gpus=tuple(one for one in seen.fabric_gpus if one.domain != "domain-0"),
         partitions=tuple(partition for partition in seen.partitions if partition.domain != "domain-0"),
     )
-    fabric = told(fewer)["switch controller"]
+    fabric = reported(fewer)["switch controller"]
     assert (fabric.at, fabric.unknown_since, fabric.current) == (None, None, False)
     assert values(fabric) == {"Partition": None, "Fabric GPU": None}
     layers = tuple(msgspec.structs.replace(layer, unknown_since=AT - 9) for layer in fewer.layers)
-    lost = told(msgspec.structs.replace(fewer, layers=layers))["switch controller"]
+    lost = reported(msgspec.structs.replace(fewer, layers=layers))["switch controller"]
     assert (lost.at, lost.unknown_since) == (None, AT - 9)
 
 
@@ -214,5 +214,5 @@ def test_a_controller_that_lists_other_gpus_in_the_same_places_makes_no_room_and
     )
     lied = msgspec.structs.replace(seen, fabric_gpus=(*wrong, *seen.fabric_gpus))
     assert left(lied) == left(seen)
-    told, honest = (site_map(SiteReading(snapshot=one)).gpus for one in (lied, seen))
-    assert [seat.taken for seat in told] == [seat.taken for seat in honest]
+    reported, honest = (site_map(SiteReading(snapshot=one)).gpus for one in (lied, seen))
+    assert [seat.taken for seat in reported] == [seat.taken for seat in honest]

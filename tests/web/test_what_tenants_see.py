@@ -120,8 +120,8 @@ def test_a_compute_domain_of_another_that_a_claim_of_the_tenants_own_names_is_no
         for domain in was.compute_domains
     )
     claims = tuple(msgspec.structs.replace(claim, domain=theirs[0].uid) for claim in seen.claims)
-    told = {**seen.namespaces, **was.namespaces}
-    seen = msgspec.structs.replace(seen, claims=claims, compute_domains=theirs, namespaces=told)
+    reported = {**seen.namespaces, **was.namespaces}
+    seen = msgspec.structs.replace(seen, claims=claims, compute_domains=theirs, namespaces=reported)
     whole = site_map(SiteReading(snapshot=seen))
     for mode in ColourMode:
         assert f"{THEIRS}-domain" in shown(whole, None, mode)
@@ -204,9 +204,9 @@ def test_a_pod_that_began_before_the_machine_was_the_tenants_is_not_shown_though
     seen = snapshot(1, 1, (MINE,))
     before = tuple(msgspec.structs.replace(use, since=since) for use in seen.uses)
     whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, uses=before)))
-    told = seen_by(whole, MINE)
-    assert told.compute_domains == ()
-    own = [seat.chain for seat in told.gpus if seat.chain is not None]
+    reported = seen_by(whole, MINE)
+    assert reported.compute_domains == ()
+    own = [seat.chain for seat in reported.gpus if seat.chain is not None]
     assert {kept_back(one) for one in own} == {True}
     assert all(seat.chain.use.pods for seat in whole.gpus if seat.chain)
 
@@ -219,9 +219,9 @@ def kept_back(chain):
 @pytest.mark.parametrize("namespaces", [{}, {f"{MINE}-ns": THEIRS}, {f"{THEIRS}-ns": MINE}])
 def test_a_pod_of_a_namespace_that_is_not_the_tenants_is_not_shown_whenever_it_began(namespaces):
     seen = msgspec.structs.replace(snapshot(1, 1, (MINE,)), namespaces=namespaces)
-    told = seen_by(site_map(SiteReading(snapshot=seen)), MINE)
-    assert {kept_back(seat.chain) for seat in told.gpus if seat.chain} == {True}
-    assert (told.compute_domains, told.namespaces) == ((), {})
+    reported = seen_by(site_map(SiteReading(snapshot=seen)), MINE)
+    assert {kept_back(seat.chain) for seat in reported.gpus if seat.chain} == {True}
+    assert (reported.compute_domains, reported.namespaces) == ((), {})
 
 
 def test_a_pod_that_the_controller_of_the_tenant_before_starts_again_is_not_named():
@@ -276,7 +276,7 @@ def test_a_gpu_in_a_partition_that_is_not_the_tenants_is_not_called_free(change)
 
 
 @pytest.mark.parametrize(
-    ("doubt", "told"),
+    ("doubt", "reported"),
     [
         ({"unknown_since": AT - 5, "disputed": True}, "contradict one another"),
         ({"unknown_since": AT - 5}, "cannot be read"),
@@ -284,7 +284,7 @@ def test_a_gpu_in_a_partition_that_is_not_the_tenants_is_not_called_free(change)
         ({}, "cannot be read"),
     ],
 )
-def test_a_tenant_reads_that_its_domain_is_not_known_and_neither_addresses_nor_other_domains(doubt, told):
+def test_a_tenant_reads_that_its_domain_is_not_known_and_neither_addresses_nor_other_domains(doubt, reported):
     seen = snapshot(1, 1, (MINE,))
     why = f"unknown since then: https://{THEIRS}-switch:9370 of domain {THEIRS}-uuid lists the same GPUs"
     asked = tuple(msgspec.structs.replace(one, status="Pending", problem=why) for one in seen.instance_gpus)
@@ -296,7 +296,7 @@ def test_a_tenant_reads_that_its_domain_is_not_known_and_neither_addresses_nor_o
     page = shown(whole, MINE, ColourMode.TENANT)
     assert THEIRS not in page
     assert "://" not in row(page, "Asked into")
-    assert told in row(page, "Asked into")
+    assert reported in row(page, "Asked into")
 
 
 def test_what_else_keeps_a_gpu_from_joining_a_tenant_reads():

@@ -237,6 +237,7 @@ def update_site_map(reading: SiteReading, before: SiteMapCache) -> tuple[SiteMap
         examined_at=reading.examined_at,
         happenings=reading.happenings,
     )
+    # Each step recomputes only entries whose input changed, and passes on the same objects for the others.
     joined = reading.joined or join_shares(snapshot, before.joined)
     shares = recompute_changed(before.shares, dict(_share_facts(bare, joined)), _gpus_by_rack)
     racks = recompute_changed(before.racks, _by_rack(shares), _make_rack)

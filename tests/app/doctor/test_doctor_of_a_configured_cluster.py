@@ -95,8 +95,8 @@ def test_imex_daemons_are_looked_for_where_the_configuration_says(ground):
         await DirectApi(kube, "admin").create(POD, {"metadata": meta, "spec": spec})
         server = ApiServer(kube, ground.directory)
 
-        async def meshes(said="", **named):
-            path = ground.config(kubernetes=f'kubeconfig = "{server.kubeconfig}"\n{said}')
+        async def meshes(text="", **named):
+            path = ground.config(kubernetes=f'kubeconfig = "{server.kubeconfig}"\n{text}')
             async with site_service(load_config(path)):
                 pass
             snapshot = await read_snapshot(DoctorSources(config=path, **named), time.time())

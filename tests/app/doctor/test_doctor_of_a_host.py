@@ -94,14 +94,16 @@ DAEMON = {
 
 
 @pytest.mark.parametrize(
-    ("told", "checks"),
+    ("reported", "checks"),
     [(None, [Check.MESH]), (True, []), (False, [])],
     ids=["silent", "complete", "broken"],
 )
-def test_the_mesh_of_a_pods_daemon_is_what_the_cluster_says_or_unknown(told, checks, tmp_path, monkeypatch):
+def test_the_mesh_of_a_pods_daemon_is_what_the_cluster_says_or_unknown(
+    reported, checks, tmp_path, monkeypatch
+):
     """Whether a mesh that was told is complete is a finding of its ComputeDomain."""
     machine = load_machine(TRAY)
-    mesh = ImexMeshRecord(domain="uid", node=machine.name, clique="c.1", complete=told)
+    mesh = ImexMeshRecord(domain="uid", node=machine.name, clique="c.1", complete=reported)
 
     async def seen(sources, now):
         return SiteSnapshot(
@@ -120,7 +122,7 @@ HIDDEN, SEEN = "azure-nd128isr-gb300-v6", "azure-nd96isr-h100-v5"
 
 @pytest.mark.parametrize("name", [HIDDEN, SEEN])
 @pytest.mark.parametrize(
-    ("file", "text", "state", "said"),
+    ("file", "text", "state", "message"),
     [
         ("state", "1: DOWN\n", CheckState.FAILS, "its link is down"),
         ("state", "2: INIT\n", CheckState.FAILS, "its link is init"),
@@ -128,14 +130,14 @@ HIDDEN, SEEN = "azure-nd128isr-gb300-v6", "azure-nd96isr-h100-v5"
         ("state", "?\n", CheckState.UNKNOWN, "its driver does not say whether its link is up"),
     ],
 )
-def test_the_port_of_a_gpus_nic_is_one_finding(file, text, state, said, name, tmp_path):
+def test_the_port_of_a_gpus_nic_is_one_finding(file, text, state, message, name, tmp_path):
     root = laid_out(tmp_path, load_machine(name))
     port = root / "sys/class/infiniband/mlx5_0/ports/1"
     (port / "phys_state").write_text("2: Polling\n")
     (port / file).write_text(text)
     (found,) = examine_host(root)
     assert (found.check, found.state) == (Check.NIC_LINK, state)
-    assert found.message.startswith(said)
+    assert found.message.startswith(message)
     assert "(polling)" in found.evidence[0]
     assert found.fix.startswith("rdma link show mlx5_0  #")
 
@@ -205,14 +207,14 @@ def test_a_host_alone_is_examined(tmp_path, capsys):
     assert capsys.readouterr().out == f"examined:\n  host: {load_machine(TRAY).name}\n\nall holds\n"
     (root / "sys/module/nvidia/version").write_text("550.54.15\n")
     assert doctor(sysroot=root, json=True) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert [finding["check"] for finding in told["findings"]] == [Check.DRIVER]
+    reported = json.loads(capsys.readouterr().out)
+    assert [finding["check"] for finding in reported["findings"]] == [Check.DRIVER]
 
 
 def test_a_directory_that_is_no_hosts_is_refused(tmp_path):
-    with pytest.raises(Refused, match="holds no sys and proc") as told:
+    with pytest.raises(Refused, match="holds no sys and proc") as reported:
         doctor(sysroot=tmp_path)
-    assert "/host" in told.value.nearest_fix
+    assert "/host" in reported.value.nearest_fix
 
 
 def linked(root, links):
@@ -225,8 +227,8 @@ def linked(root, links):
 
 def port(device, state, rate, layer="InfiniBand"):
     at = f"{device}/ports/1"
-    told = {"state": state, "phys_state": "5: LinkUp", "rate": rate, "link_layer": layer}
-    return {f"{at}/{name}": f"{text}\n" for name, text in told.items()}
+    reported = {"state": state, "phys_state": "5: LinkUp", "rate": rate, "link_layer": layer}
+    return {f"{at}/{name}": f"{text}\n" for name, text in reported.items()}
 
 
 def function(number, kind, **port_of):

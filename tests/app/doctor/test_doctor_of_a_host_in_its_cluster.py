@@ -241,11 +241,11 @@ DOMAIN = ComputeDomain(
 )
 
 
-@pytest.mark.parametrize(("told", "state"), [(None, CheckState.UNKNOWN), (False, CheckState.FAILS)])
-def test_the_mesh_of_a_daemon_is_one_finding_with_what_its_host_shows(told, state, tmp_path):
+@pytest.mark.parametrize(("reported", "state"), [(None, CheckState.UNKNOWN), (False, CheckState.FAILS)])
+def test_the_mesh_of_a_daemon_is_one_finding_with_what_its_host_shows(reported, state, tmp_path):
     host = machine()
-    missing = ("0 -> 1: DISCONNECTED",) if told is False else ()
-    mesh = ImexMeshRecord(domain="uid-1", node=NODE, clique="c.1", complete=told, missing=missing)
+    missing = ("0 -> 1: DISCONNECTED",) if reported is False else ()
+    mesh = ImexMeshRecord(domain="uid-1", node=NODE, clique="c.1", complete=reported, missing=missing)
     snapshot = cluster(host, compute_domains=(DOMAIN,), meshes=(mesh,))
     (found,) = examine_host(laid_out(tmp_path, host, **DAEMON), snapshot)
     assert (found.check, found.subject, found.state) == (Check.MESH, "ComputeDomain team/job", state)
@@ -265,4 +265,4 @@ def test_an_imex_of_the_host_is_the_cause_of_what_its_pod_misses(tmp_path):
     }
     (found,) = examine_host(laid_out(tmp_path, host, **own), snapshot)
     assert found.check == Check.HOST_IMEX
-    assert {told.partition(":")[0] for told in found.consequences} == {Check.PORTS, Check.MESH}
+    assert {reported.partition(":")[0] for reported in found.consequences} == {Check.PORTS, Check.MESH}

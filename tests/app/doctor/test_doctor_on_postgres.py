@@ -151,12 +151,12 @@ def test_a_server_that_does_not_answer_is_unknown_and_the_rest_is_read(config, p
 
 
 @pytest.mark.parametrize(
-    ("database", "said"), [("postgres", 'relation ".*" does not exist'), ("nowhere", "nowhere.*not exist")]
+    ("database", "text"), [("postgres", 'relation ".*" does not exist'), ("nowhere", "nowhere.*not exist")]
 )
-def test_a_database_that_is_no_sites_is_refused(config, postgres_url, database, said):  # noqa: F811
+def test_a_database_that_is_no_sites_is_refused(config, postgres_url, database, text):  # noqa: F811
     other = sa.make_url(postgres_url).set(database=database).render_as_string(hide_password=False)
     config.write_text(config.read_text().replace(postgres_url, other))
-    with pytest.raises(Refused, match=said) as told:
+    with pytest.raises(Refused, match=text) as reported:
         diagnose(DoctorSources(config=config))
-    assert "start the site once" in told.value.nearest_fix
-    assert "sqlalche.me" not in told.value.reason
+    assert "start the site once" in reported.value.nearest_fix
+    assert "sqlalche.me" not in reported.value.reason

@@ -44,11 +44,11 @@ class Cluster:
         self.answers = True
         self.version = 0
 
-    def put(self, kind, name, **told):
+    def put(self, kind, name, **reported):
         self.version += 1
         meta = {"name": name, "namespace": "ops", "uid": f"{kind.plural}-{name}"}
         meta["resourceVersion"] = str(self.version)
-        self.objects[kind, name] = {"metadata": meta, **told}
+        self.objects[kind, name] = {"metadata": meta, **reported}
 
     def drop(self, kind, name):
         self.objects.pop((kind, name), None)
@@ -221,7 +221,7 @@ class Followed:
 @example([(happen, 1) for happen in HAPPENS])
 @given(st.lists(st.tuples(st.sampled_from(HAPPENS), st.integers(0, 99)), min_size=1, max_size=8))
 def test_what_is_remembered_changes_nothing(story):
-    async def told():
+    async def reported():
         site, followed = Site(), Followed()
         site.endpoint = await seeded(site.store)
         for number, (happens, with_) in enumerate(story, 1):
@@ -240,7 +240,7 @@ def test_what_is_remembered_changes_nothing(story):
             assert markup(sheet) == markup(again)
         await site.store.close()
 
-    asyncio.run(told())
+    asyncio.run(reported())
 
 
 def markup(sheet):

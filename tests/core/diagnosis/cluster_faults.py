@@ -11,7 +11,7 @@ from rackloom.core.domains.names import GPU_DRIVER, IMEX_DRIVER
 
 
 def condition(snapshot, reason, status="False"):
-    told = Condition(
+    reported = Condition(
         type="Ready",
         status=status,
         reason=reason,
@@ -22,7 +22,7 @@ def condition(snapshot, reason, status="False"):
         snapshot,
         "compute_domains",
         lambda one: one.uid == "uid-0",
-        status=ComputeDomainStatus(conditions=(told,)),
+        status=ComputeDomainStatus(conditions=(reported,)),
     )
 
 

@@ -52,13 +52,13 @@ def unregistered(snapshot):
     gone = without(snapshot, "domains", of_domain)
     for field in ("fabric_gpus", "partitions"):
         gone = without(gone, field, lambda one: one.domain == domain(0))
-    said = f"no switch controller reports domain {domain(0)} any more"
+    text = f"no switch controller reports domain {domain(0)} any more"
     return with_changed(
         gone,
         "instance_gpus",
         lambda one: one.logical == "lp-0",
         status="Unknown",
-        problem=said,
+        problem=text,
         since=NOW - 600,
     )
 

@@ -44,10 +44,10 @@ def test_emulated_links_are_no_bandwidth():
 
 def test_a_simulated_site_passes_nothing_and_still_fails():
     simulated = msgspec.structs.replace(WELL, simulated=(Layer.CLUSTER,))
-    told = acceptance(simulated)
-    assert (told.simulated, acceptance(WELL).simulated) == (True, False)
-    assert {result.outcome for result in told.results} == {AcceptanceOutcome.NOT_RUN}
-    (clean,) = (result for result in told.results if result.id == "SDN27")
+    reported = acceptance(simulated)
+    assert (reported.simulated, acceptance(WELL).simulated) == (True, False)
+    assert {result.outcome for result in reported.results} == {AcceptanceOutcome.NOT_RUN}
+    (clean,) = (result for result in reported.results if result.id == "SDN27")
     assert clean.evidence[0] == "simulated: cluster"
     assert outcomes(FAILING["SDN21"](simulated))["SDN21"] is AcceptanceOutcome.FAIL
 
@@ -95,8 +95,8 @@ def test_where_a_node_is_silent_no_daemon_of_it_counts():
 
 
 def test_a_domain_that_is_not_ready_has_no_full_matrix():
-    told = Condition(type="Ready", status="False", reason="NodesNotReady", message="host-98 is not ready")
-    status = ComputeDomainStatus(conditions=(told,))
+    reported = Condition(type="Ready", status="False", reason="NodesNotReady", message="host-98 is not ready")
+    status = ComputeDomainStatus(conditions=(reported,))
     found = outcomes(with_changed(WELL, "compute_domains", lambda one: one.uid == "uid-0", status=status))
     assert (found["SDN21"], found["SDN25"]) == (AcceptanceOutcome.FAIL, AcceptanceOutcome.FAIL)
 
@@ -157,6 +157,6 @@ def test_what_is_only_a_consequence_still_fails_its_tests(cause, monkeypatch):
     found = [fails(effect, "it", "is broken", "mend it", where=("here",)) for effect in (cause, *effects)]
     monkeypatch.setattr(examination, "_checks", lambda *_: [found])
     assert len(examination.examine(WELL)) == 1
-    told = outcomes(WELL)
+    reported = outcomes(WELL)
     expected = {id_ for effect in effects for id_ in JUDGED.get(effect, ())}
-    assert expected <= {id_ for id_, outcome in told.items() if outcome is AcceptanceOutcome.FAIL}
+    assert expected <= {id_ for id_, outcome in reported.items() if outcome is AcceptanceOutcome.FAIL}

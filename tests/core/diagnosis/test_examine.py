@@ -158,8 +158,8 @@ def test_daemons_of_a_warm_clique_are_heard_of_for_all_who_use_it():
 
 
 def test_where_hosts_run_imex_nobody_here_hears_of_daemons():
-    told = Condition(type="Ready", status="Unknown", reason="HostManaged", message="hosts run it")
-    status = ComputeDomainStatus(conditions=(told,))
+    reported = Condition(type="Ready", status="Unknown", reason="HostManaged", message="hosts run it")
+    status = ComputeDomainStatus(conditions=(reported,))
     by_host = with_changed(WELL, "compute_domains", lambda one: True, status=status)
     found = examine(msgspec.structs.replace(by_host, meshes=()))
     assert {one.check for one in found} == {Check.ACTIVE}

@@ -57,8 +57,8 @@ def test_a_kubelet_that_is_silent_is_the_cause_of_what_fails_on_its_node():
 
 def test_what_others_rest_on_comes_first_among_what_is_as_bad():
     checks = (Check.NIC_LINK, Check.ACTIVE, Check.GPU_HEALTH)
-    told = [broken(check, f"node {place}") for place, check in enumerate(checks)]
-    assert [consequence.check for consequence in fold_consequences(told)] == [
+    reported = [broken(check, f"node {place}") for place, check in enumerate(checks)]
+    assert [consequence.check for consequence in fold_consequences(reported)] == [
         Check.GPU_HEALTH,
         Check.ACTIVE,
         Check.NIC_LINK,
@@ -96,13 +96,13 @@ def test_instances_in_the_dark_come_before_a_warning_and_after_an_error():
         found = unknown(Check.CONTROLLER, f"domain {place}", "it is silent", "rackloom fix", where=(place,))
         return msgspec.structs.replace(found, instances=instances)
 
-    told = [
+    reported = [
         dark("empty", 0),
         broken(Check.NIC_LINK, "node n", severity=Severity.WARNING),
         dark("full", 18),
         broken(Check.ACTIVE, "node m"),
     ]
-    assert [consequence.subject for consequence in fold_consequences(told)] == [
+    assert [consequence.subject for consequence in fold_consequences(reported)] == [
         f"{Check.ACTIVE} at node m",
         "domain full",
         f"{Check.NIC_LINK} at node n",
@@ -143,12 +143,12 @@ findings = st.builds(
 
 
 @given(st.lists(findings, max_size=12, unique_by=lambda one: (one.check, one.where)))
-def test_nothing_is_lost_and_the_worst_stays_first(told):
-    found = fold_consequences(told)
+def test_nothing_is_lost_and_the_worst_stays_first(reported):
+    found = fold_consequences(reported)
     named = [f"{one.check}: {one.subject}" for one in found]
     under = [line for one in found for line in one.consequences]
-    assert sorted(named + under) == sorted(f"{one.check}: {one.subject}" for one in told)
+    assert sorted(named + under) == sorted(f"{one.check}: {one.subject}" for one in reported)
     assert [severity_order(one) for one in found] == sorted(severity_order(one) for one in found)
-    if told:
-        assert severity_order(found[0])[0] == min(severity_order(one)[0] for one in told)
+    if reported:
+        assert severity_order(found[0])[0] == min(severity_order(one)[0] for one in reported)
     assert all(one.state is CheckState.FAILS for one in found)

@@ -85,12 +85,12 @@ def test_a_gpu_that_contradicts_its_place_is_not_attached_and_both_sides_are_tol
     )
     assert chain.device is None
     assert chain.machine is None
-    told = " ".join(chain.conflicts)
-    assert "switch controller of domain d0ma1n-0" in told
-    assert "record of machine m-0-0" in told
-    assert f"node {node(0, 0)}" in told
-    assert "0xbad" in told
-    assert "0xa000000000000001" in told
+    reported = " ".join(chain.conflicts)
+    assert "switch controller of domain d0ma1n-0" in reported
+    assert "record of machine m-0-0" in reported
+    assert f"node {node(0, 0)}" in reported
+    assert "0xbad" in reported
+    assert "0xa000000000000001" in reported
 
 
 def listed_too(snapshot, domain, change):

@@ -27,8 +27,8 @@ def test_both_sides_are_told_with_the_time_and_a_command():
 def test_what_follows_from_it_is_told_under_it():
     (found,) = examine(moved_to_nobody(WELL))
     assert found.since == NOW - 30
-    told = {consequence.split(":")[0] for consequence in found.consequences}
-    assert {Check.MACHINE_PRESENT, Check.INTERFACE} <= told
+    reported = {consequence.split(":")[0] for consequence in found.consequences}
+    assert {Check.MACHINE_PRESENT, Check.INTERFACE} <= reported
 
 
 def test_a_gpu_in_another_module_of_its_tray_is_in_another_place():

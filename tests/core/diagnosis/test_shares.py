@@ -45,8 +45,8 @@ def changes(draw):
 def changed(snapshot, change):
     kind, field, attribute, one, other = change
     if kind in ("lose", "heal"):
-        told = {name: getattr(WHOLE, name) if kind == "heal" else () for name in LAYERS[field]}
-        return msgspec.structs.replace(snapshot, **told)
+        reported = {name: getattr(WHOLE, name) if kind == "heal" else () for name in LAYERS[field]}
+        return msgspec.structs.replace(snapshot, **reported)
     records = list(getattr(snapshot, field))
     if kind == "back":
         records = list(getattr(WHOLE, field))

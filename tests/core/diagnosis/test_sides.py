@@ -45,10 +45,10 @@ def test_what_is_of_one_node_and_of_two_devices_is_two_findings():
 
 
 def test_without_a_device_the_node_ties():
-    told = [
+    reported = [
         unknown(Check.MESH, subject, "-", "fix", where=(NODE,)) for subject in ("ComputeDomain a/b", NODE)
     ]
-    (one,) = merge_host_findings(told[:1], told[1:])
+    (one,) = merge_host_findings(reported[:1], reported[1:])
     assert one.subject == "ComputeDomain a/b"
 
 
@@ -106,7 +106,7 @@ def sides(draw):
     """Faults of one node, of some of its devices or of none, each of which says something of its own."""
     numbers = count()
     one = st.builds(
-        lambda *told: says(next(numbers), *told),
+        lambda *reported: says(next(numbers), *reported),
         st.sampled_from([Check.NIC_LINK, Check.NIC_ALIGNED]),
         st.sampled_from([Severity.ERROR, Severity.WARNING]),
         st.sets(st.sampled_from([NIC, OTHER])),
@@ -115,9 +115,9 @@ def sides(draw):
 
 
 @given(sides())
-def test_nothing_that_either_side_says_is_lost(told):
+def test_nothing_that_either_side_says_is_lost(reported):
     """All evidence stays, and a message with its fix too, but for one as bad of the same device."""
-    cluster, host = told
+    cluster, host = reported
     found = list(merge_host_findings(cluster, host))
     for one in (*cluster, *host):
         kept = [other for other in found if set(one.evidence) <= set(other.evidence)]

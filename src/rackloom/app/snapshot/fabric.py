@@ -99,6 +99,7 @@ def read_fabrics(conn: sa.Connection, stale: Staleness, cache: ReadCache | None 
         domain = _domain(uuid, readings[uuid], newest, doubt)
         policy = policies.get(uuid, DefaultPartitionPolicy.KEEP).value
         domains.append(msgspec.structs.replace(domain, paused=uuid in paused, default_policy=policy))
+        # Also a lost reading is shown: the map draws what was last known as unknown.
         if newest is not None:
             shown[uuid] = _DomainFacts(newest.facts, owners.get(uuid, {}))
     decoded = cache.again(shown, _decoded)

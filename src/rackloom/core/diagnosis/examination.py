@@ -55,12 +55,14 @@ def fold_consequences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     Each finding has at most one cause, so findings form trees. A root gets the worst severity of its tree.
     An unknown finding explains no failure, except where the catalogue says that it does.
     """
+    # Sorted first, so that among findings of one check at one place the worst is taken as the cause.
     ordered = sorted(findings, key=severity_order)
     first_at: dict[tuple[str, str], int] = {}
     for number, finding in enumerate(ordered):
         for place in finding.where:
             first_at.setdefault((finding.check, place), number)
     causes = [_cause_of(finding, ordered, first_at) for finding in ordered]
+    # EXPLAINS has no cycle and a cause has another check than its effect, so the edges form a forest.
     effects = grouped((cause, number) for number, cause in enumerate(causes))
     folded = (
         _with_consequences(ordered[root], [ordered[number] for number in _descendants(root, effects)])

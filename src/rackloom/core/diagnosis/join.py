@@ -94,6 +94,7 @@ class GpuIdentities(Generic[T]):
         if holder is not None and holder not in same:
             return
         found = JoinedGpu(key, source, record)
+        # A record may connect GPUs that no earlier record connected, such as a slot and a UUID.
         for known in same:
             found = self._united(known, found)
         self._gpus[id(found)] = found
@@ -180,6 +181,7 @@ class LayerLookups:
         self.logicals = {logical.id: logical for logical in snapshot.logicals}
         self.interfaces = {(gpu.instance, gpu.module_id): gpu for gpu in snapshot.instance_gpus}
         self.nodes = {node.name: node for node in snapshot.nodes}
+        # Reversed, so that the first of several allocations of one device counts.
         self.uses = {use.device_id: use for use in reversed(snapshot.uses)}
         self.rails = Rails(snapshot.devices)
         self._domains = {domain.uid: domain for domain in snapshot.compute_domains}
@@ -200,6 +202,7 @@ class LayerLookups:
     def transfer_of(self, key: GpuKey, node: str | None) -> MeasuredTransfer | None:
         """The newest transfer from a GPU; a PCI address identifies it only on its own node."""
         uuid, address = key.gpu_uuid, key.pci_address
+        # A UUID identifies the GPU wherever it was measured, so it takes precedence over the PCI address.
         by_uuid = None if uuid is None else self._transfers.get(("", uuid.value))
         if by_uuid is not None:
             return by_uuid if joins(by_uuid.key, key) else None

@@ -95,12 +95,15 @@ def prove_path(
     payload and no other one did. `companions` are promised to transfers that ran at the same time: what they
     counted is not held against this one, but then UCX itself has to name the promised device and no other.
     """
+    # Counters belong to devices, not to processes. What companions counted may be their own payload, so it is
+    # left out, and UCX's protocol table has to confirm the promised device instead.
     every = _carriers(initiator, expected_bytes, outgoing=op == "WRITE")
     carried = {name: count for name, count in every.items() if not _is_promised(name, companions)}
     counted = sum(carried.values())
     verdict, evidence = _judge_path(tuple(carried), counted / expected_bytes, protocols, promised)
     if verdict == "holds" and companions and {lane.split("/")[1] for lane in protocols} != set(carried):
         verdict, evidence = "does not hold", f"{evidence}, but beside other transfers UCX has to name it too"
+    # Bytes that left one host and reached no device of the other prove nothing about the path between them.
     arrived = sum(_carriers(target, expected_bytes, outgoing=op == "READ").values())
     if verdict == "holds" and arrived < ACCOUNTED_SHARE * expected_bytes:
         verdict, evidence = "unknown", f"{evidence}, but the target's devices counted only {arrived} bytes"

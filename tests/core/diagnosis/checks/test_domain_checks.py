@@ -189,10 +189,10 @@ def first_failure(check, seen):
 
 
 def test_pods_in_two_cliques_are_shown_by_both_sides_and_since_the_status_says_so():
-    told = msgspec.structs.replace(
+    reported = msgspec.structs.replace(
         condition("SpansCliques", "True", "SeveralCliques"), last_transition_time="2027-01-15T07:00:00Z"
     )
-    domain = replaced(DOMAIN, status=ComputeDomainStatus(conditions=(*DOMAIN.status.conditions, told)))
+    domain = replaced(DOMAIN, status=ComputeDomainStatus(conditions=(*DOMAIN.status.conditions, reported)))
     (found,) = of(Check.ONE_CLIQUE, changed(domains=(domain,), cliques={"n0": "a.1", "n1": "a.2"}))
     assert found.evidence == (
         "cluster: node n0 is in a.1",

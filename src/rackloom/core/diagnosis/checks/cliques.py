@@ -96,6 +96,7 @@ def _label_mismatch(
     if node.clique is None:
         return f"its GPUs are in partition {partition}, and it has no label {GPU_CLIQUE_LABEL}"
     cluster, _, clique = node.clique.rpartition(".")
+    # The clique id is the partition's id; the cluster UUID is compared by the domain that it stands for.
     if clique != str(partition):
         return f"its label says clique {clique}, and its GPUs are in partition {partition}"
     if clusters.get(cluster, domain) != domain:

@@ -55,6 +55,7 @@ class Relocation:
         here = self._index.nodes.get(node)
         if here is None:
             return ""
+        # The pod runs here, so it tolerates the blocking taints of this node.
         tolerated, need = frozenset(blocking_taints(here.taints)), self._need(pod)
         if _takes_pods(here, tolerated) and _covers(self._free[node] + self._released(pod, node), need):
             return f"other devices of {node}"
@@ -77,6 +78,7 @@ class Relocation:
                 for node in nodes
                 if _takes_pods(node, tolerated) and _covers(self._free[node.name], need)
             )
+            # A spare of the gang first: the gang controller keeps it free for this purpose.
             self._found[key] = min(fit, key=lambda node: (not _is_spare(node), node.name), default=None)
         return self._found[key]
 

@@ -173,6 +173,7 @@ def check_gpus(index: SnapshotIndex) -> Iterator[Finding]:
     found = grouped(((gpu.domain, gpu.problem), chain) for chain, gpu in listed if gpu.healthy is False)
     for (domain, problem), gpus in found.items():
         sick = {chain.fabric.tray_index for chain in gpus if chain.fabric is not None}
+        # One cause for many trays is likelier than many causes: NVLink switches or power join them.
         if len(sick) >= _MANY_TRAYS and 2 * len(sick) > len(set(trays[domain])):
             yield _domain_wide(domain, problem, gpus, len(sick))
         else:

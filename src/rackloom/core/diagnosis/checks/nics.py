@@ -142,6 +142,7 @@ def _mismatched_pods(index: SnapshotIndex) -> Iterator[Finding]:
     )
     for pod, devices in sorted(given.items()):
         gpus = [device for device in devices if device.kind == "gpu" and device.device_id in own]
+        # Rails of GPUs that the pod does not have. NICs that serve no GPU may be used by anybody.
         foreign = rails.difference(*(own[gpu.device_id] for gpu in gpus))
         mismatched = [device for device in devices if device.device_id in foreign]
         ids = {device.device_id for device in devices}

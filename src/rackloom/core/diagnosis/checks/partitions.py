@@ -122,6 +122,7 @@ def _shared_by_tenants(
         if chain.machine is not None and chain.machine.tenant is not None
     )
     owner = next((chain.logical.tenant for chain in gpus if chain.logical is not None), None)
+    # A partition made for one tenant and used by another is shared too, even if its owner has no GPU in it.
     if owner is not None and tenants:
         tenants.setdefault(owner, [])
     if len(tenants) < 2:
