@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 from benchmarks.site_figures import load, spent
-from tests.web.pictures import picture
+from tests.web.snapshots import snapshot
 
 from rackloom.core.diagnosis.snapshot import SiteSnapshot
 from rackloom.web.frames import ColourMode
@@ -52,22 +52,22 @@ def main() -> None:
     )
     parser.add_argument("--racks", type=int, default=100)
     racks = parser.parse_args().racks
-    seen = picture(racks, 18, HOLDERS)
+    seen = snapshot(racks, 18, HOLDERS)
     # The templates are compiled once in the life of a process.
     Painter(None, ColourMode.PARTITION, 9).follow(
-        LiveReading(number=1, whole=site_map(SiteReading(picture=picture(1, 1, HOLDERS))))
+        LiveReading(number=1, whole=site_map(SiteReading(snapshot=snapshot(1, 1, HOLDERS))))
     )
     painter, tenant = Painter(None, ColourMode.PARTITION, 9), Painter("blue", ColourMode.PARTITION, 9)
-    joined, (whole, seated) = timed(lambda: update_site_map(SiteReading(picture=seen), SiteMapCache()))
+    joined, (whole, seated) = timed(lambda: update_site_map(SiteReading(snapshot=seen), SiteMapCache()))
     drawn, sheet = timed(lambda: painter.follow(LiveReading(number=1, whole=whole)))
     written, text = timed(lambda: render_page("provider", ColourMode.PARTITION, "0.1", dict(sheet.all())))
     as_tenant, _ = timed(lambda: tenant.follow(LiveReading(number=1, whole=whole)))
-    rejoined, (changed, _) = timed(lambda: update_site_map(SiteReading(picture=one_sick_gpu(seen)), seated))
+    rejoined, (changed, _) = timed(lambda: update_site_map(SiteReading(snapshot=one_sick_gpu(seen)), seated))
     redrawn, after = timed(lambda: painter.follow(LiveReading(number=2, whole=changed)))
     again_as_tenant, _ = timed(lambda: tenant.follow(LiveReading(number=2, whole=changed)))
     figures = {
         "racks": racks,
-        "gpus": len(whole.seats),
+        "gpus": len(whole.gpus),
         "cpu_seconds_to_join": joined,
         "cpu_seconds_to_draw": drawn,
         "cpu_seconds_to_write_the_page": written,

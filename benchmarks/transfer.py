@@ -52,7 +52,7 @@ class Contended(Exception):
 
 
 def ours(spec: TransferSpec) -> Way:
-    place = EndLocation(seat=EndConfig(ucx=UcxPins(("tcp",), ("lo",))))
+    place = EndLocation(config=EndConfig(ucx=UcxPins(("tcp",), ("lo",))))
 
     def measure() -> tuple[float, str | None]:
         report = run_pair(spec, initiator=place, target=place, promise=Promise("lo"))

@@ -131,8 +131,8 @@ class Viewer:
 
     def _note(self, sheet: PageSheet) -> None:
         now = time.time()
-        for seat in sheet.whole.seats:
-            machine = seat.chain.machine if seat.chain is not None else None
+        for gpu in sheet.whole.gpus:
+            machine = gpu.chain.machine if gpu.chain is not None else None
             if machine is not None and machine.instance is not None:
                 self.first.setdefault(machine.instance, now)
 

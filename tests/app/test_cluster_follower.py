@@ -45,8 +45,8 @@ async def followed(api):
 
 
 async def layer_of(follower):
-    picture = await site_snapshot(wall(), cluster=follower, reach=follower.reach)
-    return picture.layer(Layer.CLUSTER), picture
+    snapshot = await site_snapshot(wall(), cluster=follower, reach=follower.reach)
+    return snapshot.layer(Layer.CLUSTER), snapshot
 
 
 def node(name, heartbeat="2026-01-01T00:00:00Z", ready="True"):
@@ -80,8 +80,8 @@ def test_each_kind_is_listed_once_however_often_it_is_looked_at():
         async with followed(DirectApi(kube, "map")) as follower:
             for _ in range(50):
                 await asyncio.sleep(1)
-                layer, picture = await layer_of(follower)
-            assert (layer.unknown_since, [one.name for one in picture.nodes]) == (None, ["a"])
+                layer, snapshot = await layer_of(follower)
+            assert (layer.unknown_since, [one.name for one in snapshot.nodes]) == (None, ["a"])
         return {(call.verb, call.resource): n for call, n in kube.calls.items() if call.user == "map"}
 
     counted = event_loop.run_simulation(1, run)
@@ -94,9 +94,9 @@ def test_a_cluster_that_never_answered_is_unknown_and_not_empty():
             began = wall()
             first, _ = await layer_of(follower)
             await asyncio.sleep(LONG)
-            layer, picture = await layer_of(follower)
+            layer, snapshot = await layer_of(follower)
             assert first.unknown_since == layer.unknown_since == began
-            assert (layer.at, picture.nodes) == (None, ())
+            assert (layer.at, snapshot.nodes) == (None, ())
             assert "the cluster cannot be read" in layer.problem
 
     event_loop.run_simulation(1, run)
@@ -113,18 +113,18 @@ def test_what_is_lost_is_unknown_since_it_was_last_heard_of_and_comes_back():
             known = follower.version()
             api.silent = True
             await asyncio.sleep(LONG)
-            lost, picture = await layer_of(follower)
+            lost, snapshot = await layer_of(follower)
             assert before.unknown_since is None
             assert before.at <= lost.unknown_since < wall() - LONG / 2
-            assert (picture.nodes, follower.version() == known) == ((), False)
+            assert (snapshot.nodes, follower.version() == known) == ((), False)
             await asyncio.sleep(LONG)
             assert (await layer_of(follower))[0].unknown_since == lost.unknown_since
             api.silent = False
             await asyncio.sleep(2 * LONG)
-            again, picture = await layer_of(follower)
+            again, snapshot = await layer_of(follower)
             assert again.unknown_since is None
             assert again.at > lost.unknown_since
-            assert [one.name for one in picture.nodes] == ["a"]
+            assert [one.name for one in snapshot.nodes] == ["a"]
 
     event_loop.run_simulation(1, run)
 
@@ -247,15 +247,15 @@ def test_a_defect_makes_the_cluster_unknown_and_ends_nothing(caplog, monkeypatch
             monkeypatch.setattr(cluster, "project_object", drawn)
             await api.create(NODE, node("a"))
             await asyncio.sleep(1)
-            lost, picture = await layer_of(follower)
+            lost, snapshot = await layer_of(follower)
             assert "too deep" in lost.problem
-            assert (lost.unknown_since <= wall(), picture.nodes) == (True, ())
+            assert (lost.unknown_since <= wall(), snapshot.nodes) == (True, ())
             assert "following nodes failed" in caplog.text
             broken = False
             known = follower.version()
             await asyncio.sleep(2 * LONG)
-            again, picture = await layer_of(follower)
-            assert (again.unknown_since, [one.name for one in picture.nodes]) == (None, ["a"])
+            again, snapshot = await layer_of(follower)
+            assert (again.unknown_since, [one.name for one in snapshot.nodes]) == (None, ["a"])
             assert follower.version() != known
 
     event_loop.run_simulation(1, run)
@@ -274,7 +274,7 @@ def test_the_map_looks_for_imex_daemons_where_it_is_told():
             for namespace in ({}, {"namespace": "imex"}):
                 source.follow(follower, **namespace)
                 await asyncio.sleep(1)
-                seen.append([mesh.node for mesh in (await source.read()).picture.meshes])
+                seen.append([mesh.node for mesh in (await source.read()).snapshot.meshes])
             assert seen == [[], ["tray-1"]]
         await store.close()
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.web.pictures import AT
+from tests.web.snapshots import AT
 from tests.web.stand_ins import ShownSite, doorman
 
 from rackloom.app.listeners import serve_http

@@ -5,7 +5,7 @@ from collections import Counter
 
 import msgspec
 import pytest
-from tests.web.pictures import AT, picture
+from tests.web.snapshots import AT, snapshot
 
 from rackloom.core.diagnosis.findings import fails, unknown
 from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
@@ -26,7 +26,7 @@ DOUBTS = {
 
 def story(racks=8):
     """A site with something of everything."""
-    seen = picture(racks, 18, HOLDERS)
+    seen = snapshot(racks, 18, HOLDERS)
     silent = tuple(msgspec.structs.replace(domain, **DOUBTS.get(domain.uuid, {})) for domain in seen.domains)
     sick = tuple(
         msgspec.structs.replace(one, healthy=False) if number == 9 else one
@@ -54,7 +54,7 @@ def story(racks=8):
         )
         for n in range(4)
     )
-    return SiteReading(picture=seen, findings=findings, happenings=happenings)
+    return SiteReading(snapshot=seen, findings=findings, happenings=happenings)
 
 
 def style(page, selector, name):
@@ -210,12 +210,12 @@ def test_a_change_appears_by_itself_and_takes_neither_focus_nor_choice(open_map)
         page.click(f"{GPU} >> nth=0")
         page.wait_for_selector("#chain table")
         assert page.locator(f"#{first}.s").count() == 0
-        seen = reading.picture
+        seen = reading.snapshot
         sick = tuple(
             msgspec.structs.replace(one, healthy=False) if one.place.slot == 17 else one
             for one in seen.fabric_gpus
         )
-        served.show(SiteReading(picture=msgspec.structs.replace(seen, fabric_gpus=sick)))
+        served.show(SiteReading(snapshot=msgspec.structs.replace(seen, fabric_gpus=sick)))
         page.wait_for_selector(f"#{first}.s")
         page.wait_for_selector("#chain >> text=unhealthy")
         assert focused(page) == first
@@ -307,7 +307,7 @@ def test_few_racks_fill_the_screen_and_a_chosen_gpu_hides_nothing(open_map, pict
 
 def test_a_finding_leads_to_its_gpu_by_mouse_and_by_keys(open_map):
     reading = story(2)
-    chains = join_shares(reading.picture, JoinedShares()).chains
+    chains = join_shares(reading.snapshot, JoinedShares()).chains
     there = next(chain for chain in chains if chain.machine.id == "acme-machine-0-6")
     broken = fails(
         "GPU health", "GPU 1 of acme-machine-0-6", "is sick", "mend it", where=places_around((there,))

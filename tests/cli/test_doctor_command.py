@@ -12,7 +12,7 @@ from inline_snapshot import snapshot
 from rackloom.app.home import Home
 from rackloom.app.twin.site import embedded_site
 from rackloom.cli.doctor import doctor
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.errors import Refused
 from rackloom.lab.switches.fabric import FabricPartition
 
@@ -104,7 +104,7 @@ def until_found(told, check):
 
 def test_a_fault_is_told_with_both_sides_and_the_fix(portal, site, told, tmp_path):
     break_it(portal, site)
-    finding = until_found(told, catalogue.PARTITION_OWNED)
+    finding = until_found(told, Check.PARTITION_OWNED)
     assert finding["severity"] == "warning"
     metrics = tmp_path / "doctor.prom"
     assert told(textfile=metrics) == snapshot("""\
@@ -234,7 +234,7 @@ current-context: c
     )
     found = json.loads(told(kubeconfig=config, json=True))["findings"]
     assert [(one["check"], one["state"], one["severity"]) for one in found] == [
-        (catalogue.LAYER, "unknown", "unknown")
+        (Check.LAYER, "unknown", "unknown")
     ]
     assert told.code == 1
 

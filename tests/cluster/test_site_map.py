@@ -59,9 +59,9 @@ async def test_the_account_of_the_site_follows_what_the_map_draws(
     follower: ClusterFollower, api: KubeApi, namespace: str
 ) -> None:
     async def known() -> LayerStatus | None:
-        picture = await site_snapshot(time.time(), cluster=follower, reach=follower.reach)
-        seen = picture.layer(Layer.CLUSTER)
-        return seen if seen.unknown_since is None and namespace in picture.namespaces else None
+        snapshot = await site_snapshot(time.time(), cluster=follower, reach=follower.reach)
+        seen = snapshot.layer(Layer.CLUSTER)
+        return seen if seen.unknown_since is None and namespace in snapshot.namespaces else None
 
     await api.patch(NAMESPACE, namespace, None, {"metadata": {"labels": {"rackloom.dev/org": "blue"}}})
     seen = await until(known, "the cluster is known")

@@ -289,7 +289,7 @@ def _measured(transports: tuple[str, ...]) -> Any:
     from rackloom.prove.transfer.run import EndLocation, run_pair
     from rackloom.prove.transfer.values import EndConfig, TransferSpec, UcxPins
 
-    place = EndLocation(seat=EndConfig(device="cuda:0", ucx=UcxPins(transports)))
+    place = EndLocation(config=EndConfig(device="cuda:0", ucx=UcxPins(transports)))
     spec = TransferSpec(
         block_size=TRANSFER_BYTES, iters=TRANSFER_ITERATIONS, warmup_iters=5, timeout_seconds=120
     )

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.web.pictures import GPUS, picture
+from tests.web.snapshots import GPUS, snapshot
 
-from rackloom.core.diagnosis import incremental, join
+from rackloom.core.diagnosis import incremental
 from rackloom.core.diagnosis.findings import fails
 from rackloom.core.diagnosis.index import at_partition, places_around
 from rackloom.core.diagnosis.snapshot import Layer
@@ -28,7 +28,7 @@ def handed_over(seen, number):
         return seen  # Records of machines went: there is no such tray any more.
     now = [machine.tenant.removesuffix("-id") if machine.tenant else None for machine in seen.machines]
     now[tray] = {"acme": "blue", "blue": None, None: "acme"}[now[tray]]
-    other = picture(RACKS, TRAYS, tuple(now))
+    other = snapshot(RACKS, TRAYS, tuple(now))
     machines = list(seen.machines)
     machines[tray] = msgspec.structs.replace(other.machines[tray], held_since=seen.at)
     names = {machine.id for machine in machines}
@@ -55,8 +55,8 @@ def toggled(field, **values):
             at = number % len(records)
             name, value = next(iter(values.items()))
             back = None if field == "domains" else {"cordoned": False, "ready": True, "healthy": True}[name]
-            told = back if getattr(records[at], name) == value else value
-            records[at] = msgspec.structs.replace(records[at], **{name: told})
+            reported = back if getattr(records[at], name) == value else value
+            records[at] = msgspec.structs.replace(records[at], **{name: reported})
         return msgspec.structs.replace(seen, **{field: tuple(records)})
 
     return change
@@ -64,13 +64,13 @@ def toggled(field, **values):
 
 def layer_lost_or_back(seen, number):
     layer = tuple(Layer)[number % len(Layer)]
-    told = tuple(
+    reported = tuple(
         msgspec.structs.replace(one, unknown_since=None if one.unknown_since else seen.at)
         if one.layer is layer
         else one
         for one in seen.layers
     )
-    return msgspec.structs.replace(seen, layers=told)
+    return msgspec.structs.replace(seen, layers=reported)
 
 
 def time_passes(seen, number):
@@ -80,7 +80,7 @@ def time_passes(seen, number):
 
 
 def as_at_first(seen, number):
-    first = picture(RACKS, TRAYS, HOLDERS)
+    first = snapshot(RACKS, TRAYS, HOLDERS)
     return msgspec.structs.replace(first, at=seen.at, layers=seen.layers)
 
 
@@ -104,10 +104,10 @@ KINDS = (
 STORIES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 999)), min_size=1, max_size=6)
 
 
-FIRST = picture(RACKS, TRAYS, HOLDERS)
+FIRST = snapshot(RACKS, TRAYS, HOLDERS)
 FINDINGS = tuple(
     fails("check", f"GPU {number}", "is sick", "mend it", where=places_around((seat.chain,)))
-    for number, seat in enumerate(site_map(SiteReading(picture=FIRST)).seats)
+    for number, seat in enumerate(site_map(SiteReading(snapshot=FIRST)).gpus)
 )
 HAPPENED = tuple(
     TimelineEntry(
@@ -124,13 +124,13 @@ HAPPENED = tuple(
 
 def told_of(seen):
     """Findings and operations name things that move, change hands and go."""
-    return SiteReading(picture=seen, findings=FINDINGS, examined_at=FIRST.at, happenings=HAPPENED)
+    return SiteReading(snapshot=seen, findings=FINDINGS, examined_at=FIRST.at, happenings=HAPPENED)
 
 
 @settings(max_examples=60, deadline=None)
 @given(story=STORIES, org=st.sampled_from([None, "acme", "blue"]), mode=st.sampled_from(ColourMode))
 def test_following_gives_what_drawing_anew_gives(story, org, mode):
-    seen, seated = picture(RACKS, TRAYS, HOLDERS), SiteMapCache()
+    seen, seated = snapshot(RACKS, TRAYS, HOLDERS), SiteMapCache()
     following, forgetful = Painter(org, mode, 9), Painter(org, mode, 9)
     for number, (change, with_) in enumerate([(lambda seen, _: seen, 0), *story], 1):
         seen = change(seen, with_)
@@ -145,10 +145,10 @@ def test_following_gives_what_drawing_anew_gives(story, org, mode):
 
 
 def test_racks_that_did_not_change_are_the_very_same_scene():
-    seen = picture(RACKS, TRAYS, HOLDERS)
-    before, seated = update_site_map(SiteReading(picture=seen), SiteMapCache())
+    seen = snapshot(RACKS, TRAYS, HOLDERS)
+    before, seated = update_site_map(SiteReading(snapshot=seen), SiteMapCache())
     later = toggled("fabric_gpus", healthy=False)(time_passes(seen, 9), 0)
-    after, _ = update_site_map(SiteReading(picture=later), seated)
+    after, _ = update_site_map(SiteReading(snapshot=later), seated)
     assert [rack is other for rack, other in zip(after.racks, before.racks, strict=True)] == [
         False,
         True,
@@ -157,16 +157,16 @@ def test_racks_that_did_not_change_are_the_very_same_scene():
 
 
 def test_a_rack_of_which_no_record_changed_is_hatched_when_its_source_is_lost():
-    seen = picture(RACKS, TRAYS, HOLDERS)
+    seen = snapshot(RACKS, TRAYS, HOLDERS)
     painter = Painter(None, ColourMode.PARTITION, 9)
-    whole, seated = update_site_map(SiteReading(picture=seen), SiteMapCache())
+    whole, seated = update_site_map(SiteReading(snapshot=seen), SiteMapCache())
     painter.follow(LiveReading(number=1, whole=whole))
     lost = layer_lost_or_back(seen, tuple(Layer).index(Layer.FABRIC))
-    whole, seated = update_site_map(SiteReading(picture=lost), seated)
+    whole, seated = update_site_map(SiteReading(snapshot=lost), seated)
     sheet = painter.follow(LiveReading(number=2, whole=whole))
     states = [cell.state for part in sheet.racks.values() for tray in part.rack.trays for cell in tray.cells]
     assert states == [GpuState.UNKNOWN] * RACKS * TRAYS * GPUS
-    whole, _ = update_site_map(SiteReading(picture=seen), seated)
+    whole, _ = update_site_map(SiteReading(snapshot=seen), seated)
     back = painter.follow(LiveReading(number=3, whole=whole))
     assert {part.changed for part in back.racks.values()} == {3}
 
@@ -193,17 +193,22 @@ ONE_CHANGE = {
 
 @pytest.mark.parametrize("change", ONE_CHANGE, ids=["sick GPU", "cordoned tray", "device gone", "node lost"])
 def test_one_change_is_the_work_of_one_rack(monkeypatch, change):
-    seen = picture(RACKS, TRAYS, HOLDERS)
+    seen = snapshot(RACKS, TRAYS, HOLDERS)
     painter = Painter(None, ColourMode.PARTITION, 9)
-    whole, seated = update_site_map(SiteReading(picture=seen), SiteMapCache())
+    whole, seated = update_site_map(SiteReading(snapshot=seen), SiteMapCache())
     painter.follow(LiveReading(number=1, whole=whole))
     taken_apart = counted(monkeypatch, incremental, "_grouped")
     made = [
         counted(monkeypatch, *where)
-        for where in ((join, "chains"), (scenes, "_seats"), (scenes, "_rack"), (painters, "drawn_rack"))
+        for where in (
+            (incremental, "gpu_chains"),
+            (scenes, "_gpus_by_rack"),
+            (scenes, "_make_rack"),
+            (painters, "drawn_rack"),
+        )
     ]
-    written = counted(monkeypatch, render, "rack")
-    later, seated = update_site_map(SiteReading(picture=change(time_passes(seen, 9), 0)), seated)
+    written = counted(monkeypatch, render, "render_rack")
+    later, seated = update_site_map(SiteReading(snapshot=change(time_passes(seen, 9), 0)), seated)
     sheet = painter.follow(LiveReading(number=2, whole=later))
     assert [one.kind for one in taken_apart] == ONE_CHANGE[change]
     assert [len(calls) for calls in made] == [1, 1, 1, 1]
@@ -212,33 +217,33 @@ def test_one_change_is_the_work_of_one_rack(monkeypatch, change):
 
 
 def test_a_reading_in_which_nothing_changed_is_no_work(monkeypatch):
-    seen = picture(RACKS, TRAYS, HOLDERS)
+    seen = snapshot(RACKS, TRAYS, HOLDERS)
     painter = Painter(None, ColourMode.PARTITION, 9)
-    whole, seated = update_site_map(SiteReading(picture=seen), SiteMapCache())
+    whole, seated = update_site_map(SiteReading(snapshot=seen), SiteMapCache())
     painter.follow(LiveReading(number=1, whole=whole))
     made = [
         counted(monkeypatch, *where)
         for where in (
             (incremental, "_grouped"),
-            (incremental, "_in_shares"),
-            (join, "chains"),
-            (scenes, "_seats"),
-            (scenes, "_rack"),
+            (incremental, "_records_by_share"),
+            (incremental, "gpu_chains"),
+            (scenes, "_gpus_by_rack"),
+            (scenes, "_make_rack"),
             (painters, "drawn_rack"),
-            (render, "rack"),
+            (render, "render_rack"),
         )
     ]
-    anew = picture(RACKS, TRAYS, HOLDERS)
-    later, _ = update_site_map(SiteReading(picture=time_passes(anew, 9)), seated)
+    anew = snapshot(RACKS, TRAYS, HOLDERS)
+    later, _ = update_site_map(SiteReading(snapshot=time_passes(anew, 9)), seated)
     painter.follow(LiveReading(number=2, whole=later))
     assert made == [[]] * len(made)
 
 
 def test_what_somebody_has_joined_already_is_not_joined_again(monkeypatch):
-    seen = picture(RACKS, TRAYS, HOLDERS)
+    seen = snapshot(RACKS, TRAYS, HOLDERS)
     joined = incremental.join_shares(seen, incremental.JoinedShares())
-    calls = counted(monkeypatch, join, "chains")
-    assert update_site_map(SiteReading(picture=seen, joined=joined), SiteMapCache())[0] == site_map(
-        SiteReading(picture=seen)
+    calls = counted(monkeypatch, incremental, "gpu_chains")
+    assert update_site_map(SiteReading(snapshot=seen, joined=joined), SiteMapCache())[0] == site_map(
+        SiteReading(snapshot=seen)
     )
     assert len(calls) == RACKS, "only `scene`, which is not given them, joins"

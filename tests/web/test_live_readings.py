@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.web.pictures import picture
+from tests.web.snapshots import snapshot
 from tests.web.stand_ins import ShownSite
 
 from rackloom.web import live
@@ -24,7 +24,7 @@ async def another(feed):
 
 def test_many_who_look_at_once_share_one_reading():
     async def scenario():
-        site = ShownSite(SiteReading(picture=picture(1, 1)))
+        site = ShownSite(SiteReading(snapshot=snapshot(1, 1)))
         feed = LiveMap(site, lambda: 0.0)
         seen = await asyncio.gather(*(feed.fresh() for _ in range(20)))
         return site.reads, {one.number for one in seen}
@@ -36,26 +36,26 @@ def test_a_change_is_read_and_everybody_who_waits_hears_of_it(monkeypatch):
     monkeypatch.setattr(live, "AT_LEAST", 3600.0)
 
     async def scenario():
-        site = ShownSite(SiteReading(picture=picture(1, 1)))
+        site = ShownSite(SiteReading(snapshot=snapshot(1, 1)))
         feed = LiveMap(site, lambda: 0.0)
         async with feed.watched(), feed.watched():
             first = await feed.after(0)
             waiting = [asyncio.create_task(feed.after(first.number)) for _ in range(3)]
             await asyncio.sleep(0)
-            site.show(SiteReading(picture=picture(2, 1)))
-            return [len(one.whole.seats) for one in await asyncio.gather(*waiting)]
+            site.show(SiteReading(snapshot=snapshot(2, 1)))
+            return [len(one.whole.gpus) for one in await asyncio.gather(*waiting)]
 
     assert run(scenario()) == [8, 8, 8]
 
 
 def test_nobody_reads_when_nobody_looks():
     async def scenario():
-        site = ShownSite(SiteReading(picture=picture(1, 1)))
+        site = ShownSite(SiteReading(snapshot=snapshot(1, 1)))
         feed = LiveMap(site, lambda: 0.0)
         async with feed.watched():
             await feed.after(0)
         reads = site.reads
-        site.show(SiteReading(picture=picture(2, 1)))
+        site.show(SiteReading(snapshot=snapshot(2, 1)))
         await asyncio.sleep(3 * live.PAUSE)
         return site.reads - reads
 
@@ -67,7 +67,7 @@ def test_a_site_that_cannot_be_read_keeps_its_picture_and_says_since_when(monkey
 
     async def scenario():
         now = [100.0]
-        site = ShownSite(SiteReading(picture=picture(1, 1)))
+        site = ShownSite(SiteReading(snapshot=snapshot(1, 1)))
         feed = LiveMap(site, lambda: now[0])
         await feed.fresh()
         site.broken = True
@@ -79,7 +79,7 @@ def test_a_site_that_cannot_be_read_keeps_its_picture_and_says_since_when(monkey
         return seen, await another(feed)
 
     failed, healed = run(scenario())
-    assert [(one.unread_since, one.problem, len(one.whole.seats)) for one in failed] == [
+    assert [(one.unread_since, one.problem, len(one.whole.gpus)) for one in failed] == [
         (200.0, "the store is busy", 4)
     ] * 2
     assert healed.unread_since is None
@@ -89,7 +89,7 @@ def test_the_server_rests_half_as_long_as_the_last_reading_took(monkeypatch):
     monkeypatch.setattr(live, "PAUSE", 0.0)
 
     async def scenario():
-        site = SlowSite(SiteReading(picture=picture(1, 1)))
+        site = SlowSite(SiteReading(snapshot=snapshot(1, 1)))
         feed = LiveMap(site, lambda: 0.0)
         await feed.fresh()
         await another(feed)
@@ -104,7 +104,7 @@ def test_the_server_rests_no_longer_than_a_change_may_wait(monkeypatch):
     monkeypatch.setattr(live, "LONGEST_PAUSE", 0.0)
 
     async def scenario():
-        site = SlowSite(SiteReading(picture=picture(1, 1)))
+        site = SlowSite(SiteReading(snapshot=snapshot(1, 1)))
         feed = LiveMap(site, lambda: 0.0)
         await feed.fresh()
         await feed.fresh()
@@ -132,7 +132,7 @@ def test_who_asks_while_somebody_watches_gets_what_is_known(monkeypatch):
     monkeypatch.setattr(live, "PAUSE", 0.0)
 
     async def scenario():
-        site = ShownSite(SiteReading(picture=picture(1, 1)))
+        site = ShownSite(SiteReading(snapshot=snapshot(1, 1)))
         feed = LiveMap(site, lambda: 0.0)
         async with feed.watched():
             await feed.after(0)
@@ -148,7 +148,7 @@ def test_who_asks_while_somebody_watches_gets_what_is_known(monkeypatch):
 
 def test_a_source_that_cannot_say_whether_it_changed_is_still_read():
     async def scenario():
-        site = ShownSite(SiteReading(picture=picture(1, 1)))
+        site = ShownSite(SiteReading(snapshot=snapshot(1, 1)))
         site.broken = True
         feed = LiveMap(site, lambda: 0.0)
         async with feed.watched():
@@ -157,6 +157,6 @@ def test_a_source_that_cannot_say_whether_it_changed_is_still_read():
             healed = failed
             while healed.unread_since is not None:
                 healed = await feed.after(healed.number)
-        return failed.unread_since, len(healed.whole.seats)
+        return failed.unread_since, len(healed.whole.gpus)
 
     assert run(scenario()) == (0.0, 4)

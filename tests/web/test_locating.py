@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.web.pictures import AT, picture
+from tests.web.snapshots import AT, snapshot
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import fails
 from rackloom.core.diagnosis.index import (
@@ -43,8 +43,8 @@ def seat_of(whole: SiteMap, id_: str):
 
 @given(number=st.integers(0, 31))
 def test_what_is_about_a_gpu_leads_to_that_gpu(number):
-    whole = site_map(SiteReading(picture=picture(2, 4, HOLDERS)))
-    seat = whole.seats[number]
+    whole = site_map(SiteReading(snapshot=snapshot(2, 4, HOLDERS)))
+    seat = whole.gpus[number]
     assert seat.chain is not None
     (one,) = led(whole, *places_around((seat.chain,))).named
     assert seat_of(whole, one.id) is seat
@@ -53,20 +53,20 @@ def test_what_is_about_a_gpu_leads_to_that_gpu(number):
 
 @pytest.mark.parametrize("name", [at_node("acme-node-1-0"), at_machine("acme-machine-1-0")])
 def test_what_is_about_a_tray_leads_to_the_tray(name):
-    whole = site_map(SiteReading(picture=picture(2, 4, HOLDERS)))
+    whole = site_map(SiteReading(snapshot=snapshot(2, 4, HOLDERS)))
     (one,) = led(whole, at_domain("domain-1"), name).named
     assert (one.words, seat_of(whole, one.id).place.module) == ("rack-01, slot 0", 1)
 
 
 def test_what_is_about_a_domain_or_a_partition_leads_to_its_racks():
-    whole = site_map(SiteReading(picture=picture(2, 4, (*HOLDERS, *HOLDERS[1:], "lonely"))))
+    whole = site_map(SiteReading(snapshot=snapshot(2, 4, (*HOLDERS, *HOLDERS[1:], "lonely"))))
     for name in (at_domain("domain-1"), at_partition("domain-1", "acme-1-nvl"), at_logical("lonely-lp")):
         (one,) = led(whole, name).named
         assert (one.id, one.words) == (rack_id("rack-01"), "rack-01")
 
 
 def test_of_many_places_the_first_are_named_and_the_rest_is_counted():
-    whole = site_map(SiteReading(picture=picture(1, 9)))
+    whole = site_map(SiteReading(snapshot=snapshot(1, 9)))
     found = led(whole, *(at_machine(f"free-machine-0-{slot}") for slot in range(9)))
     assert ([one.words for one in found.named], found.more) == (
         ["rack-00, slot 0", "rack-00, slot 1", "rack-00, slot 2"],
@@ -76,7 +76,7 @@ def test_of_many_places_the_first_are_named_and_the_rest_is_counted():
 
 
 def test_a_finding_of_the_doctor_shows_its_check_and_where_it_is():
-    seen = picture(2, 4, HOLDERS)
+    seen = snapshot(2, 4, HOLDERS)
     down = tuple(
         msgspec.structs.replace(device, link="down")
         if (device.node, device.name) == ("acme-node-1-1", "acme-nic-2")
@@ -84,15 +84,15 @@ def test_a_finding_of_the_doctor_shows_its_check_and_where_it_is():
         for device in seen.devices
     )
     seen = msgspec.structs.replace(seen, devices=down)
-    (found,) = [one for one in examine(seen) if one.check == catalogue.NIC_LINK]
-    whole = site_map(SiteReading(picture=seen, findings=(found,), examined_at=AT))
+    (found,) = [one for one in examine(seen) if one.check == Check.NIC_LINK]
+    whole = site_map(SiteReading(snapshot=seen, findings=(found,), examined_at=AT))
     panel = (
         Painter(None, ColourMode.PARTITION, 9)
         .follow(LiveReading(number=1, whole=whole))
         .panels["findings"]
         .markup
     )
-    assert f'<span class="check">{catalogue.NIC_LINK}</span>' in panel
+    assert f'<span class="check">{Check.NIC_LINK}</span>' in panel
     (link,) = re.findall('<a href="#([^"]+)" data-shows="([^"]+)">([^<]+)</a>', panel)
     assert link[0] == link[1]
     assert link[2] == "rack-01, slot 1, GPU 3"
@@ -105,10 +105,10 @@ def links(panel):
 
 @given(holders=st.lists(st.sampled_from(["acme", "blue", None]), min_size=1, max_size=6).map(tuple))
 def test_a_tenant_is_led_to_its_own_gpus_and_racks_alone(holders):
-    seen = picture(2, 3, holders)
+    seen = snapshot(2, 3, holders)
     everything = tuple(
         {
-            *places_around(site_map(SiteReading(picture=seen)).seats[n].chain for n in range(24)),
+            *places_around(site_map(SiteReading(snapshot=seen)).gpus[n].chain for n in range(24)),
             *(at_domain(f"domain-{rack}") for rack in range(2)),
             at_gpu("domain-0", 1),
         }
@@ -118,7 +118,7 @@ def test_a_tenant_is_led_to_its_own_gpus_and_racks_alone(holders):
         for place in everything
     )
     found = fails("check", "all", "is wrong", "mend", where=everything)
-    whole = site_map(SiteReading(picture=seen, findings=(found,), examined_at=AT, happenings=happenings))
+    whole = site_map(SiteReading(snapshot=seen, findings=(found,), examined_at=AT, happenings=happenings))
     sheet = Painter("acme", ColourMode.TENANT, 9).follow(LiveReading(number=1, whole=whole))
     own = {
         id_
@@ -138,7 +138,7 @@ def test_an_operation_says_when_how_long_and_where_and_shortens_ids():
         at=AT, seconds=2.25, tenant="acme", what=f"add gpus rl-{UUID}: asked", where=f"domain {UUID}",
         places=(at_domain("domain-1"),), outcome="done",
     )  # fmt: skip
-    whole = site_map(SiteReading(picture=picture(2, 1, ("acme",)), happenings=(happened,)))
+    whole = site_map(SiteReading(snapshot=snapshot(2, 1, ("acme",)), happenings=(happened,)))
     panel = (
         Painter(None, ColourMode.PARTITION, 9)
         .follow(LiveReading(number=1, whole=whole))
@@ -159,7 +159,7 @@ def test_only_ids_are_shortened_and_nothing_becomes_markup():
 
 
 def test_operators_read_the_domain_of_a_rack_in_its_caption():
-    whole = site_map(SiteReading(picture=picture(1, 1, ("acme",))))
+    whole = site_map(SiteReading(snapshot=snapshot(1, 1, ("acme",))))
     caption = '<figcaption title="domain domain-0">'
     for org, count in ((None, 1), ("acme", 0)):
         sheet = Painter(org, ColourMode.PARTITION, 9).follow(LiveReading(number=1, whole=whole))

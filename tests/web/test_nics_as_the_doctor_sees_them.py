@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.web.pictures import AT, picture
+from tests.web.snapshots import AT, snapshot
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import CheckState as Found
 from rackloom.topology.join_key import Fact, GpuKey, Source
@@ -23,7 +23,7 @@ OWN, OTHER = "0000:a1:00.0", "0000:a2:00.0"
 
 def two_nics(own="up", other="up"):
     """A tray whose first GPU has two NICs, of which it names the second as its own."""
-    seen = picture(1, 1, ("acme",))
+    seen = snapshot(1, 1, ("acme",))
     gpu, nic = seen.devices[:2]
     pair = [
         msgspec.structs.replace(nic, name=name, link=link, key=GpuKey(pci_address=Fact(at, Source.SYSFS)))
@@ -46,12 +46,12 @@ def two_nics(own="up", other="up"):
 )
 def test_the_worst_link_of_two_is_drawn_and_both_are_named(own, other, drawn):
     seen = two_nics(own, other)
-    whole = site_map(SiteReading(picture=seen))
+    whole = site_map(SiteReading(snapshot=seen))
     (frame,) = rack_frames(whole).values()
     found = drawn_rack(frame, ColourMode.TENANT, MapColours())
     assert [cell.nic for cell in found.trays[0].cells] == [drawn, "aligned", "aligned", "aligned"]
     assert f"NIC {drawn}" in re.findall('aria-label="([^"]*)"', render_rack(found, 1))[1]
-    seat = whole.seats[0]
+    seat = whole.gpus[0]
     links = {
         value: note
         for report in layer_reports(whole, seat)
@@ -72,14 +72,14 @@ def test_a_link_that_is_slower_than_those_beside_it_is_drawn_and_named(rate, dra
     ]
     fast[2] = msgspec.structs.replace(fast[2], gbps=rate)
     seen = msgspec.structs.replace(seen, devices=tuple(fast))
-    whole = site_map(SiteReading(picture=seen, findings=examine(seen), examined_at=AT))
+    whole = site_map(SiteReading(snapshot=seen, findings=examine(seen), examined_at=AT))
     (frame,) = rack_frames(whole).values()
     found = drawn_rack(frame, ColourMode.TENANT, MapColours())
     assert [cell.nic for cell in found.trays[0].cells] == [drawn, "aligned", "aligned", "aligned"]
     assert f'class="nic {drawn}"' in render_rack(found, 1)
-    told = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.seats[0])}
-    assert ((catalogue.NIC_LINK, Found.FAILS) in told) == (drawn == "slow")
-    page = render_chain(whole.seats[0], layer_reports(whole, whole.seats[0]))
+    reported = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.gpus[0])}
+    assert ((Check.NIC_LINK, Found.FAILS) in reported) == (drawn == "slow")
+    page = render_chain(whole.gpus[0], layer_reports(whole, whole.gpus[0]))
     assert ("it runs at 200 Gb/s, its siblings at 400" in page) == (drawn == "slow")
 
 
@@ -99,14 +99,14 @@ def test_what_the_doctor_objects_to_in_a_nic_is_drawn_and_nothing_else(own, othe
         *rest,
     )
     seen = msgspec.structs.replace(seen, devices=devices)
-    whole = site_map(SiteReading(picture=seen, findings=examine(seen), examined_at=AT))
-    told = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.seats[0])}
+    whole = site_map(SiteReading(snapshot=seen, findings=examine(seen), examined_at=AT))
+    reported = {(finding.check, finding.state) for finding in findings_on_gpu(whole, whole.gpus[0])}
     (frame,) = rack_frames(whole).values()
     drawn = drawn_rack(frame, ColourMode.TENANT, MapColours()).trays[0].cells[0].nic
     broken, untold, apart = (
-        (catalogue.NIC_LINK, Found.FAILS) in told,
-        (catalogue.NIC_LINK, Found.UNKNOWN) in told,
-        (catalogue.NIC_ALIGNED, Found.FAILS) in told,
+        (Check.NIC_LINK, Found.FAILS) in reported,
+        (Check.NIC_LINK, Found.UNKNOWN) in reported,
+        (Check.NIC_ALIGNED, Found.FAILS) in reported,
     )
     assert (drawn in ("down", "slow")) == broken
     if not broken:

@@ -6,7 +6,7 @@ import re
 import httpx2
 import msgspec
 import pytest
-from tests.web.pictures import AT, picture
+from tests.web.snapshots import AT, snapshot
 from tests.web.stand_ins import ShownSite, doorman
 
 from rackloom.app.listeners import serve_http
@@ -22,7 +22,7 @@ def visit(scenario, reading=None):
     """Run `scenario(client, site)` on the pages of a site."""
 
     async def served():
-        site = ShownSite(reading or SiteReading(picture=picture(2, 3, ("acme", None, "blue"))))
+        site = ShownSite(reading or SiteReading(snapshot=snapshot(2, 3, ("acme", None, "blue"))))
         pages = create_pages(site, doorman, lambda: AT, switch_trays=9)
         async with (
             serve_http(pages, "127.0.0.1:0") as port,
@@ -225,34 +225,34 @@ def sick(seen):
 
 
 def test_a_change_sends_the_racks_that_changed_and_no_others():
-    seen = picture(4, 3, ("acme", None))
+    seen = snapshot(4, 3, ("acme", None))
 
     async def scenario(client, site):
         await sign_in(client)
         page = (await client.get("/")).text
         async with client.stream("GET", f"/map/live?after={position(page)}") as stream:
-            site.show(SiteReading(picture=sick(seen)))
+            site.show(SiteReading(snapshot=sick(seen)))
             return page, await events(stream, 1)
 
-    page, [(_, markup)] = visit(scenario, SiteReading(picture=seen))
+    page, [(_, markup)] = visit(scenario, SiteReading(snapshot=seen))
     racks = [part for part in parts(markup) if part.startswith("r") and f'id="{part}" class="rack"' in page]
     assert len(racks) == 1
     assert "unhealthy" in markup
 
 
 def test_one_who_comes_back_gets_what_was_missed():
-    seen = picture(2, 2, ("acme",))
+    seen = snapshot(2, 2, ("acme",))
 
     async def scenario(client, site):
         await sign_in(client)
         at = position((await client.get("/")).text)
-        site.show(SiteReading(picture=sick(seen)))
+        site.show(SiteReading(snapshot=sick(seen)))
         await asyncio.sleep(0.5)
         await client.get("/")
         async with client.stream("GET", "/map/live", headers={"Last-Event-ID": at}) as stream:
             return await events(stream, 1)
 
-    [(_, markup)] = visit(scenario, SiteReading(picture=seen))
+    [(_, markup)] = visit(scenario, SiteReading(snapshot=seen))
     assert "unhealthy" in markup
 
 
@@ -326,7 +326,7 @@ def test_racks_that_come_bring_all_of_them_in_order():
     async def scenario(client, site):
         await sign_in(client)
         at = position((await client.get("/")).text)
-        site.show(SiteReading(picture=picture(3, 3)))
+        site.show(SiteReading(snapshot=snapshot(3, 3)))
         async with client.stream("GET", f"/map/live?after={at}") as stream:
             return await events(stream, 1)
 

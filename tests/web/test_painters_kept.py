@@ -3,14 +3,14 @@
 import asyncio
 import threading
 
-from tests.web.pictures import picture
+from tests.web.snapshots import snapshot
 
 from rackloom.web.frames import ColourMode
 from rackloom.web.live import LiveReading
 from rackloom.web.model import SiteReading, site_map
 from rackloom.web.painters import KINDS_KEPT, Painter, Painters
 
-NOW = LiveReading(number=1, whole=site_map(SiteReading(picture=picture(1, 1))))
+NOW = LiveReading(number=1, whole=site_map(SiteReading(snapshot=snapshot(1, 1))))
 LOOKING_IN = [(f"org-{number}", ColourMode.PARTITION) for number in range(KINDS_KEPT + 4)]
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.web.pictures import GPUS, picture
+from tests.web.snapshots import GPUS, snapshot
 
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
 from rackloom.web.frames import ColourMode, FabricState, GpuState, MapColours, rack_frames
@@ -25,7 +25,7 @@ def drawn(seen, mode=ColourMode.PARTITION) -> tuple[DrawnRack, ...]:
     colours = MapColours()
     return tuple(
         drawn_rack(frame, mode, colours)
-        for frame in rack_frames(site_map(SiteReading(picture=seen))).values()
+        for frame in rack_frames(site_map(SiteReading(snapshot=seen))).values()
     )
 
 
@@ -44,7 +44,7 @@ def without(seen, layer):
 @settings(max_examples=30)
 @given(trays=st.integers(1, 19), switches=st.integers(0, 9), mode=st.sampled_from(ColourMode))
 def test_every_gpu_is_drawn_once_and_the_markup_is_well_formed(trays, switches, mode):
-    (one,) = drawn(picture(1, trays, HOLDERS), mode)
+    (one,) = drawn(snapshot(1, trays, HOLDERS), mode)
     found = cells(rendered(one, switches))
     assert len(found) == trays * GPUS
     assert set(Counter(cell.get("id") for cell in found).values()) == {1}
@@ -52,7 +52,7 @@ def test_every_gpu_is_drawn_once_and_the_markup_is_well_formed(trays, switches, 
 
 
 def test_compute_trays_stand_around_the_switches_as_they_are_built():
-    (one,) = drawn(picture(1, 18))
+    (one,) = drawn(snapshot(1, 18))
     assert [tray.slot for tray in one.above] == list(range(17, 7, -1))
     assert [tray.slot for tray in one.below] == list(range(7, -1, -1))
     placed = drawing(one, 9)
@@ -72,7 +72,7 @@ LAYER = {
 
 @given(mode=st.sampled_from(ColourMode))
 def test_what_is_unknown_is_hatched_and_keeps_the_letter_it_had(mode):
-    (one,) = drawn(without(picture(1, 4, HOLDERS), LAYER[mode]), mode)
+    (one,) = drawn(without(snapshot(1, 4, HOLDERS), LAYER[mode]), mode)
     assert {cell.state for tray in one.trays for cell in tray.cells} == {GpuState.UNKNOWN}
     markup = rendered(one, 9)
     assert {cell.get("class", "").split()[0] for cell in cells(markup)} == {"q"}
@@ -82,13 +82,13 @@ def test_what_is_unknown_is_hatched_and_keeps_the_letter_it_had(mode):
 
 @given(mode=st.sampled_from(ColourMode), other=st.sampled_from(Layer))
 def test_only_the_layer_that_says_it_makes_it_unknown(mode, other):
-    (one,) = drawn(without(picture(1, 4, HOLDERS), other), mode)
+    (one,) = drawn(without(snapshot(1, 4, HOLDERS), other), mode)
     unknown = any(cell.state is GpuState.UNKNOWN for tray in one.trays for cell in tray.cells)
     assert unknown == (other is LAYER[mode])
 
 
 def test_a_silent_domain_hatches_its_own_rack_only():
-    seen = picture(2, 4, HOLDERS)
+    seen = snapshot(2, 4, HOLDERS)
     silent = (msgspec.structs.replace(seen.domains[0], unknown_since=1.0), seen.domains[1])
     first, second = drawn(msgspec.structs.replace(seen, domains=silent))
     assert {cell.state for tray in first.trays for cell in tray.cells} == {GpuState.UNKNOWN}
@@ -98,7 +98,7 @@ def test_a_silent_domain_hatches_its_own_rack_only():
 
 def told_of(**domain):
     """The drawing and the markup of the rack of a domain."""
-    seen = picture(1, 2, HOLDERS)
+    seen = snapshot(1, 2, HOLDERS)
     domains = (msgspec.structs.replace(seen.domains[0], **domain),)
     (rack,) = drawn(msgspec.structs.replace(seen, domains=domains))
     return rack.switches, rendered(rack, 9)
@@ -122,7 +122,7 @@ HOSTILE = '<script>alert("x")</script>&\'<img src=x onerror=y>'
 
 
 def test_names_cannot_become_markup():
-    seen = picture(1, 2, ("acme",))
+    seen = snapshot(1, 2, ("acme",))
     named = msgspec.structs.replace(
         seen,
         logicals=tuple(msgspec.structs.replace(logical, name=HOSTILE) for logical in seen.logicals),
@@ -134,7 +134,7 @@ def test_names_cannot_become_markup():
         ),
     )
     sheet = Painter(None, ColourMode.PARTITION, 9).follow(
-        LiveReading(number=1, whole=site_map(SiteReading(picture=named)))
+        LiveReading(number=1, whole=site_map(SiteReading(snapshot=named)))
     )
     page = "".join(markup for _, markup in sheet.all())
     assert "<script" not in page
@@ -145,7 +145,7 @@ def test_names_cannot_become_markup():
 
 
 def test_nics_have_a_shape_for_each_way_they_are_wired():
-    seen = picture(1, 1, ("acme",))
+    seen = snapshot(1, 1, ("acme",))
     changes = {"acme-nic-1": {"pcie_root": "pci0000:ff", "numa": 1}, "acme-nic-2": {"link": "down"}}
     devices = [msgspec.structs.replace(device, **changes.get(device.name, {})) for device in seen.devices]
     devices = [device for device in devices if device.name != "acme-nic-3"]
@@ -155,7 +155,7 @@ def test_nics_have_a_shape_for_each_way_they_are_wired():
 
 
 def test_a_gpu_that_shares_no_root_with_any_nic_is_aligned_within_its_numa_node():
-    seen = picture(1, 1, ("acme",))
+    seen = snapshot(1, 1, ("acme",))
     coupled = tuple(
         msgspec.structs.replace(device, pcie_root="pci0009:00") if device.kind == "gpu" else device
         for device in seen.devices
@@ -167,18 +167,18 @@ def test_a_gpu_that_shares_no_root_with_any_nic_is_aligned_within_its_numa_node(
     assert {cell.nic for cell in one.trays[0].cells} == {"unknown"}
 
 
-@pytest.mark.parametrize(("effect", "told"), [("NoSchedule", True), ("NoExecute", True), ("None", False)])
-def test_a_gpu_that_its_plugin_keeps_workloads_off_is_sick_too(effect, told):
-    seen = picture(1, 1)
+@pytest.mark.parametrize(("effect", "reported"), [("NoSchedule", True), ("NoExecute", True), ("None", False)])
+def test_a_gpu_that_its_plugin_keeps_workloads_off_is_sick_too(effect, reported):
+    seen = snapshot(1, 1)
     gpu = next(device for device in seen.devices if device.kind == "gpu")
     tainted = msgspec.structs.replace(gpu, taints=(f"gpu.nvidia.com/gpu-lost:{effect}",))
     devices = tuple(tainted if device is gpu else device for device in seen.devices)
     (one,) = drawn(msgspec.structs.replace(seen, devices=devices))
-    assert ("unhealthy" in rendered(one, 9)) is told
+    assert ("unhealthy" in rendered(one, 9)) is reported
 
 
 def test_a_sick_gpu_and_a_cordoned_tray_are_told_in_words_too():
-    seen = picture(1, 2, ("acme",))
+    seen = snapshot(1, 2, ("acme",))
     sick = (msgspec.structs.replace(seen.fabric_gpus[0], healthy=False), *seen.fabric_gpus[1:])
     cordoned = tuple(msgspec.structs.replace(machine, cordoned=True) for machine in seen.machines)
     (one,) = drawn(msgspec.structs.replace(seen, fabric_gpus=sick, machines=cordoned))
@@ -189,7 +189,7 @@ def test_a_sick_gpu_and_a_cordoned_tray_are_told_in_words_too():
 
 @pytest.mark.parametrize("ready", [False, None])
 def test_a_lost_node_has_a_mark_of_its_own(ready):
-    seen = picture(1, 2, ("acme",))
+    seen = snapshot(1, 2, ("acme",))
     nodes = (msgspec.structs.replace(seen.nodes[0], ready=ready), *seen.nodes[1:])
     (one,) = drawn(msgspec.structs.replace(seen, nodes=nodes))
     assert [tray.lost for tray in one.trays] == [False, True]
@@ -200,7 +200,7 @@ def test_a_lost_node_has_a_mark_of_its_own(ready):
 
 @pytest.mark.parametrize("mode", ColourMode)
 def test_a_gpu_in_no_group_is_not_called_free(mode):
-    seen = picture(1, 1, ("acme",))
+    seen = snapshot(1, 1, ("acme",))
     machines = tuple(msgspec.structs.replace(machine, tenant=None) for machine in seen.machines)
     gpus = tuple(msgspec.structs.replace(one, partition=None) for one in seen.fabric_gpus)
     nodes = tuple(msgspec.structs.replace(node, clique=None) for node in seen.nodes)
@@ -208,14 +208,14 @@ def test_a_gpu_in_no_group_is_not_called_free(mode):
     seen = msgspec.structs.replace(
         seen, machines=machines, fabric_gpus=gpus, nodes=nodes, devices=devices, uses=()
     )
-    sheet = Painter(None, mode, 9).follow(LiveReading(number=1, whole=site_map(SiteReading(picture=seen))))
+    sheet = Painter(None, mode, 9).follow(LiveReading(number=1, whole=site_map(SiteReading(snapshot=seen))))
     (part,) = sheet.racks.values()
     assert all(f": no {mode}, " in cell.get("aria-label") for cell in cells(part.markup))
     assert f"<span>no {mode}</span>" in sheet.panels["legend"].markup
 
 
 def test_what_somebody_elses_seat_is_called_that_nobody_has():
-    whole = site_map(SiteReading(picture=picture(1, 1)))
+    whole = site_map(SiteReading(snapshot=snapshot(1, 1)))
     sheet = Painter("acme", ColourMode.WORKLOAD, 9).follow(LiveReading(number=1, whole=whole))
     (part,) = sheet.racks.values()
     assert all(cell.get("aria-label").endswith(": free") for cell in cells(part.markup))
@@ -223,7 +223,7 @@ def test_what_somebody_elses_seat_is_called_that_nobody_has():
 
 
 def test_the_legend_says_what_frames_of_one_number_have_in_common():
-    whole = site_map(SiteReading(picture=picture(1, 4, ("acme", "blue"))))
+    whole = site_map(SiteReading(snapshot=snapshot(1, 4, ("acme", "blue"))))
     legend = (
         Painter(None, ColourMode.PARTITION, 9)
         .follow(LiveReading(number=1, whole=whole))
@@ -234,7 +234,7 @@ def test_the_legend_says_what_frames_of_one_number_have_in_common():
 
 
 def test_trays_of_one_compute_domain_that_stand_together_share_an_outline():
-    (one,) = drawn(picture(1, 4, ("acme", "acme", "blue", None)))
+    (one,) = drawn(snapshot(1, 4, ("acme", "acme", "blue", None)))
     assert [(outline.name, outline.height) for outline in drawing(one, 0).outlines] == [
         ("blue-ns/blue-domain", 19),
         ("acme-ns/acme-domain", 39 + 10),
@@ -244,9 +244,11 @@ def test_trays_of_one_compute_domain_that_stand_together_share_an_outline():
 def test_a_group_keeps_its_colour_when_others_come():
     painter = Painter(None, ColourMode.TENANT, 9)
     before = painter.follow(
-        LiveReading(number=1, whole=site_map(SiteReading(picture=picture(2, 3, ("zebra",)))))
+        LiveReading(number=1, whole=site_map(SiteReading(snapshot=snapshot(2, 3, ("zebra",)))))
     )
-    grown = site_map(SiteReading(picture=picture(2, 3, ("zebra", "zebra", "zebra", "ant", "zebra", "zebra"))))
+    grown = site_map(
+        SiteReading(snapshot=snapshot(2, 3, ("zebra", "zebra", "zebra", "ant", "zebra", "zebra")))
+    )
     after = painter.follow(LiveReading(number=2, whole=grown))
     assert next(iter(after.racks)) in before.racks
     changed = [id_ for id_, _ in after.since(1) if id_ in after.racks]
@@ -255,15 +257,15 @@ def test_a_group_keeps_its_colour_when_others_come():
 
 def test_nothing_is_drawn_again_that_did_not_change():
     painter = Painter(None, ColourMode.PARTITION, 9)
-    whole = site_map(SiteReading(picture=picture(3, 3, HOLDERS)))
+    whole = site_map(SiteReading(snapshot=snapshot(3, 3, HOLDERS)))
     painter.follow(LiveReading(number=1, whole=whole))
-    seen = picture(3, 3, HOLDERS)
+    seen = snapshot(3, 3, HOLDERS)
     sick = (msgspec.structs.replace(seen.fabric_gpus[0], healthy=False), *seen.fabric_gpus[1:])
-    again = painter.follow(LiveReading(number=2, whole=site_map(SiteReading(picture=seen))))
+    again = painter.follow(LiveReading(number=2, whole=site_map(SiteReading(snapshot=seen))))
     assert list(again.since(1)) == []
     changed = painter.follow(
         LiveReading(
-            number=3, whole=site_map(SiteReading(picture=msgspec.structs.replace(seen, fabric_gpus=sick)))
+            number=3, whole=site_map(SiteReading(snapshot=msgspec.structs.replace(seen, fabric_gpus=sick)))
         )
     )
     assert [id_ for id_, _ in changed.since(2)] == [next(iter(changed.racks))]

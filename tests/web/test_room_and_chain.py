@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.web.pictures import AT, GPUS, picture
+from tests.web.snapshots import AT, GPUS, snapshot
 
 from rackloom.core.diagnosis.findings import fails
 from rackloom.core.diagnosis.index import places_around
@@ -17,32 +17,32 @@ from rackloom.web.tenancy import tenant_map
 
 
 def left(seen) -> FreeCapacity:
-    return site_capacity([rack_capacity(rack) for rack in site_map(SiteReading(picture=seen)).racks])
+    return site_capacity([rack_capacity(rack) for rack in site_map(SiteReading(snapshot=seen)).racks])
 
 
 def test_the_largest_gang_stays_within_one_domain():
-    seen = picture(2, 3, ("acme", None, None, None, "acme", None))
+    seen = snapshot(2, 3, ("acme", None, None, None, "acme", None))
     assert left(seen) == FreeCapacity(
         free_trays=4, unknown_trays=0, gang_trays=2, gang_gpus=2 * GPUS, stranded_gpus=0
     )
 
 
 def test_a_cordoned_tray_is_not_free_and_a_full_site_has_no_room():
-    seen = picture(1, 2, (None, "acme"))
+    seen = snapshot(1, 2, (None, "acme"))
     cordoned = tuple(msgspec.structs.replace(machine, cordoned=True) for machine in seen.machines)
     assert left(msgspec.structs.replace(seen, machines=cordoned)).free_trays == 0
-    assert left(picture(1, 2, ("acme",))).gang_trays == 0
+    assert left(snapshot(1, 2, ("acme",))).gang_trays == 0
 
 
 def test_gpus_beside_a_pod_in_a_tray_that_no_instance_has_are_stranded():
-    seen = picture(1, 1, ("acme",))
+    seen = snapshot(1, 1, ("acme",))
     free = tuple(msgspec.structs.replace(machine, instance=None, tenant=None) for machine in seen.machines)
     one_used = tuple(use for use in seen.uses if use.device == "gpu-0")
     assert left(msgspec.structs.replace(seen, machines=free, uses=one_used)).stranded_gpus == GPUS - 1
 
 
 def test_trays_that_nobody_can_vouch_for_are_not_free():
-    seen = picture(1, 2)
+    seen = snapshot(1, 2)
     lost = tuple(
         LayerStatus(layer=layer.layer, unknown_since=1.0) if layer.layer is Layer.SITE else layer
         for layer in seen.layers
@@ -55,7 +55,7 @@ def test_trays_that_nobody_can_vouch_for_are_not_free():
     "doubt", [{"unknown_since": AT - 9}, {"observed_at": None}], ids=["silent", "never read"]
 )
 def test_a_tray_whose_controllers_do_not_answer_is_not_free(doubt):
-    seen = picture(2, 3, (None, None, "acme"))
+    seen = snapshot(2, 3, (None, None, "acme"))
     domains = (msgspec.structs.replace(seen.domains[0], **doubt), seen.domains[1])
     silent = msgspec.structs.replace(seen, domains=domains)
     found = left(silent)
@@ -63,21 +63,21 @@ def test_a_tray_whose_controllers_do_not_answer_is_not_free(doubt):
     assert left(msgspec.structs.replace(seen, domains=seen.domains[1:])) == found
     racks = [
         drawn_rack(frame, ColourMode.TENANT, MapColours())
-        for frame in rack_frames(site_map(SiteReading(picture=silent))).values()
+        for frame in rack_frames(site_map(SiteReading(snapshot=silent))).values()
     ]
     assert [rack.free for rack in racks] == [None, 2]
 
 
 def test_a_site_that_was_asked_of_no_fabric_has_the_room_that_its_cluster_tells_of():
-    seen = picture(1, 2)
+    seen = snapshot(1, 2)
     layers = tuple(layer for layer in seen.layers if layer.layer is not Layer.FABRIC)
     bare = msgspec.structs.replace(seen, layers=layers, domains=(), fabric_gpus=(), machines=())
     assert left(bare).free_trays == 2
 
 
-def told(seen) -> dict[str, LayerReport]:
-    whole = site_map(SiteReading(picture=seen))
-    return {report.who: report for report in layer_reports(whole, whole.seats[0])}
+def reported(seen) -> dict[str, LayerReport]:
+    whole = site_map(SiteReading(snapshot=seen))
+    return {report.source: report for report in layer_reports(whole, whole.gpus[0])}
 
 
 def values(layer_report: LayerReport) -> dict[str, str | None]:
@@ -85,7 +85,7 @@ def values(layer_report: LayerReport) -> dict[str, str | None]:
 
 
 def test_a_chain_names_every_link_with_who_says_so_and_when():
-    seen = told(picture(1, 1, ("acme",)))
+    seen = reported(snapshot(1, 1, ("acme",)))
     assert {who: (one.at, one.current) for who, one in seen.items()} == {
         "site records": (AT, True),
         "switch controller": (AT, True),
@@ -114,85 +114,85 @@ def test_a_chain_names_every_link_with_who_says_so_and_when():
 
 
 def test_of_a_layer_that_was_not_read_nothing_is_said_to_be_absent():
-    seen = picture(1, 1)
+    seen = snapshot(1, 1)
     layers = tuple(layer for layer in seen.layers if layer.layer is not Layer.CLUSTER)
     bare = msgspec.structs.replace(seen, layers=layers, nodes=(), devices=(), uses=())
-    cluster = told(bare)["Kubernetes"]
+    cluster = reported(bare)["Kubernetes"]
     assert not cluster.current
-    whole = site_map(SiteReading(picture=bare))
-    page = render_chain(whole.seats[0], layer_reports(whole, whole.seats[0]))
+    whole = site_map(SiteReading(snapshot=bare))
+    page = render_chain(whole.gpus[0], layer_reports(whole, whole.gpus[0]))
     row = page[page.index(">Claim<") :]
     assert row[: row.index("</tr>")].count("unknown") == 1
 
 
 def test_a_silent_controller_tells_since_when():
-    seen = picture(1, 1)
+    seen = snapshot(1, 1)
     silent = tuple(msgspec.structs.replace(domain, unknown_since=AT - 9) for domain in seen.domains)
-    fabric = told(msgspec.structs.replace(seen, domains=silent))["switch controller"]
+    fabric = reported(msgspec.structs.replace(seen, domains=silent))["switch controller"]
     assert (fabric.at, fabric.unknown_since) == (AT, AT - 9)
 
 
 def test_a_domain_that_is_in_doubt_says_why_to_operators_alone():
-    seen = picture(1, 1, ("acme",))
+    seen = snapshot(1, 1, ("acme",))
     doubt = tuple(
         msgspec.structs.replace(domain, unknown_since=AT - 9, problem="A and B contradict")
         for domain in seen.domains
     )
-    whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, domains=doubt)))
+    whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, domains=doubt)))
     for shown, count in ((whole, 1), (tenant_map(whole, "acme", {})[0], 0)):
-        page = render_chain(shown.seats[0], layer_reports(shown, shown.seats[0]))
+        page = render_chain(shown.gpus[0], layer_reports(shown, shown.gpus[0]))
         assert page.count("A and B contradict") == count
         assert page.count("unknown since") == 1
 
 
 def test_a_domain_whose_controllers_nobody_speaks_to_any_more_was_not_read():
-    seen = picture(2, 1, ("acme",))
+    seen = snapshot(2, 1, ("acme",))
     fewer = msgspec.structs.replace(
         seen,
         domains=seen.domains[1:],
         fabric_gpus=tuple(one for one in seen.fabric_gpus if one.domain != "domain-0"),
         partitions=tuple(partition for partition in seen.partitions if partition.domain != "domain-0"),
     )
-    fabric = told(fewer)["switch controller"]
+    fabric = reported(fewer)["switch controller"]
     assert (fabric.at, fabric.unknown_since, fabric.current) == (None, None, False)
     assert values(fabric) == {"Partition": None, "Fabric GPU": None}
     layers = tuple(msgspec.structs.replace(layer, unknown_since=AT - 9) for layer in fewer.layers)
-    lost = told(msgspec.structs.replace(fewer, layers=layers))["switch controller"]
+    lost = reported(msgspec.structs.replace(fewer, layers=layers))["switch controller"]
     assert (lost.at, lost.unknown_since) == (None, AT - 9)
 
 
 def test_where_two_layers_contradict_each_other_both_are_quoted():
-    seen = picture(1, 1)
+    seen = snapshot(1, 1)
     swapped = msgspec.structs.replace(
         seen,
         fabric_gpus=tuple(
             msgspec.structs.replace(one, guid=one.guid + (1 << 48)) for one in seen.fabric_gpus
         ),
     )
-    whole = site_map(SiteReading(picture=swapped))
-    quoted = [seat for seat in whole.seats if seat.chain is not None and seat.chain.conflicts]
+    whole = site_map(SiteReading(snapshot=swapped))
+    quoted = [seat for seat in whole.gpus if seat.chain is not None and seat.chain.conflicts]
     assert len(quoted) == GPUS
     assert all('class="trouble"' in render_chain(seat, layer_reports(whole, seat)) for seat in quoted)
 
 
 def test_findings_say_of_which_moment_they_are():
-    reading = SiteReading(picture=picture(1, 1, ("acme",)), findings=(), examined_at=AT - 7)
+    reading = SiteReading(snapshot=snapshot(1, 1, ("acme",)), findings=(), examined_at=AT - 7)
     whole = site_map(reading)
     assert f"as of {time_markup(AT - 7)}" in render_findings(whole, {})
     assert "as of" not in render_findings(tenant_map(whole, "acme", {})[0], {})
 
 
 def test_a_gpu_says_what_the_doctor_objects_to_there_and_what_follows_from_it():
-    seen = picture(1, 2, ("acme",))
+    seen = snapshot(1, 2, ("acme",))
     here, elsewhere = (
-        site_map(SiteReading(picture=seen)).seats[0],
-        site_map(SiteReading(picture=seen)).seats[-1],
+        site_map(SiteReading(snapshot=seen)).gpus[0],
+        site_map(SiteReading(snapshot=seen)).gpus[-1],
     )
     broken = fails("CHECK", "<it>", "is broken", "mend it", where=places_around([here.chain])[:1])
     broken = msgspec.structs.replace(
         broken, consequences=("pod runs: team/one", "pod runs: team/two", "IMEX: <all>")
     )
-    reading = SiteReading(picture=seen, findings=(broken,), examined_at=AT)
+    reading = SiteReading(snapshot=seen, findings=(broken,), examined_at=AT)
     whole = site_map(reading)
     assert (findings_on_gpu(whole, here), findings_on_gpu(whole, elsewhere)) == ((broken,), ())
     panel = render_chain(here, layer_reports(whole, here), findings_on_gpu(whole, here))
@@ -204,15 +204,15 @@ def test_a_gpu_says_what_the_doctor_objects_to_there_and_what_follows_from_it():
         elsewhere, layer_reports(whole, elsewhere), findings_on_gpu(whole, elsewhere)
     )
     tenants = tenant_map(whole, "acme", {})[0]
-    assert findings_on_gpu(tenants, tenants.seats[0]) == ()
+    assert findings_on_gpu(tenants, tenants.gpus[0]) == ()
 
 
 def test_a_controller_that_lists_other_gpus_in_the_same_places_makes_no_room_and_takes_none():
-    seen = picture(1, 3, ("acme", None, None))
+    seen = snapshot(1, 3, ("acme", None, None))
     wrong = tuple(
         msgspec.structs.replace(one, domain="a-domain", guid=one.guid + 0xBAD0000) for one in seen.fabric_gpus
     )
     lied = msgspec.structs.replace(seen, fabric_gpus=(*wrong, *seen.fabric_gpus))
     assert left(lied) == left(seen)
-    told, honest = (site_map(SiteReading(picture=one)).seats for one in (lied, seen))
-    assert [seat.taken for seat in told] == [seat.taken for seat in honest]
+    reported, honest = (site_map(SiteReading(snapshot=one)).gpus for one in (lied, seen))
+    assert [seat.taken for seat in reported] == [seat.taken for seat in honest]

@@ -5,7 +5,7 @@ from collections import Counter
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.web.pictures import GPUS, picture
+from tests.web.snapshots import GPUS, snapshot
 
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
 from rackloom.topology.join_key import GpuKey
@@ -16,42 +16,42 @@ HOLDERS = st.lists(st.sampled_from(["acme", "blue", None]), min_size=1, max_size
 
 @given(racks=st.integers(1, 3), trays=st.integers(1, 6), holders=HOLDERS)
 def test_every_gpu_has_one_seat(racks, trays, holders):
-    whole = site_map(SiteReading(picture=picture(racks, trays, holders)))
-    places = Counter((seat.place.rack, seat.place.slot, seat.place.module) for seat in whole.seats)
+    whole = site_map(SiteReading(snapshot=snapshot(racks, trays, holders)))
+    places = Counter((seat.place.rack, seat.place.slot, seat.place.module) for seat in whole.gpus)
     assert len(places) == racks * trays * GPUS
     assert set(places.values()) == {1}
 
 
 def test_a_gpu_that_only_the_controller_knows_sits_in_the_rack_of_its_chassis():
-    seen = picture(1, 3)
-    whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, machines=seen.machines[:-1])))
-    assert {seat.place.rack for seat in whole.seats} == {"rack-00"}
-    assert len(whole.seats) == 3 * GPUS
+    seen = snapshot(1, 3)
+    whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, machines=seen.machines[:-1])))
+    assert {seat.place.rack for seat in whole.gpus} == {"rack-00"}
+    assert len(whole.gpus) == 3 * GPUS
 
 
 def test_a_gpu_that_only_the_cluster_knows_stands_by_its_node():
-    seen = picture(1, 2)
-    whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, machines=(), fabric_gpus=())))
-    assert {(seat.place.rack, seat.place.node) for seat in whole.seats} == {
+    seen = snapshot(1, 2)
+    whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, machines=(), fabric_gpus=())))
+    assert {(seat.place.rack, seat.place.node) for seat in whole.gpus} == {
         (NO_RACK, "free-node-0-0"),
         (NO_RACK, "free-node-0-1"),
     }
-    assert len(whole.seats) == 2 * GPUS
+    assert len(whole.gpus) == 2 * GPUS
 
 
 def test_whether_a_gpu_is_taken_is_unknown_while_a_layer_that_would_say_so_is():
-    seen = picture(1, 2, ("acme", None))
+    seen = snapshot(1, 2, ("acme", None))
     lost = tuple(
         LayerStatus(layer=layer.layer, unknown_since=1.0) if layer.layer is Layer.CLUSTER else layer
         for layer in seen.layers
     )
-    whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, layers=lost)))
-    assert {seat.taken for seat in whole.seats if seat.place.slot == 0} == {True}
-    assert {seat.taken for seat in whole.seats if seat.place.slot == 1} == {None}
+    whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, layers=lost)))
+    assert {seat.taken for seat in whole.gpus if seat.place.slot == 0} == {True}
+    assert {seat.taken for seat in whole.gpus if seat.place.slot == 1} == {None}
 
 
 def test_a_gpu_is_not_free_while_a_layer_that_was_asked_was_not_read():
-    seen = picture(1, 1)
+    seen = snapshot(1, 1)
     lost = tuple(
         LayerStatus(layer=layer.layer, unknown_since=1.0) if layer.layer is Layer.CLUSTER else layer
         for layer in seen.layers
@@ -59,16 +59,16 @@ def test_a_gpu_is_not_free_while_a_layer_that_was_asked_was_not_read():
     unread = msgspec.structs.replace(seen, layers=lost, nodes=(), devices=())
     unasked = tuple(layer for layer in seen.layers if layer.layer is not Layer.CLUSTER)
     bare = msgspec.structs.replace(unread, layers=unasked)
-    assert {seat.taken for seat in site_map(SiteReading(picture=unread)).seats} == {None}
-    assert {seat.taken for seat in site_map(SiteReading(picture=bare)).seats} == {False}
+    assert {seat.taken for seat in site_map(SiteReading(snapshot=unread)).gpus} == {None}
+    assert {seat.taken for seat in site_map(SiteReading(snapshot=bare)).gpus} == {False}
 
 
 def test_racks_stand_in_the_order_of_their_numbers_and_the_homeless_last():
-    seen = picture(3, 1)
+    seen = snapshot(3, 1)
     names = {"rack-00": "row 9", "rack-01": "row 10", "rack-02": "z"}
     named = tuple(msgspec.structs.replace(machine, rack=names[machine.rack]) for machine in seen.machines)
     lost = msgspec.structs.replace(
         seen, machines=named, devices=(*seen.devices, msgspec.structs.replace(seen.devices[0], key=GpuKey()))
     )
-    order = list(dict.fromkeys(seat.place.rack for seat in site_map(SiteReading(picture=lost)).seats))
+    order = list(dict.fromkeys(seat.place.rack for seat in site_map(SiteReading(snapshot=lost)).gpus))
     assert order == ["row 9", "row 10", "z", NO_RACK]

@@ -26,7 +26,7 @@ from shlex import quote
 import msgspec
 from sqlalchemy import make_url
 
-from rackloom.app.config import AdminConfig, ClusterConfig, DatabaseConfig, load_config
+from rackloom.app.config import AdminConfig, Config, load_config
 from rackloom.app.home import Home, default_home
 from rackloom.app.site.cluster import cluster_client
 from rackloom.app.snapshot.assemble import DEFAULT_STALE_SECONDS, site_snapshot, stale_after
@@ -57,36 +57,36 @@ def has_nvidia_module(root: Path) -> bool:
 
 
 def host_name(root: Path) -> str:
-    """What the host below `root` calls itself. Raises Refused where none is."""
-    told = Sysroot(root).text("proc/sys/kernel/hostname")
-    if told is None or not (root / "sys").is_dir():
+    """The host name of the host below `root`. Raises Refused if there is no host."""
+    name = Sysroot(root).text("proc/sys/kernel/hostname")
+    if name is None or not (root / "sys").is_dir():
         raise Refused(
             f"{root} holds no sys and proc of a host",
             nearest_fix="name where the host's own / is mounted, such as /host in a pod",
         )
-    return told
+    return name
 
 
-def host_findings(root: Path, picture: SiteSnapshot) -> tuple[Finding, ...]:
-    """Every check of the host, also what is well. No program is run, and no library asked.
+def host_findings(root: Path, snapshot: SiteSnapshot) -> tuple[Finding, ...]:
+    """Every check of the host, findings that hold included. No program is run and no library called.
 
-    The cluster of `picture` tells what runs the host's containers, whether its IMEX daemon's pod has told of
-    its mesh, and what its devices are called, if the host is one of its nodes.
+    If the host is a node of the cluster in `snapshot`, the cluster adds the container runtime, whether its
+    IMEX daemon has reported its mesh, and the names of its devices.
     """
     host = read_host(Sysroot(root))
     machine = build_machine(host)
-    here = locate_host(machine, host_name(root), picture)
-    runtime = next((node.runtime for node in picture.nodes if node.name == here.node), None)
-    meshed = any(mesh.node == here.node and mesh.complete is not None for mesh in picture.meshes)
-    seen = msgspec.structs.replace(collect_host(here.name, root, runtime), meshed=meshed)
+    here = locate_host(machine, host_name(root), snapshot)
+    runtime = next((node.runtime for node in snapshot.nodes if node.name == here.node), None)
+    meshed = any(mesh.node == here.node and mesh.complete is not None for mesh in snapshot.meshes)
+    evidence = msgspec.structs.replace(collect_host(here.name, root, runtime), meshed=meshed)
     links = check_host_links(host, machine, here)
-    return (*check_host(seen), *check_host_nics(machine, here), *links)
+    return (*check_host(evidence), *check_host_nics(machine, here), *links)
 
 
 # With which options commands reach the examined site.
 
 
-_WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 (what is listened on, not listening)
+_WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 (compared, not listened on)
 _ADMIN_VARIABLES = ("RACKLOOM_ADMIN_CA", "RACKLOOM_ADMIN_CERT", "RACKLOOM_ADMIN_KEY")
 
 
@@ -96,38 +96,36 @@ def command_access(
     kubeconfig: Path | None,
     environment: Mapping[str, str] = os.environ,
 ) -> SiteCommands:
-    """How `kubectl` and `rackloom admin` reach what was read from these."""
+    """How `kubectl` and `rackloom admin` reach the site that was read from these sources."""
     if config is None:
         kubectl = _kubectl_options(kubeconfig, None)
-        return SiteCommands(kubectl=kubectl) if home is None else _access_to_home(home, kubectl)
-    found = load_config(config)
-    cluster = found.kubernetes
-    if kubeconfig is None and cluster is not None:
-        kubectl = _kubectl_options(cluster.kubeconfig, cluster.context)
+        if home is None:
+            return SiteCommands(kubectl=kubectl)
+        # A twin serves REST alone, and a token of its home gives the rights of an operator.
+        return SiteCommands(
+            kubectl=kubectl,
+            instead=f"rackloom token --home {quote(str(home))} --org demo --role PROVIDER_ADMIN",
+            then="rackloom up serves REST alone: with this token it does what elsewhere does",
+        )
+    site = load_config(config)
+    if kubeconfig is None and site.kubernetes is not None:
+        kubectl = _kubectl_options(site.kubernetes.kubeconfig, site.kubernetes.context)
     else:
         kubectl = _kubectl_options(kubeconfig, None)
-    if found.admin is None:
+    if site.admin is None:
         lacks = f"{config} has no section [admin]: without it no admin interface is served"
         return SiteCommands(kubectl=kubectl, admin_lacks=lacks)
+    missing = [name for name in _ADMIN_VARIABLES if name not in environment]
     return SiteCommands(
         kubectl=kubectl,
-        admin=_admin_address(found.admin, environment),
-        admin_lacks=_missing_variables(environment),
-    )
-
-
-def _access_to_home(home: Path, kubectl: str) -> SiteCommands:
-    """The twin's own service has REST alone, where its operator is whoever has a token of its home."""
-    return SiteCommands(
-        kubectl=kubectl,
-        instead=f"rackloom token --home {quote(str(home))} --org demo --role PROVIDER_ADMIN",
-        then="rackloom up serves REST alone: with this token it does what elsewhere does",
+        admin=_admin_address(site.admin, environment),
+        admin_lacks=f"as an operator, with {', '.join(missing)} set" if missing else "",
     )
 
 
 def _kubectl_options(kubeconfig: Path | None, context: str | None) -> str:
     file = "" if kubeconfig is None else f"--kubeconfig {quote(str(kubeconfig))}"
-    return " ".join(one for one in (file, "" if context is None else f"--context {quote(context)}") if one)
+    return f"{file} {'' if context is None else f'--context {quote(context)}'}".strip()
 
 
 def _admin_address(admin: AdminConfig, environment: Mapping[str, str]) -> str:
@@ -137,11 +135,6 @@ def _admin_address(admin: AdminConfig, environment: Mapping[str, str]) -> str:
     return f"RACKLOOM_ADMIN_SITE={'localhost' if host in _WILDCARDS else host}:{port}"
 
 
-def _missing_variables(environment: Mapping[str, str]) -> str:
-    missing = [name for name in _ADMIN_VARIABLES if name not in environment]
-    return f"as an operator, with {', '.join(missing)} set" if missing else ""
-
-
 # Sources, snapshot and diagnosis.
 
 
@@ -149,7 +142,7 @@ _USER_AGENT = "rackloom-doctor"
 
 
 class DoctorSources(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked to be examined; None is left to `chosen`."""
+    """What to examine; `choose_sources` completes it."""
 
     home: Path | None = None
     config: Path | None = None
@@ -158,22 +151,22 @@ class DoctorSources(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str | None = None
     """Where IMEX daemons run; None: where the configuration says, else `DEFAULT_DAEMON_NAMESPACE`."""
     sysroot: Path | None = None
-    """Where the files of a host are seen."""
+    """Where the root directory of a host is mounted."""
 
 
 class DoctorResult(msgspec.Struct, frozen=True):
-    """A picture and what is wrong in it."""
+    """A snapshot and its findings."""
 
-    picture: SiteSnapshot
+    snapshot: SiteSnapshot
     findings: tuple[Finding, ...]
     host: str | None = None
     """The host whose own files were read too."""
 
 
 def choose_sources(sources: DoctorSources) -> DoctorSources:
-    """What will be examined: also this host, where it has NVIDIA GPUs. Nothing named is the default home.
+    """The sources with this host added if it has NVIDIA GPUs, and the default home if nothing was named.
 
-    Raises Refused when there is nothing.
+    Raises Refused if there is nothing to examine.
     """
     if sources.home is not None and sources.config is not None:
         raise Refused("a home and a configuration are two sites", nearest_fix="give --home or --config")
@@ -194,78 +187,91 @@ def choose_sources(sources: DoctorSources) -> DoctorSources:
 
 
 def _with_home(sources: DoctorSources, home: Path) -> DoctorSources:
-    """A home, and what lies in it."""
+    """A home, and the kubeconfig and transfers in it."""
+    kubeconfig, transfers = (
+        path if path.exists() else None for path in (home / "kubeconfig", home / "transfers")
+    )
     return msgspec.structs.replace(
         sources,
         home=home,
-        kubeconfig=sources.kubeconfig or _existing(home / "kubeconfig"),
-        transfers=sources.transfers or _existing(home / "transfers"),
+        kubeconfig=sources.kubeconfig or kubeconfig,
+        transfers=sources.transfers or transfers,
     )
 
 
 def diagnose(sources: DoctorSources) -> DoctorResult:
-    """Read everything once and examine it. Raises Refused for sources that cannot be read at all."""
+    """Read everything once and examine it. Raises Refused for sources that do not exist."""
     sources = choose_sources(sources)
-    picture = asyncio.run(read_snapshot(sources, time.time()))
-    ways = command_access(sources.home, sources.config, sources.kubeconfig)
-    if sources.sysroot is None:
-        return DoctorResult(picture, with_site_commands(examine(picture), ways))
-    own = host_findings(sources.sysroot, picture)
-    return DoctorResult(
-        picture, with_site_commands(examine(picture, host=own), ways), host_name(sources.sysroot)
-    )
+    snapshot = asyncio.run(read_snapshot(sources, time.time()))
+    root = sources.sysroot
+    findings = examine(snapshot, host=() if root is None else host_findings(root, snapshot))
+    commands = command_access(sources.home, sources.config, sources.kubeconfig)
+    host = None if root is None else host_name(root)
+    return DoctorResult(snapshot, with_site_commands(findings, commands), host)
 
 
 async def read_snapshot(sources: DoctorSources, now: float) -> SiteSnapshot:
-    """The picture of what was chosen, at `now` (seconds since the epoch).
+    """The snapshot of the sources at `now` (seconds since the epoch).
 
-    A database server that does not answer makes its layers unknown; what else there is, is read. Raises
-    Refused for sources that are none.
+    A database server that does not answer makes its layers unknown; everything else is read. Raises Refused
+    for sources that do not exist.
     """
+    config = None if sources.config is None else load_config(sources.config)
     async with AsyncExitStack() as stack:
-        records = await stack.enter_async_context(_record_reader(sources))
-        cluster = _cluster(sources, now)
+        records = await stack.enter_async_context(_record_reader(sources, config))
+        cluster = _cluster(sources, config, now)
         if isinstance(cluster, KubeClient):
             await stack.enter_async_context(cluster)
             await _check_namespace(cluster, sources.namespace)
-        others = partial(
+        configured = None if config is None else config.kubernetes
+        read = partial(
             site_snapshot,
             now,
             cluster=cluster if isinstance(cluster, KubeClient) else None,
-            transfers=_checked_directory(_transfers(sources)),
-            namespace=_namespace(sources),
+            transfers=_checked_directory(sources.transfers or (config.map.transfers if config else None)),
+            namespace=sources.namespace or (configured.namespace if configured else DEFAULT_DAEMON_NAMESPACE),
         )
         try:
-            picture = _mark_simulated(await others(records=records, stale=_staleness(sources, now)), sources)
-        except Retry as silent:
-            picture = _without_records(await others(), silent.reason, sources)
-        return _with_layer(picture, cluster) if isinstance(cluster, LayerStatus) else picture
+            snapshot = await read(records=records, stale=_staleness(sources, config, now))
+        except Retry as unanswered:
+            # The database server does not answer: read the other layers without it.
+            snapshot, fix = await read(), _database_command(sources, config)
+            lost = [
+                LayerStatus(layer=layer, unknown_since=now, problem=unanswered.reason, fix=fix)
+                for layer in (Layer.FABRIC, Layer.SITE)
+            ]
+            snapshot = msgspec.structs.replace(snapshot, layers=(*lost, *snapshot.layers))
+        else:
+            snapshot = _mark_simulated(snapshot, sources, config)
+        if isinstance(cluster, LayerStatus):
+            return msgspec.structs.replace(snapshot, layers=(*snapshot.layers, cluster))
+        return snapshot
 
 
-def _cluster(sources: DoctorSources, now: float) -> KubeClient | LayerStatus | None:
-    """The cluster that was named, or else that of the site's configuration.
+def _cluster(sources: DoctorSources, config: Config | None, now: float) -> KubeClient | LayerStatus | None:
+    """The cluster that was named, else that of the site's configuration.
 
-    That may be for another machine, from which the service runs: then it is unknown, and all else is read.
+    The configured kubeconfig may be for the machine of the service. If it cannot be used here, the cluster
+    layer is unknown, and everything else is read.
     """
     if sources.kubeconfig is not None:
         return connect(sources.kubeconfig, user_agent=_USER_AGENT)
-    configured = _configured_cluster(sources)
-    if configured is None:
+    if config is None or config.kubernetes is None:
         return None
     try:
-        return cluster_client(configured, _USER_AGENT)
+        return cluster_client(config.kubernetes, _USER_AGENT)
     except Refused as error:
-        config = quote(str(sources.config))
+        file = quote(str(sources.config))
         return LayerStatus(
             layer=Layer.CLUSTER,
             unknown_since=now,
             problem=f"the cluster cannot be read from here: {error.reason}",
-            fix=f"rackloom doctor --config {config} --kubeconfig FILE  # one that serves on this machine",
+            fix=f"rackloom doctor --config {file} --kubeconfig FILE  # one that serves on this machine",
         )
 
 
 async def _check_namespace(api: KubeClient, named: str | None) -> None:
-    """Raises Refused for one that the cluster has not: in it nobody would be heard of."""
+    """Raises Refused for a namespace that does not exist: no daemon could be found in it."""
     if named is None:
         return
     try:
@@ -277,75 +283,39 @@ async def _check_namespace(api: KubeClient, named: str | None) -> None:
             f"{COMPUTE_DOMAIN_LABEL}",
         ) from missing
     except KubeError:
-        return  # Whoever may not ask, or is not answered, is told so of the whole layer.
+        return  # A refusal or a missing answer becomes the status of the whole layer.
 
 
-def _configured_cluster(sources: DoctorSources) -> ClusterConfig | None:
-    return load_config(sources.config).kubernetes if sources.config else None
-
-
-def _namespace(sources: DoctorSources) -> str:
-    configured = _configured_cluster(sources)
-    return sources.namespace or (DEFAULT_DAEMON_NAMESPACE if configured is None else configured.namespace)
-
-
-def _with_layer(picture: SiteSnapshot, seen: LayerStatus) -> SiteSnapshot:
-    return msgspec.structs.replace(picture, layers=(*picture.layers, seen))
-
-
-def _transfers(sources: DoctorSources) -> Path | None:
-    """The folder that was named, or else that of the site's configuration."""
-    if sources.transfers is not None or sources.config is None:
-        return sources.transfers
-    return load_config(sources.config).map.transfers
-
-
-def _mark_simulated(picture: SiteSnapshot, sources: DoctorSources) -> SiteSnapshot:
-    """Say what is simulated: a home in which the twin keeps its switches has no others."""
-    folder = sources.home or (load_config(sources.config).database.sqlite if sources.config else None)
+def _mark_simulated(snapshot: SiteSnapshot, sources: DoctorSources, config: Config | None) -> SiteSnapshot:
+    """Mark fabric and site as simulated if the home holds a twin: then it has no other switches."""
+    folder = sources.home or (config.database.sqlite if config else None)
     if folder is None or not Home(folder).twin.is_dir():
-        return picture
-    return msgspec.structs.replace(picture, simulated=(Layer.FABRIC, Layer.SITE, *picture.simulated))
+        return snapshot
+    return msgspec.structs.replace(snapshot, simulated=(Layer.FABRIC, Layer.SITE, *snapshot.simulated))
 
 
-def _without_records(picture: SiteSnapshot, problem: str, sources: DoctorSources) -> SiteSnapshot:
-    """What the rest of a site shows while its database does not answer."""
-    lost = tuple(
-        LayerStatus(layer=one, unknown_since=picture.at, problem=problem, fix=_database_command(sources))
-        for one in (Layer.FABRIC, Layer.SITE)
-    )
-    return msgspec.structs.replace(picture, layers=(*lost, *picture.layers))
-
-
-def _database_command(sources: DoctorSources) -> str:
-    """A command that says whether the database server is there. It holds no password."""
-    url = make_url(load_config(sources.config).database.postgresql or "") if sources.config else None
+def _database_command(sources: DoctorSources, config: Config | None) -> str:
+    """A command that tests whether the database server answers. It contains no password."""
+    url = None if config is None else make_url(config.database.postgresql or "")
     host = f" --host {quote(url.host)}" if url is not None and url.host else ""
     port = f" --port {url.port}" if url is not None and url.port else ""
     return f"pg_isready{host}{port}  # the server that [database] names in {sources.config}"
 
 
 @asynccontextmanager
-async def _record_reader(sources: DoctorSources) -> AsyncIterator[RecordReader | None]:
+async def _record_reader(sources: DoctorSources, config: Config | None) -> AsyncIterator[RecordReader | None]:
     if sources.home is not None:
         yield SqliteRecordReader(sources.home)
-    elif sources.config is not None:
-        async with _configured_reader(load_config(sources.config).database, sources.config) as reader:
-            yield reader
-    else:
+    elif config is None or sources.config is None:
         yield None
-
-
-@asynccontextmanager
-async def _configured_reader(database: DatabaseConfig, config: Path) -> AsyncIterator[RecordReader]:
-    if database.sqlite is not None:
-        yield _sqlite_reader(database.sqlite, config)
-        return
-    reader = PostgresRecordReader(database.postgresql or "")
-    try:
-        yield reader
-    finally:
-        await reader.close()
+    elif config.database.sqlite is not None:
+        yield _sqlite_reader(config.database.sqlite, sources.config)
+    else:
+        reader = PostgresRecordReader(config.database.postgresql or "")
+        try:
+            yield reader
+        finally:
+            await reader.close()
 
 
 def _sqlite_reader(folder: Path, config: Path) -> SqliteRecordReader:
@@ -359,18 +329,14 @@ def _sqlite_reader(folder: Path, config: Path) -> SqliteRecordReader:
         ) from missing
 
 
-def _staleness(sources: DoctorSources, now: float) -> Staleness:
-    if sources.config is None:
-        start = f"rackloom up --home {quote(str(sources.home))}"
-        return _staleness_of(sources.home, now, DEFAULT_STALE_SECONDS, start)
-    config = load_config(sources.config)
-    seconds = stale_after(config.nvlink_config.monitor_run_interval)
-    start = f"rackloom serve --config {quote(str(sources.config))}"
-    return _staleness_of(config.database.sqlite, now, seconds, start)
-
-
-def _staleness_of(home: Path | None, now: float, seconds: float, start: str) -> Staleness:
-    """Whether anybody reads the switch controllers; of a database server only the age of readings tells."""
+def _staleness(sources: DoctorSources, config: Config | None, now: float) -> Staleness:
+    """How old readings may be; with SQLite also whether the service that reads the fabrics runs."""
+    if config is None:
+        home, seconds = sources.home, DEFAULT_STALE_SECONDS
+        start = f"rackloom up --home {quote(str(home))}"
+    else:
+        home, seconds = config.database.sqlite, stale_after(config.nvlink_config.monitor_run_interval)
+        start = f"rackloom serve --config {quote(str(sources.config))}"
     if home is None or is_running(home):
         return Staleness(now, seconds)
     return Staleness(now, 0.0, "the site service, which reads the switch controllers, is not running", start)
@@ -380,7 +346,3 @@ def _checked_directory(folder: Path | None) -> Path | None:
     if folder is not None and not folder.is_dir():
         raise Refused(f"{folder} is no directory", nearest_fix="name the one that transfers were saved in")
     return folder
-
-
-def _existing(path: Path) -> Path | None:
-    return path if path.exists() else None

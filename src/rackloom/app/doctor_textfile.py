@@ -10,18 +10,18 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, Severity
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
 from rackloom.errors import Refused
 
 
-def write_textfile(file: Path, picture: SiteSnapshot, findings: tuple[Finding, ...]) -> None:
+def write_textfile(file: Path, snapshot: SiteSnapshot, findings: tuple[Finding, ...]) -> None:
     """Put the result into `file`, whole or not at all. Raises Refused where it cannot be written.
 
     Every check has a series from the start, with zero, so that the first finding is a change.
     """
-    _write(file, registry_of(picture, findings))
+    _write(file, registry_of(snapshot, findings))
 
 
 def write_failed_textfile(file: Path, now: float) -> None:
@@ -39,19 +39,19 @@ def _write(file: Path, registry: CollectorRegistry) -> None:
         ) from error
 
 
-def registry_of(picture: SiteSnapshot, findings: tuple[Finding, ...]) -> CollectorRegistry:
+def registry_of(snapshot: SiteSnapshot, findings: tuple[Finding, ...]) -> CollectorRegistry:
     """The series."""
-    registry = _new_registry(not findings, picture.at)
+    registry = _new_registry(not findings, snapshot.at)
     labels = ("check", "severity")
     found = Gauge("rackloom_doctor_findings", "Findings by check and severity.", labels, registry=registry)
     counts = Counter((finding.check, finding.severity.value) for finding in findings)
-    for check in (*catalogue.SITE_CHECKS, *catalogue.HOST_CHECKS):
-        found.labels(check, Severity.ERROR.value).set(0)
+    for name in Check:
+        found.labels(name.value, Severity.ERROR.value).set(0)
     for (check, severity), count in counts.items():
         found.labels(check, severity).set(count)
     known = Gauge("rackloom_doctor_layer_known", "1 if the layer was read.", ("layer",), registry=registry)
-    for layer in picture.layers:
-        known.labels(layer.layer.value).set(1 if _is_known(layer, picture) else 0)
+    for layer in snapshot.layers:
+        known.labels(layer.layer.value).set(1 if _is_known(layer, snapshot) else 0)
     return registry
 
 
@@ -63,8 +63,10 @@ def _new_registry(ok: bool, now: float) -> CollectorRegistry:
     return registry
 
 
-def _is_known(seen: LayerStatus, picture: SiteSnapshot) -> bool:
-    """Whether anything of the layer is how things are: of the fabrics, at least one domain."""
-    if seen.unknown_since is not None or seen.at is None:
+def _is_known(status: LayerStatus, snapshot: SiteSnapshot) -> bool:
+    """Whether any part of the layer is current: of the fabrics, at least one domain."""
+    if status.unknown_since is not None or status.at is None:
         return False
-    return seen.layer is not Layer.FABRIC or any(domain.unknown_since is None for domain in picture.domains)
+    return status.layer is not Layer.FABRIC or any(
+        domain.unknown_since is None for domain in snapshot.domains
+    )

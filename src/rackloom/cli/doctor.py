@@ -82,11 +82,11 @@ def doctor(
     if textfile is not None:
         from rackloom.app.doctor_textfile import write_textfile
 
-        write_textfile(textfile, examined.picture, examined.findings)
+        write_textfile(textfile, examined.snapshot, examined.findings)
     if evidence == "ncp":
         from rackloom.core.diagnosis.acceptance import acceptance
 
-        emit(acceptance(examined.picture), "json", str)
+        emit(acceptance(examined.snapshot), "json", str)
     else:
         _print_result(examined, json=json)
     return 1 if examined.findings else 0
@@ -107,11 +107,11 @@ def _print_result(examined: "DoctorResult", *, json: bool) -> None:
 
     value = {
         "ok": not examined.findings,
-        "simulated": bool(examined.picture.simulated),
+        "simulated": bool(examined.snapshot.simulated),
         "findings": examined.findings,
     }
     emit(
         value,
         "json" if json else "table",
-        lambda: render_findings(examined.picture, examined.findings, examined.host),
+        lambda: render_findings(examined.snapshot, examined.findings, examined.host),
     )

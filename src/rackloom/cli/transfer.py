@@ -198,7 +198,7 @@ def serve(
         endpoints.serve_target(
             listener,
             key,
-            devices.seat(),
+            devices.config(),
             lambda peer, reason: _print_step(f"{peer}: {reason}"),
             once=once,
             deadline=deadline,
@@ -259,13 +259,13 @@ def _run_measured(
 ) -> "AlignmentReport":
     from rackloom.prove.transfer import run as transfer
 
-    seat, pairs = devices.seat(), devices.pairs(machine)
+    config, pairs = devices.config(), devices.pairs(machine)
     remote = None if target is None else _remotes(target, read_secret(secret_file), max(1, len(pairs)))
     if pairs:
-        return transfer.run_pairs(spec, pairs, remote, seat=seat, runs=runs, watch=watch)
+        return transfer.run_pairs(spec, pairs, remote, config=config, runs=runs, watch=watch)
     if remote:
-        return transfer.run_remote(spec, remote[0], seat=seat, runs=runs, watch=watch)
-    return transfer.run_plain(spec, runs=runs, seat=seat, watch=watch)
+        return transfer.run_remote(spec, remote[0], config=config, runs=runs, watch=watch)
+    return transfer.run_plain(spec, runs=runs, config=config, watch=watch)
 
 
 def _remotes(target: str, secret: str, count: int) -> "list[RemoteTarget]":
@@ -281,12 +281,12 @@ def _serve_pairs(host: str, port: int, secret: str, devices: Devices, *, once: b
     from rackloom.prove.transfer.processes import serve_targets
     from rackloom.prove.transfer.values import UcxPins
 
-    base = devices.seat()
-    seats = [
+    base = devices.config()
+    configs = [
         msgspec.structs.replace(base, device=pair.device, ucx=UcxPins(base.ucx.transports, (pair.nic,)))
         for pair in devices.pairs(_discover_machine())
     ]
-    serve_targets(host, port, secret, seats, _print_line, once=once, timeout=timeout)
+    serve_targets(host, port, secret, configs, _print_line, once=once, timeout=timeout)
 
 
 def _discover_machine() -> "Machine | None":

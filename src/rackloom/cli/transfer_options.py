@@ -95,7 +95,7 @@ class Devices:
     claim: Path | None = None
     "File with the allocated ResourceClaims (kubectl get resourceclaims -o yaml), instead of --allocated."
 
-    def seat(self) -> "EndConfig":
+    def config(self) -> "EndConfig":
         """Where a single end sits."""
         from rackloom.prove.transfer.values import EndConfig, UcxPins
 

@@ -21,8 +21,6 @@ from rackloom.core.diagnosis.snapshot import (
     DeviceRecord,
     GpuChain,
     Layer,
-    LayerStatus,
-    NvlinkDomainRecord,
     PartitionRecord,
 )
 from rackloom.web.model import MapGpu, SiteMap
@@ -31,7 +29,7 @@ from rackloom.web.model import MapGpu, SiteMap
 
 
 class Wiring(StrEnum):
-    """The nearest thing that both hang from."""
+    """The nearest component that a GPU and a NIC share."""
 
     ROOT = "root"
     NUMA = "numa"
@@ -40,11 +38,7 @@ class Wiring(StrEnum):
 
 
 def wiring_between(gpu: DeviceRecord, nic: DeviceRecord) -> Wiring:
-    """How near two devices are, as their plugins published it.
-
-    A GPU that is coupled to its processor (GB200) shares a PCIe root with no NIC: there the NUMA node is as
-    near as it gets.
-    """
+    """How near two devices are, as their plugins published it."""
     if are_apart(gpu.numa, nic.numa, (gpu.partner_class, nic.partner_class)):
         return Wiring.APART
     if gpu.pcie_root is not None and gpu.pcie_root == nic.pcie_root:
@@ -53,32 +47,14 @@ def wiring_between(gpu: DeviceRecord, nic: DeviceRecord) -> Wiring:
 
 
 def nearest_wiring(gpu: DeviceRecord, nics: Sequence[DeviceRecord]) -> Wiring:
-    """How near the nearest of some NICs is: a GPU is far from its rail when all are."""
-    found = {wiring_between(gpu, nic) for nic in nics}
-    return next(one for one in _NEAREST_FIRST if one in found)
-
-
-_NEAREST_FIRST = (Wiring.ROOT, Wiring.NUMA, Wiring.UNKNOWN, Wiring.APART)
+    """The wiring of the nearest of some NICs (at least one)."""
+    nearest_first = (Wiring.ROOT, Wiring.NUMA, Wiring.UNKNOWN, Wiring.APART)
+    return min((wiring_between(gpu, nic) for nic in nics), key=nearest_first.index)
 
 
 def fastest_rate(gpus: Iterable[GpuChain]) -> int:
-    """The rate (Gb/s) of the fastest NIC that serves a GPU of one tray; 0: nobody tells."""
+    """The rate (Gb/s) of the fastest NIC that serves a GPU of one tray; 0: not published."""
     return max((nic.gbps or 0 for gpu in gpus for nic in gpu.nics), default=0)
-
-
-def link_down(nic: DeviceRecord) -> bool:
-    """Whether the NIC says that its link is not there."""
-    return bool(link_problem(nic.link, None, 0))
-
-
-def link_trouble(nic: DeviceRecord, siblings: int) -> str:
-    """What is wrong with the link of a NIC whose siblings have such a rate (Gb/s); empty: nothing known."""
-    return link_problem(nic.link, nic.gbps, siblings)
-
-
-def link_unreported(nic: DeviceRecord) -> bool:
-    """Whether its driver does not say whether its link is up."""
-    return is_link_unknown(nic.link)
 
 
 # What each layer reports.
@@ -93,18 +69,18 @@ _LAYER_NAMES = {
 
 
 ChainLink = tuple[str, str | None, str]
-"""What it is, its name (None: there is none, or none to be shown) and what to know of it."""
+"""What it is, its name (None: there is none, or it is hidden) and a note."""
 NOT_SHOWN = "not shown"
 
 
 class LayerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one layer says of a GPU."""
+    """What one layer reports of a GPU."""
 
-    who: str
+    source: str
     at: float | None
-    """When it was seen; None: never."""
+    """When it was read; None: never."""
     unknown_since: float | None = None
-    """Since when it could not be read again."""
+    """Since when it cannot be read."""
     problem: str = ""
     """Why not."""
     links: tuple[ChainLink, ...]
@@ -115,40 +91,40 @@ class LayerReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.at is not None and self.unknown_since is None
 
 
-def layer_reports(whole: SiteMap, seat: MapGpu) -> tuple[LayerReport, ...]:
-    """The chain of a seat, tenant first and transfer last. Empty for somebody else's GPU."""
-    chain = seat.chain
+def layer_reports(whole: SiteMap, gpu: MapGpu) -> tuple[LayerReport, ...]:
+    """What each layer reports of a GPU, tenant first and transfer last. Empty for a hidden GPU."""
+    chain = gpu.chain
     if chain is None:
         return ()
     links = {
         Layer.SITE: _by_site(whole, chain),
         Layer.FABRIC: _by_fabric(chain),
-        Layer.CLUSTER: _by_cluster(chain, fastest_rate(_tray_chains(whole, seat))),
+        Layer.CLUSTER: _by_cluster(chain, fastest_rate(_tray_chains(whole, gpu))),
         Layer.TRANSFER: _by_transfer(chain),
     }
-    return tuple(_layer_report(whole, seat, layer, tuple(told)) for layer, told in links.items())
+    return tuple(_layer_report(whole, gpu, layer, tuple(found)) for layer, found in links.items())
 
 
-def _tray_chains(whole: SiteMap, seat: MapGpu) -> Iterator[GpuChain]:
-    """What is shown of the GPUs beside a seat, and of its own."""
-    trays = (tray for rack in whole.racks if rack.name == seat.place.rack for tray in rack.trays)
-    return (one.chain for tray in trays if seat in tray for one in tray if one.chain is not None)
+def _tray_chains(whole: SiteMap, gpu: MapGpu) -> Iterator[GpuChain]:
+    """The visible chains of a GPU and of the other GPUs of its tray."""
+    trays = (tray for rack in whole.racks if rack.name == gpu.place.rack for tray in rack.trays)
+    return (member.chain for tray in trays if gpu in tray for member in tray if member.chain is not None)
 
 
-def findings_on_gpu(whole: SiteMap, seat: MapGpu) -> tuple[Finding, ...]:
-    """What the doctor objects to that concerns a seat's GPU, the worst first; a tenant is told of none."""
-    here = frozenset() if seat.chain is None else frozenset(places_around((seat.chain,)))
+def findings_on_gpu(whole: SiteMap, gpu: MapGpu) -> tuple[Finding, ...]:
+    """The doctor's findings that concern a GPU, the worst first; a tenant gets none."""
+    here = frozenset() if gpu.chain is None else frozenset(places_around((gpu.chain,)))
     return tuple(finding for finding in whole.findings or () if not here.isdisjoint(finding.where))
 
 
-def _layer_report(whole: SiteMap, seat: MapGpu, layer: Layer, links: tuple[ChainLink, ...]) -> LayerReport:
-    at, since = _seen_at(whole, seat, layer)
-    problem = "" if since is None else _layer_problem(whole, seat, layer)
-    return LayerReport(who=_LAYER_NAMES[layer], at=at, unknown_since=since, problem=problem, links=links)
+def _layer_report(whole: SiteMap, gpu: MapGpu, layer: Layer, links: tuple[ChainLink, ...]) -> LayerReport:
+    at, since = _read_at(whole, gpu, layer)
+    problem = "" if since is None else _layer_problem(whole, gpu, layer)
+    return LayerReport(source=_LAYER_NAMES[layer], at=at, unknown_since=since, problem=problem, links=links)
 
 
-def _layer_problem(whole: SiteMap, seat: MapGpu, layer: Layer) -> str:
-    domain = whole.domains.get(seat.domain) if layer is Layer.FABRIC else None
+def _layer_problem(whole: SiteMap, gpu: MapGpu, layer: Layer) -> str:
+    domain = whole.domains.get(gpu.domain) if layer is Layer.FABRIC else None
     return whole.layer(layer).problem or (domain.problem if domain is not None else "")
 
 
@@ -194,30 +170,27 @@ def _by_cluster(chain: GpuChain, siblings: int) -> Iterator[ChainLink]:
         yield "NIC", None, ""
 
 
-def _seen_at(whole: SiteMap, seat: MapGpu, layer: Layer) -> tuple[float | None, float | None]:
-    """When a layer was read; of the fabric, when this domain was, and of transfers when it was measured."""
-    seen = whole.layer(layer)
-    if layer is Layer.TRANSFER and seat.chain is not None and seat.chain.transfer is not None:
-        return seat.chain.transfer.at, seen.unknown_since
-    if layer is Layer.FABRIC:
-        return _fabric_seen(seen, whole.domains.get(seat.domain))
-    return seen.at, seen.unknown_since
-
-
-def _fabric_seen(layer: LayerStatus, domain: NvlinkDomainRecord | None) -> tuple[float | None, float | None]:
-    """Of a domain that nobody speaks for, the time of the others tells nothing."""
+def _read_at(whole: SiteMap, gpu: MapGpu, layer: Layer) -> tuple[float | None, float | None]:
+    """When a layer was read and since when it is unknown; of the fabric, when this GPU's domain was read."""
+    status = whole.layer(layer)
+    if layer is Layer.TRANSFER and gpu.chain is not None and gpu.chain.transfer is not None:
+        return gpu.chain.transfer.at, status.unknown_since
+    if layer is not Layer.FABRIC:
+        return status.at, status.unknown_since
+    domain = whole.domains.get(gpu.domain)
     if domain is None:
-        return None, layer.unknown_since
-    return domain.observed_at, domain.unknown_since if layer.unknown_since is None else layer.unknown_since
+        # Without a controller for the domain, the time of other domains' readings says nothing.
+        return None, status.unknown_since
+    return domain.observed_at, domain.unknown_since if status.unknown_since is None else status.unknown_since
 
 
 def partition_hidden(chain: GpuChain) -> bool:
-    """Whether a GPU is in a partition of which the viewer is told nothing, being somebody else's."""
+    """Whether a GPU is in a partition that is hidden from the viewer."""
     return chain.partition is None and chain.fabric is not None and chain.fabric.partition is not None
 
 
 def use_hidden(chain: GpuChain) -> bool:
-    """Whether a GPU is used by pods of which the viewer is told nothing, as they may be somebody else's."""
+    """Whether a GPU is used by pods that are hidden from the viewer."""
     return chain.use is not None and not chain.use.claim
 
 
@@ -245,13 +218,14 @@ _READY_TEXT = {True: "ready", False: "not ready", None: "readiness unknown"}
 
 
 def clique_of(chain: GpuChain) -> str | None:
-    """The clique of a GPU, as its own device says before its node's label does."""
+    """The clique of a GPU: its device's, else its node's label."""
     return (chain.device.clique if chain.device else None) or (chain.node.clique if chain.node else None)
 
 
 def _nic_note(chain: GpuChain, nic: DeviceRecord, siblings: int) -> str:
     near = "" if chain.device is None else _WIRED_TEXT[wiring_between(chain.device, nic)]
-    return _joined(near, link_trouble(nic, siblings) or (LINK_STATE_UNKNOWN if link_unreported(nic) else ""))
+    problem = link_problem(nic.link, nic.gbps, siblings)
+    return _joined(near, problem or (LINK_STATE_UNKNOWN if is_link_unknown(nic.link) else ""))
 
 
 _WIRED_TEXT = {
@@ -267,8 +241,8 @@ def _joined(*words: str) -> str:
 
 
 def _by_transfer(chain: GpuChain) -> Iterator[ChainLink]:
-    if seen := chain.transfer:
-        value = f"{seen.gigabytes_per_second:.1f} GB/s by {seen.device}"
-        yield "Last transfer", value, _joined(seen.verdict, "emulated" if seen.emulated else "", seen.reason)
+    if last := chain.transfer:
+        value = f"{last.gigabytes_per_second:.1f} GB/s by {last.device}"
+        yield "Last transfer", value, _joined(last.verdict, "emulated" if last.emulated else "", last.reason)
     else:
         yield "Last transfer", None, ""

@@ -16,6 +16,7 @@ from enum import StrEnum
 
 import msgspec
 
+from rackloom.core.diagnosis.findings import unique
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, NvlinkDomainRecord
 from rackloom.web.chain import clique_of, partition_hidden, use_hidden
 from rackloom.web.model import MapGpu, MapRack, SiteMap
@@ -28,7 +29,7 @@ DomainLabel = tuple[str, str]
 
 
 class FabricState(StrEnum):
-    """What is known of the NVLink domains of a rack, the worst first."""
+    """Whether the NVLink domains of a rack were read, the worst first."""
 
     DISPUTED = "in dispute"
     SILENT = "not read lately"
@@ -41,26 +42,22 @@ class RackFrame(msgspec.Struct, frozen=True, kw_only=True):
 
     rack: MapRack
     known: frozenset[Layer]
-    """Layers of which what they say is current."""
+    """Layers whose reading is current."""
     answering: frozenset[str]
-    """Those of its domains of which what the controllers show is how things are."""
+    """Domains of the rack whose reading shows the present state."""
     named: tuple[str, ...]
-    """UUIDs of its domains; none for a tenant, who is not told."""
+    """UUIDs of its domains; hidden from tenants."""
     fabric: FabricState
     problems: tuple[str, ...]
-    """Why the others are not known, in words; a tenant is not told."""
+    """Why other domains are not known; hidden from tenants."""
     tenants: Mapping[str, str]
     """Organisations of the tenants that hold something in it, by their ids."""
     over: Mapping[str, DomainLabel]
     """The ComputeDomain of each of its nodes that is a member of one."""
 
-    def answers(self, domain: str) -> bool:
-        """Whether the controllers of a domain answer."""
-        return domain in self.answering
-
 
 def rack_frames(whole: SiteMap) -> dict[str, RackFrame]:
-    """Every rack of a scene, by name and in order."""
+    """Every rack of a map, by name and in order."""
     known = frozenset(layer for layer in Layer if whole.known(layer))
     over = {
         node.name: (domain.uid, domain.key)
@@ -73,33 +70,33 @@ def rack_frames(whole: SiteMap) -> dict[str, RackFrame]:
 def _rack_frame(
     whole: SiteMap, known: frozenset[Layer], over: Mapping[str, DomainLabel], rack: MapRack
 ) -> RackFrame:
-    seen = [whole.domains[uuid] for uuid in sorted(rack.domains) if uuid in whole.domains]
-    answering = [one for one in seen if one.answers]
+    domains = [whole.domains[uuid] for uuid in sorted(rack.domains) if uuid in whole.domains]
+    answering = frozenset(domain.uuid for domain in domains if domain.answers)
     return RackFrame(
         rack=rack,
         known=known,
-        answering=frozenset(one.uuid for one in answering),
+        answering=answering,
         named=tuple(sorted(rack.domains - {""})) if whole.operator else (),
-        fabric=_fabric_state(seen, all_answer=len(answering) == len(rack.domains)),
-        problems=tuple(dict.fromkeys(one.problem for one in seen if one.problem)),
+        fabric=_fabric_state(domains, all_answer=len(answering) == len(rack.domains)),
+        problems=unique(*(domain.problem for domain in domains if domain.problem)),
         tenants={id_: whole.tenants[id_] for id_ in rack.tenants if id_ in whole.tenants},
         over={name: over[name] for name in rack.nodes if name in over},
     )
 
 
-def _fabric_state(seen: Sequence[NvlinkDomainRecord], *, all_answer: bool) -> FabricState:
-    if any(one.disputed for one in seen):
+def _fabric_state(domains: Sequence[NvlinkDomainRecord], *, all_answer: bool) -> FabricState:
+    if any(domain.disputed for domain in domains):
         return FabricState.DISPUTED
     if not all_answer:
         return FabricState.SILENT
-    return FabricState.PAUSED if any(one.paused for one in seen) else FabricState.READ
+    return FabricState.PAUSED if any(domain.paused for domain in domains) else FabricState.READ
 
 
 # Colours.
 
 
 COLOURS = 8
-"""Hues that people can tell apart; the letter in the cell tells the groups of one hue apart."""
+"""Hues that people can distinguish; letters in the cells distinguish the groups of one hue."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
@@ -113,44 +110,39 @@ class ColourMode(StrEnum):
 
 
 class GpuState(StrEnum):
-    """Of one GPU, in one mode."""
+    """What is known of a GPU's group in one mode."""
 
     GROUP = "group"
     FREE = "free"
     OTHERS = "others"
-    """Somebody else's: all that a tenant is told."""
+    """Another tenant's; a tenant sees no more of it."""
     UNKNOWN = "unknown"
 
 
 class ColourGroup(msgspec.Struct, frozen=True, order=True):
-    """One group of GPUs: `key` tells groups apart, `name` is what people call it."""
+    """One group of GPUs: `key` tells groups apart, `name` is shown."""
 
     key: str
     name: str
 
 
 class GpuShade(msgspec.Struct, frozen=True):
-    """What a GPU is in: the last that was known where its state is unknown."""
+    """The group of a GPU: the last known one where its state is unknown."""
 
     state: GpuState
     group: ColourGroup | None = None
 
 
-def gpu_shade(frame: RackFrame, mode: ColourMode, seat: MapGpu) -> GpuShade:
-    """What a seat is coloured by. Unknown where what says so was not read, not lately, or is hidden."""
-    chain = seat.chain
+def gpu_shade(frame: RackFrame, mode: ColourMode, gpu: MapGpu) -> GpuShade:
+    """The group of a GPU. Unknown if the layer that defines it was not read lately, or is hidden."""
+    chain = gpu.chain
     if chain is None:
-        return GpuShade(_anonymous_state(seat.taken))
+        states = {None: GpuState.UNKNOWN, True: GpuState.OTHERS, False: GpuState.FREE}
+        return GpuShade(states[gpu.taken])
     group = _GROUP_OF_MODE[mode](frame, chain)
-    if not _is_current(frame, mode, seat, chain):
+    if not _is_current(frame, mode, gpu, chain):
         return GpuShade(GpuState.UNKNOWN, group)
     return GpuShade(GpuState.FREE if group is None else GpuState.GROUP, group)
-
-
-def _anonymous_state(taken: bool | None) -> GpuState:
-    if taken is None:
-        return GpuState.UNKNOWN
-    return GpuState.OTHERS if taken else GpuState.FREE
 
 
 def _partition_group(_: RackFrame, chain: GpuChain) -> ColourGroup | None:
@@ -189,9 +181,9 @@ _GROUP_OF_MODE: Mapping[ColourMode, Callable[[RackFrame, GpuChain], ColourGroup 
 }
 
 
-def _is_current(frame: RackFrame, mode: ColourMode, seat: MapGpu, chain: GpuChain) -> bool:
+def _is_current(frame: RackFrame, mode: ColourMode, gpu: MapGpu, chain: GpuChain) -> bool:
     if mode is ColourMode.PARTITION:
-        answered = Layer.FABRIC in frame.known and frame.answers(seat.domain)
+        answered = Layer.FABRIC in frame.known and gpu.domain in frame.answering
         return answered and chain.fabric is not None and not partition_hidden(chain)
     if mode is ColourMode.TENANT:
         return chain.machine is not None and Layer.SITE in frame.known
@@ -201,7 +193,7 @@ def _is_current(frame: RackFrame, mode: ColourMode, seat: MapGpu, chain: GpuChai
 
 
 class Palette:
-    """The colour and letter of each group that was ever asked for."""
+    """Numbers for groups, from which their colours and letters follow; a group keeps its number."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -212,7 +204,7 @@ class Palette:
 
 
 class MapColours:
-    """What one map has given away: groups have colours and letters, ComputeDomains have numbers."""
+    """The numbers of one map: groups have colours and letters, ComputeDomains have badges."""
 
     def __init__(self) -> None:
         self.groups = Palette()
@@ -220,7 +212,7 @@ class MapColours:
 
 
 def letter_of(number: int) -> str:
-    """What stands in the cells of a group; after 62 groups the colours alone go on."""
+    """The letter in the cells of a group; after 62 groups only colours distinguish them."""
     return LETTERS[number] if number < len(LETTERS) else "+"
 
 

@@ -1,4 +1,4 @@
-"""The newest reading of the site, shared by all viewers and refreshed while somebody looks.
+"""The newest reading of the site, shared by all viewers and refreshed while a page is open.
 
 All viewers share one reading. It starts when something changed, and without a change every `AT_LEAST`
 seconds, because what is known grows old by itself. Between two readings there is a pause of half as long
@@ -29,10 +29,10 @@ AT_LEAST = 5.0
 
 
 class LiveReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What is shown now."""
+    """The newest reading, and whether it is current."""
 
     number: int
-    """Of the reading; 0: nothing was read yet."""
+    """The number of the reading; 0: nothing was read yet."""
     whole: SiteMap
     unread_since: float | None = None
     """Since when the site cannot be read; None: it can."""
@@ -46,34 +46,34 @@ class LiveMap:
         self._source = source
         self._clock = clock
         self._now = LiveReading(number=0, whole=SiteMap(at=0.0))
-        self._seated = SiteMapCache()
+        self._cache = SiteMapCache()
         self._read_at = -AT_LEAST
         self._took = 0.0
         self._kept = False
-        """Whether the watch has read, and goes on reading."""
+        """Whether the watch task has read and keeps the reading fresh."""
         self._lock = asyncio.Lock()
         self._news = asyncio.Condition()
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
 
     async def fresh(self) -> LiveReading:
-        """What is known while somebody watches; else a reading no older than the pause between two.
+        """The newest reading; without a watch task, one no older than the pause between two readings.
 
-        When the site cannot be read: what there is.
+        If the site cannot be read, the last reading there is.
         """
         if not self._kept:
             await self._read_unless_resting()
         return self._now
 
     async def after(self, number: int) -> LiveReading:
-        """Wait for something newer than reading `number`. Only within `watched`."""
+        """Wait for a newer reading than `number`. Only within `watched`."""
         async with self._news:
             await self._news.wait_for(lambda: self._now.number != number)
         return self._now
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Keep the readings coming while the context is entered."""
+        """Keep the reading fresh within the context."""
         self._watchers += 1
         if self._task is None:
             self._task = asyncio.create_task(self._watch())
@@ -90,7 +90,7 @@ class LiveMap:
         await self._read_unless_resting()
         while True:
             self._kept = True
-            # Nothing may end this loop: a source that cannot say whether it changed is read, and tells why.
+            # Nothing may end this loop: if `changed` fails, the reading fails too and shows why.
             with suppress(Exception):
                 async with asyncio.timeout(AT_LEAST):
                     await self._source.changed()
@@ -111,17 +111,14 @@ class LiveMap:
         number = self._now.number + 1
         try:
             reading = await self._source.read()
-            # In a thread: a first reading is made of everything there is, and REST wants to answer meanwhile.
-            whole, self._seated = await asyncio.to_thread(update_site_map, reading, self._seated)
-        except Exception as trouble:
-            # Whatever went wrong: the page must say that it is not current rather than stand still.
-            log.warning(
-                "map.not-read", reason=str(trouble), exc_info=not isinstance(trouble, EXPECTED_ERRORS)
-            )
+            # In a thread: the first reading decodes everything, and REST must answer meanwhile.
+            whole, self._cache = await asyncio.to_thread(update_site_map, reading, self._cache)
+        except Exception as error:
+            # Whatever the error, the page must say that it is not current.
+            problem = str(error)
+            log.warning("map.not-read", reason=problem, exc_info=not isinstance(error, EXPECTED_ERRORS))
             since = self._now.unread_since or self._clock()
-            self._now = msgspec.structs.replace(
-                self._now, number=number, unread_since=since, problem=str(trouble)
-            )
+            self._now = msgspec.structs.replace(self._now, number=number, unread_since=since, problem=problem)
         else:
             self._now = LiveReading(number=number, whole=whole)
         self._read_at = asyncio.get_running_loop().time()

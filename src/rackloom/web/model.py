@@ -1,4 +1,4 @@
-"""The map as a value: every GPU once, at the position where people would look for it in a rack.
+"""The map as a value: every GPU once, at its position in a rack.
 
 A `SiteReading` is all that is drawn, read at about one moment. `update_site_map` turns it into a
 `SiteMap`. The position of a GPU comes from the site's machine records; without a record, from the slot
@@ -22,7 +22,14 @@ import msgspec
 
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.incremental import GroupName, JoinedShares, Memo, join_shares, recompute_changed
-from rackloom.core.diagnosis.snapshot import GpuChain, Layer, LayerStatus, NvlinkDomainRecord, SiteSnapshot
+from rackloom.core.diagnosis.snapshot import (
+    GpuChain,
+    Layer,
+    LayerStatus,
+    NvlinkDomainRecord,
+    SiteSnapshot,
+    grouped,
+)
 from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.topology.join_key import SlotKey
 
@@ -41,27 +48,27 @@ class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     where: str
     places: tuple[str, ...] = ()
-    """What it was asked of, as `Finding.where` names things."""
+    """The objects of the operation, as `Finding.where` names them."""
     outcome: str
-    """As the audit says it: done, refused, pending, unknown."""
+    """As in the audit: done, refused, pending, unknown."""
 
 
 class SiteReading(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is drawn, read at about one moment."""
+    """Everything that is drawn, read at about one moment."""
 
-    picture: SiteSnapshot
+    snapshot: SiteSnapshot
     joined: JoinedShares | None = None
-    """The GPUs of the picture, where somebody has joined them already."""
+    """The joined GPUs of the snapshot, if the source has them."""
     findings: tuple[Finding, ...] | None = None
-    """What the doctor objects to, the worst first; None: it has not examined this site."""
+    """The doctor's findings, the worst first; None: it has not examined this site."""
     examined_at: float | None = None
-    """The moment of the picture that it examined, which may be an earlier one."""
+    """The time of the snapshot that it examined, which may be an earlier one."""
     happenings: tuple[TimelineEntry, ...] = ()
     """Newest first."""
 
 
 class ReadingSource(Protocol):
-    """Who knows the site."""
+    """Reads a site."""
 
     async def read(self) -> SiteReading:
         """The whole site now. Raises Retry or Unknown when it cannot be read."""
@@ -89,11 +96,11 @@ class GpuPosition(msgspec.Struct, frozen=True, gc=False):
     module: int
     """1-based; 0: not known."""
     node: str = ""
-    """Tells trays apart that have no known slot; to a tenant it is a number."""
+    """Distinguishes trays without a known slot; a tenant sees a number instead."""
 
     @property
     def order(self) -> tuple[bool, list[tuple[int, str]], str, str, int, str, int]:
-        """Racks by name, numbers in names as numbers, and last what is in no rack."""
+        """Sort key: racks by name with numbers as numbers; GPUs in no known rack come last."""
         parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(self.rack)]
         return self.rack == NO_RACK, parts, self.rack, self.chassis, self.slot, self.node, self.module
 
@@ -105,42 +112,42 @@ class MapGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     domain: str
     """UUID of its NVLink domain; empty: not known."""
     taken: bool | None
-    """Whether somebody has it; None: that could not be read."""
+    """Whether it is in use; None: unknown."""
     held_back: bool = False
-    """Whether its tray is kept from everybody, being cordoned, sick, not ready or in a closed domain."""
+    """Whether its tray is not available: cordoned, unhealthy, not ready, or in a closed domain."""
     chain: GpuChain | None
-    """What all layers say of it; None: it is somebody else's, and not shown."""
+    """The GPU through all layers; None: another tenant's, and hidden."""
 
 
 MapTray = tuple[MapGpu, ...]
 
 
 class MapRack(msgspec.Struct, frozen=True, kw_only=True):
-    """One rack with somebody in it."""
+    """One rack with at least one GPU."""
 
     name: str
     trays: tuple[MapTray, ...]
     """The highest slot first."""
     domains: frozenset[str]
-    """All that its seats are in; empty text: one that is not known."""
+    """The domains of its GPUs; an empty name stands for an unknown one."""
     nodes: frozenset[str]
     tenants: frozenset[str]
-    """Ids of those that hold a machine of it."""
+    """Ids of the tenants that have a machine in it."""
 
     @property
     def order(self) -> tuple[object, ...]:
-        """By which racks are sorted."""
+        """Sort key of racks."""
         return self.trays[0][0].place.order[:3]
 
 
 def rack_of_trays(trays: tuple[MapTray, ...]) -> MapRack:
     """The rack of some trays, the highest first."""
-    seats = [seat for tray in trays for seat in tray]
-    chains = [seat.chain for seat in seats if seat.chain is not None]
+    gpus = [gpu for tray in trays for gpu in tray]
+    chains = [gpu.chain for gpu in gpus if gpu.chain is not None]
     return MapRack(
-        name=seats[0].place.rack,
+        name=gpus[0].place.rack,
         trays=trays,
-        domains=frozenset(seat.domain for seat in seats),
+        domains=frozenset(gpu.domain for gpu in gpus),
         nodes=frozenset(chain.node.name for chain in chains if chain.node is not None),
         tenants=frozenset(chain.machine.tenant for chain in chains if chain.machine and chain.machine.tenant),
     )
@@ -151,7 +158,7 @@ class SiteMap(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float
     operator: bool = True
-    """Whether it is shown whole; else it is one tenant's part."""
+    """Whether the viewer sees everything; else it is one tenant's part."""
     layers: tuple[LayerStatus, ...] = ()
     domains: Mapping[str, NvlinkDomainRecord] = msgspec.field(default_factory=dict)
     racks: tuple[MapRack, ...] = ()
@@ -165,37 +172,37 @@ class SiteMap(msgspec.Struct, frozen=True, kw_only=True):
     """Organisation of each namespace that is labelled with one; empty for a tenant."""
     findings: tuple[Finding, ...] | None = None
     examined_at: float | None = None
-    """Since when the findings are, and the picture that they were found in."""
+    """The time of the snapshot in which the findings were found."""
     happenings: tuple[TimelineEntry, ...] = ()
 
     @property
-    def seats(self) -> tuple[MapGpu, ...]:
-        """All seats, by place."""
-        return tuple(seat for rack in self.racks for tray in reversed(rack.trays) for seat in tray)
+    def gpus(self) -> tuple[MapGpu, ...]:
+        """All GPUs, by position."""
+        return tuple(gpu for rack in self.racks for tray in reversed(rack.trays) for gpu in tray)
 
     def layer(self, layer: Layer) -> LayerStatus:
-        """Whether a layer was read; one that nobody asked was not."""
-        found = next((one for one in self.layers if one.layer == layer), None)
+        """The status of a layer; a layer that was not asked was not read."""
+        found = next((status for status in self.layers if status.layer == layer), None)
         return found or LayerStatus(layer=layer, problem="it was not asked")
 
     def known(self, layer: Layer) -> bool:
         """Whether what a layer says is current."""
-        seen = self.layer(layer)
-        return seen.at is not None and seen.unknown_since is None
+        status = self.layer(layer)
+        return status.at is not None and status.unknown_since is None
 
 
 class _ShareFacts(msgspec.Struct, frozen=True):
-    """All that the seats of a share depend on: the chains, and which layers were read."""
+    """Everything on which the GPUs of a share on the map depend."""
 
     chains: tuple[GpuChain, ...]
     chassis: Mapping[str, str]
-    """The rack of each chassis that the site's records know."""
+    """The rack of each chassis in the site's records."""
     asked: frozenset[Layer]
     known: frozenset[Layer]
     closed: frozenset[str]
-    """Those of its domains in which nothing is given away."""
+    """Its domains that are paused or in dispute: nothing is allocated there."""
     silent: frozenset[str]
-    """Those of its domains of which no controller says how they are now."""
+    """Its domains without a current reading."""
 
 
 _GpusByRack = Mapping[str, tuple[MapGpu, ...]]
@@ -203,7 +210,7 @@ _GpusByRack = Mapping[str, tuple[MapGpu, ...]]
 
 
 class SiteMapCache(msgspec.Struct, frozen=True, kw_only=True):
-    """What was made of one reading, for the next to be compared with."""
+    """The intermediate values of one reading, for comparison with the next."""
 
     joined: JoinedShares = JoinedShares()
     shares: Memo[GroupName, _ShareFacts, _GpusByRack] = msgspec.field(default_factory=dict)
@@ -211,26 +218,27 @@ class SiteMapCache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def site_map(reading: SiteReading) -> SiteMap:
-    """All of a reading, for somebody who may see everything."""
+    """The map of a reading for an operator, who sees everything."""
     return update_site_map(reading, SiteMapCache())[0]
 
 
 def update_site_map(reading: SiteReading, before: SiteMapCache) -> tuple[SiteMap, SiteMapCache]:
-    """As `scene`, making only what is not as it was `before`: of other racks there are the same values."""
-    picture = reading.picture
+    """As `site_map`; racks whose input equals that of `before` keep their values."""
+    snapshot = reading.snapshot
     bare = SiteMap(
-        at=picture.at,
-        layers=picture.layers,
-        domains={domain.uuid: domain for domain in picture.domains},
-        compute_domains=picture.compute_domains,
-        tenants=picture.tenants,
-        vpcs=picture.vpcs,
-        namespaces=picture.namespaces,
+        at=snapshot.at,
+        layers=snapshot.layers,
+        domains={domain.uuid: domain for domain in snapshot.domains},
+        compute_domains=snapshot.compute_domains,
+        tenants=snapshot.tenants,
+        vpcs=snapshot.vpcs,
+        namespaces=snapshot.namespaces,
         findings=reading.findings,
         examined_at=reading.examined_at,
         happenings=reading.happenings,
     )
-    joined = reading.joined or join_shares(picture, before.joined)
+    # Each step recomputes only entries whose input changed, and passes on the same objects for the others.
+    joined = reading.joined or join_shares(snapshot, before.joined)
     shares = recompute_changed(before.shares, dict(_share_facts(bare, joined)), _gpus_by_rack)
     racks = recompute_changed(before.racks, _by_rack(shares), _make_rack)
     found = sorted((rack for _, rack in racks.values()), key=lambda rack: rack.order)
@@ -250,38 +258,31 @@ def _share_facts(bare: SiteMap, joined: JoinedShares) -> Iterator[tuple[GroupNam
         yield name, _ShareFacts(chains, chassis, asked, known, here & closed, here - answering)
 
 
-def _gpus_by_rack(told: _ShareFacts) -> _GpusByRack:
+def _gpus_by_rack(facts: _ShareFacts) -> _GpusByRack:
     found = [
         MapGpu(
-            place=_position_of(chain, told.chassis),
+            place=_position_of(chain, facts.chassis),
             domain=_domain_of(chain),
-            taken=_is_taken(told, chain),
-            held_back=_is_held_back(told, chain),
+            taken=_is_taken(facts, chain),
+            held_back=_is_held_back(facts, chain),
             chain=chain,
         )
-        for chain in told.chains
+        for chain in facts.chains
     ]
-    ordered = sorted(found, key=lambda seat: seat.place.order)
-    return {rack: tuple(seats) for rack, seats in groupby(ordered, key=lambda seat: seat.place.rack)}
+    ordered = sorted(found, key=lambda gpu: gpu.place.order)
+    return {rack: tuple(gpus) for rack, gpus in groupby(ordered, key=lambda gpu: gpu.place.rack)}
 
 
 def _by_rack(shares: Memo[GroupName, _ShareFacts, _GpusByRack]) -> dict[str, tuple[tuple[MapGpu, ...], ...]]:
-    """What the shares have in each rack: of most racks one share has all."""
-    found: dict[str, tuple[tuple[MapGpu, ...], ...]] = {}
-    for _, seats in shares.values():
-        for rack, some in seats.items():
-            found[rack] = (*found.get(rack, ()), some)
-    return found
+    """The GPUs of each rack, by share; mostly one share has all of them."""
+    parts = grouped((rack, gpus) for _, racks in shares.values() for rack, gpus in racks.items())
+    return {rack: tuple(found) for rack, found in parts.items()}
 
 
 def _make_rack(parts: tuple[tuple[MapGpu, ...], ...]) -> MapRack:
-    seats = sorted((seat for part in parts for seat in part), key=lambda seat: seat.place.order)
-    trays = [tuple(tray) for _, tray in groupby(seats, key=_tray_key)]
-    return rack_of_trays(tuple(reversed(trays)))
-
-
-def _tray_key(seat: MapGpu) -> tuple[str, int, str]:
-    return seat.place.chassis, seat.place.slot, seat.place.node
+    gpus = sorted((gpu for part in parts for gpu in part), key=lambda gpu: gpu.place.order)
+    trays = groupby(gpus, key=lambda gpu: (gpu.place.chassis, gpu.place.slot, gpu.place.node))
+    return rack_of_trays(tuple(reversed([tuple(tray) for _, tray in trays])))
 
 
 def _position_of(chain: GpuChain, racks: Mapping[str, str]) -> GpuPosition:
@@ -297,7 +298,7 @@ def _position_of(chain: GpuChain, racks: Mapping[str, str]) -> GpuPosition:
 
 
 def slot_key(chain: GpuChain) -> SlotKey | None:
-    """The slot of a GPU as any layer gives it."""
+    """The slot of a GPU from any layer, the fabric first."""
     if chain.fabric is not None:
         return chain.fabric.place
     return chain.key.place.value if chain.key.place else None
@@ -309,26 +310,24 @@ def _domain_of(chain: GpuChain) -> str:
     return chain.machine.domain if chain.machine else ""
 
 
-def _is_taken(told: _ShareFacts, chain: GpuChain) -> bool | None:
-    """Whether an instance or a pod has a GPU. None where a layer that would say so was not read.
+def _is_taken(facts: _ShareFacts, chain: GpuChain) -> bool | None:
+    """Whether an instance or a pod has a GPU; None where a layer that would report it was not read.
 
-    A layer that was asked and not read knows GPUs that it could not tell of; of the fabric, the controllers
-    of the GPU's own domain are asked.
+    A layer that was asked and not read may know users of GPUs that it could not report. Of the fabric, only
+    the controllers of the GPU's own domain matter.
     """
     if chain.use is not None or (chain.machine is not None and chain.machine.instance is not None):
         return True
-    if Layer.FABRIC in told.asked and (Layer.FABRIC not in told.known or _domain_of(chain) in told.silent):
+    if Layer.FABRIC in facts.asked and (Layer.FABRIC not in facts.known or _domain_of(chain) in facts.silent):
         return None
-    tells = {Layer.SITE: chain.machine is not None, Layer.CLUSTER: chain.device is not None}
-    known = all(layer in told.known for layer, does in tells.items() if does or layer in told.asked)
-    return False if known and any(tells.values()) else None
+    reports = {Layer.SITE: chain.machine is not None, Layer.CLUSTER: chain.device is not None}
+    known = all(layer in facts.known for layer, does in reports.items() if does or layer in facts.asked)
+    return False if known and any(reports.values()) else None
 
 
-def _is_held_back(told: _ShareFacts, chain: GpuChain) -> bool:
-    """Whether the tray of a GPU is given to nobody now."""
+def _is_held_back(facts: _ShareFacts, chain: GpuChain) -> bool:
+    """Whether the tray of a GPU is unavailable to everybody now."""
     machine, node = chain.machine, chain.node
-    if _domain_of(chain) in told.closed or (
-        machine is not None and (machine.cordoned or bool(machine.health))
-    ):
+    if _domain_of(chain) in facts.closed or (machine and (machine.cordoned or machine.health)):
         return True
     return node is not None and (node.unschedulable or node.ready is False)

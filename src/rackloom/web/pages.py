@@ -6,7 +6,7 @@ it is verified at every request, and it ends with the token. Forms are accepted 
 same origin, as the browser states it.
 
 Every answer carries a content security policy that allows this server only, no inline scripts and no
-frames. Pages are never stored in a cache, because what one tenant may see must not lie there for the next
+frames. Pages are never stored in a cache, because the page of one tenant must not stay there for the next
 one; static files are revalidated.
 
 A stream sends the parts that changed after its position. A position belongs to one start of the process;
@@ -79,68 +79,45 @@ class SecurityHeaders:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(SECURITY_HEADERS)
-                # What a tenant may see must not lie in a cache for the next one; files are asked for anew.
+                # Pages of a tenant must not stay in a cache for the next one; files are revalidated.
                 headers.setdefault("Cache-Control", "no-cache" if "etag" in headers else "no-store")
             await send(message)
 
         await self.app(scope, receive, sent)
 
 
-# Who may look.
+# Authentication.
 
 
 COOKIE = "rackloom-map"
 _ORG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _TOKEN = re.compile(r"[A-Za-z0-9_.=-]{1,3800}")
-"""What a signed token is written in, and as much as browsers keep in a cookie."""
+"""The characters of a signed token; the length is what browsers keep in a cookie."""
 
 
 class Viewer(msgspec.Struct, frozen=True):
-    """Somebody who may look."""
+    """An authenticated viewer."""
 
     org: str
     operator: bool
-    """Whether it sees the whole site; else only what is the organisation's."""
+    """Whether the viewer sees the whole site; else only what belongs to the organisation."""
     expires: float
-    """When its token ends, in seconds since the epoch."""
+    """When the token expires, in seconds since the epoch."""
 
 
 Authenticator = Callable[[str, str], Awaitable[Viewer | None]]
-"""Verifies a token for an organisation; None: not admitted."""
+"""Verifies a token for an organisation; None: rejected."""
 
 
-async def viewer_of_request(request: Request, doorman: Authenticator) -> Viewer | None:
-    """Who sends a request, by its cookie."""
-    org, _, token = request.cookies.get(COOKIE, "").partition(":")
-    return await verify_token(doorman, org, token)
-
-
-async def verify_token(doorman: Authenticator, org: str, token: str) -> Viewer | None:
-    """Who shows a token, however it came."""
+async def verify_token(authenticate: Authenticator, org: str, token: str) -> Viewer | None:
+    """The viewer with a token, from a form or a cookie."""
     if not _ORG_NAME.fullmatch(org) or not _TOKEN.fullmatch(token):
         return None
-    return await doorman(token, org)
-
-
-def set_token_cookie(response: Response, request: Request, org: str, token: str, seconds: float) -> None:
-    """Let the browser show the token from now on, to this site only."""
-    response.set_cookie(
-        COOKIE,
-        f"{org}:{token}",
-        max_age=max(0, int(seconds)),
-        httponly=True,
-        samesite="strict",
-        secure=request.url.scheme == "https",
-    )
-
-
-def clear_token_cookie(response: Response) -> None:
-    """Let the browser drop the token."""
-    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return await authenticate(token, org)
 
 
 def is_same_origin(request: Request) -> bool:
-    """Whether a form was sent from a page of this site, as every browser of today says."""
+    """Whether a form was sent from a page of this site; every current browser states it in a header."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
@@ -148,29 +125,29 @@ def is_same_origin(request: Request) -> bool:
     return origin is not None and urlsplit(origin).netloc == request.headers.get("host")
 
 
-# How many streams are open.
+# Limits of open streams.
 
 
 KEEP_ALIVE_SECONDS = 15
 SEND_SECONDS = 20.0
 MAX_OF_VIEWER = 16
 MAX_STREAMS = 256
-"""A quarter of the connections that the service takes."""
+"""A quarter of the connections that the service accepts."""
 
 
 class OpenStreams:
-    """The streams that are open, by whose they are."""
+    """The number of open streams of each viewer."""
 
     def __init__(self) -> None:
         self._open: Counter[Viewer] = Counter()
 
     def full(self, viewer: Viewer) -> bool:
-        """Whether a viewer, or everybody together, has as many as there may be."""
+        """Whether a viewer, or all viewers together, have reached the limit."""
         return self._open[viewer] >= MAX_OF_VIEWER or self._open.total() >= MAX_STREAMS
 
     @contextmanager
     def counted(self, viewer: Viewer) -> Iterator[None]:
-        """Count one stream while the context is entered."""
+        """Count one stream within the context."""
         self._open[viewer] += 1
         try:
             yield
@@ -180,7 +157,7 @@ class OpenStreams:
 
 
 class ChangeStream(EventSourceResponse):
-    """The answer that holds one stream, counted from its first byte to its end, however it ends."""
+    """A response that is counted as an open stream until it ends."""
 
     def __init__(self, streams: OpenStreams, viewer: Viewer, changes: AsyncIterator[ServerSentEvent]) -> None:
         super().__init__(changes, ping=KEEP_ALIVE_SECONDS, send_timeout=SEND_SECONDS, sep="\n")
@@ -200,27 +177,27 @@ STATIC = Path(__file__).parent / "static"
 FORM_BYTES = 8192
 _INDEX = re.compile(r"[0-9]{1,4}")
 _READING_NUMBER = re.compile(r"[0-9]{1,18}")
-"""Of a reading. Python converts no number of more than 4300 digits."""
+"""The number of a reading; a limit, because Python refuses to convert more than 4300 digits."""
 
 PageHandler = Callable[[Request], Awaitable[Response]]
 ViewerPageHandler = Callable[[Request, Viewer], Awaitable[Response]]
 
 
 def create_pages(
-    source: ReadingSource, doorman: Authenticator, clock: Callable[[], float], *, switch_trays: int = 0
+    source: ReadingSource, authenticate: Authenticator, clock: Callable[[], float], *, switch_trays: int = 0
 ) -> ASGIApp:
     """The ASGI application that answers `/` and `/map/`.
 
-    `switch_trays` are in one rack, as far as that is known; `clock` gives seconds since the epoch.
+    `switch_trays` is the number of switch trays in a rack, if known; `clock` gives seconds since the epoch.
     """
-    pages = _MapPages(source, doorman, clock, switch_trays)
+    pages = _MapPages(source, authenticate, clock, switch_trays)
     return Starlette(
         routes=[
-            Route("/", pages.behind(pages.map, pages.to_door), middleware=[Middleware(GZipMiddleware)]),
+            Route("/", pages.signed_in(pages.map, pages.to_login), middleware=[Middleware(GZipMiddleware)]),
             Route("/map/login", pages.login, methods=["GET", "POST"]),
             Route("/map/logout", pages.logout, methods=["POST"]),
-            Route("/map/live", pages.behind(pages.live, pages.stranger)),
-            Route("/map/gpu/{rack}/{tray}/{gpu}", pages.behind(pages.gpu, pages.stranger)),
+            Route("/map/live", pages.signed_in(pages.live, pages.unauthorized)),
+            Route("/map/gpu/{rack}/{tray}/{gpu}", pages.signed_in(pages.gpu, pages.unauthorized)),
             Mount("/map/static", StaticFiles(directory=STATIC)),
         ],
         middleware=[Middleware(SecurityHeaders)],
@@ -229,55 +206,67 @@ def create_pages(
 
 class _MapPages:
     def __init__(
-        self, source: ReadingSource, doorman: Authenticator, clock: Callable[[], float], switch_trays: int
+        self,
+        source: ReadingSource,
+        authenticate: Authenticator,
+        clock: Callable[[], float],
+        switch_trays: int,
     ) -> None:
         self._live = LiveMap(source, clock)
-        self._doorman = doorman
+        self._authenticate = authenticate
         self._clock = clock
         self._painters = Painters(switch_trays)
         self._streams = OpenStreams()
         self._boot = secrets.token_hex(8)
-        """A position in the stream means nothing to another process, or after a restart."""
+        """Part of stream positions, which are not valid for another process or after a restart."""
 
-    def behind(self, page: ViewerPageHandler, otherwise: PageHandler) -> PageHandler:
-        """A page for those who are admitted."""
+    def signed_in(self, page: ViewerPageHandler, otherwise: PageHandler) -> PageHandler:
+        """A page for authenticated viewers; `otherwise` answers everybody else."""
 
         async def answer(request: Request) -> Response:
-            viewer = await viewer_of_request(request, self._doorman)
+            org, _, token = request.cookies.get(COOKIE, "").partition(":")
+            viewer = await verify_token(self._authenticate, org, token)
             return await (otherwise(request) if viewer is None else page(request, viewer))
 
         return answer
 
-    async def to_door(self, request: Request) -> Response:
-        """Where people without a token go."""
+    async def to_login(self, request: Request) -> Response:
+        """The answer to a browser without a valid token."""
         return RedirectResponse("/map/login", 303)
 
-    async def stranger(self, request: Request) -> Response:
-        """What their scripts are told."""
+    async def unauthorized(self, request: Request) -> Response:
+        """The answer to a script without a valid token."""
         return PlainTextResponse("sign in at /map/login\n", 401)
 
     async def login(self, request: Request) -> Response:
-        """Take a token."""
+        """Verify a token and keep it in the cookie."""
         if request.method == "GET":
             return HTMLResponse(render.render_login(""))
         if not is_same_origin(request):
             return HTMLResponse(render.render_login("The form was sent from another site."), 403)
         form = await _read_form(request)
         org, token = form.get("org", "").strip(), form.get("token", "").strip()
-        viewer = await verify_token(self._doorman, org, token)
+        viewer = await verify_token(self._authenticate, org, token)
         if viewer is None:
-            words = "That token does not admit to this organisation, or it has expired."
-            return HTMLResponse(render.render_login(words), 401)
+            problem = "That token does not admit to this organisation, or it has expired."
+            return HTMLResponse(render.render_login(problem), 401)
         answer = RedirectResponse("/", 303)
-        set_token_cookie(answer, request, org, token, viewer.expires - self._clock())
+        answer.set_cookie(
+            COOKIE,
+            f"{org}:{token}",
+            max_age=max(0, int(viewer.expires - self._clock())),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
         return answer
 
     async def logout(self, request: Request) -> Response:
-        """Drop the token."""
+        """Delete the cookie."""
         if not is_same_origin(request):
             return PlainTextResponse("the form was sent from another site\n", 403)
         answer = RedirectResponse("/map/login", 303)
-        clear_token_cookie(answer)
+        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
 
     async def map(self, request: Request, viewer: Viewer) -> Response:
@@ -289,19 +278,17 @@ class _MapPages:
 
     async def gpu(self, request: Request, viewer: Viewer) -> Response:
         """One GPU through all layers."""
-        spot = _gpu_address(request)
-        if spot is None:
-            return HTMLResponse(render.render_chain(None, ()), 404)
+        address = _gpu_address(request)
         kind = _viewer_kind(viewer, _colour_mode(request))
         sheet = await self._painters.sheet(kind, await self._live.fresh())
-        seat = find_gpu(sheet.whole, spot)
-        if seat is None:
+        gpu = None if address is None else find_gpu(sheet.whole, address)
+        if gpu is None:
             return HTMLResponse(render.render_chain(None, ()), 404)
-        told, found = layer_reports(sheet.whole, seat), findings_on_gpu(sheet.whole, seat)
-        return HTMLResponse(render.render_chain(seat, told, found))
+        reports, findings = layer_reports(sheet.whole, gpu), findings_on_gpu(sheet.whole, gpu)
+        return HTMLResponse(render.render_chain(gpu, reports, findings))
 
     async def live(self, request: Request, viewer: Viewer) -> Response:
-        """What changes on the page, as it changes, until the token ends."""
+        """The stream of changes to the page, until the token expires."""
         if self._streams.full(viewer):
             return PlainTextResponse("too many maps are open: close one\n", 429)
         position = request.headers.get("last-event-id") or request.query_params.get("after", "")
@@ -328,7 +315,7 @@ def _viewer_kind(viewer: Viewer, mode: ColourMode) -> ViewerKind:
 
 
 def _gpu_address(request: Request) -> GpuAddress | None:
-    """The seat that a path names; None: it names none that could be."""
+    """The GPU that a path names; None: the path is malformed."""
     rack, tray, gpu = (str(request.path_params[name]) for name in ("rack", "tray", "gpu"))
     return (rack, int(tray), int(gpu)) if _INDEX.fullmatch(tray) and _INDEX.fullmatch(gpu) else None
 

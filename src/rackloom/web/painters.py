@@ -49,7 +49,7 @@ class PagePart(msgspec.Struct, frozen=True, kw_only=True):
     changed: int
     """Number of the reading that brought it."""
     rack: DrawnRack | None = None
-    """What is drawn; None: it is a panel."""
+    """The drawn rack; None: the part is a panel."""
 
 
 class PageSheet(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +74,11 @@ class PageSheet(msgspec.Struct, frozen=True, kw_only=True):
             changing = self.panels
         else:
             changing = {**self.racks, **self.panels}
-        yield from ((id_, one.markup) for id_, one in changing.items() if one.changed > number)
+        yield from ((id_, part.markup) for id_, part in changing.items() if part.changed > number)
 
 
 class FrameResult(msgspec.Struct, frozen=True):
-    """What was made of one frame."""
+    """What is derived from one frame."""
 
     rack: DrawnRack
     groups: Counter[ColourGroup]
@@ -93,19 +93,21 @@ class Painter:
         self._org = org
         self._mode = mode
         self._switch_trays = switch_trays
-        # Of this kind of viewer alone: letters that skip some would tell how many groups others have.
+        # One palette per kind of viewer: gaps in the letters would reveal how many groups others have.
         self._colours = MapColours()
         self._own: TenantRacks = {}
         self._drawn: Memo[str, RackFrame, FrameResult] = {}
         self.sheet = PageSheet()
 
     def follow(self, now: LiveReading) -> PageSheet:
-        """The parts as of a reading; of an older one than is drawn already, those that are drawn."""
+        """The parts as of a reading; for an older reading, those that are drawn already."""
         if now.number > self.sheet.number:
-            whole = self._seen(now.whole)
+            whole = now.whole
+            if self._org is not None:
+                whole, self._own = tenant_map(whole, self._org, self._own)
             self._drawn = recompute_changed(self._drawn, rack_frames(whole), self._draw)
-            drawn = [one for _, one in self._drawn.values()]
-            racks = {one.rack.id: self._rack(one.rack, now.number) for one in drawn}
+            drawn = [result for _, result in self._drawn.values()]
+            racks = {result.rack.id: self._rack(result.rack, now.number) for result in drawn}
             texts = self._texts(now, whole, drawn)
             same = list(racks) == list(self.sheet.racks)
             self.sheet = PageSheet(
@@ -117,17 +119,10 @@ class Painter:
             )
         return self.sheet
 
-    def _seen(self, whole: SiteMap) -> SiteMap:
-        if self._org is None:
-            return whole
-        own, self._own = tenant_map(whole, self._org, self._own)
-        return own
-
     def _draw(self, frame: RackFrame) -> FrameResult:
         rack = drawn_rack(frame, self._mode, self._colours)
-        return FrameResult(
-            rack, colour_groups(frame, self._mode), rack_capacity(frame.rack), rack_places(frame.rack)
-        )
+        groups = colour_groups(frame, self._mode)
+        return FrameResult(rack, groups, rack_capacity(frame.rack), rack_places(frame.rack))
 
     def _rack(self, drawn: DrawnRack, number: int) -> PagePart:
         before = self.sheet.racks.get(drawn.id)
@@ -144,22 +139,18 @@ class Painter:
     def _texts(
         self, now: LiveReading, whole: SiteMap, drawn: Sequence[FrameResult]
     ) -> Iterator[tuple[str, str]]:
-        entries = legend_entries((one.groups for one in drawn), self._colours)
+        entries = legend_entries((result.groups for result in drawn), self._colours)
+        badges = domain_badges(whole, self._colours)
         yield "reading", render.render_reading(msgspec.structs.replace(now, whole=whole))
-        yield (
-            "legend",
-            render.render_legend(
-                self._mode, entries, domain_badges(whole, self._colours), operator=whole.operator
-            ),
-        )
-        yield "room", render.render_capacity(site_capacity([one.room for one in drawn]))
-        places = places_named([one.places for one in drawn], _names_wanted(whole))
+        yield "legend", render.render_legend(self._mode, entries, badges, operator=whole.operator)
+        yield "room", render.render_capacity(site_capacity([result.room for result in drawn]))
+        places = places_named([result.places for result in drawn], _names_wanted(whole))
         yield "findings", render.render_findings(whole, places)
         yield "timeline", render.render_timeline(whole, places)
 
 
 def _names_wanted(whole: SiteMap) -> set[str]:
-    """All that findings and operations are about."""
+    """Everything that findings and operations name."""
     findings = (place for finding in whole.findings or () for place in finding.where)
     return {*findings, *(place for happening in whole.happenings for place in happening.places)}
 
@@ -168,14 +159,14 @@ def _names_wanted(whole: SiteMap) -> set[str]:
 
 
 KINDS_KEPT = 32
-"""Kinds of viewers whose drawings are kept though no stream is drawn by them; others are drawn anew."""
+"""Painters without a stream that are kept."""
 
 ViewerKind = tuple[str | None, ColourMode]
 """Organisation (None: it sees everything) and mode."""
 
 
 class Painters:
-    """The painters of one site; `switch_trays` are in one rack, as far as that is known."""
+    """The painters of one site; `switch_trays` is the number of switch trays in a rack, if known."""
 
     def __init__(self, switch_trays: int) -> None:
         self._switch_trays = switch_trays
@@ -185,7 +176,7 @@ class Painters:
 
     @contextmanager
     def held(self, kind: ViewerKind) -> Iterator[None]:
-        """Keep the painter of a kind: a new one gives other colours, and sends every rack again."""
+        """Keep the painter of a kind: a new one would use other colours and send every rack again."""
         self._streams[kind] += 1
         try:
             yield
@@ -196,19 +187,17 @@ class Painters:
     async def sheet(self, kind: ViewerKind, now: LiveReading) -> PageSheet:
         """What a kind of viewer sees of a reading."""
         await self._painting.acquire()
-        # Drawing a hundred racks takes a while, in which others want to be answered.
+        # In a thread: drawing a hundred racks would block other requests.
         painting = asyncio.get_running_loop().run_in_executor(None, self._painter(kind).follow, now)
-        # The thread goes on when its client goes away: until it ends, nobody else may paint.
+        # The thread continues when its client disconnects, and painters are not thread-safe: only its end
+        # releases the lock.
         painting.add_done_callback(lambda _: self._painting.release())
         return await asyncio.shield(painting)
 
     def _painter(self, kind: ViewerKind) -> Painter:
         painter = self._painters.setdefault(kind, Painter(*kind, self._switch_trays))
         self._painters.move_to_end(kind)
-        self._drop_some()
+        idle = [known for known in self._painters if known not in self._streams]
+        for least_recent in idle[: max(0, len(idle) - KINDS_KEPT)]:
+            del self._painters[least_recent]
         return painter
-
-    def _drop_some(self) -> None:
-        idle = [kind for kind in self._painters if kind not in self._streams]
-        for kind in idle[: max(0, len(idle) - KINDS_KEPT)]:
-            del self._painters[kind]

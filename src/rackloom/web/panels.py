@@ -9,13 +9,12 @@ the finest place that is known: its GPU, its tray, or its racks. Only GPUs whose
 name anything, so a tenant is led to its own GPUs alone.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from rackloom.core.diagnosis.index import at_device, at_domain, at_logical, at_pod, places_around
-from rackloom.core.diagnosis.snapshot import GpuChain
+from rackloom.core.diagnosis.snapshot import GpuChain, grouped
 from rackloom.web.model import MapGpu, MapRack
 from rackloom.web.racks import rack_id, tray_free
 
@@ -27,7 +26,7 @@ class FreeCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
     free_trays: int
     unknown_trays: int
-    """Trays of which nobody can say whether they are free."""
+    """Trays for which it is not known whether they are free."""
     gang_trays: int
     """Trays of the largest gang that fits: GPUs of two domains share no memory."""
     gang_gpus: int
@@ -46,9 +45,9 @@ class RackCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rack_capacity(rack: MapRack) -> RackCapacity:
-    """Count what is free in one rack. A tray that nobody can vouch for counts as not free."""
+    """Count what is free in one rack. A tray with an unknown state counts as not free."""
     free = [tray for tray in rack.trays if tray_free(tray)]
-    partly = [tray for tray in rack.trays if tray_free(tray) is False and any(seat.taken for seat in tray)]
+    partly = [tray for tray in rack.trays if tray_free(tray) is False and any(gpu.taken for gpu in tray)]
     gangs: dict[str, tuple[int, int]] = {}
     for tray in free:
         if domain := tray[0].domain:
@@ -57,17 +56,14 @@ def rack_capacity(rack: MapRack) -> RackCapacity:
     return RackCapacity(
         free_trays=len(free),
         unknown_trays=sum(tray_free(tray) is None for tray in rack.trays),
-        stranded_gpus=sum(seat.taken is False for tray in partly for seat in tray),
+        stranded_gpus=sum(gpu.taken is False for tray in partly for gpu in tray),
         gangs=gangs,
     )
 
 
 def site_capacity(rooms: Collection[RackCapacity]) -> FreeCapacity:
     """What is free in all racks; a domain may lie in several."""
-    gangs: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    for room in rooms:
-        for domain, gang in room.gangs.items():
-            gangs[domain].append(gang)
+    gangs = grouped(pair for room in rooms for pair in room.gangs.items())
     sums = (tuple(map(sum, zip(*gangs[domain], strict=True))) for domain in sorted(gangs))
     trays, gpus = max(sums, key=lambda gang: gang[1], default=(0, 0))
     return FreeCapacity(
@@ -101,46 +97,46 @@ class MapSpot(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlaceLink(msgspec.Struct, frozen=True):
-    """An element of the page that something is about: a GPU, or a rack."""
+    """A link to an element of the page: a GPU or a rack."""
 
     id: str
     words: str
 
 
 class FoundLocations(msgspec.Struct, frozen=True):
-    """Where something is."""
+    """Links to the locations of a finding or an operation."""
 
     named: tuple[PlaceLink, ...] = ()
     more: int = 0
-    """How many places are not named."""
+    """Number of further locations."""
 
 
-PlacesByName = Mapping[str, tuple[MapSpot, ...]]
-"""By what `Finding.where` calls a thing: the GPUs that it is, has or serves."""
+PlacesByName = Mapping[str, Sequence[MapSpot]]
+"""By the names of `Finding.where`: the GPUs that the named object is, has or serves."""
 
 
 def rack_places(rack: MapRack) -> PlacesByName:
-    """What there is in one rack."""
-    found: defaultdict[str, list[MapSpot]] = defaultdict(list)
+    """The locations of all names in one rack."""
     id_ = rack_id(rack.name)
-    for tray, seats in enumerate(rack.trays):
-        for gpu, seat in enumerate(seats):
-            if seat.chain is not None:
-                spot = MapSpot(rack.name, id_, tray, gpu, _slot_name(seat))
-                for name in _names_of_gpu(seat, seat.chain):
-                    found[name].append(spot)
+    visible = (
+        (gpu, gpu.chain, MapSpot(rack.name, id_, tray, number, _slot_name(gpu)))
+        for tray, gpus in enumerate(rack.trays)
+        for number, gpu in enumerate(gpus)
+        if gpu.chain is not None
+    )
+    found = grouped((name, spot) for gpu, chain, spot in visible for name in _names_of_gpu(gpu, chain))
     return {name: tuple(spots) for name, spots in found.items()}
 
 
-def _slot_name(seat: MapGpu) -> str:
-    return f"slot {seat.place.slot}" if seat.place.chassis else f"node {seat.place.node}"
+def _slot_name(gpu: MapGpu) -> str:
+    return f"slot {gpu.place.slot}" if gpu.place.chassis else f"node {gpu.place.node}"
 
 
-def _names_of_gpu(seat: MapGpu, chain: GpuChain) -> Iterator[str]:
+def _names_of_gpu(gpu: MapGpu, chain: GpuChain) -> Iterator[str]:
     yield from places_around((chain,))
     yield from map(at_device, chain.nics)
-    if seat.domain:
-        yield at_domain(seat.domain)
+    if gpu.domain:
+        yield at_domain(gpu.domain)
     if chain.wanted is not None and chain.wanted.logical is not None:
         yield at_logical(chain.wanted.logical)
     if chain.use is not None:
@@ -148,17 +144,13 @@ def _names_of_gpu(seat: MapGpu, chain: GpuChain) -> Iterator[str]:
 
 
 def places_named(racks: Iterable[PlacesByName], wanted: Collection[str]) -> PlacesByName:
-    """Those of some names that are found in any rack, in the order of the racks."""
-    found: defaultdict[str, tuple[MapSpot, ...]] = defaultdict(tuple)
+    """The locations of some names, in the order of the racks."""
     names = frozenset(wanted)
-    for rack in racks:
-        for name in rack.keys() & names:
-            found[name] += rack[name]
-    return found
+    return grouped((name, spot) for rack in racks for name in rack.keys() & names for spot in rack[name])
 
 
 def locate(where: Sequence[str], places: PlacesByName) -> FoundLocations:
-    """The nearest that is known of a thing: its GPU, or its tray, or its racks."""
+    """The finest known location: the GPU, the tray, or the racks."""
     for fineness, kinds in enumerate(_FINEST_FIRST):
         names = (name for name in where if name.partition(" ")[0] in kinds)
         if spots := list(dict.fromkeys(spot for name in names for spot in places.get(name, ()))):
@@ -168,12 +160,10 @@ def locate(where: Sequence[str], places: PlacesByName) -> FoundLocations:
 
 
 def _place_links(spots: Sequence[MapSpot], fineness: int) -> list[PlaceLink]:
-    """GPUs of one tray are one place, which its first GPU stands for."""
+    """Links to racks, trays or GPUs; GPUs of one tray get one link, to the first of them."""
     if fineness == _RACKS:
         return [PlaceLink(id_, rack) for id_, rack in {spot.rack_id: spot.rack for spot in spots}.items()]
-    trays: dict[tuple[str, int], list[MapSpot]] = {}
-    for spot in spots:
-        trays.setdefault((spot.rack_id, spot.tray), []).append(spot)
+    trays = grouped(((spot.rack_id, spot.tray), spot) for spot in spots)
     return [_tray_link(some, one_gpu=fineness == _GPUS and len(some) == 1) for some in trays.values()]
 
 

@@ -11,14 +11,15 @@ which keeps the markup of a large site small.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 
 import msgspec
 
-from rackloom.core.diagnosis.snapshot import GpuChain, Layer
-from rackloom.web.chain import Wiring, fastest_rate, link_down, link_trouble, link_unreported, nearest_wiring
+from rackloom.core.diagnosis.checks.nics import is_link_unknown, link_problem
+from rackloom.core.diagnosis.snapshot import GpuChain, Layer, grouped
+from rackloom.web.chain import Wiring, fastest_rate, nearest_wiring
 from rackloom.web.frames import (
     ColourGroup,
     ColourMode,
@@ -26,6 +27,7 @@ from rackloom.web.frames import (
     GpuShade,
     GpuState,
     MapColours,
+    Palette,
     RackFrame,
     gpu_shade,
     hue_of,
@@ -51,19 +53,19 @@ class DrawnGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """aligned, astray (at another NUMA node), down, slow, none, unknown; empty: not shown."""
 
     @property
-    def look(self) -> str:
+    def style(self) -> str:
         """The style classes of the drawing."""
         base = f"h{self.hue}" if self.state is GpuState.GROUP else _STATE_CLASSES[self.state]
         return base + (" s" if self.sick else "") + (" b" if self.busy else "")
 
     @property
     def words(self) -> str:
-        """The drawing in words, for those who cannot see it."""
-        said = self.name if self.state in (GpuState.GROUP, GpuState.FREE) else _STATE_WORDS[self.state]
+        """The drawing in words, for screen readers."""
+        state = self.name if self.state in (GpuState.GROUP, GpuState.FREE) else _STATE_WORDS[self.state]
         if self.state is GpuState.UNKNOWN and self.name:
-            said += f", last known {self.name}"
+            state += f", last known {self.name}"
         notes = ["unhealthy"] * self.sick + ["used by a pod"] * self.busy
-        return ", ".join([said, *notes, *([f"NIC {self.nic}"] if self.nic else [])])
+        return ", ".join([state, *notes, *([f"NIC {self.nic}"] if self.nic else [])])
 
 
 _STATE_CLASSES = {GpuState.FREE: "f", GpuState.OTHERS: "o", GpuState.UNKNOWN: "q"}
@@ -77,9 +79,9 @@ class DrawnTray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     title: str
     cells: tuple[DrawnGpu, ...]
     free: bool | None
-    """Whether a whole tray could be had here."""
+    """Whether the whole tray is free."""
     notes: tuple[str, ...] = ()
-    """What people should know of it: cordoned, not ready..."""
+    """Notes such as cordoned or not ready."""
     lost: bool = False
     """Whether its node is not known to be ready."""
     laid_over: str = ""
@@ -89,7 +91,7 @@ class DrawnTray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DrawnRack(msgspec.Struct, frozen=True, kw_only=True):
-    """One rack: compute trays, the switches between them, and what is left of it."""
+    """One rack: compute trays, the switches between them, and its free trays."""
 
     id: str
     name: str
@@ -111,7 +113,7 @@ class DrawnRack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 GpuAddress = tuple[str, int, int]
-"""Rack id, tray from the top, GPU from the left: how the page names a seat."""
+"""Rack id, tray from the top, GPU from the left: how the page names a GPU."""
 
 
 def rack_id(name: str) -> str:
@@ -120,9 +122,9 @@ def rack_id(name: str) -> str:
 
 
 def find_gpu(whole: SiteMap, spot: GpuAddress) -> MapGpu | None:
-    """The seat that the page names so."""
-    wanted, tray, gpu = spot
-    rack = next((one for one in whole.racks if rack_id(one.name) == wanted), None)
+    """The GPU that the page names so."""
+    id_, tray, gpu = spot
+    rack = next((rack for rack in whole.racks if rack_id(rack.name) == id_), None)
     if rack is None or tray >= len(rack.trays) or gpu >= len(rack.trays[tray]):
         return None
     return rack.trays[tray][gpu]
@@ -147,16 +149,16 @@ def drawn_rack(frame: RackFrame, mode: ColourMode, colours: MapColours) -> Drawn
 
 
 def _drawn_tray(
-    frame: RackFrame, mode: ColourMode, colours: MapColours, seats: tuple[MapGpu, ...]
+    frame: RackFrame, mode: ColourMode, colours: MapColours, gpus: tuple[MapGpu, ...]
 ) -> DrawnTray:
-    chain = next((seat.chain for seat in seats if seat.chain is not None), None)
-    siblings = fastest_rate(seat.chain for seat in seats if seat.chain is not None)
+    chain = next((gpu.chain for gpu in gpus if gpu.chain is not None), None)
+    siblings = fastest_rate(gpu.chain for gpu in gpus if gpu.chain is not None)
     laid = frame.over.get(chain.node.name) if chain is not None and chain.node is not None else None
     return DrawnTray(
-        slot=seats[0].place.slot,
-        title=_tray_title(seats[0], chain),
-        cells=tuple(_drawn_gpu(frame, mode, colours, seat, siblings) for seat in seats),
-        free=tray_free(seats),
+        slot=gpus[0].place.slot,
+        title=_tray_title(gpus[0], chain),
+        cells=tuple(_drawn_gpu(frame, mode, colours, gpu, siblings) for gpu in gpus),
+        free=tray_free(gpus),
         notes=_tray_notes(frame, chain),
         lost=chain is not None and _is_node_lost(frame, chain),
         laid_over=laid[1] if laid else "",
@@ -164,15 +166,15 @@ def _drawn_tray(
     )
 
 
-def tray_free(seats: tuple[MapGpu, ...]) -> bool | None:
+def tray_free(gpus: tuple[MapGpu, ...]) -> bool | None:
     """Whether all GPUs of a tray could be given away now; a cordoned or sick tray could not."""
-    if any(seat.taken or seat.held_back for seat in seats):
+    if any(gpu.taken or gpu.held_back for gpu in gpus):
         return False
-    return None if any(seat.taken is None for seat in seats) else True
+    return None if any(gpu.taken is None for gpu in gpus) else True
 
 
-def _tray_title(seat: MapGpu, chain: GpuChain | None) -> str:
-    names = [f"slot {seat.place.slot}"] if seat.place.chassis or chain is None else []
+def _tray_title(gpu: MapGpu, chain: GpuChain | None) -> str:
+    names = [f"slot {gpu.place.slot}"] if gpu.place.chassis or chain is None else []
     if chain is not None and chain.machine is not None:
         names.append(f"machine {chain.machine.id}")
     if chain is not None and chain.node is not None:
@@ -199,11 +201,11 @@ def _is_node_lost(frame: RackFrame, chain: GpuChain) -> bool:
 
 
 def _drawn_gpu(
-    frame: RackFrame, mode: ColourMode, colours: MapColours, seat: MapGpu, siblings: int
+    frame: RackFrame, mode: ColourMode, colours: MapColours, gpu: MapGpu, siblings: int
 ) -> DrawnGpu:
     """One GPU, in a tray whose fastest rail has so many Gb/s."""
-    chain = seat.chain
-    found: GpuShade = gpu_shade(frame, mode, seat)
+    chain = gpu.chain
+    found: GpuShade = gpu_shade(frame, mode, gpu)
     if chain is None:
         return DrawnGpu(state=found.state, name="free" if found.state is GpuState.FREE else "", nic="")
     number = None if found.group is None else colours.groups.number(found.group)
@@ -219,7 +221,7 @@ def _drawn_gpu(
 
 
 def _group_name(found: GpuShade, mode: ColourMode) -> str:
-    """A GPU that is in no group may be somebody's all the same."""
+    """The name of its group. A GPU without a group may be in use nevertheless."""
     if found.group is not None:
         return found.group.name
     return f"no {mode}" if found.state is GpuState.FREE else ""
@@ -238,15 +240,13 @@ def _nic_mark(frame: RackFrame, chain: GpuChain, siblings: int) -> str:
         return "unknown"
     if not chain.nics:
         return "none"
-    if any(map(link_down, chain.nics)):
+    if any(link_problem(nic.link, None, 0) for nic in chain.nics):
         return "down"
-    if any(link_trouble(nic, siblings) for nic in chain.nics):
+    if any(link_problem(nic.link, nic.gbps, siblings) for nic in chain.nics):
         return "slow"
-    return (
-        "unknown"
-        if any(map(link_unreported, chain.nics))
-        else _WIRING_MARKS[nearest_wiring(chain.device, chain.nics)]
-    )
+    if any(is_link_unknown(nic.link) for nic in chain.nics):
+        return "unknown"
+    return _WIRING_MARKS[nearest_wiring(chain.device, chain.nics)]
 
 
 _WIRING_MARKS = {
@@ -268,27 +268,33 @@ class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 def domain_badges(whole: SiteMap, colours: MapColours) -> tuple[LegendEntry, ...]:
     """The ComputeDomains that are laid over the racks, and how many nodes each has."""
-    found = [(domain, ColourGroup(domain.uid, domain.key)) for domain in whole.compute_domains]
-    numbered = sorted((colours.badges.number(group), group, len(one.status.nodes)) for one, group in found)
-    return tuple(
-        LegendEntry(hue=hue_of(n), letter=str(n + 1), name=g.name, count=nodes) for n, g, nodes in numbered
-    )
+    nodes = {
+        ColourGroup(domain.uid, domain.key): len(domain.status.nodes) for domain in whole.compute_domains
+    }
+    return _legend(nodes, colours.badges, lambda number: str(number + 1))
 
 
 def colour_groups(frame: RackFrame, mode: ColourMode) -> Counter[ColourGroup]:
     """The groups in one rack, and how many GPUs each has there."""
-    shades = (gpu_shade(frame, mode, seat) for tray in frame.rack.trays for seat in tray)
+    shades = (gpu_shade(frame, mode, gpu) for tray in frame.rack.trays for gpu in tray)
     return Counter(shade.group for shade in shades if shade.group is not None)
 
 
 def legend_entries(found: Iterable[Counter[ColourGroup]], colours: MapColours) -> tuple[LegendEntry, ...]:
     """The groups that are drawn in any rack, and how many GPUs each has."""
     counts: Counter[ColourGroup] = Counter()
-    for one in found:
-        counts.update(one)
-    numbered = sorted((colours.groups.number(group), group, gpus) for group, gpus in counts.items())
+    for groups in found:
+        counts.update(groups)
+    return _legend(counts, colours.groups, letter_of)
+
+
+def _legend(
+    counts: Mapping[ColourGroup, int], palette: Palette, letter: Callable[[int], str]
+) -> tuple[LegendEntry, ...]:
+    numbered = sorted((palette.number(group), group.name, count) for group, count in counts.items())
     return tuple(
-        LegendEntry(hue=hue_of(n), letter=letter_of(n), name=g.name, count=gpus) for n, g, gpus in numbered
+        LegendEntry(hue=hue_of(number), letter=letter(number), name=name, count=count)
+        for number, name, count in numbered
     )
 
 
@@ -319,7 +325,7 @@ class TrayLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DomainOutline(msgspec.Struct, frozen=True):
-    """The frame of a ComputeDomain around trays that stand together."""
+    """The outline of a ComputeDomain around adjacent trays."""
 
     y: int
     height: int
@@ -341,7 +347,7 @@ class RackDrawing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drawing(rack: DrawnRack, switch_trays: int) -> RackDrawing:
-    """Where everything of a rack stands. Without a known number of switch trays one stands for them all."""
+    """The coordinates of a rack. If the number of switch trays is not known, one is drawn."""
     widest = max((len(tray.cells) for tray in rack.trays), default=1)
     middle = ROW * len(rack.above) + 2
     switches = tuple(middle + SWITCH * number for number in range(max(1, switch_trays)))
@@ -365,23 +371,24 @@ def drawing(rack: DrawnRack, switch_trays: int) -> RackDrawing:
 
 
 def _tray_line(y: int, index: int, tray: DrawnTray, nics_at: int) -> TrayLine:
-    return TrayLine(
-        y=y, index=index, tray=tray, letters=_letter_runs(tray.cells), nics=_nic_paths(tray.cells, nics_at)
-    )
+    letters, nics = _letter_runs(tray.cells), _nic_paths(tray.cells, nics_at)
+    return TrayLine(y=y, index=index, tray=tray, letters=letters, nics=nics)
 
 
 def _letter_runs(cells: Sequence[DrawnGpu]) -> tuple[tuple[str, str, str], ...]:
-    found: dict[str, list[tuple[str, str]]] = {}
-    for number, cell in enumerate(cells):
-        if mark := "!" if cell.sick else cell.letter:
-            found.setdefault(_letter_tone(cell), []).append((str(LEFT + CELL * number + 12), mark))
+    tones = grouped(
+        (_letter_tone(cell), (str(LEFT + CELL * number + 12), mark))
+        for number, cell in enumerate(cells)
+        if (mark := "!" if cell.sick else cell.letter)
+    )
     return tuple(
-        (tone, " ".join(x for x, _ in marks), "".join(m for _, m in marks)) for tone, marks in found.items()
+        (tone, " ".join(x for x, _ in marks), "".join(mark for _, mark in marks))
+        for tone, marks in tones.items()
     )
 
 
 def _letter_tone(cell: DrawnGpu) -> str:
-    """On a colour, letters have to be read against it; elsewhere they may tell something themselves."""
+    """The style of a letter: readable on a colour, else dimmed, or red for an unhealthy GPU."""
     if cell.state is GpuState.GROUP:
         return "on"
     return "bad" if cell.sick else "dim"
@@ -395,7 +402,7 @@ _STROKES = {
     "unknown": "M{left} 8.5h5",
     "none": "M{left} 11.5h5",
 }
-"""A shape for each way a NIC can be wired, so that nobody needs its colour."""
+"""A distinct shape for each state of a NIC, so that colour is not needed."""
 
 
 def _nic_paths(cells: Sequence[DrawnGpu], at: int) -> tuple[tuple[str, str], ...]:

@@ -27,20 +27,21 @@ TIMELINE_LINES = 30
 
 
 def time_markup(at: float | None) -> Markup:
-    """A time as people and scripts read it, in UTC."""
+    """A time of day in UTC, machine-readable too; None: never."""
     if at is None:
         return Markup("never")
-    when = datetime.fromtimestamp(at, UTC)
-    return Markup('<time datetime="{}">{} UTC</time>').format(
-        when.strftime("%Y-%m-%dT%H:%M:%SZ"), when.strftime("%H:%M:%S")
-    )
+    return _time_element(at, "%H:%M:%S")
 
 
 def date_markup(at: float) -> Markup:
     """A date and time, in UTC."""
+    return _time_element(at, "%Y-%m-%d %H:%M:%S")
+
+
+def _time_element(at: float, shown: str) -> Markup:
     when = datetime.fromtimestamp(at, UTC)
     return Markup('<time datetime="{}">{} UTC</time>').format(
-        when.strftime("%Y-%m-%dT%H:%M:%SZ"), when.strftime("%Y-%m-%d %H:%M:%S")
+        when.strftime("%Y-%m-%dT%H:%M:%SZ"), when.strftime(shown)
     )
 
 
@@ -50,7 +51,7 @@ def duration_text(seconds: float) -> str:
 
 
 def shorten_uuids(text: str) -> Markup:
-    """Words in which only the first eight digits of each UUID are seen; all are in its title."""
+    """Text in which each UUID is shortened to eight digits, with the whole in its title."""
     parts = _UUID.split(text)
     found = (
         Markup('<abbr title="{}">{}</abbr>').format(part, part[:8]) if number % 2 else escape(part)
@@ -94,11 +95,11 @@ def render_rack(value: DrawnRack, switch_trays: int) -> str:
 
 def render_racks(drawn: Iterable[str]) -> str:
     """The element with all racks."""
-    return _render("racks.html", racks=[Markup(one) for one in drawn])  # noqa: S704 - written by `rack`
+    return _render("racks.html", racks=[Markup(markup) for markup in drawn])  # noqa: S704 - by render_rack
 
 
 def render_reading(now: LiveReading) -> str:
-    """When what is shown was read, layer by layer."""
+    """When each layer was read."""
     return _render("reading.html", now=now, operator=now.whole.operator)
 
 
@@ -115,34 +116,34 @@ def render_capacity(left: FreeCapacity) -> str:
 
 
 def render_findings(whole: SiteMap, places: PlacesByName) -> str:
-    """What the doctor objects to, and where that is."""
+    """The doctor's findings and their places on the map."""
     found = None if whole.findings is None else _with_locations(whole.findings, places)
     return _render("findings.html", operator=whole.operator, findings=found, examined_at=whole.examined_at)
 
 
 def render_timeline(whole: SiteMap, places: PlacesByName) -> str:
-    """What was lately asked of the fabrics, and where that is."""
-    told = whole.happenings[:TIMELINE_LINES]
-    return _render("timeline.html", happenings=[(one, locate(one.places, places)) for one in told])
+    """The latest operations on fabrics and their places on the map."""
+    entries = [(entry, locate(entry.places, places)) for entry in whole.happenings[:TIMELINE_LINES]]
+    return _render("timeline.html", happenings=entries)
 
 
-def render_chain(seat: MapGpu | None, said: Sequence[LayerReport], objections: Sequence[Finding] = ()) -> str:
-    """One GPU through all layers, and what the doctor objects to there."""
-    return _render("chain.html", seat=seat, said=said, objections=_with_locations(objections, {}))
+def render_chain(gpu: MapGpu | None, reports: Sequence[LayerReport], findings: Sequence[Finding] = ()) -> str:
+    """One GPU through all layers, and the findings that concern it."""
+    return _render("chain.html", gpu=gpu, reports=reports, findings=_with_locations(findings, {}))
 
 
 def _with_locations(found: Sequence[Finding], places: PlacesByName) -> list[tuple[Finding, FoundLocations]]:
-    return [(one, locate(one.where, places)) for one in found]
+    return [(finding, locate(finding.where, places)) for finding in found]
 
 
 def render_page(org: str, mode: ColourMode, position: str, parts: Mapping[str, str]) -> str:
-    """The whole page, of the elements above by id. `position` is what the stream of changes goes on from."""
+    """The whole page of the elements above, by id; the stream of changes starts at `position`."""
     written = {name: Markup(markup) for name, markup in parts.items()}  # noqa: S704 - by the functions above
     return _render("page.html", org=org, mode=mode, position=position, parts=written)
 
 
 def render_changes(parts: Iterable[tuple[str, str]]) -> str:
-    """Elements that take the place of those with the same id, in the words of htmx."""
+    """Elements that replace those with the same id, as htmx partials."""
     return "".join(
         f'<hx-partial hx-target="#{id_}" hx-swap="outerMorph">{markup}</hx-partial>' for id_, markup in parts
     )

@@ -18,46 +18,48 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
-from rackloom.core.diagnosis.snapshot import AllocatedDevice, GpuChain, Layer, LayerStatus, NvlinkDomainRecord
-from rackloom.core.domains.compute_domain import ComputeDomain
+from rackloom.core.diagnosis.snapshot import GpuChain, Layer, NvlinkDomainRecord
 from rackloom.web.model import NO_RACK, MapGpu, MapRack, SiteMap, rack_of_trays
 
 
 class _TenantRack(msgspec.Struct, frozen=True):
-    """All that it depends on what a tenant has in a rack."""
+    """Everything on which a tenant's view of a rack depends."""
 
     rack: MapRack
     tenant: str | None
     nodes: Mapping[str, str]
-    """Numbers for the names of nodes that tell its trays apart."""
+    """Numbers that replace node names in positions without a rack."""
 
 
 TenantRacks = Memo[str, _TenantRack, MapRack]
-"""The racks of a scene with the chains of one tenant alone."""
+"""The racks of a map with the chains of one tenant only."""
 
 
 def tenant_map(whole: SiteMap, org: str, before: TenantRacks) -> tuple[SiteMap, TenantRacks]:
-    """The part of a scene that the tenant of an organisation may see.
+    """The part of a map that the tenant of an organisation may see.
 
-    Made is only what is not as it was for the same organisation `before`; nothing was before `{}`.
+    Racks that equal those of `before` for the same organisation keep their values.
     """
     tenant = next((id_ for id_, name in whole.tenants.items() if name == org), None)
     nodes = _node_numbers(whole)
-    told = {
+    inputs = {
         rack.name: _TenantRack(rack, tenant, nodes if rack.name == NO_RACK else {}) for rack in whole.racks
     }
-    racks = recompute_changed(before, told, _own_rack)
-    since = [_with_chains(rack, lambda one: _redacted(whole, one)) for _, rack in racks.values()]
+    racks = recompute_changed(before, inputs, _own_rack)
+    since = [
+        _with_chains(rack, lambda chain: _since_held(whole, _without_controllers(whole, chain)))
+        for _, rack in racks.values()
+    ]
     own = _own_nodes(whole, since)
-    shown = tuple(_with_chains(rack, lambda one: _with_own_domain(whole, one, own)) for rack in since)
+    shown = tuple(_with_chains(rack, lambda chain: _with_own_domain(whole, chain, own)) for rack in since)
     chains = _chains_of(shown)
     vpcs = {chain.machine.vpc for chain in chains if chain.machine is not None}
-    # Of pods of its own: on its nodes there may still be the domain of the tenant before.
+    # Only domains of its own pods: its nodes may still carry a domain of the previous tenant.
     domains = {chain.compute_domain.uid for chain in chains if chain.compute_domain is not None}
-    scene = SiteMap(
+    own_map = SiteMap(
         at=whole.at,
         operator=False,
-        layers=tuple(_public_layer(layer) for layer in whole.layers),
+        layers=tuple(msgspec.structs.replace(layer, problem="") for layer in whole.layers),
         domains={uuid: _public_domain(domain) for uuid, domain in whole.domains.items()},
         racks=shown,
         compute_domains=tuple(domain for domain in whole.compute_domains if domain.uid in domains),
@@ -65,71 +67,63 @@ def tenant_map(whole: SiteMap, org: str, before: TenantRacks) -> tuple[SiteMap, 
         vpcs={uuid: name for uuid, name in whole.vpcs.items() if uuid in vpcs},
         happenings=tuple(happening for happening in whole.happenings if happening.tenant == org),
     )
-    return scene, racks
+    return own_map, racks
 
 
 def _node_numbers(whole: SiteMap) -> Mapping[str, str]:
-    """For the names of nodes that tell trays apart, numbers that do the same in the same order."""
+    """Numbers in place of the node names that distinguish trays, in the same order."""
     homeless = (rack for rack in whole.racks if rack.name == NO_RACK)
-    seats = [seat for rack in homeless for tray in reversed(rack.trays) for seat in tray]
-    names = dict.fromkeys(seat.place.node for seat in seats if seat.place.node)
+    gpus = [gpu for rack in homeless for tray in reversed(rack.trays) for gpu in tray]
+    names = dict.fromkeys(gpu.place.node for gpu in gpus if gpu.place.node)
     return {name: f"{number:06}" for number, name in enumerate(names)}
 
 
-def _own_rack(told: _TenantRack) -> MapRack:
-    return rack_of_trays(tuple(tuple(_own_gpu(seat, told) for seat in tray) for tray in told.rack.trays))
+def _own_rack(frame: _TenantRack) -> MapRack:
+    return rack_of_trays(tuple(tuple(_own_gpu(gpu, frame) for gpu in tray) for tray in frame.rack.trays))
 
 
-def _own_gpu(seat: MapGpu, told: _TenantRack) -> MapGpu:
-    chain = seat.chain
+def _own_gpu(gpu: MapGpu, frame: _TenantRack) -> MapGpu:
+    chain = gpu.chain
     holder = chain.machine.tenant if chain is not None and chain.machine is not None else None
-    mine = holder is not None and holder == told.tenant
-    place = msgspec.structs.replace(seat.place, node=told.nodes.get(seat.place.node, ""))
-    own = _own_chain(chain, told.tenant) if chain is not None and mine else None
-    return msgspec.structs.replace(seat, place=place, chain=own)
+    mine = holder is not None and holder == frame.tenant
+    place = msgspec.structs.replace(gpu.place, node=frame.nodes.get(gpu.place.node, ""))
+    own = _own_chain(chain, frame.tenant) if chain is not None and mine else None
+    return msgspec.structs.replace(gpu, place=place, chain=own)
 
 
 def _with_chains(rack: MapRack, change: Callable[[GpuChain], GpuChain]) -> MapRack:
     """The rack with every chain of the tenant changed; itself where the tenant has none."""
     if not rack.tenants:
         return rack
-    trays = tuple(tuple(_with_chain(seat, change) for seat in tray) for tray in rack.trays)
+    trays = tuple(tuple(_with_chain(gpu, change) for gpu in tray) for tray in rack.trays)
     return msgspec.structs.replace(rack, trays=trays)
 
 
-def _with_chain(seat: MapGpu, change: Callable[[GpuChain], GpuChain]) -> MapGpu:
-    if seat.chain is None or (chain := change(seat.chain)) is seat.chain:
-        return seat
-    return msgspec.structs.replace(seat, chain=chain)
+def _with_chain(gpu: MapGpu, change: Callable[[GpuChain], GpuChain]) -> MapGpu:
+    if gpu.chain is None or (chain := change(gpu.chain)) is gpu.chain:
+        return gpu
+    return msgspec.structs.replace(gpu, chain=chain)
 
 
 def _chains_of(racks: Iterable[MapRack]) -> list[GpuChain]:
     trays = (tray for rack in racks if rack.tenants for tray in rack.trays)
-    return [seat.chain for tray in trays for seat in tray if seat.chain is not None]
+    return [gpu.chain for tray in trays for gpu in tray if gpu.chain is not None]
 
 
 def _own_nodes(whole: SiteMap, racks: Iterable[MapRack]) -> frozenset[str]:
-    chains = _chains_of(racks)
-    return frozenset(
-        chain.node.name
-        for chain in chains
-        if chain.node is not None and _cluster_read_since_held(whole, chain)
-    )
+    held = (chain for chain in _chains_of(racks) if _cluster_read_since_held(whole, chain))
+    return frozenset(chain.node.name for chain in held if chain.node is not None)
 
 
 def _own_chain(chain: GpuChain, tenant: str | None) -> GpuChain:
-    """A tenant's GPU. A fault may have put it into another's partition, whose name is not the tenant's."""
+    """A tenant's GPU. By a fault it may be in another tenant's partition, whose name stays hidden."""
     logical = chain.logical if chain.logical is not None and chain.logical.tenant == tenant else None
     partition = chain.partition if logical is not None else None
     return msgspec.structs.replace(chain, logical=logical, partition=partition, conflicts=())
 
 
-def _redacted(whole: SiteMap, chain: GpuChain) -> GpuChain:
-    return _since_held(whole, _without_controllers(whole, chain))
-
-
 def _without_controllers(whole: SiteMap, chain: GpuChain) -> GpuChain:
-    """A chain that says that a domain is not known, and names neither controllers nor other domains."""
+    """The chain without problems that name controllers or other domains."""
     wanted = chain.wanted
     domain = whole.domains.get(chain.machine.domain) if chain.machine is not None else None
     known = domain is not None and domain.answers
@@ -145,26 +139,19 @@ _SILENT = "the switch controllers of its domain cannot be read"
 
 
 def _since_held(whole: SiteMap, chain: GpuChain) -> GpuChain:
-    """A chain without what may be of the tenant who had the machine before."""
+    """The chain without what may belong to the previous tenant of the machine."""
     if chain.transfer is not None and chain.transfer.at < _held_since(whole, chain):
         chain = msgspec.structs.replace(chain, transfer=None)
     if chain.use is None:
         return chain
     if not _cluster_read_since_held(whole, chain):
         return msgspec.structs.replace(chain, use=None, compute_domain=None, channel=None)
-    if _in_namespace(whole, chain, chain.use) and _began_here(chain):
+    # The label of a namespace is the only statement of whose its pods are. The controllers of the previous
+    # tenant may start its pods again at any time after the machine was given to this one.
+    if _is_own(whole, chain, chain.use.claim.partition("/")[0]) and _began_here(chain):
         return chain
-    kept_back = msgspec.structs.replace(chain.use, claim="", pods=(), since=None)
-    return msgspec.structs.replace(chain, use=kept_back, compute_domain=None, channel=None)
-
-
-def _in_namespace(whole: SiteMap, chain: GpuChain, use: AllocatedDevice) -> bool:
-    """Whether the pods on a GPU are in a namespace that is labelled as its tenant's.
-
-    Nothing else tells whose a pod is: the controllers of the tenant before may start its pods again at any
-    time after the machine was given away.
-    """
-    return _is_own(whole, chain, use.claim.partition("/")[0])
+    hidden = msgspec.structs.replace(chain.use, claim="", pods=(), since=None)
+    return msgspec.structs.replace(chain, use=hidden, compute_domain=None, channel=None)
 
 
 def _is_own(whole: SiteMap, chain: GpuChain, namespace: str) -> bool:
@@ -174,9 +161,9 @@ def _is_own(whole: SiteMap, chain: GpuChain, namespace: str) -> bool:
 
 
 def _began_here(chain: GpuChain) -> bool:
-    """Whether the pods on a GPU began when its instance had the machine already.
+    """Whether the pods on a GPU started after its instance got the machine.
 
-    A cluster lists the pods that ran there before until somebody ends them.
+    A cluster lists older pods until somebody deletes them.
     """
     held = chain.machine.held_since if chain.machine is not None else None
     since = chain.use.since if chain.use is not None else None
@@ -184,41 +171,33 @@ def _began_here(chain: GpuChain) -> bool:
 
 
 def _cluster_read_since_held(whole: SiteMap, chain: GpuChain) -> bool:
-    """Whether the cluster was read when the GPU was its tenant's already."""
+    """Whether the cluster was read after the tenant got the GPU."""
     at = whole.layer(Layer.CLUSTER).at
     return at is not None and at >= _held_since(whole, chain)
 
 
 def _held_since(whole: SiteMap, chain: GpuChain) -> float:
-    """Since when a GPU is surely its tenant's; where nothing says so, since this reading."""
+    """Since when a GPU certainly belongs to its tenant; if nothing records it, since this reading."""
     since = chain.wanted.since if chain.wanted is not None else None
     return whole.at if since is None else since
 
 
 def _with_own_domain(whole: SiteMap, chain: GpuChain, nodes: frozenset[str]) -> GpuChain:
-    """A chain without a ComputeDomain that reaches beyond the tenant's nodes, or is in another's namespace.
+    """The chain without a ComputeDomain that has other tenants' nodes, or is in another's namespace.
 
-    Which domain a claim asks for its owner writes, who may name any.
+    The owner of a claim writes the domain in it and may name any.
     """
     domain = chain.compute_domain
-    if domain is None or (_is_own(whole, chain, domain.namespace) and _within(domain, nodes)):
+    members = {node.name for node in domain.status.nodes} if domain is not None else set()
+    if domain is None or (members and members <= nodes and _is_own(whole, chain, domain.namespace)):
         return chain
     return msgspec.structs.replace(chain, compute_domain=None, channel=None)
 
 
-def _within(domain: ComputeDomain, nodes: frozenset[str]) -> bool:
-    members = {node.name for node in domain.status.nodes}
-    return bool(members) and members <= nodes
-
-
-def _public_layer(seen: LayerStatus) -> LayerStatus:
-    return msgspec.structs.replace(seen, problem="")
-
-
-def _public_domain(seen: NvlinkDomainRecord) -> NvlinkDomainRecord:
+def _public_domain(domain: NvlinkDomainRecord) -> NvlinkDomainRecord:
     return NvlinkDomainRecord(
-        uuid=seen.uuid,
-        observed_at=seen.observed_at,
-        unknown_since=seen.unknown_since,
-        disputed=seen.disputed,
+        uuid=domain.uuid,
+        observed_at=domain.observed_at,
+        unknown_since=domain.unknown_since,
+        disputed=domain.disputed,
     )

@@ -21,9 +21,9 @@ WELL = {
 ALONE = SiteSnapshot(at=0.0, layers=())
 
 
-def examine_host(root, picture=ALONE):
+def examine_host(root, snapshot=ALONE):
     """What is wrong with a host, and with the cluster that was asked too."""
-    return examine(picture, host=host_findings(root, picture))
+    return examine(snapshot, host=host_findings(root, snapshot))
 
 
 def laid_out(root, machine, **changes):

@@ -20,9 +20,9 @@ from rackloom.prove.collectors.cluster import DAEMON_CONTAINER
 
 async def nodes_seen(sources):
     """The names of the nodes, and the layers that were read."""
-    picture = await read_snapshot(sources, time.time())
-    read = {layer.layer for layer in picture.layers if layer.unknown_since is None}
-    return [node.name for node in picture.nodes], read
+    snapshot = await read_snapshot(sources, time.time())
+    read = {layer.layer for layer in snapshot.layers if layer.unknown_since is None}
+    return [node.name for node in snapshot.nodes], read
 
 
 def test_the_configured_cluster_is_examined_unless_another_is_named(ground):
@@ -65,12 +65,12 @@ def test_a_cluster_that_is_not_reached_from_this_machine_is_unknown_and_all_else
         async with site_service(load_config(ground.config())):
             pass
         path = ground.config(kubernetes=configured)
-        picture = await read_snapshot(DoctorSources(config=path), time.time())
-        lost = picture.layer(Layer.CLUSTER)
-        assert lost.unknown_since == picture.at
+        snapshot = await read_snapshot(DoctorSources(config=path), time.time())
+        lost = snapshot.layer(Layer.CLUSTER)
+        assert lost.unknown_since == snapshot.at
         assert problem in lost.problem
         assert f"--config {path} --kubeconfig" in lost.fix
-        assert picture.layer(Layer.SITE).unknown_since is None
+        assert snapshot.layer(Layer.SITE).unknown_since is None
         with pytest.raises(Refused, match="no API server from"):
             await read_snapshot(DoctorSources(config=path, kubeconfig=ground.directory / "none"), time.time())
 
@@ -95,12 +95,12 @@ def test_imex_daemons_are_looked_for_where_the_configuration_says(ground):
         await DirectApi(kube, "admin").create(POD, {"metadata": meta, "spec": spec})
         server = ApiServer(kube, ground.directory)
 
-        async def meshes(said="", **named):
-            path = ground.config(kubernetes=f'kubeconfig = "{server.kubeconfig}"\n{said}')
+        async def meshes(text="", **named):
+            path = ground.config(kubernetes=f'kubeconfig = "{server.kubeconfig}"\n{text}')
             async with site_service(load_config(path)):
                 pass
-            picture = await read_snapshot(DoctorSources(config=path, **named), time.time())
-            return [mesh.node for mesh in picture.meshes]
+            snapshot = await read_snapshot(DoctorSources(config=path, **named), time.time())
+            return [mesh.node for mesh in snapshot.meshes]
 
         async with server.up():
             assert await meshes() == []

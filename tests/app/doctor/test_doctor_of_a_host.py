@@ -10,7 +10,7 @@ from tests.app.doctor.hosts import SOCKETS, WELL, examine_host, laid_out
 
 from rackloom.app.doctor import DoctorSources, diagnose
 from rackloom.cli.doctor import doctor
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import CheckState, Severity
 from rackloom.core.diagnosis.snapshot import ImexMeshRecord, NodeRecord, SiteSnapshot
 from rackloom.errors import Refused
@@ -30,23 +30,23 @@ def test_nothing_is_wrong_with_any_published_machine(name, tmp_path):
 @pytest.mark.parametrize(
     ("path", "text", "check", "state"),
     [
-        ("sys/module/nvidia/version", "550.54.15\n", catalogue.DRIVER, CheckState.FAILS),
-        ("sys/module/nvidia/version", None, catalogue.DRIVER, CheckState.UNKNOWN),
-        ("proc/1/net/tcp", SOCKETS + LISTENS, catalogue.PORTS, CheckState.FAILS),
-        ("proc/1/net/tcp", None, catalogue.PORTS, CheckState.UNKNOWN),
-        ("proc/71/comm", "nvidia-imex\n", catalogue.HOST_IMEX, CheckState.UNKNOWN),
-        ("proc/70/comm", "crio\n", catalogue.CDI, CheckState.UNKNOWN),
+        ("sys/module/nvidia/version", "550.54.15\n", Check.DRIVER, CheckState.FAILS),
+        ("sys/module/nvidia/version", None, Check.DRIVER, CheckState.UNKNOWN),
+        ("proc/1/net/tcp", SOCKETS + LISTENS, Check.PORTS, CheckState.FAILS),
+        ("proc/1/net/tcp", None, Check.PORTS, CheckState.UNKNOWN),
+        ("proc/71/comm", "nvidia-imex\n", Check.HOST_IMEX, CheckState.UNKNOWN),
+        ("proc/70/comm", "crio\n", Check.CDI, CheckState.UNKNOWN),
         (
             "etc/systemd/system/multi-user.target.wants/nvidia-imex.service",
             "",
-            catalogue.HOST_IMEX,
+            Check.HOST_IMEX,
             CheckState.FAILS,
         ),
-        ("proc/1/comm", None, catalogue.HOST_IMEX, CheckState.UNKNOWN),
-        ("proc/devices", "Character devices:\n  1 mem\n", catalogue.CHANNELS, CheckState.FAILS),
-        ("proc/devices", None, catalogue.CHANNELS, CheckState.UNKNOWN),
-        ("etc/containerd/config.toml", "no toml [", catalogue.CDI, CheckState.UNKNOWN),
-        ("etc/containerd/config.toml", None, catalogue.CDI, CheckState.UNKNOWN),
+        ("proc/1/comm", None, Check.HOST_IMEX, CheckState.UNKNOWN),
+        ("proc/devices", "Character devices:\n  1 mem\n", Check.CHANNELS, CheckState.FAILS),
+        ("proc/devices", None, Check.CHANNELS, CheckState.UNKNOWN),
+        ("etc/containerd/config.toml", "no toml [", Check.CDI, CheckState.UNKNOWN),
+        ("etc/containerd/config.toml", None, Check.CDI, CheckState.UNKNOWN),
     ],
 )
 def test_each_fault_of_a_host_is_one_finding(path, text, check, state, tmp_path):
@@ -84,7 +84,7 @@ def test_a_runtime_left_as_it_comes_is_judged_by_what_its_node_says(runtime, sta
     monkeypatch.setattr("rackloom.app.doctor.read_snapshot", seen)
     root = laid_out(tmp_path, machine, **{"etc/containerd/config.toml": None})
     found = diagnose(DoctorSources(sysroot=root)).findings
-    assert [(one.check, one.state) for one in found] == [(catalogue.CDI, state) for state in states]
+    assert [(one.check, one.state) for one in found] == [(Check.CDI, state) for state in states]
 
 
 DAEMON = {
@@ -94,14 +94,16 @@ DAEMON = {
 
 
 @pytest.mark.parametrize(
-    ("told", "checks"),
-    [(None, [catalogue.MESH]), (True, []), (False, [])],
+    ("reported", "checks"),
+    [(None, [Check.MESH]), (True, []), (False, [])],
     ids=["silent", "complete", "broken"],
 )
-def test_the_mesh_of_a_pods_daemon_is_what_the_cluster_says_or_unknown(told, checks, tmp_path, monkeypatch):
+def test_the_mesh_of_a_pods_daemon_is_what_the_cluster_says_or_unknown(
+    reported, checks, tmp_path, monkeypatch
+):
     """Whether a mesh that was told is complete is a finding of its ComputeDomain."""
     machine = load_machine(TRAY)
-    mesh = ImexMeshRecord(domain="uid", node=machine.name, clique="c.1", complete=told)
+    mesh = ImexMeshRecord(domain="uid", node=machine.name, clique="c.1", complete=reported)
 
     async def seen(sources, now):
         return SiteSnapshot(
@@ -120,7 +122,7 @@ HIDDEN, SEEN = "azure-nd128isr-gb300-v6", "azure-nd96isr-h100-v5"
 
 @pytest.mark.parametrize("name", [HIDDEN, SEEN])
 @pytest.mark.parametrize(
-    ("file", "text", "state", "said"),
+    ("file", "text", "state", "message"),
     [
         ("state", "1: DOWN\n", CheckState.FAILS, "its link is down"),
         ("state", "2: INIT\n", CheckState.FAILS, "its link is init"),
@@ -128,14 +130,14 @@ HIDDEN, SEEN = "azure-nd128isr-gb300-v6", "azure-nd96isr-h100-v5"
         ("state", "?\n", CheckState.UNKNOWN, "its driver does not say whether its link is up"),
     ],
 )
-def test_the_port_of_a_gpus_nic_is_one_finding(file, text, state, said, name, tmp_path):
+def test_the_port_of_a_gpus_nic_is_one_finding(file, text, state, message, name, tmp_path):
     root = laid_out(tmp_path, load_machine(name))
     port = root / "sys/class/infiniband/mlx5_0/ports/1"
     (port / "phys_state").write_text("2: Polling\n")
     (port / file).write_text(text)
     (found,) = examine_host(root)
-    assert (found.check, found.state) == (catalogue.NIC_LINK, state)
-    assert found.message.startswith(said)
+    assert (found.check, found.state) == (Check.NIC_LINK, state)
+    assert found.message.startswith(message)
     assert "(polling)" in found.evidence[0]
     assert found.fix.startswith("rdma link show mlx5_0  #")
 
@@ -166,7 +168,7 @@ def test_without_rdma_the_interface_tells(state, verdict, tmp_path):
         interface.unlink()
     else:
         (interface / "operstate").write_text(f"{state}\n")
-    states = [one.state for one in examine_host(root) if one.check == catalogue.NIC_LINK]
+    states = [one.state for one in examine_host(root) if one.check == Check.NIC_LINK]
     assert states == ([] if verdict is None else [verdict])
 
 
@@ -184,7 +186,7 @@ def test_gpus_whose_processor_has_no_nic_are_one_finding(tmp_path):
     nics = tuple(msgspec.structs.replace(nic, numa_node=elsewhere, pcie=None) for nic in machine.nics)
     (found,) = examine_host(laid_out(tmp_path, msgspec.structs.replace(machine, nics=nics)))
     far = [gpu.index for gpu in machine.gpus if numa_of(gpu) == 1]
-    assert (found.check, found.severity) == (catalogue.NIC_ALIGNED, Severity.WARNING)
+    assert (found.check, found.severity) == (Check.NIC_ALIGNED, Severity.WARNING)
     assert found.subject == f"GPU {', '.join(map(str, far))} of host {machine.name}"
     assert len(found.evidence) == len(far) > 0
 
@@ -205,14 +207,14 @@ def test_a_host_alone_is_examined(tmp_path, capsys):
     assert capsys.readouterr().out == f"examined:\n  host: {load_machine(TRAY).name}\n\nall holds\n"
     (root / "sys/module/nvidia/version").write_text("550.54.15\n")
     assert doctor(sysroot=root, json=True) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert [finding["check"] for finding in told["findings"]] == [catalogue.DRIVER]
+    reported = json.loads(capsys.readouterr().out)
+    assert [finding["check"] for finding in reported["findings"]] == [Check.DRIVER]
 
 
 def test_a_directory_that_is_no_hosts_is_refused(tmp_path):
-    with pytest.raises(Refused, match="holds no sys and proc") as told:
+    with pytest.raises(Refused, match="holds no sys and proc") as reported:
         doctor(sysroot=tmp_path)
-    assert "/host" in told.value.nearest_fix
+    assert "/host" in reported.value.nearest_fix
 
 
 def linked(root, links):
@@ -225,8 +227,8 @@ def linked(root, links):
 
 def port(device, state, rate, layer="InfiniBand"):
     at = f"{device}/ports/1"
-    told = {"state": state, "phys_state": "5: LinkUp", "rate": rate, "link_layer": layer}
-    return {f"{at}/{name}": f"{text}\n" for name, text in told.items()}
+    reported = {"state": state, "phys_state": "5: LinkUp", "rate": rate, "link_layer": layer}
+    return {f"{at}/{name}": f"{text}\n" for name, text in reported.items()}
 
 
 def function(number, kind, **port_of):
@@ -295,15 +297,15 @@ def test_names_of_the_tree_are_words_of_a_fix_and_no_commands(tmp_path):
     hostile = "mlx;curl evil|sh"
     root = built(tmp_path, *GPUS, ("3.0", INFINIBAND, {"name": hostile, **DOWN}))
     fixes = {one.check: one.fix for one in examine_host(root)}
-    assert shlex.split(fixes[catalogue.NIC_LINK], comments=True) == ["rdma", "link", "show", hostile]
+    assert shlex.split(fixes[Check.NIC_LINK], comments=True) == ["rdma", "link", "show", hostile]
 
 
 @pytest.mark.parametrize(
     ("links", "checks"),
     [
         ({"proc/self": "71", "proc/71/ns/pid": "pid:[4026531836]"}, []),
-        ({"proc/self": "71", "proc/71/ns/pid": "pid:[4026532001]"}, [catalogue.HOST_IMEX]),
-        ({"proc/1/ns/pid": "pid:[4026532001]"}, [catalogue.HOST_IMEX]),
+        ({"proc/self": "71", "proc/71/ns/pid": "pid:[4026532001]"}, [Check.HOST_IMEX]),
+        ({"proc/1/ns/pid": "pid:[4026532001]"}, [Check.HOST_IMEX]),
         (
             {"proc/self": "71", "proc/71/ns/pid": "pid:[4026532001]", "proc/1/ns/pid": "pid:[4026531836]"},
             [],

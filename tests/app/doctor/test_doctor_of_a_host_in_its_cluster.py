@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.app.doctor.hosts import examine_host, laid_out
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import CheckState, Severity
 from rackloom.core.diagnosis.snapshot import (
     AllocatedDevice,
@@ -80,12 +80,12 @@ def cluster(host, node=NODE, **more):
     )
 
 
-def with_nics(picture, which, **changes):
+def with_nics(snapshot, which, **changes):
     devices = tuple(
         msgspec.structs.replace(device, **changes) if device.kind == "nic" and which(device) else device
-        for device in picture.devices
+        for device in snapshot.devices
     )
-    return msgspec.structs.replace(picture, devices=devices)
+    return msgspec.structs.replace(snapshot, devices=devices)
 
 
 def is_first(nic):
@@ -106,7 +106,7 @@ def test_a_link_that_both_see_down_is_one_finding_with_both_sides(tmp_path):
     host = machine()
     broken = with_nics(cluster(host), is_first, link="down", gbps=None)
     (found,) = examine_host(down(laid_out(tmp_path, host)), broken)
-    assert (found.check, found.subject) == (catalogue.NIC_LINK, f"NIC {NODE}/nic-0")
+    assert (found.check, found.subject) == (Check.NIC_LINK, f"NIC {NODE}/nic-0")
     assert {line.partition(":")[0] for line in found.evidence} == {"slice", "host"}
     assert f"device {NODE}/{NIC_DRIVER}/nic-0" in found.where
 
@@ -142,8 +142,8 @@ def test_a_link_that_no_driver_tells_of_and_the_host_sees_up_is_well(tmp_path):
 @pytest.mark.parametrize("holder", [NIC_DRIVER, "other.net"])
 def test_a_nic_that_two_drivers_publish_is_held_by_a_claim_of_either(holder, tmp_path):
     host = machine()
-    picture = cluster(host)
-    first = next(device for device in picture.devices if is_first(device))
+    snapshot = cluster(host)
+    first = next(device for device in snapshot.devices if is_first(device))
     other = msgspec.structs.replace(first, driver="other.net", name="other-0")
     use = AllocatedDevice(
         driver=holder,
@@ -152,7 +152,7 @@ def test_a_nic_that_two_drivers_publish_is_held_by_a_claim_of_either(holder, tmp
         claim="team/c",
         pods=("team/p",),
     )
-    twice = msgspec.structs.replace(picture, devices=(*picture.devices, other), uses=(use,))
+    twice = msgspec.structs.replace(snapshot, devices=(*snapshot.devices, other), uses=(use,))
     (found,) = examine_host(down(laid_out(tmp_path, host)), twice)
     assert found.severity is Severity.ERROR
     assert {f"device {NODE}/{NIC_DRIVER}/nic-0", f"device {NODE}/other.net/other-0"} <= set(found.where)
@@ -162,10 +162,10 @@ def test_a_nic_that_two_drivers_publish_is_held_by_a_claim_of_either(holder, tmp
 def test_two_nics_that_two_drivers_call_the_same_are_two(tmp_path):
     """A driver's names are its own: dra.net's nic-0 and another driver's need not be one NIC."""
     host = machine()
-    picture = with_nics(cluster(host), is_first, link="down", gbps=None)
-    second = next(device for device in picture.devices if device.name == "nic-1")
+    snapshot = with_nics(cluster(host), is_first, link="down", gbps=None)
+    second = next(device for device in snapshot.devices if device.name == "nic-1")
     namesake = msgspec.structs.replace(second, driver="other.net", name="nic-0")
-    both = msgspec.structs.replace(picture, devices=(*picture.devices, namesake))
+    both = msgspec.structs.replace(snapshot, devices=(*snapshot.devices, namesake))
     (found,) = examine_host(down(laid_out(tmp_path, host)), both)
     assert f" of {host.nics[0].rdma_device} " in "".join(found.evidence)
     assert f" of {host.nics[1].rdma_device} " not in "".join(found.evidence)
@@ -175,7 +175,7 @@ def test_two_nics_are_two_findings(tmp_path):
     host = machine()
     second = with_nics(cluster(host), lambda one: one.name == "nic-1", link="down", gbps=None)
     found = examine_host(down(laid_out(tmp_path, host)), second)
-    assert [one.check for one in found] == [catalogue.NIC_LINK] * 2
+    assert [one.check for one in found] == [Check.NIC_LINK] * 2
 
 
 def test_a_node_of_the_hosts_name_with_other_gpus_is_another(tmp_path):
@@ -221,7 +221,7 @@ def test_gpus_far_from_any_nic_are_one_finding_of_both_sides(tmp_path):
     moved = msgspec.structs.replace(host, nics=nics)
     (found,) = examine_host(laid_out(tmp_path, moved), cluster(moved))
     far = [gpu for gpu in moved.gpus if numa_of(gpu) == 1]
-    assert found.check == catalogue.NIC_ALIGNED
+    assert found.check == Check.NIC_ALIGNED
     assert {f"device {NODE}/{GPU_DRIVER}/gpu-{gpu.index}" for gpu in far} <= set(found.where)
     assert {line.partition(":")[0] for line in found.evidence} == {"slice", "host"}
 
@@ -241,14 +241,14 @@ DOMAIN = ComputeDomain(
 )
 
 
-@pytest.mark.parametrize(("told", "state"), [(None, CheckState.UNKNOWN), (False, CheckState.FAILS)])
-def test_the_mesh_of_a_daemon_is_one_finding_with_what_its_host_shows(told, state, tmp_path):
+@pytest.mark.parametrize(("reported", "state"), [(None, CheckState.UNKNOWN), (False, CheckState.FAILS)])
+def test_the_mesh_of_a_daemon_is_one_finding_with_what_its_host_shows(reported, state, tmp_path):
     host = machine()
-    missing = ("0 -> 1: DISCONNECTED",) if told is False else ()
-    mesh = ImexMeshRecord(domain="uid-1", node=NODE, clique="c.1", complete=told, missing=missing)
-    picture = cluster(host, compute_domains=(DOMAIN,), meshes=(mesh,))
-    (found,) = examine_host(laid_out(tmp_path, host, **DAEMON), picture)
-    assert (found.check, found.subject, found.state) == (catalogue.MESH, "ComputeDomain team/job", state)
+    missing = ("0 -> 1: DISCONNECTED",) if reported is False else ()
+    mesh = ImexMeshRecord(domain="uid-1", node=NODE, clique="c.1", complete=reported, missing=missing)
+    snapshot = cluster(host, compute_domains=(DOMAIN,), meshes=(mesh,))
+    (found,) = examine_host(laid_out(tmp_path, host, **DAEMON), snapshot)
+    assert (found.check, found.subject, found.state) == (Check.MESH, "ComputeDomain team/job", state)
     assert "host: it is connected with 1 other addresses at their port of IMEX" in found.evidence
 
 
@@ -257,12 +257,12 @@ def test_an_imex_of_the_host_is_the_cause_of_what_its_pod_misses(tmp_path):
     mesh = ImexMeshRecord(
         domain="uid-1", node=NODE, clique="c.1", complete=False, missing=("0 -> 1: INVALID",)
     )
-    picture = cluster(host, compute_domains=(DOMAIN,), meshes=(mesh,))
+    snapshot = cluster(host, compute_domains=(DOMAIN,), meshes=(mesh,))
     own = {
         "proc/72/comm": "nvidia-imex\n",
         "proc/72/cgroup": "0::/system.slice/nvidia-imex.service\n",
         "proc/1/net/tcp": ("  sl  local_address rem_address   st\n   0: 00000000:C350 00000000:0000 0A\n"),
     }
-    (found,) = examine_host(laid_out(tmp_path, host, **own), picture)
-    assert found.check == catalogue.HOST_IMEX
-    assert {told.partition(":")[0] for told in found.consequences} == {catalogue.PORTS, catalogue.MESH}
+    (found,) = examine_host(laid_out(tmp_path, host, **own), snapshot)
+    assert found.check == Check.HOST_IMEX
+    assert {reported.partition(":")[0] for reported in found.consequences} == {Check.PORTS, Check.MESH}

@@ -18,8 +18,8 @@ from rackloom.app.demo.story import example_directory
 from rackloom.app.doctor import DoctorSources, choose_sources, read_snapshot
 from rackloom.app.home import Home
 from rackloom.app.twin.up import RunningTwin, running_twin
-from rackloom.core.diagnosis import catalogue
 from rackloom.core.diagnosis.acceptance import AcceptanceOutcome, acceptance
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import CheckState, Finding
 from rackloom.core.diagnosis.join import gpu_chains
@@ -53,11 +53,11 @@ class Ward:
         self.server = whole.site.twin.servers[self.fabric.domain]
         self.seen: tuple[Finding, ...] = ()
 
-    async def picture(self) -> SiteSnapshot:
+    async def snapshot(self) -> SiteSnapshot:
         return await read_snapshot(choose_sources(DoctorSources(home=self.home)), time.time())
 
     async def findings(self) -> tuple[Finding, ...]:
-        self.seen = examine(await self.picture())
+        self.seen = examine(await self.snapshot())
         return self.seen
 
     async def until_found(self, *checks: str) -> tuple[Finding, ...]:
@@ -121,10 +121,10 @@ def _at(gpu: FabricGpu) -> tuple[str, int]:
 
 async def healthy(ward: Ward) -> None:
     await ward.until_found()
-    picture = await ward.picture()
+    snapshot = await ward.snapshot()
     at_work = [
         gpu_chain
-        for gpu_chain in gpu_chains(picture)
+        for gpu_chain in gpu_chains(snapshot)
         if gpu_chain.compute_domain is not None or gpu_chain.wanted is not None
     ]
     assert len(at_work) == 4 * TRAYS
@@ -133,9 +133,9 @@ async def healthy(ward: Ward) -> None:
         layers = (chain.machine, chain.fabric, chain.partition, chain.logical, chain.node, chain.device)
         assert None not in layers
         assert chain.nics
-    assert picture.simulated == (Layer.FABRIC, Layer.SITE, Layer.CLUSTER)
-    assert {node.runtime for node in picture.nodes} == {"containerd://2.0.0"}
-    real = msgspec.structs.replace(picture, simulated=())
+    assert snapshot.simulated == (Layer.FABRIC, Layer.SITE, Layer.CLUSTER)
+    assert {node.runtime for node in snapshot.nodes} == {"containerd://2.0.0"}
+    real = msgspec.structs.replace(snapshot, simulated=())
     outcomes = {result.id: result.outcome for result in acceptance(real).results}
     assert {outcomes[id_] for id_ in ("CNP03-01", "SDN13", "SDN15", "SDN16", "SDN21", "SDN25")} == {
         AcceptanceOutcome.PASS
@@ -146,7 +146,7 @@ async def foreign_partition(ward: Ward) -> None:
     free = next(guid for guid, gpu in ward.fabric.gpus.items() if ward.fabric.partition_of(guid) == 0 and gpu)
     ward.fabric.put(FabricPartition(id=77, name="by-hand", guids=(free,), multicast_groups=0))
     ward.read_again()
-    await until(lambda: _with(ward, catalogue.PARTITION_OWNED, "by-hand"))
+    await until(lambda: _with(ward, Check.PARTITION_OWNED, "by-hand"))
     ward.fabric.delete(77)
     ward.read_again()
     await ward.until_found()
@@ -160,7 +160,7 @@ async def _with(ward: Ward, check: str, subject: str) -> Finding | None:
 async def silent_controller(ward: Ward) -> None:
     await ward.server.go_away()
     ward.read_again()
-    (found,) = await ward.until_found(catalogue.CONTROLLER)
+    (found,) = await ward.until_found(Check.CONTROLLER)
     assert found.state is CheckState.UNKNOWN
     assert found.since is not None
     await ward.server.come_back()
@@ -172,7 +172,7 @@ async def sick_gpu(ward: Ward) -> None:
     gpu = ward.tray[0]
     ward.fabric.set_health(gpu.guid, GpuHealth.NO_NVLINK)
     ward.read_again()
-    await until(lambda: _with(ward, catalogue.GPU_HEALTH, f"GPU {gpu.module_id}"))
+    await until(lambda: _with(ward, Check.GPU_HEALTH, f"GPU {gpu.module_id}"))
     ward.fabric.set_health(gpu.guid, GpuHealth.HEALTHY)
     ward.read_again()
     await ward.until_found()
@@ -183,7 +183,7 @@ async def dead_link(ward: Ward) -> None:
     node = ward.whole.nodes[name]
     node.nics.down = frozenset({"mlx5_0"})
     await ward.whole.nodes.look(name)
-    await until(lambda: _with(ward, catalogue.NIC_LINK, f"{name}/"))
+    await until(lambda: _with(ward, Check.NIC_LINK, f"{name}/"))
     node.nics.down = frozenset()
     await ward.whole.nodes.look(name)
     await ward.until_found()
@@ -195,7 +195,7 @@ async def second_writer(ward: Ward) -> None:
     name = pods[0]["spec"]["nodeName"]
     before = (await ward.whole.api.get(NODE, name))["metadata"]["labels"][GPU_CLIQUE_LABEL]
     await _label(ward, name, f"{before.rpartition('.')[0]}.32766")
-    found = await until(lambda: _with(ward, catalogue.CLIQUE_LABEL, f"node {name}"))
+    found = await until(lambda: _with(ward, Check.CLIQUE_LABEL, f"node {name}"))
     assert "32766" in found.message
     await _label(ward, name, before)
     await ward.until_found()
@@ -209,7 +209,7 @@ async def lost_node(ward: Ward) -> None:
     pods = (await ward.whole.api.list(POD, "default")).items
     name = pods[0]["spec"]["nodeName"]
     await ward.whole.nodes.lose(name)
-    await until(lambda: _with(ward, catalogue.NODE_READY, f"node {name}"))
+    await until(lambda: _with(ward, Check.NODE_READY, f"node {name}"))
     await ward.whole.nodes.heal(name)
     await ward.until_found()
 

@@ -18,7 +18,7 @@ from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import forge_pb2_grpc
 from rackloom.carve.store.schema import machine
 from rackloom.cli.doctor import doctor
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import CheckState
 from rackloom.core.diagnosis.snapshot import Layer
@@ -53,7 +53,7 @@ async def until_found(config, *checks):
     async with asyncio.timeout(PATIENCE):
         while True:
             seen = await asyncio.to_thread(diagnose, DoctorSources(config=config))
-            if len(seen.picture.machines) == 18 and [finding.check for finding in seen.findings] == list(
+            if len(seen.snapshot.machines) == 18 and [finding.check for finding in seen.findings] == list(
                 checks
             ):
                 return seen.findings
@@ -73,7 +73,7 @@ def test_a_site_on_postgresql(ground, config, capsys):
                 await register(ground, site.admin_port, switch)
                 await until_found(config)
                 by_hand(switch)
-                (found,) = await until_found(config, catalogue.PARTITION_OWNED)
+                (found,) = await until_found(config, Check.PARTITION_OWNED)
                 assert found.subject == "partition by-hand"
                 assert switch.fabric.domain in " ".join(found.where)
                 switch.fabric.delete(9)
@@ -94,7 +94,7 @@ async def _ages(config, domain):
     soon, late = seen.observed_at + 2 * INTERVAL, seen.observed_at + 10 * INTERVAL
     assert examine(await read_snapshot(DoctorSources(config=config), soon)) == ()
     (found,) = examine(await read_snapshot(DoctorSources(config=config), late))
-    assert (found.check, found.state) == (catalogue.CONTROLLER, CheckState.UNKNOWN)
+    assert (found.check, found.state) == (Check.CONTROLLER, CheckState.UNKNOWN)
     assert found.subject == f"domain {domain}"
     assert found.since == seen.observed_at
 
@@ -136,10 +136,10 @@ def test_a_server_that_does_not_answer_is_unknown_and_the_rest_is_read(config, p
     config.write_text(config.read_text().replace(postgres_url, "postgresql://u:hush@127.0.0.1:9/site"))
     (tmp_path / "transfers").mkdir()
     seen = diagnose(DoctorSources(config=config, transfers=tmp_path / "transfers"))
-    assert seen.picture.layer(Layer.TRANSFER).unknown_since is None
+    assert seen.snapshot.layer(Layer.TRANSFER).unknown_since is None
     (found,) = seen.findings
     assert (found.check, found.subject, found.state) == (
-        catalogue.LAYER,
+        Check.LAYER,
         "layer fabric and site",
         CheckState.UNKNOWN,
     )
@@ -151,12 +151,12 @@ def test_a_server_that_does_not_answer_is_unknown_and_the_rest_is_read(config, p
 
 
 @pytest.mark.parametrize(
-    ("database", "said"), [("postgres", 'relation ".*" does not exist'), ("nowhere", "nowhere.*not exist")]
+    ("database", "text"), [("postgres", 'relation ".*" does not exist'), ("nowhere", "nowhere.*not exist")]
 )
-def test_a_database_that_is_no_sites_is_refused(config, postgres_url, database, said):  # noqa: F811
+def test_a_database_that_is_no_sites_is_refused(config, postgres_url, database, text):  # noqa: F811
     other = sa.make_url(postgres_url).set(database=database).render_as_string(hide_password=False)
     config.write_text(config.read_text().replace(postgres_url, other))
-    with pytest.raises(Refused, match=said) as told:
+    with pytest.raises(Refused, match=text) as reported:
         diagnose(DoctorSources(config=config))
-    assert "start the site once" in told.value.nearest_fix
-    assert "sqlalche.me" not in told.value.reason
+    assert "start the site once" in reported.value.nearest_fix
+    assert "sqlalche.me" not in reported.value.reason

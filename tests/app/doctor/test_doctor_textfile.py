@@ -5,7 +5,7 @@ import pytest
 from tests.core.diagnosis.healthy import NOW, healthy, with_changed
 
 from rackloom.app.doctor_textfile import registry_of
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import HOST_CHECKS, SITE_CHECKS
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
 
 WELL = healthy(racks=1, trays=2)
@@ -15,19 +15,19 @@ UNREAD = tuple(
 
 
 @pytest.mark.parametrize(
-    ("picture", "known"),
+    ("snapshot", "known"),
     [
         (WELL, 1.0),
         (msgspec.structs.replace(WELL, layers=UNREAD), 0.0),
         (with_changed(WELL, "domains", lambda one: True, unknown_since=NOW - 90), 0.0),
     ],
 )
-def test_the_fabric_is_known_while_any_domain_is(picture, known):
-    value = registry_of(picture, ()).get_sample_value("rackloom_doctor_layer_known", {"layer": "fabric"})
+def test_the_fabric_is_known_while_any_domain_is(snapshot, known):
+    value = registry_of(snapshot, ()).get_sample_value("rackloom_doctor_layer_known", {"layer": "fabric"})
     assert value == known
 
 
-@pytest.mark.parametrize("check", [*catalogue.SITE_CHECKS, *catalogue.HOST_CHECKS])
+@pytest.mark.parametrize("check", [*SITE_CHECKS, *HOST_CHECKS])
 def test_every_check_has_a_series_from_the_start(check):
     labels = {"check": check, "severity": "error"}
     assert registry_of(WELL, ()).get_sample_value("rackloom_doctor_findings", labels) == 0.0

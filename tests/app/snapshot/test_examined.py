@@ -23,12 +23,12 @@ def anyio_backend():
     return "asyncio"
 
 
-def at(picture, seconds):
-    return msgspec.structs.replace(picture, at=NOW + seconds)
+def at(snapshot, seconds):
+    return msgspec.structs.replace(snapshot, at=NOW + seconds)
 
 
-async def newest(examiner, picture):
-    return await examiner.newest(picture, join_shares(picture, JoinedShares()))
+async def newest(examiner, snapshot):
+    return await examiner.newest(snapshot, join_shares(snapshot, JoinedShares()))
 
 
 async def until_news(examiner, news):

@@ -11,7 +11,7 @@ from rackloom.carve.inventory.enrolment import seed_embedded_site
 from rackloom.carve.reconcile import records
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import CheckState
 from rackloom.core.diagnosis.join import gpu_chains
@@ -109,16 +109,16 @@ async def test_a_controller_that_never_answered_is_unknown(store):
 async def test_what_was_read_is_joined_to_the_machines(store):
     endpoint = await seeded(store)
     await store.run(records.record_observation, endpoint, observed(), NOW)
-    picture = await site_snapshot(NOW, records=store, stale=FRESH)
-    assert examine(picture) == ()
-    assert picture.layer(Layer.FABRIC).at == NOW - 5
-    assert len(picture.fabric_gpus) == 72
-    assert {machine.domain for machine in picture.machines} == {DOMAIN.uuid}
+    snapshot = await site_snapshot(NOW, records=store, stale=FRESH)
+    assert examine(snapshot) == ()
+    assert snapshot.layer(Layer.FABRIC).at == NOW - 5
+    assert len(snapshot.fabric_gpus) == 72
+    assert {machine.domain for machine in snapshot.machines} == {DOMAIN.uuid}
 
 
 @pytest.mark.parametrize(
     ("number", "name", "check"),
-    [(DEFAULT_PARTITION_ID, "Default", catalogue.DEFAULT_GONE), (9, "by-hand", catalogue.PARTITION_OWNED)],
+    [(DEFAULT_PARTITION_ID, "Default", Check.DEFAULT_GONE), (9, "by-hand", Check.PARTITION_OWNED)],
 )
 async def test_partitions_say_whose_they_are(store, number, name, check):
     endpoint = await seeded(store)
@@ -135,7 +135,7 @@ async def test_a_reading_that_is_old_is_not_how_things_are(store):
     await store.run(records.record_observation, endpoint, observed(at=NOW - 181), NOW - 180)
     (domain,) = (await fabrics(store)).domains
     assert domain.unknown_since == domain.observed_at == NOW - 181
-    assert len((await fabrics(store)).gpus) == 72
+    assert len((await fabrics(store)).fabric_gpus) == 72
 
 
 async def test_a_controller_that_was_lost_says_since_when_and_why(store):
@@ -143,7 +143,7 @@ async def test_a_controller_that_was_lost_says_since_when_and_why(store):
     await store.run(records.record_observation, endpoint, observed(), NOW - 5)
     await store.run(records.record_unreadable, endpoint, "GetGpuInfoList: UNAVAILABLE", NOW - 2)
     (found,) = examine(await site_snapshot(NOW, records=store, stale=FRESH))
-    assert (found.check, found.since) == (catalogue.CONTROLLER, NOW - 2)
+    assert (found.check, found.since) == (Check.CONTROLLER, NOW - 2)
     assert "UNAVAILABLE" in found.message
 
 
@@ -154,7 +154,7 @@ async def test_one_that_stays_away_is_told_as_gone_for_good(store):
     await store.run(records.record_unreadable, endpoint, "UNAVAILABLE", NOW - 5)
     (found,) = examine(await site_snapshot(NOW, records=store, stale=FRESH))
     assert (found.check, found.state, found.since) == (
-        catalogue.CONTROLLER_AWAY,
+        Check.CONTROLLER_AWAY,
         CheckState.FAILS,
         NOW - 7200,
     )
@@ -168,14 +168,14 @@ async def test_a_domain_whose_controller_was_taken_out_of_the_site_is_told(store
     taken = OperatorOrder("an operator", "test", NOW)
     await store.run(endpoints.delete_chassis_endpoint, DOMAIN.trays[0].chassis_serial, taken)
     (found,) = examine(await site_snapshot(NOW, records=store, stale=FRESH))
-    assert (found.check, found.subject) == (catalogue.CONTROLLER_AWAY, f"domain {DOMAIN.uuid}")
+    assert (found.check, found.subject) == (Check.CONTROLLER_AWAY, f"domain {DOMAIN.uuid}")
     assert "no switch controller is registered for it" in found.message
 
 
 async def test_a_controller_that_has_not_answered_yet_is_registered_all_the_same(store):
     await seeded(store)
     found = examine(await site_snapshot(NOW, records=store, stale=FRESH))
-    assert catalogue.CONTROLLER_AWAY not in {one.check for one in found}
+    assert Check.CONTROLLER_AWAY not in {one.check for one in found}
 
 
 async def test_controllers_that_show_different_things_are_believed_by_nobody(store):
@@ -186,7 +186,7 @@ async def test_controllers_that_show_different_things_are_believed_by_nobody(sto
     other = observed(at=NOW - 3, partitions=[partition(3, "x", *members)])
     await store.run(records.record_observation, "second", other, NOW)
     found = examine(await site_snapshot(NOW, records=store, stale=FRESH))
-    assert [one.check for one in found] == [catalogue.CONTROLLER]
+    assert [one.check for one in found] == [Check.CONTROLLER]
     assert "contradict one another: partition 3 has 0 and 4 members" in found[0].message
     agreed = msgspec.structs.replace(observed(), observed_at=NOW - 1)
     await store.run(records.record_observation, "second", agreed, NOW)
@@ -200,16 +200,16 @@ async def test_hardware_that_two_domains_list_is_in_doubt_in_both_and_stays_wher
     copy = "ffffffff-0000-4000-8000-000000000000"
     doubled = msgspec.structs.replace(observed(at=NOW - 3), domain=copy)
     await store.run(records.record_observation, "second", doubled, NOW)
-    picture = await site_snapshot(NOW, records=store, stale=FRESH)
-    assert {(domain.uuid, domain.disputed, domain.unknown_since) for domain in picture.domains} == {
+    snapshot = await site_snapshot(NOW, records=store, stale=FRESH)
+    assert {(domain.uuid, domain.disputed, domain.unknown_since) for domain in snapshot.domains} == {
         (DOMAIN.uuid, True, NOW - 3),
         (copy, True, NOW - 3),
     }
-    found = examine(picture)
-    assert {one.check for one in found} == {catalogue.CONTROLLER}
+    found = examine(snapshot)
+    assert {one.check for one in found} == {Check.CONTROLLER}
     for named in (DOMAIN.uuid, copy, "both list the same 72 GPUs"):
         assert any(named in one.message for one in found)
-    joined = gpu_chains(picture)
+    joined = gpu_chains(snapshot)
     assert len(joined) == 72
     assert {one.fabric.domain for one in joined} == {DOMAIN.uuid}
 
@@ -247,7 +247,7 @@ async def test_a_standby_that_lists_no_gpu_does_not_hide_those_of_the_other(stor
     await store.run(endpoints.register_endpoint, "http://127.0.0.1:9371", ["other"], NOW, lambda: "second")
     nothing = msgspec.structs.replace(observed(at=NOW + 1), gpus=())
     await store.run(records.record_observation, "second", nothing, NOW + 1)
-    assert len((await fabrics(store)).gpus) == 72
+    assert len((await fabrics(store)).fabric_gpus) == 72
 
 
 async def test_a_service_that_is_not_running_makes_the_whole_layer_unknown(store):
@@ -255,8 +255,8 @@ async def test_a_service_that_is_not_running_makes_the_whole_layer_unknown(store
     await store.run(records.record_observation, endpoint, observed(), NOW)
     stopped = Staleness(NOW, 0.0, "it is not running", "rackloom up")
     (found,) = examine(await site_snapshot(NOW, records=store, stale=stopped))
-    assert (found.check, found.fix, found.since) == (catalogue.LAYER, "rackloom up", NOW - 5)
-    assert found.consequences == (f"{catalogue.CONTROLLER}: domain {DOMAIN.uuid}",)
+    assert (found.check, found.fix, found.since) == (Check.LAYER, "rackloom up", NOW - 5)
+    assert found.consequences == (f"{Check.CONTROLLER}: domain {DOMAIN.uuid}",)
 
 
 async def test_a_gpu_that_is_listed_twice_is_told_with_both_partitions(store):
@@ -264,5 +264,5 @@ async def test_a_gpu_that_is_listed_twice_is_told_with_both_partitions(store):
     guid = observed().gpus[0].guid
     twice = [partition(3, "a", guid), partition(4, "b", guid)]
     await store.run(records.record_observation, endpoint, observed(partitions=twice), NOW)
-    gpu = next(one for one in (await fabrics(store)).gpus if one.guid == guid)
+    gpu = next(one for one in (await fabrics(store)).fabric_gpus if one.guid == guid)
     assert (gpu.partition, gpu.also) == (3, (4,))

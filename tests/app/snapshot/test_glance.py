@@ -15,8 +15,8 @@ OWNED = st.fixed_dictionaries(
 )
 
 
-def some(**told):
-    return st.fixed_dictionaries({}, optional=told)
+def some(**reported):
+    return st.fixed_dictionaries({}, optional=reported)
 
 
 OBJECTS = st.fixed_dictionaries(

@@ -50,16 +50,16 @@ def test_objects_without_a_version_are_read_every_time():
 def test_what_is_told_otherwise_is_made_again(stories):
     known, made = ReadCache(), []
 
-    def make(told):
-        made.append(told)
-        return [told]
+    def make(reported):
+        made.append(reported)
+        return [reported]
 
     before = {}
-    for told in stories:
+    for reported in stories:
         made.clear()
-        assert known.again(told, make) == [[one] for one in told.values()]
-        assert made == [one for name, one in told.items() if before.get(name) != one]
-        before = told
+        assert known.again(reported, make) == [[one] for one in reported.values()]
+        assert made == [one for name, one in reported.items() if before.get(name) != one]
+        before = reported
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from("xyz")), max_size=6))

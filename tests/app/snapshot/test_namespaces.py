@@ -32,8 +32,8 @@ class Narrow(DirectApi):
 async def labelled() -> FakeKube:
     kube = FakeKube(seed=1)
     labels = {"acme-jobs": {ORG_LABEL: "acme"}, "nobodys": {ORG_LABEL: ""}, "other": {"team": "acme"}}
-    for name, told in labels.items():
-        await DirectApi(kube, "admin").create(NAMESPACE, {"metadata": {"name": name, "labels": told}})
+    for name, reported in labels.items():
+        await DirectApi(kube, "admin").create(NAMESPACE, {"metadata": {"name": name, "labels": reported}})
     return kube
 
 
@@ -42,17 +42,17 @@ def test_a_namespace_is_whose_its_label_says():
 
 
 def test_where_namespaces_may_not_be_listed_the_rest_is_read_all_the_same():
-    picture = seen_by(Narrow)
-    seen = picture.layer(Layer.CLUSTER)
-    assert (picture.namespaces, seen.at, seen.unknown_since) == ({}, 1.0, None)
+    snapshot = seen_by(Narrow)
+    seen = snapshot.layer(Layer.CLUSTER)
+    assert (snapshot.namespaces, seen.at, seen.unknown_since) == ({}, 1.0, None)
 
 
 def test_and_operators_read_on_the_map_why_tenants_are_not_shown_their_pods():
     why = "namespaces may not be listed"
-    for org, kind, told in ((None, Narrow, True), ("acme", Narrow, False), (None, DirectApi, False)):
-        whole = site_map(SiteReading(picture=seen_by(kind)))
+    for org, kind, reported in ((None, Narrow, True), ("acme", Narrow, False), (None, DirectApi, False)):
+        whole = site_map(SiteReading(snapshot=seen_by(kind)))
         sheet = Painter(org, ColourMode.WORKLOAD, 9).follow(LiveReading(number=1, whole=whole))
-        assert (why in "".join(markup for _, markup in sheet.all())) is told
+        assert (why in "".join(markup for _, markup in sheet.all())) is reported
 
 
 def seen_by(kind):

@@ -44,11 +44,11 @@ class Cluster:
         self.answers = True
         self.version = 0
 
-    def put(self, kind, name, **told):
+    def put(self, kind, name, **reported):
         self.version += 1
         meta = {"name": name, "namespace": "ops", "uid": f"{kind.plural}-{name}"}
         meta["resourceVersion"] = str(self.version)
-        self.objects[kind, name] = {"metadata": meta, **told}
+        self.objects[kind, name] = {"metadata": meta, **reported}
 
     def drop(self, kind, name):
         self.objects.pop((kind, name), None)
@@ -210,10 +210,10 @@ class Followed:
         self.known, self.joined, self.seated = ReadCache(), JoinedShares(), SiteMapCache()
         self.painter = Painter(None, ColourMode.TENANT, 9)
 
-    def drawn(self, picture, number):
+    def drawn(self, snapshot, number):
         """The map as the service draws it: joined once, then seated, then painted."""
-        self.joined = join_shares(picture, self.joined)
-        whole, self.seated = update_site_map(SiteReading(picture=picture, joined=self.joined), self.seated)
+        self.joined = join_shares(snapshot, self.joined)
+        whole, self.seated = update_site_map(SiteReading(snapshot=snapshot, joined=self.joined), self.seated)
         return whole, self.painter.follow(LiveReading(number=number, whole=whole))
 
 
@@ -221,7 +221,7 @@ class Followed:
 @example([(happen, 1) for happen in HAPPENS])
 @given(st.lists(st.tuples(st.sampled_from(HAPPENS), st.integers(0, 99)), min_size=1, max_size=8))
 def test_what_is_remembered_changes_nothing(story):
-    async def told():
+    async def reported():
         site, followed = Site(), Followed()
         site.endpoint = await seeded(site.store)
         for number, (happens, with_) in enumerate(story, 1):
@@ -233,14 +233,14 @@ def test_what_is_remembered_changes_nothing(story):
             lost = remembering.layer(Layer.CLUSTER).unknown_since is not None
             assert lost is not site.cluster.answers
             whole, sheet = followed.drawn(remembering, number)
-            assert whole == site_map(SiteReading(picture=anew))
+            assert whole == site_map(SiteReading(snapshot=anew))
             forgetful = Painter(None, ColourMode.TENANT, 9)
             forgetful._colours = followed.painter._colours
-            again = forgetful.follow(LiveReading(number=number, whole=site_map(SiteReading(picture=anew))))
+            again = forgetful.follow(LiveReading(number=number, whole=site_map(SiteReading(snapshot=anew))))
             assert markup(sheet) == markup(again)
         await site.store.close()
 
-    asyncio.run(told())
+    asyncio.run(reported())
 
 
 def markup(sheet):

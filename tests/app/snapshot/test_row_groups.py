@@ -26,9 +26,9 @@ ORDERED = sa.select(TABLE).order_by(TABLE.c.place, TABLE.c.number)
 
 def written(conn, rows):
     conn.execute(sa.delete(TABLE))
-    told = [dict(zip(TABLE.c.keys(), (*key, *value), strict=True)) for key, value in rows.items()]
-    if told:
-        conn.execute(sa.insert(TABLE), told)
+    reported = [dict(zip(TABLE.c.keys(), (*key, *value), strict=True)) for key, value in rows.items()]
+    if reported:
+        conn.execute(sa.insert(TABLE), reported)
 
 
 @example([{("x", 0): ("a b", "", None)}, {("x", 0): ("a", "b", None)}, {("x", 0): ("a", None, 1)}])

@@ -70,16 +70,16 @@ def _stand_elsewhere(conn, slot):
 
 
 async def test_a_fabric_that_shows_what_it_showed_is_not_made_again(store, monkeypatch):
-    known, told = ReadCache(), counted(monkeypatch, fabric, "_told")
+    known, reported = ReadCache(), counted(monkeypatch, fabric, "_decoded")
     for _ in range(3):
         await store.survey(lambda conn: read_fabrics(conn, FRESH, known))
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def published(cluster, node, devices=2):
-    told = [{"name": f"gpu-{n}", "attributes": {"type": {"string": "gpu"}}} for n in range(devices)]
+    reported = [{"name": f"gpu-{n}", "attributes": {"type": {"string": "gpu"}}} for n in range(devices)]
     spec = {"driver": "gpu.nvidia.com", "nodeName": node, "pool": {"name": node, "generation": 1}}
-    cluster.put(RESOURCE_SLICE, node, spec=spec | {"devices": told})
+    cluster.put(RESOURCE_SLICE, node, spec=spec | {"devices": reported})
 
 
 async def test_one_node_that_publishes_anew_is_one_node_read_again(monkeypatch):

@@ -16,14 +16,14 @@ from tests.core.diagnosis.healthy import (
 )
 from tests.core.diagnosis.ward import MACHINE, NODE, TRAY, is_module, of_node, of_tray
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.snapshot import LostPartition, MovedGpu, PartitionRecord, SilentController
 from rackloom.topology.join_key import Fact, SlotKey, Source
 
 
-def unreachable(picture):
+def unreachable(snapshot):
     return with_changed(
-        picture,
+        snapshot,
         "domains",
         lambda one: one.uuid == domain(0),
         unknown_since=NOW - 400,
@@ -31,34 +31,34 @@ def unreachable(picture):
     )
 
 
-def gone_for_good(picture):
+def gone_for_good(snapshot):
     """Its only controller, for two hours."""
-    (url,) = picture.domains[0].endpoints
+    (url,) = snapshot.domains[0].endpoints
     away = with_changed(
-        picture, "domains", of_domain, silent=(SilentController(url, NOW - 7200, (serial(0),)),)
+        snapshot, "domains", of_domain, silent=(SilentController(url, NOW - 7200, (serial(0),)),)
     )
     return with_changed(away, "domains", of_domain, unknown_since=NOW - 7200, problem="UNAVAILABLE")
 
 
-def one_of_two_gone(picture):
+def one_of_two_gone(snapshot):
     other = "https://switch-b:9370"
-    (url,) = picture.domains[0].endpoints
+    (url,) = snapshot.domains[0].endpoints
     silent = (SilentController(other, NOW - 7200, ("SERIAL-B",)),)
-    return with_changed(picture, "domains", of_domain, endpoints=(url, other), silent=silent)
+    return with_changed(snapshot, "domains", of_domain, endpoints=(url, other), silent=silent)
 
 
-def unregistered(picture):
+def unregistered(snapshot):
     """With its controller the records forget what that one told."""
-    gone = without(picture, "domains", of_domain)
+    gone = without(snapshot, "domains", of_domain)
     for field in ("fabric_gpus", "partitions"):
         gone = without(gone, field, lambda one: one.domain == domain(0))
-    said = f"no switch controller reports domain {domain(0)} any more"
+    text = f"no switch controller reports domain {domain(0)} any more"
     return with_changed(
         gone,
         "instance_gpus",
         lambda one: one.logical == "lp-0",
         status="Unknown",
-        problem=said,
+        problem=text,
         since=NOW - 600,
     )
 
@@ -67,12 +67,12 @@ def of_domain(one):
     return one.uuid == domain(0)
 
 
-def split(picture):
+def split(snapshot):
     """What NICo allows per GPU; the label goes."""
     other = PartitionRecord(
         domain=domain(0), id=8, name="rl-x", healthy=True, logical="lp-x", default=False, owner="site"
     )
-    moved = with_changed(picture, "fabric_gpus", is_module(4), partition=8)
+    moved = with_changed(snapshot, "fabric_gpus", is_module(4), partition=8)
     wished = with_changed(
         moved,
         "instance_gpus",
@@ -80,26 +80,26 @@ def split(picture):
         logical="lp-x",
     )
     lost = with_changed(wished, "nodes", of_node, clique=None)
-    extra = msgspec.structs.replace(picture.logicals[0], id="lp-x", name="other")
+    extra = msgspec.structs.replace(snapshot.logicals[0], id="lp-x", name="other")
     return msgspec.structs.replace(
-        lost, partitions=(*picture.partitions, other), logicals=(*picture.logicals, extra)
+        lost, partitions=(*snapshot.partitions, other), logicals=(*snapshot.logicals, extra)
     )
 
 
-def swapped(picture):
+def swapped(snapshot):
     """A new tray in the old slot: fabric and records know it, the node's slices are of the old one."""
-    new = picture
+    new = snapshot
     for module in range(1, 5):
         new = with_changed(new, "fabric_gpus", is_module(module), guid=0xFFFF_0000 + module)
     keys = tuple(
         msgspec.structs.replace(key, fabric_guid=Fact(0xFFFF_0001 + index, Source.NMX))
-        for index, key in enumerate(next(one for one in picture.machines if one.id == MACHINE).gpus)
+        for index, key in enumerate(next(one for one in snapshot.machines if one.id == MACHINE).gpus)
     )
     return with_changed(new, "machines", lambda one: one.id == MACHINE, gpus=keys)
 
 
-def partition_lost(picture):
-    gone = without(picture, "partitions", lambda one: one.domain == domain(0))
+def partition_lost(snapshot):
+    gone = without(snapshot, "partitions", lambda one: one.domain == domain(0))
     free = with_changed(gone, "fabric_gpus", lambda one: one.domain == domain(0), partition=None)
     pending = with_changed(
         free,
@@ -115,12 +115,12 @@ def partition_lost(picture):
     return msgspec.structs.replace(devices, lost_partitions=(lost,))
 
 
-def foreign(picture, **changes):
+def foreign(snapshot, **changes):
     return PartitionRecord(domain=domain(0), id=9, name="by-hand", healthy=True, owner="foreign", **changes)
 
 
-def taken_by_hand(picture):
-    moved = with_changed(picture, "fabric_gpus", of_tray, partition=9)
+def taken_by_hand(snapshot):
+    moved = with_changed(snapshot, "fabric_gpus", of_tray, partition=9)
     pending = with_changed(
         moved,
         "instance_gpus",
@@ -136,15 +136,15 @@ def taken_by_hand(picture):
         lambda one: one.node == NODE and one.clique,
         clique=f"{clique(0).rpartition('.')[0]}.9",
     )
-    return msgspec.structs.replace(devices, partitions=(*picture.partitions, foreign(picture)))
+    return msgspec.structs.replace(devices, partitions=(*snapshot.partitions, foreign(snapshot)))
 
 
-def two_tenants(picture):
-    return with_changed(picture, "machines", lambda one: one.id == MACHINE, tenant="tenant-1")
+def two_tenants(snapshot):
+    return with_changed(snapshot, "machines", lambda one: one.id == MACHINE, tenant="tenant-1")
 
 
-def sick(picture):
-    ill = with_changed(picture, "fabric_gpus", is_module(2), healthy=False, problem="NO_NVLINK")
+def sick(snapshot):
+    ill = with_changed(snapshot, "fabric_gpus", is_module(2), healthy=False, problem="NO_NVLINK")
     worse = with_changed(
         ill, "partitions", lambda one: one.domain == domain(0), healthy=False, problem="DEGRADED"
     )
@@ -154,8 +154,8 @@ def sick(picture):
     )
 
 
-def tray_out(picture):
-    gone = without(picture, "fabric_gpus", of_tray)
+def tray_out(snapshot):
+    gone = without(snapshot, "fabric_gpus", of_tray)
     away = with_changed(gone, "machines", lambda one: one.id == MACHINE, missing_since=NOW - 30)
     return with_changed(
         away,
@@ -167,9 +167,9 @@ def tray_out(picture):
     )
 
 
-def moved_to_nobody(picture):
+def moved_to_nobody(snapshot):
     """The tray of an instance sits where the site has no machine; its node has not looked since."""
-    away = with_changed(picture, "machines", lambda one: one.id == MACHINE, missing_since=NOW - 30)
+    away = with_changed(snapshot, "machines", lambda one: one.id == MACHINE, missing_since=NOW - 30)
     for module in range(1, 5):
         there = SlotKey(serial(0), 40, module)
         away = with_changed(away, "fabric_gpus", is_module(module), place=there)
@@ -183,7 +183,7 @@ def moved_to_nobody(picture):
     )
 
 
-def exchanged(picture):
+def exchanged(snapshot):
     """Two trays of one tenant sit in one another's slots; controller, records and nodes know it."""
     seats = {place(0, tray, module): (tray, module) for tray in (TRAY, TRAY + 1) for module in range(1, 5)}
     other = {at: place(0, 2 * TRAY + 1 - tray, module) for at, (tray, module) in seats.items()}
@@ -193,7 +193,7 @@ def exchanged(picture):
         return key if there is None else msgspec.structs.replace(key, place=Fact(there, key.place.source))
 
     now = msgspec.structs.replace
-    machines = {one.id: one for one in picture.machines}
+    machines = {one.id: one for one in snapshot.machines}
     first, second = machines[MACHINE], machines[machine(0, TRAY + 1)]
     held = {
         one.id: now(one, gpus=tuple(map(rekeyed, of.gpus))) for one, of in ((first, second), (second, first))
@@ -204,27 +204,27 @@ def exchanged(picture):
         if tray == TRAY
     )
     return now(
-        picture,
-        machines=tuple(held.get(one.id, one) for one in picture.machines),
-        fabric_gpus=tuple(now(one, place=other.get(one.place, one.place)) for one in picture.fabric_gpus),
-        devices=tuple(now(device, key=rekeyed(device.key)) for device in picture.devices),
+        snapshot,
+        machines=tuple(held.get(one.id, one) for one in snapshot.machines),
+        fabric_gpus=tuple(now(one, place=other.get(one.place, one.place)) for one in snapshot.fabric_gpus),
+        devices=tuple(now(device, key=rekeyed(device.key)) for device in snapshot.devices),
         moved_gpus=left,
     )
 
 
-def names_forgotten(picture):
+def names_forgotten(snapshot):
     """The switch has the partition still, and not its name: of what the records know, nothing is there."""
     nameless = with_changed(
-        picture, "partitions", lambda one: one.domain == domain(0), name="", logical=None, owner="foreign"
+        snapshot, "partitions", lambda one: one.domain == domain(0), name="", logical=None, owner="foreign"
     )
     lost = LostPartition(domain=domain(0), name="rl-0", logical="lp-0", seen_at=NOW - 60)
     return msgspec.structs.replace(nameless, lost_partitions=(lost,))
 
 
-def spread(picture):
+def spread(snapshot):
     """The second rack's first tray became one of the first rack's logical partition, there being no room."""
     there = machine(1, 0)
-    wished = with_changed(picture, "instance_gpus", lambda one: one.machine == there, logical="lp-0")
+    wished = with_changed(snapshot, "instance_gpus", lambda one: one.machine == there, logical="lp-0")
     other = PartitionRecord(
         domain=domain(1), id=8, name="rl-0b", healthy=True, logical="lp-0", default=False, owner="site"
     )
@@ -250,21 +250,21 @@ def spread(picture):
             devices, field, lambda one, name=name: (one.namespace, one.name) == ("team-1", name)
         )
     idle = without(devices, "meshes", lambda one: one.node == node(1, 0))
-    return msgspec.structs.replace(idle, partitions=(*picture.partitions, other))
+    return msgspec.structs.replace(idle, partitions=(*snapshot.partitions, other))
 
 
 FAULTS = {
-    "logical-partition-spread": (spread, catalogue.LOGICAL_SPREAD, "job-0"),
-    "controller-unreachable": (unreachable, catalogue.CONTROLLER, domain(0)),
-    "controller-gone": (gone_for_good, catalogue.CONTROLLER_AWAY, domain(0)),
-    "one-controller-of-two-gone": (one_of_two_gone, catalogue.CONTROLLER_AWAY, "https://switch-b:9370"),
-    "controller-unregistered": (unregistered, catalogue.CONTROLLER_AWAY, domain(0)),
+    "logical-partition-spread": (spread, Check.LOGICAL_SPREAD, "job-0"),
+    "controller-unreachable": (unreachable, Check.CONTROLLER, domain(0)),
+    "controller-gone": (gone_for_good, Check.CONTROLLER_AWAY, domain(0)),
+    "one-controller-of-two-gone": (one_of_two_gone, Check.CONTROLLER_AWAY, "https://switch-b:9370"),
+    "controller-unregistered": (unregistered, Check.CONTROLLER_AWAY, domain(0)),
     "paused": (
         lambda one: with_changed(one, "domains", lambda d: d.uuid == domain(0), paused=True),
-        catalogue.DOMAIN_PAUSED,
+        Check.DOMAIN_PAUSED,
         domain(0),
     ),
-    "gpu-sick": (sick, catalogue.GPU_HEALTH, MACHINE),
+    "gpu-sick": (sick, Check.GPU_HEALTH, MACHINE),
     "switch-tray-out": (
         lambda one: with_changed(
             one,
@@ -273,30 +273,30 @@ FAULTS = {
             healthy=False,
             problem="DEGRADED_BANDWIDTH",
         ),
-        catalogue.GPU_HEALTH,
+        Check.GPU_HEALTH,
         f"16 GPUs of domain {domain(0)}",
     ),
-    "tray-moved-to-nobody": (moved_to_nobody, catalogue.TRAY_PLACE, MACHINE),
-    "trays-exchanged": (exchanged, catalogue.TRAY_PLACE, MACHINE),
-    "tray-out": (tray_out, catalogue.MACHINE_PRESENT, MACHINE),
+    "tray-moved-to-nobody": (moved_to_nobody, Check.TRAY_PLACE, MACHINE),
+    "trays-exchanged": (exchanged, Check.TRAY_PLACE, MACHINE),
+    "tray-out": (tray_out, Check.MACHINE_PRESENT, MACHINE),
     "partition-sick": (
         lambda one: with_changed(one, "partitions", lambda p: p.domain == domain(1), healthy=False),
-        catalogue.PARTITION_HEALTH,
+        Check.PARTITION_HEALTH,
         "rl-1",
     ),
-    "two-tenants": (two_tenants, catalogue.ISOLATION, "rl-0"),
+    "two-tenants": (two_tenants, Check.ISOLATION, "rl-0"),
     "gpu-twice": (
         lambda one: with_changed(one, "fabric_gpus", is_module(1), also=(12,)),
-        catalogue.ONE_PARTITION,
+        Check.ONE_PARTITION,
         f"{guid(0, TRAY, 1):016x}",
     ),
-    "partition-lost": (partition_lost, catalogue.PARTITION_THERE, "rl-0"),
+    "partition-lost": (partition_lost, Check.PARTITION_THERE, "rl-0"),
     "partition-foreign": (
         lambda one: msgspec.structs.replace(one, partitions=(*one.partitions, foreign(one))),
-        catalogue.PARTITION_OWNED,
+        Check.PARTITION_OWNED,
         "by-hand",
     ),
-    "taken-by-hand": (taken_by_hand, catalogue.PARTITION_OWNED, "by-hand"),
+    "taken-by-hand": (taken_by_hand, Check.PARTITION_OWNED, "by-hand"),
     "default-still-there": (
         lambda one: msgspec.structs.replace(
             one,
@@ -307,7 +307,7 @@ FAULTS = {
                 ),
             ),
         ),
-        catalogue.DEFAULT_GONE,
+        Check.DEFAULT_GONE,
         "Default",
     ),
     "not-joined": (
@@ -319,12 +319,12 @@ FAULTS = {
             problem="the partition limit is reached",
             since=NOW - 600,
         ),
-        catalogue.INTERFACE,
+        Check.INTERFACE,
         f"i-0-{TRAY}",
     ),
     "moved-behind-our-back": (
         lambda one: with_changed(one, "fabric_gpus", of_tray, partition=None),
-        catalogue.INTERFACE,
+        Check.INTERFACE,
         f"i-0-{TRAY}",
     ),
     "unmapped": (
@@ -334,15 +334,15 @@ FAULTS = {
             lambda m: m.id == MACHINE,
             gpus=tuple(msgspec.structs.replace(key, fabric_guid=None) for key in one.machines[TRAY].gpus),
         ),
-        catalogue.MAPPING,
+        Check.MAPPING,
         MACHINE,
     ),
-    "tray-swapped": (swapped, catalogue.IDENTITY, serial(0)),
-    "tray-split": (split, catalogue.SPLIT, NODE),
-    "names-forgotten": (names_forgotten, catalogue.PARTITION_OWNED, f"partition {PARTITION} without a name"),
+    "tray-swapped": (swapped, Check.IDENTITY, serial(0)),
+    "tray-split": (split, Check.SPLIT, NODE),
+    "names-forgotten": (names_forgotten, Check.PARTITION_OWNED, f"partition {PARTITION} without a name"),
     "one-gpu-out": (
         lambda one: with_changed(one, "fabric_gpus", is_module(4), partition=None),
-        catalogue.INTERFACE,
+        Check.INTERFACE,
         f"i-0-{TRAY}",
     ),
     "one-gpu-taken-by-hand": (
@@ -350,7 +350,7 @@ FAULTS = {
             with_changed(one, "fabric_gpus", is_module(4), partition=9),
             partitions=(*one.partitions, foreign(one)),
         ),
-        catalogue.PARTITION_OWNED,
+        Check.PARTITION_OWNED,
         "by-hand",
     ),
 }

@@ -300,20 +300,20 @@ def _transfer(rack, tray, module):
     )
 
 
-def with_changed(picture, field, which, **changes):
+def with_changed(snapshot, field, which, **changes):
     """The picture in which the records of `field` for which `which` holds are changed."""
-    records = getattr(picture, field)
+    records = getattr(snapshot, field)
     hit = [record for record in records if which(record)]
     assert hit, f"nothing in {field} is meant"
     kept = tuple(
         msgspec.structs.replace(record, **changes) if which(record) else record for record in records
     )
-    return msgspec.structs.replace(picture, **{field: kept})
+    return msgspec.structs.replace(snapshot, **{field: kept})
 
 
-def without(picture, field, which):
+def without(snapshot, field, which):
     """The picture without the records of `field` for which `which` holds."""
-    records = getattr(picture, field)
+    records = getattr(snapshot, field)
     kept = tuple(record for record in records if not which(record))
     assert len(kept) < len(records), f"nothing in {field} is meant"
-    return msgspec.structs.replace(picture, **{field: kept})
+    return msgspec.structs.replace(snapshot, **{field: kept})

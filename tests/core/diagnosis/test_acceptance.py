@@ -4,8 +4,9 @@ import msgspec
 import pytest
 from tests.core.diagnosis.healthy import NOW, domain, healthy, node, with_changed, without
 
-from rackloom.core.diagnosis import catalogue, examination
+from rackloom.core.diagnosis import examination
 from rackloom.core.diagnosis.acceptance import AcceptanceOutcome, acceptance
+from rackloom.core.diagnosis.catalogue import EXPLAINS, Check
 from rackloom.core.diagnosis.findings import fails
 from rackloom.core.diagnosis.snapshot import Layer, SiteSnapshot
 from rackloom.core.domains.compute_domain import ComputeDomainStatus, Condition
@@ -14,8 +15,8 @@ WELL = healthy(racks=2, trays=3)
 DECIDED = ("CNP03-01", "SDN13", "SDN15", "SDN16", "SDN21", "SDN25", "SDN26", "SDN27", "K8S24")
 
 
-def outcomes(picture):
-    return {result.id: result.outcome for result in acceptance(picture).results}
+def outcomes(snapshot):
+    return {result.id: result.outcome for result in acceptance(snapshot).results}
 
 
 def test_a_healthy_site_passes_what_looking_decides_and_claims_nothing_else():
@@ -43,10 +44,10 @@ def test_emulated_links_are_no_bandwidth():
 
 def test_a_simulated_site_passes_nothing_and_still_fails():
     simulated = msgspec.structs.replace(WELL, simulated=(Layer.CLUSTER,))
-    told = acceptance(simulated)
-    assert (told.simulated, acceptance(WELL).simulated) == (True, False)
-    assert {result.outcome for result in told.results} == {AcceptanceOutcome.NOT_RUN}
-    (clean,) = (result for result in told.results if result.id == "SDN27")
+    reported = acceptance(simulated)
+    assert (reported.simulated, acceptance(WELL).simulated) == (True, False)
+    assert {result.outcome for result in reported.results} == {AcceptanceOutcome.NOT_RUN}
+    (clean,) = (result for result in reported.results if result.id == "SDN27")
     assert clean.evidence[0] == "simulated: cluster"
     assert outcomes(FAILING["SDN21"](simulated))["SDN21"] is AcceptanceOutcome.FAIL
 
@@ -78,8 +79,8 @@ def test_a_fault_fails_its_test(test):
     assert outcomes(FAILING[test](WELL))[test] is AcceptanceOutcome.FAIL
 
 
-def without_power(picture, at):
-    return with_changed(picture, "nodes", lambda one: one.name == at, ready=None, ready_since=NOW - 600)
+def without_power(snapshot, at):
+    return with_changed(snapshot, "nodes", lambda one: one.name == at, ready=None, ready_since=NOW - 600)
 
 
 def test_where_a_node_is_silent_no_daemon_of_it_counts():
@@ -94,8 +95,8 @@ def test_where_a_node_is_silent_no_daemon_of_it_counts():
 
 
 def test_a_domain_that_is_not_ready_has_no_full_matrix():
-    told = Condition(type="Ready", status="False", reason="NodesNotReady", message="host-98 is not ready")
-    status = ComputeDomainStatus(conditions=(told,))
+    reported = Condition(type="Ready", status="False", reason="NodesNotReady", message="host-98 is not ready")
+    status = ComputeDomainStatus(conditions=(reported,))
     found = outcomes(with_changed(WELL, "compute_domains", lambda one: one.uid == "uid-0", status=status))
     assert (found["SDN21"], found["SDN25"]) == (AcceptanceOutcome.FAIL, AcceptanceOutcome.FAIL)
 
@@ -141,21 +142,21 @@ def test_where_nothing_was_seen_nothing_is_clean(less):
 
 
 JUDGED = {
-    catalogue.INTERFACE: ("CNP03-01", "SDN15"),
-    catalogue.PARTITION_THERE: ("CNP03-01", "SDN13"),
-    catalogue.MESH: ("SDN21",),
-    catalogue.DEVICE_THERE: ("SDN27",),
-    catalogue.TRANSFER: ("SDN26",),
+    Check.INTERFACE: ("CNP03-01", "SDN15"),
+    Check.PARTITION_THERE: ("CNP03-01", "SDN13"),
+    Check.MESH: ("SDN21",),
+    Check.DEVICE_THERE: ("SDN27",),
+    Check.TRANSFER: ("SDN26",),
 }
 
 
-@pytest.mark.parametrize("cause", catalogue.EXPLAINS)
+@pytest.mark.parametrize("cause", EXPLAINS)
 def test_what_is_only_a_consequence_still_fails_its_tests(cause, monkeypatch):
     """The page lists it under its cause; whoever buys the site asked for the thing itself."""
-    effects = sorted(catalogue.EXPLAINS[cause])
+    effects = sorted(EXPLAINS[cause])
     found = [fails(effect, "it", "is broken", "mend it", where=("here",)) for effect in (cause, *effects)]
-    monkeypatch.setattr(examination, "_all", lambda *_: iter(found))
+    monkeypatch.setattr(examination, "_checks", lambda *_: [found])
     assert len(examination.examine(WELL)) == 1
-    told = outcomes(WELL)
+    reported = outcomes(WELL)
     expected = {id_ for effect in effects for id_ in JUDGED.get(effect, ())}
-    assert expected <= {id_ for id_, outcome in told.items() if outcome is AcceptanceOutcome.FAIL}
+    assert expected <= {id_ for id_, outcome in reported.items() if outcome is AcceptanceOutcome.FAIL}

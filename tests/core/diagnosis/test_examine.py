@@ -12,7 +12,7 @@ from tests.core.diagnosis.healthy import NOW, domain, healthy, machine, node, se
 from tests.core.diagnosis.ward import WELL
 
 from rackloom.cli.main import app
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import SITE_CHECKS, Check
 from rackloom.core.diagnosis.checks.fabric import AWAY_SECONDS
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import CheckState, Severity
@@ -48,7 +48,7 @@ def test_a_fix_of_our_own_is_a_command_that_can_be_pasted(fault):
 
 
 def test_every_check_has_a_fault_that_shows_it():
-    assert {check for _, check, _ in FAULTS.values()} | {catalogue.LAYER} == set(catalogue.SITE_CHECKS)
+    assert {check for _, check, _ in FAULTS.values()} | {Check.LAYER} == set(SITE_CHECKS)
 
 
 def test_a_link_of_which_its_driver_says_nothing_is_not_down():
@@ -65,7 +65,7 @@ def test_a_controller_that_may_come_back_is_not_given_up():
     (url,) = WELL.domains[0].endpoints
     silent = (SilentController(url, NOW - AWAY_SECONDS + 1, (serial(0),)),)
     away = with_changed(unreachable(WELL), "domains", lambda one: one.uuid == domain(0), silent=silent)
-    assert [one.check for one in examine(away)] == [catalogue.CONTROLLER]
+    assert [one.check for one in examine(away)] == [Check.CONTROLLER]
 
 
 def test_tenants_that_share_memory_are_the_worst():
@@ -85,17 +85,17 @@ def test_a_lost_partition_concerns_the_machines_of_its_domain_alone():
     (found,) = (
         one
         for one in examine(msgspec.structs.replace(spanning, lost_partitions=(lost,)))
-        if one.check == catalogue.PARTITION_THERE
+        if one.check == Check.PARTITION_THERE
     )
     assert f"machine {machine(0, 0)}" in found.where
     assert f"machine {machine(1, 0)}" not in found.where
 
 
 SEEN_ANYWAY = (
-    catalogue.CONTROLLER_AWAY,
-    catalogue.DOMAIN_PAUSED,
-    catalogue.LOGICAL_SPREAD,
-    catalogue.TRANSFER,
+    Check.CONTROLLER_AWAY,
+    Check.DOMAIN_PAUSED,
+    Check.LOGICAL_SPREAD,
+    Check.TRANSFER,
 )
 """These rest on records of our own, which no silence of others makes doubtful."""
 
@@ -104,19 +104,19 @@ SEEN_ANYWAY = (
 @given(st.lists(st.sampled_from(sorted(FAULTS)), min_size=1, max_size=3, unique=True))
 def test_layers_that_cannot_be_read_never_fail(faults):
     """Nobody knows whether what was once seen is still so."""
-    picture = WELL
+    snapshot = WELL
     for fault in faults:
         try:
-            picture = FAULTS[fault][0](picture)
+            snapshot = FAULTS[fault][0](snapshot)
         except (AssertionError, ValueError):
             continue  # The fault needs what another one took away.
-    silent = with_changed(picture, "domains", lambda one: True, unknown_since=NOW - 60, problem="no answer")
+    silent = with_changed(snapshot, "domains", lambda one: True, unknown_since=NOW - 60, problem="no answer")
     lost = [
         msgspec.structs.replace(layer, unknown_since=NOW) if layer.layer is Layer.CLUSTER else layer
         for layer in silent.layers
     ]
     found = examine(msgspec.structs.replace(silent, layers=tuple(lost)))
-    assert {one.check for one in found} >= {catalogue.LAYER, catalogue.CONTROLLER}
+    assert {one.check for one in found} >= {Check.LAYER, Check.CONTROLLER}
     assert all(one.state is CheckState.UNKNOWN for one in found if one.check not in SEEN_ANYWAY)
 
 
@@ -142,13 +142,13 @@ def test_a_label_by_hand_hides_no_pod_that_is_in_another_rack():
     found = examine(
         with_changed(astray, "nodes", lambda one: one.name == node(0, 0), clique="c1u57e7-0.32766")
     )
-    assert [one.check for one in found] == [catalogue.CLIQUE_LABEL, catalogue.ONE_CLIQUE]
+    assert [one.check for one in found] == [Check.CLIQUE_LABEL, Check.ONE_CLIQUE]
 
 
 def test_a_mesh_of_which_nobody_was_heard_is_unknown():
     unheard = msgspec.structs.replace(WELL, meshes=(), daemons_in="rackloom-sytem")
     found = examine(unheard)
-    assert [(one.check, one.state) for one in found] == [(catalogue.MESH, CheckState.UNKNOWN)] * 2
+    assert [(one.check, one.state) for one in found] == [(Check.MESH, CheckState.UNKNOWN)] * 2
     assert "in namespace rackloom-sytem" in found[0].message
 
 
@@ -158,16 +158,16 @@ def test_daemons_of_a_warm_clique_are_heard_of_for_all_who_use_it():
 
 
 def test_where_hosts_run_imex_nobody_here_hears_of_daemons():
-    told = Condition(type="Ready", status="Unknown", reason="HostManaged", message="hosts run it")
-    status = ComputeDomainStatus(conditions=(told,))
+    reported = Condition(type="Ready", status="Unknown", reason="HostManaged", message="hosts run it")
+    status = ComputeDomainStatus(conditions=(reported,))
     by_host = with_changed(WELL, "compute_domains", lambda one: True, status=status)
     found = examine(msgspec.structs.replace(by_host, meshes=()))
-    assert {one.check for one in found} == {catalogue.ACTIVE}
+    assert {one.check for one in found} == {Check.ACTIVE}
 
 
 def test_a_dark_rack_of_tenants_comes_before_a_nic():
     dark = examine(FAULTS["transfer-slow"][0](FAULTS["controller-unreachable"][0](WELL)))
-    assert [one.check for one in dark] == [catalogue.CONTROLLER, catalogue.TRANSFER]
+    assert [one.check for one in dark] == [Check.CONTROLLER, Check.TRANSFER]
     assert "records: instances in it: 4" in dark[0].evidence
 
 
@@ -181,7 +181,7 @@ def test_a_layer_that_was_not_asked_adds_nothing():
 
 def test_a_machine_without_a_controller_is_told_the_option_that_exists():
     alone = with_changed(healthy(), "machines", lambda one: one.id == machine(0, 0), domain="")
-    fixes = [one.fix for one in examine(alone) if one.check == catalogue.MACHINE_PRESENT]
+    fixes = [one.fix for one in examine(alone) if one.check == Check.MACHINE_PRESENT]
     assert fixes == [
         f"rackloom admin endpoint create --chassis-serial {serial(0)} --endpoint https://SWITCH-CONTROLLER:9370"
     ]
@@ -192,5 +192,5 @@ def test_a_name_from_the_fabric_is_one_word_of_the_fix():
     foreign = with_changed(
         healthy(), "partitions", lambda one: one.domain == domain(0), owner="foreign", name=name
     )
-    fixes = [one.fix for one in examine(foreign) if one.check == catalogue.PARTITION_OWNED]
+    fixes = [one.fix for one in examine(foreign) if one.check == Check.PARTITION_OWNED]
     assert name in shlex.split(fixes[0])

@@ -13,11 +13,11 @@ from rackloom.core.diagnosis.snapshot import LostPartition, PartitionRecord
 FEW, MANY = 1, 16
 
 
-def well(picture):
-    return picture
+def well(snapshot):
+    return snapshot
 
 
-def ill(picture):
+def ill(snapshot):
     """In every rack: partitions lost and left over, instances waiting, nodes silent, devices kept off."""
     lost = tuple(
         LostPartition(
@@ -26,15 +26,15 @@ def ill(picture):
             logical=partition.logical,
             seen_at=NOW - 600,
         )
-        for partition in picture.partitions
+        for partition in snapshot.partitions
     )
     left = tuple(
         PartitionRecord(
             domain=domain.uuid, id=32766, name="Default", healthy=False, default=True, owner="default"
         )
-        for domain in picture.domains
+        for domain in snapshot.domains
     )
-    broken = msgspec.structs.replace(picture, lost_partitions=lost, partitions=(*picture.partitions, *left))
+    broken = msgspec.structs.replace(snapshot, lost_partitions=lost, partitions=(*snapshot.partitions, *left))
     for field, changes in (
         ("instance_gpus", {"status": "Pending", "problem": "the limit is reached", "since": NOW - 600}),
         ("nodes", {"ready": None, "clique": None}),
@@ -46,7 +46,7 @@ def ill(picture):
     return broken
 
 
-def work(picture):
+def work(snapshot):
     """Lines that are run, each turn of a loop or comprehension being one; and what is found."""
     run = 0
 
@@ -58,7 +58,7 @@ def work(picture):
     before = sys.gettrace()
     sys.settrace(count)
     try:
-        found = examine(picture)
+        found = examine(snapshot)
     finally:
         sys.settrace(before)
     return run, found

@@ -85,18 +85,18 @@ def test_a_gpu_that_contradicts_its_place_is_not_attached_and_both_sides_are_tol
     )
     assert chain.device is None
     assert chain.machine is None
-    told = " ".join(chain.conflicts)
-    assert "switch controller of domain d0ma1n-0" in told
-    assert "record of machine m-0-0" in told
-    assert f"node {node(0, 0)}" in told
-    assert "0xbad" in told
-    assert "0xa000000000000001" in told
+    reported = " ".join(chain.conflicts)
+    assert "switch controller of domain d0ma1n-0" in reported
+    assert "record of machine m-0-0" in reported
+    assert f"node {node(0, 0)}" in reported
+    assert "0xbad" in reported
+    assert "0xa000000000000001" in reported
 
 
-def listed_too(picture, domain, change):
+def listed_too(snapshot, domain, change):
     """Another domain's controller lists the same GPUs, each changed; it comes first in the picture."""
-    wrong = tuple(msgspec.structs.replace(change(one), domain=domain) for one in picture.fabric_gpus)
-    return msgspec.structs.replace(picture, fabric_gpus=(*wrong, *picture.fabric_gpus))
+    wrong = tuple(msgspec.structs.replace(change(one), domain=domain) for one in snapshot.fabric_gpus)
+    return msgspec.structs.replace(snapshot, fabric_gpus=(*wrong, *snapshot.fabric_gpus))
 
 
 @pytest.mark.parametrize("site_knows_guids", [True, False])
@@ -180,8 +180,8 @@ def test_no_record_is_put_to_a_gpu_that_its_key_contradicts(found):
     for number, key in enumerate(found):
         joined.add(f"record {number}", key, key)
     for gpu in joined.gpus:
-        assert all(joins(gpu.key, key) is not False for _, key in gpu.said)
-        places = {key.place.value for _, key in gpu.said if key.place is not None}
+        assert all(joins(gpu.key, key) is not False for _, key in gpu.records)
+        places = {key.place.value for _, key in gpu.records if key.place is not None}
         assert len(places) <= 1
     taken = [gpu.key.place.value for gpu in joined.gpus if gpu.key.place is not None]
     assert len(taken) == len(set(taken))
@@ -190,14 +190,14 @@ def test_no_record_is_put_to_a_gpu_that_its_key_contradicts(found):
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_whatever_is_missing_or_exchanged_no_chain_crosses_machines(data):
-    picture = healthy(racks=2, trays=2)
-    devices = list(picture.devices)
+    snapshot = healthy(racks=2, trays=2)
+    devices = list(snapshot.devices)
     for _ in range(data.draw(st.integers(1, 4))):
         here = data.draw(st.integers(0, len(devices) - 1))
         there = data.draw(st.integers(0, len(devices) - 1))
         changed = msgspec.structs.replace(devices[here], key=devices[there].key)
         devices[here] = changed if devices[here].kind == devices[there].kind == "gpu" else devices[here]
-    found = gpu_chains(msgspec.structs.replace(picture, devices=tuple(devices)))
+    found = gpu_chains(msgspec.structs.replace(snapshot, devices=tuple(devices)))
     for chain in found:
         if chain.machine is not None and chain.fabric is not None:
             assert (chain.machine.chassis_serial, chain.machine.slot) == (
@@ -225,21 +225,21 @@ def test_the_work_grows_with_the_records_and_not_with_their_pairs(monkeypatch):
 
 
 def test_a_fabric_gpu_is_known_by_place_and_guid():
-    picture = healthy(racks=1, trays=1)
-    key = fabric_key(picture.fabric_gpus[0])
+    snapshot = healthy(racks=1, trays=1)
+    key = fabric_key(snapshot.fabric_gpus[0])
     assert key.place.value == SlotKey(serial(0), slot(0), 1)
     assert key.gpu_uuid is None
 
 
 def test_the_builder_refuses_a_change_of_nothing():
-    picture = healthy(racks=1, trays=1)
+    snapshot = healthy(racks=1, trays=1)
     for change in (
-        lambda: with_changed(picture, "nodes", lambda one: False),
-        lambda: without(picture, "nodes", lambda one: False),
+        lambda: with_changed(snapshot, "nodes", lambda one: False),
+        lambda: without(snapshot, "nodes", lambda one: False),
     ):
         try:
             change()
         except AssertionError:
             continue
         raise AssertionError("a change of nothing went through")
-    assert isinstance(picture.layers[0], LayerStatus)
+    assert isinstance(snapshot.layers[0], LayerStatus)

@@ -53,22 +53,22 @@ def test_long_evidence_is_counted():
 
 
 def test_what_somebody_named_cannot_steer_a_terminal():
-    said = {"unknown_since": NOW - 90, "problem": "a\x1b[2Jb\u202ec\nd"}
-    broken = with_changed(WELL, "domains", lambda one: one.uuid == domain(1), **said)
+    message = {"unknown_since": NOW - 90, "problem": "a\x1b[2Jb\u202ec\nd"}
+    broken = with_changed(WELL, "domains", lambda one: one.uuid == domain(1), **message)
     text = render_findings(broken, examine(broken))
     assert "a?[2Jb?c?d" in text
 
 
 def test_of_very_many_findings_the_worst_are_told_and_the_rest_counted():
-    picture = healthy(racks=2, trays=TRAYS)
+    site = healthy(racks=2, trays=TRAYS)
     sick = tuple(
         msgspec.structs.replace(one, healthy=False, problem=f"XID {at}")
-        for at, one in enumerate(picture.fabric_gpus)
+        for at, one in enumerate(site.fabric_gpus)
     )
-    many = msgspec.structs.replace(picture, fabric_gpus=sick)
-    told = render_findings(many, examine(many)).splitlines()
-    assert sum(line.startswith("  fix: ") for line in told) == MOST_FINDINGS
-    assert told[-4:] == [
+    many = msgspec.structs.replace(site, fabric_gpus=sick)
+    reported = render_findings(many, examine(many)).splitlines()
+    assert sum(line.startswith("  fix: ") for line in reported) == MOST_FINDINGS
+    assert reported[-4:] == [
         f"and {len(sick) - MOST_FINDINGS} more, whole with --json:",
         f"  {len(sick) - MOST_FINDINGS} error  GPU health",
         "",
@@ -80,24 +80,24 @@ def test_what_is_said_of_many_is_said_once():
     unlabelled = with_changed(healthy(racks=1, trays=9), "nodes", lambda one: True, clique=None)
     quiet = msgspec.structs.replace(unlabelled, compute_domains=())
     found = examine(quiet)
-    told = render_findings(quiet, found).splitlines()
+    reported = render_findings(quiet, found).splitlines()
     assert len(found) == 9
-    assert sum(line.startswith("  fix: ") for line in told) == 1
-    assert "  and the same of node host-92, node host-93, node host-94, node host-95 and 4 more" in told
+    assert sum(line.startswith("  fix: ") for line in reported) == 1
+    assert "  and the same of node host-92, node host-93, node host-94, node host-95 and 4 more" in reported
 
 
 def test_consequences_of_one_kind_are_on_one_line():
     hand = with_changed(
         healthy(racks=1, trays=9), "partitions", lambda one: True, owner="foreign", logical=None
     )
-    told = render_findings(hand, examine(hand)).splitlines()
-    (line,) = (one for one in told if one.startswith("    GPU in its partition: instance "))
+    reported = render_findings(hand, examine(hand)).splitlines()
+    (line,) = (one for one in reported if one.startswith("    GPU in its partition: instance "))
     assert line.endswith(" and 5 more")
 
 
 def test_what_is_simulated_says_so():
-    picture = msgspec.structs.replace(healthy(racks=1, trays=2), simulated=(Layer.CLUSTER,))
-    lines = render_findings(picture, ()).splitlines()
+    site = msgspec.structs.replace(healthy(racks=1, trays=2), simulated=(Layer.CLUSTER,))
+    lines = render_findings(site, ()).splitlines()
     assert [line.split(":")[0] for line in lines if "simulated" in line] == [
         "  cluster (simulated)",
         "what is simulated says nothing of real machines",
@@ -108,16 +108,16 @@ def test_what_is_alike_is_told_once_with_the_fix_of_each():
     alike = with_changed(
         WELL, "nodes", lambda one: one.name in (node(0, 0), node(0, 1)), other_writers=("me",)
     )
-    told = render_findings(alike, examine(alike))
+    reported = render_findings(alike, examine(alike))
     fixes = {
-        line.split(" -o yaml")[0].split()[-1] for line in told.splitlines() if "kubectl get node" in line
+        line.split(" -o yaml")[0].split()[-1] for line in reported.splitlines() if "kubectl get node" in line
     }
     assert fixes == {node(0, 0), node(0, 1)}
-    assert told.count("the same of") == 1
+    assert reported.count("the same of") == 1
 
 
 def test_of_many_fixes_the_first_are_told_and_the_others_counted():
     alike = with_changed(healthy(racks=1), "nodes", lambda one: True, other_writers=("me",))
-    told = render_findings(alike, examine(alike)).splitlines()
-    assert sum("kubectl get node" in line for line in told) == 1 + MOST_LINES
-    assert f"       and {TRAYS - 1 - MOST_LINES} more" in told
+    reported = render_findings(alike, examine(alike)).splitlines()
+    assert sum("kubectl get node" in line for line in reported) == 1 + MOST_LINES
+    assert f"       and {TRAYS - 1 - MOST_LINES} more" in reported

@@ -5,7 +5,7 @@ from tests.core.diagnosis.fabric_faults import exchanged, moved_to_nobody
 from tests.core.diagnosis.healthy import NOW, domain, guid, machine, place, serial, slot, with_changed
 from tests.core.diagnosis.ward import MACHINE, TRAY, WELL, is_module
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine, unfolded
 from rackloom.core.diagnosis.findings import Severity
 from rackloom.core.diagnosis.index import SnapshotIndex
@@ -13,7 +13,7 @@ from rackloom.core.diagnosis.index import SnapshotIndex
 
 def test_both_sides_are_told_with_the_time_and_a_command():
     (found,) = examine(exchanged(WELL))
-    assert (found.check, found.severity, found.since) == (catalogue.TRAY_PLACE, Severity.ERROR, NOW - 60)
+    assert (found.check, found.severity, found.since) == (Check.TRAY_PLACE, Severity.ERROR, NOW - 60)
     assert f"now in slot {slot(TRAY + 1)} of {serial(0)}, so" in found.message
     first = f"0x{guid(0, TRAY, 1):016x}"
     assert found.evidence[:2] == (
@@ -27,8 +27,8 @@ def test_both_sides_are_told_with_the_time_and_a_command():
 def test_what_follows_from_it_is_told_under_it():
     (found,) = examine(moved_to_nobody(WELL))
     assert found.since == NOW - 30
-    told = {consequence.split(":")[0] for consequence in found.consequences}
-    assert {catalogue.MACHINE_PRESENT, catalogue.INTERFACE} <= told
+    reported = {consequence.split(":")[0] for consequence in found.consequences}
+    assert {Check.MACHINE_PRESENT, Check.INTERFACE} <= reported
 
 
 def test_a_gpu_in_another_module_of_its_tray_is_in_another_place():
@@ -38,8 +38,8 @@ def test_a_gpu_in_another_module_of_its_tray_is_in_another_place():
     assert [one.subject for one in places(crossed)] == [f"machine {MACHINE}"]
 
 
-def places(picture):
-    return [one for one in unfolded(SnapshotIndex(picture)) if one.check == catalogue.TRAY_PLACE]
+def places(snapshot):
+    return [one for one in unfolded(SnapshotIndex(snapshot)) if one.check == Check.TRAY_PLACE]
 
 
 def test_nobody_loses_a_tray_that_nobody_has():

@@ -42,12 +42,12 @@ def changes(draw):
     return kind, field, attribute, draw(st.integers(0, 999)), draw(st.integers(0, 999))
 
 
-def changed(picture, change):
+def changed(snapshot, change):
     kind, field, attribute, one, other = change
     if kind in ("lose", "heal"):
-        told = {name: getattr(WHOLE, name) if kind == "heal" else () for name in LAYERS[field]}
-        return msgspec.structs.replace(picture, **told)
-    records = list(getattr(picture, field))
+        reported = {name: getattr(WHOLE, name) if kind == "heal" else () for name in LAYERS[field]}
+        return msgspec.structs.replace(snapshot, **reported)
+    records = list(getattr(snapshot, field))
     if kind == "back":
         records = list(getattr(WHOLE, field))
     elif records and kind == "drop":
@@ -56,7 +56,7 @@ def changed(picture, change):
         value = getattr(records[other % len(records)], attribute)
         at = one % len(records)
         records[at] = msgspec.structs.replace(records[at], **{attribute: value})
-    return msgspec.structs.replace(picture, **{field: tuple(records)})
+    return msgspec.structs.replace(snapshot, **{field: tuple(records)})
 
 
 TWO_MACHINES_NAME_ONE_TRAY_AND_STAND_IN_ONE_SHARE = [
@@ -69,11 +69,11 @@ TWO_MACHINES_NAME_ONE_TRAY_AND_STAND_IN_ONE_SHARE = [
 @example(TWO_MACHINES_NAME_ONE_TRAY_AND_STAND_IN_ONE_SHARE)
 @given(st.lists(changes(), max_size=8))
 def test_what_changed_is_all_that_has_to_be_joined_again(story):
-    picture, joined = WHOLE, join_shares(WHOLE, JoinedShares())
+    snapshot, joined = WHOLE, join_shares(WHOLE, JoinedShares())
     for change in story:
-        picture = changed(picture, change)
-        joined = join_shares(picture, joined)
-        assert sorted(joined.chains, key=repr) == sorted(gpu_chains(picture), key=repr)
+        snapshot = changed(snapshot, change)
+        joined = join_shares(snapshot, joined)
+        assert sorted(joined.chains, key=repr) == sorted(gpu_chains(snapshot), key=repr)
 
 
 def test_racks_are_shares_and_the_others_stay_the_very_same():
@@ -97,8 +97,8 @@ def test_racks_that_one_record_ties_together_are_one_share_and_part_again():
     )
     first = split_snapshot(WHOLE, SnapshotShares())
     second = split_snapshot(tied, first)
-    assert (len(first.pictures), len(second.pictures)) == (3, 2)
-    assert split_snapshot(WHOLE, second).pictures == first.pictures
+    assert (len(first.snapshots), len(second.snapshots)) == (3, 2)
+    assert split_snapshot(WHOLE, second).snapshots == first.snapshots
 
 
 def test_which_groups_are_tied_is_found_anew_only_when_one_names_other_parts_of_the_join_key(monkeypatch):
@@ -109,7 +109,7 @@ def test_which_groups_are_tied_is_found_anew_only_when_one_names_other_parts_of_
     moved = msgspec.structs.replace(published, pool="elsewhere")
     second = split_snapshot(msgspec.structs.replace(WHOLE, devices=(moved, *others)), first)
     assert (len(found), second.homes) == (1, first.homes)
-    assert second.pictures != first.pictures
+    assert second.snapshots != first.snapshots
     gone = msgspec.structs.replace(WHOLE, devices=tuple(one for one in others if one.node != published.node))
-    assert split_snapshot(gone, second).pictures == split_snapshot(gone, SnapshotShares()).pictures
+    assert split_snapshot(gone, second).snapshots == split_snapshot(gone, SnapshotShares()).snapshots
     assert len(found) == 3

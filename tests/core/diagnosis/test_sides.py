@@ -5,7 +5,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import merge_host_findings
 from rackloom.core.diagnosis.findings import CheckState, Severity, fails, holds, severity_order, unknown
 
@@ -14,7 +14,7 @@ NIC, OTHER, NODE = "device n/nic-0", "device n/nic-1", "node n"
 
 def down(side, *where, severity=Severity.WARNING):
     return fails(
-        catalogue.NIC_LINK,
+        Check.NIC_LINK,
         f"NIC of {side}",
         "down",
         "fix",
@@ -26,7 +26,7 @@ def down(side, *where, severity=Severity.WARNING):
 
 def test_the_worse_counts_under_the_clusters_name_for_it():
     cluster = unknown(
-        catalogue.NIC_LINK, "NIC n/nic-0", "not told", "fix", evidence=("slice: -",), where=(NIC, NODE)
+        Check.NIC_LINK, "NIC n/nic-0", "not told", "fix", evidence=("slice: -",), where=(NIC, NODE)
     )
     (one,) = merge_host_findings([cluster], [down("host", NIC, NODE)])
     assert (one.subject, one.message, one.severity) == ("NIC n/nic-0", "down", Severity.WARNING)
@@ -34,7 +34,7 @@ def test_the_worse_counts_under_the_clusters_name_for_it():
 
 
 def test_what_is_well_on_the_host_stands_beside_what_its_cluster_says():
-    well = holds(catalogue.NIC_LINK, "NIC of host", "up", evidence=("host: up",), where=(NIC, NODE))
+    well = holds(Check.NIC_LINK, "NIC of host", "up", evidence=("host: up",), where=(NIC, NODE))
     (one,) = merge_host_findings([down("slice", NIC, NODE)], [well])
     assert one.message == "down"
     assert one.evidence == ("slice: down", "host: up")
@@ -45,25 +45,25 @@ def test_what_is_of_one_node_and_of_two_devices_is_two_findings():
 
 
 def test_without_a_device_the_node_ties():
-    told = [
-        unknown(catalogue.MESH, subject, "-", "fix", where=(NODE,)) for subject in ("ComputeDomain a/b", NODE)
+    reported = [
+        unknown(Check.MESH, subject, "-", "fix", where=(NODE,)) for subject in ("ComputeDomain a/b", NODE)
     ]
-    (one,) = merge_host_findings(told[:1], told[1:])
+    (one,) = merge_host_findings(reported[:1], reported[1:])
     assert one.subject == "ComputeDomain a/b"
 
 
 def test_a_pods_wrong_nic_is_not_the_hosts_far_one():
     """Both are of one check on one node, and neither names a device."""
-    pod = fails(catalogue.NIC_ALIGNED, "Pod a/b", "it was given nic-1", "claim", where=("pod a/b", NODE))
-    far = fails(catalogue.NIC_ALIGNED, "GPU 4 of node n", "no NIC is near", "discover", where=(NODE,))
+    pod = fails(Check.NIC_ALIGNED, "Pod a/b", "it was given nic-1", "claim", where=("pod a/b", NODE))
+    far = fails(Check.NIC_ALIGNED, "GPU 4 of node n", "no NIC is near", "discover", where=(NODE,))
     assert list(merge_host_findings([pod], [far])) == [pod, far]
 
 
-def untold(*where, check=catalogue.NIC_LINK):
+def untold(*where, check=Check.NIC_LINK):
     return unknown(check, "of the cluster", "not told", "fix", evidence=("slice: unknown",), where=where)
 
 
-def well(*where, check=catalogue.NIC_LINK):
+def well(*where, check=Check.NIC_LINK):
     return holds(check, "of the host", "up", evidence=("host: up",), where=where)
 
 
@@ -84,8 +84,8 @@ def test_one_device_that_is_well_does_not_tell_of_another():
 
 
 def test_a_host_does_not_tell_of_the_mesh_of_other_nodes():
-    apart = untold("ComputeDomain a/b", NODE, "node m", check=catalogue.MESH)
-    (one,) = merge_host_findings([apart], [well(NODE, check=catalogue.MESH)])
+    apart = untold("ComputeDomain a/b", NODE, "node m", check=Check.MESH)
+    (one,) = merge_host_findings([apart], [well(NODE, check=Check.MESH)])
     assert (one.state, one.message) == (CheckState.UNKNOWN, "not told")
 
 
@@ -106,8 +106,8 @@ def sides(draw):
     """Faults of one node, of some of its devices or of none, each of which says something of its own."""
     numbers = count()
     one = st.builds(
-        lambda *told: says(next(numbers), *told),
-        st.sampled_from([catalogue.NIC_LINK, catalogue.NIC_ALIGNED]),
+        lambda *reported: says(next(numbers), *reported),
+        st.sampled_from([Check.NIC_LINK, Check.NIC_ALIGNED]),
         st.sampled_from([Severity.ERROR, Severity.WARNING]),
         st.sets(st.sampled_from([NIC, OTHER])),
     )
@@ -115,9 +115,9 @@ def sides(draw):
 
 
 @given(sides())
-def test_nothing_that_either_side_says_is_lost(told):
+def test_nothing_that_either_side_says_is_lost(reported):
     """All evidence stays, and a message with its fix too, but for one as bad of the same device."""
-    cluster, host = told
+    cluster, host = reported
     found = list(merge_host_findings(cluster, host))
     for one in (*cluster, *host):
         kept = [other for other in found if set(one.evidence) <= set(other.evidence)]

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from rackloom.core.diagnosis.catalogue import CLAIMS, MESH, TEMPLATES
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.checks.domains import check_domains
 from rackloom.core.diagnosis.findings import CheckState, verdict
 from rackloom.core.domains import names
@@ -104,13 +104,13 @@ def test_a_healthy_job_is_seen_as_one():
 def test_an_unallocated_claim():
     objects = cluster()
     objects[CLAIM_PATH][0].pop("status")
-    assert failed(objects) == {CLAIMS}
+    assert failed(objects) == {Check.CLAIMS}
 
 
 def test_a_template_that_nobody_makes():
     objects = cluster()
     objects[PODS_PATH][0]["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = "u"
-    assert failed(objects) == {TEMPLATES}
+    assert failed(objects) == {Check.TEMPLATES}
 
 
 def test_a_pod_that_has_ended_needs_nothing():
@@ -122,16 +122,17 @@ def test_a_pod_that_has_ended_needs_nothing():
 
 def test_a_mesh_with_a_gap():
     objects = cluster()
-    said = {"complete": False, "peers": 1, "missing": ["0 -> 1: INVALID"]}
-    objects[PODS_PATH][1]["metadata"]["annotations"] = {names.MESH_ANNOTATION: json.dumps(said)}
-    assert failed(objects) == {MESH}
+    text = {"complete": False, "peers": 1, "missing": ["0 -> 1: INVALID"]}
+    objects[PODS_PATH][1]["metadata"]["annotations"] = {names.MESH_ANNOTATION: json.dumps(text)}
+    assert failed(objects) == {Check.MESH}
 
 
-@pytest.mark.parametrize("said", ODD)
-def test_an_unreadable_mesh_is_unknown(said):
+@pytest.mark.parametrize("text", ODD)
+def test_an_unreadable_mesh_is_unknown(text):
     objects = cluster()
-    objects[PODS_PATH][1]["metadata"]["annotations"] = {names.MESH_ANNOTATION: said}
-    assert [finding.state for finding in findings(objects) if finding.check == MESH] == [CheckState.UNKNOWN]
+    objects[PODS_PATH][1]["metadata"]["annotations"] = {names.MESH_ANNOTATION: text}
+    meshes = [finding.state for finding in findings(objects) if finding.check == Check.MESH]
+    assert meshes == [CheckState.UNKNOWN]
 
 
 def test_what_cannot_be_read_is_told_to_the_caller():
@@ -144,7 +145,7 @@ def test_what_cannot_be_read_is_told_to_the_caller():
 def test_what_a_tenants_pod_says_of_imex_counts_for_nothing():
     objects = cluster()
     forged = json.loads(json.dumps(objects[PODS_PATH][1]))
-    said = {"complete": False, "missing": ["forged"]}
-    forged["metadata"] |= {"namespace": "team", "annotations": {names.MESH_ANNOTATION: json.dumps(said)}}
+    text = {"complete": False, "missing": ["forged"]}
+    forged["metadata"] |= {"namespace": "team", "annotations": {names.MESH_ANNOTATION: json.dumps(text)}}
     objects[PODS_PATH].append(forged)
-    assert not failed(objects) & {MESH}
+    assert not failed(objects) & {Check.MESH}

@@ -14,7 +14,7 @@ OWN = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "setting"),
     [
         ("", CdiSetting.UNSAID),
         ("version = 2\n", CdiSetting.UNSAID),
@@ -28,13 +28,13 @@ OWN = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
         ("no toml [", CdiSetting.UNREADABLE),
     ],
 )
-def test_cdi_is_what_containerd_is_configured_to(tmp_path, text, said):
+def test_cdi_is_what_containerd_is_configured_to(tmp_path, text, setting):
     put(tmp_path, CONFIG, text)
-    assert collect_host("n", tmp_path, "containerd://1.7.0").cdi_setting is said
+    assert collect_host("n", tmp_path, "containerd://1.7.0").cdi_setting is setting
 
 
 @pytest.mark.parametrize(
-    ("own", "imported", "said"),
+    ("own", "imported", "setting"),
     [
         ("imports = ['/etc/containerd/conf.d/*.toml']\n", ON, CdiSetting.ON),
         ("imports = ['/etc/*/conf.d/*.toml']\n" + ON, ON, CdiSetting.UNREADABLE),
@@ -50,24 +50,24 @@ def test_cdi_is_what_containerd_is_configured_to(tmp_path, text, said):
         ("imports = ['conf.d/*.toml']\n" + ON, "no toml [", CdiSetting.UNREADABLE),
     ],
 )
-def test_what_containerd_imports_counts_over_its_own_file(tmp_path, own, imported, said):
+def test_what_containerd_imports_counts_over_its_own_file(tmp_path, own, imported, setting):
     put(tmp_path, CONFIG, own)
     put(tmp_path, "etc/containerd/conf.d/99-nvidia.toml", imported)
-    assert collect_host("n", tmp_path, CONTAINERD).cdi_setting is said
+    assert collect_host("n", tmp_path, CONTAINERD).cdi_setting is setting
 
 
 @pytest.mark.parametrize(
-    ("files", "said"), [(60, CdiSetting.ON), (70, CdiSetting.UNREADABLE)], ids=["all read", "too many"]
+    ("files", "setting"), [(60, CdiSetting.ON), (70, CdiSetting.UNREADABLE)], ids=["all read", "too many"]
 )
-def test_no_file_that_is_imported_is_left_out(tmp_path, files, said):
+def test_no_file_that_is_imported_is_left_out(tmp_path, files, setting):
     put(tmp_path, CONFIG, "imports = ['conf.d/*.toml']\n" + ON)
     for number in range(files):
         put(tmp_path, f"etc/containerd/conf.d/{number:02}.toml", "version = 3\n")
-    assert collect_host("n", tmp_path, CONTAINERD).cdi_setting is said
+    assert collect_host("n", tmp_path, CONTAINERD).cdi_setting is setting
 
 
 @pytest.mark.parametrize(
-    ("text", "others", "said"),
+    ("text", "others", "setting"),
     [
         (".".join("a" * 101) + " = 1\n", 0, CdiSetting.UNSAID),
         (".".join("a" * 102) + " = 1\n", 0, CdiSetting.UNREADABLE),
@@ -78,15 +78,15 @@ def test_no_file_that_is_imported_is_left_out(tmp_path, files, said):
     ],
     ids=["many dots", "more dots", "dots between odd spaces", "long", "long together", "longer together"],
 )
-def test_what_takes_long_to_be_read_is_not_read(tmp_path, text, others, said):
+def test_what_takes_long_to_be_read_is_not_read(tmp_path, text, others, setting):
     put(tmp_path, CONFIG, text)
     for number in range(others):
         put(tmp_path, f"etc/containerd/conf.d/{number}.toml", "# " + "x" * 256 * 1024 + "\n")
-    assert collect_host("n", tmp_path, CONTAINERD).cdi_setting is said
+    assert collect_host("n", tmp_path, CONTAINERD).cdi_setting is setting
 
 
 @pytest.mark.parametrize(
-    ("runtime", "processes", "said"),
+    ("runtime", "processes", "setting"),
     [
         (None, [], CdiSetting.UNSAID),
         (None, ["crio"], CdiSetting.UNSAID),
@@ -95,11 +95,11 @@ def test_what_takes_long_to_be_read_is_not_read(tmp_path, text, others, said):
         (CONTAINERD, [], CdiSetting.OFF),
     ],
 )
-def test_the_file_counts_where_containerd_is_known_to_run(tmp_path, runtime, processes, said):
+def test_the_file_counts_where_containerd_is_known_to_run(tmp_path, runtime, processes, setting):
     put(tmp_path, CONFIG, OFF)
     for pid, name in enumerate(processes, 70):
         put(tmp_path, f"proc/{pid}/comm", f"{name}\n")
-    assert collect_host("n", tmp_path, runtime).cdi_setting is said
+    assert collect_host("n", tmp_path, runtime).cdi_setting is setting
 
 
 @pytest.mark.parametrize(

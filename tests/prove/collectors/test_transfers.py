@@ -5,7 +5,7 @@ import pytest
 from tests.core.diagnosis.healthy import healthy, pci
 from tests.prove.transfer.transfer_values import record, run
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.join import gpu_chains
 from rackloom.errors import Refused
@@ -47,10 +47,10 @@ def test_the_newest_of_one_gpu_and_device_counts(tmp_path):
 
 def test_its_gpu_is_found_in_the_fabric_by_the_uuid_and_a_shortfall_is_a_finding(tmp_path):
     save_record(record([run(20.0, memory=f"cuda:{pci(1)}")], HOST), tmp_path / "one.json")
-    picture = msgspec.structs.replace(healthy(racks=1, trays=2), transfers=read_transfers(tmp_path))
-    (at,) = [chain for chain in gpu_chains(picture) if chain.transfer is not None]
+    snapshot = msgspec.structs.replace(healthy(racks=1, trays=2), transfers=read_transfers(tmp_path))
+    (at,) = [chain for chain in gpu_chains(snapshot) if chain.transfer is not None]
     assert (at.machine.id, at.wanted.module_id) == ("m-0-0", 1)
-    assert [one.check for one in examine(picture)] == [catalogue.TRANSFER]
+    assert [one.check for one in examine(snapshot)] == [Check.TRANSFER]
 
 
 def test_an_ordinal_names_no_gpu_outside_its_process(tmp_path):

@@ -3,8 +3,9 @@
 import os
 import sys
 import threading
+from typing import Any
 
-from rackloom.prove.transfer import channel, end, endpoints
+from rackloom.prove.transfer import end, endpoints
 from rackloom.prove.transfer.buffers import Buffer, HostBuffer, MemoryKind
 from rackloom.prove.transfer.channel import BlockDescriptor, Served
 from rackloom.prove.transfer.endpoints import EvidenceRecorder
@@ -33,14 +34,25 @@ def half(metadata: bytes, descriptors: tuple[BlockDescriptor, ...], memory: Memo
     return Served(metadata, descriptors[:1], memory)
 
 
+def record_at_target(recorder: type[EvidenceRecorder]) -> None:
+    """Replace the recorder at the target alone: the initiator of this program stays sound."""
+    timed_part = endpoints.record_timed_part
+
+    def sabotaged(*arguments: Any) -> None:
+        endpoints.EvidenceRecorder = recorder
+        timed_part(*arguments)
+
+    endpoints.record_timed_part = sabotaged
+
+
 if __name__ == "__main__":
     fault = sys.argv[1]
     if fault == "corrupt":
-        endpoints.EvidenceRecorder = Corrupting
+        record_at_target(Corrupting)
     elif fault == "die":
-        endpoints.EvidenceRecorder = Dying
+        record_at_target(Dying)
     elif fault == "stunted":
-        channel.Served = half
+        endpoints.Served = half
     elif fault == "silent":
         sys.stdin.read()
     elif fault == "crash":

@@ -102,7 +102,7 @@ def test_what_is_no_device_is_refused(device: str) -> None:
 
 
 def two_processes(device: str, transports: tuple[str, ...]) -> TransferReport:
-    place = EndLocation(seat=EndConfig(device=device, ucx=UcxPins(transports)))
+    place = EndLocation(config=EndConfig(device=device, ucx=UcxPins(transports)))
     spec = TransferSpec(block_size=256 << 20, iters=20, warmup_iters=5, timeout_seconds=120)
     return run_pair(spec, initiator=place, target=place)
 

@@ -38,7 +38,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.nixl
 def test_a_read_of_many_blocks_over_a_pinned_device_is_counted_there() -> None:
-    place = EndLocation(seat=EndConfig(ucx=UcxPins(("tcp",), ("lo",))))
+    place = EndLocation(config=EndConfig(ucx=UcxPins(("tcp",), ("lo",))))
     spec = TransferSpec(
         op="READ", block_size=1 << 16, batch_size=16, iters=2, warmup_iters=0, timeout_seconds=PATIENCE
     )
@@ -71,7 +71,7 @@ def test_a_target_of_the_wrong_size_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.nixl
 def test_a_device_that_does_not_exist_is_refused_with_what_ucx_said() -> None:
-    place = EndLocation(seat=EndConfig(ucx=UcxPins(("tcp",), ("absent0",))))
+    place = EndLocation(config=EndConfig(ucx=UcxPins(("tcp",), ("absent0",))))
     with pytest.raises(Refused, match="UCX could not be started") as refused:
         run_pair(SMALL, initiator=place, target=place)
     assert refused.value.nearest_fix is not None
@@ -141,10 +141,10 @@ def test_the_last_words_of_an_end_that_crashed_are_kept(monkeypatch: pytest.Monk
 
 PARENT = f"""
 import sys, time
-from rackloom.prove.transfer.processes import BeTarget, Listening
-from rackloom.prove.transfer.processes import End
-from rackloom.prove.transfer.values import Seat
-with End((), {SECRET!r}, BeTarget("127.0.0.1", 0, Seat(), once=True, timeout_seconds=60)) as target:
+from rackloom.prove.transfer.processes import BeTarget, EndProcess, Listening
+from rackloom.prove.transfer.values import EndConfig
+order = BeTarget("127.0.0.1", 0, EndConfig(), once=True, timeout_seconds=60)
+with EndProcess((), {SECRET!r}, order) as target:
     target.expect(Listening, time.monotonic() + 30)
     print(target.pid, flush=True)
     time.sleep(60)

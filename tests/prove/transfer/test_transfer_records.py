@@ -149,8 +149,8 @@ def test_the_page_is_one_file_without_scripts() -> None:
     assert parsed.fetched == []
     assert "script" not in parsed.tags
     assert {"svg", "table", "h1"} <= set(parsed.tags)
-    for said in ("39.10", "Llama-3.1-70B", "rc_mlx5/mlx5_5:1", "1.5.1", "98.90 GB/s", "95%"):
-        assert said in text
+    for message in ("39.10", "Llama-3.1-70B", "rc_mlx5/mlx5_5:1", "1.5.1", "98.90 GB/s", "95%"):
+        assert message in text
 
 
 def test_emulated_and_incomplete_records_say_so_on_their_page() -> None:

@@ -105,10 +105,10 @@ def test_an_end_that_sees_other_devices_than_its_claim_refuses(
     allocated: tuple[str, ...], problem: str
 ) -> None:
     with emulation.emulate() as pods:
-        seats = [
+        configs = [
             EndConfig(allocated=AllocatedDevices(names)) for names in (allocated, ("eth0", "rdma0", "rdma1"))
         ]
-        for mine, theirs in (seats, seats[::-1]):
+        for mine, theirs in (configs, configs[::-1]):
             lane = Lane(
                 EndLocation(pods.prefix_a, "", mine), EndLocation(pods.prefix_b, pods.address_b, theirs)
             )
@@ -173,7 +173,7 @@ def test_runs_before_a_failure_are_heard(monkeypatch: pytest.MonkeyPatch) -> Non
 @needs_nixl
 def test_pairs_that_share_a_nic_are_measured_alone_on_their_own_processors() -> None:
     report = run.run_pairs(
-        SPEC, [GpuNicPair("cpu", "lo")] * 2, None, seat=EndConfig(ucx=UcxPins(("tcp",))), runs=1
+        SPEC, [GpuNicPair("cpu", "lo")] * 2, None, config=EndConfig(ucx=UcxPins(("tcp",))), runs=1
     )
     assert report.proved, report.verdict
     assert [(arm.name, arm.together) for arm in report.pairs] == [("cpu over lo", False)] * 2

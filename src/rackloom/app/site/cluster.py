@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterFollower:
-    """All kinds that a picture is made of, as last told. Made in a running event loop; `run` follows."""
+    """All kinds that a snapshot is made of, as last told. Made in a running event loop; `run` follows."""
 
     def __init__(self, api: KubeApi, clock: Callable[[], float], rng: random.Random) -> None:
         """`clock` gives seconds since the epoch; `rng` draws the jitter of retries."""
@@ -134,7 +134,7 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def cluster_client(config: ClusterConfig, user_agent: str) -> KubeClient:
-    """A client, which gives of each object what a picture is made of; nothing is asked of the server yet.
+    """A client, which gives of each object what a snapshot is made of; nothing is asked of the server yet.
 
     Raises Refused when the configuration names no API server.
     """

@@ -117,12 +117,12 @@ class SiteSource:
         """The whole site now."""
         self._seen = await self._version()
         with self._examiner.halted():
-            picture = await self._picture()
-            self._joined = joined = await asyncio.to_thread(join_shares, picture, self._joined)
+            snapshot = await self._picture()
+            self._joined = joined = await asyncio.to_thread(join_shares, snapshot, self._joined)
             happenings = await self._store.survey(_timeline)
-        examined = await self._examiner.newest(picture, joined)
+        examined = await self._examiner.newest(snapshot, joined)
         return SiteReading(
-            picture=picture,
+            snapshot=snapshot,
             joined=joined,
             findings=examined.findings,
             examined_at=examined.at,

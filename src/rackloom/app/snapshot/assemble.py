@@ -18,9 +18,9 @@ import msgspec
 
 from rackloom.app.snapshot.cache import ReadCache
 from rackloom.app.snapshot.cluster import ClusterFreshness, Lister, read_cluster
-from rackloom.app.snapshot.fabric import FabricSnapshot, Staleness, read_fabrics
+from rackloom.app.snapshot.fabric import Staleness, read_fabrics
 from rackloom.app.snapshot.readers import RecordReader
-from rackloom.app.snapshot.records import SiteRecords, read_records
+from rackloom.app.snapshot.records import read_records
 from rackloom.claim.kube.api import KubeError
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
@@ -28,11 +28,11 @@ from rackloom.errors import Refused
 from rackloom.prove.collectors.transfers import read_transfers
 
 MISSED_READINGS = 3
-"""Intervals without a reading after which what was read is old."""
+"""Missed intervals after which a reading is old."""
 
 
 def stale_after(interval: timedelta) -> float:
-    """Age in seconds from which a reading is not how things are, where one is made every `interval`."""
+    """Age in seconds from which a reading is old, if the reconciler reads every `interval`."""
     return MISSED_READINGS * interval.total_seconds()
 
 
@@ -51,105 +51,91 @@ async def site_snapshot(
     known: ReadCache | None = None,
     namespace: str = DEFAULT_DAEMON_NAMESPACE,
 ) -> SiteSnapshot:
-    """What each layer says at `now` (seconds since the epoch); a layer that is None was not asked.
+    """What each layer reports at `now` (seconds since the epoch); a layer that is None was not asked.
 
-    `records` is a `Store` or a reader of one; `stale` says when its readings no longer count (default: after
-    `STALE_SECONDS`); `reach` is how far `cluster` follows its API server (default: it asks now); `transfers`
-    is the folder of their records; `known` is for who looks often; `namespace` is that of the IMEX daemons.
-    An API server that does not answer, or a record that cannot be read, makes its layer unknown. What
-    `records` raises passes through.
+    `records` is a `Store` or a reader of one; `stale` defines when its readings are old (default: after
+    `DEFAULT_STALE_SECONDS`). `reach` is how recent `cluster` is (default: it asks its API server now).
+    `transfers` is the folder of transfer records, `known` the cache of a frequent reader, `namespace` that of
+    the IMEX daemons. An API server that does not answer, or a transfer record that cannot be read, makes its
+    layer unknown. Errors of `records` pass through.
     """
-    picture = SiteSnapshot(at=now, layers=())
+    snapshot = SiteSnapshot(at=now, layers=())
     if records is not None:
-        picture = await _with_records(picture, records, stale or Staleness(now, DEFAULT_STALE_SECONDS), known)
+        snapshot = await _with_records(
+            snapshot, records, stale or Staleness(now, DEFAULT_STALE_SECONDS), known
+        )
     if cluster is not None:
-        picture = await _with_cluster(picture, cluster, reach, known, namespace)
+        snapshot = await _with_cluster(snapshot, cluster, reach, known, namespace)
     if transfers is not None:
-        picture = await asyncio.to_thread(_with_transfers, picture, transfers)
-    return picture
+        snapshot = await asyncio.to_thread(_with_transfers, snapshot, transfers)
+    return snapshot
 
 
 async def _with_records(
-    picture: SiteSnapshot, records: RecordReader, stale: Staleness, known: ReadCache | None
+    snapshot: SiteSnapshot, records: RecordReader, stale: Staleness, known: ReadCache | None
 ) -> SiteSnapshot:
-    fabrics, told = await records.read(
+    fabrics, site = await records.read(
         lambda conn: (read_fabrics(conn, stale, known), read_records(conn, known))
     )
-    return _with_site_records(_with_fabric(picture, fabrics, stale), told)
-
-
-def _with_fabric(picture: SiteSnapshot, fabrics: FabricSnapshot, stale: Staleness) -> SiteSnapshot:
-    """The layer is as old as its oldest reading; what a single domain lacks is said of that domain."""
+    # The layer is as old as its oldest reading; the status of a single domain is part of that domain.
     at = min(
         (domain.observed_at for domain in fabrics.domains if domain.observed_at is not None), default=None
     )
-    seen = LayerStatus(layer=Layer.FABRIC, at=at)
+    status = LayerStatus(layer=Layer.FABRIC, at=at)
     if stale.start:
-        since = picture.at if at is None else at
-        seen = msgspec.structs.replace(seen, unknown_since=since, problem=stale.reason, fix=stale.start)
+        since = snapshot.at if at is None else at
+        status = msgspec.structs.replace(status, unknown_since=since, problem=stale.reason, fix=stale.start)
+    with_fabric = _with_layer(snapshot, status, **msgspec.structs.asdict(fabrics))
     return _with_layer(
-        picture,
-        seen,
-        domains=fabrics.domains,
-        fabric_gpus=fabrics.gpus,
-        partitions=fabrics.partitions,
-        lost_partitions=fabrics.lost,
+        with_fabric, LayerStatus(layer=Layer.SITE, at=snapshot.at), **msgspec.structs.asdict(site)
     )
 
 
-def _with_site_records(picture: SiteSnapshot, told: SiteRecords) -> SiteSnapshot:
-    return _with_layer(picture, LayerStatus(layer=Layer.SITE, at=picture.at), **msgspec.structs.asdict(told))
-
-
 async def _with_cluster(
-    picture: SiteSnapshot,
+    snapshot: SiteSnapshot,
     api: Lister,
     reach: Callable[[], ClusterFreshness] | None,
     known: ReadCache | None,
     namespace: str,
 ) -> SiteSnapshot:
-    seen = ClusterFreshness(picture.at, None) if reach is None else reach()
+    freshness = ClusterFreshness(snapshot.at, None) if reach is None else reach()
     try:
         cluster = await read_cluster(api, known, namespace)
     except KubeError as error:
         lost = LayerStatus(
             layer=Layer.CLUSTER,
-            unknown_since=picture.at if seen.unknown_since is None else seen.unknown_since,
+            unknown_since=snapshot.at if freshness.unknown_since is None else freshness.unknown_since,
             problem=f"the cluster cannot be read: {error.message}",
             fix="kubectl get --raw /readyz",
         )
-        return _with_layer(picture, lost)
+        return _with_layer(snapshot, lost)
     return _with_layer(
-        picture,
-        LayerStatus(layer=Layer.CLUSTER, at=seen.at, problem=cluster.problem),
+        snapshot,
+        LayerStatus(layer=Layer.CLUSTER, at=freshness.at, problem=cluster.problem),
         nodes=cluster.nodes,
         pools=cluster.pools,
         devices=cluster.devices,
         uses=cluster.uses,
-        meshes=cluster.meshes,
+        meshes=cluster.evidence.daemons,
         daemons_in=namespace,
-        compute_domains=cluster.seen.domains,
-        templates=cluster.seen.templates,
-        claims=cluster.seen.claims,
-        pods=cluster.seen.pods,
+        compute_domains=cluster.evidence.domains,
+        templates=cluster.evidence.templates,
+        claims=cluster.evidence.claims,
+        pods=cluster.evidence.pods,
         namespaces=cluster.namespaces,
         simulated=(Layer.CLUSTER,) if any(node.simulated for node in cluster.nodes) else (),
     )
 
 
-def _with_transfers(picture: SiteSnapshot, folder: Path) -> SiteSnapshot:
+def _with_transfers(snapshot: SiteSnapshot, folder: Path) -> SiteSnapshot:
     try:
         found = read_transfers(folder)
     except Refused as error:
-        lost = LayerStatus(
-            layer=Layer.TRANSFER,
-            unknown_since=picture.at,
-            problem=error.reason,
-            fix=error.nearest_fix or "",
-        )
-        return _with_layer(picture, lost)
-    return _with_layer(picture, LayerStatus(layer=Layer.TRANSFER, at=picture.at), transfers=found)
+        fix = error.nearest_fix or ""
+        lost = LayerStatus(layer=Layer.TRANSFER, unknown_since=snapshot.at, problem=error.reason, fix=fix)
+        return _with_layer(snapshot, lost)
+    return _with_layer(snapshot, LayerStatus(layer=Layer.TRANSFER, at=snapshot.at), transfers=found)
 
 
-def _with_layer(picture: SiteSnapshot, seen: LayerStatus, **told: object) -> SiteSnapshot:
-    return msgspec.structs.replace(picture, layers=(*picture.layers, seen), **told)
+def _with_layer(snapshot: SiteSnapshot, status: LayerStatus, **records: object) -> SiteSnapshot:
+    return msgspec.structs.replace(snapshot, layers=(*snapshot.layers, status), **records)

@@ -22,22 +22,22 @@ from rackloom.core.diagnosis.snapshot import SiteSnapshot
 EVERY_SECONDS = 20.0
 """Seconds between two examinations, at least."""
 OLDEST_SECONDS = 30.0
-"""Findings of a picture so much older are not shown beside a newer one: it waits for its own."""
+"""Seconds by which findings may be older than the snapshot beside which they are shown."""
 DELAY_SECONDS = 0.25
-"""Seconds that a picture is left to those who draw it, before it is examined beside what they do next."""
+"""Seconds before an examination starts, in which the snapshot is drawn first."""
 LONGEST_HALT_SECONDS = 1.0
-"""Seconds for which a check waits for the next picture, at most: one that takes longer is not made soon."""
+"""Seconds for which a check waits at most while the next snapshot is made and drawn."""
 
 
 class Examination(msgspec.Struct, frozen=True):
-    """What did not hold, or was unknown, in the picture of a moment."""
+    """The findings of one snapshot."""
 
     at: float
     findings: tuple[Finding, ...]
 
 
 class Examiner:
-    """Examines one site's pictures, one at a time. `news` counts how often the findings changed."""
+    """Examines a site's snapshots, one at a time. `news` counts the changes of the findings."""
 
     def __init__(self) -> None:
         self.news = 0
@@ -48,23 +48,23 @@ class Examiner:
 
     @contextmanager
     def halted(self) -> Iterator[None]:
-        """While the context is entered, an examination begins no check: a change waits to be drawn."""
+        """Within the context, an examination begins no check."""
         self._may_go_on.clear()
         try:
             yield
         finally:
             self._may_go_on.set()
 
-    async def newest(self, picture: SiteSnapshot, joined: JoinedShares) -> Examination:
-        """The newest findings. An examination of `picture` is begun when they are not of late.
+    async def newest(self, snapshot: SiteSnapshot, joined: JoinedShares) -> Examination:
+        """The newest findings; starts an examination of `snapshot` if they are old.
 
-        `joined` are the chains of `picture`.
+        `joined` are the chains of `snapshot`.
         """
         known = self._newest
         self._gather()
-        shown = known is not None and abs(picture.at - known.at) <= OLDEST_SECONDS
-        if self._work is None and (known is None or abs(picture.at - known.at) >= EVERY_SECONDS):
-            self._work = asyncio.create_task(self._examine(picture, joined, DELAY_SECONDS if shown else 0.0))
+        shown = known is not None and abs(snapshot.at - known.at) <= OLDEST_SECONDS
+        if self._work is None and (known is None or abs(snapshot.at - known.at) >= EVERY_SECONDS):
+            self._work = asyncio.create_task(self._examine(snapshot, joined, DELAY_SECONDS if shown else 0.0))
         if known is not None and shown:
             return known
         work = self._work
@@ -74,14 +74,14 @@ class Examiner:
         return work.result()
 
     def _gather(self) -> None:
-        """Forget an examination that has ended. Raises what it met."""
+        """Drop an examination that has ended. Raises its error, if it failed."""
         if self._work is not None and self._work.done():
             work, self._work = self._work, None
             work.result()
 
-    async def _examine(self, picture: SiteSnapshot, joined: JoinedShares, after: float) -> Examination:
+    async def _examine(self, snapshot: SiteSnapshot, joined: JoinedShares, after: float) -> Examination:
         await asyncio.sleep(after)
-        found = Examination(picture.at, await asyncio.to_thread(_run_checks, picture, joined, self._wait))
+        found = Examination(snapshot.at, await asyncio.to_thread(_run_checks, snapshot, joined, self._wait))
         self.news += self._newest is None or self._newest.findings != found.findings
         self._newest = found
         return found
@@ -91,6 +91,6 @@ class Examiner:
 
 
 def _run_checks(
-    picture: SiteSnapshot, joined: JoinedShares, between: Callable[[], None]
+    snapshot: SiteSnapshot, joined: JoinedShares, between: Callable[[], None]
 ) -> tuple[Finding, ...]:
-    return examine(picture, joined.chains, between=between)
+    return examine(snapshot, joined.chains, between=between)

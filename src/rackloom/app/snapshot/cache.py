@@ -20,7 +20,7 @@ V = TypeVar("V")
 
 
 class ReadCache:
-    """The memory of one who looks often. Each function that is given to it is asked of one kind of things."""
+    """The memory of a frequent reader. Each function given to it must be used for one kind of input only."""
 
     def __init__(self) -> None:
         self.devices = DeviceCache()
@@ -28,27 +28,27 @@ class ReadCache:
         self._decoded: dict[Callable[..., Any], tuple[list[Json], list[Any], dict[tuple[str, str], Any]]] = {}
         self._read: dict[Callable[..., Any], dict[str, tuple[str, Any]]] = {}
 
-    def again(self, told: Mapping[K, I], make: Callable[[I], V]) -> list[V]:
-        """`make` of everything that is told, in its order; the same values where the same was told before."""
-        made: dict[K, tuple[I, V]] = recompute_changed(self._made.get(make, {}), told, make)
+    def again(self, inputs: Mapping[K, I], make: Callable[[I], V]) -> list[V]:
+        """`make` of each input, in order; an input that equals the previous one keeps its value."""
+        made: dict[K, tuple[I, V]] = recompute_changed(self._made.get(make, {}), inputs, make)
         self._made[make] = made
         return [value for _, value in made.values()]
 
     def each(self, decode: Callable[[Json], V], objects: Iterable[Json]) -> list[V]:
-        """`decode` of each object of a cluster; an object of a version that is known is not read again."""
-        told = list(objects)
+        """`decode` of each Kubernetes object; an object of a known version is not decoded again."""
+        current = list(objects)
         same, found, before = self._decoded.get(decode, ([], [], {}))
-        if told == same:
+        if current == same:
             # Mostly the very same objects, which are compared by address.
             return list(found)
         now, found = {}, []
-        for one in told:
-            version = one["metadata"].get("uid", ""), one["metadata"].get("resourceVersion", "")
-            value = before[version] if version in before else decode(one)
+        for obj in current:
+            version = obj["metadata"].get("uid", ""), obj["metadata"].get("resourceVersion", "")
+            value = before[version] if version in before else decode(obj)
             if all(version):
                 now[version] = value
             found.append(value)
-        self._decoded[decode] = told, found, now
+        self._decoded[decode] = current, found, now
         return list(found)
 
     def unless(
@@ -57,13 +57,17 @@ class ReadCache:
         read: Callable[[S, Collection[str]], Mapping[str, V]],
         source: S,
     ) -> dict[str, V]:
-        """What `read` tells of each name; while a digest is as it was, the very value that there was then.
+        """What `read` returns for each name; a name with an unchanged digest keeps its previous value.
 
-        A digest is equal only where what is read is equal. `read` is asked of all others at once.
+        Equal digests must mean equal values. `read` is called once, for all other names.
         """
         before = self._read.get(read, {})
-        other = [name for name, told in digests.items() if name not in before or before[name][0] != told]
-        found = read(source, other) if other else {}
-        now = {name: (told, found[name]) if name in found else before[name] for name, told in digests.items()}
+        changed = [
+            name for name, digest in digests.items() if name not in before or before[name][0] != digest
+        ]
+        found = read(source, changed) if changed else {}
+        now = {
+            name: (digest, found[name]) if name in found else before[name] for name, digest in digests.items()
+        }
         self._read[read] = now
         return {name: value for name, (_, value) in now.items()}

@@ -12,7 +12,7 @@ Projecting a projection changes nothing. A field that `read_cluster` newly reads
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -26,7 +26,6 @@ from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.snapshot import (
     AllocatedDevice,
     DeviceRecord,
-    ImexMeshRecord,
     NodeRecord,
     PoolRecord,
 )
@@ -71,22 +70,21 @@ _KIND_OF_PATH: Mapping[str, ResourceKind] = {
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a cluster that a picture shows."""
+    """Everything in a cluster that a snapshot shows."""
 
-    seen: ClusterEvidence
+    evidence: ClusterEvidence
     nodes: tuple[NodeRecord, ...]
     pools: tuple[PoolRecord, ...]
     devices: tuple[DeviceRecord, ...]
     uses: tuple[AllocatedDevice, ...]
-    meshes: tuple[ImexMeshRecord, ...]
     namespaces: Mapping[str, str]
-    """Org of each that is labelled with one."""
+    """The organisation of each namespace that is labelled with one."""
     problem: str = ""
-    """What could not be read of it all the same, in words."""
+    """What could not be read nevertheless, in words."""
 
 
 class Lister(Protocol):
-    """Whoever knows all objects of a kind: an API server, or who follows one. Raises `KubeError`."""
+    """Lists objects: an API server, or a cache that follows one. Raises `KubeError`."""
 
     async def list(self, kind: ResourceKind, /) -> ObjectList:
         """All objects of a kind, in all namespaces."""
@@ -94,22 +92,22 @@ class Lister(Protocol):
 
 
 class ClusterFreshness(msgspec.Struct, frozen=True):
-    """How far a cluster is known by one who follows it, in seconds since the epoch."""
+    """How recent a cache of a cluster is, in seconds since the epoch."""
 
     at: float | None
-    """When the kind that was heard of least lately was heard of; None: some were never listed."""
+    """When the least recently updated kind was updated; None: some kind was never listed."""
     unknown_since: float | None
 
 
 def is_excused(kind: ResourceKind, error: KubeError) -> bool:
-    """Whether a cluster is read all the same: one without our CRD has no ComputeDomains."""
+    """Whether a refused list counts as empty: without our CRD there are no ComputeDomains."""
     if kind == COMPUTE_DOMAIN:
         return isinstance(error, NotFound)
     return kind == NAMESPACE and error.code == _FORBIDDEN
 
 
 class _ListOnce:
-    """Each list of the API server, asked for once."""
+    """Reads each list of the API server at most once."""
 
     def __init__(self, api: Lister) -> None:
         self._api = api
@@ -128,53 +126,54 @@ class _ListOnce:
 
 
 async def read_cluster(
-    api: Lister, known: ReadCache | None = None, namespace: str = DEFAULT_DAEMON_NAMESPACE
+    api: Lister, cache: ReadCache | None = None, namespace: str = DEFAULT_DAEMON_NAMESPACE
 ) -> ClusterSnapshot:
-    """Read it all. Raises KubeError: half a look would find what is not.
+    """Read everything, or raise KubeError: a partial reading would show faults that do not exist.
 
-    `known` remembers what it read from one reading to the next: a site has tens of thousands of devices.
+    `cache` keeps decoded objects from one reading to the next: a site has tens of thousands of devices.
     `namespace` is that of the IMEX daemons.
     """
-    known = known or ReadCache()
+    cache = cache or ReadCache()
     lists = _ListOnce(api)
-    seen = await collect_cluster(lists, namespace, known.each)
+    evidence = await collect_cluster(lists, namespace, cache.each)
     slices = (await api.list(RESOURCE_SLICE)).items
     nodes, claims, pods = [await lists.read(path) for path in (NODES_PATH, CLAIMS_PATH, PODS_PATH)]
     orgs = await _org_by_namespace(api)
-    found = await asyncio.to_thread(_cluster_snapshot, known, seen, slices, nodes, claims, pods, orgs or {})
-    return msgspec.structs.replace(found, problem=_NAMESPACES_FORBIDDEN if orgs is None else "")
+    # In a thread: decoding a large cluster takes long enough to delay other requests of the event loop.
+    return await asyncio.to_thread(_cluster_snapshot, cache, evidence, slices, nodes, claims, pods, orgs)
 
 
 async def _org_by_namespace(api: Lister) -> Mapping[str, str] | None:
-    """Whose each namespace is that says so; None where that may not be read."""
+    """The organisation of each labelled namespace; None if namespaces may not be listed."""
     try:
         found = (await api.list(NAMESPACE)).items
     except KubeError as error:
         if not is_excused(NAMESPACE, error):
             raise
         return None
-    labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in found}
-    return {name: told[ORG_LABEL] for name, told in labels.items() if told.get(ORG_LABEL)}
+    labels = {namespace["metadata"]["name"]: namespace["metadata"].get("labels") or {} for namespace in found}
+    return {name: org for name, own in labels.items() if (org := own.get(ORG_LABEL))}
 
 
 def _cluster_snapshot(
-    known: ReadCache,
-    seen: ClusterEvidence,
+    cache: ReadCache,
+    evidence: ClusterEvidence,
     slices: Sequence[Json],
     nodes: list[Json],
     claims: list[Json],
     pods: list[Json],
-    orgs: Mapping[str, str],
+    orgs: Mapping[str, str] | None,
 ) -> ClusterSnapshot:
-    published = known.devices.of(slices)
+    published = cache.devices.of(slices)
+    daemons = sorted(evidence.daemons, key=lambda daemon: (daemon.domain, daemon.node))
     return ClusterSnapshot(
-        seen=seen,
-        nodes=tuple(sorted(known.each(_node_record, nodes), key=lambda one: one.name)),
+        evidence=msgspec.structs.replace(evidence, daemons=tuple(daemons)),
+        nodes=tuple(sorted(cache.each(_node_record, nodes), key=lambda node: node.name)),
         pools=published.pools,
         devices=published.devices,
-        uses=allocated_devices(claims, pods, known),
-        meshes=tuple(_imex_meshes(seen)),
-        namespaces=orgs,
+        uses=allocated_devices(claims, pods, cache),
+        namespaces=orgs or {},
+        problem=_NAMESPACES_FORBIDDEN if orgs is None else "",
     )
 
 
@@ -191,7 +190,7 @@ def _node_record(obj: Json) -> NodeRecord:
         clique=labels.get(names.GPU_CLIQUE_LABEL) or None,
         clique_writer=writer,
         clique_since=_timestamp(label_write_times(obj, names.GPU_CLIQUE_LABEL).get(writer)),
-        other_writers=tuple(one for one in writers if one != writer),
+        other_writers=tuple(name for name in writers if name != writer),
         taints=tuple(map(taint_text, spec.get("taints") or ())),
         unschedulable=bool(spec.get("unschedulable")),
         runtime=info.get("containerRuntimeVersion") or None,
@@ -204,8 +203,8 @@ def _node_ready(node: Json) -> tuple[bool | None, float | None]:
     found = next((condition for condition in conditions if condition.get("type") == "Ready"), None)
     if found is None:
         return None, None
-    said = {"True": True, "False": False}.get(found.get("status", ""))
-    return said, _timestamp(found.get("lastTransitionTime"))
+    ready = {"True": True, "False": False}.get(found.get("status", ""))
+    return ready, _timestamp(found.get("lastTransitionTime"))
 
 
 def _timestamp(text: str | None) -> float | None:
@@ -213,13 +212,13 @@ def _timestamp(text: str | None) -> float | None:
 
 
 def allocated_devices(
-    claims: Iterable[Json], pods: Iterable[Json], known: ReadCache
+    claims: Iterable[Json], pods: Iterable[Json], cache: ReadCache
 ) -> tuple[AllocatedDevice, ...]:
-    """Who has devices, by claim. Nobody has those that a claim may only look at."""
-    users = dict(known.each(_pod_start, pods))
-    held = sorted(known.each(_claim_devices, claims), key=lambda one: one.claim)
-    told = {one.claim: (one, tuple(users.get(uid) for uid, _ in one.users)) for one in held}
-    return tuple(use for uses in known.again(told, _claim_allocations) for use in uses)
+    """Allocated devices by claim, without those that a claim may only observe."""
+    users = dict(cache.each(_pod_start, pods))
+    held = sorted(cache.each(_claim_devices, claims), key=lambda claim: claim.claim)
+    inputs = {claim.claim: (claim, tuple(users.get(uid) for uid, _ in claim.users)) for claim in held}
+    return tuple(use for uses in cache.again(inputs, _claim_allocations) for use in uses)
 
 
 class _ClaimDevices(msgspec.Struct, frozen=True):
@@ -240,9 +239,9 @@ def _claim_devices(claim: Json) -> _ClaimDevices:
         devices=tuple(
             (result["driver"], result["pool"], result["device"])
             for result in devices.get("results") or ()
-            if not result.get("adminAccess")  # Monitoring: the device is whoever else's claim holds it.
+            if not result.get("adminAccess")  # Monitoring: another claim may hold the device.
         ),
-        users=tuple((one["uid"], f"{namespace}/{one['name']}") for one in status.get("reservedFor") or ()),
+        users=tuple((user["uid"], f"{namespace}/{user['name']}") for user in status.get("reservedFor") or ()),
     )
 
 
@@ -251,7 +250,7 @@ class _PodStart(msgspec.Struct, frozen=True):
 
     name: str
     since: float | None
-    """When its kubelet took it; None: it has not, or does not say."""
+    """When its kubelet accepted it; None: it has not, or does not report it."""
 
 
 def _pod_start(pod: Json) -> tuple[str, _PodStart]:
@@ -260,9 +259,9 @@ def _pod_start(pod: Json) -> tuple[str, _PodStart]:
 
 
 def _claim_allocations(
-    told: tuple[_ClaimDevices, tuple[_PodStart | None, ...]],
+    inputs: tuple[_ClaimDevices, tuple[_PodStart | None, ...]],
 ) -> tuple[AllocatedDevice, ...]:
-    held, users = told
+    held, users = inputs
     pods = [name if user is None else user.name for (_, name), user in zip(held.users, users, strict=True)]
     since = [None if user is None else user.since for user in users]
     first = min((at for at in since if at is not None), default=None)
@@ -277,17 +276,6 @@ def _claim_allocations(
         )
         for driver, pool, device in held.devices
     )
-
-
-def _imex_meshes(seen: ClusterEvidence) -> Iterator[ImexMeshRecord]:
-    for daemon in sorted(seen.daemons, key=lambda one: (one.domain, one.node)):
-        yield ImexMeshRecord(
-            node=daemon.node,
-            domain=daemon.domain,
-            clique=daemon.clique,
-            complete=daemon.meshed,
-            missing=daemon.missing,
-        )
 
 
 def _object_key(obj: Json) -> str:
@@ -310,9 +298,9 @@ _LABELS_READ = (
 
 
 def project_object(kind: ResourceKind, obj: Object) -> Object | None:
-    """The part of an object of one of `KINDS` that makes a picture; None: the object is in none.
+    """The part of an object of `SNAPSHOT_KINDS` that a snapshot reads; None: it reads nothing of it.
 
-    A glance at a glance is the same glance.
+    Projecting a projection changes nothing.
     """
     return _PROJECTIONS[kind](obj)
 
@@ -327,9 +315,9 @@ def _project_named(obj: Object) -> Object:
 
 
 def _project_metadata(obj: Object) -> Object:
-    told = _pick(obj["metadata"], *_METADATA_FIELDS)
+    metadata = _pick(obj["metadata"], *_METADATA_FIELDS)
     labels = _pick(obj["metadata"].get("labels") or {}, *_LABELS_READ)
-    return {**told, "labels": labels} if labels else told
+    return {**metadata, "labels": labels} if labels else metadata
 
 
 def _project_node(obj: Object) -> Object:
@@ -340,8 +328,9 @@ def _project_node(obj: Object) -> Object:
         "metadata": {**_project_metadata(obj), "managedFields": writers},
         "spec": _pick(obj.get("spec") or {}, "taints", "unschedulable"),
         "status": {
+            # Without the heartbeat, which changes all the time and is not shown.
             "conditions": [
-                _project_condition(condition)
+                _pick(condition, "type", "status", "lastTransitionTime")
                 for condition in status.get("conditions") or ()
                 if condition["type"] == "Ready"
             ],
@@ -350,19 +339,14 @@ def _project_node(obj: Object) -> Object:
     }
 
 
-def _project_condition(condition: Object) -> Object:
-    # Not its heartbeat, which changes all the time and says nothing that is drawn.
-    return _pick(condition, "type", "status", "lastTransitionTime")
-
-
 def _project_owner(manager: str, time: str | None) -> Object:
     owned: Object = {"f:metadata": {"f:labels": {f"f:{names.GPU_CLIQUE_LABEL}": {}}}}
-    told: Object = {"manager": manager, "fieldsV1": owned}
-    return told if time is None else {**told, "time": time}
+    entry: Object = {"manager": manager, "fieldsV1": owned}
+    return entry if time is None else {**entry, "time": time}
 
 
 def _project_pod(obj: Object) -> Object | None:
-    """One that claims devices, or an IMEX daemon's: the others are many, and in no picture."""
+    """A pod that claims devices, or of an IMEX daemon; snapshots contain no other pods."""
     spec, status = obj["spec"], obj.get("status") or {}
     daemon = [
         container for container in spec.get("containers") or () if container.get("name") == DAEMON_CONTAINER
@@ -384,8 +368,8 @@ def _project_pod(obj: Object) -> Object | None:
     }
 
 
-def _pick(told: Mapping[str, Any], *keys: str) -> Object:
-    return {key: told[key] for key in keys if key in told}
+def _pick(fields: Mapping[str, Any], *keys: str) -> Object:
+    return {key: fields[key] for key in keys if key in fields}
 
 
 _PROJECTIONS: Mapping[ResourceKind, Callable[[Object], Object | None]] = {
@@ -398,4 +382,4 @@ _PROJECTIONS: Mapping[ResourceKind, Callable[[Object], Object | None]] = {
     NAMESPACE: _project_named,
 }
 SNAPSHOT_KINDS = tuple(_PROJECTIONS)
-"""All that a picture is made of."""
+"""The kinds of objects that a snapshot reads."""

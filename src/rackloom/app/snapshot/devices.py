@@ -9,7 +9,6 @@ with that UUID. Where both contradict each other, the GPU's own device counts.
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
@@ -18,20 +17,16 @@ import msgspec
 
 from rackloom.claim.node import slices
 from rackloom.claim.node.gpu.inventory import STANDARD_DOMAIN
-from rackloom.core.diagnosis.snapshot import DeviceRecord, PoolRecord
+from rackloom.core.diagnosis.snapshot import DeviceRecord, PoolRecord, grouped
 from rackloom.core.domains import names
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, merge_keys
 
 Json = dict[str, Any]
 Attributes = Mapping[str, Any]
-_PCIE_ROOT, _NUMA_NODE, _PCI_ADDRESS = (
-    f"{STANDARD_DOMAIN}/pcieRoot",
-    f"{STANDARD_DOMAIN}/numaNode",
-    f"{STANDARD_DOMAIN}/pciBusID",
-)
+_PCIE_ROOT, _NUMA_NODE = f"{STANDARD_DOMAIN}/pcieRoot", f"{STANDARD_DOMAIN}/numaNode"
+_PCI_ADDRESS = f"{STANDARD_DOMAIN}/pciBusID"
 _MODULE_UUID = re.compile(r"module(0|[1-9][0-9]?)UUID")
-_DEVICE_KINDS = {"gpu": "gpu", "mig": "mig", "channel": "channel", "daemon": "daemon"}
 
 
 class PublishedDevices(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +44,7 @@ class _NodeDevices(NamedTuple):
 
 
 class DeviceCache:
-    """Devices that were read before: a node whose slices are as they were is not read again."""
+    """Devices of the previous reading: a node whose slices did not change is not read again."""
 
     def __init__(self) -> None:
         self._newest: tuple[list[Json], dict[str, _NodeDevices], PublishedDevices] = (
@@ -59,28 +54,23 @@ class DeviceCache:
         )
 
     def of(self, slices: Iterable[Json]) -> PublishedDevices:
-        """The pools of all nodes, and the devices of complete ones, both by node, driver and name.
-
-        Old generations of a pool do not count.
-        """
-        # Of itself it reads and writes its memory once: a reading that was given up may go on in a thread.
+        """The pools of all nodes, and the devices of their newest generation, by node, driver and name."""
+        # The state is read once and written once: an abandoned reading may still run in its thread.
         same, before, published = self._newest
-        told = list(slices)
-        # Who is asked often hands out the very objects that it has, and they are compared by address.
-        if told == same:
+        current = list(slices)
+        # A follower of the cluster returns the very same objects, which are compared by address.
+        if current == same:
             return published
-        nodes = {node: _read_node(some, before.get(node)) for node, some in _by_node(told).items()}
-        if len(nodes) != len(before) or any(one is not before.get(node) for node, one in nodes.items()):
-            published = _all_nodes(nodes)
-        self._newest = told, nodes, published
+        by_node = grouped((slice_["spec"].get("nodeName") or "", slice_) for slice_ in current)
+        nodes = {node: _read_node(some, before.get(node)) for node, some in by_node.items()}
+        if len(nodes) != len(before) or any(found is not before.get(node) for node, found in nodes.items()):
+            shown = [nodes[name].published for name in sorted(nodes)]
+            published = PublishedDevices(
+                devices=tuple(chain.from_iterable([found.devices for found in shown])),
+                pools=tuple(chain.from_iterable([found.pools for found in shown])),
+            )
+        self._newest = current, nodes, published
         return published
-
-
-def _by_node(slices: Iterable[Json]) -> Mapping[str, list[Json]]:
-    found: defaultdict[str, list[Json]] = defaultdict(list)
-    for slice_ in slices:
-        found[slice_["spec"].get("nodeName") or ""].append(slice_)
-    return found
 
 
 def _read_node(slices: list[Json], before: _NodeDevices | None) -> _NodeDevices:
@@ -88,32 +78,18 @@ def _read_node(slices: list[Json], before: _NodeDevices | None) -> _NodeDevices:
         return before
     newest = list(_newest(slices))
     trays = dict(_tray_keys(newest))
-    found = (device for one in newest for device in _devices(one, trays))
-    devices = tuple(sorted(found, key=lambda one: (one.driver, one.pool, one.name)))
-    return _NodeDevices(slices, PublishedDevices(devices=devices, pools=_pools(slices)))
-
-
-def _all_nodes(nodes: Mapping[str, _NodeDevices]) -> PublishedDevices:
-    told = [nodes[name].published for name in sorted(nodes)]
-    return PublishedDevices(
-        devices=tuple(chain.from_iterable([one.devices for one in told])),
-        pools=tuple(chain.from_iterable([one.pools for one in told])),
-    )
-
-
-def _pools(slices: Iterable[Json]) -> tuple[PoolRecord, ...]:
-    """Those of one node."""
-    found = {(*_pool(slice_), slice_["spec"].get("nodeName") or "") for slice_ in slices}
-    return tuple(PoolRecord(driver=driver, name=pool, node=node) for driver, pool, node in sorted(found))
+    found = (device for slice_ in newest for device in _devices(slice_, trays))
+    devices = tuple(sorted(found, key=lambda device: device.device_id))
+    names = {(*_pool(slice_), slice_["spec"].get("nodeName") or "") for slice_ in slices}
+    pools = tuple(PoolRecord(driver=driver, name=pool, node=node) for driver, pool, node in sorted(names))
+    return _NodeDevices(slices, PublishedDevices(devices=devices, pools=pools))
 
 
 def _newest(slices: Iterable[Json]) -> Iterator[Json]:
-    kept = list(slices)
-    generations: dict[tuple[str, str], int] = {}
-    for one in kept:
-        pool, generation = _pool(one), one["spec"]["pool"]["generation"]
-        generations[pool] = max(generation, generations.get(pool, generation))
-    return (one for one in kept if one["spec"]["pool"]["generation"] == generations[_pool(one)])
+    """The slices of the newest generation of each pool: a driver replaces a pool slice by slice."""
+    for some in grouped((_pool(slice_), slice_) for slice_ in slices).values():
+        generation = max(slice_["spec"]["pool"]["generation"] for slice_ in some)
+        yield from (slice_ for slice_ in some if slice_["spec"]["pool"]["generation"] == generation)
 
 
 def _pool(json: Json) -> tuple[str, str]:
@@ -153,9 +129,9 @@ def _attributes(device: Json) -> Attributes:
 
 
 def _kind(driver: str, attributes: Attributes) -> str:
-    said = str(attributes.get("type", ""))
+    kind = str(attributes.get("type", ""))
     if driver in (names.GPU_DRIVER, names.IMEX_DRIVER):
-        return _DEVICE_KINDS.get(said, "channel" if said == names.ISOLATED_CHANNEL_TYPE else said)
+        return "channel" if kind == names.ISOLATED_CHANNEL_TYPE else kind
     return "nic" if "rdma" in attributes or "ifName" in attributes else "other"
 
 
@@ -170,10 +146,10 @@ def _key(attributes: Attributes) -> GpuKey:
     )
 
 
-def _guid(said: object) -> Fact[int] | None:
-    """A fabric GUID, in hexadecimal digits; None for anything else, which any driver may publish."""
+def _guid(value: object) -> Fact[int] | None:
+    """A fabric GUID in hexadecimal digits; None for anything else, because any driver may publish it."""
     try:
-        guid = int(said, 16) if isinstance(said, str) else -1
+        guid = int(value, 16) if isinstance(value, str) else -1
     except ValueError:
         return None
     return Fact(guid, Source.NVML) if 0 <= guid < 1 << 64 else None
@@ -187,33 +163,24 @@ def _slot_key(attributes: Attributes, module: object) -> Fact[SlotKey] | None:
 
 
 def _tray_keys(slices: Iterable[Json]) -> Iterator[tuple[tuple[str, str], GpuKey]]:
-    """What IMEX devices tell of GPUs, by node and GPU UUID: other GPU drivers publish no place."""
+    """GPUs as IMEX devices publish them, by node and UUID: other GPU drivers publish no slot."""
     for slice_ in slices:
         node = slice_["spec"].get("nodeName") or ""
         for device in slice_["spec"].get("devices") or ():
             attributes = _attributes(device)
-            for module in _module_numbers(attributes):
-                uuid = attributes[f"module{module}UUID"]
-                yield (
-                    (node, uuid),
-                    GpuKey(
-                        place=_slot_key(attributes, module),
-                        fabric_guid=_guid(attributes.get(f"module{module}FabricGUID")),
+            for name, uuid in attributes.items():
+                found = _MODULE_UUID.fullmatch(name)
+                if found is not None and isinstance(uuid, str):
+                    key = GpuKey(
+                        place=_slot_key(attributes, int(found[1])),
+                        fabric_guid=_guid(attributes.get(f"module{found[1]}FabricGUID")),
                         gpu_uuid=Fact(uuid, Source.NVML),
-                    ),
-                )
-
-
-def _module_numbers(attributes: Attributes) -> Iterator[int]:
-    """Modules of whose GPU a tray's attributes name the UUID."""
-    for name, value in attributes.items():
-        found = _MODULE_UUID.fullmatch(name)
-        if found is not None and isinstance(value, str):
-            yield int(found[1])
+                    )
+                    yield (node, uuid), key
 
 
 def _merged_key(key: GpuKey, tray: GpuKey) -> GpuKey:
-    """The GPU's own device is nearer to it than the tray's; where they differ, it counts."""
+    """Both keys as one; if they contradict each other, that of the GPU's own device."""
     try:
         return merge_keys(key, tray)
     except Refused:

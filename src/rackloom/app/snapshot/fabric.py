@@ -10,7 +10,6 @@ Observations are decoded again only where their stored facts, or the owners of t
 changed.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from rackloom.core.diagnosis.snapshot import (
     NvlinkDomainRecord,
     PartitionRecord,
     SilentController,
+    grouped,
 )
 from rackloom.core.partitions.domain import (
     DefaultPartitionPolicy,
@@ -41,23 +41,23 @@ from rackloom.topology.join_key import SlotKey
 
 
 class Staleness(msgspec.Struct, frozen=True):
-    """When a reading is too old to tell how things are."""
+    """When a reading is too old to show the present state."""
 
     now: float
     seconds: float
-    """Age from which a reading counts for no more than what was once seen."""
+    """Age from which a reading shows only a former state."""
     reason: str = "the switch controller has not been read since"
     start: str = ""
-    """How to start the service that reads the fabrics, when it is not running; empty while it is."""
+    """A command that starts the service that reads the fabrics; empty while it runs."""
 
 
 class FabricSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All domains."""
+    """All domains; the fields are those of `SiteSnapshot`."""
 
     domains: tuple[NvlinkDomainRecord, ...]
-    gpus: tuple[FabricGpuRecord, ...]
+    fabric_gpus: tuple[FabricGpuRecord, ...]
     partitions: tuple[PartitionRecord, ...]
-    lost: tuple[LostPartition, ...]
+    lost_partitions: tuple[LostPartition, ...]
 
 
 class _EndpointReading(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class _EndpointReading(msgspec.Struct, frozen=True):
 
 
 class _Unknown(NamedTuple):
-    """Why the newest reading of a domain does not say how things are."""
+    """Why the newest reading of a domain does not show the present state."""
 
     since: float | None = None
     reason: str = ""
@@ -77,69 +77,65 @@ class _Unknown(NamedTuple):
 _CURRENT = _Unknown()
 
 
-def read_fabrics(conn: sa.Connection, stale: Staleness, known: ReadCache | None = None) -> FabricSnapshot:
-    """What the records know of every domain. Readings that are old or lost keep what they showed.
-
-    `known` remembers what readings showed.
-    """
-    known = known or ReadCache()
-    readings = _readings(conn)
-    paused = set(conn.execute(sa.select(domain_pause.c.domain)).scalars())
-    owners, disputed, policies = (
-        _logical_by_partition(conn),
-        conflicts.conflicts_by_domain(conn),
-        intent.default_partition_policies(conn),
-    )
-    seen: list[NvlinkDomainRecord] = []
-    shown: dict[str, _DomainFacts] = {}
-    for domain in sorted(readings):
-        newest = _newest(readings[domain])
-        doubt = _unknown(readings[domain], newest, stale, disputed.get(domain))
-        one = _domain(domain, readings[domain], newest, doubt)
-        policy = policies.get(domain, DefaultPartitionPolicy.KEEP).value
-        seen.append(msgspec.structs.replace(one, paused=domain in paused, default_policy=policy))
-        if newest is not None:
-            shown[domain] = _DomainFacts(newest.facts, owners.get(domain, {}))
-    told = known.again(shown, _told)
-    return FabricSnapshot(
-        domains=tuple(seen),
-        gpus=tuple(gpu for gpus, _ in told for gpu in gpus),
-        partitions=tuple(partition for _, partitions in told for partition in partitions),
-        lost=tuple(_lost_partitions(conn)),
-    )
-
-
 class _DomainFacts(msgspec.Struct, frozen=True):
-    """What a domain's newest reading shows, and the site's own records of its partitions."""
+    """What a domain's newest reading shows, and the site's records of its partitions."""
 
     facts: str
     owners: Mapping[str, str]
 
 
-def _told(shown: _DomainFacts) -> tuple[tuple[FabricGpuRecord, ...], tuple[PartitionRecord, ...]]:
+def read_fabrics(conn: sa.Connection, stale: Staleness, cache: ReadCache | None = None) -> FabricSnapshot:
+    """Every domain as the records have it. Readings that are old or lost keep what they showed."""
+    cache = cache or ReadCache()
+    readings = _readings(conn)
+    paused = set(conn.execute(sa.select(domain_pause.c.domain)).scalars())
+    owners = _logical_by_partition(conn)
+    disputed, policies = conflicts.conflicts_by_domain(conn), intent.default_partition_policies(conn)
+    domains: list[NvlinkDomainRecord] = []
+    shown: dict[str, _DomainFacts] = {}
+    for uuid in sorted(readings):
+        newest = _newest(readings[uuid])
+        doubt = _unknown(readings[uuid], newest, stale, disputed.get(uuid))
+        domain = _domain(uuid, readings[uuid], newest, doubt)
+        policy = policies.get(uuid, DefaultPartitionPolicy.KEEP).value
+        domains.append(msgspec.structs.replace(domain, paused=uuid in paused, default_policy=policy))
+        # Also a lost reading is shown: the map draws what was last known as unknown.
+        if newest is not None:
+            shown[uuid] = _DomainFacts(newest.facts, owners.get(uuid, {}))
+    decoded = cache.again(shown, _decoded)
+    return FabricSnapshot(
+        domains=tuple(domains),
+        fabric_gpus=tuple(gpu for gpus, _ in decoded for gpu in gpus),
+        partitions=tuple(partition for _, partitions in decoded for partition in partitions),
+        lost_partitions=tuple(_lost_partitions(conn)),
+    )
+
+
+def _decoded(shown: _DomainFacts) -> tuple[tuple[FabricGpuRecord, ...], tuple[PartitionRecord, ...]]:
     observed = latest.decode_facts(shown.facts)
-    return tuple(_gpus(observed)), tuple(_partitions(observed, shown.owners))
+    partitions = sorted(observed.partitions, key=lambda partition: partition.id)
+    return tuple(_gpus(observed, partitions)), tuple(
+        _partition(observed.domain, partition, shown.owners.get(partition.name)) for partition in partitions
+    )
 
 
 def _readings(conn: sa.Connection) -> Mapping[str, list[_EndpointReading]]:
-    """By domain. A controller that never answered is a domain of its own, named by its address."""
-    spoken_to = {
-        all_endpoint.id: all_endpoint.chassis_serials for all_endpoint in endpoints.all_endpoints(conn)
-    }
+    """Readings by domain. A controller that never answered counts as a domain named by its address."""
+    chassis = {known.id: known.chassis_serials for known in endpoints.all_endpoints(conn)}
     rows = conn.execute(
         sa.select(endpoint.c.id, endpoint.c.url, endpoint.c.domain.label("domain"), observation)
         .join(observation, observation.c.endpoint_id == endpoint.c.id, isouter=True)
         .order_by(endpoint.c.url)
     )
-    found: defaultdict[str, list[_EndpointReading]] = defaultdict(list)
-    for row in rows:
-        if row.id in spoken_to:
-            found[row.domain or row.url].append(_EndpointReading(row.url, spoken_to[row.id], row))
-    return found
+    return grouped(
+        (row.domain or row.url, _EndpointReading(row.url, chassis[row.id], row))
+        for row in rows
+        if row.id in chassis
+    )
 
 
 def _newest(readings: Iterable[_EndpointReading]) -> Any | None:
-    """The row that counts, though it be lost; None where nothing was ever read."""
+    """The newest valid row, even if it was lost since; None if nothing was ever read."""
     rows = [reading.row for reading in readings if reading.row.facts is not None]
     return latest.newest_valid_row(rows) if rows else None
 
@@ -169,7 +165,7 @@ def _unknown(
     stale: Staleness,
     dispute: conflicts.ControllerConflict | None,
 ) -> _Unknown:
-    """One controller that can be read is enough, and only a recent reading says how things are."""
+    """One readable controller is enough, and only a recent reading shows the present state."""
     if newest is None or newest.unknown_since is not None:
         return _unknown_by_silence(readings, stale.now)
     if stale.now - newest.observed_at > stale.seconds:
@@ -184,13 +180,10 @@ def _unknown_by_silence(readings: list[_EndpointReading], now: float) -> _Unknow
     return _Unknown(last.unknown_since, last.unknown_reason or "")
 
 
-def _gpus(observed: DomainObservation) -> Iterator[FabricGpuRecord]:
-    holders: defaultdict[int, list[int]] = defaultdict(list)
-    for partition in sorted(observed.partitions, key=lambda one: one.id):
-        for guid in partition.members:
-            holders[guid].append(partition.id)
-    for gpu in sorted(observed.gpus, key=lambda one: (one.tray_index, one.module_id)):
-        yield _gpu(observed.domain, gpu, holders.get(gpu.guid, []))
+def _gpus(observed: DomainObservation, partitions: Iterable[ObservedPartition]) -> Iterator[FabricGpuRecord]:
+    holders = grouped((guid, partition.id) for partition in partitions for guid in partition.members)
+    for gpu in sorted(observed.gpus, key=lambda gpu: (gpu.tray_index, gpu.module_id)):
+        yield _gpu(observed.domain, gpu, holders[gpu.guid])
 
 
 def _gpu(domain: str, gpu: ObservedGpu, holders: list[int]) -> FabricGpuRecord:
@@ -207,22 +200,14 @@ def _gpu(domain: str, gpu: ObservedGpu, holders: list[int]) -> FabricGpuRecord:
     )
 
 
-def _partitions(observed: DomainObservation, owners: Mapping[str, str]) -> Iterator[PartitionRecord]:
-    for partition in sorted(observed.partitions, key=lambda one: one.id):
-        yield _partition(observed.domain, partition, owners.get(partition.name))
-
-
-def _partition(domain: str, observed_partition: ObservedPartition, recorded: str | None) -> PartitionRecord:
-    owner = found.classify_owner(observed_partition, recorded)
-    known = observed_partition.health is not PartitionHealth.UNKNOWN
+def _partition(domain: str, partition: ObservedPartition, recorded: str | None) -> PartitionRecord:
+    owner, health = found.classify_owner(partition, recorded), partition.health
     return PartitionRecord(
         domain=domain,
-        id=observed_partition.id,
-        name=observed_partition.name,
-        healthy=observed_partition.health is PartitionHealth.HEALTHY if known else None,
-        problem=""
-        if observed_partition.health is PartitionHealth.HEALTHY
-        else observed_partition.health.name,
+        id=partition.id,
+        name=partition.name,
+        healthy=health is PartitionHealth.HEALTHY if health is not PartitionHealth.UNKNOWN else None,
+        problem="" if health is PartitionHealth.HEALTHY else health.name,
         logical=recorded if owner is found.Owner.SITE else None,
         default=owner is found.Owner.DEFAULT,
         owner=owner.value,
@@ -230,11 +215,10 @@ def _partition(domain: str, observed_partition: ObservedPartition, recorded: str
 
 
 def _logical_by_partition(conn: sa.Connection) -> Mapping[str, dict[str, str]]:
-    """The logical partition of each of our partitions, by domain and name."""
-    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for row in conn.execute(sa.select(owned_partition)):
-        found[row.domain][row.name] = row.logical_partition_id
-    return found
+    """The logical partition of each of the site's partitions, by domain and name."""
+    rows = conn.execute(sa.select(owned_partition))
+    names = grouped((row.domain, (row.name, row.logical_partition_id)) for row in rows)
+    return {domain: dict(pairs) for domain, pairs in names.items()}
 
 
 def _lost_partitions(conn: sa.Connection) -> Iterator[LostPartition]:

@@ -25,14 +25,14 @@ from rackloom.errors import Refused, Retry
 T = TypeVar("T")
 RETRY_SECONDS = 5.0
 READ_ATTEMPTS = 3
-"""Of one reading. On a busy machine a reader that was kept from running for two seconds loses its connection:
-the server ends transactions that are idle for so long, whoever's they are."""
+"""Attempts of one reading. The server ends transactions that are idle for two seconds, and on a busy machine
+a reader may be kept from running that long."""
 _TEMPORARY_SQLSTATES = ("08", "53", "57P")
-"""Beginnings of the SQLSTATE of a server that is out of reach, out of resources, or starts or stops."""
+"""Prefixes of the SQLSTATE of a server that cannot be reached, lacks resources, or starts or stops."""
 
 
 class RecordReader(Protocol):
-    """Whoever can run a function on one consistent state of the records."""
+    """Runs a function on one consistent state of the records."""
 
     async def read(self, fn: Callable[[sa.Connection], T]) -> T:
         """Run `fn(conn)`; writing is an error."""
@@ -44,15 +44,15 @@ class PostgresRecordReader:
 
     def __init__(self, url: str) -> None:
         """`url` is postgresql://...; nothing is connected yet. Raises Refused for another kind of URL."""
-        # Imported where it is wanted: a site on SQLite needs no PostgreSQL driver.
+        # Imported on use: a site on SQLite needs no PostgreSQL driver.
         from rackloom.carve.store.postgres import engine_of
 
         self._engine = engine_of(url)
 
     async def read(self, fn: Callable[[sa.Connection], T]) -> T:
-        """Run `fn(conn)` in one read transaction, and again in another one where the connection was lost.
+        """Run `fn(conn)` in one read transaction, and again in a new one if the connection was lost.
 
-        Raises Retry when the server cannot be reached, Refused for a database that is none of ours.
+        Raises Retry if the server cannot be reached, Refused for a database that is not a site's.
         """
         for _ in range(READ_ATTEMPTS - 1):
             with suppress(Retry):
@@ -70,26 +70,25 @@ class PostgresRecordReader:
             raise _classify(error) from error
 
     async def close(self) -> None:
-        """Give the connection back."""
+        """Close all connections."""
         await self._engine.dispose()
 
 
 def _classify(error: sa.exc.DBAPIError) -> Retry | Refused:
-    """Whether it may go well another time, by what the server said; a server that said nothing may."""
+    """Whether another attempt may succeed, by the SQLSTATE; without one it may."""
     cause = getattr(error.orig, "__cause__", None) or error.orig or error
-    said = f"the database cannot be read: {_error_text(cause)}"
+    problem = f"the database cannot be read: {_error_text(cause)}"
     state = getattr(error.orig, "sqlstate", None) or getattr(cause, "sqlstate", None)
     if state is None or state.startswith(_TEMPORARY_SQLSTATES):
-        return Retry(said, after=RETRY_SECONDS)
+        return Retry(problem, after=RETRY_SECONDS)
     return Refused(
-        said,
+        problem,
         nearest_fix="name the database of the site, or start the site once with this version, which brings "
         "its tables up to date",
     )
 
 
 def _error_text(error: BaseException) -> str:
-    """What an error says; where it says nothing, what it is called."""
     return str(error) or type(error).__name__
 
 
@@ -97,18 +96,21 @@ class SqliteRecordReader:
     """The `site.db` of a home."""
 
     def __init__(self, home: Path) -> None:
-        """Raises Refused where there is none."""
+        """Raises Refused if there is none."""
         self._file = home / DATABASE
         if not self._file.is_file():
             raise Refused(
                 f"there is no site in {home}", nearest_fix="name the home of `rackloom up` with --home"
             )
-        query = {"mode": "ro", "uri": "true", **({} if _has_wal(self._file) else {"immutable": "1"})}
+        # After a clean stop there is no WAL, and an ordinary reader would create WAL files as the user who
+        # runs the doctor. The service might then be unable to open them (sqlite.org, "Read-Only Databases").
+        wal = self._file.with_name(f"{self._file.name}-wal")
+        query = {"mode": "ro", "uri": "true", **({} if wal.exists() else {"immutable": "1"})}
         url = sa.URL.create("sqlite", database=f"file:{quote(str(self._file))}", query=query)
         self._engine = sa.create_engine(url, poolclass=NullPool)
 
     async def read(self, fn: Callable[[sa.Connection], T]) -> T:
-        """Run `fn(conn)` in one read transaction. Raises Refused for a database that is none of ours."""
+        """Run `fn(conn)` in one read transaction. Raises Refused for a database that is not a site's."""
         try:
             with self._engine.connect() as conn:
                 return fn(conn)
@@ -119,17 +121,8 @@ class SqliteRecordReader:
             ) from error
 
 
-def _has_wal(file: Path) -> bool:
-    """Whether there may be something in the WAL.
-
-    After a clean stop there is none, and a reader that is not told so would make one: files of whoever runs
-    the doctor, which the service might then not be able to open (sqlite.org, "Read-Only Databases").
-    """
-    return file.with_name(f"{file.name}-wal").exists()
-
-
 def is_running(home: Path) -> bool:
-    """Whether a process has the home's lock. The lock is shared for an instant, and given back."""
+    """Whether a process holds the home's lock, tested with a shared lock that closing the file releases."""
     try:
         with (home / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

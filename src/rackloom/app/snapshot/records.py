@@ -49,20 +49,19 @@ _END_OF_VALUE, _NULL = "\x1f", "\x1e"
 
 
 class RowGroups:
-    """What a statement selects, whose first column names the group that a row is of, and is its order too."""
+    """The rows of a statement, grouped and ordered by its first column."""
 
     def __init__(self, statement: sa.Select[Any]) -> None:
         first, *_ = statement.selected_columns
-        told = statement.order_by(None).subquery()
-        name, *others = told.c
+        name, *others = statement.order_by(None).subquery().c
         text = sa.func.aggregate_strings(reduce(add, map(_as_text, others)), "")
         self._digests = sa.select(name, text).group_by(name).order_by(name)
         self._some = statement.where(first.in_(sa.bindparam("groups", expanding=True)))
 
-    def of(self, conn: sa.Connection, known: ReadCache) -> Mapping[str, GroupRows]:
-        """All rows by group; where a group is as it was, the very rows that `known` remembers."""
+    def of(self, conn: sa.Connection, cache: ReadCache) -> Mapping[str, GroupRows]:
+        """All rows by group; an unchanged group keeps the very rows of the cache."""
         digests = {row[0]: row[1] for row in conn.execute(self._digests).all()}
-        return known.unless(digests, self._fetched, conn)
+        return cache.unless(digests, self._fetched, conn)
 
     def _fetched(self, conn: sa.Connection, groups: Collection[str]) -> Mapping[str, GroupRows]:
         return _in_groups(conn.execute(self._some, {"groups": list(groups)}).all())
@@ -85,7 +84,7 @@ _NOT_SICK = (GpuHealth.HEALTHY, GpuHealth.UNKNOWN)
 
 
 class SiteRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a site's records that a picture shows."""
+    """All of a site's records that a snapshot shows."""
 
     machines: tuple[MachineRecord, ...]
     instance_gpus: tuple[InstanceGpuRecord, ...]
@@ -95,14 +94,14 @@ class SiteRecords(msgspec.Struct, frozen=True, kw_only=True):
     vpcs: Mapping[str, str]
 
 
-def read_records(conn: sa.Connection, known: ReadCache | None = None) -> SiteRecords:
-    """Everything, in a handful of queries whatever the site's size; `known` remembers what rows told."""
-    known = known or ReadCache()
+def read_records(conn: sa.Connection, cache: ReadCache | None = None) -> SiteRecords:
+    """All records, in a handful of queries whatever the size of the site."""
+    cache = cache or ReadCache()
     fixes = _column_by_key(conn, blocked_gpu.c.guid, blocked_gpu.c.fix)
     return SiteRecords(
-        machines=tuple(chain.from_iterable(known.again(_chassis_rows(conn, known), _machines))),
+        machines=tuple(chain.from_iterable(cache.again(_chassis_rows(conn, cache), _machines))),
         instance_gpus=tuple(
-            chain.from_iterable(known.again(_interface_rows(conn, known, fixes), _instance_gpus))
+            chain.from_iterable(cache.again(_interface_rows(conn, cache, fixes), _instance_gpus))
         ),
         moved_gpus=tuple(_moved_gpus(conn)),
         logicals=tuple(_logical_partitions(conn)),
@@ -135,7 +134,7 @@ _MACHINE_ROWS = RowGroups(
     )
     .order_by(machine.c.chassis_serial, machine.c.slot)
 )
-"""By chassis, and so are their GPUs, and what is asked for these."""
+"""Grouped by chassis, like the two statements below."""
 _GPU_ROWS = RowGroups(
     sa.select(
         machine.c.chassis_serial,
@@ -184,10 +183,10 @@ class _ChassisRows(msgspec.Struct, frozen=True):
     gpus: GroupRows
 
 
-def _chassis_rows(conn: sa.Connection, known: ReadCache) -> dict[str, _ChassisRows]:
-    gpus = _GPU_ROWS.of(conn, known)
+def _chassis_rows(conn: sa.Connection, cache: ReadCache) -> dict[str, _ChassisRows]:
+    gpus = _GPU_ROWS.of(conn, cache)
     return {
-        name: _ChassisRows(rows, gpus.get(name, ())) for name, rows in _MACHINE_ROWS.of(conn, known).items()
+        name: _ChassisRows(rows, gpus.get(name, ())) for name, rows in _MACHINE_ROWS.of(conn, cache).items()
     }
 
 
@@ -205,7 +204,7 @@ def _machine(row: Any, gpus: GroupRows) -> MachineRecord:
         chassis_serial=row.chassis_serial,
         slot=row.slot,
         tray_index=row.tray_index,
-        gpus=tuple(_gpu_key(row, one) for one in gpus),
+        gpus=tuple(_gpu_key(row, gpu) for gpu in gpus),
         status=row.shown_status,
         health=", ".join(sick),
         cordoned=row.cordon_reason is not None,
@@ -226,36 +225,34 @@ def _gpu_key(tray: Any, gpu: Any) -> GpuKey:
 
 
 class _InterfaceRows(msgspec.Struct, frozen=True):
-    """The rows of the interfaces of instances in a chassis, and what would let their GPUs be had."""
+    """The rows of the interfaces of instances in a chassis, and the nearest fix for each."""
 
     rows: GroupRows
     fixes: tuple[str, ...]
 
 
 def _interface_rows(
-    conn: sa.Connection, known: ReadCache, fixes: Mapping[str, str]
+    conn: sa.Connection, cache: ReadCache, fixes: Mapping[str, str]
 ) -> dict[str, _InterfaceRows]:
-    found = _INTERFACE_ROWS.of(conn, known)
     return {
         name: _InterfaceRows(rows, tuple(fixes.get(row.guid) or "" for row in rows))
-        for name, rows in found.items()
+        for name, rows in _INTERFACE_ROWS.of(conn, cache).items()
     }
 
 
-def _instance_gpus(wishes: _InterfaceRows) -> tuple[InstanceGpuRecord, ...]:
-    return tuple(_instance_gpu(row, fix) for row, fix in zip(wishes.rows, wishes.fixes, strict=True))
-
-
-def _instance_gpu(row: Any, fix: str) -> InstanceGpuRecord:
-    return InstanceGpuRecord(
-        instance=row.instance_id,
-        machine=row.machine_id,
-        module_id=row.device_instance + 1,
-        logical=row.logical_partition_id,
-        status=row.status,
-        since=row.updated,
-        problem=row.reason or "",
-        fix=fix,
+def _instance_gpus(interfaces: _InterfaceRows) -> tuple[InstanceGpuRecord, ...]:
+    return tuple(
+        InstanceGpuRecord(
+            instance=row.instance_id,
+            machine=row.machine_id,
+            module_id=row.device_instance + 1,
+            logical=row.logical_partition_id,
+            status=row.status,
+            since=row.updated,
+            problem=row.reason or "",
+            fix=fix,
+        )
+        for row, fix in zip(interfaces.rows, interfaces.fixes, strict=True)
     )
 
 

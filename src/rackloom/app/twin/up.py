@@ -144,7 +144,7 @@ async def running_twin(home: Home, *, port: int, racks: int, profile: str) -> As
 
 
 def _change_counter(kube: FakeKube) -> Callable[[], int]:
-    """Counts what changes in a cluster, without the heartbeats of its nodes: they change no picture."""
+    """Counts what changes in a cluster, without the heartbeats of its nodes: they change no snapshot."""
     seen = 0
 
     def hear(kind: ResourceKind, _: Object) -> None:

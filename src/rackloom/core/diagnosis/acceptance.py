@@ -10,32 +10,31 @@ that a buyer gets.
 The result also lists for each node whether it has NVLink and which NVLink domain it is in.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 
 import msgspec
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import unfolded
 from rackloom.core.diagnosis.findings import CheckState, Finding
 from rackloom.core.diagnosis.index import SnapshotIndex, at_node
-from rackloom.core.diagnosis.snapshot import Layer, SiteSnapshot
+from rackloom.core.diagnosis.snapshot import Layer, SiteSnapshot, grouped
 
 
 class AcceptanceOutcome(StrEnum):
-    """Of one test."""
+    """The outcome of one test."""
 
     PASS = "pass"  # noqa: S105 (a word, no password)
     FAIL = "fail"
     UNKNOWN = "unknown"
-    """What it is about could not be read, or is not there."""
+    """Its subject could not be read, or does not exist."""
     NOT_RUN = "not run"
-    """Looking does not decide it."""
+    """A snapshot does not decide it."""
 
 
 class AcceptanceResult(msgspec.Struct, frozen=True):
-    """One test."""
+    """The result of one test."""
 
     id: str
     name: str
@@ -44,7 +43,7 @@ class AcceptanceResult(msgspec.Struct, frozen=True):
 
 
 class NodeNvlink(msgspec.Struct, frozen=True):
-    """What a provider is asked per node."""
+    """What the suite asks a provider for each node."""
 
     node: str
     nvlink_supported: bool
@@ -58,224 +57,193 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """Seconds since the epoch."""
     simulated: bool
-    """Some of it, or all: then it passes nothing."""
+    """Whether any layer is simulated; then no test passes."""
     results: tuple[AcceptanceResult, ...]
     nodes: tuple[NodeNvlink, ...]
 
 
-_NODE_SERVES = (catalogue.MESH, catalogue.ACTIVE, catalogue.NODE_READY)
-"""A daemon's last word is left in the cluster, also of a node that is without power since."""
-AcceptanceTest = Callable[
-    [SnapshotIndex, Mapping[str, list[Finding]]], tuple[AcceptanceOutcome, tuple[str, ...]]
-]
+_NODE_SERVES = (Check.MESH, Check.ACTIVE, Check.NODE_READY)
+"""Mesh and conditions are the last reports of daemons and stay in the cluster when a node loses power."""
+Findings = Mapping[str, list[Finding]]
+Decision = tuple[AcceptanceOutcome, tuple[str, ...]]
+"""An outcome with its evidence."""
+AcceptanceTest = Callable[[SnapshotIndex, Findings], Decision]
 
 
-def acceptance(picture: SiteSnapshot) -> Acceptance:
+def acceptance(snapshot: SiteSnapshot) -> Acceptance:
     """Every test of the suite that is about NVLink, IMEX or ComputeDomains, and each node's domain."""
-    view = SnapshotIndex(picture)
-    found: defaultdict[str, list[Finding]] = defaultdict(list)
-    for one in unfolded(view):
-        found[one.check].append(one)
+    index = SnapshotIndex(snapshot)
+    findings = grouped((finding.check, finding) for finding in unfolded(index))
     results = tuple(
-        AcceptanceResult(id_, name, *_without_simulated_pass(view, judge(view, found)))
-        for id_, name, judge in _TESTS
+        AcceptanceResult(id_, name, *_without_simulated_pass(snapshot, decide(index, findings)))
+        for id_, name, decide in _TESTS
     )
-    nodes = tuple(_node_nvlink(view))
-    return Acceptance(at=picture.at, simulated=bool(picture.simulated), results=results, nodes=nodes)
+    nodes = tuple(_node_nvlink(index))
+    return Acceptance(at=snapshot.at, simulated=bool(snapshot.simulated), results=results, nodes=nodes)
 
 
-def _without_simulated_pass(
-    view: SnapshotIndex, result: tuple[AcceptanceOutcome, tuple[str, ...]]
-) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
-    """What holds in a simulation is said of nothing that a buyer gets."""
-    outcome, evidence = result
-    simulated = view.picture.simulated
-    if outcome is not AcceptanceOutcome.PASS or not simulated:
-        return result
-    return AcceptanceOutcome.NOT_RUN, (f"simulated: {', '.join(simulated)}", *evidence)
+def _without_simulated_pass(snapshot: SiteSnapshot, decision: Decision) -> Decision:
+    """A pass in a simulation proves nothing about the machines that a buyer gets."""
+    outcome, evidence = decision
+    if outcome is not AcceptanceOutcome.PASS or not snapshot.simulated:
+        return decision
+    return AcceptanceOutcome.NOT_RUN, (f"simulated: {', '.join(snapshot.simulated)}", *evidence)
 
 
-def _node_nvlink(view: SnapshotIndex) -> Iterator[NodeNvlink]:
-    for node in view.picture.nodes:
-        domains = {chain.fabric.domain for chain in view.by_node.get(node.name, ()) if chain.fabric}
+def _node_nvlink(index: SnapshotIndex) -> Iterator[NodeNvlink]:
+    for node in index.snapshot.nodes:
+        domains = {chain.fabric.domain for chain in index.by_node.get(node.name, ()) if chain.fabric}
         domain = domains.pop() if len(domains) == 1 else None
         yield NodeNvlink(node.name, domain is not None or node.clique is not None, domain)
 
 
-def _nvlink_partitioning(
-    view: SnapshotIndex, found: Mapping[str, list[Finding]]
-) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
-    ours = [partition for partition in view.picture.partitions if partition.owner == "site"]
-    checks = (catalogue.ISOLATION, catalogue.ONE_PARTITION, catalogue.PARTITION_THERE, catalogue.INTERFACE)
-    told = f"{len(ours)} partitions hold what tenants asked for, and each GPU is in at most one"
-    return _decide_by_checks(view, Layer.FABRIC, bool(ours), found, checks, told)
+def _nvlink_partitioning(index: SnapshotIndex, findings: Findings) -> Decision:
+    ours = [partition for partition in index.snapshot.partitions if partition.owner == "site"]
+    checks = (Check.ISOLATION, Check.ONE_PARTITION, Check.PARTITION_THERE, Check.INTERFACE)
+    proof = f"{len(ours)} partitions hold what tenants asked for, and each GPU is in at most one"
+    return _decide_by_checks(index, Layer.FABRIC, bool(ours), findings, checks, proof)
 
 
-def _partition_listing(
-    view: SnapshotIndex, found: Mapping[str, list[Finding]]
-) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
-    told = f"{len(view.picture.partitions)} partitions and {len(view.picture.logicals)} logical ones listed"
-    return _decide_by_checks(
-        view, Layer.FABRIC, bool(view.picture.partitions), found, (catalogue.PARTITION_THERE,), told
-    )
+def _partition_listing(index: SnapshotIndex, findings: Findings) -> Decision:
+    listed, logicals = index.snapshot.partitions, index.snapshot.logicals
+    proof = f"{len(listed)} partitions and {len(logicals)} logical ones listed"
+    return _decide_by_checks(index, Layer.FABRIC, bool(listed), findings, (Check.PARTITION_THERE,), proof)
 
 
-def _shared_partition_id(
-    view: SnapshotIndex, found: Mapping[str, list[Finding]]
-) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
+def _shared_partition_id(index: SnapshotIndex, findings: Findings) -> Decision:
     """Two instances that ask for one logical partition in one domain are in one physical partition."""
-    instances: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-    ids: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
-    for chain in view.chains:
-        if chain.wanted is not None and chain.wanted.logical and chain.fabric and chain.partition:
-            at = (chain.fabric.domain, chain.wanted.logical)
-            instances[at].add(chain.wanted.instance)
-            ids[at].add(chain.partition.id)
-    pairs = [at for at, several in instances.items() if len(several) > 1]
-    if not pairs:
+    members = grouped(
+        ((chain.fabric.domain, chain.wanted.logical), (chain.wanted.instance, chain.partition.id))
+        for chain in index.chains
+        if chain.wanted is not None and chain.wanted.logical and chain.fabric and chain.partition
+    )
+    shared = {key: found for key, found in members.items() if len({instance for instance, _ in found}) > 1}
+    if not shared:
         return AcceptanceOutcome.UNKNOWN, ("no two instances share a logical partition within a domain",)
-    apart = [f"domain {at[0]}: partitions {sorted(ids[at])}" for at in pairs if len(ids[at]) > 1]
+    ids = {key: sorted({id_ for _, id_ in found}) for key, found in shared.items()}
+    apart = tuple(f"domain {key[0]}: partitions {found}" for key, found in ids.items() if len(found) > 1)
     if apart:
-        return AcceptanceOutcome.FAIL, tuple(apart)
-    told = f"{len(pairs)} logical partitions with several instances have one partition id each"
-    return _decide_by_checks(view, Layer.FABRIC, True, found, (), told)
+        return AcceptanceOutcome.FAIL, apart
+    proof = f"{len(shared)} logical partitions with several instances have one partition id each"
+    return _decide_by_checks(index, Layer.FABRIC, True, findings, (), proof)
 
 
-def _instances_ready(
-    view: SnapshotIndex, found: Mapping[str, list[Finding]]
-) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
-    asked = [one for one in view.picture.instance_gpus if one.logical is not None]
-    told = f"{len(asked)} GPUs of instances are in the partitions they were asked into"
-    return _decide_by_checks(view, Layer.FABRIC, bool(asked), found, (catalogue.INTERFACE,), told)
+def _instances_ready(index: SnapshotIndex, findings: Findings) -> Decision:
+    requested = [gpu for gpu in index.snapshot.instance_gpus if gpu.logical is not None]
+    proof = f"{len(requested)} GPUs of instances are in the partitions they were asked into"
+    return _decide_by_checks(index, Layer.FABRIC, bool(requested), findings, (Check.INTERFACE,), proof)
 
 
-def _imex_matrix(
-    view: SnapshotIndex, found: Mapping[str, list[Finding]]
-) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
-    told = f"{len(view.picture.meshes)} IMEX daemons reach all their peers"
-    about = _limited_to_nodes(found, {mesh.node for mesh in view.picture.meshes})
-    return _decide_by_checks(view, Layer.CLUSTER, bool(view.picture.meshes), about, _NODE_SERVES, told)
+def _imex_matrix(index: SnapshotIndex, findings: Findings) -> Decision:
+    meshes = index.snapshot.meshes
+    proof = f"{len(meshes)} IMEX daemons reach all their peers"
+    relevant = _limited_to_nodes(findings, {mesh.node for mesh in meshes})
+    return _decide_by_checks(index, Layer.CLUSTER, bool(meshes), relevant, _NODE_SERVES, proof)
 
 
-def _limited_to_nodes(
-    found: Mapping[str, list[Finding]], nodes: Collection[str]
-) -> Mapping[str, list[Finding]]:
-    """Of the findings about nodes themselves those about these; all others."""
+def _limited_to_nodes(findings: Findings, nodes: Collection[str]) -> Findings:
+    """The findings without those about the readiness of other nodes."""
     places = {at_node(node) for node in nodes}
-    theirs = [one for one in found.get(catalogue.NODE_READY, ()) if not places.isdisjoint(one.where)]
-    return {**found, catalogue.NODE_READY: theirs}
+    relevant = [finding for finding in findings.get(Check.NODE_READY, ()) if places & {*finding.where}]
+    return {**findings, Check.NODE_READY: relevant}
 
 
-def _daemon_per_node(
-    view: SnapshotIndex, found: Mapping[str, list[Finding]]
-) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
-    """On each node with a pod of a ComputeDomain runs a daemon of it."""
-    meshed = {(mesh.domain, mesh.node) for mesh in view.picture.meshes}
-    domains = {f"{claim.namespace}/{claim.name}": claim.domain for claim in view.picture.claims}
+def _daemon_per_node(index: SnapshotIndex, findings: Findings) -> Decision:
+    """On each node with a pod of a ComputeDomain runs a daemon of that ComputeDomain."""
+    meshed = {(mesh.domain, mesh.node) for mesh in index.snapshot.meshes}
+    domains = {claim.key: claim.domain for claim in index.snapshot.claims}
     needed = {
         (uid, pod.node)
-        for pod in view.picture.pods
+        for pod in index.snapshot.pods
         for claim in pod.claims.values()
         if pod.node and (uid := domains.get(f"{pod.namespace}/{claim}"))
     }
     lacking = sorted(node for uid, node in needed if (uid, node) not in meshed)
     if lacking and meshed:
         return AcceptanceOutcome.FAIL, tuple(f"no daemon on node {node}" for node in lacking)
-    told = f"a daemon on each of {len(needed)} nodes"
-    about = _limited_to_nodes(found, {node for _, node in needed})
-    return _decide_by_checks(view, Layer.CLUSTER, bool(needed), about, _NODE_SERVES, told)
+    proof = f"a daemon on each of {len(needed)} nodes"
+    relevant = _limited_to_nodes(findings, {node for _, node in needed})
+    return _decide_by_checks(index, Layer.CLUSTER, bool(needed), relevant, _NODE_SERVES, proof)
 
 
-def _bandwidth(
-    view: SnapshotIndex, found: Mapping[str, list[Finding]]
-) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
-    if not view.picture.transfers:
+def _bandwidth(index: SnapshotIndex, findings: Findings) -> Decision:
+    transfers = index.snapshot.transfers
+    if not transfers:
         return AcceptanceOutcome.NOT_RUN, ("no transfer was recorded: rackloom transfer run --save FILE",)
-    if any(transfer.emulated for transfer in view.picture.transfers):
+    if any(transfer.emulated for transfer in transfers):
         return AcceptanceOutcome.NOT_RUN, ("the newest transfers ran over emulated links",)
-    told = f"{len(view.picture.transfers)} transfers kept what the topology promises"
-    return _decide_by_checks(view, Layer.TRANSFER, True, found, (catalogue.TRANSFER,), told)
+    proof = f"{len(transfers)} transfers kept what the topology promises"
+    return _decide_by_checks(index, Layer.TRANSFER, True, findings, (Check.TRANSFER,), proof)
 
 
-def _clean_after_workload(
-    view: SnapshotIndex, found: Mapping[str, list[Finding]]
-) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
-    checks = (catalogue.PARTITION_OWNED, catalogue.SLICE_OF_NODE, catalogue.DEVICE_THERE)
-    told = "no partition, slice or claim is left of something that is gone"
-    by_cluster = _decide_by_checks(view, Layer.CLUSTER, bool(view.picture.nodes), found, checks, told)
+def _clean_after_workload(index: SnapshotIndex, findings: Findings) -> Decision:
+    checks = (Check.PARTITION_OWNED, Check.SLICE_OF_NODE, Check.DEVICE_THERE)
+    proof = "no partition, slice or claim is left of something that is gone"
+    by_cluster = _decide_by_checks(index, Layer.CLUSTER, bool(index.snapshot.nodes), findings, checks, proof)
     if by_cluster[0] is not AcceptanceOutcome.PASS:
         return by_cluster
-    return _decide_by_checks(view, Layer.FABRIC, bool(view.picture.domains), found, checks, told)
+    return _decide_by_checks(index, Layer.FABRIC, bool(index.snapshot.domains), findings, checks, proof)
 
 
-def _same_nvlink(
-    view: SnapshotIndex, found: Mapping[str, list[Finding]]
-) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
+def _same_nvlink(index: SnapshotIndex, findings: Findings) -> Decision:
     """The GPUs that DRA gave to the pods of one ComputeDomain are in one partition of the fabric."""
-    held: defaultdict[str, set[tuple[str, int | None]]] = defaultdict(set)
-    for chain in view.chains:
-        if chain.compute_domain is not None and chain.fabric is not None:
-            held[chain.compute_domain.key].add((chain.fabric.domain, chain.fabric.partition))
+    used = grouped(
+        (chain.compute_domain.key, (chain.fabric.domain, chain.fabric.partition))
+        for chain in index.chains
+        if chain.compute_domain is not None and chain.fabric is not None
+    )
     apart = tuple(
-        f"ComputeDomain {key}: {', '.join(sorted(map(_partition_text, places)))}"
-        for key, places in sorted(held.items())
-        if len(places) > 1 or any(partition is None for _, partition in places)
+        f"ComputeDomain {key}: {', '.join(sorted({_partition_text(*place) for place in places}))}"
+        for key, places in sorted(used.items())
+        if len(set(places)) > 1 or any(partition is None for _, partition in places)
     )
     if apart:
         return AcceptanceOutcome.FAIL, apart
-    told = f"the GPUs of each of {len(held)} ComputeDomains are in one partition"
-    return _decide_by_checks(view, Layer.FABRIC, bool(held), found, (), told)
+    proof = f"the GPUs of each of {len(used)} ComputeDomains are in one partition"
+    return _decide_by_checks(index, Layer.FABRIC, bool(used), findings, (), proof)
 
 
-def _partition_text(at: tuple[str, int | None]) -> str:
-    domain, partition = at
+def _partition_text(domain: str, partition: int | None) -> str:
     return f"{'no partition' if partition is None else f'partition {partition}'} of domain {domain}"
 
 
 def _decide_by_checks(
-    view: SnapshotIndex,
+    index: SnapshotIndex,
     layer: Layer,
-    there: bool,
-    found: Mapping[str, list[Finding]],
+    observable: bool,
+    findings: Findings,
     checks: Iterable[str],
-    told: str,
-) -> tuple[AcceptanceOutcome, tuple[str, ...]]:
-    """Fail by the findings of `checks`; pass only where the layer was read and there was something to see."""
-    against = [one for check in checks for one in found.get(check, ())]
-    failed = tuple(f"{one.subject}: {one.message}" for one in against if one.state is CheckState.FAILS)
+    proof: str,
+) -> Decision:
+    """Fail by the findings of `checks`; pass only if the layer was read and had something to observe."""
+    against = [finding for check in checks for finding in findings.get(check, ())]
+    failed = tuple(_finding_text(finding) for finding in against if finding.state is CheckState.FAILS)
     if failed:
         return AcceptanceOutcome.FAIL, failed
-    doubts = tuple(f"{one.subject}: {one.message}" for one in against)
-    if layer is Layer.FABRIC:
-        doubts += tuple(f"{one.subject}: {one.message}" for one in found.get(catalogue.CONTROLLER, ()))
-    if doubts:
+    # A domain whose controllers do not answer leaves every statement about the fabric in doubt.
+    unread = findings.get(Check.CONTROLLER, ()) if layer is Layer.FABRIC else ()
+    if doubts := tuple(map(_finding_text, (*against, *unread))):
         return AcceptanceOutcome.UNKNOWN, doubts
-    if not view.can_see(layer):
+    if not index.can_see(layer):
         return AcceptanceOutcome.UNKNOWN, (f"the {layer} was not read",)
-    return (
-        (AcceptanceOutcome.PASS, (told,))
-        if there
-        else (AcceptanceOutcome.UNKNOWN, ("there is nothing to judge it by",))
-    )
+    if not observable:
+        return AcceptanceOutcome.UNKNOWN, ("there is nothing to judge it by",)
+    return AcceptanceOutcome.PASS, (proof,)
+
+
+def _finding_text(finding: Finding) -> str:
+    return f"{finding.subject}: {finding.message}"
 
 
 def _not_run(how: str) -> AcceptanceTest:
-    return lambda _view, _found: (AcceptanceOutcome.NOT_RUN, (how,))
+    return lambda _index, _findings: (AcceptanceOutcome.NOT_RUN, (how,))
 
 
 _TESTS: tuple[tuple[str, str, AcceptanceTest], ...] = (
     ("CNP03-01", "NVLink partitioning", _nvlink_partitioning),
-    (
-        "SDN12",
-        "create an NVLink partition",
-        _not_run("it creates one: rackloom demo does, on the twin"),
-    ),
+    ("SDN12", "create an NVLink partition", _not_run("it creates one: rackloom demo does, on the twin")),
     ("SDN13", "list and get NVLink partitions", _partition_listing),
-    (
-        "SDN14",
-        "delete an empty partition",
-        _not_run("it deletes one: rackloom demo does, on the twin"),
-    ),
+    ("SDN14", "delete an empty partition", _not_run("it deletes one: rackloom demo does, on the twin")),
     ("SDN15", "an instance in a partition becomes ready", _instances_ready),
     ("SDN16", "two instances share one partition id", _shared_partition_id),
     ("SDN17", "IMEX package", _not_run("the package is on the nodes")),

@@ -8,45 +8,29 @@ the container runtime, IMEX, busy TCP ports.
 None means that something could not be read. That is never the same as zero or empty.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
-from typing import TypeVar
 
 import msgspec
 
-from rackloom.core.diagnosis.snapshot import ClaimRecord, PodRecord, TemplateRecord
+from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord, grouped
 from rackloom.core.domains.compute_domain import ComputeDomain
 
-T = TypeVar("T")
 IMEX_CONFIG_FILE = "/etc/nvidia-imex/config.cfg"
-"""What an nvidia-imex of the host itself is told; that of a pod has a file of its own."""
-
-
-class ImexDaemonRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod of an IMEX daemon."""
-
-    domain: str
-    node: str
-    clique: str | None
-    """None until the daemon has said it; empty on a node without a fabric."""
-    meshed: bool | None
-    """Whether it reaches all its peers; None until it has said."""
-    missing: tuple[str, ...] = ()
-    """The connections that it has not."""
+"""Read by an nvidia-imex that the host runs; a daemon in a pod has its own file."""
 
 
 class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """All of a cluster that has to do with ComputeDomains, read at about one moment."""
+    """Everything in a cluster that concerns ComputeDomains, read at about one moment."""
 
     domains: tuple[ComputeDomain, ...] = ()
     templates: tuple[TemplateRecord, ...] = ()
     claims: tuple[ClaimRecord, ...] = ()
     pods: tuple[PodRecord, ...] = ()
-    daemons: tuple[ImexDaemonRecord, ...] = ()
+    daemons: tuple[ImexMeshRecord, ...] = ()
     daemons_in: str = ""
-    """The namespace in which daemons were looked for."""
+    """The namespace in which daemons were searched."""
     cliques: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The clique label of each node that has one."""
 
@@ -58,9 +42,9 @@ class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The pods with a channel of a ComputeDomain."""
         return tuple(self._users.get(uid, ()))
 
-    def templates_in(self, namespace: str) -> set[str]:
+    def templates_in(self, namespace: str) -> frozenset[str]:
         """Names of a namespace's claim templates."""
-        return self._templates.get(namespace, set())
+        return self._templates.get(namespace, frozenset())
 
     def domains_in(self, namespace: str) -> list[ComputeDomain]:
         """A namespace's ComputeDomains."""
@@ -68,10 +52,10 @@ class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def nodes_of_daemons(self) -> frozenset[str]:
-        """Nodes of which any daemon was read: where cliques are kept warm, one serves many ComputeDomains."""
+        """Nodes with any daemon: one daemon per clique may serve many ComputeDomains."""
         return frozenset(daemon.node for daemon in self.daemons)
 
-    def daemons_of(self, uid: str) -> list[ImexDaemonRecord]:
+    def daemons_of(self, uid: str) -> list[ImexMeshRecord]:
         """The daemons of a ComputeDomain."""
         return self._daemons.get(uid, [])
 
@@ -80,46 +64,36 @@ class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {(claim.namespace, claim.name): claim for claim in self.claims}
 
     @cached_property
-    def _templates(self) -> Mapping[str, set[str]]:
-        found: defaultdict[str, set[str]] = defaultdict(set)
-        for template in self.templates:
-            found[template.namespace].add(template.name)
-        return found
+    def _templates(self) -> Mapping[str, frozenset[str]]:
+        by_namespace = grouped((template.namespace, template.name) for template in self.templates)
+        return {namespace: frozenset(templates) for namespace, templates in by_namespace.items()}
 
     @cached_property
     def _domains(self) -> Mapping[str, list[ComputeDomain]]:
-        return _group_by(self.domains, lambda one: one.namespace)
+        return grouped((domain.namespace, domain) for domain in self.domains)
 
     @cached_property
-    def _daemons(self) -> Mapping[str, list[ImexDaemonRecord]]:
-        return _group_by(self.daemons, lambda one: one.domain)
+    def _daemons(self) -> Mapping[str, list[ImexMeshRecord]]:
+        return grouped((daemon.domain, daemon) for daemon in self.daemons)
 
     @cached_property
     def _users(self) -> Mapping[str, list[PodRecord]]:
-        found: defaultdict[str, list[PodRecord]] = defaultdict(list)
-        for pod in self.pods:
-            claims = (self.claim(pod.namespace, name) for name in pod.claims.values())
-            for uid in {claim.domain for claim in claims if claim is not None}:
-                found[uid].append(pod)
-        return found
+        return grouped((uid, pod) for pod in self.pods for uid in self._domains_of_pod(pod))
 
-
-def _group_by(values: Iterable[T], name: Callable[[T], str]) -> Mapping[str, list[T]]:
-    found: defaultdict[str, list[T]] = defaultdict(list)
-    for value in values:
-        found[name(value)].append(value)
-    return found
+    def _domains_of_pod(self, pod: PodRecord) -> set[str]:
+        claims = (self.claim(pod.namespace, name) for name in pod.claims.values())
+        return {claim.domain for claim in claims if claim is not None}
 
 
 class CdiSetting(StrEnum):
-    """What containerd's configuration says of CDI."""
+    """Whether containerd's configuration enables CDI."""
 
     ON = "on"
     OFF = "off"
     UNSAID = "unsaid"
-    """It leaves it to what containerd does by default, or is not known to be what this host runs with."""
+    """Not set, so that containerd's default counts; or the host may use another configuration."""
     UNREADABLE = "unreadable"
-    """There is one, and what it says is not understood."""
+    """A configuration exists and cannot be parsed."""
 
 
 class ImexEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,33 +102,33 @@ class ImexEvidence(msgspec.Struct, frozen=True, kw_only=True):
     running: tuple[int, ...] | None
     """Processes called nvidia-imex."""
     in_pods: tuple[int, ...] = ()
-    """Those of them that are seen to be in a pod."""
+    """Those of them that are known to run in a pod."""
     outside: tuple[int, ...] | None
-    """Those of them that are in no pod; None also where there is none, and of some it is not known."""
+    """Those of them that run in no pod; None if none is known to, and some are unknown."""
     enabled: bool | None
     """Whether the host starts nvidia-imex when it boots."""
     offered: bool | None
     """Whether the loaded driver has device numbers for IMEX channels."""
     channels: tuple[int, ...] = ()
-    """Channels whose devices are on the host itself; a plugin makes them in containers only."""
+    """Channels with device files on the host itself; a plugin creates them in containers only."""
     named: tuple[str, ...] | None = None
-    """The nodes that the host's own configuration leads to; None without it or the file that it names."""
+    """The nodes in the host's own configuration; None if it, or the file that it names, is missing."""
     connected: int | None = None
-    """With how many addresses of others the processes have connections at the server's port."""
+    """Number of peer addresses to whose server port the processes are connected."""
 
 
 class HostEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """One host as its own files show it. None: that could not be read."""
 
     here: str
-    """What findings call it: `node n1` where its cluster is known, else `host n1`."""
+    """Its name in findings: `node n1` where its cluster is known, else `host n1`."""
     driver_version: str | None
     runtime: str | None
-    """What runs containers and its version, as in a node's status: `containerd://2.0.1`."""
+    """Container runtime and version, as in a node's status: `containerd://2.0.1`."""
     cdi_setting: CdiSetting
-    """What the configuration of containerd says; of another runtime it says nothing."""
+    """From the configuration of containerd; other runtimes are not read."""
     imex: ImexEvidence
     meshed: bool = False
-    """Whether the node's own IMEX daemon has told somebody else of its mesh: a cluster that was asked too."""
+    """Whether the cluster, if it was read, has the mesh state that the node's IMEX daemon reported."""
     busy_ports: frozenset[int] | None
     """TCP ports on which the host itself listens."""

@@ -17,12 +17,11 @@
 `acceptance`.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from rackloom.core.diagnosis.catalogue import EXPLAINS, MESH, SILENCE_EXPLAINS_FAILURES
+from rackloom.core.diagnosis.catalogue import EXPLAINS, SILENCE_EXPLAINS_FAILURES, Check
 from rackloom.core.diagnosis.checks.cliques import check_cliques
 from rackloom.core.diagnosis.checks.devices import check_slices
 from rackloom.core.diagnosis.checks.domains import check_domains
@@ -30,82 +29,73 @@ from rackloom.core.diagnosis.checks.fabric import check_controllers, check_fabri
 from rackloom.core.diagnosis.checks.identity import check_moved_trays, check_swapped_trays
 from rackloom.core.diagnosis.checks.nics import check_nics, check_transfers
 from rackloom.core.diagnosis.checks.partitions import check_partitions, check_spread
-from rackloom.core.diagnosis.evidence import ClusterEvidence, ImexDaemonRecord
+from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.findings import (
     CheckState,
     Finding,
     severity_order,
     unique,
-    worse_finding,
     worst_severity,
 )
 from rackloom.core.diagnosis.index import SnapshotIndex
-from rackloom.core.diagnosis.snapshot import GpuChain, Layer, SiteSnapshot
+from rackloom.core.diagnosis.snapshot import GpuChain, Layer, SiteSnapshot, grouped
 
 # Consequences under their causes.
 
 
-_CAUSES: Mapping[str, tuple[str, ...]] = {
-    effect: tuple(cause for cause, effects in EXPLAINS.items() if effect in effects)
-    for effect in {one for effects in EXPLAINS.values() for one in effects}
-}
+_CAUSES: Mapping[str, Sequence[str]] = grouped(
+    (effect, cause) for cause, effects in EXPLAINS.items() for effect in effects
+)
+"""The graph of the catalogue inverted: the checks that explain each check, in the catalogue's order."""
 
 
 def fold_consequences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings that are nobody's consequence, the worst first, each with what follows from it.
+    """The findings without a cause, the worst first, each with the findings that follow from it.
 
-    A cause is as bad as the worst of what follows. What is only unknown explains no failure, but for silence.
+    Each finding has at most one cause, so findings form trees. A root gets the worst severity of its tree.
+    An unknown finding explains no failure, except where the catalogue says that it does.
     """
+    # Sorted first, so that among findings of one check at one place the worst is taken as the cause.
     ordered = sorted(findings, key=severity_order)
-    index = _first_by_place(ordered)
-    under: defaultdict[int, list[int]] = defaultdict(list)
-    roots: list[int] = []
-    for number, one in enumerate(ordered):
-        cause = _cause_of(one, ordered, index)
-        if cause is None:
-            roots.append(number)
-        else:
-            under[cause].append(number)
-    told = (
-        _with_consequences(ordered[root], [ordered[at] for at in _descendants(root, under)]) for root in roots
-    )
-    return tuple(sorted(told, key=severity_order))
-
-
-def _first_by_place(findings: list[Finding]) -> Mapping[tuple[str, str], int]:
-    """The first finding of each check at each place."""
-    found: dict[tuple[str, str], int] = {}
-    for number, finding in enumerate(findings):
+    first_at: dict[tuple[str, str], int] = {}
+    for number, finding in enumerate(ordered):
         for place in finding.where:
-            found.setdefault((finding.check, place), number)
-    return found
+            first_at.setdefault((finding.check, place), number)
+    causes = [_cause_of(finding, ordered, first_at) for finding in ordered]
+    # EXPLAINS has no cycle and a cause has another check than its effect, so the edges form a forest.
+    effects = grouped((cause, number) for number, cause in enumerate(causes))
+    folded = (
+        _with_consequences(ordered[root], [ordered[number] for number in _descendants(root, effects)])
+        for root in effects[None]
+    )
+    return tuple(sorted(folded, key=severity_order))
 
 
-def _cause_of(finding: Finding, ordered: list[Finding], index: Mapping[tuple[str, str], int]) -> int | None:
+def _cause_of(
+    finding: Finding, ordered: list[Finding], first_at: Mapping[tuple[str, str], int]
+) -> int | None:
+    """The cause, as an index of `ordered`, whose check comes first in the catalogue."""
     found = {
         place: cause
         for place in finding.where
-        if (cause := _cause_at(place, finding, ordered, index)) is not None
+        if (cause := _cause_at(place, finding, ordered, first_at)) is not None
     }
+    # Causes at all sides but one explain why the sides differ.
     unexplained = [side for side in finding.sides if not found.keys() >= set(side)]
     if len(unexplained) > 1:
         return None
-    return min(found.values(), key=lambda cause: _cause_rank(ordered[cause], finding), default=None)
+    checks = _CAUSES.get(finding.check, ())
+    return min(found.values(), key=lambda cause: checks.index(ordered[cause].check), default=None)
 
 
 def _cause_at(
-    place: str, finding: Finding, ordered: list[Finding], index: Mapping[tuple[str, str], int]
+    place: str, finding: Finding, ordered: list[Finding], first_at: Mapping[tuple[str, str], int]
 ) -> int | None:
-    """The first check in order that explains it there."""
     for check in _CAUSES.get(finding.check, ()):
-        cause = index.get((check, place))
+        cause = first_at.get((check, place))
         if cause is not None and _explains(ordered[cause], finding):
             return cause
     return None
-
-
-def _cause_rank(cause: Finding, effect: Finding) -> int:
-    return _CAUSES[effect.check].index(cause.check)
 
 
 def _explains(cause: Finding, effect: Finding) -> bool:
@@ -116,21 +106,19 @@ def _explains(cause: Finding, effect: Finding) -> bool:
     )
 
 
-def _descendants(root: int, under: Mapping[int, list[int]]) -> Iterator[int]:
-    """All that follows, also from what follows."""
-    for one in under.get(root, ()):
-        yield one
-        yield from _descendants(one, under)
+def _descendants(root: int, effects: Mapping[int | None, list[int]]) -> Iterator[int]:
+    for effect in effects.get(root, ()):
+        yield effect
+        yield from _descendants(effect, effects)
 
 
 def _with_consequences(cause: Finding, effects: list[Finding]) -> Finding:
-    told = tuple(dict.fromkeys(f"{one.check}: {one.subject}" for one in effects))
     every = (cause, *effects)
     return msgspec.structs.replace(
         cause,
-        consequences=told,
+        consequences=unique(*(f"{effect.check}: {effect.subject}" for effect in effects)),
         severity=worst_severity(every),
-        instances=max(one.instances for one in every),
+        instances=max(finding.instances for finding in every),
     )
 
 
@@ -138,30 +126,31 @@ def _with_consequences(cause: Finding, effects: list[Finding]) -> Finding:
 
 
 def merge_host_findings(cluster: Iterable[Finding], host: Sequence[Finding]) -> Iterator[Finding]:
-    """All findings, those of one check about one thing as one, with the evidence of both sides.
+    """All findings; a cluster's and a host's of one check about one device become one, with both evidence.
 
-    What a host found to be well stands as evidence beside what its cluster holds against it, and counts where
-    the cluster does not know of a device.
+    A host finding that holds is evidence beside the cluster's finding. It overrules the cluster only if the
+    cluster's finding is unknown.
     """
-    index = {tie: number for number, one in enumerate(host) for tie in _merge_keys(one)}
-    told: set[int] = set()
-    for one in cluster:
-        number = next((index[tie] for tie in _merge_keys(one) if tie in index), None)
+    numbers = {key: number for number, finding in enumerate(host) for key in _merge_keys(finding)}
+    merged: set[int] = set()
+    for finding in cluster:
+        number = next((numbers[key] for key in _merge_keys(finding) if key in numbers), None)
         if number is None:
-            yield one
+            yield finding
         else:
-            told.add(number)
-            yield _merged(one, host[number])
-    yield from (one for number, one in enumerate(host) if number not in told)
+            merged.add(number)
+            yield _merged(finding, host[number])
+    yield from (finding for number, finding in enumerate(host) if number not in merged)
 
 
 def _merge_keys(finding: Finding) -> Iterator[tuple[str, str]]:
-    """Its check of each device that it concerns; of a mesh, which a node has one of, of all that it concerns.
+    """The check with each device that the finding concerns; of a mesh, with everything that it concerns.
 
-    What else is of one node may be of different faults: a pod's wrong NIC, and a GPU without any near.
+    A node has one mesh. Other findings of one check at one node may describe different faults, such as a pod
+    with a wrong NIC and a GPU without a near NIC.
     """
-    for thing in finding.where if finding.check == MESH else _device_places(finding):
-        yield finding.check, thing
+    for place in finding.where if finding.check == Check.MESH else _device_places(finding):
+        yield finding.check, place
 
 
 def _device_places(finding: Finding) -> tuple[str, ...]:
@@ -169,9 +158,10 @@ def _device_places(finding: Finding) -> tuple[str, ...]:
 
 
 def _merged(cluster: Finding, host: Finding) -> Finding:
-    """What counts of the two, under the name that the cluster has for it."""
+    """The worse of the two (the host's, where it overrules), under the cluster's subject."""
+    worse = cluster if worst_severity((cluster, host)) is cluster.severity else host
     return msgspec.structs.replace(
-        host if _host_overrules(host, cluster) else worse_finding(cluster, host),
+        host if _host_overrules(host, cluster) else worse,
         subject=cluster.subject,
         evidence=unique(*cluster.evidence, *host.evidence),
         where=unique(*cluster.where, *host.where),
@@ -180,10 +170,10 @@ def _merged(cluster: Finding, host: Finding) -> Finding:
 
 
 def _host_overrules(host: Finding, cluster: Finding) -> bool:
-    """Whether the host saw to be well every device of which its cluster does not know."""
+    """Whether the host observed that all devices hold whose state the cluster does not know."""
     devices = _device_places(cluster)
-    unseen = cluster.state is CheckState.UNKNOWN and host.state is CheckState.HOLDS
-    return unseen and bool(devices) and set(devices) <= set(_device_places(host))
+    only_host_knows = cluster.state is CheckState.UNKNOWN and host.state is CheckState.HOLDS
+    return only_host_knows and bool(devices) and set(devices) <= set(_device_places(host))
 
 
 # All checks, in order.
@@ -194,66 +184,55 @@ def _do_nothing() -> None:
 
 
 def examine(
-    picture: SiteSnapshot,
+    snapshot: SiteSnapshot,
     joined: tuple[GpuChain, ...] | None = None,
     *,
     host: Sequence[Finding] = (),
     between: Callable[[], object] = _do_nothing,
 ) -> tuple[Finding, ...]:
-    """What does not hold or is unknown in `picture`; empty when all that was read is as it should be.
+    """What does not hold or is unknown in `snapshot`; empty when everything that was read holds.
 
-    A layer that was not asked adds nothing, and one that could not be read adds that it is unknown.
-    `joined` are the chains of `picture`, where somebody has them already; `host` is what was found on one of
-    its hosts, also what is well there. `between` is called before each check: there it may be held up.
+    A layer that was not asked adds nothing, and one that could not be read adds that it is unknown. `joined`
+    are the chains of `snapshot`, if the caller has them; `host` are the findings of one of its hosts, those
+    that hold included. `between` is called before each check and may block, to yield the processor.
     """
-    found = merge_host_findings(unfolded(SnapshotIndex(picture, joined), between), host)
-    return fold_consequences(one for one in found if one.state is not CheckState.HOLDS)
+    found = merge_host_findings(unfolded(SnapshotIndex(snapshot, joined), between), host)
+    return fold_consequences(finding for finding in found if finding.state is not CheckState.HOLDS)
 
 
-def unfolded(view: SnapshotIndex, between: Callable[[], object] = _do_nothing) -> tuple[Finding, ...]:
-    """Every finding by itself, also what plainly follows from another: for who judges by single checks."""
-    return tuple(one for one in _all(view, between) if one.state is not CheckState.HOLDS)
-
-
-def _all(view: SnapshotIndex, between: Callable[[], object]) -> Iterator[Finding]:
-    for check in _checks(view):
+def unfolded(index: SnapshotIndex, between: Callable[[], object] = _do_nothing) -> tuple[Finding, ...]:
+    """Every finding that does not hold, consequences too, for callers that judge by single checks."""
+    found: list[Finding] = []
+    for check in _checks(index):
         between()
-        yield from check
+        found += (finding for finding in check if finding.state is not CheckState.HOLDS)
+    return tuple(found)
 
 
-def _checks(view: SnapshotIndex) -> Iterator[Iterable[Finding]]:
-    yield check_layers(view)
-    yield check_controllers(view)
-    yield check_moved_trays(view)
-    yield check_fabric(view)
-    yield check_partitions(view)
-    yield check_spread(view)
-    yield check_swapped_trays(view)
-    if view.can_see(Layer.CLUSTER):
-        yield check_slices(view)
-        yield check_cliques(view)
-        yield check_domains(cluster_evidence(view.picture))
-        yield check_nics(view)
-    yield check_transfers(view)
+def _checks(index: SnapshotIndex) -> Iterator[Iterable[Finding]]:
+    yield check_layers(index)
+    yield check_controllers(index)
+    yield check_moved_trays(index)
+    yield check_fabric(index)
+    yield check_partitions(index)
+    yield check_spread(index)
+    yield check_swapped_trays(index)
+    if index.can_see(Layer.CLUSTER):
+        yield check_slices(index)
+        yield check_cliques(index)
+        yield check_domains(cluster_evidence(index.snapshot))
+        yield check_nics(index)
+    yield check_transfers(index)
 
 
-def cluster_evidence(picture: SiteSnapshot) -> ClusterEvidence:
-    """What a picture shows of ComputeDomains and the pods that use them."""
+def cluster_evidence(snapshot: SiteSnapshot) -> ClusterEvidence:
+    """The part of a snapshot that concerns ComputeDomains and the pods that use them."""
     return ClusterEvidence(
-        domains=picture.compute_domains,
-        templates=picture.templates,
-        claims=picture.claims,
-        pods=picture.pods,
-        daemons=tuple(
-            ImexDaemonRecord(
-                domain=mesh.domain,
-                node=mesh.node,
-                clique=mesh.clique,
-                meshed=mesh.complete,
-                missing=mesh.missing,
-            )
-            for mesh in picture.meshes
-        ),
-        daemons_in=picture.daemons_in,
-        cliques={node.name: node.clique for node in picture.nodes if node.clique},
+        domains=snapshot.compute_domains,
+        templates=snapshot.templates,
+        claims=snapshot.claims,
+        pods=snapshot.pods,
+        daemons=snapshot.meshes,
+        daemons_in=snapshot.daemons_in,
+        cliques={node.name: node.clique for node in snapshot.nodes if node.clique},
     )

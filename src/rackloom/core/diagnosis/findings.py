@@ -14,22 +14,22 @@ from enum import StrEnum
 
 import msgspec
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import HOST_CHECKS, SITE_CHECKS
 
 
-def first_few(things: Sequence[str], most: int = 3) -> str:
-    """The first `most` of them, and how many more there are."""
-    more = f" and {len(things) - most} more" if len(things) > most else ""
-    return ", ".join(things[:most]) + more
+def first_few(names: Sequence[str], most: int = 3) -> str:
+    """The first `most` names, and the number of the others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
-def unique(*things: str) -> tuple[str, ...]:
-    """Each once, in the order in which they were first named."""
-    return tuple(dict.fromkeys(things))
+def unique(*names: str) -> tuple[str, ...]:
+    """Each name once, in the order of first occurrence."""
+    return tuple(dict.fromkeys(names))
 
 
 class CheckState(StrEnum):
-    """Of one thing that should be so."""
+    """Whether what a check requires is the case."""
 
     HOLDS = "holds"
     FAILS = "fails"
@@ -37,14 +37,14 @@ class CheckState(StrEnum):
 
 
 class Severity(StrEnum):
-    """How bad it is, the worst first."""
+    """How serious a finding is, the worst first."""
 
     CRITICAL = "critical"
-    """Tenants are not kept apart."""
+    """Tenants are not isolated from each other."""
     ERROR = "error"
-    """Something that was asked for does not work."""
+    """Something requested does not work."""
     WARNING = "warning"
-    """It works, and will not for long, or not as well as it could."""
+    """It works now, but is degraded or about to fail."""
     UNKNOWN = "unknown"
     """It could not be observed."""
     NONE = "none"
@@ -52,11 +52,11 @@ class Severity(StrEnum):
 
 
 _SEVERITY_RANK = {severity: rank for rank, severity in enumerate(Severity)}
-_CHECK_RANK = {check: place for place, check in enumerate((*catalogue.HOST_CHECKS, *catalogue.SITE_CHECKS))}
+_CHECK_RANK: dict[str, int] = {check: rank for rank, check in enumerate((*HOST_CHECKS, *SITE_CHECKS))}
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One check of one subject."""
+class Finding(msgspec.Struct, frozen=True):
+    """The result of one check of one subject."""
 
     check: str
     subject: str
@@ -65,35 +65,28 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity
     message: str
     evidence: tuple[str, ...] = ()
-    """What each side says, with who says it."""
+    """What each source reports, with its name."""
     where: tuple[str, ...] = ()
-    """Everything that it concerns, as `node n1`, `domain 5c1d`, `machine m-3`: findings that share one may
-    have one cause."""
+    """Everything that it concerns, as `node n1`, `domain 5c1d`, `machine m-3`: findings that share an entry
+    may have one cause."""
     sides: tuple[tuple[str, ...], ...] = ()
-    """Where it is that places differ, those alike together. A cause that leaves one side only explains it."""
+    """For places that differ from one another: groups of equal places. Causes at all sides but one explain
+    the difference."""
     since: float | None = None
-    """Since when, seconds since the epoch; None: no layer tells."""
+    """Since when, seconds since the epoch; None: no layer reports it."""
     fix: str = ""
-    """A command that changes it, or leads to what must change; empty where it holds."""
+    """A command that fixes it, or shows what must change; empty where it holds."""
     instances: int = 0
-    """How many tenants' instances nobody can speak for because of it."""
+    """How many tenants' instances have an unknown state because of it."""
     consequences: tuple[str, ...] = ()
-    """What follows from it and is not listed by itself, as `check: subject`."""
+    """Findings that follow from it and are not listed separately, as `check: subject`."""
 
 
 def holds(
     check: str, subject: str, message: str, *, evidence: tuple[str, ...] = (), where: tuple[str, ...] = ()
 ) -> Finding:
-    """It is as it should be, and was observed so."""
-    return Finding(
-        check=check,
-        subject=subject,
-        state=CheckState.HOLDS,
-        severity=Severity.NONE,
-        message=message,
-        evidence=evidence,
-        where=where,
-    )
+    """It was observed to be as it should be."""
+    return Finding(check, subject, CheckState.HOLDS, Severity.NONE, message, evidence, where)
 
 
 def fails(
@@ -105,20 +98,11 @@ def fails(
     severity: Severity = Severity.ERROR,
     evidence: tuple[str, ...] = (),
     where: tuple[str, ...] = (),
+    sides: tuple[tuple[str, ...], ...] = (),
     since: float | None = None,
 ) -> Finding:
-    """It is not."""
-    return Finding(
-        check=check,
-        subject=subject,
-        state=CheckState.FAILS,
-        severity=severity,
-        message=message,
-        evidence=evidence,
-        where=where,
-        since=since,
-        fix=fix,
-    )
+    """It was observed not to be as it should be; `fix` is a command that changes it."""
+    return Finding(check, subject, CheckState.FAILS, severity, message, evidence, where, sides, since, fix)
 
 
 def unknown(
@@ -130,23 +114,15 @@ def unknown(
     evidence: tuple[str, ...] = (),
     where: tuple[str, ...] = (),
     since: float | None = None,
+    instances: int = 0,
 ) -> Finding:
-    """It could not be observed; `fix` is what would make it visible."""
-    return Finding(
-        check=check,
-        subject=subject,
-        state=CheckState.UNKNOWN,
-        severity=Severity.UNKNOWN,
-        message=message,
-        evidence=evidence,
-        where=where,
-        since=since,
-        fix=fix,
-    )
+    """It could not be observed; `fix` is a command that makes it visible."""
+    state, severity = CheckState.UNKNOWN, Severity.UNKNOWN
+    return Finding(check, subject, state, severity, message, evidence, where, (), since, fix, instances)
 
 
 def verdict(findings: tuple[Finding, ...]) -> CheckState:
-    """The worst of all: one failure fails, and without one whatever is unknown keeps it unknown."""
+    """Fails with any failure; else unknown with anything unknown, or with no finding; else holds."""
     states = {finding.state for finding in findings}
     if CheckState.FAILS in states:
         return CheckState.FAILS
@@ -154,20 +130,13 @@ def verdict(findings: tuple[Finding, ...]) -> CheckState:
 
 
 def worst_severity(findings: Iterable[Finding]) -> Severity:
-    """Of one or more."""
+    """The worst severity of at least one finding."""
     return min((finding.severity for finding in findings), key=_SEVERITY_RANK.__getitem__)
 
 
-def worse_finding(one: Finding, other: Finding) -> Finding:
-    """The one that is worse, the first of equals."""
-    return min((one, other), key=lambda finding: _SEVERITY_RANK[finding.severity])
-
-
 def severity_order(finding: Finding) -> tuple[float, int, str]:
-    """What findings are sorted by: the worst first, then what others rest on, then by subject.
-
-    What leaves instances in the dark may be an error, and comes before what is only a warning.
-    """
-    dark = finding.severity is Severity.UNKNOWN and finding.instances > 0
-    rank = _SEVERITY_RANK[Severity.WARNING] - 0.5 if dark else _SEVERITY_RANK[finding.severity]
+    """Sort key: the worst first, then the order of the catalogue, then by subject."""
+    # An unknown state of instances may hide an error, so it ranks between errors and warnings.
+    hides_instances = finding.severity is Severity.UNKNOWN and finding.instances > 0
+    rank = _SEVERITY_RANK[Severity.WARNING] - 0.5 if hides_instances else _SEVERITY_RANK[finding.severity]
     return rank, _CHECK_RANK.get(finding.check, len(_CHECK_RANK)), finding.subject

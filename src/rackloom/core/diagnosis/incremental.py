@@ -18,7 +18,6 @@ No part of the key crosses shares, so `join_shares` can join each alone: the cha
 equal `gpu_chains` of the whole snapshot, whatever the previous state was.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import chain, groupby, repeat
 from operator import attrgetter
@@ -29,19 +28,14 @@ import msgspec
 from rackloom.core.diagnosis.join import chain_order, gpu_chains, parts_of
 from rackloom.core.diagnosis.snapshot import (
     AllocatedDevice,
-    ClaimRecord,
     DeviceRecord,
     FabricGpuRecord,
     GpuChain,
-    InstanceGpuRecord,
-    LogicalPartitionRecord,
     MachineRecord,
     MeasuredTransfer,
-    NodeRecord,
-    PartitionRecord,
     SiteSnapshot,
+    grouped,
 )
-from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.topology.join_key import GpuKey
 
 # Memo: recompute only what depends on changed input.
@@ -52,21 +46,21 @@ I = TypeVar("I")  # noqa: E741 (what it is made of)
 V = TypeVar("V")
 
 Memo = Mapping[K, tuple[I, V]]
-"""By name: what was told, and what was made of it."""
+"""By name: the input, and the value made of it."""
 
 
 def recompute_changed(
-    before: Memo[K, I, V], told: Mapping[K, I], make: Callable[[I], V]
+    before: Memo[K, I, V], inputs: Mapping[K, I], make: Callable[[I], V]
 ) -> dict[K, tuple[I, V]]:
-    """`make(told)` under every name; where what is told equals what was, the very values that there were.
+    """`make(input)` under every name; for an input that equals the previous one, the previous value itself.
 
-    `make` looks at nothing else, so the outcome equals that of making everything anew. Values that are the
-    same objects are compared by address, so that what did not change costs next to nothing.
+    `make` depends on nothing but its input, so the outcome equals that of making everything again. Inputs are
+    mostly the same objects as before. Comparing these is a comparison of addresses and costs next to nothing.
     """
     found = {}
-    for name, one in told.items():
+    for name, value in inputs.items():
         known = before.get(name)
-        found[name] = known if known is not None and known[0] == one else (one, make(one))
+        found[name] = known if known is not None and known[0] == value else (value, make(value))
     return found
 
 
@@ -78,115 +72,91 @@ Pool = tuple[str, str]
 
 
 class JoinTies(msgspec.Struct, frozen=True):
-    """What some records name that records of others may name too."""
+    """Names by which the records of a group may be tied to records of other groups."""
 
     parts: frozenset[Hashable]
-    """Parts of the join key. Of a place the chassis: its trays stay together."""
+    """Parts of the join key. A slot counts as its chassis, so that the trays of a chassis stay together."""
     pools: frozenset[Pool] = frozenset()
-    """Those of devices."""
-
-
-def _partitions_by_domain(found: Iterable[PartitionRecord]) -> Mapping[str, list[PartitionRecord]]:
-    """By domain."""
-    told: defaultdict[str, list[PartitionRecord]] = defaultdict(list)
-    for one in found:
-        told[one.domain].append(one)
-    return told
-
-
-def _interfaces_by_instance(found: Iterable[InstanceGpuRecord]) -> Mapping[str, list[InstanceGpuRecord]]:
-    """By instance."""
-    told: defaultdict[str, list[InstanceGpuRecord]] = defaultdict(list)
-    for one in found:
-        told[one.instance].append(one)
-    return told
+    """The pools of the group's devices."""
 
 
 class _FieldRecords(NamedTuple):
-    """What a picture has under one name."""
+    """The records in one field of a snapshot."""
 
     field: str
     records: tuple[Any, ...]
 
 
 ContentIndexes = Memo[str, _FieldRecords, Any]
-"""What is looked for in a picture, by its fields."""
+"""The index of each field of a snapshot."""
 
 
 class ShareContents:
-    """Indexes of one picture, each made once; where its records are as they were `before`, none is made."""
+    """Indexes of one snapshot, each built once; a field that equals that of `before` keeps its index."""
 
-    def __init__(self, picture: SiteSnapshot, before: ContentIndexes) -> None:
-        told = {field: _FieldRecords(field, getattr(picture, field)) for field in _INDEXES}
-        self.indexes = recompute_changed(before, told, lambda one: _INDEXES[one.field](one.records))
-        made = {field: index for field, (_, index) in self.indexes.items()}
-        self._partitions: Mapping[str, list[PartitionRecord]] = made["partitions"]
-        self._wanted: Mapping[str, list[InstanceGpuRecord]] = made["instance_gpus"]
-        self._logicals: Mapping[str, LogicalPartitionRecord] = made["logicals"]
-        self._nodes: Mapping[str, NodeRecord] = made["nodes"]
-        self._claims: Mapping[str, ClaimRecord] = made["claims"]
-        self._domains: Mapping[str, ComputeDomain] = made["compute_domains"]
-        self._transfers: _TransferIndex = made["transfers"]
-        self._uses: _AllocationIndex = made["uses"]
+    def __init__(self, snapshot: SiteSnapshot, before: ContentIndexes) -> None:
+        fields = {field: _FieldRecords(field, getattr(snapshot, field)) for field in _INDEXES}
+        self.indexes = recompute_changed(before, fields, lambda found: _INDEXES[found.field](found.records))
 
     def of(
         self, share: SiteSnapshot, domains: Iterable[str], nodes: Collection[str], ties: Collection[JoinTies]
     ) -> SiteSnapshot:
-        """The share with all that belongs to its GPUs, in the order of the whole picture."""
-        partitions = tuple(partition for domain in domains for partition in self._partitions.get(domain, ()))
-        logicals = dict.fromkeys(
-            partition.logical for partition in partitions if partition.logical in self._logicals
+        """The share with everything that belongs to its GPUs, in the order of the whole snapshot."""
+        made = {field: index for field, (_, index) in self.indexes.items()}
+        partitions = tuple(
+            partition for domain in domains for partition in made["partitions"].get(domain, ())
         )
-        instances = [machine.instance for machine in share.machines if machine.instance is not None]
-        uses = self._uses.around(frozenset(pool for ty in ties for pool in ty.pools))
-        claims = {use.claim: self._claims[use.claim] for use in uses if use.claim in self._claims}
-        uids = dict.fromkeys(claim.domain for claim in claims.values() if claim.domain in self._domains)
+        instances = (machine.instance for machine in share.machines if machine.instance is not None)
+        uses = made["uses"].around(frozenset(pool for ty in ties for pool in ty.pools))
+        claims = _found(made["claims"], (use.claim for use in uses))
         return msgspec.structs.replace(
             share,
             partitions=partitions,
-            logicals=tuple(self._logicals[id_] for id_ in logicals if id_ is not None),
-            instance_gpus=tuple(one for instance in instances for one in self._wanted.get(instance, ())),
-            nodes=tuple(self._nodes[name] for name in nodes if name in self._nodes),
+            logicals=_found(made["logicals"], (partition.logical for partition in partitions)),
+            instance_gpus=tuple(chain(*(made["instance_gpus"].get(instance, ()) for instance in instances))),
+            nodes=_found(made["nodes"], nodes),
             uses=uses,
-            claims=tuple(claims.values()),
-            compute_domains=tuple(self._domains[uid] for uid in uids),
-            transfers=self._transfers.of(ties, nodes),
+            claims=claims,
+            compute_domains=_found(made["compute_domains"], (claim.domain for claim in claims)),
+            transfers=made["transfers"].of(ties, nodes),
         )
 
 
+def _found(index: Mapping[K, V], names: Iterable[K]) -> tuple[V, ...]:
+    """The records of these names that exist, each once."""
+    return tuple(index[name] for name in dict.fromkeys(names) if name in index)
+
+
 class _TransferIndex:
-    """What was measured: by the UUID of the GPU wherever that was, or on a node."""
+    """Transfers by the UUID of their GPU, or by node where the UUID is not known."""
 
     def __init__(self, transfers: Iterable[MeasuredTransfer]) -> None:
-        self._found: defaultdict[Hashable, list[MeasuredTransfer]] = defaultdict(list)
-        for transfer in transfers:
-            uuid = transfer.key.gpu_uuid
-            self._found[("node", transfer.node) if uuid is None else ("gpu_uuid", uuid.value)].append(
-                transfer
+        self._found: Mapping[Hashable, list[MeasuredTransfer]] = grouped(
+            (
+                ("gpu_uuid", uuid.value) if (uuid := transfer.key.gpu_uuid) else ("node", transfer.node),
+                transfer,
             )
+            for transfer in transfers
+        )
         self._names = frozenset(self._found)
 
     def of(self, ties: Iterable[JoinTies], nodes: Iterable[str]) -> tuple[MeasuredTransfer, ...]:
-        """Those from GPUs that are named in ties, or on nodes."""
+        """Transfers from the GPUs that the ties name, and from GPUs without a UUID on the nodes."""
         named = self._names.intersection(("node", name) for name in nodes)
         named = named.union(*(self._names & tied.parts for tied in ties))
-        return tuple(one for name in sorted(named, key=str) for one in self._found.get(name, ()))
+        return tuple(transfer for name in sorted(named, key=str) for transfer in self._found.get(name, ()))
 
 
 class _AllocationIndex:
-    """Who has devices: by pool, and by pod, which may have others in other pools."""
+    """Allocated devices by pool, and by pod, because a pod may hold devices of several pools."""
 
     def __init__(self, uses: tuple[AllocatedDevice, ...]) -> None:
         self._uses = uses
-        self._of_pool: defaultdict[Pool, list[int]] = defaultdict(list)
-        self._of_pod: defaultdict[str, list[int]] = defaultdict(list)
-        for number, use in enumerate(uses):
-            self._of_pool[use.driver, use.pool].append(number)
-            for pod in use.pods:
-                self._of_pod[pod].append(number)
+        self._of_pool = grouped(((use.driver, use.pool), number) for number, use in enumerate(uses))
+        self._of_pod = grouped((pod, number) for number, use in enumerate(uses) for pod in use.pods)
 
     def around(self, pools: Iterable[Pool]) -> tuple[AllocatedDevice, ...]:
-        """Those of pools, and what else their pods have."""
+        """The allocations from some pools, and all other allocations of the same pods."""
         own = [number for pool in pools for number in self._of_pool.get(pool, ())]
         pods = {pod for number in own for pod in self._uses[number].pods}
         beside = {number for pod in pods for number in self._of_pod.get(pod, ())}
@@ -194,37 +164,37 @@ class _AllocationIndex:
 
 
 _INDEXES: Mapping[str, Callable[[tuple[Any, ...]], Any]] = {
-    "partitions": _partitions_by_domain,
-    "instance_gpus": _interfaces_by_instance,
-    "logicals": lambda found: {one.id: one for one in found},
-    "nodes": lambda found: {one.name: one for one in found},
-    "claims": lambda found: {f"{one.namespace}/{one.name}": one for one in found},
-    "compute_domains": lambda found: {one.uid: one for one in found},
+    "partitions": lambda found: grouped((partition.domain, partition) for partition in found),
+    "instance_gpus": lambda found: grouped((gpu.instance, gpu) for gpu in found),
+    "logicals": lambda found: {logical.id: logical for logical in found},
+    "nodes": lambda found: {node.name: node for node in found},
+    "claims": lambda found: {claim.key: claim for claim in found},
+    "compute_domains": lambda found: {domain.uid: domain for domain in found},
     "transfers": _TransferIndex,
     "uses": _AllocationIndex,
 }
-"""How each field of a picture is looked through."""
+"""How each field of a snapshot is indexed."""
 
 
 # Split of a snapshot into connected components of the join key.
 
 
 GroupName = tuple[str, str]
-"""Of a group of records: what they are (domain, chassis or node), and of which."""
+"""A group of records: its kind (domain, chassis or node), and the name of that domain, chassis or node."""
 
 
 class _KindRecords(msgspec.Struct, frozen=True):
-    """The records of one kind, in the order of the picture."""
+    """The records of one kind, in the order of the snapshot."""
 
     kind: str
     records: tuple[Any, ...]
 
 
 class _GroupedRecords(NamedTuple):
-    """The records of one kind, taken apart by the group that each is of."""
+    """The records of one kind by group."""
 
     runs: tuple[tuple[GroupName, tuple[Any, ...]], ...]
-    """Neighbours of one group; mostly they are all of it."""
+    """Consecutive records of one group; mostly one run is the whole group."""
     groups: Memo[GroupName, tuple[Any, ...], JoinTies]
 
 
@@ -236,11 +206,11 @@ class _ShareInputs(NamedTuple):
 
 
 class SnapshotShares(msgspec.Struct, frozen=True, kw_only=True):
-    """The shares of one picture, and what the next picture is compared with."""
+    """The shares of one snapshot, and what the next snapshot is compared with."""
 
     kinds: Memo[str, _KindRecords, _GroupedRecords] = msgspec.field(default_factory=dict)
     parts: Mapping[GroupName, frozenset[Hashable]] = msgspec.field(default_factory=dict)
-    """What each group names that others may name too."""
+    """The parts of the join key that each group names."""
     homes: Mapping[GroupName, GroupName] = msgspec.field(default_factory=dict)
     """The share of each group, named by its first group."""
     at_home: Memo[str, _ShareInputs, Mapping[GroupName, tuple[Any, ...]]] = msgspec.field(
@@ -248,61 +218,58 @@ class SnapshotShares(msgspec.Struct, frozen=True, kw_only=True):
     )
     """The records of one kind in each share."""
     indexes: ContentIndexes = msgspec.field(default_factory=dict)
-    pictures: Mapping[GroupName, SiteSnapshot] = msgspec.field(default_factory=dict)
-    """Each share as a picture of its own, which tells nothing of layers, domains and time."""
+    snapshots: Mapping[GroupName, SiteSnapshot] = msgspec.field(default_factory=dict)
+    """Each share as a snapshot, without layers, domains and time."""
 
 
-def split_snapshot(picture: SiteSnapshot, before: SnapshotShares) -> SnapshotShares:
-    """Take a picture apart; `before` are the shares of an earlier one, whatever has changed since."""
+def split_snapshot(snapshot: SiteSnapshot, before: SnapshotShares) -> SnapshotShares:
+    """Split a snapshot into shares; `before` are the shares of any earlier snapshot."""
     known = before.kinds
-    told = {kind: _KindRecords(kind, getattr(picture, one.field)) for kind, one in _KINDS.items()}
+    records = {kind: _KindRecords(kind, getattr(snapshot, found.field)) for kind, found in _KINDS.items()}
     kinds = recompute_changed(
-        known, told, lambda one: _grouped(one, known[one.kind][1].groups if known else {})
+        known, records, lambda found: _grouped(found, known[found.kind][1].groups if known else {})
     )
-    ties = _ties_by_group(kinds)
+    ties = {name: ties for _, found in kinds.values() for name, (_, ties) in found.groups.items()}
     parts = {name: ty.parts for name, ty in ties.items()}
     homes = before.homes if parts == before.parts else _homes(parts)
-    stood = {kind: _ShareInputs(grouped, homes) for kind, (_, grouped) in kinds.items()}
-    at_home = recompute_changed(before.at_home, stood, _records_by_share)
-    belongings = ShareContents(picture, before.indexes)
-    pictures = {}
-    for home, names in _groups_by_share(homes).items():
-        records: dict[str, Any] = {
+    inputs = {kind: _ShareInputs(found, homes) for kind, (_, found) in kinds.items()}
+    at_home = recompute_changed(before.at_home, inputs, _records_by_share)
+    contents = ShareContents(snapshot, before.indexes)
+    snapshots = {}
+    for home, names in grouped((home, name) for name, home in homes.items()).items():
+        own: dict[str, Any] = {
             _KINDS[kind].field: found.get(home, ()) for kind, (_, found) in at_home.items()
         }
-        pictures[home] = belongings.of(
-            SiteSnapshot(at=0.0, layers=(), **records),
+        snapshots[home] = contents.of(
+            SiteSnapshot(at=0.0, layers=(), **own),
             [name for kind, name in names if kind == "domain"],
             [name for kind, name in names if kind == "node"],
             [ties[name] for name in names],
         )
     return SnapshotShares(
-        kinds=kinds, parts=parts, homes=homes, at_home=at_home, indexes=belongings.indexes, pictures=pictures
+        kinds=kinds, parts=parts, homes=homes, at_home=at_home, indexes=contents.indexes, snapshots=snapshots
     )
 
 
-def _grouped(told: _KindRecords, before: Memo[GroupName, tuple[Any, ...], JoinTies]) -> _GroupedRecords:
-    kind = _KINDS[told.kind]
-    neighbours = groupby(told.records, key=kind.name)
-    runs = tuple(((told.kind, name), tuple(run)) for name, run in neighbours)
+def _grouped(found: _KindRecords, before: Memo[GroupName, tuple[Any, ...], JoinTies]) -> _GroupedRecords:
+    kind = _KINDS[found.kind]
+    runs = tuple(((found.kind, name), tuple(run)) for name, run in groupby(found.records, key=kind.name))
     return _GroupedRecords(runs, recompute_changed(before, _concatenated(runs), kind.ties))
 
 
-def _records_by_share(stood: _ShareInputs) -> dict[GroupName, tuple[Any, ...]]:
-    return _concatenated((stood.homes[name], run) for name, run in stood.grouped.runs)
+def _records_by_share(inputs: _ShareInputs) -> dict[GroupName, tuple[Any, ...]]:
+    return _concatenated((inputs.homes[name], run) for name, run in inputs.grouped.runs)
 
 
 def _concatenated(runs: Iterable[tuple[GroupName, tuple[Any, ...]]]) -> dict[GroupName, tuple[Any, ...]]:
-    """By name, in the order of the picture: where two records contradict each other, the first one counts."""
-    found: defaultdict[GroupName, list[tuple[Any, ...]]] = defaultdict(list)
-    for name, run in runs:
-        found[name].append(run)
-    return {name: some[0] if len(some) == 1 else tuple(chain(*some)) for name, some in found.items()}
+    """The records of each name in the order of the snapshot: of contradicting records the first counts."""
+    # Most names have one run. Keeping that very tuple makes the next comparison one of addresses.
+    return {name: some[0] if len(some) == 1 else tuple(chain(*some)) for name, some in grouped(runs).items()}
 
 
 def _fabric_ties(gpus: tuple[FabricGpuRecord, ...]) -> JoinTies:
-    guids = {("fabric_guid", one.guid) for one in gpus}
-    return JoinTies(frozenset(guids | {("chassis", one.place.chassis_serial) for one in gpus}))
+    guids = {("fabric_guid", gpu.guid) for gpu in gpus}
+    return JoinTies(frozenset(guids | {("chassis", gpu.place.chassis_serial) for gpu in gpus}))
 
 
 def _machine_ties(trays: tuple[MachineRecord, ...]) -> JoinTies:
@@ -322,9 +289,9 @@ def _tied_parts(key: GpuKey) -> Iterator[tuple[str, object]]:
 
 class _Kind(NamedTuple):
     field: str
-    """Of the picture."""
+    """The field of the snapshot."""
     name: Callable[[Any], str]
-    """Which group a record is of."""
+    """The group of a record."""
     ties: Callable[[Any], JoinTies]
 
 
@@ -335,34 +302,25 @@ _KINDS = {
 }
 
 
-def _ties_by_group(kinds: Memo[str, _KindRecords, _GroupedRecords]) -> Mapping[GroupName, JoinTies]:
-    return {name: ties for _, grouped in kinds.values() for name, (_, ties) in grouped.groups.items()}
-
-
 def _homes(parts: Mapping[GroupName, frozenset[Hashable]]) -> dict[GroupName, GroupName]:
-    """The first group of all that are tied to one another, directly or through others."""
+    """The share of each group: the first group of its connected component (union-find)."""
     above: dict[GroupName, GroupName] = {name: name for name in parts}
     order = {name: number for number, name in enumerate(parts)}
 
     def home(name: GroupName) -> GroupName:
         while above[name] != name:
-            above[name] = name = above[above[name]]
+            above[name] = name = above[above[name]]  # path halving
         return name
 
     first: dict[Hashable, GroupName] = {}
     for name, named in parts.items():
-        # A site names tens of thousands of parts, and a group shares them with few others.
-        for other in set(map(first.setdefault, named, repeat(name))):
-            ends = home(name), home(other)
+        # `first` maps each part to the first group that names it. A site names tens of thousands of parts,
+        # of which a group shares few with other groups: the set leaves one union for each of those.
+        for earlier in set(map(first.setdefault, named, repeat(name))):
+            ends = home(name), home(earlier)
+            # The earlier group becomes the root, so the name of a share does not depend on later groups.
             above[max(ends, key=order.__getitem__)] = min(ends, key=order.__getitem__)
     return {name: home(name) for name in parts}
-
-
-def _groups_by_share(homes: Mapping[GroupName, GroupName]) -> Mapping[GroupName, list[GroupName]]:
-    found: defaultdict[GroupName, list[GroupName]] = defaultdict(list)
-    for name, home in homes.items():
-        found[home].append(name)
-    return found
 
 
 # Join of the shares.
@@ -376,14 +334,14 @@ class JoinedShares(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chains(self) -> tuple[GpuChain, ...]:
-        """As `chains` has them of the whole picture."""
+        """The same chains as `gpu_chains` of the whole snapshot."""
         return tuple(sorted((chain for _, found in self.joined.values() for chain in found), key=chain_order))
 
 
-def join_shares(picture: SiteSnapshot, before: JoinedShares) -> JoinedShares:
-    """Every GPU through all layers, joining only what is not as it was in the picture `before`.
+def join_shares(snapshot: SiteSnapshot, before: JoinedShares) -> JoinedShares:
+    """Every GPU through all layers; only shares that differ from `before` are joined again.
 
-    `before` may be of any picture, or `JoinedShares()`: what comes out is the same.
+    `before` may be the join of any snapshot, or `JoinedShares()`: the result is the same.
     """
-    found = split_snapshot(picture, before.shares)
-    return JoinedShares(shares=found, joined=recompute_changed(before.joined, found.pictures, gpu_chains))
+    found = split_snapshot(snapshot, before.shares)
+    return JoinedShares(shares=found, joined=recompute_changed(before.joined, found.snapshots, gpu_chains))

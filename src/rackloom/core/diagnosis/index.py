@@ -11,13 +11,13 @@ same thing, and `examination` folds one under the other by comparing these strin
 use them.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 from rackloom.core.diagnosis.join import Rails, gpu_chains
 from rackloom.core.diagnosis.snapshot import (
     AllocatedDevice,
+    DeviceId,
     DeviceRecord,
     GpuChain,
     Layer,
@@ -25,85 +25,80 @@ from rackloom.core.diagnosis.snapshot import (
     NodeRecord,
     NvlinkDomainRecord,
     SiteSnapshot,
+    grouped,
 )
 
 
 class SnapshotIndex:
-    """One picture, as the checks look at it."""
+    """One snapshot with the lookups that checks share."""
 
-    def __init__(self, picture: SiteSnapshot, joined: tuple[GpuChain, ...] | None = None) -> None:
-        self.picture = picture
+    def __init__(self, snapshot: SiteSnapshot, joined: tuple[GpuChain, ...] | None = None) -> None:
+        self.snapshot = snapshot
         self._joined = joined
 
     def can_see(self, layer: Layer) -> bool:
         """Whether a layer was read: what is missing in it is then really missing."""
-        seen = self.picture.layer(layer)
-        return seen is not None and seen.unknown_since is None
+        status = self.snapshot.layer(layer)
+        return status is not None and status.unknown_since is None
 
     def is_fresh(self, domain: str) -> bool:
-        """Whether a domain's reading says how things are now."""
+        """Whether the reading of a domain shows its present state."""
         return domain in self._fresh
 
     @cached_property
     def chains(self) -> tuple[GpuChain, ...]:
         """Every GPU through all layers."""
-        return gpu_chains(self.picture) if self._joined is None else self._joined
+        return gpu_chains(self.snapshot) if self._joined is None else self._joined
 
     @cached_property
     def by_node(self) -> Mapping[str, tuple[GpuChain, ...]]:
         """The GPUs of each node that the fabric knows too."""
-        found: defaultdict[str, list[GpuChain]] = defaultdict(list)
-        for chain in self.chains:
-            if chain.device is not None and chain.fabric is not None:
-                found[chain.device.node].append(chain)
-        return {node: tuple(gpus) for node, gpus in found.items()}
+        known = grouped((chain.device.node, chain) for chain in self.chains if chain.device and chain.fabric)
+        return {node: tuple(gpus) for node, gpus in known.items()}
 
     @cached_property
     def domains(self) -> Mapping[str, NvlinkDomainRecord]:
         """NVLink domains by uuid."""
-        return {domain.uuid: domain for domain in self.picture.domains}
+        return {domain.uuid: domain for domain in self.snapshot.domains}
 
     @cached_property
     def logicals(self) -> Mapping[str, LogicalPartitionRecord]:
         """Logical partitions by id."""
-        return {logical.id: logical for logical in self.picture.logicals}
+        return {logical.id: logical for logical in self.snapshot.logicals}
 
     @cached_property
     def nodes(self) -> Mapping[str, NodeRecord]:
         """Nodes by name."""
-        return {node.name: node for node in self.picture.nodes}
+        return {node.name: node for node in self.snapshot.nodes}
 
     @cached_property
     def rails(self) -> Rails:
         """Which NICs serve which GPU."""
-        return Rails(self.picture.devices)
+        return Rails(self.snapshot.devices)
 
     @cached_property
-    def devices(self) -> Mapping[tuple[str, str, str], DeviceRecord]:
-        """Devices by driver, pool and name."""
-        return {(device.driver, device.pool, device.name): device for device in self.picture.devices}
+    def devices(self) -> Mapping[DeviceId, DeviceRecord]:
+        """Published devices."""
+        return {device.device_id: device for device in self.snapshot.devices}
 
     @cached_property
-    def uses(self) -> Mapping[tuple[str, str, str], AllocatedDevice]:
-        """Who has each allocated device."""
-        return {(use.driver, use.pool, use.device): use for use in self.picture.uses}
+    def uses(self) -> Mapping[DeviceId, AllocatedDevice]:
+        """Allocated devices."""
+        return {use.device_id: use for use in self.snapshot.uses}
 
     @cached_property
     def _fresh(self) -> frozenset[str]:
-        return frozenset(domain.uuid for domain in self.picture.domains if domain.unknown_since is None)
+        return frozenset(domain.uuid for domain in self.snapshot.domains if domain.unknown_since is None)
 
     @cached_property
     def node_of_machine(self) -> Mapping[str, str]:
-        """The node that runs on each machine, where their GPUs tell."""
-        return {
-            chain.machine.id: chain.device.node
-            for chain in self.chains
-            if chain.machine is not None and chain.device is not None
-        }
+        """The node that runs on each machine, as far as their GPUs identify it."""
+        pairs = ((chain.machine, chain.device) for chain in self.chains)
+        return {machine.id: device.node for machine, device in pairs if machine and device}
 
     @cached_property
     def machine_of_node(self) -> Mapping[str, str]:
-        """The machine that each node runs on, where their GPUs tell."""
+        """The machine that each node runs on, as far as their GPUs identify it."""
         return {node: machine for machine, node in self.node_of_machine.items()}
 
     def at_tray(self, node: str) -> tuple[str, ...]:
@@ -113,7 +108,7 @@ class SnapshotIndex:
 
 
 def places_around(gpus: Iterable[GpuChain]) -> tuple[str, ...]:
-    """Everything that trouble with these GPUs concerns, for `Finding.where`."""
+    """Everything that a fault of these GPUs concerns, for `Finding.where`."""
     return tuple(dict.fromkeys(place for chain in gpus for place in _places_of_chain(chain)))
 
 
@@ -130,7 +125,7 @@ def _places_of_chain(chain: GpuChain) -> Iterator[str]:
 
 
 def at_device(device: DeviceRecord) -> str:
-    """How `Finding.where` names a device: each driver has names of its own for the devices of a node."""
+    """How `Finding.where` names a device; device names are unique per driver and node only."""
     return f"device {device.node}/{device.driver}/{device.name}"
 
 

@@ -11,14 +11,14 @@ none.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 import msgspec
 
 from rackloom.core.diagnosis.findings import Finding, Severity, first_few, unique
-from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
+from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot, grouped
 
 # Fix commands with the options of the examined site.
 
@@ -29,45 +29,42 @@ _COMMENT = "  # "
 
 
 class SiteCommands(msgspec.Struct, frozen=True, kw_only=True):
-    """How commands reach a site. Empty: as they do of themselves."""
+    """How commands reach a site; empty fields change nothing."""
 
     kubectl: str = ""
     """Options of kubectl."""
     admin: str = ""
     """Variables before `rackloom admin`."""
     admin_lacks: str = ""
-    """What whoever runs it must still add, in words."""
+    """What the operator must still provide for it, in words."""
     instead: str = ""
-    """A command in its place, where the site has no admin interface."""
+    """A command that replaces `rackloom admin`, where the site has no admin interface."""
     then: str = ""
-    """What is done with that one."""
+    """How to use that command."""
 
 
-def with_site_commands(findings: Iterable[Finding], ways: SiteCommands) -> tuple[Finding, ...]:
+def with_site_commands(findings: Iterable[Finding], commands: SiteCommands) -> tuple[Finding, ...]:
     """The findings, each with its fix as a command for this site."""
-    return tuple(msgspec.structs.replace(finding, fix=_for_site(finding.fix, ways)) for finding in findings)
+    return tuple(
+        msgspec.structs.replace(finding, fix=_for_site(finding.fix, commands)) for finding in findings
+    )
 
 
-def _for_site(fix: str, ways: SiteCommands) -> str:
-    if ways.kubectl:
-        fix = _KUBECTL.sub(lambda _: f"kubectl {ways.kubectl} ", fix)
+def _for_site(fix: str, commands: SiteCommands) -> str:
+    if commands.kubectl:
+        fix = _KUBECTL.sub(lambda _: f"kubectl {commands.kubectl} ", fix)
     if _ADMIN.match(fix) is None:
         return fix
-    if ways.instead:
+    if commands.instead:
         command, _, comment = fix.partition(_COMMENT)
-        return _with_comment(ways.instead, f"{ways.then} {command}", comment)
-    command, _, comment = _ADMIN.sub(lambda _: _join_words(ways.admin, "rackloom admin "), fix).partition(
-        _COMMENT
-    )
-    return _with_comment(command, comment, ways.admin_lacks)
+        return _with_comment(commands.instead, f"{commands.then} {command}", comment)
+    admin = f"{commands.admin} rackloom admin ".lstrip()
+    command, _, comment = _ADMIN.sub(lambda _: admin, fix).partition(_COMMENT)
+    return _with_comment(command, comment, commands.admin_lacks)
 
 
-def _join_words(*words: str) -> str:
-    return " ".join(word for word in words if word)
-
-
-def _with_comment(command: str, *told: str) -> str:
-    comment = "; ".join(one for one in told if one)
+def _with_comment(command: str, *notes: str) -> str:
+    comment = "; ".join(note for note in notes if note)
     return f"{command}{_COMMENT}{comment}" if comment else command
 
 
@@ -75,34 +72,29 @@ def _with_comment(command: str, *told: str) -> str:
 
 
 MOST_LINES = 6
-"""Of evidence and consequences, each; the rest is counted, and whole in JSON."""
+"""Lines of evidence, and of consequences; the rest is counted, and complete in JSON."""
 MOST_FINDINGS = 40
-"""In full, the worst first, those that are alike as one; the rest is counted by check."""
+"""Findings in full, the worst first, equal ones as one; the rest is counted by check."""
 MOST_SUBJECTS = 4
 """Named in one line."""
 _WIDTH = max(map(len, Severity)) + 2
 
 
-def render_findings(picture: SiteSnapshot, findings: tuple[Finding, ...], host: str | None = None) -> str:
-    """The whole answer as text, in which nothing that anybody named can steer a terminal.
-
-    `host` is one whose own files were read too.
-    """
-    return "\n".join(map(_printable, _page_lines(picture, findings, host)))
-
-
-def _printable(line: str) -> str:
-    return "".join(one if one.isprintable() else "?" for one in line)
+def render_findings(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host: str | None = None) -> str:
+    """The text page; `host` is the host whose own files were read too."""
+    # Names come from tenants and clusters: a control character in one could steer the terminal.
+    lines = _page_lines(snapshot, findings, host)
+    return "\n".join("".join(char if char.isprintable() else "?" for char in line) for line in lines)
 
 
-def _page_lines(picture: SiteSnapshot, findings: tuple[Finding, ...], host: str | None) -> Iterator[str]:
+def _page_lines(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host: str | None) -> Iterator[str]:
     yield "examined:"
-    for layer in picture.layers:
-        mark = " (simulated)" if layer.layer in picture.simulated else ""
-        yield f"  {layer.layer}{mark}: {_layer_line(layer, picture)}"
+    for layer in snapshot.layers:
+        mark = " (simulated)" if layer.layer in snapshot.simulated else ""
+        yield f"  {layer.layer}{mark}: {_layer_line(layer, snapshot)}"
     if host is not None:
         yield f"  host: {host}"
-    if picture.simulated:
+    if snapshot.simulated:
         yield "what is simulated says nothing of real machines"
     groups = _group_alike(findings)
     for alike in groups[:MOST_FINDINGS]:
@@ -110,40 +102,33 @@ def _page_lines(picture: SiteSnapshot, findings: tuple[Finding, ...], host: str 
         yield from _finding_lines(alike)
     yield ""
     if len(groups) > MOST_FINDINGS:
-        yield from _cut_findings(one for alike in groups[MOST_FINDINGS:] for one in alike)
+        yield from _cut_findings(finding for alike in groups[MOST_FINDINGS:] for finding in alike)
     yield _summary_line(findings, len(groups))
 
 
-def _layer_line(seen: LayerStatus, picture: SiteSnapshot) -> str:
-    if seen.unknown_since is not None:
-        return f"unknown since {rfc3339(seen.unknown_since)}: {seen.problem}"
-    told = _counts(picture)[seen.layer]
-    return told if seen.at is None else f"{told}, read {rfc3339(seen.at)}"
+def _layer_line(status: LayerStatus, snapshot: SiteSnapshot) -> str:
+    if status.unknown_since is not None:
+        return f"unknown since {rfc3339(status.unknown_since)}: {status.problem}"
+    counts = ", ".join(_counts(status.layer, snapshot))
+    return counts if status.at is None else f"{counts}, read {rfc3339(status.at)}"
 
 
-def _counts(picture: SiteSnapshot) -> dict[Layer, str]:
-    kinds = Counter(device.kind for device in picture.devices)
-    published = [f"{count} {kind}" for kind, count in sorted(kinds.items())]
-    return {
-        Layer.FABRIC: _comma_joined(
-            _counted(len(picture.domains), "domain"),
-            _counted(len(picture.fabric_gpus), "GPU"),
-            _counted(len(picture.partitions), "partition"),
-        ),
-        Layer.SITE: _comma_joined(
-            _counted(len(picture.machines), "machine"), _counted(len(picture.logicals), "logical partition")
-        ),
-        Layer.CLUSTER: _comma_joined(
-            _counted(len(picture.nodes), "node"),
-            _counted(len(picture.compute_domains), "ComputeDomain"),
-            f"devices: {_comma_joined(*published) or 'none'}",
-        ),
-        Layer.TRANSFER: _counted(len(picture.transfers), "transfer"),
-    }
-
-
-def _comma_joined(*parts: str) -> str:
-    return ", ".join(parts)
+def _counts(layer: Layer, snapshot: SiteSnapshot) -> Iterator[str]:
+    if layer is Layer.FABRIC:
+        yield _counted(len(snapshot.domains), "domain")
+        yield _counted(len(snapshot.fabric_gpus), "GPU")
+        yield _counted(len(snapshot.partitions), "partition")
+    elif layer is Layer.SITE:
+        yield _counted(len(snapshot.machines), "machine")
+        yield _counted(len(snapshot.logicals), "logical partition")
+    elif layer is Layer.CLUSTER:
+        yield _counted(len(snapshot.nodes), "node")
+        yield _counted(len(snapshot.compute_domains), "ComputeDomain")
+        kinds = Counter(device.kind for device in snapshot.devices)
+        published = (f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        yield f"devices: {', '.join(published) or 'none'}"
+    else:
+        yield _counted(len(snapshot.transfers), "transfer")
 
 
 def _counted(count: int, what: str) -> str:
@@ -151,42 +136,34 @@ def _counted(count: int, what: str) -> str:
 
 
 def _group_alike(findings: tuple[Finding, ...]) -> list[list[Finding]]:
-    """Findings that say the same of different things, together; in the order of the first of each."""
-    found: defaultdict[tuple[str, str, str], list[Finding]] = defaultdict(list)
-    for finding in findings:
-        found[finding.severity, finding.check, finding.message].append(finding)
-    return list(found.values())
+    """Findings that differ only in what they concern, together; in the order of the first of each group."""
+    pairs = (((finding.severity, finding.check, finding.message), finding) for finding in findings)
+    return list(grouped(pairs).values())
 
 
 def _finding_lines(alike: list[Finding]) -> Iterator[str]:
-    """The first of these in full, and whom else it concerns."""
-    one = alike[0]
-    since = "" if one.since is None else f"  since {rfc3339(one.since)}"
-    yield f"{one.severity.upper():{_WIDTH}}{one.check}: {one.subject}{since}"
-    yield f"  {one.message}"
-    yield from _first_lines(one.evidence, "    ")
+    """The first of these in full, and the subjects of the others."""
+    first = alike[0]
+    since = "" if first.since is None else f"  since {rfc3339(first.since)}"
+    yield f"{first.severity.upper():{_WIDTH}}{first.check}: {first.subject}{since}"
+    yield f"  {first.message}"
+    yield from _first_lines(first.evidence, "    ")
     if len(alike) > 1:
-        yield f"  and the same of {first_few([other.subject for other in alike[1:]], MOST_SUBJECTS)}"
-    consequences = tuple(told for other in alike for told in other.consequences)
+        yield f"  and the same of {first_few([finding.subject for finding in alike[1:]], MOST_SUBJECTS)}"
+    consequences = tuple(text for finding in alike for text in finding.consequences)
     if consequences:
         yield "  and therefore:"
         yield from _first_lines(tuple(consequences_by_check(consequences)), "    ")
-    yield from _fix_lines(unique(*(other.fix for other in alike)))
-
-
-def _fix_lines(fixes: tuple[str, ...]) -> Iterator[str]:
-    """Each of its own, where those that are alike have several."""
+    fixes = unique(*(finding.fix for finding in alike))
     yield f"  fix: {fixes[0]}"
     yield from _first_lines(fixes[1:], "       ")
 
 
 def consequences_by_check(consequences: Iterable[str]) -> Iterator[str]:
-    """What follows from something, a line for each check, in which the first subjects are named."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for told in consequences:
-        check, _, subject = told.partition(": ")
-        found[check].append(subject)
-    return (f"{check}: {first_few(subjects, MOST_SUBJECTS)}" for check, subjects in found.items())
+    """One line for each check, which names the first subjects."""
+    pairs = (text.partition(": ") for text in consequences)
+    subjects = grouped((check, subject) for check, _, subject in pairs)
+    return (f"{check}: {first_few(found, MOST_SUBJECTS)}" for check, found in subjects.items())
 
 
 def _first_lines(lines: tuple[str, ...], indent: str) -> Iterator[str]:
@@ -204,13 +181,13 @@ def _cut_findings(findings: Iterable[Finding]) -> Iterator[str]:
 
 
 def _summary_line(findings: tuple[Finding, ...], groups: int) -> str:
-    """The last line, which a terminal shows when all else has scrolled away."""
+    """The last line, which stays visible when a terminal has scrolled."""
     if not findings:
         return "all holds"
     counts = Counter(finding.severity for finding in findings)
-    told = ", ".join(f"{count} {severity}" for severity, count in counts.items())
+    by_severity = ", ".join(f"{count} {severity}" for severity, count in counts.items())
     begin = f"; begin with {findings[0].check}: {findings[0].subject}" if groups > 1 else ""
-    return f"{_counted(len(findings), 'finding')}: {told}{begin}"
+    return f"{_counted(len(findings), 'finding')}: {by_severity}{begin}"
 
 
 def rfc3339(seconds: float) -> str:

@@ -13,13 +13,29 @@ types of which there are many opt out of garbage collection (`gc=False`), whose 
 that waits.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import TypeVar
 
 import msgspec
 
 from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.topology.join_key import GpuKey, SlotKey
+
+K = TypeVar("K")
+V = TypeVar("V")
+DeviceId = tuple[str, str, str]
+"""Driver, pool and name, as ResourceSlices and allocations name a device."""
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> defaultdict[K, list[V]]:
+    """The values of each key, both in the order in which they come."""
+    found: defaultdict[K, list[V]] = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return found
+
 
 # Workloads of a cluster: pods with claims, their ResourceClaims and ResourceClaimTemplates.
 
@@ -30,7 +46,7 @@ class TemplateRecord(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     domain: str
-    """UID of the ComputeDomain that it was made for; empty for a template of somebody else."""
+    """UID of the ComputeDomain that it was made for; empty: it belongs to no ComputeDomain."""
 
 
 class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +62,11 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
     since: float | None = None
     """When it was made, seconds since the epoch."""
 
+    @property
+    def key(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
 
 class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A pod of a workload that has not ended."""
@@ -60,18 +81,23 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     claims: Mapping[str, str] = msgspec.field(default_factory=dict)
     """ResourceClaims that it has, named or made for it, by the name of the claim in the pod."""
     owner: str = ""
-    """Who makes it anew when it goes, as `Job team/train`; empty: nobody."""
+    """The controller that recreates it, as `Job team/train`; empty: none."""
     since: float | None = None
     """When it was made, seconds since the epoch."""
     gated: bool = False
-    """Whether it has scheduling gates: it waits for whoever put them there."""
+    """Whether it has scheduling gates: the scheduler does not consider it before they are removed."""
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
 
 
 # Layers, the switch fabric, the site's records, the cluster, and the snapshot that holds them all.
 
 
 class Layer(StrEnum):
-    """Who was asked."""
+    """A source of records."""
 
     FABRIC = "fabric"
     """Switch controllers, through the newest reading of each that the site service has recorded."""
@@ -93,7 +119,7 @@ class LayerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Since when it cannot be read; None: it could, at `at`."""
     problem: str = ""
     fix: str = ""
-    """A command that makes it readable, where that is known."""
+    """A command that makes it readable, where one is known."""
 
 
 class SilentController(msgspec.Struct, frozen=True):
@@ -102,7 +128,7 @@ class SilentController(msgspec.Struct, frozen=True):
     url: str
     since: float
     chassis: tuple[str, ...]
-    """Serials of the chassis for which it speaks, one at least."""
+    """Serials of the chassis that it controls, at least one."""
 
 
 class NvlinkDomainRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,9 +141,9 @@ class NvlinkDomainRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Since when its controllers do not answer, or contradict one another."""
     problem: str = ""
     silent: tuple[SilentController, ...] = ()
-    """Those of its controllers that do not answer; another one's answer is enough."""
+    """Controllers that do not answer; the answer of any other controller of the domain is enough."""
     chassis: frozenset[str] = frozenset()
-    """Serials of the chassis for which any of its controllers speaks."""
+    """Serials of the chassis that any of its controllers controls."""
     disputed: bool = False
     """Whether they answer, and contradict one another or those of another domain."""
     paused: bool = False
@@ -126,7 +152,7 @@ class NvlinkDomainRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def answers(self) -> bool:
-        """Whether what its controllers showed is how things are."""
+        """Whether the newest reading shows the present state."""
         return self.observed_at is not None and self.unknown_since is None
 
 
@@ -156,21 +182,21 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     healthy: bool | None
     problem: str = ""
     logical: str | None = None
-    """UUID of the logical partition for which we made it; None: it is not ours."""
+    """UUID of the logical partition for which the site made it; None: the site did not make it."""
     default: bool = False
     """The factory's partition."""
     owner: str = ""
-    """In the site's words: site, tray, default, released or foreign; empty: not known."""
+    """As the site classifies it: site, tray, default, released or foreign; empty: not known."""
 
 
 class LostPartition(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition that we made and saw, which the newest reading omits although nobody deleted it."""
+    """A partition that the site made and observed, and that the newest reading omits without a deletion."""
 
     domain: str
     name: str
     logical: str
     seen_at: float
-    """When it was last seen."""
+    """When it was last observed."""
 
 
 class LogicalPartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +207,7 @@ class LogicalPartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     vpc: str = ""
     status: str
-    """As REST says it: Ready, Pending, Error, Unknown..."""
+    """As in REST: Ready, Pending, Error, Unknown..."""
     since: float | None = None
     problem: str = ""
 
@@ -199,19 +225,19 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """By module id, 1 first."""
     status: str
     health: str = ""
-    """What its health reports object to; empty: nothing."""
+    """Problems that its health reports name; empty: none."""
     cordoned: bool = False
     missing_since: float | None = None
     """Since when its controller lists no GPU of it."""
     instance: str | None = None
     held_since: float | None = None
-    """When the instance was given it."""
+    """When the instance got the machine."""
     tenant: str | None = None
     vpc: str | None = None
 
 
 class MovedGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU that an instance had in a place of its machine, until a switch controller listed it elsewhere."""
+    """A GPU of an instance that a switch controller now lists outside of the instance's machine."""
 
     machine: str
     module_id: int
@@ -243,17 +269,17 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     clique: str | None = None
     """Label nvidia.com/gpu.clique, `<clusterUUID>.<cliqueId>`; None: there is none."""
     clique_writer: str = ""
-    """Who wrote it, as far as the object says."""
+    """The field manager that wrote it, if the object names one."""
     clique_since: float | None = None
-    """When that one last wrote any of what it owns, seconds since the epoch."""
+    """When that manager last wrote any of its fields, seconds since the epoch."""
     other_writers: tuple[str, ...] = ()
     """Further field managers that own the label."""
     taints: tuple[str, ...] = ()
     unschedulable: bool = False
     runtime: str | None = None
-    """What runs its containers, such as containerd://2.0.1."""
+    """Its container runtime, such as containerd://2.0.1."""
     simulated: bool = False
-    """It says of itself that it is no machine."""
+    """Whether its label declares that it is simulated."""
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -274,16 +300,21 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     partner_address: str | None = None
     """Of a GPU: PCI address of that NIC."""
     partner_class: str | None = None
-    """What lies between the two, in nvidia-smi's letters: PIX, PXB, PHB, NODE, SYS."""
+    """The PCIe path class of the two, as nvidia-smi abbreviates it: PIX, PXB, PHB, NODE, SYS."""
     link: str | None = None
     """Of a NIC: its state, as published."""
     gbps: int | None = None
     """Of a NIC: its line rate, Gb/s."""
     taints: tuple[str, ...] = ()
 
+    @property
+    def device_id(self) -> DeviceId:
+        """What allocations call it."""
+        return self.driver, self.pool, self.name
+
 
 class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool of devices that a driver publishes of a node, also when it has none in it."""
+    """A pool that a driver publishes for a node, even if it contains no device."""
 
     driver: str
     name: str
@@ -297,11 +328,16 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pool: str
     device: str
     claim: str
-    """namespace/name; empty: not for whoever looks."""
+    """namespace/name; empty: hidden from the viewer."""
     pods: tuple[str, ...]
     """namespace/name each."""
     since: float | None = None
-    """When the kubelet took the first of them; None: it does not say of each."""
+    """When the kubelet accepted the first of these pods; None: unknown for at least one of them."""
+
+    @property
+    def device_id(self) -> DeviceId:
+        """What ResourceSlices call it."""
+        return self.driver, self.pool, self.device
 
 
 class ImexMeshRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,10 +345,13 @@ class ImexMeshRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     domain: str
-    """UID of the ComputeDomain; empty for a clique's own long-lived IMEX domain."""
+    """UID of the ComputeDomain; empty for a clique's long-lived IMEX domain."""
     clique: str | None
+    """None until the daemon has reported it; empty on a node without a fabric."""
     complete: bool | None
+    """Whether the daemon reaches all its peers; None until it has reported it."""
     missing: tuple[str, ...] = ()
+    """The connections that it lacks."""
 
 
 class MeasuredTransfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -325,7 +364,7 @@ class MeasuredTransfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What carried it, such as mlx5_0:1."""
     gigabytes_per_second: float
     verdict: str
-    """As the record says: holds, fails, unknown, or no promise (there was nothing to compare it with)."""
+    """As recorded: holds, fails, unknown, or no promise (nothing to compare the measurement with)."""
     reason: str = ""
     emulated: bool = False
 
@@ -350,7 +389,7 @@ class SiteSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     compute_domains: tuple[ComputeDomain, ...] = ()
     meshes: tuple[ImexMeshRecord, ...] = ()
     daemons_in: str = ""
-    """Namespace of the pods whose word on IMEX counts; empty: the cluster was not asked."""
+    """Namespace of the IMEX daemons, the only pods whose mesh annotations are trusted; empty: not read."""
     transfers: tuple[MeasuredTransfer, ...] = ()
     templates: tuple[TemplateRecord, ...] = ()
     claims: tuple[ClaimRecord, ...] = ()
@@ -361,20 +400,20 @@ class SiteSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     vpcs: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Name of each VPC by its id."""
     namespaces: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Org of each namespace that is labelled with one: a cluster knows of tenants nothing else."""
+    """Org of each namespace that is labelled with one, the only link from a cluster to tenants."""
     simulated: tuple[Layer, ...] = ()
     """Layers of which some or all is a simulation."""
 
     def layer(self, layer: Layer) -> LayerStatus | None:
-        """Whether a layer was asked, and what came of it."""
-        return next((one for one in self.layers if one.layer == layer), None)
+        """The status of a layer; None: it was not asked."""
+        return next((status for status in self.layers if status.layer == layer), None)
 
 
 class GpuChain(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One GPU through all layers; None where a layer does not know it, or was not read."""
 
     key: GpuKey
-    """All that any layer knows of its identity."""
+    """The parts of its identity that any layer reports."""
     machine: MachineRecord | None = None
     fabric: FabricGpuRecord | None = None
     partition: PartitionRecord | None = None
@@ -392,4 +431,4 @@ class GpuChain(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Those that serve it, first the one that its own plugin pairs it with."""
     transfer: MeasuredTransfer | None = None
     conflicts: tuple[str, ...] = ()
-    """Where two layers name different GPUs in one place, in words with both sides."""
+    """Descriptions of contradictions: two layers that name different GPUs in one slot."""

@@ -22,7 +22,7 @@ import msgspec
 
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.domains.names import IMEX_DRIVER
 from rackloom.errors import Refused, file_error_text
 from rackloom.lab.scenario import (
@@ -233,7 +233,7 @@ _STEPS_WITH_KIND = (
 )
 _LEADER_STEPS = (model.LeaderAction, control_plane.ExpectLeader)
 _SOLE_PROCESS_STEPS = (model.SoleAction, control_plane.ExpectControllersEnded)
-_DOCTOR_CHECKS = {told for name, told in vars(catalogue).items() if name.isupper() and isinstance(told, str)}
+_DOCTOR_CHECKS = frozenset(Check)
 
 
 def scenario_problems(scenario: Scenario) -> Iterator[ScenarioProblem]:

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from rackloom.core.diagnosis.evidence import ClusterEvidence, ImexDaemonRecord
-from rackloom.core.diagnosis.snapshot import ClaimRecord, PodRecord, TemplateRecord
+from rackloom.core.diagnosis.evidence import ClusterEvidence
+from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord
 from rackloom.core.domains import names
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.device_configs import ChannelConfig, decode_imex_config_leniently
@@ -31,43 +31,43 @@ CLAIMS_PATH = "apis/resource.k8s.io/v1/resourceclaims"
 PODS_PATH = "api/v1/pods"
 NODES_PATH = "api/v1/nodes"
 DAEMON_CONTAINER = "compute-domain-daemon"
-"""In the pods of IMEX daemons."""
+"""The container by which pods of IMEX daemons are recognised."""
 
 
 class ClusterReader(Protocol):
-    """Whoever can list objects."""
+    """Lists Kubernetes objects."""
 
     async def read(self, path: str) -> list[Json]:
-        """All objects at a list path of the API server, such as `api/v1/pods`, of all namespaces.
+        """All objects at a list path of the API server, such as `api/v1/pods`, in all namespaces.
 
-        Raises whatever tells its caller that the API server does not answer, or not to this user.
+        Raises if the API server does not answer or refuses.
         """
         ...
 
 
 class _MeshAnnotation(msgspec.Struct, frozen=True):
-    """What a daemon's annotation says."""
+    """The content of a daemon's annotation."""
 
     complete: bool
     missing: tuple[str, ...] = ()
 
 
 class ObjectMapper(Protocol):
-    """Applies a function to objects, as `map` does; one who looks often may remember what came of it."""
+    """Applies a function to objects, as `map` does; an implementation may cache results."""
 
     def __call__(self, decode: Callable[[Json], V], objects: Iterable[Json], /) -> Iterable[V]:
-        """`decode` of each of them, in their order."""
+        """`decode` of each object, in order."""
         ...
 
 
 async def collect_cluster(reader: ClusterReader, namespace: str, each: ObjectMapper = map) -> ClusterEvidence:
-    """Read all that the checks need; IMEX daemons are pods of `namespace` alone, where tenants have none.
+    """Read everything that the checks need; IMEX daemons only from `namespace`, where tenants have no pods.
 
-    Errors of `reader` pass through: half a look would find what is not.
+    Errors of `reader` pass through: a partial reading would show faults that do not exist.
     """
     pods = await reader.read(PODS_PATH)
-    daemons = [pod for pod in pods if _daemon_of(pod, namespace)]
-    users = [pod for pod in pods if _claims_devices(pod) and not _daemon_of(pod, namespace)]
+    daemons = [pod for pod in pods if _is_daemon(pod, namespace)]
+    users = [pod for pod in pods if _claims_devices(pod) and not _is_daemon(pod, namespace)]
     return ClusterEvidence(
         domains=tuple(_compute_domains(await reader.read(COMPUTE_DOMAINS_PATH))),
         templates=tuple(each(_template, await reader.read(TEMPLATES_PATH))),
@@ -75,7 +75,11 @@ async def collect_cluster(reader: ClusterReader, namespace: str, each: ObjectMap
         pods=tuple(each(_pod, users)),
         daemons=tuple(each(_daemon, daemons)),
         daemons_in=namespace,
-        cliques=dict(_cliques(await reader.read(NODES_PATH))),
+        cliques={
+            node["metadata"]["name"]: clique
+            for node in await reader.read(NODES_PATH)
+            if (clique := _labels(node).get(names.GPU_CLIQUE_LABEL))
+        },
     )
 
 
@@ -84,7 +88,7 @@ def _compute_domains(objects: list[Json]) -> Iterator[ComputeDomain]:
         try:
             yield read_compute_domain(obj)
         except Refused:
-            continue  # The API server admits none that cannot be read, and the controller says InvalidSpec.
+            continue  # An unreadable spec is the controller's to report, with condition InvalidSpec.
 
 
 def _template(obj: Json) -> TemplateRecord:
@@ -103,7 +107,7 @@ def _claim(obj: Json) -> ClaimRecord:
         name=meta["name"],
         domain=_domain_of_claim(obj),
         allocated="allocation" in status,
-        reserved_for=tuple(one["uid"] for one in status.get("reservedFor") or ()),
+        reserved_for=tuple(user["uid"] for user in status.get("reservedFor") or ()),
         since=_created(obj),
     )
 
@@ -129,9 +133,8 @@ def _claims_devices(pod: Json) -> bool:
 
 def _pod(obj: Json) -> PodRecord:
     meta, spec = obj["metadata"], obj["spec"]
-    made = (obj.get("status") or {}).get("resourceClaimStatuses") or ()
-    asked = spec["resourceClaims"]
-    named = {one["name"]: one["resourceClaimName"] for one in asked if one.get("resourceClaimName")}
+    claims = spec["resourceClaims"]
+    generated = (obj.get("status") or {}).get("resourceClaimStatuses") or ()
     return PodRecord(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -140,59 +143,50 @@ def _pod(obj: Json) -> PodRecord:
         owner=_owner(obj),
         since=_created(obj),
         gated=bool(spec.get("schedulingGates")),
-        templates={
-            one["name"]: one["resourceClaimTemplateName"]
-            for one in asked
-            if one.get("resourceClaimTemplateName")
-        },
-        claims=named
-        | {one["name"]: one["resourceClaimName"] for one in made if one.get("resourceClaimName")},
+        templates=_by_claim_name(claims, "resourceClaimTemplateName"),
+        claims=_by_claim_name((*claims, *generated), "resourceClaimName"),
     )
+
+
+def _by_claim_name(entries: Iterable[Json], field: str) -> dict[str, str]:
+    return {entry["name"]: entry[field] for entry in entries if entry.get(field)}
 
 
 def _owner(obj: Json) -> str:
     meta = obj["metadata"]
     found = (reference for reference in meta.get("ownerReferences") or () if reference.get("controller"))
-    return next((f"{one['kind']} {meta['namespace']}/{one['name']}" for one in found), "")
+    return next((f"{owner['kind']} {meta['namespace']}/{owner['name']}" for owner in found), "")
 
 
 def _created(obj: Json) -> float | None:
-    told = obj["metadata"].get("creationTimestamp")
-    return None if told is None else datetime.fromisoformat(told).timestamp()
+    created = obj["metadata"].get("creationTimestamp")
+    return None if created is None else datetime.fromisoformat(created).timestamp()
 
 
-def _daemon_of(pod: Json, namespace: str) -> str:
-    """UID of the ComputeDomain whose daemon the pod is; empty for another pod."""
-    if pod["metadata"]["namespace"] != namespace:
-        return ""  # Anybody may name a container and set labels; in this namespace only the controller may.
-    ours = any(container.get("name") == DAEMON_CONTAINER for container in pod["spec"].get("containers") or ())
-    return _labels(pod).get(names.COMPUTE_DOMAIN_LABEL, "") if ours else ""
+def _is_daemon(pod: Json, namespace: str) -> bool:
+    # Anybody may name a container and set labels, but only the controller creates pods in this namespace.
+    if pod["metadata"]["namespace"] != namespace or not _labels(pod).get(names.COMPUTE_DOMAIN_LABEL):
+        return False
+    return any(container.get("name") == DAEMON_CONTAINER for container in pod["spec"].get("containers") or ())
 
 
-def _daemon(pod: Json) -> ImexDaemonRecord:
+def _daemon(pod: Json) -> ImexMeshRecord:
     mesh = _mesh(pod)
-    return ImexDaemonRecord(
+    return ImexMeshRecord(
         domain=_labels(pod).get(names.COMPUTE_DOMAIN_LABEL, ""),
         node=pod["spec"].get("nodeName", ""),
         clique=_labels(pod).get(names.CLIQUE_ID_LABEL),
-        meshed=None if mesh is None else mesh.complete,
+        complete=None if mesh is None else mesh.complete,
         missing=() if mesh is None else mesh.missing,
     )
 
 
 def _mesh(pod: Json) -> _MeshAnnotation | None:
-    said = (pod["metadata"].get("annotations") or {}).get(names.MESH_ANNOTATION)
+    text = (pod["metadata"].get("annotations") or {}).get(names.MESH_ANNOTATION)
     try:
-        return None if said is None else msgspec.json.decode(said, type=_MeshAnnotation)
+        return None if text is None else msgspec.json.decode(text, type=_MeshAnnotation)
     except (msgspec.DecodeError, RecursionError, ValueError):
         return None
-
-
-def _cliques(nodes: list[Json]) -> Iterator[tuple[str, str]]:
-    for node in nodes:
-        clique = _labels(node).get(names.GPU_CLIQUE_LABEL)
-        if clique:
-            yield node["metadata"]["name"], clique
 
 
 def _labels(obj: Json) -> Mapping[str, str]:

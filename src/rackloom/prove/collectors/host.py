@@ -18,7 +18,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -34,19 +34,19 @@ from rackloom.topology.discovery.sysfs import IMEX_CHANNEL_DEVICES, Sysroot, cha
 
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-"""The first namespace of processes (Linux' PROC_PID_INIT_INO)."""
+"""The initial PID namespace (Linux' PROC_PID_INIT_INO)."""
 _PROCESS_LINKS = ("proc/1", "proc/self")
-"""Of whom to ask: the namespace of process 1 shows to its superiors alone, one's own to everybody."""
+"""Processes to try: only a privileged reader may see the namespace of process 1."""
 
 
 def shows_all_processes(host: Sysroot) -> bool:
     """Whether process 1 of `host` is the host's own. A copied tree has no such links, and is taken for it."""
-    told = [found for link in _PROCESS_LINKS if (found := _pid_namespace(host, link)) is not None]
-    return not told or told[0] == _INITIAL_PID_NAMESPACE
+    found = next(filter(None, (_pid_namespace(host, link) for link in _PROCESS_LINKS)), None)
+    return found is None or found == _INITIAL_PID_NAMESPACE
 
 
 def _pid_namespace(host: Sysroot, process: str) -> str | None:
-    """What the link says: it leads to no path."""
+    """The target of the namespace link, which is a name and no path."""
     found = host.real(process)
     try:
         return None if found is None else str(host.root.joinpath(*found.parts[1:], "ns/pid").readlink())
@@ -58,16 +58,14 @@ def _pid_namespace(host: Sysroot, process: str) -> str | None:
 
 
 def process_ids(host: Sysroot) -> tuple[int, ...]:
-    """Their numbers."""
+    """The ids of all processes."""
     names = (name for name in host.names("proc") if name.isascii() and name.isdigit())
     return tuple(sorted(int(name) for name in names))
 
 
 def processes_named(host: Sysroot, name: str) -> tuple[int, ...]:
-    """Numbers of those that are called `name`."""
-    return tuple(
-        process_id for process_id in process_ids(host) if host.text(f"proc/{process_id}/comm") == name
-    )
+    """The ids of the processes with this name."""
+    return tuple(pid for pid in process_ids(host) if host.text(f"proc/{pid}/comm") == name)
 
 
 # TCP sockets of a network namespace.
@@ -104,7 +102,7 @@ def sockets_of(host: Sysroot, process: int) -> tuple[TcpSocket, ...] | None:
 
 
 def _socket_rows(table: str) -> Iterator[TcpSocket]:
-    """Columns: number, own side, other side, state, ... Raises ValueError for what is no such table."""
+    """Columns: number, own address, peer address, state, ... Raises ValueError for another format."""
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 3:
@@ -153,14 +151,14 @@ def cdi_setting(host: Sysroot, runtime: str | None) -> CdiSetting:
 def _cdi_of(configs: list[TomlTable]) -> CdiSetting:
     """By the last table of the CRI plugin, else by the version. Raises ValueError as `_version`."""
     first = _config_version(configs[0], 1) if configs else 1
-    said: object = None
+    setting: object = None
     for config in configs:
         plugins, name = _toml_part(config, "plugins", dict), _CRI_PLUGIN[_config_version(config, first)]
         if name in plugins:
-            said = _toml_part(plugins, name, dict).get("enable_cdi")
-    if isinstance(said, bool):
-        return CdiSetting.ON if said else CdiSetting.OFF
-    if said is not None:
+            setting = _toml_part(plugins, name, dict).get("enable_cdi")
+    if isinstance(setting, bool):
+        return CdiSetting.ON if setting else CdiSetting.OFF
+    if setting is not None:
         raise ValueError("enable_cdi is neither true nor false")
     return CdiSetting.ON if first >= _VERSION_WITH_CDI_ON else CdiSetting.UNSAID
 
@@ -174,7 +172,7 @@ def _config_version(config: TomlTable, otherwise: int) -> int:
 
 
 def _containerd_configs(host: Sysroot) -> Iterator[TomlTable]:
-    """The file, then all that it imports. Raises ValueError and RecursionError for what is no TOML."""
+    """The file, then all files that it imports. Raises ValueError and RecursionError for invalid TOML."""
     todo, done, left = [_config_of_running(host)], set[PurePosixPath](), _MOST_CHARACTERS
     while todo:
         path = todo.pop(0)
@@ -190,18 +188,18 @@ def _containerd_configs(host: Sysroot) -> Iterator[TomlTable]:
 
 
 def _parse_toml(text: str) -> TomlTable:
-    """Raises ValueError and RecursionError for what is no TOML, or would take too long to be told so."""
+    """Raises ValueError and RecursionError for invalid TOML, or text that would take too long to parse."""
     if any(line.count(".") > _MOST_DOTS_IN_LINE for line in text.split("\n")):
         raise ValueError("a line has too many dots to be read")
     return tomllib.loads(text)
 
 
 def _config_of_running(host: Sysroot) -> PurePosixPath:
-    """The file that the running containerd was given: distributions such as k3s keep their own.
+    """The file of the running containerd: distributions such as k3s use their own.
 
     Raises ValueError where several were given different ones: which of them kubelet asks is not seen.
     """
-    commands = (host.text(f"proc/{one}/cmdline") or "" for one in processes_named(host, "containerd"))
+    commands = (host.text(f"proc/{pid}/cmdline") or "" for pid in processes_named(host, "containerd"))
     given = {_config_option(command.split("\0")) for command in commands} or {_CONTAINERD_CONFIG}
     if len(given) > 1:
         raise ValueError("several containerd run with different configurations")
@@ -253,7 +251,7 @@ _IMEX_UNIT = "nvidia-imex.service"
 _ADMIN_UNIT_FOLDERS = ("etc/systemd/system", "run/systemd/system")
 _PACKAGE_UNIT_FOLDERS = ("usr/local/lib/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
 _UNIT_FOLDERS = (*_ADMIN_UNIT_FOLDERS, *_PACKAGE_UNIT_FOLDERS)
-"""Where systemd looks for a unit, the first over the later (systemd.unit(5))."""
+"""The search path of systemd for units, the first entry first (systemd.unit(5))."""
 _DEPENDENTS = (".wants", ".requires")
 _NODES_CONFIG = "/etc/nvidia-imex/nodes_config.cfg"
 _NODES_OPTION = re.compile(r"^[ \t]*IMEX_NODE_CONFIG_FILE[ \t]*=[ \t]*(\S+)", re.MULTILINE)
@@ -267,12 +265,16 @@ _CHANNEL_DEVICE = re.compile(r"channel([0-9]{1,4})")
 
 def collect_imex(host: Sysroot) -> ImexEvidence:
     """All of it."""
-    running = _imex_processes(host)
-    in_pods = {one: _is_in_pod(host, one) for one in running or ()}
+    readable = 1 in process_ids(host) and shows_all_processes(host)
+    running = processes_named(host, "nvidia-imex") if readable else None
+    in_pods = {pid: _is_in_pod(host, pid) for pid in running or ()}
+    outside: tuple[int, ...] | None = tuple(pid for pid, inside in in_pods.items() if inside is False)
+    if running is None or (not outside and None in in_pods.values()):
+        outside = None
     return ImexEvidence(
         running=running,
-        in_pods=tuple(one for one, inside in in_pods.items() if inside),
-        outside=None if running is None else _outside_pods(in_pods),
+        in_pods=tuple(pid for pid, inside in in_pods.items() if inside),
+        outside=outside,
         enabled=_starts_at_boot(host),
         offered=_offers_channels(host),
         channels=tuple(sorted(_channel_devices(host))),
@@ -281,22 +283,11 @@ def collect_imex(host: Sysroot) -> ImexEvidence:
     )
 
 
-def _imex_processes(host: Sysroot) -> tuple[int, ...] | None:
-    if 1 not in process_ids(host) or not shows_all_processes(host):
-        return None
-    return processes_named(host, "nvidia-imex")
-
-
-def _outside_pods(in_pods: Mapping[int, bool | None]) -> tuple[int, ...] | None:
-    own = tuple(one for one, inside in in_pods.items() if inside is False)
-    return None if not own and None in in_pods.values() else own
-
-
 def _is_in_pod(host: Sysroot, process: int) -> bool | None:
-    """None where its control group's name is not seen, or only a part of it.
+    """None where the name of its control group is not visible in full.
 
-    From within a cgroup namespace the names of others are relative to it, `/../..`, and what they have in
-    common with its own is left out (cgroup_namespaces(7)).
+    Within a cgroup namespace, the names of control groups outside of it are relative to it (`/../..`), and
+    the common part is left out (cgroup_namespaces(7)).
     """
     group = host.text(f"proc/{process}/cgroup")
     if not group:
@@ -316,10 +307,8 @@ def _starts_at_boot(host: Sysroot) -> bool | None:
 
 
 def _is_unit_masked(host: Sysroot) -> bool:
-    """Whether the unit that counts leads to /dev/null, which nothing starts, whoever wants it."""
-    folder = next(
-        (unit_folder for unit_folder in _UNIT_FOLDERS if _IMEX_UNIT in host.names(unit_folder)), None
-    )
+    """Whether the effective unit file is a link to /dev/null: then systemd does not start it at all."""
+    folder = next((folder for folder in _UNIT_FOLDERS if _IMEX_UNIT in host.names(folder)), None)
     found = None if folder is None else host.real(folder)
     if found is None:
         return False
@@ -352,20 +341,14 @@ def _configured_nodes(host: Sysroot) -> tuple[str, ...] | None:
 
 
 def _connected_peers(host: Sysroot, running: Sequence[int]) -> int | None:
-    tables = [sockets for one in running if (sockets := sockets_of(host, one)) is not None]
-    if not tables:
-        return None
-    return len(set[str]().union(*(_peer_addresses(sockets) for sockets in tables)))
+    tables = [sockets for pid in running if (sockets := sockets_of(host, pid)) is not None]
+    return len(set[str]().union(*map(_peer_addresses, tables))) if tables else None
 
 
 def _peer_addresses(sockets: Sequence[TcpSocket]) -> set[str]:
-    """Addresses of others with a connection at their server's port: a daemon is its own peer too."""
-    at = {
-        socket.peer
-        for socket in sockets
-        if socket.state == ESTABLISHED and socket.peer_port == IMEX_SERVER_PORT
-    }
-    return at - {socket.own for socket in sockets}
+    """Peers connected at their server's port, without the host itself, which is its own peer too."""
+    connected = (sock for sock in sockets if sock.state == ESTABLISHED and sock.peer_port == IMEX_SERVER_PORT)
+    return {sock.peer for sock in connected} - {sock.own for sock in sockets}
 
 
 # The whole host.
@@ -376,7 +359,7 @@ _INIT = 1
 
 
 def collect_host(here: str, root: Path, runtime: str | None) -> HostEvidence:
-    """Look at the host below `root`, which findings call `here`.
+    """Read the host below `root`, which findings call `here`.
 
     `runtime` is the node status' containerRuntimeVersion, where known.
     """
@@ -392,16 +375,17 @@ def collect_host(here: str, root: Path, runtime: str | None) -> HostEvidence:
 
 
 def _driver_version(host: Sysroot) -> str | None:
-    """The version of the loaded module: what counts, whatever packages are installed."""
+    """The version of the loaded module, which may differ from the installed packages."""
     found = host.text("sys/module/nvidia/version")
     if found:
         return found
-    told = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", host.text("proc/driver/nvidia/version") or "")
-    return told[1] if told else None
+    text = host.text("proc/driver/nvidia/version") or ""
+    match = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", text)
+    return match[1] if match else None
 
 
 def _busy_ports(host: Sysroot) -> frozenset[int] | None:
     sockets = sockets_of(host, _INIT) if shows_all_processes(host) else None
-    return (
-        None if sockets is None else frozenset(socket.port for socket in sockets if socket.state == LISTENING)
-    )
+    if sockets is None:
+        return None
+    return frozenset(sock.port for sock in sockets if sock.state == LISTENING)

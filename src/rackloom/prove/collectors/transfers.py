@@ -26,12 +26,15 @@ def read_transfers(folder: Path) -> tuple[MeasuredTransfer, ...]:
 
     Raises Refused for a file there that is no record.
     """
-    seen = (
+    transfers = (
         transfer
         for file in sorted(folder.glob("*.json"))
         for transfer in _measured_transfers(file, load_record(file))
     )
-    newest = {(one.node, _gpu_name(one.key), one.device): one for one in sorted(seen, key=lambda one: one.at)}
+    newest = {
+        (transfer.node, _gpu_name(transfer.key), transfer.device): transfer
+        for transfer in sorted(transfers, key=lambda transfer: transfer.at)
+    }
     return tuple(newest[name] for name in sorted(newest))
 
 
@@ -51,12 +54,12 @@ def _measured_transfers(file: Path, record: TransferRecord) -> Iterator[Measured
         )
 
 
-def _recorded_at(file: Path, said: str) -> float:
+def _recorded_at(file: Path, time: str) -> float:
     try:
-        return datetime.fromisoformat(said).timestamp()
+        return datetime.fromisoformat(time).timestamp()
     except (ValueError, OverflowError) as error:
         fix = "save one with `transfer run --save`"
-        raise Refused(f"{file} is no transfer record: {said!r} is no time", nearest_fix=fix) from error
+        raise Refused(f"{file} is no transfer record: {time!r} is no time", nearest_fix=fix) from error
 
 
 def _verdict(run: TransferReport) -> tuple[str, str]:
@@ -68,20 +71,16 @@ def _verdict(run: TransferReport) -> tuple[str, str]:
     if run.expectation.outcome == "short":
         causes = ", ".join(run.expectation.causes)
         return "fails", f"{run.expectation.sentence}{f' ({causes})' if causes else ''}"
-    if run.path.verdict == "holds":
-        return "holds", run.path.evidence
-    if run.path.verdict == "no promise":
-        return "no promise", run.path.evidence
-    return "unknown", run.path.evidence
+    return run.path.verdict, run.path.evidence
 
 
 def _gpu_key(device: str, machine: Machine | None) -> GpuKey:
-    """A device is `cuda:` or `fabric:` and a PCI address; an ordinal says nothing outside its process."""
+    """The key of `cuda:` or `fabric:` and a PCI address; an ordinal means nothing outside its process."""
     kind, _, address = device.partition(":")
     if kind not in ("cuda", "fabric") or ":" not in address:
         return GpuKey()
     gpus = () if machine is None else machine.gpus
-    uuid = next((one.uuid for one in gpus if one.pci_address == address.lower()), None)
+    uuid = next((gpu.uuid for gpu in gpus if gpu.pci_address == address.lower()), None)
     return GpuKey(
         gpu_uuid=None if uuid is None else Fact(uuid, Source.NVML),
         pci_address=Fact(address.lower(), Source.SYSFS),

@@ -104,7 +104,7 @@ def nixl_missing_reason() -> str | None:
 
 @cache
 def _import_problem() -> str | None:
-    """Why NIXL cannot be imported, tried in a process of its own: foreign machine code may kill it."""
+    """Why NIXL cannot be imported, tried in a separate process: native code for another machine may crash."""
     command = (sys.executable, "-P", "-c", "import nixl._api")
     try:
         done = subprocess.run(
@@ -114,12 +114,12 @@ def _import_problem() -> str | None:
         return f"NIXL is installed, but importing it takes more than {_IMPORT_SECONDS:g} s"
     if done.returncode == 0:
         return None
-    said = (done.stderr.strip().splitlines() or [f"the import ended with {done.returncode}"])[-1]
-    return f"NIXL is installed, but cannot be imported: {said}"
+    complaint = (done.stderr.strip().splitlines() or [f"the import ended with {done.returncode}"])[-1]
+    return f"NIXL is installed, but cannot be imported: {complaint}"
 
 
 def require_nixl() -> None:
-    """Raise Refused where `missing` has something to say."""
+    """Raise Refused if no transfer can run here."""
     if reason := nixl_missing_reason():
         raise Refused(reason, nearest_fix=_INSTALL_NIXL)
 
@@ -136,8 +136,8 @@ def ucx_version() -> str | None:
         return None
     library = ctypes.CDLL(found.group())
     library.ucp_get_version_string.restype = ctypes.c_char_p
-    said: bytes = library.ucp_get_version_string()
-    return said.decode()
+    text: bytes = library.ucp_get_version_string()
+    return text.decode()
 
 
 class NixlAgent:
@@ -163,8 +163,8 @@ class NixlAgent:
 
     def explain(self, problem: str) -> str:
         """`problem` with what UCX itself logged about it."""
-        said = ucx_complaint(self._read_log())
-        return f"{problem} (UCX: {said})" if said else problem
+        complaint = ucx_complaint(self._read_log())
+        return f"{problem} (UCX: {complaint})" if complaint else problem
 
     def protocols(self, op: TransferOp) -> tuple[str, ...]:
         """What UCX uses for `op` towards the peer."""
@@ -190,9 +190,9 @@ class NixlAgent:
 
 @contextmanager
 def open_agent(
-    role: str, spec: TransferSpec, seat: EndConfig, *, progress_thread: bool
+    role: str, spec: TransferSpec, config: EndConfig, *, progress_thread: bool
 ) -> Iterator[NixlAgent]:
-    """An agent with a buffer of `spec.total_bytes` on `seat`. Changes this process' environment.
+    """An agent with a buffer of `spec.total_bytes` on `config`. Changes this process' environment.
 
     Raises:
         Refused: not enough memory, no NIXL, or UCX cannot use what it was pinned to.
@@ -200,10 +200,9 @@ def open_agent(
     require_nixl()
     with TemporaryDirectory(prefix="rackloom-transfer-") as directory:
         log = Path(directory, "ucx.log")
-        os.environ |= ucx_environment(seat.ucx, log)
-        buffer = allocate_buffer(
-            seat.device, spec.total_bytes
-        )  # before UCX starts: it looks for a CUDA context
+        os.environ |= ucx_environment(config.ucx, log)
+        # Before UCX starts: it looks for a CUDA context then.
+        buffer = allocate_buffer(config.device, spec.total_bytes)
         try:
             agent = NixlAgent(role, buffer, log, progress_thread=progress_thread)
             try:

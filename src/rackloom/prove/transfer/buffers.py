@@ -296,7 +296,7 @@ class Buffer(ABC):
         """Give the memory back."""
 
     def copy_seconds(self) -> float | None:
-        """Shortest time in which this device copies a whole buffer to another; None if nobody asks (host)."""
+        """Shortest time in which this device copies a whole buffer to another; None for host memory."""
         return None
 
     def fill(self, seed: int) -> None:

@@ -136,6 +136,7 @@ class Channel:
         body = msgspec.msgpack.encode(message)
         if len(body) > MAX_FRAME_BODY:
             raise Refused(f"a control message of {len(body)} bytes", nearest_fix="ask for fewer blocks")
+        # The sender's role prevents reflection of a frame, the sequence number its replay or removal.
         mac = _frame_mac(self._key, self._mine, self._sent, body)
         self._sent += 1
         self._wire.send(_HEAD.pack(len(body), mac) + body)
@@ -183,6 +184,7 @@ def connect_channel(wire: Wire, secret: bytes) -> Channel:
     mine = secrets.token_bytes(NONCE_BYTES)
     wire.send(PROTOCOL_PREFIX + mine)
     theirs = _receive_nonce(wire)
+    # Both nonces are in every proof, so a recorded handshake cannot be replayed by either side.
     wire.send(_secret_proof(secret, b"initiator", mine, theirs))
     if not hmac.compare_digest(wire.receive(NONCE_BYTES), _secret_proof(secret, b"target", mine, theirs)):
         raise _wrong_secret()

@@ -75,25 +75,25 @@ def compare_records(before: TransferRecord, after: TransferRecord) -> tuple[ArmC
     pairs = [(arm, matching_arm(arm, after.report.arms)) for arm in before.report.arms]
     compared = tuple(_compare_arms(old, new) for old, new in pairs if new is not None)
     if not compared:
-        names = " and ".join(", ".join(arm.name for arm in one.report.arms) for one in (before, after))
+        names = " and ".join(", ".join(arm.name for arm in record.report.arms) for record in (before, after))
         raise Refused(
             f"the two records have no arm in common: {names}", nearest_fix="measure the same pairs again"
         )
     return compared
 
 
-def matching_arm(arm: Arm, others: Sequence[Arm]) -> Arm | None:
+def matching_arm(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
     """The arm of the same name; else the only one of the same GPU, which may have been given another NIC."""
-    candidates = [other for other in others if other.together == arm.together]
-    named = [other for other in candidates if other.name == arm.name]
-    same_gpu = [other for other in candidates if other.gpu == arm.gpu != "cpu"]
+    candidates = [known for known in arms if known.together == arm.together]
+    named = [known for known in candidates if known.name == arm.name]
+    same_gpu = [known for known in candidates if known.gpu == arm.gpu != "cpu"]
     if named:
         return named[0]
     return same_gpu[0] if len(same_gpu) == 1 else None
 
 
 def arm_title(arm: Arm) -> str:
-    """How an arm is called in front of people."""
+    """The name of an arm in tables and messages."""
     notes = (("all at once", arm.together), ("emulated", any(run.emulated for run in arm.runs)))
     return ", ".join([arm.name, *(note for note, holds in notes if holds)])
 
@@ -104,17 +104,14 @@ def run_rates(arm: Arm) -> list[float]:
 
 
 def record_difference(before: TransferRecord, after: TransferRecord) -> str | None:
-    """Why the rates of two records say nothing about each other, or None."""
-    return next(_differences(before, after), None)
-
-
-def _differences(before: TransferRecord, after: TransferRecord) -> Iterator[str]:
+    """Why the rates of two records cannot be compared, or None."""
     for field in ("op", "block_size", "batch_size", "iters"):
         a, b = getattr(before.spec, field), getattr(after.spec, field)
         if a != b:
-            yield f"{field.replace('_', ' ')} {a} against {b}"
+            return f"{field.replace('_', ' ')} {a} against {b}"
     if before.report.emulated != after.report.emulated:
-        yield "one is emulated and the other is not"
+        return "one is emulated and the other is not"
+    return None
 
 
 def _compare_arms(before: Arm, after: Arm) -> ArmComparison:
@@ -179,13 +176,12 @@ def judge_record(record: TransferRecord, baseline: TransferRecord) -> tuple[Base
 
 
 def topology_difference(mine: Machine | None, theirs: Machine | None) -> str | None:
-    """What tells two machines apart beyond the state of their links, or None. Names do not count."""
+    """How two machines differ beyond the state of their links, or None. Names do not count."""
     if mine is None or theirs is None:
         return None if mine is theirs else "only one of the two records has a topology"
-    for what, a, b in (
-        ("GPUs", _gpu_identity(mine), _gpu_identity(theirs)),
-        ("NICs", _nic_identity(mine), _nic_identity(theirs)),
-    ):
+    gpus = [[(gpu.pci_address, gpu.product) for gpu in machine.gpus] for machine in (mine, theirs)]
+    nics = [[(nic.pci_address, nic.pci_id) for nic in machine.nics] for machine in (mine, theirs)]
+    for what, (a, b) in (("GPUs", gpus), ("NICs", nics)):
         if a != b:
             return f"{len(a)} and {len(b)} {what}" if len(a) != len(b) else f"{what} in other places"
     return None
@@ -194,12 +190,18 @@ def topology_difference(mine: Machine | None, theirs: Machine | None) -> str | N
 def _judge_arm(new: Arm | None, old: Arm) -> BaselineFinding:
     if new is None:
         reason = f"was not measured; {'an arm' if old.gpu == 'cpu' else 'a GPU'} of the baseline is missing"
-        return BaselineFinding(
-            arm_title(old), "unknown", _nodes_of_arm(old), _device_of_arm(old), None, reason
-        )
+        return _baseline_finding(old, "unknown", None, reason)
     ratio = compare_rates(run_rates(old), run_rates(new))
     outcome, reason = _judge_path(new, old) or _judge_rate(new, old, ratio)
-    return BaselineFinding(arm_title(new), outcome, _nodes_of_arm(new), _device_of_arm(new), ratio, reason)
+    return _baseline_finding(new, outcome, ratio, reason)
+
+
+def _baseline_finding(
+    arm: Arm, outcome: BaselineOutcome, ratio: Ratio | None, reason: str
+) -> BaselineFinding:
+    run = arm.runs[0].environment
+    nodes = " to ".join(dict.fromkeys((run.initiator.hostname, run.target.hostname)))
+    return BaselineFinding(arm_title(arm), outcome, nodes, _device_of_arm(arm), ratio, reason)
 
 
 def _judge_rate(new: Arm, old: Arm, ratio: Ratio) -> tuple[BaselineOutcome, str]:
@@ -207,8 +209,8 @@ def _judge_rate(new: Arm, old: Arm, ratio: Ratio) -> tuple[BaselineOutcome, str]
     if ratio.interval is None:
         return "unknown", f"{change}; {ENOUGH_RUNS} runs each are needed to know the noise"
     if ratio.interval.high < 1 - TOLERANCE:
-        if weather := contention_of_arm(new):
-            return "unknown", f"{change}, but contended: {weather}"
+        if contention := contention_of_arm(new):
+            return "unknown", f"{change}, but contended: {contention}"
         return "regressed", f"{change}, {_degradation(new, old) or 'nothing that was observed explains it'}"
     if ratio.interval.low < 1 - HIDDEN_LOSS:
         return "unknown", f"{change}; the noise hides anything down to {ratio.interval.low - 1:+.0%}"
@@ -216,15 +218,15 @@ def _judge_rate(new: Arm, old: Arm, ratio: Ratio) -> tuple[BaselineOutcome, str]
 
 
 def _judge_path(new: Arm, old: Arm) -> tuple[BaselineOutcome, str] | None:
-    """Data, rail and class are proved by observation; no rate is needed to see that they are wrong."""
-    run, was = new.runs[0], old.runs[0]
-    if not all(one.verified for one in new.runs):
+    """A regression that is proved whatever the rate: wrong data, wrong rail, or a farther path class."""
+    if not all(run.verified for run in new.runs):
         return "regressed", "the data did not arrive intact"
-    wrong = [one for one in new.runs if one.path.verdict == "does not hold"]
+    wrong = [run.path.evidence for run in new.runs if run.path.verdict == "does not hold"]
     if wrong:
-        return "regressed", f"wrong rail: {wrong[0].path.evidence}"
-    if is_farther(run.path_class, was.path_class):
-        return "regressed", f"misalignment: {run.path_class} where the baseline was {was.path_class}"
+        return "regressed", f"wrong rail: {wrong[0]}"
+    now, was = new.runs[0].path_class, old.runs[0].path_class
+    if is_farther(now, was):
+        return "regressed", f"misalignment: {now} where the baseline was {was}"
     return None
 
 
@@ -237,10 +239,8 @@ def _degradation(new: Arm, old: Arm) -> str | None:
         )
     run, was = new.runs[0].environment, old.runs[0].environment
     ends = ((run.initiator, was.initiator), (run.target, was.target))
-    return next(
-        (reason for here, before in ends for reason in _link_degradations(here, before, _device_of_arm(new))),
-        None,
-    )
+    device = _device_of_arm(new)
+    return next((reason for now, before in ends for reason in _link_degradations(now, before, device)), None)
 
 
 def _link_degradations(now: HostFacts, before: HostFacts, device: str) -> Iterator[str]:
@@ -273,19 +273,5 @@ def _baseline_flaws(record: TransferRecord) -> Iterator[str]:
             yield f"{arm_title(arm)} has {len(arm.runs)} runs, {ENOUGH_RUNS} are needed to know the noise"
 
 
-def _nodes_of_arm(arm: Arm) -> str:
-    run = arm.runs[0].environment
-    ends = dict.fromkeys((run.initiator.hostname, run.target.hostname))
-    return " to ".join(ends)
-
-
 def _device_of_arm(arm: Arm) -> str:
     return arm.device or ", ".join(arm.runs[0].path.carried_by) or "memory"
-
-
-def _gpu_identity(machine: Machine) -> list[tuple[object, ...]]:
-    return [(gpu.pci_address, gpu.product) for gpu in machine.gpus]
-
-
-def _nic_identity(machine: Machine) -> list[tuple[object, ...]]:
-    return [(nic.pci_address, nic.pci_id) for nic in machine.nics]

@@ -38,7 +38,7 @@ def pci_address_of(device: Path) -> str | None:
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """One netdev or one port of an RDMA device. None stands for what the kernel does not say."""
+    """One netdev or one port of an RDMA device. None: the kernel does not report it."""
 
     name: str
     """`rdma0`, or `mlx5_0:1` with the port."""
@@ -108,17 +108,13 @@ def _with_pci_facts(link: Link, device: Path) -> Link:
 
 
 def _pcie(function: Path, which: str) -> str | None:
-    speed, width = (
-        _sysfs_text(function / f"{which}_link_speed"),
-        _sysfs_text(function / f"{which}_link_width"),
-    )
+    speed, width = (_sysfs_text(function / f"{which}_link_{part}") for part in ("speed", "width"))
     return f"{speed.removesuffix(' PCIe')} x{width}" if speed and width else None
 
 
 def _sysfs_text(file: Path) -> str | None:
-    with suppress(
-        OSError, UnicodeDecodeError
-    ):  # the kernel answers EINVAL for the speed of a link that is down
+    # The kernel answers EINVAL for the speed of a link that is down.
+    with suppress(OSError, UnicodeDecodeError):
         return file.read_text().strip() or None
     return None
 
@@ -149,7 +145,7 @@ class VisibleDevices(msgspec.Struct, frozen=True):
     rdma_files: tuple[str, ...] = ()
     """Names in /dev/infiniband."""
     hcas: tuple[str, ...] = ()
-    """HCAs that those files open; a file whose HCA cannot be named stands for itself."""
+    """HCAs that those files open; a file with an unknown HCA is listed by its own name."""
     netdevs: tuple[str, ...] = ()
     """All but `lo`."""
 
@@ -171,7 +167,7 @@ def visible_devices(sys: Path = SYSFS_ROOT, dev: Path = DEV_ROOT) -> VisibleDevi
 def unallocated_devices(
     visible: VisibleDevices, allocated: AllocatedDevices, sys: Path = SYSFS_ROOT, routes: Path = ROUTE_TABLE
 ) -> list[str]:
-    """Devices that are seen but were not allocated. The pod network (default route) is nobody's claim."""
+    """Visible devices that were not allocated. The pod network (default route) belongs to no claim."""
     mine = set(allocated.names)
     hcas = [name for name in visible.hcas if not mine & _names_of_hca(sys, name)]
     free = _default_route_devices(routes)
@@ -185,11 +181,8 @@ def missing_devices(
     visible: VisibleDevices, allocated: AllocatedDevices, sys: Path = SYSFS_ROOT
 ) -> list[str]:
     """Names of the allocation that nothing here answers to."""
-    known: set[str] = set()
-    for name in visible.hcas:
-        known |= _names_of_hca(sys, name)
-    for name in visible.netdevs:
-        known |= _names_of_netdev(sys, name)
+    hcas = (_names_of_hca(sys, name) for name in visible.hcas)
+    known = set[str]().union(*hcas, *(_names_of_netdev(sys, name) for name in visible.netdevs))
     return [name for name in allocated.names if name not in known]
 
 
@@ -292,14 +285,13 @@ def read_allocation(file: Path) -> AllocatedDevices:
 
     try:
         documents = list(yaml.safe_load_all(file.read_text()))
-    except OSError as error:
-        raise Refused(
-            f"{file} cannot be read: {file_error_text(error)}", nearest_fix="name a file with ResourceClaims"
-        ) from error
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise Refused(
-            f"{file} is not YAML: {error}", nearest_fix="name a file with ResourceClaims"
-        ) from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        problem = (
+            f"cannot be read: {file_error_text(error)}"
+            if isinstance(error, OSError)
+            else f"is not YAML: {error}"
+        )
+        raise Refused(f"{file} {problem}", nearest_fix="name a file with ResourceClaims") from error
     try:
         claims = [
             msgspec.convert(claim, _Claim) for document in documents for claim in _resource_claims(document)

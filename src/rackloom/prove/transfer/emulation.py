@@ -146,8 +146,8 @@ def _run_command(*command: str) -> str:
     """Run a command and return what it prints; Refused with what it says if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().replace("\n", " ")
-        raise Refused(f"`{' '.join(command[:5])} ...` is not possible here: {said}")
+        output = (done.stderr or done.stdout).strip().replace("\n", " ")
+        raise Refused(f"`{' '.join(command[:5])} ...` is not possible here: {output}")
     return done.stdout
 
 

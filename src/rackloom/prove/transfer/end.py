@@ -31,7 +31,7 @@ from rackloom.prove.transfer.processes import (
 
 _ORDER_DECODER: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 ORPHANED = 3
-"""Exit code when standard input closed: nobody is left to hear a result."""
+"""Exit code when standard input closed: the parent process is gone."""
 _started = threading.Event()
 
 
@@ -62,13 +62,13 @@ def carry_out(order: Order, secret: bytes, out: TextIO) -> Done:
     """
     if not isinstance(order, BeTarget):
         ready = partial(_await_start, out) if order.hold else None
-        return Done(endpoints.run_initiator(order.host, order.port, secret, order.spec, order.seat, ready))
+        return Done(endpoints.run_initiator(order.host, order.port, secret, order.spec, order.config, ready))
     with endpoints.listen_for_initiator(order.host, order.port) as listener:
         _emit(out, Listening(order.host, listener.getsockname()[1]))
         endpoints.serve_target(
             listener,
             secret,
-            order.seat,
+            order.config,
             lambda peer, reason: _emit(out, TurnedAway(peer, reason)),
             once=order.once,
             deadline=time.monotonic() + order.timeout_seconds if order.once else None,
@@ -95,7 +95,7 @@ def _await_start(out: TextIO, seconds: float) -> None:
 
 
 def _watch_parent(stdin: BinaryIO) -> None:
-    """Any further line is the word to start; the end of the input is the end of whoever started this."""
+    """Any further line starts the timing; end of input means that the parent process is gone."""
     for _ in stdin:
         _started.set()
     os._exit(ORPHANED)

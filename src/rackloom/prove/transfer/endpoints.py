@@ -61,15 +61,15 @@ from rackloom.prove.transfer.values import (
 # Host of an end.
 
 
-def prepare_end(seat: EndConfig) -> HostFacts:
-    """Sit down where told, check that nothing but the claim's devices is in reach, and describe the host.
+def prepare_end(config: EndConfig) -> HostFacts:
+    """Pin the process, check that only the claim's devices are visible, and describe the host.
 
     Raises:
         Refused: a device too many or too few is visible, or the processors are not this process' to use.
     """
-    visible = require_isolation(seat.allocated)
-    if seat.cores:
-        _pin_to_cores(seat.cores)
+    visible = require_isolation(config.allocated)
+    if config.cores:
+        _pin_to_cores(config.cores)
     return HostFacts(
         hostname=platform.node(),
         kernel=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -78,10 +78,10 @@ def prepare_end(seat: EndConfig) -> HostFacts:
         load_average=os.getloadavg()[0],
         python=platform.python_version(),
         nixl=nixl_version(),
-        ucx=seat.ucx,
+        ucx=config.ucx,
         gpu_driver=_gpu_driver(),
-        device=seat.device,
-        cores=seat.cores,
+        device=config.device,
+        cores=config.cores,
         links=read_links(),
         visible=visible,
     )
@@ -168,7 +168,7 @@ def listen_for_initiator(host: str, port: int) -> socket.socket:
 def serve_target(
     listener: socket.socket,
     secret: bytes,
-    seat: EndConfig,
+    config: EndConfig,
     turned_away: Callable[[str, str], None],
     *,
     once: bool,
@@ -189,7 +189,7 @@ def serve_target(
             raise Retry("no initiator came in time", after=1.0) from None
         wire = Wire(sock, time.monotonic() + HANDSHAKE_SECONDS, time.monotonic)
         try:
-            serve_measurement(wire, secret, seat)
+            serve_measurement(wire, secret, config)
         except (Refused, Retry) as trouble:
             turned_away(f"{address[0]} port {address[1]}", trouble.reason)
         else:
@@ -199,7 +199,7 @@ def serve_target(
             wire.close()
 
 
-def serve_measurement(wire: Wire, secret: bytes, seat: EndConfig) -> None:
+def serve_measurement(wire: Wire, secret: bytes, config: EndConfig) -> None:
     """Be the target of one measurement over a fresh connection.
 
     Raises:
@@ -211,8 +211,8 @@ def serve_measurement(wire: Wire, secret: bytes, seat: EndConfig) -> None:
     wire.deadline = time.monotonic() + spec.timeout_seconds
     with ExitStack() as stack:
         try:
-            host = prepare_end(seat)
-            agent = stack.enter_context(open_agent("target", spec, seat, progress_thread=True))
+            host = prepare_end(config)
+            agent = stack.enter_context(open_agent("target", spec, config, progress_thread=True))
         except Refused as refused:
             channel.send(Refusal(refused.reason, refused.nearest_fix))
             raise
@@ -243,7 +243,7 @@ def record_timed_part(channel: Channel, agent: NixlAgent, spec: TransferSpec, ho
 CONNECT_SECONDS = 10.0
 """How long to keep trying to reach a target that may still be starting."""
 POLL_CHECK_SECONDS = 0.1
-"""Seconds of polling between two looks at the clock's deadline and at the control channel."""
+"""Seconds of polling between two checks of the deadline and of the control channel."""
 
 
 def run_initiator(
@@ -251,7 +251,7 @@ def run_initiator(
     port: int,
     secret: bytes,
     spec: TransferSpec,
-    seat: EndConfig,
+    config: EndConfig,
     ready: Callable[[float], None] | None = None,
 ) -> Measurement:
     """Measure `spec` against the target at `host`, `port`.
@@ -262,13 +262,13 @@ def run_initiator(
         Refused: wrong secret, or the target cannot do what `spec` asks.
         Retry: the target is not there, went away, or took longer than the timeout.
     """
-    facts = prepare_end(seat)
+    facts = prepare_end(config)
     deadline = time.monotonic() + spec.timeout_seconds
     wire = Wire(_connect_to_target(host, port, deadline), deadline, time.monotonic)
     try:
         channel = connect_channel(wire, secret)
         channel.send(Offer(spec))
-        with open_agent("initiator", spec, seat, progress_thread=False) as agent:
+        with open_agent("initiator", spec, config, progress_thread=False) as agent:
             if spec.op == "WRITE":
                 agent.buffer.fill(spec.seed)
             session = _InitiatorSession(channel, agent, spec, deadline)
@@ -357,12 +357,12 @@ class _InitiatorSession:
         try:
             state = nixl.transfer(request)
             posted = clock()
-            look = posted + POLL_CHECK_SECONDS
+            next_check = posted + POLL_CHECK_SECONDS
             while state == "PROC":
                 state = nixl.check_xfer_state(request)
-                if clock() > look:
-                    self._look_around()
-                    look = clock() + POLL_CHECK_SECONDS
+                if clock() > next_check:
+                    self._check_peer()
+                    next_check = clock() + POLL_CHECK_SECONDS
             done = clock()
         except Retry:
             raise
@@ -372,7 +372,7 @@ class _InitiatorSession:
             raise self._trouble("NIXL reported an error for the transfer")
         return posted - start, done - posted
 
-    def _look_around(self) -> None:
+    def _check_peer(self) -> None:
         if time.monotonic() > self._deadline:
             raise self._trouble(f"the transfer took longer than {self._spec.timeout_seconds:g} s")
         if not self._channel.peer_is_there():

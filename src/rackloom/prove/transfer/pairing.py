@@ -26,12 +26,12 @@ class GpuNicPair(msgspec.Struct, frozen=True):
     """One GPU (or host memory) and the NIC that it is pinned to, by UCX's name."""
 
     device: str
-    """As in `Seat.device`: `cpu`, `cuda:ADDRESS`, `fabric:ADDRESS`."""
+    """As in `EndConfig.device`: `cpu`, `cuda:ADDRESS`, `fabric:ADDRESS`."""
     nic: str
     path_class: str | None = None
-    """PIX, PXB, PHB, NODE or SYS of the two; None where nothing tells."""
+    """PIX, PXB, PHB, NODE or SYS of the two; None: not known."""
     nearest_class: str | None = None
-    """The class of the nearest NIC that this GPU has on its machine, claimed or not."""
+    """The class of the nearest NIC of this GPU on its machine, claimed or not."""
 
 
 def pair_up(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple[GpuNicPair, ...]:
@@ -69,9 +69,8 @@ def device_indices(
     """
     by_address = {gpu.pci_address: gpu.index for gpu in machine.gpus}
     by_name = {name: nic.index for nic in machine.nics for name in _nic_names(nic)}
-    lacking = [name for name in gpus if name not in by_address] + [
-        name for name in nics or () if name not in by_name
-    ]
+    lacking = [name for name in gpus if name not in by_address]
+    lacking += [name for name in nics or () if name not in by_name]
     if lacking:
         raise Refused(
             f"{machine.name} has no {', '.join(lacking)}",
@@ -82,14 +81,10 @@ def device_indices(
 
 
 def describe_pair(machine: Machine | None, device: str, address: str | None, nic: str) -> GpuNicPair:
-    """A pair that somebody chose, with what is known of it; `address` is the PCI address of `device`."""
-    gpu = (
-        next((gpu for gpu in machine.gpus if address and gpu.pci_address == address), None)
-        if machine
-        else None
-    )
-    name = nic.split(":", 1)[0]
-    found = next((one for one in machine.nics if name in _nic_names(one)), None) if machine else None
+    """A pair that the user chose, with its path classes if known; `address` is that of `device`."""
+    gpus, nics = ((), ()) if machine is None else (machine.gpus, machine.nics)
+    gpu = next((gpu for gpu in gpus if address and gpu.pci_address == address), None)
+    found = next((known for known in nics if nic.split(":", 1)[0] in _nic_names(known)), None)
     if machine is None or gpu is None or found is None:
         return GpuNicPair(device, nic)
     return msgspec.structs.replace(_pair_classes(machine, gpu.index, found.index), device=device, nic=nic)
@@ -117,16 +112,17 @@ def without_core(cores: Sequence[Sequence[int]]) -> int:
     """How many of the ends of one host cannot have a processor of their own, given where each may run."""
     owner: dict[int, int] = {}
 
-    def settle(end: int, tried: set[int]) -> bool:
+    def assign(end: int, tried: set[int]) -> bool:
+        # A core may be taken if it is free, or if its owner can move to another one (an augmenting path).
         for core in cores[end]:
             if core not in tried:
                 tried.add(core)
-                if core not in owner or settle(owner[core], tried):
+                if core not in owner or assign(owner[core], tried):
                     owner[core] = end
                     return True
         return False
 
-    return sum(not settle(end, set()) for end in range(len(cores)))
+    return sum(not assign(end, set()) for end in range(len(cores)))
 
 
 def _cheapest_matching(cost: dict[int, dict[int, int]]) -> dict[int, int]:
@@ -134,7 +130,9 @@ def _cheapest_matching(cost: dict[int, dict[int, int]]) -> dict[int, int]:
     owner: dict[int, int] = {}
     for gpu, row in cost.items():
         reach, before = _shortest_paths(row, cost, owner)
-        nic = min((one for one in row if one not in owner), key=lambda one: reach[one])
+        # Invariant: the GPUs so far have NICs of least total cost. The cheapest path to a free NIC keeps it:
+        # each owner along the path moves to the next NIC, and the new GPU takes the first.
+        nic = min((free for free in row if free not in owner), key=lambda free: reach[free])
         while (previous := before[nic]) is not None:
             owner[nic], nic = owner[previous], previous
         owner[nic] = gpu
@@ -144,16 +142,17 @@ def _cheapest_matching(cost: dict[int, dict[int, int]]) -> dict[int, int]:
 def _shortest_paths(
     row: dict[int, int], cost: dict[int, dict[int, int]], owner: dict[int, int]
 ) -> tuple[dict[int, int], dict[int, int | None]]:
-    """The cost of giving a GPU each NIC, and the NIC whose owner then moves there (None: nobody)."""
+    """The cost of giving a GPU each NIC, and the NIC whose owner then moves there (None: no owner)."""
+    # Bellman-Ford: moving an owner to a cheaper NIC is an edge of negative cost.
     reach, before = dict(row), dict.fromkeys(row)
     shorter = True
     while shorter:
         shorter = False
-        for nic, who in owner.items():
-            for other, price in cost[who].items():
-                through = reach[nic] - cost[who][nic] + price
-                if through < reach[other]:
-                    reach[other], before[other], shorter = through, nic, True
+        for nic, gpu in owner.items():
+            for target, price in cost[gpu].items():
+                through = reach[nic] - cost[gpu][nic] + price
+                if through < reach[target]:
+                    reach[target], before[target], shorter = through, nic, True
     return reach, before
 
 

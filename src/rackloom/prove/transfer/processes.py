@@ -9,7 +9,7 @@ lines of JSON.
 every case: closed input, then SIGTERM, then SIGKILL, two seconds apart, by its own process id. A process
 that ends without a result is reported with its last line on standard error.
 
-`serve_targets` runs one target per seat on consecutive ports, each with its share of the processors.
+`serve_targets` runs one target per configuration on consecutive ports, each with its share of the processors.
 """
 
 import math
@@ -39,7 +39,7 @@ class BeTarget(msgspec.Struct, frozen=True, tag=True):
 
     host: str
     port: int
-    seat: EndConfig
+    config: EndConfig = msgspec.field(name="seat")
     once: bool
     timeout_seconds: float
 
@@ -49,7 +49,7 @@ class BeInitiator(msgspec.Struct, frozen=True, tag=True):
 
     host: str
     port: int
-    seat: EndConfig
+    config: EndConfig = msgspec.field(name="seat")
     spec: TransferSpec
     hold: bool = False
     """Say Warm after the warm-ups, and time only once a further line arrives on standard input."""
@@ -101,7 +101,7 @@ Event = Listening | TurnedAway | Warm | Done | Failed
 
 
 END_PROGRAM = (sys.executable, "-P", "-m", "rackloom.prove.transfer.end")
-"""-P: a directory named rackloom where the user stands is not this package."""
+"""-P: a directory named rackloom in the working directory must not shadow this package."""
 LONGEST_LINE = 16 << 20
 _LONGEST_WAIT = 3600.0
 """Longest single wait, seconds; the kernel's own limit is below a month."""
@@ -218,41 +218,43 @@ def serve_targets(
     host: str,
     port: int,
     secret: str,
-    seats: Sequence[EndConfig],
+    configs: Sequence[EndConfig],
     say: Callable[[str], None],
     *,
     once: bool,
     timeout: float,
 ) -> None:
-    """Serve seat k at `port` + k, until every one has served (`once`, within `timeout` seconds) or for ever.
+    """Serve configuration k at `port` + k, until each has served (`once`, in `timeout` seconds) or for ever.
 
     Raises:
         Refused, Retry: what the first target that failed failed with.
     """
     require_nixl()
     with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(len(seats)))  # left last: its threads end with the ends
+        pool = stack.enter_context(
+            ThreadPoolExecutor(len(configs))
+        )  # left last: its threads end with the ends
         ends = []
-        for k, seat in enumerate(_spread_over_cores(seats)):
-            order = BeTarget(host, port + k, seat, once, timeout)
+        for k, config in enumerate(_spread_over_cores(configs)):
+            order = BeTarget(host, port + k, config, once, timeout)
             ends.append(stack.enter_context(EndProcess((), secret, order)))
             ends[-1].expect(Listening, time.monotonic() + _START_SECONDS)
-            nics = ", ".join(seat.ucx.net_devices)
-            say(f"listening on {host} port {port + k} for {seat.device} over {nics}")
+            nics = ", ".join(config.ucx.net_devices)
+            say(f"listening on {host} port {port + k} for {config.device} over {nics}")
         deadline = time.monotonic() + timeout + _START_SECONDS if once else math.inf
         following = [pool.submit(_relay_events, end, deadline, say) for end in ends]
         over, _ = wait(following, return_when=FIRST_EXCEPTION)
-        for one in over:
-            one.result()
+        for served in over:
+            served.result()
 
 
-def _spread_over_cores(seats: Sequence[EndConfig]) -> Sequence[EndConfig]:
-    """The seats with a part of the processors each, if there are enough; the reports say if not."""
+def _spread_over_cores(configs: Sequence[EndConfig]) -> Sequence[EndConfig]:
+    """The configurations with a part of the processors each, if there are enough; the reports say if not."""
     usable = sorted(os.sched_getaffinity(0))
-    if len(usable) < len(seats):
-        return seats
-    parts = spread_cores(len(seats), usable)
-    return [msgspec.structs.replace(seat, cores=part) for seat, part in zip(seats, parts, strict=True)]
+    if len(usable) < len(configs):
+        return configs
+    parts = spread_cores(len(configs), usable)
+    return [msgspec.structs.replace(config, cores=part) for config, part in zip(configs, parts, strict=True)]
 
 
 def _relay_events(end: EndProcess, deadline: float, say: Callable[[str], None]) -> None:

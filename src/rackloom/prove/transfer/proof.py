@@ -58,10 +58,8 @@ def read_counters(sys: Path = SYSFS_ROOT) -> DeviceCounters:
     counters: dict[tuple[DeviceKind, str], tuple[int, int]] = {}
     for device in sysfs_entries(sys / "class/net"):
         with suppress(OSError, ValueError):
-            statistics = device / "statistics"
-            counters["netdev", device.name] = _counter_pair(
-                statistics / "tx_bytes", statistics / "rx_bytes", 1
-            )
+            files = device / "statistics"
+            counters["netdev", device.name] = _counter_pair(files / "tx_bytes", files / "rx_bytes", 1)
     for hca in sysfs_entries(sys / "class/infiniband"):
         for port in sysfs_entries(hca / "ports"):
             with suppress(OSError, ValueError):
@@ -97,12 +95,15 @@ def prove_path(
     payload and no other one did. `companions` are promised to transfers that ran at the same time: what they
     counted is not held against this one, but then UCX itself has to name the promised device and no other.
     """
+    # Counters belong to devices, not to processes. What companions counted may be their own payload, so it is
+    # left out, and UCX's protocol table has to confirm the promised device instead.
     every = _carriers(initiator, expected_bytes, outgoing=op == "WRITE")
     carried = {name: count for name, count in every.items() if not _is_promised(name, companions)}
     counted = sum(carried.values())
     verdict, evidence = _judge_path(tuple(carried), counted / expected_bytes, protocols, promised)
     if verdict == "holds" and companions and {lane.split("/")[1] for lane in protocols} != set(carried):
         verdict, evidence = "does not hold", f"{evidence}, but beside other transfers UCX has to name it too"
+    # Bytes that left one host and reached no device of the other prove nothing about the path between them.
     arrived = sum(_carriers(target, expected_bytes, outgoing=op == "READ").values())
     if verdict == "holds" and arrived < ACCOUNTED_SHARE * expected_bytes:
         verdict, evidence = "unknown", f"{evidence}, but the target's devices counted only {arrived} bytes"
@@ -131,14 +132,14 @@ def _is_promised(name: str, promised: frozenset[str]) -> bool:
 def _judge_path(
     carried: tuple[str, ...], share: float, protocols: Sequence[str], promised: str | None
 ) -> tuple[PathVerdict, str]:
-    said = f"UCX reports {' and '.join(protocols)}" if protocols else "UCX reported no protocol"
+    report = f"UCX reports {' and '.join(protocols)}" if protocols else "UCX reported no protocol"
     in_memory = bool(protocols) and all(lane.split("/")[0] in IN_MEMORY for lane in protocols)
     if in_memory and not carried:
-        evidence = f"{said}: within the memory of one host, through no network device"
+        evidence = f"{report}: within the memory of one host, through no network device"
         return ("no promise" if promised is None else "does not hold"), evidence
     if share < ACCOUNTED_SHARE:
-        return "unknown", f"{said}; device counters account for {share:.0%} of the payload"
-    evidence = f"{said}; {' and '.join(carried)} counted {share:.1%} of the payload"
+        return "unknown", f"{report}; device counters account for {share:.0%} of the payload"
+    evidence = f"{report}; {' and '.join(carried)} counted {share:.1%} of the payload"
     if promised is None:
         return "no promise", evidence
     if carried == (promised,) or carried == (f"{promised}:1",):
@@ -171,15 +172,13 @@ def expect_rate(
     if promise.device is None:
         return RateExpectation() if copy_gbps is None else _against_copy(rate_gbps, copy_gbps)
     causes = tuple(_shortfall_causes(promise, path, environment))
-    gigabits = (
-        promise.declared_gigabits
-        if promise.emulated
-        else _slowest_rate(_promised_links(promise, path, environment))
-    )
+    rates = [
+        link.gigabits for link in _promised_links(promise, path, environment) if link.gigabits is not None
+    ]
+    gigabits = promise.declared_gigabits if promise.emulated else min(rates, default=None)
     if gigabits is None:
-        return RateExpectation(
-            "unknown", None, None, causes, f"the line rate of {promise.device} is not known"
-        )
+        sentence = f"the line rate of {promise.device} is not known"
+        return RateExpectation("unknown", None, None, causes, sentence)
     share = rate_gbps * 8 / gigabits
     where = "the declared rate" if promise.emulated else "line rate"
     got = f"{share:.0%} of {where} ({gigabits:g} Gb/s) of {promise.device}"
@@ -192,8 +191,10 @@ def expect_rate(
 def _against_copy(rate_gbps: float, copy_gbps: float) -> RateExpectation:
     """Within one GPU nothing promises a rate; its own copies are what to compare with."""
     share = rate_gbps / copy_gbps
-    said = f"{share:.0%} of what the GPU copies within itself ({copy_gbps:.0f} GB/s); no device was promised"
-    return RateExpectation("unknown", None, share, (), said)
+    sentence = (
+        f"{share:.0%} of what the GPU copies within itself ({copy_gbps:.0f} GB/s); no device was promised"
+    )
+    return RateExpectation("unknown", None, share, (), sentence)
 
 
 def degraded_reason(link: Link) -> str | None:
@@ -235,10 +236,6 @@ def _promised_links(promise: Promise, path: PathProof, environment: RunEnvironme
     named = ((environment.initiator, promise.device), (environment.target, there))
     found = (link_named(host, device) for host, device in named if device is not None)
     return [link for link in found if link is not None]
-
-
-def _slowest_rate(links: list[Link]) -> float | None:
-    return min((link.gigabits for link in links if link.gigabits is not None), default=None)
 
 
 # Contention for processors.

@@ -126,7 +126,7 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def discover_or_none(discover: Callable[[], Machine]) -> Machine | None:
-    """The machine, or None where its kernel and driver do not tell."""
+    """The machine, or None where kernel and driver do not describe it."""
     with suppress(Refused, Retry):
         return discover()
     return None

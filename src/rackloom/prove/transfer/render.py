@@ -17,8 +17,9 @@ from html import escape
 import msgspec
 
 from rackloom.errors import Refused
-from rackloom.prove.transfer.comparison import arm_title
+from rackloom.prove.transfer.comparison import arm_title, contention_of_arm
 from rackloom.prove.transfer.records import TransferRecord
+from rackloom.prove.transfer.statistics import mean
 from rackloom.prove.transfer.values import AlignmentReport, Arm, HostFacts, TransferReport
 
 # KV-cache terms.
@@ -145,9 +146,7 @@ def _matrix_cell(arm: Arm) -> MatrixCell:
 def _cell_text(cell: MatrixCell | None) -> str:
     if cell is None:
         return "-"
-    return " ".join(
-        [f"{cell.gbps:.2f}", *([cell.path_class] if cell.path_class else []), *([] if cell.proved else ["?"])]
-    )
+    return " ".join(filter(None, (f"{cell.gbps:.2f}", cell.path_class, "" if cell.proved else "?")))
 
 
 def _svg_row(matrix: RateMatrix, row: int, most: float) -> list[str]:
@@ -167,22 +166,13 @@ def _svg_row(matrix: RateMatrix, row: int, most: float) -> list[str]:
 
 
 def _svg_cell_text(cell: MatrixCell | None) -> str:
-    return (
-        "not measured"
-        if cell is None
-        else f"{_cell_text(cell)} GB/s"
-        if cell.path_class is None
-        else _cell_text(cell)
-    )
+    if cell is None:
+        return "not measured"
+    return f"{_cell_text(cell)} GB/s" if cell.path_class is None else _cell_text(cell)
 
 
 def _svg_text(x: int, y: int, text: str, anchor: str) -> str:
     return f"<text x='{x}' y='{y}' {_SVG_FONT} text-anchor='{anchor}'>{escape(text)}</text>"
-
-
-def matrix_columns(matrix: RateMatrix) -> Sequence[str]:
-    """Headers for `rows`."""
-    return ("GB/s", *matrix.nics)
 
 
 # Tables.
@@ -198,16 +188,15 @@ class RecordTable(msgspec.Struct, frozen=True):
 
 
 def record_tables(record: TransferRecord, terms: Sequence[KvTerms]) -> Iterator[RecordTable]:
-    """Everything that a record has, most asked for first."""
+    """Everything in a record, the rates first."""
     emulated = " (emulated)" if record.report.emulated else ""
     yield RecordTable(
         f"Rates{emulated}", _RATE_COLUMNS, [_rate_row(arm) for arm in record.report.arms], _INTERVAL_NOTE
     )
     yield RecordTable("Proof", _PROOF_COLUMNS, [_proof_row(arm) for arm in record.report.arms])
     if matrix := rate_matrix(record.report):
-        yield RecordTable(
-            f"GPU x NIC, each pair alone{emulated}", matrix_columns(matrix), matrix_rows(matrix), _MATRIX_NOTE
-        )
+        columns = ("GB/s", *matrix.nics)
+        yield RecordTable(f"GPU x NIC, each pair alone{emulated}", columns, matrix_rows(matrix), _MATRIX_NOTE)
     if terms:
         yield RecordTable(
             f"Hand-over of a KV cache{emulated}", _KV_COLUMNS, [_kv_row(term) for term in terms], _KV_NOTE
@@ -220,9 +209,9 @@ def record_tables(record: TransferRecord, terms: Sequence[KvTerms]) -> Iterator[
         yield RecordTable("Links of the initiator", _LINK_COLUMNS, _link_rows(runs[0].environment.initiator))
         yield RecordTable("Links of the target", _LINK_COLUMNS, _link_rows(runs[0].environment.target))
     for evidence in record.evidence:
-        said = {True: "passed", False: "FAILED", None: "not checked"}[evidence.correct]
+        outcome = {True: "passed", False: "FAILED", None: "not checked"}[evidence.correct]
         figures = [(figure.name, f"{figure.value:.2f} {figure.unit}") for figure in evidence.figures]
-        yield RecordTable(f"{evidence.tool}, {evidence.file}: {said}", ("figure", "value"), figures)
+        yield RecordTable(f"{evidence.tool}, {evidence.file}: {outcome}", ("figure", "value"), figures)
 
 
 _RATE_COLUMNS = ("ARM", "RUNS", "GB/s", "95%", "SPREAD", "P50 ms", "P95 ms", "P99 ms", "OF LINE RATE")
@@ -263,32 +252,31 @@ _PERCENTILES = ("p50_seconds", "p95_seconds", "p99_seconds")
 
 
 def _percentile_cell(seconds: Sequence[float]) -> str:
-    mean, low, high = (1e3 * value for value in (sum(seconds) / len(seconds), min(seconds), max(seconds)))
-    return f"{mean:.2f} ({low:.2f}-{high:.2f})"
+    average, low, high = (1e3 * value for value in (mean(seconds), min(seconds), max(seconds)))
+    return f"{average:.2f} ({low:.2f}-{high:.2f})"
 
 
 def _proof_row(arm: Arm) -> tuple[str, ...]:
     paths = ", ".join(sorted({run.path.verdict for run in arm.runs}))
     verified = "verified" if all(run.verified for run in arm.runs) else "NOT INTACT"
-    contention = next((run.environment.contention for run in arm.runs if run.environment.contention), "none")
-    said = f"{arm.runs[0].path.evidence}. {arm.runs[0].expectation.sentence}"
-    return arm_title(arm), verified, paths, said, contention
+    evidence = f"{arm.runs[0].path.evidence}. {arm.runs[0].expectation.sentence}"
+    return arm_title(arm), verified, paths, evidence, contention_of_arm(arm) or "none"
 
 
-def _kv_row(one: KvTerms) -> tuple[str, ...]:
+def _kv_row(term: KvTerms) -> tuple[str, ...]:
     return (
-        one.model,
-        str(one.tokens),
-        f"{one.cache_bytes / (1 << 20):.0f}",
-        f"{one.milliseconds:.2f}",
-        "-" if one.prefill_ms is None else f"{one.prefill_ms:g}",
-        "-" if one.ttft_share is None else f"{one.ttft_share:.1%}",
+        term.model,
+        str(term.tokens),
+        f"{term.cache_bytes / (1 << 20):.0f}",
+        f"{term.milliseconds:.2f}",
+        "-" if term.prefill_ms is None else f"{term.prefill_ms:g}",
+        "-" if term.ttft_share is None else f"{term.ttft_share:.1%}",
     )
 
 
 def _environment_rows(run: TransferReport) -> list[tuple[str, str, str]]:
-    ends = (run.environment.initiator, run.environment.target)
-    return [(name, say(ends[0]), say(ends[1])) for name, say in _HOST_FACTS.items()]
+    initiator, target = run.environment.initiator, run.environment.target
+    return [(name, render(initiator), render(target)) for name, render in _HOST_FACTS.items()]
 
 
 _HOST_FACTS: dict[str, Callable[[HostFacts], str]] = {
@@ -309,23 +297,15 @@ _HOST_FACTS: dict[str, Callable[[HostFacts], str]] = {
 }
 
 
+_LINK_FIELDS = ("name", "state", "gigabits", "mtu", "numa_node", "pci_address", "pcie", "pcie_best")
+
+
 def _link_rows(host: HostFacts) -> list[tuple[str, ...]]:
-    return [
-        tuple(
-            "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-            for value in (
-                link.name,
-                link.state,
-                link.gigabits,
-                link.mtu,
-                link.numa_node,
-                link.pci_address,
-                link.pcie,
-                link.pcie_best,
-            )
-        )
-        for link in host.links
-    ]
+    return [tuple(_cell_of(getattr(link, field)) for field in _LINK_FIELDS) for link in host.links]
+
+
+def _cell_of(value: object) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # The HTML page.
@@ -350,6 +330,7 @@ def render_page(record: TransferRecord, terms: Sequence[KvTerms]) -> str:
 
 def _page_parts(record: TransferRecord, terms: Sequence[KvTerms]) -> Iterator[str]:
     report, spec = record.report, record.spec
+    emulated = " (emulated)" if report.emulated else ""
     yield f"<h1>KV-cache transfer</h1><p>{escape(record.recorded_at)}. {spec.op}, {spec.batch_size} x "
     yield f"{spec.block_size} bytes, {spec.warmup_iters} + {spec.iters} iterations.</p>"
     yield f"<p class='{'emulated' if report.emulated else 'note'}'>{escape(report.label)}</p>"
@@ -357,7 +338,7 @@ def _page_parts(record: TransferRecord, terms: Sequence[KvTerms]) -> Iterator[st
     if record.incomplete is not None:
         yield f"<p class='bad'>Incomplete: {escape(record.incomplete)}</p>"
     if matrix := rate_matrix(report):
-        yield f"<figure>{matrix_svg(matrix, f'GPU x NIC, GB/s{_emulated_note(record)}')}</figure>"
+        yield f"<figure>{matrix_svg(matrix, f'GPU x NIC, GB/s{emulated}')}</figure>"
     for table in record_tables(record, terms):
         yield _html_table(table)
 
@@ -367,7 +348,3 @@ def _html_table(table: RecordTable) -> str:
     rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
     note = f"<p class='note'>{escape(table.note)}</p>" if table.note else ""
     return f"<h2>{escape(table.heading)}</h2><table><tr>{head}</tr>{rows}</table>{note}"
-
-
-def _emulated_note(record: TransferRecord) -> str:
-    return " (emulated)" if record.report.emulated else ""

@@ -72,8 +72,8 @@ def build_report(
 ) -> TransferReport:
     """What the ends observed, as the figures of the RESULT line with their proof.
 
-    `crowding` says why the ends could not have a processor each, if so; `companions` are devices promised to
-    transfers that ran at the same time.
+    `crowding` is the reason why the ends lacked a processor each, if they did; `companions` are devices
+    promised to transfers that ran at the same time.
     """
     here, there = measured.initiator, measured.target
     whole, post = summarize(measured.seconds), mean(measured.post_seconds)
@@ -225,5 +225,5 @@ def _data_sentence(runs: list[TransferReport]) -> str:
 
 def _reliability_note(runs: list[TransferReport]) -> str:
     """The first reason to distrust the rates. The data and the path are proved all the same."""
-    reasons = [run.environment.contention for run in runs if run.environment.contention]
-    return f"; rates are NOT reliable, {reasons[0]}" if reasons else ""
+    reason = next((run.environment.contention for run in runs if run.environment.contention), None)
+    return f"; rates are NOT reliable, {reason}" if reason else ""

@@ -46,15 +46,15 @@ START_SECONDS = 30.0
 
 
 class EndLocation(msgspec.Struct, frozen=True):
-    """Where an end of ours runs: the command prefix that enters it, its address there, and its seat."""
+    """Where one of our ends runs: the command prefix that enters it, its address, and its configuration."""
 
     prefix: tuple[str, ...] = ()
     address: str = "127.0.0.1"
-    seat: EndConfig = EndConfig()
+    config: EndConfig = EndConfig()
 
 
 class RemoteTarget(msgspec.Struct, frozen=True):
-    """A target that somebody else serves."""
+    """A target that another process serves."""
 
     address: str
     port: int
@@ -69,7 +69,7 @@ NO_PROMISE = Promise()
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """One initiator, its target, and what is promised of the way between them."""
+    """One initiator, its target, and what is promised of the path between them."""
 
     initiator: EndLocation = LOCAL_END
     target: EndLocation | RemoteTarget = LOCAL_END
@@ -87,11 +87,12 @@ def run_lanes(spec: TransferSpec, lanes: Sequence[Lane]) -> list[TransferReport]
     deadline = time.monotonic() + spec.timeout_seconds + START_SECONDS
     with ExitStack() as stack:
         running = [_RunningLane(stack, spec, lane, deadline) for lane in lanes]
-        for one in running:
-            one.expect(Warm)
-        for one in running:
-            one.initiator.say_start()
-        measured = [one.measured() for one in running]
+        # Timing begins when all lanes are warm, so that they are timed side by side.
+        for lane_run in running:
+            lane_run.expect(Warm)
+        for lane_run in running:
+            lane_run.initiator.say_start()
+        measured = [lane_run.measured() for lane_run in running]
     crowding = _lack_of_processors(measured)
     return [
         build_report(spec, result, lane.promise, crowding, _promised_to_others(lane, lanes))
@@ -109,10 +110,10 @@ class _RunningLane:
             address, port, secret = lane.target.address, lane.target.port, lane.target.secret
         else:
             address, secret = lane.target.address, secrets.token_hex(32)
-            target = BeTarget(address, 0, lane.target.seat, True, spec.timeout_seconds)
+            target = BeTarget(address, 0, lane.target.config, True, spec.timeout_seconds)
             self._target = stack.enter_context(EndProcess(lane.target.prefix, secret, target))
             port = self._target.expect(Listening, deadline).port
-        order = BeInitiator(address, port, lane.initiator.seat, spec, hold=True)
+        order = BeInitiator(address, port, lane.initiator.config, spec, hold=True)
         self.initiator = stack.enter_context(EndProcess(lane.initiator.prefix, secret, order))
 
     def expect(self, kind: type[Warm] | type[Done]) -> Warm | Done:
@@ -131,7 +132,7 @@ class _RunningLane:
         return done.measured
 
     def _raise_cause(self) -> None:
-        """When the initiator lost its target, the target's own words say more."""
+        """If the initiator lost its target, the target's own error says more."""
         if self._target is None:
             return
         with suppress(Retry):
@@ -142,18 +143,15 @@ class _RunningLane:
 
 def _promised_to_others(lane: Lane, lanes: Sequence[Lane]) -> frozenset[str]:
     """Devices promised to the other lanes."""
-    return frozenset(
-        other.promise.device for other in lanes if other is not lane and other.promise.device
-    ) - {lane.promise.device or ""}
+    devices = {known.promise.device for known in lanes if known is not lane}
+    return frozenset(device for device in devices if device and device != lane.promise.device)
 
 
 def _lack_of_processors(measured: Sequence[Measurement]) -> str | None:
     """One sentence if the ends on one host, ours or not, have fewer processors than they are."""
     hosts: dict[str, list[Sequence[int]]] = {}
-    for one in measured:
-        for host in (one.initiator.host, one.target.host):
-            mine = host.cores or range(host.usable_processors)
-            hosts.setdefault(host.hostname, []).append(mine)
+    for host in (end.host for measurement in measured for end in (measurement.initiator, measurement.target)):
+        hosts.setdefault(host.hostname, []).append(host.cores or range(host.usable_processors))
     for name, cores in hosts.items():
         if lacking := without_core(cores):
             return f"{lacking} of {len(cores)} polling ends on {name} have no processor of their own"
@@ -167,15 +165,13 @@ RUNS = 3
 PLAIN_LABEL = "plain: two processes on one host; says nothing about alignment"
 
 DEFAULT_END = EndConfig()
-StepCallback = Callable[[str], None]
-FinishedCallback = Callable[[TransferReport], None]
 
 
 class RunObserver(msgspec.Struct, frozen=True):
-    """Who hears what starts now, and each run as soon as it is complete: a later one may fail."""
+    """Callbacks for each step that starts, and each run as soon as it is complete: a later one may fail."""
 
-    step: StepCallback = lambda _: None
-    finished: FinishedCallback = lambda _: None
+    step: Callable[[str], None] = lambda _: None
+    finished: Callable[[TransferReport], None] = lambda _: None
 
 
 NO_OBSERVER = RunObserver()
@@ -191,7 +187,7 @@ def run_pair(
     """Start a target and an initiator, measure once, end both.
 
     Raises:
-        Refused: NIXL is not installed, or an end cannot do what `spec` and the seats ask.
+        Refused: NIXL is not installed, or an end cannot do what `spec` and the configurations ask.
         Retry: an end died or took longer than the timeout.
     """
     return run_lanes(spec, [Lane(initiator, target, promise)])[0]
@@ -201,7 +197,7 @@ def run_plain(
     spec: TransferSpec,
     *,
     runs: int = RUNS,
-    seat: EndConfig = DEFAULT_END,
+    config: EndConfig = DEFAULT_END,
     why: str | None = None,
     watch: RunObserver = NO_OBSERVER,
 ) -> AlignmentReport:
@@ -212,34 +208,30 @@ def run_plain(
     Raises:
         Refused, Retry: as run_pair.
     """
-    place = EndLocation(seat=seat)
-    reports = _repeat_lane(spec, Lane(place, place, _promise_of_pins(seat)), "plain", runs, watch)
-    return single_report(
-        "plain", reports, PLAIN_LABEL if why is None else f"{PLAIN_LABEL} (not emulated: {why})"
-    )
+    end = EndLocation(config=config)
+    reports = _repeat_lane(spec, Lane(end, end, _promise_of_pins(config)), "plain", runs, watch)
+    label = PLAIN_LABEL if why is None else f"{PLAIN_LABEL} (not emulated: {why})"
+    return single_report("plain", reports, label)
 
 
 def run_remote(
     spec: TransferSpec,
     target: RemoteTarget,
     *,
-    seat: EndConfig = DEFAULT_END,
+    config: EndConfig = DEFAULT_END,
     runs: int = RUNS,
     watch: RunObserver = NO_OBSERVER,
 ) -> AlignmentReport:
-    """`runs` measurements against a target that somebody else serves; `seat` is this end's.
+    """`runs` measurements against a target that another process serves; `config` is this end's.
 
     Raises:
         Refused: NIXL is not installed, the secret is not the target's, or an end cannot do what is asked.
         Retry: the target is not there, died, or took longer than the timeout.
     """
-    name = f"against {target.address} port {target.port}"
-    reports = _repeat_lane(
-        spec, Lane(EndLocation(seat=seat), target, _promise_of_pins(seat)), name, runs, watch
-    )
-    return single_report(
-        "remote", reports, f"measured against the target at {target.address} port {target.port}"
-    )
+    at = f"{target.address} port {target.port}"
+    lane = Lane(EndLocation(config=config), target, _promise_of_pins(config))
+    reports = _repeat_lane(spec, lane, f"against {at}", runs, watch)
+    return single_report("remote", reports, f"measured against the target at {at}")
 
 
 def run_alignment(
@@ -280,11 +272,11 @@ def run_emulated(
 
 def emulated_lane(pods: emulation.EmulatedPods, device: str, *, promised: str | None = None) -> Lane:
     """A lane between two pods over `device`."""
-    seat = EndConfig(ucx=UcxPins(transports=("tcp",), net_devices=(device,)))
+    config = EndConfig(ucx=UcxPins(transports=("tcp",), net_devices=(device,)))
     declared = dict(zip(("rdma0", "rdma1"), pods.gigabits, strict=True))
     return Lane(
-        EndLocation(pods.prefix_a, "", seat),
-        EndLocation(pods.prefix_b, pods.address_b, seat),
+        EndLocation(pods.prefix_a, "", config),
+        EndLocation(pods.prefix_b, pods.address_b, config),
         Promise(promised or device, declared[device], emulated=True),
     )
 
@@ -294,19 +286,19 @@ def run_pairs(
     pairs: Sequence[GpuNicPair],
     targets: Sequence[RemoteTarget] | None,
     *,
-    seat: EndConfig = DEFAULT_END,
+    config: EndConfig = DEFAULT_END,
     runs: int = RUNS,
     watch: RunObserver = NO_OBSERVER,
 ) -> AlignmentReport:
     """Every pair alone, then all at once, `runs` times; without `targets` both ends are on this host.
 
     Pairs that share a GPU or a NIC (a whole matrix of them) are measured alone only. Target k serves pair k.
-    `seat` has what the initiators share: transports and the allocation.
+    `config` has what the initiators share: transports and the allocation.
 
     Raises:
         Refused, Retry: as run_pair.
     """
-    lanes = [_pair_lane(pair, seat, targets[k] if targets else None) for k, pair in enumerate(pairs)]
+    lanes = [_pair_lane(pair, config, targets[k] if targets else None) for k, pair in enumerate(pairs)]
     return _measure_pairs(spec, pairs, lanes, runs, watch, emulated=False)
 
 
@@ -335,7 +327,7 @@ def _measure_pairs(
     *,
     emulated: bool,
 ) -> AlignmentReport:
-    """Alone and together are interleaved, so that a change of the weather meets both."""
+    """Alone and together are interleaved, so that a change of load affects both."""
     alone: list[list[TransferReport]] = [[] for _ in lanes]
     together: list[list[TransferReport]] = []
     for number in range(runs):
@@ -365,38 +357,34 @@ def _repeat_lane(
     return reports
 
 
-def _pair_lane(pair: GpuNicPair, seat: EndConfig, target: RemoteTarget | None) -> Lane:
-    pins = UcxPins(seat.ucx.transports, (pair.nic,))
-    place = EndLocation(seat=msgspec.structs.replace(seat, ucx=pins, device=pair.device))
+def _pair_lane(pair: GpuNicPair, config: EndConfig, target: RemoteTarget | None) -> Lane:
+    pins = UcxPins(config.ucx.transports, (pair.nic,))
+    end = EndLocation(config=msgspec.structs.replace(config, ucx=pins, device=pair.device))
     promise = Promise(pair.nic, path_class=pair.path_class, nearest_class=pair.nearest_class)
-    return Lane(place, place if target is None else target, promise)
+    return Lane(end, end if target is None else target, promise)
 
 
 def _lanes_on_own_cores(lanes: Sequence[Lane]) -> list[Lane]:
     """The lanes with a processor for each end on this host, if there are enough."""
-    places = [
-        place for lane in lanes for place in (lane.initiator, lane.target) if isinstance(place, EndLocation)
-    ]
+    ends = [end for lane in lanes for end in (lane.initiator, lane.target) if isinstance(end, EndLocation)]
     usable = sorted(os.sched_getaffinity(0))
-    if len(usable) < len(places):
+    if len(usable) < len(ends):
         return list(lanes)
-    cores = iter(spread_cores(len(places), usable))
+    cores = iter(spread_cores(len(ends), usable))
     return [_lane_on_cores(lane, cores) for lane in lanes]
 
 
 def _lane_on_cores(lane: Lane, cores: Iterator[tuple[int, ...]]) -> Lane:
-    here = _location_on_cores(lane.initiator, next(cores))
-    there = (
-        _location_on_cores(lane.target, next(cores)) if isinstance(lane.target, EndLocation) else lane.target
+    here, there = (
+        msgspec.structs.replace(end, config=msgspec.structs.replace(end.config, cores=next(cores)))
+        if isinstance(end, EndLocation)
+        else end
+        for end in (lane.initiator, lane.target)
     )
-    return Lane(here, there, lane.promise)
+    return msgspec.structs.replace(lane, initiator=here, target=there)
 
 
-def _location_on_cores(place: EndLocation, cores: tuple[int, ...]) -> EndLocation:
-    return msgspec.structs.replace(place, seat=msgspec.structs.replace(place.seat, cores=cores))
-
-
-def _promise_of_pins(seat: EndConfig) -> Promise:
+def _promise_of_pins(config: EndConfig) -> Promise:
     """One pinned device is a promise; several, or none, leave the choice to UCX."""
-    devices = seat.ucx.net_devices
+    devices = config.ucx.net_devices
     return Promise(device=devices[0] if len(devices) == 1 else None)

@@ -95,7 +95,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
     @property
     def differs(self) -> bool | None:
-        """Whether the interval leaves 1 out; None if that cannot be told."""
+        """Whether the interval excludes 1; None without an interval."""
         return None if self.interval is None else not self.interval.low <= 1.0 <= self.interval.high
 
 
@@ -128,6 +128,8 @@ def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
     """
     ranks = _doubled_ranks([*a, *b])
     total, size = sum(ranks), len(a)
+    # sums[k][s] is the number of ways to choose k of the ranks so far with rank sum s. Counting k downwards
+    # uses each rank at most once, as in the 0/1 knapsack.
     sums: list[dict[int, int]] = [{0: 1}, *({} for _ in range(size))]
     for rank in ranks:
         for count in range(size, 0, -1):
@@ -143,6 +145,7 @@ def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
 
 def t_quantile(freedom: float) -> float:
     """The t that a two-sided interval of CONFIDENCE extends to, for at least one degree of freedom."""
+    # Bisection on the angle, in which the distribution function is smooth up to its end at pi/2.
     low, high = 0.0, math.pi / 2
     for _ in range(50):
         middle = (low + high) / 2
@@ -161,6 +164,7 @@ def _t_probability(angle: float, freedom: float) -> float:
 
 
 def _welch_half_width(a: Sequence[float], b: Sequence[float]) -> float:
+    # Welch's test does not assume that both records have the same variance.
     parts = [_variance(group) / len(group) for group in (a, b)]
     whole = sum(parts)
     if whole == 0.0:

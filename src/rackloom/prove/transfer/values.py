@@ -44,7 +44,7 @@ class UcxPins(msgspec.Struct, frozen=True):
 
 
 class EndConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one end sits on its host."""
+    """The configuration of one end on its host."""
 
     ucx: UcxPins = UcxPins()
     device: str = "cpu"
@@ -52,7 +52,7 @@ class EndConfig(msgspec.Struct, frozen=True, kw_only=True):
     cores: tuple[int, ...] = ()
     """Processors that it may run on; empty leaves that to the scheduler."""
     allocated: AllocatedDevices | None = None
-    """What its claim gave it; it refuses to measure while it sees more. None checks nothing."""
+    """The devices of its claim; it refuses to measure while it sees others. None: not checked."""
 
 
 class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,13 +90,13 @@ class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """What the placement promises: the device that carries the bytes, and the rate a shaper was told."""
+    """What the placement promises: the device that carries the bytes, and the declared rate of a shaper."""
 
     device: str | None = None
     declared_gigabits: float | None = None
     emulated: bool = False
     path_class: str | None = None
-    """Class of the GPU and the NIC of this pair; None where nothing tells."""
+    """Path class of the GPU and the NIC of this pair; None: not known."""
     nearest_class: str | None = None
     """Class of the nearest NIC that this GPU has."""
 
@@ -136,7 +136,7 @@ class EndUsage(msgspec.Struct, frozen=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What has to be known about a host to read a number measured on it."""
+    """The facts about a host that a number measured on it depends on."""
 
     hostname: str
     kernel: str
@@ -167,7 +167,7 @@ class EndRecord(msgspec.Struct, frozen=True):
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """What the initiator hands to whoever started it."""
+    """What the initiator reports to its parent process."""
 
     backend: str
     connect_seconds: float
@@ -233,7 +233,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     """The sink's buffer, wiped before the timed iterations, equals the source's afterwards."""
     emulated: bool
     declared_gigabits: float | None
-    """The rate, Gb/s, that a shaper was told; None on hardware."""
+    """The declared rate of a shaper, Gb/s; None on hardware."""
     avg_post_seconds: float
     """The part of avg_seconds until the post returned; all of it on a blocking transport such as cma."""
     avg_transfer_seconds: float
@@ -243,7 +243,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     path: PathProof
     environment: RunEnvironment
     path_class: str | None = None
-    """PIX, PXB, PHB, NODE or SYS of GPU and NIC; None where nothing tells."""
+    """PIX, PXB, PHB, NODE or SYS of GPU and NIC; None: not known."""
     expectation: RateExpectation = RateExpectation()
     copy_GBps: float | None = None  # noqa: N815
     """What the initiator's GPU copies within itself, the most a transfer on it could reach; None: no GPU."""

@@ -4,7 +4,7 @@ import pytest
 from tests.core.diagnosis.healthy import clique, with_changed
 from tests.core.diagnosis.ward import NODE, WELL, of_node, of_tray
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine
 
 RIGHT = f"kubectl label node {NODE} nvidia.com/gpu.clique={clique(0)} --overwrite"
@@ -12,7 +12,7 @@ RIGHT = f"kubectl label node {NODE} nvidia.com/gpu.clique={clique(0)} --overwrit
 
 def fix_of(**changes):
     (found,) = examine(with_changed(WELL, "nodes", of_node, **changes))
-    assert found.check == catalogue.CLIQUE_LABEL
+    assert found.check == Check.CLIQUE_LABEL
     return found.fix
 
 
@@ -43,7 +43,7 @@ def test_a_tray_in_no_partition_has_no_label():
     fixes = [
         one.fix
         for one in examine(with_changed(free, "instance_gpus", lambda one: True, logical=None))
-        if one.check == catalogue.CLIQUE_LABEL
+        if one.check == Check.CLIQUE_LABEL
     ]
     assert [fix.partition("  # ")[0] for fix in fixes] == [
         f"kubectl label node {NODE} nvidia.com/gpu.clique-"
@@ -54,5 +54,5 @@ def test_where_the_devices_alone_differ_the_label_is_left():
     other = with_changed(
         WELL, "devices", lambda one: one.node == NODE and one.clique is not None, clique=clique(1)
     )
-    (found,) = (one for one in examine(other) if one.check == catalogue.CLIQUE_LABEL)
+    (found,) = (one for one in examine(other) if one.check == Check.CLIQUE_LABEL)
     assert found.fix.startswith("kubectl get pods")

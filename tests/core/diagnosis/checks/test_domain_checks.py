@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from inline_snapshot import snapshot
 
-from rackloom.core.diagnosis.catalogue import ACTIVE, CLAIMS, MESH, ONE_CLIQUE, TEMPLATES
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.checks.domains import check_domains
-from rackloom.core.diagnosis.evidence import ClusterEvidence, ImexDaemonRecord
+from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.findings import CheckState, verdict
-from rackloom.core.diagnosis.snapshot import ClaimRecord, PodRecord, TemplateRecord
+from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord
 from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainStatus, Condition
 
 
@@ -54,7 +54,7 @@ WELL = ClusterEvidence(
     claims=(claim(0), claim(1)),
     pods=(pod(0, "n0"), pod(1, "n1")),
     daemons=tuple(
-        ImexDaemonRecord(domain="cd-1", node=node, clique="a.1", meshed=True) for node in ("n0", "n1")
+        ImexMeshRecord(domain="cd-1", node=node, clique="a.1", complete=True) for node in ("n0", "n1")
     ),
     cliques={"n0": "a.1", "n1": "a.1"},
 )
@@ -70,7 +70,13 @@ def of(check, seen):
 
 def test_a_healthy_job_holds_in_all_five():
     findings = check_domains(WELL)
-    assert {finding.check for finding in findings} == {CLAIMS, ACTIVE, TEMPLATES, ONE_CLIQUE, MESH}
+    assert {finding.check for finding in findings} == {
+        Check.CLAIMS,
+        Check.ACTIVE,
+        Check.TEMPLATES,
+        Check.ONE_CLIQUE,
+        Check.MESH,
+    }
     assert verdict(findings) is CheckState.HOLDS
     assert not any(finding.fix for finding in findings)
 
@@ -90,35 +96,35 @@ TAKEN = ComputeDomainStatus(
     conditions=(condition("Degraded", "True", "TemplateNameTaken", "x exists; delete it"),)
 )
 ILL = {
-    "pending": (CLAIMS, changed(claims=(replaced(claim(0), allocated=False), claim(1)))),
-    "not-reserved": (CLAIMS, changed(claims=(replaced(claim(0), reserved_for=()), claim(1)))),
+    "pending": (Check.CLAIMS, changed(claims=(replaced(claim(0), allocated=False), claim(1)))),
+    "not-reserved": (Check.CLAIMS, changed(claims=(replaced(claim(0), reserved_for=()), claim(1)))),
     "full": (
-        CLAIMS,
+        Check.CLAIMS,
         changed(claims=(replaced(claim(0), reserved_for=tuple(map(str, range(256)))), claim(1))),
     ),
-    "no-claim": (CLAIMS, changed(claims=(claim(1),))),
-    "not-ready": (ACTIVE, changed(domains=(replaced(DOMAIN, status=READY_NOT),))),
-    "degraded": (ACTIVE, changed(domains=(replaced(DOMAIN, status=TAKEN),))),
-    "misspelt": (TEMPLATES, changed(pods=(replaced(pod(0, "n0"), templates={"c": "imex-chanel-0"}),))),
-    "not-made": (TEMPLATES, changed(templates=())),
+    "no-claim": (Check.CLAIMS, changed(claims=(claim(1),))),
+    "not-ready": (Check.ACTIVE, changed(domains=(replaced(DOMAIN, status=READY_NOT),))),
+    "degraded": (Check.ACTIVE, changed(domains=(replaced(DOMAIN, status=TAKEN),))),
+    "misspelt": (Check.TEMPLATES, changed(pods=(replaced(pod(0, "n0"), templates={"c": "imex-chanel-0"}),))),
+    "not-made": (Check.TEMPLATES, changed(templates=())),
     "elsewhere": (
-        TEMPLATES,
+        Check.TEMPLATES,
         changed(domains=(), templates=(replaced(WELL.templates[0], namespace="other"),)),
     ),
-    "no-domain": (TEMPLATES, changed(domains=(), templates=())),
-    "two-cliques": (ONE_CLIQUE, changed(cliques={"n0": "a.1", "n1": "a.2"})),
+    "no-domain": (Check.TEMPLATES, changed(domains=(), templates=())),
+    "two-cliques": (Check.ONE_CLIQUE, changed(cliques={"n0": "a.1", "n1": "a.2"})),
     "two-cliques-by-daemons": (
-        ONE_CLIQUE,
+        Check.ONE_CLIQUE,
         changed(daemons=(WELL.daemons[0], replaced(WELL.daemons[1], clique="a.2"))),
     ),
     "one-without-fabric": (
-        ONE_CLIQUE,
+        Check.ONE_CLIQUE,
         changed(daemons=(WELL.daemons[0], replaced(WELL.daemons[1], clique=""))),
     ),
     "not-meshed": (
-        MESH,
+        Check.MESH,
         changed(
-            daemons=(replaced(WELL.daemons[0], meshed=False, missing=("0 -> 1: INVALID",)), WELL.daemons[1])
+            daemons=(replaced(WELL.daemons[0], complete=False, missing=("0 -> 1: INVALID",)), WELL.daemons[1])
         ),
     ),
 }
@@ -183,11 +189,11 @@ def first_failure(check, seen):
 
 
 def test_pods_in_two_cliques_are_shown_by_both_sides_and_since_the_status_says_so():
-    told = msgspec.structs.replace(
+    reported = msgspec.structs.replace(
         condition("SpansCliques", "True", "SeveralCliques"), last_transition_time="2027-01-15T07:00:00Z"
     )
-    domain = replaced(DOMAIN, status=ComputeDomainStatus(conditions=(*DOMAIN.status.conditions, told)))
-    (found,) = of(ONE_CLIQUE, changed(domains=(domain,), cliques={"n0": "a.1", "n1": "a.2"}))
+    domain = replaced(DOMAIN, status=ComputeDomainStatus(conditions=(*DOMAIN.status.conditions, reported)))
+    (found,) = of(Check.ONE_CLIQUE, changed(domains=(domain,), cliques={"n0": "a.1", "n1": "a.2"}))
     assert found.evidence == (
         "cluster: node n0 is in a.1",
         "cluster: node n1 is in a.2",
@@ -200,17 +206,19 @@ def test_pods_in_two_cliques_are_shown_by_both_sides_and_since_the_status_says_s
 
 
 def test_the_daemon_that_a_moved_pod_left_behind_puts_nobody_apart():
-    behind = ImexDaemonRecord(domain="cd-1", node="n9", clique="a.2", meshed=None)
-    (found,) = of(ONE_CLIQUE, changed(daemons=(*WELL.daemons, behind), cliques={**WELL.cliques, "n9": "a.2"}))
+    behind = ImexMeshRecord(domain="cd-1", node="n9", clique="a.2", complete=None)
+    (found,) = of(
+        Check.ONE_CLIQUE, changed(daemons=(*WELL.daemons, behind), cliques={**WELL.cliques, "n9": "a.2"})
+    )
     assert found.state is CheckState.HOLDS
 
 
 UNSEEN = {
-    "mesh-not-told": (MESH, changed(daemons=(replaced(WELL.daemons[0], meshed=None),))),
-    "no-clique-label": (ONE_CLIQUE, changed(cliques={"n0": "a.1"})),
-    "no-conditions": (ACTIVE, changed(domains=(replaced(DOMAIN, status=ComputeDomainStatus()),))),
+    "mesh-not-told": (Check.MESH, changed(daemons=(replaced(WELL.daemons[0], complete=None),))),
+    "no-clique-label": (Check.ONE_CLIQUE, changed(cliques={"n0": "a.1"})),
+    "no-conditions": (Check.ACTIVE, changed(domains=(replaced(DOMAIN, status=ComputeDomainStatus()),))),
     "host-managed": (
-        ACTIVE,
+        Check.ACTIVE,
         changed(
             domains=(
                 replaced(DOMAIN, status=ComputeDomainStatus(conditions=(condition("Ready", "Unknown"),))),
@@ -228,8 +236,8 @@ def test_what_was_not_observed_is_unknown(case):
 
 
 def test_a_domain_without_a_fabric_has_no_mesh_to_check():
-    seen = changed(daemons=(ImexDaemonRecord(domain="cd-1", node="n0", clique="", meshed=None),))
-    assert not of(MESH, seen)
+    seen = changed(daemons=(ImexMeshRecord(domain="cd-1", node="n0", clique="", complete=None),))
+    assert not of(Check.MESH, seen)
 
 
 def test_pods_of_one_job_that_wait_are_one_finding():
@@ -248,7 +256,7 @@ def test_pods_of_one_job_that_wait_are_one_finding():
         for number, one in enumerate(pods)
         for name in one.claims.values()
     )
-    job, alone = of(CLAIMS, changed(pods=pods, claims=claims))
+    job, alone = of(Check.CLAIMS, changed(pods=pods, claims=claims))
     assert (job.subject, job.since) == ("Job team/train", 100.0)
     assert job.message == "ResourceClaims channel, gpus of 4 pods are pending: no device is allocated"
     assert len(job.evidence) == 4

@@ -7,7 +7,7 @@ from inline_snapshot import snapshot
 from tests.core.diagnosis.healthy import node, with_changed, without
 from tests.core.diagnosis.ward import NODE, TRAY, WELL
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine
 
 POD = f"team-0/worker-{TRAY}"
@@ -15,25 +15,25 @@ FREE = node(0, 3)
 GANG = "rackloom.dev/gang=0b5e:NoSchedule"
 
 
-def tainted(picture, taint):
+def tainted(site, taint):
     return with_changed(
-        picture,
+        site,
         "devices",
         lambda one: one.node == NODE and one.name == "gpu-2",
         taints=(f"{taint}:NoSchedule",),
     )
 
 
-def freed(picture, rack, tray):
+def freed(site, rack, tray):
     """Nobody has anything on a tray."""
     pod = f"team-{rack}/worker-{tray}"
-    picture = without(picture, "uses", lambda one: pod in one.pods)
-    picture = without(picture, "pods", lambda one: f"{one.namespace}/{one.name}" == pod)
-    return without(picture, "claims", lambda one: f"{one.namespace}/{one.name}" == f"{pod}-devices")
+    site = without(site, "uses", lambda one: pod in one.pods)
+    site = without(site, "pods", lambda one: f"{one.namespace}/{one.name}" == pod)
+    return without(site, "claims", lambda one: f"{one.namespace}/{one.name}" == f"{pod}-devices")
 
 
-def fix_of(picture, check=catalogue.DEVICE_TAINT):
-    (found,) = (one for one in examine(picture) if one.check == check)
+def fix_of(site, check=Check.DEVICE_TAINT):
+    (found,) = (one for one in examine(site) if one.check == check)
     return found.fix
 
 
@@ -105,7 +105,7 @@ def test_a_tray_with_a_sick_device_of_its_own_is_not_free():
         lambda one: one.node == FREE and one.name == "gpu-0",
         taints=("gpu.nvidia.com/gpu-lost:NoSchedule",),
     )
-    (found,) = (one for one in examine(sick) if one.check == catalogue.DEVICE_TAINT and NODE in one.subject)
+    (found,) = (one for one in examine(sick) if one.check == Check.DEVICE_TAINT and NODE in one.subject)
     assert "no free tray in the clique" in found.fix
 
 
@@ -116,11 +116,11 @@ def test_the_spare_of_its_gang_is_named_before_others():
 
 def test_a_device_that_is_published_no_more_moves_its_pod_only_where_there_is_room():
     gone = without(WELL, "devices", lambda one: one.node == NODE and one.name == "gpu-3")
-    assert folded(fix_of(gone, catalogue.DEVICE_THERE)) == snapshot("""\
+    assert folded(fix_of(gone, Check.DEVICE_THERE)) == snapshot("""\
 kubectl -n team-0 delete pod worker-1  # no free tray in the clique c1u57e7-0.7: first bring gpu-3
   of host-98 back\
 """)
-    assert folded(fix_of(freed(gone, 0, 3), catalogue.DEVICE_THERE)) == snapshot(
+    assert folded(fix_of(freed(gone, 0, 3), Check.DEVICE_THERE)) == snapshot(
         "kubectl -n team-0 delete pod worker-1  # made anew, it gets the free tray host-96"
     )
 

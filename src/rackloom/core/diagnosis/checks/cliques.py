@@ -16,37 +16,37 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from shlex import quote
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, Severity, fails
 from rackloom.core.diagnosis.index import SnapshotIndex, at_node, places_around
-from rackloom.core.diagnosis.snapshot import GpuChain, NodeRecord
+from rackloom.core.diagnosis.snapshot import GpuChain, NodeRecord, grouped
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL
 
 
-def check_cliques(view: SnapshotIndex) -> Iterator[Finding]:
+def check_cliques(index: SnapshotIndex) -> Iterator[Finding]:
     """All findings about cliques of nodes whose GPUs both layers know, and about who writes the label."""
-    clusters = _domain_by_cluster_uuid(view)
-    for name, gpus in sorted(view.by_node.items()):
-        node = view.nodes.get(name)
-        if node is not None and all(chain.fabric and view.is_fresh(chain.fabric.domain) for chain in gpus):
+    clusters = _domain_by_cluster_uuid(index)
+    for name, gpus in sorted(index.by_node.items()):
+        node = index.nodes.get(name)
+        if node is not None and all(chain.fabric and index.is_fresh(chain.fabric.domain) for chain in gpus):
             yield from _check_node(node, gpus, clusters)
-    for node in view.picture.nodes:
+    for node in index.snapshot.nodes:
         yield from _several_writers(node)
 
 
 def _check_node(
     node: NodeRecord, gpus: tuple[GpuChain, ...], clusters: Mapping[str, str]
 ) -> Iterator[Finding]:
-    held = {_partition_of(chain) for chain in gpus}
-    if len(held) > 1:
+    partitions = {_partition_of(chain) for chain in gpus}
+    if len(partitions) > 1:
         yield _split_tray(node, gpus)
         return
-    said = _label_mismatch(node, held.pop(), gpus, clusters)
-    if said:
+    message = _label_mismatch(node, partitions.pop(), gpus, clusters)
+    if message:
         yield fails(
-            catalogue.CLIQUE_LABEL,
+            Check.CLIQUE_LABEL,
             f"node {node.name}",
-            said,
+            message,
             _label_fix(node, clusters, gpus),
             evidence=(f"cluster: {_label_evidence(node)}", *_fabric_evidence(gpus), *_slice_evidence(gpus)),
             where=places_around(gpus),
@@ -55,11 +55,11 @@ def _check_node(
 
 
 def _label_fix(node: NodeRecord, clusters: Mapping[str, str], gpus: tuple[GpuChain, ...]) -> str:
-    """Write what is right, and stop who wrote the other: or else see to whoever should have written."""
+    """Set the implied label and stop the wrong writer; if nobody wrote the label, look at its plugins."""
     right = _implied_clique(gpus, clusters)
     if node.clique is None or right in (None, node.clique):
-        look = f"kubectl get pods -A -o wide --field-selector spec.nodeName={node.name}"
-        return f"{look}  # are its plugins well: GPU Feature Discovery, or Rackloom's for GPUs and IMEX?"
+        pods = f"kubectl get pods -A -o wide --field-selector spec.nodeName={node.name}"
+        return f"{pods}  # are its plugins well: GPU Feature Discovery, or Rackloom's for GPUs and IMEX?"
     value = f"{GPU_CLIQUE_LABEL}={right} --overwrite" if right else f"{GPU_CLIQUE_LABEL}-"
     return f"kubectl label node {node.name} {value}  # {_writer_advice(node)}"
 
@@ -73,29 +73,30 @@ def _writer_advice(node: NodeRecord) -> str:
 
 
 def _written_by_hand(node: NodeRecord) -> bool:
-    """By a person, and not by a plugin, which also writes other things of its own now and then."""
+    """Whether a person wrote the label with kubectl. A plugin keeps writing other fields now and then."""
     return node.clique is not None and node.clique_writer.startswith("kubectl")
 
 
 def _implied_clique(gpus: tuple[GpuChain, ...], clusters: Mapping[str, str]) -> str | None:
-    """The clique of a tray that is whole; empty where it is in no partition; None where it cannot be told."""
+    """The clique of an undivided tray; empty where it is in no partition; None where it is not known."""
     domain, partition = _partition_of(gpus[0])
     if partition is None:
         return ""
-    named = sorted(cluster for cluster, meant in clusters.items() if meant == domain)
-    return f"{named[0]}.{partition}" if len(named) == 1 else None
+    uuids = sorted(cluster for cluster, named in clusters.items() if named == domain)
+    return f"{uuids[0]}.{partition}" if len(uuids) == 1 else None
 
 
 def _label_mismatch(
-    node: NodeRecord, held: tuple[str, int | None], gpus: tuple[GpuChain, ...], clusters: Mapping[str, str]
+    node: NodeRecord, place: tuple[str, int | None], gpus: tuple[GpuChain, ...], clusters: Mapping[str, str]
 ) -> str:
-    """What is wrong with the label of a tray that is whole in one partition, or in none; empty: nothing."""
-    domain, partition = held
+    """What is wrong with the label of an undivided tray; empty: nothing."""
+    domain, partition = place
     if partition is None:
         return "it is labelled with a clique, and its GPUs are in no partition" if node.clique else ""
     if node.clique is None:
         return f"its GPUs are in partition {partition}, and it has no label {GPU_CLIQUE_LABEL}"
     cluster, _, clique = node.clique.rpartition(".")
+    # The clique id is the partition's id; the cluster UUID is compared by the domain that it stands for.
     if clique != str(partition):
         return f"its label says clique {clique}, and its GPUs are in partition {partition}"
     if clusters.get(cluster, domain) != domain:
@@ -110,14 +111,19 @@ def _partition_of(chain: GpuChain) -> tuple[str, int | None]:
     return ("", None) if chain.fabric is None else (chain.fabric.domain, chain.fabric.partition)
 
 
-def _domain_by_cluster_uuid(view: SnapshotIndex) -> Mapping[str, str]:
-    """The domain that most GPUs under each cluster UUID are in."""
+def _domain_by_cluster_uuid(index: SnapshotIndex) -> Mapping[str, str]:
+    """The domain of most GPUs under each cluster UUID.
+
+    The two names of an NVLink domain share no id space, so a vote over all nodes is the only join there is.
+    """
     votes: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for name, gpus in view.by_node.items():
-        node = view.nodes.get(name)
+    for name, gpus in index.by_node.items():
+        node = index.nodes.get(name)
         if node is not None and node.clique is not None:
             votes[node.clique.rpartition(".")[0]].update(_partition_of(chain)[0] for chain in gpus)
-    return {cluster: min(found, key=lambda one: (-found[one], one)) for cluster, found in votes.items()}
+    return {
+        cluster: min(found, key=lambda domain: (-found[domain], domain)) for cluster, found in votes.items()
+    }
 
 
 def _split_tray(node: NodeRecord, gpus: tuple[GpuChain, ...]) -> Finding:
@@ -126,11 +132,12 @@ def _split_tray(node: NodeRecord, gpus: tuple[GpuChain, ...]) -> Finding:
     show = f"rackloom admin domain show {quote(domain)}"
     if machine is not None:
         show = f"rackloom admin machine nvlink-info show {quote(machine.id)}"
-    told = "" if node.clique is None else f", and its label {node.clique} is stale"
+    stale = "" if node.clique is None else f", and its label {node.clique} is stale"
     return fails(
-        catalogue.SPLIT,
+        Check.SPLIT,
         f"node {node.name}",
-        f"its GPUs are in different partitions, so no clique can be said of it, and it is lost to jobs{told}",
+        f"its GPUs are in different partitions, so no clique can be said of it,"
+        f" and it is lost to jobs{stale}",
         f"{show}  # give the tray's GPUs one logical partition, or keep the node out of the cluster",
         evidence=(f"cluster: {_label_evidence(node)}", *_fabric_evidence(gpus)),
         where=places_around(gpus),
@@ -145,17 +152,14 @@ def _label_evidence(node: NodeRecord) -> str:
 
 
 def _fabric_evidence(gpus: tuple[GpuChain, ...]) -> Iterator[str]:
-    for (domain, partition), modules in _by_partition(gpus).items():
+    members = grouped(
+        (_partition_of(chain), str(chain.fabric.place.module_id))
+        for chain in gpus
+        if chain.fabric is not None
+    )
+    for (domain, partition), modules in members.items():
         where = "no partition" if partition is None else f"partition {partition}"
         yield f"switch controller of domain {domain}: GPU {', '.join(modules)} in {where}"
-
-
-def _by_partition(gpus: tuple[GpuChain, ...]) -> Mapping[tuple[str, int | None], list[str]]:
-    found: defaultdict[tuple[str, int | None], list[str]] = defaultdict(list)
-    for chain in gpus:
-        if chain.fabric is not None:
-            found[_partition_of(chain)].append(str(chain.fabric.place.module_id))
-    return found
 
 
 def _slice_evidence(gpus: tuple[GpuChain, ...]) -> Iterator[str]:
@@ -168,7 +172,7 @@ def _several_writers(node: NodeRecord) -> Iterator[Finding]:
     if node.other_writers:
         writers = (node.clique_writer, *node.other_writers)
         yield fails(
-            catalogue.CLIQUE_WRITER,
+            Check.CLIQUE_WRITER,
             f"node {node.name}",
             f"{len(writers)} write its label {GPU_CLIQUE_LABEL}, and undo one another",
             f"kubectl get node {node.name} -o yaml --show-managed-fields"

@@ -15,140 +15,132 @@ machine. A reset needs that no process has the GPU open, and a GPU that is off t
 when the machine restarts.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, Severity, fails, unknown
 from rackloom.core.diagnosis.index import SnapshotIndex, at_device, at_node, at_pod
-from rackloom.core.diagnosis.snapshot import AllocatedDevice, DeviceRecord, NodeRecord
+from rackloom.core.diagnosis.snapshot import AllocatedDevice, DeviceRecord, NodeRecord, grouped
 from rackloom.core.domains.names import GPU_DRIVER
 
 # Where else a pod could run.
 
 
 GANG_TAINT = "rackloom.dev/gang="
-"""Begins the mark of a tray that the gang controller keeps, also without a pod on it: a spare."""
+"""Prefix of the taint on trays that the gang controller reserves; one without a pod is a spare tray."""
 BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
-"""Effects of taints that keep newcomers away."""
+"""Effects of taints that keep new pods away."""
 _KIND_OF_WITHDRAWN = {GPU_DRIVER: "gpu"}
-"""What a device was that is published no more, where its driver's name tells."""
-DeviceNeed = tuple[tuple[tuple[str, str], int], ...]
-"""How many devices of each driver and kind."""
+"""The kind of a device that is no longer published, where the driver has only one."""
+DeviceKind = tuple[str, str]
+"""Driver and kind."""
+DeviceNeed = tuple[tuple[DeviceKind, int], ...]
+"""How many devices of each kind."""
 
 
 class Relocation:
-    """One picture, as who looks for another place for a pod sees it."""
+    """Where the pods of a snapshot would find their devices again."""
 
-    def __init__(self, view: SnapshotIndex) -> None:
-        self._view = view
-        self._known: dict[tuple[str | None, frozenset[str], DeviceNeed], NodeRecord | None] = {}
+    def __init__(self, index: SnapshotIndex) -> None:
+        self._index = index
+        self._found: dict[tuple[str | None, frozenset[str], DeviceNeed], NodeRecord | None] = {}
 
     def place_for(self, pod: str, node: str) -> str:
-        """In words, the tray where `pod` (namespace/name) of `node` finds what it has there; empty: nowhere.
+        """In words, where `pod` (namespace/name) of `node` finds the devices that it has now; empty: nowhere.
 
-        On its own tray it finds what it gives back, but for what is kept from newcomers.
+        Its own tray counts with the devices that the pod releases, except tainted ones.
         """
-        here = self._view.nodes.get(node)
+        here = self._index.nodes.get(node)
         if here is None:
             return ""
-        opened, need = frozenset(blocking_taints(here.taints)), self._need(pod)
-        if _takes_newcomers(here, opened) and _covers(
-            self._free.get(node, Counter()) + self._own(pod, node), need
-        ):
+        # The pod runs here, so it tolerates the blocking taints of this node.
+        tolerated, need = frozenset(blocking_taints(here.taints)), self._need(pod)
+        if _takes_pods(here, tolerated) and _covers(self._free[node] + self._released(pod, node), need):
             return f"other devices of {node}"
-        other = self._tray(here.clique if pod in self._in_domains else None, opened, need)
-        if other is None:
+        tray = self._tray(here.clique if pod in self._in_domains else None, tolerated, need)
+        if tray is None:
             return ""
-        return f"{'the spare tray of its gang,' if _is_spare(other) else 'the free tray'} {other.name}"
+        return f"{'the spare tray of its gang,' if _is_spare(tray) else 'the free tray'} {tray.name}"
 
     def clique_of(self, pod: str, node: str) -> str:
-        """Which clique `pod` cannot leave; empty: it may go anywhere."""
-        here = self._view.nodes.get(node)
+        """The clique that `pod` cannot leave; empty: it may go anywhere."""
+        here = self._index.nodes.get(node)
         return "" if here is None or pod not in self._in_domains else here.clique or ""
 
-    def _tray(self, clique: str | None, opened: frozenset[str], need: DeviceNeed) -> NodeRecord | None:
-        asked = (clique, opened, need)
-        if asked not in self._known:
-            nodes = self._view.nodes.values() if clique is None else self._cliques.get(clique, ())
-            fit = [node for node in nodes if _takes_newcomers(node, opened) and self._has(node.name, need)]
-            self._known[asked] = min(fit, key=lambda one: (not _is_spare(one), one.name), default=None)
-        return self._known[asked]
+    def _tray(self, clique: str | None, tolerated: frozenset[str], need: DeviceNeed) -> NodeRecord | None:
+        key = (clique, tolerated, need)
+        if key not in self._found:
+            nodes = self._index.nodes.values() if clique is None else self._cliques.get(clique, ())
+            fit = (
+                node
+                for node in nodes
+                if _takes_pods(node, tolerated) and _covers(self._free[node.name], need)
+            )
+            # A spare of the gang first: the gang controller keeps it free for this purpose.
+            self._found[key] = min(fit, key=lambda node: (not _is_spare(node), node.name), default=None)
+        return self._found[key]
 
-    def _has(self, node: str, need: DeviceNeed) -> bool:
-        return _covers(self._free.get(node, Counter()), need)
-
-    def _own(self, pod: str, node: str) -> Counter[tuple[str, str]]:
-        """What it has itself and would find again."""
-        held = (self._device(use) for use in self._uses_of.get(pod, ()))
-        well = (
-            one for one in held if one is not None and one.node == node and not blocking_taints(one.taints)
+    def _released(self, pod: str, node: str) -> Counter[DeviceKind]:
+        """The devices on its node that the pod has itself, without tainted ones."""
+        held = (self._index.devices.get(use.device_id) for use in self._uses_of.get(pod, ()))
+        return Counter(
+            (device.driver, device.kind)
+            for device in held
+            if device is not None and device.node == node and not blocking_taints(device.taints)
         )
-        return Counter((one.driver, one.kind) for one in well)
 
     def _need(self, pod: str) -> DeviceNeed:
         kinds = ((use.driver, self._kind(use)) for use in self._uses_of.get(pod, ()))
         return tuple(sorted(Counter(kinds).items()))
 
     def _kind(self, use: AllocatedDevice) -> str:
-        device = self._device(use)
+        device = self._index.devices.get(use.device_id)
         return _KIND_OF_WITHDRAWN.get(use.driver, "") if device is None else device.kind
-
-    def _device(self, use: AllocatedDevice) -> DeviceRecord | None:
-        return self._view.devices.get((use.driver, use.pool, use.device))
 
     @cached_property
     def _uses_of(self) -> Mapping[str, list[AllocatedDevice]]:
-        found: defaultdict[str, list[AllocatedDevice]] = defaultdict(list)
-        for use in self._view.picture.uses:
-            for pod in use.pods:
-                found[pod].append(use)
-        return found
+        return grouped((pod, use) for use in self._index.snapshot.uses for pod in use.pods)
 
     @cached_property
-    def _free(self) -> Mapping[str, Counter[tuple[str, str]]]:
-        found: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
-        for device in self._view.picture.devices:
-            if (
-                not blocking_taints(device.taints)
-                and (device.driver, device.pool, device.name) not in self._view.uses
-            ):
-                found[device.node][device.driver, device.kind] += 1
+    def _free(self) -> Mapping[str, Counter[DeviceKind]]:
+        """Free devices without taints, for every node."""
+        found: dict[str, Counter[DeviceKind]] = {node: Counter() for node in self._index.nodes}
+        for device in self._index.snapshot.devices:
+            if not blocking_taints(device.taints) and device.device_id not in self._index.uses:
+                found.setdefault(device.node, Counter())[device.driver, device.kind] += 1
         return found
 
     @cached_property
     def _cliques(self) -> Mapping[str, list[NodeRecord]]:
-        found: defaultdict[str, list[NodeRecord]] = defaultdict(list)
-        for node in self._view.picture.nodes:
-            if node.clique is not None:
-                found[node.clique].append(node)
-        return found
+        nodes = self._index.snapshot.nodes
+        return grouped((node.clique, node) for node in nodes if node.clique is not None)
 
     @cached_property
     def _in_domains(self) -> frozenset[str]:
-        """Pods that share memory with others, namespace/name."""
-        picture = self._view.picture
-        shared = {(claim.namespace, claim.name) for claim in picture.claims if claim.domain}
+        """Pods with a channel of a ComputeDomain, namespace/name: they share memory with others."""
+        snapshot = self._index.snapshot
+        shared = {claim.key for claim in snapshot.claims if claim.domain}
         return frozenset(
-            f"{pod.namespace}/{pod.name}"
-            for pod in picture.pods
-            if any((pod.namespace, name) in shared for name in pod.claims.values())
+            pod.key
+            for pod in snapshot.pods
+            if any(f"{pod.namespace}/{name}" in shared for name in pod.claims.values())
         )
 
 
 def blocking_taints(taints: Iterable[str]) -> tuple[str, ...]:
-    """Those of `key=value:effect` that keep newcomers away."""
+    """Those of `key=value:effect` that keep new pods away."""
     return tuple(taint for taint in taints if taint.rpartition(":")[2] in BLOCKING_EFFECTS)
 
 
-def _covers(free: Counter[tuple[str, str]], need: DeviceNeed) -> bool:
+def _covers(free: Counter[DeviceKind], need: DeviceNeed) -> bool:
     return all(free[kind] >= count for kind, count in need)
 
 
-def _takes_newcomers(node: NodeRecord, stood: frozenset[str]) -> bool:
-    """Whether it takes newcomers that stand the taints `stood`, as they do where they are now."""
-    return node.ready is True and not node.unschedulable and set(blocking_taints(node.taints)) <= stood
+def _takes_pods(node: NodeRecord, tolerated: frozenset[str]) -> bool:
+    """Whether a node accepts new pods that tolerate these taints."""
+    return node.ready is True and not node.unschedulable and set(blocking_taints(node.taints)) <= tolerated
 
 
 def _is_spare(node: NodeRecord) -> bool:
@@ -158,55 +150,55 @@ def _is_spare(node: NodeRecord) -> bool:
 # The fix of a tainted device.
 
 
-_TAINT_GOES = "its plugin takes the taint away when it is well"
+_TAINT_ENDS = "its plugin takes the taint away when it is well"
 _REBOOTS = ("gpu.nvidia.com/gpu-lost", "gpu.nvidia.com/recovery=node-reboot")
-"""Taints of a GPU that only its machine's start brings back: what is off its bus cannot be reset."""
+"""Taints of a GPU that needs a restart of its machine: a GPU that is off the bus cannot be reset."""
 _RESETS = ("gpu.nvidia.com/xid=", "gpu.nvidia.com/recovery=gpu-reset")
-"""Those of one that a reset brings back, which the driver refuses while any process has it open."""
+"""Taints of a GPU that a reset repairs. The driver refuses a reset while a process has the GPU open."""
 
 
-def repair_command(device: DeviceRecord, use: AllocatedDevice | None, reach: Relocation) -> str:
+def repair_command(device: DeviceRecord, use: AllocatedDevice | None, relocation: Relocation) -> str:
     """The fix of a device with a taint."""
     if use is None or not use.pods:
-        look = f"kubectl get resourceslices -o yaml --field-selector spec.nodeName={device.node}"
-        return f"{look}  # see to the device: {_TAINT_GOES}"
-    places = [reach.place_for(pod, device.node) for pod in use.pods]
+        show = f"kubectl get resourceslices -o yaml --field-selector spec.nodeName={device.node}"
+        return f"{show}  # see to the device: {_TAINT_ENDS}"
+    places = [relocation.place_for(pod, device.node) for pod in use.pods]
     if all(places):
-        moved = f"made anew, it gets {places[0]}; then see to the device: {_TAINT_GOES}"
+        moved = f"made anew, it gets {places[0]}; then see to the device: {_TAINT_ENDS}"
         return f"{delete_pods_command(use)}  # {moved}"
-    return _repair_in_place(device, use, reach)
+    return _repair_in_place(device, use, relocation)
 
 
 def delete_pods_command(use: AllocatedDevice) -> str:
-    """Commands that end the pods which have a device; empty where there is none."""
+    """Commands that delete the pods that use a device; empty where there is none."""
     return " && ".join(f"kubectl -n {pod.replace('/', ' delete pod ')}" for pod in use.pods)
 
 
-def no_place_reason(use: AllocatedDevice, node: str, reach: Relocation) -> str:
-    """Why no pod that has the device goes on elsewhere, in words."""
-    cliques = sorted({clique for pod in use.pods if (clique := reach.clique_of(pod, node))})
+def no_place_reason(use: AllocatedDevice, node: str, relocation: Relocation) -> str:
+    """Why the pods that use the device find no other place, in words."""
+    cliques = sorted({clique for pod in use.pods if (clique := relocation.clique_of(pod, node))})
     return f"no free tray in the clique {', '.join(cliques)}" if cliques else "no other node has as much free"
 
 
-def _repair_in_place(device: DeviceRecord, use: AllocatedDevice, reach: Relocation) -> str:
-    """In this order: newcomers stay away, whoever has it lets go, and it is healed.
+def _repair_in_place(device: DeviceRecord, use: AllocatedDevice, relocation: Relocation) -> str:
+    """Cordon the node, delete the pods, then repair the device.
 
-    Its job may come back only then: a node that is to start anew still takes pods until it goes.
+    The order matters: without the cordon the node would accept the recreated pods until it restarts.
     """
     begin = f"kubectl cordon {device.node} && {delete_pods_command(use)}"
-    why = f"{no_place_reason(use, device.node, reach)}: the job stands still until the device is well"
+    why = f"{no_place_reason(use, device.node, relocation)}: the job stands still until the device is well"
     afterwards = f"then kubectl uncordon {device.node}"
-    heal = _device_repair_command(device)
-    if not heal:
+    repair = _device_repair_command(device)
+    if not repair:
         return f"{begin}  # {why}; see to it, {afterwards}"
     on_node = (
-        f"kubectl debug node/{device.node} -it --profile=sysadmin --image=busybox -- chroot /host {heal}"
+        f"kubectl debug node/{device.node} -it --profile=sysadmin --image=busybox -- chroot /host {repair}"
     )
     return f"{begin} && {on_node}  # {why}, {afterwards}"
 
 
 def _device_repair_command(device: DeviceRecord) -> str:
-    """A command of its machine; empty where none is known."""
+    """A command to run on its machine; empty where none is known."""
     if any(taint.startswith(_REBOOTS) for taint in device.taints):
         return "systemctl reboot"
     address = device.key.pci_address
@@ -218,59 +210,47 @@ def _device_repair_command(device: DeviceRecord) -> str:
 # Nodes, slices and devices.
 
 
-def check_slices(view: SnapshotIndex) -> Iterator[Finding]:
+def check_slices(index: SnapshotIndex) -> Iterator[Finding]:
     """All findings about nodes, the devices that they publish, and claims that hold them."""
-    published = {(pool.driver, pool.node) for pool in view.picture.pools}
-    expected = _expected_drivers(view)
-    for node in view.picture.nodes:
-        yield from _not_ready(node, view)
-        yield from _missing_drivers(
-            node, [one for one in expected if (one, node.name) not in published], view
-        )
-    yield from _slices_of_gone_nodes(view)
-    reach = Relocation(view)
-    yield from _tainted_devices(view, reach)
-    drivers = {pool.driver for pool in view.picture.pools}
-    for use in view.picture.uses:
+    published = {(pool.driver, pool.node) for pool in index.snapshot.pools}
+    expected = _expected_drivers(index)
+    for node in index.snapshot.nodes:
+        yield from _not_ready(node, index)
+        missing = [driver for driver in expected if (driver, node.name) not in published]
+        yield from _missing_drivers(node, missing, index)
+    yield from _slices_of_gone_nodes(index)
+    relocation = Relocation(index)
+    yield from _tainted_devices(index, relocation)
+    drivers = {pool.driver for pool in index.snapshot.pools}
+    for use in index.snapshot.uses:
         if use.driver in drivers:
-            yield from _missing_device(use, view, reach)
+            yield from _missing_device(use, index, relocation)
 
 
-def _not_ready(node: NodeRecord, view: SnapshotIndex) -> Iterator[Finding]:
+def _not_ready(node: NodeRecord, index: SnapshotIndex) -> Iterator[Finding]:
     if node.ready is True:
         return
-    subject, where = f"node {node.name}", view.at_tray(node.name)
+    subject, where = f"node {node.name}", index.at_tray(node.name)
     fix = f"kubectl describe node {node.name}  # then systemctl status kubelet on its machine"
-    if node.ready is None:
-        said = "the cluster does not know how it is: its kubelet is silent"
-        told = (f"cluster: condition Ready of {node.name} is Unknown",)
-        yield unknown(
-            catalogue.NODE_READY, subject, said, fix, evidence=told, where=where, since=node.ready_since
-        )
-    else:
-        evidence = (f"cluster: condition Ready of {node.name} is False",)
-        yield fails(
-            catalogue.NODE_READY,
-            subject,
-            "it is not ready",
-            fix,
-            evidence=evidence,
-            where=where,
-            since=node.ready_since,
-        )
+    evidence = f"cluster: condition Ready of {node.name} is {'Unknown' if node.ready is None else 'False'}"
+    silent = "the cluster does not know how it is: its kubelet is silent"
+    report, message = (unknown, silent) if node.ready is None else (fails, "it is not ready")
+    yield report(
+        Check.NODE_READY, subject, message, fix, evidence=(evidence,), where=where, since=node.ready_since
+    )
 
 
-def _expected_drivers(view: SnapshotIndex) -> tuple[str, ...]:
-    """Drivers that most nodes of cliques publish through: the others lack theirs."""
-    nodes = {node.name for node in view.picture.nodes if node.clique is not None}
-    counts = Counter(pool.driver for pool in view.picture.pools if pool.node in nodes)
+def _expected_drivers(index: SnapshotIndex) -> tuple[str, ...]:
+    """Drivers that publish devices of most nodes with a clique, and so should publish those of all."""
+    nodes = {node.name for node in index.snapshot.nodes if node.clique is not None}
+    counts = Counter(pool.driver for pool in index.snapshot.pools if pool.node in nodes)
     return tuple(sorted(driver for driver, count in counts.items() if 2 * count > len(nodes)))
 
 
-def _missing_drivers(node: NodeRecord, missing: list[str], view: SnapshotIndex) -> Iterator[Finding]:
+def _missing_drivers(node: NodeRecord, missing: list[str], index: SnapshotIndex) -> Iterator[Finding]:
     if node.clique is not None and missing:
         yield fails(
-            catalogue.NODE_PUBLISHES,
+            Check.NODE_PUBLISHES,
             f"node {node.name}",
             f"{', '.join(missing)} publishes no devices of it, as it does of other nodes",
             f"kubectl get pods -A -o wide --field-selector spec.nodeName={node.name}  # is its plugin there?",
@@ -278,65 +258,64 @@ def _missing_drivers(node: NodeRecord, missing: list[str], view: SnapshotIndex) 
                 f"cluster: node {node.name} is in clique {node.clique}",
                 f"slices: none of {', '.join(missing)} for it",
             ),
-            where=view.at_tray(node.name),
+            where=index.at_tray(node.name),
         )
 
 
-def _slices_of_gone_nodes(view: SnapshotIndex) -> Iterator[Finding]:
-    gone: defaultdict[str, set[str]] = defaultdict(set)
-    for pool in view.picture.pools:
-        if pool.node and pool.node not in view.nodes:
-            gone[pool.node].add(pool.driver)
-    for node, drivers in sorted(gone.items()):
+def _slices_of_gone_nodes(index: SnapshotIndex) -> Iterator[Finding]:
+    pools = (pool for pool in index.snapshot.pools if pool.node and pool.node not in index.nodes)
+    gone = grouped((pool.node, pool.driver) for pool in pools)
+    for node, published in sorted(gone.items()):
+        drivers = ", ".join(sorted(set(published)))
         yield fails(
-            catalogue.SLICE_OF_NODE,
+            Check.SLICE_OF_NODE,
             f"node {node}",
-            f"slices of {', '.join(sorted(drivers))} are left of a node that is gone",
+            f"slices of {drivers} are left of a node that is gone",
             f"kubectl delete resourceslices --field-selector spec.nodeName={node}",
-            evidence=(f"slices: {', '.join(sorted(drivers))}", f"cluster: no node {node}"),
+            evidence=(f"slices: {drivers}", f"cluster: no node {node}"),
             where=(at_node(node),),
         )
 
 
-def _tainted_devices(view: SnapshotIndex, reach: Relocation) -> Iterator[Finding]:
-    for device in view.picture.devices:
-        kept = blocking_taints(device.taints)
-        if kept and device.node in view.nodes:
-            use = view.uses.get((device.driver, device.pool, device.name))
+def _tainted_devices(index: SnapshotIndex, relocation: Relocation) -> Iterator[Finding]:
+    for device in index.snapshot.devices:
+        taints = ", ".join(blocking_taints(device.taints))
+        if taints and device.node in index.nodes:
+            use = index.uses.get(device.device_id)
             held = "it is free" if use is None else f"claim {use.claim} has it"
             yield fails(
-                catalogue.DEVICE_TAINT,
+                Check.DEVICE_TAINT,
                 f"device {device.node}/{device.name}",
-                f"its plugin keeps workloads off it: {', '.join(kept)}",
-                repair_command(device, use, reach),
+                f"its plugin keeps workloads off it: {taints}",
+                repair_command(device, use, relocation),
                 severity=Severity.WARNING if use is None else Severity.ERROR,
-                evidence=(f"slice: {', '.join(kept)}", f"claims: {held}"),
-                where=(at_device(device), *view.at_tray(device.node)),
+                evidence=(f"slice: {taints}", f"claims: {held}"),
+                where=(at_device(device), *index.at_tray(device.node)),
             )
 
 
-def _missing_device(use: AllocatedDevice, view: SnapshotIndex, reach: Relocation) -> Iterator[Finding]:
-    if (use.driver, use.pool, use.device) in view.devices:
+def _missing_device(use: AllocatedDevice, index: SnapshotIndex, relocation: Relocation) -> Iterator[Finding]:
+    if use.device_id in index.devices:
         return
     namespace, _, name = use.claim.partition("/")
     yield fails(
-        catalogue.DEVICE_THERE,
+        Check.DEVICE_THERE,
         f"ResourceClaim {use.claim}",
         f"it was given {use.device} of {use.pool}, which {use.driver} no longer publishes",
-        _missing_device_fix(use, reach) or f"kubectl -n {namespace} delete resourceclaim {name}",
+        _missing_device_fix(use, relocation) or f"kubectl -n {namespace} delete resourceclaim {name}",
         evidence=(f"claim: {use.driver}/{use.pool}/{use.device}", f"slices: no such device in {use.pool}"),
         where=(at_node(use.pool), *map(at_pod, use.pods)),
     )
 
 
-def _missing_device_fix(use: AllocatedDevice, reach: Relocation) -> str:
-    """Its pods hold what is not there: they go on nowhere, unless made anew elsewhere."""
+def _missing_device_fix(use: AllocatedDevice, relocation: Relocation) -> str:
+    """Recreate its pods where other devices are free; else the device must come back first."""
     if not use.pods:
         return ""
-    places = [reach.place_for(pod, use.pool) for pod in use.pods]
+    places = [relocation.place_for(pod, use.pool) for pod in use.pods]
     if all(places):
         return f"{delete_pods_command(use)}  # made anew, it gets {places[0]}"
     return (
-        f"{delete_pods_command(use)}  # {no_place_reason(use, use.pool, reach)}"
+        f"{delete_pods_command(use)}  # {no_place_reason(use, use.pool, relocation)}"
         f": first bring {use.device} of {use.pool} back"
     )

@@ -12,13 +12,11 @@ half of a domain, that have the same problem at once are one finding: look at th
 not at each GPU.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from shlex import quote
 
-import msgspec
-
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, Severity, fails, unknown
 from rackloom.core.diagnosis.index import (
     SnapshotIndex,
@@ -32,38 +30,38 @@ from rackloom.core.diagnosis.index import (
 from rackloom.core.diagnosis.snapshot import (
     GpuChain,
     Layer,
-    LayerStatus,
     MachineRecord,
     NvlinkDomainRecord,
     SilentController,
+    grouped,
 )
 
 # Switch controllers of each domain.
 
 
 AWAY_SECONDS = 3600.0
-"""A switch tray that starts again is back within minutes; after an hour nobody waits for it any more."""
+"""A switch tray that starts again is back within minutes; after an hour it is not expected back."""
 _SHOW_DOMAIN = "rackloom admin domain show"
 _NEW_ENDPOINT = "--endpoint https://SWITCH-CONTROLLER:9370"
 
 
-def check_controllers(view: SnapshotIndex) -> Iterator[Finding]:
+def check_controllers(index: SnapshotIndex) -> Iterator[Finding]:
     """All findings about switch controllers."""
-    held = Counter(machine.domain for machine in view.picture.machines if machine.instance is not None)
-    for domain in view.picture.domains:
+    held = Counter(machine.domain for machine in index.snapshot.machines if machine.instance is not None)
+    for domain in index.snapshot.domains:
         yield from _silent_domain(domain, held[domain.uuid])
         yield from _paused_domain(domain)
-    if view.can_see(Layer.FABRIC):
-        for domain in view.picture.domains:
-            yield from _away_controllers(domain, view.picture.at)
-        for uuid, machines in _without_controller(view).items():
+    if index.can_see(Layer.FABRIC):
+        for domain in index.snapshot.domains:
+            yield from _away_controllers(domain, index.snapshot.at)
+        for uuid, machines in _without_controller(index).items():
             yield _no_controller_registered(uuid, machines)
 
 
 def _silent_domain(domain: NvlinkDomainRecord, held: int) -> Iterator[Finding]:
     if domain.unknown_since is not None:
-        found = unknown(
-            catalogue.CONTROLLER,
+        yield unknown(
+            Check.CONTROLLER,
             f"domain {domain.uuid}",
             _silence_reason(domain),
             f"{_SHOW_DOMAIN} {quote(domain.uuid)}"
@@ -74,8 +72,8 @@ def _silent_domain(domain: NvlinkDomainRecord, held: int) -> Iterator[Finding]:
             ),
             where=(at_domain(domain.uuid),),
             since=domain.unknown_since,
+            instances=held,
         )
-        yield msgspec.structs.replace(found, instances=held)
 
 
 def _silence_reason(domain: NvlinkDomainRecord) -> str:
@@ -87,7 +85,7 @@ def _silence_reason(domain: NvlinkDomainRecord) -> str:
 def _paused_domain(domain: NvlinkDomainRecord) -> Iterator[Finding]:
     if domain.paused:
         yield fails(
-            catalogue.DOMAIN_PAUSED,
+            Check.DOMAIN_PAUSED,
             f"domain {domain.uuid}",
             "it is paused: nothing that tenants ask for is done",
             f"rackloom admin domain resume --domain {quote(domain.uuid)}",
@@ -98,54 +96,58 @@ def _paused_domain(domain: NvlinkDomainRecord) -> Iterator[Finding]:
 
 
 def _away_controllers(domain: NvlinkDomainRecord, now: float) -> Iterator[Finding]:
-    """Those that do not come back: together where all of them are away, else each by itself."""
-    away = [one for one in domain.silent if now - one.since >= AWAY_SECONDS]
+    """Controllers that stay away: one finding if all of a domain do, else one for each."""
+    away = [silent for silent in domain.silent if now - silent.since >= AWAY_SECONDS]
     if away and len(away) == len(domain.endpoints):
-        said = "none of its switch controllers can be read any more: nothing that tenants ask for is done"
-        yield _controller_gone(domain, away, said, Severity.ERROR)
+        message = "none of its switch controllers can be read any more: nothing that tenants ask for is done"
+        yield _controller_gone(domain, away, message, Severity.ERROR)
         return
     answering = len(domain.endpoints) - len(domain.silent)
-    for one in away:
-        said = f"it can be read no more; of its domain's {len(domain.endpoints)} controllers {answering} can"
-        yield _controller_gone(domain, [one], said, Severity.WARNING)
+    for controller in away:
+        message = (
+            f"it can be read no more; of its domain's {len(domain.endpoints)} controllers {answering} can"
+        )
+        yield _controller_gone(domain, [controller], message, Severity.WARNING)
 
 
 def _controller_gone(
-    domain: NvlinkDomainRecord, away: list[SilentController], said: str, severity: Severity
+    domain: NvlinkDomainRecord, away: list[SilentController], message: str, severity: Severity
 ) -> Finding:
     alone = severity is Severity.WARNING
     return fails(
-        catalogue.CONTROLLER_AWAY,
+        Check.CONTROLLER_AWAY,
         f"controller {away[0].url} of domain {domain.uuid}" if alone else f"domain {domain.uuid}",
-        said,
+        message,
         f"rackloom admin endpoint update --chassis-serial {quote(away[0].chassis[0])} {_NEW_ENDPOINT}"
         f"  # if it was replaced; else see to the switch tray behind {away[0].url}",
         severity=severity,
-        evidence=tuple(f"records: {one.url} speaks for chassis {', '.join(one.chassis)}" for one in away),
+        evidence=tuple(
+            f"records: {controller.url} speaks for chassis {', '.join(controller.chassis)}"
+            for controller in away
+        ),
         where=() if alone else (at_domain(domain.uuid),),
-        since=max(one.since for one in away),
+        since=max(controller.since for controller in away),
     )
 
 
-def _without_controller(view: SnapshotIndex) -> Mapping[str, list[MachineRecord]]:
-    """Machines of domains and chassis that nobody speaks for, by domain.
+def _without_controller(index: SnapshotIndex) -> Mapping[str, list[MachineRecord]]:
+    """Machines by domain, for domains and chassis without a controller.
 
-    Of a controller that never answered the chassis is known, and not yet the domain.
+    Of a controller that never answered, the chassis is known and the domain is not.
     """
-    spoken_for = {serial for domain in view.picture.domains for serial in domain.chassis}
-    found: defaultdict[str, list[MachineRecord]] = defaultdict(list)
-    for machine in view.picture.machines:
-        alone = machine.domain not in view.domains and machine.chassis_serial not in spoken_for
-        if machine.domain and alone:
-            found[machine.domain].append(machine)
-    return found
+    controlled = {serial for domain in index.snapshot.domains for serial in domain.chassis}
+    return grouped(
+        (machine.domain, machine)
+        for machine in index.snapshot.machines
+        if machine.domain and machine.domain not in index.domains and machine.chassis_serial not in controlled
+    )
 
 
 def _no_controller_registered(uuid: str, machines: list[MachineRecord]) -> Finding:
     serials = sorted({machine.chassis_serial for machine in machines})
     held = sum(machine.instance is not None for machine in machines)
     return fails(
-        catalogue.CONTROLLER_AWAY,
+        Check.CONTROLLER_AWAY,
         f"domain {uuid}",
         "no switch controller is registered for it: nobody knows how it is, and nothing can be changed in it",
         f"rackloom admin endpoint create --chassis-serial {quote(serials[0])} {_NEW_ENDPOINT}",
@@ -161,24 +163,19 @@ def _no_controller_registered(uuid: str, machines: list[MachineRecord]) -> Findi
 
 
 _MANY_TRAYS = 3
-"""Trays that fail alike by chance are fewer."""
+"""The least number of trays whose common problem is not taken for chance."""
 
 
-def check_gpus(view: SnapshotIndex) -> Iterator[Finding]:
-    """All findings about the health of GPUs. What most trays of a domain have at once is one."""
-    found: defaultdict[tuple[str, str], list[GpuChain]] = defaultdict(list)
-    trays: defaultdict[str, set[int]] = defaultdict(set)
-    for chain in view.chains:
-        gpu = chain.fabric
-        if gpu is None or not view.is_fresh(gpu.domain):
-            continue
-        trays[gpu.domain].add(gpu.tray_index)
-        if gpu.healthy is False:
-            found[gpu.domain, gpu.problem].append(chain)
+def check_gpus(index: SnapshotIndex) -> Iterator[Finding]:
+    """All findings about the health of GPUs. A problem that most trays of a domain share is one finding."""
+    listed = [(chain, gpu) for chain in index.chains if (gpu := chain.fabric) and index.is_fresh(gpu.domain)]
+    trays = grouped((gpu.domain, gpu.tray_index) for _, gpu in listed)
+    found = grouped(((gpu.domain, gpu.problem), chain) for chain, gpu in listed if gpu.healthy is False)
     for (domain, problem), gpus in found.items():
-        ill = {chain.fabric.tray_index for chain in gpus if chain.fabric is not None}
-        if len(ill) >= _MANY_TRAYS and 2 * len(ill) > len(trays[domain]):
-            yield _domain_wide(domain, problem, gpus, len(ill))
+        sick = {chain.fabric.tray_index for chain in gpus if chain.fabric is not None}
+        # One cause for many trays is likelier than many causes: NVLink switches or power join them.
+        if len(sick) >= _MANY_TRAYS and 2 * len(sick) > len(set(trays[domain])):
+            yield _domain_wide(domain, problem, gpus, len(sick))
         else:
             yield from (finding for chain in gpus for finding in _sick_gpu(chain))
 
@@ -186,7 +183,7 @@ def check_gpus(view: SnapshotIndex) -> Iterator[Finding]:
 def _domain_wide(domain: str, problem: str, gpus: list[GpuChain], trays: int) -> Finding:
     machines = dict.fromkeys(at_machine(chain.machine.id) for chain in gpus if chain.machine is not None)
     return fails(
-        catalogue.GPU_HEALTH,
+        Check.GPU_HEALTH,
         f"{len(gpus)} GPUs of domain {domain}",
         f"GPUs of {trays} trays are {problem or 'not healthy'} at once: look at what joins them, not at each",
         f"{_SHOW_DOMAIN} {quote(domain)}  # then see to its switch trays: power, seating, cables",
@@ -207,7 +204,7 @@ def _sick_gpu(chain: GpuChain) -> Iterator[Finding]:
     why = f"GPU {gpu.place.module_id} {gpu.problem}"
     cordon = f"rackloom admin tray cordon {quote(tray)} --reason {quote(why)}  # then see to the GPU"
     yield fails(
-        catalogue.GPU_HEALTH,
+        Check.GPU_HEALTH,
         f"GPU {gpu.place.module_id} of {tray or f'slot {gpu.place.slot}'}",
         f"the switch controller says {gpu.problem or 'it is not healthy'}",
         cordon if tray else f"{_SHOW_DOMAIN} {quote(gpu.domain)}",
@@ -217,17 +214,10 @@ def _sick_gpu(chain: GpuChain) -> Iterator[Finding]:
 
 
 def _gpu_evidence(chain: GpuChain) -> Iterator[str]:
-    gpu = chain.fabric
-    if gpu is not None:
+    if (gpu := chain.fabric) is not None:
         yield f"switch controller: GPU 0x{gpu.guid:016x} is {gpu.problem or 'not healthy'}"
-    yield from _node_evidence(chain)
-
-
-def _node_evidence(chain: GpuChain) -> tuple[str, ...]:
-    if chain.device is None:
-        return ()
-    taints = ", ".join(chain.device.taints) or "no taint"
-    return (f"node {chain.device.node}: device {chain.device.name} has {taints}",)
+    if (device := chain.device) is not None:
+        yield f"node {device.node}: device {device.name} has {', '.join(device.taints) or 'no taint'}"
 
 
 def _gpu_places(chain: GpuChain) -> Iterator[str]:
@@ -243,93 +233,82 @@ def _gpu_places(chain: GpuChain) -> Iterator[str]:
 # Layers, partitions and trays.
 
 
-def check_layers(view: SnapshotIndex) -> Iterator[Finding]:
-    """Layers that should have been read, and could not; those that one cause keeps from us, together."""
-    domains = tuple(at_domain(domain.uuid) for domain in view.picture.domains)
-    lost: defaultdict[str, list[LayerStatus]] = defaultdict(list)
-    for layer in view.picture.layers:
-        if layer.unknown_since is not None:
-            lost[layer.problem].append(layer)
-    held = sum(machine.instance is not None for machine in view.picture.machines)
+def check_layers(index: SnapshotIndex) -> Iterator[Finding]:
+    """Layers that should have been read and could not; those with one cause are one finding."""
+    domains = tuple(at_domain(domain.uuid) for domain in index.snapshot.domains)
+    lost = grouped(
+        (status.problem, status) for status in index.snapshot.layers if status.unknown_since is not None
+    )
+    held = sum(machine.instance is not None for machine in index.snapshot.machines)
     for problem, layers in lost.items():
         fabric = any(layer.layer is Layer.FABRIC for layer in layers)
-        found = unknown(
-            catalogue.LAYER,
+        yield unknown(
+            Check.LAYER,
             f"layer {' and '.join(layer.layer for layer in layers)}",
             problem,
             layers[0].fix,
             where=domains if fabric else (),
             since=layers[0].unknown_since,
+            instances=held if fabric else 0,
         )
-        yield msgspec.structs.replace(found, instances=held if fabric else 0)
 
 
-def check_fabric(view: SnapshotIndex) -> Iterator[Finding]:
+def check_fabric(index: SnapshotIndex) -> Iterator[Finding]:
     """All findings about GPUs, partitions and trays as their switch controllers show them."""
-    yield from check_gpus(view)
-    yield from _sick_partitions(view)
-    for machine in view.picture.machines:
-        yield from _tray(machine, view)
+    yield from check_gpus(index)
+    yield from _sick_partitions(index)
+    for machine in index.snapshot.machines:
+        yield from _tray(machine, index)
 
 
-def _sick_partitions(view: SnapshotIndex) -> Iterator[Finding]:
-    for partition in view.picture.partitions:
-        if partition.healthy is False and view.is_fresh(partition.domain):
+def _sick_partitions(index: SnapshotIndex) -> Iterator[Finding]:
+    for partition in index.snapshot.partitions:
+        if partition.healthy is False and index.is_fresh(partition.domain):
             yield fails(
-                catalogue.PARTITION_HEALTH,
+                Check.PARTITION_HEALTH,
                 f"partition {partition.name}",
                 f"the switch controller says {partition.problem or 'it is not healthy'}",
                 f"{_SHOW_DOMAIN} {quote(partition.domain)}",
                 evidence=(
-                    f"switch controller: partition {partition.id} of domain {partition.domain} is {partition.problem}",
+                    f"switch controller: partition {partition.id} of domain {partition.domain}"
+                    f" is {partition.problem}",
                 ),
                 where=(at_partition(partition.domain, partition.name),),
             )
 
 
-def _tray(machine: MachineRecord, view: SnapshotIndex) -> Iterator[Finding]:
-    subject, where = f"machine {machine.id}", _tray_places(machine, view)
+def _tray(machine: MachineRecord, index: SnapshotIndex) -> Iterator[Finding]:
+    name = index.node_of_machine.get(machine.id)
+    subject, where = f"machine {machine.id}", (at_machine(machine.id), *([at_node(name)] if name else []))
+    node = index.nodes.get(name or "")
     if not machine.domain:
-        fix = (
-            f"rackloom admin endpoint create --chassis-serial {quote(machine.chassis_serial)} "
-            "--endpoint https://SWITCH-CONTROLLER:9370"
-        )
-        said = "no switch controller has reported this tray yet"
-        yield unknown(catalogue.MACHINE_PRESENT, subject, said, fix, where=where)
-    elif machine.missing_since is not None and view.is_fresh(machine.domain):
+        serial = quote(machine.chassis_serial)
+        fix = f"rackloom admin endpoint create --chassis-serial {serial} {_NEW_ENDPOINT}"
+        message = "no switch controller has reported this tray yet"
+        yield unknown(Check.MACHINE_PRESENT, subject, message, fix, where=where)
+    elif machine.missing_since is not None and index.is_fresh(machine.domain):
         cordon = f"rackloom admin tray cordon {quote(machine.id)} --reason missing"
         yield fails(
-            catalogue.MACHINE_PRESENT,
+            Check.MACHINE_PRESENT,
             subject,
             "its switch controller lists none of its GPUs",
             f"{cordon}  # then see to its power and seating",
             severity=Severity.ERROR if machine.instance else Severity.WARNING,
             evidence=(
                 f"records: slot {machine.slot} of {machine.chassis_serial}",
-                *_readiness_evidence(machine, view),
+                *(() if node is None else (f"node {node.name}: {'ready' if node.ready else 'not ready'}",)),
             ),
             where=where,
             since=machine.missing_since,
         )
-    elif any(key.fabric_guid is None for key in machine.gpus) and view.is_fresh(machine.domain):
+    elif any(key.fabric_guid is None for key in machine.gpus) and index.is_fresh(machine.domain):
         yield _unmapped_gpus(machine, where)
-
-
-def _tray_places(machine: MachineRecord, view: SnapshotIndex) -> tuple[str, ...]:
-    node = view.node_of_machine.get(machine.id)
-    return (at_machine(machine.id), *([] if node is None else [at_node(node)]))
-
-
-def _readiness_evidence(machine: MachineRecord, view: SnapshotIndex) -> Iterator[str]:
-    node = view.nodes.get(view.node_of_machine.get(machine.id, ""))
-    if node is not None:
-        yield f"node {node.name}: {'ready' if node.ready else 'not ready'}"
 
 
 def _unmapped_gpus(machine: MachineRecord, where: tuple[str, ...]) -> Finding:
     modules = [str(index + 1) for index, key in enumerate(machine.gpus) if key.fabric_guid is None]
     return fails(
-        catalogue.MAPPING,
+        Check.MAPPING,
         f"machine {machine.id}",
         f"no fabric GUID is recorded of GPU {', '.join(modules)}: they can join no partition",
         f"rackloom admin machine nvlink-info populate {quote(machine.id)} --update-db",

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from rackloom.core.diagnosis.catalogue import CDI, CHANNELS, DRIVER, HOST_IMEX, MESH, PORTS
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.evidence import IMEX_CONFIG_FILE, CdiSetting, HostEvidence
 from rackloom.core.diagnosis.findings import Finding, fails, holds, unknown
 from rackloom.core.domains.names import (
@@ -28,6 +28,8 @@ from rackloom.core.domains.names import (
     is_driver_too_old,
     version_numbers,
 )
+
+_AS_ROOT = "sudo rackloom doctor  # on the host"
 
 # IMEX on the host.
 
@@ -45,39 +47,40 @@ def _imex_in_pods_only(host: HostEvidence) -> Finding:
     on, imex = host.here, host.imex
     fix = "systemctl disable --now nvidia-imex  # a node's one IMEX session is its pod's, but in hostManaged"
     if imex.outside:
-        said = f"nvidia-imex runs outside of pods ({_process_list(imex.outside)})"
-        return fails(HOST_IMEX, on, said, fix, evidence=tuple(_imex_evidence(host)))
+        message = f"nvidia-imex runs outside of pods ({_process_list(imex.outside)})"
+        return fails(Check.HOST_IMEX, on, message, fix, evidence=tuple(_imex_evidence(host)))
     if imex.enabled:
-        return fails(HOST_IMEX, on, "nvidia-imex starts with the host", fix)
+        return fails(Check.HOST_IMEX, on, "nvidia-imex starts with the host", fix)
     if imex.outside is None or imex.enabled is None:
-        said = "processes or units of the host, or their control groups, are not readable"
-        return unknown(HOST_IMEX, on, said, "sudo rackloom doctor  # on the host")
-    return holds(HOST_IMEX, on, "no nvidia-imex outside of pods")
+        message = "processes or units of the host, or their control groups, are not readable"
+        return unknown(Check.HOST_IMEX, on, message, _AS_ROOT)
+    return holds(Check.HOST_IMEX, on, "no nvidia-imex outside of pods")
 
 
 def _channels(host: HostEvidence) -> Finding:
     on = host.here
     fix = "grep Imex /proc/driver/nvidia/params  # ImexChannelCount must not be 0; then load the module again"
     if host.imex.offered is None:
-        return unknown(CHANNELS, on, "/proc/devices is not readable", "cat /proc/devices  # on the host")
-    if not host.imex.offered:
-        return fails(
-            CHANNELS, on, "the driver has no devices for IMEX channels: no pod can be given one", fix
+        return unknown(
+            Check.CHANNELS, on, "/proc/devices is not readable", "cat /proc/devices  # on the host"
         )
-    return holds(CHANNELS, on, "the driver has devices for IMEX channels")
+    if not host.imex.offered:
+        message = "the driver has no devices for IMEX channels: no pod can be given one"
+        return fails(Check.CHANNELS, on, message, fix)
+    return holds(Check.CHANNELS, on, "the driver has devices for IMEX channels")
 
 
 def _imex_mesh(host: HostEvidence) -> Finding:
-    """Files show that a daemon runs, and who is connected; whether memory can be shared it alone knows."""
-    daemon, evidence = (
-        f"nvidia-imex runs in a pod ({_process_list(host.imex.in_pods)})",
-        tuple(_imex_evidence(host)),
-    )
+    """Files show daemons and connections; only a daemon knows whether its mesh is complete."""
+    daemon = f"nvidia-imex runs in a pod ({_process_list(host.imex.in_pods)})"
+    evidence = tuple(_imex_evidence(host))
     if host.meshed:
-        return holds(MESH, host.here, f"{daemon}, and has told which peers it reaches", evidence=evidence)
-    said = f"{daemon}, and which peers it reaches is in no file"
+        return holds(
+            Check.MESH, host.here, f"{daemon}, and has told which peers it reaches", evidence=evidence
+        )
+    message = f"{daemon}, and which peers it reaches is in no file"
     fix = "rackloom doctor --kubeconfig KUBECONFIG  # the daemons' pods say what they reach"
-    return unknown(MESH, host.here, said, fix, evidence=evidence)
+    return unknown(Check.MESH, host.here, message, fix, evidence=evidence)
 
 
 def _imex_evidence(host: HostEvidence) -> Iterator[str]:
@@ -112,23 +115,22 @@ _UPDATE_CRIO = "systemctl restart crio  # after an update to CRI-O 1.23 or later
 def check_host(host: HostEvidence) -> tuple[Finding, ...]:
     """All findings about a host."""
     found = (_driver(host), _cdi(host), _ports(host), *check_host_imex(host))
-    return tuple(msgspec.structs.replace(one, where=(host.here,)) for one in found)
+    return tuple(msgspec.structs.replace(finding, where=(host.here,)) for finding in found)
 
 
 def _driver(host: HostEvidence) -> Finding:
     found = host.driver_version
     fix = f"cat /proc/driver/nvidia/version  # install NVIDIA's driver {OLDEST_IMEX_DRIVER} or later"
     if found is None:
-        return unknown(
-            DRIVER, host.here, "no NVIDIA kernel module is loaded, or its version is not readable", fix
-        )
+        message = "no NVIDIA kernel module is loaded, or its version is not readable"
+        return unknown(Check.DRIVER, host.here, message, fix)
     if is_driver_too_old(found):
-        return fails(DRIVER, host.here, f"driver {found} is older than {OLDEST_IMEX_DRIVER}", fix)
-    return holds(DRIVER, host.here, f"driver {found}")
+        return fails(Check.DRIVER, host.here, f"driver {found} is older than {OLDEST_IMEX_DRIVER}", fix)
+    return holds(Check.DRIVER, host.here, f"driver {found}")
 
 
 def _cdi(host: HostEvidence) -> Finding:
-    """By what containerd is configured to, else by what is known of the runtime's version."""
+    """By containerd's configuration, else by the default of the runtime's version."""
     name, _, version = (host.runtime or "containerd").partition("://")
     since = _CDI_BY_DEFAULT.get(name)
     if name == "containerd" and host.cdi_setting is not CdiSetting.UNSAID:
@@ -138,45 +140,40 @@ def _cdi(host: HostEvidence) -> Finding:
     if since is None or not version_numbers(version):
         return _runtime_unknown(host, f"whether {host.runtime} has CDI on is not known here")
     if version_numbers(version) < since:
-        return fails(
-            CDI, host.here, f"{host.runtime} has CDI off unless it is configured", _enable_cdi_command(host)
-        )
-    return holds(CDI, host.here, f"{host.runtime} has it on by default")
+        message = f"{host.runtime} has CDI off unless it is configured"
+        return fails(Check.CDI, host.here, message, _enable_cdi_command(host))
+    return holds(Check.CDI, host.here, f"{host.runtime} has it on by default")
 
 
 def _cdi_configured(host: HostEvidence) -> Finding:
     if host.cdi_setting is CdiSetting.ON:
-        return holds(CDI, host.here, "switched on by the container runtime's configuration")
+        return holds(Check.CDI, host.here, "switched on by the container runtime's configuration")
     if host.cdi_setting is CdiSetting.OFF:
-        return fails(
-            CDI,
-            host.here,
-            "the container runtime's configuration switches CDI off",
-            _enable_cdi_command(host),
-        )
-    said = "containerd's configuration, or a file that it imports, cannot be read or understood"
-    return unknown(CDI, host.here, said, "containerd config dump  # on the host: says what is wrong")
+        message = "the container runtime's configuration switches CDI off"
+        return fails(Check.CDI, host.here, message, _enable_cdi_command(host))
+    message = "containerd's configuration, or a file that it imports, cannot be read or understood"
+    return unknown(Check.CDI, host.here, message, "containerd config dump  # on the host: says what is wrong")
 
 
 def _enable_cdi_command(host: HostEvidence) -> str:
-    """K3s and RKE2 run a containerd of their own, of versions such as 1.7.20-k3s1."""
+    """K3s and RKE2 bundle a containerd, with versions such as 1.7.20-k3s1."""
     runtime = host.runtime or ""
     if runtime.startswith("cri-o"):
         return _UPDATE_CRIO
     return _ENABLE_CDI_IN_K3S if "-k3s" in runtime else _ENABLE_CDI_CONTAINERD
 
 
-def _runtime_unknown(host: HostEvidence, said: str) -> Finding:
-    return unknown(CDI, host.here, said, "kubectl get nodes -o wide  # shows the runtime of each")
+def _runtime_unknown(host: HostEvidence, message: str) -> Finding:
+    return unknown(Check.CDI, host.here, message, "kubectl get nodes -o wide  # shows the runtime of each")
 
 
 def _ports(host: HostEvidence) -> Finding:
     if host.busy_ports is None:
-        return unknown(PORTS, host.here, "sockets are not readable", "sudo rackloom doctor  # on the host")
+        return unknown(Check.PORTS, host.here, "sockets are not readable", _AS_ROOT)
     taken = sorted({IMEX_SERVER_PORT, IMEX_COMMAND_PORT} & host.busy_ports)
     if taken:
         which = " and ".join(str(port) for port in taken)
         listening = " or ".join(f"sport = :{port}" for port in taken)
         fix = f"ss -ltnp '{listening}'  # stop what listens there"
-        return fails(PORTS, host.here, f"something on the host listens on port {which}", fix)
-    return holds(PORTS, host.here, f"nobody listens on {IMEX_SERVER_PORT} and {IMEX_COMMAND_PORT}")
+        return fails(Check.PORTS, host.here, f"something on the host listens on port {which}", fix)
+    return holds(Check.PORTS, host.here, f"nobody listens on {IMEX_SERVER_PORT} and {IMEX_COMMAND_PORT}")

@@ -12,153 +12,136 @@ machine's record from the fabric.
 Both judge only domains whose reading is fresh.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from shlex import quote
 
 import msgspec
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, fails, first_few, unique
 from rackloom.core.diagnosis.index import SnapshotIndex, at_gpu, at_machine, at_node
-from rackloom.core.diagnosis.snapshot import FabricGpuRecord, GpuChain, MachineRecord, MovedGpu
+from rackloom.core.diagnosis.snapshot import FabricGpuRecord, GpuChain, MachineRecord, MovedGpu, grouped
 from rackloom.topology.join_key import SlotKey
 
 # Moved trays: GPUs of instances that are listed in another slot.
 
 
+TrayKey = tuple[str, int]
+"""Chassis serial and slot."""
 MOST_GPUS_NAMED = 4
-"""GPUs whose two sides are told one by one: a tray has as many."""
+"""GPUs with evidence from both sides: a tray has as many."""
 
 
 class _MovedAway(msgspec.Struct, frozen=True):
-    """A GPU of an instance, and where it is now."""
+    """A GPU of an instance, and the record of its new slot."""
 
     module_id: int
-    seen: FabricGpuRecord
+    now: FabricGpuRecord
     since: float | None
 
 
-def check_moved_trays(view: SnapshotIndex) -> Iterator[Finding]:
+def check_moved_trays(index: SnapshotIndex) -> Iterator[Finding]:
     """One finding for each machine with an instance whose GPUs are listed elsewhere, and not there."""
-    listed, left = _fabric_gpus_by_guid(view), _moved_by_machine(view)
-    machines = {(one.chassis_serial, one.slot): one.id for one in view.picture.machines}
-    for machine in view.picture.machines:
-        if machine.instance is not None and view.is_fresh(machine.domain):
-            lost = list(_moved_away(machine, left[machine.id], listed))
-            if lost:
-                yield _moved_tray(machine, lost, machines, view)
-
-
-def _fabric_gpus_by_guid(view: SnapshotIndex) -> Mapping[int, list[FabricGpuRecord]]:
-    """What controllers that can be read list, by GUID."""
-    found: defaultdict[int, list[FabricGpuRecord]] = defaultdict(list)
-    for gpu in view.picture.fabric_gpus:
-        if view.is_fresh(gpu.domain):
-            found[gpu.guid].append(gpu)
-    return found
-
-
-def _moved_by_machine(view: SnapshotIndex) -> Mapping[str, list[MovedGpu]]:
-    found: defaultdict[str, list[MovedGpu]] = defaultdict(list)
-    for one in view.picture.moved_gpus:
-        found[one.machine].append(one)
-    return found
+    fresh = (gpu for gpu in index.snapshot.fabric_gpus if index.is_fresh(gpu.domain))
+    listed = grouped((gpu.guid, gpu) for gpu in fresh)
+    left = grouped((gpu.machine, gpu) for gpu in index.snapshot.moved_gpus)
+    machines = {(machine.chassis_serial, machine.slot): machine.id for machine in index.snapshot.machines}
+    for machine in index.snapshot.machines:
+        if machine.instance is not None and index.is_fresh(machine.domain):
+            moved = list(_moved_away(machine, left[machine.id], listed))
+            if moved:
+                yield _moved_tray(machine, moved, machines, index)
 
 
 def _moved_away(
     machine: MachineRecord, left: list[MovedGpu], listed: Mapping[int, list[FabricGpuRecord]]
 ) -> Iterator[_MovedAway]:
-    """What the machine is recorded with, or was until a controller listed it where another machine is."""
-    had = {
+    """GPUs that the machine is recorded with, or was until they appeared in another machine's slot."""
+    recorded = {
         key.fabric_guid.value: (key.place.value.module_id, machine.missing_since)
         for key in machine.gpus
         if key.fabric_guid is not None and key.place is not None
     }
-    had |= {one.guid: (one.module_id, one.since) for one in left}
-    for guid, (module_id, since) in sorted(had.items(), key=lambda one: one[1][0]):
-        places = {gpu.place: gpu for gpu in listed.get(guid, ())}
-        if places and SlotKey(machine.chassis_serial, machine.slot, module_id) not in places:
-            yield _MovedAway(module_id, next(iter(places.values())), since)
+    recorded |= {gpu.guid: (gpu.module_id, gpu.since) for gpu in left}
+    for guid, (module_id, since) in sorted(recorded.items(), key=lambda entry: entry[1][0]):
+        slots = {gpu.place: gpu for gpu in listed.get(guid, ())}
+        if slots and SlotKey(machine.chassis_serial, machine.slot, module_id) not in slots:
+            yield _MovedAway(module_id, next(iter(slots.values())), since)
 
 
 def _moved_tray(
     machine: MachineRecord,
-    lost: list[_MovedAway],
-    machines: Mapping[tuple[str, int], str],
-    view: SnapshotIndex,
+    moved: list[_MovedAway],
+    machines: Mapping[TrayKey, str],
+    index: SnapshotIndex,
 ) -> Finding:
-    modules = ", ".join(str(one.module_id) for one in lost)
-    now = unique(*(f"slot {one.seen.place.slot} of {one.seen.place.chassis_serial}" for one in lost))
-    there = [machines.get((one.seen.place.chassis_serial, one.seen.place.slot)) for one in lost]
-    concerned = unique(machine.id, *(one for one in there if one is not None))
-    nodes = (view.node_of_machine[one] for one in concerned if one in view.node_of_machine)
+    modules = ", ".join(str(gpu.module_id) for gpu in moved)
+    slots = [gpu.now.place for gpu in moved]
+    now = unique(*(f"slot {slot.slot} of {slot.chassis_serial}" for slot in slots))
+    found = (machines.get((slot.chassis_serial, slot.slot)) for slot in slots)
+    concerned = unique(machine.id, *(id_ for id_ in found if id_ is not None))
+    nodes = (index.node_of_machine[id_] for id_ in concerned if id_ in index.node_of_machine)
     cordon = f"rackloom admin tray cordon {quote(machine.id)} --reason moved"
     return fails(
-        catalogue.TRAY_PLACE,
+        Check.TRAY_PLACE,
         f"machine {machine.id}",
         f"GPU {modules} of instance {machine.instance}: now in {first_few(now)}, so its tray was moved",
         f"{cordon}  # then put the tray back, or have the instance released",
-        evidence=tuple(line for one in lost[:MOST_GPUS_NAMED] for line in _both_places(machine, one)),
+        evidence=tuple(line for gpu in moved[:MOST_GPUS_NAMED] for line in _both_places(machine, gpu)),
         where=(
             *map(at_machine, concerned),
             *map(at_node, nodes),
-            *(at_gpu(one.seen.domain, one.seen.guid) for one in lost),
+            *(at_gpu(gpu.now.domain, gpu.now.guid) for gpu in moved),
         ),
-        since=min((one.since for one in lost if one.since is not None), default=None),
+        since=min((gpu.since for gpu in moved if gpu.since is not None), default=None),
     )
 
 
-def _both_places(machine: MachineRecord, moved_away: _MovedAway) -> Iterator[str]:
-    place = f"slot {machine.slot} of {machine.chassis_serial}"
-    yield f"records: instance {machine.instance} had 0x{moved_away.seen.guid:016x} as GPU {moved_away.module_id} in {place}"
-    seen = moved_away.seen.place
+def _both_places(machine: MachineRecord, moved: _MovedAway) -> Iterator[str]:
+    now, guid = moved.now.place, f"0x{moved.now.guid:016x}"
+    recorded = f"GPU {moved.module_id} in slot {machine.slot} of {machine.chassis_serial}"
+    yield f"records: instance {machine.instance} had {guid} as {recorded}"
     yield (
-        f"switch controller of domain {moved_away.seen.domain}: 0x{moved_away.seen.guid:016x} is GPU {seen.module_id}"
-        f" in slot {seen.slot} of {seen.chassis_serial}"
+        f"switch controller of domain {moved.now.domain}: {guid} is GPU {now.module_id}"
+        f" in slot {now.slot} of {now.chassis_serial}"
     )
 
 
 # Swapped trays: layers that name different GPUs in one slot.
 
 
-TrayKey = tuple[str, int]
-"""Chassis serial and slot."""
+def check_swapped_trays(index: SnapshotIndex) -> Iterator[Finding]:
+    """One finding per tray: a swap changes all of its GPUs at once."""
+    trays = grouped(
+        (_tray_of(chain.key.place.value), chain)
+        for chain in index.chains
+        if chain.conflicts and chain.key.place is not None and _is_fresh(chain, index)
+    )
+    nodes = grouped(
+        (_tray_of(device.key.place.value), device.node)
+        for device in index.snapshot.devices
+        if device.kind == "gpu" and device.key.place is not None
+    )
+    for tray, gpus in sorted(trays.items()):
+        yield _swapped_tray(*tray, gpus, sorted(set(nodes[tray])))
 
 
-def check_swapped_trays(view: SnapshotIndex) -> Iterator[Finding]:
-    """One finding per tray; a swap changes all of its GPUs at once."""
-    trays: defaultdict[TrayKey, list[GpuChain]] = defaultdict(list)
-    for chain in view.chains:
-        if chain.conflicts and chain.key.place is not None and _is_fresh(chain, view):
-            place = chain.key.place.value
-            trays[place.chassis_serial, place.slot].append(chain)
-    nodes = _nodes_by_tray(view)
-    for (serial, slot), gpus in sorted(trays.items()):
-        yield _swapped_tray(serial, slot, gpus, sorted(nodes[serial, slot]))
+def _tray_of(place: SlotKey) -> TrayKey:
+    return place.chassis_serial, place.slot
 
 
-def _is_fresh(chain: GpuChain, view: SnapshotIndex) -> bool:
-    """What the records say of a GPU is from the newest reading of its domain, and as old."""
-    told = [one.domain for one in (chain.fabric, chain.machine) if one is not None]
-    return all(view.is_fresh(domain) for domain in told)
-
-
-def _nodes_by_tray(view: SnapshotIndex) -> defaultdict[TrayKey, set[str]]:
-    """The nodes that say of their GPUs that they sit in a tray."""
-    found: defaultdict[TrayKey, set[str]] = defaultdict(set)
-    for device in view.picture.devices:
-        if device.kind == "gpu" and device.key.place is not None:
-            place = device.key.place.value
-            found[place.chassis_serial, place.slot].add(device.node)
-    return found
+def _is_fresh(chain: GpuChain, index: SnapshotIndex) -> bool:
+    """Whether the readings of all domains that list the GPU are fresh: records are as old as these."""
+    return all(
+        index.is_fresh(record.domain) for record in (chain.fabric, chain.machine) if record is not None
+    )
 
 
 def _swapped_tray(serial: str, slot: int, gpus: list[GpuChain], nodes: list[str]) -> Finding:
     machines = sorted({chain.machine.id for chain in gpus if chain.machine is not None})
     modules = ", ".join(str(chain.key.place.value.module_id) for chain in gpus if chain.key.place is not None)
     return fails(
-        catalogue.IDENTITY,
+        Check.IDENTITY,
         f"GPU {modules} in slot {slot} of {serial}",
         "layers name different GPUs in one place: the tray was swapped, and not all have heard of it",
         _swap_fix(machines, nodes),

@@ -12,13 +12,12 @@ always the farthest.
 `check_transfers` reports measured transfers that broke what the topology promises, or could not show it.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, Severity, fails, unknown
 from rackloom.core.diagnosis.index import SnapshotIndex, at_device, at_node, at_pod
-from rackloom.core.diagnosis.snapshot import AllocatedDevice, DeviceRecord, MeasuredTransfer
+from rackloom.core.diagnosis.snapshot import DeviceRecord, MeasuredTransfer, grouped
 
 # Links and placement of NICs.
 
@@ -30,21 +29,14 @@ LINK_STATE_UNKNOWN = "its driver does not say whether its link is up"
 _UP, _UNKNOWN_STATE = ("up", "active"), "unknown"
 
 
-def check_nics(view: SnapshotIndex) -> Iterator[Finding]:
-    """All findings about NICs that serve GPUs. A NIC that serves none is nobody's rail."""
-    fastest = _fastest(view.rails.nics)
-    for nic in view.rails.nics:
-        yield from _check_link(nic, fastest.get(nic.node, 0), view)
-    yield from _far_gpus(view)
-    yield from _mismatched_pods(view)
-
-
-def _fastest(nics: Iterable[DeviceRecord]) -> Mapping[str, int]:
-    """The rate of each node's fastest rail: the rails of one tray are alike."""
-    found: dict[str, int] = {}
-    for nic in nics:
-        found[nic.node] = max(found.get(nic.node, 0), nic.gbps or 0)
-    return found
+def check_nics(index: SnapshotIndex) -> Iterator[Finding]:
+    """All findings about NICs that serve GPUs; other NICs carry no tenant data."""
+    rates = grouped((nic.node, nic.gbps or 0) for nic in index.rails.nics)
+    fastest = {node: max(found) for node, found in rates.items()}
+    for nic in index.rails.nics:
+        yield from _check_link(nic, fastest[nic.node], index)
+    yield from _far_gpus(index)
+    yield from _mismatched_pods(index)
 
 
 def link_problem(link: str | None, gbps: int | None, fastest: int) -> str:
@@ -57,56 +49,56 @@ def link_problem(link: str | None, gbps: int | None, fastest: int) -> str:
 
 
 def is_link_unknown(link: str | None) -> bool:
-    """Whether there is a link, and its driver does not say whether it is up."""
+    """Whether the driver does not report whether the link is up."""
     return link is not None and link.lower() == _UNKNOWN_STATE
 
 
 def slice_evidence(nic: DeviceRecord) -> str:
-    """What its plugin publishes of its link."""
+    """The link as its plugin publishes it."""
     rate = "no rate" if nic.gbps is None else f"{nic.gbps} Gb/s"
     return f"slice: the link of {nic.name} is {nic.link or 'not told'}, {rate}"
 
 
-def _check_link(nic: DeviceRecord, fastest: int, view: SnapshotIndex) -> Iterator[Finding]:
-    subject, where = f"NIC {nic.node}/{nic.name}", (at_device(nic), *view.at_tray(nic.node))
-    told = (
+def _check_link(nic: DeviceRecord, fastest: int, index: SnapshotIndex) -> Iterator[Finding]:
+    subject, where = f"NIC {nic.node}/{nic.name}", (at_device(nic), *index.at_tray(nic.node))
+    evidence = (
         slice_evidence(nic),
         f"slice: the fastest rail of node {nic.node} has {fastest} Gb/s",
-        f"slice: it serves the GPU at {view.rails.served_by(nic)}",
+        f"slice: it serves the GPU at {index.rails.served_by(nic)}",
     )
-    look = f"kubectl debug node/{nic.node} -it --image=busybox -- chroot /host sh -c 'rdma link; ip -br link'"
-    fix = f"{look}  # then its cable and switch port"
-    said = link_problem(nic.link, nic.gbps, fastest)
-    if said:
-        used = view.uses.get((nic.driver, nic.pool, nic.name)) is not None
-        severity = Severity.ERROR if used else Severity.WARNING
-        yield fails(catalogue.NIC_LINK, subject, said, fix, severity=severity, evidence=told, where=where)
+    show = f"kubectl debug node/{nic.node} -it --image=busybox -- chroot /host sh -c 'rdma link; ip -br link'"
+    fix = f"{show}  # then its cable and switch port"
+    message = link_problem(nic.link, nic.gbps, fastest)
+    if message:
+        severity = Severity.ERROR if nic.device_id in index.uses else Severity.WARNING
+        yield fails(Check.NIC_LINK, subject, message, fix, severity=severity, evidence=evidence, where=where)
     elif is_link_unknown(nic.link):
-        yield unknown(catalogue.NIC_LINK, subject, LINK_STATE_UNKNOWN, fix, evidence=told, where=where)
+        yield unknown(Check.NIC_LINK, subject, LINK_STATE_UNKNOWN, fix, evidence=evidence, where=where)
 
 
-def _far_gpus(view: SnapshotIndex) -> Iterator[Finding]:
-    """GPUs whose own NIC, the nearest there is, is at another processor; those of one processor together."""
-    far: defaultdict[tuple[str, int | None], list[tuple[DeviceRecord, DeviceRecord]]] = defaultdict(list)
-    for chain in view.chains:
-        gpu, nics = chain.device, chain.nics
-        if gpu is not None and is_far(gpu, nics):
-            far[gpu.node, gpu.numa].extend((gpu, nic) for nic in nics)
+def _far_gpus(index: SnapshotIndex) -> Iterator[Finding]:
+    """GPUs whose nearest NIC is at another processor; one finding for each processor."""
+    far = grouped(
+        ((chain.device.node, chain.device.numa), (chain.device, nic))
+        for chain in index.chains
+        if chain.device is not None and is_far(chain.device, chain.nics)
+        for nic in chain.nics
+    )
     for (node, _), pairs in far.items():
-        yield _far_finding(node, pairs, view)
+        yield _far_finding(node, pairs, index)
 
 
-def _far_finding(node: str, pairs: list[tuple[DeviceRecord, DeviceRecord]], view: SnapshotIndex) -> Finding:
+def _far_finding(node: str, pairs: list[tuple[DeviceRecord, DeviceRecord]], index: SnapshotIndex) -> Finding:
     devices = tuple(dict.fromkeys(device for pair in pairs for device in pair))
     gpus = dict.fromkeys(gpu.name for gpu, _ in pairs)
     return fails(
-        catalogue.NIC_ALIGNED,
+        Check.NIC_ALIGNED,
         f"GPU {', '.join(gpus)} of node {node}",
         FAR_FROM_NIC,
         "rackloom topology discover  # on the node: is a nearer NIC missing or excluded?",
         severity=Severity.WARNING,
         evidence=tuple(map(_location_evidence, devices)),
-        where=(*map(at_device, devices), *view.at_tray(node)),
+        where=(*map(at_device, devices), *index.at_tray(node)),
     )
 
 
@@ -118,10 +110,10 @@ def is_far(gpu: DeviceRecord, nics: Sequence[DeviceRecord]) -> bool:
 
 
 def are_apart(gpu: int | None, nic: int | None, classes: Iterable[str | None]) -> bool:
-    """By the NUMA nodes of both; the classes of the path tell only where one of these is not known.
+    """Whether a GPU and a NIC are at different processors, by the NUMA nodes of both.
 
-    On a Grace tray a GPU is behind its own processor without a PCIe tree in common with any NIC, and its path
-    is of the farthest class all the same.
+    The path classes count only where a NUMA node is unknown. On a Grace tray a GPU is attached to its own
+    processor and shares no PCIe tree with any NIC, so its path class is always the farthest.
     """
     if gpu is not None and nic is not None:
         return gpu != nic
@@ -134,52 +126,41 @@ def _location_evidence(device: DeviceRecord) -> str:
     return f"slice: {device.name} is at {numa}{root}"
 
 
-def _mismatched_pods(view: SnapshotIndex) -> Iterator[Finding]:
-    """Pods that were given a NIC of somebody else's GPU while their own GPU's NIC went elsewhere."""
+def _mismatched_pods(index: SnapshotIndex) -> Iterator[Finding]:
+    """Pods that got a NIC of another GPU while a NIC of one of their own GPUs went elsewhere."""
     own = {
-        _device_name(chain.device): set(map(_device_name, chain.nics))
-        for chain in view.chains
+        chain.device.device_id: {nic.device_id for nic in chain.nics}
+        for chain in index.chains
         if chain.device and chain.nics
     }
-    rails = set(map(_device_name, view.rails.nics))
-    for pod, devices in sorted(_devices_of_pods(view).items()):
-        gpus = [device for device in devices if device.kind == "gpu" and _device_name(device) in own]
-        theirs = {nic for one in gpus for nic in own[_device_name(one)]}
-        strange = [device for device in devices if _device_name(device) in rails - theirs]
-        given = {_device_name(device) for device in devices}
-        if strange and any(given.isdisjoint(own[_device_name(one)]) for one in gpus):
-            yield _mismatch_finding(pod, gpus, strange)
+    rails = {nic.device_id for nic in index.rails.nics}
+    given = grouped(
+        (pod, index.devices[use.device_id])
+        for use in index.snapshot.uses
+        if use.device_id in index.devices
+        for pod in use.pods
+    )
+    for pod, devices in sorted(given.items()):
+        gpus = [device for device in devices if device.kind == "gpu" and device.device_id in own]
+        # Rails of GPUs that the pod does not have. NICs that serve no GPU may be used by anybody.
+        foreign = rails.difference(*(own[gpu.device_id] for gpu in gpus))
+        mismatched = [device for device in devices if device.device_id in foreign]
+        ids = {device.device_id for device in devices}
+        if mismatched and any(ids.isdisjoint(own[gpu.device_id]) for gpu in gpus):
+            yield _mismatch_finding(pod, gpus, mismatched)
 
 
-def _devices_of_pods(view: SnapshotIndex) -> Mapping[str, list[DeviceRecord]]:
-    found: defaultdict[str, list[DeviceRecord]] = defaultdict(list)
-    for use in view.picture.uses:
-        device = view.devices.get(_allocated_name(use))
-        if device is not None:
-            for pod in use.pods:
-                found[pod].append(device)
-    return found
-
-
-def _allocated_name(use: AllocatedDevice) -> tuple[str, str, str]:
-    return use.driver, use.pool, use.device
-
-
-def _device_name(device: DeviceRecord) -> tuple[str, str, str]:
-    return device.driver, device.pool, device.name
-
-
-def _mismatch_finding(pod: str, gpus: list[DeviceRecord], strange: list[DeviceRecord]) -> Finding:
-    told = ", ".join(one.name for one in strange)
+def _mismatch_finding(pod: str, gpus: list[DeviceRecord], nics: list[DeviceRecord]) -> Finding:
+    names = ", ".join(nic.name for nic in nics)
     return fails(
-        catalogue.NIC_ALIGNED,
+        Check.NIC_ALIGNED,
         f"Pod {pod}",
-        f"it was given {told}, which serves none of its GPUs ({', '.join(one.name for one in gpus)})",
+        f"it was given {names}, which serves none of its GPUs ({', '.join(gpu.name for gpu in gpus)})",
         f"rackloom claim template --gpus {len(gpus)} --nics {len(gpus)} --align numa --pairs --cluster"
         "  # a claim that ties each GPU to its NIC",
         severity=Severity.WARNING,
-        evidence=(*map(_location_evidence, gpus), *map(_location_evidence, strange)),
-        where=(at_pod(pod), *(at_node(one.node) for one in gpus[:1])),
+        evidence=tuple(map(_location_evidence, (*gpus, *nics))),
+        where=(at_pod(pod), *(at_node(gpu.node) for gpu in gpus[:1])),
     )
 
 
@@ -189,40 +170,25 @@ def _mismatch_finding(pod: str, gpus: list[DeviceRecord], strange: list[DeviceRe
 _MEASURE_AGAIN = "rackloom transfer run --save transfer.json  # and rackloom transfer report transfer.json"
 
 
-def check_transfers(view: SnapshotIndex) -> Iterator[Finding]:
-    """All findings about transfers. One that nothing was promised of is no finding."""
+def check_transfers(index: SnapshotIndex) -> Iterator[Finding]:
+    """All findings about transfers. A transfer without a promise, or that kept it, is no finding."""
     nics = {
         _transfer_key(chain.transfer): tuple(map(at_device, chain.nics))
-        for chain in view.chains
+        for chain in index.chains
         if chain.transfer is not None and chain.nics
     }
-    for transfer in view.picture.transfers:
+    for transfer in index.snapshot.transfers:
         where = nics.get(_transfer_key(transfer), (at_node(transfer.node),))
         subject = f"transfer on {transfer.node} through {transfer.device or 'no device'}"
-        rate = f"record: {transfer.gigabytes_per_second:.2f} GB/s{' (emulated)' if transfer.emulated else ''}"
+        rate = f"{transfer.gigabytes_per_second:.2f} GB/s{' (emulated)' if transfer.emulated else ''}"
+        found = (Check.TRANSFER, subject, transfer.reason, _MEASURE_AGAIN)
+        evidence, at = (f"record: {rate}",), transfer.at
         if transfer.verdict == "fails":
-            yield fails(
-                catalogue.TRANSFER,
-                subject,
-                transfer.reason,
-                _MEASURE_AGAIN,
-                severity=Severity.WARNING,
-                evidence=(rate,),
-                where=where,
-                since=transfer.at,
-            )
+            yield fails(*found, severity=Severity.WARNING, evidence=evidence, where=where, since=at)
         elif transfer.verdict == "unknown":
-            yield unknown(
-                catalogue.TRANSFER,
-                subject,
-                transfer.reason,
-                _MEASURE_AGAIN,
-                evidence=(rate,),
-                where=where,
-                since=transfer.at,
-            )
+            yield unknown(*found, evidence=evidence, where=where, since=at)
 
 
-def _transfer_key(measured_transfer: MeasuredTransfer) -> tuple[str, str, float]:
-    """What tells transfers of one picture apart."""
-    return measured_transfer.node, measured_transfer.device, measured_transfer.at
+def _transfer_key(transfer: MeasuredTransfer) -> tuple[str, str, float]:
+    """Identifies a transfer within one snapshot."""
+    return transfer.node, transfer.device, transfer.at

@@ -28,7 +28,7 @@ GPU_DRIVER, NIC_DRIVER = "gpu.rackloom.dev", "nic.rackloom.dev"
 GPUS = 4
 
 
-def picture(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = ()) -> SiteSnapshot:
+def snapshot(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = ()) -> SiteSnapshot:
     """Racks of one domain each; `tenants` holds the trays of all racks in turn, None a free one."""
     found = SiteSnapshot(
         at=AT,

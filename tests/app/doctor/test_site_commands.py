@@ -16,26 +16,26 @@ BOTH = "kubectl cordon n1 && kubectl -n team delete pod a  # healed, kubectl unc
 OPERATOR = {f"RACKLOOM_ADMIN_{name}": "/etc/it.pem" for name in ("CA", "CERT", "KEY")}
 
 
-def told(fix, ways):
-    (found,) = with_site_commands([fails("check", "it", "is broken", fix)], ways)
+def reported(fix, commands):
+    (found,) = with_site_commands([fails("check", "it", "is broken", fix)], commands)
     return found.fix
 
 
 def test_of_itself_a_command_stays_as_it_is():
     for fix in (SHOW, BOTH, "rackloom up --home H"):
-        assert told(fix, SiteCommands()) == fix
+        assert reported(fix, SiteCommands()) == fix
 
 
 def test_every_kubectl_of_a_fix_asks_the_cluster_that_was_examined():
-    ways = command_access(None, None, Path("/k f"), {})
+    commands = command_access(None, None, Path("/k f"), {})
     options = "kubectl --kubeconfig '/k f'"
-    assert told(BOTH, ways) == (
+    assert reported(BOTH, commands) == (
         f"{options} cordon n1 && {options} -n team delete pod a  # healed, {options} uncordon n1"
     )
 
 
 def test_the_site_of_rackloom_up_is_reached_over_rest(tmp_path):
-    fix = told(f"{SHOW}  # then see to it", command_access(tmp_path, None, None, {}))
+    fix = reported(f"{SHOW}  # then see to it", command_access(tmp_path, None, None, {}))
     assert fix == (
         f"rackloom token --home {tmp_path} --org demo --role PROVIDER_ADMIN  # rackloom up serves REST "
         f"alone: with this token it does what elsewhere does {SHOW}; then see to it"
@@ -67,29 +67,29 @@ LISTEN = r'(?<=\[admin\]\n)listen = "[^"]*"'
     ],
 )
 def test_a_configured_site_is_reached_where_it_listens(ground, environment, begin, end):
-    ways = command_access(None, configured(ground, LISTEN, 'listen = "10.0.0.9:1079"'), None, environment)
-    fix = told(SHOW, ways)
+    commands = command_access(None, configured(ground, LISTEN, 'listen = "10.0.0.9:1079"'), None, environment)
+    fix = reported(SHOW, commands)
     assert fix.startswith(begin)
     assert fix.endswith(end)
 
 
 def test_what_listens_everywhere_is_reached_here(ground):
-    ways = command_access(None, configured(ground, LISTEN, 'listen = "0.0.0.0:2079"'), None, OPERATOR)
-    assert told(SHOW, ways) == f"RACKLOOM_ADMIN_SITE=localhost:2079 {SHOW}"
+    commands = command_access(None, configured(ground, LISTEN, 'listen = "0.0.0.0:2079"'), None, OPERATOR)
+    assert reported(SHOW, commands) == f"RACKLOOM_ADMIN_SITE=localhost:2079 {SHOW}"
 
 
 def test_a_site_without_an_admin_interface_says_so(ground):
-    assert "no section [admin]" in told(
+    assert "no section [admin]" in reported(
         SHOW, command_access(None, configured(ground, r"\[admin\].*?(?=\n\[)", ""), None, {})
     )
 
 
 def test_the_context_of_the_configuration_is_named_unless_another_kubeconfig_is(ground):
     config = ground.config(kubernetes='kubeconfig = "/etc/kube"\ncontext = "prod"')
-    assert told("kubectl get nodes", command_access(None, config, None, {})) == (
+    assert reported("kubectl get nodes", command_access(None, config, None, {})) == (
         "kubectl --kubeconfig /etc/kube --context prod get nodes"
     )
     assert (
-        told("kubectl get nodes", command_access(None, config, Path("/k"), {}))
+        reported("kubectl get nodes", command_access(None, config, Path("/k"), {}))
         == "kubectl --kubeconfig /k get nodes"
     )
