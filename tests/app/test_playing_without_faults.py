@@ -28,7 +28,7 @@ def test_a_day_on_which_nothing_breaks_is_told_from_one_on_which_it_does(scenari
     if any(scenario_problems(calm)):
         assert scenario.faults == "seen", "what it expects cannot even be said of such a day"
         return
-    played = play_scenario(calm, speed="virtual", home=None, tell=lambda _: None)
+    played = play_scenario(calm, speed="virtual", home=None, report=lambda _: None)
     assert played.ok == (scenario.faults == "unnoticed"), [
         (line.what, line.seen) for line in played.lines[-1:]
     ]

@@ -18,7 +18,7 @@ KNOWN = '[[step]]\nexpect = "no-finding"\nwithin = 60\n'
 def failed(*steps):
     text = "".join((HEAD, CARVED, READY, *steps))
     played = play_scenario(
-        parse_scenario(text, "x", "x.toml"), speed="virtual", home=None, tell=lambda _: None
+        parse_scenario(text, "x", "x.toml"), speed="virtual", home=None, report=lambda _: None
     )
     return [line.what for line in played.lines if not line.ok]
 

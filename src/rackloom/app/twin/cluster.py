@@ -17,23 +17,13 @@ looks only once a minute.
 import asyncio
 import random
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
-from rackloom.app.controller import CONTROLLER_LEASE, Leadership
-from rackloom.app.twin.controllers import (
-    ClockAndRandom,
-    ControllerProcess,
-    ControllerReplicas,
-    ControllersClock,
-    ControllerTerm,
-    real_clock_and_random,
-)
+from rackloom.app.controller import Leadership
 from rackloom.app.twin.pods import AddressedKubelets, PodPrograms
 from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.gates import GateController
@@ -41,7 +31,7 @@ from rackloom.claim.cluster.admission.reviews import AdmissionVerdict, ReviewedR
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME as WEBHOOK
 from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
-from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
+from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.node.metrics import PluginMetrics
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
@@ -54,7 +44,6 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     Object,
-    ResourceKind,
 )
 from rackloom.lab.imex.in_process import ImexNetwork
 from rackloom.lab.kube.controllers.claims import ResourceClaimController
@@ -73,6 +62,17 @@ from rackloom.lab.nodes.gpus import TrayNames
 from rackloom.lab.nodes.host_files import TrayHostFiles, declared_inventory, tray_machine
 from rackloom.lab.nodes.kubelets import SimulatedKubelets
 from rackloom.lab.nodes.trays import TrayEnvironment, TrayNodes, tray_nodes
+from rackloom.lab.scenario.controllers import (
+    CONTROLLER_LEASE,
+    ClockAndRandom,
+    ControllerProcess,
+    ControllerReplicas,
+    ControllersClock,
+    ControllerTerm,
+    real_clock_and_random,
+)
+from rackloom.lab.scenario.feature_discovery import DISCOVERY_USER, FeatureDiscovery
+from rackloom.lab.scenario.stage import ClusterControl
 from rackloom.lab.switches.fabric import SimulatedFabric
 from rackloom.topology.rack import RackProfile, RackSite
 
@@ -125,50 +125,6 @@ def installed_device_classes() -> Iterator[Object]:
 
 def _device_class(name: str, expression: str) -> Object:
     return {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
-
-
-# GPU Feature Discovery.
-
-
-DISCOVERY_USER = "gpu-feature-discovery"
-_RETRY_SECONDS = 1.0
-
-
-class FeatureDiscovery(DirectApi):
-    """The API server as it asks it. `lag` is how long its labels come late: it looks once a minute."""
-
-    def __init__(self, kube: FakeKube) -> None:
-        super().__init__(kube, DISCOVERY_USER)
-        self.lag = 0.0
-        self._late: set[asyncio.Task[None]] = set()
-
-    async def patch(
-        self,
-        kind: ResourceKind,
-        name: str,
-        namespace: str | None,
-        patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...],
-        *,
-        subresource: str = "",
-        dry_run: bool = False,
-    ) -> Object:
-        """Write a label now, or (then without an answer) when it is its time."""
-        if dry_run or (not self.lag and not self._late):
-            return await super().patch(kind, name, namespace, patch, subresource=subresource, dry_run=dry_run)
-        task = asyncio.create_task(self._write_late(kind, name, patch))
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
-        return {}
-
-    async def _write_late(
-        self, kind: ResourceKind, name: str, patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...]
-    ) -> None:
-        await asyncio.sleep(self.lag)
-        while True:
-            with suppress(KubeError):
-                await super().patch(kind, name, None, patch)
-                return
-            await asyncio.sleep(_RETRY_SECONDS)
 
 
 # Admission inside the API server.
@@ -234,24 +190,14 @@ def _review_request(review: AdmissionReview, obj: Object) -> ReviewRequest:
 # The cluster.
 
 
+ADMIN_USER = "admin"
 ApiOfUser = Callable[[str], KubeApi]
 """The API server as somebody (by name) asks it."""
 
 
-class TwinCluster(msgspec.Struct, frozen=True, kw_only=True):
+class TwinCluster(ClusterControl, frozen=True, kw_only=True):
     """A running cluster of the twin."""
 
-    kube: FakeKube
-    nodes: TrayNodes
-    imex: ImexNetwork
-    controllers: ControllerProcess
-    """Rackloom's; where several are elected, the first of them."""
-    candidates: ControllerReplicas | None
-    """Those who are elected; None: there is one, without an election."""
-    clock: ControllersClock
-    discovery: FeatureDiscovery
-    addresses: dict[str, str]
-    """By node, the address of the next IMEX daemon's pod there; as they come, where there is none."""
     work: "asyncio.Task[None]"
     """Ends only when something is wrong."""
 
@@ -287,6 +233,7 @@ async def twin_cluster(
     try:
         yield TwinCluster(
             kube=kube,
+            api=api(ADMIN_USER),
             nodes=nodes,
             imex=imex,
             controllers=ours,

@@ -26,10 +26,8 @@ import httpx2
 from rackloom.app.home import Home
 from rackloom.app.process import log_to_file
 from rackloom.app.snapshot.assemble import site_snapshot
-from rackloom.app.twin.cluster import TwinCluster, twin_cluster
-from rackloom.app.twin.controllers import ClockAndRandom
+from rackloom.app.twin.cluster import SimulatedRacks, twin_cluster
 from rackloom.app.twin.site import EmbeddedSite, TwinSite, embedded_service, open_embedded_home
-from rackloom.app.twin.up import ADMIN_USER
 from rackloom.carve.api.auth import Role
 from rackloom.carve.inventory.enrolment import DEMO_ORG
 from rackloom.carve.store.database import Store
@@ -37,18 +35,11 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.errors import Refused
-from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.scenario.controllers import ClockAndRandom, real_clock_and_random
 from rackloom.lab.scenario.model import Scenario, Speed
-from rackloom.lab.scenario.playing import (
-    PlayedScenario,
-    PlayedStep,
-    cluster_handlers,
-    combine_handlers,
-    play_steps,
-    play_while_running,
-    site_handlers,
-)
-from rackloom.lab.scenario.stage import ClusterTruth, Json, NetworkBad, RestAnswer
+from rackloom.lab.scenario.playing import PlayedScenario, PlayedStep, play_steps, play_while_running
+from rackloom.lab.scenario.rest_client import Json, RestAnswer
+from rackloom.lab.scenario.stage import NetworkFault, Stage
 from rackloom.lab.scenario.virtual_site import VirtualSite, virtual_site, virtual_wall
 from rackloom.lab.switches.servers import NmxcServer
 from rackloom.lab.virtual import event_loop
@@ -137,7 +128,7 @@ class RealSite:
         """The machine's clock is not ours."""
         raise Refused("a real clock is not set", nearest_fix=_USE_VIRTUAL_TIME)
 
-    def spoil(self, switch: int, how: NetworkBad) -> None:
+    def spoil(self, switch: int, how: NetworkFault) -> None:
         """Real sockets on loopback lose and double nothing."""
         raise Refused("a real network is not spoiled", nearest_fix=_USE_VIRTUAL_TIME)
 
@@ -166,7 +157,7 @@ LineListener = Callable[[PlayedStep], None]
 
 
 def play_scenario(
-    scenario: Scenario, *, speed: Speed, home: Path | None, tell: LineListener
+    scenario: Scenario, *, speed: Speed, home: Path | None, report: LineListener
 ) -> PlayedScenario:
     """Play a scenario. Refused, before anything starts, where not every step can be played.
 
@@ -175,20 +166,22 @@ def play_scenario(
     _require_playable(scenario, speed)
     fresh = tempfile.TemporaryDirectory(prefix="rackloom-play-") if home is None else nullcontext(str(home))
     with fresh as directory:
-        place = Home(Path(directory))
+        kept = Home(Path(directory))
         if speed == "virtual":
-            place.create()
-            log_to_file(place.log)
-            return event_loop.run_simulation(VIRTUAL_SEED, lambda: _play_virtual(scenario, place, tell))
+            kept.create()
+            log_to_file(kept.log)
+            return event_loop.run_simulation(VIRTUAL_SEED, lambda: _play_virtual(scenario, kept, report))
         import uvloop
 
-        return uvloop.run(_play_real(scenario, place, tell))
+        return uvloop.run(_play_real(scenario, kept, report))
 
 
 def _require_playable(scenario: Scenario, speed: Speed) -> None:
     if speed in scenario.speeds:
         return
-    steps = [str(number) for number, step in enumerate(scenario.steps, 1) if speed not in step.speeds]
+    steps = [
+        str(number) for number, step in enumerate(scenario.steps, 1) if speed not in step.step_kind.speeds
+    ]
     why = f"steps {', '.join(steps)}" if steps else "what stands above its steps"
     raise Refused(
         f"{scenario.name} cannot be played in {speed} time: {why}",
@@ -196,48 +189,42 @@ def _require_playable(scenario: Scenario, speed: Speed) -> None:
     )
 
 
-async def _play_real(scenario: Scenario, home: Home, tell: LineListener) -> PlayedScenario:
+async def _play_real(scenario: Scenario, home: Home, report: LineListener) -> PlayedScenario:
     async with real_site(home, racks=scenario.racks, profile=scenario.profile) as site:
-        if "cluster" not in scenario.layers:
-            return await play_steps(scenario, "real", site_handlers(site), tell)
-        elected = scenario.candidates > 1
-        async with twin_cluster(site.twin, _cluster_directory(home), elected=elected) as cluster:
-            return await _play_with_cluster(scenario, "real", site, cluster, tell)
+        return await _play(scenario, "real", site, site.twin, home, report, real_clock_and_random())
 
 
-async def _play_virtual(scenario: Scenario, home: Home, tell: LineListener) -> PlayedScenario:
+async def _play_virtual(scenario: Scenario, home: Home, report: LineListener) -> PlayedScenario:
     async with virtual_site(scenario, home.keys, VIRTUAL_SEED, _diagnose) as site:
-        if "cluster" not in scenario.layers:
-            return await play_while_running(
-                site.work, play_steps(scenario, "virtual", site_handlers(site), tell)
-            )
         chance = ClockAndRandom(virtual_wall, random.Random(VIRTUAL_SEED))  # noqa: S311 (reproducible on purpose)
-        elected = scenario.candidates > 1
-        async with twin_cluster(site.trays, _cluster_directory(home), chance, elected=elected) as cluster:
-            cluster.kube.faults.delay(*ANSWER_SECONDS)
-            return await play_while_running(
-                site.work, _play_with_cluster(scenario, "virtual", site, cluster, tell)
-            )
+        playing = _play(scenario, "virtual", site, site.trays, home, report, chance)
+        return await play_while_running(site.work, playing)
 
 
-async def _play_with_cluster(
-    scenario: Scenario, speed: Speed, site: RealSite | VirtualSite, cluster: TwinCluster, tell: LineListener
+async def _play(
+    scenario: Scenario,
+    speed: Speed,
+    site: RealSite | VirtualSite,
+    racks: SimulatedRacks,
+    home: Home,
+    report: LineListener,
+    chance: ClockAndRandom,
 ) -> PlayedScenario:
-    site.api = DirectApi(cluster.kube, ADMIN_USER)
-    hands = combine_handlers(
-        site_handlers(site), cluster_handlers(ClusterTruth(cluster, site.api, site.switches))
-    )
+    if "cluster" not in scenario.layers:
+        return await play_steps(scenario, speed, Stage(site), report)
+    elected = scenario.candidates > 1
+    async with twin_cluster(racks, home.twin / "cluster", chance, elected=elected) as cluster:
+        if speed == "virtual":
+            cluster.kube.faults.delay(*ANSWER_SECONDS)
+        site.api = cluster.api
+        # The truth is watched from here on, while the nodes come up one after another.
+        stage = Stage(site, cluster)
 
-    async def once_up() -> PlayedScenario:
-        await cluster.nodes.up.wait()
-        return await play_steps(scenario, speed, hands, tell)
+        async def once_up() -> PlayedScenario:
+            await cluster.nodes.up.wait()
+            return await play_steps(scenario, speed, stage, report)
 
-    return await play_while_running(cluster.work, once_up())
-
-
-def _cluster_directory(home: Home) -> Path:
-    """Where the nodes of a cluster keep theirs."""
-    return home.twin / "cluster"
+        return await play_while_running(cluster.work, once_up())
 
 
 async def _diagnose(store: Store, now: float, cluster: KubeApi | None) -> Sequence[Finding]:

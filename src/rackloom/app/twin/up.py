@@ -28,7 +28,7 @@ import msgspec
 from rackloom.app.home import Home, write_durably
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import freeze_loaded_objects, shorten_switch_interval, stop_on_signals
-from rackloom.app.twin.cluster import TwinCluster, twin_cluster, twin_nodes
+from rackloom.app.twin.cluster import ADMIN_USER, TwinCluster, twin_cluster, twin_nodes
 from rackloom.app.twin.site import EmbeddedSite, embedded_site
 from rackloom.app.webhook import load_identity
 from rackloom.claim.cluster.certificates import issue_certificate, new_authority
@@ -89,9 +89,6 @@ def _kubeconfig_content(cluster: dict[str, str], token: str, user: str) -> dict[
 
 
 # The whole twin.
-
-
-ADMIN_USER = "admin"
 
 
 class RunningTwin(msgspec.Struct, frozen=True, kw_only=True):

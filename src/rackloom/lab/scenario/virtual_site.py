@@ -21,10 +21,10 @@ from rackloom.carve.store.database import SqliteBackend, Store
 from rackloom.claim.kube.api import KubeApi
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.lab.scenario.model import Scenario
-from rackloom.lab.scenario.stage import Json, NetworkBad, RestAnswer
+from rackloom.lab.scenario.rest_client import Json, RestAnswer
+from rackloom.lab.scenario.stage import NetworkFault
 from rackloom.lab.switches.fabric import FabricLimits, SimulatedFabric
-from rackloom.lab.switches.faults import NmxcFaults
-from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, CallFate, SimNetwork
+from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, CallFate
 from rackloom.lab.virtual.process import ServiceProcess
 from rackloom.lab.virtual.racks import SimRack, SimSite
 from rackloom.lab.virtual.service import (
@@ -53,55 +53,42 @@ Diagnose = Callable[[Store, float, KubeApi | None], Awaitable[Sequence[Finding]]
 
 
 class VirtualSwitch:
-    """A controller behind a wire without sockets."""
+    """The controller of a rack, over a network without sockets."""
 
     def __init__(self, rack: SimRack) -> None:
-        self._rack = rack
-
-    @property
-    def fabric(self) -> SimulatedFabric:
-        """As it truly is."""
-        return self._rack.fabric
-
-    @property
-    def faults(self) -> NmxcFaults:
-        """Of coming calls."""
-        return self._rack.faults
+        self.rack = rack
+        self.fabric = rack.fabric
+        self.faults = rack.faults
 
     @property
     def url(self) -> str:
         """Where it answers."""
-        return self._rack.url
-
-    @property
-    def network(self) -> SimNetwork:
-        """In front of it."""
-        return self._rack.network
+        return self.rack.url
 
     async def stand_by(self) -> str:
-        """One that will lead at a URL of its own."""
-        return self._rack.stand_by()
+        """Have another controller ready to lead; returns its URL."""
+        return self.rack.stand_by()
 
     async def move(self) -> None:
-        """It leads."""
-        self._rack.move()
+        """That one leads."""
+        self.rack.move()
 
     async def old_leader_returns(self) -> str:
         """It answers with what it knew."""
-        return self._rack.old_leader_returns()
+        return self.rack.old_leader_returns()
 
     async def old_leader_yields(self) -> None:
         """It lists no GPU."""
-        self._rack.old_leader_yields()
+        self.rack.old_leader_yields()
 
     async def go_away(self) -> None:
         """Calls are refused from now on."""
-        self._rack.network.down = True
-        self._rack.switch.break_streams()
+        self.rack.network.down = True
+        self.rack.switch.break_streams()
 
     async def come_back(self) -> None:
         """Calls arrive again."""
-        self._rack.network.down = False
+        self.rack.network.down = False
 
 
 class VirtualTrays(msgspec.Struct, frozen=True):
@@ -179,21 +166,21 @@ class VirtualSite:
         """What the machine believes."""
         self._plane.skew += by
 
-    def spoil(self, switch: int, how: NetworkBad) -> None:
+    def spoil(self, switch: int, how: NetworkFault) -> None:
         """The next change, or every call from now on."""
-        network = self.switches[switch].network
-        if (trip := _CALL_FATES.get(how.how)) is not None:
+        network = self.switches[switch].rack.network
+        if (trip := _CALL_FATES.get(how)) is not None:
             network.next_mutations.append(trip)
-        elif how.how == "dark":
+        elif how == "dark":
             network.dark = True
-        elif how.how == "slow":
+        elif how == "slow":
             network.slow = SLOW_SECONDS
         else:
             network.notice_loss = NOTICE_LOSS_RATE
 
     def untaken(self) -> Sequence[str]:
         """Changes to come, and points that no life reached."""
-        trips = [len(switch.network.next_mutations) for switch in self.switches]
+        trips = [len(switch.rack.network.next_mutations) for switch in self.switches]
         points = [point for point, lives in self._fuses if not any(_reached_fuse(*live) for live in lives)]
         changes = [f"{count} changes of rack {rack}" for rack, count in enumerate(trips, 1) if count]
         return changes + [f"the service's death at its point {point}" for point in points]
@@ -202,7 +189,7 @@ class VirtualSite:
         """As good as at the start."""
         self._plane.skew = 0.0
         for switch in self.switches:
-            switch.network.heal()
+            switch.rack.network.heal()
 
     async def findings(self) -> Sequence[Finding]:
         """From the records, and the cluster where there is one."""

@@ -24,12 +24,14 @@ from typing import Any, cast
 
 import msgspec
 
-from rackloom.app.controller import CONTROLLER_LEASE
 from rackloom.claim.kube.api import KubeApi, WatchEvent
 from rackloom.claim.kube.leader import LeaderElection
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.virtual.process import CrashPoints, Process, with_crash_points
+
+CONTROLLER_LEASE = "rackloom-controller"
+"""The Lease of the controllers, and their name as a user of the API server."""
 
 # Clock and randomness.
 
