@@ -58,7 +58,29 @@ def test_an_unknown_key_of_the_head():
     assert refusal(HEAD + 'speed = "fast"\n' + END) == snapshot(
         "incident.toml: it has the unknown key `speed` / "
         "its keys are title, seen, faults (optional), racks (optional), profile (optional), "
-        "processes (optional), candidates (optional), controller (optional)"
+        "processes (optional), candidates (optional), controller (optional), setup (optional)"
+    )
+
+
+def test_a_setup_comes_before_the_steps_of_the_file():
+    read = parse_scenario(HEAD + 'setup = "four-trays"\n' + END, "x", "x.toml")
+    assert [step.step_kind.name for step in read.steps] == [
+        "make-logical-partition",
+        "make-vpc",
+        "make-instances",
+        "instances",
+        "together",
+        "invariants",
+    ]
+    wrong = '[[step]]\ndo = "tray-pulled"\ninstance = "job/5"\n'
+    assert refusal(HEAD + 'setup = "four-trays"\n' + wrong + END).startswith(
+        "incident.toml, line 4, step 1: instance: there is no instance 'job/5' yet / one of job/1, "
+    )
+
+
+def test_a_setup_that_is_not_there():
+    assert refusal(HEAD + 'setup = "four-tray"\n' + END).startswith(
+        "incident.toml: there is no setup 'four-tray' / four-trays, or one of four-trays, "
     )
 
 

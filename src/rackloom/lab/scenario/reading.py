@@ -1,9 +1,10 @@
 """Reading scenario files: strict TOML, with errors that name the line, the step and the fix.
 
-A file is read in three passes. First its keys and values are converted to the steps that they name. Then
-each step is checked against the whole scenario: the checks that its parameters carry, times that go
-backwards, steps that the scenario's controller or number of candidates rules out, and an end without an
-expectation. The first problem is refused with its nearest fix.
+The steps of the setup that its head names come before its own. Keys
+and values are converted to the steps that they name. Last, each step is checked against the whole
+scenario: the checks that its parameters carry, times that go backwards, steps that the scenario's
+controller or number of candidates rules out, and an end without an expectation. The first problem is
+refused with its nearest fix.
 
 `scenario_files` lists the shipped scenarios, which lie in `lab/scenarios` beside this package.
 """
@@ -67,6 +68,8 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     processes: Literal[1, 2] = 1
     candidates: Literal[1, 2] = 1
     controller: model.Controller = "nmx-c"
+    setup: str = ""
+    """The setup whose steps come before those of the file."""
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -87,11 +90,13 @@ def parse_scenario(text: str, name: str, where: str) -> Scenario:
     if not isinstance(tables, list) or not tables:
         raise Refused(f"{where} has no steps", nearest_fix="write one [[step]] for each thing that happens")
     head = _convert(content, _Head, where)
-    lines = _step_lines(text, where, len(tables))
-    steps = tuple(_read_step(table, line) for table, line in zip(tables, lines, strict=True))
-    scenario = Scenario(name=name, steps=steps, **msgspec.structs.asdict(head))
+    placed = [*_setup_tables(head.setup, where), *_placed(tables, text, where)]
+    steps = tuple(_read_step(table, place) for table, place in placed)
+    fields = msgspec.structs.asdict(head)
+    del fields["setup"]
+    scenario = Scenario(name=name, steps=steps, **fields)
     for problem in scenario_problems(scenario):
-        place = lines[problem.step - 1] if problem.step else where
+        place = placed[problem.step - 1][1] if problem.step else where
         raise Refused(f"{place}: {problem.reason}", nearest_fix=problem.fix)
     return scenario
 
@@ -106,12 +111,30 @@ def _parse_toml(text: str, where: str) -> dict[str, Any]:
 _STEP_HEADER = re.compile(r"^\s*\[\[\s*step\s*\]\]", re.MULTILINE)
 
 
-def _step_lines(text: str, where: str, steps: int) -> list[str]:
-    """How errors call each step: file, line and number."""
+_Placed = list[tuple[Any, str]]
+"""The tables of steps, each with how errors call it: file, line and number."""
+
+
+def _setup_tables(name: str, where: str) -> _Placed:
+    """The steps of a setup, after those of the setup that it names itself."""
+    if not name:
+        return []
+    files = {file.stem: file for file in (SCENARIO_DIRECTORY / "setups").glob("*.toml")}
+    if name not in files:
+        raise Refused(f"{where}: there is no setup {name!r}", nearest_fix=nearest_words(name, files))
+    text, file = files[name].read_text(), str(files[name])
+    content = _parse_toml(text, file)
+    return [*_setup_tables(content.get("setup", ""), file), *_placed(content["step"], text, file)]
+
+
+def _placed(tables: list[Any], text: str, where: str) -> _Placed:
     lines = [text.count("\n", 0, found.end()) + 1 for found in _STEP_HEADER.finditer(text)]
     # A text inside of a step may look like a header: then no line is better than a wrong one.
-    places = [f", line {line}" for line in lines] if len(lines) == steps else [""] * steps
-    return [f"{where}{place}, step {number}" for number, place in enumerate(places, 1)]
+    places = [f", line {line}" for line in lines] if len(lines) == len(tables) else [""] * len(tables)
+    return [
+        (table, f"{where}{place}, step {number}")
+        for number, (table, place) in enumerate(zip(tables, places, strict=True), 1)
+    ]
 
 
 def _read_step(table: Any, where: str) -> Step:
