@@ -77,6 +77,8 @@ class RealSite:
         self._http = http
         self._running = AsyncExitStack()
         self._service: EmbeddedSite | None = None
+        self.ended = 0
+        """Lives of the service that have ended."""
 
     async def __aenter__(self) -> "RealSite":
         self._service = await self._running.enter_async_context(
@@ -117,6 +119,7 @@ class RealSite:
     async def kill(self, down: float) -> None:
         """End the service's tasks where they stand; transactions that have begun end as in a real process."""
         await self.__aexit__()
+        self.ended += 1
         await asyncio.sleep(down)
         await self.__aenter__()
 

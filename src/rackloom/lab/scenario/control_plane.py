@@ -13,7 +13,7 @@ from typing import Literal
 
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 from rackloom.core.kubernetes.objects import LEASE
-from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.kube.faults import ApiCall, RequestFault
 from rackloom.lab.scenario.controllers import CONTROLLER_LEASE, ControllerReplicas
 from rackloom.lab.scenario.model import NotObserved, action, expectation, require
 from rackloom.lab.scenario.parameters import Count, Number, Ordinal, Rate, Seconds
@@ -74,7 +74,7 @@ async def api_server_good(stage: Stage) -> str:
 @action(layer="cluster")
 async def watches_drop(stage: Stage) -> str:
     """All watches break; the API server still has what comes meanwhile."""
-    stage.cluster.kube.store.hang_up()
+    _break_watches(stage)
     return "all watches ended"
 
 
@@ -82,8 +82,27 @@ async def watches_drop(stage: Stage) -> str:
 async def watches_expire(stage: Stage) -> str:
     """All watches break, and the API server no longer has what came since: 410 Gone."""
     stage.cluster.kube.store.compact()
-    stage.cluster.kube.store.hang_up()
+    _break_watches(stage)
     return "all watches ended, and what was before is forgotten"
+
+
+def _break_watches(stage: Stage) -> None:
+    calls = stage.cluster.kube.calls
+    stage.record("watches", {call: calls[call] for call in calls if call.user == CONTROLLER_LEASE})
+    stage.cluster.kube.store.hang_up()
+
+
+@expectation(layer="cluster")
+async def watches_resumed(stage: Stage, *, relisted: bool = False) -> str:
+    """The controllers' watches that a step broke have begun again; `relisted`: after a new list."""
+    before: dict[ApiCall, int] = stage.previous("watches") or {}
+    calls, verbs = stage.cluster.kube.calls, {"watch", "list"} if relisted else {"watch"}
+    watched = {call.resource for call in before if call.verb == "watch"}
+    due = [call for call in before if call.verb in verbs and call.resource in watched]
+    require(due, "no step before broke a watch")
+    late = sorted({f"{call.verb} {call.resource}" for call in due if calls[call] == before[call]})
+    require(not late, f"not begun again: {', '.join(late)}")
+    return f"{len(watched)} watches have begun again{' after a new list' if relisted else ''}"
 
 
 def heal_api_server(stage: Stage) -> str:

@@ -28,7 +28,7 @@ from rackloom.lab.scenario.parameters import Check, Number, Seconds
 Layer = Literal["carve", "cluster", "doctor"]
 Speed = Literal["real", "virtual"]
 Controller = Literal["nmx-c", "nmx-m"]
-FaultVisibility = Literal["seen", "unnoticed", "none"]
+FaultVisibility = Literal["seen", "none"]
 Need = Literal["", "nmx-c", "election", "single process"]
 BOTH_SPEEDS: frozenset[Speed] = frozenset({"real", "virtual"})
 ONLY_VIRTUAL: frozenset[Speed] = frozenset({"virtual"})

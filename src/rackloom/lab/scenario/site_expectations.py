@@ -19,6 +19,7 @@ from rackloom.lab.scenario.parameters import (
     Instance,
     LogicalPartition,
     Rack,
+    Rpc,
     Tray,
 )
 from rackloom.lab.scenario.rest_client import FIRST_FAILURE, Json
@@ -56,6 +57,19 @@ async def interface(stage: Stage, *, instance: Instance, gpu: Gpu, status: str, 
     text = f"GPU {gpu} of {instance} is {now}: {why}"
     require(now == status and because in why, text)
     return text
+
+
+@expectation()
+async def history(stage: Stage, *, group: Group, status: str, because: str) -> str:
+    """Every instance of a group once had this status, `because` being a part of its message then."""
+    members = stage.rest.groups[group]
+    for number, member in enumerate(members, 1):
+        shown = await stage.rest.shown(member)
+        past = [(entry["status"], entry["message"]) for entry in (shown or {}).get("statusHistory") or ()]
+        was = any(status == past_status and because in message for past_status, message in past)
+        text = ", ".join(past_status for past_status, _ in reversed(past)) or "gone"
+        require(was, f"{group}/{number} was {text}, and never {status} because {because!r}")
+    return f"{len(members)} of {len(members)} were {status} because {because!r}"
 
 
 @expectation()
@@ -99,6 +113,22 @@ async def read_again(stage: Stage, *, rack: Rack = 1) -> str:
     first = stage.at_first_check("read-again", at)
     require(at != first, f"the newest reading is that of {first}")
     return f"the controller of rack {rack} was read at {at}"
+
+
+@expectation()
+async def service_ended(stage: Stage, *, count: Count) -> str:
+    """So many lives of the site service have ended."""
+    text = f"{stage.site.ended} lives of the service have ended"
+    require(stage.site.ended == count, text)
+    return text
+
+
+@expectation(needs="nmx-c")
+async def switch_calls(stage: Stage, *, rpc: Rpc, count: Count, rack: Rack = 1) -> str:
+    """So many calls of one RPC have arrived at the controller of a rack."""
+    calls = stage.truth.rack(rack).faults.calls[rpc]
+    require(calls == count, f"{calls} calls of {rpc} have arrived at rack {rack}")
+    return f"{calls} calls of {rpc} have arrived at rack {rack}"
 
 
 def _status_and_reason(shown: Json | None) -> tuple[str, str]:

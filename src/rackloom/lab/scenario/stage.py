@@ -91,6 +91,10 @@ class SiteControl(RestSite, Protocol):
     def switches(self) -> Sequence[SwitchControl]:
         """One for each domain, in the order of racks."""
 
+    @property
+    def ended(self) -> int:
+        """Lives of the service that have ended."""
+
     async def kill(self, down: float) -> None:
         """End the service, and start it again after so long."""
 

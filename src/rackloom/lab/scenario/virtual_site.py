@@ -147,6 +147,11 @@ class VirtualSite:
         is_text = status == ACCEPTED_STATUS or not content
         return RestAnswer(status, None if is_text else msgspec.json.decode(content))
 
+    @property
+    def ended(self) -> int:
+        """Lives of the service that have ended."""
+        return self._plane.lives - len(self._plane.living)
+
     async def kill(self, down: float) -> None:
         """The process gets no further; another starts on the same records."""
         self._plane.downtime = down

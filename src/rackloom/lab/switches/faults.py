@@ -10,7 +10,7 @@ partitions may lag behind the newest change, and GPUs may be missing from lists.
 `NmxcFaults.untaken` names faults that struck nothing; a scenario in which that happens shows nothing.
 """
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 
 import msgspec
 
@@ -39,6 +39,8 @@ class NmxcFaults:
     def __init__(self) -> None:
         self._next: dict[str, deque[NmxcFault]] = defaultdict(deque)
         self._hidden: dict[int, int] = {}
+        self.calls: Counter[str] = Counter()
+        """Calls that have arrived, by RPC."""
 
     def refuse_next(self, rpc: str, code: str) -> None:
         """Answer the next call of `rpc` with a return code, e.g. `NOT_READY`."""
@@ -72,6 +74,7 @@ class NmxcFaults:
 
     def take(self, rpc: str) -> NmxcFault:
         """The fault for this call of `rpc`."""
+        self.calls[rpc] += 1
         waiting = self._next[rpc]
         return waiting.popleft() if waiting else NO_NMXC_FAULT
 
