@@ -52,8 +52,8 @@ def test_a_standby_is_read_and_asked_for_no_change(monkeypatch):
         asked.append((self, rpc))
         return await once(self, rpc, request, expected=expected)
 
-    def meet(self):
-        url = stand_by(self)
+    async def meet(self):
+        url = await stand_by(self)
         standbys.append(self.others[url])
         return url
 

@@ -17,11 +17,11 @@ looks only once a minute.
 import asyncio
 import random
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rackloom.app.controller import Leadership
 from rackloom.app.twin.pods import AddressedKubelets, PodPrograms
@@ -72,32 +72,7 @@ from rackloom.lab.scenario.controllers import (
     real_clock_and_random,
 )
 from rackloom.lab.scenario.feature_discovery import DISCOVERY_USER, FeatureDiscovery
-from rackloom.lab.scenario.stage import ClusterControl
-from rackloom.lab.switches.fabric import SimulatedFabric
-from rackloom.topology.rack import RackProfile, RackSite
-
-# Which racks.
-
-
-class SimulatedRacks(Protocol):
-    """Whose trays are the nodes."""
-
-    @property
-    def site(self) -> RackSite:
-        """Its domains and trays."""
-
-    @property
-    def profile(self) -> RackProfile:
-        """What each rack is."""
-
-    @property
-    def seed(self) -> str:
-        """All names of nodes and GPUs are drawn from it."""
-
-    @property
-    def fabrics(self) -> Sequence[SimulatedFabric]:
-        """One for each domain, in their order."""
-
+from rackloom.lab.scenario.stage import ClusterControl, SimulatedRacks
 
 # Device classes of an installation.
 

@@ -26,7 +26,7 @@ import httpx2
 from rackloom.app.home import Home
 from rackloom.app.process import log_to_file
 from rackloom.app.snapshot.assemble import site_snapshot
-from rackloom.app.twin.cluster import SimulatedRacks, twin_cluster
+from rackloom.app.twin.cluster import twin_cluster
 from rackloom.app.twin.site import EmbeddedSite, TwinSite, embedded_service, open_embedded_home
 from rackloom.carve.api.auth import Role
 from rackloom.carve.inventory.enrolment import DEMO_ORG
@@ -39,7 +39,7 @@ from rackloom.lab.scenario.controllers import ClockAndRandom, real_clock_and_ran
 from rackloom.lab.scenario.model import Scenario, Speed
 from rackloom.lab.scenario.playing import PlayedScenario, PlayedStep, play_steps, play_while_running
 from rackloom.lab.scenario.rest_client import Json, RestAnswer
-from rackloom.lab.scenario.stage import NetworkFault, Stage
+from rackloom.lab.scenario.stage import SimulatedRacks, SiteControl, Stage
 from rackloom.lab.scenario.virtual_site import VirtualSite, virtual_site, virtual_wall
 from rackloom.lab.switches.servers import NmxcServer
 from rackloom.lab.virtual import event_loop
@@ -50,7 +50,6 @@ from rackloom.lab.virtual import event_loop
 TOKEN_SECONDS = 86_400.0
 REQUEST_SECONDS = 30.0
 """Seconds for one REST request."""
-_USE_VIRTUAL_TIME = "play it with --speed virtual"
 
 
 @asynccontextmanager
@@ -64,7 +63,7 @@ async def real_site(home: Home, *, racks: int, profile: str) -> "AsyncIterator[R
         yield site
 
 
-class RealSite:
+class RealSite(SiteControl):
     """The embedded site on sockets, whose service can be ended and started again while its racks go on."""
 
     def __init__(self, home: Home, store: Store, twin: TwinSite, http: httpx2.AsyncClient) -> None:
@@ -72,13 +71,9 @@ class RealSite:
         self._home = home
         self._store = store
         self.twin = twin
-        self.api: KubeApi | None = None
-        """The cluster's API server as a user asks it; None: there is no cluster."""
         self._http = http
         self._running = AsyncExitStack()
         self._service: EmbeddedSite | None = None
-        self.ended = 0
-        """Lives of the service that have ended."""
 
     async def __aenter__(self) -> "RealSite":
         self._service = await self._running.enter_async_context(
@@ -90,17 +85,11 @@ class RealSite:
         self._service = None
         await self._running.aclose()
 
-    async def rest(self, tenant: str, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
-        """Over the socket."""
-        return await self._ask(tenant, Role.TENANT_ADMIN, method, path, body)
-
-    async def operate(self, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
-        """The same as the operator."""
-        return await self._ask(DEMO_ORG, Role.PROVIDER_ADMIN, method, path, body)
-
-    async def _ask(
-        self, org: str, role: Role, method: str, path: str, body: Json | None
+    async def rest(
+        self, tenant: str | None, method: str, path: str, body: Json | None = None
     ) -> RestAnswer | None:
+        """Over the socket."""
+        org, role = (tenant, Role.TENANT_ADMIN) if tenant else (DEMO_ORG, Role.PROVIDER_ADMIN)
         if self._service is None:
             return None
         token = self._service.issuer.mint(org, [role], now=time.time(), ttl=TOKEN_SECONDS)
@@ -122,25 +111,6 @@ class RealSite:
         self.ended += 1
         await asyncio.sleep(down)
         await self.__aenter__()
-
-    def kill_at(self, point: int) -> None:
-        """Only in virtual time is it known what the next write or call is."""
-        raise Refused("no process dies at a given point in real time", nearest_fix=_USE_VIRTUAL_TIME)
-
-    def set_clock(self, by: float) -> None:
-        """The machine's clock is not ours."""
-        raise Refused("a real clock is not set", nearest_fix=_USE_VIRTUAL_TIME)
-
-    def spoil(self, switch: int, how: NetworkFault) -> None:
-        """Real sockets on loopback lose and double nothing."""
-        raise Refused("a real network is not spoiled", nearest_fix=_USE_VIRTUAL_TIME)
-
-    def untaken(self) -> list[str]:
-        """Nothing of this can be asked for."""
-        return []
-
-    def mend(self) -> None:
-        """Neither network nor clock can be bad."""
 
     async def findings(self) -> Sequence[Finding]:
         """From the records of the service, and the cluster where there is one."""
@@ -200,7 +170,7 @@ async def _play_real(scenario: Scenario, home: Home, report: LineListener) -> Pl
 async def _play_virtual(scenario: Scenario, home: Home, report: LineListener) -> PlayedScenario:
     async with virtual_site(scenario, home.keys, VIRTUAL_SEED, _diagnose) as site:
         chance = ClockAndRandom(virtual_wall, random.Random(VIRTUAL_SEED))  # noqa: S311 (reproducible on purpose)
-        playing = _play(scenario, "virtual", site, site.trays, home, report, chance)
+        playing = _play(scenario, "virtual", site, site.racks, home, report, chance)
         return await play_while_running(site.work, playing)
 
 

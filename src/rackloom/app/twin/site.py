@@ -42,10 +42,11 @@ from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import MonotonicSiteClock, newest_recorded_time
 from rackloom.carve.tenancy import catalog
 from rackloom.errors import Refused
+from rackloom.lab.scenario.stage import SimulatedRacks
 from rackloom.lab.switches.fabric import MOST_RACKS, FabricSnapshot, SeededNames, SimulatedFabric, fabrics_of
 from rackloom.lab.switches.servers import NmxcServer
 from rackloom.topology import profiles
-from rackloom.topology.rack import RackProfile, RackSite, build_site
+from rackloom.topology.rack import RackSite, build_site
 
 # The racks of a home, and the switch controllers that serve them.
 
@@ -63,22 +64,13 @@ class RackSetup(msgspec.Struct, frozen=True):
     """Whether the store was given the machines: from then on neither may be there without the other."""
 
 
-class TwinSite(msgspec.Struct, frozen=True):
-    """The simulated site and where its switch controllers listen."""
+class TwinSite(SimulatedRacks, frozen=True, kw_only=True):
+    """The simulated site and where its switch controllers listen. All its names are drawn from the seed."""
 
-    site: RackSite
-    profile: RackProfile
     endpoints: dict[str, str]
     """Domain uuid to the URL of its NMX-C server."""
     servers: dict[str, NmxcServer]
     """Domain uuid to its NMX-C server, which has the fabric."""
-    seed: str
-    """All names of the site were drawn from it."""
-
-    @property
-    def fabrics(self) -> tuple[SimulatedFabric, ...]:
-        """What the switches have, one for each domain."""
-        return tuple(server.fabric for server in self.servers.values())
 
 
 def simulated_site(racks: int, profile_name: str, seed: str = "") -> RackSite:
@@ -128,7 +120,14 @@ async def run_switches(home: Home, racks: RackSetup) -> AsyncIterator[TwinSite]:
             _persist_fabric(fabric, home.twin / f"{fabric.domain}.json")
             servers[fabric.domain] = await stack.enter_async_context(NmxcServer(fabric))
         endpoints = {domain: server.url for domain, server in servers.items()}
-        yield TwinSite(site, profiles.load_rack(racks.profile), endpoints, servers, racks.seed)
+        yield TwinSite(
+            site=site,
+            profile=profiles.load_rack(racks.profile),
+            seed=racks.seed,
+            fabrics=tuple(server.fabric for server in servers.values()),
+            endpoints=endpoints,
+            servers=servers,
+        )
 
 
 def _persist_fabric(fabric: SimulatedFabric, file: Path) -> None:

@@ -30,11 +30,10 @@ class RestAnswer(msgspec.Struct, frozen=True):
 class RestSite(Protocol):
     """Whoever answers REST."""
 
-    async def rest(self, tenant: str, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
-        """One request below `/v2/org/{tenant}/nico/`; None: the connection was lost before the answer."""
-
-    async def operate(self, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
-        """The same as the site's operator, below the operator's org."""
+    async def rest(
+        self, tenant: str | None, method: str, path: str, body: Json | None = None
+    ) -> RestAnswer | None:
+        """One request of a tenant or (None) the operator; None: the connection was lost."""
 
 
 class MadeObject(msgspec.Struct, frozen=True):
@@ -107,22 +106,16 @@ class RestClient:
         shown: Json = success_body(answer, "GET", path)
         return shown
 
-    async def must(self, tenant: str, method: str, path: str, body: Json | None = None) -> Any:
-        """The body of a success. Raises `NotObserved` for a refusal."""
+    async def must(self, tenant: str | None, method: str, path: str, body: Json | None = None) -> Any:
+        """The body of a success, as a tenant or (None) the operator. Raises `NotObserved` for a refusal."""
         return success_body(await self.ask(tenant, method, path, body), method, path)
 
-    async def ask(self, tenant: str, method: str, path: str, body: Json | None = None) -> RestAnswer:
+    async def ask(self, tenant: str | None, method: str, path: str, body: Json | None = None) -> RestAnswer:
         """The first answer. Raises `NotObserved` where the server failed."""
         while (answer := await self._site.rest(tenant, method, path, body)) is None:  # noqa: ASYNC110 (a lost connection)
             await asyncio.sleep(RETRY_SECONDS)
         require_below(answer, SERVER_ERROR, method, path)
         return answer
-
-    async def operate(self, method: str, path: str, body: Json | None = None) -> Any:
-        """The body of a success, as the operator."""
-        while (answer := await self._site.operate(method, path, body)) is None:  # noqa: ASYNC110 (a lost connection)
-            await asyncio.sleep(RETRY_SECONDS)
-        return success_body(answer, method, path)
 
 
 def success_body(answer: RestAnswer, method: str, path: str) -> Any:

@@ -106,7 +106,7 @@ async def domain(stage: Stage, *, group: Group, changed: bool = False) -> str:
 async def read_again(stage: Stage, *, rack: Rack = 1) -> str:
     """The service has read the controller of a rack anew since this step began."""
     serials = {gpu.chassis_serial for gpu in stage.truth.rack(rack).fabric.gpus.values()}
-    answer = await stage.site.operate("GET", "nvlink-nmxc-endpoint")
+    answer = await stage.site.rest(None, "GET", "nvlink-nmxc-endpoint")
     if answer is None or answer.status >= FIRST_FAILURE:
         raise NotObserved("the service does not tell when it read its controllers")
     at = next(endpoint["observedAt"] for endpoint in answer.body if endpoint["chassisSerial"] in serials)

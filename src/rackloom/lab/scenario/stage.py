@@ -1,8 +1,8 @@
 """The stage of a scenario: the site, its cluster, the ground truth behind them, and what steps left undone.
 
-`Stage` is what every step gets. `SiteControl` and `SwitchControl` are what steps can do to the site
-service, its network and its switches; the virtual site and the real-time site implement them.
-`ClusterControl` is the simulated cluster.
+`Stage` is what every step gets. `SiteControl` is what steps can do to the site service and its network;
+the virtual site and the real-time site implement it. A `SwitchControl` is a simulated rack in virtual
+time, or a controller on a socket. `ClusterControl` is the simulated cluster.
 
 `Truth` watches every fabric from the start and never asks the service what it believes. At each change
 it checks that a GPU is in one partition (S1), that a changed partition holds no GPUs of two tenants
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -36,7 +36,7 @@ from rackloom.lab.nodes.trays import TrayNodes
 from rackloom.lab.scenario.controllers import ControllerProcess, ControllerReplicas, ControllersClock
 from rackloom.lab.scenario.feature_discovery import FeatureDiscovery
 from rackloom.lab.scenario.model import NotObserved
-from rackloom.lab.scenario.rest_client import RestClient, RestSite
+from rackloom.lab.scenario.rest_client import Json, RestAnswer, RestClient
 from rackloom.lab.switches.fabric import (
     FabricGpu,
     FabricPartition,
@@ -44,59 +44,47 @@ from rackloom.lab.switches.fabric import (
     SimulatedFabric,
     machine_id_of,
 )
-from rackloom.lab.switches.faults import NmxcFaults
+from rackloom.lab.switches.servers import NmxcServer
+from rackloom.lab.virtual.racks import SimRack
+from rackloom.topology.rack import RackProfile, RackSite
 
 NetworkFault = Literal["applied-late", "applied-twice", "accepted-only", "dark", "slow", "notices-lost"]
 """What the network does to the next change that is asked of a rack, or from now on to all calls."""
 
 
-class SwitchControl(Protocol):
-    """The controller of one NVLink domain, and the fabric behind it as it truly is."""
-
-    @property
-    def fabric(self) -> SimulatedFabric:
-        """GPUs and partitions; whoever changes it is a writer that the site does not know."""
-
-    @property
-    def faults(self) -> NmxcFaults:
-        """How coming calls are mistreated."""
-
-    @property
-    def url(self) -> str:
-        """Where it answers, or did before it went away."""
-
-    async def stand_by(self) -> str:
-        """Have another controller of the domain ready to lead; returns where it answers. It lists no GPU."""
-
-    async def move(self) -> None:
-        """That one leads: nobody answers at the previous address any more, and subscriptions end."""
-
-    async def old_leader_returns(self) -> str:
-        """Where the leader moved from, one answers again as leader, with what it knew; returns its URL."""
-
-    async def old_leader_yields(self) -> None:
-        """That one has learned who leads, and lists no GPU; nothing happens where it is away."""
-
-    async def go_away(self) -> None:
-        """Nobody answers there any more, and subscriptions end."""
-
-    async def come_back(self) -> None:
-        """It answers again; nothing happens where it does."""
+SwitchControl = SimRack | NmxcServer
+"""The controller of one NVLink domain, and the fabric behind it as it truly is."""
 
 
-class SiteControl(RestSite, Protocol):
-    """The switches, and the service in front of them. Times are in seconds."""
+class SiteControl:
+    """The switches, and the service in front of them. Times are in seconds.
 
-    @property
-    def switches(self) -> Sequence[SwitchControl]:
-        """One for each domain, in the order of racks."""
+    What is done to the network, the clock and single writes can be done in virtual time only.
+    """
 
-    @property
-    def ended(self) -> int:
-        """Lives of the service that have ended."""
+    switches: Sequence[SwitchControl]
+    """One for each domain, in the order of racks."""
+    api: KubeApi | None = None
+    """The cluster's API server as a user asks it; None: there is no cluster."""
+    ended = 0
+    """Lives of the service that have ended."""
+
+    async def rest(
+        self, tenant: str | None, method: str, path: str, body: Json | None = None
+    ) -> RestAnswer | None:
+        """One request below `/v2/org/{tenant}/nico/`; None: the connection was lost before the answer.
+
+        Without a tenant it is the operator's, below the operator's org.
+        """
+        raise NotImplementedError
 
     async def kill(self, down: float) -> None:
         """End the service, and start it again after so long."""
+        raise NotImplementedError
+
+    async def findings(self) -> Sequence[Finding]:
+        """What the doctor finds now. Raises Refused where there is none."""
+        raise NotImplementedError
 
     def kill_at(self, point: int) -> None:
         """Let the service end at one of its next writes or calls, and start again."""
@@ -107,14 +95,25 @@ class SiteControl(RestSite, Protocol):
     def spoil(self, switch: int, how: NetworkFault) -> None:
         """Make the network in front of a switch bad."""
 
-    def untaken(self) -> Sequence[str]:
-        """What was asked of the network and of the service's lives, and has not happened yet."""
-
     def mend(self) -> None:
         """Networks and clock are good again."""
 
-    async def findings(self) -> Sequence[Finding]:
-        """What the doctor finds now. Raises Refused where there is none."""
+    def untaken(self) -> Sequence[str]:
+        """What was asked of the network and of the service's lives, and has not happened yet."""
+        return ()
+
+
+class SimulatedRacks(msgspec.Struct, frozen=True, kw_only=True):
+    """The racks of a site, as a cluster whose nodes are their trays needs them."""
+
+    site: RackSite
+    """Its domains and trays."""
+    profile: RackProfile
+    """What each rack is."""
+    seed: str
+    """All names of nodes and GPUs are drawn from it."""
+    fabrics: tuple[SimulatedFabric, ...]
+    """One for each domain, in their order."""
 
 
 class ClusterControl(msgspec.Struct, frozen=True, kw_only=True):

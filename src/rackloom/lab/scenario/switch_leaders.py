@@ -51,9 +51,9 @@ async def switch_standby_registered(stage: Stage, *, rack: Rack = 1) -> str:
     # It is the controller of a switch tray, which has its own serial.
     serial = f"{stage.truth.serials[rack - 1][0]}-standby"
     if rack in stage.with_standby:
-        await stage.rest.operate("PATCH", f"{ENDPOINT_PATH}/{serial}", {"endpoint": url})
+        await stage.rest.must(None, "PATCH", f"{ENDPOINT_PATH}/{serial}", {"endpoint": url})
     else:
-        await stage.rest.operate("POST", ENDPOINT_PATH, {"chassisSerial": serial, "endpoint": url})
+        await stage.rest.must(None, "POST", ENDPOINT_PATH, {"chassisSerial": serial, "endpoint": url})
         stage.with_standby.add(rack)
     return f"the standby of rack {rack} at {url} is registered too"
 
@@ -77,5 +77,5 @@ async def heal_leaders(stage: Stage) -> None:
 async def _register(stage: Stage, rack: int) -> None:
     for serial in stage.truth.serials[rack - 1]:
         endpoint = {"endpoint": stage.truth.rack(rack).url}
-        await stage.rest.operate("PATCH", f"{ENDPOINT_PATH}/{serial}", endpoint)
+        await stage.rest.must(None, "PATCH", f"{ENDPOINT_PATH}/{serial}", endpoint)
     stage.damage.unregistered.discard(rack)

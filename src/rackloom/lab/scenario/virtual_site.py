@@ -22,8 +22,8 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.lab.scenario.model import Scenario
 from rackloom.lab.scenario.rest_client import Json, RestAnswer
-from rackloom.lab.scenario.stage import NetworkFault
-from rackloom.lab.switches.fabric import FabricLimits, SimulatedFabric
+from rackloom.lab.scenario.stage import NetworkFault, SimulatedRacks, SiteControl
+from rackloom.lab.switches.fabric import FabricLimits
 from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, CallFate
 from rackloom.lab.virtual.process import ServiceProcess
 from rackloom.lab.virtual.racks import SimRack, SimSite
@@ -35,7 +35,6 @@ from rackloom.lab.virtual.service import (
     use_nmxm,
 )
 from rackloom.topology import profiles
-from rackloom.topology.rack import RackProfile, RackSite
 
 INTERVAL_SECONDS = 60.0
 """Seconds between two passes over a domain where nothing happens, as in a real service."""
@@ -52,56 +51,8 @@ Diagnose = Callable[[Store, float, KubeApi | None], Awaitable[Sequence[Finding]]
 """What the doctor finds in the records and the cluster of a site at a time (seconds since the epoch)."""
 
 
-class VirtualSwitch:
-    """The controller of a rack, over a network without sockets."""
-
-    def __init__(self, rack: SimRack) -> None:
-        self.rack = rack
-        self.fabric = rack.fabric
-        self.faults = rack.faults
-
-    @property
-    def url(self) -> str:
-        """Where it answers."""
-        return self.rack.url
-
-    async def stand_by(self) -> str:
-        """Have another controller ready to lead; returns its URL."""
-        return self.rack.stand_by()
-
-    async def move(self) -> None:
-        """That one leads."""
-        self.rack.move()
-
-    async def old_leader_returns(self) -> str:
-        """It answers with what it knew."""
-        return self.rack.old_leader_returns()
-
-    async def old_leader_yields(self) -> None:
-        """It lists no GPU."""
-        self.rack.old_leader_yields()
-
-    async def go_away(self) -> None:
-        """Calls are refused from now on."""
-        self.rack.network.down = True
-        self.rack.switch.break_streams()
-
-    async def come_back(self) -> None:
-        """Calls arrive again."""
-        self.rack.network.down = False
-
-
-class VirtualTrays(msgspec.Struct, frozen=True):
-    """The racks of a plane, as a cluster whose nodes are their trays needs them."""
-
-    site: RackSite
-    profile: RackProfile
-    seed: str
-    fabrics: tuple[SimulatedFabric, ...]
-
-
-class VirtualSite:
-    """A plane in virtual time."""
+class VirtualSite(SiteControl):
+    """A site service in virtual time."""
 
     def __init__(
         self,
@@ -112,13 +63,13 @@ class VirtualSite:
         diagnose: Diagnose,
         work: "asyncio.Task[None]",
     ) -> None:
-        self.switches = [VirtualSwitch(rack) for rack in world.racks]
-        self.api: KubeApi | None = None
-        """The cluster's API server as a user asks it; None: there is no cluster."""
+        self.switches: Sequence[SimRack] = world.racks
         self.work = work
         """Ends only when something is wrong."""
         fabrics = tuple(rack.fabric for rack in world.racks)
-        self.trays = VirtualTrays(world.site, world.profile, "nodes", fabrics)
+        self.racks = SimulatedRacks(site=world.site, profile=world.profile, seed="nodes", fabrics=fabrics)
+        """As a cluster whose nodes are their trays needs them."""
+        self._killed = 0
         self._plane = plane
         self._issuer = issuer
         self._diagnose = diagnose
@@ -127,17 +78,11 @@ class VirtualSite:
         self._fuses: list[tuple[int, list[tuple[ServiceProcess, int]]]] = []
         """For each death that was asked for: the point, and which lives end at which of theirs."""
 
-    async def rest(self, tenant: str, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
-        """Straight into the application of the process that lives."""
-        return await self._ask(tenant, Role.TENANT_ADMIN, method, path, body)
-
-    async def operate(self, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
-        """The same as the operator."""
-        return await self._ask(OPERATOR_ORG, Role.PROVIDER_ADMIN, method, path, body)
-
-    async def _ask(
-        self, org: str, role: Role, method: str, path: str, body: Json | None
+    async def rest(
+        self, tenant: str | None, method: str, path: str, body: Json | None = None
     ) -> RestAnswer | None:
+        """Straight into the application of the process that lives."""
+        org, role = (tenant, Role.TENANT_ADMIN) if tenant else (OPERATOR_ORG, Role.PROVIDER_ADMIN)
         raw = None if body is None else msgspec.json.encode(body)
         whole = f"/v2/org/{org}/nico/{path}"
         answer = await self._plane.call(method, whole, self._token(org, role), raw)
@@ -147,18 +92,19 @@ class VirtualSite:
         is_text = status == ACCEPTED_STATUS or not content
         return RestAnswer(status, None if is_text else msgspec.json.decode(content))
 
-    @property
-    def ended(self) -> int:
-        """Lives of the service that have ended."""
-        return self._plane.lives - len(self._plane.living)
-
     async def kill(self, down: float) -> None:
         """The process gets no further; another starts on the same records."""
+        self._killed += len(self._plane.living)
         self._plane.downtime = down
         for life in self._plane.living:
             life.kill()
         await asyncio.sleep(down)
         await self._plane.is_open.wait()
+
+    @property
+    def ended(self) -> int:  # type: ignore[override]
+        """Lives that were killed, at once or at a point."""
+        return self._killed + sum(_reached_fuse(*live) for _, lives in self._fuses for live in lives)
 
     def kill_at(self, point: int) -> None:
         """The process is killed at its so-and-so-many-th next write or call."""
@@ -173,7 +119,7 @@ class VirtualSite:
 
     def spoil(self, switch: int, how: NetworkFault) -> None:
         """The next change, or every call from now on."""
-        network = self.switches[switch].rack.network
+        network = self.switches[switch].network
         if (trip := _CALL_FATES.get(how)) is not None:
             network.next_mutations.append(trip)
         elif how == "dark":
@@ -185,7 +131,7 @@ class VirtualSite:
 
     def untaken(self) -> Sequence[str]:
         """Changes to come, and points that no life reached."""
-        trips = [len(switch.rack.network.next_mutations) for switch in self.switches]
+        trips = [len(switch.network.next_mutations) for switch in self.switches]
         points = [point for point, lives in self._fuses if not any(_reached_fuse(*live) for live in lives)]
         changes = [f"{count} changes of rack {rack}" for rack, count in enumerate(trips, 1) if count]
         return changes + [f"the service's death at its point {point}" for point in points]
@@ -194,7 +140,7 @@ class VirtualSite:
         """As good as at the start."""
         self._plane.skew = 0.0
         for switch in self.switches:
-            switch.rack.network.heal()
+            switch.network.heal()
 
     async def findings(self) -> Sequence[Finding]:
         """From the records, and the cluster where there is one."""
