@@ -113,19 +113,17 @@ class InProcessAdmission:
 
     def __init__(self, kube: FakeKube, api: KubeApi, wall: Callable[[], float], rng: random.Random) -> None:
         settings = AdmissionSettings()
-        self._known = AdmissionCache(api, settings.isolation, rng)
-        self._gatekeeper = GateController(
-            api, self._known, EventRecorder(api, WEBHOOK_NAME, "twin", wall), rng
-        )
-        self._desk = AdmissionReviewer(self._known, settings)
+        self._cache = AdmissionCache(api, settings.isolation, rng)
+        self._gates = GateController(api, self._cache, EventRecorder(api, WEBHOOK_NAME, "twin", wall), rng)
+        self._reviewer = AdmissionReviewer(self._cache, settings)
         kube.admission.append(self.review)
 
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for informer in self._known.informers:
+            for informer in self._cache.informers:
                 tasks.create_task(informer.run())
-            tasks.create_task(self._gatekeeper.run())
+            tasks.create_task(self._gates.run())
 
     async def review(self, review: AdmissionReview) -> Object | None:
         """The object as it is let in. Raises `Rejected`."""
@@ -144,9 +142,9 @@ class InProcessAdmission:
     def _questions(self, review: AdmissionReview) -> tuple[ReviewHandler, ...]:
         """Those that the webhook configurations register, changes first."""
         if review.kind == POD and review.operation == "CREATE":
-            return self._desk.mutate_pods, self._desk.validate_pods
+            return self._reviewer.mutate_pods, self._reviewer.validate_pods
         if review.kind in (RESOURCE_CLAIM, RESOURCE_CLAIM_TEMPLATE):
-            return (self._desk.validate_claims,)
+            return (self._reviewer.validate_claims,)
         return ()
 
 
@@ -179,7 +177,7 @@ class TwinCluster(ClusterControl, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def twin_cluster(
-    twin: SimulatedRacks, folder: Path, chance: ClockAndRandom | None = None, *, elected: bool = False
+    racks: SimulatedRacks, folder: Path, chance: ClockAndRandom | None = None, *, elected: bool = False
 ) -> AsyncIterator[TwinCluster]:
     """The trays of `twin` in a cluster of their own; `folder` is made anew for their files.
 
@@ -196,12 +194,12 @@ async def twin_cluster(
         await api("kubectl").create(DEVICE_CLASS, klass)
     planned: dict[str, str] = {}
     kubelets = partial(AddressedKubelets, planned)
-    nodes = _tray_nodes(twin, folder, api, imex, chance, kubelets)
+    nodes = _tray_nodes(racks, folder, api, imex, chance, kubelets)
     lead, user = _controller_term(clock, chance.rng), api(CONTROLLER_LEASE)
     candidates = ControllerReplicas(lead, user, ClockAndRandom(clock, chance.rng)) if elected else None
-    ours = ControllerProcess(lead, user) if candidates is None else candidates.first
+    controllers = ControllerProcess(lead, user) if candidates is None else candidates.first
     admission = InProcessAdmission(kube, api(WEBHOOK), chance.wall, chance.rng)
-    control = (candidates or ours).run()
+    control = (candidates or controllers).run()
     work = asyncio.create_task(
         _run_together(control, admission.run(), *_kubernetes_controllers(kube, chance), nodes.run())
     )
@@ -211,7 +209,7 @@ async def twin_cluster(
             api=api(ADMIN_USER),
             nodes=nodes,
             imex=imex,
-            controllers=ours,
+            controllers=controllers,
             candidates=candidates,
             clock=clock,
             discovery=discovery,
@@ -223,13 +221,15 @@ async def twin_cluster(
 
 
 @asynccontextmanager
-async def twin_nodes(twin: SimulatedRacks, folder: Path, api: KubeApi) -> AsyncIterator["asyncio.Task[None]"]:
+async def twin_nodes(
+    racks: SimulatedRacks, folder: Path, api: KubeApi
+) -> AsyncIterator["asyncio.Task[None]"]:
     """The trays of `twin` as nodes of a cluster that others run, with their plugins and IMEX daemons.
 
     They leave the cluster at the end. The task ends only when something is wrong.
     """
     nodes = _tray_nodes(
-        twin, folder, lambda user: api, ImexNetwork(), real_clock_and_random(), SimulatedKubelets
+        racks, folder, lambda user: api, ImexNetwork(), real_clock_and_random(), SimulatedKubelets
     )
     work = asyncio.create_task(nodes.run())
     try:
@@ -248,7 +248,7 @@ def _controller_term(clock: ControllersClock, rng: random.Random) -> ControllerT
 
 
 def _tray_nodes(
-    twin: SimulatedRacks,
+    racks: SimulatedRacks,
     folder: Path,
     api: ApiOfUser,
     imex: ImexNetwork,
@@ -256,9 +256,9 @@ def _tray_nodes(
     make: Callable[..., SimulatedKubelets],
 ) -> TrayNodes:
     shutil.rmtree(folder, ignore_errors=True)
-    machine = tray_machine(twin.profile)
-    names = TrayNames(twin.seed)
-    around = TrayEnvironment(
+    machine = tray_machine(racks.profile)
+    names = TrayNames(racks.seed)
+    environment = TrayEnvironment(
         plugins=api("rackloom-node"),
         labels=api(DISCOVERY_USER),
         root=folder / "nodes",
@@ -268,13 +268,13 @@ def _tray_nodes(
         wall=chance.wall,
         meter=PluginMetrics("simulated", "simulated", ()),
     )
-    made = {node.name: node for node in tray_nodes(twin.site, names, around)}
+    made = {node.name: node for node in tray_nodes(racks.site, names, environment)}
     programs = PodPrograms(
         api("compute-domain-daemon"), folder / "pods", lambda node, claim: made[node].cdi_files(claim), imex
     )
     devices = DraManager(made.__getitem__)
     kubelets = make(api("kubelet"), chance.wall, chance.rng, devices=devices, containers=programs)
-    return TrayNodes(made.values(), kubelets, twin.fabrics, names, around.plugins)
+    return TrayNodes(made.values(), kubelets, racks.fabrics, names, environment.plugins)
 
 
 def _kubernetes_controllers(kube: FakeKube, chance: ClockAndRandom) -> Iterator[Coroutine[Any, Any, None]]:

@@ -114,8 +114,8 @@ class RealSite(SiteControl):
 
     async def findings(self) -> Sequence[Finding]:
         """From the records of the service, and the cluster where there is one."""
-        picture = await site_snapshot(time.time(), records=self._store, cluster=self.api)
-        return examine(picture)
+        snapshot = await site_snapshot(time.time(), records=self._store, cluster=self.api)
+        return examine(snapshot)
 
 
 # Playing.

@@ -177,8 +177,8 @@ class EmbeddedSite(msgspec.Struct, frozen=True):
 @asynccontextmanager
 async def embedded_site(home: Home, *, port: int, racks: int, profile: str) -> AsyncIterator[EmbeddedSite]:
     """A site that answers while the context is entered. What cannot be is refused before a file is made."""
-    grounded = open_embedded_home(home, racks=racks, profile=profile)
-    async with grounded as (store, twin), embedded_service(home, store, twin, port) as running:
+    opened = open_embedded_home(home, racks=racks, profile=profile)
+    async with opened as (store, twin), embedded_service(home, store, twin, port) as running:
         yield running
 
 
@@ -237,10 +237,10 @@ async def embedded_service(
         await reconciler.first_passes()
         app = create_app(deps)
         source = SiteSource(store, clock, home.path / "transfers")
-        whole = mount_rack_map(
+        mapped = mount_rack_map(
             app, source, deps.verifier, clock, switch_trays=twin.profile.switch_trays_per_domain
         )
-        async with serve_http(whole, f"{LOOPBACK}:{port}") as bound:
+        async with serve_http(mapped, f"{LOOPBACK}:{port}") as bound:
             yield EmbeddedSite(
                 f"http://{LOOPBACK}:{bound}", twin, issuer, store, deps, app, source, reconciling
             )

@@ -258,7 +258,7 @@ class ControllerReplicas:
         """Terms that began while another was still at work, in words. There must be none."""
         self._at_work: list[str] = []
         """Whose controllers run, whatever their candidate believes of its lease."""
-        self._all = tuple(ControllerReplica(f"replica-{one}", lead, api, chance, self) for one in "ab")
+        self._all = tuple(ControllerReplica(f"replica-{name}", lead, api, chance, self) for name in "ab")
 
     @property
     def first(self) -> ControllerProcess:
@@ -268,13 +268,13 @@ class ControllerReplicas:
     @property
     def leader(self) -> str | None:
         """Who leads, by its name in the Lease; None while nobody does."""
-        return next((one.identity for one in self._all if one.leads), None)
+        return next((replica.identity for replica in self._all if replica.leads), None)
 
     async def run(self) -> None:
         """Stand for election until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for one in self._all:
-                tasks.create_task(one.controllers.run())
+            for replica in self._all:
+                tasks.create_task(replica.controllers.run())
 
     async def kill_leader(self, down: float) -> str | None:
         """The leader dies without a word, and stands again `down` seconds later; None where nobody leads."""
@@ -292,8 +292,8 @@ class ControllerReplicas:
 
     def connect(self) -> None:
         """All reach it."""
-        for one in self._all:
-            one.link.mend()
+        for replica in self._all:
+            replica.link.mend()
 
     @contextmanager
     def term(self, identity: str) -> Iterator[None]:
@@ -307,4 +307,4 @@ class ControllerReplicas:
             self._at_work.remove(identity)
 
     def _leading(self) -> ControllerReplica | None:
-        return next((one for one in self._all if one.leads), None)
+        return next((replica for replica in self._all if replica.leads), None)

@@ -56,21 +56,21 @@ class VirtualSite(SiteControl):
 
     def __init__(
         self,
-        world: SimSite,
-        plane: SimulatedService,
+        racks: SimSite,
+        service: SimulatedService,
         records: Store,
         issuer: LocalIssuer,
         diagnose: Diagnose,
         work: "asyncio.Task[None]",
     ) -> None:
-        self.switches: Sequence[SimRack] = world.racks
+        self.switches: Sequence[SimRack] = racks.racks
         self.work = work
         """Ends only when something is wrong."""
-        fabrics = tuple(rack.fabric for rack in world.racks)
-        self.racks = SimulatedRacks(site=world.site, profile=world.profile, seed="nodes", fabrics=fabrics)
+        fabrics = tuple(rack.fabric for rack in racks.racks)
+        self.racks = SimulatedRacks(site=racks.site, profile=racks.profile, seed="nodes", fabrics=fabrics)
         """As a cluster whose nodes are their trays needs them."""
         self._killed = 0
-        self._plane = plane
+        self._service = service
         self._issuer = issuer
         self._diagnose = diagnose
         self._tokens: dict[str, str] = {}
@@ -84,8 +84,8 @@ class VirtualSite(SiteControl):
         """Straight into the application of the process that lives."""
         org, role = (tenant, Role.TENANT_ADMIN) if tenant else (OPERATOR_ORG, Role.PROVIDER_ADMIN)
         raw = None if body is None else msgspec.json.encode(body)
-        whole = f"/v2/org/{org}/nico/{path}"
-        answer = await self._plane.call(method, whole, self._token(org, role), raw)
+        url_path = f"/v2/org/{org}/nico/{path}"
+        answer = await self._service.call(method, url_path, self._token(org, role), raw)
         if answer is None:
             return None
         status, content = answer
@@ -94,12 +94,12 @@ class VirtualSite(SiteControl):
 
     async def kill(self, down: float) -> None:
         """The process gets no further; another starts on the same records."""
-        self._killed += len(self._plane.living)
-        self._plane.downtime = down
-        for life in self._plane.living:
+        self._killed += len(self._service.living)
+        self._service.downtime = down
+        for life in self._service.living:
             life.kill()
         await asyncio.sleep(down)
-        await self._plane.is_open.wait()
+        await self._service.is_open.wait()
 
     @property
     def ended(self) -> int:  # type: ignore[override]
@@ -108,14 +108,14 @@ class VirtualSite(SiteControl):
 
     def kill_at(self, point: int) -> None:
         """The process is killed at its so-and-so-many-th next write or call."""
-        lives = [(life, life.points + point) for life in self._plane.living]
+        lives = [(life, life.points + point) for life in self._service.living]
         for life, fuse in lives:
             life.fuse = fuse
         self._fuses.append((point, lives))
 
     def set_clock(self, by: float) -> None:
         """What the machine believes."""
-        self._plane.skew += by
+        self._service.skew += by
 
     def spoil(self, switch: int, how: NetworkFault) -> None:
         """The next change, or every call from now on."""
@@ -138,13 +138,13 @@ class VirtualSite(SiteControl):
 
     def mend(self) -> None:
         """As good as at the start."""
-        self._plane.skew = 0.0
+        self._service.skew = 0.0
         for switch in self.switches:
             switch.network.heal()
 
     async def findings(self) -> Sequence[Finding]:
         """From the records, and the cluster where there is one."""
-        return await self._diagnose(self._records, self._plane.wall(), self.api)
+        return await self._diagnose(self._records, self._service.wall(), self.api)
 
     def _token(self, org: str, role: Role) -> str:
         if org not in self._tokens:
@@ -176,28 +176,28 @@ async def virtual_site(
     """A fresh site for `scenario`, its records in memory; to be entered in a `event_loop.SimLoop`."""
     rng = random.Random(seed)  # noqa: S311 (reproducible on purpose)
     profile, room = profiles.load_rack(scenario.profile), FabricLimits().max_partitions
-    world = SimSite(profile, scenario.racks, rng, strangers=False, room=room)
+    racks = SimSite(profile, scenario.racks, rng, strangers=False, room=room)
     make = SimulatedService
     if scenario.controller == "nmx-m":
-        use_nmxm(world)
+        use_nmxm(racks)
         make = SimulatedServiceOverNmxm
     issuer, backend = LocalIssuer(keys), SqliteBackend.inline(None)
     records = Store(backend)
     apps = [rest_application(records, issuer) for _ in range(scenario.processes)]
-    plane = make(world, apps, backend, rng, INTERVAL_SECONDS)
+    service = make(racks, apps, backend, rng, INTERVAL_SECONDS)
     await records.run(
         seed_embedded_site,
-        world.site,
+        racks.site,
         profile,
-        world.endpoints,
+        racks.endpoints,
         now=SERVICE_EPOCH,
-        ids=plane.ids,
+        ids=service.ids,
         org=OPERATOR_ORG,
     )
-    serving = asyncio.create_task(plane.serve())
+    serving = asyncio.create_task(service.serve())
     try:
-        await _wait_until_open(plane)
-        yield VirtualSite(world, plane, records, issuer, diagnose, serving)
+        await _wait_until_open(service)
+        yield VirtualSite(racks, service, records, issuer, diagnose, serving)
     finally:
         serving.cancel()
         with suppress(asyncio.CancelledError):
@@ -205,7 +205,7 @@ async def virtual_site(
         await records.close()
 
 
-async def _wait_until_open(plane: SimulatedService) -> None:
+async def _wait_until_open(service: SimulatedService) -> None:
     """Each process has read the domains that are its to carve."""
-    while not all(process.is_open for process in plane.processes):  # noqa: ASYNC110 (a plane tells of the first only)
+    while not all(process.is_open for process in service.processes):  # noqa: ASYNC110 (a plane tells of the first only)
         await asyncio.sleep(CONNECT_FAILURE_SECONDS)
