@@ -86,7 +86,7 @@ _CLASSES = {
     "mig.nvidia.com": (names.GPU_DRIVER, "mig", ""),
     "vfio.gpu.nvidia.com": (names.GPU_DRIVER, "vfio", ""),
 }
-"""Driver, type, and what else; those of deploy/kubernetes."""
+"""By class of deploy/kubernetes: driver, device type, and further conditions."""
 
 
 def installed_device_classes() -> Iterator[Object]:
@@ -109,7 +109,7 @@ ReviewHandler = Callable[[ReviewRequest], Awaitable[AdmissionVerdict]]
 
 
 class InProcessAdmission:
-    """What deploy/kubernetes/webhook installs. `run` keeps it informed, and opens the gates of pods."""
+    """The admission webhook as a function call. `run` follows its informers and removes scheduling gates."""
 
     def __init__(self, kube: FakeKube, api: KubeApi, wall: Callable[[], float], rng: random.Random) -> None:
         settings = AdmissionSettings()
@@ -126,12 +126,12 @@ class InProcessAdmission:
             tasks.create_task(self._gates.run())
 
     async def review(self, review: AdmissionReview) -> Object | None:
-        """The object as it is let in. Raises `Rejected`."""
+        """The object after mutation and validation. Raises `Rejected`."""
         obj = review.object
         if obj is None or review.subresource:
             return None
-        for ask in self._questions(review):
-            verdict = await ask(_review_request(review, obj))
+        for review_by in self._handlers(review):
+            verdict = await review_by(_review_request(review, obj))
             if not verdict.allowed:
                 why = f'admission webhook "{WEBHOOK_NAME}" denied the request: {verdict.message}'
                 raise Rejected(verdict.code, "Invalid", why)
@@ -139,8 +139,8 @@ class InProcessAdmission:
                 obj = json_patch(obj, list(verdict.patch))
         return obj
 
-    def _questions(self, review: AdmissionReview) -> tuple[ReviewHandler, ...]:
-        """Those that the webhook configurations register, changes first."""
+    def _handlers(self, review: AdmissionReview) -> tuple[ReviewHandler, ...]:
+        """The handlers that the webhook configurations register, mutation before validation."""
         if review.kind == POD and review.operation == "CREATE":
             return self._reviewer.mutate_pods, self._reviewer.validate_pods
         if review.kind in (RESOURCE_CLAIM, RESOURCE_CLAIM_TEMPLATE):
@@ -165,7 +165,7 @@ def _review_request(review: AdmissionReview, obj: Object) -> ReviewRequest:
 
 ADMIN_USER = "admin"
 ApiOfUser = Callable[[str], KubeApi]
-"""The API server as somebody (by name) asks it."""
+"""An API client by the name of its user."""
 
 
 class TwinCluster(ClusterControl, frozen=True, kw_only=True):
@@ -179,7 +179,7 @@ class TwinCluster(ClusterControl, frozen=True, kw_only=True):
 async def twin_cluster(
     racks: SimulatedRacks, folder: Path, chance: ClockAndRandom | None = None, *, elected: bool = False
 ) -> AsyncIterator[TwinCluster]:
-    """The trays of `twin` in a cluster of their own; `folder` is made anew for their files.
+    """The trays of `racks` as a simulated cluster; `folder` is made anew for their files.
 
     `elected`: two replicas of Rackloom's controllers, of which the Lease says who leads.
     """
@@ -224,7 +224,7 @@ async def twin_cluster(
 async def twin_nodes(
     racks: SimulatedRacks, folder: Path, api: KubeApi
 ) -> AsyncIterator["asyncio.Task[None]"]:
-    """The trays of `twin` as nodes of a cluster that others run, with their plugins and IMEX daemons.
+    """The trays of `racks` as nodes of an existing cluster, with their plugins and IMEX daemons.
 
     They leave the cluster at the end. The task ends only when something is wrong.
     """
@@ -242,7 +242,7 @@ async def twin_nodes(
 
 
 def _controller_term(clock: ControllersClock, rng: random.Random) -> ControllerTerm:
-    """What the controllers of a cluster do."""
+    """The production controllers, as one term of a leader."""
     settings = ControllerSettings(daemon=ImexDaemonSettings(image="rackloom"))
     return lambda api: Leadership(api, settings, "twin", clock, rng).lead()
 

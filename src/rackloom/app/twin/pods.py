@@ -42,7 +42,7 @@ from rackloom.lab.nodes.pods import ContainerRuntime, DeviceManager
 
 
 class AddressedKubelets(SimulatedKubelets):
-    """As other kubelets; `planned` is the address (by node) of the next IMEX daemon's pod there."""
+    """Kubelets with a plan: `planned` is the address, by node, of the next IMEX daemon's pod there."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ log = structlog.get_logger(__name__)
 
 
 class PodPrograms:
-    """`Containers` of the twin's pods. `home` is for the files that a container sees as its own."""
+    """The container runtime of the twin's pods. `home` holds the files that containers mount."""
 
     def __init__(self, api: KubeApi, home: Path, cdi: CdiFiles, network: ImexNetwork) -> None:
         self._api = api
@@ -88,7 +88,7 @@ class PodPrograms:
         self._network = network
 
     async def run(self, node: str, pod: Object, ready: ReadyCallback) -> int:
-        """The exit code, once it ends by itself; 1 for a program that fails, as its log then says why."""
+        """The exit code of a program that ends by itself; 1 where it fails, and the log says why."""
         try:
             return await self._run(node, pod, ready)
         except Exception as error:
@@ -169,7 +169,7 @@ async def _run_workload(pod: Object, ready: ReadyCallback) -> int:
 
 
 async def _until_ready(control: InMemoryImexControl, running: "asyncio.Task[None]") -> None:
-    """The answer that probes wait for."""
+    """Wait until the daemon answers its readiness probe."""
     while not running.done():
         with contextlib.suppress(Retry):
             await control.local_status()
@@ -178,7 +178,7 @@ async def _until_ready(control: InMemoryImexControl, running: "asyncio.Task[None
 
 
 def _arguments_of(container: Object) -> tuple[str, ...]:
-    """The words after `rackloom` with which a container is started."""
+    """The arguments with which a container runs `rackloom`."""
     words = (*container.get("command", ()), *container.get("args", ()))
     return words[1:] if words[:1] == ("rackloom",) else words
 

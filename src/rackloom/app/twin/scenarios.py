@@ -88,7 +88,7 @@ class RealSite(SiteControl):
     async def rest(
         self, tenant: str | None, method: str, path: str, body: Json | None = None
     ) -> RestAnswer | None:
-        """Over the socket."""
+        """One request over the socket."""
         org, role = (tenant, Role.TENANT_ADMIN) if tenant else (DEMO_ORG, Role.PROVIDER_ADMIN)
         if self._service is None:
             return None
@@ -122,9 +122,9 @@ class RealSite(SiteControl):
 
 
 VIRTUAL_SEED = 8
-"""Of virtual time: the order of what is due together, and the delays of the network."""
+"""Fixes the order of simultaneous events and the delays of the network in virtual time."""
 ANSWER_SECONDS = (0.002, 0.02)
-"""The shortest and the longest that a virtual API server takes for a call."""
+"""Shortest and longest time in which the API server answers in virtual time."""
 
 LineListener = Callable[[PlayedStep], None]
 

@@ -131,7 +131,7 @@ async def run_switches(home: Home, racks: RackSetup) -> AsyncIterator[TwinSite]:
 
 
 def _persist_fabric(fabric: SimulatedFabric, file: Path) -> None:
-    """Give the fabric what it remembered, and write down what it does from now on."""
+    """Restore the fabric from its file, and write every later change to it."""
     if file.exists():
         fabric.restore(_read_json(file, FabricSnapshot))
     fabric.on_change(lambda snapshot: write_durably(file, msgspec.json.encode(snapshot)))
@@ -165,18 +165,18 @@ class EmbeddedSite(msgspec.Struct, frozen=True):
     issuer: LocalIssuer
     store: Store
     deps: ApiDeps
-    """What REST was made from: the clock, and what wakes the reconciler."""
+    """The dependencies of REST, such as the clock and the wake-up of the reconciler."""
     app: FastAPI
     """REST, as it answers at `url`."""
     source: SiteSource
-    """What the rack map at `url` is drawn from; it draws a cluster as soon as it is given one."""
+    """The data of the rack map at `url`; the map shows a cluster once `source.cluster` is set."""
     reconciling: "asyncio.Task[None]"
     """Ends only when something is wrong."""
 
 
 @asynccontextmanager
 async def embedded_site(home: Home, *, port: int, racks: int, profile: str) -> AsyncIterator[EmbeddedSite]:
-    """A site that answers while the context is entered. What cannot be is refused before a file is made."""
+    """A site that answers while the context is entered. Refused before any file is written."""
     opened = open_embedded_home(home, racks=racks, profile=profile)
     async with opened as (store, twin), embedded_service(home, store, twin, port) as running:
         yield running

@@ -112,7 +112,7 @@ class RunningTwin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kubelets(self) -> SimulatedKubelets:
-        """What runs their pods."""
+        """The kubelets that run their pods."""
         return self.cluster.nodes.kubelets
 
     @property
@@ -141,7 +141,7 @@ async def running_twin(home: Home, *, port: int, racks: int, profile: str) -> As
 
 
 def _change_counter(kube: FakeKube) -> Callable[[], int]:
-    """Counts what changes in a cluster, without the heartbeats of its nodes: they change no picture."""
+    """Counts changes of a cluster, without the heartbeats of nodes, which the map does not show."""
     seen = 0
 
     def hear(kind: ResourceKind, _: Object) -> None:
@@ -156,12 +156,12 @@ def _change_counter(kube: FakeKube) -> Callable[[], int]:
 
 
 REQUESTS_PER_SECOND, BURST = 400.0, 2000
-"""At an API server of others: one process speaks for all kubelets and plugins."""
+"""Client-side limits at a real API server, where one process acts for all kubelets and plugins."""
 Announce = Callable[[str], None]
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for."""
+    """The options of the command line."""
 
     port: int
     racks: int
@@ -224,7 +224,7 @@ async def _with_real_cluster(
 
 
 async def freeze_after_start(nodes: TrayNodes) -> None:
-    """Leave what a start has made out of later garbage collections.
+    """Exclude the objects of the start from later garbage collections.
 
     With 1,800 nodes each full collection would stop REST for half a second, and find nothing.
     """

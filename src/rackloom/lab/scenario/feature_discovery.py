@@ -1,4 +1,7 @@
-"""The API client of GPU Feature Discovery, whose labels may come late."""
+"""The API client of GPU Feature Discovery, which may write its labels late.
+
+The real one checks the GPUs once a minute, so a label may be as old as that.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,7 +18,7 @@ _RETRY_SECONDS = 1.0
 
 
 class FeatureDiscovery(DirectApi):
-    """The API server as it asks it. `lag` is how long its labels come late: it looks once a minute."""
+    """Delays each write by `lag` seconds."""
 
     def __init__(self, kube: FakeKube) -> None:
         super().__init__(kube, DISCOVERY_USER)
@@ -32,7 +35,7 @@ class FeatureDiscovery(DirectApi):
         subresource: str = "",
         dry_run: bool = False,
     ) -> Object:
-        """Write a label now, or (then without an answer) when it is its time."""
+        """Write now, or later; a late write has no answer. Writes stay in order while one is late."""
         if dry_run or (not self.lag and not self._late):
             return await super().patch(kind, name, namespace, patch, subresource=subresource, dry_run=dry_run)
         task = asyncio.create_task(self._write_late(kind, name, patch))

@@ -113,6 +113,7 @@ class _Player:
         if step.at is not None:
             await asyncio.sleep(max(0.0, step.at - self._now()))
         began = self._now()
+        # From here on `previous` is fixed: all checks of this step compare with the same values.
         self._stage.begin_step()
         try:
             ok, seen = True, await self._come_about(step)

@@ -49,7 +49,7 @@ class MadeInstance(MadeObject, frozen=True):
     machine: str
 
 
-class RestClient:
+class ScenarioRestClient:
     """All tenants of a scenario, and the operator."""
 
     def __init__(self, site: RestSite) -> None:

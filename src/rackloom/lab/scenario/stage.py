@@ -36,7 +36,7 @@ from rackloom.lab.nodes.trays import TrayNodes
 from rackloom.lab.scenario.controllers import ControllerProcess, ControllerReplicas, ControllersClock
 from rackloom.lab.scenario.feature_discovery import FeatureDiscovery
 from rackloom.lab.scenario.model import NotObserved
-from rackloom.lab.scenario.rest_client import Json, RestAnswer, RestClient
+from rackloom.lab.scenario.rest_client import Json, RestAnswer, ScenarioRestClient
 from rackloom.lab.switches.fabric import (
     FabricGpu,
     FabricPartition,
@@ -165,7 +165,6 @@ class Truth:
         """The chassis of each rack at the start."""
         self._machines = [_machines_by_tray(switch.fabric) for switch in switches]
         self._before = {id(switch.fabric): switch.fabric.snapshot() for switch in switches}
-        self._made: Counter[tuple[int, int]] = Counter()
         self._nodes = nodes
         self._names = [
             [node.name for node in nodes or () if node.domain == switch.fabric.domain] for switch in switches
@@ -187,10 +186,6 @@ class Truth:
             if found := _gpus_in(switch.fabric, machine):
                 return switch, found
         raise NotObserved(f"no fabric shows a GPU of machine {machine}")
-
-    def times_made(self, fabric: SimulatedFabric, partition: int) -> int:
-        """How often a partition with this id has come into being since the start."""
-        return self._made[id(fabric), partition]
 
     @contextmanager
     def another_writer(self) -> Iterator[None]:
@@ -218,6 +213,7 @@ class Truth:
     def clique(self, node: str) -> str | None:
         """What the label of a node must be, read off the true fabric; None: there must be none."""
         fabric, gpus = self.gpus_of(node)
+        # GPU Feature Discovery labels a node only where all its GPUs report the same partition.
         held = {fabric.partition_of(gpu.guid) for gpu in gpus}
         if len(held) != 1 or 0 in held or node in self.joining:
             return None
@@ -229,10 +225,7 @@ class Truth:
         """Compare a change with what may never happen."""
         before, self._before[id(fabric)] = self._before[id(fabric)], after
         self.judged += 1
-        known = {partition.id for partition in before.partitions}
-        self._made.update(
-            (id(fabric), partition.id) for partition in after.partitions if partition.id not in known
-        )
+        # S1 binds the switch itself. S2 and S4 bind the service, so another writer's change breaks neither.
         self._one_partition_each(after)
         if not self._is_foreign_change:
             self._tenants_apart(before, after)
@@ -299,7 +292,7 @@ class Stage:
 
     def __init__(self, site: SiteControl, cluster: ClusterControl | None = None) -> None:
         self.site = site
-        self.rest = RestClient(site)
+        self.rest = ScenarioRestClient(site)
         self.truth = Truth(site.switches, self.rest.holder, cluster.nodes if cluster else None)
         self.damage = Damage()
         self.lists_read: dict[str, tuple[SwitchControl, FabricPartition]] = {}

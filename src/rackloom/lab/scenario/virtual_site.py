@@ -37,10 +37,10 @@ from rackloom.lab.virtual.service import (
 from rackloom.topology import profiles
 
 INTERVAL_SECONDS = 60.0
-"""Seconds between two passes over a domain where nothing happens, as in a real service."""
+"""Seconds between two passes over a domain without changes, as in a real service."""
 OPERATOR_ORG = "operator"
 ACCEPTED_STATUS = 202
-"""Answered with a word, not with JSON."""
+"""Its body is plain text, not JSON."""
 LATE_SECONDS = 12.0
 """Seconds; the driver gives up after 10."""
 SLOW_SECONDS = 2.0
@@ -76,12 +76,12 @@ class VirtualSite(SiteControl):
         self._tokens: dict[str, str] = {}
         self._records = records
         self._fuses: list[tuple[int, list[tuple[ServiceProcess, int]]]] = []
-        """For each death that was asked for: the point, and which lives end at which of theirs."""
+        """For each `kill_at`: the point, and the processes with the crash point at which each is to end."""
 
     async def rest(
         self, tenant: str | None, method: str, path: str, body: Json | None = None
     ) -> RestAnswer | None:
-        """Straight into the application of the process that lives."""
+        """One request to the application of a living process."""
         org, role = (tenant, Role.TENANT_ADMIN) if tenant else (OPERATOR_ORG, Role.PROVIDER_ADMIN)
         raw = None if body is None else msgspec.json.encode(body)
         url_path = f"/v2/org/{org}/nico/{path}"
@@ -93,7 +93,7 @@ class VirtualSite(SiteControl):
         return RestAnswer(status, None if is_text else msgspec.json.decode(content))
 
     async def kill(self, down: float) -> None:
-        """The process gets no further; another starts on the same records."""
+        """Kill all replicas; new ones start on the same records."""
         self._killed += len(self._service.living)
         self._service.downtime = down
         for life in self._service.living:
@@ -107,14 +107,14 @@ class VirtualSite(SiteControl):
         return self._killed + sum(_reached_fuse(*live) for _, lives in self._fuses for live in lives)
 
     def kill_at(self, point: int) -> None:
-        """The process is killed at its so-and-so-many-th next write or call."""
+        """Set a fuse on each replica, `point` writes or calls from here."""
         lives = [(life, life.points + point) for life in self._service.living]
         for life, fuse in lives:
             life.fuse = fuse
         self._fuses.append((point, lives))
 
     def set_clock(self, by: float) -> None:
-        """What the machine believes."""
+        """Move the service's wall clock."""
         self._service.skew += by
 
     def spoil(self, switch: int, how: NetworkFault) -> None:
@@ -130,14 +130,14 @@ class VirtualSite(SiteControl):
             network.notice_loss = NOTICE_LOSS_RATE
 
     def untaken(self) -> Sequence[str]:
-        """Changes to come, and points that no life reached."""
+        """Fates of changes that nobody asked for yet, and crash points that no process reached."""
         trips = [len(switch.network.next_mutations) for switch in self.switches]
         points = [point for point, lives in self._fuses if not any(_reached_fuse(*live) for live in lives)]
         changes = [f"{count} changes of rack {rack}" for rack, count in enumerate(trips, 1) if count]
         return changes + [f"the service's death at its point {point}" for point in points]
 
     def mend(self) -> None:
-        """As good as at the start."""
+        """Reset the clock and the networks."""
         self._service.skew = 0.0
         for switch in self.switches:
             switch.network.heal()
@@ -153,7 +153,7 @@ class VirtualSite(SiteControl):
 
 
 def _reached_fuse(life: ServiceProcess, fuse: int) -> bool:
-    """Whether a life came to the point that was set for it, and to no other since."""
+    """Whether a process ended at this fuse. A later fuse replaces an earlier one, which never strikes."""
     return life.fuse == fuse and life.points >= fuse
 
 
@@ -165,7 +165,7 @@ _CALL_FATES = {
 
 
 def virtual_wall() -> float:
-    """Seconds since the epoch, as whoever has a true clock says."""
+    """Seconds since the epoch by a clock without skew."""
     return SERVICE_EPOCH + asyncio.get_running_loop().time()
 
 
@@ -206,6 +206,6 @@ async def virtual_site(
 
 
 async def _wait_until_open(service: SimulatedService) -> None:
-    """Each process has read the domains that are its to carve."""
+    """Wait until each replica has made its first pass over its domains."""
     while not all(process.is_open for process in service.processes):  # noqa: ASYNC110 (a plane tells of the first only)
         await asyncio.sleep(CONNECT_FAILURE_SECONDS)
