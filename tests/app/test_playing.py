@@ -28,7 +28,7 @@ def named(speed):
 
 @pytest.mark.parametrize("name", named("virtual"))
 def test_in_virtual_time(name):
-    played = play_scenario(known(name), speed="virtual", home=None, tell=ignore)
+    played = play_scenario(known(name), speed="virtual", home=None, report=ignore)
     assert outcome(played) == []
     assert played.ok
     assert played.observed == played.expected > 0
@@ -36,21 +36,21 @@ def test_in_virtual_time(name):
 
 @pytest.mark.parametrize("name", ["partition-gone", "service-killed", "tray-swapped", "reply-lost"])
 def test_over_sockets_in_real_time(name):
-    played = play_scenario(known(name), speed="real", home=None, tell=ignore)
+    played = play_scenario(known(name), speed="real", home=None, report=ignore)
     assert outcome(played) == []
     assert played.ok
 
 
 @pytest.mark.parametrize("name", ["tray-split-loses-label", "gpu-xid", "watches-expire"])
 def test_with_a_cluster(name):
-    played = play_scenario(known(name), speed="real", home=None, tell=ignore)
+    played = play_scenario(known(name), speed="real", home=None, report=ignore)
     assert outcome(played) == []
     assert played.ok
 
 
 @pytest.mark.parametrize("name", ["service-dies-at-each-write", "imex-index-churn", "nmxm-list-race"])
 def test_virtual_time_is_the_same_every_time(name):
-    first, second = (play_scenario(known(name), speed="virtual", home=None, tell=ignore) for _ in range(2))
+    first, second = (play_scenario(known(name), speed="virtual", home=None, report=ignore) for _ in range(2))
     assert first == second
 
 
@@ -71,7 +71,7 @@ def test_virtual_time_is_the_same_every_time(name):
 )
 def test_what_is_not_so_is_not_observed(step, seen):
     scenario = parse_scenario(f"{HEAD}{CARVED}{READY}[[step]]\n{step}\n", "wrong", "wrong.toml")
-    played = play_scenario(scenario, speed="virtual", home=None, tell=ignore)
+    played = play_scenario(scenario, speed="virtual", home=None, report=ignore)
     assert not played.ok
     assert played.observed == played.expected - 1
     assert played.lines[-1].seen.startswith(seen)
@@ -80,7 +80,7 @@ def test_what_is_not_so_is_not_observed(step, seen):
 def test_a_request_that_is_refused_ends_the_scenario():
     more = '[[step]]\ndo = "make-instances"\ngroup = "more"\nvpc = "net"\ncount = 18\n'
     played = play_scenario(
-        parse_scenario(HEAD + CARVED + more + END, "x", "x"), speed="virtual", home=None, tell=ignore
+        parse_scenario(HEAD + CARVED + more + END, "x", "x"), speed="virtual", home=None, report=ignore
     )
     assert not played.ok
     assert played.lines[-1].seen.startswith("POST instance/batch: 4")
@@ -88,10 +88,10 @@ def test_a_request_that_is_refused_ends_the_scenario():
 
 def test_a_speed_that_cannot_play_it_is_refused_before_anything_starts():
     with pytest.raises(Refused, match=r"cannot be played in real time: steps \d+.*--speed virtual"):
-        play_scenario(known("clock-set-back"), speed="real", home=None, tell=ignore)
+        play_scenario(known("clock-set-back"), speed="real", home=None, report=ignore)
 
 
 def test_a_home_that_is_given_is_kept(tmp_path):
     home = tmp_path / "home"
-    assert play_scenario(known("reply-lost"), speed="real", home=home, tell=ignore).ok
+    assert play_scenario(known("reply-lost"), speed="real", home=home, report=ignore).ok
     assert (home / "site.db").exists()

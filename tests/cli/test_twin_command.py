@@ -46,7 +46,7 @@ def test_json(rackloom):
     played = json.loads(told)
     assert code == 0
     assert played["ok"] is True
-    assert played["observed"] == played["expected"] == 5
+    assert played["observed"] == played["expected"] == 6
     assert set(played["lines"][0]) == {"step", "began", "ended", "what", "ok", "seen"}
 
 

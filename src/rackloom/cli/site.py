@@ -144,8 +144,8 @@ def play(
     )  # What is wrong with it is told before a whole site is imported.
     from rackloom.app.twin.scenarios import play_scenario
 
-    show = (lambda _: None) if as_json else (lambda played: print(render_step(played), flush=True))
-    played = play_scenario(scenario, speed=speed, home=home, tell=show)
+    report = (lambda _: None) if as_json else (lambda played: print(render_step(played), flush=True))
+    played = play_scenario(scenario, speed=speed, home=home, report=report)
     if as_json:
         import msgspec
 

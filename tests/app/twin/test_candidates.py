@@ -5,13 +5,13 @@ import random
 from contextlib import suppress
 from types import SimpleNamespace
 
-from rackloom.app.twin.controllers import CLIENT_TIMEOUT, ApiLink, ClockAndRandom, ControllerReplicas
 from rackloom.claim.kube.api import KubeError
 from rackloom.claim.kube.leader import LeaderElection, LeaseTimings
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 from rackloom.core.kubernetes.objects import LEASE, NODE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.scenario.controllers import CLIENT_TIMEOUT, ApiLink, ClockAndRandom, ControllerReplicas
 from rackloom.lab.virtual import event_loop
 from rackloom.lab.virtual.event_loop import loop_wall_time
 

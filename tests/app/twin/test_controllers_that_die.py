@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from rackloom.app.twin.cluster import DISCOVERY_USER, FeatureDiscovery
-from rackloom.app.twin.controllers import RESTART_SECONDS, ControllerProcess
 from rackloom.core.kubernetes.objects import NODE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.scenario.controllers import RESTART_SECONDS, ControllerProcess
+from rackloom.lab.scenario.feature_discovery import DISCOVERY_USER, FeatureDiscovery
 from rackloom.lab.virtual import event_loop
 
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from rackloom.lab.scenario import model
-from rackloom.lab.scenario.reading import shipped_scenarios, step_types
-from rackloom.lab.scenario.site_expectations import ExpectFinding, ExpectNoFinding
+from rackloom.lab.scenario.reading import shipped_scenarios
+from rackloom.lab.scenario.site_expectations import finding, no_finding
 
 PAGE = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
 ASKED = {
@@ -45,27 +45,26 @@ HEALING = {
 
 
 def kind_of(step):
-    return step.__struct_config__.tag
+    return step.step_kind.name
 
 
 def key_of(step):
     """The fault that a step plants: its kind, and which of several ways."""
-    return " ".join([kind_of(step), *(str(getattr(step, name)) for name in _ways(type(step)))])
+    return " ".join([kind_of(step), *(str(getattr(step, name)) for name in _ways(step.step_kind))])
 
 
 def _ways(kind):
     """The fields of a kind that say which of several things happens, and what each may say."""
-    hints = typing.get_type_hints(kind)
     return {
-        field.name: typing.get_args(hints[field.name])
-        for field in msgspec.structs.fields(kind)
-        if typing.get_origin(hints[field.name]) is typing.Literal
+        field.name: typing.get_args(field.type)
+        for field in msgspec.structs.fields(kind.struct)
+        if typing.get_origin(field.type) is typing.Literal
     }
 
 
 def every_fault():
     """All that the language can plant."""
-    for name, kind in step_types(model.Action).items():
+    for name, kind in model.ACTIONS.items():
         for chosen in itertools.product(*_ways(kind).values()):
             fault = " ".join([name, *chosen])
             if name not in ASKED | HEALING and fault not in HEALING:
@@ -78,7 +77,7 @@ def found_in(scenario):
     for step in scenario.steps:
         if isinstance(step, model.Action) and kind_of(step) not in ASKED:
             planted = key_of(step)
-        elif isinstance(step, ExpectFinding) and planted is not None:
+        elif step.step_kind is finding and planted is not None:
             yield planted
 
 
@@ -107,7 +106,7 @@ def test_the_page_tells_of_no_fault_that_there_is_not():
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.name)
 def test_what_the_doctor_finds_names_the_object_that_was_broken(scenario):
     for step in scenario.steps:
-        if isinstance(step, ExpectFinding):
+        if step.step_kind is finding:
             assert step.subject or step.instance or step.tray is not None or step.rack is not None, step
 
 
@@ -115,5 +114,5 @@ def test_what_the_doctor_finds_names_the_object_that_was_broken(scenario):
 def test_nothing_is_left_to_be_found_in_the_end(scenario):
     """Of the whole picture, and after the last thing that was done."""
     last = max(at for at, step in enumerate(scenario.steps) if isinstance(step, model.Action))
-    after = [step for step in scenario.steps[last:] if isinstance(step, ExpectNoFinding)]
+    after = [step for step in scenario.steps[last:] if step.step_kind is no_finding]
     assert [step.check for step in after] == [""]

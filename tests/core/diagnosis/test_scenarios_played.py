@@ -19,7 +19,7 @@ BROKEN = HEAD + "racks = 2\n" + CARVED + READY + BREAKS
 def outcome(*steps):
     text = BROKEN + "\n".join(f"[[step]]\n{step}\nwithin = 5\n" for step in steps)
     played = play_scenario(
-        parse_scenario(text, "x", "x.toml"), speed="virtual", home=None, tell=lambda _: None
+        parse_scenario(text, "x", "x.toml"), speed="virtual", home=None, report=lambda _: None
     )
     return played.ok, played.lines[-1].seen
 

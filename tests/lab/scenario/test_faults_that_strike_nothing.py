@@ -12,7 +12,7 @@ HEAL = '[[step]]\ndo = "heal"\n'
 
 def last_line(text):
     scenario = parse_scenario(text, "x", "x.toml")
-    played = play_scenario(scenario, speed="virtual", home=None, tell=lambda _: None)
+    played = play_scenario(scenario, speed="virtual", home=None, report=lambda _: None)
     return played.ok, played.lines[-1].what, played.lines[-1].seen
 
 

@@ -29,7 +29,7 @@ def up_to_bound():
 )
 def test_what_is_not_so_of_a_gang_is_not_observed(wrong, seen):
     scenario = parse_scenario(f"{up_to_bound()}{GANG.replace('60', '1')}{wrong}\n", "x", "x.toml")
-    played = play_scenario(scenario, speed="virtual", home=None, tell=lambda _: None)
+    played = play_scenario(scenario, speed="virtual", home=None, report=lambda _: None)
     assert not played.ok
     assert played.lines[-1].seen.startswith(seen)
     assert played.observed == played.expected - 1
@@ -40,7 +40,7 @@ def test_a_gang_that_is_not_there():
         parse_scenario(f"{HEAD}{GANG.replace('60', '1')}seats = 1\n", "x", "x"),
         speed="virtual",
         home=None,
-        tell=lambda _: None,
+        report=lambda _: None,
     )
     assert (played.ok, played.lines[-1].seen) == (False, "there is no GangPlan train")
 
@@ -52,7 +52,7 @@ def test_a_file_in_which_something_breaks_does_not_say_that_nothing_does():
 
 def test_a_day_without_faults_keeps_what_is_asked_and_what_is_expected():
     calm = read_scenario(find_scenario(Path("node-lost"))).without_faults
-    kinds = [step.__struct_config__.tag for step in calm.steps]
+    kinds = [step.step_kind.name for step in calm.steps]
     assert "node-lost" not in kinds
     assert "node-back" not in kinds
     assert {"make-instances", "submit", "node"} <= set(kinds)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from rackloom.lab.scenario.model import NotObserved
-from rackloom.lab.scenario.stage import FabricTruth
+from rackloom.lab.scenario.stage import Truth
 from rackloom.lab.switches.fabric import FabricPartition, SeededNames, fabrics_of
 from rackloom.lab.switches.faults import NmxcFaults
 from rackloom.topology import profiles
@@ -22,7 +22,7 @@ def ground():
     site = build_site(profiles.load_rack("gb200-nvl72"), 1, SeededNames("ground"))
     (fabric,) = fabrics_of(site, "ground")
     fabric.delete(32766)
-    return FabricTruth([Switch(fabric)], {})
+    return Truth([Switch(fabric)], {})
 
 
 def guids(ground, tray):
@@ -52,7 +52,7 @@ def test_gpus_of_two_tenants_in_what_the_service_made_break_s2(ground):
 def test_two_tenants_in_what_a_hand_made_are_not_the_service_s_doing(ground):
     give(ground, 0, "red")
     give(ground, 1, "blue")
-    with ground.hand():
+    with ground.another_writer():
         ground.rack(1).fabric.create("theirs", guids(ground, 0) + guids(ground, 1))
     assert ground.broken == []
 
@@ -61,7 +61,7 @@ def test_a_gpu_in_two_partitions_breaks_s1_whoever_did_it(ground):
     fabric = ground.rack(1).fabric
     fabric.create("one", guids(ground, 0))
     fabric.partitions[7] = FabricPartition(id=7, name="two", guids=guids(ground, 0))
-    with ground.hand():
+    with ground.another_writer():
         fabric.create("three", guids(ground, 1))
     assert ground.broken == ["S1: 4 GPUs of 'two' are in another partition too"]
 
@@ -69,9 +69,9 @@ def test_a_gpu_in_two_partitions_breaks_s1_whoever_did_it(ground):
 @pytest.mark.parametrize("change", ["delete", "take"])
 def test_changing_what_somebody_made_by_hand_breaks_s4(ground, change):
     fabric = ground.rack(1).fabric
-    with ground.hand():
+    with ground.another_writer():
         number = fabric.create("theirs", guids(ground, 0))
-    ground.by_hand["theirs"] = fabric, fabric.partitions[number]
+    ground.foreign["theirs"] = fabric, fabric.partitions[number]
     if change == "delete":
         fabric.delete(number)
     else:
@@ -83,11 +83,11 @@ def test_a_seat_knows_its_gpus_until_they_are_pulled(ground):
     fabric = ground.rack(1).fabric
     gpu = fabric.gpus[guids(ground, 3)[0]]
     machine = f"{gpu.chassis_serial}-{gpu.slot}".lower()
-    switch, gpus = ground.seat(machine)
+    switch, gpus = ground.locate(machine)
     assert switch is ground.rack(1)
     assert [one.module_id for one in gpus] == [1, 2, 3, 4]
     fabric.remove_gpus(guids(ground, 3))
     with pytest.raises(NotObserved, match="no fabric shows a GPU"):
-        ground.seat(machine)
+        ground.locate(machine)
     fabric.insert_gpus(msgspec.structs.replace(one, guid=one.guid + 1) for one in gpus)
-    assert len(ground.seat(machine)[1]) == 4
+    assert len(ground.locate(machine)[1]) == 4

@@ -8,9 +8,10 @@ from tests.lab.scenario.texts import END, HEAD
 
 from rackloom.app.twin.scenarios import play_scenario
 from rackloom.claim.kube.leader import LeaderElection
-from rackloom.lab.scenario.control_plane import ExpectLeader, LeaderFaults
+from rackloom.lab.scenario.control_plane import leader
 from rackloom.lab.scenario.model import NotObserved
 from rackloom.lab.scenario.reading import parse_scenario
+from rackloom.lab.scenario.stage import Stage
 
 TWO = f"{HEAD}candidates = 2\n"
 LEADER = '[[step]]\nexpect = "leader"\nwithin = 60\n'
@@ -21,7 +22,7 @@ CONNECTED = '[[step]]\ndo = "leader-connected"\nat = 30\n'
 
 def played(*steps):
     scenario = parse_scenario("".join((TWO, *steps)), "x", "x.toml")
-    return play_scenario(scenario, speed="virtual", home=None, tell=lambda _: None)
+    return play_scenario(scenario, speed="virtual", home=None, report=lambda _: None)
 
 
 def test_a_new_leader_is_seen_for_a_while():
@@ -33,19 +34,23 @@ def test_the_one_before_is_whom_the_step_before_saw():
     async def named(*_):
         return {"spec": {"holderIdentity": candidates.leader}}
 
-    async def looks():
-        await hands.leader(first)
+    async def checks():
+        await first.run(stage)
+        stage.begin_step()
         with pytest.raises(NotObserved, match="a still leads"):
-            await hands.leader(second)
+            await second.run(stage)
         candidates.leader = "b"
-        assert [await hands.leader(second) for _ in "xy"] == ["b leads, as the Lease says; before, a did"] * 2
+        assert [await second.run(stage) for _ in "xy"] == ["b leads, as the Lease says; before, a did"] * 2
+        stage.begin_step()
         with pytest.raises(NotObserved, match="b still leads"):
-            await hands.leader(third)
+            await third.run(stage)
 
     candidates = SimpleNamespace(overlaps=[], leader="a")
-    hands = LeaderFaults(candidates, SimpleNamespace(get=named))
-    first, second, third = (ExpectLeader(within=1, changed=changed) for changed in (False, True, True))
-    asyncio.run(looks())
+    kube = SimpleNamespace(store=SimpleNamespace(listeners=[]))
+    cluster = SimpleNamespace(candidates=candidates, api=SimpleNamespace(get=named), nodes=(), kube=kube)
+    stage = Stage(SimpleNamespace(switches=()), cluster)
+    first, second, third = (leader(within=1, changed=changed) for changed in (False, True, True))
+    asyncio.run(checks())
 
 
 @pytest.mark.parametrize(("last", "what"), [(END, "expect invariants"), (NODE, "the end")])

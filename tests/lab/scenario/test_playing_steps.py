@@ -1,17 +1,20 @@
 """The player in virtual time, with hands of the test's own: order, patience, and never a vacuous pass."""
 
 import asyncio
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
 from rackloom.errors import Refused
-from rackloom.lab.scenario import model, site_expectations, tenants
+from rackloom.lab.scenario import playing, site_expectations, tenants
+from rackloom.lab.scenario.every_layer import heal, invariants
 from rackloom.lab.scenario.model import NotObserved, Scenario
 from rackloom.lab.scenario.playing import describe_step, play_steps, render_step, render_summary
 from rackloom.lab.virtual import event_loop
 
-HEAL = model.Heal()
-SEEN = site_expectations.ExpectInvariants(within=10)
+HEAL = heal()
+SEEN = invariants(within=10)
 
 
 def now():
@@ -23,18 +26,19 @@ def played(*steps, look=None, act=None, end=None):
         return "done"
 
     async def main():
-        hands = {
-            model.Heal: act or fine,
-            site_expectations.ExpectInvariants: look or fine,
-            model.End: end or fine,
-        }
         lines = []
         scenario = Scenario(name="x", title="t", seen="s", racks=1, profile="p", steps=steps)
-        result = await play_steps(scenario, "virtual", hands, lines.append)
+        stage = SimpleNamespace(begin_step=lambda: None)
+        result = await play_steps(scenario, "virtual", stage, lines.append)
         assert tuple(lines) == result.lines
         return result
 
-    return event_loop.run_simulation(1, main)
+    with (
+        patch.object(heal, "run", act or fine),
+        patch.object(invariants, "run", look or fine),
+        patch.object(playing, "require_end", end or (lambda _: None)),
+    ):
+        return event_loop.run_simulation(1, main)
 
 
 def true_from(second, until=float("inf")):
@@ -47,13 +51,13 @@ def true_from(second, until=float("inf")):
 
 
 def test_steps_wait_for_their_time():
-    result = played(model.Heal(at=5.0), model.Heal(), model.Heal(at=60.0), SEEN)
+    result = played(heal(at=5.0), heal(), heal(at=60.0), SEEN)
     assert [line.began for line in result.lines] == [5.0, 5.0, 60.0, 60.0]
     assert (result.ok, result.expected, result.observed) == (True, 1, 1)
 
 
 def test_a_step_whose_time_has_passed_comes_at_once():
-    result = played(SEEN, model.Heal(at=1.0), look=true_from(4.0))
+    result = played(SEEN, heal(at=1.0), look=true_from(4.0))
     assert [line.began for line in result.lines] == [0.0, 4.0]
 
 
@@ -68,7 +72,7 @@ def test_an_expectation_that_comes_too_late_fails_with_what_was_seen_instead():
 
 
 def test_what_must_stay_and_does_not_fails():
-    stays = site_expectations.ExpectInvariants(within=10, stays=5)
+    stays = invariants(within=10, stays=5)
     assert played(stays, look=true_from(2.0)).lines[0].seen == "at 7.0; for 5 s"
     gone = played(stays, look=true_from(2.0, until=6.0))
     assert (gone.ok, gone.lines[0].seen) == (False, "it did not stay so for 5 s: not at 6.0")
@@ -90,14 +94,13 @@ def test_an_action_that_does_not_come_about_fails_the_scenario(error):
 
 
 def test_how_a_step_is_told():
-    step = tenants.MakeInstances(group="job", vpc="net", count=4, tenant="blue")
+    step = tenants.make_instances(group="job", vpc="net", count=4, tenant="blue")
     assert describe_step(step) == "make-instances group job vpc net count 4 tenant blue"
     assert (
-        describe_step(site_expectations.ExpectPartitions(within=5, count=0))
-        == "expect partitions within 5 count 0"
+        describe_step(site_expectations.partitions(within=5, count=0)) == "expect partitions within 5 count 0"
     )
     assert (
-        describe_step(site_expectations.ExpectTogether(within=1, groups=("a", "b")))
+        describe_step(site_expectations.together(within=1, groups=("a", "b")))
         == "expect together within 1 groups a,b"
     )
 
@@ -109,7 +112,7 @@ def test_a_transcript_tells_what_was_not_seen():
 
 
 def test_a_fault_that_struck_nothing_fails_the_scenario_after_its_last_step():
-    async def end(_):
+    def end(_):
         raise NotObserved("still to come: 1 calls of Hello of rack 1")
 
     result = played(HEAL, SEEN, end=end)
@@ -118,7 +121,7 @@ def test_a_fault_that_struck_nothing_fails_the_scenario_after_its_last_step():
 
 
 def test_what_fails_before_is_not_told_of_the_end():
-    async def end(_):
+    def end(_):
         raise AssertionError
 
     assert len(played(SEEN, HEAL, look=true_from(99.0), end=end).lines) == 1

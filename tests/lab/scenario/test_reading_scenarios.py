@@ -7,14 +7,13 @@ from inline_snapshot import snapshot
 from tests.lab.scenario.texts import CARVED, END, HEAD
 
 from rackloom.errors import Refused
-from rackloom.lab.scenario import model, site_expectations, tenants
+from rackloom.lab.scenario import every_layer, model, tenants
 from rackloom.lab.scenario.reading import (
     find_scenario,
     parse_scenario,
     read_scenario,
     scenario_files,
     shipped_scenarios,
-    step_types,
 )
 
 
@@ -26,8 +25,8 @@ def refusal(text):
 
 def test_a_scenario_is_steps_in_order():
     read = parse_scenario(HEAD + CARVED + END, "incident", "incident.toml")
-    assert read.steps[2] == tenants.MakeInstances(group="job", vpc="net", count=2)
-    assert read.steps[-1] == site_expectations.ExpectInvariants(within=1)
+    assert read.steps[2] == tenants.make_instances(group="job", vpc="net", count=2)
+    assert read.steps[-1] == every_layer.invariants(within=1)
     assert (read.racks, read.profile, read.layers) == (1, "gb200-nvl72", {"carve"})
     assert read.speeds == {"real", "virtual"}
 
@@ -59,7 +58,29 @@ def test_an_unknown_key_of_the_head():
     assert refusal(HEAD + 'speed = "fast"\n' + END) == snapshot(
         "incident.toml: it has the unknown key `speed` / "
         "its keys are title, seen, faults (optional), racks (optional), profile (optional), "
-        "processes (optional), candidates (optional), controller (optional)"
+        "processes (optional), candidates (optional), controller (optional), setup (optional)"
+    )
+
+
+def test_a_setup_comes_before_the_steps_of_the_file():
+    read = parse_scenario(HEAD + 'setup = "four-trays"\n' + END, "x", "x.toml")
+    assert [step.step_kind.name for step in read.steps] == [
+        "make-logical-partition",
+        "make-vpc",
+        "make-instances",
+        "instances",
+        "together",
+        "invariants",
+    ]
+    wrong = '[[step]]\ndo = "tray-pulled"\ninstance = "job/5"\n'
+    assert refusal(HEAD + 'setup = "four-trays"\n' + wrong + END).startswith(
+        "incident.toml, line 4, step 1: instance: there is no instance 'job/5' yet / one of job/1, "
+    )
+
+
+def test_a_setup_that_is_not_there():
+    assert refusal(HEAD + 'setup = "four-tray"\n' + END).startswith(
+        "incident.toml: there is no setup 'four-tray' / four-trays, or one of four-trays, "
     )
 
 
@@ -315,6 +336,5 @@ def test_every_shipped_scenario_can_be_read_and_expects_something():
 
 
 def test_every_kind_of_step_is_used_by_a_shipped_scenario():
-    used = {type(step) for scenario in shipped_scenarios() for step in scenario.steps}
-    known = {**step_types(model.Action), **step_types(model.Expectation)}
-    assert {name for name, kind in known.items() if kind not in used} == set()
+    used = {step.step_kind for scenario in shipped_scenarios() for step in scenario.steps}
+    assert {*model.ACTIONS.values(), *model.EXPECTATIONS.values()} - used == set()

@@ -14,6 +14,8 @@ def test_they_stay_the_others():
         .read_text()
         .replace(SWAPPED, f"{SWAPPED}stays = 5\n")
     )
-    seen = play_scenario(parse_scenario(text, "x", "x.toml"), speed="virtual", home=None, tell=lambda _: None)
+    seen = play_scenario(
+        parse_scenario(text, "x", "x.toml"), speed="virtual", home=None, report=lambda _: None
+    )
     assert seen.ok, seen.lines[-1]
     assert any("swapped True" in line.what and line.seen.endswith("for 5 s") for line in seen.lines)

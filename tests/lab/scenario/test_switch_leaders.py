@@ -18,7 +18,7 @@ KNOWN = '[[step]]\nexpect = "no-finding"\nwithin = 60\n'
 def failed(*steps):
     text = "".join((HEAD, CARVED, READY, *steps))
     played = play_scenario(
-        parse_scenario(text, "x", "x.toml"), speed="virtual", home=None, tell=lambda _: None
+        parse_scenario(text, "x", "x.toml"), speed="virtual", home=None, report=lambda _: None
     )
     return [line.what for line in played.lines if not line.ok]
 
@@ -52,8 +52,8 @@ def test_a_standby_is_read_and_asked_for_no_change(monkeypatch):
         asked.append((self, rpc))
         return await once(self, rpc, request, expected=expected)
 
-    def meet(self):
-        url = stand_by(self)
+    async def meet(self):
+        url = await stand_by(self)
         standbys.append(self.others[url])
         return url
 

@@ -6,18 +6,18 @@ from types import SimpleNamespace
 import pytest
 
 from rackloom.lab.scenario import site_faults, switch_leaders
-from rackloom.lab.scenario.model import Heal
-from rackloom.lab.scenario.playing import site_handlers
-from rackloom.lab.scenario.stage import RestAnswer
+from rackloom.lab.scenario.every_layer import heal
+from rackloom.lab.scenario.rest_client import RestAnswer
+from rackloom.lab.scenario.stage import Stage
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
 from rackloom.lab.switches.faults import NmxcFaults
 from rackloom.topology import profiles
 from rackloom.topology.rack import build_site
 
-STOPS = site_faults.SwitchStops()
-MOVES = switch_leaders.SwitchLeaderMoves()
-ANSWERS = site_faults.SwitchAnswers()
-RESTARTS = site_faults.SwitchRestarts(forgets="names")
+STOPS = site_faults.switch_stops()
+MOVES = switch_leaders.switch_leader_moves()
+ANSWERS = site_faults.switch_answers()
+RESTARTS = site_faults.switch_restarts(forgets="names")
 
 
 class Switch:
@@ -41,28 +41,28 @@ class Switch:
 
 
 def done(*steps):
-    async def operate(*_):
+    async def rest(*_):
         return RestAnswer(200, None)
 
     async def whole():
         for step in steps:
-            await hands[type(step)](step)
+            await step.run(stage)
 
     site = build_site(profiles.load_rack("gb200-nvl72"), 1, SeededNames("stops"))
     (fabric,) = fabrics_of(site, "stops")
     switch = Switch(fabric)
-    there = SimpleNamespace(switches=[switch], operate=operate, untaken=tuple, mend=lambda: None)
-    hands = site_handlers(there)
+    there = SimpleNamespace(switches=[switch], rest=rest, untaken=tuple, mend=lambda: None)
+    stage = Stage(there)
     asyncio.run(whole())
     return switch.done
 
 
 def test_heal_starts_what_was_stopped():
-    assert done(STOPS, Heal()) == ["away", "back"]
+    assert done(STOPS, heal()) == ["away", "back"]
 
 
 @pytest.mark.parametrize(
     ("again", "by"), [(MOVES, ["moved"]), (ANSWERS, ["back"]), (RESTARTS, ["away", "back"])]
 )
 def test_heal_lets_be_what_answers_again(again, by):
-    assert done(STOPS, again, Heal()) == ["away", *by]
+    assert done(STOPS, again, heal()) == ["away", *by]

@@ -17,12 +17,12 @@ def test_what_is_asked_of_one_that_yielded_is_told_again() -> None:
         rack = SimRack(site.domains[0], fabric, random.Random(1))
         told: list[ExecutedChange] = []
         rack.watchers.append(lambda _, event: told.append(event))
-        rack.move()
+        await rack.move()
         removal = pb.DeletePartitionRequest().SerializeToString()
-        old = rack.switch_at(rack.old_leader_returns())
+        old = rack.switch_at(await rack.old_leader_returns())
         await old.unary("DeletePartition", removal, 5.0)
         assert told == []
-        rack.old_leader_yields()
+        await rack.old_leader_yields()
         await old.unary("DeletePartition", removal, 5.0)
         assert [one.rpc for one in told] == ["DeletePartition"]
 

@@ -17,23 +17,13 @@ looks only once a minute.
 import asyncio
 import random
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
-
-from rackloom.app.controller import CONTROLLER_LEASE, Leadership
-from rackloom.app.twin.controllers import (
-    ClockAndRandom,
-    ControllerProcess,
-    ControllerReplicas,
-    ControllersClock,
-    ControllerTerm,
-    real_clock_and_random,
-)
+from rackloom.app.controller import Leadership
 from rackloom.app.twin.pods import AddressedKubelets, PodPrograms
 from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.gates import GateController
@@ -41,7 +31,7 @@ from rackloom.claim.cluster.admission.reviews import AdmissionVerdict, ReviewedR
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME as WEBHOOK
 from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
-from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
+from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
 from rackloom.claim.node.prepare import PluginMetrics
@@ -54,7 +44,6 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     Object,
-    ResourceKind,
 )
 from rackloom.lab.imex.in_process import ImexNetwork
 from rackloom.lab.kube.controllers.claims import ResourceClaimController
@@ -72,31 +61,18 @@ from rackloom.lab.nodes.dra_manager import DraManager
 from rackloom.lab.nodes.host_files import TrayHostFiles, declared_inventory, tray_machine
 from rackloom.lab.nodes.kubelets import SimulatedKubelets
 from rackloom.lab.nodes.trays import TrayEnvironment, TrayNodes, tray_nodes
-from rackloom.lab.switches.fabric import SeededNames, SimulatedFabric
-from rackloom.topology.rack import RackProfile, RackSite
-
-# Which racks.
-
-
-class SimulatedRacks(Protocol):
-    """Whose trays are the nodes."""
-
-    @property
-    def site(self) -> RackSite:
-        """Its domains and trays."""
-
-    @property
-    def profile(self) -> RackProfile:
-        """What each rack is."""
-
-    @property
-    def seed(self) -> str:
-        """All names of nodes and GPUs are drawn from it."""
-
-    @property
-    def fabrics(self) -> Sequence[SimulatedFabric]:
-        """One for each domain, in their order."""
-
+from rackloom.lab.scenario.controllers import (
+    CONTROLLER_LEASE,
+    ClockAndRandom,
+    ControllerProcess,
+    ControllerReplicas,
+    ControllersClock,
+    ControllerTerm,
+    real_clock_and_random,
+)
+from rackloom.lab.scenario.feature_discovery import DISCOVERY_USER, FeatureDiscovery
+from rackloom.lab.scenario.stage import ClusterControl, SimulatedRacks
+from rackloom.lab.switches.fabric import SeededNames
 
 # Device classes of an installation.
 
@@ -110,7 +86,7 @@ _CLASSES = {
     "mig.nvidia.com": (names.GPU_DRIVER, "mig", ""),
     "vfio.gpu.nvidia.com": (names.GPU_DRIVER, "vfio", ""),
 }
-"""Driver, type, and what else; those of deploy/kubernetes."""
+"""By class of deploy/kubernetes: driver, device type, and further conditions."""
 
 
 def installed_device_classes() -> Iterator[Object]:
@@ -126,50 +102,6 @@ def _device_class(name: str, expression: str) -> Object:
     return {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
 
 
-# GPU Feature Discovery.
-
-
-DISCOVERY_USER = "gpu-feature-discovery"
-_RETRY_SECONDS = 1.0
-
-
-class FeatureDiscovery(DirectApi):
-    """The API server as it asks it. `lag` is how long its labels come late: it looks once a minute."""
-
-    def __init__(self, kube: FakeKube) -> None:
-        super().__init__(kube, DISCOVERY_USER)
-        self.lag = 0.0
-        self._late: set[asyncio.Task[None]] = set()
-
-    async def patch(
-        self,
-        kind: ResourceKind,
-        name: str,
-        namespace: str | None,
-        patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...],
-        *,
-        subresource: str = "",
-        dry_run: bool = False,
-    ) -> Object:
-        """Write a label now, or (then without an answer) when it is its time."""
-        if dry_run or (not self.lag and not self._late):
-            return await super().patch(kind, name, namespace, patch, subresource=subresource, dry_run=dry_run)
-        task = asyncio.create_task(self._write_late(kind, name, patch))
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
-        return {}
-
-    async def _write_late(
-        self, kind: ResourceKind, name: str, patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...]
-    ) -> None:
-        await asyncio.sleep(self.lag)
-        while True:
-            with suppress(KubeError):
-                await super().patch(kind, name, None, patch)
-                return
-            await asyncio.sleep(_RETRY_SECONDS)
-
-
 # Admission inside the API server.
 
 
@@ -177,31 +109,29 @@ ReviewHandler = Callable[[ReviewRequest], Awaitable[AdmissionVerdict]]
 
 
 class InProcessAdmission:
-    """What deploy/kubernetes/webhook installs. `run` keeps it informed, and opens the gates of pods."""
+    """The admission webhook as a function call. `run` follows its informers and removes scheduling gates."""
 
     def __init__(self, kube: FakeKube, api: KubeApi, wall: Callable[[], float], rng: random.Random) -> None:
         settings = AdmissionSettings()
-        self._known = AdmissionCache(api, settings.isolation, rng)
-        self._gatekeeper = GateController(
-            api, self._known, EventRecorder(api, WEBHOOK_NAME, "twin", wall), rng
-        )
-        self._desk = AdmissionReviewer(self._known, settings)
+        self._cache = AdmissionCache(api, settings.isolation, rng)
+        self._gates = GateController(api, self._cache, EventRecorder(api, WEBHOOK_NAME, "twin", wall), rng)
+        self._reviewer = AdmissionReviewer(self._cache, settings)
         kube.admission.append(self.review)
 
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for informer in self._known.informers:
+            for informer in self._cache.informers:
                 tasks.create_task(informer.run())
-            tasks.create_task(self._gatekeeper.run())
+            tasks.create_task(self._gates.run())
 
     async def review(self, review: AdmissionReview) -> Object | None:
-        """The object as it is let in. Raises `Rejected`."""
+        """The object after mutation and validation. Raises `Rejected`."""
         obj = review.object
         if obj is None or review.subresource:
             return None
-        for ask in self._questions(review):
-            verdict = await ask(_review_request(review, obj))
+        for review_by in self._handlers(review):
+            verdict = await review_by(_review_request(review, obj))
             if not verdict.allowed:
                 why = f'admission webhook "{WEBHOOK_NAME}" denied the request: {verdict.message}'
                 raise Rejected(verdict.code, "Invalid", why)
@@ -209,12 +139,12 @@ class InProcessAdmission:
                 obj = json_patch(obj, list(verdict.patch))
         return obj
 
-    def _questions(self, review: AdmissionReview) -> tuple[ReviewHandler, ...]:
-        """Those that the webhook configurations register, changes first."""
+    def _handlers(self, review: AdmissionReview) -> tuple[ReviewHandler, ...]:
+        """The handlers that the webhook configurations register, mutation before validation."""
         if review.kind == POD and review.operation == "CREATE":
-            return self._desk.mutate_pods, self._desk.validate_pods
+            return self._reviewer.mutate_pods, self._reviewer.validate_pods
         if review.kind in (RESOURCE_CLAIM, RESOURCE_CLAIM_TEMPLATE):
-            return (self._desk.validate_claims,)
+            return (self._reviewer.validate_claims,)
         return ()
 
 
@@ -233,33 +163,23 @@ def _review_request(review: AdmissionReview, obj: Object) -> ReviewRequest:
 # The cluster.
 
 
+ADMIN_USER = "admin"
 ApiOfUser = Callable[[str], KubeApi]
-"""The API server as somebody (by name) asks it."""
+"""An API client by the name of its user."""
 
 
-class TwinCluster(msgspec.Struct, frozen=True, kw_only=True):
+class TwinCluster(ClusterControl, frozen=True, kw_only=True):
     """A running cluster of the twin."""
 
-    kube: FakeKube
-    nodes: TrayNodes
-    imex: ImexNetwork
-    controllers: ControllerProcess
-    """Rackloom's; where several are elected, the first of them."""
-    candidates: ControllerReplicas | None
-    """Those who are elected; None: there is one, without an election."""
-    clock: ControllersClock
-    discovery: FeatureDiscovery
-    addresses: dict[str, str]
-    """By node, the address of the next IMEX daemon's pod there; as they come, where there is none."""
     work: "asyncio.Task[None]"
     """Ends only when something is wrong."""
 
 
 @asynccontextmanager
 async def twin_cluster(
-    twin: SimulatedRacks, folder: Path, chance: ClockAndRandom | None = None, *, elected: bool = False
+    racks: SimulatedRacks, folder: Path, chance: ClockAndRandom | None = None, *, elected: bool = False
 ) -> AsyncIterator[TwinCluster]:
-    """The trays of `twin` in a cluster of their own; `folder` is made anew for their files.
+    """The trays of `racks` as a simulated cluster; `folder` is made anew for their files.
 
     `elected`: two replicas of Rackloom's controllers, of which the Lease says who leads.
     """
@@ -274,21 +194,22 @@ async def twin_cluster(
         await api("kubectl").create(DEVICE_CLASS, klass)
     planned: dict[str, str] = {}
     kubelets = partial(AddressedKubelets, planned)
-    nodes = _tray_nodes(twin, folder, api, imex, chance, kubelets)
+    nodes = _tray_nodes(racks, folder, api, imex, chance, kubelets)
     lead, user = _controller_term(clock, chance.rng), api(CONTROLLER_LEASE)
     candidates = ControllerReplicas(lead, user, ClockAndRandom(clock, chance.rng)) if elected else None
-    ours = ControllerProcess(lead, user) if candidates is None else candidates.first
+    controllers = ControllerProcess(lead, user) if candidates is None else candidates.first
     admission = InProcessAdmission(kube, api(WEBHOOK), chance.wall, chance.rng)
-    control = (candidates or ours).run()
+    control = (candidates or controllers).run()
     work = asyncio.create_task(
         _run_together(control, admission.run(), *_kubernetes_controllers(kube, chance), nodes.run())
     )
     try:
         yield TwinCluster(
             kube=kube,
+            api=api(ADMIN_USER),
             nodes=nodes,
             imex=imex,
-            controllers=ours,
+            controllers=controllers,
             candidates=candidates,
             clock=clock,
             discovery=discovery,
@@ -300,13 +221,15 @@ async def twin_cluster(
 
 
 @asynccontextmanager
-async def twin_nodes(twin: SimulatedRacks, folder: Path, api: KubeApi) -> AsyncIterator["asyncio.Task[None]"]:
-    """The trays of `twin` as nodes of a cluster that others run, with their plugins and IMEX daemons.
+async def twin_nodes(
+    racks: SimulatedRacks, folder: Path, api: KubeApi
+) -> AsyncIterator["asyncio.Task[None]"]:
+    """The trays of `racks` as nodes of an existing cluster, with their plugins and IMEX daemons.
 
     They leave the cluster at the end. The task ends only when something is wrong.
     """
     nodes = _tray_nodes(
-        twin, folder, lambda user: api, ImexNetwork(), real_clock_and_random(), SimulatedKubelets
+        racks, folder, lambda user: api, ImexNetwork(), real_clock_and_random(), SimulatedKubelets
     )
     work = asyncio.create_task(nodes.run())
     try:
@@ -319,13 +242,13 @@ async def twin_nodes(twin: SimulatedRacks, folder: Path, api: KubeApi) -> AsyncI
 
 
 def _controller_term(clock: ControllersClock, rng: random.Random) -> ControllerTerm:
-    """What the controllers of a cluster do."""
+    """The production controllers, as one term of a leader."""
     settings = ControllerSettings(daemon=ImexDaemonSettings(image="rackloom"))
     return lambda api: Leadership(api, settings, "twin", clock, rng).lead()
 
 
 def _tray_nodes(
-    twin: SimulatedRacks,
+    racks: SimulatedRacks,
     folder: Path,
     api: ApiOfUser,
     imex: ImexNetwork,
@@ -333,9 +256,9 @@ def _tray_nodes(
     make: Callable[..., SimulatedKubelets],
 ) -> TrayNodes:
     shutil.rmtree(folder, ignore_errors=True)
-    machine = tray_machine(twin.profile)
-    names = SeededNames(twin.seed)
-    around = TrayEnvironment(
+    machine = tray_machine(racks.profile)
+    names = SeededNames(racks.seed)
+    environment = TrayEnvironment(
         plugins=api("rackloom-node"),
         labels=api(DISCOVERY_USER),
         root=folder / "nodes",
@@ -345,13 +268,13 @@ def _tray_nodes(
         wall=chance.wall,
         metrics=PluginMetrics("simulated", "simulated", ()),
     )
-    made = {node.name: node for node in tray_nodes(twin.site, names, around)}
+    made = {node.name: node for node in tray_nodes(racks.site, names, environment)}
     programs = PodPrograms(
         api("compute-domain-daemon"), folder / "pods", lambda node, claim: made[node].cdi_files(claim), imex
     )
     devices = DraManager(made.__getitem__)
     kubelets = make(api("kubelet"), chance.wall, chance.rng, devices=devices, containers=programs)
-    return TrayNodes(made.values(), kubelets, twin.fabrics, names, around.plugins)
+    return TrayNodes(made.values(), kubelets, racks.fabrics, names, environment.plugins)
 
 
 def _kubernetes_controllers(kube: FakeKube, chance: ClockAndRandom) -> Iterator[Coroutine[Any, Any, None]]:

@@ -42,7 +42,7 @@ from rackloom.lab.nodes.pods import ContainerRuntime, DeviceManager
 
 
 class AddressedKubelets(SimulatedKubelets):
-    """As other kubelets; `planned` is the address (by node) of the next IMEX daemon's pod there."""
+    """Kubelets with a plan: `planned` is the address, by node, of the next IMEX daemon's pod there."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ log = structlog.get_logger(__name__)
 
 
 class PodPrograms:
-    """`Containers` of the twin's pods. `home` is for the files that a container sees as its own."""
+    """The container runtime of the twin's pods. `home` holds the files that containers mount."""
 
     def __init__(self, api: KubeApi, home: Path, cdi: CdiFiles, network: ImexNetwork) -> None:
         self._api = api
@@ -88,7 +88,7 @@ class PodPrograms:
         self._network = network
 
     async def run(self, node: str, pod: Object, ready: ReadyCallback) -> int:
-        """The exit code, once it ends by itself; 1 for a program that fails, as its log then says why."""
+        """The exit code of a program that ends by itself; 1 where it fails, and the log says why."""
         try:
             return await self._run(node, pod, ready)
         except Exception as error:
@@ -101,17 +101,17 @@ class PodPrograms:
         return await _run_workload(pod, ready)
 
     async def _daemon(self, node: str, pod: Object, ready: ReadyCallback) -> int:
-        place = member_from_environment(_environment(pod, await self._edits(node, pod)))
-        if not place.clique_id:
-            await label_pod(self._api, place)
+        identity = member_from_environment(_environment(pod, await self._edits(node, pod)))
+        if not identity.clique_id:
+            await label_pod(self._api, identity)
             await ready()
             await asyncio.Event().wait()
-        files, tls = await self._files(pod, place)
+        files, tls = await self._files(pod, identity)
         spawn = partial(self._spawn, files.config, files.config.with_name("hosts"))
-        supervisor = Supervisor(PeerLayout("dns", place.max_nodes), files, TlsCredentials(tls), spawn)
-        control = InMemoryImexControl(files.config, place.address, self._network)
+        supervisor = Supervisor(PeerLayout("dns", identity.max_nodes), files, TlsCredentials(tls), spawn)
+        control = InMemoryImexControl(files.config, identity.address, self._network)
         rng = random.Random(pod["metadata"]["uid"])  # noqa: S311 (jitter)
-        running = asyncio.create_task(ImexDaemon(self._api, place, supervisor, control, rng).run())
+        running = asyncio.create_task(ImexDaemon(self._api, identity, supervisor, control, rng).run())
         try:
             await _until_ready(control, running)
             await ready()
@@ -128,31 +128,33 @@ class PodPrograms:
             claim = await self._api.get(RESOURCE_CLAIM, name, pod["metadata"]["namespace"])
             for file in self._cdi(node, claim["metadata"]["uid"]):
                 devices = msgspec.json.decode(file.read_bytes())["devices"]
-                found += [one for device in devices for one in device["containerEdits"].get("env", ())]
+                found += [
+                    variable for device in devices for variable in device["containerEdits"].get("env", ())
+                ]
         return found
 
     async def _spawn(self, config: Path, hosts: Path) -> ImexChild:
         return InMemoryImex(config, ImexHost(hosts), self._network)
 
-    async def _files(self, pod: Object, place: DaemonIdentity) -> tuple[ImexFiles, ImexTls]:
+    async def _files(self, pod: Object, identity: DaemonIdentity) -> tuple[ImexFiles, ImexTls]:
         """The container's own files; its certificate is what kubelet projects of the domain's Secret."""
         folder = self._home / pod["metadata"]["uid"]
         folder.mkdir(parents=True, exist_ok=True)
         hosts = folder / "hosts"
         hosts.write_text("127.0.0.1\tlocalhost\n")
-        for file, content in (await self._secret(place)).items():
+        for file, content in (await self._secret(identity)).items():
             (folder / file).write_bytes(content)
-        tls = ImexTls(folder, names.imex_peer_name(place.compute_domain))
+        tls = ImexTls(folder, names.imex_peer_name(identity.compute_domain))
         files = ImexFiles(folder, hosts)
-        files.write_config(ImexConfig(place.address, files.nodes, tls))
+        files.write_config(ImexConfig(identity.address, files.nodes, tls))
         return files, tls
 
-    async def _secret(self, place: DaemonIdentity) -> dict[str, bytes]:
+    async def _secret(self, identity: DaemonIdentity) -> dict[str, bytes]:
         """A kubelet starts no container before it has the Secrets that are mounted there."""
         while True:
             with contextlib.suppress(NotFound):
-                name = names.imex_secret_name(place.compute_domain)
-                found = await self._api.get(SECRET, name, place.namespace)
+                name = names.imex_secret_name(identity.compute_domain)
+                found = await self._api.get(SECRET, name, identity.namespace)
                 return {file: base64.b64decode(text) for file, text in found["data"].items()}
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -167,7 +169,7 @@ async def _run_workload(pod: Object, ready: ReadyCallback) -> int:
 
 
 async def _until_ready(control: InMemoryImexControl, running: "asyncio.Task[None]") -> None:
-    """The answer that probes wait for."""
+    """Wait until the daemon answers its readiness probe."""
     while not running.done():
         with contextlib.suppress(Retry):
             await control.local_status()
@@ -176,7 +178,7 @@ async def _until_ready(control: InMemoryImexControl, running: "asyncio.Task[None
 
 
 def _arguments_of(container: Object) -> tuple[str, ...]:
-    """The words after `rackloom` with which a container is started."""
+    """The arguments with which a container runs `rackloom`."""
     words = (*container.get("command", ()), *container.get("args", ()))
     return words[1:] if words[:1] == ("rackloom",) else words
 
@@ -192,7 +194,9 @@ def _environment(pod: Object, edits: list[str]) -> dict[str, str]:
         "metadata.namespace": meta["namespace"],
     }
     found = dict(edit.split("=", 1) for edit in edits)
-    for one in pod["spec"]["containers"][0].get("env", ()):
-        source = one.get("valueFrom")
-        found[one["name"]] = fields[source["fieldRef"]["fieldPath"]] if source else one.get("value", "")
+    for variable in pod["spec"]["containers"][0].get("env", ()):
+        source = variable.get("valueFrom")
+        found[variable["name"]] = (
+            fields[source["fieldRef"]["fieldPath"]] if source else variable.get("value", "")
+        )
     return found

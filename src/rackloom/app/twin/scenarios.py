@@ -26,10 +26,8 @@ import httpx2
 from rackloom.app.home import Home
 from rackloom.app.process import log_to_file
 from rackloom.app.snapshot.assemble import site_snapshot
-from rackloom.app.twin.cluster import TwinCluster, twin_cluster
-from rackloom.app.twin.controllers import ClockAndRandom
+from rackloom.app.twin.cluster import twin_cluster
 from rackloom.app.twin.site import EmbeddedSite, TwinSite, embedded_service, open_embedded_home
-from rackloom.app.twin.up import ADMIN_USER
 from rackloom.carve.api.auth import Role
 from rackloom.carve.inventory.enrolment import DEMO_ORG
 from rackloom.carve.store.database import Store
@@ -37,18 +35,11 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.errors import Refused
-from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.scenario.controllers import ClockAndRandom, real_clock_and_random
 from rackloom.lab.scenario.model import Scenario, Speed
-from rackloom.lab.scenario.playing import (
-    PlayedScenario,
-    PlayedStep,
-    cluster_handlers,
-    combine_handlers,
-    play_steps,
-    play_while_running,
-    site_handlers,
-)
-from rackloom.lab.scenario.stage import ClusterTruth, Json, NetworkBad, RestAnswer
+from rackloom.lab.scenario.playing import PlayedScenario, PlayedStep, play_steps, play_while_running
+from rackloom.lab.scenario.rest_client import Json, RestAnswer
+from rackloom.lab.scenario.stage import SimulatedRacks, SiteControl, Stage
 from rackloom.lab.scenario.virtual_site import VirtualSite, virtual_site, virtual_wall
 from rackloom.lab.switches.servers import NmxcServer
 from rackloom.lab.virtual import event_loop
@@ -59,7 +50,6 @@ from rackloom.lab.virtual import event_loop
 TOKEN_SECONDS = 86_400.0
 REQUEST_SECONDS = 30.0
 """Seconds for one REST request."""
-_USE_VIRTUAL_TIME = "play it with --speed virtual"
 
 
 @asynccontextmanager
@@ -73,7 +63,7 @@ async def real_site(home: Home, *, racks: int, profile: str) -> "AsyncIterator[R
         yield site
 
 
-class RealSite:
+class RealSite(SiteControl):
     """The embedded site on sockets, whose service can be ended and started again while its racks go on."""
 
     def __init__(self, home: Home, store: Store, twin: TwinSite, http: httpx2.AsyncClient) -> None:
@@ -81,8 +71,6 @@ class RealSite:
         self._home = home
         self._store = store
         self.twin = twin
-        self.api: KubeApi | None = None
-        """The cluster's API server as a user asks it; None: there is no cluster."""
         self._http = http
         self._running = AsyncExitStack()
         self._service: EmbeddedSite | None = None
@@ -97,17 +85,11 @@ class RealSite:
         self._service = None
         await self._running.aclose()
 
-    async def rest(self, tenant: str, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
-        """Over the socket."""
-        return await self._ask(tenant, Role.TENANT_ADMIN, method, path, body)
-
-    async def operate(self, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
-        """The same as the operator."""
-        return await self._ask(DEMO_ORG, Role.PROVIDER_ADMIN, method, path, body)
-
-    async def _ask(
-        self, org: str, role: Role, method: str, path: str, body: Json | None
+    async def rest(
+        self, tenant: str | None, method: str, path: str, body: Json | None = None
     ) -> RestAnswer | None:
+        """One request over the socket."""
+        org, role = (tenant, Role.TENANT_ADMIN) if tenant else (DEMO_ORG, Role.PROVIDER_ADMIN)
         if self._service is None:
             return None
         token = self._service.issuer.mint(org, [role], now=time.time(), ttl=TOKEN_SECONDS)
@@ -126,27 +108,9 @@ class RealSite:
     async def kill(self, down: float) -> None:
         """End the service's tasks where they stand; transactions that have begun end as in a real process."""
         await self.__aexit__()
+        self.ended += 1
         await asyncio.sleep(down)
         await self.__aenter__()
-
-    def kill_at(self, point: int) -> None:
-        """Only in virtual time is it known what the next write or call is."""
-        raise Refused("no process dies at a given point in real time", nearest_fix=_USE_VIRTUAL_TIME)
-
-    def set_clock(self, by: float) -> None:
-        """The machine's clock is not ours."""
-        raise Refused("a real clock is not set", nearest_fix=_USE_VIRTUAL_TIME)
-
-    def spoil(self, switch: int, how: NetworkBad) -> None:
-        """Real sockets on loopback lose and double nothing."""
-        raise Refused("a real network is not spoiled", nearest_fix=_USE_VIRTUAL_TIME)
-
-    def untaken(self) -> list[str]:
-        """Nothing of this can be asked for."""
-        return []
-
-    def mend(self) -> None:
-        """Neither network nor clock can be bad."""
 
     async def findings(self) -> Sequence[Finding]:
         """From the records of the service, and the cluster where there is one."""
@@ -158,15 +122,15 @@ class RealSite:
 
 
 VIRTUAL_SEED = 8
-"""Of virtual time: the order of what is due together, and the delays of the network."""
+"""Fixes the order of simultaneous events and the delays of the network in virtual time."""
 ANSWER_SECONDS = (0.002, 0.02)
-"""The shortest and the longest that a virtual API server takes for a call."""
+"""Shortest and longest time in which the API server answers in virtual time."""
 
 LineListener = Callable[[PlayedStep], None]
 
 
 def play_scenario(
-    scenario: Scenario, *, speed: Speed, home: Path | None, tell: LineListener
+    scenario: Scenario, *, speed: Speed, home: Path | None, report: LineListener
 ) -> PlayedScenario:
     """Play a scenario. Refused, before anything starts, where not every step can be played.
 
@@ -175,20 +139,22 @@ def play_scenario(
     _require_playable(scenario, speed)
     fresh = tempfile.TemporaryDirectory(prefix="rackloom-play-") if home is None else nullcontext(str(home))
     with fresh as directory:
-        place = Home(Path(directory))
+        kept = Home(Path(directory))
         if speed == "virtual":
-            place.create()
-            log_to_file(place.log)
-            return event_loop.run_simulation(VIRTUAL_SEED, lambda: _play_virtual(scenario, place, tell))
+            kept.create()
+            log_to_file(kept.log)
+            return event_loop.run_simulation(VIRTUAL_SEED, lambda: _play_virtual(scenario, kept, report))
         import uvloop
 
-        return uvloop.run(_play_real(scenario, place, tell))
+        return uvloop.run(_play_real(scenario, kept, report))
 
 
 def _require_playable(scenario: Scenario, speed: Speed) -> None:
     if speed in scenario.speeds:
         return
-    steps = [str(number) for number, step in enumerate(scenario.steps, 1) if speed not in step.speeds]
+    steps = [
+        str(number) for number, step in enumerate(scenario.steps, 1) if speed not in step.step_kind.speeds
+    ]
     why = f"steps {', '.join(steps)}" if steps else "what stands above its steps"
     raise Refused(
         f"{scenario.name} cannot be played in {speed} time: {why}",
@@ -196,48 +162,42 @@ def _require_playable(scenario: Scenario, speed: Speed) -> None:
     )
 
 
-async def _play_real(scenario: Scenario, home: Home, tell: LineListener) -> PlayedScenario:
+async def _play_real(scenario: Scenario, home: Home, report: LineListener) -> PlayedScenario:
     async with real_site(home, racks=scenario.racks, profile=scenario.profile) as site:
-        if "cluster" not in scenario.layers:
-            return await play_steps(scenario, "real", site_handlers(site), tell)
-        elected = scenario.candidates > 1
-        async with twin_cluster(site.twin, _cluster_directory(home), elected=elected) as cluster:
-            return await _play_with_cluster(scenario, "real", site, cluster, tell)
+        return await _play(scenario, "real", site, site.twin, home, report, real_clock_and_random())
 
 
-async def _play_virtual(scenario: Scenario, home: Home, tell: LineListener) -> PlayedScenario:
+async def _play_virtual(scenario: Scenario, home: Home, report: LineListener) -> PlayedScenario:
     async with virtual_site(scenario, home.keys, VIRTUAL_SEED, _diagnose) as site:
-        if "cluster" not in scenario.layers:
-            return await play_while_running(
-                site.work, play_steps(scenario, "virtual", site_handlers(site), tell)
-            )
         chance = ClockAndRandom(virtual_wall, random.Random(VIRTUAL_SEED))  # noqa: S311 (reproducible on purpose)
-        elected = scenario.candidates > 1
-        async with twin_cluster(site.trays, _cluster_directory(home), chance, elected=elected) as cluster:
-            cluster.kube.faults.delay(*ANSWER_SECONDS)
-            return await play_while_running(
-                site.work, _play_with_cluster(scenario, "virtual", site, cluster, tell)
-            )
+        playing = _play(scenario, "virtual", site, site.racks, home, report, chance)
+        return await play_while_running(site.work, playing)
 
 
-async def _play_with_cluster(
-    scenario: Scenario, speed: Speed, site: RealSite | VirtualSite, cluster: TwinCluster, tell: LineListener
+async def _play(
+    scenario: Scenario,
+    speed: Speed,
+    site: RealSite | VirtualSite,
+    racks: SimulatedRacks,
+    home: Home,
+    report: LineListener,
+    chance: ClockAndRandom,
 ) -> PlayedScenario:
-    site.api = DirectApi(cluster.kube, ADMIN_USER)
-    hands = combine_handlers(
-        site_handlers(site), cluster_handlers(ClusterTruth(cluster, site.api, site.switches))
-    )
+    if "cluster" not in scenario.layers:
+        return await play_steps(scenario, speed, Stage(site), report)
+    elected = scenario.candidates > 1
+    async with twin_cluster(racks, home.twin / "cluster", chance, elected=elected) as cluster:
+        if speed == "virtual":
+            cluster.kube.faults.delay(*ANSWER_SECONDS)
+        site.api = cluster.api
+        # The truth is watched from here on, while the nodes come up one after another.
+        stage = Stage(site, cluster)
 
-    async def once_up() -> PlayedScenario:
-        await cluster.nodes.up.wait()
-        return await play_steps(scenario, speed, hands, tell)
+        async def once_up() -> PlayedScenario:
+            await cluster.nodes.up.wait()
+            return await play_steps(scenario, speed, stage, report)
 
-    return await play_while_running(cluster.work, once_up())
-
-
-def _cluster_directory(home: Home) -> Path:
-    """Where the nodes of a cluster keep theirs."""
-    return home.twin / "cluster"
+        return await play_while_running(cluster.work, once_up())
 
 
 async def _diagnose(store: Store, now: float, cluster: KubeApi | None) -> Sequence[Finding]:

@@ -42,10 +42,11 @@ from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import MonotonicSiteClock, newest_recorded_time
 from rackloom.carve.tenancy import catalog
 from rackloom.errors import Refused
+from rackloom.lab.scenario.stage import SimulatedRacks
 from rackloom.lab.switches.fabric import MOST_RACKS, FabricSnapshot, SeededNames, SimulatedFabric, fabrics_of
 from rackloom.lab.switches.servers import NmxcServer
 from rackloom.topology import profiles
-from rackloom.topology.rack import RackProfile, RackSite, build_site
+from rackloom.topology.rack import RackSite, build_site
 
 # The racks of a home, and the switch controllers that serve them.
 
@@ -63,22 +64,13 @@ class RackSetup(msgspec.Struct, frozen=True):
     """Whether the store was given the machines: from then on neither may be there without the other."""
 
 
-class TwinSite(msgspec.Struct, frozen=True):
-    """The simulated site and where its switch controllers listen."""
+class TwinSite(SimulatedRacks, frozen=True, kw_only=True):
+    """The simulated site and where its switch controllers listen. All its names are drawn from the seed."""
 
-    site: RackSite
-    profile: RackProfile
     endpoints: dict[str, str]
     """Domain uuid to the URL of its NMX-C server."""
     servers: dict[str, NmxcServer]
     """Domain uuid to its NMX-C server, which has the fabric."""
-    seed: str
-    """All names of the site were drawn from it."""
-
-    @property
-    def fabrics(self) -> tuple[SimulatedFabric, ...]:
-        """What the switches have, one for each domain."""
-        return tuple(server.fabric for server in self.servers.values())
 
 
 def simulated_site(racks: int, profile_name: str, seed: str = "") -> RackSite:
@@ -128,11 +120,18 @@ async def run_switches(home: Home, racks: RackSetup) -> AsyncIterator[TwinSite]:
             _persist_fabric(fabric, home.twin / f"{fabric.domain}.json")
             servers[fabric.domain] = await stack.enter_async_context(NmxcServer(fabric))
         endpoints = {domain: server.url for domain, server in servers.items()}
-        yield TwinSite(site, profiles.load_rack(racks.profile), endpoints, servers, racks.seed)
+        yield TwinSite(
+            site=site,
+            profile=profiles.load_rack(racks.profile),
+            seed=racks.seed,
+            fabrics=tuple(server.fabric for server in servers.values()),
+            endpoints=endpoints,
+            servers=servers,
+        )
 
 
 def _persist_fabric(fabric: SimulatedFabric, file: Path) -> None:
-    """Give the fabric what it remembered, and write down what it does from now on."""
+    """Restore the fabric from its file, and write every later change to it."""
     if file.exists():
         fabric.restore(_read_json(file, FabricSnapshot))
     fabric.on_change(lambda snapshot: write_durably(file, msgspec.json.encode(snapshot)))
@@ -166,20 +165,20 @@ class EmbeddedSite(msgspec.Struct, frozen=True):
     issuer: LocalIssuer
     store: Store
     deps: ApiDeps
-    """What REST was made from: the clock, and what wakes the reconciler."""
+    """The dependencies of REST, such as the clock and the wake-up of the reconciler."""
     app: FastAPI
     """REST, as it answers at `url`."""
     source: SiteSource
-    """What the rack map at `url` is drawn from; it draws a cluster as soon as it is given one."""
+    """The data of the rack map at `url`; the map shows a cluster once `source.cluster` is set."""
     reconciling: "asyncio.Task[None]"
     """Ends only when something is wrong."""
 
 
 @asynccontextmanager
 async def embedded_site(home: Home, *, port: int, racks: int, profile: str) -> AsyncIterator[EmbeddedSite]:
-    """A site that answers while the context is entered. What cannot be is refused before a file is made."""
-    grounded = open_embedded_home(home, racks=racks, profile=profile)
-    async with grounded as (store, twin), embedded_service(home, store, twin, port) as running:
+    """A site that answers while the context is entered. Refused before any file is written."""
+    opened = open_embedded_home(home, racks=racks, profile=profile)
+    async with opened as (store, twin), embedded_service(home, store, twin, port) as running:
         yield running
 
 
@@ -238,10 +237,10 @@ async def embedded_service(
         await reconciler.first_passes()
         app = create_app(deps)
         source = SiteSource(store, clock, home.path / "transfers")
-        whole = mount_rack_map(
+        mapped = mount_rack_map(
             app, source, deps.verifier, clock, switch_trays=twin.profile.switch_trays_per_domain
         )
-        async with serve_http(whole, f"{LOOPBACK}:{port}") as bound:
+        async with serve_http(mapped, f"{LOOPBACK}:{port}") as bound:
             yield EmbeddedSite(
                 f"http://{LOOPBACK}:{bound}", twin, issuer, store, deps, app, source, reconciling
             )

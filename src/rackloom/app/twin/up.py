@@ -28,7 +28,7 @@ import msgspec
 from rackloom.app.home import Home, write_durably
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import freeze_loaded_objects, shorten_switch_interval, stop_on_signals
-from rackloom.app.twin.cluster import TwinCluster, twin_cluster, twin_nodes
+from rackloom.app.twin.cluster import ADMIN_USER, TwinCluster, twin_cluster, twin_nodes
 from rackloom.app.twin.site import EmbeddedSite, embedded_site
 from rackloom.app.webhook import load_identity
 from rackloom.claim.cluster.certificates import issue_certificate, new_authority
@@ -91,9 +91,6 @@ def _kubeconfig_content(cluster: dict[str, str], token: str, user: str) -> dict[
 # The whole twin.
 
 
-ADMIN_USER = "admin"
-
-
 class RunningTwin(msgspec.Struct, frozen=True, kw_only=True):
     """A running twin."""
 
@@ -115,7 +112,7 @@ class RunningTwin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kubelets(self) -> SimulatedKubelets:
-        """What runs their pods."""
+        """The kubelets that run their pods."""
         return self.cluster.nodes.kubelets
 
     @property
@@ -144,7 +141,7 @@ async def running_twin(home: Home, *, port: int, racks: int, profile: str) -> As
 
 
 def _change_counter(kube: FakeKube) -> Callable[[], int]:
-    """Counts what changes in a cluster, without the heartbeats of its nodes: they change no snapshot."""
+    """Counts changes of a cluster, without the heartbeats of nodes, which the map does not show."""
     seen = 0
 
     def hear(kind: ResourceKind, _: Object) -> None:
@@ -159,12 +156,12 @@ def _change_counter(kube: FakeKube) -> Callable[[], int]:
 
 
 REQUESTS_PER_SECOND, BURST = 400.0, 2000
-"""At an API server of others: one process speaks for all kubelets and plugins."""
+"""Client-side limits at a real API server, where one process acts for all kubelets and plugins."""
 Announce = Callable[[str], None]
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for."""
+    """The options of the command line."""
 
     port: int
     racks: int
@@ -173,20 +170,20 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A real cluster for the trays; None: one of their own."""
 
 
-def run_up(home: Home, wanted: UpOptions, announce: Announce) -> None:
+def run_up(home: Home, options: UpOptions, announce: Announce) -> None:
     """Run a site in `home` until SIGTERM or SIGINT; `announce` hears where it listens once it answers."""
     import uvloop
 
     shorten_switch_interval()
-    uvloop.run(_run_until_signal(home, wanted, announce))
+    uvloop.run(_run_until_signal(home, options, announce))
 
 
-async def _run_until_signal(home: Home, wanted: UpOptions, announce: Announce) -> None:
+async def _run_until_signal(home: Home, options: UpOptions, announce: Announce) -> None:
     stopped = stop_on_signals()
     async with (
-        _with_simulated_cluster(home, wanted, announce)
-        if wanted.kubeconfig is None
-        else _with_real_cluster(home, wanted, wanted.kubeconfig, announce) as work
+        _with_simulated_cluster(home, options, announce)
+        if options.kubeconfig is None
+        else _with_real_cluster(home, options, options.kubeconfig, announce) as work
     ):
         waiting = asyncio.create_task(stopped.wait())
         await asyncio.wait((waiting, *work), return_when=asyncio.FIRST_COMPLETED)
@@ -198,36 +195,36 @@ async def _run_until_signal(home: Home, wanted: UpOptions, announce: Announce) -
 
 @asynccontextmanager
 async def _with_simulated_cluster(
-    home: Home, wanted: UpOptions, announce: Announce
+    home: Home, options: UpOptions, announce: Announce
 ) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
-    site = running_twin(home, port=wanted.port, racks=wanted.racks, profile=wanted.profile)
-    async with site as whole:
-        _announce_site(home, wanted, whole.site, announce)
-        announce(f"rackloom: its trays as nodes: kubectl --kubeconfig {whole.kubeconfig} get nodes")
-        freezing = asyncio.create_task(freeze_after_start(whole.nodes))
-        yield whole.site.reconciling, whole.cluster.work
+    site = running_twin(home, port=options.port, racks=options.racks, profile=options.profile)
+    async with site as twin:
+        _announce_site(home, options, twin.site, announce)
+        announce(f"rackloom: its trays as nodes: kubectl --kubeconfig {twin.kubeconfig} get nodes")
+        freezing = asyncio.create_task(freeze_after_start(twin.nodes))
+        yield twin.site.reconciling, twin.cluster.work
         freezing.cancel()
 
 
 @asynccontextmanager
 async def _with_real_cluster(
-    home: Home, wanted: UpOptions, kubeconfig: Path, announce: Announce
+    home: Home, options: UpOptions, kubeconfig: Path, announce: Announce
 ) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
     async with AsyncExitStack() as stack:
         client = http_client(kubeconfig, None)
         client.headers["User-Agent"] = "rackloom-twin"
         api = await stack.enter_async_context(KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST)))
         site = await stack.enter_async_context(
-            embedded_site(home, port=wanted.port, racks=wanted.racks, profile=wanted.profile)
+            embedded_site(home, port=options.port, racks=options.racks, profile=options.profile)
         )
         work = await stack.enter_async_context(twin_nodes(site.twin, home.twin / "cluster", api))
-        _announce_site(home, wanted, site, announce)
+        _announce_site(home, options, site, announce)
         announce(f"rackloom: its trays join the cluster of {kubeconfig}")
         yield site.reconciling, work
 
 
 async def freeze_after_start(nodes: TrayNodes) -> None:
-    """Leave what a start has made out of later garbage collections.
+    """Exclude the objects of the start from later garbage collections.
 
     With 1,800 nodes each full collection would stop REST for half a second, and find nothing.
     """
@@ -236,8 +233,8 @@ async def freeze_after_start(nodes: TrayNodes) -> None:
     freeze_loaded_objects()
 
 
-def _announce_site(home: Home, wanted: UpOptions, site: EmbeddedSite, announce: Announce) -> None:
-    announce(f"rackloom: {wanted.racks} x {wanted.profile} (simulated) at {site.url}, home {home.path}")
+def _announce_site(home: Home, options: UpOptions, site: EmbeddedSite, announce: Announce) -> None:
+    announce(f"rackloom: {options.racks} x {options.profile} (simulated) at {site.url}, home {home.path}")
     token = shlex.join(
         ["rackloom", "token", "--home", str(home.path), "--org", "demo", "--role", "TENANT_ADMIN"]
     )

@@ -5,293 +5,210 @@ fall off the bus or report Xid errors; NIC links go down; another writer or a la
 makes the clique label wrong; a GPU reports that it is still joining its fabric; IMEX daemons are
 killed, also so that two of them swap addresses.
 
-`NodeFaults` does these steps and has the affected node looked at. `heal` starts nodes, brings GPUs and
-links back, and lets labels come at once. `kind_named` and `manifest_objects` read the kinds and
-manifests that files name.
+After each fault the affected node's plugins check their devices, as their periodic loops would.
+`heal_nodes` starts nodes, brings GPUs and links back, and lets labels come at once.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
-import yaml
 
 from rackloom.claim.node.fabric import FabricState
 from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import NODE, POD, Object, ResourceKind
-from rackloom.errors import Refused
-from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB
+from rackloom.core.kubernetes.objects import NODE, POD, Object
 from rackloom.lab.kube.direct import DirectApi
-from rackloom.lab.nodes.gpus import TrayGpu
-from rackloom.lab.scenario import model
-from rackloom.lab.scenario.model import ClusterAction, NotObserved, TrayAction, UserAction
-from rackloom.lab.scenario.stage import ClusterTruth
+from rackloom.lab.scenario.model import action, require
+from rackloom.lab.scenario.parameters import (
+    Gpu,
+    KindName,
+    Manifest,
+    Ordinal,
+    Rack,
+    Seconds,
+    Tray,
+    Trays,
+    kind_named,
+    manifest_objects,
+)
+from rackloom.lab.scenario.stage import Stage
+
+# Users.
 
 
-class Submit(UserAction, frozen=True, kw_only=True, tag="submit"):
+@action(layer="cluster", breaks=False)
+async def submit(stage: Stage, *, manifest: Manifest, namespace: str = "default") -> str:
     """A user creates the objects of a manifest (YAML)."""
+    made = []
+    for kind, wanted in manifest_objects(manifest, namespace):
+        created = await stage.cluster.api.create(kind, wanted)
+        made.append(f"{kind.kind} {created['metadata']['name']}")
+    return f"created {', '.join(made)}"
 
-    manifest: str
-    namespace: str = "default"
 
-
-class DeleteObject(UserAction, frozen=True, kw_only=True, tag="delete-object"):
+@action(layer="cluster", breaks=False)
+async def delete_object(stage: Stage, *, kind: KindName, name: str, namespace: str = "default") -> str:
     """A user deletes an object."""
+    known = kind_named(kind)
+    await stage.cluster.api.delete(known, name, namespace if known.namespaced else None)
+    return f"{kind} {name} is to go"
 
-    kind: str
-    name: str
-    namespace: str = "default"
+
+# Nodes, GPUs and NICs.
 
 
-class NodeLost(TrayAction, frozen=True, kw_only=True, tag="node-lost"):
+@action(layer="cluster")
+async def node_lost(stage: Stage, *, tray: Tray, rack: Rack = 1) -> str:
     """The power of a tray fails."""
+    node = stage.truth.node(rack, tray)
+    await stage.cluster.nodes.lose(node)
+    stage.damage.off.add(node)
+    return f"{node} has no power"
 
 
-class NodeBack(TrayAction, frozen=True, kw_only=True, tag="node-back"):
+@action(layer="cluster")
+async def node_back(stage: Stage, *, tray: Tray, rack: Rack = 1) -> str:
     """It starts again."""
+    node = stage.truth.node(rack, tray)
+    await stage.cluster.nodes.heal(node)
+    stage.damage.off.discard(node)
+    return f"{node} has started"
 
 
-class NodeReboots(TrayAction, frozen=True, kw_only=True, tag="node-reboots"):
+@action(layer="cluster")
+async def node_reboots(stage: Stage, *, tray: Tray, rack: Rack = 1) -> str:
     """A node goes and comes back at once."""
+    node = stage.truth.node(rack, tray)
+    await stage.cluster.nodes.reboot(node)
+    return f"{node} was rebooted"
 
 
-class GpuLost(TrayAction, frozen=True, kw_only=True, tag="gpu-lost"):
+@action(layer="cluster")
+async def gpu_lost(stage: Stage, *, tray: Tray, rack: Rack = 1, gpu: Gpu) -> str:
     """A GPU falls off the bus of its tray."""
+    node = stage.truth.node(rack, tray)
+    stage.cluster.nodes[node].gpus.lose(gpu)
+    stage.damage.lost_gpus.add((node, gpu))
+    await stage.cluster.nodes.look(node)
+    return f"GPU {gpu} of {node} does not answer"
 
-    gpu: int
 
-
-class GpuXid(TrayAction, frozen=True, kw_only=True, tag="gpu-xid"):
+@action(layer="cluster")
+async def gpu_xid(stage: Stage, *, tray: Tray, rack: Rack = 1, gpu: Gpu, xid: Ordinal) -> str:
     """The driver reports an error of a GPU."""
+    node = stage.truth.node(rack, tray)
+    stage.cluster.nodes[node].gpus.strike(gpu, xid)
+    await stage.cluster.nodes.look(node)
+    return f"GPU {gpu} of {node} reported Xid {xid}"
 
-    gpu: int
-    xid: int
 
-
-class NicLinkDown(TrayAction, frozen=True, kw_only=True, tag="nic-link-down"):
+@action(layer="cluster")
+async def nic_link_down(stage: Stage, *, tray: Tray, rack: Rack = 1, device: str) -> str:
     """The link of a NIC (by its RDMA device, such as mlx5_0) goes down."""
-
-    device: str
-
-
-class CliqueLabelByHand(TrayAction, frozen=True, kw_only=True, tag="clique-label-by-hand"):
-    """Somebody else writes nvidia.com/gpu.clique on the node of a tray."""
-
-    value: str
+    node = stage.truth.node(rack, tray)
+    nics = stage.cluster.nodes[node].nics
+    nics.down = frozenset({*nics.down, device})
+    await stage.cluster.nodes.look(node)
+    return f"{device} of {node} has no link"
 
 
-class CliqueLabelLags(ClusterAction, frozen=True, kw_only=True, tag="clique-label-lags"):
-    """GPU Feature Discovery writes what it finds only so many `seconds` later, from now on."""
+@action(layer="cluster")
+async def fabric_state(
+    stage: Stage, *, tray: Tray, rack: Rack = 1, gpu: Gpu, state: Literal["in-progress", "completed"]
+) -> str:
+    """A GPU says (NVML) that it is joining its fabric (`in-progress`), or has joined (`completed`).
 
-    seconds: float
-
-
-class GpuFabricState(TrayAction, frozen=True, kw_only=True, tag="fabric-state"):
-    """A GPU says (NVML) that it is joining its fabric, or that it has; the switches say nothing of it."""
-
-    gpu: int
-    state: Literal["in-progress", "completed"]
-
-
-class ImexDaemonKilled(TrayAction, frozen=True, kw_only=True, tag="imex-daemon-killed"):
-    """The pod of a ComputeDomain's IMEX daemon on a tray is killed."""
-
-
-class ImexAddressesSwapped(ClusterAction, frozen=True, kw_only=True, tag="imex-addresses-swapped"):
-    """The pods of the IMEX daemons on two trays are killed, and each new one has the address of the other."""
-
-    trays: tuple[int, int]
-    rack: int = 1
-
-
-# Kinds and manifests that files name.
+    The switches say nothing of it.
+    """
+    node = stage.truth.node(rack, tray)
+    gpus = stage.cluster.nodes[node].gpus
+    by_id = {answering.module_id: answering for answering in gpus.answering}
+    joined = gpu in by_id and by_id[gpu].fabric.clique_id
+    require(joined, f"GPU {gpu} of {node} is in no partition that it could join")
+    fabric = msgspec.structs.replace(by_id[gpu].fabric, state=FabricState[state.replace("-", "_").upper()])
+    by_id[gpu] = msgspec.structs.replace(by_id[gpu], fabric=fabric)
+    gpus.set_gpus(tuple(by_id.values()))
+    stage.truth.joining.discard(node)
+    if state == "in-progress":
+        stage.truth.joining.add(node)
+    await stage.cluster.nodes.look(node)
+    return f"GPU {gpu} of {node} says: {state}"
 
 
-KINDS_BY_NAME: Mapping[tuple[str, str], ResourceKind] = {
-    (kind.api_version, kind.kind): kind
-    for kind in (*vars(objects).values(), MPI_JOB)
-    if isinstance(kind, ResourceKind)
-}
-
-
-def kind_named(name: str) -> ResourceKind:
-    """The kind that files call so. Refused for one that Rackloom does not know."""
-    found = next((kind for (_, called), kind in KINDS_BY_NAME.items() if called == name), None)
-    if found is None:
-        known = ", ".join(sorted(called for _, called in KINDS_BY_NAME))
-        raise Refused(f"kind {name} is not known", nearest_fix=f"one of {known}")
-    return found
-
-
-def manifest_objects(manifest: str, namespace: str) -> Iterator[tuple[ResourceKind, Object]]:
-    """The objects of a manifest. Refused for what is not YAML, or of a kind that is not known."""
-    try:
-        documents: list[Any] = [one for one in yaml.safe_load_all(manifest) if one is not None]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise Refused(f"the manifest is not YAML: {error}", nearest_fix="correct that line") from error
-    for document in documents:
-        kind = (
-            KINDS_BY_NAME.get((document.get("apiVersion", ""), document.get("kind", "")))
-            if isinstance(document, dict)
-            else None
-        )
-        if kind is None:
-            known = ", ".join(f"{version} {name}" for version, name in sorted(KINDS_BY_NAME))
-            raise Refused("the manifest has an object of no known kind", nearest_fix=f"one of {known}")
-        if kind.namespaced:
-            document.setdefault("metadata", {}).setdefault("namespace", namespace)
-        yield kind, document
-
-
-# What carries the steps out.
+# The clique label.
 
 
 OTHER_LABEL_WRITER = "another-labeller"
 """Who writes labels that are not theirs."""
-_STATE_BY_NAME = {"in-progress": FabricState.IN_PROGRESS, "completed": FabricState.COMPLETED}
 
 
-class NodeFaults:
-    """Users and mishaps of nodes; `heal` ends the mishaps."""
-
-    def __init__(self, ground: ClusterTruth) -> None:
-        self._ground = ground
-        self._off: set[str] = set()
-        self._lost_gpus: set[tuple[str, int]] = set()
-
-    async def submit(self, step: Submit) -> str:
-        """Create each object."""
-        made = []
-        for kind, one in manifest_objects(step.manifest, step.namespace):
-            created = await self._ground.api.create(kind, one)
-            made.append(f"{kind.kind} {created['metadata']['name']}")
-        return f"created {', '.join(made)}"
-
-    async def delete(self, step: DeleteObject) -> str:
-        """Ask for its deletion."""
-        kind = kind_named(step.kind)
-        namespace = step.namespace if kind.namespaced else None
-        await self._ground.api.delete(kind, step.name, namespace)
-        return f"{step.kind} {step.name} is to go"
-
-    async def lose_node(self, step: NodeLost) -> str:
-        """No word any more."""
-        node = self._node(step)
-        await self._ground.nodes.lose(node)
-        self._off.add(node)
-        return f"{node} has no power"
-
-    async def start_node(self, step: NodeBack) -> str:
-        """It boots."""
-        node = self._node(step)
-        await self._ground.nodes.heal(node)
-        self._off.discard(node)
-        return f"{node} has started"
-
-    async def reboot_node(self, step: NodeReboots) -> str:
-        """Off and on."""
-        node = self._node(step)
-        await self._ground.nodes.reboot(node)
-        return f"{node} was rebooted"
-
-    async def lose_gpu(self, step: GpuLost) -> str:
-        """Off the bus."""
-        node = self._node(step)
-        self._ground.nodes[node].gpus.lose(step.gpu)
-        self._lost_gpus.add((node, step.gpu))
-        await self._ground.nodes.look(node)
-        return f"GPU {step.gpu} of {node} does not answer"
-
-    async def strike_gpu(self, step: GpuXid) -> str:
-        """An error that the driver reports."""
-        node = self._node(step)
-        self._ground.nodes[node].gpus.strike(step.gpu, step.xid)
-        await self._ground.nodes.look(node)
-        return f"GPU {step.gpu} of {node} reported Xid {step.xid}"
-
-    async def cut_nic(self, step: NicLinkDown) -> str:
-        """No carrier."""
-        node = self._node(step)
-        nics = self._ground.nodes[node].nics
-        nics.down = frozenset({*nics.down, step.device})
-        await self._ground.nodes.look(node)
-        return f"{step.device} of {node} has no link"
-
-    async def write_label(self, step: CliqueLabelByHand) -> str:
-        """By another hand than the one whose label it is."""
-        node = self._node(step)
-        other = DirectApi(self._ground.kube, OTHER_LABEL_WRITER)
-        patch = {"metadata": {"labels": {GPU_CLIQUE_LABEL: step.value}}}
-        await other.patch(NODE, node, None, patch)
-        return f"{OTHER_LABEL_WRITER} wrote {step.value} on {node}"
-
-    async def lag_label(self, step: CliqueLabelLags) -> str:
-        """As it looks once a minute, and not at every change."""
-        self._ground.stage.discovery.lag = step.seconds
-        return f"labels come {step.seconds:g} s late"
-
-    async def set_state(self, step: GpuFabricState) -> str:
-        """What NVML says of one GPU's fabric."""
-        node = self._node(step)
-        gpus = self._ground.nodes[node].gpus
-        before = gpus.answering
-        seat = next((one for one in before if one.module_id == step.gpu), None)
-        if seat is None or not seat.fabric.clique_id:
-            raise NotObserved(f"GPU {step.gpu} of {node} is in no partition that it could join")
-        after = _gpu_in_state(seat, _STATE_BY_NAME[step.state])
-        gpus.set_gpus(tuple(after if one is seat else one for one in before))
-        self._ground.joining.discard(node)
-        if step.state == "in-progress":
-            self._ground.joining.add(node)
-        await self._ground.nodes.look(node)
-        return f"GPU {step.gpu} of {node} says: {step.state}"
-
-    async def kill_daemon(self, step: ImexDaemonKilled) -> str:
-        """Every IMEX daemon's pod of the node goes at once."""
-        node = self._node(step)
-        found = await self._daemons(node)
-        await self._kill(found)
-        return f"killed {', '.join(one['metadata']['name'] for one in found)} on {node}"
-
-    async def swap_addresses(self, step: ImexAddressesSwapped) -> str:
-        """Both go; each new one is where a stranger was."""
-        first, second = (self._ground.node(step.rack, tray) for tray in step.trays)
-        (one, *_), (other, *_) = await self._daemons(first), await self._daemons(second)
-        plan = {first: other["status"]["podIP"], second: one["status"]["podIP"]}
-        self._ground.stage.addresses.update(plan)
-        await self._kill([one, other])
-        return f"killed, and next on {first} {plan[first]}, on {second} {plan[second]}"
-
-    async def _daemons(self, node: str) -> list[Object]:
-        daemons = (await self._ground.api.list(POD, labels=COMPUTE_DOMAIN_LABEL)).items
-        found = [daemon for daemon in daemons if daemon["spec"].get("nodeName") == node]
-        if not found:
-            raise NotObserved(f"no IMEX daemon runs on {node}")
-        return found
-
-    async def _kill(self, pods: Sequence[Object]) -> None:
-        for pod in pods:
-            meta = pod["metadata"]
-            await self._ground.api.delete(POD, meta["name"], meta["namespace"], grace_seconds=0)
-
-    async def heal(self) -> str:
-        """Nodes run, GPUs and links are back, labels come at once."""
-        self._ground.stage.discovery.lag = 0.0
-        for node in sorted(self._off):
-            await self._ground.nodes.heal(node)
-        self._off.clear()
-        for node, gpu in self._lost_gpus:
-            self._ground.nodes[node].gpus.find(gpu)
-        self._lost_gpus.clear()
-        for one in self._ground.nodes:
-            one.nics.down = frozenset()
-            await self._ground.nodes.look(one.name)
-        return "the nodes are repaired"
-
-    def _node(self, step: model.TrayAction) -> str:
-        return self._ground.node(step.rack, step.tray)
+@action(layer="cluster")
+async def clique_label_by_hand(stage: Stage, *, tray: Tray, rack: Rack = 1, value: str) -> str:
+    """Somebody else writes nvidia.com/gpu.clique on the node of a tray."""
+    node = stage.truth.node(rack, tray)
+    patch = {"metadata": {"labels": {GPU_CLIQUE_LABEL: value}}}
+    await DirectApi(stage.cluster.kube, OTHER_LABEL_WRITER).patch(NODE, node, None, patch)
+    return f"{OTHER_LABEL_WRITER} wrote {value} on {node}"
 
 
-def _gpu_in_state(seat: TrayGpu, state: FabricState) -> TrayGpu:
-    return msgspec.structs.replace(seat, fabric=msgspec.structs.replace(seat.fabric, state=state))
+@action(layer="cluster")
+async def clique_label_lags(stage: Stage, *, seconds: Seconds) -> str:
+    """GPU Feature Discovery writes what it finds only so many `seconds` later, from now on."""
+    # The real one checks once a minute, and not at every change.
+    stage.cluster.discovery.lag = seconds
+    return f"labels come {seconds:g} s late"
+
+
+# IMEX daemons.
+
+
+@action(layer="cluster")
+async def imex_daemon_killed(stage: Stage, *, tray: Tray, rack: Rack = 1) -> str:
+    """The pod of a ComputeDomain's IMEX daemon on a tray is killed."""
+    node = stage.truth.node(rack, tray)
+    found = await _daemons(stage, node)
+    await _kill(stage, found)
+    return f"killed {', '.join(pod['metadata']['name'] for pod in found)} on {node}"
+
+
+@action(layer="cluster")
+async def imex_addresses_swapped(stage: Stage, *, trays: Trays, rack: Rack = 1) -> str:
+    """The pods of the IMEX daemons on two trays are killed, and each new one has the address of the other."""
+    nodes = [stage.truth.node(rack, tray) for tray in trays]
+    pods = [(await _daemons(stage, node))[0] for node in nodes]
+    planned = dict(zip(nodes, (pod["status"]["podIP"] for pod in reversed(pods)), strict=True))
+    stage.cluster.addresses.update(planned)
+    await _kill(stage, pods)
+    return f"killed, and next on {', on '.join(f'{node} {address}' for node, address in planned.items())}"
+
+
+async def _daemons(stage: Stage, node: str) -> list[Object]:
+    daemons = (await stage.cluster.api.list(POD, labels=COMPUTE_DOMAIN_LABEL)).items
+    found = [daemon for daemon in daemons if daemon["spec"].get("nodeName") == node]
+    require(found, f"no IMEX daemon runs on {node}")
+    return found
+
+
+async def _kill(stage: Stage, pods: Sequence[Object]) -> None:
+    for pod in pods:
+        meta = pod["metadata"]
+        await stage.cluster.api.delete(POD, meta["name"], meta["namespace"], grace_seconds=0)
+
+
+# Repair.
+
+
+async def heal_nodes(stage: Stage) -> str:
+    """Nodes run, GPUs and links are back, labels come at once."""
+    nodes, damage = stage.cluster.nodes, stage.damage
+    stage.cluster.discovery.lag = 0.0
+    for name in sorted(damage.off):
+        await nodes.heal(name)
+    damage.off.clear()
+    for name, gpu in damage.lost_gpus:
+        nodes[name].gpus.find(gpu)
+    damage.lost_gpus.clear()
+    for node in nodes:
+        node.nics.down = frozenset()
+        await nodes.look(node.name)
+    return "the nodes are repaired"

@@ -1,15 +1,14 @@
 """What must be observed of a scenario's cluster: objects, pods, labels, slices, IMEX, gangs.
 
-Each expectation is a step type and a method that looks once at the API server and compares it with the
-truth: the partition that the fabric holds a node's GPUs in, the GPUs that answer in a tray, the IMEX
-daemons that run in memory. What a node without power once reported of its pods does not count.
+Each expectation asks the API server once and compares the answer with the truth: the partition that the
+fabric holds a node's GPUs in, the GPUs that answer in a tray, the IMEX daemons that run in memory. What
+a node without power once reported of its pods does not count.
 
-For gangs the probe reads the record, the members' pods and the reservations of trays at one moment.
-Every plan that was recorded is counted as it is written, and members that moved are counted against
-what the previous step saw.
+For gangs the record, the members' pods and the reservations of trays are read at one moment. Members
+that moved are counted against what the previous step observed.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -17,372 +16,292 @@ from rackloom.claim.kube.api import NotFound
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.conditions import PLACED
-from rackloom.core.gangs.record import GangKey, GangRecord, read_record, read_tray_node
-from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, RESOURCE_SLICE, Object, ResourceKind
+from rackloom.core.gangs.record import read_record, read_tray_node
+from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, RESOURCE_SLICE, Object
 from rackloom.core.kubernetes.pods import GANG_LABEL
-from rackloom.core.place.placement_values import GangPlan
-from rackloom.lab.imex.in_process import InMemoryImex
-from rackloom.lab.scenario.cluster_actions import kind_named
-from rackloom.lab.scenario.model import ClusterExpectation, NotObserved
-from rackloom.lab.scenario.stage import ClusterTruth
+from rackloom.lab.scenario.model import NotObserved, expectation, require
+from rackloom.lab.scenario.parameters import (
+    Count,
+    Driver,
+    KindName,
+    NamedObject,
+    ObjectName,
+    Rack,
+    Tray,
+    kind_named,
+)
+from rackloom.lab.scenario.stage import Stage
+
+# Objects.
 
 
-class ExpectImexMesh(ClusterExpectation, frozen=True, kw_only=True, tag="imex-mesh"):
-    """So many nvidia-imex truly run, and each knows and reaches those of its own domain, and no other.
-
-    `begun`: so many of them did not run when the last such step looked.
-    """
-
-    count: int
-    begun: int | None = None
-
-
-class ExpectGpus(ClusterExpectation, frozen=True, kw_only=True, tag="gpus"):
-    """A node publishes (UUIDs) what is in its tray; `swapped`: nothing that the last such step saw."""
-
-    tray: int
-    rack: int = 1
-    swapped: bool = False
-
-
-class ExpectObject(ClusterExpectation, frozen=True, kw_only=True, tag="object"):
+@expectation(layer="cluster")
+async def object_(
+    stage: Stage,
+    *,
+    kind: KindName,
+    name: ObjectName,
+    path: tuple[str, ...],
+    equals: str | None = None,
+    namespace: str = "default",
+) -> str:
     """A field of an object, at the keys of `path`, is `equals` (as text); without that, it is not there."""
-
-    kind: str
-    name: str
-    path: tuple[str, ...]
-    equals: str | None = None
-    namespace: str = "default"
-
-
-class ExpectCondition(ClusterExpectation, frozen=True, kw_only=True, tag="condition"):
-    """A condition of an object has this status, and `reason`."""
-
-    kind: str
-    name: str
-    type: str
-    status: Literal["True", "False", "Unknown"]
-    reason: str | None = None
-    namespace: str = "default"
+    found: Any = await _read(stage, kind, name, namespace)
+    require(found is not None, f"there is no {kind} {name}")
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    value = None if found is None else str(found)
+    text = f"{'.'.join(path)} of {kind} {name} is {value}"
+    require(value == equals, text)
+    return text
 
 
-class ExpectGang(ClusterExpectation, frozen=True, kw_only=True, tag="gang"):
-    """A gang's record has so many `seats` and `spares`; so many members are `running` on reserved seats.
-
-    `moved`: so many have another seat than the last such step saw; `plans`: so many were recorded in all.
-    """
-
-    name: str
-    seats: int
-    spares: int = 0
-    running: int | None = None
-    moved: int | None = None
-    plans: int | None = None
-    namespace: str = "default"
-
-
-class ExpectReserved(ClusterExpectation, frozen=True, kw_only=True, tag="reserved-trays"):
-    """So many trays are reserved for gangs."""
-
-    count: int
+@expectation(layer="cluster")
+async def condition(
+    stage: Stage,
+    *,
+    kind: KindName,
+    name: str,
+    type: str,  # noqa: A002 (the key in files, as in Kubernetes)
+    status: Literal["True", "False", "Unknown"],
+    reason: str | None = None,
+    namespace: str = "default",
+) -> str:
+    """A condition of an object has this status, and reason."""
+    found = _condition_of(await _read(stage, kind, name, namespace) or {}, type)
+    text = f"{type} of {kind} {name} is {found.get('status')}, {found.get('reason')}"
+    text = f"{text}: {found['message']}" if found.get("message") else text
+    require(found.get("status") == status and reason in (None, found.get("reason")), text)
+    return text
 
 
-class ExpectGone(ClusterExpectation, frozen=True, kw_only=True, tag="gone"):
+@expectation(layer="cluster")
+async def gone(stage: Stage, *, kind: KindName, name: NamedObject, namespace: str = "default") -> str:
     """There is no such object."""
-
-    kind: str
-    name: str
-    namespace: str = "default"
+    require(await _read(stage, kind, name, namespace) is None, f"{kind} {name} is still there")
+    return f"{kind} {name} is gone"
 
 
-class ExpectPods(ClusterExpectation, frozen=True, kw_only=True, tag="pods"):
+async def _read(stage: Stage, kind: str, name: str, namespace: str) -> Object | None:
+    known = kind_named(kind)
+    try:
+        return await stage.cluster.api.get(known, name, namespace if known.namespaced else None)
+    except NotFound:
+        return None
+
+
+def _condition_of(obj: Object, kind: str) -> Object:
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    found: Object = next((found for found in conditions if found["type"] == kind), {})
+    return found
+
+
+# Pods.
+
+
+@expectation(layer="cluster")
+async def pods(
+    stage: Stage,
+    *,
+    labels: str,
+    count: Count,
+    phase: Literal["Pending", "Running", "Succeeded", "Failed"] = "Running",
+    namespace: str = "default",
+) -> str:
     """So many pods with these labels are in this phase, on nodes whose kubelets say so now."""
+    present = [pod for pod in await stage.pods(namespace, labels) if not _is_on_lost_node(stage, pod)]
+    phases = Counter(pod["status"].get("phase", "Pending") for pod in present)
+    counts = ", ".join(f"{number} {found}" for found, number in sorted(phases.items())) or "none"
+    text = f"pods {labels}: {counts}"
+    require(phases[phase] == count, text)
+    return text
 
-    labels: str
-    count: int
-    phase: Literal["Pending", "Running", "Succeeded", "Failed"] = "Running"
-    namespace: str = "default"
 
-
-class ExpectOneClique(ClusterExpectation, frozen=True, kw_only=True, tag="one-clique"):
+@expectation(layer="cluster")
+async def one_clique(stage: Stage, *, labels: str, namespace: str = "default") -> str:
     """All pods with these labels are on nodes of one NVLink partition, as the true fabrics say."""
-
-    labels: str
-    namespace: str = "default"
-
-
-class ExpectCliqueLabel(ClusterExpectation, frozen=True, kw_only=True, tag="clique-label"):
-    """nvidia.com/gpu.clique is what the GPUs truly say; or (`present` false) none, or (`stale`) old."""
-
-    tray: int
-    rack: int = 1
-    present: bool = True
-    stale: bool = False
+    found = await stage.pods(namespace, labels)
+    nodes = [pod["spec"]["nodeName"] for pod in found if pod["spec"].get("nodeName")]
+    cliques = {stage.truth.clique(node) for node in nodes}
+    require(nodes, f"no pod {labels} is on a node")
+    text = f"{len(nodes)} pods {labels} are in {', '.join(sorted(map(str, cliques)))}"
+    require(len(cliques) == 1 and None not in cliques, text)
+    return text
 
 
-class ExpectNode(ClusterExpectation, frozen=True, kw_only=True, tag="node"):
+def _is_on_lost_node(stage: Stage, pod: Object) -> bool:
+    return pod["spec"].get("nodeName") in stage.cluster.nodes.off
+
+
+# Nodes and their devices.
+
+
+@expectation(layer="cluster")
+async def clique_label(
+    stage: Stage, *, tray: Tray, rack: Rack = 1, present: bool = True, stale: bool = False
+) -> str:
+    """nvidia.com/gpu.clique of a tray is what its GPUs truly say.
+
+    Or (`present` false) there is none, or (`stale`) it is old.
+    """
+    node = stage.truth.node(rack, tray)
+    label, clique = await stage.label(node), stage.truth.clique(node)
+    if stale:
+        text = f"{node} says {label or 'no clique'}, its fabric {clique or 'none'}"
+        require(label is not None and label != clique, text)
+        return text
+    require(label == clique, f"{node} says {label}, its fabric {clique}")
+    require((label is not None) == present, f"{node} says {label}")
+    return f"{node} says {label or 'no clique'}, as its fabric does"
+
+
+@expectation(layer="cluster")
+async def node(stage: Stage, *, tray: Tray, rack: Rack = 1, ready: bool = True) -> str:
     """A node is Ready, or (`ready` false) is not."""
+    name = stage.truth.node(rack, tray)
+    status = _condition_of(await stage.cluster.api.get(NODE, name), "Ready").get("status", "absent")
+    text = f"Ready of {name} is {status}"
+    require((status == "True") == ready, text)
+    return text
 
-    tray: int
-    rack: int = 1
-    ready: bool = True
 
-
-class ExpectDevices(ClusterExpectation, frozen=True, kw_only=True, tag="devices"):
+@expectation(layer="cluster")
+async def devices(
+    stage: Stage, *, driver: Driver, count: Count, tray: Tray, rack: Rack = 1, tainted: bool = False
+) -> str:
     """So many devices of a driver are published of a tray; `tainted` counts those with a taint alone."""
-
-    driver: str
-    count: int
-    tray: int
-    rack: int = 1
-    tainted: bool = False
-
-
-# Probes of objects and nodes.
+    name = stage.truth.node(rack, tray)
+    counted = [
+        device for device in await _devices(stage, name, driver) if device.get("taints") or not tainted
+    ]
+    text = f"{name} publishes {len(counted)}{' tainted' if tainted else ''} devices of {driver}"
+    require(len(counted) == count, text)
+    return text
 
 
-class ClusterProbes:
-    """Eyes on a cluster."""
+@expectation(layer="cluster")
+async def gpus(stage: Stage, *, tray: Tray, rack: Rack = 1, swapped: bool = False) -> str:
+    """A node publishes (UUIDs) what is in its tray; `swapped`: nothing that the last such step saw."""
+    name = stage.truth.node(rack, tray)
+    published = {
+        device["attributes"]["uuid"]["string"]
+        for device in await _devices(stage, name, GPU_DRIVER)
+        if device.get("attributes", {}).get("uuid", {}).get("string")
+    }
+    answering = set(stage.cluster.nodes[name].gpus.uuids.values())
+    present = len(stage.truth.gpus_of(name)[1])
+    text = f"{name} publishes {_sorted_names(published)}"
+    in_tray = f"in its tray are {_sorted_names(answering)}, on {present} seats"
+    require(published == answering and len(answering) == present, f"{text}; {in_tray}")
+    key = "gpus", name
+    before = stage.previous(key)
+    if swapped:
+        old = published if before is None else published & before
+        require(not old, f"{text}; of these, {len(old)} were there before")
+    stage.record(key, published)
+    return text
 
-    def __init__(self, ground: ClusterTruth) -> None:
-        self._ground = ground
-        self._known_gpus: dict[str, set[str | None]] = {}
-        """What nodes published when a `gpus` step last looked."""
-        self._gpus_before: dict[int, set[str | None] | None] = {}
-        """By step, what its node published when the one before it last looked."""
-        self._known_imex: list[InMemoryImex] = []
-        """Those that ran when an `imex-mesh` step last saw what it must."""
-        self._imex_before: dict[int, list[InMemoryImex]] = {}
-        """By step, those of the one before it."""
 
-    async def object(self, step: ExpectObject) -> str:
-        """A field of an object."""
-        found: Any = await self._found(step)
-        _require(found is not None, f"there is no {step.kind} {step.name}")
-        for key in step.path:
-            found = found.get(key) if isinstance(found, dict) else None
-        seen = None if found is None else str(found)
-        told = f"{'.'.join(step.path)} of {step.kind} {step.name} is {seen}"
-        _require(seen == step.equals, told)
-        return told
-
-    async def condition(self, step: ExpectCondition) -> str:
-        """One of those that its status says."""
-        found = await self._found(step) or {}
-        said = (found.get("status") or {}).get("conditions") or ()
-        one: Object = next((one for one in said if one["type"] == step.type), {})
-        told = f"{step.type} of {step.kind} {step.name} is {one.get('status')}, {one.get('reason')}"
-        told = f"{told}: {one['message']}" if one.get("message") else told
-        _require(one.get("status") == step.status, told)
-        _require(step.reason in (None, one.get("reason")), told)
-        return told
-
-    async def gone(self, step: ExpectGone) -> str:
-        """No such object."""
-        _require(await self._found(step) is None, f"{step.kind} {step.name} is still there")
-        return f"{step.kind} {step.name} is gone"
-
-    async def pods(self, step: ExpectPods) -> str:
-        """How many are in which phase."""
-        pods = await self._ground.pods(step.namespace, step.labels)
-        phases = Counter(pod["status"].get("phase", "Pending") for pod in pods if not self._is_lost(pod))
-        told = ", ".join(f"{number} {phase}" for phase, number in sorted(phases.items())) or "none"
-        _require(phases[step.phase] == step.count, f"pods {step.labels}: {told}")
-        return f"pods {step.labels}: {told}"
-
-    async def one_clique(self, step: ExpectOneClique) -> str:
-        """True cliques of the nodes of pods."""
-        pods = await self._ground.pods(step.namespace, step.labels)
-        placed = [pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")]
-        cliques = {self._ground.clique(node) for node in placed}
-        _require(bool(placed), f"no pod {step.labels} is on a node")
-        told = f"{len(placed)} pods {step.labels} are in {', '.join(sorted(map(str, cliques)))}"
-        _require(len(cliques) == 1 and None not in cliques, told)
-        return told
-
-    async def clique_label(self, step: ExpectCliqueLabel) -> str:
-        """The label of a node against the true fabric."""
-        node = self._ground.node(step.rack, step.tray)
-        label, true = await self._ground.label(node), self._ground.clique(node)
-        if step.stale:
-            told = f"{node} says {label or 'no clique'}, its fabric {true or 'none'}"
-            _require(label is not None and label != true, told)
-            return told
-        _require(label == true, f"{node} says {label}, its fabric {true}")
-        _require((label is not None) == step.present, f"{node} says {label}")
-        return f"{node} says {label or 'no clique'}, as its fabric does"
-
-    async def node(self, step: ExpectNode) -> str:
-        """Its Ready condition."""
-        node = self._ground.node(step.rack, step.tray)
-        conditions = (await self._ground.api.get(NODE, node))["status"].get("conditions", ())
-        ready = next(
-            (condition["status"] for condition in conditions if condition["type"] == "Ready"), "absent"
-        )
-        _require((ready == "True") == step.ready, f"Ready of {node} is {ready}")
-        return f"Ready of {node} is {ready}"
-
-    async def devices(self, step: ExpectDevices) -> str:
-        """What its slices offer."""
-        node = self._ground.node(step.rack, step.tray)
-        devices = await self._devices(node, step.driver)
-        counted = [device for device in devices if device.get("taints") or not step.tainted]
-        told = f"{node} publishes {len(counted)}{' tainted' if step.tainted else ''} devices of {step.driver}"
-        _require(len(counted) == step.count, told)
-        return told
-
-    async def gpus(self, step: ExpectGpus) -> str:
-        """UUIDs of the slices against those of the tray."""
-        node = self._ground.node(step.rack, step.tray)
-        published = {_attribute_text(device, "uuid") for device in await self._devices(node, GPU_DRIVER)} - {
-            None
-        }
-        true, seats = self._ground.uuids(node), len(self._ground.seats(node)[1])
-        told = f"{node} publishes {_sorted_names(map(str, published))}"
-        in_tray = f"in its tray are {_sorted_names(true)}, on {seats} seats"
-        _require(published == true and len(true) == seats, f"{told}; {in_tray}")
-        before = self._gpus_before.setdefault(id(step), self._known_gpus.get(node))
-        if step.swapped:
-            old = published if before is None else published & before
-            _require(not old, f"{told}; of these, {len(old)} were there before")
-        self._known_gpus[node] = published
-        return told
-
-    async def imex_mesh(self, step: ExpectImexMesh) -> str:
-        """Who runs, and whom each knows."""
-        network = self._ground.stage.imex
-        running = list(network.running.values())
-        _require(len(running) == step.count, f"{len(running)} nvidia-imex run")
-        for one in running:
-            domain = {other.address for other in running if other.authority == one.authority}
-            strange, unknown = one.peers - domain, domain - one.peers
-            _require(not strange, f"{one.address} is told of {_sorted_names(strange)}, not of its domain")
-            _require(not unknown, f"{one.address} does not know {_sorted_names(unknown)}")
-            cut = {peer for peer in domain - {one.address} if not network.links(one, peer)}
-            _require(not cut, f"{one.address} does not reach {_sorted_names(cut)}")
-        before = self._imex_before.setdefault(id(step), self._known_imex)
-        begun = sum(all(one is not other for other in before) for one in running)
-        _require(step.begun in (None, begun), f"{len(running)} nvidia-imex run, {begun} of them since before")
-        self._known_imex = running
-        told = f"{len(running)} nvidia-imex run, each connected with all of its domain and no other"
-        return f"{told}; {begun} of them began since"
-
-    async def _devices(self, node: str, driver: str) -> list[Object]:
-        slices = [item["spec"] for item in (await self._ground.api.list(RESOURCE_SLICE)).items]
-        own = [slice_ for slice_ in slices if slice_.get("nodeName") == node and slice_["driver"] == driver]
-        return [device for one in own for device in one.get("devices", ())]
-
-    async def _found(self, step: ExpectObject | ExpectCondition | ExpectGone) -> Object | None:
-        kind = kind_named(step.kind)
-        try:
-            return await self._ground.api.get(kind, step.name, step.namespace if kind.namespaced else None)
-        except NotFound:
-            return None
-
-    def _is_lost(self, pod: Any) -> bool:
-        """What the kubelet of a node without power once said of a pod holds no longer."""
-        return pod["spec"].get("nodeName") in self._ground.nodes.off
+async def _devices(stage: Stage, name: str, driver: str) -> list[Object]:
+    slices = [item["spec"] for item in (await stage.cluster.api.list(RESOURCE_SLICE)).items]
+    own = [slice_ for slice_ in slices if slice_.get("nodeName") == name and slice_["driver"] == driver]
+    return [device for slice_ in own for device in slice_.get("devices", ())]
 
 
 def _sorted_names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-def _attribute_text(device: Object, attribute: str) -> str | None:
-    found: str | None = device.get("attributes", {}).get(attribute, {}).get("string")
-    return found
+# IMEX.
 
 
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise NotObserved(otherwise)
+@expectation(layer="cluster")
+async def imex_mesh(stage: Stage, *, count: Count, begun: int | None = None) -> str:
+    """So many nvidia-imex truly run, and each knows and reaches those of its own domain, and no other.
+
+    `begun`: so many of them did not run when the last such step looked.
+    """
+    network = stage.cluster.imex
+    running = list(network.running.values())
+    require(len(running) == count, f"{len(running)} nvidia-imex run")
+    for daemon in running:
+        domain = {peer.address for peer in running if peer.authority == daemon.authority}
+        strange, unknown = daemon.peers - domain, domain - daemon.peers
+        require(not strange, f"{daemon.address} is told of {_sorted_names(strange)}, not of its domain")
+        require(not unknown, f"{daemon.address} does not know {_sorted_names(unknown)}")
+        cut = {peer for peer in domain - {daemon.address} if not network.links(daemon, peer)}
+        require(not cut, f"{daemon.address} does not reach {_sorted_names(cut)}")
+    before = stage.previous("imex") or ()
+    started = sum(all(daemon is not known for known in before) for daemon in running)
+    require(begun in (None, started), f"{len(running)} nvidia-imex run, {started} of them since before")
+    stage.record("imex", running)
+    text = f"{len(running)} nvidia-imex run, each connected with all of its domain and no other"
+    return f"{text}; {started} of them began since"
 
 
-# Probes of gangs.
+# Gangs.
 
 
-AssignedTrays = dict[tuple[str, int], str]
-"""Trays, by group and number in it."""
+@expectation(layer="cluster")
+async def gang(
+    stage: Stage,
+    *,
+    name: str,
+    seats: int,
+    spares: int = 0,
+    running: int | None = None,
+    moved: int | None = None,
+    plans: int | None = None,
+    namespace: str = "default",
+) -> str:
+    """A gang's record has so many `seats` and `spares`.
+
+    `running`: so many members run on seats that are reserved for this gang alone. `moved`: so many have
+    another seat than the last such step saw. `plans`: so many plans were recorded in all.
+    """
+    stored = await _read(stage, GANG_PLAN.kind, name, namespace)
+    require(stored is not None, f"there is no GangPlan {name}")
+    record = read_record(stored or {})
+    plan, placed = record.plan, record.condition(PLACED)
+    why = "nobody says why" if placed is None else placed.message
+    if plan is None:
+        raise NotObserved(f"no plan is recorded of {name}: {why}")
+
+    # A member runs where its pod does, on a tray of the plan that is reserved for this gang alone.
+    holders = await _holders(stage)
+    assigned = Counter(
+        (seat.group, seat.tray) for seat in plan.seats if holders.get(seat.tray) == (record.uid,)
+    )
+    present = Counter(
+        (pod["metadata"]["labels"].get(spec.GROUP_LABEL, spec.DEFAULT_GROUP), pod["spec"]["nodeName"])
+        for pod in await stage.pods(record.key.namespace, f"{GANG_LABEL}={record.key.name}")
+        if pod["status"].get("phase") == "Running" and not _is_on_lost_node(stage, pod)
+    )
+    at_work = (assigned & present).total()
+    text = f"{len(plan.seats)} seats and {len(plan.spares)} spares of {name}, {at_work} running"
+    require((len(plan.seats), len(plan.spares)) == (seats, spares) and running in (None, at_work), text)
+
+    trays = {(seat.group, seat.member): seat.tray for seat in plan.seats}
+    key = "gang", record.key
+    before = stage.previous(key) or trays
+    stage.record(key, trays)
+    changed = sum(before.get(member) != tray for member, tray in trays.items())
+    written = stage.plans_written[record.key]
+    text = f"{text}; {changed} moved; {written} plans were recorded"
+    require(moved in (None, changed) and plans in (None, written), text)
+    return text
 
 
-class GangProbes:
-    """Eyes on gangs. Methods raise `KubeError`; each plan that is recorded is noted as it is written."""
-
-    def __init__(self, ground: ClusterTruth) -> None:
-        self._ground = ground
-        self._plans: dict[GangKey, list[GangPlan | None]] = defaultdict(lambda: [None])
-        """Every plan of a gang one after the other; None: it had none."""
-        self._known: dict[GangKey, AssignedTrays] = {}
-        """What a `gang` step saw last."""
-        self._before: dict[int, AssignedTrays | None] = {}
-        """By step, what the one before it saw last."""
-        ground.kube.store.listeners.append(self._note)
-
-    async def gang(self, step: ExpectGang) -> str:
-        """Record, pods and taints at one moment."""
-        found = await self._record(step)
-        if found.plan is None:
-            placed = found.condition(PLACED)
-            why = "nobody says why" if placed is None else placed.message
-            raise NotObserved(f"no plan is recorded of {step.name}: {why}")
-        plan, running = found.plan, await self._running(found, found.plan)
-        told = f"{len(plan.seats)} seats and {len(plan.spares)} spares of {step.name}, {running} running"
-        _require_of_gang((len(plan.seats), len(plan.spares)) == (step.seats, step.spares), told)
-        _require_of_gang(step.running in (None, running), told)
-        moved = self._moved(step, found.key, plan)
-        written = sum(one is not None for one in self._plans[found.key])
-        told = f"{told}; {moved} moved; {written} plans were recorded"
-        _require_of_gang(step.moved in (None, moved), told)
-        _require_of_gang(step.plans in (None, written), told)
-        return told
-
-    async def reserved(self, step: ExpectReserved) -> str:
-        """Taints of nodes, whichever gang's."""
-        reserved = sum(len(holders) > 0 for holders in (await self._holders()).values())
-        told = f"{reserved} trays are reserved"
-        _require_of_gang(reserved == step.count, told)
-        return told
-
-    def _note(self, kind: ResourceKind, obj: Object) -> None:
-        if kind == GANG_PLAN:
-            found = read_record(obj)
-            if self._plans[found.key][-1] != found.plan:
-                self._plans[found.key].append(found.plan)
-
-    async def _record(self, step: ExpectGang) -> GangRecord:
-        try:
-            return read_record(await self._ground.api.get(GANG_PLAN, step.name, step.namespace))
-        except NotFound as missing:
-            raise NotObserved(f"there is no GangPlan {step.name}") from missing
-
-    async def _running(self, found: GangRecord, plan: GangPlan) -> int:
-        """Members on seats of theirs, whose trays are reserved for this gang alone."""
-        holders = await self._holders()
-        seats = Counter(
-            (seat.group, seat.tray) for seat in plan.seats if holders.get(seat.tray) == (found.uid,)
-        )
-        pods = await self._ground.pods(found.key.namespace, f"{GANG_LABEL}={found.key.name}")
-        return (seats & Counter(map(_assignment_of, filter(self._runs, pods)))).total()
-
-    def _runs(self, pod: Object) -> bool:
-        is_off = pod["spec"].get("nodeName") in self._ground.nodes.off
-        return pod["status"].get("phase") == "Running" and not is_off
-
-    async def _holders(self) -> dict[str, tuple[str, ...]]:
-        nodes = map(read_tray_node, (await self._ground.api.list(NODE)).items)
-        return {node.name: node.holders for node in nodes}
-
-    def _moved(self, step: ExpectGang, key: GangKey, plan: GangPlan) -> int:
-        now = {(seat.group, seat.member): seat.tray for seat in plan.seats}
-        before = self._before.setdefault(id(step), self._known.get(key)) or now
-        self._known[key] = now
-        return sum(before.get(member) != tray for member, tray in now.items())
+@expectation(layer="cluster")
+async def reserved_trays(stage: Stage, *, count: Count) -> str:
+    """So many trays are reserved for gangs."""
+    reserved = sum(len(holders) > 0 for holders in (await _holders(stage)).values())
+    text = f"{reserved} trays are reserved"
+    require(reserved == count, text)
+    return text
 
 
-def _assignment_of(pod: Object) -> tuple[str, str]:
-    return pod["metadata"]["labels"].get(spec.GROUP_LABEL, spec.DEFAULT_GROUP), pod["spec"]["nodeName"]
-
-
-def _require_of_gang(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise NotObserved(otherwise)
+async def _holders(stage: Stage) -> dict[str, tuple[str, ...]]:
+    """By node, the gangs for which it is reserved."""
+    nodes = map(read_tray_node, (await stage.cluster.api.list(NODE)).items)
+    return {tray.name: tray.holders for tray in nodes}

@@ -1,59 +1,157 @@
 """A scenario as a value: steps in order of time, each an action or an expectation.
 
-A step type is an immutable struct. Its tag is its name in files, its fields are its keys, and its
-docstring is its documentation. `layer` says which part of a site the step needs, and `speeds` whether
-it can be played in real time, in virtual time, or in both.
+A step is one asynchronous function. Its name (with hyphens) is its word in files, its keyword parameters
+are its keys, their annotations are the checks, its docstring is its documentation, and its body carries
+it out on a `Stage`. `@action` and `@expectation` make a `StepKind` of it: once, at import, they derive
+the struct into which a `[[step]]` table is read. `layer` says which part of a site the step needs,
+`speeds` whether it can be played in real time, in virtual time, or in both, and `needs` which
+controllers it needs.
 
 An action is done once. `breaks` is false for what happens on an ordinary day, so that `without_faults`
 can replay the same scenario without anything breaking; at least one expectation must then fail, unless
-the file says that nobody notices or that nothing breaks. An expectation is observed again and again
-until it holds, for at most `within` seconds, and must then hold for `stays` seconds.
+the file says that nothing breaks. An expectation is checked again and again until it holds, for at most
+`within` seconds, and must then hold for `stays` seconds.
 
 Times are seconds since the site first answered. Racks, trays, GPUs of a tray (module ids) and instances
 of a group count from 1. A step that does not come about raises `NotObserved` with what was observed
 instead.
 """
 
-from typing import ClassVar, Literal
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import msgspec
+
+from rackloom.lab.scenario.parameters import Check, Number, Seconds
 
 Layer = Literal["carve", "cluster", "doctor"]
 Speed = Literal["real", "virtual"]
 Controller = Literal["nmx-c", "nmx-m"]
-FaultVisibility = Literal["seen", "unnoticed", "none"]
+FaultVisibility = Literal["seen", "none"]
+Need = Literal["", "nmx-c", "election", "single process"]
 BOTH_SPEEDS: frozenset[Speed] = frozenset({"real", "virtual"})
 ONLY_VIRTUAL: frozenset[Speed] = frozenset({"virtual"})
+
+
+class NotObserved(Exception):
+    """A step did not come about; the text says what was observed instead."""
+
+
+def require(holds: object, otherwise: str) -> None:
+    """Raise `NotObserved` unless it holds."""
+    if not holds:
+        raise NotObserved(otherwise)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """What all steps have. `at`: not before this second; without it, as soon as the step before is over."""
 
-    at: float | None = None
-    layer: ClassVar[Layer] = "carve"
-    speeds: ClassVar[frozenset[Speed]] = BOTH_SPEEDS
+    at: Number | None = None
+    step_kind: ClassVar["StepKind"]
+
+    async def run(self, stage: Any) -> str:
+        """Do it, or check it once; returns what was observed. Raises `NotObserved`."""
+        return await self.step_kind.run(
+            stage, **{name: getattr(self, name) for name in self.step_kind.parameters}
+        )
 
 
 class Action(Step, frozen=True, kw_only=True, tag_field="do"):
     """Something is done, or breaks."""
 
-    breaks: ClassVar[bool] = True
-    """False: somebody only asks for something, as on any other day."""
-
 
 class Expectation(Step, frozen=True, kw_only=True, tag_field="expect"):
-    """Something must be seen `within` so many seconds, and then stay so `for` so many more."""
+    """Something must be observed `within` so many seconds, and then stay so for `stays` so many more."""
 
-    within: float
-    stays: float = 0.0
-
-
-class Heal(Action, frozen=True, kw_only=True, tag="heal"):
-    """Whatever still is broken is repaired, on every layer."""
+    within: Seconds
+    stays: Seconds = 0.0
 
 
-class End(Step, frozen=True, kw_only=True):
-    """After the last step of every file: what was asked for has happened. No file writes it."""
+StepFunction = Callable[..., Awaitable[str]]
+ACTIONS: dict[str, "StepKind"] = {}
+EXPECTATIONS: dict[str, "StepKind"] = {}
+"""All kinds of steps, by their words in files."""
+
+
+class StepKind:
+    """A kind of step: the function that carries it out, and what its signature and decorator say of it."""
+
+    def __init__(
+        self, run: StepFunction, base: type[Step], layer: Layer, speeds: frozenset[Speed], needs: Need
+    ) -> None:
+        self.run = run
+        self.name = run.__name__.strip("_").replace("_", "-")
+        self.doc = inspect.getdoc(run) or ""
+        self.layer = layer
+        self.speeds = speeds
+        self.needs = needs
+        self.breaks = False
+        parameters = [*inspect.signature(run).parameters.values()][1:]
+        self.parameters = [parameter.name for parameter in parameters]
+        fields: list[Any] = [
+            (parameter.name, parameter.annotation)
+            if parameter.default is parameter.empty
+            else (parameter.name, parameter.annotation, parameter.default)
+            for parameter in parameters
+        ]
+        self.struct = msgspec.defstruct(
+            run.__name__,
+            fields,
+            bases=(base,),
+            module=run.__module__,
+            namespace={"step_kind": self},
+            tag=self.name,
+            frozen=True,
+            kw_only=True,
+        )
+        self.checks: Mapping[str, tuple[str, tuple[Check, ...]]] = {
+            field.name: (field.encode_name, tuple(_checks_of(field.type)))
+            for field in msgspec.structs.fields(self.struct)
+        }
+        """By field: its key in files, and the checks that its annotation carries."""
+
+    def __call__(self, **values: Any) -> Step:
+        """A step of this kind."""
+        return cast(Step, self.struct(**values))
+
+
+def _checks_of(annotation: Any) -> Iterator[Check]:
+    yield from getattr(annotation, "__metadata__", ())
+    for inner in get_args(annotation):
+        if hasattr(inner, "__metadata__"):
+            yield from _checks_of(inner)
+
+
+def action(
+    *,
+    layer: Layer = "carve",
+    breaks: bool = True,
+    speeds: frozenset[Speed] = BOTH_SPEEDS,
+    needs: Need = "",
+) -> Callable[[StepFunction], StepKind]:
+    """Make an action of a function. `breaks` false: somebody only asks for something, as on any other day."""
+
+    def decorate(run: StepFunction) -> StepKind:
+        kind = StepKind(run, Action, layer, speeds, needs)
+        kind.breaks = breaks
+        ACTIONS[kind.name] = kind
+        return kind
+
+    return decorate
+
+
+def expectation(
+    *, layer: Layer = "carve", speeds: frozenset[Speed] = BOTH_SPEEDS, needs: Need = ""
+) -> Callable[[StepFunction], StepKind]:
+    """Make an expectation of a function, which checks once and changes nothing."""
+
+    def decorate(run: StepFunction) -> StepKind:
+        kind = StepKind(run, Expectation, layer, speeds, needs)
+        EXPECTATIONS[kind.name] = kind
+        return kind
+
+    return decorate
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +161,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     seen: str
     faults: FaultVisibility = "seen"
-    """`seen`: on a day on which nothing breaks, one expectation is not met. `unnoticed`: all are, since what
-    breaks is borne or repaired before anybody has to see it. `none`: nothing breaks in it."""
+    """`seen`: on a day on which nothing breaks, one expectation is not met. `none`: nothing breaks in it."""
     racks: int
     profile: str
     processes: int = 1
@@ -78,68 +175,19 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def without_faults(self) -> "Scenario":
         """The same on a day on which nothing breaks, and so nothing is repaired."""
-        kept = tuple(step for step in self.steps if not isinstance(step, Action) or not step.breaks)
-        return msgspec.structs.replace(self, steps=kept)
+        return msgspec.structs.replace(
+            self, steps=tuple(step for step in self.steps if not step.step_kind.breaks)
+        )
 
     @property
     def layers(self) -> frozenset[Layer]:
         """The layers of a site that it needs."""
-        return frozenset(step.layer for step in self.steps)
+        return frozenset(step.step_kind.layer for step in self.steps)
 
     @property
     def speeds(self) -> frozenset[Speed]:
         """The clocks by which every one of its steps can be played."""
         plain = self.processes == 1 and self.controller == "nmx-c"
         return frozenset.intersection(
-            BOTH_SPEEDS if plain else ONLY_VIRTUAL, *(step.speeds for step in self.steps)
+            BOTH_SPEEDS if plain else ONLY_VIRTUAL, *(step.step_kind.speeds for step in self.steps)
         )
-
-
-# What tenants do, through REST.
-
-
-class TenantAction(Action, frozen=True, kw_only=True):
-    """Somebody asks REST for something."""
-
-    breaks: ClassVar[bool] = False
-
-
-class NmxcAction(Action, frozen=True, kw_only=True):
-    """Something that can only happen to an NMX-C."""
-
-
-class ClusterAction(Action, frozen=True, kw_only=True):
-    """Something is done to the cluster, or breaks in it."""
-
-    layer: ClassVar[Layer] = "cluster"
-
-
-class ClusterExpectation(Expectation, frozen=True, kw_only=True):
-    """Something must be seen of the cluster."""
-
-    layer: ClassVar[Layer] = "cluster"
-
-
-class TrayAction(ClusterAction, frozen=True, kw_only=True):
-    """Something happens to one tray."""
-
-    tray: int
-    rack: int = 1
-
-
-class UserAction(ClusterAction, frozen=True, kw_only=True):
-    """A user asks the API server for something."""
-
-    breaks: ClassVar[bool] = False
-
-
-class SoleAction(ClusterAction, frozen=True, kw_only=True):
-    """Something happens to Rackloom's controllers where they are one process, and none is elected."""
-
-
-class LeaderAction(ClusterAction, frozen=True, kw_only=True):
-    """Something happens to the replica of Rackloom's controllers that was elected."""
-
-
-class NotObserved(Exception):
-    """A step did not come about; the text says what was seen instead."""

@@ -1,286 +1,134 @@
 """What must be observed of a scenario's site: by REST, on the true fabrics, or by the doctor.
 
-Each expectation is a step type and a method that looks once. A look compares REST's statuses and
-messages, domain UUIDs and the time of the last reading; the true partitions (together, alone, how many,
-untouched); the invariants since the start (S1, S2, S4 on fabrics, S10 on acknowledged instances); or
-the doctor's findings, with the check and the object that a finding must name.
-
-Some steps compare with what the previous step of the same kind saw. A step looks many times, so what it
-compares with is fixed at its first look.
+An expectation compares REST's statuses and messages, domain UUIDs and the time of the last reading; the
+true partitions (together, alone, how many, untouched); or the doctor's findings, with the check and the
+object that a finding must name.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 from rackloom.core.diagnosis.findings import CheckState, Finding
-from rackloom.lab.scenario.model import Expectation, Layer, NotObserved
-from rackloom.lab.scenario.stage import FabricTruth, Json, SiteControl
-from rackloom.lab.scenario.tenants import MadeInstance, ScenarioTenants
-from rackloom.lab.switches.fabric import SimulatedFabric
+from rackloom.lab.scenario.model import NotObserved, expectation, require
+from rackloom.lab.scenario.parameters import (
+    Count,
+    DoctorCheck,
+    ForeignPartition,
+    Gpu,
+    Group,
+    Groups,
+    Instance,
+    LogicalPartition,
+    Rack,
+    Rpc,
+    Tray,
+)
+from rackloom.lab.scenario.rest_client import FIRST_FAILURE, Json
+from rackloom.lab.scenario.stage import Stage
+
+# REST.
 
 
-class ExpectInstances(Expectation, frozen=True, kw_only=True, tag="instances"):
+@expectation()
+async def instances(stage: Stage, *, group: Group, status: str, because: str = "") -> str:
     """REST says this status of every instance of a group, `because` being a part of its newest message."""
+    members = stage.rest.groups[group]
+    for number, member in enumerate(members, 1):
+        shown, why = _status_and_reason(await stage.rest.shown(member))
+        require(shown == status and because in why, f"{group}/{number} is {shown}: {why}")
+    return f"{len(members)} of {len(members)} {status}: {why}"
 
-    group: str
-    status: str
-    because: str = ""
 
-
-class ExpectReleased(Expectation, frozen=True, kw_only=True, tag="released"):
+@expectation()
+async def released(stage: Stage, *, group: Group) -> str:
     """REST no longer knows the instances of a group."""
+    members = stage.rest.groups[group]
+    left = [member for member in members if await stage.rest.shown(member) is not None]
+    require(not left, f"{len(left)} of {len(members)} are still there")
+    return f"{len(members)} instances are gone"
 
-    group: str
 
-
-class ExpectInterface(Expectation, frozen=True, kw_only=True, tag="interface"):
+@expectation()
+async def interface(stage: Stage, *, instance: Instance, gpu: Gpu, status: str, because: str = "") -> str:
     """REST says this status of one GPU of an instance, `because` being a part of its newest message."""
+    shown = await stage.rest.shown(stage.rest.instance(instance))
+    listed = shown["nvLinkInterfaces"] if shown else ()
+    found = next((listed_gpu for listed_gpu in listed if listed_gpu["deviceInstance"] == gpu - 1), None)
+    now, why = _status_and_reason(found)
+    text = f"GPU {gpu} of {instance} is {now}: {why}"
+    require(now == status and because in why, text)
+    return text
 
-    instance: str
-    gpu: int
-    status: str
-    because: str = ""
+
+@expectation()
+async def history(stage: Stage, *, group: Group, status: str, because: str) -> str:
+    """Every instance of a group once had this status, `because` being a part of its message then."""
+    members = stage.rest.groups[group]
+    for number, member in enumerate(members, 1):
+        shown = await stage.rest.shown(member)
+        past = [(entry["status"], entry["message"]) for entry in (shown or {}).get("statusHistory") or ()]
+        was = any(status == past_status and because in message for past_status, message in past)
+        text = ", ".join(past_status for past_status, _ in reversed(past)) or "gone"
+        require(was, f"{group}/{number} was {text}, and never {status} because {because!r}")
+    return f"{len(members)} of {len(members)} were {status} because {because!r}"
 
 
-class ExpectLogicalPartition(Expectation, frozen=True, kw_only=True, tag="logical-partition"):
+@expectation()
+async def logical_partition(stage: Stage, *, name: LogicalPartition, status: str) -> str:
     """REST says this status of a logical partition."""
+    made = stage.rest.partitions[name]
+    now, why = _status_and_reason(await stage.rest.shown(made, "nvlink-logical-partition"))
+    require(now == status, f"{name} is {now}: {why}")
+    return f"{name} is {now}"
 
-    name: str
-    status: str
 
+@expectation()
+async def domain(stage: Stage, *, group: Group, changed: bool = False) -> str:
+    """REST names, for every GPU of a group, the domain uuid that its controller says now.
 
-class ExpectDomain(Expectation, frozen=True, kw_only=True, tag="domain"):
-    """REST names, for every GPU of a group, the uuid that its controller says; `changed`: a new one.
-
-    New is what the last such step of the group did not see.
+    `changed`: another than the last such step saw.
     """
+    actual = set()
+    for member in stage.rest.groups[group]:
+        uuid = stage.truth.locate(member.machine)[0].fabric.domain
+        actual.add(uuid)
+        shown = await stage.rest.shown(member)
+        named = {gpu["nvLinkDomainId"] for gpu in shown["nvLinkInterfaces"]} if shown else set()
+        require(named == {uuid}, f"{member.machine} is in {uuid}, REST says {named}")
+    key = "domain", group
+    before = stage.previous(key) or stage.at_first_check(key, frozenset(actual))
+    text = f"every GPU of {group} is in domain {', '.join(sorted(actual))}"
+    require(not changed or not actual & before, f"{text}, as before")
+    stage.record(key, frozenset(actual))
+    return text
 
-    group: str
-    changed: bool = False
 
-
-class ExpectReadAgain(Expectation, frozen=True, kw_only=True, tag="read-again"):
+@expectation()
+async def read_again(stage: Stage, *, rack: Rack = 1) -> str:
     """The service has read the controller of a rack anew since this step began."""
-
-    rack: int = 1
-
-
-class ExpectTogether(Expectation, frozen=True, kw_only=True, tag="together"):
-    """On the true fabric, the GPUs of these groups are one partition, and nobody else is in it."""
-
-    groups: tuple[str, ...]
-
-
-class ExpectAlone(Expectation, frozen=True, kw_only=True, tag="alone"):
-    """On the true fabric, no GPU of a group shares a partition with a GPU of anybody else."""
-
-    group: str
+    serials = {gpu.chassis_serial for gpu in stage.truth.rack(rack).fabric.gpus.values()}
+    answer = await stage.site.rest(None, "GET", "nvlink-nmxc-endpoint")
+    if answer is None or answer.status >= FIRST_FAILURE:
+        raise NotObserved("the service does not tell when it read its controllers")
+    at = next(endpoint["observedAt"] for endpoint in answer.body if endpoint["chassisSerial"] in serials)
+    first = stage.at_first_check("read-again", at)
+    require(at != first, f"the newest reading is that of {first}")
+    return f"the controller of rack {rack} was read at {at}"
 
 
-class ExpectPartitions(Expectation, frozen=True, kw_only=True, tag="partitions"):
-    """So many partitions of a true fabric hold GPUs."""
-
-    count: int
-    rack: int = 1
-
-
-class ExpectUntouched(Expectation, frozen=True, kw_only=True, tag="untouched"):
-    """A partition that somebody made by hand is as they made it."""
-
-    name: str
+@expectation()
+async def service_ended(stage: Stage, *, count: Count) -> str:
+    """So many lives of the site service have ended."""
+    text = f"{stage.site.ended} lives of the service have ended"
+    require(stage.site.ended == count, text)
+    return text
 
 
-class ExpectInvariants(Expectation, frozen=True, kw_only=True, tag="invariants"):
-    """S1, S2 and S4 held at every change of a fabric so far; what was acknowledged is there (S10)."""
-
-
-class ExpectFinding(Expectation, frozen=True, kw_only=True, tag="finding"):
-    """The doctor finds it by this check, and names an instance's machine, a tray, or (without one) a rack."""
-
-    check: str
-    subject: str = ""
-    instance: str = ""
-    tray: int | None = None
-    rack: int | None = None
-    layer: ClassVar[Layer] = "doctor"
-
-
-class ExpectNoFinding(Expectation, frozen=True, kw_only=True, tag="no-finding"):
-    """The doctor finds nothing; or nothing of one check."""
-
-    check: str = ""
-    layer: ClassVar[Layer] = "doctor"
-
-
-# The probes. A look changes nothing.
-
-
-FINDINGS_SHOWN = 3
-"""Findings that a transcript tells in full."""
-
-
-class SiteProbes:
-    """Eyes on a site. Each returns what was seen, and raises NotSeen with what was seen instead."""
-
-    def __init__(self, site: SiteControl, ground: FabricTruth, tenants: ScenarioTenants) -> None:
-        self._site = site
-        self._ground = ground
-        self._tenants = tenants
-        self._read_at: dict[int, str | None] = {}
-        self._domains: dict[str, frozenset[str]] = {}
-        """By group, the uuids that a `domain` step saw last."""
-        self._domains_before: dict[int, frozenset[str]] = {}
-        """By step, those of the one before it."""
-
-    async def instances(self, step: ExpectInstances) -> str:
-        """REST's status of each."""
-        members = self._tenants.groups[step.group]
-        for number, member in enumerate(members, 1):
-            shown = await self._tenants.shown(member)
-            status, why = _status_and_reason(shown)
-            if status != step.status or step.because not in why:
-                raise NotObserved(f"{step.group}/{number} is {status}: {why}")
-        return f"{len(members)} of {len(members)} {step.status}: {why}"
-
-    async def released(self, step: ExpectReleased) -> str:
-        """REST knows none of them."""
-        members = self._tenants.groups[step.group]
-        left = [member for member in members if await self._tenants.shown(member) is not None]
-        _require(not left, f"{len(left)} of {len(members)} are still there")
-        return f"{len(members)} instances are gone"
-
-    async def interface(self, step: ExpectInterface) -> str:
-        """REST's status of one GPU."""
-        shown = await self._tenants.shown(self._tenants.instance(step.instance))
-        listed = shown["nvLinkInterfaces"] if shown else ()
-        one = next((one for one in listed if one["deviceInstance"] == step.gpu - 1), None)
-        status, why = _status_and_reason(one)
-        told = f"GPU {step.gpu} of {step.instance} is {status}: {why}"
-        _require(status == step.status and step.because in why, told)
-        return told
-
-    async def partition(self, step: ExpectLogicalPartition) -> str:
-        """REST's status of a logical partition."""
-        status, why = _status_and_reason(await self._tenants.shown_partition(step.name))
-        _require(status == step.status, f"{step.name} is {status}: {why}")
-        return f"{step.name} is {status}"
-
-    async def domain(self, step: ExpectDomain) -> str:
-        """REST's domain uuid of each GPU, against the controller's."""
-        trues = set()
-        for group in self._tenants.groups[step.group]:
-            true = self._ground.seat(group.machine)[0].fabric.domain
-            trues.add(true)
-            shown = await self._tenants.shown(group)
-            told = {gpu["nvLinkDomainId"] for gpu in shown["nvLinkInterfaces"]} if shown else set()
-            _require(told == {true}, f"{group.machine} is in {true}, REST says {told}")
-        before = self._domains_before.setdefault(id(step), self._domains.get(step.group, frozenset(trues)))
-        seen = f"every GPU of {step.group} is in domain {', '.join(sorted(trues))}"
-        _require(not step.changed or not trues & before, f"{seen}, as before")
-        self._domains[step.group] = frozenset(trues)
-        return seen
-
-    async def read_again(self, step: ExpectReadAgain) -> str:
-        """A reading that is not the one of the first look."""
-        serials = {gpu.chassis_serial for gpu in self._ground.rack(step.rack).fabric.gpus.values()}
-        answer = await self._site.operate("GET", "nvlink-nmxc-endpoint")
-        if answer is None or answer.status >= 300:
-            raise NotObserved("the service does not tell when it read its controllers")
-        at = next(one["observedAt"] for one in answer.body if one["chassisSerial"] in serials)
-        first = self._read_at.setdefault(id(step), at)
-        _require(at != first, f"the newest reading is that of {first}")
-        return f"the controller of rack {step.rack} was read at {at}"
-
-    async def together(self, step: ExpectTogether) -> str:
-        """One true partition, and nobody else in it."""
-        wanted = self._guids(step.groups)
-        for switch in self._ground.switches:
-            for partition in switch.fabric.partitions.values():
-                if wanted & set(partition.guids):
-                    present = set(partition.guids) & switch.fabric.gpus.keys()
-                    _require(
-                        present == wanted, f"{partition.name!r} holds {len(present)} GPUs, not {len(wanted)}"
-                    )
-                    return f"partition {partition.id} {partition.name!r} holds these {len(wanted)} GPUs and no other"
-        raise NotObserved(f"no partition holds any of the {len(wanted)} GPUs")
-
-    async def alone(self, step: ExpectAlone) -> str:
-        """No partition holds GPUs of the group beside others."""
-        wanted = self._guids([step.group])
-        for fabric in self._fabrics():
-            for partition in fabric.partitions.values():
-                others = set(partition.guids) & fabric.gpus.keys() - wanted
-                if others and wanted & set(partition.guids):
-                    raise NotObserved(f"{partition.name!r} also holds {len(others)} GPUs of others")
-        return f"{len(wanted)} GPUs share no partition with others"
-
-    async def partitions(self, step: ExpectPartitions) -> str:
-        """How many partitions of a true fabric hold GPUs."""
-        fabric = self._ground.rack(step.rack).fabric
-        held = [
-            partition for partition in fabric.partitions.values() if set(partition.guids) & fabric.gpus.keys()
-        ]
-        told = ", ".join(f"{one.name!r} of {len(one.guids)}" for one in held) or "none"
-        _require(len(held) == step.count, f"rack {step.rack} holds {told}")
-        return f"rack {step.rack} holds {told}"
-
-    async def untouched(self, step: ExpectUntouched) -> str:
-        """What somebody made is as they made it."""
-        fabric, made = self._ground.by_hand[step.name]
-        now = fabric.partitions.get(made.id)
-        _require(now == made, f"it is {'gone' if now is None else f'{len(now.guids)} GPUs, {now.name!r}'}")
-        return f"partition {made.id} {made.name!r} still holds its {len(made.guids)} GPUs"
-
-    async def invariants(self, _: ExpectInvariants) -> str:
-        """No promise was broken since the start."""
-        broken = [*self._ground.broken, *await self._lost()]
-        _require(not broken, "; ".join(broken))
-        kept = len(list(self._tenants.kept()))
-        return f"S1, S2, S4 at {self._ground.judged} changes of fabrics; S10 of {kept} instances"
-
-    async def finding(self, step: ExpectFinding) -> str:
-        """The doctor finds it."""
-        findings = [one for one in await self._site.findings() if one.state is not CheckState.HOLDS]
-        object_ = self._object(step)
-        for one in findings:
-            if one.check == step.check and step.subject in one.subject and _names_object(one, object_):
-                return f"{one.check} of {one.subject}: {one.message}"
-        of = f", and nothing of {step.check} that names {object_}" if object_ else ""
-        raise NotObserved(f"the doctor finds {_findings_text(findings)}{of}")
-
-    def _object(self, step: ExpectFinding) -> str:
-        """The machine or domain that a finding has to name; empty: any."""
-        if step.instance:
-            return self._tenants.instance(step.instance).machine
-        if step.tray is not None:
-            return self._ground.machine(step.rack or 1, step.tray)
-        return "" if step.rack is None else self._ground.rack(step.rack).fabric.domain
-
-    async def no_finding(self, step: ExpectNoFinding) -> str:
-        """The doctor finds nothing (of that kind)."""
-        found = [finding for finding in await self._site.findings() if finding.state is not CheckState.HOLDS]
-        found = [one for one in found if not step.check or _reports_check(step.check, one)]
-        _require(not found, f"the doctor finds {_findings_text(found)}")
-        return f"the doctor finds nothing{f' of {step.check}' if step.check else ''}"
-
-    async def _lost(self) -> list[str]:
-        """S10: what was acknowledged is there, on the machine that was told."""
-        lost = []
-        for one in self._tenants.kept():
-            shown = await self._tenants.shown(one)
-            if shown is None:
-                lost.append(f"S10: instance {one.id} was acknowledged, and is gone")
-            elif shown["machineId"] != one.machine:
-                lost.append(f"S10: instance {one.id} moved from {one.machine} to {shown['machineId']}")
-        return lost
-
-    def _guids(self, groups: Iterable[str]) -> set[int]:
-        members: list[MadeInstance] = [one for group in groups for one in self._tenants.groups[group]]
-        seats = [self._ground.seat(member.machine) for member in members]
-        return {gpu.guid for _, gpus in seats for gpu in gpus}
-
-    def _fabrics(self) -> list[SimulatedFabric]:
-        return [switch.fabric for switch in self._ground.switches]
+@expectation(needs="nmx-c")
+async def switch_calls(stage: Stage, *, rpc: Rpc, count: Count, rack: Rack = 1) -> str:
+    """So many calls of one RPC have arrived at the controller of a rack."""
+    calls = stage.truth.rack(rack).faults.calls[rpc]
+    require(calls == count, f"{calls} calls of {rpc} have arrived at rack {rack}")
+    return f"{calls} calls of {rpc} have arrived at rack {rack}"
 
 
 def _status_and_reason(shown: Json | None) -> tuple[str, str]:
@@ -290,24 +138,125 @@ def _status_and_reason(shown: Json | None) -> tuple[str, str]:
     return shown["status"], history[0]["message"]
 
 
-def _reports_check(check: str, finding: Finding) -> bool:
+# The true fabrics.
+
+
+@expectation()
+async def together(stage: Stage, *, groups: Groups) -> str:
+    """On the true fabric, the GPUs of these groups are one partition, and nobody else is in it."""
+    wanted = _guids(stage, groups)
+    for switch in stage.truth.switches:
+        for partition in switch.fabric.partitions.values():
+            if wanted & set(partition.guids):
+                present = set(partition.guids) & switch.fabric.gpus.keys()
+                text = f"{partition.name!r} holds {len(present)} GPUs, not {len(wanted)}"
+                require(present == wanted, text)
+                return (
+                    f"partition {partition.id} {partition.name!r} holds these {len(wanted)} GPUs and no other"
+                )
+    raise NotObserved(f"no partition holds any of the {len(wanted)} GPUs")
+
+
+@expectation()
+async def alone(stage: Stage, *, group: Group) -> str:
+    """On the true fabric, no GPU of a group shares a partition with a GPU of anybody else."""
+    own = _guids(stage, [group])
+    for switch in stage.truth.switches:
+        for partition in switch.fabric.partitions.values():
+            others = set(partition.guids) & switch.fabric.gpus.keys() - own
+            is_shared = others and own & set(partition.guids)
+            require(not is_shared, f"{partition.name!r} also holds {len(others)} GPUs of others")
+    return f"{len(own)} GPUs share no partition with others"
+
+
+@expectation()
+async def partitions(stage: Stage, *, count: Count, rack: Rack = 1) -> str:
+    """So many partitions of a true fabric hold GPUs."""
+    fabric = stage.truth.rack(rack).fabric
+    held = [
+        f"{partition.name!r} of {len(partition.guids)}"
+        for partition in fabric.partitions.values()
+        if set(partition.guids) & fabric.gpus.keys()
+    ]
+    text = f"rack {rack} holds {', '.join(held) or 'none'}"
+    require(len(held) == count, text)
+    return text
+
+
+@expectation()
+async def untouched(stage: Stage, *, name: ForeignPartition) -> str:
+    """A partition that somebody made by hand is as they made it."""
+    fabric, made = stage.truth.foreign[name]
+    now = fabric.partitions.get(made.id)
+    require(now == made, f"it is {'gone' if now is None else f'{len(now.guids)} GPUs, {now.name!r}'}")
+    return f"partition {made.id} {made.name!r} still holds its {len(made.guids)} GPUs"
+
+
+def _guids(stage: Stage, groups: Iterable[str]) -> set[int]:
+    members = [member for group in groups for member in stage.rest.groups[group]]
+    return {gpu.guid for member in members for gpu in stage.truth.locate(member.machine)[1]}
+
+
+# The doctor.
+
+
+FINDINGS_SHOWN = 3
+"""Findings that a transcript shows in full."""
+
+
+@expectation(layer="doctor")
+async def finding(
+    stage: Stage,
+    *,
+    check: DoctorCheck,
+    subject: str = "",
+    instance: Instance = "",
+    tray: Tray | None = None,
+    rack: Rack | None = None,
+) -> str:
+    """The doctor finds it by this check, and names an instance's machine, a tray, or (without one) a rack.
+
+    `subject` is a part of the finding's own.
+    """
+    findings = await _findings(stage)
+    named = ""
+    if instance:
+        named = stage.rest.instance(instance).machine
+    elif tray is not None:
+        named = stage.truth.machine(rack or 1, tray)
+    elif rack is not None:
+        named = stage.truth.rack(rack).fabric.domain
+    for found in findings:
+        if found.check == check and subject in found.subject and _names_object(found, named):
+            return f"{found.check} of {found.subject}: {found.message}"
+    of = f", and nothing of {check} that names {named}" if named else ""
+    raise NotObserved(f"the doctor finds {_findings_text(findings)}{of}")
+
+
+@expectation(layer="doctor")
+async def no_finding(stage: Stage, *, check: DoctorCheck = "") -> str:
+    """The doctor finds nothing; or nothing of one check."""
+    found = [found for found in await _findings(stage) if not check or _reports_check(check, found)]
+    require(not found, f"the doctor finds {_findings_text(found)}")
+    return f"the doctor finds nothing{f' of {check}' if check else ''}"
+
+
+async def _findings(stage: Stage) -> list[Finding]:
+    return [found for found in await stage.site.findings() if found.state is not CheckState.HOLDS]
+
+
+def _reports_check(check: str, found: Finding) -> bool:
     """Whether the check fails, by itself or as what follows from another."""
-    return check == finding.check or any(told.startswith(f"{check}: ") for told in finding.consequences)
+    return check == found.check or any(text.startswith(f"{check}: ") for text in found.consequences)
 
 
-def _names_object(finding: Finding, object_: str) -> bool:
+def _names_object(found: Finding, name: str) -> bool:
     """Whether a finding is about a machine or domain, or says that it concerns it."""
-    return object_ in finding.subject or any(place.endswith(f" {object_}") for place in finding.where)
+    return name in found.subject or any(place.endswith(f" {name}") for place in found.where)
 
 
 def _findings_text(findings: Sequence[Finding]) -> str:
-    told = [
-        f"{finding.check} of {finding.subject}: {finding.message}" for finding in findings[:FINDINGS_SHOWN]
-    ]
-    more = [f"{len(findings) - FINDINGS_SHOWN} more"] if len(findings) > FINDINGS_SHOWN else []
-    return "; ".join([*told, *more]) or "nothing"
-
-
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise NotObserved(otherwise)
+    texts = [f"{found.check} of {found.subject}: {found.message}" for found in findings[:FINDINGS_SHOWN]]
+    if len(findings) > FINDINGS_SHOWN:
+        texts.append(f"{len(findings) - FINDINGS_SHOWN} more")
+    return "; ".join(texts) or "nothing"

@@ -4,423 +4,357 @@ The steps stop, restart and confuse switch controllers, pull, swap and move tray
 GPUs, remove a switch tray, let another writer make, read, write and delete partitions, kill the service
 and set its clock.
 
-`SiteFaults` remembers what still lasts, so that `heal` can undo all of it: controllers answer with
-their own domain UUID, trays are back in their places, other writers' partitions are gone, and
-everything is healthy. `end` fails for a fault that was to strike a coming call and has not: the
-scenario would show nothing of it.
+`Stage.damage` remembers what still lasts, so that `heal_site` can undo all of it: controllers answer
+with their own domain UUID, trays are back in their slots, other writers' partitions are gone, and
+everything is healthy. `require_all_struck` fails for a fault that was to strike a coming call and has
+not: the scenario would show nothing of it.
 """
 
 import asyncio
 import itertools
 import uuid
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
 from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, GpuHealth, PartitionHealth
-from rackloom.lab.scenario.model import ONLY_VIRTUAL, Action, NmxcAction, NotObserved, Speed
-from rackloom.lab.scenario.stage import FabricTruth, SiteControl, SwitchControl
-from rackloom.lab.scenario.tenants import ScenarioTenants
+from rackloom.lab.scenario.model import ONLY_VIRTUAL, NotObserved, action, require
+from rackloom.lab.scenario.parameters import (
+    ForeignPartition,
+    Gpu,
+    Gpus,
+    Instance,
+    ListRead,
+    NewForeignPartition,
+    NewListRead,
+    Number,
+    Ordinal,
+    OtherRack,
+    Rack,
+    Rpc,
+    Seconds,
+    Tray,
+)
+from rackloom.lab.scenario.stage import NetworkFault, Stage, SwitchControl
 from rackloom.lab.switches.fabric import FabricGpu, FabricPartition
+
+SWITCH_RESTART_SECONDS = 1.0
 
 # What breaks around the switch controllers.
 
 
-class SwitchStops(Action, frozen=True, kw_only=True, tag="switch-stops"):
+@action()
+async def switch_stops(stage: Stage, *, rack: Rack = 1) -> str:
     """The controller of a rack can no longer be reached; the fabric keeps working."""
+    await stage.truth.rack(rack).go_away()
+    stage.damage.stopped.add(rack)
+    return f"the controller of rack {rack} cannot be reached"
 
-    rack: int = 1
 
-
-class SwitchAnswers(Action, frozen=True, kw_only=True, tag="switch-answers"):
+@action()
+async def switch_answers(stage: Stage, *, rack: Rack = 1) -> str:
     """It can be reached again."""
+    await _start(stage, rack)
+    return f"the controller of rack {rack} can be reached"
 
-    rack: int = 1
 
-
-class SwitchRestarts(Action, frozen=True, kw_only=True, tag="switch-restarts"):
+@action()
+async def switch_restarts(
+    stage: Stage, *, rack: Rack = 1, forgets: Literal["nothing", "names", "partitions", "domain"] = "nothing"
+) -> str:
     """It restarts, and may have forgotten something: names of partitions, all partitions, its domain uuid."""
+    switch = stage.truth.rack(rack)
+    await switch.go_away()
+    with stage.truth.another_writer():
+        _FORGET_BY_NAME[forgets](switch)
+    await asyncio.sleep(SWITCH_RESTART_SECONDS)
+    await _start(stage, rack)
+    return f"the controller of rack {rack} restarted, and forgot {forgets}"
 
-    rack: int = 1
-    forgets: Literal["nothing", "names", "partitions", "domain"] = "nothing"
 
-
-class SwitchClaimsDomain(Action, frozen=True, kw_only=True, tag="switch-claims-domain"):
+@action()
+async def switch_claims_domain(stage: Stage, *, rack: Rack, domain_of: OtherRack) -> str:
     """The controller of a rack says that it is the domain of another rack: the two contradict each other."""
+    switch, claimed = stage.truth.rack(rack), stage.truth.domains[domain_of - 1]
+    await switch.go_away()
+    switch.fabric.domain = claimed
+    await _start(stage, rack)
+    return f"the controller of rack {rack} says it is domain {claimed}"
 
-    rack: int
-    domain_of: int
 
-
-class SwitchMistreats(NmxcAction, frozen=True, kw_only=True, tag="switch-mistreats"):
+@action(needs="nmx-c")
+async def switch_mistreats(
+    stage: Stage,
+    *,
+    rpc: Rpc,
+    how: Literal["refuses", "loses-reply", "omits-header"],
+    rack: Rack = 1,
+    times: Ordinal = 1,
+) -> str:
     """Coming calls of one RPC are refused, answered without a header, or carried out without an answer."""
+    faults = stage.truth.rack(rack).faults
+    for _ in range(times):
+        if how == "refuses":
+            faults.refuse_next(rpc, "NOT_READY")
+        elif how == "loses-reply":
+            faults.drop_reply_of_next(rpc)
+        else:
+            faults.omit_header_of_next(rpc)
+    return f"{times} coming calls of {rpc}: {how}"
 
-    rpc: str
-    how: Literal["refuses", "loses-reply", "omits-header"]
-    rack: int = 1
-    times: int = 1
 
-
-class SwitchHides(NmxcAction, frozen=True, kw_only=True, tag="switch-hides"):
+@action(needs="nmx-c")
+async def switch_hides(stage: Stage, *, instance: Instance, lists: Ordinal = 1) -> str:
     """So many lists leave out the partition that holds an instance's first GPU."""
+    switch, partition = _partition_of(stage, instance)
+    switch.faults.hide_partition(partition.id, lists)
+    return f"{lists} lists leave out partition {partition.name!r}"
 
-    instance: str
-    lists: int = 1
+
+@action(needs="nmx-c", speeds=ONLY_VIRTUAL)
+async def network_bad(stage: Stage, *, how: NetworkFault, rack: Rack = 1) -> str:
+    """What the network does to the next change that is asked of a rack, or from now on to all calls."""
+    stage.site.spoil(rack - 1, how)
+    return f"the network before rack {rack}: {how}"
 
 
-class SwitchTrayOut(Action, frozen=True, kw_only=True, tag="switch-tray-out"):
+@action()
+async def switch_tray_out(stage: Stage, *, rack: Rack = 1) -> str:
     """One of the switch trays of a rack goes: every GPU and partition of it has less bandwidth."""
+    # Each GPU has links to every switch tray.
+    count = _set_bandwidth(stage, rack, GpuHealth.DEGRADED_BANDWIDTH, PartitionHealth.DEGRADED_BANDWIDTH)
+    return f"{count} GPUs of rack {rack} lost a part of their links"
 
-    rack: int = 1
 
-
-class SwitchTrayBack(Action, frozen=True, kw_only=True, tag="switch-tray-back"):
+@action()
+async def switch_tray_back(stage: Stage, *, rack: Rack = 1) -> str:
     """It is put back."""
-
-    rack: int = 1
+    count = _set_bandwidth(stage, rack, GpuHealth.HEALTHY, PartitionHealth.HEALTHY)
+    return f"{count} GPUs of rack {rack} have all their links"
 
 
 # What happens to trays, GPUs and partitions behind the site's back.
 
 
-class TrayPulled(Action, frozen=True, kw_only=True, tag="tray-pulled"):
+@action()
+async def tray_pulled(stage: Stage, *, instance: Instance) -> str:
     """The tray of an instance is taken out."""
+    machine = stage.rest.instance(instance).machine
+    switch, gpus = stage.truth.locate(machine)
+    with stage.truth.another_writer():
+        switch.fabric.remove_gpus([gpu.guid for gpu in gpus])
+    stage.damage.pulled[machine] = switch, gpus
+    return f"{len(gpus)} GPUs of machine {machine} are gone"
 
-    instance: str
 
-
-class TrayReturned(Action, frozen=True, kw_only=True, tag="tray-returned"):
+@action()
+async def tray_returned(stage: Stage, *, instance: Instance, swapped: bool = False) -> str:
     """It is put back: the same one, or `swapped` for another with new fabric GUIDs in the same slot."""
+    machine = stage.rest.instance(instance).machine
+    is_pulled = machine in stage.damage.pulled
+    require(is_pulled, f"the tray of {instance} was not pulled: write a tray-pulled step before")
+    return _put_back(stage, machine, swapped=swapped)
 
-    instance: str
-    swapped: bool = False
 
-
-class TrayMoved(Action, frozen=True, kw_only=True, tag="tray-moved"):
+@action()
+async def tray_moved(stage: Stage, *, instance: Instance, tray: Tray) -> str:
     """The tray of an instance is put where another one of its rack was, and that one where it was."""
+    machine = stage.rest.instance(instance).machine
+    switch, _ = stage.truth.locate(machine)
+    neighbour = stage.truth.machine(stage.truth.switches.index(switch) + 1, tray)
+    require(neighbour != machine, f"{instance} is in tray {tray} already: name another tray")
+    _exchange(stage, machine, neighbour)
+    stage.damage.exchanged.append((machine, neighbour))
+    return f"the trays of machines {machine} and {neighbour} are in one another's places"
 
-    instance: str
-    tray: int
 
-
-class GpuHealthChanges(Action, frozen=True, kw_only=True, tag="gpu-health"):
+@action()
+async def gpu_health(
+    stage: Stage,
+    *,
+    instance: Instance,
+    gpu: Gpu,
+    health: Literal["healthy", "degraded", "no-nvlink", "degraded-bandwidth"],
+) -> str:
     """A GPU gets worse or better."""
+    switch, gpus = stage.truth.locate(stage.rest.instance(instance).machine)
+    guid = gpus[gpu - 1].guid
+    with stage.truth.another_writer():
+        switch.fabric.set_health(guid, GpuHealth[health.replace("-", "_").upper()])
+    return f"GPU {guid:x} is {health}"
 
-    instance: str
-    gpu: int
-    health: Literal["healthy", "degraded", "no-nvlink", "degraded-bandwidth"]
 
-
-class PartitionByHand(Action, frozen=True, kw_only=True, tag="partition-by-hand"):
+@action()
+async def partition_by_hand(
+    stage: Stage, *, name: NewForeignPartition, instance: Instance, gpus: Gpus
+) -> str:
     """Somebody makes a partition on the switch, of GPUs wherever they are."""
+    switch, present = stage.truth.locate(stage.rest.instance(instance).machine)
+    fabric = switch.fabric
+    number = next(free for free in itertools.count(1) if free not in fabric.partitions)
+    guids = tuple(sorted(present[module - 1].guid for module in gpus))
+    made = FabricPartition(id=number, name=name, guids=guids)
+    with stage.truth.another_writer():
+        fabric.put(made)
+    stage.truth.foreign[name] = fabric, made
+    return f"partition {number} {name!r} holds {len(guids)} GPUs"
 
-    name: str
-    instance: str
-    gpus: tuple[int, ...]
 
-
-class PartitionGone(Action, frozen=True, kw_only=True, tag="partition-gone"):
+@action()
+async def partition_gone(stage: Stage, *, instance: Instance) -> str:
     """Somebody deletes, on the switch, the partition that holds the first GPU of an instance."""
+    switch, partition = _partition_of(stage, instance)
+    with stage.truth.another_writer():
+        switch.fabric.delete(partition.id)
+    return f"partition {partition.id} {partition.name!r} of {len(partition.guids)} GPUs is deleted"
 
-    instance: str
 
-
-class ListReadByHand(Action, frozen=True, kw_only=True, tag="list-read-by-hand"):
+@action()
+async def list_read_by_hand(stage: Stage, *, name: NewListRead, instance: Instance) -> str:
     """Somebody reads the members of the partition that holds the first GPU of an instance."""
+    _, partition = stage.lists_read[name] = _partition_of(stage, instance)
+    return f"{name} read the {len(partition.guids)} members of {partition.name!r}"
 
-    name: str
-    instance: str
 
-
-class ListWrittenByHand(Action, frozen=True, kw_only=True, tag="list-written-by-hand"):
+@action()
+async def list_written_by_hand(stage: Stage, *, name: ListRead) -> str:
     """They write the whole list back as they read it, as NMX-M's PUT does: what came since is dropped."""
+    switch, read = stage.lists_read.pop(name)
+    now = switch.fabric.partitions.get(read.id, read)
+    dropped = set(now.guids) - set(read.guids)
+    require(dropped, f"{read.name!r} has no member that was not there when {name} read it")
+    with stage.truth.another_writer():
+        switch.fabric.replace(read.id, read.guids)
+    return f"{name} wrote {len(read.guids)} members, and dropped {len(dropped)}"
 
-    name: str
 
-
-class HandLetsGo(Action, frozen=True, kw_only=True, tag="hand-lets-go"):
+@action()
+async def hand_lets_go(stage: Stage, *, name: ForeignPartition) -> str:
     """The partition that somebody made on the switch is deleted by them."""
-
-    name: str
+    return _delete_foreign(stage, name)
 
 
 # What happens to the service and its machine.
 
 
-class ServiceKilled(Action, frozen=True, kw_only=True, tag="service-killed"):
+@action()
+async def service_killed(stage: Stage, *, down: Seconds = 1.0) -> str:
     """The site service ends (virtual: wherever it stands) and is started again on the same records."""
+    await stage.site.kill(down)
+    return f"the service ended, and was started again after {down:g} s"
 
-    down: float = 1.0
 
-
-class ServiceDies(Action, frozen=True, kw_only=True, tag="service-dies"):
+@action(speeds=ONLY_VIRTUAL)
+async def service_dies(stage: Stage, *, point: Ordinal) -> str:
     """The service is killed at one of its next writes to the records or calls to a switch; 1: the next."""
+    stage.site.kill_at(point)
+    return f"the service will end at its write or call number {point} from here"
 
-    point: int
-    speeds: ClassVar[frozenset[Speed]] = ONLY_VIRTUAL
 
-
-class ClockSet(Action, frozen=True, kw_only=True, tag="clock-set"):
+@action(speeds=ONLY_VIRTUAL)
+async def clock_set(stage: Stage, *, by: Number) -> str:
     """The clock of the service's machine is set forwards, or backwards."""
-
-    by: float
-    speeds: ClassVar[frozenset[Speed]] = ONLY_VIRTUAL
-
-
-# What carries the steps out.
+    stage.site.set_clock(by)
+    return f"the machine's clock is {by:+g} s"
 
 
-SWITCH_RESTART_SECONDS = 1.0
-HEALTH_BY_NAME = {
-    "healthy": GpuHealth.HEALTHY,
-    "degraded": GpuHealth.DEGRADED,
-    "no-nvlink": GpuHealth.NO_NVLINK,
-    "degraded-bandwidth": GpuHealth.DEGRADED_BANDWIDTH,
-}
+# Repair.
 
 
-class SiteFaults:
-    """Breaks switches, trays and partitions; `heal` ends what still lasts."""
+async def heal_site(stage: Stage) -> str:
+    """Everything answers, truthfully, and is healthy; what was pulled is back, other writers' work is gone.
 
-    def __init__(self, site: SiteControl, ground: FabricTruth, tenants: ScenarioTenants) -> None:
-        self._site = site
-        self._ground = ground
-        self._tenants = tenants
-        self._stopped: set[int] = set()
-        self._pulled: dict[str, tuple[SwitchControl, tuple[FabricGpu, ...]]] = {}
-        self._uuids = {number: switch.fabric.domain for number, switch in enumerate(ground.switches, 1)}
-        self._moved: list[tuple[str, str]] = []
-        self._read_lists: dict[str, tuple[SwitchControl, FabricPartition]] = {}
-        self._new_guids = itertools.count(0xF000_0000_0000_0001)
+    Raises `NotObserved` where a fault is still to come: nothing was shown with it.
+    """
+    require_all_struck(stage)
+    for number, switch in enumerate(stage.truth.switches, 1):
+        await _heal_switch(stage, number, switch)
+    for machine in list(stage.damage.pulled):
+        _put_back(stage, machine, swapped=False)
+    while stage.damage.exchanged:
+        _exchange(stage, *stage.damage.exchanged.pop())
+    for name in list(stage.truth.foreign):
+        _delete_foreign(stage, name)
+    stage.site.mend()
+    return "everything is repaired"
 
-    async def stop_switch(self, step: SwitchStops) -> str:
-        """Nobody answers."""
-        await self._ground.rack(step.rack).go_away()
-        self._stopped.add(step.rack)
-        return f"the controller of rack {step.rack} cannot be reached"
 
-    async def start_switch(self, step: SwitchAnswers) -> str:
-        """It answers again."""
-        await self._start(step.rack)
-        return f"the controller of rack {step.rack} can be reached"
+def require_all_struck(stage: Stage) -> None:
+    """Raise `NotObserved` unless every fault that was to strike a coming call has struck one."""
+    switches = enumerate(stage.truth.switches, 1)
+    calls = [f"{fault} of rack {rack}" for rack, switch in switches for fault in switch.faults.untaken()]
+    untaken = ", ".join([*calls, *stage.site.untaken()])
+    require(not untaken, f"still to come: {untaken}; the scenario shows nothing of it")
 
-    def note_answers(self, rack: int) -> None:
-        """It answers again without having been started: its leader is elsewhere now."""
-        self._stopped.discard(rack)
 
-    async def restart_switch(self, step: SwitchRestarts) -> str:
-        """Away, forgetful, and back."""
-        switch = self._ground.rack(step.rack)
+async def _heal_switch(stage: Stage, number: int, switch: SwitchControl) -> None:
+    switch.faults.clear()
+    fabric, domain, stopped = switch.fabric, stage.truth.domains[number - 1], stage.damage.stopped
+    if fabric.domain != domain and number not in stopped:
         await switch.go_away()
-        with self._ground.hand():
-            _FORGET_BY_NAME[step.forgets](switch)
-        await asyncio.sleep(SWITCH_RESTART_SECONDS)
-        await self._start(step.rack)
-        return f"the controller of rack {step.rack} restarted, and forgot {step.forgets}"
-
-    async def claim_domain(self, step: SwitchClaimsDomain) -> str:
-        """Two controllers say they are one domain."""
-        switch, other = self._ground.rack(step.rack), self._uuids[step.domain_of]
-        await switch.go_away()
-        switch.fabric.domain = other
-        await self._start(step.rack)
-        return f"the controller of rack {step.rack} says it is domain {other}"
-
-    async def mistreat(self, step: SwitchMistreats) -> str:
-        """Coming calls go wrong."""
-        faults = self._ground.rack(step.rack).faults
-        for _ in range(step.times):
-            if step.how == "refuses":
-                faults.refuse_next(step.rpc, "NOT_READY")
-            elif step.how == "loses-reply":
-                faults.drop_reply_of_next(step.rpc)
-            else:
-                faults.omit_header_of_next(step.rpc)
-        return f"{step.times} coming calls of {step.rpc}: {step.how}"
-
-    async def hide(self, step: SwitchHides) -> str:
-        """Lists leave a partition out."""
-        switch, partition = self._partition_of(step.instance)
-        switch.faults.hide_partition(partition.id, step.lists)
-        return f"{step.lists} lists leave out partition {partition.name!r}"
-
-    async def pull_tray(self, step: TrayPulled) -> str:
-        """GPUs are gone from every list."""
-        machine = self._machine(step.instance)
-        switch, gpus = self._ground.seat(machine)
-        with self._ground.hand():
-            switch.fabric.remove_gpus([gpu.guid for gpu in gpus])
-        self._pulled[machine] = switch, gpus
-        return f"{len(gpus)} GPUs of machine {machine} are gone"
-
-    async def return_tray(self, step: TrayReturned) -> str:
-        """The same GPUs, or others in the same seats."""
-        machine = self._machine(step.instance)
-        if machine not in self._pulled:
-            raise NotObserved(f"the tray of {step.instance} was not pulled: write a tray-pulled step before")
-        return self._put_back(machine, swapped=step.swapped)
-
-    async def move_tray(self, step: TrayMoved) -> str:
-        """Two trays change places, with the GPUs that are in them."""
-        machine = self._machine(step.instance)
-        switch, _ = self._ground.seat(machine)
-        other = self._ground.machine(self._ground.switches.index(switch) + 1, step.tray)
-        if other == machine:
-            raise NotObserved(f"{step.instance} is in tray {step.tray} already: name another tray")
-        self._exchange(machine, other)
-        self._moved.append((machine, other))
-        return f"the trays of machines {machine} and {other} are in one another's places"
-
-    async def change_health(self, step: GpuHealthChanges) -> str:
-        """A GPU gets worse or better."""
-        switch, gpus = self._ground.seat(self._machine(step.instance))
-        gpu = gpus[step.gpu - 1]
-        with self._ground.hand():
-            switch.fabric.set_health(gpu.guid, HEALTH_BY_NAME[step.health])
-        return f"GPU {gpu.guid:x} is {step.health}"
-
-    async def make_by_hand(self, step: PartitionByHand) -> str:
-        """Another writer takes GPUs wherever they are."""
-        switch, gpus = self._ground.seat(self._machine(step.instance))
-        fabric = switch.fabric
-        number = next(free for free in itertools.count(1) if free not in fabric.partitions)
-        guids = tuple(sorted(gpus[module - 1].guid for module in step.gpus))
-        made = FabricPartition(id=number, name=step.name, guids=guids)
-        with self._ground.hand():
-            fabric.put(made)
-        self._ground.by_hand[step.name] = fabric, made
-        return f"partition {number} {step.name!r} holds {len(guids)} GPUs"
-
-    async def read_list(self, step: ListReadByHand) -> str:
-        """Another writer begins a read-modify-write."""
-        switch, partition = self._partition_of(step.instance)
-        self._read_lists[step.name] = switch, partition
-        return f"{step.name} read the {len(partition.guids)} members of {partition.name!r}"
-
-    async def write_list(self, step: ListWrittenByHand) -> str:
-        """And ends it, not knowing what happened meanwhile."""
-        switch, read = self._read_lists.pop(step.name)
-        now = switch.fabric.partitions.get(read.id, read)
-        dropped = set(now.guids) - set(read.guids)
-        if not dropped:
-            raise NotObserved(f"{read.name!r} has no member that was not there when {step.name} read it")
-        with self._ground.hand():
-            switch.fabric.replace(read.id, read.guids)
-        return f"{step.name} wrote {len(read.guids)} members, and dropped {len(dropped)}"
-
-    async def take_switch_tray(self, step: SwitchTrayOut) -> str:
-        """Less bandwidth for all: each GPU has links to every switch tray."""
-        count = self._set_bandwidth(
-            self._ground.rack(step.rack), GpuHealth.DEGRADED_BANDWIDTH, PartitionHealth.DEGRADED_BANDWIDTH
-        )
-        return f"{count} GPUs of rack {step.rack} lost a part of their links"
-
-    async def return_switch_tray(self, step: SwitchTrayBack) -> str:
-        """All links are up."""
-        count = self._set_bandwidth(self._ground.rack(step.rack), GpuHealth.HEALTHY, PartitionHealth.HEALTHY)
-        return f"{count} GPUs of rack {step.rack} have all their links"
-
-    def _set_bandwidth(self, switch: SwitchControl, gpus: GpuHealth, partitions: PartitionHealth) -> int:
-        with self._ground.hand():
-            for guid in list(switch.fabric.gpus):
-                switch.fabric.set_health(guid, gpus)
-            for partition in list(switch.fabric.partitions.values()):
-                switch.fabric.put(msgspec.structs.replace(partition, health=partitions))
-        return len(switch.fabric.gpus)
-
-    async def delete_partition(self, step: PartitionGone) -> str:
-        """Another writer deletes what we made."""
-        switch, partition = self._partition_of(step.instance)
-        with self._ground.hand():
-            switch.fabric.delete(partition.id)
-        return f"partition {partition.id} {partition.name!r} of {len(partition.guids)} GPUs is deleted"
-
-    async def let_go(self, step: HandLetsGo) -> str:
-        """The other writer deletes what it made."""
-        fabric, made = self._ground.by_hand.pop(step.name)
-        with self._ground.hand():
-            if made.id in fabric.partitions:
-                fabric.delete(made.id)
-        return f"partition {made.id} {made.name!r} is deleted"
-
-    async def heal(self) -> str:
-        """Everything answers, truthfully, and is healthy; what was pulled is back, hands are off.
-
-        Not seen where a fault is still to come: nothing was shown with it.
-        """
-        await self.end()
-        for number, switch in enumerate(self._ground.switches, 1):
-            await self._heal_switch(number, switch)
-        for machine in list(self._pulled):
-            self._put_back(machine, swapped=False)
-        while self._moved:
-            self._exchange(*self._moved.pop())
-        for name in list(self._ground.by_hand):
-            await self.let_go(HandLetsGo(name=name))
-        self._site.mend()
-        return "everything is repaired"
-
-    async def end(self) -> str:
-        """Every fault that was to strike a coming call has struck one. Not seen otherwise."""
-        switches = enumerate(self._ground.switches, 1)
-        calls = [f"{one} of rack {rack}" for rack, switch in switches for one in switch.faults.untaken()]
-        untaken = [*calls, *self._site.untaken()]
-        if untaken:
-            raise NotObserved(f"still to come: {', '.join(untaken)}; the scenario shows nothing of it")
-        return "every fault has struck"
-
-    async def _heal_switch(self, number: int, switch: SwitchControl) -> None:
-        switch.faults.clear()
-        if switch.fabric.domain != self._uuids[number] and number not in self._stopped:
-            await switch.go_away()
-            self._stopped.add(number)
-        switch.fabric.domain = self._uuids[number]
-        if number in self._stopped:
-            await self._start(number)
-        with self._ground.hand():
-            for gpu in list(switch.fabric.gpus.values()):
-                if gpu.health is not GpuHealth.HEALTHY:
-                    switch.fabric.set_health(gpu.guid, GpuHealth.HEALTHY)
-            for partition in list(switch.fabric.partitions.values()):
-                if partition.health is not PartitionHealth.HEALTHY:
-                    switch.fabric.put(msgspec.structs.replace(partition, health=PartitionHealth.HEALTHY))
-
-    async def _start(self, rack: int) -> None:
-        await self._ground.rack(rack).come_back()
-        self._stopped.discard(rack)
-
-    def _put_back(self, machine: str, *, swapped: bool) -> str:
-        switch, gpus = self._pulled.pop(machine)
-        if swapped:
-            gpus = tuple(msgspec.structs.replace(gpu, guid=next(self._new_guids)) for gpu in gpus)
-        with self._ground.hand():
-            switch.fabric.insert_gpus(gpus)
-        which = "other" if swapped else "the same"
-        return f"{which} {len(gpus)} GPUs are in machine {machine}"
-
-    def _exchange(self, machine: str, other: str) -> None:
-        switch, gpus = self._ground.seat(machine)
-        _, others = self._ground.seat(other)
-        with self._ground.hand():
-            switch.fabric.insert_gpus(
-                [*map(_gpu_in_place_of, gpus, others), *map(_gpu_in_place_of, others, gpus)]
-            )
-
-    def _machine(self, instance: str) -> str:
-        return self._tenants.instance(instance).machine
-
-    def _partition_of(self, instance: str) -> tuple[SwitchControl, FabricPartition]:
-        switch, gpus = self._ground.seat(self._machine(instance))
-        number = switch.fabric.partition_of(gpus[0].guid)
-        if number in (0, DEFAULT_PARTITION_ID):
-            raise NotObserved(f"the first GPU of {instance} is in no partition that could be broken")
-        return switch, switch.fabric.partitions[number]
+        stopped.add(number)
+    fabric.domain = domain
+    if number in stopped:
+        await _start(stage, number)
+    with stage.truth.another_writer():
+        for gpu in list(fabric.gpus.values()):
+            if gpu.health is not GpuHealth.HEALTHY:
+                fabric.set_health(gpu.guid, GpuHealth.HEALTHY)
+        for partition in list(fabric.partitions.values()):
+            if partition.health is not PartitionHealth.HEALTHY:
+                fabric.put(msgspec.structs.replace(partition, health=PartitionHealth.HEALTHY))
 
 
-def _gpu_in_place_of(gpu: FabricGpu, there: FabricGpu) -> FabricGpu:
-    """A GPU in the place of another."""
+async def _start(stage: Stage, rack: int) -> None:
+    await stage.truth.rack(rack).come_back()
+    stage.damage.stopped.discard(rack)
+
+
+def _put_back(stage: Stage, machine: str, *, swapped: bool) -> str:
+    switch, gpus = stage.damage.pulled.pop(machine)
+    if swapped:
+        gpus = tuple(msgspec.structs.replace(gpu, guid=next(stage.new_guids)) for gpu in gpus)
+    with stage.truth.another_writer():
+        switch.fabric.insert_gpus(gpus)
+    return f"{'other' if swapped else 'the same'} {len(gpus)} GPUs are in machine {machine}"
+
+
+def _exchange(stage: Stage, machine: str, neighbour: str) -> None:
+    switch, gpus = stage.truth.locate(machine)
+    _, others = stage.truth.locate(neighbour)
+    with stage.truth.another_writer():
+        switch.fabric.insert_gpus([*map(_gpu_in_slot_of, gpus, others), *map(_gpu_in_slot_of, others, gpus)])
+
+
+def _gpu_in_slot_of(gpu: FabricGpu, there: FabricGpu) -> FabricGpu:
     return msgspec.structs.replace(there, guid=gpu.guid, health=gpu.health)
+
+
+def _delete_foreign(stage: Stage, name: str) -> str:
+    fabric, made = stage.truth.foreign.pop(name)
+    with stage.truth.another_writer():
+        if made.id in fabric.partitions:
+            fabric.delete(made.id)
+    return f"partition {made.id} {made.name!r} is deleted"
+
+
+def _set_bandwidth(stage: Stage, rack: int, gpus: GpuHealth, partitions: PartitionHealth) -> int:
+    fabric = stage.truth.rack(rack).fabric
+    with stage.truth.another_writer():
+        for guid in list(fabric.gpus):
+            fabric.set_health(guid, gpus)
+        for partition in list(fabric.partitions.values()):
+            fabric.put(msgspec.structs.replace(partition, health=partitions))
+    return len(fabric.gpus)
+
+
+def _partition_of(stage: Stage, instance: str) -> tuple[SwitchControl, FabricPartition]:
+    switch, gpus = stage.truth.locate(stage.rest.instance(instance).machine)
+    number = switch.fabric.partition_of(gpus[0].guid)
+    if number in (0, DEFAULT_PARTITION_ID):
+        raise NotObserved(f"the first GPU of {instance} is in no partition that could be broken")
+    return switch, switch.fabric.partitions[number]
 
 
 def _forget_names(switch: SwitchControl) -> None:

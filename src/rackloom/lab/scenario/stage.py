@@ -1,34 +1,42 @@
-"""The stage of a scenario: the interfaces through which steps act, and the ground truth behind them.
+"""The stage of a scenario: the site, its cluster, the ground truth behind them, and what steps left undone.
 
-`SiteControl` and `SwitchControl` are what steps can do to the site service, its network and its
-switches; `ClusterControl` is the same for the API server, the nodes, the IMEX daemons and Rackloom's
-controllers. The virtual site, the real-time site and the simulated cluster implement them.
+`Stage` is what every step gets. `SiteControl` is what steps can do to the site service and its network;
+the virtual site and the real-time site implement it. A `SwitchControl` is a simulated rack in virtual
+time, or a controller on a socket. `ClusterControl` is the simulated cluster.
 
-`FabricTruth` watches every fabric from the start and never asks the service what it believes. At each
-change it checks that a GPU is in one partition (S1), that a changed partition holds no GPUs of two
-tenants (S2), and that the service left alone what somebody made by hand (S4). Changes made by a
-scenario's own faults are excluded (`hand`).
+`Truth` watches every fabric from the start and never asks the service what it believes. At each change
+it checks that a GPU is in one partition (S1), that a changed partition holds no GPUs of two tenants
+(S2), and that the service left alone what another writer made (S4). Changes made by a scenario's own
+faults are excluded (`another_writer`). For a cluster it also says which node a tray is, and which
+clique its label must name.
 
-`ClusterTruth` finds the node of a tray and what its label, cliques and GPU UUIDs must be, read off the
-fabric.
+A step often compares with what an earlier step of its kind observed. `previous` gives that, fixed when
+the step began; `record` is for later steps only. So a step that checks many times compares with the
+same value each time.
 """
 
+import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.gangs.record import GangKey, read_record
+from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, POD, Object, ResourceKind
+from rackloom.core.place.placement_values import GangPlan
 from rackloom.lab.imex.in_process import ImexNetwork
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.trays import TrayNodes
-from rackloom.lab.scenario.model import ONLY_VIRTUAL, NmxcAction, NotObserved, Speed
+from rackloom.lab.scenario.controllers import ControllerProcess, ControllerReplicas, ControllersClock
+from rackloom.lab.scenario.feature_discovery import FeatureDiscovery
+from rackloom.lab.scenario.model import NotObserved
+from rackloom.lab.scenario.rest_client import Json, RestAnswer, ScenarioRestClient
 from rackloom.lab.switches.fabric import (
     FabricGpu,
     FabricPartition,
@@ -36,76 +44,47 @@ from rackloom.lab.switches.fabric import (
     SimulatedFabric,
     machine_id_of,
 )
-from rackloom.lab.switches.faults import NmxcFaults
+from rackloom.lab.switches.servers import NmxcServer
+from rackloom.lab.virtual.racks import SimRack
+from rackloom.topology.rack import RackProfile, RackSite
+
+NetworkFault = Literal["applied-late", "applied-twice", "accepted-only", "dark", "slow", "notices-lost"]
+"""What the network does to the next change that is asked of a rack, or from now on to all calls."""
 
 
-class NetworkBad(NmxcAction, frozen=True, kw_only=True, tag="network-bad"):
-    """What the network does to the next change that is asked of a rack, or from now on to all calls."""
-
-    how: Literal["applied-late", "applied-twice", "accepted-only", "dark", "slow", "notices-lost"]
-    rack: int = 1
-    speeds: ClassVar[frozenset[Speed]] = ONLY_VIRTUAL
+SwitchControl = SimRack | NmxcServer
+"""The controller of one NVLink domain, and the fabric behind it as it truly is."""
 
 
-Json = dict[str, Any]
+class SiteControl:
+    """The switches, and the service in front of them. Times are in seconds.
 
+    What is done to the network, the clock and single writes can be done in virtual time only.
+    """
 
-class RestAnswer(msgspec.Struct, frozen=True):
-    """What REST answered; `body` is None where there was none."""
+    switches: Sequence[SwitchControl]
+    """One for each domain, in the order of racks."""
+    api: KubeApi | None = None
+    """The cluster's API server as a user asks it; None: there is no cluster."""
+    ended = 0
+    """Lives of the service that have ended."""
 
-    status: int
-    body: Any
+    async def rest(
+        self, tenant: str | None, method: str, path: str, body: Json | None = None
+    ) -> RestAnswer | None:
+        """One request below `/v2/org/{tenant}/nico/`; None: the connection was lost before the answer.
 
-
-class SwitchControl(Protocol):
-    """The controller of one NVLink domain, and the fabric behind it as it truly is."""
-
-    @property
-    def fabric(self) -> SimulatedFabric:
-        """GPUs and partitions; whoever changes it is a hand behind the site's back."""
-
-    @property
-    def faults(self) -> NmxcFaults:
-        """How coming calls are mistreated."""
-
-    @property
-    def url(self) -> str:
-        """Where it answers, or did before it went away."""
-
-    async def stand_by(self) -> str:
-        """Have another controller of the domain ready to lead; returns where it answers. It lists no GPU."""
-
-    async def move(self) -> None:
-        """That one leads: nobody answers at the address of before any more, and subscriptions end."""
-
-    async def old_leader_returns(self) -> str:
-        """Where the leader moved from one answers again, as leader, with what it knew; returns its URL."""
-
-    async def old_leader_yields(self) -> None:
-        """That one has learned who leads, and lists no GPU; nothing happens where it is away."""
-
-    async def go_away(self) -> None:
-        """Nobody answers there any more, and subscriptions end."""
-
-    async def come_back(self) -> None:
-        """It answers again; nothing happens where it does."""
-
-
-class SiteControl(Protocol):
-    """The carve part: switches, and the service in front of them. Times are in seconds."""
-
-    @property
-    def switches(self) -> Sequence[SwitchControl]:
-        """One for each domain, in the order of racks."""
-
-    async def rest(self, tenant: str, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
-        """One request below `/v2/org/{tenant}/nico/`; None: the connection was lost before the answer."""
-
-    async def operate(self, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
-        """The same as the site's operator, below the operator's org."""
+        Without a tenant it is the operator's, below the operator's org.
+        """
+        raise NotImplementedError
 
     async def kill(self, down: float) -> None:
         """End the service, and start it again after so long."""
+        raise NotImplementedError
+
+    async def findings(self) -> Sequence[Finding]:
+        """What the doctor finds now. Raises Refused where there is none."""
+        raise NotImplementedError
 
     def kill_at(self, point: int) -> None:
         """Let the service end at one of its next writes or calls, and start again."""
@@ -113,129 +92,83 @@ class SiteControl(Protocol):
     def set_clock(self, by: float) -> None:
         """Set the clock of its machine."""
 
-    def spoil(self, switch: int, how: NetworkBad) -> None:
+    def spoil(self, switch: int, how: NetworkFault) -> None:
         """Make the network in front of a switch bad."""
-
-    def untaken(self) -> Sequence[str]:
-        """What was asked of the network and of the service's lives, and has not happened yet."""
 
     def mend(self) -> None:
         """Networks and clock are good again."""
 
-    async def findings(self) -> Sequence[Finding]:
-        """What the doctor finds now. Raises Refused where there is none."""
+    def untaken(self) -> Sequence[str]:
+        """What was asked of the network and of the service's lives, and has not happened yet."""
+        return ()
 
 
-# What steps can do to the processes of a cluster.
+class SimulatedRacks(msgspec.Struct, frozen=True, kw_only=True):
+    """The racks of a site, as a cluster whose nodes are their trays needs them."""
+
+    site: RackSite
+    """Its domains and trays."""
+    profile: RackProfile
+    """What each rack is."""
+    seed: str
+    """All names of nodes and GPUs are drawn from it."""
+    fabrics: tuple[SimulatedFabric, ...]
+    """One for each domain, in their order."""
 
 
-class ControllerControl(Protocol):
-    """Rackloom's controllers, of which one life follows the other."""
+class ClusterControl(msgspec.Struct, frozen=True, kw_only=True):
+    """A running cluster whose nodes are the site's trays."""
 
-    @property
-    def ended(self) -> int:
-        """Lives that were ended."""
-
-    async def kill(self, down: float) -> None:
-        """End this life, and let another begin after so many seconds."""
-
-    def die(self, point: int, lives: int) -> None:
-        """Let so many lives end at their `point`-th step: before a write, or after it."""
-
-    def double(self) -> None:
-        """Let others work beside these."""
-
-    async def single(self) -> None:
-        """End the others."""
-
-
-class ElectionControl(Protocol):
-    """Replicas of Rackloom's controllers, of which one leads. Leaders are called as in their Lease."""
-
-    @property
-    def leader(self) -> str | None:
-        """Who leads now; None: nobody does."""
-
-    @property
-    def overlaps(self) -> Sequence[str]:
-        """When two led at once, in words."""
-
-    async def kill_leader(self, down: float) -> str | None:
-        """End the leader without a word, and let it stand again so many seconds later; returns who it was."""
-
-    def cut_off_leader(self) -> str | None:
-        """Let it reach the API server no more; returns who it was."""
-
-    def connect(self) -> None:
-        """Let all reach it."""
+    kube: FakeKube
+    api: KubeApi
+    """The API server as a user asks it."""
+    nodes: TrayNodes
+    imex: ImexNetwork
+    """Where the IMEX daemons truly are."""
+    controllers: ControllerProcess
+    """Rackloom's; where several are elected, the first of them."""
+    candidates: ControllerReplicas | None
+    """Those who are elected; None: there is one, without an election."""
+    clock: ControllersClock
+    """The controllers'."""
+    discovery: FeatureDiscovery
+    """The writer of nvidia.com/gpu.clique."""
+    addresses: dict[str, str]
+    """By node, the address of the next IMEX daemon's pod there; as they come, where there is none."""
 
 
-class ControllerClock(Protocol):
-    """What the controllers' machine believes; `skew` is seconds more than the time."""
-
-    skew: float
+# The ground truth, and the promises checked on it.
 
 
-class FeatureDiscovery(Protocol):
-    """GPU Feature Discovery; `lag` is how many seconds later it writes what it found."""
+class Truth:
+    """Every fabric, watched from now on. `holder` says which tenant was last given a machine."""
 
-    lag: float
-
-
-class ClusterControl(Protocol):
-    """A running cluster."""
-
-    @property
-    def kube(self) -> FakeKube:
-        """The API server."""
-
-    @property
-    def nodes(self) -> TrayNodes:
-        """The trays."""
-
-    @property
-    def imex(self) -> ImexNetwork:
-        """Where the IMEX daemons truly are."""
-
-    @property
-    def controllers(self) -> ControllerControl:
-        """Rackloom's; where several are elected, the first of them."""
-
-    @property
-    def candidates(self) -> ElectionControl | None:
-        """Those who are elected; None: there is one, without an election."""
-
-    @property
-    def clock(self) -> ControllerClock:
-        """Theirs."""
-
-    @property
-    def discovery(self) -> FeatureDiscovery:
-        """The writer of nvidia.com/gpu.clique."""
-
-    @property
-    def addresses(self) -> dict[str, str]:
-        """By node, the address that the next IMEX daemon's pod there gets."""
-
-
-# The true fabrics, and the promises checked on them.
-
-
-class FabricTruth:
-    """Every fabric, watched from now on. `holder` tells which tenant was last given a machine."""
-
-    def __init__(self, switches: Sequence[SwitchControl], holder: Mapping[str, str]) -> None:
+    def __init__(
+        self, switches: Sequence[SwitchControl], holder: Mapping[str, str], nodes: TrayNodes | None = None
+    ) -> None:
         self.switches = switches
         self.judged = 0
         """Changes of fabrics that were judged."""
         self.broken: list[str] = []
         """Promises that were not kept, in words."""
-        self.by_hand: dict[str, tuple[SimulatedFabric, FabricPartition]] = {}
-        """Partitions that somebody made on a switch, as they made them."""
+        self.foreign: dict[str, tuple[SimulatedFabric, FabricPartition]] = {}
+        """Partitions that another writer made on a switch, as it made them."""
+        self.joining: set[str] = set()
+        """Nodes with a GPU that says that it is joining its fabric."""
         self._holder = holder
-        self._hand = False
-        self._machines = [_machines_by_tray(one.fabric) for one in switches]
-        self._before = {id(one.fabric): one.fabric.snapshot() for one in switches}
+        self._is_foreign_change = False
+        self.domains = [switch.fabric.domain for switch in switches]
+        """The domain UUID of each rack at the start."""
+        self.serials = [
+            sorted({gpu.chassis_serial for gpu in switch.fabric.gpus.values()}) for switch in switches
+        ]
+        """The chassis of each rack at the start."""
+        self._machines = [_machines_by_tray(switch.fabric) for switch in switches]
+        self._before = {id(switch.fabric): switch.fabric.snapshot() for switch in switches}
+        self._nodes = nodes
+        self._names = [
+            [node.name for node in nodes or () if node.domain == switch.fabric.domain] for switch in switches
+        ]
         for switch in switches:
             switch.fabric.on_change(partial(self._judge, switch.fabric))
 
@@ -247,117 +180,187 @@ class FabricTruth:
         """The machine that was in a tray of a rack at the start, both counted from 1."""
         return self._machines[rack - 1][tray - 1]
 
-    def seat(self, machine: str) -> tuple[SwitchControl, tuple[FabricGpu, ...]]:
+    def locate(self, machine: str) -> tuple[SwitchControl, tuple[FabricGpu, ...]]:
         """The switch of a machine and the GPUs that are in it now, by module id."""
         for switch in self.switches:
-            found = [
-                gpu
-                for gpu in switch.fabric.gpus.values()
-                if machine_id_of(gpu.chassis_serial, gpu.slot) == machine
-            ]
-            if found:
-                return switch, tuple(sorted(found, key=lambda gpu: gpu.module_id))
+            if found := _gpus_in(switch.fabric, machine):
+                return switch, found
         raise NotObserved(f"no fabric shows a GPU of machine {machine}")
 
     @contextmanager
-    def hand(self) -> Iterator[None]:
+    def another_writer(self) -> Iterator[None]:
         """What is changed meanwhile is not the service's doing."""
-        self._hand = True
+        self._is_foreign_change = True
         try:
             yield
         finally:
-            self._hand = False
+            self._is_foreign_change = False
+
+    # The nodes of the trays.
+
+    def node(self, rack: int, tray: int) -> str:
+        """The node that a tray is."""
+        return self._names[rack - 1][tray - 1]
+
+    def gpus_of(self, node: str) -> tuple[SimulatedFabric, tuple[FabricGpu, ...]]:
+        """The fabric of a node, and the GPUs that are in its tray now."""
+        assert self._nodes is not None  # noqa: S101 (only steps of a cluster name nodes)
+        tray = self._nodes[node].tray
+        rack = next(rack for rack, names in enumerate(self._names, 1) if node in names)
+        fabric = self.rack(rack).fabric
+        return fabric, _gpus_in(fabric, machine_id_of(tray.chassis_serial, tray.slot))
+
+    def clique(self, node: str) -> str | None:
+        """What the label of a node must be, read off the true fabric; None: there must be none."""
+        fabric, gpus = self.gpus_of(node)
+        # GPU Feature Discovery labels a node only where all its GPUs report the same partition.
+        held = {fabric.partition_of(gpu.guid) for gpu in gpus}
+        if len(held) != 1 or 0 in held or node in self.joining:
+            return None
+        return f"{fabric.domain}.{held.pop()}"
+
+    # The promises.
 
     def _judge(self, fabric: SimulatedFabric, after: FabricSnapshot) -> None:
         """Compare a change with what may never happen."""
         before, self._before[id(fabric)] = self._before[id(fabric)], after
         self.judged += 1
+        # S1 binds the switch itself. S2 and S4 bind the service, so another writer's change breaks neither.
         self._one_partition_each(after)
-        if not self._hand:
+        if not self._is_foreign_change:
             self._tenants_apart(before, after)
-            self._hands_off(before, after)
+            self._foreign_untouched(before, after)
 
     def _one_partition_each(self, after: FabricSnapshot) -> None:
-        seen: set[int] = set()
+        held: set[int] = set()
         for partition in after.partitions:
-            if twice := seen & set(partition.guids):
+            if twice := held & set(partition.guids):
                 self.broken.append(
                     f"S1: {len(twice)} GPUs of {partition.name!r} are in another partition too"
                 )
-            seen |= set(partition.guids)
+            held |= set(partition.guids)
 
     def _tenants_apart(self, before: FabricSnapshot, after: FabricSnapshot) -> None:
         machines = {gpu.guid: machine_id_of(gpu.chassis_serial, gpu.slot) for gpu in after.gpus}
         for partition in set(after.partitions) - set(before.partitions):
-            seats = {machines[guid] for guid in partition.guids if guid in machines}
-            tenants = {self._holder[seat] for seat in seats if seat in self._holder}
+            held = {machines[guid] for guid in partition.guids if guid in machines}
+            tenants = {self._holder[machine] for machine in held if machine in self._holder}
             if len(tenants) > 1:
                 self.broken.append(f"S2: {partition.name!r} holds GPUs of {', '.join(sorted(tenants))}")
 
-    def _hands_off(self, before: FabricSnapshot, after: FabricSnapshot) -> None:
-        names = self.by_hand.keys()
+    def _foreign_untouched(self, before: FabricSnapshot, after: FabricSnapshot) -> None:
         for partition in set(before.partitions) - set(after.partitions):
-            if partition.name in names:
+            if partition.name in self.foreign:
                 self.broken.append(f"S4: the service changed {partition.name!r}, which somebody made by hand")
+
+
+def _gpus_in(fabric: SimulatedFabric, machine: str) -> tuple[FabricGpu, ...]:
+    gpus = (gpu for gpu in fabric.gpus.values() if machine_id_of(gpu.chassis_serial, gpu.slot) == machine)
+    return tuple(sorted(gpus, key=lambda gpu: gpu.module_id))
 
 
 def _machines_by_tray(fabric: SimulatedFabric) -> list[str]:
     """The machines of a rack, by tray."""
-    seats = {(gpu.tray_index, gpu.chassis_serial, gpu.slot) for gpu in fabric.gpus.values()}
-    return [machine_id_of(serial, slot) for _, serial, slot in sorted(seats)]
+    trays = {(gpu.tray_index, gpu.chassis_serial, gpu.slot) for gpu in fabric.gpus.values()}
+    return [machine_id_of(serial, slot) for _, serial, slot in sorted(trays)]
 
 
-# The true cluster.
+# What every step gets.
 
 
-class ClusterTruth:
-    """API server and nodes; `api` asks the server as a user does."""
+class Damage(msgspec.Struct):
+    """What steps broke and nothing has repaired yet, for `heal`."""
 
-    def __init__(self, stage: ClusterControl, api: KubeApi, switches: Sequence[SwitchControl]) -> None:
-        self.stage = stage
-        self.kube = stage.kube
-        self.api = api
-        self.nodes = nodes = stage.nodes
-        self.joining: set[str] = set()
-        """Nodes with a GPU that says that it is joining its fabric."""
-        self._switches = dict(enumerate(switches, 1))
-        domains = [switch.fabric.domain for switch in switches]
-        self._trays = {
-            number: [node.name for node in nodes if node.domain == domain]
-            for number, domain in enumerate(domains, 1)
-        }
+    stopped: set[int] = msgspec.field(default_factory=set)
+    """Racks whose controller was stopped."""
+    pulled: dict[str, tuple[SwitchControl, tuple[FabricGpu, ...]]] = msgspec.field(default_factory=dict)
+    """Machines whose tray was taken out, with its GPUs."""
+    exchanged: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    """Machines whose trays are in one another's slots."""
+    unregistered: set[int] = msgspec.field(default_factory=set)
+    """Racks whose leader is not where their chassis are registered."""
+    succeeded: set[int] = msgspec.field(default_factory=set)
+    """Racks where another controller led before."""
+    off: set[str] = msgspec.field(default_factory=set)
+    """Nodes without power."""
+    lost_gpus: set[tuple[str, int]] = msgspec.field(default_factory=set)
+    """GPUs that fell off the bus, by node and module id."""
 
-    def node(self, rack: int, tray: int) -> str:
-        """The node that a tray is."""
-        return self._trays[rack][tray - 1]
 
-    def clique(self, node: str) -> str | None:
-        """What the label of a node must be, read off the true fabric; None: there must be none."""
-        fabric, guids = self.seats(node)
-        held = {fabric.partition_of(guid) for guid in guids}
-        if len(held) != 1 or 0 in held or node in self.joining:
-            return None
-        return f"{fabric.domain}.{held.pop()}"
+class Stage:
+    """A site, its cluster if there is one, and what steps remember."""
 
-    def seats(self, node: str) -> tuple[SimulatedFabric, tuple[int, ...]]:
-        """The fabric of a node, and the GUIDs of the GPUs that are in its tray now."""
-        tray = self.nodes[node].tray
-        fabric = next(self._switches[rack].fabric for rack, names in self._trays.items() if node in names)
-        here = (tray.chassis_serial, tray.slot)
-        guids = (gpu.guid for gpu in fabric.gpus.values() if (gpu.chassis_serial, gpu.slot) == here)
-        return fabric, tuple(guids)
+    def __init__(self, site: SiteControl, cluster: ClusterControl | None = None) -> None:
+        self.site = site
+        self.rest = ScenarioRestClient(site)
+        self.truth = Truth(site.switches, self.rest.holder, cluster.nodes if cluster else None)
+        self.damage = Damage()
+        self.lists_read: dict[str, tuple[SwitchControl, FabricPartition]] = {}
+        """Partitions as another writer read them, by the name of that reading."""
+        self.with_standby: set[int] = set()
+        """Racks whose next leader is registered, or was before it led."""
+        self.new_guids = itertools.count(0xF000_0000_0000_0001)
+        """Of GPUs that come into a swapped tray."""
+        self.plans_written: Counter[GangKey] = Counter()
+        """Plans that were recorded of each gang, one after the other."""
+        self._plans: dict[GangKey, GangPlan | None] = {}
+        self._cluster = cluster
+        if cluster is not None:
+            cluster.kube.store.listeners.append(self._count_plan)
+        self._recorded: dict[Any, Any] = {}
+        self._previous: dict[Any, Any] = {}
+        self._first: dict[Any, Any] = {}
 
-    def uuids(self, node: str) -> set[str]:
-        """The UUIDs of the GPUs that answer in its tray now."""
-        return set(self.nodes[node].gpus.uuids.values())
+    @property
+    def has_cluster(self) -> bool:
+        """Whether there is one."""
+        return self._cluster is not None
+
+    @property
+    def cluster(self) -> ClusterControl:
+        """Only for steps of that layer."""
+        assert self._cluster is not None  # noqa: S101 (else no such step is played)
+        return self._cluster
+
+    @property
+    def candidates(self) -> ControllerReplicas | None:
+        """Rackloom's controllers where they are elected."""
+        return self._cluster.candidates if self._cluster else None
+
+    def _count_plan(self, kind: ResourceKind, obj: Object) -> None:
+        """Count each plan as it is written, also one that is replaced before anybody reads it."""
+        if kind == GANG_PLAN:
+            record = read_record(obj)
+            is_new = record.plan is not None and record.plan != self._plans.get(record.key)
+            self._plans[record.key] = record.plan
+            self.plans_written[record.key] += is_new
+
+    def begin_step(self) -> None:
+        """From now on `previous` gives what was recorded until now."""
+        self._previous = dict(self._recorded)
+        self._first = {}
+
+    def previous(self, key: object) -> Any:
+        """What an earlier step recorded last; None: nothing was."""
+        return self._previous.get(key)
+
+    def record(self, key: object, value: object) -> None:
+        """For later steps."""
+        self._recorded[key] = value
+
+    def at_first_check(self, key: object, value: Any) -> Any:
+        """The value that this step found when it checked first."""
+        return self._first.setdefault(key, value)
+
+    # Access to the cluster.
 
     async def label(self, node: str) -> str | None:
         """The clique that the node object says."""
-        found = await self.api.get(objects.NODE, node)
+        found = await self.cluster.api.get(NODE, node)
         label: str | None = found["metadata"].get("labels", {}).get(GPU_CLIQUE_LABEL)
         return label
 
-    async def pods(self, namespace: str, labels: str) -> list[Object]:
+    async def pods(self, namespace: str | None, labels: str) -> list[Object]:
         """Pods with these labels that nobody deletes."""
-        listed = await self.api.list(objects.POD, namespace, labels=labels)
-        return [item for item in listed.items if "deletionTimestamp" not in item["metadata"]]
+        listed = await self.cluster.api.list(POD, namespace, labels=labels)
+        return [pod for pod in listed.items if "deletionTimestamp" not in pod["metadata"]]

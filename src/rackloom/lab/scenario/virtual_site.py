@@ -21,10 +21,10 @@ from rackloom.carve.store.database import SqliteBackend, Store
 from rackloom.claim.kube.api import KubeApi
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.lab.scenario.model import Scenario
-from rackloom.lab.scenario.stage import Json, NetworkBad, RestAnswer
-from rackloom.lab.switches.fabric import FabricLimits, SimulatedFabric
-from rackloom.lab.switches.faults import NmxcFaults
-from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, CallFate, SimNetwork
+from rackloom.lab.scenario.rest_client import Json, RestAnswer
+from rackloom.lab.scenario.stage import NetworkFault, SimulatedRacks, SiteControl
+from rackloom.lab.switches.fabric import FabricLimits
+from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, CallFate
 from rackloom.lab.virtual.process import Process
 from rackloom.lab.virtual.racks import SimRack, SimSite
 from rackloom.lab.virtual.service import (
@@ -35,13 +35,12 @@ from rackloom.lab.virtual.service import (
     use_nmxm,
 )
 from rackloom.topology import profiles
-from rackloom.topology.rack import RackProfile, RackSite
 
 INTERVAL_SECONDS = 60.0
-"""Seconds between two passes over a domain where nothing happens, as in a real service."""
+"""Seconds between two passes over a domain without changes, as in a real service."""
 OPERATOR_ORG = "operator"
 ACCEPTED_STATUS = 202
-"""Answered with a word, not with JSON."""
+"""Its body is plain text, not JSON."""
 LATE_SECONDS = 12.0
 """Seconds; the driver gives up after 10."""
 SLOW_SECONDS = 2.0
@@ -52,108 +51,41 @@ Diagnose = Callable[[Store, float, KubeApi | None], Awaitable[Sequence[Finding]]
 """What the doctor finds in the records and the cluster of a site at a time (seconds since the epoch)."""
 
 
-class VirtualSwitch:
-    """A controller behind a wire without sockets."""
-
-    def __init__(self, rack: SimRack) -> None:
-        self._rack = rack
-
-    @property
-    def fabric(self) -> SimulatedFabric:
-        """As it truly is."""
-        return self._rack.fabric
-
-    @property
-    def faults(self) -> NmxcFaults:
-        """Of coming calls."""
-        return self._rack.faults
-
-    @property
-    def url(self) -> str:
-        """Where it answers."""
-        return self._rack.url
-
-    @property
-    def network(self) -> SimNetwork:
-        """In front of it."""
-        return self._rack.network
-
-    async def stand_by(self) -> str:
-        """One that will lead at a URL of its own."""
-        return self._rack.stand_by()
-
-    async def move(self) -> None:
-        """It leads."""
-        self._rack.move()
-
-    async def old_leader_returns(self) -> str:
-        """It answers with what it knew."""
-        return self._rack.old_leader_returns()
-
-    async def old_leader_yields(self) -> None:
-        """It lists no GPU."""
-        self._rack.old_leader_yields()
-
-    async def go_away(self) -> None:
-        """Calls are refused from now on."""
-        self._rack.network.down = True
-        self._rack.switch.break_streams()
-
-    async def come_back(self) -> None:
-        """Calls arrive again."""
-        self._rack.network.down = False
-
-
-class VirtualTrays(msgspec.Struct, frozen=True):
-    """The racks of a plane, as a cluster whose nodes are their trays needs them."""
-
-    site: RackSite
-    profile: RackProfile
-    seed: str
-    fabrics: tuple[SimulatedFabric, ...]
-
-
-class VirtualSite:
-    """A plane in virtual time."""
+class VirtualSite(SiteControl):
+    """A site service in virtual time."""
 
     def __init__(
         self,
-        world: SimSite,
-        plane: SimulatedService,
+        racks: SimSite,
+        service: SimulatedService,
         records: Store,
         issuer: LocalIssuer,
         diagnose: Diagnose,
         work: "asyncio.Task[None]",
     ) -> None:
-        self.switches = [VirtualSwitch(rack) for rack in world.racks]
-        self.api: KubeApi | None = None
-        """The cluster's API server as a user asks it; None: there is no cluster."""
+        self.switches: Sequence[SimRack] = racks.racks
         self.work = work
         """Ends only when something is wrong."""
-        fabrics = tuple(rack.fabric for rack in world.racks)
-        self.trays = VirtualTrays(world.site, world.profile, "nodes", fabrics)
-        self._plane = plane
+        fabrics = tuple(rack.fabric for rack in racks.racks)
+        self.racks = SimulatedRacks(site=racks.site, profile=racks.profile, seed="nodes", fabrics=fabrics)
+        """As a cluster whose nodes are their trays needs them."""
+        self._killed = 0
+        self._service = service
         self._issuer = issuer
         self._diagnose = diagnose
         self._tokens: dict[str, str] = {}
         self._records = records
         self._fuses: list[tuple[int, list[tuple[Process, int]]]] = []
-        """For each death that was asked for: the point, and which lives end at which of theirs."""
+        """For each `kill_at`: the point, and the processes with the crash point at which each is to end."""
 
-    async def rest(self, tenant: str, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
-        """Straight into the application of the process that lives."""
-        return await self._ask(tenant, Role.TENANT_ADMIN, method, path, body)
-
-    async def operate(self, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
-        """The same as the operator."""
-        return await self._ask(OPERATOR_ORG, Role.PROVIDER_ADMIN, method, path, body)
-
-    async def _ask(
-        self, org: str, role: Role, method: str, path: str, body: Json | None
+    async def rest(
+        self, tenant: str | None, method: str, path: str, body: Json | None = None
     ) -> RestAnswer | None:
+        """One request to the application of a living process."""
+        org, role = (tenant, Role.TENANT_ADMIN) if tenant else (OPERATOR_ORG, Role.PROVIDER_ADMIN)
         raw = None if body is None else msgspec.json.encode(body)
-        whole = f"/v2/org/{org}/nico/{path}"
-        answer = await self._plane.call(method, whole, self._token(org, role), raw)
+        url_path = f"/v2/org/{org}/nico/{path}"
+        answer = await self._service.call(method, url_path, self._token(org, role), raw)
         if answer is None:
             return None
         status, content = answer
@@ -161,50 +93,56 @@ class VirtualSite:
         return RestAnswer(status, None if is_text else msgspec.json.decode(content))
 
     async def kill(self, down: float) -> None:
-        """The process gets no further; another starts on the same records."""
-        self._plane.kill(down)
+        """Kill all replicas; new ones start on the same records."""
+        self._killed += len(self._service.living)
+        self._service.kill(down)
         await asyncio.sleep(down)
-        await self._plane.is_open.wait()
+        await self._service.is_open.wait()
+
+    @property
+    def ended(self) -> int:  # type: ignore[override]
+        """Lives that were killed, at once or at a point."""
+        return self._killed + sum(_reached_fuse(*live) for _, lives in self._fuses for live in lives)
 
     def kill_at(self, point: int) -> None:
-        """The process is killed at its so-and-so-many-th next write or call."""
-        lives = [(life, life.points + point) for life in self._plane.living]
+        """Set a fuse on each replica, `point` writes or calls from here."""
+        lives = [(life, life.points + point) for life in self._service.living]
         for life, fuse in lives:
             life.fuse = fuse
         self._fuses.append((point, lives))
 
     def set_clock(self, by: float) -> None:
-        """What the machine believes."""
-        self._plane.skew += by
+        """Move the service's wall clock."""
+        self._service.skew += by
 
-    def spoil(self, switch: int, how: NetworkBad) -> None:
+    def spoil(self, switch: int, how: NetworkFault) -> None:
         """The next change, or every call from now on."""
         network = self.switches[switch].network
-        if (trip := _CALL_FATES.get(how.how)) is not None:
+        if (trip := _CALL_FATES.get(how)) is not None:
             network.next_mutations.append(trip)
-        elif how.how == "dark":
+        elif how == "dark":
             network.dark = True
-        elif how.how == "slow":
+        elif how == "slow":
             network.slow = SLOW_SECONDS
         else:
             network.notice_loss = NOTICE_LOSS_RATE
 
     def untaken(self) -> Sequence[str]:
-        """Changes to come, and points that no life reached."""
+        """Fates of changes that nobody asked for yet, and crash points that no process reached."""
         trips = [len(switch.network.next_mutations) for switch in self.switches]
         points = [point for point, lives in self._fuses if not any(_reached_fuse(*live) for live in lives)]
         changes = [f"{count} changes of rack {rack}" for rack, count in enumerate(trips, 1) if count]
         return changes + [f"the service's death at its point {point}" for point in points]
 
     def mend(self) -> None:
-        """As good as at the start."""
-        self._plane.skew = 0.0
+        """Reset the clock and the networks."""
+        self._service.skew = 0.0
         for switch in self.switches:
             switch.network.heal()
 
     async def findings(self) -> Sequence[Finding]:
         """From the records, and the cluster where there is one."""
-        return await self._diagnose(self._records, self._plane.wall(), self.api)
+        return await self._diagnose(self._records, self._service.wall(), self.api)
 
     def _token(self, org: str, role: Role) -> str:
         if org not in self._tokens:
@@ -213,7 +151,7 @@ class VirtualSite:
 
 
 def _reached_fuse(life: Process, fuse: int) -> bool:
-    """Whether a life came to the point that was set for it, and to no other since."""
+    """Whether a process ended at this fuse. A later fuse replaces an earlier one, which never strikes."""
     return life.fuse == fuse and life.points >= fuse
 
 
@@ -225,7 +163,7 @@ _CALL_FATES = {
 
 
 def virtual_wall() -> float:
-    """Seconds since the epoch, as whoever has a true clock says."""
+    """Seconds since the epoch by a clock without skew."""
     return SERVICE_EPOCH + asyncio.get_running_loop().time()
 
 
@@ -236,28 +174,28 @@ async def virtual_site(
     """A fresh site for `scenario`, its records in memory; to be entered in a `event_loop.SimLoop`."""
     rng = random.Random(seed)  # noqa: S311 (reproducible on purpose)
     profile, room = profiles.load_rack(scenario.profile), FabricLimits().max_partitions
-    world = SimSite(profile, scenario.racks, rng, unmanaged_tray=False, room=room)
+    racks = SimSite(profile, scenario.racks, rng, unmanaged_tray=False, room=room)
     make = SimulatedService
     if scenario.controller == "nmx-m":
-        use_nmxm(world)
+        use_nmxm(racks)
         make = SimulatedServiceOverNmxm
     issuer, backend = LocalIssuer(keys), SqliteBackend.inline(None)
     records = Store(backend)
     apps = [rest_application(records, issuer) for _ in range(scenario.processes)]
-    plane = make(world, apps, backend, rng, INTERVAL_SECONDS)
+    service = make(racks, apps, backend, rng, INTERVAL_SECONDS)
     await records.run(
         seed_embedded_site,
-        world.site,
+        racks.site,
         profile,
-        world.endpoints,
+        racks.endpoints,
         now=SERVICE_EPOCH,
-        ids=plane.ids,
+        ids=service.ids,
         org=OPERATOR_ORG,
     )
-    serving = asyncio.create_task(plane.serve())
+    serving = asyncio.create_task(service.serve())
     try:
-        await _wait_until_open(plane)
-        yield VirtualSite(world, plane, records, issuer, diagnose, serving)
+        await _wait_until_open(service)
+        yield VirtualSite(racks, service, records, issuer, diagnose, serving)
     finally:
         serving.cancel()
         with suppress(asyncio.CancelledError):
@@ -265,7 +203,7 @@ async def virtual_site(
         await records.close()
 
 
-async def _wait_until_open(plane: SimulatedService) -> None:
-    """Each process has read the domains that are its to carve."""
-    while not all(replica.is_open for replica in plane.replicas):  # noqa: ASYNC110 (a plane tells of the first only)
+async def _wait_until_open(service: SimulatedService) -> None:
+    """Wait until each replica has made its first pass over its domains."""
+    while not all(process.is_open for process in service.replicas):  # noqa: ASYNC110 (there is one event for all)
         await asyncio.sleep(CONNECT_FAILURE_SECONDS)

@@ -10,7 +10,7 @@ partitions may lag behind the newest change, and GPUs may be missing from lists.
 `NmxcFaults.untaken` names faults that struck nothing; a scenario in which that happens shows nothing.
 """
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from typing import Generic, TypeVar
 
 import msgspec
@@ -57,6 +57,13 @@ class NmxcFaults(CallFaults[NmxcFault]):
     def __init__(self) -> None:
         super().__init__(NmxcFault())
         self._hidden: dict[int, int] = {}
+        self.calls: Counter[str] = Counter()
+        """Calls that have arrived, by RPC."""
+
+    def take(self, call: str) -> NmxcFault:
+        """The fault of the RPC that is made now; the call is counted."""
+        self.calls[call] += 1
+        return super().take(call)
 
     def refuse_next(self, rpc: str, code: str) -> None:
         """Answer the next call of `rpc` with a return code, e.g. `NOT_READY`."""

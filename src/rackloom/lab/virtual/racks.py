@@ -124,7 +124,7 @@ class SimRack:
         gpu = self.fabric.gpus.get(guid)
         return None if gpu is None else machine_id_of(gpu.chassis_serial, gpu.slot)
 
-    def stand_by(self) -> str:
+    async def stand_by(self) -> str:
         """Have another controller ready to lead; returns its URL. It lists no GPU."""
         url = f"http://switch-{self.name}-{self._moves + 2}"
         if self._standby is None:
@@ -133,9 +133,9 @@ class SimRack:
             self.others[url] = SimController(service, self._standby, self._executed)
         return url
 
-    def move(self) -> None:
+    async def move(self) -> None:
         """Let the standby lead. Nothing answers at the previous URL; queued call fates move along."""
-        url, old = self.stand_by(), self.url
+        url, old = await self.stand_by(), self.url
         assert self._standby is not None  # noqa: S101 (it was made ready)
         self.network.down = True
         self.switch.break_streams()
@@ -147,7 +147,7 @@ class SimRack:
         self.url = url
         self._moves += 1
 
-    def old_leader_returns(self) -> str:
+    async def old_leader_returns(self) -> str:
         """Let the former leader answer again at its URL, as leader, with the state it remembers."""
         if self._old is None:
             raise RuntimeError("the leader never moved")
@@ -156,10 +156,19 @@ class SimRack:
         self._old.network.heal()
         return self._old.url
 
-    def old_leader_yields(self) -> None:
+    async def old_leader_yields(self) -> None:
         """The former leader has learned that another one leads, and lists no GPU any more."""
         if self._old is not None:
             self._old.switch.serve(NmxcService(standby_fabric(self.fabric), NmxcFaults()), self._executed)
+
+    async def go_away(self) -> None:
+        """Calls are refused from now on, and subscriptions end."""
+        self.network.down = True
+        self.switch.break_streams()
+
+    async def come_back(self) -> None:
+        """Calls arrive again."""
+        self.network.down = False
 
     def switch_at(self, url: str) -> SimController:
         """The controller at one of its URLs."""

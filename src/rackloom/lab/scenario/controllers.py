@@ -24,18 +24,20 @@ from typing import Any, cast
 
 import msgspec
 
-from rackloom.app.controller import CONTROLLER_LEASE
 from rackloom.claim.kube.api import KubeApi, WatchEvent
 from rackloom.claim.kube.leader import LeaderElection
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.virtual.process import CrashPoints, Process, with_crash_points
 
+CONTROLLER_LEASE = "rackloom-controller"
+"""The Lease of the controllers, and their name as a user of the API server."""
+
 # Clock and randomness.
 
 
 class ClockAndRandom(msgspec.Struct, frozen=True):
-    """What differs from one run of a cluster to the next."""
+    """The clock and the random generator of one run of a cluster."""
 
     wall: Callable[[], float]
     """Seconds since the epoch."""
@@ -43,12 +45,12 @@ class ClockAndRandom(msgspec.Struct, frozen=True):
 
 
 def real_clock_and_random() -> ClockAndRandom:
-    """The machine's clock, and luck."""
+    """The machine's clock, and a generator without a fixed seed."""
     return ClockAndRandom(time.time, random.Random())  # noqa: S311 (jitter)
 
 
 class ControllersClock:
-    """What the machine of Rackloom's controllers believes: `skew` seconds more than the time."""
+    """The wall clock of the controllers' machine, which is `skew` seconds ahead."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self.skew = 0.0
@@ -67,7 +69,7 @@ CLIENT_TIMEOUT = 5.0
 
 
 class ApiLink:
-    """The way between, used through `api`. While it is cut nothing arrives, in either direction."""
+    """The connection of one replica, used through `api`. While it is cut nothing arrives either way."""
 
     def __init__(self, api: KubeApi) -> None:
         self.api = cast(KubeApi, _LinkedApi(api, self))
@@ -79,17 +81,17 @@ class ApiLink:
         self._whole.clear()
 
     def mend(self) -> None:
-        """It holds again."""
+        """Requests and events arrive again."""
         self._whole.set()
 
     async def cross(self) -> None:
-        """Get to the other side. Raises `KubeError` once a client would have given up."""
+        """Pass one way of a request. Raises `KubeError` after the client's timeout where the link is cut."""
         if not self._whole.is_set():
             await asyncio.sleep(CLIENT_TIMEOUT)
             raise RequestFault().error()
 
     async def hear(self) -> None:
-        """Let a change be heard. Raises `KubeError`, once the way is mended, for one that was lost on it."""
+        """Pass one event. One that met a cut link is lost: raises `KubeError` once the link is mended."""
         if not self._whole.is_set():
             await self._whole.wait()
             raise RequestFault().error()
@@ -108,6 +110,7 @@ class _LinkedApi:
         async def call(*args: Any, **kwargs: Any) -> Any:
             await self._link.cross()
             answer = await method(*args, **kwargs)
+            # The link may be cut meanwhile: then the write was carried out, and the client cannot know.
             await self._link.cross()
             return answer
 
@@ -130,12 +133,12 @@ class _LinkedApi:
 
 
 ControllerTerm = Callable[[KubeApi], Coroutine[Any, Any, None]]
-"""Controls until it is cancelled."""
+"""Runs the controllers until it is cancelled."""
 RESTART_SECONDS = 1.0
 
 
 class ControllerProcess:
-    """One life of the controllers after the other. `api` is the server as they ask it."""
+    """The controllers as a process that starts again whenever it ends. `api` is their API client."""
 
     def __init__(self, lead: ControllerTerm, api: KubeApi) -> None:
         self.ended = 0
@@ -151,13 +154,13 @@ class ControllerProcess:
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Control until cancelled. Raises what controlling fails with."""
+        """Run until cancelled. Raises the error with which the controllers fail."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             await self._keep()
 
     async def kill(self, down: float) -> None:
-        """They die now; `down` seconds later others take over, who know what the API server knows."""
+        """End the process now. The next one starts `down` seconds later, without its memory."""
         self._down = down
         self._life.kill()
         if self._term is not None:
@@ -172,12 +175,12 @@ class ControllerProcess:
         self._set_fuse()
 
     def double(self) -> None:
-        """Others begin beside these, who believe that they lead."""
+        """Start a second set of controllers that also believe that they lead."""
         if self._tasks is not None and self._second is None:
             self._second = self._tasks.create_task(ControllerProcess(self._lead, self._api).run())
 
     async def single(self) -> None:
-        """The others end."""
+        """End the second set."""
         if self._second is not None:
             self._second.cancel()
             await asyncio.wait({self._second})
@@ -186,10 +189,12 @@ class ControllerProcess:
     async def _keep(self) -> None:
         while True:
             self._life = Process("controllers")
+            # Each life counts its steps from its own start.
             self._set_fuse()
             self._term = self._life.spawn(self._lead(with_crash_points(self._api, self._life, self._steps)))
             try:
                 await asyncio.wait({self._term})
+                # Nobody killed it, so it failed by itself: that is a defect, and no part of the scenario.
                 if self._life.is_alive:
                     return self._term.result()
             finally:
@@ -210,7 +215,7 @@ class ControllerProcess:
 
 
 class ControllerReplica:
-    """One replica, life after life; each stands for election under a name of its own."""
+    """One replica. Each of its lives stands for election under a new identity."""
 
     def __init__(
         self,
@@ -221,7 +226,7 @@ class ControllerReplica:
         board: "ControllerReplicas",
     ) -> None:
         self.identity = ""
-        """As its newest life calls itself in the Lease."""
+        """The identity of its newest life, as the Lease would name it."""
         self.link = ApiLink(api)
         self.controllers = ControllerProcess(self._stand, self.link.api)
         self._name = name
@@ -232,7 +237,7 @@ class ControllerReplica:
 
     @property
     def leads(self) -> bool:
-        """Whether it believes so."""
+        """Whether its election says so."""
         return self._election is not None and self._election.is_leader
 
     async def _stand(self, api: KubeApi) -> None:
@@ -249,14 +254,14 @@ class ControllerReplica:
 
 
 class ControllerReplicas:
-    """The replicas, and what happens to the one that leads."""
+    """Two replicas under one Lease, and the faults of the one that leads."""
 
     def __init__(self, lead: ControllerTerm, api: KubeApi, chance: ClockAndRandom) -> None:
         self.overlaps: list[str] = []
-        """Terms that began while another was still at work, in words. There must be none."""
+        """Terms that began before another had ended, in words. There must be none."""
         self._at_work: list[str] = []
-        """Whose controllers run, whatever their candidate believes of its lease."""
-        self._all = tuple(ControllerReplica(f"replica-{one}", lead, api, chance, self) for one in "ab")
+        """Identities whose controllers run, whatever their election says."""
+        self._all = tuple(ControllerReplica(f"replica-{name}", lead, api, chance, self) for name in "ab")
 
     @property
     def first(self) -> ControllerProcess:
@@ -266,16 +271,16 @@ class ControllerReplicas:
     @property
     def leader(self) -> str | None:
         """Who leads, by its name in the Lease; None while nobody does."""
-        return next((one.identity for one in self._all if one.leads), None)
+        return next((replica.identity for replica in self._all if replica.leads), None)
 
     async def run(self) -> None:
         """Stand for election until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for one in self._all:
-                tasks.create_task(one.controllers.run())
+            for replica in self._all:
+                tasks.create_task(replica.controllers.run())
 
     async def kill_leader(self, down: float) -> str | None:
-        """The leader dies without a word, and stands again `down` seconds later; None where nobody leads."""
+        """Kill the leader, which keeps the Lease; it stands again after `down` s. None: nobody leads."""
         leader = self._leading()
         if leader is not None:
             await leader.controllers.kill(down)
@@ -289,13 +294,13 @@ class ControllerReplicas:
         return None if leader is None else leader.identity
 
     def connect(self) -> None:
-        """All reach it."""
-        for one in self._all:
-            one.link.mend()
+        """Mend all links."""
+        for replica in self._all:
+            replica.link.mend()
 
     @contextmanager
     def term(self, identity: str) -> Iterator[None]:
-        """While its controllers are at work."""
+        """Record that its controllers are at work. Two at once are an overlap."""
         self._at_work.append(identity)
         if len(self._at_work) > 1:
             self.overlaps.append(f"{' and '.join(self._at_work)} led at once")
@@ -305,4 +310,4 @@ class ControllerReplicas:
             self._at_work.remove(identity)
 
     def _leading(self) -> ControllerReplica | None:
-        return next((one for one in self._all if one.leads), None)
+        return next((replica for replica in self._all if replica.leads), None)

@@ -1,0 +1,275 @@
+"""Types of the parameters of scenario steps. Each carries its check and the fix that a refusal names.
+
+A step is a function, and the annotations of its parameters are these types. When a file is read, the
+check of each annotation gets the value, the key as the file spells it, and what is known of the file up
+to this step (`FileSoFar`). It yields a `Problem` for everything that cannot be. A check may also record
+a name that later steps may use: `made_name` records, `used_name` looks up.
+
+`kind_named` and `manifest_objects` read the kinds and manifests that files name.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+
+from rackloom.claim.node.gpu.plugin import GPU_DRIVER
+from rackloom.claim.node.nic.plugin import NIC_DRIVER
+from rackloom.core.diagnosis import catalogue
+from rackloom.core.domains.names import IMEX_DRIVER
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.errors import Refused
+from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB
+from rackloom.lab.switches.nmxc import NMXC_RPCS
+
+
+class FileSoFar(msgspec.Struct, kw_only=True):
+    """What is known of a file when one of its steps is checked."""
+
+    racks: int
+    trays: int
+    """Trays of a rack."""
+    gpus: int
+    """GPUs of a tray."""
+    made: defaultdict[str, set[str]] = msgspec.field(default_factory=lambda: defaultdict(set))
+    """Names that steps have made so far, by what they name."""
+    step: Any = None
+    """The step that is checked."""
+
+
+Problems = Iterator[tuple[str, str]]
+"""What cannot be, and what to write instead."""
+Check = Callable[[Any, str, FileSoFar], Problems]
+
+
+# Numbers.
+
+
+def at_least(least: int) -> Check:
+    """The number is not smaller."""
+
+    def check(value: int, key: str, _: FileSoFar) -> Problems:
+        if value < least:
+            yield f"{key} = {value} is too small", f"a number from {least} up"
+
+    return check
+
+
+def _finite(value: float, key: str, _: FileSoFar) -> Problems:
+    if not math.isfinite(value):
+        yield f"{key} = {value} is no number to reckon with", "a finite number"
+
+
+def _seconds(value: float, key: str, file: FileSoFar) -> Problems:
+    yield from _finite(value, key, file)
+    if value < 0:
+        yield f"{key} is negative", "give seconds from 0 up"
+
+
+def _rate(value: float, key: str, file: FileSoFar) -> Problems:
+    yield from _finite(value, key, file)
+    if not 0 <= value <= 1:
+        yield f"{key} is not a part of all", "a number from 0 to 1"
+
+
+def _number_up_to(most: Callable[[FileSoFar], int], more: str = "") -> Check:
+    def check(value: int, key: str, file: FileSoFar) -> Problems:
+        if not 1 <= value <= most(file):
+            yield f"{key} = {value} is not there", f"a number from 1 to {most(file)}{more}"
+
+    return check
+
+
+def _numbers_up_to(what: str, most: Callable[[FileSoFar], int]) -> Check:
+    def check(values: Iterable[int], _: str, file: FileSoFar) -> Problems:
+        for number in values:
+            if not 1 <= number <= most(file):
+                yield f"{what} {number} is not there", f"numbers from 1 to {most(file)}"
+
+    return check
+
+
+_rack = _number_up_to(lambda file: file.racks, ", or write more racks above the steps")
+
+
+def _other_rack(value: int, key: str, file: FileSoFar) -> Problems:
+    yield from _rack(value, key, file)
+    if value == file.step.rack:
+        yield f"rack {value} is its own domain already", f"another rack in {key}"
+
+
+Count = Annotated[int, at_least(0)]
+Ordinal = Annotated[int, at_least(1)]
+Number = Annotated[float, _finite]
+Seconds = Annotated[float, _seconds]
+Rate = Annotated[float, _rate]
+Rack = Annotated[int, _rack]
+OtherRack = Annotated[int, _other_rack]
+Tray = Annotated[int, _number_up_to(lambda file: file.trays)]
+Trays = Annotated[tuple[int, int], _numbers_up_to("tray", lambda file: file.trays)]
+Gpu = Annotated[int, _number_up_to(lambda file: file.gpus)]
+Gpus = Annotated[tuple[int, ...], _numbers_up_to("GPU", lambda file: file.gpus)]
+
+
+# Names that steps make, and names that they use.
+
+
+MADE_BY = {
+    "logical partition": "make-logical-partition",
+    "VPC": "make-vpc",
+    "group": "make-instances",
+    "instance": "make-instances",
+    "partition by hand": "partition-by-hand",
+    "list read by hand": "list-read-by-hand",
+}
+"""Which step makes what."""
+
+
+def made_name(what: str) -> Check:
+    """The value names `what` in all later steps."""
+
+    def check(value: str, _: str, file: FileSoFar) -> Problems:
+        file.made[what].add(value)
+        yield from ()
+
+    return check
+
+
+def _made_group(value: str, _: str, file: FileSoFar) -> Problems:
+    file.made["group"].add(value)
+    file.made["instance"].update(f"{value}/{number}" for number in range(1, file.step.count + 1))
+    yield from ()
+
+
+def used_name(what: str) -> Check:
+    """The value, or each of several, is a name that an earlier step made. An empty text names nothing."""
+
+    def check(value: str | tuple[str, ...], key: str, file: FileSoFar) -> Problems:
+        made = file.made[what]
+        for name in (value,) if isinstance(value, str) else value:
+            if name and name not in made:
+                fix = ", ".join(sorted(made))
+                fix = f"one of {fix}" if made else f'make it before, with do = "{MADE_BY[what]}"'
+                yield f"{key}: there is no {what} {name!r} yet", fix
+
+    return check
+
+
+def _by_gpu(value: tuple[str, ...], key: str, file: FileSoFar) -> Problems:
+    if len(value) != file.gpus:
+        yield f"a tray has {file.gpus} GPUs, named are {len(value)}", f"name {file.gpus}"
+    yield from used_name("logical partition")(value, key, file)
+
+
+NewLogicalPartition = Annotated[str, made_name("logical partition")]
+LogicalPartition = Annotated[str, used_name("logical partition")]
+LogicalPartitionByGpu = Annotated[tuple[str, ...], _by_gpu]
+NewVpc = Annotated[str, made_name("VPC")]
+Vpc = Annotated[str, used_name("VPC")]
+NewGroup = Annotated[str, _made_group]
+Group = Annotated[str, used_name("group")]
+Groups = Annotated[tuple[str, ...], used_name("group")]
+Instance = Annotated[str, used_name("instance")]
+"""`group/number`."""
+NewForeignPartition = Annotated[str, made_name("partition by hand")]
+ForeignPartition = Annotated[str, used_name("partition by hand")]
+NewListRead = Annotated[str, made_name("list read by hand")]
+ListRead = Annotated[str, used_name("list read by hand")]
+
+
+# Words of which a wrong one would do nothing, or find nothing, ever.
+
+
+def _one_of(what: str, known: Iterable[str]) -> Check:
+    def check(value: str, _: str, __: FileSoFar) -> Problems:
+        if value and value not in known:
+            yield f"there is no {what} {value!r}", f"one of {', '.join(known)}"
+
+    return check
+
+
+_DOCTOR_CHECKS = {
+    value for name, value in vars(catalogue).items() if name.isupper() and isinstance(value, str)
+}
+DoctorCheck = Annotated[str, _one_of("check", sorted(_DOCTOR_CHECKS))]
+Rpc = Annotated[str, _one_of("RPC", sorted(NMXC_RPCS))]
+Driver = Annotated[str, _one_of("driver", (GPU_DRIVER, IMEX_DRIVER, NIC_DRIVER))]
+
+
+# Kinds and manifests.
+
+
+KINDS_BY_NAME: Mapping[tuple[str, str], ResourceKind] = {
+    (kind.api_version, kind.kind): kind
+    for kind in (*vars(objects).values(), MPI_JOB)
+    if isinstance(kind, ResourceKind)
+}
+
+
+def kind_named(name: str) -> ResourceKind:
+    """The kind that files call so. Refused for one that Rackloom does not know."""
+    for (_, known), kind in KINDS_BY_NAME.items():
+        if known == name:
+            return kind
+    known_names = ", ".join(sorted(known for _, known in KINDS_BY_NAME))
+    raise Refused(f"kind {name} is not known", nearest_fix=f"one of {known_names}")
+
+
+def manifest_objects(manifest: str, namespace: str) -> Iterator[tuple[ResourceKind, Object]]:
+    """The objects of a manifest. Refused for what is not YAML, or of a kind that is not known."""
+    try:
+        documents: list[Any] = [document for document in yaml.safe_load_all(manifest) if document is not None]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise Refused(f"the manifest is not YAML: {error}", nearest_fix="correct that line") from error
+    for document in documents:
+        name = document if isinstance(document, dict) else {}
+        kind = KINDS_BY_NAME.get((name.get("apiVersion", ""), name.get("kind", "")))
+        if kind is None:
+            known = ", ".join(f"{version} {name}" for version, name in sorted(KINDS_BY_NAME))
+            raise Refused("the manifest has an object of no known kind", nearest_fix=f"one of {known}")
+        if kind.namespaced:
+            document.setdefault("metadata", {}).setdefault("namespace", namespace)
+        yield kind, document
+
+
+def _kind(value: str, _: str, __: FileSoFar) -> Problems:
+    try:
+        kind_named(value)
+    except Refused as refused:
+        yield refused.reason, refused.nearest_fix or "name another"
+
+
+def _manifest(value: str, _: str, file: FileSoFar) -> Problems:
+    """A manifest names its objects, and in its texts those that controllers shall make of them."""
+    try:
+        found = [manifest for _, manifest in manifest_objects(value, file.step.namespace)]
+    except Refused as refused:
+        yield refused.reason, refused.nearest_fix or "correct the manifest"
+        return
+    if not found:
+        yield "the manifest holds no object", "write at least one"
+    file.made["object"].update(_all_texts(found))
+
+
+def _all_texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _all_texts(inner)
+
+
+def _named_object(value: str, _: str, file: FileSoFar) -> Problems:
+    # An object that nobody ever made is gone from the start: expecting that could not fail.
+    if value not in file.made["object"]:
+        yield f"no step before names an object {value!r}", "submit it, or expect it as an object, before"
+
+
+KindName = Annotated[str, _kind]
+Manifest = Annotated[str, _manifest]
+ObjectName = Annotated[str, made_name("object")]
+NamedObject = Annotated[str, _named_object]
