@@ -3,9 +3,9 @@
 python benchmarks/files_read.py [--list]
 
 Each story is an existing test. From the call that starts the story to the end of the test, every file of
-`src/rackloom` counts in which a function is called (Python's profile hook, in all threads). The simulators,
-generated code and what runs at import do not count: a reader who follows the change does not open them. The count
-is an upper bound, since a function that only passes a value through counts as well.
+`src/rackloom` counts in which a function is called (Python's profile hook, in all threads). The
+simulators, generated code and what runs at import do not count: a reader who follows the change does not open
+them. The count is an upper bound, since a function that only passes a value through counts as well.
 """
 
 import argparse
@@ -104,7 +104,9 @@ def files_of(story: Story) -> set[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--list", action="store_true", help="print the files, too")
     words = parser.parse_args()
     for story in STORIES:

@@ -10,12 +10,14 @@ import grpc.aio
 import pytest
 
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
-from rackloom.carve.fabric.nmxc.driver import gpu_list_request, partition_list_request
 from rackloom.carve.fabric.nmxc.nmx_c_pb2_grpc import NMX_ControllerStub
 from rackloom.lab.switches.fabric import FabricGpu, SimulatedFabric
 from rackloom.lab.switches.servers import NmxcServer
 
 OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
+
+GPU_LIST = pb.GetGpuInfoListRequest(context=pb.Context(), attr=pb.NMX_GPU_ATTR_ALL, gateway_id="test")
+PARTITION_LIST = pb.GetPartitionInfoListRequest(context=pb.Context(), gateway_id="test")
 
 
 @pytest.fixture
@@ -174,7 +176,7 @@ def test_who_listens_is_told_to_come_back_in_vain(fabric: SimulatedFabric) -> No
         url = server.url
         await server.come_back()
         async with _at(url) as leader:
-            return url, server.url, await leader.GetGpuInfoList(gpu_list_request("test"))
+            return url, server.url, await leader.GetGpuInfoList(GPU_LIST)
 
     before, after, listed = ask(fabric, url_and_answer)
     assert before == after
@@ -186,8 +188,8 @@ def test_a_standby_knows_the_domain_and_none_of_its_gpus(fabric: SimulatedFabric
         url = await server.stand_by()
         async with _at(url) as standby:
             hello = await standby.Hello(pb.ClientHello(major_version=2, minor_version=20))
-            gpus = await standby.GetGpuInfoList(gpu_list_request("test"))
-            partitions = await standby.GetPartitionInfoList(partition_list_request("test"))
+            gpus = await standby.GetGpuInfoList(GPU_LIST)
+            partitions = await standby.GetPartitionInfoList(PARTITION_LIST)
         return hello, gpus, partitions, await server.stand_by() == url != server.url
 
     hello, gpus, partitions, is_the_same = ask(fabric, question)
@@ -205,9 +207,9 @@ def test_a_leader_moves_to_where_the_standby_was(fabric: SimulatedFabric) -> Non
         assert (server.url, await server.stand_by()) != (old, old)
         assert server.url == url
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await stub.GetGpuInfoList(gpu_list_request("test"))
+            await stub.GetGpuInfoList(GPU_LIST)
         async with _at(url) as leader:
-            return error.value.code(), await leader.GetGpuInfoList(gpu_list_request("test"))
+            return error.value.code(), await leader.GetGpuInfoList(GPU_LIST)
 
     silence, listed = ask(fabric, question)
     assert silence is grpc.StatusCode.UNAVAILABLE
@@ -223,7 +225,7 @@ def test_an_old_leader_leads_with_what_it_knew_until_it_yields(fabric: Simulated
         for become in (server.old_leader_returns, server.old_leader_yields, server.old_leader_returns):
             await become()
             async with _at(old) as stale, _at(server.url) as leader:
-                answers = [await one.GetGpuInfoList(gpu_list_request("test")) for one in (stale, leader)]
+                answers = [await one.GetGpuInfoList(GPU_LIST) for one in (stale, leader)]
             seen.append(tuple(len(answer.gpu_info_list) for answer in answers))
         return seen
 

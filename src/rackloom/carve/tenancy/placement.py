@@ -165,7 +165,7 @@ def unhealthy_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> 
     for row in conn.execute(wanted.order_by(machine_gpu.c.machine_id, machine_gpu.c.module_id)):
         health = GpuHealth(row.health).name.lower().replace("_", " ")
         found[row.machine_id].append(f"GPU {row.module_id - 1} {health}")
-    return {machine_id: ", ".join(told) for machine_id, told in found.items()}
+    return {machine_id: ", ".join(reasons) for machine_id, reasons in found.items()}
 
 
 # Capacity.

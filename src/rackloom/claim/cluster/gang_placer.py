@@ -247,7 +247,9 @@ class GangPlacer:
         with_owners = await self._with_owners(snapshot)
         # It asked on the word of the cache. Fresh lists decide, with and without the owners: a gang that they
         # show to be smaller may need a placement as well.
-        if not any(reconcile_gang(one, self._settings).needs_placement for one in (snapshot, with_owners)):
+        if not any(
+            reconcile_gang(candidate, self._settings).needs_placement for candidate in (snapshot, with_owners)
+        ):
             return
         self._needless.discard(key)
         request = replace(with_owners, cluster=replace(cluster, records=tuple(records.values())))

@@ -121,7 +121,9 @@ def _required_object(kind: ResourceKind, wanted: Object, snapshot: DomainSnapsho
         kind=kind,
         wanted=wanted,
         ours=snapshot.held_of(kind, meta["labels"].get(names.TARGET_LABEL)),
-        taken_by=next((one for one in snapshot.named if (one.kind, one.namespace, one.name) == name), None),
+        taken_by=next(
+            (item for item in snapshot.named if (item.kind, item.namespace, item.name) == name), None
+        ),
     )
 
 

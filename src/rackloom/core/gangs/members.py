@@ -140,7 +140,7 @@ def read_member(obj: Object) -> GangMember:
     """Read a pod."""
     meta, spec, status = obj["metadata"], obj["spec"], obj.get("status") or {}
     tolerations = spec.get("tolerations")
-    conditions = (one for one in status.get("conditions") or () if one["type"] == "PodScheduled")
+    conditions = (entry for entry in status.get("conditions") or () if entry["type"] == "PodScheduled")
     unbound: Object = next((condition for condition in conditions if condition["status"] == "False"), {})
     return GangMember(
         pod=decode_object(obj, PodObject),

@@ -399,7 +399,9 @@ def assign_slots(snapshot: GangSnapshot, plan: GangPlan) -> SlotAssignment:
             if slot.group == group and free[group, slot.tray] > 0:
                 free[group, slot.tray] -= 1
                 trays.append(slot.tray)
-        members = sorted((one for one in gated if one.group == group), key=lambda one: one.rank)
+        members = sorted(
+            (waiting for waiting in gated if waiting.group == group), key=lambda waiting: waiting.rank
+        )
         openings += zip(members, trays, strict=False)
     return SlotAssignment(tuple(openings), tuple(misfits), tuple(seated))
 

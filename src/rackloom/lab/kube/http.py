@@ -81,7 +81,7 @@ class ResponseView:
     included: str
     now: Callable[[], float]
 
-    def one(self, obj: Object) -> Object:
+    def single(self, obj: Object) -> Object:
         """One object: the answer to a read, and what an event of a watch tells."""
         if not self.is_table:
             return obj
@@ -158,7 +158,7 @@ class KubeTransport(httpx2.AsyncBaseTransport):
         match request.method:
             case "GET" if target.name:
                 found = await api.get(target.kind, target.name, target.namespace)
-                return _json_response(200, self._view(target, request).one(found))
+                return _json_response(200, self._view(target, request).single(found))
             case "GET":
                 page = await self._page(api, target, params)
                 return _json_response(200, self._view(target, request).page(page))
@@ -303,7 +303,7 @@ class _WatchBody(httpx2.AsyncByteStream):
         try:
             async with aclosing(self._events):
                 async for event in self._events:
-                    yield _watch_line(event.type, self._view.one(event.object))
+                    yield _watch_line(event.type, self._view.single(event.object))
         except KubeError as error:
             if error.code == 0:
                 raise httpx2.ReadError(error.message) from error

@@ -435,17 +435,17 @@ class NmxmService:
         """The fabric and the GUIDs that a list of members names."""
         if wanted in (None, []):
             return None, []
-        if not isinstance(wanted, list) or not all(isinstance(one, str) for one in wanted):
+        if not isinstance(wanted, list) or not all(isinstance(guid, str) for guid in wanted):
             raise NmxmProblem(400, "bad-request", "members by location are not simulated")
         if len(set(wanted)) != len(wanted):
             raise NmxmProblem(400, "bad-request", "a member twice")
         known = {entity: (fabric, guid) for entity, fabric, guid in entities_of_gpus(self._fabrics)}
         if not set(wanted) <= known.keys():
             raise NmxmProblem(404, "not-found", "GPUs do not exist")
-        fabrics = {known[one][0].domain: known[one][0] for one in wanted}
+        fabrics = {known[guid][0].domain: known[guid][0] for guid in wanted}
         if len(fabrics) != 1:
             raise NmxmProblem(409, "conflict", "members of several domains")
-        return fabrics.popitem()[1], [known[one][1] for one in wanted]
+        return fabrics.popitem()[1], [known[guid][1] for guid in wanted]
 
     def _accept(self, request: Request, body: Any, change: Callable[[], int]) -> Response:
         asked = {"Method": request.method.lower(), "URI": request.url.path, "Body": body}
@@ -480,8 +480,8 @@ def _json_reply(content: Any, status: int = 200, **headers: str) -> Response:
 
 
 def _problem_reply(problem: NmxmProblem) -> Response:
-    told = {"httpErrorCode": problem.status, "customErrorCode": problem.code}
-    return _json_reply(told | {"description": problem.description}, problem.status)
+    body = {"httpErrorCode": problem.status, "customErrorCode": problem.code}
+    return _json_reply(body | {"description": problem.description}, problem.status)
 
 
 async def _handle_problem(_: Request, problem: Exception) -> Response:

@@ -254,8 +254,8 @@ class SimulatedService:
         await self._records_change(endpoints.delete_chassis_endpoint, controller.serial, order)
         del self.conflicting[controller.url]
 
-    async def _records_change(self, change: Callable[..., object], *told: object) -> None:
-        await Store(self._records).run(change, *told)
+    async def _records_change(self, change: Callable[..., object], *arguments: object) -> None:
+        await Store(self._records).run(change, *arguments)
 
     def conflict_of(self, rack: SimRack) -> ConflictingController | None:
         """The controller that contradicts that of `rack` now."""
@@ -353,14 +353,14 @@ class ChangeFeed:
 
     def __init__(self, records: DatabaseBackend) -> None:
         self._records = records
-        self._told: dict[str, int] = {}
+        self._noted: dict[str, int] = {}
         self._listeners: list[asyncio.Queue[str | None]] = []
 
     async def post(self) -> None:
         """Tell of what the transaction that has just ended changed."""
         now = await self._records.transact(_revisions, write=False)
-        changed = [domain for domain, revision in now.items() if self._told.get(domain) != revision]
-        self._told = now
+        changed = [domain for domain, revision in now.items() if self._noted.get(domain) != revision]
+        self._noted = now
         for listener in self._listeners:
             for domain in changed:
                 listener.put_nowait(domain)

@@ -55,7 +55,7 @@ def rdma_device_nodes(sysroot: Sysroot, device: str) -> tuple[DeviceNode, ...]:
         names = [name for name in sysroot.names(directory) if name.startswith(prefixes)]
         own = [name for name in names if sysroot.text(f"{directory}/{name}/ibdev") == device]
         found.extend(_node(sysroot, f"{directory}/{name}", name) for name in own)
-    return tuple(one for one in found if one is not None)
+    return tuple(device_name for device_name in found if device_name is not None)
 
 
 def _node(sysroot: Sysroot, at: str, name: str) -> DeviceNode | None:

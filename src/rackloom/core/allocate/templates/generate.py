@@ -121,7 +121,7 @@ def _selects_exactly(
 
 def _selects(expression: str, wanted: Sequence[CandidateDevice], among: Sequence[CandidateDevice]) -> bool:
     program = compiler.compile_selector(expression)
-    return {one.id for one in among if program.matches(one.view)} == {one.id for one in wanted}
+    return {unit.id for unit in among if program.matches(unit.view)} == {unit.id for unit in wanted}
 
 
 def _equality_test(name: str, value: Scalar) -> str:

@@ -81,7 +81,7 @@ def _resources(group: str, version: str, schemas: Mapping[ResourceKind, TypeSche
     kinds = [kind for kind in schemas if (kind.group, kind.version) == (group, version)]
     if not kinds and (group, version) != _POLICY_GROUP:
         return None
-    resources = [one for kind in kinds for one in _resource(kind, schemas[kind])]
+    resources = [resource for kind in kinds for resource in _resource(kind, schemas[kind])]
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
