@@ -192,10 +192,7 @@ def _one_of(what: str, known: Iterable[str]) -> Check:
     return check
 
 
-_DOCTOR_CHECKS = {
-    value for name, value in vars(catalogue).items() if name.isupper() and isinstance(value, str)
-}
-DoctorCheck = Annotated[str, _one_of("check", sorted(_DOCTOR_CHECKS))]
+DoctorCheck = Annotated[str, _one_of("check", sorted(catalogue.Check))]
 Rpc = Annotated[str, _one_of("RPC", sorted(NMXC_RPCS))]
 Driver = Annotated[str, _one_of("driver", (GPU_DRIVER, IMEX_DRIVER, NIC_DRIVER))]
 
