@@ -1,10 +1,10 @@
 """Write-ahead record of fabric operations, and the partitions that the site owns by name.
 
 An operation is recorded as pending before the controller is asked, with who asked for it and why. The
-answer makes it done, refused or unknown. An operation that was never answered becomes unknown once an
-observation begins after it. `gpus_maybe_joining` lists the GPUs that an open operation may still put
-into a partition; no GPU of these is reported as released. A controller may execute a request up to
-`LATE_SECONDS` after its caller gave up.
+answer makes it done or refused. An answer that is lost makes it unknown at once; where the process was
+killed before any answer, the operation becomes unknown once an observation begins after it.
+`gpus_maybe_joining` lists the GPUs that an open operation may still put into a partition; no GPU of these
+is reported as released. A controller may execute a request up to `LATE_SECONDS` after its caller gave up.
 
 The name of a new partition is recorded in the same transaction as its create operation. A partition
 that is found under a recorded name is therefore ours, even when the answer to the create was lost in a

@@ -120,7 +120,7 @@ class ConcurrencySlots:
 log = structlog.get_logger(__name__)
 
 FIRST_RETRY_SECONDS = 0.5
-"""Seconds until a failed pass is tried again; doubled each time up to the interval."""
+"""Seconds; the pause after a failed pass is twice this at first, and doubles up to the interval."""
 
 
 class EndpointLoop:

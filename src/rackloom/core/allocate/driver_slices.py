@@ -1,4 +1,6 @@
-"""What the GPU and NIC drivers publish: attribute names, slices of a machine profile, typical devices.
+"""ResourceSlices without a cluster: what drivers would publish for a machine profile, and typical devices.
+
+For planning and linting only; what our plugins publish is decided in `claim.node.gpu` and `core.nics`.
 
 Attribute and device names are those of gpu.nvidia.com and of DRANET (dra.net), and the standard ones of
 resource.kubernetes.io (pcieRoot since Kubernetes 1.34, numaNode since 1.37).

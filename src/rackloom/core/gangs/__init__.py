@@ -9,6 +9,8 @@ writes. Read them in this order:
 - `snapshot`: everything that a decision about one gang is based on;
 - `reconcile`: the phases of a gang, and their order; `conditions` states the result;
 - `slots`: members still to come, which pod takes which slot, and which slots are released;
-- `demand`, `terms`, `trays`, `placement`: the request to the placement search (`core.place`), and its
-  result.
+- `demand`: what the members of a gang claim, by kind; `terms`: where their pods may run;
+- `trays`: the cluster as the placement search takes it; it chooses nothing;
+- `placement`: the request to the search (`core.place.gang_planner`), its result, and how many spare trays a
+  namespace may keep. Which trays are spares: `core.place.search.tray_assignment.spare_trays`.
 """

@@ -14,7 +14,8 @@ A text has at most 64 bytes, or the API server refuses the whole slice. A NUMA n
 absent: -1 would match other unknown ones. `merge_devices` keeps the published attributes of a NIC while
 it is in a pod and cannot show them.
 
-To add an attribute, add it to the function of its part (link, PCI function, RDMA device, location).
+To add an attribute, add it to the function of its part (link, PCI function, RDMA device, place). A value from
+sysfs needs no change of `Machine`: the snapshot keeps the PCI function as it was read.
 """
 
 import base64

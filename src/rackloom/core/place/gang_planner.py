@@ -1,8 +1,8 @@
 """Plan one gang, or refuse it with the shortage and the nearest fix that was found to work.
 
 `plan_gang` first searches for a plan. If there is none, `describe_shortage` names what was asked, the
-clique that comes nearest, and what subgroups its other trays. `find_fixes` then yields fixes, nearest first;
-each was planned before it is named:
+clique that comes nearest, and what blocks its other trays. The search itself is `search.gang_search`.
+`find_fixes` then yields fixes, nearest first; each was planned before it is named:
 
 1. Fewer spares.
 2. Nothing that runs is lost: return closed trays to service, or move movable jobs to other cliques.

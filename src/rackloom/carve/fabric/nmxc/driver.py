@@ -6,11 +6,10 @@ partition lists the GPU as a member. A controller was seen to omit a partition f
 check the partition would be taken for one that is gone. Members of location-based partitions are looked
 up by location. A controller that does not report domain limits has none.
 
-Operations name a partition by id and name, so that the controller refuses when the id has a new
-meaning. Before an operation, `Hello` must still report the observed domain. A create asks for multicast
-groups, and repeats without any when they are exhausted: the factory default partition may hold all of
-them.
-"""
+`protocol` maps errors of calls to refused or unknown. Operations name a partition by id and name, so that
+the controller refuses when the id has a new meaning. Before an operation, `Hello` must still report the
+observed domain. A create asks for multicast groups, and repeats without any when they are exhausted: the
+factory default partition may hold all of them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

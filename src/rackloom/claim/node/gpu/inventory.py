@@ -16,11 +16,12 @@ docs/gpus.md names every field. The file is read again each time: a number that 
 `read_vfio` finds GPUs in sysfs that are bound to vfio-pci, so that NVIDIA's driver does not know them. They
 are numbered by PCI address among all NVIDIA GPUs, so that names stay when another GPU is bound.
 
-Names, attributes and capacities of the devices are those of NVIDIA's DRA driver for GPUs 0.5. Clique, join
-key and NIC partner are additions. A text of more than 64 bytes is left out: the API server refuses longer
-ones, and half a name would be a wrong one. `gpu_locations` takes the PCIe root, the NUMA node and the nearest
-NIC of each GPU from the machine's topology. The NIC partner says which NIC to claim together with the GPU.
-To add an attribute, add it to the function of its kind of device.
+Names, attributes and capacities of the devices are those of NVIDIA's DRA driver for GPUs 0.5. Clique,
+join key and NIC partner are additions. A text of more than 64 bytes is left out: the API server refuses
+longer ones, and half a name would be a wrong one. `gpu_locations` takes the PCIe root, the NUMA node and
+the nearest NIC of each GPU from the machine's topology. The NIC partner says which NIC to claim together
+with the GPU. To add an attribute, add it to the function of its kind of device. A value from sysfs gets
+there by `PciFunction` (`topology.discovery.sysfs`), `Gpu` (`topology.machine`) and `GpuLocation`.
 
 `ShareSettings` lets several claims have one device by the consumable capacity of Kubernetes 1.34 and
 later. In mode `memory` a claim that names no memory takes all of it; in mode `unlimited` it takes none; a

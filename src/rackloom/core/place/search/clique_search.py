@@ -176,7 +176,8 @@ class CliqueSearch:
             for assignments in before.assignments:
                 unassign(self._trial, assignments)
             return assign_jointly(self._trial, clique, subgroups, answer.loads)
-        # The joint search gave up: assign in turn, which may miss a solution but never makes a wrong one.
+        # The joint search gave up or found nothing. Assigning in turn may miss a solution, but makes no
+        # wrong one.
         beside = assign_best_fit(self._trial, clique, subgroup)
         if beside is None:
             return None

@@ -286,7 +286,8 @@ def assign_jointly(
 def spare_trays(trial: TrialPlacement, clique: str, assigned: Iterable[TrayAssignments]) -> list[int]:
     """Trays of the clique that could take over all members of any tray of `assigned`.
 
-    Trays of which a part is in use come first, then the last ones.
+    Trays of which a part is in use come first, then the last ones. `joint_assignment` applies the same rule
+    while it searches: change both together, or a plan gets fewer spares than the search promised.
     """
     by_tray: dict[int, Counter[MemberNeed]] = {}
     for assignments in assigned:
