@@ -9,7 +9,8 @@ up by location. A controller that does not report domain limits has none.
 `protocol` maps errors of calls to refused or unknown. Operations name a partition by id and name, so that
 the controller refuses when the id has a new meaning. Before an operation, `Hello` must still report the
 observed domain. A create asks for multicast groups, and repeats without any when they are exhausted: the
-factory default partition may hold all of them."""
+factory default partition may hold all of them.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
