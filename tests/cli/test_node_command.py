@@ -102,7 +102,11 @@ def test_every_plugin_is_told_of_its_node_by_the_same_variables(heard, monkeypat
     for name, value in COMMON.items():
         monkeypatch.setenv(name, value)
     said = NodeOptions(
-        node="n7", places=PLACES, listen="127.0.0.1:8080", health_listen="[::]:51515", sysroot=Path("/host")
+        node="n7",
+        directories=PLACES,
+        listen="127.0.0.1:8080",
+        health_listen="[::]:51515",
+        sysroot=Path("/host"),
     )
     assert heard(plugin, "--sysroot", "/host")[0] == said
 

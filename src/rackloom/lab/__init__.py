@@ -11,6 +11,7 @@ themselves.
   runtime.
 - `imex`: stand-ins for nvidia-imex and nvidia-imex-ctl, as programs, over loopback sockets, and in
   memory.
+- `faults`: the fault catalogue: each fault once, as a context that repairs it at its end.
 - `invariants`: the promises S1 to S10 and L1 to L5 of the design, checked against ground truth.
 - `carving`: random tenants, an operator and injected faults on the site service.
 - `compute_domains`: the life of ComputeDomains and gangs with one disruption at every crash point.

@@ -148,19 +148,22 @@ def join_clique(
         index = present.index
     else:
         index = _smallest_free_index(taken, max_nodes)
-    # Readiness was observed at one address; at another address it is another daemon.
-    is_same = present is not None and present.ip_address == ip_address
     entry = DaemonInfo(
         node_name=node,
         ip_address=ip_address,
         clique_id=clique.clique_id,
         index=index,
-        status=present.status if present and is_same else Readiness.NOT_READY,
+        status=_readiness_at(present, ip_address),
     )
     daemons = sorted((*others, entry), key=lambda daemon: (daemon.index, daemon.node_name))
     is_owner = any(owner.uid == pod.uid for owner in clique.owners)
     owners = clique.owners if is_owner else (*clique.owners, pod)
     return msgspec.structs.replace(clique, daemons=tuple(daemons), owners=owners)
+
+
+def _readiness_at(present: DaemonInfo | None, ip_address: str) -> Readiness:
+    """Readiness was observed at one address; at another address it is another daemon."""
+    return present.status if present and present.ip_address == ip_address else Readiness.NOT_READY
 
 
 def leave_clique(clique: ComputeDomainClique, *, node: str, pod: ObjectRef) -> ComputeDomainClique:
