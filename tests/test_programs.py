@@ -37,6 +37,7 @@ def test_a_program_that_is_not_there_or_is_none_may_be_tried_again(tmp_path):
         assert told.value.after == 3.0
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_is_killed(tmp_path):
     """It writes down its number once it runs, and nobody has that number afterwards."""
     number = tmp_path / "number"

@@ -29,6 +29,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 def test_the_whole_story_holds():
     command = [sys.executable, "-m", "rackloom.cli.main", "demo", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -91,6 +92,7 @@ def test_a_claim_that_got_the_wrong_nics_fails_the_step(monkeypatch):
     assert set(report.steps[0].evidence["claims"]) == set(wrong)
 
 
+@pytest.mark.slow
 def test_without_nixl_the_step_degrades_and_says_so(monkeypatch):
     monkeypatch.setattr(run, "nixl_missing_reason", lambda: "no wheel")
     evidence = story_of(run.run_transfer).steps[0].evidence
@@ -98,6 +100,7 @@ def test_without_nixl_the_step_degrades_and_says_so(monkeypatch):
     assert evidence["dataVerified"] is True
 
 
+@pytest.mark.slow
 def test_a_fabric_that_keeps_a_partition_fails_the_release(monkeypatch):
     async def nothing_deleted(self, path):
         return None

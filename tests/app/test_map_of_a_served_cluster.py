@@ -201,6 +201,7 @@ async def at_work(ground):
             yield site, cluster, server
 
 
+@pytest.mark.slow
 def test_what_a_cluster_says_is_drawn_while_it_says_it(ground):
     async def scenario():
         async with (

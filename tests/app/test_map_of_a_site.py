@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import httpx2
+import pytest
 
 from rackloom.app.home import Home
 from rackloom.app.twin.site import embedded_site
@@ -54,6 +55,7 @@ async def until(stream, words):
     return False
 
 
+@pytest.mark.slow
 def test_the_map_stands_beside_rest_and_follows_what_is_ordered_there(tmp_path):
     async def scenario(site, client):
         provider, tenant = token(site, "demo", "PROVIDER_VIEWER"), token(site, "acme", "TENANT_ADMIN")
@@ -71,6 +73,7 @@ def test_the_map_stands_beside_rest_and_follows_what_is_ordered_there(tmp_path):
     assert without_header == 401, "the map's cookie opens nothing of REST"
 
 
+@pytest.mark.slow
 def test_a_tenant_is_told_nothing_of_another(tmp_path):
     async def scenario(site, client):
         await carve(client, "acme", token(site, "acme", "TENANT_ADMIN"))

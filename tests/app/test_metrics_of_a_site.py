@@ -170,6 +170,7 @@ async def scraped(site, holds):
     return await until(look, "the metrics follow")
 
 
+@pytest.mark.slow
 def test_a_site_that_drifts_and_loses_its_switch(ground):
     base = "nico_nvlink_partition_monitor_"
 

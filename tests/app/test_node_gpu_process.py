@@ -59,6 +59,7 @@ async def a_node():
     return api
 
 
+@pytest.mark.slow
 def test_it_registers_and_publishes_what_is_declared(host):
     async def story():
         api = await a_node()

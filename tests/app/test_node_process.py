@@ -274,6 +274,7 @@ def test_it_ends_with_the_reason_when_a_part_of_it_fails(host, monkeypatch):
         asyncio.run(asyncio.wait_for(story(), PATIENCE))
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_missing():
     command = ("node", "imex", "--node", "n1", "--kubeconfig", "/nowhere")
     ran = subprocess.run(

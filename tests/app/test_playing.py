@@ -26,6 +26,7 @@ def named(speed):
     return [scenario.name for scenario in shipped_scenarios() if speed in scenario.speeds]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", named("virtual"))
 def test_in_virtual_time(name):
     played = play_scenario(known(name), speed="virtual", home=None, report=ignore)
@@ -34,6 +35,7 @@ def test_in_virtual_time(name):
     assert played.observed == played.expected > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["partition-gone", "service-killed", "tray-swapped", "reply-lost"])
 def test_over_sockets_in_real_time(name):
     played = play_scenario(known(name), speed="real", home=None, report=ignore)
@@ -41,6 +43,7 @@ def test_over_sockets_in_real_time(name):
     assert played.ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tray-split-loses-label", "gpu-xid", "watches-expire"])
 def test_with_a_cluster(name):
     played = play_scenario(known(name), speed="real", home=None, report=ignore)
@@ -48,12 +51,14 @@ def test_with_a_cluster(name):
     assert played.ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["service-dies-at-each-write", "imex-index-churn", "nmxm-list-race"])
 def test_virtual_time_is_the_same_every_time(name):
     first, second = (play_scenario(known(name), speed="virtual", home=None, report=ignore) for _ in range(2))
     assert first == second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "seen"),
     [
@@ -91,6 +96,7 @@ def test_a_speed_that_cannot_play_it_is_refused_before_anything_starts():
         play_scenario(known("clock-set-back"), speed="real", home=None, report=ignore)
 
 
+@pytest.mark.slow
 def test_a_home_that_is_given_is_kept(tmp_path):
     home = tmp_path / "home"
     assert play_scenario(known("reply-lost"), speed="real", home=home, report=ignore).ok

@@ -22,6 +22,7 @@ def test_something_breaks_unless_the_file_says_that_nothing_does(scenario):
     assert (scenario.without_faults == scenario) == (scenario.faults == "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", PLAYED, ids=lambda one: one.name)
 def test_a_day_on_which_nothing_breaks_is_told_from_one_on_which_it_does(scenario):
     calm = scenario.without_faults

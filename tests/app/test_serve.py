@@ -62,6 +62,7 @@ async def furnish(http, machines):
     return kind
 
 
+@pytest.mark.slow
 def test_an_operator_brings_up_a_rack_and_a_tenant_uses_it(ground):
     config = load_config(ground.config())
 
@@ -137,6 +138,7 @@ def test_an_endpoint_is_used_without_a_restart_and_forgotten_without_one(ground)
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_each_controller_may_have_material_of_its_own(ground, make_authority):
     stranger = make_authority("another site")
     config = load_config(ground.config())
@@ -300,6 +302,7 @@ def test_tokens_of_other_issuers_are_not_believed(ground):
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_database_serves_one_site(ground):
     async def start(path):
         async with site_service(load_config(path)):
@@ -312,6 +315,7 @@ def test_a_database_serves_one_site(ground):
         asyncio.run(start(other))
 
 
+@pytest.mark.slow
 def test_the_process_says_where_it_listens_and_ends_when_told(ground):
     code = "import sys, pathlib; from rackloom.cli.site import serve; serve(config=pathlib.Path(sys.argv[1]))"
     process = subprocess.Popen(
@@ -328,6 +332,7 @@ def test_the_process_says_where_it_listens_and_ends_when_told(ground):
         process.communicate()
 
 
+@pytest.mark.slow
 def test_time_never_runs_backwards_over_a_restart(ground):
     """The clock of the service starts after everything that is recorded."""
 

@@ -8,6 +8,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 import yaml
 from alembic import command
@@ -139,6 +140,7 @@ def test_the_unit_is_hardened_and_starts_the_service():
     assert section["CapabilityBoundingSet"] == ""
 
 
+@pytest.mark.slow
 def test_a_backup_of_a_running_service_brings_it_back(ground, tmp_path):
     async def before():
         async with site_service(load_config(ground.config())) as site:
@@ -165,6 +167,7 @@ def test_a_backup_of_a_running_service_brings_it_back(ground, tmp_path):
     assert (found.chassis_serials, found.url, found.domain) == (("S1",), "https://switch", None)
 
 
+@pytest.mark.slow
 def test_the_database_of_the_first_version_is_upgraded(ground):
     home = ground.directory / "home"
     home.mkdir()

@@ -136,6 +136,7 @@ def held(fabric):
     return {partition.name: len(partition.guids) for partition in fabric.partitions.values()}
 
 
+@pytest.mark.slow
 def test_one_site_with_a_rack_behind_each_protocol(ground):
     first, second = fabrics(2)
     keep_login(ground)
@@ -171,6 +172,7 @@ def test_one_site_with_a_rack_behind_each_protocol(ground):
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "at_rest", "in_use"),
     [
@@ -226,6 +228,7 @@ def test_free_gpus_are_where_the_policy_wants_them(ground, policy, at_rest, in_u
     assert not shared
 
 
+@pytest.mark.slow
 def test_the_nmxm_of_the_configuration_needs_no_registration(ground):
     first, second = fabrics(2)
     keep_login(ground)
@@ -248,6 +251,7 @@ def test_the_nmxm_of_the_configuration_needs_no_registration(ground):
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_login_that_is_wrong_or_missing_is_told_and_used_once_it_is_right(ground):
     (fabric,) = fabrics(1)
 

@@ -13,6 +13,8 @@ import httpx2
 import pytest
 from tests.waiting import PATIENCE, until_seen
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 RACKLOOM = [sys.executable, "-m", "rackloom.cli.main"]
 

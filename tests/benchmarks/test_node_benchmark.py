@@ -36,6 +36,7 @@ def rows_of(*words):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plugin", ROWS)
 def test_a_plugins_rows_are_whole(plugin):
     rows = rows_of("--only", plugin)
@@ -46,6 +47,7 @@ def test_a_plugins_rows_are_whole(plugin):
     assert [row["api_writes"] for row in rows if row["measure"] == "publish"] in ([], [1, 2])
 
 
+@pytest.mark.slow
 def test_all_plugins_come_one_after_the_other():
     found = dict.fromkeys(row["plugin"] for row in rows_of())
     assert list(found) == list(ROWS)

@@ -18,6 +18,7 @@ FIELDS = {
 ROWS = {"latency": 1, "passes": 2, "rest": 5, "memory": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", FIELDS)
 def test_each_measure_prints_whole_rows(measure: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 START = Path(__file__).parents[2] / "benchmarks" / "start.py"
 
 
+@pytest.mark.slow
 def test_it_prints_whole_rows() -> None:
     done = subprocess.run(
         [sys.executable, str(START), "--rounds", "1"],

@@ -59,6 +59,7 @@ def test_the_overall_rate_of_ucx_perftest_is_read() -> None:
     assert BENCHMARK.overall_rate(output) == pytest.approx(2000 * (1 << 20) / 1e9)
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 @pytest.mark.skipif(nixl_missing_reason() is not None, reason=str(nixl_missing_reason()))
 def test_it_prints_a_row_for_each_comparison() -> None:

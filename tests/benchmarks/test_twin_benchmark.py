@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 TWIN = Path(__file__).parents[2] / "benchmarks" / "twin.py"
 FIELDS = {
     "start": {"racks", "gpus", "slices", "answers_s", "nodes_s", "resident_mib", "busy_at_rest"},
@@ -15,6 +17,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.slow
 def test_it_prints_whole_rows(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(TWIN), "--quick", "--folder", str(tmp_path)],

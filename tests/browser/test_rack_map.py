@@ -12,6 +12,8 @@ from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
 from rackloom.core.diagnosis.index import at_domain, places_around
 from rackloom.web.model import SiteReading, TimelineEntry
 
+pytestmark = pytest.mark.slow
+
 GPU = "rect[role=gridcell]"
 HOLDERS = ("acme",) * 10 + (None,) * 3 + ("blue",) * 4 + ("crimson",) * 6
 

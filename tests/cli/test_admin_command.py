@@ -112,6 +112,7 @@ def desk(ground, running, monkeypatch, capsys):
     return Desk(ground, *running, monkeypatch, capsys)
 
 
+@pytest.mark.slow
 def test_an_operators_day(desk):
     switch = desk.switch
     (serial,) = {gpu.chassis_serial for gpu in switch.fabric.gpus.values()}

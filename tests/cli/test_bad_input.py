@@ -110,6 +110,7 @@ def told(words):
     return code or 0, None
 
 
+@pytest.mark.slow
 @each_command
 def test_no_content_of_a_file_makes_a_traceback(words, bad, capsys):
     for name in bad:

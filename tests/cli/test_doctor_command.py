@@ -165,6 +165,7 @@ def test_a_file_that_cannot_be_written_is_refused(site, told, tmp_path):
     assert "collector" in refused.value.nearest_fix
 
 
+@pytest.mark.slow
 def test_nothing_to_examine_names_what_to_give(tmp_path):
     asked = rackloom("doctor", XDG_DATA_HOME=str(tmp_path), PATH="/bin")
     assert asked.returncode == 1

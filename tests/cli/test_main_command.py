@@ -30,6 +30,7 @@ def test_every_command_is_listed_with_what_it_does():
         assert what in listed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, _, _ in COMMANDS])
 def test_every_command_can_be_asked_for_help(name):
     asked = rackloom(name, "--help")
@@ -58,6 +59,7 @@ def test_there_are_commands_below_commands():
     assert {("place",), ("admin", "machine", "nvlink-info", "show"), ("transfer", "model")} <= set(leaves())
 
 
+@pytest.mark.slow
 @each_leaf
 def test_each_command_is_listed_with_what_it_does_and_can_be_asked_for_help(words, capsys):
     app([*words[:-1], "--help"], result_action="return_value")

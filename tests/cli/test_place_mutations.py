@@ -72,6 +72,7 @@ def answered(folder: Path, whole: dict[str, dict[str, Any]], words: tuple[str, .
     return ran(str(file), *words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutated", objects())
 @pytest.mark.parametrize("words", [(), ("--drain", "n3"), ("--render", "affinity")], ids=str)
 def test_a_plan_or_a_refusal_is_the_answer(

@@ -76,6 +76,7 @@ def test_nonsense_sizes_do_not_start_anything() -> None:
         call("run", "--block-size", "0")
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 @pytest.mark.skipif(nixl_missing_reason() is not None, reason=str(nixl_missing_reason()))
 def test_a_run_prints_a_result_line_and_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +102,7 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert json.loads(capsys.readouterr().out)["verdict"] == "fine"
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 @pytest.mark.skipif(nixl_missing_reason() is not None, reason=str(nixl_missing_reason()))
 def test_a_saved_run_has_its_environment_and_becomes_a_page(
@@ -123,6 +125,7 @@ def test_a_saved_run_has_its_environment_and_becomes_a_page(
     assert "Llama-3.1-70B" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 @pytest.mark.skipif(nixl_missing_reason() is not None, reason=str(nixl_missing_reason()))
 def test_pairs_are_served_on_ports_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,7 @@ def test_list(rackloom):
     assert any(line.startswith("switch-unreachable ") for line in told.splitlines())
 
 
+@pytest.mark.slow
 def test_a_transcript_in_virtual_time(rackloom):
     code, told = rackloom("play", "switch-dark", "--speed", "virtual")
     assert code == 0

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from inline_snapshot import snapshot
 from tests.claim.cluster.uninstall.a_cluster import (
     Cluster,
@@ -73,6 +74,7 @@ def played(tmp_path, story):
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_goes_what_blocks_it_and_what_stays(tmp_path):
     async def story(cluster, command):
         await cluster.install("base", "webhook", only=INSTALLED)
@@ -154,6 +156,7 @@ stays:
     played(tmp_path, story)
 
 
+@pytest.mark.slow
 def test_json_and_yaml_have_every_object(tmp_path):
     async def story(cluster, command):
         await cluster.install("base")

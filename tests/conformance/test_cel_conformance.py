@@ -23,6 +23,7 @@ def load_runner() -> ModuleType:
 run_cel = load_runner()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.json")), ids=lambda path: path.stem)
 def test_file_agrees_with_upstream(path: Path) -> None:
     results = list(run_cel.checks(json.loads(path.read_text())))

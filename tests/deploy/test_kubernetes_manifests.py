@@ -113,6 +113,7 @@ def selects(selector: dict, labels: dict, namespace: str) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("image", ["rackloom:0.1.0", "registry.example:5000/gpu/rackloom:0.2.0"])
 @pytest.mark.parametrize("place", ["base", "overlay"])
 def test_the_policy_names_the_image_that_the_controller_runs_daemons_from(image, place, tmp_path):
@@ -234,6 +235,7 @@ OVERLAYS = ("base", "channel-isolation", "take-over", "webhook")
 PART_OF = "app.kubernetes.io/part-of"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_everything_that_is_installed_carries_our_label_and_nothing_selects_by_it(overlay):
     """It is how an uninstallation tells what is ours; in a selector or a template it would restart pods."""

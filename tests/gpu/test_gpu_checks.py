@@ -261,6 +261,7 @@ def edits_of(driver: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @needs_root
 def test_cuda_runs_with_the_edits_and_not_without_them(driver):
     figures = checks._contained(Present(driver_root=driver), given(**edits_of(driver)))
@@ -323,6 +324,7 @@ def a_node(driver: Path, root: Path) -> Machine:
     return Present(driver_root=driver, sysroot=root, node_options=options)
 
 
+@pytest.mark.slow
 def test_what_the_plugin_prepares_is_read_from_its_specs(driver, tmp_path):
     machine = a_node(driver, tmp_path)
     found = machine.prepared("gpu")
@@ -333,6 +335,7 @@ def test_what_the_plugin_prepares_is_read_from_its_specs(driver, tmp_path):
         machine.prepared("mig")
 
 
+@pytest.mark.slow
 def test_every_mount_is_looked_at(driver, tmp_path):
     machine = a_node(driver, tmp_path / "node")
     assert checks.mounts(machine)["libraries"] == 3

@@ -43,6 +43,7 @@ def steps():
     return {plot: one.steps for plot, one in told.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plot", StoryKind)
 @pytest.mark.parametrize("death", Disruption)
 def test_whoever_dies_nothing_is_stuck_or_left_behind(plot, death, steps):
@@ -62,6 +63,7 @@ def test_the_steps_are_of_every_kind(steps):
     assert steps[StoryKind.GANG] > 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(bug, monkeypatch):
     bug(monkeypatch)
@@ -70,6 +72,7 @@ def test_a_planted_bug_is_found(bug, monkeypatch):
     assert any(sought.said in said for told in stories for said in told.broken)
 
 
+@pytest.mark.slow
 class TestPlanted:
     """Bugs that the stories must find; else that nothing is found says nothing."""
 

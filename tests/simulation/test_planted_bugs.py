@@ -23,12 +23,14 @@ BUGS: dict[Bug, SimPlan] = {
 SEEDS = 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_it_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     assert any(simulate(seed, BUGS[bug]).broken for seed in range(SEEDS)), f"{SEEDS} seeds pass with it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", {id(plan): plan for plan in BUGS.values()}.values())
 def test_without_it_the_same_runs_pass(plan: SimPlan) -> None:
     assert simulate(0, plan).broken is None

@@ -127,6 +127,7 @@ def told_of(seen):
     return SiteReading(snapshot=seen, findings=FINDINGS, examined_at=FIRST.at, happenings=HAPPENED)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(story=STORIES, org=st.sampled_from([None, "acme", "blue"]), mode=st.sampled_from(ColourMode))
 def test_following_gives_what_drawing_anew_gives(story, org, mode):

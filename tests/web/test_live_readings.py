@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from tests.web.snapshots import snapshot
 from tests.web.stand_ins import ShownSite
 
@@ -85,6 +86,7 @@ def test_a_site_that_cannot_be_read_keeps_its_picture_and_says_since_when(monkey
     assert healed.unread_since is None
 
 
+@pytest.mark.slow
 def test_the_server_rests_half_as_long_as_the_last_reading_took(monkeypatch):
     monkeypatch.setattr(live, "PAUSE", 0.0)
 

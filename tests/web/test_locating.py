@@ -103,6 +103,7 @@ def links(panel):
     return set(re.findall('data-shows="([^"]+)"', panel))
 
 
+@pytest.mark.slow
 @given(holders=st.lists(st.sampled_from(["acme", "blue", None]), min_size=1, max_size=6).map(tuple))
 def test_a_tenant_is_led_to_its_own_gpus_and_racks_alone(holders):
     seen = snapshot(2, 3, holders)

@@ -61,6 +61,7 @@ def test_a_token_is_kept_where_scripts_cannot_read_it():
     assert "Secure" not in cookie
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "who",
     [
@@ -80,6 +81,7 @@ def test_a_token_that_proves_nothing_is_refused(who):
     assert "set-cookie" not in answer.headers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "headers",
     [{"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "http://elsewhere"}, {}],
@@ -240,6 +242,7 @@ def test_a_change_sends_the_racks_that_changed_and_no_others():
     assert "unhealthy" in markup
 
 
+@pytest.mark.slow
 def test_one_who_comes_back_gets_what_was_missed():
     seen = snapshot(2, 2, ("acme",))
 
@@ -311,6 +314,7 @@ def test_a_page_that_is_told_of_a_change_starts_no_reading_by_asking_for_its_gpu
     assert visit(scenario) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["", "nonsense", "0.0", "other-process.7", "-1"])
 def test_one_with_a_position_of_elsewhere_gets_everything(at):
     async def scenario(client, _):

@@ -25,6 +25,7 @@ async def nodes_seen(sources):
     return [node.name for node in snapshot.nodes], read
 
 
+@pytest.mark.slow
 def test_the_configured_cluster_is_examined_unless_another_is_named(ground):
     (ground.directory / "other").mkdir()
     (ground.directory / "transfers").mkdir()
@@ -51,6 +52,7 @@ def test_the_configured_cluster_is_examined_unless_another_is_named(ground):
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("configured", "problem"),
     [
@@ -85,6 +87,7 @@ def test_a_database_that_is_not_there_is_the_configurations_to_name(ground):
     assert f"rackloom serve --config {config}" in refused.value.nearest_fix
 
 
+@pytest.mark.slow
 def test_imex_daemons_are_looked_for_where_the_configuration_says(ground):
     async def scenario():
         kube = FakeKube(seed=1)

@@ -22,11 +22,13 @@ TRAY = "oci-bm.gpu.gb200-v3.4"
 LISTENS = "   1: 00000000:C350 00000000:0000 0A\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", machine_names())
 def test_nothing_is_wrong_with_any_published_machine(name, tmp_path):
     assert examine_host(laid_out(tmp_path, load_machine(name))) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "text", "check", "state"),
     [
@@ -62,6 +64,7 @@ def test_each_fault_of_a_host_is_one_finding(path, text, check, state, tmp_path)
     assert found[check].fix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "states"),
     [

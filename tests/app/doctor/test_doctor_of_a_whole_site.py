@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 import msgspec
+import pytest
 import yaml
 
 from rackloom.app.demo.story import example_directory
@@ -217,6 +218,7 @@ async def lost_node(ward: Ward) -> None:
 STEPS = (healthy, foreign_partition, silent_controller, sick_gpu, dead_link, second_writer, lost_node)
 
 
+@pytest.mark.slow
 def test_a_healthy_rack_and_its_faults(tmp_path: Path) -> None:
     async def run() -> None:
         async with running_twin(Home(tmp_path), port=0, racks=1, profile="gb200-nvl72") as whole:

@@ -66,6 +66,7 @@ def by_hand(switch):
     switch.fabric.put(FabricPartition(id=9, name="by-hand", guids=(guid,), multicast_groups=0))
 
 
+@pytest.mark.slow
 def test_a_site_on_postgresql(ground, config, capsys):
     async def play():
         async with ground.racks() as (switch,):
@@ -99,6 +100,7 @@ async def _ages(config, domain):
     assert found.since == seen.observed_at
 
 
+@pytest.mark.slow
 def test_a_reader_that_was_kept_from_running_reads_again(postgres_url):  # noqa: F811
     """The server ends transactions that nothing happens in: 2 s by the settings of our connections."""
     pauses = [2.5]

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 import sqlalchemy as sa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -217,6 +218,7 @@ class Followed:
         return whole, self.painter.follow(LiveReading(number=number, whole=whole))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @example([(happen, 1) for happen in HAPPENS])
 @given(st.lists(st.tuples(st.sampled_from(HAPPENS), st.integers(0, 99)), min_size=1, max_size=8))

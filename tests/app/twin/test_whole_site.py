@@ -90,6 +90,7 @@ async def _meshed(whole: RunningTwin) -> Object | None:
     return found if (said.get("Ready"), said.get("Meshed")) == ("True", "True") else None
 
 
+@pytest.mark.slow
 def test_a_job_over_a_whole_rack_runs_with_its_channel(tmp_path: Path) -> None:
     async def run() -> None:
         async with running_twin(Home(tmp_path), port=0, racks=1, profile=PROFILE) as whole:
@@ -119,6 +120,7 @@ def test_a_job_over_a_whole_rack_runs_with_its_channel(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_controllers_that_die_are_replaced_and_nothing_is_made_twice(tmp_path: Path) -> None:
     async def run() -> None:
         async with running_twin(Home(tmp_path), port=0, racks=1, profile=PROFILE) as whole:
@@ -154,6 +156,7 @@ def test_the_kubeconfig_opens_the_cluster_to_its_owner_only(tmp_path: Path) -> N
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_kubectl_reads_and_applies(tmp_path: Path) -> None:
     program = shutil.which("kubectl")
     if program is None:

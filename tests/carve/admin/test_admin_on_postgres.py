@@ -45,6 +45,7 @@ def observation():
     )
 
 
+@pytest.mark.slow
 def test_what_an_operator_asks(postgres_url, door, observation):
     async def furnish(store):
         site = await store.run(ensure_site, "lab", "acme", DefaultPartitionPolicy.NONE, 1.0, door.ids)

@@ -63,6 +63,7 @@ def everything_readable(api: Any, ids: dict[str, str]) -> dict[str, str]:
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("happens", "told"),
     [(lost, UNREADABLE_REASON), (contradicted, CONFLICT_REASON), (listed_twice, CONFLICT_REASON)],

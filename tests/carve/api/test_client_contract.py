@@ -247,6 +247,7 @@ def test_the_fix_of_a_refused_deletion_can_be_done(api: Any, running: Any) -> No
     assert api.delete(path).status_code == 202
 
 
+@pytest.mark.slow
 def test_many_applications_share_one_table_of_routes(api: Any) -> None:
     before = len(ROUTES.routes)
     for _ in range(3):

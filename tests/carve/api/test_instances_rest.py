@@ -27,6 +27,7 @@ def refused(api: Any, status: int, **fields: Any) -> Any:
     return answer.json()
 
 
+@pytest.mark.slow
 def test_network_and_system_fields_are_kept_and_returned(api: Any) -> None:
     extra = {
         "operatingSystemId": UNKNOWN,
@@ -320,6 +321,7 @@ def test_a_batch_is_in_one_domain_and_named_after_its_prefix(api: Any) -> None:
     assert [one["name"].rpartition("-")[2] for one in made] == ["1", "2", "3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 0, -1, 4, 10**9])
 def test_a_batch_is_at_most_the_largest_domain(api: Any, count: int) -> None:
     api.site.observe_all()

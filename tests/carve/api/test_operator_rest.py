@@ -32,6 +32,7 @@ def running(api: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_pause_is_shown_kept_and_ended(api: Any) -> None:
     api.site.observe_all()
     domain = next(iter(api.site.partitions))

@@ -113,6 +113,7 @@ SHARED = {"siteId", "instanceTypeId", "nvLinkDomainId"}
 """What the rival may use too: it has an allocation at the site."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", list(Role))
 def test_the_ids_of_another_org_open_nothing(api: Any, theirs: dict[str, str], role: Role) -> None:
     api.get("tenant/current", org="rival")

@@ -62,6 +62,7 @@ def ids(api: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_every_operation_answers_as_described(api: Any, ids: dict[str, Any]) -> None:
     schema = schemathesis.openapi.from_dict(api.client.app.openapi())
     schema.config.generation.update(modes=list(schemathesis.GenerationMode))

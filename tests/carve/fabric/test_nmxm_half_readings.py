@@ -12,6 +12,7 @@ from rackloom.lab.switches.faults import NmxmFault
 from rackloom.lab.switches.servers import NmxmServer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("request_kind", "fault", "told"),
     [

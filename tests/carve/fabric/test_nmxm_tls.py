@@ -47,6 +47,7 @@ def saved(pem, directory: Path) -> tuple[Path, Path]:
     return files
 
 
+@pytest.mark.slow
 def test_only_a_trusted_server_gets_the_password(fabric, authority, other_authority, tmp_path) -> None:
     files = saved(authority.issue("127.0.0.1"), tmp_path)
     assert observe(fabric, files, TlsMaterial(ca=authority.certificate)) == fabric.domain

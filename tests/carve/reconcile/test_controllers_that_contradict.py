@@ -67,6 +67,7 @@ async def dispute_of(store: Store, domain: str) -> ControllerConflict | None:
     return await store.read(conflicts.conflict_of_domain, domain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_nothing_is_asked_of_either_until_one_is_repaired(
     racks: Any, eventually: Waiting, replicas: int
@@ -98,6 +99,7 @@ def test_nothing_is_asked_of_either_until_one_is_repaired(
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_hardware_under_two_uuids_is_left_alone_until_one_endpoint_is_deleted(
     racks: Any, eventually: Waiting
 ) -> None:
@@ -198,6 +200,7 @@ async def running(reconciler: Reconciler) -> AsyncIterator[None]:
             await task
 
 
+@pytest.mark.slow
 def test_a_change_that_only_one_was_told_of_is_looked_at_through_both(eventually: Waiting) -> None:
     async def main() -> None:
         async with in_one_process() as site:
@@ -313,6 +316,7 @@ def test_what_became_of_a_plan_is_told_also_where_nobody_can_look_again() -> Non
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unable", [OfStandby, Silent])
 @pytest.mark.parametrize("which", [0, 1])
 def test_an_operators_plan_is_carried_out_through_the_controller_that_leads(

@@ -169,6 +169,7 @@ def test_a_controller_that_is_down_at_start_is_unknown_since_then_and_heals_by_i
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_controller_that_goes_away_takes_ready_back_and_returns_it():
     async def scenario():
         async with plane() as site, reconciling(site.reconciler):
@@ -227,6 +228,7 @@ def test_the_fabric_wakes_the_loop_when_somebody_else_changes_it():
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_foreign_partition_is_left_alone():
     async def scenario():
         async with plane() as site, reconciling(site.reconciler):

@@ -3,8 +3,12 @@
 import asyncio
 from collections import Counter
 
+import pytest
+
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.endpoints import register_endpoint
+
+pytestmark = pytest.mark.slow
 
 
 async def check_nothing_was_done_twice(site, store):

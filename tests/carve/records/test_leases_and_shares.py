@@ -103,6 +103,7 @@ def test_an_operation_is_begun_under_the_newest_lease_only(small_site: Any, firs
     assert small_site.read(lambda conn: conn.execute(count).scalar_one()) == 2
 
 
+@pytest.mark.slow
 def test_of_two_replicas_that_turn_out_to_hold_one_domain_only_one_may_act(small_site: Any) -> None:
     small_site.observe_all()
     domain = next(iter(small_site.endpoint))

@@ -62,6 +62,7 @@ DOUBTS: dict[str, Callable[[Any, str], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("doubt", DOUBTS)
 def test_every_doubt_asks_for_the_whole_work(small_site: Any, domain: str, doubt: str) -> None:
     DOUBTS[doubt](small_site, domain)

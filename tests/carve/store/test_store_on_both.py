@@ -52,6 +52,7 @@ def in_store(opening: Opening, work: Callable[[Store], Any]) -> Any:
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_migrations_make_exactly_the_tables(opening: Opening) -> None:
     def differences(conn: sa.Connection) -> object:
         return compare_metadata(MigrationContext.configure(conn, opts={"compare_type": True}), metadata)

@@ -149,6 +149,7 @@ def test_a_commit_whose_answer_is_lost_is_unknown_and_not_repeated(
     assert len(runs) == 1
 
 
+@pytest.mark.slow
 def test_a_server_out_of_reach_is_worth_another_try(tmp_path: Any) -> None:
     with pytest.raises(Retry, match="did not take the transaction"):
         asyncio.run(Store.connect(f"postgresql://nobody@/none?host={tmp_path}"))

@@ -138,6 +138,7 @@ def test_who_stopped_waiting_before_it_began_is_not_served() -> None:
     assert [job.result for job in writes + reads] == [there]
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_together_survives_a_killed_process(tmp_path: Path) -> None:
     script = """
 import asyncio, os, signal, sys, threading

@@ -63,6 +63,7 @@ def _check(conn: sa.Connection, before: Rows) -> list[Any]:
     return compare_metadata(MigrationContext.configure(conn, opts={"compare_type": True}), metadata)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("revision", OLD)
 def test_on_sqlite(tmp_path: Path, revision: str) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / DATABASE}")
@@ -81,6 +82,7 @@ def test_on_sqlite(tmp_path: Path, revision: str) -> None:
     assert asyncio.run(run()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("revision", OLD)
 def test_on_postgresql(postgres_server: Any, revision: str) -> None:
     name = f"upgrade_{revision}"

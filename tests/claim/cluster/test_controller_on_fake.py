@@ -35,6 +35,7 @@ def test_a_domain_lives_and_ends(site):
     event_loop.run_simulation(1, story)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_many_domains_under_faults_and_deaths(site, seed):
     """Controllers die, calls fail and lose their answers; then all is right, and all goes."""
@@ -141,6 +142,7 @@ def test_what_was_left_while_no_controller_ran_is_swept(site):
     event_loop.run_simulation(3, story)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("domains", "width"), [(4, 4), (4, 18), (8, 18)])
 def test_writes_grow_with_domains_and_not_with_pods(site, domains, width, record_property):
     async def story():

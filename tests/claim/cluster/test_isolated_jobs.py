@@ -63,6 +63,7 @@ def device_of(claim):
     return (results[0]["pool"], results[0]["device"]) if results else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_isolated_jobs_come_and_go_under_faults_and_deaths(site, seed):
     async def story():

@@ -99,6 +99,7 @@ def test_its_output_is_passed_on_and_its_errors_are_kept(capfdbinary):
     assert capfdbinary.readouterr().err == b"one\nERROR: two"
 
 
+@pytest.mark.slow
 def test_a_process_that_it_leaves_behind_is_not_waited_for():
     async def story() -> None:
         child = await start_imex(("sh", "-c", "sleep 30 & echo $! >&2; exit 3"))

@@ -24,6 +24,8 @@ from rackloom.errors import Refused
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 
+pytestmark = pytest.mark.slow
+
 DRIVER = "rackloom-imex"
 DOMAIN, CLIQUE = "0a1b2c3d-0000-4000-8000-000000000001", "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
 OBJECT = names.clique_object_name(DOMAIN, CLIQUE)

@@ -255,12 +255,14 @@ def test_with_names_and_no_bind_address_it_is_ready_at_once(rack: Rack) -> None:
     assert time.monotonic() - node.began < 10, "0.23 s were observed; the rest is starting programs to ask"
 
 
+@pytest.mark.slow
 def test_with_addresses_and_a_bind_address_members_meet(rack: Rack) -> None:
     first, second = (rack.running(index, places=2, mode="ip") for index in range(2))
     until_seen(lambda: first.reaches(0, 1), "the first reaches the second", within=60)
     until_seen(lambda: second.reaches(0, 1), "the second reaches the first", within=60)
 
 
+@pytest.mark.slow
 def test_names_that_do_not_resolve_are_warned_of_and_unavailable(rack: Rack) -> None:
     node = rack.running(0)
     warned = re.findall(r"Unable to resolve .*?while looking for matching local IP addresses", node.log)
@@ -279,6 +281,7 @@ def test_it_does_not_start_where_no_name_resolves_to_an_address_of_its_own(rack:
     assert rack.programs.real or "No matching network interface found" in node.log
 
 
+@pytest.mark.slow
 def test_members_with_certificates_of_one_authority_meet_and_a_stranger_stays_out(rack: Rack) -> None:
     authority, foreign = (new_authority(name, time.time()) for name in ("domain", "another"))
     nodes = [rack.node(index) for index in range(3)]
@@ -297,6 +300,7 @@ def test_members_with_certificates_of_one_authority_meet_and_a_stranger_stays_ou
     until_seen(lambda: re.search(refused, nodes[0].log + nodes[2].log), "the refusal is logged", within=60)
 
 
+@pytest.mark.slow
 def test_a_late_member_is_found_after_a_signal(rack: Rack) -> None:
     first = rack.running(0, places=2)
     second = rack.running(1, 0, places=2)
@@ -311,6 +315,7 @@ def test_a_late_member_is_found_after_a_signal(rack: Rack) -> None:
     until_seen(lambda: second.reaches(0, 1), "the second reaches the first", within=60)
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_cut_off_is_seen_at_the_first_look(rack: Rack) -> None:
     first, second = (rack.running(index, 0, 1, places=2) for index in range(2))
     until_seen(lambda: first.reaches(0, 1), "they meet", within=60)
@@ -326,6 +331,7 @@ def test_the_local_status_is_told_at_a_unix_socket_too(rack: Rack) -> None:
     assert seconds < 2.5, "fast, although most nodes are absent"
 
 
+@pytest.mark.slow
 def test_the_status_of_the_domain_takes_three_seconds_while_nodes_are_absent(rack: Rack) -> None:
     node = rack.running(0)
     reported, seconds = node.ask("-c", str(node.config), "-N", "-j")
@@ -343,6 +349,7 @@ def test_the_status_of_the_domain_takes_three_seconds_while_nodes_are_absent(rac
     parse_domain(reported)
 
 
+@pytest.mark.slow
 def test_it_takes_its_time_to_end(rack: Rack) -> None:
     node = rack.running(0)
     began = time.monotonic()

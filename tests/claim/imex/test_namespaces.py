@@ -45,6 +45,7 @@ def pods():
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=30)
 
 
+@pytest.mark.slow
 def test_daemons_in_two_pods_meet_on_the_documented_ports(pods, tmp_path):
     authority = new_authority("d", time.time())
     identity = issue_certificate(authority, ("imex-d",), time.time())

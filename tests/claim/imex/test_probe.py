@@ -67,6 +67,7 @@ def test_requests_that_come_together_share_a_look(port: int) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_who_sends_nothing_or_too_much_is_cut_off_and_kubelet_is_answered_after(port: int) -> None:
     async def scenario() -> None:
         async def look() -> None:

@@ -17,6 +17,8 @@ from rackloom.claim.imex.nvidia_imex import ImexControl, ImexProcess, mesh_of, s
 from rackloom.claim.imex.supervisor import PeerLayout, Peers, Supervisor
 from rackloom.errors import Retry
 
+pytestmark = pytest.mark.slow
+
 SERVICE = ("RACKLOOM_TWIN_IMEX_SPEED=20", sys.executable, "-m", "rackloom.lab.imex.service")
 CTL = (sys.executable, "-m", "rackloom.lab.imex.ctl")
 LAYOUT = PeerLayout("dns", max_nodes=3)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from tests.claim.kube.world import Play, World, create_pod, eventually, pod
 
 from rackloom.core.kubernetes import objects
@@ -61,6 +62,7 @@ async def leaves(world: World, made: Object) -> None:
     await eventually(lambda: is_left(world, made["metadata"]["name"]))
 
 
+@pytest.mark.slow
 def test_extended_resources_are_counted(play: Play) -> None:
     async def scenario(world: World) -> None:
         async with a_node(world, **ROOM):
@@ -113,6 +115,7 @@ def test_init_containers_run_before_the_others_and_sidecars_beside_them(play: Pl
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_gated_pod_takes_no_room_and_one_of_another_scheduler_is_left_to_it(play: Play) -> None:
     async def scenario(world: World) -> None:
         async with a_node(world, **ROOM):

@@ -324,6 +324,7 @@ def test_of_lists_and_watches_is_given_what_is_wanted(kubeconfig: Path) -> None:
     event_loop.run_simulation(0, run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["exit 3", "echo none", "echo '{}'", "exec sleep 600"])
 def test_a_credential_plugin_that_fails_or_hangs_is_no_answer(
     tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch

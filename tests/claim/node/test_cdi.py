@@ -139,6 +139,7 @@ def test_device_nodes_are_written_in_full(edits):
     ]
 
 
+@pytest.mark.slow
 @given(drawn=st.lists(specs, min_size=1, max_size=5))
 def test_containerd_reads_what_is_written_as_it_was_meant(read_specs, drawn):
     """The version is the oldest that the library allows, and no device is looked for on the host."""

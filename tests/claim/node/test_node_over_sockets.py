@@ -58,6 +58,7 @@ def test_kubelet_hears_of_every_claim_and_why_one_failed(kit):
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_what_did_not_end_in_time_is_answered_with_its_last_error(kit, monkeypatch):
     # The plugin gives up after three seconds; its caller has time to hear of it.
     monkeypatch.setattr(run, "_MARGIN", HURRY.call - 3.0)
@@ -77,6 +78,7 @@ def test_what_did_not_end_in_time_is_answered_with_its_last_error(kit, monkeypat
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_what_did_not_end_in_time_goes_on_without_kubelet(kit, monkeypatch):
     monkeypatch.setattr(run, "_MARGIN", HURRY.call - 1.0)
 
@@ -199,6 +201,7 @@ def test_a_claim_whose_cdi_spec_is_gone_is_prepared_anew(kit):
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_device_is_not_given_to_two_claims(kit):
     async def story():
         await kit.boot()

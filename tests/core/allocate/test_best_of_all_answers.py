@@ -5,6 +5,7 @@ from itertools import combinations, product
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
@@ -218,6 +219,7 @@ def distance(a: Device, b: Device) -> int:
     return 1 if numa(a) & numa(b) else 2
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(problem=problems())
 def test_the_answer_is_valid_and_costs_as_little_as_any(problem: Problem) -> None:

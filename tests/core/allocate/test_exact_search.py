@@ -178,6 +178,7 @@ def chosen(results: Sequence[AllocationResult]) -> list[list[tuple[str, str]]]:
     return [[(one.request, one.device) for one in result.devices.results] for result in results]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(problems())
 def test_the_answer_is_the_first_valid_one_of_an_exhaustive_search(

@@ -114,6 +114,7 @@ def summary_of(outcome: Outcome) -> object:
     return outcome.reason if isinstance(outcome, Fault) else "refused"
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(cluster=clusters(), wanted=st.lists(shapes, min_size=1, max_size=8), data=st.data())
 def test_the_fleet_answers_as_if_every_node_were_asked(

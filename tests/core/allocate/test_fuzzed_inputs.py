@@ -146,6 +146,7 @@ claims = st.builds(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["exact", "best"])
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(given_slices=st.lists(slices, max_size=4), wanted=st.lists(claims, min_size=1, max_size=2))

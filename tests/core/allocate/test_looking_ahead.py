@@ -140,6 +140,7 @@ def answer(slices: Sequence[ResourceSlice], claims: Sequence[ResourceClaim]) -> 
     return ("found" if found else "refused", given), steps
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(problem=problems())
 def test_looking_ahead_changes_no_answer(

@@ -28,6 +28,7 @@ def finding(check, *naming):
     return "\n".join(['expect = "finding"', f'check = "{check}"', *naming])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "naming",
     [['instance = "job/2"'], ['subject = "GPU 3"', 'instance = "job/2"'], ["tray = 2"]],
@@ -38,6 +39,7 @@ def test_the_broken_one_is_named(naming):
     assert "NO_NVLINK" in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "naming",
     [

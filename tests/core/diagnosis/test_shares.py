@@ -1,6 +1,7 @@
 """Joining only what changed gives what joining everything gives, whatever happened to the records between."""
 
 import msgspec
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.core.diagnosis.healthy import healthy
@@ -65,6 +66,7 @@ TWO_MACHINES_NAME_ONE_TRAY_AND_STAND_IN_ONE_SHARE = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @example(TWO_MACHINES_NAME_ONE_TRAY_AND_STAND_IN_ONE_SHARE)
 @given(st.lists(changes(), max_size=8))

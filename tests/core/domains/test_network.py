@@ -131,6 +131,7 @@ def test_all_problems_are_told_at_once():
     assert "arpIgnore" in str(refused.value)
 
 
+@pytest.mark.slow
 @settings(max_examples=tries(500))
 @given(st.dictionaries(KEYS, JSON, max_size=4))
 def test_no_input_is_a_surprise(parameters):

@@ -24,6 +24,7 @@ ALIVE = st.one_of(st.none(), st.integers(0, 3))
 """How many actions of a pass are carried out before the controller dies; None: all."""
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(script=st.lists(st.tuples(EVENTS, ALIVE), max_size=25), is_running=st.booleans())
 def test_whatever_happens_a_gang_is_let_go_whole_and_leaves_nothing(script, is_running):

@@ -130,6 +130,7 @@ def test_every_change_is_told_once_and_no_is_for_good(life):
         assert after.lease.mac == MAC
 
 
+@pytest.mark.slow
 @settings(max_examples=tries(300))
 @given(lives(), st.floats(0, 1))
 def test_nothing_is_due_before_it_is_due_and_everything_can_be_written_down(life, fraction):

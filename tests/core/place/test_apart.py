@@ -13,6 +13,7 @@ from rackloom.core.place.search.joint_assignment import SearchBudget
 CASES = 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
     ("cliques", "trays", "kept", "others"), [((4, 10), 6, 0, 10), ((2, 6), 18, 1, 8), ((5, 10), 18, 1, 20)]
@@ -63,6 +64,7 @@ def apart(sizes: list[int]) -> Gang:
     return Gang(name="job", groups=tuple(groups))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_members_of_unlike_sizes_take_as_few_cliques_as_brute_force_finds(seed: int) -> None:
     """4 domains of up to 6 trays of 8 GPUs, of which a part is in use."""

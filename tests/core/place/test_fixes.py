@@ -16,6 +16,7 @@ from rackloom.core.place.search.site_capacity import SiteCapacity, capacity_for
 from rackloom.errors import Refused
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(busy_sites(), gangs())
 def test_every_fix_that_is_named_leads_to_a_sound_plan(where: PlacementSite, gang: Gang) -> None:

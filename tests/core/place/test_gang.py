@@ -29,6 +29,7 @@ def test_a_plan_seats_everybody_soundly(where: PlacementSite, gang: Gang) -> Non
     assert faults(where, gang, plan) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(busy_sites(), gangs())
 def test_one_group_is_placed_wherever_brute_force_finds_room(where: PlacementSite, gang: Gang) -> None:

@@ -71,6 +71,7 @@ def case(racks: int, gangs: int, seed: int) -> tuple[list[PackingClique], list[P
     return cliques, [PackingItem((chance.choice(sizes),), chance.choice((1, 2, 3))) for _ in range(gangs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_80_gangs_on_32_racks_come_within_1_percent_of_the_optimum(seed: int) -> None:
     highspy: Any = pytest.importorskip(

@@ -29,6 +29,7 @@ from rackloom.errors import Refused
 CASES = 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_a_small_gang_is_planned_as_well_as_brute_force_can(seed: int) -> None:
     chance = Random(seed)

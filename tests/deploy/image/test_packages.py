@@ -147,6 +147,7 @@ def test_a_package_with_another_hash_is_refused(archives, tmp_path):
     assert list((tmp_path / "kept").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_locking_takes_dependencies_of_that_architecture_and_leaves_out_those_of_scripts(archives, tmp_path):
     expected = [archives[0].put("alpha", "2.0", depends="beta, scripts"), archives[1].put("beta")]
     archives[0].put("alpha", "3.0", arch="amd64", depends="beta, scripts")
@@ -168,6 +169,7 @@ def test_locking_takes_nothing_from_another_suite(archives):
     assert [one.version for one in debian.resolved(NEEDS, "arm64")] == ["1.0"]
 
 
+@pytest.mark.slow
 def test_packages_are_read_and_their_scripts_are_not_run(archives, tmp_path):
     package = archives[0].put("alpha", files={"lib/x/a.so": "a", "usr/bin/alpha": "b"})
     tree = debian.unpack(debian.fetch([package], tmp_path / "kept"))
@@ -179,6 +181,7 @@ def test_packages_are_read_and_their_scripts_are_not_run(archives, tmp_path):
     assert "Package: alpha\n" in tree["var/lib/dpkg/status.d/alpha"].data.decode()
 
 
+@pytest.mark.slow
 def test_two_packages_with_two_contents_of_a_file_are_refused(archives, tmp_path):
     packages = [archives[0].put(name, files={"usr/bin/x": name}) for name in ("alpha", "beta")]
     with pytest.raises(BuildError, match="/usr/bin/x"):

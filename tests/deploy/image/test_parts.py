@@ -118,6 +118,7 @@ def test_bytecode_is_used_without_a_look_at_the_source_and_no_module_is_no_error
     assert code.co_filename == "/usr/lib/good.py"
 
 
+@pytest.mark.slow
 def test_our_layer_is_the_same_each_time_and_knows_nothing_of_this_machine(own, tmp_path):
     write_tar(own, tmp_path / "1.tar")
     write_tar(build.own_tree(), tmp_path / "2.tar")

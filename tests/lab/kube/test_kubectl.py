@@ -15,6 +15,8 @@ from rackloom.core.kubernetes.objects import Object
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 120.0
 ADMIN = "admin"
 

@@ -419,6 +419,7 @@ async def test_a_node_that_is_lost_before_its_first_heartbeat_has_a_lease_that_r
     assert (await api.get(LEASE, "n", LEASE_NAMESPACE))["spec"]["holderIdentity"] == "n"
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10_000), lost=st.sampled_from(["request", "reply"]))
 @settings(max_examples=20)
 def test_an_api_server_that_fails_delays_pods_and_loses_none(

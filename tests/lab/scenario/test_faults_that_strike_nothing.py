@@ -19,6 +19,7 @@ def last_line(text):
 MOVES = '[[step]]\ndo = "switch-leader-moves"'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "told"),
     [
@@ -41,6 +42,7 @@ def test_when_all_is_repaired():
     assert seen.startswith("still to come: 2 calls of RemoveGpusFromPartition")
 
 
+@pytest.mark.slow
 def test_a_death_that_another_was_set_over_has_not_come():
     deaths = "".join(f'[[step]]\ndo = "service-dies"\npoint = {point}\n' for point in (2, 1))
     ok, what, seen = last_line(f"{HEAD}{deaths}{CARVED}{READY}{END}")

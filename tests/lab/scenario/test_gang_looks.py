@@ -18,6 +18,7 @@ def up_to_bound():
     return text.split('[[step]]\nexpect = "condition"')[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "seen"),
     [

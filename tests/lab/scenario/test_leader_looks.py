@@ -25,6 +25,7 @@ def played(*steps):
     return play_scenario(scenario, speed="virtual", home=None, report=lambda _: None)
 
 
+@pytest.mark.slow
 def test_a_new_leader_is_seen_for_a_while():
     seen = played(LEADER, KILLED, f"{LEADER}changed = true\nstays = 5\n")
     assert (seen.ok, seen.lines[-1].seen.endswith("did; for 5 s")) == (True, True)
@@ -53,6 +54,7 @@ def test_the_one_before_is_whom_the_step_before_saw():
     asyncio.run(checks())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last", "what"), [(END, "expect invariants"), (NODE, "the end")])
 def test_two_that_lead_at_once_fail_it_though_nobody_looks(monkeypatch, last, what):
     monkeypatch.setattr(LeaderElection, "_is_free", lambda *_: True)

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from rackloom.app.twin.scenarios import play_scenario
 from rackloom.lab.scenario.reading import find_scenario, parse_scenario
 
 SWAPPED = 'expect = "gpus"\ntray = 2\nswapped = true\n'
 
 
+@pytest.mark.slow
 def test_they_stay_the_others():
     text = (
         find_scenario(Path("tray-swapped-under-cluster"))

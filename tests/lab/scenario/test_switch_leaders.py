@@ -1,5 +1,6 @@
 """Leaders that move: what the site is told of it, by whom, and that a standby is asked for nothing."""
 
+import pytest
 from tests.lab.scenario.texts import CARVED, END, HEAD, READY
 
 from rackloom.app.twin.scenarios import play_scenario
@@ -27,6 +28,7 @@ def test_nobody_is_ready_while_the_site_looks_where_the_leader_was():
     assert failed(MOVED, STAYS) == ["expect instances within 60.0 stays 70.0 group job status Ready"]
 
 
+@pytest.mark.slow
 def test_all_are_ready_with_a_standby_that_the_site_knows():
     assert failed(REGISTERED, STAYS, MOVED, STAYS) == []
 
@@ -77,10 +79,12 @@ def test_nobody_leads_again_where_nobody_led_before():
     assert failed(RETURNS, END) == ["switch-old-leader-returns"]
 
 
+@pytest.mark.slow
 def test_an_old_leader_that_missed_nothing_disturbs_nobody():
     assert failed(SUCCEEDED, RETURNS, STAYS, YIELDS, STAYS, KNOWN) == []
 
 
+@pytest.mark.slow
 def test_an_old_leader_that_the_site_no_longer_knows_is_not_asked():
     assert failed(SUCCEEDED, FOUND, RETURNS, STAYS, RELEASED, GONE, KNOWN) == []
 

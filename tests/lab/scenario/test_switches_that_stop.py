@@ -61,6 +61,7 @@ def test_heal_starts_what_was_stopped():
     assert done(STOPS, heal()) == ["away", "back"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("again", "by"), [(MOVES, ["moved"]), (ANSWERS, ["back"]), (RESTARTS, ["away", "back"])]
 )

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -195,6 +196,7 @@ def carve(
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.sampled_from(REQUESTS), st.sampled_from(HARMS)), max_size=8),
     st.lists(st.lists(st.sampled_from(("a", "b", "c", "")), min_size=8, max_size=8), min_size=1, max_size=3),

@@ -125,6 +125,7 @@ class Switch(RuleBasedStateMachine):
         assert len(names) == len(set(names))
 
 
+@pytest.mark.slow
 def test_any_calls_in_any_order() -> None:
     run_state_machine_as_test(Switch, settings=settings(max_examples=60, stateful_step_count=30))
 

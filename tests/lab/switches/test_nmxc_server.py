@@ -129,6 +129,7 @@ def test_a_client_can_be_spared_its_own_changes(fabric: SimulatedFabric) -> None
     assert ask(fabric, heard) == ["subscription_response", "fm_event"]
 
 
+@pytest.mark.slow
 def test_heart_beats_come_when_nothing_else_does(fabric: SimulatedFabric) -> None:
     async def heard(stub: Any, _: NmxcServer) -> list[str | None]:
         call = stub.Subscribe(pb.SubscribeRequest(gateway_id="me", heart_beat_rate=1))

@@ -64,6 +64,7 @@ def test_it_says_that_it_is_a_simulation() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "header", [None, "Basic", "Basic %%%", "Basic cm9vdDpyb290", "Bearer cnctdXNlcjpzaW11bGF0ZWQ="]
 )
@@ -77,6 +78,7 @@ def test_nobody_is_served_without_the_password(header: str | None) -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_change_is_accepted_then_under_way_then_done() -> None:
     async def scenario(server: NmxmServer, http: httpx2.AsyncClient) -> None:
         await empty(http)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -198,6 +199,7 @@ def test_a_foreign_partition_survives_everything_and_is_reported() -> None:
     carve(scenario)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.sampled_from(RPCS), st.sampled_from(HARMS), st.sampled_from(CODES)), max_size=8),
     st.lists(

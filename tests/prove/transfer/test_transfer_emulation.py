@@ -87,6 +87,7 @@ def within_shaper(report: TransferReport) -> bool:
     return report.total_bytes * report.iters <= allowed
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.nixl
 def test_each_arm_is_carried_by_its_own_nic_and_stays_under_its_shaper() -> None:
@@ -107,6 +108,7 @@ def test_each_arm_is_carried_by_its_own_nic_and_stays_under_its_shaper() -> None
             assert within_shaper(one)
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.nixl
 def test_a_swapped_nic_is_found_by_its_counters_where_the_rates_are_equal() -> None:
@@ -117,6 +119,7 @@ def test_a_swapped_nic_is_found_by_its_counters_where_the_rates_are_equal() -> N
     assert report.path.carried_by == ("rdma1",)
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 def test_where_pods_are_not_possible_one_plain_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

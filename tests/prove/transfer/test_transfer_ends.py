@@ -36,6 +36,7 @@ def gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 def test_a_read_of_many_blocks_over_a_pinned_device_is_counted_there() -> None:
     place = EndLocation(config=EndConfig(ucx=UcxPins(("tcp",), ("lo",))))
@@ -48,12 +49,14 @@ def test_a_read_of_many_blocks_over_a_pinned_device_is_counted_there() -> None:
     assert report.path.protocols == ("tcp/lo",)
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 def test_one_flipped_bit_in_the_target_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "END_PROGRAM", (*SABOTAGE, "corrupt"))
     assert not run_pair(SMALL).verified
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 def test_a_target_that_dies_in_the_middle_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "END_PROGRAM", (*SABOTAGE, "die"))
@@ -61,6 +64,7 @@ def test_a_target_that_dies_in_the_middle_ends_the_run_at_once(monkeypatch: pyte
         run_pair(LONG)
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 def test_a_target_of_the_wrong_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "END_PROGRAM", (*SABOTAGE, "stunted"))
@@ -69,6 +73,7 @@ def test_a_target_of_the_wrong_size_is_refused(monkeypatch: pytest.MonkeyPatch) 
         run_pair(spec)
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 def test_a_device_that_does_not_exist_is_refused_with_what_ucx_said() -> None:
     place = EndLocation(config=EndConfig(ucx=UcxPins(("tcp",), ("absent0",))))

@@ -124,6 +124,7 @@ def pair_on(
     return done, code
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 @needs_nixl
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
@@ -138,6 +139,7 @@ def test_two_processes_move_a_verified_buffer_and_print_the_seeds_fields(op: str
     assert "unauthenticated" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 @needs_nixl
 @pytest.mark.parametrize("theirs", ["t" * 32, None])
@@ -149,6 +151,7 @@ def test_another_secret_moves_nothing(theirs: str | None) -> None:
     assert "NIXL_BENCHMARK_SECRET" in done.stderr or "peer" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 @needs_nixl
 def test_another_size_is_told() -> None:

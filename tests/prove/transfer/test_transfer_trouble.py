@@ -57,6 +57,7 @@ def test_an_import_that_kills_its_process_is_missing_too(
         agent._import_problem.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_target_that_nobody_serves_is_given_up_in_time() -> None:
     spec = TransferSpec(block_size=4096, iters=1, timeout_seconds=1)
     began = time.monotonic()
@@ -67,6 +68,7 @@ def test_a_target_that_nobody_serves_is_given_up_in_time() -> None:
         end.expect(Done, began + 60)
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_no_route_is_told() -> None:
     with emulation.emulate() as pods:
@@ -78,6 +80,7 @@ def test_no_route_is_told() -> None:
             end.expect(Done, time.monotonic() + 60)
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.nixl
 @needs_nixl
@@ -91,6 +94,7 @@ def test_ends_pinned_to_devices_that_cannot_meet_give_up_in_time() -> None:
             run_lanes(spec, [lane])
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.nixl
 @needs_nixl
@@ -116,6 +120,7 @@ def test_an_end_that_sees_other_devices_than_its_claim_refuses(
                 run_lanes(SPEC, [lane])
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.nixl
 @needs_nixl
@@ -139,6 +144,7 @@ def test_emulated_pairs_are_each_proved_alone_and_at_once() -> None:
         assert ("of 4 polling ends" in contention) == (crowded and arm.together)
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.nixl
 @needs_nixl
@@ -154,6 +160,7 @@ def test_two_pairs_on_one_nic_are_not_proved() -> None:
     assert second.path.verdict != "holds"
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 @needs_nixl
 def test_runs_before_a_failure_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +176,7 @@ def test_runs_before_a_failure_are_heard(monkeypatch: pytest.MonkeyPatch) -> Non
     assert one.verified
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 @needs_nixl
 def test_pairs_that_share_a_nic_are_measured_alone_on_their_own_processors() -> None:

@@ -9,6 +9,8 @@ from rackloom.topology.discovery.sysfs import Sysroot, read_host
 from rackloom.topology.machine import Machine, Nic
 from rackloom.topology.profiles import load_machine, machine_names
 
+pytestmark = pytest.mark.slow
+
 
 def discovered(files: HostFiles, root) -> Machine:
     write_sysroot(files, root)

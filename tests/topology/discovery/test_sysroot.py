@@ -1,5 +1,6 @@
 import contextlib
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fuzz import tries
@@ -74,6 +75,7 @@ def test_numbers(tmp_path):
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=tries(300), deadline=None)
 @given(files=st.dictionaries(PLACES, CONTENT, max_size=8), links=st.dictionaries(PLACES, LINKS, max_size=4))
 def test_no_tree_is_a_surprise(tmp_path_factory, files, links):

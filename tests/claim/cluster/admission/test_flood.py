@@ -65,6 +65,7 @@ async def asked(port, authority, until):
     return took
 
 
+@pytest.mark.slow
 def test_the_api_server_is_answered_while_others_flood(tmp_path, capsys):
     most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most[1] < FILES:
@@ -169,6 +170,7 @@ async def bounded(tls=None):
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "answer", "why"),
     [
@@ -199,6 +201,7 @@ def test_every_part_of_a_request_is_bounded(sent, answer, why):
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_request_before_the_last_is_answered_ends_the_connection():
     async def run():
         async with bounded() as (port, _):

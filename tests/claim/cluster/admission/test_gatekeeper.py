@@ -14,6 +14,7 @@ from rackloom.core.kubernetes.pods import CHANNEL_CONDITION, TEMPLATE_GATE
 from rackloom.lab.virtual import event_loop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["pods first", "half before", "domain before template", "pods last"])
 @pytest.mark.parametrize("seed", range(5))
 def test_in_any_order_all_pods_come_to_one_clique(order, seed):
@@ -39,6 +40,7 @@ def test_in_any_order_all_pods_come_to_one_clique(order, seed):
     event_loop.run_simulation(seed, run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_a_gatekeeper_that_dies_again_and_again_leaves_no_pod_behind_and_none_apart(seed):
     async def run():

@@ -170,6 +170,7 @@ KUBECONFIG = {
 }
 
 
+@pytest.mark.slow
 def test_the_process_listens_without_an_api_server_and_ends_when_told(tmp_path):
     kubeconfig = tmp_path / "config"
     kubeconfig.write_text(json.dumps(KUBECONFIG))

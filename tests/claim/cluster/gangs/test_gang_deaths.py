@@ -44,6 +44,7 @@ def test_a_gang_is_brought_up_in_fewer_writes_than_were_cut_off():
     run(story)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", range(1, 10))
 def test_death_after_a_write_while_a_gang_ends(last):
     async def story():

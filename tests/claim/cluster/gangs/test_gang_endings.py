@@ -359,6 +359,7 @@ def test_the_tray_is_free_at_last_where_a_job_that_is_not_over_makes_no_pod():
     run(story)
 
 
+@pytest.mark.slow
 def test_a_last_member_that_comes_and_goes_is_waited_for_each_time():
     async def story():
         site = GangSite(racks=1, trays=4)

@@ -125,6 +125,7 @@ def test_a_worker_that_is_made_anew_finds_its_tray_while_another_gang_waits_for_
     run(story)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", range(1, 7))
 def test_death_after_a_write_while_the_trays_of_a_job_that_is_over_are_given_back(last):
     async def story():

@@ -75,6 +75,7 @@ def test_a_rack_that_somebody_came_into_before_it_was_reserved_is_given_up_untou
     run(story)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [POD, GANG_PLAN, NODE])
 @pytest.mark.parametrize("moment", ["before its pods", "before its plan", "before it was let go"])
 def test_a_controller_that_sees_the_past_takes_nothing_back(kind, moment):

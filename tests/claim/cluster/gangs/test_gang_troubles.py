@@ -3,6 +3,7 @@
 import asyncio
 import threading
 
+import pytest
 from tests.claim.cluster.gangs.gang_site import TEAM, planned, run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, holds, opened, over
 
@@ -11,6 +12,7 @@ from rackloom.core.kubernetes.objects import GANG_PLAN, POD
 from rackloom.lab.kube.faults import RequestFault
 
 
+@pytest.mark.slow
 def test_a_gang_on_which_the_planner_fails_keeps_no_other_waiting(monkeypatch):
     honest = placement.plan_gang
 

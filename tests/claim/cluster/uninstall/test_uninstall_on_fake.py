@@ -187,6 +187,7 @@ class Died(Exception):
     pass
 
 
+@pytest.mark.slow
 @given(state=STATES)
 @settings(max_examples=40)
 def test_from_any_state_it_ends_with_nothing_of_ours_and_all_of_others(state: dict[str, Any]) -> None:
@@ -213,6 +214,7 @@ def test_from_any_state_it_ends_with_nothing_of_ours_and_all_of_others(state: di
     run(story)
 
 
+@pytest.mark.slow
 @given(state=STATES, seed=st.integers(0, 1000))
 @settings(max_examples=10)
 def test_answers_that_are_lost_change_nothing(state: dict[str, Any], seed: int) -> None:

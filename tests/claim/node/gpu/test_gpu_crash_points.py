@@ -117,6 +117,7 @@ def config(sharing):
     return ("FromClaim", [], {"apiVersion": API, "kind": "GpuConfig", "sharing": sharing})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
 def test_killed_at_any_point_no_gpu_stays_as_a_claim_left_it(ending, make_gpus):
     assert deaths_survived(lambda monkeypatch: GpuLives(make_gpus(), monkeypatch), ending) > 50

@@ -163,6 +163,7 @@ def published(gpus_):
     return asyncio.run(gpus_.view().pool("n")).devices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", profiles.machine_names())
 def test_every_machine_publishes_its_gpus(make_gpus, profile):
     kit = make_gpus(profile)

@@ -13,6 +13,8 @@ from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.core.kubernetes.objects import RESOURCE_SLICE
 from rackloom.lab.nodes.plugin_manager import NotPrepared
 
+pytestmark = pytest.mark.slow
+
 API = "resource.nvidia.com/v1beta1"
 
 

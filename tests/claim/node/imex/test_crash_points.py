@@ -37,6 +37,7 @@ class ImexLives(Lives):
         assert await self.imex.label() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
 def test_killed_at_any_point_nothing_is_orphaned(ending, make_imex):
     assert deaths_survived(lambda monkeypatch: ImexLives(make_imex(), monkeypatch), ending) > 40

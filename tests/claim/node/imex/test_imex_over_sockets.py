@@ -256,6 +256,7 @@ def test_a_second_domain_waits_until_the_first_has_left_the_node(imex):
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_ready_of_an_earlier_boot_does_not_count(imex):
     async def story():
         await imex.kit.boot()
@@ -289,6 +290,7 @@ def test_ready_of_an_earlier_boot_does_not_count(imex):
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_the_label_stays_while_another_channel_of_the_domain_is_used(imex):
     async def story():
         await imex.kit.boot()
@@ -369,6 +371,7 @@ def test_in_channel_mode_the_warm_daemon_must_be_ready(imex):
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_host_that_runs_imex_itself_is_asked(imex, monkeypatch):
     tools = imex.root / "bin"
     tools.mkdir()

@@ -193,6 +193,7 @@ class Router:
                 self._socket.sendto(self._message, self._to)
 
 
+@pytest.mark.slow
 @needs_root
 @needs_ipv6
 def test_a_pod_autoconfigures_itself_before_it_counts_as_attached(host, monkeypatch):

@@ -59,12 +59,14 @@ def test_the_manifest_gives_these_capabilities_and_no_others():
     assert not mounts[str(_SYSCTL_OF_HOST)].get("readOnly")
 
 
+@pytest.mark.slow
 def test_links_are_moved_addressed_and_given_back():
     code, printed = run_again(set(NUMBERS))
     assert code == 0, printed
     assert int(re.findall(r"(\d+) passed", printed)[-1]) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("without", "what"),
     [

@@ -3,6 +3,7 @@
 from pathlib import Path
 from random import Random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.claim.node.nic.nic_kit import needs_root
@@ -171,6 +172,7 @@ def mutant(value, random):
     return changed
 
 
+@pytest.mark.slow
 @settings(max_examples=tries(10_000) // 25, suppress_health_check=list(HealthCheck))
 @given(ACCEPTED | CONFIGS, st.randoms(use_true_random=False))
 def test_ten_thousand_configs_are_refused_or_understood_to_the_last_byte(parameters, random):
@@ -201,6 +203,7 @@ def test_configs_that_should_be_accepted_are(parameters):
     assert asked(parameters) is not None
 
 
+@pytest.mark.slow
 @needs_root
 def test_preparing_with_any_of_them_touches_no_device(host, monkeypatch):
     host.veth("nic0", "tor0")
@@ -243,6 +246,7 @@ def test_any_list_of_pci_names_is_read(text):
         assert 0 <= device < 2**16
 
 
+@pytest.mark.slow
 @settings(max_examples=tries(100), deadline=None)
 @given(st.dictionaries(st.sampled_from(["uverbs0", "umad0", "issm0", "uverbs-x"]), st.binary(max_size=20)))
 def test_any_files_of_rdma_devices_are_read(tmp_path_factory, files):

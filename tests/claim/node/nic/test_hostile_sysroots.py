@@ -1,5 +1,6 @@
 """Files of a machine that somebody made up: whatever they say, what is published fits the API."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fuzz import tries
@@ -42,6 +43,7 @@ def checked(device):
         assert value.int_ is None or -(2**63) <= value.int_ < 2**63
 
 
+@pytest.mark.slow
 @settings(max_examples=tries(50), deadline=None, suppress_health_check=list(HealthCheck))
 @given(wrong=st.dictionaries(PLACES, CONTENT, min_size=1, max_size=8))
 def test_any_files_of_a_real_machine_are_published_within_the_limits(tmp_path_factory, wrong):

@@ -107,6 +107,7 @@ def a_life_until(death, config=CONFIG):
         yield lived
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meanwhile", ["the pod lives", "the pod is gone", "its namespace is gone"])
 def test_killed_anywhere_the_nic_ends_whole_where_it_belongs(meanwhile):
     for death in itertools.count(1):
@@ -122,6 +123,7 @@ def test_killed_anywhere_the_nic_ends_whole_where_it_belongs(meanwhile):
             asyncio.run(recover(lived, before, meanwhile))
 
 
+@pytest.mark.slow
 def test_killed_anywhere_no_lease_outlives_its_claim():
     for death in itertools.count(1):
         with a_life_until(None, {"interface": {"dhcp": True}}) as lived:

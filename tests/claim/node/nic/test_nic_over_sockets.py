@@ -106,6 +106,7 @@ def test_a_pod_that_ended_while_the_plugin_was_down_gives_its_nic_back(node, hos
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_pod_that_started_while_the_plugin_was_down_gets_its_nic(node, host):
     host.veth("nic0", "tor0")
     pod = host.pod()

@@ -62,6 +62,7 @@ def devices(seen, names=NO_NAMES):
     return plugin._published_devices(settings, seen, host_nics(seen))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", machine_names())
 def test_every_nic_of_a_real_machine_is_published_or_left_out_with_a_reason(name, tmp_path):
     files = host_files(load_machine(name))

@@ -115,6 +115,7 @@ def count(one, name, **labels):
     return one.metrics.registry.get_sample_value(name, labels)
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_from_the_pod_and_given_back_at_its_end(node, host):
     async def story():
         async with node.all() as (one, kubelet, runtime):
@@ -139,6 +140,7 @@ def test_a_lease_is_renewed_from_the_pod_and_given_back_at_its_end(node, host):
         asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_another_servers_no_does_not_count_while_the_own_is_asked(node, host):
     no = bytes([53, 1, NAK, 54, 4, 10, 9, 0, 9, 255])
 
@@ -157,6 +159,7 @@ def test_another_servers_no_does_not_count_while_the_own_is_asked(node, host):
         asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_sandbox_that_is_made_anew_has_the_same_lease(node, host):
     async def story():
         async with (
@@ -273,6 +276,7 @@ def test_an_address_that_the_next_claim_of_a_nic_has_is_not_given_back(tmp_path,
     assert released == ["after"]
 
 
+@pytest.mark.slow
 def test_a_claim_that_fails_at_its_second_nic_gives_the_lease_of_its_first_back(node, host):
     async def story():
         async with node.all() as (one, kubelet, _):
@@ -288,6 +292,7 @@ def test_a_claim_that_fails_at_its_second_nic_gives_the_lease_of_its_first_back(
         asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_an_address_that_nobody_prolongs_goes_and_comes_back_with_its_server(node, host, monkeypatch):
     monkeypatch.setattr(lease, "REPEAT_SECONDS", 1.0)
 
@@ -349,6 +354,7 @@ def test_after_a_restart_the_plugin_asks_whether_the_lease_still_stands(node, ho
         asyncio.run(second())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_answer", [True, False])
 def test_after_a_restart_another_servers_no_takes_no_address(node, host, has_answer):
     no = bytes([53, 1, NAK, 54, 4, 10, 9, 0, 9, 255])
@@ -374,6 +380,7 @@ def test_after_a_restart_another_servers_no_takes_no_address(node, host, has_ans
         asyncio.run(second())
 
 
+@pytest.mark.slow
 def test_the_kernel_takes_the_address_while_the_plugin_is_away(node, host):
     pod = host.pod()
 
@@ -392,6 +399,7 @@ def test_the_kernel_takes_the_address_while_the_plugin_is_away(node, host):
         until_seen(lambda: pod.addresses("nic0") == set(), "the address goes")
 
 
+@pytest.mark.slow
 def test_a_pod_does_not_start_with_an_address_that_was_lost(node, host):
     async def story():
         async with node.all() as (one, kubelet, runtime):

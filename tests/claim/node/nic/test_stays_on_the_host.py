@@ -265,6 +265,7 @@ def carry_out(host, fact):
             raise
 
 
+@pytest.mark.slow
 @settings(max_examples=tries(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(upper=st.tuples(WIRES, WIRES, WIRES), facts=FACTS, leaves_out=st.booleans())
 def test_an_excluded_interface_is_never_moved(upper, facts, leaves_out):

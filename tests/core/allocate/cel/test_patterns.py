@@ -51,6 +51,7 @@ def test_refuses_what_go_refuses(pattern: str, message: str) -> None:
         Regex(pattern)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "text", "matches"),
     [

@@ -77,6 +77,7 @@ def test_the_table_names_every_machine():
     assert set(SERVED) == set(profiles.machine_names())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", profiles.machine_names())
 @pytest.mark.parametrize(("counts", "column"), [((4, 4), 0), ((2, 1), 1)])
 def test_a_template_that_holds_or_a_refusal_with_a_fix_that_works(ask, stock_of, name, counts, column):
