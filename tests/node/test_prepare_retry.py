@@ -22,7 +22,7 @@ from rackloom.claim.node.requests import RETRY_ANNOTATION
 
 MOST_WAIT = 10.0
 """Seconds that a pod may wait after a failure that has cleared."""
-IMEX = r"rackloom\.twin\.imex\.service|nvidia-imex --nogpu"
+IMEX = r"rackloom\.lab\.imex\.service|nvidia-imex --nogpu"
 """The stand-in for nvidia-imex, and the real program where the nodes have it."""
 GPU_PLUGIN = "rackloom-node-gpu"
 SYSTEM = ("-n", "rackloom-system")
