@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+
+# The snapshots are those of the tests.
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 from benchmarks.site_figures import load, spent
 from tests.web.snapshots import snapshot
 
@@ -22,10 +26,6 @@ from rackloom.web.live import LiveReading
 from rackloom.web.model import SiteMapCache, SiteReading, site_map, update_site_map
 from rackloom.web.painters import Painter
 from rackloom.web.render import render_changes, render_page
-
-# The pictures are those of the tests.
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 
 T = TypeVar("T")
 HOLDERS = ("acme",) * 10 + (None,) * 3 + ("blue",) * 4 + ("crimson",) * 6
