@@ -174,7 +174,7 @@ class LeaseKeeper:
             if before is not None and after is not None and before.attached != after.attached:
                 await self._report(record, after, is_new=False)
         except OSError as error:
-            log.warning("nic.set_address-later", device=record.nic.device, held=held, reason=str(error))
+            log.warning("nic.readdress-later", device=record.nic.device, held=held, reason=str(error))
             await asyncio.sleep(READDRESS_RETRY_SECONDS)
         finally:
             self._readdressing.discard(record.key)
