@@ -16,6 +16,7 @@ same value each time.
 """
 
 import itertools
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,7 +57,10 @@ SwitchControl = SimRack | NmxcServer
 """The controller of one NVLink domain, and the fabric behind it as it truly is."""
 
 
-class SiteControl:
+ONLY_VIRTUAL = "a real network, clock or write cannot be spoiled: steps that do are refused before the start"
+
+
+class SiteControl(ABC):
     """The switches, and the service in front of them. Times are in seconds.
 
     What is done to the network, the clock and single writes can be done in virtual time only.
@@ -69,6 +73,7 @@ class SiteControl:
     ended = 0
     """Lives of the service that have ended."""
 
+    @abstractmethod
     async def rest(
         self, tenant: str | None, method: str, path: str, body: Json | None = None
     ) -> RestAnswer | None:
@@ -76,26 +81,28 @@ class SiteControl:
 
         Without a tenant it is the operator's, below the operator's org.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def kill(self, down: float) -> None:
         """End the service, and start it again after so long."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def findings(self) -> Sequence[Finding]:
         """What the doctor finds now. Raises Refused where there is none."""
-        raise NotImplementedError
 
     def kill_at(self, point: int) -> None:
         """Let the service end at one of its next writes or calls, and start again."""
+        raise RuntimeError(ONLY_VIRTUAL)
 
     def set_clock(self, by: float) -> None:
         """Set the clock of its machine."""
+        raise RuntimeError(ONLY_VIRTUAL)
 
     def spoil(self, switch: int, how: NetworkFault) -> None:
         """Make the network in front of a switch bad."""
+        raise RuntimeError(ONLY_VIRTUAL)
 
-    def mend(self) -> None:
+    def mend(self) -> None:  # noqa: B027 (nothing is bad where nothing can be spoiled)
         """Networks and clock are good again."""
 
     def untaken(self) -> Sequence[str]:

@@ -13,6 +13,7 @@ concerns, and a rate-limited work queue reconciles them one key at a time.
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
@@ -40,7 +41,7 @@ MAX_RETRY_SECONDS = 5.0
 """Seconds. Writes that failed come back soon: a simulation is short."""
 
 
-class Controller:
+class Controller(ABC):
     """A reconcile loop over the store: a work queue of keys, filled by existing objects and by changes.
 
     `kinds` are the types whose existing objects are reconciled at the start, `owned` those whose changes
@@ -77,8 +78,9 @@ class Controller:
             return [key_of(obj)]
         return owner_keys(obj, self.kinds[0]) if kind in self.owned else ()
 
+    @abstractmethod
     async def _reconcile(self, key: ObjectKey) -> None:
-        raise NotImplementedError
+        """Compare the object of this key with what it should have, and write the difference."""
 
     async def _update_status(self, kind: ResourceKind, obj: Object, status: Object) -> Object:
         """Write the status of an object if it differs."""
