@@ -79,19 +79,31 @@ def route(host, destination, **settings):
     host.ip(add)
 
 
+IFF_RUNNING = 0x40
+RT_SCOPE_LINK = 253
+
+
 def state(host):
-    """All links, addresses and routes, as a library of another make reads them; without counters."""
+    """All links, addresses and routes, as a library of another make reads them; without counters.
+
+    Without what the kernel's link watch changes a moment after a link was set up: IFF_RUNNING and link-local
+    addresses.
+    """
 
     def ask(ipr):
         links = [
             (
                 get_link["index"],
-                get_link["flags"],
+                get_link["flags"] & ~IFF_RUNNING,
                 *(get_link.get_attr(f"IFLA_{n}") for n in ("IFNAME", "MTU", "ADDRESS", "MASTER")),
             )
             for get_link in ipr.get_links()
         ]
-        addresses = [(one["index"], one.get_attr("IFA_ADDRESS"), one["prefixlen"]) for one in ipr.get_addr()]
+        addresses = [
+            (address["index"], address.get_attr("IFA_ADDRESS"), address["prefixlen"])
+            for address in ipr.get_addr()
+            if address["scope"] != RT_SCOPE_LINK
+        ]
         routes = [
             (
                 get_route.get_attr("RTA_DST"),
