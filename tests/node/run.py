@@ -25,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from deploy.image.build import NAMES  # noqa: E402
 from tests.cluster.build import CONTROL_PLANE, MPI_OPERATOR, NODE, NotBuilt, cache, download, made  # noqa: E402
 from tests.node import vm  # noqa: E402
 from tests.node.images import write_test_images  # noqa: E402
@@ -33,6 +34,8 @@ from tests.node.nodes import COREDNS  # noqa: E402
 CONTAINERD = "RACKLOOM_CONTAINERD_ROOT"
 IMAGES = "RACKLOOM_NODE_IMAGES"
 """A folder that `images` has filled."""
+TRANSFER_IMAGE = "RACKLOOM_TRANSFER_IMAGE"
+"""The archive that one test of `--all` imports."""
 CANNOT = 3
 _PREFIX = "rackloom-node-"
 _PROGRAMS = {
@@ -70,15 +73,21 @@ def containerd_root() -> Path:
     return Path(os.environ.get(CONTAINERD) or base / "rackloom-containerd" / "root")
 
 
+def built(target: str) -> Path:
+    """The archive of an image of Rackloom, built where its inputs have changed."""
+    make = ["make", "--no-print-directory", "-C", str(ROOT), "image", f"TARGET={target}"]
+    subprocess.run(make, check=True, stdout=sys.stderr)
+    return ROOT / f"build/image/{NAMES[target]}-0.1.0-amd64.tar"
+
+
 def images() -> Path:
     """The folder of the archives that nodes import."""
     folder = cache().parent / "node-images"
     write_test_images(folder)
-    subprocess.run(["make", "--no-print-directory", "-C", str(ROOT), "image"], check=True, stdout=sys.stderr)
-    built = ROOT / "build/image/rackloom-0.1.0-amd64.tar"
+    archive = built("site")
     link = folder / "rackloom.tar"
     link.unlink(missing_ok=True)
-    os.link(built, link) if built.stat().st_dev == folder.stat().st_dev else shutil.copy(built, link)
+    os.link(archive, link) if archive.stat().st_dev == folder.stat().st_dev else shutil.copy(archive, link)
     return folder
 
 
@@ -158,6 +167,8 @@ def main(words: list[str]) -> int:
         except KeyboardInterrupt:
             return 130
         return 1 if status == CANNOT else status
+    if "--all" in words:
+        environment[TRANSFER_IMAGE] = os.environ.get(TRANSFER_IMAGE) or str(built("transfer"))
     inside = [sys.executable, *_program([word for word in words if word != "--all"])]
     namespaces = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     # Process 1 is a shell, which reaps what is left to it.
