@@ -1,4 +1,4 @@
-"""TCP ports and networks of loopback for programs that must be told one."""
+"""TCP ports and networks of loopback for programs that take a number, not a name."""
 
 import socket
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def _bound_in_a_row(stack: ExitStack, count: int) -> int:
 
 
 def _bound(stack: ExitStack, port: int) -> int:
-    one = stack.enter_context(socket.socket())
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    one.bind(("127.0.0.1", port))
-    return int(one.getsockname()[1])
+    listener = stack.enter_context(socket.socket())
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    return int(listener.getsockname()[1])

@@ -20,7 +20,7 @@ def test_nobody_who_does_not_ask_for_it_gets_one() -> None:
 
 
 def test_two_who_want_a_network_have_one_each() -> None:
-    with reserved_network() as one, reserved_network() as other:
-        assert one != other
-        with socket.create_server((f"{one}.9.1", 0)), socket.create_server((f"{other}.9.1", 0)):
+    with reserved_network() as first, reserved_network() as second:
+        assert first != second
+        with socket.create_server((f"{first}.9.1", 0)), socket.create_server((f"{second}.9.1", 0)):
             pass

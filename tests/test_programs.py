@@ -32,9 +32,9 @@ def test_a_program_that_is_not_there_or_is_none_may_be_tried_again(tmp_path):
     text.write_text("no program")
     text.chmod(stat.S_IRUSR)
     for name in ("no-such-program", str(text)):
-        with pytest.raises(Retry, match=f"cannot run {name}") as told:
+        with pytest.raises(Retry, match=f"cannot run {name}") as refusal:
             ended(name)
-        assert told.value.after == 3.0
+        assert refusal.value.after == 3.0
 
 
 @pytest.mark.slow
