@@ -34,8 +34,6 @@ from tests.node.nodes import COREDNS  # noqa: E402
 CONTAINERD = "RACKLOOM_CONTAINERD_ROOT"
 IMAGES = "RACKLOOM_NODE_IMAGES"
 """A folder that `images` has filled."""
-TRANSFER_IMAGE = "RACKLOOM_TRANSFER_IMAGE"
-"""The archive that one test of `--all` imports."""
 CANNOT = 3
 _PREFIX = "rackloom-node-"
 _PROGRAMS = {
@@ -84,11 +82,16 @@ def images() -> Path:
     """The folder of the archives that nodes import."""
     folder = cache().parent / "node-images"
     write_test_images(folder)
-    archive = built("site")
-    link = folder / "rackloom.tar"
-    link.unlink(missing_ok=True)
-    os.link(archive, link) if archive.stat().st_dev == folder.stat().st_dev else shutil.copy(archive, link)
+    _put(built("site"), folder / "rackloom.tar")
     return folder
+
+
+def _put(archive: Path, place: Path) -> None:
+    """Link or copy a file."""
+    place.parent.mkdir(exist_ok=True)
+    place.unlink(missing_ok=True)
+    on_one_disk = archive.stat().st_dev == place.parent.stat().st_dev
+    (os.link if on_one_disk else shutil.copy)(archive, place)
 
 
 def sweep() -> None:
@@ -168,7 +171,8 @@ def main(words: list[str]) -> int:
             return 130
         return 1 if status == CANNOT else status
     if "--all" in words:
-        environment[TRANSFER_IMAGE] = os.environ.get(TRANSFER_IMAGE) or str(built("transfer"))
+        # In a folder of its own, so that no node imports it at its start.
+        _put(built("transfer"), Path(environment[IMAGES]) / "transfer/rackloom.tar")
     inside = [sys.executable, *_program([word for word in words if word != "--all"])]
     namespaces = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     # Process 1 is a shell, which reaps what is left to it.

@@ -13,13 +13,17 @@ from tests.waiting import until_seen
 pytestmark = only_all
 SYSTEM = ("-n", "rackloom-system")
 PLUGINS = ("node-imex", "node-gpu", "node-nic")
-WORKLOADS = ("deployment/rackloom-controller", *(f"daemonset/rackloom-{plugin}" for plugin in PLUGINS))
+WORKLOADS = (
+    "deployment/rackloom-controller",
+    "deployment/rackloom-webhook",
+    *(f"daemonset/rackloom-{plugin}" for plugin in PLUGINS),
+)
 NEXT = "next"
 """The tag of the image that is upgraded to: the same program, since there is one release only."""
 
 
-def test_a_job_runs_on_through_an_upgrade_and_back(installed: NodeCluster, tmp_path: Path) -> None:
-    for node in installed.nodes:
+def test_a_job_runs_on_through_an_upgrade_and_back(admission: NodeCluster, tmp_path: Path) -> None:
+    for node in admission.nodes:
         node.run(
             "ctr",
             "-n",
@@ -29,44 +33,45 @@ def test_a_job_runs_on_through_an_upgrade_and_back(installed: NodeCluster, tmp_p
             "docker.io/library/rackloom:0.1.0",
             f"docker.io/library/rackloom:{NEXT}",
         )
-    pods = _job(installed, "before")
-    until_running(installed, *pods)
-    began = _started(installed, pods), _daemons(installed)
+    pods = _job(admission, "before")
+    until_running(admission, *pods)
+    began = _started(admission, pods), _daemons(admission)
 
-    _upgrade(installed, _with_image(tmp_path, NEXT))
-    assert _images(installed) == {f"rackloom:{NEXT}"}
-    assert (_started(installed, pods), _daemons(installed)) == began, "the job or its daemons were restarted"
-    until_seen(lambda: is_ready(installed, "before"), "the job's domain is Ready", 60)
-    later = _job(installed, "later", at=1)  # it waits: a node is of one job
-    _end(installed, "before", pods)
-    until_running(installed, *later)
-    assert {image for image, _ in _daemons(installed)} == {f"rackloom:{NEXT}"}
+    _upgrade(admission, _with_image(tmp_path, "base", NEXT), _with_image(tmp_path, "webhook", NEXT))
+    assert _images(admission) == {f"rackloom:{NEXT}"}
+    assert (_started(admission, pods), _daemons(admission)) == began, "the job or its daemons were restarted"
+    until_seen(lambda: is_ready(admission, "before"), "the job's domain is Ready", 60)
+    later = _job(admission, "later", at=1)  # it waits: a node is of one job
+    _end(admission, "before", pods)
+    until_running(admission, *later)
+    assert {image for image, _ in _daemons(admission)} == {f"rackloom:{NEXT}"}
 
-    _go_back(installed)
-    assert _images(installed) == {"rackloom:0.1.0"}
-    until_seen(lambda: is_ready(installed, "later"), "the job's domain is Ready", 60)
-    _end(installed, "later", later)
-    last = _job(installed, "last")
-    until_running(installed, *last)
-    _end(installed, "last", last)
+    _go_back(admission)
+    assert _images(admission) == {"rackloom:0.1.0"}
+    until_seen(lambda: is_ready(admission, "later"), "the job's domain is Ready", 60)
+    _end(admission, "later", later)
+    last = _job(admission, "last")
+    until_running(admission, *last)
+    _end(admission, "last", last)
 
 
-def _with_image(folder: Path, tag: str) -> Path:
+def _with_image(folder: Path, part: str, tag: str) -> Path:
     """The files with another tag of the image, set where deploy/kubernetes/README.md sets it."""
-    base = shutil.copytree(ROOT / "deploy/kubernetes/base", folder / "base")
-    file = base / "kustomization.yaml"
+    copied = shutil.copytree(ROOT / "deploy/kubernetes" / part, folder / part)
+    file = copied / "kustomization.yaml"
     kustomization = yaml.safe_load(file.read_text())
     kustomization["images"] = [{"name": "rackloom", "newTag": tag}]
     file.write_text(yaml.safe_dump(kustomization))
-    return base
+    return copied
 
 
-def _upgrade(cluster: NodeCluster, files: Path) -> None:
+def _upgrade(cluster: NodeCluster, files: Path, webhook: Path) -> None:
     """The commands of docs/install.md, in their order."""
     others = f"app.kubernetes.io/component notin ({', '.join(PLUGINS)})"
     cluster.kubectl("apply", "-k", str(files), "-l", others)
     cluster.kubectl("rollout", "status", *SYSTEM, "deployment/rackloom-controller", "--timeout=120s")
     cluster.kubectl("apply", "-k", str(files))
+    cluster.kubectl("apply", "-k", str(webhook))
     _until_rolled_out(cluster)
 
 
@@ -77,6 +82,7 @@ def _go_back(cluster: NodeCluster) -> None:
     ours = f"app.kubernetes.io/component in ({', '.join(PLUGINS)})"
     cluster.kubectl("apply", "-f", "-", "-l", ours, given=base)
     cluster.kubectl("apply", "-f", "-", given=base)
+    cluster.kubectl("apply", "-k", str(ROOT / "deploy/kubernetes/webhook"))
     _until_rolled_out(cluster)
 
 
