@@ -16,7 +16,8 @@ from rackloom.claim.node import cdi, prepare
 from rackloom.claim.node.imex.labels import ComputeDomainLabel
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.plugin import PrepareState
-from rackloom.claim.node.prepare import Checkpoint, ClaimPreparer
+from rackloom.claim.node.prepare import ClaimPreparer
+from rackloom.claim.node.storage import Checkpoint
 from rackloom.lab.compute_domains.cluster import STOP_DISRUPTIONS, Disruption, StoryKind
 from rackloom.lab.compute_domains.story import play_story
 

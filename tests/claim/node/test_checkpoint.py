@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, PrepareState, ReadyDevice
-from rackloom.claim.node.prepare import Checkpoint, CheckpointContent, decode_checkpoint, encode_checkpoint
+from rackloom.claim.node.storage import Checkpoint, CheckpointContent, decode_checkpoint, encode_checkpoint
 from rackloom.errors import Refused
 
 HERE = Path("checkpoint.json")

@@ -1,22 +1,4 @@
-"""What a plugin remembers across a crash, a restart and a reboot: durable files and the checkpoint.
-
-Every file is replaced atomically: written to a `.partial` file, fsynced, renamed, and the directory is
-fsynced. So after a crash or a power loss a file is there whole or not at all. A change is on the disk
-before the copy in memory has it.
-
-The checkpoint holds one entry for each claim UID. Its format is `{"format": "rackloom-checkpoint",
-"version": 1, "checksum": ..., "content": {...}}`. The checksum is the SHA-256 of the content's bytes as
-they stand in the file, so fields that a newer plugin added are covered and may be ignored. A damaged file
-is refused, never guessed: without it the plugin cannot tell which claims it has prepared.
-
-A reboot loses everything that was prepared on the node, but not what was done for it elsewhere, such as a
-node label. So entries of another boot id count as started only: they are prepared anew or undone, and
-never forgotten.
-
-`BootScopedFiles` stores values that mean nothing after a reboot, one JSON file each (NIC attachments and
-DHCP leases). Files of another boot are deleted when the directory is read.
-
-CDI specs: what the container runtime changes in a container that gets a device.
+"""CDI specs: what the container runtime changes in a container that gets a device.
 
 There are two kinds of specs. A claim has a transient one, `<vendor>-claim_<uid>.yaml` of kind
 `<vendor>/claim`, with one CDI device for each prepared device (`CdiDirectory`). All claims of a plugin
@@ -63,6 +45,7 @@ from rackloom.claim.node.plugin import (
     PreparedClaim,
     PreparedDevice,
 )
+from rackloom.claim.node.storage import PARTIAL, remove_durably, write_durably
 from rackloom.errors import Retry
 from rackloom.topology.discovery.nvidia_driver import (
     PROGRAM_PLACES,
@@ -73,40 +56,6 @@ from rackloom.topology.discovery.nvidia_driver import (
     loaded_version,
 )
 from rackloom.topology.discovery.sysfs import OWN_ROOT, Sysroot
-
-# Atomic, durable replacement and removal of one file.
-
-
-PARTIAL = ".partial"
-"""Ends the name of a file that is being written; one that stays was left by a crash."""
-
-
-def write_durably(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Replace `path` by `content`: once this returns it is on the disk."""
-    partial = path.with_name(f".{path.name}{PARTIAL}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_directory(path.parent)
-
-
-def remove_durably(path: Path) -> None:
-    """Delete `path` if it is there: once this returns it stays gone."""
-    path.unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """A rename or an unlink is on the disk only once its directory is."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
 
 # The CDI directory, and the encoding of a spec.
 

@@ -24,13 +24,6 @@ entry is PrepareStarted: kubelet prepares again, or the sweep of `run` undoes it
 without a completed entry is never handed to kubelet, and is written anew or swept. During `unprepare` the
 mark keeps the claim from being counted as prepared, and kubelet repeats the call until it succeeds.
 
-`Checkpoint` holds one entry for each claim UID. Its format is `{"format": "rackloom-checkpoint",
-"version": 1, "checksum": ..., "content": {...}}`. The checksum is the SHA-256 of the content's bytes as
-they are in the file, so fields that a newer plugin added are covered and may be ignored. A damaged file
-is refused, never guessed: without it the plugin cannot tell which claims it has prepared. A reboot loses
-everything that was prepared on the node, but not what was done elsewhere, such as a node label. So entries
-of another boot id count as started only: they are prepared anew or undone, and never forgotten.
-
 `PluginMetrics` has the names that dashboards for NVIDIA's DRA driver use. All series exist with the value
 zero from the start, so that the first failure is a change and not a new series.
 """
@@ -38,14 +31,13 @@ zero from the start, so that the first failure is a change and not a new series.
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
-from rackloom.claim.node.cdi import CdiDirectory, write_durably
+from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
     AllocatedDevice,
@@ -59,6 +51,7 @@ from rackloom.claim.node.plugin import (
     PrepareState,
     ReadyDevice,
 )
+from rackloom.claim.node.storage import Checkpoint
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, Object
 from rackloom.errors import Refused, Retry
 
@@ -144,118 +137,6 @@ class PluginMetrics:
             self._prepare_errors.labels(self._driver, error)
         for error in UNPREPARE_ERRORS:
             self._unprepare_errors.labels(self._driver, error)
-
-
-# The checkpoint of prepared claims.
-
-
-CHECKPOINT_FORMAT = "rackloom-checkpoint"
-CHECKPOINT_VERSION = 1
-
-
-class CheckpointContent(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoint: the boot that it is about, and an entry per claim UID."""
-
-    boot_id: str
-    claims: dict[str, CheckpointEntry] = {}
-
-
-class _CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
-    format: str
-    version: int
-    checksum: str
-    content: msgspec.Raw
-
-
-class Checkpoint:
-    """The entries. A change is on the disk before it is visible in memory (write-ahead)."""
-
-    def __init__(self, path: Path, boot_id: str) -> None:
-        self._path = path
-        self._boot_id = boot_id
-        self._claims = _read_checkpoint(path, boot_id)
-
-    @property
-    def claims(self) -> Mapping[str, CheckpointEntry]:
-        """Entries by claim UID."""
-        return self._claims
-
-    def put(self, entry: CheckpointEntry) -> None:
-        """Add or replace the entry of a claim."""
-        self._write({**self._claims, entry.ref.uid: entry})
-
-    def drop(self, uid: str) -> None:
-        """Forget a claim; nothing happens where it is not known."""
-        if uid in self._claims:
-            self._write({kept: entry for kept, entry in self._claims.items() if kept != uid})
-
-    def _write(self, claims: dict[str, CheckpointEntry]) -> None:
-        write_durably(self._path, encode_checkpoint(CheckpointContent(boot_id=self._boot_id, claims=claims)))
-        self._claims = claims
-
-
-def encode_checkpoint(content: CheckpointContent) -> bytes:
-    """The bytes of the file."""
-    raw = msgspec.json.encode(content)
-    file = _CheckpointFile(
-        format=CHECKPOINT_FORMAT,
-        version=CHECKPOINT_VERSION,
-        checksum=_checksum(raw),
-        content=msgspec.Raw(raw),
-    )
-    return msgspec.json.encode(file) + b"\n"
-
-
-def decode_checkpoint(data: bytes, path: Path) -> CheckpointContent:
-    """Read the file's bytes. Raises `Refused` naming what is wrong with `path` and what to do."""
-    try:
-        file = msgspec.json.decode(data, type=_CheckpointFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _damaged_checkpoint(path, f"it is no checkpoint: {error}") from error
-    if file.format != CHECKPOINT_FORMAT:
-        raise _damaged_checkpoint(path, f"its format is {file.format!r}, not {CHECKPOINT_FORMAT!r}")
-    if file.version > CHECKPOINT_VERSION:
-        raise Refused(
-            f"checkpoint {path} has version {file.version}; this plugin reads up to {CHECKPOINT_VERSION}",
-            nearest_fix="run the newer version of the plugin that wrote it",
-        )
-    found = _checksum(bytes(file.content))
-    if found != file.checksum:
-        raise _damaged_checkpoint(path, f"its content has SHA-256 {found}, but {file.checksum} was written")
-    try:
-        return msgspec.json.decode(file.content, type=CheckpointContent)
-    except msgspec.ValidationError as error:
-        raise _damaged_checkpoint(path, str(error)) from error
-
-
-def _read_checkpoint(path: Path, boot_id: str) -> dict[str, CheckpointEntry]:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return {}
-    content = decode_checkpoint(data, path)
-    if content.boot_id == boot_id:
-        return content.claims
-    return {uid: _as_started(entry) for uid, entry in content.claims.items()}
-
-
-def _as_started(entry: CheckpointEntry) -> CheckpointEntry:
-    """After a reboot nothing is prepared on the node, but what was done elsewhere must still be undone."""
-    return msgspec.structs.replace(
-        entry, state=PrepareState.STARTED, devices=(), undoing=False, aborted_at=None
-    )
-
-
-def _checksum(raw: bytes) -> str:
-    return hashlib.sha256(raw).hexdigest()
-
-
-def _damaged_checkpoint(path: Path, what: str) -> Refused:
-    return Refused(
-        f"checkpoint {path} cannot be read: {what}",
-        nearest_fix=f"drain the node, move {path} away and start the plugin again;"
-        " without it the plugin cannot tell which claims it has prepared",
-    )
 
 
 # Reading a ResourceClaim.

@@ -34,10 +34,11 @@ from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
 from rackloom.claim.node.nic.dhcp import LeaseStore
 from rackloom.claim.node.nic.plugin import NIC_DRIVER, NicPlugin, NicSettings
 from rackloom.claim.node.plugin import ClaimRef, NodePlugin
-from rackloom.claim.node.prepare import Checkpoint, PluginMetrics
+from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.claim.node.requests import ClaimAnswer, Requests
 from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess
 from rackloom.claim.node.slices import RETRY_SECONDS, SlicePublisher
+from rackloom.claim.node.storage import Checkpoint
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, SIMULATED_LABEL
 from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
 from rackloom.errors import Refused, Retry

@@ -38,10 +38,11 @@ import msgspec
 import structlog
 
 from rackloom.claim.node.nic import dhcp, links, rdma
-from rackloom.claim.node.nic.dhcp import BootScopedFiles, LeaseRecord, LeaseStore
+from rackloom.claim.node.nic.dhcp import LeaseRecord, LeaseStore
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, in_namespace, namespace_id
 from rackloom.claim.node.nri.client import PodSandbox
 from rackloom.claim.node.plugin import ClaimRef
+from rackloom.claim.node.storage import BootScopedFiles
 from rackloom.core.nics.attachment import AttachedLink, Attachment, LinkIdentity, LinkSettings, PreparedNic
 from rackloom.core.nics.lease import LOST_STATES
 from rackloom.errors import Refused, Retry
