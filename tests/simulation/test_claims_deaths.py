@@ -12,7 +12,7 @@ from tests.simulation.planted.claims import BUGS
 from tests.simulation.run_claims import classes, quiet
 
 from rackloom.claim.imex.daemon import DaemonReporter
-from rackloom.claim.node import cdi, prepare
+from rackloom.claim.node import cdi, storage
 from rackloom.claim.node.imex.labels import ComputeDomainLabel
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.plugin import PrepareState
@@ -128,12 +128,12 @@ class TestPlanted:
 
     def test_a_record_lost_after_a_reboot(self, monkeypatch):
         """The plugin then gives the claim back without knowing whose label the node has."""
-        begun = prepare._as_started
+        begun = storage._as_started
 
         def forget(entry):
             return msgspec.structs.replace(begun(entry), record={})
 
-        monkeypatch.setattr(prepare, "_as_started", forget)
+        monkeypatch.setattr(storage, "_as_started", forget)
         found = self.found(StoryKind.DOMAIN, Disruption.REBOOT, range(70, 120, 3))
         assert any("only the jobs' nodes are labelled" in said for said in found)
 

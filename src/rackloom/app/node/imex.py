@@ -21,6 +21,7 @@ import msgspec
 from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, serve_plugin
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, daemon_edits
+from rackloom.claim.node.device_files import ImexKernel
 from rackloom.claim.node.fabric import (
     FabricMonitor,
     NodeFabric,
@@ -28,7 +29,7 @@ from rackloom.claim.node.fabric import (
     read_declared_fabric,
     read_nvml_fabric,
 )
-from rackloom.claim.node.imex.devices import ImexKernel, ImexSettings
+from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.labels import CliqueLabel
 from rackloom.claim.node.imex.plugin import ImexPlugin

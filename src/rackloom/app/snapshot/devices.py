@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rackloom.claim.node import slices
-from rackloom.claim.node.gpu.inventory import STANDARD_DOMAIN
+from rackloom.core.allocate.attributes import STANDARD_DOMAIN
 from rackloom.core.diagnosis.snapshot import DeviceRecord, PoolRecord, grouped
 from rackloom.core.domains import names
 from rackloom.errors import Refused

@@ -28,14 +28,13 @@ Source: the CDI specs of nvidia-container-toolkit 1.20 (pkg/nvcdi, internal/disc
 
 import asyncio
 import mmap
-import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 import msgspec
 import structlog
 
+from rackloom.claim.node.device_files import DRIVER_SECONDS, device_node
 from rackloom.claim.node.plugin import (
     ContainerEdits,
     ContainerHook,
@@ -139,8 +138,6 @@ def _cdi_device_name(uid: str, device: PreparedDevice) -> str:
 
 log = structlog.get_logger(__name__)
 
-DRIVER_SECONDS = 5.0
-"""Between two checks for a driver that is missing, or for a change of one that is there."""
 _IMEX_PROGRAMS = ("nvidia-imex", "nvidia-imex-ctl", "nvidia-smi")
 _IMEX_LIBRARIES = ("libnvidia-ml", "libcuda", "libnvidia-cfg", "libnvidia-nscq")
 _IMEX_DEVICES = ("nvidiactl", "nvidia[0-9]*")
@@ -337,16 +334,6 @@ def _expected(
 
 def _search_path(libraries: tuple[DriverFile, ...]) -> str:
     return f"LD_LIBRARY_PATH={':'.join(sorted({str(file.path.parent) for file in libraries}))}"
-
-
-def device_node(path: str, info: os.stat_result) -> DeviceNode:
-    """A character device as the host has it."""
-    return DeviceNode(
-        path=path,
-        major=os.major(info.st_rdev),
-        minor=os.minor(info.st_rdev),
-        file_mode=stat.S_IMODE(info.st_mode),
-    )
 
 
 def _device_nodes(directory: Path) -> Iterator[DeviceNode]:

@@ -238,6 +238,7 @@ class NodePlugin(Protocol):
 
         The plugin waits for it, and answers kubelet meanwhile: earlier claims must be unprepared.
         """
+        return None
 
     async def pools(self) -> tuple[DevicePool, ...]:
         """What to publish now. Raises `Retry` when the devices cannot be read at present."""
@@ -251,8 +252,10 @@ class NodePlugin(Protocol):
     async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
         """Make the devices of `claim` usable."""
 
-    def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
-        """Yield whenever a waiting claim is worth another attempt before its time."""
+    async def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
+        """Yield whenever a waiting claim is worth another attempt before its time; by default never."""
+        for _ in ():
+            yield
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Undo `prepare`, whether it was finished or not, but leave what `others` on this node still use.

@@ -31,6 +31,7 @@ zero from the start, so that the first failure is a change and not a new series.
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -65,41 +66,36 @@ class PluginMetrics:
     """Counters of one plugin on one node, whose devices are of `kinds`."""
 
     def __init__(self, driver: str, node: str, kinds: tuple[str, ...]) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._driver = driver
         self._node = node
         self._kinds = kinds
-        by_operation = ("driver", "operation")
-        self._requests = Counter(
-            "nvidia_dra_requests",
-            "Requests of kubelet of which every claim succeeded",
-            by_operation,
-            registry=registry,
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        by_operation, by_error = ("driver", "operation"), ("driver", "error_type")
+        self._requests = counter(
+            "nvidia_dra_requests", "Requests of kubelet of which every claim succeeded", by_operation
         )
         self._seconds = Histogram(
             "nvidia_dra_request_duration_seconds",
             "Time to answer kubelet",
             by_operation,
             buckets=DURATION_BUCKETS,
-            registry=registry,
+            registry=self.registry,
         )
-        self._inflight = Gauge(
-            "nvidia_dra_requests_inflight", "Requests being answered", by_operation, registry=registry
+        self._inflight = gauge("nvidia_dra_requests_inflight", "Requests being answered", by_operation)
+        devices = ("node", "driver", "device_type")
+        self._devices = gauge("nvidia_dra_prepared_devices", "Devices of claims that are prepared", devices)
+        self._prepare_errors = counter("nvidia_dra_node_prepare_errors", "Claims not prepared", by_error)
+        self._unprepare_errors = counter(
+            "nvidia_dra_node_unprepare_errors", "Claims not given back", by_error
         )
-        self._devices = Gauge(
-            "nvidia_dra_prepared_devices",
-            "Devices of claims that are prepared",
-            ("node", "driver", "device_type"),
-            registry=registry,
-        )
-        by_error = ("driver", "error_type")
-        self._prepare_errors = Counter(
-            "nvidia_dra_node_prepare_errors", "Claims not prepared", by_error, registry=registry
-        )
-        self._unprepare_errors = Counter(
-            "nvidia_dra_node_unprepare_errors", "Claims not given back", by_error, registry=registry
-        )
-        self._seed()
+        for operation in OPERATIONS:
+            for family in (self._requests, self._seconds, self._inflight):
+                family.labels(driver, operation)
+        for error in PREPARE_ERRORS:
+            self._prepare_errors.labels(driver, error)
+        for error in UNPREPARE_ERRORS:
+            self._unprepare_errors.labels(driver, error)
 
     @contextmanager
     def request(self, operation: str) -> Iterator[None]:
@@ -128,15 +124,6 @@ class PluginMetrics:
         for kind in self._kinds:
             self._devices.labels(self._node, self._driver, kind).set(found.count(kind))
         return generate_latest(self.registry)
-
-    def _seed(self) -> None:
-        for operation in OPERATIONS:
-            for family in (self._requests, self._seconds, self._inflight):
-                family.labels(self._driver, operation)
-        for error in PREPARE_ERRORS:
-            self._prepare_errors.labels(self._driver, error)
-        for error in UNPREPARE_ERRORS:
-            self._unprepare_errors.labels(self._driver, error)
 
 
 # Reading a ResourceClaim.
@@ -187,10 +174,7 @@ def read_claim(obj: Object, ref: ClaimRef, driver: str) -> AllocatedClaim:
         configs=_configs(devices.get("config", ()), driver),
         fingerprint=_fingerprint(status),
         of_pod=_pod_of(obj["metadata"]),
-        consumers=tuple(
-            ClaimConsumer(resource=consumer["resource"], name=consumer["name"], uid=consumer["uid"])
-            for consumer in status.get("reservedFor", ())
-        ),
+        consumers=msgspec.convert(status.get("reservedFor", ()), tuple[ClaimConsumer, ...]),
     )
 
 
@@ -374,29 +358,27 @@ class ClaimPreparer:
             for result in claim.results
             if not result.admin_access and result.share_id is None
         }
-        for holder, device in self._held():
-            if holder.ref.uid != claim.ref.uid and (device.pool, device.device) in wanted:
-                raise Retry(
-                    f"device {device.device} is still held by claim"
-                    f" {holder.ref.namespace}/{holder.ref.name} on this node",
-                    after=HELD_RETRY_SECONDS,
-                )
-
-    def _held(self) -> Iterator[tuple[CheckpointEntry, ReadyDevice]]:
-        for entry in self._checkpoint.claims.values():
-            if entry.state is PrepareState.COMPLETED:
-                for device in entry.devices:
-                    if not device.admin_access and device.share_id is None:
-                        yield entry, device
+        for holder in self._checkpoint.claims.values():
+            if holder.state is not PrepareState.COMPLETED or holder.ref.uid == claim.ref.uid:
+                continue
+            for device in holder.devices:
+                is_exclusive = not device.admin_access and device.share_id is None
+                if is_exclusive and (device.pool, device.device) in wanted:
+                    raise Retry(
+                        f"device {device.device} is still held by claim"
+                        f" {holder.ref.namespace}/{holder.ref.name} on this node",
+                        after=HELD_RETRY_SECONDS,
+                    )
 
 
 def _ready(device: PreparedDevice, cdi_ids: tuple[str, ...]) -> ReadyDevice:
+    result = device.result
     return ReadyDevice(
-        requests=(device.result.main_request,),
-        pool=device.result.pool,
-        device=device.result.device,
+        requests=(result.main_request,),
+        pool=result.pool,
+        device=result.device,
         cdi_ids=cdi_ids,
-        share_id=device.result.share_id,
-        admin_access=device.result.admin_access,
+        share_id=result.share_id,
+        admin_access=result.admin_access,
         kind=device.kind,
     )

@@ -165,14 +165,15 @@ async def persist(
     limit = asyncio.timeout_at(deadline)
     try:
         async with limit, AsyncExitStack() as stack:
-            woken: asyncio.Event | None = None
+            woken = asyncio.Event()
             while True:
                 try:
                     return await attempt()
                 except Retry as retry:
                     trouble = retry
-                if woken is None:
-                    woken = await stack.enter_async_context(_waking(changes))
+                if changes is not None:
+                    await stack.enter_async_context(beside(_listen(changes, woken)))
+                    changes = None
                 await pause_until(woken, max(pause, trouble.after))
                 pause = min(2 * pause, LAST_PAUSE)
     except TimeoutError:
@@ -181,17 +182,7 @@ async def persist(
         raise
 
 
-@asynccontextmanager
-async def _waking(changes: AsyncIterator[None] | None) -> AsyncIterator[asyncio.Event]:
-    """An event that is set for each of `changes` while the context is entered."""
-    woken = asyncio.Event()
-    async with beside(_listen(changes, woken)):
-        yield woken
-
-
-async def _listen(changes: AsyncIterator[None] | None, woken: asyncio.Event) -> None:
-    if changes is None:
-        return
+async def _listen(changes: AsyncIterator[None], woken: asyncio.Event) -> None:
     try:
         async for _ in changes:
             woken.set()
@@ -200,12 +191,14 @@ async def _listen(changes: AsyncIterator[None] | None, woken: asyncio.Event) -> 
         log.info("node.watch-ended", reason=str(trouble))
 
 
-async def pause_until(woken: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, `seconds` at most, and clear it."""
+async def pause_until(woken: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, `seconds` at most, and clear it; whether it was set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await woken.wait()
+    was_set = woken.is_set()
     woken.clear()
+    return was_set
 
 
 class BackgroundRetries:
@@ -320,22 +313,15 @@ class PodSync:
 
     async def run(self) -> None:
         """Sync the waiting pods of the node whenever woken, or stopped for long; never returns."""
-        while True:
-            await self._woken()
-            self._wake.clear()
-            await self._retry(self._sync_waiting)
-
-    async def _woken(self) -> None:
-        """Until woken, or until this process goes on after it was stopped for long."""
         loop = asyncio.get_running_loop()
-        while not self._wake.is_set():
+        while True:
             began = loop.time()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOCK_CHECK_SECONDS):
-                    await self._wake.wait()
-            if loop.time() - began >= STOPPED_SECONDS:
-                log.warning("node.was-stopped", driver=self._driver, seconds=round(loop.time() - began))
-                return
+            is_due = await pause_until(self._wake, CLOCK_CHECK_SECONDS)
+            paused = loop.time() - began
+            if paused >= STOPPED_SECONDS:
+                log.warning("node.was-stopped", driver=self._driver, seconds=round(paused))
+            if is_due or paused >= STOPPED_SECONDS:
+                await self._retry(self._sync_waiting)
 
     async def sync_claim(self, ref: ClaimRef) -> None:
         """Sync the pods of this node that use a claim which has just been prepared."""
@@ -458,37 +444,41 @@ class Requests:
         self, refs: Sequence[ClaimRef], patience: float = ANSWER_SECONDS
     ) -> dict[str, ClaimAnswer]:
         """Prepare claims; an answer for every UID, within `patience` seconds."""
-        deadline = asyncio.get_running_loop().time() + patience
-        return await self._all("prepare", refs, lambda ref: self._prepare(ref, deadline))
+        return await self._all("prepare", refs, self._prepare, patience)
 
     async def unprepare(
         self, refs: Sequence[ClaimRef], patience: float = ANSWER_SECONDS
     ) -> dict[str, ClaimAnswer]:
         """Unprepare claims; an answer for every UID, within `patience` seconds."""
-        deadline = asyncio.get_running_loop().time() + patience
-        return await self._all("unprepare", refs, lambda ref: self._unprepare(ref, deadline))
+        return await self._all("unprepare", refs, self._unprepare, patience)
 
     async def close(self) -> None:
         """Stop the background retries. No call may be under way, nor come any more."""
         await self._retries.close()
 
     async def _all(
-        self, operation: str, refs: Sequence[ClaimRef], work: Callable[[ClaimRef], Awaitable[ClaimAnswer]]
+        self,
+        operation: str,
+        refs: Sequence[ClaimRef],
+        work: Callable[[ClaimRef, float], Awaitable[ClaimAnswer]],
+        patience: float,
     ) -> dict[str, ClaimAnswer]:
         if not refs:
             return {}
+        deadline = asyncio.get_running_loop().time() + patience
         with self._metrics.request(operation):
-            answers = await asyncio.gather(*(self._answer(operation, ref, work) for ref in refs))
+            work_on = (self._answer(operation, ref, partial(work, ref, deadline)) for ref in refs)
+            answers = await asyncio.gather(*work_on)
         if not any(answer.error for answer in answers):
             self._metrics.succeeded(operation)
         return {ref.uid: answer for ref, answer in zip(refs, answers, strict=True)}
 
     async def _answer(
-        self, operation: str, ref: ClaimRef, work: Callable[[ClaimRef], Awaitable[ClaimAnswer]]
+        self, operation: str, ref: ClaimRef, work: Callable[[], Awaitable[ClaimAnswer]]
     ) -> ClaimAnswer:
-        about = {"operation": operation, "claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid}
+        about = {"operation": operation, **_claim_fields(ref)}
         try:
-            answer = await work(ref)
+            answer = await work()
         except (Retry, Refused) as trouble:
             permanent = isinstance(trouble, Refused)
             log.warning("node.claim-failed", **about, permanent=permanent, reason=str(trouble))

@@ -42,7 +42,6 @@ from collections.abc import (
 )
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import grpc
@@ -59,7 +58,6 @@ from rackloom.claim.node.prepare import ClaimPreparer, PluginMetrics
 from rackloom.claim.node.requests import (
     ANSWER_SECONDS,
     BackgroundTasks,
-    ClaimAnswer,
     PodSync,
     Requests,
     run_background,
@@ -120,14 +118,17 @@ async def serve_on_socket(path: Path, handlers: tuple[grpc.GenericRpcHandler, ..
     _remove_socket(path)
     server = grpc.aio.server()
     server.add_generic_rpc_handlers(handlers)
-    with _owner_only_umask():
-        try:
-            server.add_insecure_port(f"unix:{path}")
-        except RuntimeError as error:
-            raise Refused(
-                f"cannot listen on {path}",
-                nearest_fix="does its directory exist, and may this user write to it?",
-            ) from error
+    # The socket that is bound here gets mode 0600.
+    umask = os.umask(0o177)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise Refused(
+            f"cannot listen on {path}",
+            nearest_fix="does its directory exist, and may this user write to it?",
+        ) from error
+    finally:
+        os.umask(umask)
     try:
         await server.start()
         yield
@@ -151,16 +152,6 @@ def _remove_socket(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-@contextmanager
-def _owner_only_umask() -> Iterator[None]:
-    """Sockets that are bound in here get mode 0600."""
-    before = os.umask(0o177)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
 # DRAPlugin: NodePrepareResources and NodeUnprepareResources.
 
 
@@ -170,54 +161,44 @@ _MARGIN = 1.0
 
 def dra_handlers(requests: Requests) -> tuple[grpc.GenericRpcHandler, ...]:
     """The service `DRAPlugin` of v1 and of v1beta1."""
-    return tuple(_DraVersion(wire, requests).handler() for wire in (dra_v1_pb2, dra_v1beta1_pb2))
+    return tuple(_dra_handler(wire, requests) for wire in (dra_v1_pb2, dra_v1beta1_pb2))
 
 
-class _DraVersion:
+def _dra_handler(wire: Any, requests: Requests) -> grpc.GenericRpcHandler:
     """One version: the messages of `wire`, which differ only in that shares are new in v1."""
+    has_shares = "share_id" in wire.Device.DESCRIPTOR.fields_by_name
 
-    def __init__(self, wire: ModuleType, requests: Requests) -> None:
-        self._wire: Any = wire
-        self._requests = requests
-        self._has_shares = "share_id" in wire.Device.DESCRIPTOR.fields_by_name
-
-    def handler(self) -> grpc.GenericRpcHandler:
-        return unary_service(
-            f"{self._wire.DESCRIPTOR.package}.DRAPlugin",
-            {
-                "NodePrepareResources": (self._prepare, self._wire.NodePrepareResourcesRequest),
-                "NodeUnprepareResources": (self._unprepare, self._wire.NodeUnprepareResourcesRequest),
-            },
+    def device(ready: ReadyDevice) -> Any:
+        return wire.Device(
+            request_names=ready.requests,
+            pool_name=ready.pool,
+            device_name=ready.device,
+            cdi_device_ids=ready.cdi_ids,
+            **({"share_id": ready.share_id} if has_shares else {}),
         )
 
-    async def _prepare(self, request: Any, context: Any) -> Any:
-        answers = await self._requests.prepare(_claim_refs(request.claims), _answer_within(context))
-        return self._wire.NodePrepareResourcesResponse(
-            claims={uid: self._prepared(answer) for uid, answer in answers.items()}
-        )
+    async def prepare(request: Any, context: Any) -> Any:
+        answers = await requests.prepare(_claim_refs(request.claims), _answer_within(context))
+        claims = {}
+        for uid, answer in answers.items():
+            devices = [device(ready) for ready in answer.devices]
+            claims[uid] = wire.NodePrepareResourceResponse(devices=devices, error=answer.error)
+        return wire.NodePrepareResourcesResponse(claims=claims)
 
-    async def _unprepare(self, request: Any, context: Any) -> Any:
-        answers = await self._requests.unprepare(_claim_refs(request.claims), _answer_within(context))
-        return self._wire.NodeUnprepareResourcesResponse(
-            claims={
-                uid: self._wire.NodeUnprepareResourceResponse(error=answer.error)
-                for uid, answer in answers.items()
-            }
-        )
+    async def unprepare(request: Any, context: Any) -> Any:
+        answers = await requests.unprepare(_claim_refs(request.claims), _answer_within(context))
+        claims = {
+            uid: wire.NodeUnprepareResourceResponse(error=answer.error) for uid, answer in answers.items()
+        }
+        return wire.NodeUnprepareResourcesResponse(claims=claims)
 
-    def _prepared(self, answer: ClaimAnswer) -> Any:
-        devices = [self._device(device) for device in answer.devices]
-        return self._wire.NodePrepareResourceResponse(devices=devices, error=answer.error)
-
-    def _device(self, device: ReadyDevice) -> Any:
-        shares = {"share_id": device.share_id} if self._has_shares else {}
-        return self._wire.Device(
-            request_names=device.requests,
-            pool_name=device.pool,
-            device_name=device.device,
-            cdi_device_ids=device.cdi_ids,
-            **shares,
-        )
+    return unary_service(
+        f"{wire.DESCRIPTOR.package}.DRAPlugin",
+        {
+            "NodePrepareResources": (prepare, wire.NodePrepareResourcesRequest),
+            "NodeUnprepareResources": (unprepare, wire.NodeUnprepareResourcesRequest),
+        },
+    )
 
 
 def _claim_refs(claims: Iterable[Any]) -> list[ClaimRef]:

@@ -1,10 +1,4 @@
-"""ResourceSlices of a node: how GPUs are named in them, the plan that writes them, and its loop.
-
-The join key comes first. The switch controller knows chassis, slot, module id and fabric GUID; Kubernetes
-knows GPU UUID and clique. A device publishes the parts that are known as attributes, so whoever has both
-sides can join them. `gpu_attributes` describes one GPU. `tray_attributes` describes a device that stands for
-all GPUs of a tray (an IMEX channel): chassis and slot where all GPUs agree, and `module<N>UUID` and
-`module<N>FabricGUID` for each GPU. Names without a domain belong to the driver that publishes them.
+"""ResourceSlices of a node: the plan that writes them, and its loop.
 
 A pool is complete when all slices of its highest generation exist. So a change raises the generation and
 writes all slices of the pool anew: changed and new slices first, surplus ones last, so that the pool
@@ -35,88 +29,10 @@ from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Obje
 from rackloom.claim.node.plugin import DevicePool, NodePlugin
 from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.claim.node.requests import beside, pause_until
-from rackloom.core.allocate.objects import Device, DeviceAttribute
+from rackloom.core.allocate.objects import Device
 from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE, Object
 from rackloom.errors import Refused, Retry
-from rackloom.topology.join_key import GpuKey, SlotKey
-
-CLIQUE = "clique"
-CLUSTER_UUID = "clusterUUID"
-CLIQUE_ID = "cliqueID"
-CHASSIS_SERIAL = "chassisSerial"
-SLOT = "slot"
-TRAY = "tray"
-MODULE_ID = "moduleID"
-FABRIC_GUID = "fabricGUID"
-GPU_UUID = "uuid"
-
-DeviceAttributes = dict[str, DeviceAttribute]
-
-
-def text_attribute(value: str) -> DeviceAttribute:
-    """A string attribute."""
-    return DeviceAttribute(string=value)
-
-
-def number_attribute(value: int) -> DeviceAttribute:
-    """An integer attribute."""
-    return DeviceAttribute(int_=value)
-
-
-def clique_attributes(clique: str) -> DeviceAttributes:
-    """The clique `<clusterUUID>.<cliqueId>`, whole and in parts; nothing for a node without one."""
-    if not clique:
-        return {}
-    cluster_uuid, _, clique_id = clique.rpartition(".")
-    return {
-        CLIQUE: text_attribute(clique),
-        CLUSTER_UUID: text_attribute(cluster_uuid),
-        CLIQUE_ID: number_attribute(int(clique_id)),
-    }
-
-
-def gpu_attributes(key: GpuKey) -> DeviceAttributes:
-    """What one GPU's key says, for a device that is this GPU."""
-    found: DeviceAttributes = {}
-    if key.place is not None:
-        location = key.place.value
-        found |= _slot_attributes(location) | {MODULE_ID: number_attribute(location.module_id)}
-    if key.fabric_guid is not None:
-        found[FABRIC_GUID] = text_attribute(_guid_text(key.fabric_guid.value))
-    if key.gpu_uuid is not None:
-        found[GPU_UUID] = text_attribute(key.gpu_uuid.value)
-    return found
-
-
-def tray_attributes(keys: Iterable[GpuKey]) -> DeviceAttributes:
-    """What the keys of a tray's GPUs say, for a device that stands for all of them.
-
-    `module<N>UUID` and `module<N>FabricGUID` name each GPU; chassis and slot are there when all agree.
-    """
-    located = [(key.place.value, key) for key in keys if key.place is not None]
-    trays = [_slot_attributes(location) for location, _ in located]
-    found: DeviceAttributes = dict(trays[0]) if trays and all(tray == trays[0] for tray in trays) else {}
-    for location, key in located:
-        module = f"module{location.module_id}"
-        if key.gpu_uuid is not None:
-            found[f"{module}UUID"] = text_attribute(key.gpu_uuid.value)
-        if key.fabric_guid is not None:
-            found[f"{module}FabricGUID"] = text_attribute(_guid_text(key.fabric_guid.value))
-    return found
-
-
-def _slot_attributes(location: SlotKey) -> DeviceAttributes:
-    return {
-        CHASSIS_SERIAL: text_attribute(location.chassis_serial),
-        SLOT: number_attribute(location.slot),
-    }
-
-
-def _guid_text(value: int) -> str:
-    """As switch controllers and nvidia-smi print it."""
-    return f"0x{value:016x}"
-
 
 # Fields that the API server does not store.
 

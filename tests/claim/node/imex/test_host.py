@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rackloom.claim.node.imex.devices import ImexKernel
+from rackloom.claim.node.device_files import ImexKernel
 from rackloom.core.domains import names
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN
 from rackloom.errors import Refused

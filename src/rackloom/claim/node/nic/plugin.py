@@ -14,7 +14,7 @@ attributes. Slices are published anew when a link changes, and once a minute.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -43,6 +43,7 @@ from rackloom.claim.node.plugin import (
     ContainerEdits,
     DeviceHealth,
     DevicePool,
+    NodePlugin,
     PreparedClaim,
     PreparedDevice,
     PrepareState,
@@ -230,7 +231,7 @@ class NicSettings(msgspec.Struct, frozen=True, kw_only=True):
     extras: StatedAttributes = msgspec.field(default_factory=dict)
 
 
-class NicPlugin:
+class NicPlugin(NodePlugin):
     """The NICs of one node."""
 
     driver = NIC_DRIVER
@@ -262,10 +263,6 @@ class NicPlugin:
                 record = msgspec.convert(entry.record, NicRecord)
                 self.prepared[entry.ref.uid] = ForPod(ref=entry.ref, pod=record.pod, nics=record.nics)
 
-    def missing(self) -> str | None:
-        """Nothing: the kernel has the NICs that it has."""
-        return None
-
     async def pools(self) -> tuple[DevicePool, ...]:
         """The node's pool: what can be claimed, and what is claimed, with the attributes of either."""
         snapshot = await self._scan()
@@ -291,11 +288,6 @@ class NicPlugin:
         self.prepared[claim.ref.uid] = ForPod(ref=claim.ref, pod=record.pod, nics=record.nics)
         devices = (self._device(result, nic) for result, nic in zip(claim.results, nics, strict=True))
         return PreparedClaim(devices=tuple(devices), record=msgspec.to_builtins(record))
-
-    async def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
-        """Never yields: nothing reports what a NIC claim waits for."""
-        for _ in ():
-            yield
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Detach the NICs from the pod, if they are still there. Raises `Retry`."""
