@@ -505,15 +505,13 @@ class ShareSettings(msgspec.Struct, frozen=True):
         memory = device.capacity.get(_MEMORY)
         if self.mode == SHARES_DISABLED or memory is None:
             return device
-        capacity = {**device.capacity, _MEMORY: self._memory(int(str(memory.value)))}
+        size = int(str(memory.value))
+        # Only where memory is what is shared does a claim that names none take all of it.
+        least, default = (MEBIBYTE, size // MEBIBYTE * MEBIBYTE) if self.mode == SHARES_MEMORY else (0, 0)
+        capacity = {**device.capacity, _MEMORY: _shared_capacity(size, default, least, MEBIBYTE)}
         if self.count is not None:
             capacity[_SHARES] = _shared_capacity(self.count, 1, 1, 1)
         return msgspec.structs.replace(device, capacity=capacity, allow_multiple_allocations=True)
-
-    def _memory(self, size: int) -> DeviceCapacity:
-        """Only where memory is what is shared does a claim that names none take all of it."""
-        least, default = (MEBIBYTE, size // MEBIBYTE * MEBIBYTE) if self.mode == SHARES_MEMORY else (0, 0)
-        return _shared_capacity(size, default, least, MEBIBYTE)
 
 
 def parse_shares(text: str) -> ShareSettings:

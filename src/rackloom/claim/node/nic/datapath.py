@@ -181,12 +181,9 @@ def detach_tcx(index: int) -> None:
 
 def _filters(rtnetlink: Rtnetlink, index: int) -> Iterator[str]:
     for parent in (_INGRESS, _EGRESS):
+        fields = {"index": index, "parent": parent}
         asked = NetlinkRequest(
-            "reading traffic control filters",
-            "traffic",
-            netlink.GETTFILTER,
-            0,
-            {"index": index, "parent": parent},
+            "reading traffic control filters", "traffic", netlink.GETTFILTER, fields=fields
         )
         try:
             found = rtnetlink.dump(asked)
@@ -218,10 +215,8 @@ def _name_of(number: int) -> str:
         _bpf(_INFO_BY_FD, struct.pack("=IIQ", handle, _INFO_BYTES, ctypes.addressof(info)))
     finally:
         os.close(handle)
-    return (
-        info.raw[_NAME_AT : _NAME_AT + _PROGRAM_NAME_BYTES].partition(b"\0")[0].decode(errors="replace")
-        or "tcx"
-    )
+    name = info.raw[_NAME_AT : _NAME_AT + _PROGRAM_NAME_BYTES].partition(b"\0")[0]
+    return name.decode(errors="replace") or "tcx"
 
 
 def _bpf(command: int, attributes: bytes) -> tuple[int, bytes]:

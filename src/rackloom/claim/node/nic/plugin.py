@@ -21,8 +21,7 @@ import msgspec
 import structlog
 
 from rackloom.claim.node.nic import dhcp, rdma
-from rackloom.claim.node.nic.attach import AttachmentManager
-from rackloom.claim.node.nic.attach import ReadyClaim as ForPod
+from rackloom.claim.node.nic.attach import AttachmentManager, ReadyClaim
 from rackloom.claim.node.nic.config import (
     NO_PROFILES,
     Profiles,
@@ -253,7 +252,7 @@ class NicPlugin(NodePlugin):
         self._mode = rdma.netns_mode()
         self._reasons: dict[str, str] = {}
         """Why interfaces are not published, as logged last."""
-        self.prepared: dict[str, ForPod] = {}
+        self.prepared: dict[str, ReadyClaim] = {}
         """Claims that are ready for their pods, by UID."""
 
     def remember(self, entries: Iterable[CheckpointEntry]) -> None:
@@ -261,7 +260,7 @@ class NicPlugin(NodePlugin):
         for entry in entries:
             if entry.state is PrepareState.COMPLETED and not entry.undoing:
                 record = msgspec.convert(entry.record, NicRecord)
-                self.prepared[entry.ref.uid] = ForPod(ref=entry.ref, pod=record.pod, nics=record.nics)
+                self.prepared[entry.ref.uid] = ReadyClaim(ref=entry.ref, pod=record.pod, nics=record.nics)
 
     async def pools(self) -> tuple[DevicePool, ...]:
         """The node's pool: what can be claimed, and what is claimed, with the attributes of either."""
@@ -285,7 +284,7 @@ class NicPlugin(NodePlugin):
         live = _published_devices(self._settings, snapshot, found.values())
         nics = [await self._prepare_nic(claim, result, found, live) for result in claim.results]
         record = NicRecord(pod=consuming_pod(claim), nics=tuple(nics))
-        self.prepared[claim.ref.uid] = ForPod(ref=claim.ref, pod=record.pod, nics=record.nics)
+        self.prepared[claim.ref.uid] = ReadyClaim(ref=claim.ref, pod=record.pod, nics=record.nics)
         devices = (self._device(result, nic) for result, nic in zip(claim.results, nics, strict=True))
         return PreparedClaim(devices=tuple(devices), record=msgspec.to_builtins(record))
 
