@@ -20,31 +20,29 @@ import random
 import ssl
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import structlog
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from rackloom.app.listeners import serve_http
+from rackloom.app.listeners import metrics_response, ok_response, serve_http, unavailable_response
 from rackloom.app.process import stop_on_signals
 from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.gates import GateController
-from rackloom.claim.cluster.admission.reviews import AdmissionVerdict, encode_response, read_review
-from rackloom.claim.cluster.admission.reviews import ReviewRequest as Question
+from rackloom.claim.cluster.admission.reviews import (
+    AdmissionVerdict,
+    ReviewRequest,
+    encode_response,
+    read_review,
+)
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME, ServingCertificates
 from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
 from rackloom.claim.cluster.certificates import CertifiedKey, expires_at
@@ -68,23 +66,21 @@ class WebhookMetrics:
 
     def __init__(self, expires: Callable[[], float]) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
+        counter = partial(Counter, registry=self._registry)
+        self._requests = counter(
             "rackloom_admission_requests",
             "Questions of the API server, by page and answer.",
             ["page", "answer"],
-            registry=self._registry,
         )
-        self._decisions = Counter(
+        self._decisions = counter(
             "rackloom_admission_decisions",
             "What rules did to objects; several may act on one.",
             ["rule", "decision"],
-            registry=self._registry,
         )
-        self._ended = Counter(
+        self._ended = counter(
             "rackloom_admission_connections_ended",
             "Connections that were refused or cut, by what they would have taken too much of.",
             ["why"],
-            registry=self._registry,
         )
         for why in ("full", "evicted", "handshake", "head", "request", "bodies"):
             self._ended.labels(why)
@@ -95,15 +91,14 @@ class WebhookMetrics:
             buckets=_LATENCY_BUCKETS,
             registry=self._registry,
         )
-        expiry = Gauge(
+        Gauge(
             "rackloom_webhook_certificate_expiry_timestamp_seconds",
             "When the serving certificate ends; 0 without one.",
             registry=self._registry,
-        )
-        expiry.set_function(expires)
+        ).set_function(expires)
 
     def answered(self, page: str, verdict: AdmissionVerdict, seconds: float) -> None:
-        """A question got its verdict."""
+        """A review got its verdict."""
         answer = "allowed" if verdict.allowed else "unanswered" if verdict.code >= 500 else "denied"
         self._requests.labels(page, answer).inc()
         self._seconds.labels(page).observe(seconds)
@@ -115,7 +110,7 @@ class WebhookMetrics:
         self._ended.labels(why).inc()
 
     def not_understood(self, page: str) -> None:
-        """What came was no question."""
+        """The request was no review."""
         self._requests.labels(page, "invalid").inc()
 
     def page(self) -> bytes:
@@ -134,20 +129,19 @@ BODIES, BODIES_OF_AN_ADDRESS = 32 << 20, 16 << 20
 MAX_VALUES = 500_000
 """In one body. JSON of no more than `{},{},{}` takes 24 times its length once it is read."""
 _DIGITS = 16
-ReviewHandler = Callable[[Question], Awaitable[AdmissionVerdict]]
+ReviewHandler = Callable[[ReviewRequest], Awaitable[AdmissionVerdict]]
 
 
 def admission_app(
     reviewer: AdmissionReviewer, is_ready: Callable[[], bool], metrics: WebhookMetrics
 ) -> Starlette:
-    """The pages: one per kind of question, /readyz and /metrics."""
+    """The pages: one per kind of review, /readyz and /metrics."""
 
     async def metrics_page(_: Request) -> Response:
-        return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
+        return metrics_response(metrics.page())
 
     async def readyz(_: Request) -> Response:
-        ready = is_ready()
-        return PlainTextResponse("ok\n" if ready else "not ready\n", 200 if ready else 503)
+        return ok_response() if is_ready() else unavailable_response("not ready")
 
     bodies = FairShare(BODIES, BODIES_OF_AN_ADDRESS)
     judges: dict[str, ReviewHandler] = {
@@ -167,19 +161,19 @@ def _review_endpoint(
 ) -> Callable[[Request], Awaitable[Response]]:
     name = path.removeprefix("/")
 
-    async def judged(question: Question) -> bytes:
+    async def judged(review: ReviewRequest) -> bytes:
         began = time.perf_counter()
-        verdict = await judge(question)
+        verdict = await judge(review)
         metrics.answered(name, verdict, time.perf_counter() - began)
-        return encode_response(question.uid, verdict)
+        return encode_response(review.uid, verdict)
 
     async def page(request: Request) -> Response:
-        reply = await replied(request)
+        reply = await respond(request)
         if reply.status_code != 200:
             metrics.not_understood(name)
         return reply
 
-    async def replied(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return PlainTextResponse("send Content-Type: application/json\n", 415)
         try:
@@ -330,19 +324,15 @@ async def webhook(api: KubeApi, settings: AdmissionSettings, options: WebhookOpt
 
 
 @asynccontextmanager
-async def _in_background(work: Sequence[Awaitable[None]]) -> AsyncIterator[None]:
+async def _in_background(work: Sequence[Coroutine[None, None, None]]) -> AsyncIterator[None]:
     """Let all of this go on while the context is entered. A defect in one of them ends it all."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_awaited(job)) for job in work]
+        tasks = [group.create_task(job) for job in work]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
-
-
-async def _awaited(job: Awaitable[None]) -> None:
-    await job
 
 
 class ServingCertificate:

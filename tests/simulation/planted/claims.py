@@ -50,9 +50,9 @@ def stale_entries_removed_whatever_joined(patch: pytest.MonkeyPatch) -> None:
 def a_pod_that_is_not_ready_is_no_member(patch: pytest.MonkeyPatch) -> None:
     living = membership._living_daemons
 
-    def ready_ones(clique: Any, snapshot: Any, settings: Any) -> Any:
+    def ready_ones(clique: Any, snapshot: Any) -> Any:
         pods = tuple(pod for pod in snapshot.pods if pod.ready)
-        return living(clique, msgspec.structs.replace(snapshot, pods=pods), settings)
+        return living(clique, msgspec.structs.replace(snapshot, pods=pods))
 
     patch.setattr(membership, "_living_daemons", ready_ones)
 

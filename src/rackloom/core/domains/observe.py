@@ -167,6 +167,7 @@ def take_domain_snapshot(
     return DomainSnapshot(
         uid=uid,
         now=now,
+        settings=settings,
         domain=domain,
         domain_object=None if obj is None else owned_object(COMPUTE_DOMAIN, obj),
         invalid=invalid,
@@ -215,7 +216,7 @@ def take_clique_snapshot(
         nodes=nodes,
         warm=warm,
         warm_object=None if snapshot is None else snapshot.domain_object,
-        members=() if snapshot is None else node_entries(snapshot, settings),
+        members=() if snapshot is None else node_entries(snapshot),
         marked=_nodes_by(cluster, BY_WARM_MARK, clique_id),
         labelled=_nodes_by(cluster, BY_READY_CHANNELS, clique_id),
         pool=next((owned_object(RESOURCE_SLICE, slice_) for slice_ in slices), None),
@@ -280,8 +281,8 @@ def _unready(cluster: ClusterIndex, nodes: Iterable[str]) -> dict[str, float]:
 
 
 def _clique_labels(cluster: ClusterIndex, nodes: Iterable[str]) -> dict[str, str]:
-    objects = {name: cluster.at(NODE, None, name) for name in nodes}
-    labels = {name: obj["metadata"].get("labels") or {} for name, obj in objects.items() if obj is not None}
+    found = filter(None, (cluster.at(NODE, None, name) for name in nodes))
+    labels = {node["metadata"]["name"]: node["metadata"].get("labels") or {} for node in found}
     key = names.GPU_CLIQUE_LABEL
     return {name: have[key] for name, have in labels.items() if key in have}
 
@@ -322,7 +323,7 @@ def _warm_state(
     if warm is None:
         return WarmDomain(clique_id=clique_id, nodes=())
     snapshot = take_domain_snapshot(cluster, warm.uid, settings, now)
-    return WarmDomain(clique_id=clique_id, nodes=node_entries(snapshot, settings), pods=snapshot.pods)
+    return WarmDomain(clique_id=clique_id, nodes=node_entries(snapshot), pods=snapshot.pods)
 
 
 def _mixed_cliques(
