@@ -103,7 +103,7 @@ class Rack:
     async def meshes(self) -> list[dict]:
         pods = (await self.api.list(POD, DRIVER)).items
         reported = [(pod["metadata"].get("annotations") or {}).get(names.MESH_ANNOTATION) for pod in pods]
-        return [json.loads(one) for one in reported if one]
+        return [json.loads(text) for text in reported if text]
 
 
 async def stop(*tasks: asyncio.Task[None]) -> None:

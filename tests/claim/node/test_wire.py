@@ -78,7 +78,7 @@ def test_replies_are_keyed_by_claim():
 def test_the_generated_code_is_that_of_the_proto(tmp_path):
     source = Path(__file__).parents[3] / "src"
     room = source / "rackloom" / "claim" / "node" / "wire"
-    protos = sorted(str(one) for one in room.glob("*.proto"))
+    protos = sorted(str(file) for file in room.glob("*.proto"))
     subprocess.run(
         [
             *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={source}"),

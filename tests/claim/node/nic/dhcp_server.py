@@ -55,7 +55,7 @@ class DhcpServer:
     @property
     def asked(self):
         """Kinds and options of what came."""
-        return [(one.kind, one.options) for one in self.heard]
+        return [(message.kind, message.options) for message in self.heard]
 
     def _open(self, link):
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_IP))

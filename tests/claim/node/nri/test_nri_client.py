@@ -25,7 +25,7 @@ class Heard:
         self.trouble = None
 
     async def synchronize(self, living):
-        self.events.append(("synchronize", tuple((one.pod, one.netns) for one in living)))
+        self.events.append(("synchronize", tuple((sandbox.pod, sandbox.netns) for sandbox in living)))
 
     async def run(self, sandbox):
         self.events.append(("run", sandbox.pod, sandbox.netns))
@@ -50,7 +50,9 @@ def test_a_runtime_tells_of_sandboxes(path, one_method):
         serving = NriRuntime(path, one_method_for_events=one_method).serving()
         async with serving as runtime, beside(NriPlugin("dra.net", heard, path).run()):
             await runtime.ready.wait()
-            assert [(one.plugin_name, one.plugin_idx) for one in runtime.registered] == [("dra.net", "00")]
+            assert [(request.plugin_name, request.plugin_idx) for request in runtime.registered] == [
+                ("dra.net", "00")
+            ]
             assert runtime.events == 0b11
             assert await runtime.run("pod-1", "/var/run/netns/a") == ""
             heard.trouble = Refused("it is broken", nearest_fix="mend it")
@@ -129,13 +131,13 @@ def read(data):
 def test_frames_come_back_however_they_are_cut(sent, size):
     wanted = [TtrpcFrame(connection=c, stream=s, type=1, data=d) for c, s, d in sent]
     cut = b""
-    for one in wanted:
-        whole = one.encode()[8:]
+    for frame in wanted:
+        whole = frame.encode()[8:]
         for at in range(0, len(whole), size):
             part = whole[at : at + size]
-            cut += struct.pack(">II", one.connection, len(part)) + part
+            cut += struct.pack(">II", frame.connection, len(part)) + part
     assert read(cut) == wanted
-    assert read(b"".join(one.encode() for one in wanted)) == wanted
+    assert read(b"".join(frame.encode() for frame in wanted)) == wanted
 
 
 @given(st.binary(max_size=200))
