@@ -12,7 +12,7 @@ import pytest
 from tests.waiting import until
 
 from rackloom.claim.cluster.certificates import CertifiedKey, issue_certificate, new_authority
-from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls, TlsCredentials
+from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls
 from rackloom.claim.imex.nvidia_imex import ImexControl, ImexProcess, mesh_of, start_imex
 from rackloom.claim.imex.supervisor import PeerLayout, Peers, Supervisor
 from rackloom.errors import Retry
@@ -66,7 +66,7 @@ class Domain:
             children.append(child)
             return child
 
-        supervisor = Supervisor(LAYOUT, files, TlsCredentials(tls), spawn)
+        supervisor = Supervisor(LAYOUT, files, tls, spawn)
         return Daemon(supervisor, ImexControl(CTL, files.config), children, directory)
 
     def project(self, directory: Path, identity: CertifiedKey) -> None:

@@ -52,7 +52,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _PodReport(msgspec.Struct, frozen=True):
-    """What the pod says; None: nothing."""
+    """The report on the pod; None where there is nothing to report."""
 
     mesh: PeerMesh | None
     error: str | None
@@ -235,7 +235,7 @@ def _probe_response(reason: str) -> bytes:
 
 
 LEAVE_SECONDS = 10.0
-"""How long an orderly end may take to tell the API server; the controller removes what is left over."""
+"""Limit for removing the entry at an orderly end; the controller removes what is left over."""
 CREDENTIALS_SECONDS = 30.0
 """Between looks at the certificate on disk; kubelet refreshes a Secret about once a minute."""
 

@@ -29,7 +29,14 @@ from typing import Literal
 
 import structlog
 
-from rackloom.claim.imex.config import ImexFiles, NodeFileMode, TlsCredentials, daemon_host, nodes_text
+from rackloom.claim.imex.config import (
+    ImexFiles,
+    ImexTls,
+    NodeFileMode,
+    daemon_host,
+    nodes_text,
+    tls_fingerprint,
+)
 from rackloom.claim.imex.nvidia_imex import ImexChild, how_it_ended
 from rackloom.errors import Refused
 
@@ -131,12 +138,12 @@ class Supervisor:
         self,
         layout: PeerLayout,
         files: ImexFiles,
-        credentials: TlsCredentials,
+        tls: ImexTls | None,
         spawn: Callable[[], Awaitable[ImexChild]],
     ) -> None:
         self._layout = layout
         self._files = files
-        self._credentials = credentials
+        self._tls = tls
         self._spawn = spawn
         self._peers = Peers(own_index=None, addresses={})
         self._running: _RunningChild | None = None
@@ -217,7 +224,7 @@ class Supervisor:
         wait = self._not_before - _now()
         if wait > 0:
             return wait
-        credentials = self._credentials.fingerprint()
+        credentials = tls_fingerprint(self._tls)
         if credentials is None:
             _log.info("imex.wait", reason="its certificate has not been issued yet")
             return CREDENTIALS_DELAY
@@ -236,12 +243,12 @@ class Supervisor:
         return None
 
     def _credentials_are_new(self) -> bool:
-        found = self._credentials.fingerprint()
+        found = tls_fingerprint(self._tls)
         return self._running is not None and found is not None and found != self._running.credentials
 
     def _reload(self) -> float | None:
         running = self._running
-        credentials = self._credentials.fingerprint()
+        credentials = tls_fingerprint(self._tls)
         if running is None or credentials is None:
             return CREDENTIALS_DELAY
         # A signal too soon after another is ignored, and its change would be lost: come back then.

@@ -54,7 +54,7 @@ def _read_capability(file: Path) -> dict[str, str]:
 
 
 class DriverFiles(NodeValue, frozen=True, kw_only=True):
-    """Where the kernel tells of NVIDIA's driver, and where device files are seen from here."""
+    """Where the kernel lists the devices of NVIDIA's driver, and where device files are seen from here."""
 
     proc_devices: Path = Path("/proc/devices")
     capabilities: Path = Path("/proc/driver/nvidia/capabilities")

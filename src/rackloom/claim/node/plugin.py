@@ -95,9 +95,9 @@ class AllocatedClaim(NodeValue, frozen=True, kw_only=True):
 class DeviceNode(NodeValue, frozen=True, kw_only=True, rename="camel"):
     """A character device to make in the container (CDI deviceNodes), always written in full.
 
-    Where the type or the major number is missing, a runtime looks at the host's file. The host has none for
-    IMEX channels and capabilities until somebody makes one. There is no owner: CDI then takes the user of the
-    container, who can so open what its owner alone may.
+    Where the type or the major number is missing, a runtime looks at the host's file. The host need not have
+    one for IMEX channels and capabilities. There is no owner: CDI then takes the user of the container, so
+    that user can open a file which only its owner may open.
     """
 
     path: str

@@ -135,7 +135,7 @@ API_RETRY_SECONDS = 0.25
 
 
 class ObsoleteClaim(Refused):
-    """Nobody waits for this claim any more: it is gone, was replaced, or kubelet unprepared it."""
+    """No pod needs this claim any more: it is gone, was replaced, or kubelet unprepared it."""
 
 
 async def fetch_claim(api: KubeApi, ref: ClaimRef, driver: str) -> AllocatedClaim:

@@ -84,7 +84,7 @@ async def cancel_all(tasks: "Collection[asyncio.Task[None]]") -> None:
 
 
 class TaskSet:
-    """Tasks that nobody waits for. The event loop alone would not keep them from being collected."""
+    """Tasks without a waiter. The event loop has weak references only, so they could be garbage collected."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -215,7 +215,7 @@ class BackgroundRetries:
         self._refused: set[str] = set()
 
     def begin(self, ref: ClaimRef, *, refused: bool = False) -> None:
-        """Retry a claim until that succeeds, nobody can want it any more, or `stop`."""
+        """Retry a claim until that succeeds, the claim is obsolete, or `stop`."""
         self.stop(ref.uid)
         self._refused.discard(ref.uid)
         if len(self._tasks) >= MOST_CLAIMS or (refused and len(self._refused) >= MOST_REFUSED):

@@ -206,7 +206,7 @@ def _claim_refs(claims: Iterable[Any]) -> list[ClaimRef]:
 
 
 def _answer_within(context: Any) -> float:
-    """Less than the caller's own deadline, so that it still hears the reason."""
+    """Less than the caller's own deadline, so that the reason still reaches it."""
     remaining = context.time_remaining()
     return ANSWER_SECONDS if remaining is None else max(0.0, min(ANSWER_SECONDS, remaining - _MARGIN))
 

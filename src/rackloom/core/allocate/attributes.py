@@ -19,7 +19,10 @@ from rackloom.topology.join_key import GpuKey
 STANDARD_DOMAIN = "resource.kubernetes.io"
 LONGEST_TEXT = 64
 """Bytes of a string attribute."""
-TRAY = "tray"
+CLIQUE, TRAY = "clique", "tray"
+CHASSIS_SERIAL, SLOT, MODULE_ID = "chassisSerial", "slot", "moduleID"
+FABRIC_GUID, GPU_UUID = "fabricGUID", "uuid"
+"""Names of the join key's attributes. The doctor's snapshot reads them back."""
 
 AttributeValue = str | int | bool | DeviceAttribute | None
 AttributeValues = dict[str, AttributeValue]
@@ -47,13 +50,13 @@ def clique_attributes(clique: str) -> AttributeValues:
     if not clique:
         return {}
     cluster_uuid, _, clique_id = clique.rpartition(".")
-    return {"clique": clique, "clusterUUID": cluster_uuid, "cliqueID": int(clique_id)}
+    return {CLIQUE: clique, "clusterUUID": cluster_uuid, "cliqueID": int(clique_id)}
 
 
 def gpu_attributes(key: GpuKey) -> AttributeValues:
     """What one GPU's key says, for a device that is this GPU."""
-    module = {} if key.place is None else {"moduleID": key.place.value.module_id}
-    return {**_slot_attributes(key), **module, "fabricGUID": _guid_text(key), "uuid": _uuid_text(key)}
+    module = {} if key.place is None else {MODULE_ID: key.place.value.module_id}
+    return {**_slot_attributes(key), **module, FABRIC_GUID: _guid_text(key), GPU_UUID: _uuid_text(key)}
 
 
 def tray_attributes(keys: Iterable[GpuKey]) -> AttributeValues:
@@ -73,7 +76,7 @@ def tray_attributes(keys: Iterable[GpuKey]) -> AttributeValues:
 def _slot_attributes(key: GpuKey) -> AttributeValues:
     if key.place is None:
         return {}
-    return {"chassisSerial": key.place.value.chassis_serial, "slot": key.place.value.slot}
+    return {CHASSIS_SERIAL: key.place.value.chassis_serial, SLOT: key.place.value.slot}
 
 
 def _uuid_text(key: GpuKey) -> str | None:

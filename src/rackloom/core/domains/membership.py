@@ -9,7 +9,7 @@ seconds, and no pod holds a channel on it. Then, in this order:
 
 1. it no longer counts, and the controller removes its label, in a write that fails if the node has
    changed: the node may have come back and be preparing another channel;
-2. the DaemonSet controller deletes its pod, which nobody on the node confirms;
+2. the DaemonSet controller deletes its pod, and no kubelet confirms it;
 3. the entry of a pod that is being deleted on such a node is removed from the clique object. The peers
    follow that object and stop waiting. A daemon that still runs, cut off or with a dead kubelet, sees
    that its pod is being deleted and does not enter again.

@@ -331,7 +331,7 @@ def _memory_windows(resource: str) -> Iterator[int]:
 
 
 class NicPartner(NodeValue, frozen=True, kw_only=True):
-    """The NIC of a GPU. `path_class` is what lies between them, in nvidia-smi's letters."""
+    """The NIC of a GPU. `path_class` is the path between them, in nvidia-smi's notation."""
 
     rdma: str | None
     pci_address: str | None

@@ -323,7 +323,7 @@ class GpuMonitor:
         self._trouble, self._observed_at, self.missing = "", now, found.missing
         snapshot = InventorySnapshot(inventory=found.inventory, unmonitored=unmonitored, at=now)
         conditions = update_conditions(self._node.conditions, snapshot, self._harmless)
-        self._become(NodeGpus(conditions=conditions, newest=found))
+        self._replace(NodeGpus(conditions=conditions, newest=found))
 
     async def listen(self) -> None:
         """Wait `XID_WAIT_SECONDS` for errors, and record them. Raises `Retry`."""
@@ -331,7 +331,7 @@ class GpuMonitor:
         for xid in xids:
             log.warning("gpu.xid", gpu=xid.uuid, xid=xid.number)
         conditions: GpuConditions = record_xids(self._node.conditions, xids, self._wall())
-        self._become(msgspec.structs.replace(self._node, conditions=conditions))
+        self._replace(msgspec.structs.replace(self._node, conditions=conditions))
 
     def device(self, name: str) -> PublishedGpu | None:
         """What a published name stands for; None for a name that is not published."""
@@ -346,7 +346,7 @@ class GpuMonitor:
         names = devices_by_name(self._node)
         return tuple(self._health(pool, name, device) for name, device in names.items())
 
-    def _become(self, node: NodeGpus) -> None:
+    def _replace(self, node: NodeGpus) -> None:
         self._node = node
         devices = published_devices(node, self._harmless)
         if devices != self._devices:

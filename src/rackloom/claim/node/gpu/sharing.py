@@ -90,7 +90,7 @@ class SharingPlan(NodeValue, frozen=True, kw_only=True):
     time_slices: Mapping[str, int] = {}
     """nvidia-smi's number of the time slice, by GPU."""
     exclusive: tuple[str, ...] = ()
-    """GPUs that MPS alone may use meanwhile."""
+    """GPUs in exclusive compute mode: only MPS may use them."""
     daemons: tuple[MpsDaemon, ...] = ()
 
 

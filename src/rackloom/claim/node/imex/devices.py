@@ -127,7 +127,7 @@ def _device_of(result: AllocatedDevice) -> tuple[ImexDeviceKind, int]:
 
 
 def _config_of(claim: AllocatedClaim, result: AllocatedDevice, kind: ImexDeviceKind) -> ImexConfig:
-    """The last one for the request wins; all are checked, since each was written by somebody."""
+    """The last one for the request wins. All are checked: a mistake in another one must not go unnoticed."""
     configs = [decode_imex_config(config.parameters) for config in claim.configs_for(result)]
     if not configs:
         raise Refused(

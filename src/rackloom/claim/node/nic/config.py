@@ -41,7 +41,7 @@ from rackloom.errors import Refused, file_error_text
 
 
 def read_mapping_file(file: Path, shape: str) -> Mapping[str, Mapping[str, Any]]:
-    """What stands in `file`. Raises `Refused` where it is not `shape`, such as "from names to settings"."""
+    """The content of `file`. Raises `Refused` where it is not `shape`, such as "from names to settings"."""
     try:
         found = yaml.safe_load(file.read_text())
     except OSError as error:

@@ -105,6 +105,7 @@ _ACK_TLVS = 0x200
 HEADER = struct.Struct("=LHHLL")
 """Of a message: length, type, flags, sequence number, port."""
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
+"""With CAP_ACK an error quotes only the header of its request, with EXT_ACK it has attributes after that."""
 _RECEIVE = 1 << 18
 _DUMP_INTERRUPTED = 0x10
 MOST_DUMPS = 20
@@ -246,6 +247,7 @@ class Rtnetlink:
         """Type, flags and bytes of each message that answers the request."""
         self._sequence += 1
         data = bytearray(request.encode(self._sequence))
+        # nlmsg_flags: behind the length (4 bytes) and the type (2) of struct nlmsghdr.
         data[6:8] = struct.pack("=H", struct.unpack_from("=H", data, 6)[0] | flags)
         self._socket.send(data)
         while True:
@@ -296,10 +298,15 @@ NEWROUTE, GETROUTE, NEWNEIGH, GETNEIGH, NEWRULE, GETRULE = 24, 26, 28, 30, 32, 3
 DELQDISC, GETTFILTER = 37, 46
 INET, INET6 = 2, 10
 UP = 1
+"""IFF_UP."""
 UNICAST, _STATIC, _TO_TABLE = 1, 4, 1
+"""RTN_UNICAST, RTPROT_STATIC and FR_ACT_TO_TBL."""
 PERMANENT = 0x80
+"""IFA_F_PERMANENT of addresses, and NUD_PERMANENT of neighbours."""
 _NO_DAD = 0x02
-_CLSACT = 0xFFFF0000
+"""IFA_F_NODAD."""
+_CLSACT_PARENT, _CLSACT = 0xFFFFFFF1, 0xFFFF0000
+"""TC_H_CLSACT, and the handle that the kernel gives this queueing discipline."""
 _BYTE = 255
 
 
@@ -427,7 +434,7 @@ def detach_xdp(index: int) -> NetlinkRequest:
 
 def remove_clsact(index: int) -> NetlinkRequest:
     """Remove the queueing discipline on which traffic control programs hang."""
-    fields = {"index": index, "parent": 0xFFFFFFF1, "handle": _CLSACT}
+    fields = {"index": index, "parent": _CLSACT_PARENT, "handle": _CLSACT}
     none = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP})
     doing = f"removing traffic control programs from interface {index}"
     return NetlinkRequest(doing, "traffic", DELQDISC, 0, fields, (("TCA_KIND", "clsact"),), none)

@@ -32,8 +32,11 @@ from rackloom.claim.node.plugin import DeviceNode
 from rackloom.topology.discovery.sysfs import Sysroot
 
 _NETLINK_RDMA, _NLDEV = 20, 5
+"""The netlink protocol, and its client RDMA_NL_NLDEV, which is in the high bits of a message's type."""
 _GET, _SET, _SYS_GET = 1, 2, 6
+"""RDMA_NLDEV_CMD_*."""
 _DEV_INDEX, _DEV_NAME, _NETNS_MODE, _NETNS_FD = 1, 2, 66, 68
+"""RDMA_NLDEV_ATTR_DEV_INDEX, DEV_NAME, SYS_ATTR_NETNS_MODE, NET_NS_FD."""
 _RECEIVE = 1 << 16
 _CLASSES = {
     "/sys/class/infiniband_verbs": ("uverbs",),

@@ -119,7 +119,7 @@ class StatusWriter:
     ) -> None:
         self._api = api
         self._pool = pool
-        self._loans = attachments
+        self._attachments = attachments
         self._leases = leases
         """The leases of a claim (UID), by device."""
         self._wall = wall
@@ -135,7 +135,7 @@ class StatusWriter:
         async with self._lock:
             outcomes: dict[str, tuple[PreparedNic, StatusOutcome]] = {
                 attachment.nic.device: (attachment.nic, attachment.attached)
-                for attachment in self._loans.of_claim(ref.uid)
+                for attachment in self._attachments.of_claim(ref.uid)
                 if attachment.attached is not None
             }
             outcomes |= {nic.device: (nic, outcome)}

@@ -28,7 +28,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from rackloom.claim.node.nri import nri_pb2 as wire
 from rackloom.errors import Refused, Retry
 
-# Sandboxes, and who hears of them.
+# Sandboxes and their hooks.
 
 
 class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +129,7 @@ there."""
 RECONNECT_SECONDS = 2.0
 _REGISTER_STREAM = 1
 _REGISTER_NANOS = 5_000_000_000
+# An event's bit in the mask is its number less one (api.EventMask of containerd/nri).
 _EVENTS = (1 << wire.RUN_POD_SANDBOX - 1) | (1 << wire.STOP_POD_SANDBOX - 1)
 _UNKNOWN, _UNIMPLEMENTED = 2, 12
 """gRPC codes."""
