@@ -62,7 +62,7 @@ _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 
 class WebhookMetrics:
-    """Counters of one process. `expires` gives the end of its certificate, in seconds since 1970; 0 for none."""
+    """Counters of one process. `expires` is when its certificate ends, in seconds since 1970; 0 for none."""
 
     def __init__(self, expires: Callable[[], float]) -> None:
         self._registry = CollectorRegistry()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rackloom.claim.node.requests import run_background
+from rackloom.claim.node.tasks import run_background
 
 
 async def _cancelled_twice() -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from rackloom.claim.cluster.domain_caches import OrphanSweeper
 from rackloom.claim.imex.daemon import DaemonReporter
-from rackloom.claim.node import requests
+from rackloom.claim.node import pod_sync, tasks
 from rackloom.claim.node.imex.domains import ImexDaemons
 from rackloom.claim.node.imex.labels import ComputeDomainLabel
 from rackloom.core.domains import clique, membership
@@ -107,16 +107,16 @@ def background_work_ends_piece_by_piece(patch: pytest.MonkeyPatch) -> None:
     async def background(*work: Any) -> Any:
         begun = [asyncio.create_task(one) for one in work]
         try:
-            yield requests.BackgroundTasks(begun)
+            yield tasks.BackgroundTasks(begun)
         finally:
             for task in begun:
-                await requests.cancel_and_wait(task)
+                await tasks.cancel_and_wait(task)
 
     patch.setattr(machines, "run_background", background)
 
 
 def a_plugin_does_not_see_that_it_was_stopped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(requests, "STOPPED_SECONDS", float("inf"))
+    patch.setattr(pod_sync, "STOPPED_SECONDS", float("inf"))
 
 
 def late_secrets_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:

@@ -43,9 +43,9 @@ from rackloom.claim.node.nic.status import (
     lease_status,
 )
 from rackloom.claim.node.nri.client import NRI_SOCKET, MeasuredHooks, NriPlugin
-from rackloom.claim.node.requests import run_background
 from rackloom.claim.node.run import PluginHost, PluginProcess, run_plugin
 from rackloom.claim.node.storage import Checkpoint
+from rackloom.claim.node.tasks import run_background
 from rackloom.core.nics.lease import LeaseState
 from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, ExclusionPolicy
 

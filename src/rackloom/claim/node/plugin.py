@@ -36,6 +36,10 @@ class ClaimRef(NodeValue, frozen=True, kw_only=True):
     name: str
     uid: str
 
+    def __str__(self) -> str:
+        """`namespace/name`, for messages."""
+        return f"{self.namespace}/{self.name}"
+
 
 class AllocatedDevice(NodeValue, frozen=True, kw_only=True):
     """One device of this driver that the scheduler allocated to the claim."""

@@ -147,13 +147,12 @@ async def fetch_claim(api: KubeApi, ref: ClaimRef, driver: str) -> AllocatedClai
     try:
         found = await api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
     except NotFound as error:
-        raise ObsoleteClaim(f"claim {ref.namespace}/{ref.name} does not exist any more") from error
+        raise ObsoleteClaim(f"claim {ref} does not exist any more") from error
     except KubeError as error:
-        raise api_failure(f"cannot read claim {ref.namespace}/{ref.name}", error) from error
+        raise api_failure(f"cannot read claim {ref}", error) from error
     if found["metadata"]["uid"] != ref.uid:
         raise ObsoleteClaim(
-            f"claim {ref.namespace}/{ref.name} got replaced: its UID is {found['metadata']['uid']},"
-            f" the pod's claim was {ref.uid}",
+            f"claim {ref} got replaced: its UID is {found['metadata']['uid']}, the pod's claim was {ref.uid}",
             nearest_fix="delete the pod, so that it is scheduled with the new claim",
         )
     return read_claim(found, ref, driver)
@@ -165,7 +164,7 @@ def read_claim(obj: Object, ref: ClaimRef, driver: str) -> AllocatedClaim:
     devices = status.get("allocation", {}).get("devices")
     if devices is None:
         raise Refused(
-            f"claim {ref.namespace}/{ref.name} is not allocated",
+            f"claim {ref} is not allocated",
             nearest_fix="let the scheduler place the pod: spec.nodeName must not be set by hand",
         )
     return AllocatedClaim(
@@ -342,9 +341,8 @@ class ClaimPreparer:
         if entry is None or entry.state is not PrepareState.ABORTED:
             return
         if entry.fingerprint == claim.fingerprint and not self._expired(entry):
-            name = f"{claim.ref.namespace}/{claim.ref.name}"
             raise ObsoleteClaim(
-                f"stale prepare: claim {name} was already aborted on this node",
+                f"stale prepare: claim {claim.ref} was already aborted on this node",
                 nearest_fix="delete the pod if it still waits for this claim",
             )
 
@@ -365,8 +363,7 @@ class ClaimPreparer:
                 is_exclusive = not device.admin_access and device.share_id is None
                 if is_exclusive and (device.pool, device.device) in wanted:
                     raise Retry(
-                        f"device {device.device} is still held by claim"
-                        f" {holder.ref.namespace}/{holder.ref.name} on this node",
+                        f"device {device.device} is still held by claim {holder.ref} on this node",
                         after=HELD_RETRY_SECONDS,
                     )
 

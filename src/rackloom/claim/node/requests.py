@@ -13,122 +13,26 @@ A prepare that failed, or that kubelet gave up, is repeated in the background (`
 900 s, until kubelet's next call for the claim or its unprepare. A refused claim is repeated too, since a node
 label, a role or a kernel module may be put right; but seldom, because each attempt asks the API server and a
 tenant can create many claims that will never be prepared. At most 512 claims, of which at most 128 refused,
-are retried at once, and refused claims share a rate of four attempts a second.
-
-kubelet by itself would come back late. It calls NodePrepareResources when it syncs a pod without a
-sandbox; if that fails, SyncPod records the event FailedPrepareDynamicResources and returns no error, so
-the pod is tried again not after 10 s but at its next resync, after 60 to 90 s (k8s.io/kubernetes v1.34 to
-v1.37, kuberuntime_manager.go and pod_workers.go, completeWork). A change of the pod's annotations syncs
-it at once (config.go, podsDifferSemantically). So `PodSync` writes the time into one annotation of the
-pods that can be helped now. It does so in four cases:
-
-- A claim is prepared whose call kubelet had given up.
-- kubelet has registered the plugin: earlier pods failed because the driver was not registered.
-- The API server answers again: kubelet could not read the pods' claims meanwhile.
-- This process was stopped (SIGSTOP, a frozen cgroup) for 45 s or more: calls timed out without arriving
-  here.
-
-Nothing depends on the annotation. Where it cannot be written, pods wait for kubelet's resync.
+are retried at once, and refused claims share a rate of four attempts a second. kubelet by itself would call
+again late, so a claim that was prepared in the background has its pods synced (`pod_sync`).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
 
-from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
-from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, NodePlugin, PrepareState, ReadyDevice
+from rackloom.claim.kube.api import KubeApi, KubeError
+from rackloom.claim.node.plugin import ClaimRef, NodePlugin, ReadyDevice
+from rackloom.claim.node.pod_sync import PodSync
 from rackloom.claim.node.prepare import ClaimPreparer, ObsoleteClaim, PluginMetrics, api_failure, fetch_claim
-from rackloom.core.kubernetes.objects import (
-    POD,
-    RESOURCE_CLAIM,
-    Object,
-    has_pod_ended,
-    metav1_micro_time,
-    pod_claim_names,
-)
+from rackloom.claim.node.tasks import beside, cancel_all, pause_until
 from rackloom.errors import Refused, Retry
-
-# Tasks whose lifetime is a context manager.
-
-
-async def cancel_and_wait(task: "asyncio.Task[None]") -> None:
-    """Cancel a task and wait for it. Its outcome is dropped, but not a cancellation of the caller."""
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
-
-
-@asynccontextmanager
-async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run `work` while the context is entered; how it ends does not matter."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        await cancel_and_wait(task)
-
-
-async def cancel_all(tasks: "Collection[asyncio.Task[None]]") -> None:
-    """Cancel all before any is awaited: a second cancellation meanwhile must not leave one running."""
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        await cancel_and_wait(task)
-
-
-class TaskSet:
-    """Tasks without a waiter. The event loop has weak references only, so they could be garbage collected."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` in the background."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def cancel(self) -> None:
-        """Cancel all that run."""
-        for task in self._tasks:
-            task.cancel()
-
-
-class BackgroundTasks:
-    """Work that ends only by failing."""
-
-    def __init__(self, tasks: "list[asyncio.Task[None]]") -> None:
-        self._tasks = tasks
-
-    async def fails(self) -> None:
-        """Wait for the first failure, and raise it."""
-        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        self.check()
-
-    def check(self) -> None:
-        """Raise the failure if there was one."""
-        for task in self._tasks:
-            if task.done() and not task.cancelled():
-                task.result()
-
-
-@asynccontextmanager
-async def run_background(*work: Coroutine[None, None, None]) -> AsyncIterator[BackgroundTasks]:
-    """Run endless work while the context is entered; what failed meanwhile is raised at the end."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in work]
-    try:
-        yield BackgroundTasks(tasks)
-        BackgroundTasks(tasks).check()
-    finally:
-        await cancel_all(tasks)
-
 
 # Retrying up to a deadline, and after it.
 
@@ -189,16 +93,6 @@ async def _listen(changes: AsyncIterator[None], woken: asyncio.Event) -> None:
     except (KubeError, Retry) as trouble:
         # The pauses end without it too.
         log.info("node.watch-ended", reason=str(trouble))
-
-
-async def pause_until(woken: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, `seconds` at most, and clear it; whether it was set."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await woken.wait()
-    was_set = woken.is_set()
-    woken.clear()
-    return was_set
 
 
 class BackgroundRetries:
@@ -272,139 +166,7 @@ class BackgroundRetries:
 
 
 def _claim_fields(ref: ClaimRef) -> dict[str, str]:
-    return {"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid}
-
-
-# Making kubelet sync a pod at once.
-
-
-RETRY_ANNOTATION = "rackloom.dev/prepare-retry"
-"""`<time> <driver>`: no two are equal, since a write that changes nothing is no event on kubelet's watch."""
-CLOCK_CHECK_SECONDS = 10.0
-"""Between two checks of the clock."""
-STOPPED_SECONDS = 45.0
-"""kubelet's timeout of a call. A pause of `CLOCK_CHECK_SECONDS` that takes so long: the process was
-stopped."""
-RETRY_SECONDS = 2.0
-"""Between attempts to reach an API server that does not answer and names no time."""
-
-
-class PodSync:
-    """The pods of one node, for the plugin of `driver`. `claims` gives what its checkpoint holds now."""
-
-    def __init__(
-        self,
-        api: KubeApi,
-        node: str,
-        driver: str,
-        claims: Callable[[], Mapping[str, CheckpointEntry]],
-        wall: Callable[[], float],
-    ) -> None:
-        self._api = api
-        self._node = node
-        self._driver = driver
-        self._claims = claims
-        self._wall = wall
-        self._wake = asyncio.Event()
-
-    def wake(self) -> None:
-        """Have `run` sync pods that kubelet may have failed before it could call the plugin."""
-        self._wake.set()
-
-    async def run(self) -> None:
-        """Sync the waiting pods of the node whenever woken, or stopped for long; never returns."""
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            is_due = await pause_until(self._wake, CLOCK_CHECK_SECONDS)
-            paused = loop.time() - began
-            if paused >= STOPPED_SECONDS:
-                log.warning("node.was-stopped", driver=self._driver, seconds=round(paused))
-            if is_due or paused >= STOPPED_SECONDS:
-                await self._retry(self._sync_waiting)
-
-    async def sync_claim(self, ref: ClaimRef) -> None:
-        """Sync the pods of this node that use a claim which has just been prepared."""
-        await self._retry(lambda: self._sync_users(ref))
-
-    async def _retry(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Repeat `work` until it succeeds, or the API server does not allow it."""
-        while True:
-            try:
-                await work()
-            except Rejected as error:
-                log.warning("node.pods-not-synced", driver=self._driver, reason=error.message)
-                return
-            except KubeError as error:
-                await asyncio.sleep(error.retry_after or RETRY_SECONDS)
-            else:
-                return
-
-    async def _sync_users(self, ref: ClaimRef) -> None:
-        for pod in await self._pods(ref.namespace):
-            if ref.name in pod_claim_names(pod):
-                await self._sync(pod)
-
-    async def _sync_waiting(self) -> None:
-        for pod in await self._pods():
-            if await self._is_waiting(pod):
-                await self._sync(pod)
-
-    async def _pods(self, namespace: str | None = None) -> list[Object]:
-        """The pods of this node that may still have to start."""
-        listed = await self._api.list(POD, namespace, fields=f"spec.nodeName={self._node}")
-        return [
-            pod
-            for pod in listed.items
-            if not has_pod_ended(pod) and "deletionTimestamp" not in pod["metadata"]
-        ]
-
-    async def _is_waiting(self, pod: Object) -> bool:
-        """Whether a pod has a claim with devices of this driver, and has not started, as far as can be seen.
-
-        After a reboot kubelet may not have reported yet that the sandbox is gone; the checkpoint shows it
-        already.
-        """
-        namespace, names = pod["metadata"]["namespace"], tuple(pod_claim_names(pod))
-        states = {(claim.ref.namespace, claim.ref.name): claim.state for claim in self._claims().values()}
-        ours = [states[namespace, name] for name in names if (namespace, name) in states]
-        if any(state is not PrepareState.COMPLETED for state in ours):
-            return True
-        if _has_sandbox(pod):
-            return False
-        return bool(ours) or any([await self._is_ours(namespace, name) for name in names])
-
-    async def _is_ours(self, namespace: str, name: str) -> bool:
-        try:
-            claim = await self._api.get(RESOURCE_CLAIM, name, namespace)
-        except NotFound:
-            return False
-        devices = ((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}
-        return any(result["driver"] == self._driver for result in devices.get("results") or ())
-
-    async def _sync(self, pod: Object) -> None:
-        """Annotate the pod. The UID in the patch has the API server refuse it for another pod of the name."""
-        meta = pod["metadata"]
-        text = f"{metav1_micro_time(self._wall())} {self._driver}"
-        patch = {"metadata": {"uid": meta["uid"], "annotations": {RETRY_ANNOTATION: text}}}
-        about = {"driver": self._driver, "pod": f"{meta['namespace']}/{meta['name']}"}
-        try:
-            await self._api.patch(POD, meta["name"], meta["namespace"], patch)
-        except (NotFound, Conflict):
-            return
-        except Rejected as error:
-            log.warning("node.pod-not-synced", **about, reason=error.message)
-        else:
-            log.info("node.pod-synced", **about)
-
-
-def _has_sandbox(pod: Object) -> bool:
-    """Whether kubelet has made its sandbox, which it does once all claims are prepared (KEP-3085)."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(
-        condition["type"] == "PodReadyToStartContainers" and condition["status"] == "True"
-        for condition in conditions
-    )
+    return {"claim": str(ref), "uid": ref.uid}
 
 
 # Answering the requests.

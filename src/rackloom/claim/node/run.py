@@ -54,16 +54,12 @@ from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.plugin import ClaimRef, DeviceHealth, Health, NodePlugin, PrepareState, ReadyDevice
+from rackloom.claim.node.pod_sync import PodSync
 from rackloom.claim.node.prepare import ClaimPreparer, PluginMetrics
-from rackloom.claim.node.requests import (
-    ANSWER_SECONDS,
-    BackgroundTasks,
-    PodSync,
-    Requests,
-    run_background,
-)
+from rackloom.claim.node.requests import ANSWER_SECONDS, Requests
 from rackloom.claim.node.slices import SlicePublisher
 from rackloom.claim.node.storage import Checkpoint
+from rackloom.claim.node.tasks import BackgroundTasks, run_background
 from rackloom.claim.node.wire import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,

@@ -28,7 +28,7 @@ import structlog
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, ObjectList
 from rackloom.claim.node.plugin import DevicePool, NodePlugin
 from rackloom.claim.node.prepare import PluginMetrics
-from rackloom.claim.node.requests import beside, pause_until
+from rackloom.claim.node.tasks import beside, pause_until
 from rackloom.core.allocate.objects import Device
 from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE, Object

@@ -18,7 +18,7 @@ from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
 from rackloom.claim.node.nic.dhcp import LeaseRecord, LeaseStore
 from rackloom.claim.node.nic.renewal import REQUEST_THREADS, LeaseKeeper
 from rackloom.claim.node.plugin import ClaimRef
-from rackloom.claim.node.requests import run_background
+from rackloom.claim.node.tasks import run_background
 from rackloom.core.allocate.objects import Device
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
 from rackloom.core.nics import lease

@@ -12,7 +12,7 @@ from tests.waiting import until_so
 
 from rackloom.claim.node.nri import nri_pb2 as wire
 from rackloom.claim.node.nri.client import MalformedFrame, NriPlugin, TtrpcFrame, read_frames
-from rackloom.claim.node.requests import beside
+from rackloom.claim.node.tasks import beside
 from rackloom.errors import Refused
 from rackloom.lab.nodes.nri_runtime import NriRuntime
 

@@ -78,13 +78,12 @@ def consuming_pod(claim: AllocatedClaim) -> str:
     """UID of the one pod that may use the claim: an interface is in one namespace at a time."""
     if len(claim.consumers) != 1:
         raise Refused(
-            f"claim {claim.ref.namespace}/{claim.ref.name} is reserved for {len(claim.consumers)} consumers;"
-            " a NIC serves one pod",
+            f"claim {claim.ref} is reserved for {len(claim.consumers)} consumers; a NIC serves one pod",
             nearest_fix="give each pod a claim of its own, with a ResourceClaimTemplate",
         )
     (consumer,) = claim.consumers
     if consumer.resource != "pods":
-        raise Refused(f"claim {claim.ref.namespace}/{claim.ref.name} is for {consumer.resource}, not a pod")
+        raise Refused(f"claim {claim.ref} is for {consumer.resource}, not a pod")
     return consumer.uid
 
 

@@ -24,7 +24,7 @@ from rackloom.claim.node.nic.attach import AttachmentManager, namespace_lives
 from rackloom.claim.node.nic.dhcp import LeaseRecord
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, in_namespace
 from rackloom.claim.node.nic.status import ReportLease
-from rackloom.claim.node.requests import TaskSet
+from rackloom.claim.node.tasks import TaskSet
 from rackloom.core.nics.attachment import Attachment
 from rackloom.core.nics.lease import (
     REQUEST_ACTIONS,

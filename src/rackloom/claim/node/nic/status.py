@@ -24,7 +24,7 @@ from rackloom.claim.node.nic.attach import AttachmentStore, AttachOutcome
 from rackloom.claim.node.nic.dhcp import LeaseRecord
 from rackloom.claim.node.nri.client import PodSandbox
 from rackloom.claim.node.plugin import ClaimRef
-from rackloom.claim.node.requests import TaskSet
+from rackloom.claim.node.tasks import TaskSet
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, Object, metav1_time
 from rackloom.core.nics.attachment import AttachedLink, Attachment, PreparedNic
 from rackloom.core.nics.lease import LOST_STATES, DhcpLease, LeaseState
