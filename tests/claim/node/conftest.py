@@ -1,4 +1,4 @@
-"""A node with a fake API server, a kubelet over real sockets, and a plugin that does what a test tells it."""
+"""A node with a fake API server, a kubelet over real sockets, and a plugin that a test controls."""
 
 import asyncio
 import tempfile

@@ -1,7 +1,7 @@
-"""A plugin killed at every single point of its work, and started again: what the rooms of the plugins share.
+"""A plugin that is killed at every single point of its work and started again: what the plugins' tests share.
 
-A point is the moment before or after a call to the API server, before anything reaches the disk, and what a
-room adds: programs of the driver, requests to the kernel.
+A crash point is the moment before or after a call to the API server, or before a write reaches the disk. The
+tests of a plugin add their own: programs of the driver, requests to the kernel.
 """
 
 import itertools
@@ -69,7 +69,7 @@ def fuse_the_disk(fuse: Fuse, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Lives(ABC):
-    """The lives of a plugin on one node, and what kubelet wants of it. A room says what the plugin is."""
+    """The lives of a plugin on one node, and the calls of kubelet. A subclass makes the plugin."""
 
     claims: Sequence[PodClaim]
 

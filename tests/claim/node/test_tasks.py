@@ -1,4 +1,4 @@
-"""Work in the background ends with its context, however often it is told to."""
+"""Work in the background ends with its context, however often it is cancelled."""
 
 import asyncio
 

@@ -24,6 +24,7 @@ oldest.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from random import Random
 
 import msgspec
@@ -58,6 +59,7 @@ class _PodReport(msgspec.Struct, frozen=True):
     error: str | None
 
 
+@dataclass(eq=False)
 class DaemonReporter:
     """Observes the daemon and reports changes.
 
@@ -66,46 +68,38 @@ class DaemonReporter:
     replaces the previous one: a daemon that has ended reaches nobody, and one that is READY has no error.
     """
 
-    def __init__(
-        self,
-        control: ImexControl,
-        daemon: Supervisor,
-        write_ready: Callable[[bool], Awaitable[None]],
-        report: Callable[[str | None, str | None], Awaitable[None]],
-        entered: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._entered = entered
-        self._control = control
-        self._daemon = daemon
-        self._write_ready = write_ready
-        self._report = report
-        self._ready: bool | None = None
-        self._reported: _PodReport | None = None
-        """None until something was reported: what an earlier daemon reported on the pod is not known."""
+    control: ImexControl
+    daemon: Supervisor
+    write_ready: Callable[[bool], Awaitable[None]]
+    report: Callable[[str | None, str | None], Awaitable[None]]
+    entered: Callable[[], None] = lambda: None
+    _ready: bool | None = field(default=None, init=False)
+    _reported: _PodReport | None = field(default=None, init=False)
+    """None until something was reported: what an earlier daemon reported on the pod is not known."""
 
     async def run(self) -> None:
         """Observe until cancelled."""
         eager = FIRST_LOOK_SECONDS
         while True:
             well = await self.observe()
-            if self._ready or self._daemon.failure:
+            if self._ready or self.daemon.failure:
                 eager = FIRST_LOOK_SECONDS
                 await asyncio.sleep(CALM_SECONDS if well else MESHING_SECONDS)
             else:
                 await asyncio.sleep(eager)
                 # Backing off starts with the daemon: before, an observation starts no program.
-                runs = self._daemon.running_with is not None
+                runs = self.daemon.running_with is not None
                 eager = min(1.5 * eager, EAGER_SECONDS) if runs else FIRST_LOOK_SECONDS
 
     async def observe(self) -> bool:
         """Observe once; true if the daemon is ready and reaches all its peers."""
         ready = await self._is_ready()
         if ready:
-            self._daemon.note_ready()
+            self.daemon.note_ready()
         if ready != self._ready:
-            await self._write_ready(ready)
+            await self.write_ready(ready)
             if self._ready is None:
-                self._entered()
+                self.entered()
             self._ready = ready
         mesh = await self._read_mesh() if ready else None
         report = self._next_report(ready, mesh)
@@ -118,13 +112,13 @@ class DaemonReporter:
         if ready:
             previous = None if self._reported is None else self._reported.mesh
             return _PodReport(mesh or previous, None)
-        return _PodReport(None, self._daemon.failure) if self._daemon.failure else None
+        return _PodReport(None, self.daemon.failure) if self.daemon.failure else None
 
     async def _write_report(self, report: _PodReport) -> bool:
         """Whether it was written. An API server that is away must not end the daemon, and jobs with it."""
         mesh = None if report.mesh is None else msgspec.json.encode(report.mesh).decode()
         try:
-            await self._report(mesh, report.error)
+            await self.report(mesh, report.error)
         except KubeError as error:
             _log.warning("imex.report_lost", reason=error.message)
             return False
@@ -132,20 +126,20 @@ class DaemonReporter:
         return True
 
     async def _is_ready(self) -> bool:
-        if self._daemon.running_with is None:
+        if self.daemon.running_with is None:
             return False
         try:
-            return await self._control.local_status() == READY
+            return await self.control.local_status() == READY
         except (Retry, UnknownOutput) as reason:
             _log.debug("imex.not_ready", reason=str(reason))
             return False
 
     async def _read_mesh(self) -> PeerMesh | None:
-        peers = self._daemon.running_with
+        peers = self.daemon.running_with
         if peers is None or peers.own_index is None:
             return None
         try:
-            mesh = mesh_of(await self._control.domain(), peers.own_index, peers.addresses)
+            mesh = mesh_of(await self.control.domain(), peers.own_index, peers.addresses)
         except (Retry, UnknownOutput) as reason:
             _log.warning("imex.mesh_unknown", reason=str(reason))
             return None

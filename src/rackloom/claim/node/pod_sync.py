@@ -17,6 +17,7 @@ Nothing depends on the annotation. Where it cannot be written, pods wait for kub
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -45,23 +46,16 @@ RETRY_SECONDS = 2.0
 """Between attempts to reach an API server that does not answer and names no time."""
 
 
+@dataclass(eq=False)
 class PodSync:
     """The pods of one node, for the plugin of `driver`. `claims` gives what its checkpoint holds now."""
 
-    def __init__(
-        self,
-        api: KubeApi,
-        node: str,
-        driver: str,
-        claims: Callable[[], Mapping[str, CheckpointEntry]],
-        wall: Callable[[], float],
-    ) -> None:
-        self._api = api
-        self._node = node
-        self._driver = driver
-        self._claims = claims
-        self._wall = wall
-        self._wake = asyncio.Event()
+    api: KubeApi
+    node: str
+    driver: str
+    claims: Callable[[], Mapping[str, CheckpointEntry]]
+    wall: Callable[[], float]
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def wake(self) -> None:
         """Have `run` sync pods that kubelet may have failed before it could call the plugin."""
@@ -75,7 +69,7 @@ class PodSync:
             is_due = await pause_until(self._wake, CLOCK_CHECK_SECONDS)
             paused = loop.time() - began
             if paused >= STOPPED_SECONDS:
-                log.warning("node.was-stopped", driver=self._driver, seconds=round(paused))
+                log.warning("node.was-stopped", driver=self.driver, seconds=round(paused))
             if is_due or paused >= STOPPED_SECONDS:
                 await self._retry(self._sync_waiting)
 
@@ -89,7 +83,7 @@ class PodSync:
             try:
                 await work()
             except Rejected as error:
-                log.warning("node.pods-not-synced", driver=self._driver, reason=error.message)
+                log.warning("node.pods-not-synced", driver=self.driver, reason=error.message)
                 return
             except KubeError as error:
                 await asyncio.sleep(error.retry_after or RETRY_SECONDS)
@@ -108,7 +102,7 @@ class PodSync:
 
     async def _pods(self, namespace: str | None = None) -> list[Object]:
         """The pods of this node that may still have to start."""
-        listed = await self._api.list(POD, namespace, fields=f"spec.nodeName={self._node}")
+        listed = await self.api.list(POD, namespace, fields=f"spec.nodeName={self.node}")
         return [
             pod
             for pod in listed.items
@@ -122,7 +116,7 @@ class PodSync:
         already.
         """
         namespace, names = pod["metadata"]["namespace"], tuple(pod_claim_names(pod))
-        states = {(claim.ref.namespace, claim.ref.name): claim.state for claim in self._claims().values()}
+        states = {(claim.ref.namespace, claim.ref.name): claim.state for claim in self.claims().values()}
         ours = [states[namespace, name] for name in names if (namespace, name) in states]
         if any(state is not PrepareState.COMPLETED for state in ours):
             return True
@@ -132,20 +126,20 @@ class PodSync:
 
     async def _is_ours(self, namespace: str, name: str) -> bool:
         try:
-            claim = await self._api.get(RESOURCE_CLAIM, name, namespace)
+            claim = await self.api.get(RESOURCE_CLAIM, name, namespace)
         except NotFound:
             return False
         devices = ((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}
-        return any(result["driver"] == self._driver for result in devices.get("results") or ())
+        return any(result["driver"] == self.driver for result in devices.get("results") or ())
 
     async def _sync(self, pod: Object) -> None:
         """Annotate the pod. The UID in the patch has the API server refuse it for another pod of the name."""
         meta = pod["metadata"]
-        text = f"{metav1_micro_time(self._wall())} {self._driver}"
+        text = f"{metav1_micro_time(self.wall())} {self.driver}"
         patch = {"metadata": {"uid": meta["uid"], "annotations": {RETRY_ANNOTATION: text}}}
-        about = {"driver": self._driver, "pod": f"{meta['namespace']}/{meta['name']}"}
+        about = {"driver": self.driver, "pod": f"{meta['namespace']}/{meta['name']}"}
         try:
-            await self._api.patch(POD, meta["name"], meta["namespace"], patch)
+            await self.api.patch(POD, meta["name"], meta["namespace"], patch)
         except (NotFound, Conflict):
             return
         except Rejected as error:

@@ -41,6 +41,7 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -350,22 +351,15 @@ SWEEP_AGAIN_SECONDS = 10.0
 READ_SECONDS = 20.0
 
 
+@dataclass(eq=False)
 class ClaimSweeper:
     """Unprepares claims that kubelet will never mention again, at the start and every ten minutes."""
 
-    def __init__(
-        self,
-        plugin: NodePlugin,
-        api: KubeApi,
-        checkpoint: Checkpoint,
-        preparer: ClaimPreparer,
-        requests: Requests,
-    ) -> None:
-        self._plugin = plugin
-        self._api = api
-        self._checkpoint = checkpoint
-        self._preparer = preparer
-        self._requests = requests
+    plugin: NodePlugin
+    api: KubeApi
+    checkpoint: Checkpoint
+    preparer: ClaimPreparer
+    requests: Requests
 
     async def run(self) -> None:
         """Sweep until cancelled."""
@@ -375,20 +369,20 @@ class ClaimSweeper:
 
     async def sweep(self) -> bool:
         """One sweep; whether everything could be decided and done. The rest is left to the next sweep."""
-        self._preparer.forget_aborted()
-        self._preparer.sweep_specs()
-        entries = list(self._checkpoint.claims.values())
+        self.preparer.forget_aborted()
+        self.preparer.sweep_specs()
+        entries = list(self.checkpoint.claims.values())
         started = [entry.ref for entry in entries if entry.state is PrepareState.STARTED]
         gone = [await self._is_gone(ref) for ref in started]
         orphans = [ref for ref, is_gone in zip(started, gone, strict=True) if is_gone]
         answers = {}
         if orphans:
             log.info("node.self-initiated-unprepare", claims=[ref.uid for ref in orphans])
-            answers = await self._requests.unprepare(orphans)
+            answers = await self.requests.unprepare(orphans)
         try:
-            await self._plugin.tidy(tuple(self._checkpoint.claims.values()))
+            await self.plugin.tidy(tuple(self.checkpoint.claims.values()))
         except (KubeError, Retry) as trouble:
-            log.info("node.tidy-later", driver=self._plugin.driver, reason=str(trouble))
+            log.info("node.tidy-later", driver=self.plugin.driver, reason=str(trouble))
             return False
         return None not in gone and not any(answer.error for answer in answers.values())
 
@@ -396,7 +390,7 @@ class ClaimSweeper:
         """None while the API server does not answer."""
         try:
             async with asyncio.timeout(READ_SECONDS):
-                found = await self._api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
+                found = await self.api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
         except NotFound:
             return True
         except (KubeError, TimeoutError):

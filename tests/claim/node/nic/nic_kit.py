@@ -44,7 +44,7 @@ needs_ipv6 = pytest.mark.skipif(
 
 
 class Netns:
-    """A network namespace that a thread holds open until it is told to end."""
+    """A network namespace that a thread holds open until `destroy`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

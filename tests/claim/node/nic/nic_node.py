@@ -81,4 +81,4 @@ class NicNode:
             found = (await self.kit.api.get(RESOURCE_CLAIM, name, "default"))["status"].get("devices", [])
             return found if len(found) >= devices else None
 
-        return await until(look, f"the claim tells of {devices}")
+        return await until(look, f"the claim reports {devices}")

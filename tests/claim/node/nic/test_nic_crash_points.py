@@ -166,7 +166,7 @@ async def recover(lived, before, meanwhile):
     if meanwhile == "the pod lives":
         await sandboxes.synchronize((lived.sandbox,))
         await lived.prepare(process)
-        # kubelet starts a sandbox after it has prepared, and the runtime tells of one that it runs already.
+        # kubelet starts a sandbox after it has prepared, and the runtime reports one that it runs already.
         await sandboxes.synchronize((lived.sandbox,))
         assert settings(host, "nic0") is None
         inside = settings(lived.netns, "net1")

@@ -72,7 +72,7 @@ def requests(dhcp, *, client):
     """Those that are no answer to an offer, by whether the client says that it has an address."""
     return [
         message
-        for message in dhcp.heard
+        for message in dhcp.received
         if message.kind == REQUEST and 54 not in message.options and (message.client == ADDRESS) is client
     ]
 
@@ -131,7 +131,7 @@ def test_a_lease_is_renewed_from_the_pod_and_given_back_at_its_end(node, host):
                 assert ips == [f"{ADDRESS}/24"]
                 assert count(process, "rackloom_nic_dhcp_renewals_total", outcome="renewed") >= 1
                 assert count(process, "rackloom_nic_dhcp_leases", state="held") == 1
-            last = dhcp.heard[-1]
+            last = dhcp.received[-1]
             assert (last.kind, last.client, last.to) == (RELEASE, ADDRESS, "10.9.0.1")
             assert last.hardware == renewal.hardware
             assert count(process, "rackloom_nic_dhcp_leases", state="held") == 0
@@ -150,8 +150,8 @@ def test_another_servers_no_does_not_count_while_the_own_is_asked(node, host):
             pod_with_a_lease(node, kubelet, runtime) as pod,
         ):
             dhcp.before = [no]
-            heard = len(requests(dhcp, client=True))
-            await until_so(lambda: len(requests(dhcp, client=True)) > heard + 1, "it is renewed again")
+            received = len(requests(dhcp, client=True))
+            await until_so(lambda: len(requests(dhcp, client=True)) > received + 1, "it is renewed again")
             assert pod.addresses("nic0") == {f"{ADDRESS}/24"}
             assert count(process, "rackloom_nic_dhcp_renewals_total", outcome="refused") == 0
 
@@ -167,12 +167,14 @@ def test_a_sandbox_that_is_made_anew_has_the_same_lease(node, host):
             pod_with_a_lease(node, kubelet, runtime),
         ):
             assert await runtime.stop(POD) == ""
-            heard = len(requests(dhcp, client=False))
-            await until_so(lambda: len(requests(dhcp, client=False)) > heard, "the host keeps it meanwhile")
+            received = len(requests(dhcp, client=False))
+            await until_so(
+                lambda: len(requests(dhcp, client=False)) > received, "the host keeps it meanwhile"
+            )
             pod = host.pod("again")
             assert await runtime.run(POD, pod.path) == ""
             assert pod.addresses("nic0") == {f"{ADDRESS}/24"}
-            kinds = [message.kind for message in dhcp.heard]
+            kinds = [message.kind for message in dhcp.received]
             assert kinds.count(DISCOVER) == 1
             assert RELEASE not in kinds
 
@@ -286,7 +288,7 @@ def test_a_claim_that_fails_at_its_second_nic_gives_the_lease_of_its_first_back(
             assert count(process, "rackloom_nic_dhcp_leases", state="held") == 1
             await kubelet.unprepare(claim)
             assert not list((node.kit.places.home(DRIVER) / "leases").iterdir())
-            await until_so(lambda: dhcp.heard[-1].kind == RELEASE, "it is given back")
+            await until_so(lambda: dhcp.received[-1].kind == RELEASE, "it is given back")
 
     with server(host) as dhcp:
         asyncio.run(story())
@@ -415,7 +417,7 @@ def test_a_pod_does_not_start_with_an_address_that_was_lost(node, host):
             assert f"the DHCP lease of {ADDRESS}/24 is refused; delete the pod" in refusal
             assert "nic0" in host.links()
             await kubelet.unprepare(claim)
-            assert dhcp.heard[-1].kind == REQUEST, "what is not ours is not given back"
+            assert dhcp.received[-1].kind == REQUEST, "what is not ours is not given back"
 
     with server(host, **SOON) as dhcp:
         asyncio.run(story())

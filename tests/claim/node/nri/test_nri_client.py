@@ -17,8 +17,8 @@ from rackloom.errors import Refused
 from rackloom.lab.nodes.nri_runtime import NriRuntime
 
 
-class Heard:
-    """Writes down what it is told."""
+class RecordingHooks:
+    """Records the calls of the runtime."""
 
     def __init__(self):
         self.events = []
@@ -44,23 +44,23 @@ def path():
 
 @pytest.mark.parametrize("one_method", [True, False])
 def test_a_runtime_tells_of_sandboxes(path, one_method):
-    heard = Heard()
+    hooks = RecordingHooks()
 
     async def story():
         serving = NriRuntime(path, one_method_for_events=one_method).serving()
-        async with serving as runtime, beside(NriPlugin("dra.net", heard, path).run()):
+        async with serving as runtime, beside(NriPlugin("dra.net", hooks, path).run()):
             await runtime.ready.wait()
             assert [(request.plugin_name, request.plugin_idx) for request in runtime.registered] == [
                 ("dra.net", "00")
             ]
             assert runtime.events == 0b11
             assert await runtime.run("pod-1", "/var/run/netns/a") == ""
-            heard.trouble = Refused("it is broken", nearest_fix="mend it")
+            hooks.trouble = Refused("it is broken", nearest_fix="mend it")
             assert await runtime.run("pod-2", "") == "it is broken; mend it"
             assert await runtime.stop("pod-1") == ""
 
     asyncio.run(story())
-    assert heard.events == [
+    assert hooks.events == [
         ("synchronize", ()),
         ("run", "pod-1", "/var/run/netns/a"),
         ("run", "pod-2", ""),
@@ -70,10 +70,10 @@ def test_a_runtime_tells_of_sandboxes(path, one_method):
 
 def test_after_a_restart_of_the_runtime_all_sandboxes_are_told_of_at_once(path, monkeypatch):
     monkeypatch.setattr("rackloom.claim.node.nri.client.RECONNECT_SECONDS", 0.01)
-    heard = Heard()
+    hooks = RecordingHooks()
 
     async def story():
-        plugin = NriPlugin("dra.net", heard, path)
+        plugin = NriPlugin("dra.net", hooks, path)
         async with beside(plugin.run()):
             first = NriRuntime(path)
             async with first.serving():
@@ -87,12 +87,12 @@ def test_after_a_restart_of_the_runtime_all_sandboxes_are_told_of_at_once(path, 
                 assert plugin.connected.is_set()
 
     asyncio.run(story())
-    assert heard.events[-1] == ("synchronize", tuple((f"pod-{n}", f"/n/{n}") for n in range(3)))
+    assert hooks.events[-1] == ("synchronize", tuple((f"pod-{n}", f"/n/{n}") for n in range(3)))
 
 
 def test_what_it_does_not_know_it_says_so(path):
     async def story():
-        plugin = NriPlugin("dra.net", Heard(), path)
+        plugin = NriPlugin("dra.net", RecordingHooks(), path)
         async with NriRuntime(path).serving() as runtime, beside(plugin.run()):
             await runtime.ready.wait()
             assert (await runtime.call("CreateContainer", wire.Status())).status.code == 12
@@ -106,7 +106,7 @@ def test_a_runtime_that_refuses_is_asked_again(path, monkeypatch):
     async def story():
         runtime = NriRuntime(path)
         runtime.refuse = "no plugins today"
-        async with runtime.serving(), beside(NriPlugin("dra.net", Heard(), path).run()):
+        async with runtime.serving(), beside(NriPlugin("dra.net", RecordingHooks(), path).run()):
             await until_so(lambda: len(runtime.registered) > 1, "it registers again")
             runtime.refuse = ""
             await runtime.ready.wait()

@@ -23,6 +23,7 @@ Source of the taint keys and of the harmless XIDs: NVIDIA's DRA driver for GPUs,
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -252,30 +253,25 @@ OBSERVE_SECONDS = 10.0
 XID_WAIT_SECONDS = 1.0
 
 
+@dataclass(eq=False)
 class GpuReader:
     """Everything that is read from the machine, in calls that block."""
 
-    def __init__(
-        self,
-        source: GpuSource,
-        machine: Callable[[], Machine],
-        vfio: Callable[[], tuple[VfioGpu, ...]] = tuple,
-    ) -> None:
-        self.source = source
-        self._machine = machine
-        self._vfio = vfio
+    source: GpuSource
+    machine: Callable[[], Machine]
+    vfio: Callable[[], tuple[VfioGpu, ...]] = tuple
 
     def read(self) -> GpuObservation:
         """Raises `Retry` or `Refused` where nothing can be read.
 
         Without a driver there are no GPUs but those that are passed through, which need none here.
         """
-        vfio = self._vfio()
+        vfio = self.vfio()
         try:
             inventory = self.source.read()
         except Refused as refused:
             return GpuObservation(vfio=vfio, missing=None if vfio else str(refused))
-        return GpuObservation(inventory=inventory, locations=gpu_locations(self._machine()), vfio=vfio)
+        return GpuObservation(inventory=inventory, locations=gpu_locations(self.machine()), vfio=vfio)
 
 
 class GpuMonitor:
