@@ -107,11 +107,11 @@ class TestPlanted:
 
     def test_a_claim_forgotten_before_it_is_undone(self, monkeypatch):
         async def unprepare(self, uid):
-            entry = self._checkpoint.claims.get(uid)
+            entry = self.checkpoint.claims.get(uid)
             if entry is not None and entry.state is PrepareState.COMPLETED:
-                self._checkpoint.drop(uid)
-                await self._plugin.unprepare(entry, self._others(uid))
-                self._cdi.remove(uid)
+                self.checkpoint.drop(uid)
+                await self.plugin.unprepare(entry, self._others(uid))
+                self.cdi.remove(uid)
 
         monkeypatch.setattr(ClaimPreparer, "unprepare", unprepare)
         monkeypatch.setattr(ClaimPreparer, "sweep_specs", lambda self: None)

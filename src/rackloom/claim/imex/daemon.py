@@ -240,27 +240,23 @@ class _PodDeletedError(Exception):
     """The pod is being deleted: no job waits for this daemon."""
 
 
+@dataclass(eq=False)
 class ImexDaemon:
     """Joins, follows the clique object, keeps the daemon running, and reports its state."""
 
-    def __init__(
-        self,
-        api: KubeApi,
-        identity: DaemonIdentity,
-        supervisor: Supervisor,
-        control: ImexControl,
-        random: Random,
-        entered: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._entered = entered
-        self._api = api
-        self._identity = identity
-        self._supervisor = supervisor
-        self._control = control
-        self._random = random
-        self._member = CliqueMember(api, identity, random)
-        self._pod = OwnPod(api, identity)
-        self._unusable: tuple[str, ...] = ()
+    api: KubeApi
+    identity: DaemonIdentity
+    supervisor: Supervisor
+    control: ImexControl
+    random: Random
+    entered: Callable[[], None] = lambda: None
+    _member: CliqueMember = field(init=False)
+    _pod: OwnPod = field(init=False)
+    _unusable: tuple[str, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self._member = CliqueMember(self.api, self.identity, self.random)
+        self._pod = OwnPod(self.api, self.identity)
 
     async def run(self) -> None:
         """Run until cancelled, or until its node was given up: its entry taken, and its pod being deleted.
@@ -269,9 +265,9 @@ class ImexDaemon:
         """
         self._follow(await self._member.join())
         reporter = DaemonReporter(
-            self._control, self._supervisor, self._member.set_ready, self._pod.report, self._entered
+            self.control, self.supervisor, self._member.set_ready, self._pod.report, self.entered
         )
-        endless = (self._watch, self._supervisor.run, reporter.run, self._poll_credentials)
+        endless = (self._watch, self.supervisor.run, reporter.run, self._poll_credentials)
         try:
             async with asyncio.TaskGroup() as group:
                 for work in (*endless, self._pod.report_clique):
@@ -279,20 +275,20 @@ class ImexDaemon:
         except* Refused as refused:
             raise _first_refusal(refused) from refused
         except* _PodDeletedError:
-            _log.warning("imex.given_up", node=self._identity.node)
+            _log.warning("imex.given_up", node=self.identity.node)
         finally:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LEAVE_SECONDS):
                     await self._member.leave()
 
     async def _watch(self) -> None:
-        name = names.clique_object_name(self._identity.compute_domain, self._identity.clique_id)
+        name = names.clique_object_name(self.identity.compute_domain, self.identity.clique_id)
         informer = Informer(
-            self._api,
+            self.api,
             COMPUTE_DOMAIN_CLIQUE,
-            self._identity.namespace,
+            self.identity.namespace,
             fields=f"metadata.name={name}",
-            rng=self._random,
+            rng=self.random,
         )
         informer.on_change(lambda obj: self._follow(read_clique(obj)))
         async with asyncio.TaskGroup() as group:
@@ -316,27 +312,27 @@ class ImexDaemon:
                     if is_deleted:
                         raise _PodDeletedError
                     self._follow(await self._member.join())
-            await asyncio.sleep(self._random.uniform(1.0, 2.0))
+            await asyncio.sleep(self.random.uniform(1.0, 2.0))
 
     def _is_entered(self, informer: Informer) -> bool:
         own = None
         for obj in informer.cache:
-            own = read_clique(obj).on(self._identity.node)
-        return own is not None and own.ip_address == self._identity.address
+            own = read_clique(obj).on(self.identity.node)
+        return own is not None and own.ip_address == self.identity.address
 
     def _follow(self, value: ComputeDomainClique) -> None:
         self._member.observed(value)
-        peers = peers_of(value, self._identity.node)
+        peers = peers_of(value, self.identity.node)
         if peers.unusable != self._unusable:
             self._unusable = peers.unusable
             _log.warning("imex.members_unusable", members=peers.unusable)
         if peers.own_index is not None:
-            self._supervisor.set_peers(peers)
+            self.supervisor.set_peers(peers)
 
     async def _poll_credentials(self) -> None:
         while True:
             await asyncio.sleep(CREDENTIALS_SECONDS)
-            self._supervisor.recheck()
+            self.supervisor.recheck()
 
 
 def _first_refusal(group: BaseExceptionGroup[Refused]) -> Refused:

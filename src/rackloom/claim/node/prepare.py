@@ -31,6 +31,7 @@ zero from the start, so that the first failure is a change and not a new series.
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -232,60 +233,58 @@ ABORTED_TTL = 90.0
 HELD_RETRY_SECONDS = 1.0
 
 
+@dataclass(eq=False)
 class ClaimPreparer:
     """Prepares and unprepares claims of one plugin, and keeps the checkpoint and the CDI specs with it."""
 
-    def __init__(
-        self, plugin: NodePlugin, checkpoint: Checkpoint, cdi: CdiDirectory, wall: Callable[[], float]
-    ) -> None:
-        self._plugin = plugin
-        self._checkpoint = checkpoint
-        self._cdi = cdi
-        self._wall = wall
+    plugin: NodePlugin
+    checkpoint: Checkpoint
+    cdi: CdiDirectory
+    wall: Callable[[], float]
 
     def ready(self, uid: str) -> tuple[ReadyDevice, ...] | None:
         """The devices of a claim that is prepared, as the checkpoint and the CDI directory show."""
-        entry = self._checkpoint.claims.get(uid)
+        entry = self.checkpoint.claims.get(uid)
         if entry is None or entry.state is not PrepareState.COMPLETED or entry.undoing:
             return None
         ids = [cdi_id for device in entry.devices for cdi_id in device.cdi_ids]
-        return entry.devices if self._cdi.has_all(uid, ids) else None
+        return entry.devices if self.cdi.has_all(uid, ids) else None
 
     async def prepare(self, claim: AllocatedClaim) -> tuple[ReadyDevice, ...]:
         """Prepare a claim that is not `ready`. Raises `Retry` or `Refused`."""
         self._refuse_aborted(claim)
         self._await_devices(claim)
-        intent = self._plugin.intent(claim)
+        intent = self.plugin.intent(claim)
         # On disk before the driver touches anything: from here on a crash is undone by this entry.
         self._begin(
             CheckpointEntry(
                 ref=claim.ref, state=PrepareState.STARTED, fingerprint=claim.fingerprint, record=intent
             )
         )
-        prepared = await self._plugin.prepare(claim)
+        prepared = await self.plugin.prepare(claim)
         # The attempts of two claims may overlap: the one that completes later must not share the device.
         self._await_devices(claim)
         return self._complete(claim, intent, prepared)
 
     async def unprepare(self, uid: str) -> None:
         """Undo what was prepared of a claim, if it is known. Raises `Retry` or `Refused`."""
-        entry = self._checkpoint.claims.get(uid)
+        entry = self.checkpoint.claims.get(uid)
         if entry is None or entry.state is PrepareState.ABORTED:
-            self._cdi.remove(uid)
+            self.cdi.remove(uid)
             return
         self._begin(msgspec.structs.replace(entry, undoing=True))
-        await self._plugin.unprepare(entry, self._others(uid))
+        await self.plugin.unprepare(entry, self._others(uid))
         # The entry goes last: after a crash before this, kubelet's next call or the sweep undoes again.
-        self._cdi.remove(uid)
+        self.cdi.remove(uid)
         if entry.state is PrepareState.COMPLETED:
-            self._checkpoint.drop(uid)
+            self.checkpoint.drop(uid)
         else:
-            self._checkpoint.put(
+            self.checkpoint.put(
                 CheckpointEntry(
                     ref=entry.ref,
                     state=PrepareState.ABORTED,
                     fingerprint=entry.fingerprint,
-                    aborted_at=self._wall(),
+                    aborted_at=self.wall(),
                 )
             )
 
@@ -294,7 +293,7 @@ class ClaimPreparer:
 
         A claim that is being unprepared does not count: two of them would each leave the undo to the other.
         """
-        entries = self._checkpoint.claims.values()
+        entries = self.checkpoint.claims.values()
         return [
             entry
             for entry in entries
@@ -303,29 +302,29 @@ class ClaimPreparer:
 
     def forget_aborted(self) -> None:
         """Drop entries of aborted claims whose prepare must have ended by now."""
-        for uid, entry in list(self._checkpoint.claims.items()):
+        for uid, entry in list(self.checkpoint.claims.items()):
             if entry.state is PrepareState.ABORTED and self._expired(entry):
-                self._checkpoint.drop(uid)
+                self.checkpoint.drop(uid)
 
     def sweep_specs(self) -> None:
         """Remove CDI specs of claims without an entry, and partial specs."""
-        self._cdi.remove_partials()
-        for uid in self._cdi.claims() - set(self._checkpoint.claims):
-            self._cdi.remove(uid)
+        self.cdi.remove_partials()
+        for uid in self.cdi.claims() - set(self.checkpoint.claims):
+            self.cdi.remove(uid)
 
     def _begin(self, entry: CheckpointEntry) -> None:
         """Record what is about to happen."""
-        if self._checkpoint.claims.get(entry.ref.uid) != entry:
-            self._checkpoint.put(entry)
+        if self.checkpoint.claims.get(entry.ref.uid) != entry:
+            self.checkpoint.put(entry)
 
     def _complete(
         self, claim: AllocatedClaim, intent: Mapping[str, Any], prepared: PreparedClaim
     ) -> tuple[ReadyDevice, ...]:
         uid = claim.ref.uid
         # The spec first: a completed entry promises kubelet that its CDI ids can be resolved.
-        self._cdi.write(uid, prepared)
-        devices = tuple(_ready(device, self._cdi.ids(uid, device)) for device in prepared.devices)
-        self._checkpoint.put(
+        self.cdi.write(uid, prepared)
+        devices = tuple(_ready(device, self.cdi.ids(uid, device)) for device in prepared.devices)
+        self.checkpoint.put(
             CheckpointEntry(
                 ref=claim.ref,
                 state=PrepareState.COMPLETED,
@@ -337,7 +336,7 @@ class ClaimPreparer:
         return devices
 
     def _refuse_aborted(self, claim: AllocatedClaim) -> None:
-        entry = self._checkpoint.claims.get(claim.ref.uid)
+        entry = self.checkpoint.claims.get(claim.ref.uid)
         if entry is None or entry.state is not PrepareState.ABORTED:
             return
         if entry.fingerprint == claim.fingerprint and not self._expired(entry):
@@ -347,7 +346,7 @@ class ClaimPreparer:
             )
 
     def _expired(self, entry: CheckpointEntry) -> bool:
-        return self._wall() - (entry.aborted_at or 0.0) >= ABORTED_TTL
+        return self.wall() - (entry.aborted_at or 0.0) >= ABORTED_TTL
 
     def _await_devices(self, claim: AllocatedClaim) -> None:
         """A device that another claim still has will be free once kubelet has unprepared that one."""
@@ -356,7 +355,7 @@ class ClaimPreparer:
             for result in claim.results
             if not result.admin_access and result.share_id is None
         }
-        for holder in self._checkpoint.claims.values():
+        for holder in self.checkpoint.claims.values():
             if holder.state is not PrepareState.COMPLETED or holder.ref.uid == claim.ref.uid:
                 continue
             for device in holder.devices:

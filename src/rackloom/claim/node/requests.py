@@ -20,6 +20,7 @@ again late, so a claim that was prepared in the background has its pods synced (
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -183,24 +184,20 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+@dataclass(eq=False)
 class Requests:
     """Answers kubelet for one plugin."""
 
-    def __init__(
-        self,
-        plugin: NodePlugin,
-        api: KubeApi,
-        preparer: ClaimPreparer,
-        metrics: PluginMetrics,
-        pods: PodSync,
-    ) -> None:
-        self._plugin = plugin
-        self._api = api
-        self._preparer = preparer
-        self._metrics = metrics
-        self._pods = pods
+    plugin: NodePlugin
+    api: KubeApi
+    preparer: ClaimPreparer
+    metrics: PluginMetrics
+    pods: PodSync
+    _retries: BackgroundRetries = field(init=False)
+    _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary, init=False)
+
+    def __post_init__(self) -> None:
         self._retries = BackgroundRetries(self._prepare_in_background)
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(
         self, refs: Sequence[ClaimRef], patience: float = ANSWER_SECONDS
@@ -228,11 +225,11 @@ class Requests:
         if not refs:
             return {}
         deadline = asyncio.get_running_loop().time() + patience
-        with self._metrics.request(operation):
+        with self.metrics.request(operation):
             work_on = (self._answer(operation, ref, partial(work, ref, deadline)) for ref in refs)
             answers = await asyncio.gather(*work_on)
         if not any(answer.error for answer in answers):
-            self._metrics.succeeded(operation)
+            self.metrics.succeeded(operation)
         return {ref.uid: answer for ref, answer in zip(refs, answers, strict=True)}
 
     async def _answer(
@@ -244,11 +241,11 @@ class Requests:
         except (Retry, Refused) as trouble:
             permanent = isinstance(trouble, Refused)
             log.warning("node.claim-failed", **about, permanent=permanent, reason=str(trouble))
-            self._metrics.failed(operation)
+            self.metrics.failed(operation)
             return ClaimAnswer(error=f"Permanent error: {trouble}" if permanent else str(trouble))
         except Exception as error:
             log.exception("node.claim-broke", **about)
-            self._metrics.failed(operation)
+            self.metrics.failed(operation)
             return ClaimAnswer(error=f"internal error ({type(error).__name__}): see the log of the plugin")
         log.info("node.claim-done", **about)
         return answer
@@ -271,21 +268,21 @@ class Requests:
     async def _prepare_in_background(self, ref: ClaimRef) -> None:
         """Prepare as for a call of kubelet, with the claim read anew; then have kubelet call."""
         await self._devices(ref, asyncio.get_running_loop().time() + ANSWER_SECONDS)
-        await self._pods.sync_claim(ref)
+        await self.pods.sync_claim(ref)
 
     async def _devices(self, ref: ClaimRef, deadline: float) -> tuple[ReadyDevice, ...]:
-        devices = self._preparer.ready(ref.uid)
+        devices = self.preparer.ready(ref.uid)
         if devices is not None:
             return devices
-        claim = await persist(lambda: fetch_claim(self._api, ref, self._plugin.driver), deadline=deadline)
+        claim = await persist(lambda: fetch_claim(self.api, ref, self.plugin.driver), deadline=deadline)
 
         async def attempt() -> tuple[ReadyDevice, ...]:
             async with self._attempt(ref):
                 # kubelet may have called again meanwhile, and that call may have succeeded.
-                ready = self._preparer.ready(ref.uid)
-                return await _api_failures_named(self._preparer.prepare(claim)) if ready is None else ready
+                ready = self.preparer.ready(ref.uid)
+                return await _api_failures_named(self.preparer.prepare(claim)) if ready is None else ready
 
-        changes = self._plugin.changes(claim)
+        changes = self.plugin.changes(claim)
         return await persist(attempt, deadline=deadline, changes=changes)
 
     async def _unprepare(self, ref: ClaimRef, deadline: float) -> ClaimAnswer:
@@ -294,7 +291,7 @@ class Requests:
 
         async def attempt() -> ClaimAnswer:
             async with self._attempt(ref):
-                await _api_failures_named(self._preparer.unprepare(ref.uid))
+                await _api_failures_named(self.preparer.unprepare(ref.uid))
             return ClaimAnswer()
 
         return await persist(attempt, deadline=deadline)

@@ -19,6 +19,7 @@ minutes. After an outage of the API server it wakes the pod sync of `requests`.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
@@ -253,6 +254,7 @@ RETRY_SECONDS = 5.0
 ROUNDS = 3
 
 
+@dataclass(eq=False)
 class SlicePublisher:
     """Publishes the pools of one plugin. `published` is set while the API server shows what is wanted.
 
@@ -261,26 +263,21 @@ class SlicePublisher:
     `on_recovery` is called when the API server answers again after a time when it did not.
     """
 
-    def __init__(
-        self,
-        plugin: NodePlugin,
-        api: KubeApi,
-        node: str,
-        metrics: PluginMetrics,
-        on_recovery: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._plugin = plugin
-        self._api = api
-        self._node = node
-        self._metrics = metrics
-        self._wake = asyncio.Event()
-        self._selector = f"spec.driver={plugin.driver},spec.nodeName={node}"
-        self._owner: SliceOwner | None = None
-        self._kept = DroppedFields()
-        self._on_recovery = on_recovery
-        self._is_cut_off = False
-        self.published = asyncio.Event()
-        self.trouble: str | None = "they were not written yet"
+    plugin: NodePlugin
+    api: KubeApi
+    node: str
+    metrics: PluginMetrics
+    on_recovery: Callable[[], None] = lambda: None
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _selector: str = field(init=False)
+    _owner: SliceOwner | None = field(default=None, init=False)
+    _kept: DroppedFields = field(default_factory=DroppedFields, init=False)
+    _is_cut_off: bool = field(default=False, init=False)
+    published: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    trouble: str | None = field(default="they were not written yet", init=False)
+
+    def __post_init__(self) -> None:
+        self._selector = f"spec.driver={self.plugin.driver},spec.nodeName={self.node}"
 
     def wake(self) -> None:
         """Publish again soon: the devices have changed."""
@@ -296,8 +293,8 @@ class SlicePublisher:
                 self.published.clear()
                 if self.trouble is not None:
                     self.trouble = str(trouble)
-                self._metrics.not_published()
-                log.warning("node.not-published", driver=self._plugin.driver, reason=str(trouble))
+                self.metrics.not_published()
+                log.warning("node.not-published", driver=self.plugin.driver, reason=str(trouble))
                 await pause_until(self._wake, RETRY_SECONDS)
                 continue
             self.published.set()
@@ -305,7 +302,7 @@ class SlicePublisher:
             # kubelet could not read claims during the outage either: sync the pods that failed on it.
             if self._is_cut_off:
                 self._is_cut_off = False
-                self._on_recovery()
+                self.on_recovery()
             # Until the plugin wakes this loop, somebody else changes a slice, or a long time has passed.
             async with beside(self._watch(listed.resource_version)):
                 await pause_until(self._wake, RESYNC_SECONDS)
@@ -316,15 +313,15 @@ class SlicePublisher:
         Raises `KubeError`, and `Retry` when somebody else keeps changing them.
         """
         if self._owner is None:
-            node = await self._api.get(NODE, self._node)
+            node = await self.api.get(NODE, self.node)
             self._owner = SliceOwner(
-                driver=self._plugin.driver, node=self._node, node_uid=node["metadata"]["uid"]
+                driver=self.plugin.driver, node=self.node, node_uid=node["metadata"]["uid"]
             )
         owner = self._owner
-        pools = await self._plugin.pools()
+        pools = await self.plugin.pools()
         # The list after the writes shows whether they are there: kubelet or another writer may interfere.
         for _ in range(ROUNDS):
-            listed = await self._api.list(RESOURCE_SLICE, fields=self._selector)
+            listed = await self.api.list(RESOURCE_SLICE, fields=self._selector)
             actions = plan_slices(pools, listed.items, owner, self._kept)
             if not actions:
                 return listed
@@ -337,26 +334,26 @@ class SlicePublisher:
         with suppress(Conflict, NotFound):
             match action:
                 case Create(new):
-                    self._compare(new, await self._api.create(RESOURCE_SLICE, new))
+                    self._compare(new, await self.api.create(RESOURCE_SLICE, new))
                 case Update(changed):
-                    self._compare(changed, await self._api.replace(RESOURCE_SLICE, changed))
+                    self._compare(changed, await self.api.replace(RESOURCE_SLICE, changed))
                 case Delete(name, uid):
-                    await self._api.delete(RESOURCE_SLICE, name, uid=uid)
-        log.info("node.slice", driver=self._plugin.driver, action=type(action).__name__.lower())
+                    await self.api.delete(RESOURCE_SLICE, name, uid=uid)
+        log.info("node.slice", driver=self.plugin.driver, action=type(action).__name__.lower())
 
     def _compare(self, sent: Object, stored: Object) -> None:
         dropped = self._kept.record(sent, stored)
         if dropped:
-            log.warning("node.slice-fields-dropped", driver=self._plugin.driver, fields=list(dropped))
+            log.warning("node.slice-fields-dropped", driver=self.plugin.driver, fields=list(dropped))
 
     async def _watch(self, resource_version: str) -> None:
-        events = self._api.watch(RESOURCE_SLICE, resource_version=resource_version, fields=self._selector)
+        events = self.api.watch(RESOURCE_SLICE, resource_version=resource_version, fields=self._selector)
         try:
             async for event in events:
                 if event.type != "BOOKMARK":
                     self.wake()
         except KubeError as error:
-            log.info("node.slice-watch-ended", driver=self._plugin.driver, reason=error.message)
+            log.info("node.slice-watch-ended", driver=self.plugin.driver, reason=error.message)
             self._is_cut_off |= _no_answer(error)
             await asyncio.sleep(RETRY_SECONDS)
         self.wake()

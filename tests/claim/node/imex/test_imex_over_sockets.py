@@ -397,7 +397,7 @@ def test_a_host_that_runs_imex_itself_is_asked(imex, monkeypatch):
             assert await imex.label() is None
             (answer,) = (await running.requests.prepare([daemon.ref], 5.0)).values()
             assert "no daemon claim is prepared here" in answer.error
-            assert (await running.publisher._plugin.pools())[0].devices[-1].name == "channel-0"
+            assert (await running.publisher.plugin.pools())[0].devices[-1].name == "channel-0"
 
     asyncio.run(story())
 

@@ -31,7 +31,7 @@ import asyncio
 import errno
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -103,17 +103,15 @@ MOST_ADDRESS_SECONDS = 2**32 - 2
 """The longest lifetime of an address that the kernel counts down: 2^32 - 1 means for ever."""
 
 
+@dataclass(eq=False)
 class AttachmentManager:
     """Moves NICs into pods and back, one at a time: the kernel has one lock for all links anyway."""
 
-    def __init__(
-        self, attachments: AttachmentStore, leases: LeaseStore, check: Callable[[PreparedNic], None]
-    ) -> None:
-        """`check` raises `Refused` for a NIC that must stay on the host, and `OSError`."""
-        self.attachments = attachments
-        self.leases = leases
-        self._check = check
-        self._lock = asyncio.Lock()
+    attachments: AttachmentStore
+    leases: LeaseStore
+    check: Callable[[PreparedNic], None]
+    """Raises `Refused` for a NIC that must stay on the host, and `OSError`."""
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def attach(self, claim: str, pod: str, nic: PreparedNic, netns: Path) -> AttachedLink:
         """Bring a NIC into the pod's namespace, or find it there.
@@ -204,7 +202,7 @@ class AttachmentManager:
         The record is dropped without detaching: the settings of the NIC may be new ones, which must stay.
         """
         try:
-            self._check(attachment.nic)
+            self.check(attachment.nic)
         except Refused:
             self.attachments.drop(attachment)
             raise
