@@ -29,6 +29,7 @@ Source: the CDI specs of nvidia-container-toolkit 1.20 (pkg/nvcdi, internal/disc
 import asyncio
 import mmap
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -238,6 +239,7 @@ def find_hook_program(base: Path, host_base: Path) -> HookProgram | None:
     return None
 
 
+@dataclass(eq=False)
 class DriverSpec:
     """The shared spec of one plugin's driver files.
 
@@ -246,32 +248,25 @@ class DriverSpec:
     are declared.
     """
 
-    def __init__(
-        self,
-        cdi: CdiDirectory,
-        make: Callable[[NvidiaDriver], ContainerEdits],
-        *,
-        base: Path,
-        host_base: Path = OWN_ROOT,
-        sysroot: Path = OWN_ROOT,
-        required: bool = True,
-    ) -> None:
-        self._cdi = cdi
-        self._make = make
-        self._base, self._host_base, self._sysroot = base, host_base, sysroot
-        self._required = required
-        self._fingerprint: tuple[object, ...] = ()
-        self._written = ContainerEdits()
-        self._loaded: str | None = None
-        self._ids: tuple[str, ...] = ()
-        self.driver: NvidiaDriver | None = None
-        """As of the newest refresh."""
+    cdi: CdiDirectory
+    make: Callable[[NvidiaDriver], ContainerEdits]
+    _: KW_ONLY
+    base: Path
+    host_base: Path = OWN_ROOT
+    sysroot: Path = OWN_ROOT
+    required: bool = True
+    driver: NvidiaDriver | None = field(default=None, init=False)
+    """As of the newest refresh."""
+    _fingerprint: tuple[object, ...] = field(default=(), init=False)
+    _written: ContainerEdits = field(default=ContainerEdits(), init=False)
+    _loaded: str | None = field(default=None, init=False)
+    _ids: tuple[str, ...] = field(default=(), init=False)
 
     async def ids(self) -> tuple[str, ...]:
         """CDI ids that a container needs besides its claim's. Raises `Retry` while files are missing."""
         await self.refresh()
-        if self._required and not self._ids:
-            where = ", ".join(str(root) for root in (self._base, self._base / "run/nvidia/driver"))
+        if self.required and not self._ids:
+            where = ", ".join(str(root) for root in (self.base, self.base / "run/nvidia/driver"))
             raise Retry(f"the files of NVIDIA's driver are not in {where} yet", after=DRIVER_SECONDS)
         return self._ids
 
@@ -280,20 +275,20 @@ class DriverSpec:
         return await asyncio.to_thread(self._refresh)
 
     def _refresh(self) -> bool:
-        loaded = loaded_version(self._sysroot)
-        now = driver_fingerprint(self._base, loaded, *_HOOK_PLACES)
+        loaded = loaded_version(self.sysroot)
+        now = driver_fingerprint(self.base, loaded, *_HOOK_PLACES)
         if now == self._fingerprint:
             return False
         self._fingerprint = now
-        driver = find_driver(self._base, self._host_base, loaded)
+        driver = find_driver(self.base, self.host_base, loaded)
         changed = (loaded, driver) != (self._loaded, self.driver)
         self._loaded, self.driver = loaded, driver
         if changed:
             found = None if driver is None else (str(driver.root), driver.version)
             log.info("node.driver", loaded=loaded, files=found)
-        edits = ContainerEdits() if driver is None else self._make(driver)
+        edits = ContainerEdits() if driver is None else self.make(driver)
         if edits and edits != self._written:
-            self._ids = self._cdi.write_shared("device_base", "device", "all", edits)
+            self._ids = self.cdi.write_shared("device_base", "device", "all", edits)
             self._written = edits
         return changed
 
