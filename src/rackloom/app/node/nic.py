@@ -42,7 +42,7 @@ from rackloom.claim.node.nic.status import (
     StatusWriter,
     lease_status,
 )
-from rackloom.claim.node.nri.client import NRI_SOCKET, MeasuredHooks, NriPlugin
+from rackloom.claim.node.nri.client import NRI_SOCKET, HookMetrics, NriPlugin
 from rackloom.claim.node.run import PluginHost, PluginProcess, run_plugin
 from rackloom.claim.node.storage import Checkpoint
 from rackloom.claim.node.tasks import run_background
@@ -137,8 +137,8 @@ async def nic_node(common: NodeOptions, options: NicOptions, api: KubeApi) -> As
     host = host_of(common)
     parts = nic_parts(common, options, api, host)
     async with run_plugin(parts.plugin, api, host) as process:
-        hooks = MeasuredHooks(parts.sandboxes, process.metrics.registry, time.perf_counter)
-        nri = NriPlugin(NIC_DRIVER, hooks, options.nri_socket)
+        measure = HookMetrics(process.metrics.registry, time.perf_counter).measure
+        nri = NriPlugin(NIC_DRIVER, parts.sandboxes, options.nri_socket, measure)
         _register_metrics(process.metrics.registry, nri, parts)
         async with run_background(nri.run(), parts.keeper.run()), plugin_listeners(common, process):
             yield process
