@@ -128,14 +128,14 @@ def test_daemons_that_join_later_are_found_without_a_restart(domain):
 def test_peers_that_join_while_it_starts_are_told_to_it(domain):
     async def story() -> None:
         first, second = domain.daemon(0), domain.daemon(1)
-        spawn = first.supervisor._spawn
+        spawn = first.supervisor.spawn
 
         async def slowly() -> ImexProcess:
             child = await spawn()
             first.supervisor.set_peers(domain.peers(0, 0, 1))
             return child
 
-        first.supervisor._spawn = slowly
+        first.supervisor.spawn = slowly
         second.supervisor.set_peers(domain.peers(1, 0, 1))
         first.supervisor.set_peers(domain.peers(0, 0))
         async with Running(first, second):

@@ -59,7 +59,7 @@ def a_pod_that_is_not_ready_is_no_member(patch: pytest.MonkeyPatch) -> None:
 
 def ready_is_told_before_it_is_seen(patch: pytest.MonkeyPatch) -> None:
     async def hopeful(self: DaemonReporter) -> bool:
-        return self._daemon.running_with is not None
+        return self.daemon.running_with is not None
 
     patch.setattr(DaemonReporter, "_is_ready", hopeful)
 
