@@ -8,8 +8,9 @@ from typing import Any
 from node_kit import NODE_NAME, claim, claims_measured, cluster, host_below, row
 from site_figures import resident_mib
 
+from rackloom.claim.node.device_files import ImexKernel
 from rackloom.claim.node.fabric import FabricMonitor, read_declared_fabric
-from rackloom.claim.node.imex.devices import ImexKernel, ImexSettings
+from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.run import PluginHost, run_plugin

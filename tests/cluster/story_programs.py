@@ -28,7 +28,7 @@ from rackloom.app.node.process import NodeOptions
 from rackloom.app.webhook import WebhookOptions, webhook
 from rackloom.claim.cluster.admission.reviews import AdmissionMode
 from rackloom.claim.cluster.admission.webhook import AdmissionSettings
-from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls, TlsCredentials
+from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import DaemonIdentity
 from rackloom.claim.imex.nvidia_imex import READY, ImexChild
@@ -175,7 +175,7 @@ class Programs:
         control = LoopbackImexControl(files.config, around)
         name = pod["metadata"]["name"]
         spawn = partial(self._spawn, name, files.config, around)
-        supervisor = Supervisor(PeerLayout("dns", place.max_nodes), files, TlsCredentials(tls), spawn)
+        supervisor = Supervisor(PeerLayout("dns", place.max_nodes), files, tls, spawn)
         async with self._own(pod) as own:
             daemon = ImexDaemon(own, place, supervisor, control, random.Random(name))
             running = asyncio.create_task(daemon.run())

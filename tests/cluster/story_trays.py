@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.plugin import PrepareState
-from rackloom.claim.node.prepare import decode_checkpoint
 from rackloom.claim.node.run import PluginDirectories
+from rackloom.claim.node.storage import decode_checkpoint
 from rackloom.core.domains.names import IMEX_DRIVER
 from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, plugin_manager_on
 

@@ -12,11 +12,12 @@ from tests.simulation.planted.claims import BUGS
 from tests.simulation.run_claims import classes, quiet
 
 from rackloom.claim.imex.daemon import DaemonReporter
-from rackloom.claim.node import cdi, prepare
+from rackloom.claim.node import cdi, storage
 from rackloom.claim.node.imex.labels import ComputeDomainLabel
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.plugin import PrepareState
-from rackloom.claim.node.prepare import Checkpoint, ClaimPreparer
+from rackloom.claim.node.prepare import ClaimPreparer
+from rackloom.claim.node.storage import Checkpoint
 from rackloom.lab.compute_domains.cluster import STOP_DISRUPTIONS, Disruption, StoryKind
 from rackloom.lab.compute_domains.story import play_story
 
@@ -106,11 +107,11 @@ class TestPlanted:
 
     def test_a_claim_forgotten_before_it_is_undone(self, monkeypatch):
         async def unprepare(self, uid):
-            entry = self._checkpoint.claims.get(uid)
+            entry = self.checkpoint.claims.get(uid)
             if entry is not None and entry.state is PrepareState.COMPLETED:
-                self._checkpoint.drop(uid)
-                await self._plugin.unprepare(entry, self._others(uid))
-                self._cdi.remove(uid)
+                self.checkpoint.drop(uid)
+                await self.plugin.unprepare(entry, self._others(uid))
+                self.cdi.remove(uid)
 
         monkeypatch.setattr(ClaimPreparer, "unprepare", unprepare)
         monkeypatch.setattr(ClaimPreparer, "sweep_specs", lambda self: None)
@@ -127,12 +128,12 @@ class TestPlanted:
 
     def test_a_record_lost_after_a_reboot(self, monkeypatch):
         """The plugin then gives the claim back without knowing whose label the node has."""
-        begun = prepare._as_started
+        begun = storage._as_started
 
         def forget(entry):
             return msgspec.structs.replace(begun(entry), record={})
 
-        monkeypatch.setattr(prepare, "_as_started", forget)
+        monkeypatch.setattr(storage, "_as_started", forget)
         found = self.found(StoryKind.DOMAIN, Disruption.REBOOT, range(70, 120, 3))
         assert any("only the jobs' nodes are labelled" in said for said in found)
 

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -56,35 +57,27 @@ CONTROLLER_LEASE = "rackloom-controller"
 """Name of the Lease that says who leads, and of the process in events and at the API server."""
 
 
+@dataclass(eq=False)
 class Leadership:
     """Runs the controllers for each term in which this process leads."""
 
-    def __init__(
-        self,
-        api: KubeApi,
-        settings: ControllerSettings,
-        identity: str,
-        wall: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
-        gangs: GangSettings = GangSettings(),  # noqa: B008 (immutable)
-    ) -> None:
-        self._wall = wall
-        self._rng = rng or random.Random()  # noqa: S311 (jitter)
-        self._api = api
-        self._settings = settings
-        self._gang_settings = gangs
-        self._identity = identity
-        self.controller: DomainController | None = None
-        """The one at work; None while another process leads."""
-        self.gangs: GangController | None = None
-        self.gang_metrics = GangMetrics()
+    api: KubeApi
+    settings: ControllerSettings
+    identity: str
+    wall: Callable[[], float] = time.time
+    rng: random.Random = field(default_factory=random.Random)
+    gang_settings: GangSettings = field(default_factory=GangSettings)
+    controller: DomainController | None = field(default=None, init=False)
+    """The one at work; None while another process leads."""
+    gangs: GangController | None = field(default=None, init=False)
+    gang_metrics: GangMetrics = field(default_factory=GangMetrics, init=False)
 
     async def lead(self) -> None:
         """Control until cancelled. A new term starts from a new look at the cluster."""
-        recorder = EventRecorder(self._api, CONTROLLER_LEASE, self._identity, self._wall)
-        wall, rng = self._wall, self._rng
-        self.controller = DomainController(self._api, self._settings, recorder, wall, rng)
-        self.gangs = GangController(self._api, recorder, wall, rng, self._gang_settings, self.gang_metrics)
+        recorder = EventRecorder(self.api, CONTROLLER_LEASE, self.identity, self.wall)
+        wall, rng = self.wall, self.rng
+        self.controller = DomainController(self.api, self.settings, recorder, wall, rng)
+        self.gangs = GangController(self.api, recorder, wall, rng, self.gang_settings, self.gang_metrics)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.controller.run())
@@ -188,7 +181,7 @@ async def _run_controller(
     client.headers["User-Agent"] = CONTROLLER_LEASE
     api = KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST))
     async with api, contextlib.AsyncExitStack() as stack:
-        leadership = Leadership(api, settings, identity, gangs=gangs)
+        leadership = Leadership(api, settings, identity, gang_settings=gangs)
         if options.listen is not None:
             port = await stack.enter_async_context(
                 serve_http(ControllerEndpoints(leadership), options.listen)

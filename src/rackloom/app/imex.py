@@ -25,7 +25,6 @@ from rackloom.claim.imex.config import (
     ImexFiles,
     ImexTls,
     NodeFileMode,
-    TlsCredentials,
     config_file,
 )
 from rackloom.claim.imex.daemon import ImexDaemon, answer_probes
@@ -116,7 +115,7 @@ def _supervisor(settings: ImexDaemonOptions, place: DaemonIdentity, files: ImexF
     files.write_config(ImexConfig(place.address, files.nodes, tls, settings.mode))
     layout = PeerLayout(settings.mode, place.max_nodes, settings.quorum)
     command = (*settings.program, "-c", str(files.config))
-    return Supervisor(layout, files, TlsCredentials(tls), partial(start_imex, command))
+    return Supervisor(layout, files, tls, partial(start_imex, command))
 
 
 async def _check_ready(control: ImexControl) -> None:

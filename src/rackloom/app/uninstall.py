@@ -52,14 +52,14 @@ class UninstallTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgressListener(msgspec.Struct, frozen=True):
-    """Who hears how it goes on."""
+    """Callbacks for progress."""
 
     done: Callable[[FinishedStep], None]
     waiting: Callable[[UninstallStep, float], None]
 
 
 def plan_removal(target: UninstallTarget) -> UninstallPlan:
-    """What would be done. Raises Refused for a cluster that cannot be asked, Retry for one that is silent."""
+    """What would be done. Raises Refused where requests are forbidden, Retry without an answer."""
     with _quiet():
         return asyncio.run(_with_cluster(target, _plan))
 
@@ -67,7 +67,7 @@ def plan_removal(target: UninstallTarget) -> UninstallPlan:
 def perform_removal(
     target: UninstallTarget, still_seconds: float, watcher: ProgressListener
 ) -> UninstallOutcome:
-    """Do it, as far as nothing blocks it. Raises as `planned` does."""
+    """Do it, as far as nothing blocks it. Raises as `plan_removal` does."""
 
     async def run(api: KubeClient, reader: InventoryReader) -> UninstallOutcome:
         limits = UninstallLimits(still_seconds, time.monotonic, asyncio.sleep)

@@ -1,17 +1,17 @@
 """`rackloom webhook`: admission of claims and pods over HTTPS, and the opening of pod gates.
 
 One page per kind of review takes an AdmissionReview and answers one. The API server presents no client
-certificate, so everybody who can connect must be bounded: body size (7 MiB; a review may hold an object
+certificate, so every client must be limited: body size (7 MiB; a review may hold an object
 twice, and the API server reads requests of up to 3 MiB), time for a body, number of JSON values in it
 (small JSON becomes up to 24 times larger in memory), and all bodies together, shared fairly between
-addresses. A body that is still being read may lose its share to another; one that is being judged may
+addresses. A body that is still being read may lose its share to another; one that is under review may
 not.
 
 The serving certificate is kept in a Secret and renewed; `ServingCertificate` loads it into the running
-`SSLContext` through a memory file, so that the key lies on no disk and no connection is cut. Readiness
-means: a certificate that the API server was told to trust, and complete informers. The HTTP keep-alive of
-120 s is longer than the 90 s after which the API server closes an idle connection, so that both sides
-never close at once and lose a review. One elected replica runs the gatekeeper.
+`SSLContext` through a memory file, so that the key is never written to disk and no connection is cut.
+Readiness means: a certificate that the API server is configured to trust, and complete informers. The
+HTTP keep-alive of 120 s is longer than the 90 s after which the API server closes an idle connection, so
+that both sides never close at once and lose a review. One elected replica runs the gatekeeper.
 """
 
 import asyncio
@@ -20,31 +20,29 @@ import random
 import ssl
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import structlog
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from rackloom.app.listeners import serve_http
+from rackloom.app.listeners import metrics_response, ok_response, serve_http, unavailable_response
 from rackloom.app.process import stop_on_signals
 from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.gates import GateController
-from rackloom.claim.cluster.admission.reviews import AdmissionVerdict, encode_response, read_review
-from rackloom.claim.cluster.admission.reviews import ReviewRequest as Question
+from rackloom.claim.cluster.admission.reviews import (
+    AdmissionVerdict,
+    ReviewRequest,
+    encode_response,
+    read_review,
+)
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME, ServingCertificates
 from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
 from rackloom.claim.cluster.certificates import CertifiedKey, expires_at
@@ -64,27 +62,25 @@ _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 
 class WebhookMetrics:
-    """Counts of one process. `expires`: when its certificate ends (seconds since 1970; 0: it has none)."""
+    """Counters of one process. `expires` is when its certificate ends, in seconds since 1970; 0 for none."""
 
     def __init__(self, expires: Callable[[], float]) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
+        counter = partial(Counter, registry=self._registry)
+        self._requests = counter(
             "rackloom_admission_requests",
             "Questions of the API server, by page and answer.",
             ["page", "answer"],
-            registry=self._registry,
         )
-        self._decisions = Counter(
+        self._decisions = counter(
             "rackloom_admission_decisions",
             "What rules did to objects; several may act on one.",
             ["rule", "decision"],
-            registry=self._registry,
         )
-        self._ended = Counter(
+        self._ended = counter(
             "rackloom_admission_connections_ended",
             "Connections that were refused or cut, by what they would have taken too much of.",
             ["why"],
-            registry=self._registry,
         )
         for why in ("full", "evicted", "handshake", "head", "request", "bodies"):
             self._ended.labels(why)
@@ -95,15 +91,14 @@ class WebhookMetrics:
             buckets=_LATENCY_BUCKETS,
             registry=self._registry,
         )
-        expiry = Gauge(
+        Gauge(
             "rackloom_webhook_certificate_expiry_timestamp_seconds",
             "When the serving certificate ends; 0 without one.",
             registry=self._registry,
-        )
-        expiry.set_function(expires)
+        ).set_function(expires)
 
     def answered(self, page: str, verdict: AdmissionVerdict, seconds: float) -> None:
-        """A question got its verdict."""
+        """A review got its verdict."""
         answer = "allowed" if verdict.allowed else "unanswered" if verdict.code >= 500 else "denied"
         self._requests.labels(page, answer).inc()
         self._seconds.labels(page).observe(seconds)
@@ -115,7 +110,7 @@ class WebhookMetrics:
         self._ended.labels(why).inc()
 
     def not_understood(self, page: str) -> None:
-        """What came was no question."""
+        """The request was no review."""
         self._requests.labels(page, "invalid").inc()
 
     def page(self) -> bytes:
@@ -130,61 +125,60 @@ MAX_BODY = 7 << 20
 """Bytes. A review may hold an object twice, and the API server reads requests of up to 3 MiB."""
 BODY_SECONDS = 10.0
 BODIES, BODIES_OF_AN_ADDRESS = 32 << 20, 16 << 20
-"""Bytes of all bodies that are being read or judged at a time."""
+"""Bytes of all bodies that are being read or reviewed at a time."""
 MAX_VALUES = 500_000
 """In one body. JSON of no more than `{},{},{}` takes 24 times its length once it is read."""
 _DIGITS = 16
-ReviewHandler = Callable[[Question], Awaitable[AdmissionVerdict]]
+ReviewHandler = Callable[[ReviewRequest], Awaitable[AdmissionVerdict]]
 
 
 def admission_app(
     reviewer: AdmissionReviewer, is_ready: Callable[[], bool], metrics: WebhookMetrics
 ) -> Starlette:
-    """The pages: one per kind of question, /readyz and /metrics."""
+    """The pages: one per kind of review, /readyz and /metrics."""
 
     async def metrics_page(_: Request) -> Response:
-        return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
+        return metrics_response(metrics.page())
 
     async def readyz(_: Request) -> Response:
-        ready = is_ready()
-        return PlainTextResponse("ok\n" if ready else "not ready\n", 200 if ready else 503)
+        return ok_response() if is_ready() else unavailable_response("not ready")
 
     bodies = FairShare(BODIES, BODIES_OF_AN_ADDRESS)
-    judges: dict[str, ReviewHandler] = {
+    handlers: dict[str, ReviewHandler] = {
         "/validate-resource-claim-parameters": reviewer.validate_claims,
         "/validate-pods": reviewer.validate_pods,
         "/mutate-pods": reviewer.mutate_pods,
     }
     pages = [
-        Route(path, _review_endpoint(path, judge, metrics, bodies), methods=["POST"])
-        for path, judge in judges.items()
+        Route(path, _review_endpoint(path, handle, metrics, bodies), methods=["POST"])
+        for path, handle in handlers.items()
     ]
     return Starlette(routes=[*pages, Route("/readyz", readyz), Route("/metrics", metrics_page)])
 
 
 def _review_endpoint(
-    path: str, judge: ReviewHandler, metrics: WebhookMetrics, bodies: FairShare
+    path: str, handle: ReviewHandler, metrics: WebhookMetrics, bodies: FairShare
 ) -> Callable[[Request], Awaitable[Response]]:
     name = path.removeprefix("/")
 
-    async def judged(question: Question) -> bytes:
+    async def review_response(review: ReviewRequest) -> bytes:
         began = time.perf_counter()
-        verdict = await judge(question)
+        verdict = await handle(review)
         metrics.answered(name, verdict, time.perf_counter() - began)
-        return encode_response(question.uid, verdict)
+        return encode_response(review.uid, verdict)
 
     async def page(request: Request) -> Response:
-        reply = await replied(request)
+        reply = await respond(request)
         if reply.status_code != 200:
             metrics.not_understood(name)
         return reply
 
-    async def replied(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return PlainTextResponse("send Content-Type: application/json\n", 415)
         try:
             async with _body_with_share(request, bodies) as body:
-                return Response(await judged(read_review(body)), media_type="application/json")
+                return Response(await review_response(read_review(body)), media_type="application/json")
         except _TooLarge:
             return PlainTextResponse(f"the body is larger than {MAX_BODY} bytes\n", 413)
         except _NoRoom:
@@ -203,12 +197,12 @@ class _TooLarge(Exception):
 
 
 class _NoRoom(Exception):
-    """There is no room for the body beside those of others."""
+    """There is no memory left for the body."""
 
 
 @asynccontextmanager
 async def _body_with_share(request: Request, bodies: FairShare) -> AsyncIterator[bytearray]:
-    """The body, for which there is room until it is answered; while it is on its way others may take that."""
+    """The body, with its share of memory until it is answered. Others may take the share while it arrives."""
     size, lost = _announced_size(request), asyncio.Event()
     reading = asyncio.timeout(BODY_SECONDS)
 
@@ -233,7 +227,7 @@ async def _body_with_share(request: Request, bodies: FairShare) -> AsyncIterator
 
 
 def _announced_size(request: Request) -> int:
-    """What room the body takes: its length, or as much as any may where it does not say."""
+    """The memory that the body takes: its length, or the maximum where the request does not say."""
     length = request.headers.get("content-length", "")
     size = int(length) if length.isascii() and length.isdigit() and len(length) < _DIGITS else MAX_BODY
     if size > MAX_BODY or len(length) >= _DIGITS:
@@ -302,8 +296,8 @@ async def _run_webhook(
 async def webhook(api: KubeApi, settings: AdmissionSettings, options: WebhookOptions) -> AsyncIterator[int]:
     """A webhook at work while the context is entered; gives the port.
 
-    It listens from the start; it is ready once it has a certificate that the API server was told to trust and
-    has seen the cluster.
+    It listens from the start. It is ready once it has a certificate that the API server is configured to
+    trust, and has seen the cluster.
     """
     identity = f"{options.identity}-{uuid.uuid4()}"
     rng = random.Random()  # noqa: S311
@@ -330,19 +324,15 @@ async def webhook(api: KubeApi, settings: AdmissionSettings, options: WebhookOpt
 
 
 @asynccontextmanager
-async def _in_background(work: Sequence[Awaitable[None]]) -> AsyncIterator[None]:
-    """Let all of this go on while the context is entered. A defect in one of them ends it all."""
+async def _in_background(work: Sequence[Coroutine[None, None, None]]) -> AsyncIterator[None]:
+    """Run all of this while the context is entered. A failure of one ends all."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_awaited(job)) for job in work]
+        tasks = [group.create_task(job) for job in work]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
-
-
-async def _awaited(job: Awaitable[None]) -> None:
-    await job
 
 
 class ServingCertificate:
@@ -365,7 +355,7 @@ class ServingCertificate:
         return 0.0 if self._held is None else expires_at(self._held.certificate)
 
     async def run(self) -> None:
-        """Keep it good until cancelled."""
+        """Keep it valid until cancelled."""
         while True:
             try:
                 await self.renew()
@@ -376,7 +366,7 @@ class ServingCertificate:
             await asyncio.sleep(pause)
 
     async def renew(self) -> None:
-        """Take the identity that is good now. Raises KubeError."""
+        """Load the certificate that is valid now. Raises KubeError."""
         identity = await self._serving.ensure()
         if identity != self._held:
             load_identity(self.context, identity)
@@ -385,7 +375,7 @@ class ServingCertificate:
 
 
 def load_identity(context: ssl.SSLContext, identity: CertifiedKey) -> None:
-    """Serve new connections with this. OpenSSL wants a file, and the key is to lie on no disk."""
+    """Serve new connections with this. OpenSSL reads files only, and the key must not reach a disk."""
     with os.fdopen(os.memfd_create("identity"), "wb") as file:
         file.write(identity.certificate + identity.key)
         file.flush()

@@ -20,7 +20,7 @@ def settle(world, settings, make, uid=UID, rounds=10):
     """Decide and carry out until nothing is left; returns all notices."""
     told = []
     for _ in range(rounds):
-        decision = reconcile_domain(take_domain_snapshot(world, uid, settings, make.now), settings)
+        decision = reconcile_domain(take_domain_snapshot(world, uid, settings, make.now))
         if not decision.actions and decision.status is None:
             return told
         told += decision.notices

@@ -58,7 +58,7 @@ def settle(world, config, make, rounds=20):
             world.do(action)
         for found in world.of(COMPUTE_DOMAIN):
             uid = found["metadata"]["uid"]
-            world.carry_out(reconcile_domain(take_domain_snapshot(world, uid, config, make.now), config), uid)
+            world.carry_out(reconcile_domain(take_domain_snapshot(world, uid, config, make.now)), uid)
         if world.writes == before:
             return
     raise AssertionError("does not settle")

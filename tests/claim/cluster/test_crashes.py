@@ -169,7 +169,7 @@ HAPPENINGS = {
 
 
 def one_pass(world, config, make, carried):
-    decision = reconcile_domain(take_domain_snapshot(world, UID, config, make.now), config)
+    decision = reconcile_domain(take_domain_snapshot(world, UID, config, make.now))
     before = in_use(world)
     if carried is None:
         world.carry_out(decision, UID)

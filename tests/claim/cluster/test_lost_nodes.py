@@ -77,7 +77,7 @@ def test_it_counts_until_it_is_lost_and_time_alone_may_change_that(world, make, 
     move_away(world, "n1")
     settle(world, settings, make)
     assert status_of(world).status is Readiness.NOT_READY
-    decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now), settings)
+    decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now))
     assert decision.recheck_after == 270.0
 
 
@@ -85,7 +85,7 @@ def test_without_pods_it_is_given_up_and_the_others_are_ready_again(world, make,
     lose(world, make, "n1")
     settle(world, settings, make)
     move_away(world, "n1")
-    decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now), settings)
+    decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now))
     assert [one.reason for one in decision.done] == ["NodeLeft"]
     settle(world, settings, make)
     status = status_of(world)
@@ -104,7 +104,7 @@ def test_its_label_is_taken_only_off_the_node_that_was_seen(world, make, setting
     """It may have come back meanwhile, and prepare a channel under the label that it has."""
     lose(world, make, "n1")
     move_away(world, "n1")
-    decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now), settings)
+    decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now))
     world.put(NODE, make.node("n1", UID))
     with pytest.raises(Conflict):
         world.carry_out(decision, UID)
@@ -185,7 +185,7 @@ class TestAJoiningDaemon:
     def decided(self, world, make, settings, *gone):
         for name in gone:
             world.delete(POD, world.at(POD, "rackloom-imex", f"daemon-{UID}-{name}"))
-        decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now), settings)
+        decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now))
         (action,) = [one for one in decision.actions if one.kind == COMPUTE_DOMAIN_CLIQUE]
         return action
 

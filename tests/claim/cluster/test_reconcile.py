@@ -133,7 +133,7 @@ def left_of_a_join_while_stale_entries_go(make, settings, stale):
     started(world, make, settings)
     for name in stale:
         world.delete(POD, world.at(POD, settings.daemon_namespace, f"daemon-{UID}-{name}"))
-    decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now), settings)
+    decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now))
     assert decision.actions
     join_of(world, make, settings, "n7")
     with contextlib.suppress(Conflict):
@@ -276,7 +276,7 @@ def test_what_the_api_refused_is_a_condition(make, settings):
     seen = take_domain_snapshot(
         world, UID, settings, make.now, failures=("create DaemonSet: quota exceeded",)
     )
-    degraded = reconcile_domain(seen, settings).status.condition("Degraded")
+    degraded = reconcile_domain(seen).status.condition("Degraded")
     assert (degraded.reason, degraded.message) == ("ApiRefused", "create DaemonSet: quota exceeded")
 
 

@@ -31,9 +31,7 @@ def test_deletion_takes_everything_and_only_what_is_ours(make, settings):
 def all_actions(world, settings, make):
     """What is done until nothing is left, in order."""
     done = []
-    while (
-        decision := reconcile_domain(take_domain_snapshot(world, UID, settings, make.now), settings)
-    ).actions:
+    while (decision := reconcile_domain(take_domain_snapshot(world, UID, settings, make.now))).actions:
         done += [action.what for action in decision.actions]
         world.carry_out(decision, UID)
     return done

@@ -11,7 +11,7 @@ import pytest
 from tests.waiting import until
 
 from rackloom.claim.cluster.certificates import issue_certificate, new_authority
-from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls, TlsCredentials
+from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import DaemonIdentity
 from rackloom.claim.imex.nvidia_imex import ImexControl, start_imex
@@ -70,7 +70,7 @@ class Rack:
             self._max_nodes,
         )
         spawn = partial(start_imex, command)
-        supervisor = Supervisor(PeerLayout("dns", self._max_nodes), files, TlsCredentials(tls), spawn)
+        supervisor = Supervisor(PeerLayout("dns", self._max_nodes), files, tls, spawn)
         control = ImexControl((sys.executable, "-m", "rackloom.lab.imex.ctl"), files.config)
         daemon = ImexDaemon(
             DirectApi(self.kube, f"daemon-{node}"), place, supervisor, control, random.Random(node)
@@ -103,7 +103,7 @@ class Rack:
     async def meshes(self) -> list[dict]:
         pods = (await self.api.list(POD, DRIVER)).items
         reported = [(pod["metadata"].get("annotations") or {}).get(names.MESH_ANNOTATION) for pod in pods]
-        return [json.loads(one) for one in reported if one]
+        return [json.loads(text) for text in reported if text]
 
 
 async def stop(*tasks: asyncio.Task[None]) -> None:

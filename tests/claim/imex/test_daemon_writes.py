@@ -136,8 +136,8 @@ def test_a_daemon_that_does_not_become_ready_says_its_clique_all_the_same(away):
 
 async def two_members(rack):
     members = [await member(rack, number) for number in range(2)]
-    for one in members:
-        await one.join()
+    for joining in members:
+        await joining.join()
     return members
 
 
@@ -162,8 +162,8 @@ def test_an_entry_that_has_moved_is_found_again():
 async def ready_after_the_list_moved(rack):
     """Who is READY when the second of three says so after the first has left: the entries have moved up."""
     first, second, third = [await member(rack, number) for number in range(3)]
-    for one in (first, second, third):
-        await one.join()
+    for joining in (first, second, third):
+        await joining.join()
     second.observed(third._latest)
     await first.leave()
     await second.set_ready(True)
@@ -188,7 +188,7 @@ def without_tests(monkeypatch):
 
     async def by_position(self, kind, name, namespace, change, **more):
         if isinstance(change, tuple):
-            change = tuple(one for one in change if one["op"] != "test")
+            change = tuple(operation for operation in change if operation["op"] != "test")
         return await patch(self, kind, name, namespace, change, **more)
 
     monkeypatch.setattr(DirectApi, "patch", by_position)

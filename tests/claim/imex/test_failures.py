@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from tests.claim.imex.test_daemon_writes import Rack, calls
 
-from rackloom.claim.imex.config import ImexConfig, ImexFiles, TlsCredentials
+from rackloom.claim.imex.config import ImexConfig, ImexFiles
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.supervisor import LONGEST_RESTART_DELAY, RESTART_DELAY, PeerLayout, Peers, Supervisor
 from rackloom.core.domains import names
@@ -40,7 +40,7 @@ class Doomed:
 def supervisor_of(folder, spawn):
     hosts = folder / "hosts"
     hosts.write_text("")
-    return Supervisor(PeerLayout("dns", 3), ImexFiles(folder, hosts), TlsCredentials(None), spawn)
+    return Supervisor(PeerLayout("dns", 3), ImexFiles(folder, hosts), None, spawn)
 
 
 def starts_of(folder, spawn, seconds, disturb=lambda supervisor: None):
@@ -118,7 +118,7 @@ class Broken:
                 self.files.config, ImexHost(self.files.config.with_name("hosts")), self.network
             )
 
-        supervisor = Supervisor(PeerLayout("dns", 3), self.files, TlsCredentials(None), spawn)
+        supervisor = Supervisor(PeerLayout("dns", 3), self.files, None, spawn)
         control = InMemoryImexControl(self.files.config, place.address, self.network)
         api = DirectApi(self.rack.kube, "daemon")
         daemon = ImexDaemon(api, place, supervisor, control, random.Random(1))

@@ -345,7 +345,7 @@ def test_the_status_of_the_domain_takes_three_seconds_while_nodes_are_absent(rac
     assert "CONNECTED" not in {connection["status"] for connection in absent["connections"].values()}
     for connection in own["connections"].values():
         assert {"host", "status", "changed", "sec_since_last_change", "reconnects"} <= set(connection)
-    assert all("host" in one for one in domain["nodes"].values())
+    assert all("host" in node for node in domain["nodes"].values())
     parse_domain(reported)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.waiting import until
 
 from rackloom.claim.cluster.certificates import issue_certificate, new_authority
-from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls, TlsCredentials
+from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls
 from rackloom.claim.imex.nvidia_imex import ImexControl, mesh_of, start_imex
 from rackloom.claim.imex.supervisor import PeerLayout, Peers, Supervisor
 from rackloom.errors import Retry
@@ -65,9 +65,7 @@ def test_daemons_in_two_pods_meet_on_the_documented_ports(pods, tmp_path):
         inside = ("ip", "netns", "exec", pod, sys.executable, "-m")
         hosts = f"RACKLOOM_TWIN_IMEX_HOSTS={directory / 'hosts'}"
         command = ("env", hosts, *inside, "rackloom.lab.imex.service", "-c", str(files.config))
-        supervisor = Supervisor(
-            PeerLayout("dns", max_nodes=2), files, TlsCredentials(tls), partial(start_imex, command)
-        )
+        supervisor = Supervisor(PeerLayout("dns", max_nodes=2), files, tls, partial(start_imex, command))
         supervisors.append((supervisor, Peers(index, peers)))
         controls.append(ImexControl((*inside, "rackloom.lab.imex.ctl"), files.config))
 

@@ -12,7 +12,7 @@ import pytest
 from tests.waiting import until
 
 from rackloom.claim.cluster.certificates import CertifiedKey, issue_certificate, new_authority
-from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls, TlsCredentials
+from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls
 from rackloom.claim.imex.nvidia_imex import ImexControl, ImexProcess, mesh_of, start_imex
 from rackloom.claim.imex.supervisor import PeerLayout, Peers, Supervisor
 from rackloom.errors import Retry
@@ -66,7 +66,7 @@ class Domain:
             children.append(child)
             return child
 
-        supervisor = Supervisor(LAYOUT, files, TlsCredentials(tls), spawn)
+        supervisor = Supervisor(LAYOUT, files, tls, spawn)
         return Daemon(supervisor, ImexControl(CTL, files.config), children, directory)
 
     def project(self, directory: Path, identity: CertifiedKey) -> None:
@@ -128,14 +128,14 @@ def test_daemons_that_join_later_are_found_without_a_restart(domain):
 def test_peers_that_join_while_it_starts_are_told_to_it(domain):
     async def story() -> None:
         first, second = domain.daemon(0), domain.daemon(1)
-        spawn = first.supervisor._spawn
+        spawn = first.supervisor.spawn
 
         async def slowly() -> ImexProcess:
             child = await spawn()
             first.supervisor.set_peers(domain.peers(0, 0, 1))
             return child
 
-        first.supervisor._spawn = slowly
+        first.supervisor.spawn = slowly
         second.supervisor.set_peers(domain.peers(1, 0, 1))
         first.supervisor.set_peers(domain.peers(0, 0))
         async with Running(first, second):

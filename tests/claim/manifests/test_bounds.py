@@ -26,10 +26,10 @@ LAUGHS = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     ],
 )
 def test_what_is_too_deep_or_too_wide_is_refused_with_its_line(text: str, line: int, says: str) -> None:
-    with pytest.raises(Refused, match=says) as told:
+    with pytest.raises(Refused, match=says) as refused:
         parse_documents(text, "f")
-    assert f"f:{line}: " in told.value.reason
-    assert told.value.nearest_fix
+    assert f"f:{line}: " in refused.value.reason
+    assert refused.value.nearest_fix
 
 
 def test_what_is_as_deep_as_may_be_is_read() -> None:
@@ -54,9 +54,9 @@ def test_json_says_what_it_says_with_escapes_of_any_kind(note: str) -> None:
 
 @pytest.mark.parametrize("value", ["0x_", "!!int x"])
 def test_what_looks_like_a_number_and_is_none_is_refused(value: str) -> None:
-    with pytest.raises(Refused, match="a value cannot be read: invalid literal") as told:
+    with pytest.raises(Refused, match="a value cannot be read: invalid literal") as refused:
         parse_documents(f"a: {value}", "f")
-    assert told.value.nearest_fix == "put it in quotes"
+    assert refused.value.nearest_fix == "put it in quotes"
 
 
 def test_half_a_character_is_refused_with_its_line() -> None:

@@ -29,18 +29,18 @@ def claim(tmp_path, *, count="1", other="nic", named="gpu"):
 
 
 @pytest.mark.parametrize(
-    ("changes", "line", "said"),
+    ("changes", "line", "message"),
     [
         ({"other": "gpu"}, 9, "two requests are called 'gpu'"),
         ({"count": "-1"}, 7, "negative count"),
         ({"named": "ghost"}, 12, "names request 'ghost', which the claim does not have"),
     ],
 )
-def test_what_the_api_server_refuses_is_refused_with_its_line(tmp_path, changes, line, said):
+def test_what_the_api_server_refuses_is_refused_with_its_line(tmp_path, changes, line, message):
     with pytest.raises(Refused) as refused:
         claim(tmp_path, **changes)
     assert f"claim.yaml:{line}: " in refused.value.reason
-    assert said in refused.value.reason
+    assert message in refused.value.reason
 
 
 def test_a_count_of_zero_is_the_default(tmp_path):

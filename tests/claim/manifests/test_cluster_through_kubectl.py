@@ -18,7 +18,7 @@ API = {"apiVersion": "resource.k8s.io/v1"}
 def published():
     slices = slices_of(load_machine("azure-nd96isr-h100-v5"), "h100-a")
     kinds = [("ResourceSlice", slices), ("DeviceClass", device_classes())]
-    return [API | {"kind": kind} | msgspec.to_builtins(one) for kind, found in kinds for one in found]
+    return [API | {"kind": kind} | msgspec.to_builtins(obj) for kind, found in kinds for obj in found]
 
 
 @pytest.fixture

@@ -70,8 +70,8 @@ def test_defaults_do_not_replace_what_is_written(tmp_path: Path) -> None:
 def test_alternatives_get_defaults_too(tmp_path: Path) -> None:
     text = "      - name: gpu\n        firstAvailable: [{name: a, deviceClassName: c}]\n"
     claim = read_manifests([written(tmp_path, CLAIM.format(version="v1", request=text))]).claims[0]
-    one = claim.spec.devices.requests[0].first_available[0]
-    assert (one.allocation_mode, one.count) == ("ExactCount", 1)
+    alternative = claim.spec.devices.requests[0].first_available[0]
+    assert (alternative.allocation_mode, alternative.count) == ("ExactCount", 1)
 
 
 def test_devices_of_v1beta1_slices_lose_their_wrapper(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A node with a fake API server, a kubelet over real sockets, and a plugin that does what a test tells it."""
+"""A node with a fake API server, a kubelet over real sockets, and a plugin that a test controls."""
 
 import asyncio
 import tempfile
@@ -80,7 +80,7 @@ class Toys:
 
     async def unprepare(self, entry: CheckpointEntry, others: Any) -> None:
         self.unprepared.append(entry.ref.uid)
-        self.others.append([one.ref.name for one in others])
+        self.others.append([entry.ref.name for entry in others])
         await asyncio.sleep(0)
         if entry.ref.name in self.trouble:
             raise self.trouble[entry.ref.name]
@@ -121,16 +121,18 @@ class NodeKit:
 
     @asynccontextmanager
     async def plugin(self, plugin: Any = None) -> AsyncIterator[PluginProcess]:
-        async with run_plugin(plugin or self.toys, self.api, self.host()) as one:
-            yield one
+        async with run_plugin(plugin or self.toys, self.api, self.host()) as process:
+            yield process
 
     @asynccontextmanager
     async def kubelet(
         self, version: str = "v1", timing: PluginManagerTiming = HURRY
     ) -> AsyncIterator[KubeletPluginManager]:
         registry = self.places.registry
-        async with plugin_manager_on(registry, self.api, NODE_NAME, timing=timing, version=version) as one:
-            yield one
+        async with plugin_manager_on(
+            registry, self.api, NODE_NAME, timing=timing, version=version
+        ) as manager:
+            yield manager
 
     async def boot(self) -> None:
         await self.api.create(NODE, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE_NAME}})

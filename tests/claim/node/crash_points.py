@@ -1,7 +1,7 @@
-"""A plugin killed at every single point of its work, and started again: what the rooms of the plugins share.
+"""A plugin that is killed at every single point of its work and started again: what the plugins' tests share.
 
-A point is the moment before or after a call to the API server, before anything reaches the disk, and what a
-room adds: programs of the driver, requests to the kernel.
+A crash point is the moment before or after a call to the API server, or before a write reaches the disk. The
+tests of a plugin add their own: programs of the driver, requests to the kernel.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rackloom.claim.node import cdi
+from rackloom.claim.node import storage
 from rackloom.claim.node.plugin import PrepareState
 from rackloom.claim.node.run import PluginProcess
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
@@ -64,12 +64,12 @@ def fuse_the_disk(fuse: Fuse, monkeypatch: pytest.MonkeyPatch) -> None:
         fuse.burn()
         unlink(path, missing_ok)
 
-    monkeypatch.setattr(cdi.os, "fsync", lambda _handle: fuse.burn())
+    monkeypatch.setattr(storage.os, "fsync", lambda _handle: fuse.burn())
     monkeypatch.setattr(Path, "unlink", fused_unlink)
 
 
 class Lives(ABC):
-    """The lives of a plugin on one node, and what kubelet wants of it. A room says what the plugin is."""
+    """The lives of a plugin on one node, and the calls of kubelet. A subclass makes the plugin."""
 
     claims: Sequence[PodClaim]
 
@@ -130,35 +130,35 @@ class Lives(ABC):
 
 
 async def kubelet_goes_on(lives: Lives) -> None:
-    one = await lives.start()
+    process = await lives.start()
     for claim in lives.claims:
-        entry = one.checkpoint.claims.get(claim.uid)
+        entry = process.checkpoint.claims.get(claim.uid)
         if entry is None or entry.state is not PrepareState.ABORTED:
-            await lives.prepare(one, claim)
+            await lives.prepare(process, claim)
     await lives.check_held()
     for claim in lives.claims:
-        await lives.unprepare(one, claim)
-    await lives.check_released(one)
+        await lives.unprepare(process, claim)
+    await lives.check_released(process)
 
 
 async def the_pod_is_deleted(lives: Lives) -> None:
-    one = await lives.start()
+    process = await lives.start()
     for claim in lives.claims:
-        await lives.unprepare(one, claim)
-    await lives.check_released(one)
+        await lives.unprepare(process, claim)
+    await lives.check_released(process)
 
 
 async def everything_is_gone_before_the_restart(lives: Lives) -> None:
     for claim in lives.claims:
         await lives.kit.api.delete(RESOURCE_CLAIM, claim.ref.name, claim.ref.namespace)
-    one = await lives.start()
-    await one.sweeper.sweep()
+    process = await lives.start()
+    await process.sweeper.sweep()
     # What was completed is known to kubelet, which gives it back; what was only begun is swept by us.
     for claim in lives.claims:
-        entry = one.checkpoint.claims.get(claim.uid)
+        entry = process.checkpoint.claims.get(claim.uid)
         if entry is not None and entry.state is PrepareState.COMPLETED:
-            await lives.unprepare(one, claim)
-    await lives.check_released(one)
+            await lives.unprepare(process, claim)
+    await lives.check_released(process)
 
 
 async def the_node_is_rebooted(lives: Lives) -> None:
@@ -177,9 +177,9 @@ async def the_node_is_rebooted_and_everything_is_gone(lives: Lives) -> None:
     for claim in lives.claims:
         await lives.kit.api.delete(RESOURCE_CLAIM, claim.ref.name, claim.ref.namespace)
     lives.reboot()
-    one = await lives.start()
-    await one.sweeper.sweep()
-    await lives.check_released(one)
+    process = await lives.start()
+    await process.sweeper.sweep()
+    await lives.check_released(process)
 
 
 Ending = Callable[[Lives], Awaitable[None]]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, PrepareState, ReadyDevice
-from rackloom.claim.node.prepare import Checkpoint, CheckpointContent, decode_checkpoint, encode_checkpoint
+from rackloom.claim.node.storage import Checkpoint, CheckpointContent, decode_checkpoint, encode_checkpoint
 from rackloom.errors import Refused
 
 HERE = Path("checkpoint.json")
@@ -99,7 +99,7 @@ def test_changes_are_on_the_disk_at_once(tmp_path):
     checkpoint.drop("unheard-of")
     assert Checkpoint(path, "boot").claims == checkpoint.claims == {"u2": entry("u2")}
     assert path.stat().st_mode & 0o777 == 0o600
-    assert [one.name for one in tmp_path.iterdir()] == ["checkpoint.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.json"]
 
 
 def test_after_a_boot_nothing_is_prepared_but_everything_is_remembered(tmp_path):
@@ -109,5 +109,5 @@ def test_after_a_boot_nothing_is_prepared_but_everything_is_remembered(tmp_path)
     before.put(msgspec.structs.replace(entry("u1"), record=label))
     before.put(entry("u2", PrepareState.ABORTED))
     after = Checkpoint(path, "boot-2").claims
-    assert [one.state for one in after.values()] == [PrepareState.STARTED, PrepareState.STARTED]
+    assert [entry.state for entry in after.values()] == [PrepareState.STARTED, PrepareState.STARTED]
     assert after["u1"].record == label

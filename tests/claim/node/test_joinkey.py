@@ -5,7 +5,12 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.node.slices import clique_attributes, gpu_attributes, tray_attributes
+from rackloom.core.allocate.attributes import (
+    clique_attributes,
+    device_attributes,
+    gpu_attributes,
+    tray_attributes,
+)
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
@@ -23,10 +28,10 @@ def key(module, *, slot=3):
     )
 
 
-def plain(attributes):
+def plain(values):
     return {
         name: attribute.string if attribute.int_ is None else attribute.int_
-        for name, attribute in attributes.items()
+        for name, attribute in device_attributes(values).items()
     }
 
 
@@ -38,7 +43,7 @@ def test_one_gpu():
         "fabricGUID": "0x7c0a000000000002",
         "uuid": "GPU-2",
     }
-    assert gpu_attributes(GpuKey()) == {}
+    assert device_attributes(gpu_attributes(GpuKey())) == {}
 
 
 def test_a_tray():

@@ -49,9 +49,9 @@ def dropping(*fields):
     """A server of a version or setting that does not know these fields of a device, or of its capacity."""
 
     def rule(new, old):
-        devices = [without(one, fields) for one in new["spec"]["devices"]]
-        for one in devices:
-            one["capacity"] = {name: without(value, fields) for name, value in one["capacity"].items()}
+        devices = [without(device, fields) for device in new["spec"]["devices"]]
+        for device in devices:
+            device["capacity"] = {name: without(value, fields) for name, value in device["capacity"].items()}
         return {**new, "spec": {**new["spec"], "devices": devices}}
 
     return rule
@@ -80,7 +80,7 @@ def test_what_a_server_does_not_keep_is_not_written_again_and_again(fields):
         assert publisher.published.is_set()
         assert kube.writes("plugin") == 2
         (stored,) = (await api.list(RESOURCE_SLICE)).items
-        assert [one["name"] for one in stored["spec"]["devices"]] == ["dev-0", "dev-1", "dev-2"]
+        assert [device["name"] for device in stored["spec"]["devices"]] == ["dev-0", "dev-1", "dev-2"]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -104,7 +104,7 @@ def test_a_slice_that_somebody_else_stripped_is_written_again():
         await DirectApi(kube, "other").replace(RESOURCE_SLICE, dropping("taints")(stored, None))
         await publisher.publish()
         (stored,) = (await api.list(RESOURCE_SLICE)).items
-        assert all(one["taints"] for one in stored["spec"]["devices"])
+        assert all(device["taints"] for device in stored["spec"]["devices"])
 
     event_loop.run_simulation(1, story)
 

@@ -11,8 +11,9 @@ from tests.waiting import until, until_so
 
 from rackloom.claim.kube.api import KubeError
 from rackloom.claim.node import run
-from rackloom.claim.node.requests import RETRY_ANNOTATION, beside
+from rackloom.claim.node.pod_sync import RETRY_ANNOTATION
 from rackloom.claim.node.run import PluginProcess, registrar_path, run_plugin
+from rackloom.claim.node.tasks import beside
 from rackloom.core.kubernetes.objects import POD, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.errors import Refused, Retry
 from rackloom.lab.nodes.plugin_manager import NotPrepared
@@ -24,9 +25,9 @@ def test_a_claim_is_prepared_and_given_back(kit, version):
     async def story():
         await kit.boot()
         claim = await kit.claim("c1", "toy-1")
-        async with kit.plugin() as one, kit.kubelet(version) as kubelet:
+        async with kit.plugin() as process, kit.kubelet(version) as kubelet:
             await kubelet.registered(kit.driver)
-            assert one.registrar.registered is True
+            assert process.registrar.registered is True
             (device,) = (await kubelet.prepare(claim))[claim.uid]
             cdi_id = f"k8s.{kit.driver}/claim={claim.uid}-toy-1"
             assert (device.requests, device.pool, device.name) == (("r",), kit.node, "toy-1")
@@ -36,7 +37,7 @@ def test_a_claim_is_prepared_and_given_back(kit, version):
             assert written["devices"][0]["containerEdits"] == {"env": ["TOY=toy-1"]}
             await kubelet.unprepare(claim)
             assert not spec.exists()
-            assert one.checkpoint.claims == {}
+            assert process.checkpoint.claims == {}
 
     asyncio.run(story())
 
@@ -46,11 +47,11 @@ def test_kubelet_hears_of_every_claim_and_why_one_failed(kit):
         await kit.boot()
         good, bad = await kit.claim("good", "toy-0"), await kit.claim("bad", "toy-1")
         kit.toys.trouble["bad"] = Refused("it is broken", nearest_fix="mend it")
-        async with kit.plugin() as one, kit.kubelet() as kubelet:
+        async with kit.plugin() as process, kit.kubelet() as kubelet:
             await kubelet.registered(kit.driver)
             with pytest.raises(NotPrepared, match=r"^Permanent error: it is broken; mend it$"):
                 await kubelet.prepare(good, bad)
-            assert {uid: entry.state.value for uid, entry in one.checkpoint.claims.items()} == {
+            assert {uid: entry.state.value for uid, entry in process.checkpoint.claims.items()} == {
                 good.uid: "PrepareCompleted",
                 bad.uid: "PrepareStarted",
             }
@@ -87,14 +88,14 @@ def test_what_did_not_end_in_time_goes_on_without_kubelet(kit, monkeypatch):
         claim = await kit.claim("slow")
         pod = await waiting_pod(kit, "slow")
         kit.toys.trouble["slow"] = Retry("the daemon is not ready", after=0.0)
-        async with kit.plugin() as one, kit.kubelet() as kubelet:
+        async with kit.plugin() as process, kit.kubelet() as kubelet:
             await kubelet.registered(kit.driver)
             with pytest.raises(NotPrepared, match=r"^the daemon is not ready$"):
                 await kubelet.prepare(claim)
             before = await retry_annotation(kit, pod)
             kit.now += 1
             del kit.toys.trouble["slow"]
-            await until_so(lambda: one.checkpoint.claims[claim.uid].devices, "the claim is prepared")
+            await until_so(lambda: process.checkpoint.claims[claim.uid].devices, "the claim is prepared")
 
             async def synced():
                 return await retry_annotation(kit, pod) != before
@@ -173,7 +174,7 @@ def test_prepared_again_it_is_the_same_and_the_plugin_is_not_asked(kit):
         async with kit.plugin(), kit.kubelet() as kubelet:
             await kubelet.registered(kit.driver)
             first = await kubelet.prepare(claim)
-        async with kit.plugin() as one, kit.kubelet() as kubelet:
+        async with kit.plugin() as process, kit.kubelet() as kubelet:
             await kubelet.registered(kit.driver)
             await kit.api.delete(RESOURCE_CLAIM, "c1", "default")
             assert await kubelet.prepare(claim) == first
@@ -181,7 +182,7 @@ def test_prepared_again_it_is_the_same_and_the_plugin_is_not_asked(kit):
             await kubelet.unprepare(claim)
             await kubelet.unprepare(claim)
             assert kit.toys.unprepared == [claim.uid]
-            assert one.checkpoint.claims == {}
+            assert process.checkpoint.claims == {}
 
     asyncio.run(story())
 
@@ -190,11 +191,11 @@ def test_a_claim_whose_cdi_spec_is_gone_is_prepared_anew(kit):
     async def story():
         await kit.boot()
         claim = await kit.claim("c1")
-        async with kit.plugin() as one:
-            await one.requests.prepare([claim.ref])
+        async with kit.plugin() as process:
+            await process.requests.prepare([claim.ref])
             (spec,) = kit.places.cdi.iterdir()
             spec.unlink()
-            (answer,) = (await one.requests.prepare([claim.ref])).values()
+            (answer,) = (await process.requests.prepare([claim.ref])).values()
             assert answer.devices
             assert spec.exists()
 
@@ -206,12 +207,12 @@ def test_a_device_is_not_given_to_two_claims(kit):
     async def story():
         await kit.boot()
         first, two = await kit.claim("one"), await kit.claim("two")
-        async with kit.plugin() as one:
-            await one.requests.prepare([first.ref])
-            (answer,) = (await one.requests.prepare([two.ref], 0.3)).values()
+        async with kit.plugin() as process:
+            await process.requests.prepare([first.ref])
+            (answer,) = (await process.requests.prepare([two.ref], 0.3)).values()
             assert answer.error == "device toy-0 is still held by claim default/one on this node"
-            waiting = asyncio.create_task(one.requests.prepare([two.ref]))
-            await one.requests.unprepare([first.ref])
+            waiting = asyncio.create_task(process.requests.prepare([two.ref]))
+            await process.requests.unprepare([first.ref])
             (answer,) = (await waiting).values()
             assert answer.devices[0].device == "toy-0"
 
@@ -223,14 +224,14 @@ def test_a_given_up_claim_is_not_brought_back_by_a_late_prepare(kit):
         await kit.boot()
         claim = await kit.claim("c1")
         kit.toys.trouble["c1"] = Retry("not yet", after=0.0)
-        async with kit.plugin() as one:
-            await one.requests.prepare([claim.ref], 0.2)
+        async with kit.plugin() as process:
+            await process.requests.prepare([claim.ref], 0.2)
             del kit.toys.trouble["c1"]
-            await one.requests.unprepare([claim.ref])
-            (late,) = (await one.requests.prepare([claim.ref])).values()
+            await process.requests.unprepare([claim.ref])
+            (late,) = (await process.requests.prepare([claim.ref])).values()
             assert late.error.startswith("Permanent error: stale prepare")
             kit.now += 91
-            (later,) = (await one.requests.prepare([claim.ref])).values()
+            (later,) = (await process.requests.prepare([claim.ref])).values()
             assert later.devices
 
     asyncio.run(story())
@@ -241,14 +242,14 @@ def test_another_pod_may_use_a_shared_claim_that_was_given_up(kit):
         await kit.boot()
         claim = await kit.claim("c1")
         kit.toys.trouble["c1"] = Retry("not yet", after=0.0)
-        async with kit.plugin() as one:
-            await one.requests.prepare([claim.ref], 0.2)
+        async with kit.plugin() as process:
+            await process.requests.prepare([claim.ref], 0.2)
             del kit.toys.trouble["c1"]
-            await one.requests.unprepare([claim.ref])
+            await process.requests.unprepare([claim.ref])
             found = await kit.api.get(RESOURCE_CLAIM, "c1", "default")
             found["status"]["reservedFor"] = [{"resource": "pods", "name": "q", "uid": "q-uid"}]
             await kit.api.replace(RESOURCE_CLAIM, found, subresource="status")
-            (answer,) = (await one.requests.prepare([claim.ref])).values()
+            (answer,) = (await process.requests.prepare([claim.ref])).values()
             assert answer.devices
 
     asyncio.run(story())
@@ -259,9 +260,9 @@ def test_of_two_claims_that_go_at_once_the_last_sees_nobody_left(kit):
         await kit.boot()
         claims = [await kit.claim("one", "toy-0"), await kit.claim("two", "toy-1")]
         refs = [claim.ref for claim in claims]
-        async with kit.plugin() as one:
-            await one.requests.prepare(refs)
-            await one.requests.unprepare(refs)
+        async with kit.plugin() as process:
+            await process.requests.prepare(refs)
+            await process.requests.unprepare(refs)
             assert kit.toys.others == [["two"], []]
 
     asyncio.run(story())
@@ -273,19 +274,19 @@ def test_sockets_are_private_come_late_and_leave_nothing(kit):
         kit.places.registry.mkdir()
         stale = kit.places.registry / f"{kit.driver}-reg.sock"
         stale.touch()
-        async with kit.plugin() as one:
-            for path in (one.dra_socket, one.registrar_socket):
+        async with kit.plugin() as process:
+            for path in (process.dra_socket, process.registrar_socket):
                 mode = path.stat().st_mode
                 assert stat.S_ISSOCK(mode)
                 assert stat.S_IMODE(mode) == 0o600
-            assert one.registrar_socket == stale
-            assert await one.is_serving()
+            assert process.registrar_socket == stale
+            assert await process.is_serving()
             with pytest.raises(Refused, match="another process serves"):
                 async with kit.plugin():
                     raise AssertionError("two plugins at once")
         assert not stale.exists()
-        assert not one.dra_socket.exists()
-        assert not await one.is_serving()
+        assert not process.dra_socket.exists()
+        assert not await process.is_serving()
 
     asyncio.run(story())
 
@@ -321,7 +322,7 @@ def test_kubelet_is_told_how_the_devices_are(kit):
 def test_the_slices_follow_the_devices_and_come_back_when_they_were_wiped(kit):
     async def names():
         found = (await kit.api.list(RESOURCE_SLICE)).items
-        return [device["name"] for one in found for device in one["spec"]["devices"]]
+        return [device["name"] for slice_ in found for device in slice_["spec"]["devices"]]
 
     async def published(*wanted):
         async def look():
@@ -331,10 +332,10 @@ def test_the_slices_follow_the_devices_and_come_back_when_they_were_wiped(kit):
 
     async def story():
         await kit.boot()
-        async with kit.plugin() as one:
+        async with kit.plugin() as process:
             await published("toy-0", "toy-1")
             kit.toys.names = ["toy-2"]
-            one.publisher.wake()
+            process.publisher.wake()
             await published("toy-2")
             (found,) = (await kit.api.list(RESOURCE_SLICE)).items
             assert found["spec"]["pool"]["generation"] == 2
@@ -349,12 +350,12 @@ def test_metrics_count_from_zero(kit):
         await kit.boot()
         good, bad = await kit.claim("good"), await kit.claim("bad", "toy-1")
         kit.toys.trouble["bad"] = Refused("broken")
-        async with kit.plugin() as one:
-            before = one.metrics_page().decode()
-            await one.requests.prepare([good.ref])
-            await one.requests.prepare([bad.ref])
-            assert await one.is_serving()
-            return before, one.metrics_page().decode()
+        async with kit.plugin() as process:
+            before = process.metrics_page().decode()
+            await process.requests.prepare([good.ref])
+            await process.requests.prepare([bad.ref])
+            assert await process.is_serving()
+            return before, process.metrics_page().decode()
 
     before, after = asyncio.run(story())
     prepared = 'nvidia_dra_prepared_devices{device_type="toy",driver="toy.example.com",node="node-a"}'
@@ -371,19 +372,19 @@ def test_the_sweeper_gives_back_what_was_begun_for_claims_that_are_gone(kit):
         gone, there = await kit.claim("gone"), await kit.claim("there", "toy-1")
         for name in ("gone", "there"):
             kit.toys.trouble[name] = Retry("not yet", after=0.0)
-        async with kit.plugin() as one:
-            await one.requests.prepare([gone.ref, there.ref], 0.2)
+        async with kit.plugin() as process:
+            await process.requests.prepare([gone.ref, there.ref], 0.2)
             await kit.api.delete(RESOURCE_CLAIM, "gone", "default")
             del kit.toys.trouble["gone"]
             orphan = kit.places.cdi / f"k8s.{kit.driver}-claim_nobody.yaml"
             orphan.write_text("{}")
-            await one.sweeper.sweep()
+            await process.sweeper.sweep()
             assert kit.toys.unprepared == [gone.uid]
             assert not orphan.exists()
-            assert one.checkpoint.claims[there.uid].state == "PrepareStarted"
+            assert process.checkpoint.claims[there.uid].state == "PrepareStarted"
             kit.now += 91
-            await one.sweeper.sweep()
-            assert gone.uid not in one.checkpoint.claims
+            await process.sweeper.sweep()
+            assert gone.uid not in process.checkpoint.claims
 
     asyncio.run(story())
 

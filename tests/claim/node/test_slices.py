@@ -73,21 +73,21 @@ class Server:
 
     def names(self, pool):
         """As the scheduler reads them: the newest generation, if it is complete."""
-        mine = [one["spec"] for one in self.all() if one["spec"]["pool"]["name"] == pool]
-        newest = max((one["pool"]["generation"] for one in mine), default=0)
-        found = [one for one in mine if one["pool"]["generation"] == newest]
+        mine = [slice_["spec"] for slice_ in self.all() if slice_["spec"]["pool"]["name"] == pool]
+        newest = max((spec["pool"]["generation"] for spec in mine), default=0)
+        found = [spec for spec in mine if spec["pool"]["generation"] == newest]
         complete = found and len(found) == found[0]["pool"]["resourceSliceCount"]
-        return sorted(device["name"] for one in found for device in one["devices"]) if complete else None
+        return sorted(device["name"] for spec in found for device in spec["devices"]) if complete else None
 
 
 @given(st.lists(pools, min_size=1, max_size=4))
-def test_the_plan_makes_what_is_wanted_and_then_rests(wishes):
+def test_the_plan_makes_what_is_wanted_and_then_rests(changes):
     server = Server()
-    for wanted in wishes:
+    for wanted in changes:
         server.run(plan_slices(wanted, server.all(), OWNER))
         for pool in wanted:
             assert server.names(pool.name) == sorted(device.name for device in pool.devices)
-        assert {one["spec"]["pool"]["name"] for one in server.all()} == {pool.name for pool in wanted}
+        assert {slice_["spec"]["pool"]["name"] for slice_ in server.all()} == {pool.name for pool in wanted}
         assert plan_slices(wanted, server.all(), OWNER) == ()
 
 

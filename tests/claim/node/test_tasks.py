@@ -1,10 +1,10 @@
-"""Work in the background ends with its context, however often it is told to."""
+"""Work in the background ends with its context, however often it is cancelled."""
 
 import asyncio
 
 import pytest
 
-from rackloom.claim.node.requests import run_background
+from rackloom.claim.node.tasks import run_background
 
 
 async def _cancelled_twice() -> list[str]:

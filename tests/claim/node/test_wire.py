@@ -77,8 +77,8 @@ def test_replies_are_keyed_by_claim():
 
 def test_the_generated_code_is_that_of_the_proto(tmp_path):
     source = Path(__file__).parents[3] / "src"
-    room = source / "rackloom" / "claim" / "node" / "wire"
-    protos = sorted(str(one) for one in room.glob("*.proto"))
+    folder = source / "rackloom" / "claim" / "node" / "wire"
+    protos = sorted(str(file) for file in folder.glob("*.proto"))
     subprocess.run(
         [
             *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={source}"),
@@ -89,4 +89,4 @@ def test_the_generated_code_is_that_of_the_proto(tmp_path):
     made = sorted((tmp_path / "rackloom" / "claim" / "node" / "wire").glob("*.py"))
     assert len(made) == 8
     for file in made:
-        assert file.read_bytes() == (room / file.name).read_bytes(), file.name
+        assert file.read_bytes() == (folder / file.name).read_bytes(), file.name

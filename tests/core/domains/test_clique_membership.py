@@ -85,9 +85,9 @@ def test_an_index_beyond_the_limit_or_taken_twice_is_given_anew():
 
 
 def test_a_new_address_is_not_ready_until_it_says_so():
-    entered, said = enter(EMPTY, "node-0"), {"node": "node-0", "status": Readiness.READY}
-    ready = clique.with_daemon_status(entered, ip_address="10.0.0.0", **said)
-    assert clique.with_daemon_status(entered, ip_address="10.0.9.9", **said) == entered
+    entered, observed = enter(EMPTY, "node-0"), {"node": "node-0", "status": Readiness.READY}
+    ready = clique.with_daemon_status(entered, ip_address="10.0.0.0", **observed)
+    assert clique.with_daemon_status(entered, ip_address="10.0.9.9", **observed) == entered
     assert ready.on("node-0").status is Readiness.READY
     assert enter(ready, "node-0").on("node-0").status is Readiness.READY
     assert enter(ready, "node-0", life=1).on("node-0").status is Readiness.NOT_READY

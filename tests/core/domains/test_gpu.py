@@ -58,7 +58,7 @@ def test_passthrough():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (config(sharin={}), "sharin"),
         (config(sharing={"strategy": "Luck"}), "Luck"),
@@ -82,10 +82,10 @@ def test_passthrough():
         ({"apiVersion": GPU_CONFIG_API_VERSION, "kind": ["GpuConfig"]}, "kind is"),
     ],
 )
-def test_what_is_wrong_is_named(wrong, told):
+def test_what_is_wrong_is_named(wrong, message):
     with pytest.raises(Refused) as refused:
         decode_gpu_config(wrong)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 @given(JSON, JSON)

@@ -55,7 +55,7 @@ def test_a_profile_alone_is_fit_for_a_device_without_a_netdev():
 
 
 @pytest.mark.parametrize(
-    ("interface", "told"),
+    ("interface", "message"),
     [
         ({"name": "a-name-too-long-x"}, "1 to 15 bytes"),
         ({"name": "a/b"}, "'/'"),
@@ -89,14 +89,14 @@ def test_a_profile_alone_is_fit_for_a_device_without_a_netdev():
         ({"addressing": "SLAAC", "addrGenMode": 2}, "SLAAC does not go with interface.addrGenMode"),
     ],
 )
-def test_what_is_wrong_with_an_interface_is_named(interface, told):
+def test_what_is_wrong_with_an_interface_is_named(interface, message):
     with pytest.raises(Refused) as refused:
         decode_network_config({"interface": interface})
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"routes": [{"destination": "10.0.0.0/8"}]}, "universe scope needs one"),
         ({"routes": [{"destination": "10.0.0.0/8", "gateway": "fd00::1"}]}, "different families"),
@@ -107,10 +107,10 @@ def test_what_is_wrong_with_an_interface_is_named(interface, told):
         ({"neighbors": [{"destination": "10.0.0.0/8", "hardwareAddr": "x"}]}, "not an address"),
     ],
 )
-def test_what_is_wrong_elsewhere_is_named(config, told):
+def test_what_is_wrong_elsewhere_is_named(config, message):
     with pytest.raises(Refused) as refused:
         decode_network_config(config)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_settings_of_ipv6_are_read_by_the_kernels_names():

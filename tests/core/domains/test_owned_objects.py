@@ -7,11 +7,11 @@ from rackloom.core.domains import names
 from rackloom.core.domains.snapshot import LONGEST_ERROR, read_daemon_pod
 
 
-@pytest.mark.parametrize("said", ["", "{", "\ud800", "[" * 100_000, '{"complete": "yes"}', "7"])
-def test_a_mesh_that_cannot_be_read_has_not_been_said(said: str) -> None:
+@pytest.mark.parametrize("text", ["", "{", "\ud800", "[" * 100_000, '{"complete": "yes"}', "7"])
+def test_a_mesh_that_cannot_be_read_has_not_been_said(text: str) -> None:
     pod = read_daemon_pod(
         {
-            "metadata": {"name": "daemon", "uid": "1", "annotations": {names.MESH_ANNOTATION: said}},
+            "metadata": {"name": "daemon", "uid": "1", "annotations": {names.MESH_ANNOTATION: text}},
             "spec": {"nodeName": "tray"},
         }
     )
@@ -20,9 +20,9 @@ def test_a_mesh_that_cannot_be_read_has_not_been_said(said: str) -> None:
 
 
 def test_an_error_of_a_daemon_is_one_short_printable_line() -> None:
-    said = "exit status 255: \x1b[31mred\u202e\n" + "x" * 100_000
-    mesh = msgspec.json.encode({"complete": False, "missing": [said]}).decode()
-    annotations = {names.IMEX_ERROR_ANNOTATION: said, names.MESH_ANNOTATION: mesh}
+    text = "exit status 255: \x1b[31mred\u202e\n" + "x" * 100_000
+    mesh = msgspec.json.encode({"complete": False, "missing": [text]}).decode()
+    annotations = {names.IMEX_ERROR_ANNOTATION: text, names.MESH_ANNOTATION: mesh}
     pod = read_daemon_pod(
         {
             "metadata": {"name": "daemon", "uid": "1", "annotations": annotations},

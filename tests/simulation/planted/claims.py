@@ -14,7 +14,7 @@ import pytest
 
 from rackloom.claim.cluster.domain_caches import OrphanSweeper
 from rackloom.claim.imex.daemon import DaemonReporter
-from rackloom.claim.node import requests
+from rackloom.claim.node import pod_sync, tasks
 from rackloom.claim.node.imex.domains import ImexDaemons
 from rackloom.claim.node.imex.labels import ComputeDomainLabel
 from rackloom.core.domains import clique, membership
@@ -50,16 +50,16 @@ def stale_entries_removed_whatever_joined(patch: pytest.MonkeyPatch) -> None:
 def a_pod_that_is_not_ready_is_no_member(patch: pytest.MonkeyPatch) -> None:
     living = membership._living_daemons
 
-    def ready_ones(clique: Any, snapshot: Any, settings: Any) -> Any:
+    def ready_ones(clique: Any, snapshot: Any) -> Any:
         pods = tuple(pod for pod in snapshot.pods if pod.ready)
-        return living(clique, msgspec.structs.replace(snapshot, pods=pods), settings)
+        return living(clique, msgspec.structs.replace(snapshot, pods=pods))
 
     patch.setattr(membership, "_living_daemons", ready_ones)
 
 
 def ready_is_told_before_it_is_seen(patch: pytest.MonkeyPatch) -> None:
     async def hopeful(self: DaemonReporter) -> bool:
-        return self._daemon.running_with is not None
+        return self.daemon.running_with is not None
 
     patch.setattr(DaemonReporter, "_is_ready", hopeful)
 
@@ -107,16 +107,16 @@ def background_work_ends_piece_by_piece(patch: pytest.MonkeyPatch) -> None:
     async def background(*work: Any) -> Any:
         begun = [asyncio.create_task(one) for one in work]
         try:
-            yield requests.BackgroundTasks(begun)
+            yield tasks.BackgroundTasks(begun)
         finally:
             for task in begun:
-                await requests.cancel_and_wait(task)
+                await tasks.cancel_and_wait(task)
 
     patch.setattr(machines, "run_background", background)
 
 
 def a_plugin_does_not_see_that_it_was_stopped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(requests, "STOPPED_SECONDS", float("inf"))
+    patch.setattr(pod_sync, "STOPPED_SECONDS", float("inf"))
 
 
 def late_secrets_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ must name the second.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import msgspec
 from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, serve_plugin
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, find_hook_program, workload_edits
+from rackloom.claim.node.device_files import DriverFiles
 from rackloom.claim.node.gpu.inventory import (
     DeclaredGpus,
     GpuSource,
@@ -30,7 +31,7 @@ from rackloom.claim.node.gpu.inventory import (
 )
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.nvml import NvmlGpus
-from rackloom.claim.node.gpu.plugin import GPU_DRIVER, DriverFiles, GpuPlugin, GpuSettings
+from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.gpu.sharing import DriverPrograms
 from rackloom.claim.node.plugin import ContainerEdits
 from rackloom.claim.node.run import PluginProcess, run_plugin
@@ -68,14 +69,11 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
     harmless = HARMLESS_XIDS | set(options.ignored_xids)
     monitor = GpuMonitor(_reader(common, options, source), harmless, time.time)
     driver = _driver_spec(common, options)
-    plugin = GpuPlugin(
-        _settings(common, options), monitor, DriverPrograms(options.driver_root, driver), driver
-    )
-    async with AsyncExitStack() as stack:
-        stack.callback(source.close)
-        plugin_process = await stack.enter_async_context(run_plugin(plugin, api, host_of(common)))
-        await stack.enter_async_context(plugin_listeners(common, plugin_process))
-        yield plugin_process
+    programs = DriverPrograms(options.driver_root, driver)
+    plugin = GpuPlugin(_settings(common, options), monitor, programs, driver)
+    with closing(source):
+        async with run_plugin(plugin, api, host_of(common)) as process, plugin_listeners(common, process):
+            yield process
 
 
 def _source(options: GpuOptions) -> GpuSource:
@@ -86,12 +84,10 @@ def _source(options: GpuOptions) -> GpuSource:
 
 
 def _reader(common: NodeOptions, options: GpuOptions, source: GpuSource) -> GpuReader:
-    machine = partial(
-        discover_machine, common.sysroot, nccl_topology=options.nccl_topology, declared=options.topology_file
-    )
-    if not options.vfio:
-        return GpuReader(source, machine)
-    return GpuReader(source, machine, partial(read_vfio, Sysroot(common.sysroot)))
+    topology = {"nccl_topology": options.nccl_topology, "declared": options.topology_file}
+    machine = partial(discover_machine, common.sysroot, **topology)
+    vfio = partial(read_vfio, Sysroot(common.sysroot)) if options.vfio else tuple
+    return GpuReader(source, machine, vfio)
 
 
 def _driver_spec(common: NodeOptions, options: GpuOptions) -> DriverSpec:

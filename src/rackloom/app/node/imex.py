@@ -12,7 +12,7 @@ keeps it in channel isolation.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import msgspec
 from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, serve_plugin
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, daemon_edits
+from rackloom.claim.node.device_files import ImexKernel
 from rackloom.claim.node.fabric import (
     FabricMonitor,
     NodeFabric,
@@ -28,12 +29,12 @@ from rackloom.claim.node.fabric import (
     read_declared_fabric,
     read_nvml_fabric,
 )
-from rackloom.claim.node.imex.devices import ImexKernel, ImexSettings
+from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.labels import CliqueLabel
 from rackloom.claim.node.imex.plugin import ImexPlugin
-from rackloom.claim.node.requests import run_background
 from rackloom.claim.node.run import PluginProcess, run_plugin
+from rackloom.claim.node.tasks import run_background
 from rackloom.core.domains.names import IMEX_DRIVER, ImexIsolation, ImexMode
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 
@@ -73,14 +74,13 @@ async def imex_node(common: NodeOptions, options: ImexOptions, api: KubeApi) -> 
     host_daemon = HostImexDaemon(root=options.driver_root, socket=options.host_socket)
     plugin = ImexPlugin(api, settings, fabric, host_daemon, _driver_spec(common, options))
     await plugin.start()
-    async with AsyncExitStack() as stack:
-        plugin_process = await stack.enter_async_context(run_plugin(plugin, api, host_of(common)))
-        if options.clique_label:
-            keep = settings.isolation is ImexIsolation.CHANNEL
-            label = CliqueLabel(api, common.node, fabric, keep=keep)
-            await stack.enter_async_context(run_background(label.run()))
-        await stack.enter_async_context(plugin_listeners(common, plugin_process))
-        yield plugin_process
+    label = CliqueLabel(api, common.node, fabric, keep=settings.isolation is ImexIsolation.CHANNEL)
+    async with (
+        run_plugin(plugin, api, host_of(common)) as process,
+        run_background(*([label.run()] if options.clique_label else [])),
+        plugin_listeners(common, process),
+    ):
+        yield process
 
 
 def _read(options: ImexOptions, settings: ImexSettings) -> NodeFabric:
@@ -111,13 +111,9 @@ def _settings(common: NodeOptions, options: ImexOptions) -> ImexSettings:
         domains=common.directories.home(IMEX_DRIVER) / "domains",
         mode=options.mode,
         isolation=options.isolation,
-        kernel=_kernel(common.sysroot, options),
+        kernel=ImexKernel(
+            proc_devices=options.proc_devices or common.sysroot / "proc/devices",
+            imex_capability=common.sysroot / "proc/driver/nvidia/capabilities/fabric-imex-mgmt",
+        ),
         boot_id=host_of(common).boot_id,
-    )
-
-
-def _kernel(sysroot: Path, options: ImexOptions) -> ImexKernel:
-    return ImexKernel(
-        proc_devices=options.proc_devices or sysroot / "proc/devices",
-        imex_capability=sysroot / "proc/driver/nvidia/capabilities/fabric-imex-mgmt",
     )

@@ -5,15 +5,15 @@ or stops, and NICs move into and out of the pod's network namespace then. `nic_p
 over the same attachments and DHCP leases, which are kept on disk and read back after a restart; records
 of an earlier boot do not count. What is in pods stays there when the plugin ends.
 
-DHCP leases are kept on the boot clock, which no time correction moves; `_wall_of` converts them for
+DHCP leases are kept on the boot clock, which no time correction moves; `wall_of` converts them for
 status and events. Metrics count attachments, leases by state, and whether the runtime calls the plugin at
 all: without that call a plugin looks healthy in every other respect.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -40,13 +40,12 @@ from rackloom.claim.node.nic.status import (
     LeaseReporter,
     LeaseStatus,
     StatusWriter,
-    WallTimeOf,
     lease_status,
 )
-from rackloom.claim.node.nri.client import NRI_SOCKET, MeasuredHooks, NriPlugin
-from rackloom.claim.node.prepare import Checkpoint
-from rackloom.claim.node.requests import run_background
+from rackloom.claim.node.nri.client import NRI_SOCKET, HookMetrics, NriPlugin
 from rackloom.claim.node.run import PluginHost, PluginProcess, run_plugin
+from rackloom.claim.node.storage import Checkpoint
+from rackloom.claim.node.tasks import run_background
 from rackloom.core.nics.lease import LeaseState
 from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, ExclusionPolicy
 
@@ -90,23 +89,24 @@ def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: Plug
         declared=options.declared,
         left_out=options.left_out,
     )
-    attachments, leases = (
-        AttachmentStore(home / "loans", host.boot_id),
-        LeaseStore(home / "leases", host.boot_id),
-    )
+    attachments = AttachmentStore(home / "loans", host.boot_id)
+    leases = LeaseStore(home / "leases", host.boot_id)
     manager = AttachmentManager(attachments, leases, scanner.check)
     network = NodeNetwork(api, common.node, time.monotonic)
     plugin = NicPlugin(_settings(common, options, scanner), scanner, manager, host.wall, network)
     plugin.remember(Checkpoint(home / "checkpoint.json", host.boot_id).claims.values())
-    wall_of = partial(_wall_time_of, host)
-    status = StatusWriter(
-        api, common.node, manager.attachments, partial(_lease_states, manager.leases, wall_of), host.wall
-    )
+
+    def wall_of(at: float) -> float:
+        return host.wall() + at - boot_seconds()
+
+    def lease_states(claim: str) -> dict[str, LeaseStatus]:
+        return {record.nic.device: lease_status(record.lease, wall_of) for record in leases.of_claim(claim)}
+
+    status = StatusWriter(api, common.node, attachments, lease_states, host.wall)
     events = EventRecorder(api, NIC_DRIVER, common.node, host.wall)
     reporter = AttachmentReporter(status.write, events)
-    keeper = LeaseKeeper(
-        manager, exchange_dhcp, LeaseReporter(status.write, events, wall_of).report, boot_seconds
-    )
+    report = LeaseReporter(status.write, events, wall_of).report
+    keeper = LeaseKeeper(manager, exchange_dhcp, report, boot_seconds)
     return NicParts(
         plugin=plugin,
         manager=manager,
@@ -114,14 +114,6 @@ def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: Plug
         keeper=keeper,
         counters=(reporter.attachments, keeper.requests),
     )
-
-
-def _wall_time_of(host: PluginHost, at: float) -> float:
-    return host.wall() + at - boot_seconds()
-
-
-def _lease_states(leases: LeaseStore, wall_of: WallTimeOf, claim: str) -> Mapping[str, LeaseStatus]:
-    return {record.nic.device: lease_status(record.lease, wall_of) for record in leases.of_claim(claim)}
 
 
 def _settings(common: NodeOptions, options: NicOptions, scanner: HostScanner) -> NicSettings:
@@ -144,14 +136,12 @@ async def nic_node(common: NodeOptions, options: NicOptions, api: KubeApi) -> As
     """
     host = host_of(common)
     parts = nic_parts(common, options, api, host)
-    async with AsyncExitStack() as stack:
-        plugin_process = await stack.enter_async_context(run_plugin(parts.plugin, api, host))
-        hooks = MeasuredHooks(parts.sandboxes, plugin_process.metrics.registry, time.perf_counter)
-        nri = NriPlugin(NIC_DRIVER, hooks, options.nri_socket)
-        _register_metrics(plugin_process.metrics.registry, nri, parts)
-        await stack.enter_async_context(run_background(nri.run(), parts.keeper.run()))
-        await stack.enter_async_context(plugin_listeners(common, plugin_process))
-        yield plugin_process
+    async with run_plugin(parts.plugin, api, host) as process:
+        measure = HookMetrics(process.metrics.registry, time.perf_counter).measure
+        nri = NriPlugin(NIC_DRIVER, parts.sandboxes, options.nri_socket, measure)
+        _register_metrics(process.metrics.registry, nri, parts)
+        async with run_background(nri.run(), parts.keeper.run()), plugin_listeners(common, process):
+            yield process
 
 
 def _register_metrics(registry: CollectorRegistry, nri: NriPlugin, parts: NicParts) -> None:

@@ -29,8 +29,8 @@ from rackloom.app.listeners import (
 from rackloom.app.process import stop_on_signals
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.client import connect
-from rackloom.claim.node.requests import beside
 from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess, probe_handler
+from rackloom.claim.node.tasks import beside
 from rackloom.errors import Refused
 
 BOOT_ID = Path("proc/sys/kernel/random/boot_id")

@@ -15,8 +15,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rackloom.claim.node import slices
-from rackloom.claim.node.gpu.inventory import STANDARD_DOMAIN
+from rackloom.core.allocate.attributes import (
+    CHASSIS_SERIAL,
+    CLIQUE,
+    FABRIC_GUID,
+    GPU_UUID,
+    MODULE_ID,
+    SLOT,
+    STANDARD_DOMAIN,
+)
 from rackloom.core.diagnosis.snapshot import DeviceRecord, PoolRecord, grouped
 from rackloom.core.domains import names
 from rackloom.errors import Refused
@@ -110,7 +117,7 @@ def _devices(json: Json, trays: Mapping[tuple[str, str], GpuKey]) -> Iterator[De
             node=node,
             kind=_kind(spec["driver"], attributes),
             key=key if tray is None else _merged_key(key, tray),
-            clique=attributes.get(slices.CLIQUE),
+            clique=attributes.get(CLIQUE),
             pcie_root=attributes.get(_PCIE_ROOT),
             numa=attributes.get(_NUMA_NODE, attributes.get("numaNode")),
             partner=attributes.get("nicPartner") or attributes.get("gpuPartnerPCIBusID"),
@@ -137,10 +144,10 @@ def _kind(driver: str, attributes: Attributes) -> str:
 
 def _key(attributes: Attributes) -> GpuKey:
     address = attributes.get(_PCI_ADDRESS) or attributes.get("pciAddress")
-    uuid = attributes.get(slices.GPU_UUID)
+    uuid = attributes.get(GPU_UUID)
     return GpuKey(
-        place=_slot_key(attributes, attributes.get(slices.MODULE_ID)),
-        fabric_guid=_guid(attributes.get(slices.FABRIC_GUID)),
+        place=_slot_key(attributes, attributes.get(MODULE_ID)),
+        fabric_guid=_guid(attributes.get(FABRIC_GUID)),
         gpu_uuid=Fact(uuid, Source.NVML) if isinstance(uuid, str) else None,
         pci_address=None if address is None else Fact(str(address).lower(), Source.SYSFS),
     )
@@ -156,7 +163,7 @@ def _guid(value: object) -> Fact[int] | None:
 
 
 def _slot_key(attributes: Attributes, module: object) -> Fact[SlotKey] | None:
-    serial, slot = attributes.get(slices.CHASSIS_SERIAL), attributes.get(slices.SLOT)
+    serial, slot = attributes.get(CHASSIS_SERIAL), attributes.get(SLOT)
     if isinstance(serial, str) and isinstance(slot, int) and isinstance(module, int):
         return Fact(SlotKey(serial, slot, module), Source.NVML)
     return None

@@ -23,7 +23,7 @@ import msgspec
 import structlog
 
 from rackloom.app.imex import member_from_environment
-from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls, TlsCredentials
+from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import DaemonIdentity, label_pod
 from rackloom.claim.imex.nvidia_imex import ImexChild
@@ -108,7 +108,7 @@ class PodPrograms:
             await asyncio.Event().wait()
         files, tls = await self._files(pod, identity)
         spawn = partial(self._spawn, files.config, files.config.with_name("hosts"))
-        supervisor = Supervisor(PeerLayout("dns", identity.max_nodes), files, TlsCredentials(tls), spawn)
+        supervisor = Supervisor(PeerLayout("dns", identity.max_nodes), files, tls, spawn)
         control = InMemoryImexControl(files.config, identity.address, self._network)
         rng = random.Random(pod["metadata"]["uid"])  # noqa: S311 (jitter)
         running = asyncio.create_task(ImexDaemon(self._api, identity, supervisor, control, rng).run())

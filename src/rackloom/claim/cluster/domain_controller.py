@@ -110,7 +110,7 @@ class DomainController:
 
     async def _domain(self, key: DomainKey, uid: str) -> float | None:
         snapshot = await self._snapshot(uid)
-        decision = reconcile_domain(snapshot, self._settings)
+        decision = reconcile_domain(snapshot)
         if snapshot.domain is None:
             return await self._orphans(key, uid, decision)
         try:
@@ -119,7 +119,7 @@ class DomainController:
         except KubeError as error:
             if isinstance(error, Rejected) or self._runtime.queue.failures(key) >= FAILURES_BEFORE_REPORT:
                 failed = msgspec.structs.replace(snapshot, failures=(error.message,))
-                await self._publish(key, reconcile_domain(failed, self._settings))
+                await self._publish(key, reconcile_domain(failed))
             raise
         await self._record_events(key, decision.done)
         deletes_secrets = any(action.kind == SECRET for action in decision.actions)
@@ -140,7 +140,7 @@ class DomainController:
 
     async def _snapshot(self, uid: str) -> DomainSnapshot:
         snapshot = take_domain_snapshot(self.caches, uid, self._settings, self._now())
-        if needs_confirmation(snapshot, self._settings):
+        if needs_confirmation(snapshot):
             snapshot = take_domain_snapshot(await self._confirmed(snapshot), uid, self._settings, self._now())
         # A UID without a ComputeDomain may be any text that a user wrote into a label or a claim.
         orphaned = bool(snapshot.held_of(DAEMON_SET)) or self._sweeper.may_have_secrets(uid)
@@ -154,7 +154,7 @@ class DomainController:
         Nodes are read before claims: a pod can come to a node that was lost only after the node has changed.
         """
         labels = f"{names.COMPUTE_DOMAIN_LABEL}={snapshot.uid}"
-        nodes = {name: await self._node(name) for name in sorted(abandoned_nodes(snapshot, self._settings))}
+        nodes = {name: await self._node(name) for name in sorted(abandoned_nodes(snapshot))}
         lists: dict[ResourceKind, list[Object]] = {POD: []}
         for namespace in self._settings.namespaces:
             lists[POD] += (await self._api.list(POD, namespace, labels=labels)).items

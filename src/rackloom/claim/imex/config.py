@@ -11,7 +11,7 @@ writer's choice.
 
 With TLS all daemons of a domain share one identity: being of the domain is what a peer has to prove. The
 peer name overrides the address, which changes with the pod. Only source FILE reloads credentials on
-SIGUSR1. `fingerprint` changes when kubelet swaps the Secret's files.
+SIGUSR1. `tls_fingerprint` changes when kubelet swaps the Secret's files.
 
 Source: the option names and defaults of NVIDIA's IMEX service guide.
 """
@@ -38,7 +38,7 @@ DAEMON_PREFIX = "compute-domain-daemon-"
 
 @dataclass(frozen=True, slots=True)
 class ImexTls:
-    """Where a daemon's key, certificate and authority lie, and the name that every peer's certificate bears.
+    """Where key, certificate and authority of a daemon are, and the name in the certificate of every peer.
 
     All daemons of a domain share one identity: being of the domain is what a peer has to prove. The name
     overrides the peer's address, which changes with its pod.
@@ -145,10 +145,10 @@ class ImexFiles:
         self.config.write_text(config_text(config))
 
     def write_boot(self, boot_id: str) -> None:
-        """The boot of the node in which the daemon has said how it is: the device plugin reads it.
+        """Write the boot of the node in which the daemon has reported itself, for the device plugin.
 
-        Nothing where the plugin named no boot: one of an earlier release reads no such file either. A disk
-        that takes no file must not end a daemon that runs; the plugin then lets no new job in after a reboot.
+        Nothing is written where the plugin named no boot: one of an earlier release reads no such file. A
+        full disk must not end a running daemon; the plugin then admits no new job after a reboot.
         """
         if not boot_id:
             return
@@ -191,24 +191,18 @@ def _is_ours(line: str) -> bool:
 # TLS material.
 
 
-class TlsCredentials:
-    """What kubelet projects of the domain's Secret; None where the domain runs without authentication."""
+def tls_fingerprint(tls: ImexTls | None) -> str | None:
+    """A digest that changes with what kubelet projects of the domain's Secret; None while a file is missing.
 
-    def __init__(self, tls: ImexTls | None) -> None:
-        self._paths = () if tls is None else tuple(Path(path) for path in tls.files)
-
-    def fingerprint(self) -> str | None:
-        """A digest that changes with the material; None while a file is missing or empty.
-
-        kubelet swaps all files of a Secret at once, behind a symlink.
-        """
-        digest = hashlib.sha256()
-        for path in self._paths:
-            try:
-                content = path.read_bytes()
-            except OSError:
-                return None
-            if not content:
-                return None
-            digest.update(hashlib.sha256(content).digest())
-        return digest.hexdigest()
+    kubelet swaps all files of a Secret at once, behind a symlink. An empty file counts as missing.
+    """
+    digest = hashlib.sha256()
+    for path in () if tls is None else tls.files:
+        try:
+            content = Path(path).read_bytes()
+        except OSError:
+            return None
+        if not content:
+            return None
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()

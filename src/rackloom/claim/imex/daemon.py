@@ -24,6 +24,7 @@ oldest.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from random import Random
 
 import msgspec
@@ -52,12 +53,13 @@ _log = structlog.get_logger(__name__)
 
 
 class _PodReport(msgspec.Struct, frozen=True):
-    """What the pod says; None: nothing."""
+    """The report on the pod; None where there is nothing to report."""
 
     mesh: PeerMesh | None
     error: str | None
 
 
+@dataclass(eq=False)
 class DaemonReporter:
     """Observes the daemon and reports changes.
 
@@ -66,46 +68,38 @@ class DaemonReporter:
     replaces the previous one: a daemon that has ended reaches nobody, and one that is READY has no error.
     """
 
-    def __init__(
-        self,
-        control: ImexControl,
-        daemon: Supervisor,
-        write_ready: Callable[[bool], Awaitable[None]],
-        report: Callable[[str | None, str | None], Awaitable[None]],
-        entered: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._entered = entered
-        self._control = control
-        self._daemon = daemon
-        self._write_ready = write_ready
-        self._report = report
-        self._ready: bool | None = None
-        self._reported: _PodReport | None = None
-        """None until something was reported: what an earlier daemon reported on the pod is not known."""
+    control: ImexControl
+    daemon: Supervisor
+    write_ready: Callable[[bool], Awaitable[None]]
+    report: Callable[[str | None, str | None], Awaitable[None]]
+    entered: Callable[[], None] = lambda: None
+    _ready: bool | None = field(default=None, init=False)
+    _reported: _PodReport | None = field(default=None, init=False)
+    """None until something was reported: what an earlier daemon reported on the pod is not known."""
 
     async def run(self) -> None:
         """Observe until cancelled."""
         eager = FIRST_LOOK_SECONDS
         while True:
             well = await self.observe()
-            if self._ready or self._daemon.failure:
+            if self._ready or self.daemon.failure:
                 eager = FIRST_LOOK_SECONDS
                 await asyncio.sleep(CALM_SECONDS if well else MESHING_SECONDS)
             else:
                 await asyncio.sleep(eager)
                 # Backing off starts with the daemon: before, an observation starts no program.
-                runs = self._daemon.running_with is not None
+                runs = self.daemon.running_with is not None
                 eager = min(1.5 * eager, EAGER_SECONDS) if runs else FIRST_LOOK_SECONDS
 
     async def observe(self) -> bool:
         """Observe once; true if the daemon is ready and reaches all its peers."""
         ready = await self._is_ready()
         if ready:
-            self._daemon.note_ready()
+            self.daemon.note_ready()
         if ready != self._ready:
-            await self._write_ready(ready)
+            await self.write_ready(ready)
             if self._ready is None:
-                self._entered()
+                self.entered()
             self._ready = ready
         mesh = await self._read_mesh() if ready else None
         report = self._next_report(ready, mesh)
@@ -118,13 +112,13 @@ class DaemonReporter:
         if ready:
             previous = None if self._reported is None else self._reported.mesh
             return _PodReport(mesh or previous, None)
-        return _PodReport(None, self._daemon.failure) if self._daemon.failure else None
+        return _PodReport(None, self.daemon.failure) if self.daemon.failure else None
 
     async def _write_report(self, report: _PodReport) -> bool:
         """Whether it was written. An API server that is away must not end the daemon, and jobs with it."""
         mesh = None if report.mesh is None else msgspec.json.encode(report.mesh).decode()
         try:
-            await self._report(mesh, report.error)
+            await self.report(mesh, report.error)
         except KubeError as error:
             _log.warning("imex.report_lost", reason=error.message)
             return False
@@ -132,20 +126,20 @@ class DaemonReporter:
         return True
 
     async def _is_ready(self) -> bool:
-        if self._daemon.running_with is None:
+        if self.daemon.running_with is None:
             return False
         try:
-            return await self._control.local_status() == READY
+            return await self.control.local_status() == READY
         except (Retry, UnknownOutput) as reason:
             _log.debug("imex.not_ready", reason=str(reason))
             return False
 
     async def _read_mesh(self) -> PeerMesh | None:
-        peers = self._daemon.running_with
+        peers = self.daemon.running_with
         if peers is None or peers.own_index is None:
             return None
         try:
-            mesh = mesh_of(await self._control.domain(), peers.own_index, peers.addresses)
+            mesh = mesh_of(await self.control.domain(), peers.own_index, peers.addresses)
         except (Retry, UnknownOutput) as reason:
             _log.warning("imex.mesh_unknown", reason=str(reason))
             return None
@@ -235,7 +229,7 @@ def _probe_response(reason: str) -> bytes:
 
 
 LEAVE_SECONDS = 10.0
-"""How long an orderly end may take to tell the API server; the controller removes what is left over."""
+"""Limit for removing the entry at an orderly end; the controller removes what is left over."""
 CREDENTIALS_SECONDS = 30.0
 """Between looks at the certificate on disk; kubelet refreshes a Secret about once a minute."""
 
@@ -246,27 +240,23 @@ class _PodDeletedError(Exception):
     """The pod is being deleted: no job waits for this daemon."""
 
 
+@dataclass(eq=False)
 class ImexDaemon:
     """Joins, follows the clique object, keeps the daemon running, and reports its state."""
 
-    def __init__(
-        self,
-        api: KubeApi,
-        identity: DaemonIdentity,
-        supervisor: Supervisor,
-        control: ImexControl,
-        random: Random,
-        entered: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._entered = entered
-        self._api = api
-        self._identity = identity
-        self._supervisor = supervisor
-        self._control = control
-        self._random = random
-        self._member = CliqueMember(api, identity, random)
-        self._pod = OwnPod(api, identity)
-        self._unusable: tuple[str, ...] = ()
+    api: KubeApi
+    identity: DaemonIdentity
+    supervisor: Supervisor
+    control: ImexControl
+    random: Random
+    entered: Callable[[], None] = lambda: None
+    _member: CliqueMember = field(init=False)
+    _pod: OwnPod = field(init=False)
+    _unusable: tuple[str, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self._member = CliqueMember(self.api, self.identity, self.random)
+        self._pod = OwnPod(self.api, self.identity)
 
     async def run(self) -> None:
         """Run until cancelled, or until its node was given up: its entry taken, and its pod being deleted.
@@ -275,9 +265,9 @@ class ImexDaemon:
         """
         self._follow(await self._member.join())
         reporter = DaemonReporter(
-            self._control, self._supervisor, self._member.set_ready, self._pod.report, self._entered
+            self.control, self.supervisor, self._member.set_ready, self._pod.report, self.entered
         )
-        endless = (self._watch, self._supervisor.run, reporter.run, self._poll_credentials)
+        endless = (self._watch, self.supervisor.run, reporter.run, self._poll_credentials)
         try:
             async with asyncio.TaskGroup() as group:
                 for work in (*endless, self._pod.report_clique):
@@ -285,20 +275,20 @@ class ImexDaemon:
         except* Refused as refused:
             raise _first_refusal(refused) from refused
         except* _PodDeletedError:
-            _log.warning("imex.given_up", node=self._identity.node)
+            _log.warning("imex.given_up", node=self.identity.node)
         finally:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LEAVE_SECONDS):
                     await self._member.leave()
 
     async def _watch(self) -> None:
-        name = names.clique_object_name(self._identity.compute_domain, self._identity.clique_id)
+        name = names.clique_object_name(self.identity.compute_domain, self.identity.clique_id)
         informer = Informer(
-            self._api,
+            self.api,
             COMPUTE_DOMAIN_CLIQUE,
-            self._identity.namespace,
+            self.identity.namespace,
             fields=f"metadata.name={name}",
-            rng=self._random,
+            rng=self.random,
         )
         informer.on_change(lambda obj: self._follow(read_clique(obj)))
         async with asyncio.TaskGroup() as group:
@@ -322,27 +312,27 @@ class ImexDaemon:
                     if is_deleted:
                         raise _PodDeletedError
                     self._follow(await self._member.join())
-            await asyncio.sleep(self._random.uniform(1.0, 2.0))
+            await asyncio.sleep(self.random.uniform(1.0, 2.0))
 
     def _is_entered(self, informer: Informer) -> bool:
         own = None
         for obj in informer.cache:
-            own = read_clique(obj).on(self._identity.node)
-        return own is not None and own.ip_address == self._identity.address
+            own = read_clique(obj).on(self.identity.node)
+        return own is not None and own.ip_address == self.identity.address
 
     def _follow(self, value: ComputeDomainClique) -> None:
         self._member.observed(value)
-        peers = peers_of(value, self._identity.node)
+        peers = peers_of(value, self.identity.node)
         if peers.unusable != self._unusable:
             self._unusable = peers.unusable
             _log.warning("imex.members_unusable", members=peers.unusable)
         if peers.own_index is not None:
-            self._supervisor.set_peers(peers)
+            self.supervisor.set_peers(peers)
 
     async def _poll_credentials(self) -> None:
         while True:
             await asyncio.sleep(CREDENTIALS_SECONDS)
-            self._supervisor.recheck()
+            self.supervisor.recheck()
 
 
 def _first_refusal(group: BaseExceptionGroup[Refused]) -> Refused:

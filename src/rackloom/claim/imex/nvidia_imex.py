@@ -116,7 +116,7 @@ def _connection_status(domain: ImexDomain, source: int, target: int) -> str:
 
 
 CONTROL_SECONDS = 8.0
-"""Seconds: below the 10 of the pod's probes, so that a hanging tool is told as such."""
+"""Seconds: below the 10 of the pod's probes, so that a tool that hangs is reported as such."""
 
 
 class ImexControl:
@@ -162,7 +162,7 @@ _PREFIX = re.compile(r"\A(?:(?:\[[^\]]*\] *)+|(?:ERROR|CRITICAL|FATAL): *)")
 
 
 class ImexChild(Protocol):
-    """A started program: `asyncio.subprocess.Process`, as far as it is used, and its last words."""
+    """A started program: `asyncio.subprocess.Process`, as far as it is used, and what it logged last."""
 
     @property
     def returncode(self) -> int | None:
@@ -232,21 +232,21 @@ class ImexProcess:
 
     @property
     def returncode(self) -> int | None:
-        """As `Child` has it."""
+        """See `ImexChild`."""
         return self._process.returncode
 
     @property
     def complaint(self) -> str:
-        """As `Child` has it."""
+        """See `ImexChild`."""
         return str(self._errors)
 
     def send_signal(self, signal: int) -> None:
-        """As `Child` has it."""
+        """See `ImexChild`."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal)
 
     async def wait(self) -> int:
-        """As `Child` has it; its last output has been read then."""
+        """Its exit code, once its last output has been read."""
         code = await self._process.wait()
         await asyncio.wait({self._reading}, timeout=DRAIN_SECONDS)
         self._reading.cancel()

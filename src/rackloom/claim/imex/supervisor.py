@@ -23,13 +23,20 @@ may change while the program starts.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from signal import SIGTERM, SIGUSR1
 from typing import Literal
 
 import structlog
 
-from rackloom.claim.imex.config import ImexFiles, NodeFileMode, TlsCredentials, daemon_host, nodes_text
+from rackloom.claim.imex.config import (
+    ImexFiles,
+    ImexTls,
+    NodeFileMode,
+    daemon_host,
+    nodes_text,
+    tls_fingerprint,
+)
 from rackloom.claim.imex.nvidia_imex import ImexChild, how_it_ended
 from rackloom.errors import Refused
 
@@ -124,29 +131,23 @@ class _RunningChild:
     signalled_at: float
 
 
+@dataclass(eq=False)
 class Supervisor:
     """Keeps one daemon running with the newest peers and credentials; `spawn` starts the program."""
 
-    def __init__(
-        self,
-        layout: PeerLayout,
-        files: ImexFiles,
-        credentials: TlsCredentials,
-        spawn: Callable[[], Awaitable[ImexChild]],
-    ) -> None:
-        self._layout = layout
-        self._files = files
-        self._credentials = credentials
-        self._spawn = spawn
-        self._peers = Peers(own_index=None, addresses={})
-        self._running: _RunningChild | None = None
-        self._changed = asyncio.Event()
-        self._logged = ""
-        self._delay = 0.0
-        self._not_before = float("-inf")
-        """Loop time of the next start after one that failed."""
-        self.failure = ""
-        """How the daemon ended last, in one line; empty once it was READY since."""
+    layout: PeerLayout
+    files: ImexFiles
+    tls: ImexTls | None
+    spawn: Callable[[], Awaitable[ImexChild]]
+    _peers: Peers = field(default_factory=lambda: Peers(own_index=None, addresses={}), init=False)
+    _running: _RunningChild | None = field(default=None, init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _logged: str = field(default="", init=False)
+    _delay: float = field(default=0.0, init=False)
+    _not_before: float = field(default=float("-inf"), init=False)
+    """Loop time of the next start after one that failed."""
+    failure: str = field(default="", init=False)
+    """How the daemon ended last, in one line; empty once it was READY since."""
 
     @property
     def running_with(self) -> Peers | None:
@@ -187,7 +188,7 @@ class Supervisor:
             self._failed(
                 how_it_ended(running.ended.result(), running.child.complaint), _now() - running.started_at
             )
-        step = next_step(self._layout, self.running_with, self._peers)
+        step = next_step(self.layout, self.running_with, self._peers)
         self._log_step(step)
         match step.action:
             case "start":
@@ -196,7 +197,7 @@ class Supervisor:
                 await self._stop()
                 return 0.0
             case "reload":
-                self._files.write_hosts(self._peers.addresses)
+                self.files.write_hosts(self._peers.addresses)
                 return self._reload()
             case "nothing" | "wait":
                 return self._reload() if self._credentials_are_new() else None
@@ -217,16 +218,16 @@ class Supervisor:
         wait = self._not_before - _now()
         if wait > 0:
             return wait
-        credentials = self._credentials.fingerprint()
+        credentials = tls_fingerprint(self.tls)
         if credentials is None:
             _log.info("imex.wait", reason="its certificate has not been issued yet")
             return CREDENTIALS_DELAY
         peers = self._peers  # they may change while the program is started: it knows these
         # Before the start: from the names it learns which line of the node file it is itself.
-        self._files.write_hosts(peers.addresses)
-        self._files.write_nodes(step.nodes)
+        self.files.write_hosts(peers.addresses)
+        self.files.write_nodes(step.nodes)
         try:
-            child = await self._spawn()
+            child = await self.spawn()
         except Refused as refused:
             self._failed(str(refused), 0.0)
             return self._delay
@@ -236,12 +237,12 @@ class Supervisor:
         return None
 
     def _credentials_are_new(self) -> bool:
-        found = self._credentials.fingerprint()
+        found = tls_fingerprint(self.tls)
         return self._running is not None and found is not None and found != self._running.credentials
 
     def _reload(self) -> float | None:
         running = self._running
-        credentials = self._credentials.fingerprint()
+        credentials = tls_fingerprint(self.tls)
         if running is None or credentials is None:
             return CREDENTIALS_DELAY
         # A signal too soon after another is ignored, and its change would be lost: come back then.

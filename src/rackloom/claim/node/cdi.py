@@ -1,22 +1,4 @@
-"""What a plugin remembers across a crash, a restart and a reboot: durable files and the checkpoint.
-
-Every file is replaced atomically: written to a `.partial` file, fsynced, renamed, and the directory is
-fsynced. So after a crash or a power loss a file is there whole or not at all. A change is on the disk
-before the copy in memory has it.
-
-The checkpoint holds one entry for each claim UID. Its format is `{"format": "rackloom-checkpoint",
-"version": 1, "checksum": ..., "content": {...}}`. The checksum is the SHA-256 of the content's bytes as
-they stand in the file, so fields that a newer plugin added are covered and may be ignored. A damaged file
-is refused, never guessed: without it the plugin cannot tell which claims it has prepared.
-
-A reboot loses everything that was prepared on the node, but not what was done for it elsewhere, such as a
-node label. So entries of another boot id count as started only: they are prepared anew or undone, and
-never forgotten.
-
-`BootScopedFiles` stores values that mean nothing after a reboot, one JSON file each (NIC attachments and
-DHCP leases). Files of another boot are deleted when the directory is read.
-
-CDI specs: what the container runtime changes in a container that gets a device.
+"""CDI specs: what the container runtime changes in a container that gets a device.
 
 There are two kinds of specs. A claim has a transient one, `<vendor>-claim_<uid>.yaml` of kind
 `<vendor>/claim`, with one CDI device for each prepared device (`CdiDirectory`). All claims of a plugin
@@ -46,14 +28,14 @@ Source: the CDI specs of nvidia-container-toolkit 1.20 (pkg/nvcdi, internal/disc
 
 import asyncio
 import mmap
-import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path, PurePosixPath
 
 import msgspec
 import structlog
 
+from rackloom.claim.node.device_files import DRIVER_SECONDS, device_node
 from rackloom.claim.node.plugin import (
     ContainerEdits,
     ContainerHook,
@@ -63,6 +45,7 @@ from rackloom.claim.node.plugin import (
     PreparedClaim,
     PreparedDevice,
 )
+from rackloom.claim.node.storage import PARTIAL, remove_durably, write_durably
 from rackloom.errors import Retry
 from rackloom.topology.discovery.nvidia_driver import (
     PROGRAM_PLACES,
@@ -73,40 +56,6 @@ from rackloom.topology.discovery.nvidia_driver import (
     loaded_version,
 )
 from rackloom.topology.discovery.sysfs import OWN_ROOT, Sysroot
-
-# Atomic, durable replacement and removal of one file.
-
-
-PARTIAL = ".partial"
-"""Ends the name of a file that is being written; one that stays was left by a crash."""
-
-
-def write_durably(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Replace `path` by `content`: once this returns it is on the disk."""
-    partial = path.with_name(f".{path.name}{PARTIAL}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_directory(path.parent)
-
-
-def remove_durably(path: Path) -> None:
-    """Delete `path` if it is there: once this returns it stays gone."""
-    path.unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """A rename or an unlink is on the disk only once its directory is."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
 
 # The CDI directory, and the encoding of a spec.
 
@@ -190,8 +139,6 @@ def _cdi_device_name(uid: str, device: PreparedDevice) -> str:
 
 log = structlog.get_logger(__name__)
 
-DRIVER_SECONDS = 5.0
-"""Between two checks for a driver that is missing, or for a change of one that is there."""
 _IMEX_PROGRAMS = ("nvidia-imex", "nvidia-imex-ctl", "nvidia-smi")
 _IMEX_LIBRARIES = ("libnvidia-ml", "libcuda", "libnvidia-cfg", "libnvidia-nscq")
 _IMEX_DEVICES = ("nvidiactl", "nvidia[0-9]*")
@@ -292,6 +239,7 @@ def find_hook_program(base: Path, host_base: Path) -> HookProgram | None:
     return None
 
 
+@dataclass(eq=False)
 class DriverSpec:
     """The shared spec of one plugin's driver files.
 
@@ -300,32 +248,25 @@ class DriverSpec:
     are declared.
     """
 
-    def __init__(
-        self,
-        cdi: CdiDirectory,
-        make: Callable[[NvidiaDriver], ContainerEdits],
-        *,
-        base: Path,
-        host_base: Path = OWN_ROOT,
-        sysroot: Path = OWN_ROOT,
-        required: bool = True,
-    ) -> None:
-        self._cdi = cdi
-        self._make = make
-        self._base, self._host_base, self._sysroot = base, host_base, sysroot
-        self._required = required
-        self._fingerprint: tuple[object, ...] = ()
-        self._written = ContainerEdits()
-        self._loaded: str | None = None
-        self._ids: tuple[str, ...] = ()
-        self.driver: NvidiaDriver | None = None
-        """As of the newest refresh."""
+    cdi: CdiDirectory
+    make: Callable[[NvidiaDriver], ContainerEdits]
+    _: KW_ONLY
+    base: Path
+    host_base: Path = OWN_ROOT
+    sysroot: Path = OWN_ROOT
+    required: bool = True
+    driver: NvidiaDriver | None = field(default=None, init=False)
+    """As of the newest refresh."""
+    _fingerprint: tuple[object, ...] = field(default=(), init=False)
+    _written: ContainerEdits = field(default=ContainerEdits(), init=False)
+    _loaded: str | None = field(default=None, init=False)
+    _ids: tuple[str, ...] = field(default=(), init=False)
 
     async def ids(self) -> tuple[str, ...]:
         """CDI ids that a container needs besides its claim's. Raises `Retry` while files are missing."""
         await self.refresh()
-        if self._required and not self._ids:
-            where = ", ".join(str(root) for root in (self._base, self._base / "run/nvidia/driver"))
+        if self.required and not self._ids:
+            where = ", ".join(str(root) for root in (self.base, self.base / "run/nvidia/driver"))
             raise Retry(f"the files of NVIDIA's driver are not in {where} yet", after=DRIVER_SECONDS)
         return self._ids
 
@@ -334,20 +275,20 @@ class DriverSpec:
         return await asyncio.to_thread(self._refresh)
 
     def _refresh(self) -> bool:
-        loaded = loaded_version(self._sysroot)
-        now = driver_fingerprint(self._base, loaded, *_HOOK_PLACES)
+        loaded = loaded_version(self.sysroot)
+        now = driver_fingerprint(self.base, loaded, *_HOOK_PLACES)
         if now == self._fingerprint:
             return False
         self._fingerprint = now
-        driver = find_driver(self._base, self._host_base, loaded)
+        driver = find_driver(self.base, self.host_base, loaded)
         changed = (loaded, driver) != (self._loaded, self.driver)
         self._loaded, self.driver = loaded, driver
         if changed:
             found = None if driver is None else (str(driver.root), driver.version)
             log.info("node.driver", loaded=loaded, files=found)
-        edits = ContainerEdits() if driver is None else self._make(driver)
+        edits = ContainerEdits() if driver is None else self.make(driver)
         if edits and edits != self._written:
-            self._ids = self._cdi.write_shared("device_base", "device", "all", edits)
+            self._ids = self.cdi.write_shared("device_base", "device", "all", edits)
             self._written = edits
         return changed
 
@@ -388,16 +329,6 @@ def _expected(
 
 def _search_path(libraries: tuple[DriverFile, ...]) -> str:
     return f"LD_LIBRARY_PATH={':'.join(sorted({str(file.path.parent) for file in libraries}))}"
-
-
-def device_node(path: str, info: os.stat_result) -> DeviceNode:
-    """A character device as the host has it."""
-    return DeviceNode(
-        path=path,
-        major=os.major(info.st_rdev),
-        minor=os.minor(info.st_rdev),
-        file_mode=stat.S_IMODE(info.st_mode),
-    )
 
 
 def _device_nodes(directory: Path) -> Iterator[DeviceNode]:

@@ -36,6 +36,10 @@ class ClaimRef(NodeValue, frozen=True, kw_only=True):
     name: str
     uid: str
 
+    def __str__(self) -> str:
+        """`namespace/name`, for messages."""
+        return f"{self.namespace}/{self.name}"
+
 
 class AllocatedDevice(NodeValue, frozen=True, kw_only=True):
     """One device of this driver that the scheduler allocated to the claim."""
@@ -95,9 +99,9 @@ class AllocatedClaim(NodeValue, frozen=True, kw_only=True):
 class DeviceNode(NodeValue, frozen=True, kw_only=True, rename="camel"):
     """A character device to make in the container (CDI deviceNodes), always written in full.
 
-    Where the type or the major number is missing, a runtime looks at the host's file. The host has none for
-    IMEX channels and capabilities until somebody makes one. There is no owner: CDI then takes the user of the
-    container, who can so open what its owner alone may.
+    Where the type or the major number is missing, a runtime looks at the host's file. The host need not have
+    one for IMEX channels and capabilities. There is no owner: CDI then takes the user of the container, so
+    that user can open a file which only its owner may open.
     """
 
     path: str
@@ -238,6 +242,7 @@ class NodePlugin(Protocol):
 
         The plugin waits for it, and answers kubelet meanwhile: earlier claims must be unprepared.
         """
+        return None
 
     async def pools(self) -> tuple[DevicePool, ...]:
         """What to publish now. Raises `Retry` when the devices cannot be read at present."""
@@ -251,8 +256,10 @@ class NodePlugin(Protocol):
     async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
         """Make the devices of `claim` usable."""
 
-    def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
-        """Yield whenever a waiting claim is worth another attempt before its time."""
+    async def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
+        """Yield whenever a waiting claim is worth another attempt before its time; by default never."""
+        for _ in ():
+            yield
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Undo `prepare`, whether it was finished or not, but leave what `others` on this node still use.

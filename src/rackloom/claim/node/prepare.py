@@ -24,13 +24,6 @@ entry is PrepareStarted: kubelet prepares again, or the sweep of `run` undoes it
 without a completed entry is never handed to kubelet, and is written anew or swept. During `unprepare` the
 mark keeps the claim from being counted as prepared, and kubelet repeats the call until it succeeds.
 
-`Checkpoint` holds one entry for each claim UID. Its format is `{"format": "rackloom-checkpoint",
-"version": 1, "checksum": ..., "content": {...}}`. The checksum is the SHA-256 of the content's bytes as
-they are in the file, so fields that a newer plugin added are covered and may be ignored. A damaged file
-is refused, never guessed: without it the plugin cannot tell which claims it has prepared. A reboot loses
-everything that was prepared on the node, but not what was done elsewhere, such as a node label. So entries
-of another boot id count as started only: they are prepared anew or undone, and never forgotten.
-
 `PluginMetrics` has the names that dashboards for NVIDIA's DRA driver use. All series exist with the value
 zero from the start, so that the first failure is a change and not a new series.
 """
@@ -38,14 +31,15 @@ zero from the start, so that the first failure is a change and not a new series.
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
-from rackloom.claim.node.cdi import CdiDirectory, write_durably
+from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
     AllocatedDevice,
@@ -59,6 +53,7 @@ from rackloom.claim.node.plugin import (
     PrepareState,
     ReadyDevice,
 )
+from rackloom.claim.node.storage import Checkpoint
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, Object
 from rackloom.errors import Refused, Retry
 
@@ -72,41 +67,36 @@ class PluginMetrics:
     """Counters of one plugin on one node, whose devices are of `kinds`."""
 
     def __init__(self, driver: str, node: str, kinds: tuple[str, ...]) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._driver = driver
         self._node = node
         self._kinds = kinds
-        by_operation = ("driver", "operation")
-        self._requests = Counter(
-            "nvidia_dra_requests",
-            "Requests of kubelet of which every claim succeeded",
-            by_operation,
-            registry=registry,
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        by_operation, by_error = ("driver", "operation"), ("driver", "error_type")
+        self._requests = counter(
+            "nvidia_dra_requests", "Requests of kubelet of which every claim succeeded", by_operation
         )
         self._seconds = Histogram(
             "nvidia_dra_request_duration_seconds",
             "Time to answer kubelet",
             by_operation,
             buckets=DURATION_BUCKETS,
-            registry=registry,
+            registry=self.registry,
         )
-        self._inflight = Gauge(
-            "nvidia_dra_requests_inflight", "Requests being answered", by_operation, registry=registry
+        self._inflight = gauge("nvidia_dra_requests_inflight", "Requests being answered", by_operation)
+        devices = ("node", "driver", "device_type")
+        self._devices = gauge("nvidia_dra_prepared_devices", "Devices of claims that are prepared", devices)
+        self._prepare_errors = counter("nvidia_dra_node_prepare_errors", "Claims not prepared", by_error)
+        self._unprepare_errors = counter(
+            "nvidia_dra_node_unprepare_errors", "Claims not given back", by_error
         )
-        self._devices = Gauge(
-            "nvidia_dra_prepared_devices",
-            "Devices of claims that are prepared",
-            ("node", "driver", "device_type"),
-            registry=registry,
-        )
-        by_error = ("driver", "error_type")
-        self._prepare_errors = Counter(
-            "nvidia_dra_node_prepare_errors", "Claims not prepared", by_error, registry=registry
-        )
-        self._unprepare_errors = Counter(
-            "nvidia_dra_node_unprepare_errors", "Claims not given back", by_error, registry=registry
-        )
-        self._seed()
+        for operation in OPERATIONS:
+            for family in (self._requests, self._seconds, self._inflight):
+                family.labels(driver, operation)
+        for error in PREPARE_ERRORS:
+            self._prepare_errors.labels(driver, error)
+        for error in UNPREPARE_ERRORS:
+            self._unprepare_errors.labels(driver, error)
 
     @contextmanager
     def request(self, operation: str) -> Iterator[None]:
@@ -136,127 +126,6 @@ class PluginMetrics:
             self._devices.labels(self._node, self._driver, kind).set(found.count(kind))
         return generate_latest(self.registry)
 
-    def _seed(self) -> None:
-        for operation in OPERATIONS:
-            for family in (self._requests, self._seconds, self._inflight):
-                family.labels(self._driver, operation)
-        for error in PREPARE_ERRORS:
-            self._prepare_errors.labels(self._driver, error)
-        for error in UNPREPARE_ERRORS:
-            self._unprepare_errors.labels(self._driver, error)
-
-
-# The checkpoint of prepared claims.
-
-
-CHECKPOINT_FORMAT = "rackloom-checkpoint"
-CHECKPOINT_VERSION = 1
-
-
-class CheckpointContent(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoint: the boot that it is about, and an entry per claim UID."""
-
-    boot_id: str
-    claims: dict[str, CheckpointEntry] = {}
-
-
-class _CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
-    format: str
-    version: int
-    checksum: str
-    content: msgspec.Raw
-
-
-class Checkpoint:
-    """The entries. A change is on the disk before it is visible in memory (write-ahead)."""
-
-    def __init__(self, path: Path, boot_id: str) -> None:
-        self._path = path
-        self._boot_id = boot_id
-        self._claims = _read_checkpoint(path, boot_id)
-
-    @property
-    def claims(self) -> Mapping[str, CheckpointEntry]:
-        """Entries by claim UID."""
-        return self._claims
-
-    def put(self, entry: CheckpointEntry) -> None:
-        """Add or replace the entry of a claim."""
-        self._write({**self._claims, entry.ref.uid: entry})
-
-    def drop(self, uid: str) -> None:
-        """Forget a claim; nothing happens where it is not known."""
-        if uid in self._claims:
-            self._write({kept: entry for kept, entry in self._claims.items() if kept != uid})
-
-    def _write(self, claims: dict[str, CheckpointEntry]) -> None:
-        write_durably(self._path, encode_checkpoint(CheckpointContent(boot_id=self._boot_id, claims=claims)))
-        self._claims = claims
-
-
-def encode_checkpoint(content: CheckpointContent) -> bytes:
-    """The bytes of the file."""
-    raw = msgspec.json.encode(content)
-    file = _CheckpointFile(
-        format=CHECKPOINT_FORMAT,
-        version=CHECKPOINT_VERSION,
-        checksum=_checksum(raw),
-        content=msgspec.Raw(raw),
-    )
-    return msgspec.json.encode(file) + b"\n"
-
-
-def decode_checkpoint(data: bytes, path: Path) -> CheckpointContent:
-    """Read the file's bytes. Raises `Refused` naming what is wrong with `path` and what to do."""
-    try:
-        file = msgspec.json.decode(data, type=_CheckpointFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _damaged_checkpoint(path, f"it is no checkpoint: {error}") from error
-    if file.format != CHECKPOINT_FORMAT:
-        raise _damaged_checkpoint(path, f"its format is {file.format!r}, not {CHECKPOINT_FORMAT!r}")
-    if file.version > CHECKPOINT_VERSION:
-        raise Refused(
-            f"checkpoint {path} has version {file.version}; this plugin reads up to {CHECKPOINT_VERSION}",
-            nearest_fix="run the newer version of the plugin that wrote it",
-        )
-    found = _checksum(bytes(file.content))
-    if found != file.checksum:
-        raise _damaged_checkpoint(path, f"its content has SHA-256 {found}, but {file.checksum} was written")
-    try:
-        return msgspec.json.decode(file.content, type=CheckpointContent)
-    except msgspec.ValidationError as error:
-        raise _damaged_checkpoint(path, str(error)) from error
-
-
-def _read_checkpoint(path: Path, boot_id: str) -> dict[str, CheckpointEntry]:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return {}
-    content = decode_checkpoint(data, path)
-    if content.boot_id == boot_id:
-        return content.claims
-    return {uid: _as_started(entry) for uid, entry in content.claims.items()}
-
-
-def _as_started(entry: CheckpointEntry) -> CheckpointEntry:
-    """After a reboot nothing is prepared on the node, but what was done elsewhere must still be undone."""
-    return msgspec.structs.replace(
-        entry, state=PrepareState.STARTED, devices=(), undoing=False, aborted_at=None
-    )
-
-
-def _checksum(raw: bytes) -> str:
-    return hashlib.sha256(raw).hexdigest()
-
-
-def _damaged_checkpoint(path: Path, what: str) -> Refused:
-    return Refused(
-        f"checkpoint {path} cannot be read: {what}",
-        nearest_fix=f"drain the node, move {path} away and start the plugin again;"
-        " without it the plugin cannot tell which claims it has prepared",
-    )
-
 
 # Reading a ResourceClaim.
 
@@ -267,7 +136,7 @@ API_RETRY_SECONDS = 0.25
 
 
 class ObsoleteClaim(Refused):
-    """Nobody waits for this claim any more: it is gone, was replaced, or kubelet unprepared it."""
+    """No pod needs this claim any more: it is gone, was replaced, or kubelet unprepared it."""
 
 
 async def fetch_claim(api: KubeApi, ref: ClaimRef, driver: str) -> AllocatedClaim:
@@ -279,13 +148,12 @@ async def fetch_claim(api: KubeApi, ref: ClaimRef, driver: str) -> AllocatedClai
     try:
         found = await api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
     except NotFound as error:
-        raise ObsoleteClaim(f"claim {ref.namespace}/{ref.name} does not exist any more") from error
+        raise ObsoleteClaim(f"claim {ref} does not exist any more") from error
     except KubeError as error:
-        raise api_failure(f"cannot read claim {ref.namespace}/{ref.name}", error) from error
+        raise api_failure(f"cannot read claim {ref}", error) from error
     if found["metadata"]["uid"] != ref.uid:
         raise ObsoleteClaim(
-            f"claim {ref.namespace}/{ref.name} got replaced: its UID is {found['metadata']['uid']},"
-            f" the pod's claim was {ref.uid}",
+            f"claim {ref} got replaced: its UID is {found['metadata']['uid']}, the pod's claim was {ref.uid}",
             nearest_fix="delete the pod, so that it is scheduled with the new claim",
         )
     return read_claim(found, ref, driver)
@@ -297,7 +165,7 @@ def read_claim(obj: Object, ref: ClaimRef, driver: str) -> AllocatedClaim:
     devices = status.get("allocation", {}).get("devices")
     if devices is None:
         raise Refused(
-            f"claim {ref.namespace}/{ref.name} is not allocated",
+            f"claim {ref} is not allocated",
             nearest_fix="let the scheduler place the pod: spec.nodeName must not be set by hand",
         )
     return AllocatedClaim(
@@ -306,10 +174,7 @@ def read_claim(obj: Object, ref: ClaimRef, driver: str) -> AllocatedClaim:
         configs=_configs(devices.get("config", ()), driver),
         fingerprint=_fingerprint(status),
         of_pod=_pod_of(obj["metadata"]),
-        consumers=tuple(
-            ClaimConsumer(resource=consumer["resource"], name=consumer["name"], uid=consumer["uid"])
-            for consumer in status.get("reservedFor", ())
-        ),
+        consumers=msgspec.convert(status.get("reservedFor", ()), tuple[ClaimConsumer, ...]),
     )
 
 
@@ -368,60 +233,58 @@ ABORTED_TTL = 90.0
 HELD_RETRY_SECONDS = 1.0
 
 
+@dataclass(eq=False)
 class ClaimPreparer:
     """Prepares and unprepares claims of one plugin, and keeps the checkpoint and the CDI specs with it."""
 
-    def __init__(
-        self, plugin: NodePlugin, checkpoint: Checkpoint, cdi: CdiDirectory, wall: Callable[[], float]
-    ) -> None:
-        self._plugin = plugin
-        self._checkpoint = checkpoint
-        self._cdi = cdi
-        self._wall = wall
+    plugin: NodePlugin
+    checkpoint: Checkpoint
+    cdi: CdiDirectory
+    wall: Callable[[], float]
 
     def ready(self, uid: str) -> tuple[ReadyDevice, ...] | None:
         """The devices of a claim that is prepared, as the checkpoint and the CDI directory show."""
-        entry = self._checkpoint.claims.get(uid)
+        entry = self.checkpoint.claims.get(uid)
         if entry is None or entry.state is not PrepareState.COMPLETED or entry.undoing:
             return None
         ids = [cdi_id for device in entry.devices for cdi_id in device.cdi_ids]
-        return entry.devices if self._cdi.has_all(uid, ids) else None
+        return entry.devices if self.cdi.has_all(uid, ids) else None
 
     async def prepare(self, claim: AllocatedClaim) -> tuple[ReadyDevice, ...]:
         """Prepare a claim that is not `ready`. Raises `Retry` or `Refused`."""
         self._refuse_aborted(claim)
         self._await_devices(claim)
-        intent = self._plugin.intent(claim)
+        intent = self.plugin.intent(claim)
         # On disk before the driver touches anything: from here on a crash is undone by this entry.
         self._begin(
             CheckpointEntry(
                 ref=claim.ref, state=PrepareState.STARTED, fingerprint=claim.fingerprint, record=intent
             )
         )
-        prepared = await self._plugin.prepare(claim)
+        prepared = await self.plugin.prepare(claim)
         # The attempts of two claims may overlap: the one that completes later must not share the device.
         self._await_devices(claim)
         return self._complete(claim, intent, prepared)
 
     async def unprepare(self, uid: str) -> None:
         """Undo what was prepared of a claim, if it is known. Raises `Retry` or `Refused`."""
-        entry = self._checkpoint.claims.get(uid)
+        entry = self.checkpoint.claims.get(uid)
         if entry is None or entry.state is PrepareState.ABORTED:
-            self._cdi.remove(uid)
+            self.cdi.remove(uid)
             return
         self._begin(msgspec.structs.replace(entry, undoing=True))
-        await self._plugin.unprepare(entry, self._others(uid))
+        await self.plugin.unprepare(entry, self._others(uid))
         # The entry goes last: after a crash before this, kubelet's next call or the sweep undoes again.
-        self._cdi.remove(uid)
+        self.cdi.remove(uid)
         if entry.state is PrepareState.COMPLETED:
-            self._checkpoint.drop(uid)
+            self.checkpoint.drop(uid)
         else:
-            self._checkpoint.put(
+            self.checkpoint.put(
                 CheckpointEntry(
                     ref=entry.ref,
                     state=PrepareState.ABORTED,
                     fingerprint=entry.fingerprint,
-                    aborted_at=self._wall(),
+                    aborted_at=self.wall(),
                 )
             )
 
@@ -430,7 +293,7 @@ class ClaimPreparer:
 
         A claim that is being unprepared does not count: two of them would each leave the undo to the other.
         """
-        entries = self._checkpoint.claims.values()
+        entries = self.checkpoint.claims.values()
         return [
             entry
             for entry in entries
@@ -439,29 +302,29 @@ class ClaimPreparer:
 
     def forget_aborted(self) -> None:
         """Drop entries of aborted claims whose prepare must have ended by now."""
-        for uid, entry in list(self._checkpoint.claims.items()):
+        for uid, entry in list(self.checkpoint.claims.items()):
             if entry.state is PrepareState.ABORTED and self._expired(entry):
-                self._checkpoint.drop(uid)
+                self.checkpoint.drop(uid)
 
     def sweep_specs(self) -> None:
         """Remove CDI specs of claims without an entry, and partial specs."""
-        self._cdi.remove_partials()
-        for uid in self._cdi.claims() - set(self._checkpoint.claims):
-            self._cdi.remove(uid)
+        self.cdi.remove_partials()
+        for uid in self.cdi.claims() - set(self.checkpoint.claims):
+            self.cdi.remove(uid)
 
     def _begin(self, entry: CheckpointEntry) -> None:
         """Record what is about to happen."""
-        if self._checkpoint.claims.get(entry.ref.uid) != entry:
-            self._checkpoint.put(entry)
+        if self.checkpoint.claims.get(entry.ref.uid) != entry:
+            self.checkpoint.put(entry)
 
     def _complete(
         self, claim: AllocatedClaim, intent: Mapping[str, Any], prepared: PreparedClaim
     ) -> tuple[ReadyDevice, ...]:
         uid = claim.ref.uid
         # The spec first: a completed entry promises kubelet that its CDI ids can be resolved.
-        self._cdi.write(uid, prepared)
-        devices = tuple(_ready(device, self._cdi.ids(uid, device)) for device in prepared.devices)
-        self._checkpoint.put(
+        self.cdi.write(uid, prepared)
+        devices = tuple(_ready(device, self.cdi.ids(uid, device)) for device in prepared.devices)
+        self.checkpoint.put(
             CheckpointEntry(
                 ref=claim.ref,
                 state=PrepareState.COMPLETED,
@@ -473,18 +336,17 @@ class ClaimPreparer:
         return devices
 
     def _refuse_aborted(self, claim: AllocatedClaim) -> None:
-        entry = self._checkpoint.claims.get(claim.ref.uid)
+        entry = self.checkpoint.claims.get(claim.ref.uid)
         if entry is None or entry.state is not PrepareState.ABORTED:
             return
         if entry.fingerprint == claim.fingerprint and not self._expired(entry):
-            name = f"{claim.ref.namespace}/{claim.ref.name}"
             raise ObsoleteClaim(
-                f"stale prepare: claim {name} was already aborted on this node",
+                f"stale prepare: claim {claim.ref} was already aborted on this node",
                 nearest_fix="delete the pod if it still waits for this claim",
             )
 
     def _expired(self, entry: CheckpointEntry) -> bool:
-        return self._wall() - (entry.aborted_at or 0.0) >= ABORTED_TTL
+        return self.wall() - (entry.aborted_at or 0.0) >= ABORTED_TTL
 
     def _await_devices(self, claim: AllocatedClaim) -> None:
         """A device that another claim still has will be free once kubelet has unprepared that one."""
@@ -493,29 +355,26 @@ class ClaimPreparer:
             for result in claim.results
             if not result.admin_access and result.share_id is None
         }
-        for holder, device in self._held():
-            if holder.ref.uid != claim.ref.uid and (device.pool, device.device) in wanted:
-                raise Retry(
-                    f"device {device.device} is still held by claim"
-                    f" {holder.ref.namespace}/{holder.ref.name} on this node",
-                    after=HELD_RETRY_SECONDS,
-                )
-
-    def _held(self) -> Iterator[tuple[CheckpointEntry, ReadyDevice]]:
-        for entry in self._checkpoint.claims.values():
-            if entry.state is PrepareState.COMPLETED:
-                for device in entry.devices:
-                    if not device.admin_access and device.share_id is None:
-                        yield entry, device
+        for holder in self.checkpoint.claims.values():
+            if holder.state is not PrepareState.COMPLETED or holder.ref.uid == claim.ref.uid:
+                continue
+            for device in holder.devices:
+                is_exclusive = not device.admin_access and device.share_id is None
+                if is_exclusive and (device.pool, device.device) in wanted:
+                    raise Retry(
+                        f"device {device.device} is still held by claim {holder.ref} on this node",
+                        after=HELD_RETRY_SECONDS,
+                    )
 
 
 def _ready(device: PreparedDevice, cdi_ids: tuple[str, ...]) -> ReadyDevice:
+    result = device.result
     return ReadyDevice(
-        requests=(device.result.main_request,),
-        pool=device.result.pool,
-        device=device.result.device,
+        requests=(result.main_request,),
+        pool=result.pool,
+        device=result.device,
         cdi_ids=cdi_ids,
-        share_id=device.result.share_id,
-        admin_access=device.result.admin_access,
+        share_id=result.share_id,
+        admin_access=result.admin_access,
         kind=device.kind,
     )

@@ -13,122 +13,27 @@ A prepare that failed, or that kubelet gave up, is repeated in the background (`
 900 s, until kubelet's next call for the claim or its unprepare. A refused claim is repeated too, since a node
 label, a role or a kernel module may be put right; but seldom, because each attempt asks the API server and a
 tenant can create many claims that will never be prepared. At most 512 claims, of which at most 128 refused,
-are retried at once, and refused claims share a rate of four attempts a second.
-
-kubelet by itself would come back late. It calls NodePrepareResources when it syncs a pod without a
-sandbox; if that fails, SyncPod records the event FailedPrepareDynamicResources and returns no error, so
-the pod is tried again not after 10 s but at its next resync, after 60 to 90 s (k8s.io/kubernetes v1.34 to
-v1.37, kuberuntime_manager.go and pod_workers.go, completeWork). A change of the pod's annotations syncs
-it at once (config.go, podsDifferSemantically). So `PodSync` writes the time into one annotation of the
-pods that can be helped now. It does so in four cases:
-
-- A claim is prepared whose call kubelet had given up.
-- kubelet has registered the plugin: earlier pods failed because the driver was not registered.
-- The API server answers again: kubelet could not read the pods' claims meanwhile.
-- This process was stopped (SIGSTOP, a frozen cgroup) for 45 s or more: calls timed out without arriving
-  here.
-
-Nothing depends on the annotation. Where it cannot be written, pods wait for kubelet's resync.
+are retried at once, and refused claims share a rate of four attempts a second. kubelet by itself would call
+again late, so a claim that was prepared in the background has its pods synced (`pod_sync`).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
 
-from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
-from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, NodePlugin, PrepareState, ReadyDevice
+from rackloom.claim.kube.api import KubeApi, KubeError
+from rackloom.claim.node.plugin import ClaimRef, NodePlugin, ReadyDevice
+from rackloom.claim.node.pod_sync import PodSync
 from rackloom.claim.node.prepare import ClaimPreparer, ObsoleteClaim, PluginMetrics, api_failure, fetch_claim
-from rackloom.core.kubernetes.objects import (
-    POD,
-    RESOURCE_CLAIM,
-    Object,
-    has_pod_ended,
-    metav1_micro_time,
-    pod_claim_names,
-)
+from rackloom.claim.node.tasks import beside, cancel_all, pause_until
 from rackloom.errors import Refused, Retry
-
-# Tasks whose lifetime is a context manager.
-
-
-async def cancel_and_wait(task: "asyncio.Task[None]") -> None:
-    """Cancel a task and wait for it. Its outcome is dropped, but not a cancellation of the caller."""
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
-
-
-@asynccontextmanager
-async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run `work` while the context is entered; how it ends does not matter."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        await cancel_and_wait(task)
-
-
-async def cancel_all(tasks: "Collection[asyncio.Task[None]]") -> None:
-    """Cancel all before any is awaited: a second cancellation meanwhile must not leave one running."""
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        await cancel_and_wait(task)
-
-
-class TaskSet:
-    """Tasks that nobody waits for. The event loop alone would not keep them from being collected."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` in the background."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def cancel(self) -> None:
-        """Cancel all that run."""
-        for task in self._tasks:
-            task.cancel()
-
-
-class BackgroundTasks:
-    """Work that ends only by failing."""
-
-    def __init__(self, tasks: "list[asyncio.Task[None]]") -> None:
-        self._tasks = tasks
-
-    async def fails(self) -> None:
-        """Wait for the first failure, and raise it."""
-        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        self.check()
-
-    def check(self) -> None:
-        """Raise the failure if there was one."""
-        for task in self._tasks:
-            if task.done() and not task.cancelled():
-                task.result()
-
-
-@asynccontextmanager
-async def run_background(*work: Coroutine[None, None, None]) -> AsyncIterator[BackgroundTasks]:
-    """Run endless work while the context is entered; what failed meanwhile is raised at the end."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in work]
-    try:
-        yield BackgroundTasks(tasks)
-        BackgroundTasks(tasks).check()
-    finally:
-        await cancel_all(tasks)
-
 
 # Retrying up to a deadline, and after it.
 
@@ -165,14 +70,15 @@ async def persist(
     limit = asyncio.timeout_at(deadline)
     try:
         async with limit, AsyncExitStack() as stack:
-            woken: asyncio.Event | None = None
+            woken = asyncio.Event()
             while True:
                 try:
                     return await attempt()
                 except Retry as retry:
                     trouble = retry
-                if woken is None:
-                    woken = await stack.enter_async_context(_waking(changes))
+                if changes is not None:
+                    await stack.enter_async_context(beside(_listen(changes, woken)))
+                    changes = None
                 await pause_until(woken, max(pause, trouble.after))
                 pause = min(2 * pause, LAST_PAUSE)
     except TimeoutError:
@@ -181,31 +87,13 @@ async def persist(
         raise
 
 
-@asynccontextmanager
-async def _waking(changes: AsyncIterator[None] | None) -> AsyncIterator[asyncio.Event]:
-    """An event that is set for each of `changes` while the context is entered."""
-    woken = asyncio.Event()
-    async with beside(_listen(changes, woken)):
-        yield woken
-
-
-async def _listen(changes: AsyncIterator[None] | None, woken: asyncio.Event) -> None:
-    if changes is None:
-        return
+async def _listen(changes: AsyncIterator[None], woken: asyncio.Event) -> None:
     try:
         async for _ in changes:
             woken.set()
     except (KubeError, Retry) as trouble:
         # The pauses end without it too.
         log.info("node.watch-ended", reason=str(trouble))
-
-
-async def pause_until(woken: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, `seconds` at most, and clear it."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await woken.wait()
-    woken.clear()
 
 
 class BackgroundRetries:
@@ -222,7 +110,7 @@ class BackgroundRetries:
         self._refused: set[str] = set()
 
     def begin(self, ref: ClaimRef, *, refused: bool = False) -> None:
-        """Retry a claim until that succeeds, nobody can want it any more, or `stop`."""
+        """Retry a claim until that succeeds, the claim is obsolete, or `stop`."""
         self.stop(ref.uid)
         self._refused.discard(ref.uid)
         if len(self._tasks) >= MOST_CLAIMS or (refused and len(self._refused) >= MOST_REFUSED):
@@ -279,146 +167,7 @@ class BackgroundRetries:
 
 
 def _claim_fields(ref: ClaimRef) -> dict[str, str]:
-    return {"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid}
-
-
-# Making kubelet sync a pod at once.
-
-
-RETRY_ANNOTATION = "rackloom.dev/prepare-retry"
-"""`<time> <driver>`: no two are equal, since a write that changes nothing is no event on kubelet's watch."""
-CLOCK_CHECK_SECONDS = 10.0
-"""Between two checks of the clock."""
-STOPPED_SECONDS = 45.0
-"""kubelet's timeout of a call. A pause of `CLOCK_CHECK_SECONDS` that takes so long: the process was
-stopped."""
-RETRY_SECONDS = 2.0
-"""Between attempts to reach an API server that does not answer and names no time."""
-
-
-class PodSync:
-    """The pods of one node, for the plugin of `driver`. `claims` gives what its checkpoint holds now."""
-
-    def __init__(
-        self,
-        api: KubeApi,
-        node: str,
-        driver: str,
-        claims: Callable[[], Mapping[str, CheckpointEntry]],
-        wall: Callable[[], float],
-    ) -> None:
-        self._api = api
-        self._node = node
-        self._driver = driver
-        self._claims = claims
-        self._wall = wall
-        self._wake = asyncio.Event()
-
-    def wake(self) -> None:
-        """Have `run` sync pods that kubelet may have failed before it could call the plugin."""
-        self._wake.set()
-
-    async def run(self) -> None:
-        """Sync the waiting pods of the node whenever woken, or stopped for long; never returns."""
-        while True:
-            await self._woken()
-            self._wake.clear()
-            await self._retry(self._sync_waiting)
-
-    async def _woken(self) -> None:
-        """Until woken, or until this process goes on after it was stopped for long."""
-        loop = asyncio.get_running_loop()
-        while not self._wake.is_set():
-            began = loop.time()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOCK_CHECK_SECONDS):
-                    await self._wake.wait()
-            if loop.time() - began >= STOPPED_SECONDS:
-                log.warning("node.was-stopped", driver=self._driver, seconds=round(loop.time() - began))
-                return
-
-    async def sync_claim(self, ref: ClaimRef) -> None:
-        """Sync the pods of this node that use a claim which has just been prepared."""
-        await self._retry(lambda: self._sync_users(ref))
-
-    async def _retry(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Repeat `work` until it succeeds, or the API server does not allow it."""
-        while True:
-            try:
-                await work()
-            except Rejected as error:
-                log.warning("node.pods-not-synced", driver=self._driver, reason=error.message)
-                return
-            except KubeError as error:
-                await asyncio.sleep(error.retry_after or RETRY_SECONDS)
-            else:
-                return
-
-    async def _sync_users(self, ref: ClaimRef) -> None:
-        for pod in await self._pods(ref.namespace):
-            if ref.name in pod_claim_names(pod):
-                await self._sync(pod)
-
-    async def _sync_waiting(self) -> None:
-        for pod in await self._pods():
-            if await self._is_waiting(pod):
-                await self._sync(pod)
-
-    async def _pods(self, namespace: str | None = None) -> list[Object]:
-        """The pods of this node that may still have to start."""
-        listed = await self._api.list(POD, namespace, fields=f"spec.nodeName={self._node}")
-        return [
-            pod
-            for pod in listed.items
-            if not has_pod_ended(pod) and "deletionTimestamp" not in pod["metadata"]
-        ]
-
-    async def _is_waiting(self, pod: Object) -> bool:
-        """Whether a pod has a claim with devices of this driver, and has not started, as far as can be seen.
-
-        After a reboot kubelet may not have reported yet that the sandbox is gone; the checkpoint shows it
-        already.
-        """
-        namespace, names = pod["metadata"]["namespace"], tuple(pod_claim_names(pod))
-        states = {(claim.ref.namespace, claim.ref.name): claim.state for claim in self._claims().values()}
-        ours = [states[namespace, name] for name in names if (namespace, name) in states]
-        if any(state is not PrepareState.COMPLETED for state in ours):
-            return True
-        if _has_sandbox(pod):
-            return False
-        return bool(ours) or any([await self._is_ours(namespace, name) for name in names])
-
-    async def _is_ours(self, namespace: str, name: str) -> bool:
-        try:
-            claim = await self._api.get(RESOURCE_CLAIM, name, namespace)
-        except NotFound:
-            return False
-        devices = ((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}
-        return any(result["driver"] == self._driver for result in devices.get("results") or ())
-
-    async def _sync(self, pod: Object) -> None:
-        """Annotate the pod. The UID in the patch has the API server refuse it for another pod of the name."""
-        meta = pod["metadata"]
-        text = f"{metav1_micro_time(self._wall())} {self._driver}"
-        patch = {"metadata": {"uid": meta["uid"], "annotations": {RETRY_ANNOTATION: text}}}
-        about = {"driver": self._driver, "pod": f"{meta['namespace']}/{meta['name']}"}
-        try:
-            await self._api.patch(POD, meta["name"], meta["namespace"], patch)
-        except (NotFound, Conflict):
-            return
-        except Rejected as error:
-            log.warning("node.pod-not-synced", **about, reason=error.message)
-        else:
-            log.info("node.pod-synced", **about)
-
-
-def _has_sandbox(pod: Object) -> bool:
-    """Whether kubelet has made its sandbox, which it does once all claims are prepared (KEP-3085)."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(
-        condition["type"] == "PodReadyToStartContainers" and condition["status"] == "True"
-        for condition in conditions
-    )
+    return {"claim": str(ref), "uid": ref.uid}
 
 
 # Answering the requests.
@@ -435,68 +184,68 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+@dataclass(eq=False)
 class Requests:
     """Answers kubelet for one plugin."""
 
-    def __init__(
-        self,
-        plugin: NodePlugin,
-        api: KubeApi,
-        preparer: ClaimPreparer,
-        metrics: PluginMetrics,
-        pods: PodSync,
-    ) -> None:
-        self._plugin = plugin
-        self._api = api
-        self._preparer = preparer
-        self._metrics = metrics
-        self._pods = pods
+    plugin: NodePlugin
+    api: KubeApi
+    preparer: ClaimPreparer
+    metrics: PluginMetrics
+    pods: PodSync
+    _retries: BackgroundRetries = field(init=False)
+    _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary, init=False)
+
+    def __post_init__(self) -> None:
         self._retries = BackgroundRetries(self._prepare_in_background)
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(
         self, refs: Sequence[ClaimRef], patience: float = ANSWER_SECONDS
     ) -> dict[str, ClaimAnswer]:
         """Prepare claims; an answer for every UID, within `patience` seconds."""
-        deadline = asyncio.get_running_loop().time() + patience
-        return await self._all("prepare", refs, lambda ref: self._prepare(ref, deadline))
+        return await self._all("prepare", refs, self._prepare, patience)
 
     async def unprepare(
         self, refs: Sequence[ClaimRef], patience: float = ANSWER_SECONDS
     ) -> dict[str, ClaimAnswer]:
         """Unprepare claims; an answer for every UID, within `patience` seconds."""
-        deadline = asyncio.get_running_loop().time() + patience
-        return await self._all("unprepare", refs, lambda ref: self._unprepare(ref, deadline))
+        return await self._all("unprepare", refs, self._unprepare, patience)
 
     async def close(self) -> None:
         """Stop the background retries. No call may be under way, nor come any more."""
         await self._retries.close()
 
     async def _all(
-        self, operation: str, refs: Sequence[ClaimRef], work: Callable[[ClaimRef], Awaitable[ClaimAnswer]]
+        self,
+        operation: str,
+        refs: Sequence[ClaimRef],
+        work: Callable[[ClaimRef, float], Awaitable[ClaimAnswer]],
+        patience: float,
     ) -> dict[str, ClaimAnswer]:
         if not refs:
             return {}
-        with self._metrics.request(operation):
-            answers = await asyncio.gather(*(self._answer(operation, ref, work) for ref in refs))
+        deadline = asyncio.get_running_loop().time() + patience
+        with self.metrics.request(operation):
+            work_on = (self._answer(operation, ref, partial(work, ref, deadline)) for ref in refs)
+            answers = await asyncio.gather(*work_on)
         if not any(answer.error for answer in answers):
-            self._metrics.succeeded(operation)
+            self.metrics.succeeded(operation)
         return {ref.uid: answer for ref, answer in zip(refs, answers, strict=True)}
 
     async def _answer(
-        self, operation: str, ref: ClaimRef, work: Callable[[ClaimRef], Awaitable[ClaimAnswer]]
+        self, operation: str, ref: ClaimRef, work: Callable[[], Awaitable[ClaimAnswer]]
     ) -> ClaimAnswer:
-        about = {"operation": operation, "claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid}
+        about = {"operation": operation, **_claim_fields(ref)}
         try:
-            answer = await work(ref)
+            answer = await work()
         except (Retry, Refused) as trouble:
             permanent = isinstance(trouble, Refused)
             log.warning("node.claim-failed", **about, permanent=permanent, reason=str(trouble))
-            self._metrics.failed(operation)
+            self.metrics.failed(operation)
             return ClaimAnswer(error=f"Permanent error: {trouble}" if permanent else str(trouble))
         except Exception as error:
             log.exception("node.claim-broke", **about)
-            self._metrics.failed(operation)
+            self.metrics.failed(operation)
             return ClaimAnswer(error=f"internal error ({type(error).__name__}): see the log of the plugin")
         log.info("node.claim-done", **about)
         return answer
@@ -519,21 +268,21 @@ class Requests:
     async def _prepare_in_background(self, ref: ClaimRef) -> None:
         """Prepare as for a call of kubelet, with the claim read anew; then have kubelet call."""
         await self._devices(ref, asyncio.get_running_loop().time() + ANSWER_SECONDS)
-        await self._pods.sync_claim(ref)
+        await self.pods.sync_claim(ref)
 
     async def _devices(self, ref: ClaimRef, deadline: float) -> tuple[ReadyDevice, ...]:
-        devices = self._preparer.ready(ref.uid)
+        devices = self.preparer.ready(ref.uid)
         if devices is not None:
             return devices
-        claim = await persist(lambda: fetch_claim(self._api, ref, self._plugin.driver), deadline=deadline)
+        claim = await persist(lambda: fetch_claim(self.api, ref, self.plugin.driver), deadline=deadline)
 
         async def attempt() -> tuple[ReadyDevice, ...]:
             async with self._attempt(ref):
                 # kubelet may have called again meanwhile, and that call may have succeeded.
-                ready = self._preparer.ready(ref.uid)
-                return await _api_failures_named(self._preparer.prepare(claim)) if ready is None else ready
+                ready = self.preparer.ready(ref.uid)
+                return await _api_failures_named(self.preparer.prepare(claim)) if ready is None else ready
 
-        changes = self._plugin.changes(claim)
+        changes = self.plugin.changes(claim)
         return await persist(attempt, deadline=deadline, changes=changes)
 
     async def _unprepare(self, ref: ClaimRef, deadline: float) -> ClaimAnswer:
@@ -542,7 +291,7 @@ class Requests:
 
         async def attempt() -> ClaimAnswer:
             async with self._attempt(ref):
-                await _api_failures_named(self._preparer.unprepare(ref.uid))
+                await _api_failures_named(self.preparer.unprepare(ref.uid))
             return ClaimAnswer()
 
         return await persist(attempt, deadline=deadline)

@@ -41,8 +41,8 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import grpc
@@ -55,16 +55,12 @@ from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.plugin import ClaimRef, DeviceHealth, Health, NodePlugin, PrepareState, ReadyDevice
-from rackloom.claim.node.prepare import Checkpoint, ClaimPreparer, PluginMetrics
-from rackloom.claim.node.requests import (
-    ANSWER_SECONDS,
-    BackgroundTasks,
-    ClaimAnswer,
-    PodSync,
-    Requests,
-    run_background,
-)
+from rackloom.claim.node.pod_sync import PodSync
+from rackloom.claim.node.prepare import ClaimPreparer, PluginMetrics
+from rackloom.claim.node.requests import ANSWER_SECONDS, Requests
 from rackloom.claim.node.slices import SlicePublisher
+from rackloom.claim.node.storage import Checkpoint
+from rackloom.claim.node.tasks import BackgroundTasks, run_background
 from rackloom.claim.node.wire import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,
@@ -119,14 +115,17 @@ async def serve_on_socket(path: Path, handlers: tuple[grpc.GenericRpcHandler, ..
     _remove_socket(path)
     server = grpc.aio.server()
     server.add_generic_rpc_handlers(handlers)
-    with _owner_only_umask():
-        try:
-            server.add_insecure_port(f"unix:{path}")
-        except RuntimeError as error:
-            raise Refused(
-                f"cannot listen on {path}",
-                nearest_fix="does its directory exist, and may this user write to it?",
-            ) from error
+    # The socket that is bound here gets mode 0600.
+    umask = os.umask(0o177)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise Refused(
+            f"cannot listen on {path}",
+            nearest_fix="does its directory exist, and may this user write to it?",
+        ) from error
+    finally:
+        os.umask(umask)
     try:
         await server.start()
         yield
@@ -150,16 +149,6 @@ def _remove_socket(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-@contextmanager
-def _owner_only_umask() -> Iterator[None]:
-    """Sockets that are bound in here get mode 0600."""
-    before = os.umask(0o177)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
 # DRAPlugin: NodePrepareResources and NodeUnprepareResources.
 
 
@@ -169,54 +158,44 @@ _MARGIN = 1.0
 
 def dra_handlers(requests: Requests) -> tuple[grpc.GenericRpcHandler, ...]:
     """The service `DRAPlugin` of v1 and of v1beta1."""
-    return tuple(_DraVersion(wire, requests).handler() for wire in (dra_v1_pb2, dra_v1beta1_pb2))
+    return tuple(_dra_handler(wire, requests) for wire in (dra_v1_pb2, dra_v1beta1_pb2))
 
 
-class _DraVersion:
+def _dra_handler(wire: Any, requests: Requests) -> grpc.GenericRpcHandler:
     """One version: the messages of `wire`, which differ only in that shares are new in v1."""
+    has_shares = "share_id" in wire.Device.DESCRIPTOR.fields_by_name
 
-    def __init__(self, wire: ModuleType, requests: Requests) -> None:
-        self._wire: Any = wire
-        self._requests = requests
-        self._has_shares = "share_id" in wire.Device.DESCRIPTOR.fields_by_name
-
-    def handler(self) -> grpc.GenericRpcHandler:
-        return unary_service(
-            f"{self._wire.DESCRIPTOR.package}.DRAPlugin",
-            {
-                "NodePrepareResources": (self._prepare, self._wire.NodePrepareResourcesRequest),
-                "NodeUnprepareResources": (self._unprepare, self._wire.NodeUnprepareResourcesRequest),
-            },
+    def device(ready: ReadyDevice) -> Any:
+        return wire.Device(
+            request_names=ready.requests,
+            pool_name=ready.pool,
+            device_name=ready.device,
+            cdi_device_ids=ready.cdi_ids,
+            **({"share_id": ready.share_id} if has_shares else {}),
         )
 
-    async def _prepare(self, request: Any, context: Any) -> Any:
-        answers = await self._requests.prepare(_claim_refs(request.claims), _answer_within(context))
-        return self._wire.NodePrepareResourcesResponse(
-            claims={uid: self._prepared(answer) for uid, answer in answers.items()}
-        )
+    async def prepare(request: Any, context: Any) -> Any:
+        answers = await requests.prepare(_claim_refs(request.claims), _answer_within(context))
+        claims = {}
+        for uid, answer in answers.items():
+            devices = [device(ready) for ready in answer.devices]
+            claims[uid] = wire.NodePrepareResourceResponse(devices=devices, error=answer.error)
+        return wire.NodePrepareResourcesResponse(claims=claims)
 
-    async def _unprepare(self, request: Any, context: Any) -> Any:
-        answers = await self._requests.unprepare(_claim_refs(request.claims), _answer_within(context))
-        return self._wire.NodeUnprepareResourcesResponse(
-            claims={
-                uid: self._wire.NodeUnprepareResourceResponse(error=answer.error)
-                for uid, answer in answers.items()
-            }
-        )
+    async def unprepare(request: Any, context: Any) -> Any:
+        answers = await requests.unprepare(_claim_refs(request.claims), _answer_within(context))
+        claims = {
+            uid: wire.NodeUnprepareResourceResponse(error=answer.error) for uid, answer in answers.items()
+        }
+        return wire.NodeUnprepareResourcesResponse(claims=claims)
 
-    def _prepared(self, answer: ClaimAnswer) -> Any:
-        devices = [self._device(device) for device in answer.devices]
-        return self._wire.NodePrepareResourceResponse(devices=devices, error=answer.error)
-
-    def _device(self, device: ReadyDevice) -> Any:
-        shares = {"share_id": device.share_id} if self._has_shares else {}
-        return self._wire.Device(
-            request_names=device.requests,
-            pool_name=device.pool,
-            device_name=device.device,
-            cdi_device_ids=device.cdi_ids,
-            **shares,
-        )
+    return unary_service(
+        f"{wire.DESCRIPTOR.package}.DRAPlugin",
+        {
+            "NodePrepareResources": (prepare, wire.NodePrepareResourcesRequest),
+            "NodeUnprepareResources": (unprepare, wire.NodeUnprepareResourcesRequest),
+        },
+    )
 
 
 def _claim_refs(claims: Iterable[Any]) -> list[ClaimRef]:
@@ -224,7 +203,7 @@ def _claim_refs(claims: Iterable[Any]) -> list[ClaimRef]:
 
 
 def _answer_within(context: Any) -> float:
-    """Less than the caller's own deadline, so that it still hears the reason."""
+    """Less than the caller's own deadline, so that the reason still reaches it."""
     remaining = context.time_remaining()
     return ANSWER_SECONDS if remaining is None else max(0.0, min(ANSWER_SECONDS, remaining - _MARGIN))
 
@@ -372,22 +351,15 @@ SWEEP_AGAIN_SECONDS = 10.0
 READ_SECONDS = 20.0
 
 
+@dataclass(eq=False)
 class ClaimSweeper:
     """Unprepares claims that kubelet will never mention again, at the start and every ten minutes."""
 
-    def __init__(
-        self,
-        plugin: NodePlugin,
-        api: KubeApi,
-        checkpoint: Checkpoint,
-        preparer: ClaimPreparer,
-        requests: Requests,
-    ) -> None:
-        self._plugin = plugin
-        self._api = api
-        self._checkpoint = checkpoint
-        self._preparer = preparer
-        self._requests = requests
+    plugin: NodePlugin
+    api: KubeApi
+    checkpoint: Checkpoint
+    preparer: ClaimPreparer
+    requests: Requests
 
     async def run(self) -> None:
         """Sweep until cancelled."""
@@ -397,20 +369,20 @@ class ClaimSweeper:
 
     async def sweep(self) -> bool:
         """One sweep; whether everything could be decided and done. The rest is left to the next sweep."""
-        self._preparer.forget_aborted()
-        self._preparer.sweep_specs()
-        entries = list(self._checkpoint.claims.values())
+        self.preparer.forget_aborted()
+        self.preparer.sweep_specs()
+        entries = list(self.checkpoint.claims.values())
         started = [entry.ref for entry in entries if entry.state is PrepareState.STARTED]
         gone = [await self._is_gone(ref) for ref in started]
         orphans = [ref for ref, is_gone in zip(started, gone, strict=True) if is_gone]
         answers = {}
         if orphans:
             log.info("node.self-initiated-unprepare", claims=[ref.uid for ref in orphans])
-            answers = await self._requests.unprepare(orphans)
+            answers = await self.requests.unprepare(orphans)
         try:
-            await self._plugin.tidy(tuple(self._checkpoint.claims.values()))
+            await self.plugin.tidy(tuple(self.checkpoint.claims.values()))
         except (KubeError, Retry) as trouble:
-            log.info("node.tidy-later", driver=self._plugin.driver, reason=str(trouble))
+            log.info("node.tidy-later", driver=self.plugin.driver, reason=str(trouble))
             return False
         return None not in gone and not any(answer.error for answer in answers.values())
 
@@ -418,7 +390,7 @@ class ClaimSweeper:
         """None while the API server does not answer."""
         try:
             async with asyncio.timeout(READ_SECONDS):
-                found = await self._api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
+                found = await self.api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
         except NotFound:
             return True
         except (KubeError, TimeoutError):

@@ -1,10 +1,4 @@
-"""ResourceSlices of a node: how GPUs are named in them, the plan that writes them, and its loop.
-
-The join key comes first. The switch controller knows chassis, slot, module id and fabric GUID; Kubernetes
-knows GPU UUID and clique. A device publishes the parts that are known as attributes, so whoever has both
-sides can join them. `gpu_attributes` describes one GPU. `tray_attributes` describes a device that stands for
-all GPUs of a tray (an IMEX channel): chassis and slot where all GPUs agree, and `module<N>UUID` and
-`module<N>FabricGUID` for each GPU. Names without a domain belong to the driver that publishes them.
+"""ResourceSlices of a node: the plan that writes them, and its loop.
 
 A pool is complete when all slices of its highest generation exist. So a change raises the generation and
 writes all slices of the pool anew: changed and new slices first, surplus ones last, so that the pool
@@ -25,6 +19,7 @@ minutes. After an outage of the API server it wakes the pod sync of `requests`.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
@@ -34,89 +29,11 @@ import structlog
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, ObjectList
 from rackloom.claim.node.plugin import DevicePool, NodePlugin
 from rackloom.claim.node.prepare import PluginMetrics
-from rackloom.claim.node.requests import beside, pause_until
-from rackloom.core.allocate.objects import Device, DeviceAttribute
+from rackloom.claim.node.tasks import beside, pause_until
+from rackloom.core.allocate.objects import Device
 from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE, Object
 from rackloom.errors import Refused, Retry
-from rackloom.topology.join_key import GpuKey, SlotKey
-
-CLIQUE = "clique"
-CLUSTER_UUID = "clusterUUID"
-CLIQUE_ID = "cliqueID"
-CHASSIS_SERIAL = "chassisSerial"
-SLOT = "slot"
-TRAY = "tray"
-MODULE_ID = "moduleID"
-FABRIC_GUID = "fabricGUID"
-GPU_UUID = "uuid"
-
-DeviceAttributes = dict[str, DeviceAttribute]
-
-
-def text_attribute(value: str) -> DeviceAttribute:
-    """A string attribute."""
-    return DeviceAttribute(string=value)
-
-
-def number_attribute(value: int) -> DeviceAttribute:
-    """An integer attribute."""
-    return DeviceAttribute(int_=value)
-
-
-def clique_attributes(clique: str) -> DeviceAttributes:
-    """The clique `<clusterUUID>.<cliqueId>`, whole and in parts; nothing for a node without one."""
-    if not clique:
-        return {}
-    cluster_uuid, _, clique_id = clique.rpartition(".")
-    return {
-        CLIQUE: text_attribute(clique),
-        CLUSTER_UUID: text_attribute(cluster_uuid),
-        CLIQUE_ID: number_attribute(int(clique_id)),
-    }
-
-
-def gpu_attributes(key: GpuKey) -> DeviceAttributes:
-    """What one GPU's key says, for a device that is this GPU."""
-    found: DeviceAttributes = {}
-    if key.place is not None:
-        location = key.place.value
-        found |= _slot_attributes(location) | {MODULE_ID: number_attribute(location.module_id)}
-    if key.fabric_guid is not None:
-        found[FABRIC_GUID] = text_attribute(_guid_text(key.fabric_guid.value))
-    if key.gpu_uuid is not None:
-        found[GPU_UUID] = text_attribute(key.gpu_uuid.value)
-    return found
-
-
-def tray_attributes(keys: Iterable[GpuKey]) -> DeviceAttributes:
-    """What the keys of a tray's GPUs say, for a device that stands for all of them.
-
-    `module<N>UUID` and `module<N>FabricGUID` name each GPU; chassis and slot are there when all agree.
-    """
-    located = [(key.place.value, key) for key in keys if key.place is not None]
-    trays = [_slot_attributes(location) for location, _ in located]
-    found: DeviceAttributes = dict(trays[0]) if trays and all(tray == trays[0] for tray in trays) else {}
-    for location, key in located:
-        module = f"module{location.module_id}"
-        if key.gpu_uuid is not None:
-            found[f"{module}UUID"] = text_attribute(key.gpu_uuid.value)
-        if key.fabric_guid is not None:
-            found[f"{module}FabricGUID"] = text_attribute(_guid_text(key.fabric_guid.value))
-    return found
-
-
-def _slot_attributes(location: SlotKey) -> DeviceAttributes:
-    return {
-        CHASSIS_SERIAL: text_attribute(location.chassis_serial),
-        SLOT: number_attribute(location.slot),
-    }
-
-
-def _guid_text(value: int) -> str:
-    """As switch controllers and nvidia-smi print it."""
-    return f"0x{value:016x}"
-
 
 # Fields that the API server does not store.
 
@@ -337,6 +254,7 @@ RETRY_SECONDS = 5.0
 ROUNDS = 3
 
 
+@dataclass(eq=False)
 class SlicePublisher:
     """Publishes the pools of one plugin. `published` is set while the API server shows what is wanted.
 
@@ -345,26 +263,21 @@ class SlicePublisher:
     `on_recovery` is called when the API server answers again after a time when it did not.
     """
 
-    def __init__(
-        self,
-        plugin: NodePlugin,
-        api: KubeApi,
-        node: str,
-        metrics: PluginMetrics,
-        on_recovery: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._plugin = plugin
-        self._api = api
-        self._node = node
-        self._metrics = metrics
-        self._wake = asyncio.Event()
-        self._selector = f"spec.driver={plugin.driver},spec.nodeName={node}"
-        self._owner: SliceOwner | None = None
-        self._kept = DroppedFields()
-        self._on_recovery = on_recovery
-        self._is_cut_off = False
-        self.published = asyncio.Event()
-        self.trouble: str | None = "they were not written yet"
+    plugin: NodePlugin
+    api: KubeApi
+    node: str
+    metrics: PluginMetrics
+    on_recovery: Callable[[], None] = lambda: None
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _selector: str = field(init=False)
+    _owner: SliceOwner | None = field(default=None, init=False)
+    _kept: DroppedFields = field(default_factory=DroppedFields, init=False)
+    _is_cut_off: bool = field(default=False, init=False)
+    published: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    trouble: str | None = field(default="they were not written yet", init=False)
+
+    def __post_init__(self) -> None:
+        self._selector = f"spec.driver={self.plugin.driver},spec.nodeName={self.node}"
 
     def wake(self) -> None:
         """Publish again soon: the devices have changed."""
@@ -380,8 +293,8 @@ class SlicePublisher:
                 self.published.clear()
                 if self.trouble is not None:
                     self.trouble = str(trouble)
-                self._metrics.not_published()
-                log.warning("node.not-published", driver=self._plugin.driver, reason=str(trouble))
+                self.metrics.not_published()
+                log.warning("node.not-published", driver=self.plugin.driver, reason=str(trouble))
                 await pause_until(self._wake, RETRY_SECONDS)
                 continue
             self.published.set()
@@ -389,7 +302,7 @@ class SlicePublisher:
             # kubelet could not read claims during the outage either: sync the pods that failed on it.
             if self._is_cut_off:
                 self._is_cut_off = False
-                self._on_recovery()
+                self.on_recovery()
             # Until the plugin wakes this loop, somebody else changes a slice, or a long time has passed.
             async with beside(self._watch(listed.resource_version)):
                 await pause_until(self._wake, RESYNC_SECONDS)
@@ -400,15 +313,15 @@ class SlicePublisher:
         Raises `KubeError`, and `Retry` when somebody else keeps changing them.
         """
         if self._owner is None:
-            node = await self._api.get(NODE, self._node)
+            node = await self.api.get(NODE, self.node)
             self._owner = SliceOwner(
-                driver=self._plugin.driver, node=self._node, node_uid=node["metadata"]["uid"]
+                driver=self.plugin.driver, node=self.node, node_uid=node["metadata"]["uid"]
             )
         owner = self._owner
-        pools = await self._plugin.pools()
+        pools = await self.plugin.pools()
         # The list after the writes shows whether they are there: kubelet or another writer may interfere.
         for _ in range(ROUNDS):
-            listed = await self._api.list(RESOURCE_SLICE, fields=self._selector)
+            listed = await self.api.list(RESOURCE_SLICE, fields=self._selector)
             actions = plan_slices(pools, listed.items, owner, self._kept)
             if not actions:
                 return listed
@@ -421,26 +334,26 @@ class SlicePublisher:
         with suppress(Conflict, NotFound):
             match action:
                 case Create(new):
-                    self._compare(new, await self._api.create(RESOURCE_SLICE, new))
+                    self._compare(new, await self.api.create(RESOURCE_SLICE, new))
                 case Update(changed):
-                    self._compare(changed, await self._api.replace(RESOURCE_SLICE, changed))
+                    self._compare(changed, await self.api.replace(RESOURCE_SLICE, changed))
                 case Delete(name, uid):
-                    await self._api.delete(RESOURCE_SLICE, name, uid=uid)
-        log.info("node.slice", driver=self._plugin.driver, action=type(action).__name__.lower())
+                    await self.api.delete(RESOURCE_SLICE, name, uid=uid)
+        log.info("node.slice", driver=self.plugin.driver, action=type(action).__name__.lower())
 
     def _compare(self, sent: Object, stored: Object) -> None:
         dropped = self._kept.record(sent, stored)
         if dropped:
-            log.warning("node.slice-fields-dropped", driver=self._plugin.driver, fields=list(dropped))
+            log.warning("node.slice-fields-dropped", driver=self.plugin.driver, fields=list(dropped))
 
     async def _watch(self, resource_version: str) -> None:
-        events = self._api.watch(RESOURCE_SLICE, resource_version=resource_version, fields=self._selector)
+        events = self.api.watch(RESOURCE_SLICE, resource_version=resource_version, fields=self._selector)
         try:
             async for event in events:
                 if event.type != "BOOKMARK":
                     self.wake()
         except KubeError as error:
-            log.info("node.slice-watch-ended", driver=self._plugin.driver, reason=error.message)
+            log.info("node.slice-watch-ended", driver=self.plugin.driver, reason=error.message)
             self._is_cut_off |= _no_answer(error)
             await asyncio.sleep(RETRY_SECONDS)
         self.wake()

@@ -20,7 +20,7 @@ from rackloom.core.domains.clique import Readiness
 from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode, read_compute_domain
 from rackloom.core.domains.names import ImexIsolation, ImexMode, isolation_of
 from rackloom.core.domains.settings import ControllerSettings
-from rackloom.core.domains.snapshot import OwnedObject, delete_object, remove_label
+from rackloom.core.domains.snapshot import OwnedObject, delete_object, patch_object, remove_label
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     RESOURCE_SLICE,
@@ -28,7 +28,6 @@ from rackloom.core.kubernetes.objects import (
     EventNotice,
     Object,
     ObjectWrite,
-    PatchObject,
 )
 
 # The objects of a clique in channel mode.
@@ -73,19 +72,18 @@ def channel_slice_manifest(clique_id: str) -> Object:
             "pool": {"name": names.channel_pool_name(clique_id), "generation": 1, "resourceSliceCount": 1},
             "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [ready]}]},
             "devices": [
-                _channel_device(number, clique_id) for number in range(1, names.CHANNELS_PER_CLIQUE + 1)
+                {
+                    "name": names.channel_device_name(number),
+                    "attributes": {
+                        "type": {"string": names.ISOLATED_CHANNEL_TYPE},
+                        "id": {"int": number},
+                        "clique": {"string": clique_id},
+                    },
+                }
+                for number in range(1, names.CHANNELS_PER_CLIQUE + 1)
             ],
         },
     }
-
-
-def _channel_device(number: int, clique_id: str) -> Object:
-    attributes = {
-        "type": {"string": names.ISOLATED_CHANNEL_TYPE},
-        "id": {"int": number},
-        "clique": {"string": clique_id},
-    }
-    return {"name": names.channel_device_name(number), "attributes": attributes}
 
 
 # What a clique needs, from what is there.
@@ -184,7 +182,7 @@ def _set_label(
     surplus = (node for node in labelled if node.name not in wanted)
     patch = {"metadata": {"labels": {label: snapshot.clique_id}}}
     return (
-        *(PatchObject(kind=node.kind, namespace=None, name=node.name, patch=patch) for node in missing),
+        *(patch_object(node, patch) for node in missing),
         *(remove_label(node, label, snapshot.clique_id) for node in surplus),
     )
 

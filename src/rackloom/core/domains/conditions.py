@@ -47,16 +47,14 @@ class DomainProblem(msgspec.Struct, frozen=True):
     message: str
 
 
-def domain_problems(
-    domain: ComputeDomain, snapshot: DomainSnapshot, settings: ControllerSettings
-) -> tuple[DomainProblem, ...]:
+def domain_problems(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[DomainProblem, ...]:
     """All problems of a ComputeDomain that is not being deleted, the one to solve first in front."""
     if snapshot.invalid:
         return (DomainProblem("InvalidSpec", snapshot.invalid),)
-    conflicts = map(_of_required, required_objects(domain, snapshot, settings))
+    conflicts = map(_of_required, required_objects(domain, snapshot))
     problems = [problem for problem in conflicts if problem is not None]
-    problems += [*_of_labels(domain, settings), *_of_cliques(snapshot), *_of_daemons(snapshot)]
-    if uses_warm_clique(domain, settings):
+    problems += [*_of_labels(domain, snapshot.settings), *_of_cliques(snapshot), *_of_daemons(snapshot)]
+    if uses_warm_clique(domain, snapshot.settings):
         problems += _of_channel_mode(domain, snapshot)
     return (*problems, *api_failures(snapshot))
 
@@ -157,7 +155,6 @@ class ConditionInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     domain: ComputeDomain
     snapshot: DomainSnapshot
-    settings: ControllerSettings
     joined: frozenset[str]
     """Nodes that are to have a daemon."""
     nodes: tuple[ComputeDomainNode, ...]
@@ -172,7 +169,7 @@ def domain_conditions(inputs: ConditionInputs) -> tuple[Condition, ...]:
 
 
 def _ready(inputs: ConditionInputs) -> Condition:
-    if inputs.settings.imex_mode is ImexMode.HOST_MANAGED:
+    if inputs.snapshot.settings.imex_mode is ImexMode.HOST_MANAGED:
         why = "each node asks its own nvidia-imex when it prepares a claim; it is not observed from here"
         return _new_condition(READY, "Unknown", "HostManaged", why)
     if not inputs.nodes:
@@ -180,7 +177,7 @@ def _ready(inputs: ConditionInputs) -> Condition:
     waiting = _not_ready(inputs)
     if waiting is not None:
         # In channel mode these are all nodes of the clique, and it is unknown which of them a job uses.
-        is_shared = uses_warm_clique(inputs.domain, inputs.settings)
+        is_shared = uses_warm_clique(inputs.domain, inputs.snapshot.settings)
         are_some_ready = any(node.status is Readiness.READY for node in inputs.nodes)
         is_open = is_shared and are_some_ready and waiting[0] == "NodesNotReady"
         return _new_condition(READY, "Unknown" if is_open else "False", *waiting)
@@ -193,7 +190,7 @@ def _ready(inputs: ConditionInputs) -> Condition:
 def _why_no_nodes(inputs: ConditionInputs) -> tuple[str, str]:
     if inputs.joined:
         return "DaemonsMissing", f"no daemon yet on {shortened_list(inputs.joined)}"
-    if uses_warm_clique(inputs.domain, inputs.settings) and inputs.snapshot.warm is not None:
+    if uses_warm_clique(inputs.domain, inputs.snapshot.settings) and inputs.snapshot.warm is not None:
         return "CliqueNotWarm", f"no IMEX daemon is ready in clique {inputs.snapshot.warm.clique_id}"
     return "NoNodes", "no channel of it is in use: nodes join when pods that claim a channel land on them"
 
@@ -263,7 +260,7 @@ def _spans_cliques(inputs: ConditionInputs) -> tuple[Condition, ...]:
     in channel mode belongs to one clique.
     """
     nodes = inputs.joined | inputs.snapshot.channel_nodes
-    if not nodes or uses_warm_clique(inputs.domain, inputs.settings):
+    if not nodes or uses_warm_clique(inputs.domain, inputs.snapshot.settings):
         return ()
     status, reason, message = _where_nodes_are(inputs, nodes)
     return (_new_condition(names.SPANS_CLIQUES, status, reason, message),)

@@ -25,15 +25,8 @@ def domain_crds() -> tuple[JsonSchema, ...]:
 
 
 def _compute_domain_crd() -> JsonSchema:
-    version = {
-        "name": "v1beta1",
-        "served": True,
-        "storage": True,
-        "subresources": {"status": {}},
-        "additionalPrinterColumns": _printer_columns(),
-        "schema": {"openAPIV3Schema": _object({"spec": _spec(), "status": _status()})},
-    }
-    return _crd("ComputeDomain", version)
+    schema = _object({"spec": _spec(), "status": _status()})
+    return _crd("ComputeDomain", schema, _printer_columns(), {"subresources": {"status": {}}})
 
 
 def _clique_crd() -> JsonSchema:
@@ -49,17 +42,18 @@ def _clique_crd() -> JsonSchema:
         _column("Clique", f".metadata.labels.{clique}"),
         _column("Age", ".metadata.creationTimestamp", type_="date"),
     ]
+    return _crd("ComputeDomainClique", _object({"daemons": daemons}), columns, {})
+
+
+def _crd(kind: str, schema: JsonSchema, columns: list[JsonSchema], more: JsonSchema) -> JsonSchema:
     version = {
         "name": "v1beta1",
         "served": True,
         "storage": True,
+        **more,
         "additionalPrinterColumns": columns,
-        "schema": {"openAPIV3Schema": _object({"daemons": daemons})},
+        "schema": {"openAPIV3Schema": schema},
     }
-    return _crd("ComputeDomainClique", version)
-
-
-def _crd(kind: str, version: JsonSchema) -> JsonSchema:
     singular = kind.lower()
     name = {"kind": kind, "listKind": f"{kind}List", "plural": f"{singular}s", "singular": singular}
     return {
@@ -125,10 +119,6 @@ def _node_entry(key: str) -> JsonSchema:
 
 def conditions_schema() -> JsonSchema:
     """The usual `status.conditions` of Kubernetes."""
-    return _keyed("type", _condition())
-
-
-def _condition() -> JsonSchema:
     properties = {
         "type": {"type": "string", "maxLength": 316},
         "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
@@ -138,7 +128,7 @@ def _condition() -> JsonSchema:
         "lastTransitionTime": {"type": "string", "format": "date-time"},
     }
     required = ["type", "status", "reason", "message", "lastTransitionTime"]
-    return _object(properties, required=required)
+    return _keyed("type", _object(properties, required=required))
 
 
 def _keyed(key: str, item: JsonSchema) -> JsonSchema:

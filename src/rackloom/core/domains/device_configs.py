@@ -107,12 +107,10 @@ def decode_imex_config_leniently(parameters: Mapping[str, Any]) -> ImexConfig:
     Raises Refused only when the kind or the domain cannot be told.
     """
     kind = _known_kind(parameters)
-    domain_id = _domain_id(kind, parameters)
-    if kind == DAEMON_KIND:
-        return DaemonConfig(domain_id=domain_id)
-    wants_all = parameters.get("allocationMode") == AllocationMode.ALL
-    mode = AllocationMode.ALL if wants_all else AllocationMode.SINGLE
-    return ChannelConfig(domain_id=domain_id, allocation_mode=mode)
+    known = {name: value for name, value in parameters.items() if name in _FIELDS_BY_KIND[kind]}
+    if known.get("allocationMode") != AllocationMode.ALL:
+        known.pop("allocationMode", None)
+    return decode_imex_config(known)
 
 
 def imex_config_json(config: ImexConfig) -> dict[str, Any]:
@@ -245,12 +243,9 @@ _TYPE_BY_KIND: dict[str, type[GpuDeviceConfig]] = {
 
 def decode_gpu_config(parameters: Mapping[str, Any]) -> GpuDeviceConfig:
     """Read and check what a claim says for driver `gpu.nvidia.com`. Raises Refused."""
-    if parameters.get("apiVersion") != GPU_CONFIG_API_VERSION:
-        raise Refused(
-            f"config: apiVersion is {parameters.get('apiVersion')!r}",
-            nearest_fix=f"use {GPU_CONFIG_API_VERSION}",
-        )
-    kind = parameters.get("kind")
+    version, kind = parameters.get("apiVersion"), parameters.get("kind")
+    if version != GPU_CONFIG_API_VERSION:
+        raise Refused(f"config: apiVersion is {version!r}", nearest_fix=f"use {GPU_CONFIG_API_VERSION}")
     shape = _TYPE_BY_KIND.get(kind) if isinstance(kind, str) else None
     if shape is None:
         raise Refused(f"config: kind is {kind!r}", nearest_fix=f"use one of {', '.join(_TYPE_BY_KIND)}")

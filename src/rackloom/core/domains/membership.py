@@ -9,7 +9,7 @@ seconds, and no pod holds a channel on it. Then, in this order:
 
 1. it no longer counts, and the controller removes its label, in a write that fails if the node has
    changed: the node may have come back and be preparing another channel;
-2. the DaemonSet controller deletes its pod, which nobody on the node confirms;
+2. the DaemonSet controller deletes its pod, and no kubelet confirms it;
 3. the entry of a pod that is being deleted on such a node is removed from the clique object. The peers
    follow that object and stop waiting. A daemon that still runs, cut off or with a dead kubelet, sees
    that its pod is being deleted and does not enter again.
@@ -25,45 +25,45 @@ from rackloom.core.domains import clique
 from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, ObjectRef, Readiness, clique_json
 from rackloom.core.domains.compute_domain import ComputeDomainNode
 from rackloom.core.domains.manifests import warm_clique
-from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.domains.snapshot import (
     CliqueRecord,
     DaemonPod,
     DomainSnapshot,
     delete_object,
+    patch_object,
     release_node,
 )
 from rackloom.core.kubernetes.objects import ObjectWrite, PatchObject, epoch_seconds
 
 
-def joined_nodes(snapshot: DomainSnapshot, settings: ControllerSettings) -> frozenset[str]:
+def joined_nodes(snapshot: DomainSnapshot) -> frozenset[str]:
     """The nodes that are to have a daemon: those with the label, except abandoned ones."""
-    return frozenset(node.name for node in snapshot.nodes) - abandoned_nodes(snapshot, settings)
+    return frozenset(node.name for node in snapshot.nodes) - abandoned_nodes(snapshot)
 
 
-def abandoned_nodes(snapshot: DomainSnapshot, settings: ControllerSettings) -> frozenset[str]:
+def abandoned_nodes(snapshot: DomainSnapshot) -> frozenset[str]:
     """Nodes that are lost, and on which no pod holds a channel.
 
     None in channel mode, where the controller cannot see on which nodes a job runs.
     """
-    now, after = epoch_seconds(snapshot.now) or 0.0, settings.lost_after
+    now, after = epoch_seconds(snapshot.now) or 0.0, snapshot.settings.lost_after
     lost = (name for name, since in snapshot.unready.items() if now - since >= after)
-    is_labelled = _is_labelled_domain(snapshot, settings)
+    is_labelled = _is_labelled_domain(snapshot)
     return frozenset(lost) - snapshot.channel_nodes if is_labelled else frozenset()
 
 
-def seconds_to_next_loss(snapshot: DomainSnapshot, settings: ControllerSettings) -> float | None:
+def seconds_to_next_loss(snapshot: DomainSnapshot) -> float | None:
     """Seconds until another node is lost, if nothing changes; None where all that are not ready are lost."""
-    now, after = epoch_seconds(snapshot.now) or 0.0, settings.lost_after
+    now, after = epoch_seconds(snapshot.now) or 0.0, snapshot.settings.lost_after
     ahead = [since + after - now for since in snapshot.unready.values() if since + after > now]
     return min(ahead, default=None)
 
 
-def node_entries(snapshot: DomainSnapshot, settings: ControllerSettings) -> tuple[ComputeDomainNode, ...]:
+def node_entries(snapshot: DomainSnapshot) -> tuple[ComputeDomainNode, ...]:
     """One entry per node, by name: fabric nodes from the cliques, the others from their pods."""
     pods = {pod.node: pod for pod in snapshot.pods if pod.alive}
-    if _is_labelled_domain(snapshot, settings):
-        pods = {node: pods[node] for node in joined_nodes(snapshot, settings) & pods.keys()}
+    if _is_labelled_domain(snapshot):
+        pods = {node: pods[node] for node in joined_nodes(snapshot) & pods.keys()}
     entries = {node: _plain_node(pod) for node, pod in pods.items() if pod.clique_id == ""}
     for record in snapshot.cliques:
         for daemon in record.clique.daemons:
@@ -73,28 +73,26 @@ def node_entries(snapshot: DomainSnapshot, settings: ControllerSettings) -> tupl
     return tuple(entries[node] for node in sorted(entries))
 
 
-def needs_confirmation(snapshot: DomainSnapshot, settings: ControllerSettings) -> bool:
+def needs_confirmation(snapshot: DomainSnapshot) -> bool:
     """Whether an entry seems stale, or a node abandoned.
 
     The cache may merely lack its pod, so pods, claims and nodes are read again before anything is removed: a
     member that is removed by mistake would come back at another index.
     """
-    return bool(remove_stale_entries(snapshot, settings) or remove_abandoned_labels(snapshot, settings))
+    return bool(remove_stale_entries(snapshot) or remove_abandoned_labels(snapshot))
 
 
-def remove_abandoned_labels(
-    snapshot: DomainSnapshot, settings: ControllerSettings
-) -> tuple[PatchObject, ...]:
+def remove_abandoned_labels(snapshot: DomainSnapshot) -> tuple[PatchObject, ...]:
     """Remove the label from abandoned nodes."""
-    gone = abandoned_nodes(snapshot, settings)
+    gone = abandoned_nodes(snapshot)
     return tuple(release_node(node) for node in snapshot.nodes if node.name in gone)
 
 
-def remove_stale_entries(snapshot: DomainSnapshot, settings: ControllerSettings) -> tuple[ObjectWrite, ...]:
+def remove_stale_entries(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
     """Remove entries from the clique objects that no living daemon pod of this ComputeDomain backs."""
     actions: list[ObjectWrite] = []
     for record in snapshot.cliques:
-        living = _living_daemons(record.clique, snapshot, settings)
+        living = _living_daemons(record.clique, snapshot)
         left = clique.without_stale_daemons(record.clique, living)
         if not left.daemons and not left.owners:
             # The garbage collector never deletes an object without owners. A daemon may be joining it, so the
@@ -105,16 +103,16 @@ def remove_stale_entries(snapshot: DomainSnapshot, settings: ControllerSettings)
     return tuple(actions)
 
 
-def _is_labelled_domain(snapshot: DomainSnapshot, settings: ControllerSettings) -> bool:
+def _is_labelled_domain(snapshot: DomainSnapshot) -> bool:
     """Whether the UID label marks its nodes: the daemons of a warm clique follow another label."""
-    return snapshot.domain is not None and warm_clique(snapshot.domain, settings) is None
+    return snapshot.domain is not None and warm_clique(snapshot.domain, snapshot.settings) is None
 
 
 def _living_daemons(
-    clique: ComputeDomainClique, snapshot: DomainSnapshot, settings: ControllerSettings
+    clique: ComputeDomainClique, snapshot: DomainSnapshot
 ) -> dict[str, tuple[ObjectRef, ...]]:
     """The daemon pods by node that may back an entry of a clique."""
-    gone = abandoned_nodes(snapshot, settings)
+    gone = abandoned_nodes(snapshot)
     alive: dict[str, tuple[ObjectRef, ...]] = {}
     for pod in snapshot.pods:
         leaves = not pod.alive or (pod.deleting and pod.node in gone)
@@ -137,7 +135,7 @@ def _written(old: CliqueRecord, new: CliqueRecord) -> PatchObject:
         "ownerReferences": obj["metadata"]["ownerReferences"],
     }
     patch = {"metadata": meta, "daemons": obj["daemons"]}
-    return PatchObject(kind=owned.kind, namespace=owned.namespace, name=owned.name, patch=patch)
+    return patch_object(owned, patch)
 
 
 def _fabric_node(daemon: DaemonInfo, pod: DaemonPod) -> ComputeDomainNode:

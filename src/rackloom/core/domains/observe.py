@@ -10,6 +10,7 @@ anything is removed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -68,6 +69,7 @@ class ClusterIndex(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class ConfirmedCluster:
     """A `ClusterIndex` with fresh reads of some objects laid over cached ones.
 
@@ -75,33 +77,27 @@ class ConfirmedCluster:
     node that is gone.
     """
 
-    def __init__(
-        self,
-        cached: ClusterIndex,
-        lists: Mapping[ResourceKind, Sequence[Object]],
-        nodes: Mapping[str, Object | None],
-    ) -> None:
-        self._cached = cached
-        self._lists = lists
-        self._nodes = nodes
+    cached: ClusterIndex
+    lists: Mapping[ResourceKind, Sequence[Object]]
+    nodes: Mapping[str, Object | None]
 
     def at(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
         """The object of this name."""
-        if kind == NODE and name in self._nodes:
-            return self._nodes[name]
-        return self._cached.at(kind, namespace, name)
+        if kind == NODE and name in self.nodes:
+            return self.nodes[name]
+        return self.cached.at(kind, namespace, name)
 
     def by(self, kind: ResourceKind, index: str, value: str) -> Sequence[Object]:
         """The objects that an index has under a value."""
         indexer = INDEXES[kind][index]
-        if kind in self._lists:
-            return [obj for obj in self._lists[kind] if value in indexer(obj)]
-        cached = self._cached.by(kind, index, value)
+        if kind in self.lists:
+            return [obj for obj in self.lists[kind] if value in indexer(obj)]
+        cached = self.cached.by(kind, index, value)
         if kind != NODE:
             return cached
         # A fresh read replaces the cached node, also where the node no longer has the value.
-        fresh = (obj for obj in self._nodes.values() if obj is not None and value in indexer(obj))
-        return [*(obj for obj in cached if obj["metadata"]["name"] not in self._nodes), *fresh]
+        fresh = (obj for obj in self.nodes.values() if obj is not None and value in indexer(obj))
+        return [*(obj for obj in cached if obj["metadata"]["name"] not in self.nodes), *fresh]
 
 
 def _index_clique(obj: Object) -> tuple[str, ...]:
@@ -167,6 +163,7 @@ def take_domain_snapshot(
     return DomainSnapshot(
         uid=uid,
         now=now,
+        settings=settings,
         domain=domain,
         domain_object=None if obj is None else owned_object(COMPUTE_DOMAIN, obj),
         invalid=invalid,
@@ -215,7 +212,7 @@ def take_clique_snapshot(
         nodes=nodes,
         warm=warm,
         warm_object=None if snapshot is None else snapshot.domain_object,
-        members=() if snapshot is None else node_entries(snapshot, settings),
+        members=() if snapshot is None else node_entries(snapshot),
         marked=_nodes_by(cluster, BY_WARM_MARK, clique_id),
         labelled=_nodes_by(cluster, BY_READY_CHANNELS, clique_id),
         pool=next((owned_object(RESOURCE_SLICE, slice_) for slice_ in slices), None),
@@ -280,8 +277,8 @@ def _unready(cluster: ClusterIndex, nodes: Iterable[str]) -> dict[str, float]:
 
 
 def _clique_labels(cluster: ClusterIndex, nodes: Iterable[str]) -> dict[str, str]:
-    objects = {name: cluster.at(NODE, None, name) for name in nodes}
-    labels = {name: obj["metadata"].get("labels") or {} for name, obj in objects.items() if obj is not None}
+    found = filter(None, (cluster.at(NODE, None, name) for name in nodes))
+    labels = {node["metadata"]["name"]: node["metadata"].get("labels") or {} for node in found}
     key = names.GPU_CLIQUE_LABEL
     return {name: have[key] for name, have in labels.items() if key in have}
 
@@ -322,7 +319,7 @@ def _warm_state(
     if warm is None:
         return WarmDomain(clique_id=clique_id, nodes=())
     snapshot = take_domain_snapshot(cluster, warm.uid, settings, now)
-    return WarmDomain(clique_id=clique_id, nodes=node_entries(snapshot, settings), pods=snapshot.pods)
+    return WarmDomain(clique_id=clique_id, nodes=node_entries(snapshot), pods=snapshot.pods)
 
 
 def _mixed_cliques(

@@ -85,10 +85,9 @@ def needs_daemons(domain: ComputeDomain, settings: ControllerSettings) -> bool:
     return isolation_of(domain.labels, settings.isolation) is ImexIsolation.DOMAIN
 
 
-def required_objects(
-    domain: ComputeDomain, snapshot: DomainSnapshot, settings: ControllerSettings
-) -> tuple[RequiredObject, ...]:
+def required_objects(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[RequiredObject, ...]:
     """All objects that this ComputeDomain needs, in the order in which they are created."""
+    settings = snapshot.settings
     required: list[tuple[ResourceKind, Object]] = []
     if needs_daemons(domain, settings):
         required += [

@@ -17,7 +17,6 @@ from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNod
 from rackloom.core.domains.conditions import DomainProblem, api_failures, domain_problems, status_events
 from rackloom.core.domains.names import ImexMode
 from rackloom.core.domains.owned import required_objects, uses_warm_clique
-from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.domains.snapshot import DomainSnapshot, adopt_domain
 from rackloom.core.kubernetes.objects import CreateObject, EventNotice, ObjectWrite
 
@@ -36,42 +35,38 @@ class DomainDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after which the passage of time alone may change the decision."""
 
 
-def reconcile_domain(snapshot: DomainSnapshot, settings: ControllerSettings) -> DomainDecision:
+def reconcile_domain(snapshot: DomainSnapshot) -> DomainDecision:
     """Decide about one ComputeDomain, or about what is left of one."""
     domain = snapshot.domain
     if domain is None:
         return DomainDecision(actions=owned.teardown_writes(snapshot))
     if domain.deleting:
-        return _reconcile_deleted(domain, snapshot, settings)
-    return _reconcile_wanted(domain, snapshot, settings)
+        return _reconcile_deleted(domain, snapshot)
+    return _reconcile_wanted(domain, snapshot)
 
 
-def _reconcile_wanted(
-    domain: ComputeDomain, snapshot: DomainSnapshot, settings: ControllerSettings
-) -> DomainDecision:
-    actions = () if snapshot.invalid else _upkeep(domain, snapshot, settings)
-    problems = domain_problems(domain, snapshot, settings)
+def _reconcile_wanted(domain: ComputeDomain, snapshot: DomainSnapshot) -> DomainDecision:
+    actions = () if snapshot.invalid else _upkeep(domain, snapshot)
+    problems = domain_problems(domain, snapshot)
     if not problems and any(isinstance(action, CreateObject) for action in actions):
         # The next pass sees the new objects and reports them.
         return DomainDecision(actions=actions)
-    decision = _with_status(domain, snapshot, settings, actions, problems)
-    abandoned = () if snapshot.invalid else membership.remove_abandoned_labels(snapshot, settings)
+    decision = _with_status(domain, snapshot, actions, problems)
+    abandoned = () if snapshot.invalid else membership.remove_abandoned_labels(snapshot)
     return msgspec.structs.replace(
         decision,
-        done=tuple(_node_left_event(node.name, settings) for node in abandoned),
-        recheck_after=membership.seconds_to_next_loss(snapshot, settings),
+        done=tuple(_node_left_event(node.name, snapshot.settings.lost_after) for node in abandoned),
+        recheck_after=membership.seconds_to_next_loss(snapshot),
     )
 
 
-def _node_left_event(node: str, settings: ControllerSettings) -> EventNotice:
-    since = f"node {node} has not been ready for {settings.lost_after:.0f} s"
+def _node_left_event(node: str, lost_after: float) -> EventNotice:
+    since = f"node {node} has not been ready for {lost_after:.0f} s"
     why = f"{since}, and no pod holds a channel on it: it is no node of this ComputeDomain any more"
     return EventNotice(False, "NodeLeft", why)
 
 
-def _upkeep(
-    domain: ComputeDomain, snapshot: DomainSnapshot, settings: ControllerSettings
-) -> tuple[ObjectWrite, ...]:
+def _upkeep(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
     actions: list[ObjectWrite] = []
     owned_domain = snapshot.domain_object
     if owned_domain is not None and not (
@@ -79,49 +74,43 @@ def _upkeep(
     ):
         # The finalizer comes before all other objects: without it they could outlive their ComputeDomain.
         actions.append(adopt_domain(owned_domain))
-    for required in required_objects(domain, snapshot, settings):
+    for required in required_objects(domain, snapshot):
         actions += required.writes()
     return (
         *actions,
-        *membership.remove_abandoned_labels(snapshot, settings),
-        *membership.remove_stale_entries(snapshot, settings),
+        *membership.remove_abandoned_labels(snapshot),
+        *membership.remove_stale_entries(snapshot),
     )
 
 
-def _reconcile_deleted(
-    domain: ComputeDomain, snapshot: DomainSnapshot, settings: ControllerSettings
-) -> DomainDecision:
+def _reconcile_deleted(domain: ComputeDomain, snapshot: DomainSnapshot) -> DomainDecision:
     if names.FINALIZER not in domain.finalizers:
         return DomainDecision()
     # While pods hold channels only stale entries are removed, so that the daemons of those pods keep running.
     held_back = bool(owned.channel_users(snapshot))
-    actions = (
-        membership.remove_stale_entries(snapshot, settings) if held_back else owned.teardown_writes(snapshot)
-    )
+    actions = membership.remove_stale_entries(snapshot) if held_back else owned.teardown_writes(snapshot)
     if not held_back and not snapshot.held and not snapshot.nodes:
         return DomainDecision(actions=actions)
-    return _with_status(domain, snapshot, settings, actions, api_failures(snapshot))
+    return _with_status(domain, snapshot, actions, api_failures(snapshot))
 
 
 def _with_status(
     domain: ComputeDomain,
     snapshot: DomainSnapshot,
-    settings: ControllerSettings,
     actions: tuple[ObjectWrite, ...],
     problems: tuple[DomainProblem, ...],
 ) -> DomainDecision:
-    nodes = _status_nodes(domain, snapshot, settings)
+    nodes = _status_nodes(domain, snapshot)
     inputs = conditions.ConditionInputs(
         domain=domain,
         snapshot=snapshot,
-        settings=settings,
-        joined=membership.joined_nodes(snapshot, settings),
+        joined=membership.joined_nodes(snapshot),
         nodes=nodes,
         problems=problems,
     )
     reported = conditions.domain_conditions(inputs)
     # The field `status` has two values only, and in hostManaged mode it has always been Ready.
-    is_ready = reported[0].status == "True" or settings.imex_mode is ImexMode.HOST_MANAGED
+    is_ready = reported[0].status == "True" or snapshot.settings.imex_mode is ImexMode.HOST_MANAGED
     status = ComputeDomainStatus(
         status=Readiness.READY if is_ready else Readiness.NOT_READY, nodes=nodes, conditions=reported
     )
@@ -130,12 +119,10 @@ def _with_status(
     return DomainDecision(actions=actions, status=status, notices=status_events(domain.status, status))
 
 
-def _status_nodes(
-    domain: ComputeDomain, snapshot: DomainSnapshot, settings: ControllerSettings
-) -> tuple[ComputeDomainNode, ...]:
+def _status_nodes(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[ComputeDomainNode, ...]:
     """In channel mode the nodes are those of the IMEX domain in which the channel was allocated."""
-    if settings.imex_mode is ImexMode.HOST_MANAGED:
+    if snapshot.settings.imex_mode is ImexMode.HOST_MANAGED:
         return ()
-    if uses_warm_clique(domain, settings):
+    if uses_warm_clique(domain, snapshot.settings):
         return () if snapshot.warm is None else snapshot.warm.nodes
-    return membership.node_entries(snapshot, settings)
+    return membership.node_entries(snapshot)

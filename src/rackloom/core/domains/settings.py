@@ -40,7 +40,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     daemon: ImexDaemonSettings
     daemon_namespace: str = DEFAULT_DAEMON_NAMESPACE
-    """Where daemons run; clique objects, certificates and warm ComputeDomains lie there too."""
+    """Where daemons run; clique objects, certificates and warm ComputeDomains are there too."""
     additional_namespaces: tuple[str, ...] = ()
     """Where earlier installations may have left daemons: found and deleted there, never created."""
     imex_mode: ImexMode = ImexMode.DRIVER_MANAGED

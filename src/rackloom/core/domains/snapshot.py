@@ -18,7 +18,7 @@ from rackloom.core.domains import names
 from rackloom.core.domains.clique import ComputeDomainClique, ObjectRef, clean_line
 from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode
 from rackloom.core.domains.device_configs import ChannelConfig, decode_imex_config_leniently
-from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings
 from rackloom.core.kubernetes.objects import (
     DAEMON_SET,
     NETWORK_POLICY,
@@ -134,7 +134,7 @@ def read_daemon_pod(obj: Object) -> DaemonPod | None:
         clique_id=labels.get(names.CLIQUE_ID_LABEL),
         ready=not deleting and is_pod_ready(obj),
         mesh=_read_mesh(meta),
-        imex_error=clean_line(_annotation(meta, names.IMEX_ERROR_ANNOTATION) or "", LONGEST_ERROR),
+        imex_error=clean_line(_annotation(meta, names.IMEX_ERROR_ANNOTATION), LONGEST_ERROR),
         alive=not has_pod_ended(obj),
         deleting=deleting,
     )
@@ -174,23 +174,24 @@ def _channel_config(opaque: Mapping[str, Any]) -> ChannelConfig | None:
     return config if isinstance(config, ChannelConfig) else None
 
 
-def _annotation(meta: Object, name: str) -> str | None:
-    value: str | None = (meta.get("annotations") or {}).get(name)
-    return value
+def _annotation(meta: Object, name: str) -> str:
+    return (meta.get("annotations") or {}).get(name) or ""
 
 
 def _read_mesh(meta: Object) -> DaemonMesh | None:
-    text = _annotation(meta, names.MESH_ANNOTATION)
     try:
-        mesh = None if text is None else msgspec.json.decode(text, type=DaemonMesh)
-    except (ValueError, RecursionError):  # malformed JSON, a lone surrogate, or endless nesting
-        return None
-    if mesh is None:
+        mesh = msgspec.json.decode(_annotation(meta, names.MESH_ANNOTATION), type=DaemonMesh)
+    except (ValueError, RecursionError):  # none, malformed JSON, a lone surrogate, or endless nesting
         return None
     return DaemonMesh(mesh.complete, tuple(clean_line(peer, LONGEST_ERROR) for peer in mesh.missing))
 
 
 # Writes to the objects of a ComputeDomain. Each fails when another writer was faster.
+
+
+def patch_object(owned: OwnedObject, patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...]) -> PatchObject:
+    """Patch the object that was read: a merge patch, or JSON patch operations."""
+    return PatchObject(kind=owned.kind, namespace=owned.namespace, name=owned.name, patch=patch)
 
 
 def delete_object(owned: OwnedObject, *, unchanged: bool = False) -> DeleteObject:
@@ -205,23 +206,21 @@ def adopt_domain(domain: OwnedObject) -> PatchObject:
     """Add our finalizer to a ComputeDomain, and its UID as a label by which node plugins find it."""
     meta = {
         "resourceVersion": domain.resource_version,
-        "finalizers": [
-            *(finalizer for finalizer in domain.finalizers if finalizer != names.FINALIZER),
-            names.FINALIZER,
-        ],
+        "finalizers": [*_other_finalizers(domain), names.FINALIZER],
         "labels": {names.COMPUTE_DOMAIN_LABEL: domain.uid},
     }
-    return PatchObject(
-        kind=domain.kind, namespace=domain.namespace, name=domain.name, patch={"metadata": meta}
-    )
+    return patch_object(domain, {"metadata": meta})
 
 
 def release_finalizer(owned: OwnedObject) -> PatchObject:
     """Remove our finalizer and no other."""
-    left = [finalizer for finalizer in owned.finalizers if finalizer != names.FINALIZER]
     # A merge patch replaces the whole list: with the resourceVersion it cannot undo another writer's change.
-    meta = {"resourceVersion": owned.resource_version, "finalizers": left}
-    return PatchObject(kind=owned.kind, namespace=owned.namespace, name=owned.name, patch={"metadata": meta})
+    meta = {"resourceVersion": owned.resource_version, "finalizers": _other_finalizers(owned)}
+    return patch_object(owned, {"metadata": meta})
+
+
+def _other_finalizers(owned: OwnedObject) -> list[str]:
+    return [finalizer for finalizer in owned.finalizers if finalizer != names.FINALIZER]
 
 
 def remove_label(owned: OwnedObject, label: str, value: str) -> PatchObject:
@@ -229,13 +228,13 @@ def remove_label(owned: OwnedObject, label: str, value: str) -> PatchObject:
     path = f"/metadata/labels/{label.replace('~', '~0').replace('/', '~1')}"
     test = {"op": "test", "path": path, "value": value}
     remove = {"op": "remove", "path": path}
-    return PatchObject(kind=owned.kind, namespace=owned.namespace, name=owned.name, patch=(test, remove))
+    return patch_object(owned, (test, remove))
 
 
 def release_node(node: OwnedObject) -> PatchObject:
     """Remove the label of its ComputeDomain from a node, unless the node has changed since."""
     meta = {"resourceVersion": node.resource_version, "labels": {names.COMPUTE_DOMAIN_LABEL: None}}
-    return PatchObject(kind=node.kind, namespace=None, name=node.name, patch={"metadata": meta})
+    return patch_object(node, {"metadata": meta})
 
 
 # One ComputeDomain and everything that belongs to it.
@@ -262,6 +261,7 @@ class DomainSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     now: str
     """RFC 3339, for the conditions."""
+    settings: ControllerSettings
     domain: ComputeDomain | None
     domain_object: OwnedObject | None
     held: tuple[OwnedObject, ...] = ()

@@ -10,9 +10,8 @@ Rackloom's: the GPU that the NIC is nearest to (`gpu_partners`) and its rail. Th
 position among those that carry data, by PCI address: on machines of one model the same position is cabled
 to the same leaf switch.
 
-A text has at most 64 bytes, or the API server refuses the whole slice. A NUMA node that is not known is
-absent: -1 would match other unknown ones. `merge_devices` keeps the published attributes of a NIC while
-it is in a pod and cannot show them.
+A NUMA node that is not known is absent: -1 would match other unknown ones. `merge_devices` keeps the
+published attributes of a NIC while it is in a pod and cannot show them.
 
 To add an attribute, add it to the function of its part (link, PCI function, RDMA device, place). A value from
 sysfs needs no change of `Machine`: the snapshot keeps the PCI function as it was read.
@@ -24,6 +23,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from rackloom.core.allocate.attributes import (
+    LONGEST_TEXT,
+    STANDARD_DOMAIN,
+    AttributeValues,
+    device_attributes,
+)
 from rackloom.core.allocate.objects import Device, DeviceAttribute
 from rackloom.core.nics.attachment import NetworkLink
 from rackloom.topology.affinity import own_gpus
@@ -204,11 +209,6 @@ def rail_numbers(machine: Machine) -> dict[int, int]:
 # Devices and their attributes.
 
 
-STANDARD_DOMAIN = "resource.kubernetes.io"
-LONGEST_TEXT = 64
-"""Bytes of a string attribute; with a longer one the API server refuses the whole slice."""
-
-AttributeValue = str | int | bool | None
 _IS_RDMA = DeviceAttribute(bool_=True)
 
 
@@ -216,16 +216,16 @@ def nic_device(
     host_nic: HostNic, snapshot: NicSnapshot, names: PciNames, partner: GpuPartner | None, rail: int | None
 ) -> Device:
     """The device that stands for a NIC in the slice."""
-    known: dict[str, AttributeValue] = {
-        **_of_link(host_nic),
-        **_of_function(host_nic, snapshot, names),
-        **_of_rdma(host_nic),
-        **_of_place(host_nic),
-        **_of_partner(partner),
-        "rail": rail,
-    }
-    found = {name: _device_attribute(value) for name, value in known.items()}
-    attributes = {name: attribute for name, attribute in found.items() if attribute is not None}
+    attributes = device_attributes(
+        {
+            **_of_link(host_nic),
+            **_of_function(host_nic, snapshot, names),
+            **_of_rdma(host_nic),
+            **_of_place(host_nic),
+            **_of_partner(partner),
+            "rail": rail,
+        }
+    )
     return Device(name=host_nic.name, attributes=attributes)
 
 
@@ -240,18 +240,7 @@ def join_within_limit(values: Iterable[str]) -> str | None:
     return found or None
 
 
-def _device_attribute(value: AttributeValue) -> DeviceAttribute | None:
-    """None also for a text that is too long."""
-    if value is None:
-        return None
-    if isinstance(value, bool):
-        return DeviceAttribute(bool_=value)
-    if isinstance(value, int):
-        return DeviceAttribute(int_=value)
-    return DeviceAttribute(string=value) if len(value.encode()) <= LONGEST_TEXT else None
-
-
-def _of_link(host_nic: HostNic) -> dict[str, AttributeValue]:
+def _of_link(host_nic: HostNic) -> AttributeValues:
     if host_nic.on is None:
         return {}
     link = host_nic.on.link
@@ -272,7 +261,7 @@ def _of_link(host_nic: HostNic) -> dict[str, AttributeValue]:
     }
 
 
-def _of_function(host_nic: HostNic, snapshot: NicSnapshot, names: PciNames) -> dict[str, AttributeValue]:
+def _of_function(host_nic: HostNic, snapshot: NicSnapshot, names: PciNames) -> AttributeValues:
     function = host_nic.function
     if function is None:
         return {"virtual": host_nic.nic is None, "sriov": False}
@@ -289,7 +278,7 @@ def _of_function(host_nic: HostNic, snapshot: NicSnapshot, names: PciNames) -> d
     }
 
 
-def _of_rdma(host_nic: HostNic) -> dict[str, AttributeValue]:
+def _of_rdma(host_nic: HostNic) -> AttributeValues:
     if host_nic.rdma is None:
         return {"rdma": False, "linkSpeedGbps": None if host_nic.nic is None else host_nic.nic.line_rate_gbps}
     states = {port.state for port in host_nic.rdma.ports}
@@ -302,7 +291,7 @@ def _of_rdma(host_nic: HostNic) -> dict[str, AttributeValue]:
     }
 
 
-def _of_place(host_nic: HostNic) -> dict[str, AttributeValue]:
+def _of_place(host_nic: HostNic) -> AttributeValues:
     """A NUMA node that is not known must be absent: -1 would match other unknown ones."""
     if host_nic.nic is None:
         return {}
@@ -314,7 +303,7 @@ def _of_place(host_nic: HostNic) -> dict[str, AttributeValue]:
     }
 
 
-def _of_partner(partner: GpuPartner | None) -> dict[str, AttributeValue]:
+def _of_partner(partner: GpuPartner | None) -> AttributeValues:
     if partner is None:
         return {}
     return {

@@ -24,8 +24,9 @@ from rackloom.claim.imex.config import ImexFiles
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import DaemonIdentity
 from rackloom.claim.kube.api import KubeError
-from rackloom.claim.node.requests import ClaimAnswer, run_background
+from rackloom.claim.node.requests import ClaimAnswer
 from rackloom.claim.node.run import PluginProcess
+from rackloom.claim.node.tasks import run_background
 from rackloom.core.domains import names
 from rackloom.core.domains.clique import ObjectRef
 from rackloom.core.domains.names import ImexIsolation

@@ -19,7 +19,7 @@ import grpc.aio
 import msgspec
 
 from rackloom.claim.kube.api import KubeApi, NotFound
-from rackloom.claim.node.requests import beside
+from rackloom.claim.node.tasks import beside
 from rackloom.claim.node.wire import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,

@@ -22,22 +22,24 @@ import msgspec
 import structlog
 
 from rackloom.claim.kube.api import Expired, KubeApi, KubeError
+from rackloom.claim.node.device_files import DriverFiles, ImexKernel
 from rackloom.claim.node.fabric import FabricMonitor
 from rackloom.claim.node.gpu.inventory import DeclaredInventory
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
-from rackloom.claim.node.gpu.plugin import GPU_DRIVER, DriverFiles, GpuPlugin, GpuSettings
+from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.gpu.sharing import DriverPrograms
-from rackloom.claim.node.imex.devices import ImexKernel, ImexSettings
+from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
 from rackloom.claim.node.nic.dhcp import LeaseStore
 from rackloom.claim.node.nic.plugin import NIC_DRIVER, NicPlugin, NicSettings
 from rackloom.claim.node.plugin import ClaimRef, NodePlugin
-from rackloom.claim.node.prepare import Checkpoint, PluginMetrics
+from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.claim.node.requests import ClaimAnswer, Requests
 from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess
 from rackloom.claim.node.slices import RETRY_SECONDS, SlicePublisher
+from rackloom.claim.node.storage import Checkpoint
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, SIMULATED_LABEL
 from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
 from rackloom.errors import Refused, Retry

@@ -46,9 +46,10 @@ def after(*steps):
     return known["GPU-1"]
 
 
-def reported(one):
+def reported(condition):
     return [
-        (taint.key.rpartition("/")[2], taint.value, taint.effect) for taint in gpu_taints(one, HARMLESS_XIDS)
+        (taint.key.rpartition("/")[2], taint.value, taint.effect)
+        for taint in gpu_taints(condition, HARMLESS_XIDS)
     ]
 
 
@@ -57,9 +58,9 @@ def asking(recovery):
 
 
 def test_a_healthy_gpu_has_no_taints():
-    one = after(look(GPU))
-    assert reported(one) == []
-    assert gpu_health(one, HARMLESS_XIDS) == (Health.HEALTHY, "")
+    condition = after(look(GPU))
+    assert reported(condition) == []
+    assert gpu_health(condition, HARMLESS_XIDS) == (Health.HEALTHY, "")
 
 
 def test_an_error_keeps_claims_away_until_nothing_is_asked_for_any_more():
@@ -86,16 +87,16 @@ def test_an_old_driver_is_believed_after_the_gpu_was_away():
 @pytest.mark.parametrize("recovery", [None, RecoveryAction.NONE])
 def test_errors_of_programs_keep_nothing_away_and_pass(xid, recovery):
     gpu = asking(recovery)
-    one = after(look(gpu), (xid, 1.0))
-    assert reported(one) == [("xid", str(xid), "None")]
-    assert gpu_health(one, HARMLESS_XIDS)[0] is Health.HEALTHY
+    condition = after(look(gpu), (xid, 1.0))
+    assert reported(condition) == [("xid", str(xid), "None")]
+    assert gpu_health(condition, HARMLESS_XIDS)[0] is Health.HEALTHY
     assert reported(after(look(gpu), (xid, 1.0), look(gpu, at=1.0 + QUIET_SECONDS))) == []
 
 
 def test_a_gpu_that_cannot_be_listened_to_says_so():
-    one = after(look(GPU, deaf=["GPU-1"]))
-    assert reported(one) == [("unmonitored", "", "None")]
-    assert gpu_health(one, HARMLESS_XIDS)[0] is Health.UNKNOWN
+    condition = after(look(GPU, deaf=["GPU-1"]))
+    assert reported(condition) == [("unmonitored", "", "None")]
+    assert gpu_health(condition, HARMLESS_XIDS)[0] is Health.UNKNOWN
 
 
 def test_a_fabric_that_is_ill_is_a_taint():
@@ -140,6 +141,6 @@ def test_whatever_happened_a_reset_gpu_that_stays_quiet_is_healthy_again(history
         else:
             done.append((step[0], now))
     reset = [look(at=now + 1), look(GPU, at=now + 2), look(GPU, at=now + 2 + QUIET_SECONDS)]
-    one = after(*done, *reset)
-    assert reported(one) == []
-    assert gpu_health(one, HARMLESS_XIDS) == (Health.HEALTHY, "")
+    condition = after(*done, *reset)
+    assert reported(condition) == []
+    assert gpu_health(condition, HARMLESS_XIDS) == (Health.HEALTHY, "")

@@ -116,9 +116,9 @@ def test_every_device_is_within_the_limits_of_the_api(gpu, inventory, place):
         check_device(mig_device(gpu, mig, inventory, place))
 
 
-@given(one=conditions)
-def test_there_is_one_taint_at_most_for_each_key_and_effect(one):
-    taints = gpu_taints(one, HARMLESS_XIDS)
+@given(condition=conditions)
+def test_there_is_one_taint_at_most_for_each_key_and_effect(condition):
+    taints = gpu_taints(condition, HARMLESS_XIDS)
     assert len({(taint.key, taint.effect) for taint in taints}) == len(taints) <= 16
     for taint in taints:
         assert taint.effect in ("NoSchedule", "None")

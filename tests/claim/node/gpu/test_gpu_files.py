@@ -2,8 +2,8 @@
 
 import pytest
 
+from rackloom.claim.node.device_files import DriverFiles, vfio_device_files
 from rackloom.claim.node.gpu.inventory import NodeGpu, read_vfio
-from rackloom.claim.node.gpu.plugin import DriverFiles, vfio_device_files
 from rackloom.core.domains.device_configs import IommuConfig, VfioBackendPolicy
 from rackloom.errors import Retry
 from rackloom.topology.discovery.sysfs import Sysroot

@@ -27,10 +27,10 @@ def reported(gpus, work):
 
     async def story():
         await gpus.kit.boot()
-        async with gpus.kit.plugin(gpus.plugin()) as one, gpus.kit.kubelet() as kubelet:
+        async with gpus.kit.plugin(gpus.plugin()) as process, gpus.kit.kubelet() as kubelet:
             await kubelet.registered(GPU_DRIVER)
-            await one.publisher.published.wait()
-            return await work(one, kubelet)
+            await process.publisher.published.wait()
+            return await work(process, kubelet)
 
     return asyncio.run(story())
 
@@ -40,7 +40,7 @@ def uuid(gpus, index):
 
 
 def test_a_gpu_is_given_by_its_device_files_and_given_back(gpus, read_specs):
-    async def work(one, kubelet):
+    async def work(process, kubelet):
         claim = await gpus.claim("c", "gpu-3")
         (device,) = (await kubelet.prepare(claim))[claim.uid]
         own = f"k8s.gpu.nvidia.com/claim={claim.uid}-gpu-3"
@@ -60,14 +60,14 @@ def test_a_gpu_is_given_by_its_device_files_and_given_back(gpus, read_specs):
         assert {made["path"]: (made["major"], made["minor"]) for made in container.devices} == nodes
         assert container.allowed == {(*numbers, "rwm") for numbers in nodes.values()}
         await kubelet.unprepare(claim)
-        assert one.checkpoint.claims == {}
+        assert process.checkpoint.claims == {}
         assert gpus.log == []
 
     reported(gpus, work)
 
 
 def test_time_slices_are_set_and_set_back(gpus):
-    async def work(_one, kubelet):
+    async def work(_process, kubelet):
         sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
         claim = await gpus.claim("c", "gpu-0", configs=[config(sharing=sharing)])
         await kubelet.prepare(claim)
@@ -84,12 +84,12 @@ def test_time_slices_are_set_and_set_back(gpus):
 
 
 def test_a_program_that_fails_is_told_and_tried_again(gpus):
-    async def work(one, kubelet):
+    async def work(process, kubelet):
         claim = await gpus.claim("c", "gpu-0", configs=[config(sharing={"strategy": "TimeSlicing"})])
         gpus.programs_fail(True)
         waiting = asyncio.create_task(kubelet.prepare(claim))
         await until_so(lambda: len(gpus.log) > 1, "a second attempt")
-        assert one.checkpoint.claims[claim.uid].state.value == "PrepareStarted"
+        assert process.checkpoint.claims[claim.uid].state.value == "PrepareStarted"
         gpus.programs_fail(False)
         await waiting
         assert gpus.log[-1].endswith("--set-timeslice 0")
@@ -104,7 +104,7 @@ def test_mps_runs_a_daemon_for_the_devices_that_are_shared_alike(gpus):
         "defaultPerDevicePinnedMemoryLimit": {"1": "1G"},
     }
 
-    async def work(one, kubelet):
+    async def work(process, kubelet):
         sharing = {"strategy": "MPS", "mpsConfig": mps}
         claim = await gpus.claim("c", "gpu-0", "gpu-1", configs=[config(sharing=sharing)])
         await kubelet.prepare(claim)
@@ -144,26 +144,26 @@ def test_mps_runs_a_daemon_for_the_devices_that_are_shared_alike(gpus):
     ],
 )
 def test_a_wrong_config_is_refused_before_anything_is_touched(gpus, configs, complaint):
-    async def work(one, kubelet):
+    async def work(process, kubelet):
         claim = await gpus.claim("c", "gpu-0", configs=configs)
         with pytest.raises(NotPrepared, match="Permanent error") as failed:
             await kubelet.prepare(claim)
         assert complaint in str(failed.value)
-        assert claim.uid not in one.checkpoint.claims
+        assert claim.uid not in process.checkpoint.claims
         assert gpus.log == []
 
     reported(gpus, work)
 
 
 def test_a_config_for_all_requests_is_for_those_that_it_fits(gpus):
-    async def work(_one, kubelet):
+    async def work(_process, kubelet):
         await kubelet.prepare(await gpus.claim("c", "gpu-0", configs=[config("MigDeviceConfig")]))
 
     reported(gpus, work)
 
 
 def test_an_admin_sees_the_gpu_of_another_claim_and_changes_nothing(gpus):
-    async def work(_one, kubelet):
+    async def work(_process, kubelet):
         sharing = {"strategy": "TimeSlicing"}
         user = await gpus.claim("user", "gpu-0")
         of_class = config(source="FromClass", sharing=sharing)
@@ -184,8 +184,8 @@ def test_what_kubelet_and_the_scheduler_are_told_of_a_failing_gpu_is_taken_back(
     monkeypatch.setattr(plugin, "OBSERVE_SECONDS", 0.2)
 
     async def taints(name):
-        (one,) = (await gpus.api.list(RESOURCE_SLICE)).items
-        device = next(one for one in one["spec"]["devices"] if one["name"] == name)
+        (slice_,) = (await gpus.api.list(RESOURCE_SLICE)).items
+        device = next(entry for entry in slice_["spec"]["devices"] if entry["name"] == name)
         return {(taint["key"], taint.get("value", ""), taint["effect"]) for taint in device.get("taints", [])}
 
     async def tainted(name, wanted):
@@ -194,7 +194,7 @@ def test_what_kubelet_and_the_scheduler_are_told_of_a_failing_gpu_is_taken_back(
 
         await until(look, f"{name} has {wanted}")
 
-    async def work(_one, kubelet):
+    async def work(_process, kubelet):
         calls = kubelet.plugins[GPU_DRIVER]
         assert (await anext(calls.health()))["gpu-2"] == (1, "")
         gpus.change(2, xids=(79,), recovery="gpu-reset")
@@ -224,7 +224,7 @@ def test_mig_devices_take_the_place_of_their_gpu(gpus):
     (access / "ci0/access").write_text("DeviceFileMinor: 13\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
     gpus.change(0, mig_mode=True, migs=(mig,))
 
-    async def work(one, kubelet):
+    async def work(process, kubelet):
         (slice_,) = (await gpus.api.list(RESOURCE_SLICE)).items
         names = [device["name"] for device in slice_["spec"]["devices"]]
         assert names[:2] == ["gpu-0-mig-1g10gbme-20-2", "gpu-1"]
@@ -235,7 +235,7 @@ def test_mig_devices_take_the_place_of_their_gpu(gpus):
         caps = ["/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"]
         assert paths[0] == "/dev/nvidia0"
         assert paths[-2:] == caps
-        assert one.checkpoint.claims[claim.uid].devices[0].kind == "mig"
+        assert process.checkpoint.claims[claim.uid].devices[0].kind == "mig"
 
     reported(gpus, work)
 
@@ -257,7 +257,7 @@ def test_a_gpu_for_a_virtual_machine_is_given_by_its_group(gpus, read_specs):
     (gpus.root / "dev/vfio/17").symlink_to("/dev/null")
     null_mode = stat.S_IMODE(Path("/dev/null").stat().st_mode)
 
-    async def work(one, kubelet):
+    async def work(process, kubelet):
         claim = await gpus.claim("c", "gpu-vfio-0")
         (device,) = (await kubelet.prepare(claim))[claim.uid]
         assert device.cdi_ids == (f"k8s.gpu.nvidia.com/claim={claim.uid}-gpu-vfio-0",)
@@ -267,7 +267,7 @@ def test_a_gpu_for_a_virtual_machine_is_given_by_its_group(gpus, read_specs):
         assert node["fileMode"] == null_mode
         (container,) = read_specs(gpus.kit.places.cdi, device.cdi_ids).containers
         assert container.allowed == {(1, 3, "rwm")}
-        assert one.checkpoint.claims[claim.uid].devices[0].kind == "vfio"
+        assert process.checkpoint.claims[claim.uid].devices[0].kind == "vfio"
         health = await anext(kubelet.plugins[GPU_DRIVER].health())
         assert health["gpu-vfio-0"][0] == 0
 

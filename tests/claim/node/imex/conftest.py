@@ -11,8 +11,9 @@ from tests.waiting import until
 
 from rackloom.claim.kube.api import NotFound
 from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, daemon_edits
+from rackloom.claim.node.device_files import ImexKernel
 from rackloom.claim.node.fabric import FabricMonitor, read_declared_fabric
-from rackloom.claim.node.imex.devices import ImexKernel, ImexSettings
+from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.core.domains import device_configs, names

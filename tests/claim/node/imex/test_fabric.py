@@ -206,7 +206,7 @@ def test_a_library_that_cannot_be_loaded_is_unknown(tmp_path):
 
 def test_what_was_known_stays_while_nothing_can_be_read():
     seen = (gpu(), gpu(FabricState.IN_PROGRESS), gpu(FabricState.NOT_SUPPORTED), gpu(clique=2))
-    answers = [NodeFabric(gpus=(one,)) for one in seen]
+    answers = [NodeFabric(gpus=(gpu,)) for gpu in seen]
     reported = []
 
     async def story():

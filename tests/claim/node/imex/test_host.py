@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rackloom.claim.node.imex.devices import ImexKernel
+from rackloom.claim.node.device_files import ImexKernel
 from rackloom.core.domains import names
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN
 from rackloom.errors import Refused
@@ -28,16 +28,16 @@ def test_directories_of_domains_that_are_gone_are_removed(imex):
         living, used = await imex.domain("living"), await imex.domain("used")
         claim = await imex.daemon("daemon", used)
         domains = imex.settings().domains
-        async with imex.kit.plugin(imex.plugin()) as one:
-            await one.requests.prepare([claim.ref])
+        async with imex.kit.plugin(imex.plugin()) as process:
+            await process.requests.prepare([claim.ref])
             await imex.api.delete(COMPUTE_DOMAIN, "used", "default")
             for uid in (living, "gone"):
                 (domains / uid).mkdir()
                 (domains / uid / "imexd.cfg").touch()
-            await one.sweeper.sweep()
+            await process.sweeper.sweep()
             assert {path.name for path in domains.iterdir()} == {living, used}
-            await one.requests.unprepare([claim.ref])
-            await one.sweeper.sweep()
+            await process.requests.unprepare([claim.ref])
+            await process.sweeper.sweep()
             assert {path.name for path in domains.iterdir()} == {living}
 
     asyncio.run(story())

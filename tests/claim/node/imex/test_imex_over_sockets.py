@@ -397,7 +397,7 @@ def test_a_host_that_runs_imex_itself_is_asked(imex, monkeypatch):
             assert await imex.label() is None
             (answer,) = (await running.requests.prepare([daemon.ref], 5.0)).values()
             assert "no daemon claim is prepared here" in answer.error
-            assert (await running.publisher._plugin.pools())[0].devices[-1].name == "channel-0"
+            assert (await running.publisher.plugin.pools())[0].devices[-1].name == "channel-0"
 
     asyncio.run(story())
 
@@ -408,13 +408,15 @@ def test_nothing_is_published_of_a_fabric_that_is_not_settled(imex):
 
     async def story():
         await imex.kit.boot()
-        async with imex.kit.plugin(imex.plugin()) as one:
-            await until_so(lambda: f"{failed}1.0" in one.metrics_page().decode(), "the failure is counted")
+        async with imex.kit.plugin(imex.plugin()) as process:
+            await until_so(
+                lambda: f"{failed}1.0" in process.metrics_page().decode(), "the failure is counted"
+            )
             assert (await imex.api.list(RESOURCE_SLICE)).items == ()
-            assert not one.publisher.published.is_set()
+            assert not process.publisher.published.is_set()
             imex.declare(clusterUUID=imex.cluster, cliqueId=1, gpus=[{}])
-            one.publisher.wake()
-            await one.publisher.published.wait()
+            process.publisher.wake()
+            await process.publisher.published.wait()
             assert len((await imex.api.list(RESOURCE_SLICE)).items) == 1
 
     asyncio.run(story())

@@ -1,4 +1,4 @@
-"""What a claim asks for: every rule that can be told without the cluster, and no input that breaks them."""
+"""What a claim asks for: every rule that needs no cluster, and no input that breaks them."""
 
 from pathlib import Path
 

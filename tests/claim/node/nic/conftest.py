@@ -9,5 +9,5 @@ from tests.claim.node.nic.nic_kit import Host, own_host
 @pytest.fixture
 def host() -> Iterator[Host]:
     """A namespace that stands for the host."""
-    with own_host() as one:
-        yield one
+    with own_host() as host:
+        yield host

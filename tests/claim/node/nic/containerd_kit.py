@@ -36,7 +36,7 @@ def search_path() -> str:
 def _why_not() -> str:
     if platform.machine() != "x86_64":
         return "the pause image of these tests is for x86-64"
-    lacking = [one for one in NEEDED if shutil.which(one, path=search_path()) is None]
+    lacking = [program for program in NEEDED if shutil.which(program, path=search_path()) is None]
     if lacking:
         return f"NO CONTAINERD: {', '.join(lacking)} neither in PATH nor in RACKLOOM_CONTAINERD"
     return "" if may_make_namespaces() else "NEEDS ROOT: containers cannot be made here"
@@ -150,20 +150,22 @@ def containerd(root: Path) -> Iterator[Containerd]:
     """containerd below `root`, until the context is left."""
     for directory in ("cni", "net.d", "pods", "nri.d"):
         (root / directory).mkdir()
-    one = Containerd(root)
+    runtime = Containerd(root)
     _network(root)
-    one.start()
+    runtime.start()
     try:
-        yield one
+        yield runtime
     finally:
-        one.end()
+        runtime.end()
         _unmount(root)
         _remove_cgroups(root)
 
 
 def _cgroups(root: Path) -> list[Path]:
     """Where containers below `root` have their processes: by controller, or all in one tree."""
-    return [one for pattern in (f"*/{root.name}", root.name) for one in Path("/sys/fs/cgroup").glob(pattern)]
+    return [
+        path for pattern in (f"*/{root.name}", root.name) for path in Path("/sys/fs/cgroup").glob(pattern)
+    ]
 
 
 def _remove_cgroups(root: Path) -> None:

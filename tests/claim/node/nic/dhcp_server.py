@@ -22,7 +22,7 @@ def seconds(count):
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReceivedMessage:
     """One message of a client."""
 
     kind: int
@@ -36,14 +36,15 @@ class Heard:
 
 
 class DhcpServer:
-    """Offers 10.9.0.77/24 to everybody, with `options` (code to bytes) beside; `heard` is what came.
+    """Offers 10.9.0.77/24 to every client, with additional `options` (code to bytes).
 
+    `received` are the messages of clients.
     `answers` says what becomes of requests: `ACK`, `NAK`, or None for silence. Frames with the options in
     `before` come ahead of each answer, and of silence.
     """
 
     def __init__(self, netns, link, before=(), **options):
-        self.heard = []
+        self.received = []
         self.answers = ACK
         self.before = before
         self._options = {int(code.removeprefix("option")): value for code, value in options.items()}
@@ -55,7 +56,7 @@ class DhcpServer:
     @property
     def asked(self):
         """Kinds and options of what came."""
-        return [(one.kind, one.options) for one in self.heard]
+        return [(message.kind, message.options) for message in self.received]
 
     def _open(self, link):
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_IP))
@@ -81,8 +82,8 @@ class DhcpServer:
         message = frame[42:]
         reported = dict(_options(message[240:]))
         kind = reported[53][0]
-        self.heard.append(
-            Heard(
+        self.received.append(
+            ReceivedMessage(
                 kind=kind,
                 options=reported,
                 client=socket.inet_ntoa(message[12:16]),
@@ -101,7 +102,7 @@ class DhcpServer:
         known = {53: bytes([answer]), 54: _SERVER}
         if answer != NAK:
             known |= {51: seconds(3600), 1: ipaddress.ip_address("255.255.255.0").packed, **self._options}
-        # Somebody else's answer first: only the number of the exchange tells it from ours.
+        # The answer to another client first: only the number of the exchange distinguishes it.
         for number, address in ((b"\0\0\0\7", _ANOTHERS), (message[4:8], _OFFERED)):
             self._send(frame, number, bytes(4) if answer == NAK else address, _written(known))
 

@@ -44,7 +44,7 @@ needs_ipv6 = pytest.mark.skipif(
 
 
 class Netns:
-    """A network namespace that a thread holds open until it is told to end."""
+    """A network namespace that a thread holds open until `destroy`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,14 +82,14 @@ class Netns:
         return self.call(ask)
 
     def links(self):
-        return {one.get_attr("IFLA_IFNAME"): one for one in self.ip(lambda ipr: list(ipr.get_links()))}
+        return {link.get_attr("IFLA_IFNAME"): link for link in self.ip(lambda ipr: list(ipr.get_links()))}
 
     def addresses(self, name):
         def ask(ipr):
             (index,) = ipr.link_lookup(ifname=name)
             return {f"{a.get_attr('IFA_ADDRESS')}/{a['prefixlen']}" for a in ipr.get_addr(index=index)}
 
-        return {one for one in self.ip(ask) if not one.startswith("fe80")}
+        return {address for address in self.ip(ask) if not address.startswith("fe80")}
 
 
 class Host(Netns):
@@ -110,8 +110,8 @@ class Host(Netns):
 
         def make(ipr):
             ipr.link("add", ifname=name, kind="veth", peer={"ifname": peer})
-            for one in (name, peer):
-                (index,) = ipr.link_lookup(ifname=one)
+            for interface in (name, peer):
+                (index,) = ipr.link_lookup(ifname=interface)
                 ipr.link("set", index=index, state="up")
             if settings:
                 (index,) = ipr.link_lookup(ifname=name)

@@ -39,25 +39,25 @@ class NicNode:
     async def plugin(self, left_out=NOTHING_LEFT_OUT, **more):
         common = NodeOptions(node=NODE_NAME, directories=self.kit.places, sysroot=self.sysroot)
         options = NicOptions(nri_socket=self.socket, left_out=left_out, **more)
-        async with nic_node(common, options, self.kit.api) as one:
-            self.one = one
-            yield one
+        async with nic_node(common, options, self.kit.api) as process:
+            self.process = process
+            yield process
 
     async def connected(self, *, is_so=True):
         """Wait until the runtime calls the plugin, or does not any more."""
         reported = f"rackloom_nri_connected {is_so:d}.0"
-        await until_so(lambda: reported in self.one.metrics_page().decode(), reported)
+        await until_so(lambda: reported in self.process.metrics_page().decode(), reported)
 
     @asynccontextmanager
     async def all(self, **options):
         await self.kit.boot()
         async with AsyncExitStack() as stack:
             runtime = await stack.enter_async_context(NriRuntime(self.socket).serving())
-            one = await stack.enter_async_context(self.plugin(**options))
+            process = await stack.enter_async_context(self.plugin(**options))
             kubelet = await stack.enter_async_context(self.kit.kubelet())
             await kubelet.registered(DRIVER)
             await runtime.ready.wait()
-            yield one, kubelet, runtime
+            yield process, kubelet, runtime
 
     async def published(self, *names):
         async def look():
@@ -70,7 +70,7 @@ class NicNode:
     async def event(self, reason):
         async def look():
             events = (await self.kit.api.list(EVENT)).items
-            return next((one for one in events if one["reason"] == reason), None)
+            return next((event for event in events if event["reason"] == reason), None)
 
         return await until(look, f"an event {reason}")
 
@@ -81,4 +81,4 @@ class NicNode:
             found = (await self.kit.api.get(RESOURCE_CLAIM, name, "default"))["status"].get("devices", [])
             return found if len(found) >= devices else None
 
-        return await until(look, f"the claim tells of {devices}")
+        return await until(look, f"the claim reports {devices}")

@@ -40,8 +40,8 @@ def prepared(host, config):
             return next(link for link in read_links(rtnetlink) if link.name == "nic0")
 
     host_nic = HostNic(name="nic0", on=HostLink(link=host.call(look)))
-    wish = decode_network_config({"interface": config})
-    return prepare_nic(host_nic, Device(name="nic0"), wish, Sysroot(), rdma.NetnsMode.SHARED)[0]
+    wanted = decode_network_config({"interface": config})
+    return prepare_nic(host_nic, Device(name="nic0"), wanted, Sysroot(), rdma.NetnsMode.SHARED)[0]
 
 
 def test_routes_of_option_121_are_read():
@@ -104,23 +104,23 @@ def test_frames_that_nobody_can_read_keep_no_answer_away(host):
 
 
 @needs_root
-@pytest.mark.parametrize("wish", [{"dhcp": True}, {"addressing": "DHCP"}])
-def test_a_server_gives_the_address_and_routes_and_the_pod_has_them(host, wish):
+@pytest.mark.parametrize("wanted", [{"dhcp": True}, {"addressing": "DHCP"}])
+def test_a_server_gives_the_address_and_routes_and_the_pod_has_them(host, wanted):
     host.veth("nic0", "tor0")
     host.address("nic0", "10.66.0.1/24")
     server = DhcpServer(host, "tor0", option121=ROUTES[:15], option3=bytes([10, 9, 0, 254]))
     try:
-        one = prepared(host, wish)
+        nic = prepared(host, wanted)
     finally:
         server.close()
     assert [kind for kind, _ in server.asked][-1] == 3
     assert server.asked[-1][1][50] == ipaddress.ip_address("10.9.0.77").packed
-    assert (one.pod.addresses, one.pod.routes) == (("10.9.0.77/24",), READ[:2])
+    assert (nic.pod.addresses, nic.pod.routes) == (("10.9.0.77/24",), READ[:2])
     assert host.addresses("nic0") == {"10.66.0.1/24"}, "nothing is touched while it is prepared"
     pod = host.pod()
-    assert links.attach_link(one.identity, one.pod, pod.path).addresses == ("10.9.0.77/24",)
+    assert links.attach_link(nic.identity, nic.pod, pod.path).addresses == ("10.9.0.77/24",)
     assert pod.addresses("nic0") == {"10.9.0.77/24"}
-    assert links.detach_link(one.identity, one.host, pod.path)
+    assert links.detach_link(nic.identity, nic.host, pod.path)
     assert host.addresses("nic0") == {"10.66.0.1/24"}
 
 
@@ -230,14 +230,14 @@ def test_a_silent_router_is_told(host, monkeypatch):
 @needs_ipv6
 def test_ipv6_settings_are_the_pods_and_the_hosts_come_back(host):
     host.veth("nic0", "tor0")
-    wish = {
+    interface = {
         "acceptRA": 0,
         "dadTransmits": 3,
         "routerSolicitationDelay": 2,
         "routerSolicitationInterval": 7,
         "addrGenMode": 1,
     }
-    identity, before, wanted = held(host, "nic0", interface=wish)
+    identity, before, wanted = held(host, "nic0", interface=interface)
     pod = host.pod()
 
     def now(netns):

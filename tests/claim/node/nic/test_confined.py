@@ -26,8 +26,8 @@ pytestmark = needs_root
 
 def container() -> dict:
     (daemon_set,) = yaml.safe_load_all(MANIFEST.read_text())
-    (one,) = daemon_set["spec"]["template"]["spec"]["containers"]
-    return one
+    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    return container
 
 
 def run_again(capabilities: set[str], *options: str, sysctl: bool = True) -> tuple[int, str]:

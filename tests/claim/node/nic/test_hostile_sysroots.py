@@ -67,4 +67,4 @@ def published(sysroot):
     for device in plugin._published_devices(plugin.NicSettings(node="n"), seen, host_nics(seen)).values():
         checked(device)
     assert all(place.numa_node is None or place.numa_node >= 0 for place in gpu_locations(machine).values())
-    assert all(one.index >= 0 for one in read_vfio(sysroot))
+    assert all(gpu.index >= 0 for gpu in read_vfio(sysroot))

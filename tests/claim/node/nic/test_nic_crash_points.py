@@ -64,21 +64,21 @@ class Lives:
         await self.node.kit.boot()
         self.claim = await self.node.claim("c1", "nic0", config=config)
 
-    async def prepare(self, one):
-        (answer,) = (await one.requests.prepare([self.claim.ref])).values()
+    async def prepare(self, process):
+        (answer,) = (await process.requests.prepare([self.claim.ref])).values()
         assert not answer.error, answer.error
 
-    async def unprepare(self, one):
-        (answer,) = (await one.requests.unprepare([self.claim.ref])).values()
+    async def unprepare(self, process):
+        (answer,) = (await process.requests.unprepare([self.claim.ref])).values()
         assert not answer.error, answer.error
 
     async def work(self):
         """Kubelet prepares, the pod comes and goes, kubelet gives back."""
-        one, sandboxes, _ = self.start()
-        await self.prepare(one)
+        process, sandboxes, _ = self.start()
+        await self.prepare(process)
         await sandboxes.run(self.sandbox)
         await sandboxes.stop(self.sandbox)
-        await self.unprepare(one)
+        await self.unprepare(process)
 
 
 def settings(netns, name):
@@ -138,9 +138,9 @@ def test_killed_anywhere_no_lease_outlives_its_claim():
                 return
             finally:
                 server.close()
-            one, sandboxes, parts = lived.start()
+            process, sandboxes, parts = lived.start()
             asyncio.run(sandboxes.synchronize(()))
-            asyncio.run(lived.unprepare(one))
+            asyncio.run(lived.unprepare(process))
             assert parts.manager.leases.all() == ()
             assert not list((lived.node.kit.places.home(DRIVER) / "leases").iterdir())
 
@@ -162,11 +162,11 @@ async def recover(lived, before, meanwhile):
     host = lived.node.host
     if meanwhile == "its namespace is gone":
         throw_out(lived)
-    one, sandboxes, parts = lived.start()
+    process, sandboxes, parts = lived.start()
     if meanwhile == "the pod lives":
         await sandboxes.synchronize((lived.sandbox,))
-        await lived.prepare(one)
-        # kubelet starts a sandbox after it has prepared, and the runtime tells of one that it runs already.
+        await lived.prepare(process)
+        # kubelet starts a sandbox after it has prepared, and the runtime reports one that it runs already.
         await sandboxes.synchronize((lived.sandbox,))
         assert settings(host, "nic0") is None
         inside = settings(lived.netns, "net1")
@@ -179,7 +179,7 @@ async def recover(lived, before, meanwhile):
     else:
         await sandboxes.synchronize(())
     assert settings(host, "nic0") == before
-    await lived.unprepare(one)
+    await lived.unprepare(process)
     assert settings(host, "nic0") == before
     assert parts.manager.attachments.all() == ()
     assert parts.plugin.prepared == {}

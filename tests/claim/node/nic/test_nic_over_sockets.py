@@ -13,8 +13,8 @@ from rackloom.lab.nodes.plugin_manager import NotPrepared
 pytestmark = needs_root
 
 
-def count(one, name, **labels):
-    return one.metrics.registry.get_sample_value(name, labels)
+def count(process, name, **labels):
+    return process.metrics.registry.get_sample_value(name, labels)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_a_nic_goes_to_its_pod_and_comes_back(node, host):
     host.address("nic0", "10.9.0.2/24")
 
     async def story():
-        async with node.all() as (one, kubelet, runtime):
+        async with node.all() as (process, kubelet, runtime):
             found = await node.published("nic0", "tor0")
             assert found["nic0"]["ipv4"] == {"string": "10.9.0.2/24"}
             assert found["nic0"]["type"] == {"string": "veth"}
@@ -47,15 +47,15 @@ def test_a_nic_goes_to_its_pod_and_comes_back(node, host):
                 "Ready": "True",
                 "NetworkReady": "True",
             }
-            one.publisher.wake()
+            process.publisher.wake()
             await asyncio.sleep(0.1)
             assert (await node.published("nic0"))["nic0"]["ipv4"] == {"string": "10.9.0.2/24"}
             assert await runtime.stop(POD) == ""
-            assert count(one, "rackloom_nic_attachments_total", kind="network", outcome="attached") == 1
-            assert count(one, "rackloom_nri_request_duration_seconds_count", event="stop") == 1
+            assert count(process, "rackloom_nic_attachments_total", kind="network", outcome="attached") == 1
+            assert count(process, "rackloom_nri_request_duration_seconds_count", event="stop") == 1
             assert host.addresses("nic0") == {"10.9.0.2/24"}
             await kubelet.unprepare(claim)
-            assert one.checkpoint.claims == {}
+            assert process.checkpoint.claims == {}
 
     asyncio.run(story())
 
@@ -70,7 +70,7 @@ def test_two_nics_of_a_claim_are_told_of_together(node, host):
             await kubelet.prepare(claim)
             assert await runtime.run(POD, host.pod().path) == ""
             reported = await node.status("c1", devices=2)
-            assert {one["networkData"]["interfaceName"] for one in reported} == {"nic0", "nic1"}
+            assert {device["networkData"]["interfaceName"] for device in reported} == {"nic0", "nic1"}
             await kubelet.unprepare(claim)
             assert {"nic0", "nic1"} <= host.links().keys()
 
@@ -145,7 +145,7 @@ def test_what_the_kernel_refuses_fails_the_pod_and_the_nic_stays(node, host):
     host.address("nic0", "10.9.0.2/24")
 
     async def story():
-        async with node.all() as (one, kubelet, runtime):
+        async with node.all() as (process, kubelet, runtime):
             route = {"destination": "10.50.0.0/16", "gateway": "192.0.2.1"}
             claim = await node.claim("c1", "nic0", config={"routes": [route]})
             await kubelet.prepare(claim)
@@ -161,8 +161,8 @@ def test_what_the_kernel_refuses_fails_the_pod_and_the_nic_stays(node, host):
             assert event["message"] == message
             assert "adding the route to 10.50.0.0/16" in event["message"]
             assert "name a gateway within interface.addresses" in event["message"]
-            assert count(one, "rackloom_nic_attachments_total", kind="network", outcome="failed") == 1
-            assert count(one, "rackloom_nri_requests_total", event="run", outcome="failed") == 1
+            assert count(process, "rackloom_nic_attachments_total", kind="network", outcome="failed") == 1
+            assert count(process, "rackloom_nri_requests_total", event="run", outcome="failed") == 1
             await kubelet.unprepare(claim)
 
     asyncio.run(story())

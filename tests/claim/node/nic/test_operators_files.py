@@ -46,7 +46,7 @@ def test_a_configs_own_settings_win_and_lists_are_joined(file):
     )
     both = read_profiles(file).applied_to(config)
     assert (both.interface.mtu, both.interface.arp_ignore, both.interface.name) == (1500, 1, "net1")
-    assert [one.destination for one in both.routes] == ["10.0.0.0/8", "10.2.0.0/16"]
+    assert [route.destination for route in both.routes] == ["10.0.0.0/8", "10.2.0.0/16"]
     assert both.rules[0].table == 101
     assert both.ethtool.features == {"gro": True, "tso": False}
     assert both.profile is None

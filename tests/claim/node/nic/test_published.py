@@ -178,8 +178,8 @@ def test_an_ipoib_interface_may_stay_on_the_host():
     )
     seen = NicSnapshot(host=host, machine=machine, links=links)
     moved = host_nics(seen)
-    assert [one.name for one in moved] == ["net-nfrdalrygaydc", "pci-0000-8a-00-0"]
-    assert [one.on for one in moved] == [links[1], links[0]]
+    assert [nic.name for nic in moved] == ["net-nfrdalrygaydc", "pci-0000-8a-00-0"]
+    assert [nic.on for nic in moved] == [links[1], links[0]]
     (alone,) = host_nics(seen, moves_ipoib=False)
     assert (alone.name, alone.on, alone.rdma) == ("pci-0000-8a-00-0", None, host.rdma[0])
 
@@ -203,8 +203,8 @@ def test_what_is_in_use_keeps_its_attributes_and_live_ones_win():
     def device(**attributes):
         return Device(name="d", attributes={k: DeviceAttribute(string=v) for k, v in attributes.items()})
 
-    (one,) = merge_devices([device(mac="new")], [device(mac="old", ifName="eth1")])
-    assert plain(one) == {"mac": "new", "ifName": "eth1"}
+    (merged,) = merge_devices([device(mac="new")], [device(mac="old", ifName="eth1")])
+    assert plain(merged) == {"mac": "new", "ifName": "eth1"}
     (gone,) = merge_devices([], [device(ifName="eth1")])
     assert plain(gone) == {"ifName": "eth1"}
 

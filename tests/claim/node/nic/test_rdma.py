@@ -33,9 +33,9 @@ def test_the_mode_is_asked_for_and_read():
 
 
 def test_a_device_is_found_by_name_and_moved_by_number():
-    one = message(5 << 10 | 1, attribute(1, struct.pack("=I", 4)) + attribute(2, b"mlx5_0\0"))
-    two = message(5 << 10 | 1, attribute(1, struct.pack("=I", 5)) + attribute(2, b"mlx5_1\0"))
-    assert rdma.devices_in(one + two) == {"mlx5_0": 4, "mlx5_1": 5}
+    first = message(5 << 10 | 1, attribute(1, struct.pack("=I", 4)) + attribute(2, b"mlx5_0\0"))
+    second = message(5 << 10 | 1, attribute(1, struct.pack("=I", 5)) + attribute(2, b"mlx5_1\0"))
+    assert rdma.devices_in(first + second) == {"mlx5_0": 4, "mlx5_1": 5}
     expected = attribute(1, struct.pack("=I", 5)) + attribute(68, struct.pack("=I", 33))
     assert rdma.move_device(5, 33) == struct.pack("=LHHLL", 32, 5 << 10 | 2, 1 | 4, 1, 0) + expected
 

@@ -18,7 +18,7 @@ from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
 from rackloom.claim.node.nic.dhcp import LeaseRecord, LeaseStore
 from rackloom.claim.node.nic.renewal import REQUEST_THREADS, LeaseKeeper
 from rackloom.claim.node.plugin import ClaimRef
-from rackloom.claim.node.requests import run_background
+from rackloom.claim.node.tasks import run_background
 from rackloom.core.allocate.objects import Device
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
 from rackloom.core.nics import lease
@@ -71,9 +71,9 @@ async def pod_with_a_lease(node, kubelet, runtime):
 def requests(dhcp, *, client):
     """Those that are no answer to an offer, by whether the client says that it has an address."""
     return [
-        one
-        for one in dhcp.heard
-        if one.kind == REQUEST and 54 not in one.options and (one.client == ADDRESS) is client
+        message
+        for message in dhcp.received
+        if message.kind == REQUEST and 54 not in message.options and (message.client == ADDRESS) is client
     ]
 
 
@@ -83,7 +83,7 @@ async def condition(node, kind, status):
     async def look():
         claim = await node.kit.api.get(RESOURCE_CLAIM, "c1", "default")
         for device in claim["status"].get("devices", []):
-            output = {one["type"]: one for one in device["conditions"]}
+            output = {entry["type"]: entry for entry in device["conditions"]}
             if kind in output and output[kind]["status"] == status:
                 return output, device["networkData"]["ips"]
         return None
@@ -111,14 +111,14 @@ def of_claim(uid):
     )
 
 
-def count(one, name, **labels):
-    return one.metrics.registry.get_sample_value(name, labels)
+def count(process, name, **labels):
+    return process.metrics.registry.get_sample_value(name, labels)
 
 
 @pytest.mark.slow
 def test_a_lease_is_renewed_from_the_pod_and_given_back_at_its_end(node, host):
     async def story():
-        async with node.all() as (one, kubelet, runtime):
+        async with node.all() as (process, kubelet, runtime):
             async with pod_with_a_lease(node, kubelet, runtime) as pod:
                 await until_so(lambda: len(requests(dhcp, client=True)) >= 2, "it is renewed")
                 renewal = requests(dhcp, client=True)[0]
@@ -129,12 +129,12 @@ def test_a_lease_is_renewed_from_the_pod_and_given_back_at_its_end(node, host):
                 output, ips = await condition(node, "DHCPLeaseReady", "True")
                 assert output["DHCPLeaseReady"]["reason"] == "DHCPLeaseHeld"
                 assert ips == [f"{ADDRESS}/24"]
-                assert count(one, "rackloom_nic_dhcp_renewals_total", outcome="renewed") >= 1
-                assert count(one, "rackloom_nic_dhcp_leases", state="held") == 1
-            last = dhcp.heard[-1]
+                assert count(process, "rackloom_nic_dhcp_renewals_total", outcome="renewed") >= 1
+                assert count(process, "rackloom_nic_dhcp_leases", state="held") == 1
+            last = dhcp.received[-1]
             assert (last.kind, last.client, last.to) == (RELEASE, ADDRESS, "10.9.0.1")
             assert last.hardware == renewal.hardware
-            assert count(one, "rackloom_nic_dhcp_leases", state="held") == 0
+            assert count(process, "rackloom_nic_dhcp_leases", state="held") == 0
 
     with server(host, **SOON) as dhcp:
         asyncio.run(story())
@@ -146,14 +146,14 @@ def test_another_servers_no_does_not_count_while_the_own_is_asked(node, host):
 
     async def story():
         async with (
-            node.all() as (one, kubelet, runtime),
+            node.all() as (process, kubelet, runtime),
             pod_with_a_lease(node, kubelet, runtime) as pod,
         ):
             dhcp.before = [no]
-            heard = len(requests(dhcp, client=True))
-            await until_so(lambda: len(requests(dhcp, client=True)) > heard + 1, "it is renewed again")
+            received = len(requests(dhcp, client=True))
+            await until_so(lambda: len(requests(dhcp, client=True)) > received + 1, "it is renewed again")
             assert pod.addresses("nic0") == {f"{ADDRESS}/24"}
-            assert count(one, "rackloom_nic_dhcp_renewals_total", outcome="refused") == 0
+            assert count(process, "rackloom_nic_dhcp_renewals_total", outcome="refused") == 0
 
     with server(host, **SOON) as dhcp:
         asyncio.run(story())
@@ -167,12 +167,14 @@ def test_a_sandbox_that_is_made_anew_has_the_same_lease(node, host):
             pod_with_a_lease(node, kubelet, runtime),
         ):
             assert await runtime.stop(POD) == ""
-            heard = len(requests(dhcp, client=False))
-            await until_so(lambda: len(requests(dhcp, client=False)) > heard, "the host keeps it meanwhile")
+            received = len(requests(dhcp, client=False))
+            await until_so(
+                lambda: len(requests(dhcp, client=False)) > received, "the host keeps it meanwhile"
+            )
             pod = host.pod("again")
             assert await runtime.run(POD, pod.path) == ""
             assert pod.addresses("nic0") == {f"{ADDRESS}/24"}
-            kinds = [one.kind for one in dhcp.heard]
+            kinds = [message.kind for message in dhcp.received]
             assert kinds.count(DISCOVER) == 1
             assert RELEASE not in kinds
 
@@ -189,7 +191,7 @@ def test_an_address_goes_also_while_the_disk_is_full():
     async def set_address(record, *, held):
         gone.append((record.key, held))
 
-    async def tell(*_, **__):
+    async def report(*_, **__):
         pass
 
     record = of_claim("u")
@@ -212,7 +214,7 @@ def test_an_address_goes_also_while_the_disk_is_full():
 
     async def story():
         async with run_background(
-            LeaseKeeper(manager, lambda *_: lease.RequestFailure.NOTHING, tell, lambda: 8.0).run()
+            LeaseKeeper(manager, lambda *_: lease.RequestFailure.NOTHING, report, lambda: 8.0).run()
         ):
             await until_so(lambda: gone, "the address goes")
             await asyncio.sleep(0.2)
@@ -236,16 +238,16 @@ def test_a_request_that_waits_for_its_turn_is_not_sent_after_its_address_was_giv
         may_go_on.wait(60)
         return lease.RequestFailure.NOTHING
 
-    async def tell(*_, **__):
+    async def report(*_, **__):
         pass
 
     async def story():
-        keeper = LeaseKeeper(manager, ask, tell, lambda: 4.0)
+        keeper = LeaseKeeper(manager, ask, report, lambda: 4.0)
         async with run_background(keeper.run()):
             await until_so(lambda: len(asked) == REQUEST_THREADS, "as many are asked as may be")
-            kept, *gone = [one for one in manager.leases.all() if one.ref.uid not in asked]
-            for one in gone:
-                await manager.release_leases(one.ref.uid)
+            kept, *gone = [record for record in manager.leases.all() if record.ref.uid not in asked]
+            for record in gone:
+                await manager.release_leases(record.ref.uid)
             may_go_on.set()
             name, labels = "rackloom_nic_dhcp_renewals_total", {"outcome": "unanswered"}
             registry = CollectorRegistry()
@@ -270,7 +272,7 @@ def test_an_address_that_the_next_claim_of_a_nic_has_is_not_given_back(tmp_path,
     manager.leases.put(of_claim("before"))
     manager.leases.put(of_claim("after"))
     asyncio.run(manager.release_leases("before"))
-    assert [one.ref.uid for one in manager.leases.all()] == ["after"]
+    assert [record.ref.uid for record in manager.leases.all()] == ["after"]
     assert released == []
     asyncio.run(manager.release_leases("after"))
     assert released == ["after"]
@@ -279,14 +281,14 @@ def test_an_address_that_the_next_claim_of_a_nic_has_is_not_given_back(tmp_path,
 @pytest.mark.slow
 def test_a_claim_that_fails_at_its_second_nic_gives_the_lease_of_its_first_back(node, host):
     async def story():
-        async with node.all() as (one, kubelet, _):
+        async with node.all() as (process, kubelet, _):
             claim = await node.claim("c1", "nic0", "nic9", config={"interface": {"dhcp": True}})
             with pytest.raises(NotPrepared, match="there is no NIC nic9"):
                 await kubelet.prepare(claim)
-            assert count(one, "rackloom_nic_dhcp_leases", state="held") == 1
+            assert count(process, "rackloom_nic_dhcp_leases", state="held") == 1
             await kubelet.unprepare(claim)
             assert not list((node.kit.places.home(DRIVER) / "leases").iterdir())
-            await until_so(lambda: dhcp.heard[-1].kind == RELEASE, "it is given back")
+            await until_so(lambda: dhcp.received[-1].kind == RELEASE, "it is given back")
 
     with server(host) as dhcp:
         asyncio.run(story())
@@ -298,7 +300,7 @@ def test_an_address_that_nobody_prolongs_goes_and_comes_back_with_its_server(nod
 
     async def story():
         async with (
-            node.all() as (one, kubelet, runtime),
+            node.all() as (process, kubelet, runtime),
             pod_with_a_lease(node, kubelet, runtime) as pod,
         ):
             dhcp.answers = None
@@ -312,7 +314,7 @@ def test_an_address_that_nobody_prolongs_goes_and_comes_back_with_its_server(nod
                 "False",
                 "DHCPLeaseExpired",
             }
-            assert count(one, "rackloom_nic_dhcp_renewals_total", outcome="unanswered") >= 1
+            assert count(process, "rackloom_nic_dhcp_renewals_total", outcome="unanswered") >= 1
             assert "255.255.255.255" in {renewal.to for renewal in requests(dhcp, client=True)}
             dhcp.answers = ACK
             await until_so(lambda: pod.addresses("nic0") == {f"{ADDRESS}/24"}, "the address is back")
@@ -368,9 +370,11 @@ def test_after_a_restart_another_servers_no_takes_no_address(node, host, has_ans
     async def second():
         runtime = NriRuntime(node.socket)
         runtime.add_sandbox(POD, pod.path)
-        async with runtime.serving(), node.plugin() as one:
-            await until_so(lambda: count(one, "rackloom_nic_dhcp_renewals_total", outcome=outcome), outcome)
-            assert count(one, "rackloom_nic_dhcp_renewals_total", outcome="refused") == 0
+        async with runtime.serving(), node.plugin() as process:
+            await until_so(
+                lambda: count(process, "rackloom_nic_dhcp_renewals_total", outcome=outcome), outcome
+            )
+            assert count(process, "rackloom_nic_dhcp_renewals_total", outcome="refused") == 0
             assert pod.addresses("nic0") == {f"{ADDRESS}/24"}
 
     with server(host) as dhcp:
@@ -385,8 +389,8 @@ def test_the_kernel_takes_the_address_while_the_plugin_is_away(node, host):
     pod = host.pod()
 
     def lifetime(ipr):
-        (one,) = ipr.get_addr(family=2, index=ipr.link_lookup(ifname="nic0")[0])
-        return one.get_attr("IFA_CACHEINFO")["ifa_valid"]
+        (address,) = ipr.get_addr(family=2, index=ipr.link_lookup(ifname="nic0")[0])
+        return address.get_attr("IFA_CACHEINFO")["ifa_valid"]
 
     async def story():
         async with node.all() as (_, kubelet, runtime):
@@ -402,18 +406,18 @@ def test_the_kernel_takes_the_address_while_the_plugin_is_away(node, host):
 @pytest.mark.slow
 def test_a_pod_does_not_start_with_an_address_that_was_lost(node, host):
     async def story():
-        async with node.all() as (one, kubelet, runtime):
+        async with node.all() as (process, kubelet, runtime):
             claim = await node.claim("c1", "nic0", config={"interface": {"dhcp": True}})
             await kubelet.prepare(claim)
             dhcp.answers = NAK
             await until_so(
-                lambda: count(one, "rackloom_nic_dhcp_leases", state="refused") == 1, "it is refused"
+                lambda: count(process, "rackloom_nic_dhcp_leases", state="refused") == 1, "it is refused"
             )
             refusal = await runtime.run(POD, host.pod().path)
             assert f"the DHCP lease of {ADDRESS}/24 is refused; delete the pod" in refusal
             assert "nic0" in host.links()
             await kubelet.unprepare(claim)
-            assert dhcp.heard[-1].kind == REQUEST, "what is not ours is not given back"
+            assert dhcp.received[-1].kind == REQUEST, "what is not ours is not given back"
 
     with server(host, **SOON) as dhcp:
         asyncio.run(story())

@@ -72,10 +72,12 @@ def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(sta
         renew_after=50.0,
         rebind_after=87.5,
     )
-    one = msgspec.structs.replace(new_lease(grant, "02:00:00:00:00:01", 0.0), state=state, silent_since=60.0)
+    dhcp_lease = msgspec.structs.replace(
+        new_lease(grant, "02:00:00:00:00:01", 0.0), state=state, silent_since=60.0
+    )
     held = nic("d", identity=LinkIdentity(name="eth1"))
     attached = AttachedLink(name="net1", mac=None, addresses=())
-    states = {"d": lease_status(one, lambda at: 1_700_000_000 + at)}
+    states = {"d": lease_status(dhcp_lease, lambda at: 1_700_000_000 + at)}
     (reported,) = claim_status(REF, "n", {"d": (held, attached)}, states, 0.0)["status"]["devices"]
     assert conditions(reported) == {"Ready": ready, "NetworkReady": ready, "DHCPLeaseReady": leased}
     message = reported["conditions"][-1]["message"]
@@ -88,17 +90,17 @@ def test_a_nic_that_is_not_back_yet_is_told_and_keeps_no_other_from_its_pod():
     class Manager:
         attachments = SimpleNamespace(all=lambda: ())
 
-        async def attach(self, _claim, _pod, one, _netns):
-            if one.device == "late":
+        async def attach(self, _claim, _pod, prepared_nic, _netns):
+            if prepared_nic.device == "late":
                 raise Retry("NIC late is not back from its last pod yet", after=1.0)
             return AttachedLink(name="net1", mac=None, addresses=())
 
     reported = []
     prepared = {"u": ReadyClaim(ref=REF, pod="p", nics=(nic("late"), nic("here")))}
-    sandboxes = NicSandboxHooks(Manager(), prepared, lambda *one: reported.append(one))
+    sandboxes = NicSandboxHooks(Manager(), prepared, lambda *report: reported.append(report))
     sandbox = PodSandbox(id="s", pod="p", namespace="default", name="p", netns="/proc/self/ns/net")
     asyncio.run(sandboxes.synchronize((sandbox,)))
-    assert [(one.device, type(outcome)) for _, one, _, outcome in reported] == [
+    assert [(prepared_nic.device, type(outcome)) for _, prepared_nic, _, outcome in reported] == [
         ("late", Retry),
         ("here", AttachedLink),
     ]
@@ -145,7 +147,7 @@ def situations(draw):
 def test_every_nic_of_a_living_pod_ends_with_it_and_every_other_on_the_host(situation):
     prepared, attachments, living = situation
     todo = plan_attachments(prepared, attachments, living)
-    alive = {(one.pod, one.netns) for one in living if one.netns}
+    alive = {(sandbox.pod, sandbox.netns) for sandbox in living if sandbox.netns}
     stay = [attachment for attachment in attachments if attachment not in todo.detach]
     assert all(
         (attachment.pod, attachment.netns) in alive and not attachment.returning for attachment in stay

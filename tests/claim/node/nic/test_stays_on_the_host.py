@@ -157,7 +157,7 @@ def test_only_what_a_tenant_may_have_is_published_and_each_reason_is_logged_once
         plugin = a_plugin(node)
         (pool,) = await plugin.pools()
         assert [device.name for device in pool.devices] == ["mac0"]
-        assert {one.device: one.message for one in await plugin.health()} == {
+        assert {health.device: health.message for health in await plugin.health()} == {
             "eth0": "not published: carries the default route",
             "cni0": "not published: carries the pods' network 10.244.1.0/24",
             "net-mzwgc3tomvwc4mi": "not published: carries the pods' network 10.244.1.0/24",
@@ -176,7 +176,7 @@ def test_only_what_a_tenant_may_have_is_published_and_each_reason_is_logged_once
         asyncio.run(story())
     pods = "carries the pods' network 10.244.1.0/24"
     reported = [log for log in logs if log["event"] != "nic.api-servers-not-read"]
-    assert [(one["event"], one["interface"], one.get("reason")) for one in reported] == [
+    assert [(entry["event"], entry["interface"], entry.get("reason")) for entry in reported] == [
         ("nic.not-published", "cni0", pods),
         ("nic.not-published", "eth0", "carries the default route"),
         ("nic.not-published", "flannel.1", pods),
@@ -232,7 +232,7 @@ def test_what_the_node_has_come_to_need_stays_as_it_is(node, host, comes, why):
         await node.kit.api.create(NODE, NODE_OBJECT)
         await node.kit.api.create(ENDPOINT_SLICE, endpoints)
         runtime = NriRuntime(node.socket)
-        async with runtime.serving(), node.plugin() as one, node.kit.kubelet() as kubelet:
+        async with runtime.serving(), node.plugin() as process, node.kit.kubelet() as kubelet:
             await kubelet.registered("dra.net")
             await runtime.ready.wait()
             claim = await node.claim("c1", "nic0", config={"interface": {"mtu": 1300}})
@@ -245,7 +245,7 @@ def test_what_the_node_has_come_to_need_stays_as_it_is(node, host, comes, why):
             assert (await node.event("NetworkDeviceAttachFailed"))["message"] == message
             await kubelet.unprepare(claim)
             assert state(host) == before
-            assert one.checkpoint.claims == {}
+            assert process.checkpoint.claims == {}
 
     asyncio.run(story())
 
@@ -298,29 +298,29 @@ def test_an_excluded_interface_is_never_moved(upper, facts, leaves_out):
         manager = AttachmentManager(
             AttachmentStore(Path(root) / "loans", "b"), LeaseStore(Path(root) / "leases", "b"), look.check
         )
-        for number, one in enumerate(seen):
-            identity, before_host, wanted = held(host, one.on.link.name, interface={"name": "net1"})
+        for number, host_nic in enumerate(seen):
+            identity, before_host, wanted = held(host, host_nic.on.link.name, interface={"name": "net1"})
             nic = PreparedNic(
-                device=one.name,
-                published=Device(name=one.name),
+                device=host_nic.name,
+                published=Device(name=host_nic.name),
                 identity=identity,
                 host=before_host,
                 pod=wanted,
             )
-            if one.excluded is None:
+            if host_nic.excluded is None:
                 look.check(nic)
                 continue
             before, pod = state(host), host.pod(f"pod{number}")
             with pytest.raises(Refused, match="is not for pods now") as refused:
                 asyncio.run(manager.attach("claim", "pod", nic, pod.path))
             assert refused.value.nearest_fix
-            assert one.excluded in refused.value.reason
+            assert host_nic.excluded in refused.value.reason
             asyncio.run(manager.detach_lost())
             assert state(host) == before
             assert set(pod.links()) == {"lo"}
             assert manager.attachments.all() == ()
-        some = {name for name, one in facts_of(host).items() if one}
-        assert not some & {one.on.link.name for one in seen if one.excluded is None}
+        some = {name for name, facts in facts_of(host).items() if facts}
+        assert not some & {host_nic.on.link.name for host_nic in seen if host_nic.excluded is None}
 
 
 def facts_of(host):
@@ -334,9 +334,9 @@ def facts_of(host):
                 get_route["dst_len"] == 0 or get_route.get_attr("RTA_DST", "").startswith("10.244.1.")
             ):
                 found[names[get_route.get_attr("RTA_OIF")]] = True
-        for one in ipr.get_addr(family=2):
-            if one.get_attr("IFA_LOCAL") in ("10.0.0.5", "10.244.1.1"):
-                found[names[one["index"]]] = True
+        for address in ipr.get_addr(family=2):
+            if address.get_attr("IFA_LOCAL") in ("10.0.0.5", "10.244.1.1"):
+                found[names[address["index"]]] = True
         return found
 
     return host.ip(ask)

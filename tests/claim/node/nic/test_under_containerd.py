@@ -14,8 +14,8 @@ POD = "p-uid"
 
 @pytest.fixture
 def runtime(host):
-    with containerd(host.root) as one:
-        yield one
+    with containerd(host.root) as runtime:
+        yield runtime
 
 
 def test_a_pod_gets_its_nic_and_keeps_it_when_its_container_restarts(kit, host, runtime):
@@ -50,7 +50,7 @@ def test_a_pod_gets_its_nic_and_keeps_it_when_its_container_restarts(kit, host, 
 
 
 def test_a_restart_of_containerd_leaves_the_nic_in_its_pod(kit, host, runtime):
-    """containerd forgets that the sandbox runs and tells of no end; the end of the namespace shows anyway."""
+    """containerd forgets that the sandbox runs and reports no end; the end of the namespace shows anyway."""
     node = NicNode(kit, host)
     host.veth("nic0", "tor0")
 
@@ -72,7 +72,7 @@ def test_a_restart_of_containerd_leaves_the_nic_in_its_pod(kit, host, runtime):
             assert "nic0" in runtime.interfaces(inside)
             await runtime.call("StopPodSandbox", {1: sandbox})
             await until_so(
-                lambda: "rackloom_nics_lent 0.0" in node.one.metrics_page().decode(), "no NIC is lent"
+                lambda: "rackloom_nics_lent 0.0" in node.process.metrics_page().decode(), "no NIC is lent"
             )
             await kubelet.unprepare(claim)
 
@@ -92,7 +92,7 @@ def test_what_happened_while_the_plugin_was_down_is_made_up_for(kit, host, runti
             await node.connected()
             await kubelet.prepare(await node.claim("c1", "nic0", pod="one"))
             await kubelet.prepare(await node.claim("c2", "nic1", pod="two"))
-            one = await runtime.run_pod("one", "one")
+            sandbox = await runtime.run_pod("one", "one")
         two = await runtime.run_pod("two", "two")
         assert "nic0" not in host.links()
         inside = await runtime.run_container(two, "two", "two", 0)
@@ -101,7 +101,7 @@ def test_what_happened_while_the_plugin_was_down_is_made_up_for(kit, host, runti
             await node.connected()
             assert "nic1" in runtime.interfaces(inside)
             assert "nic0" not in host.links()
-            await runtime.call("StopPodSandbox", {1: one})
+            await runtime.call("StopPodSandbox", {1: sandbox})
             assert "nic0" in host.links()
             await runtime.call("StopPodSandbox", {1: two})
             assert "nic1" in host.links()

@@ -12,20 +12,20 @@ from tests.waiting import until_so
 
 from rackloom.claim.node.nri import nri_pb2 as wire
 from rackloom.claim.node.nri.client import MalformedFrame, NriPlugin, TtrpcFrame, read_frames
-from rackloom.claim.node.requests import beside
+from rackloom.claim.node.tasks import beside
 from rackloom.errors import Refused
 from rackloom.lab.nodes.nri_runtime import NriRuntime
 
 
-class Heard:
-    """Writes down what it is told."""
+class RecordingHooks:
+    """Records the calls of the runtime."""
 
     def __init__(self):
         self.events = []
         self.trouble = None
 
     async def synchronize(self, living):
-        self.events.append(("synchronize", tuple((one.pod, one.netns) for one in living)))
+        self.events.append(("synchronize", tuple((sandbox.pod, sandbox.netns) for sandbox in living)))
 
     async def run(self, sandbox):
         self.events.append(("run", sandbox.pod, sandbox.netns))
@@ -44,21 +44,23 @@ def path():
 
 @pytest.mark.parametrize("one_method", [True, False])
 def test_a_runtime_tells_of_sandboxes(path, one_method):
-    heard = Heard()
+    hooks = RecordingHooks()
 
     async def story():
         serving = NriRuntime(path, one_method_for_events=one_method).serving()
-        async with serving as runtime, beside(NriPlugin("dra.net", heard, path).run()):
+        async with serving as runtime, beside(NriPlugin("dra.net", hooks, path).run()):
             await runtime.ready.wait()
-            assert [(one.plugin_name, one.plugin_idx) for one in runtime.registered] == [("dra.net", "00")]
+            assert [(request.plugin_name, request.plugin_idx) for request in runtime.registered] == [
+                ("dra.net", "00")
+            ]
             assert runtime.events == 0b11
             assert await runtime.run("pod-1", "/var/run/netns/a") == ""
-            heard.trouble = Refused("it is broken", nearest_fix="mend it")
+            hooks.trouble = Refused("it is broken", nearest_fix="mend it")
             assert await runtime.run("pod-2", "") == "it is broken; mend it"
             assert await runtime.stop("pod-1") == ""
 
     asyncio.run(story())
-    assert heard.events == [
+    assert hooks.events == [
         ("synchronize", ()),
         ("run", "pod-1", "/var/run/netns/a"),
         ("run", "pod-2", ""),
@@ -68,10 +70,10 @@ def test_a_runtime_tells_of_sandboxes(path, one_method):
 
 def test_after_a_restart_of_the_runtime_all_sandboxes_are_told_of_at_once(path, monkeypatch):
     monkeypatch.setattr("rackloom.claim.node.nri.client.RECONNECT_SECONDS", 0.01)
-    heard = Heard()
+    hooks = RecordingHooks()
 
     async def story():
-        plugin = NriPlugin("dra.net", heard, path)
+        plugin = NriPlugin("dra.net", hooks, path)
         async with beside(plugin.run()):
             first = NriRuntime(path)
             async with first.serving():
@@ -85,12 +87,12 @@ def test_after_a_restart_of_the_runtime_all_sandboxes_are_told_of_at_once(path, 
                 assert plugin.connected.is_set()
 
     asyncio.run(story())
-    assert heard.events[-1] == ("synchronize", tuple((f"pod-{n}", f"/n/{n}") for n in range(3)))
+    assert hooks.events[-1] == ("synchronize", tuple((f"pod-{n}", f"/n/{n}") for n in range(3)))
 
 
 def test_what_it_does_not_know_it_says_so(path):
     async def story():
-        plugin = NriPlugin("dra.net", Heard(), path)
+        plugin = NriPlugin("dra.net", RecordingHooks(), path)
         async with NriRuntime(path).serving() as runtime, beside(plugin.run()):
             await runtime.ready.wait()
             assert (await runtime.call("CreateContainer", wire.Status())).status.code == 12
@@ -104,7 +106,7 @@ def test_a_runtime_that_refuses_is_asked_again(path, monkeypatch):
     async def story():
         runtime = NriRuntime(path)
         runtime.refuse = "no plugins today"
-        async with runtime.serving(), beside(NriPlugin("dra.net", Heard(), path).run()):
+        async with runtime.serving(), beside(NriPlugin("dra.net", RecordingHooks(), path).run()):
             await until_so(lambda: len(runtime.registered) > 1, "it registers again")
             runtime.refuse = ""
             await runtime.ready.wait()
@@ -129,13 +131,13 @@ def read(data):
 def test_frames_come_back_however_they_are_cut(sent, size):
     wanted = [TtrpcFrame(connection=c, stream=s, type=1, data=d) for c, s, d in sent]
     cut = b""
-    for one in wanted:
-        whole = one.encode()[8:]
+    for frame in wanted:
+        whole = frame.encode()[8:]
         for at in range(0, len(whole), size):
             part = whole[at : at + size]
-            cut += struct.pack(">II", one.connection, len(part)) + part
+            cut += struct.pack(">II", frame.connection, len(part)) + part
     assert read(cut) == wanted
-    assert read(b"".join(one.encode() for one in wanted)) == wanted
+    assert read(b"".join(frame.encode() for frame in wanted)) == wanted
 
 
 @given(st.binary(max_size=200))

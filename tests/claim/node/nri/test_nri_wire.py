@@ -43,11 +43,11 @@ def test_events():
 
 def test_the_generated_code_is_that_of_the_proto(tmp_path):
     source = Path(__file__).parents[4] / "src"
-    room = source / "rackloom" / "claim" / "node" / "nri"
+    folder = source / "rackloom" / "claim" / "node" / "nri"
     protoc = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={source}"]
     outputs = [f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}"]
-    subprocess.run([*protoc, *outputs, str(room / "nri.proto")], check=True)
+    subprocess.run([*protoc, *outputs, str(folder / "nri.proto")], check=True)
     made = sorted((tmp_path / "rackloom" / "claim" / "node" / "nri").glob("*.py"))
     assert len(made) == 2
     for file in made:
-        assert file.read_bytes() == (room / file.name).read_bytes(), file.name
+        assert file.read_bytes() == (folder / file.name).read_bytes(), file.name

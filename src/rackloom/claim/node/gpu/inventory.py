@@ -17,8 +17,7 @@ docs/gpus.md names every field. The file is read again each time: a number that 
 are numbered by PCI address among all NVIDIA GPUs, so that names stay when another GPU is bound.
 
 Names, attributes and capacities of the devices are those of NVIDIA's DRA driver for GPUs 0.5. Clique,
-join key and NIC partner are additions. A text of more than 64 bytes is left out: the API server refuses
-longer ones, and half a name would be a wrong one. `gpu_locations` takes the PCIe root, the NUMA node and
+join key and NIC partner are additions. `gpu_locations` takes the PCIe root, the NUMA node and
 the nearest NIC of each GPU from the machine's topology. The NIC partner says which NIC to claim together
 with the GPU. To add an attribute, add it to the function of its kind of device. A value from sysfs gets
 there by `PciFunction` (`topology.discovery.sysfs`), `Gpu` (`topology.machine`) and `GpuLocation`.
@@ -39,13 +38,13 @@ from typing import Protocol
 import msgspec
 
 from rackloom.claim.node.plugin import Health, NodeValue
-from rackloom.claim.node.slices import (
+from rackloom.core.allocate.attributes import (
+    STANDARD_DOMAIN,
     TRAY,
-    DeviceAttributes,
+    AttributeValues,
     clique_attributes,
+    device_attributes,
     gpu_attributes,
-    number_attribute,
-    text_attribute,
 )
 from rackloom.core.allocate.objects import (
     CapacityRange,
@@ -332,7 +331,7 @@ def _memory_windows(resource: str) -> Iterator[int]:
 
 
 class NicPartner(NodeValue, frozen=True, kw_only=True):
-    """The NIC of a GPU. `path_class` is what lies between them, in nvidia-smi's letters."""
+    """The NIC of a GPU. `path_class` is the path between them, in nvidia-smi's notation."""
 
     rdma: str | None
     pci_address: str | None
@@ -375,9 +374,6 @@ def _nic_partner(machine: Machine, cell: Cell | None) -> NicPartner | None:
 # Names and attributes.
 
 
-STANDARD_DOMAIN = "resource.kubernetes.io"
-LONGEST_ATTRIBUTE = 64
-"""Bytes of an attribute's string."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+){0,2}")
 _UNFIT = re.compile(r"[^a-z0-9]+")
 
@@ -397,29 +393,28 @@ def mig_name(gpu: NodeGpu, mig: MigDevice) -> str:
 def gpu_device(gpu: NodeGpu, inventory: GpuInventory, location: GpuLocation) -> Device:
     """A whole GPU."""
     nic = location.nic or NicPartner(rdma=None, pci_address=None, path_class="")
-    attributes = {
-        "type": text_attribute("gpu"),
-        **_common_attributes(gpu, inventory, location),
-        **_texts(nicPartner=nic.rdma, nicPartnerPCIBusID=nic.pci_address, nicPartnerClass=nic.path_class),
-        **clique_attributes(gpu.clique),
-        **gpu_attributes(gpu.key),
-        **_texts(uuid=gpu.uuid),
-    }
-    if gpu.key.place is not None:
-        # The module once more, under the name of NVIDIA's driver (FabricManagerPartitioning).
-        attributes["gpuModuleID"] = number_attribute(gpu.key.place.value.module_id)
-    if gpu.tray is not None:
-        attributes[TRAY] = number_attribute(gpu.tray)
+    attributes = device_attributes(
+        {
+            "type": "gpu",
+            **_common_attributes(gpu, inventory, location),
+            "nicPartner": nic.rdma,
+            "nicPartnerPCIBusID": nic.pci_address,
+            "nicPartnerClass": nic.path_class,
+            **clique_attributes(gpu.clique),
+            **gpu_attributes(gpu.key),
+            "uuid": gpu.uuid,
+            # The module once more, under the name of NVIDIA's driver (FabricManagerPartitioning).
+            "gpuModuleID": None if gpu.key.place is None else gpu.key.place.value.module_id,
+            TRAY: gpu.tray,
+        }
+    )
     return Device(name=gpu_name(gpu), attributes=attributes, capacity=_quantities(memory=gpu.memory_bytes))
 
 
 def mig_device(gpu: NodeGpu, mig: MigDevice, inventory: GpuInventory, location: GpuLocation) -> Device:
     """A MIG device, with what it inherits from its GPU."""
-    attributes = {
-        "type": text_attribute("mig"),
-        **_common_attributes(gpu, inventory, location),
-        **_texts(uuid=mig.uuid, parentUUID=gpu.uuid, profile=mig.profile),
-    }
+    common = _common_attributes(gpu, inventory, location)
+    own = {"uuid": mig.uuid, "parentUUID": gpu.uuid, "profile": mig.profile}
     slices = range(mig.placement_start, mig.placement_start + mig.placement_size)
     capacity = _quantities(
         memory=mig.memory_bytes,
@@ -431,6 +426,7 @@ def mig_device(gpu: NodeGpu, mig: MigDevice, inventory: GpuInventory, location: 
         ofaEngines=mig.ofa_engines,
         **{f"memorySlice{index}": 1 for index in slices},
     )
+    attributes = device_attributes({"type": "mig", **common, **own})
     return Device(name=mig_name(gpu, mig), attributes=attributes, capacity=capacity)
 
 
@@ -441,12 +437,15 @@ def vfio_name(vfio: VfioGpu) -> str:
 
 def vfio_device(vfio: VfioGpu) -> Device:
     """A GPU for a virtual machine."""
-    attributes = {
-        "type": text_attribute("vfio"),
-        "iommuFDEnabled": DeviceAttribute(bool_=vfio.iommufd is not None),
-        **_texts(deviceID=vfio.device_id, vendorID=vfio.vendor_id),
-        **_pci_attributes(vfio.pci_address, vfio.pcie_root, vfio.numa_node),
-    }
+    attributes = device_attributes(
+        {
+            "type": "vfio",
+            "iommuFDEnabled": vfio.iommufd is not None,
+            "deviceID": vfio.device_id,
+            "vendorID": vfio.vendor_id,
+            **_pci_attributes(vfio.pci_address, vfio.pcie_root, vfio.numa_node),
+        }
+    )
     memory = _quantities(addressableMemory=vfio.addressable_memory)
     return Device(name=vfio_name(vfio), attributes=attributes, capacity=memory)
 
@@ -460,38 +459,25 @@ def semantic_version(written: str | None) -> DeviceAttribute | None:
     return DeviceAttribute(version=".".join((*numbers, "0", "0")[:3]))
 
 
-def _common_attributes(gpu: NodeGpu, inventory: GpuInventory, location: GpuLocation) -> DeviceAttributes:
+def _common_attributes(gpu: NodeGpu, inventory: GpuInventory, location: GpuLocation) -> AttributeValues:
     """What a GPU and the MIG devices in it have in common."""
-    versions = {
+    return {
+        "productName": gpu.product,
+        "brand": gpu.brand,
+        "architecture": gpu.architecture,
+        "addressingMode": gpu.addressing_mode,
         "cudaComputeCapability": semantic_version(gpu.compute_capability),
         "driverVersion": semantic_version(inventory.driver_version),
         "cudaDriverVersion": semantic_version(inventory.cuda_version),
-    }
-    return {
-        **_texts(
-            productName=gpu.product,
-            brand=gpu.brand,
-            architecture=gpu.architecture,
-            addressingMode=gpu.addressing_mode,
-        ),
-        **{name: value for name, value in versions.items() if value is not None},
         **_pci_attributes(gpu.pci_address, location.pcie_root, location.numa_node),
     }
 
 
-def _pci_attributes(address: str, root: str | None, numa_node: int | None) -> DeviceAttributes:
-    found = _texts(**{f"{STANDARD_DOMAIN}/pciBusID": address, f"{STANDARD_DOMAIN}/pcieRoot": root})
-    if numa_node is not None:
-        found[f"{STANDARD_DOMAIN}/numaNode"] = number_attribute(numa_node)
-    return found
-
-
-def _texts(**values: str | None) -> DeviceAttributes:
-    """Those that are known and fit: half a name would be a wrong one."""
+def _pci_attributes(address: str, root: str | None, numa_node: int | None) -> AttributeValues:
     return {
-        name: text_attribute(value)
-        for name, value in values.items()
-        if value and len(value.encode()) <= LONGEST_ATTRIBUTE
+        f"{STANDARD_DOMAIN}/pciBusID": address,
+        f"{STANDARD_DOMAIN}/pcieRoot": root,
+        f"{STANDARD_DOMAIN}/numaNode": numa_node,
     }
 
 
@@ -519,15 +505,13 @@ class ShareSettings(msgspec.Struct, frozen=True):
         memory = device.capacity.get(_MEMORY)
         if self.mode == SHARES_DISABLED or memory is None:
             return device
-        capacity = {**device.capacity, _MEMORY: self._memory(int(str(memory.value)))}
+        size = int(str(memory.value))
+        # Only where memory is what is shared does a claim that names none take all of it.
+        least, default = (MEBIBYTE, size // MEBIBYTE * MEBIBYTE) if self.mode == SHARES_MEMORY else (0, 0)
+        capacity = {**device.capacity, _MEMORY: _shared_capacity(size, default, least, MEBIBYTE)}
         if self.count is not None:
             capacity[_SHARES] = _shared_capacity(self.count, 1, 1, 1)
         return msgspec.structs.replace(device, capacity=capacity, allow_multiple_allocations=True)
-
-    def _memory(self, size: int) -> DeviceCapacity:
-        """Only where memory is what is shared does a claim that names none take all of it."""
-        least, default = (MEBIBYTE, size // MEBIBYTE * MEBIBYTE) if self.mode == SHARES_MEMORY else (0, 0)
-        return _shared_capacity(size, default, least, MEBIBYTE)
 
 
 def parse_shares(text: str) -> ShareSettings:

@@ -23,6 +23,7 @@ Source of the taint keys and of the harmless XIDs: NVIDIA's DRA driver for GPUs,
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -252,30 +253,25 @@ OBSERVE_SECONDS = 10.0
 XID_WAIT_SECONDS = 1.0
 
 
+@dataclass(eq=False)
 class GpuReader:
     """Everything that is read from the machine, in calls that block."""
 
-    def __init__(
-        self,
-        source: GpuSource,
-        machine: Callable[[], Machine],
-        vfio: Callable[[], tuple[VfioGpu, ...]] = tuple,
-    ) -> None:
-        self.source = source
-        self._machine = machine
-        self._vfio = vfio
+    source: GpuSource
+    machine: Callable[[], Machine]
+    vfio: Callable[[], tuple[VfioGpu, ...]] = tuple
 
     def read(self) -> GpuObservation:
         """Raises `Retry` or `Refused` where nothing can be read.
 
         Without a driver there are no GPUs but those that are passed through, which need none here.
         """
-        vfio = self._vfio()
+        vfio = self.vfio()
         try:
             inventory = self.source.read()
         except Refused as refused:
             return GpuObservation(vfio=vfio, missing=None if vfio else str(refused))
-        return GpuObservation(inventory=inventory, locations=gpu_locations(self._machine()), vfio=vfio)
+        return GpuObservation(inventory=inventory, locations=gpu_locations(self.machine()), vfio=vfio)
 
 
 class GpuMonitor:
@@ -323,7 +319,7 @@ class GpuMonitor:
         self._trouble, self._observed_at, self.missing = "", now, found.missing
         snapshot = InventorySnapshot(inventory=found.inventory, unmonitored=unmonitored, at=now)
         conditions = update_conditions(self._node.conditions, snapshot, self._harmless)
-        self._become(NodeGpus(conditions=conditions, newest=found))
+        self._replace(NodeGpus(conditions=conditions, newest=found))
 
     async def listen(self) -> None:
         """Wait `XID_WAIT_SECONDS` for errors, and record them. Raises `Retry`."""
@@ -331,7 +327,7 @@ class GpuMonitor:
         for xid in xids:
             log.warning("gpu.xid", gpu=xid.uuid, xid=xid.number)
         conditions: GpuConditions = record_xids(self._node.conditions, xids, self._wall())
-        self._become(msgspec.structs.replace(self._node, conditions=conditions))
+        self._replace(msgspec.structs.replace(self._node, conditions=conditions))
 
     def device(self, name: str) -> PublishedGpu | None:
         """What a published name stands for; None for a name that is not published."""
@@ -346,7 +342,7 @@ class GpuMonitor:
         names = devices_by_name(self._node)
         return tuple(self._health(pool, name, device) for name, device in names.items())
 
-    def _become(self, node: NodeGpus) -> None:
+    def _replace(self, node: NodeGpus) -> None:
         self._node = node
         devices = published_devices(node, self._harmless)
         if devices != self._devices:

@@ -106,12 +106,13 @@ def read_gpus(driver_root: Path) -> GpuInventory:
     with nvml_session(driver_root) as nvml:
         if nvml is None:
             raise driver_missing_error(driver_root)
-        indices = range(nvml.nvmlDeviceGetCount())
-        read = (_read_if_present(nvml, index) for index in indices)
+        read = (_read_if_present(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
         return GpuInventory(
             gpus=tuple(gpu for gpu in read if gpu is not None),
             driver_version=nvml.nvmlSystemGetDriverVersion(),
-            cuda_version=_cuda_version(nvml.nvmlSystemGetCudaDriverVersion_v2()),
+            # NVML reports 12080 for 12.8.
+            cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}",
         )
 
 
@@ -192,11 +193,6 @@ def _recovery(nvml: Any, handle: Any) -> RecoveryAction | None:
     wanted = int(field.value.uiVal)
     # An action that this version does not know is still one that is wanted.
     return RecoveryAction(wanted) if wanted in list(RecoveryAction) else RecoveryAction.SYSTEM_REBOOT
-
-
-def _cuda_version(number: int) -> str:
-    """NVML reports 12080 for 12.8."""
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 # XID events.

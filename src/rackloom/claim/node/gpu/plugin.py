@@ -5,30 +5,22 @@ and only then changes how the GPUs are shared: what cannot be given needs no sha
 the sharing. `tidy` ends MPS daemons that no claim has, and looks after those of prepared claims, which a
 restart forgot.
 
-Device numbers come from the kernel: /proc/devices names the majors; the minors of nvidiactl (255),
-nvidia-modeset (254), nvidia-uvm (0) and nvidia-uvm-tools (1) are fixed in NVIDIA's kernel modules; a MIG
-device also needs the capability files of its GPU instance and compute instance, whose minors stand below
-/proc/driver/nvidia/capabilities.
-
-A passed-through GPU needs /dev/vfio/<group> and /dev/vfio/vfio, or with IOMMUFD its own file below
-/dev/vfio/devices and /dev/iommu (the kernel's VFIO documentation). It gets no driver files: its driver is
-in the virtual machine.
+A passed-through GPU gets no driver files: its driver is in the virtual machine.
 
 Three loops run beside: look at the GPUs, listen for XIDs, keep MPS daemons alive.
 """
 
 import asyncio
-import re
-import stat
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import structlog
 
-from rackloom.claim.node.cdi import DRIVER_SECONDS, DriverSpec, device_node
-from rackloom.claim.node.gpu.inventory import MigDevice, NodeGpu, ShareSettings, VfioGpu
+from rackloom.claim.node.cdi import DriverSpec
+from rackloom.claim.node.device_files import DRIVER_SECONDS, DriverFiles, vfio_device_files
+from rackloom.claim.node.gpu.inventory import ShareSettings
 from rackloom.claim.node.gpu.monitor import OBSERVE_SECONDS, GpuMonitor
 from rackloom.claim.node.gpu.sharing import (
     ClaimedGpu,
@@ -42,7 +34,6 @@ from rackloom.claim.node.gpu.sharing import (
     plan_sharing,
     undo_sharing,
 )
-from rackloom.claim.node.imex.devices import CAPS_DRIVER
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
     CheckpointEntry,
@@ -50,106 +41,13 @@ from rackloom.claim.node.plugin import (
     DeviceHealth,
     DeviceNode,
     DevicePool,
+    NodePlugin,
     NodeValue,
     PreparedClaim,
     PreparedDevice,
     PrepareState,
 )
-from rackloom.core.domains.device_configs import IommuConfig, VfioBackendPolicy
-from rackloom.errors import Refused, Retry
-from rackloom.topology.discovery.sysfs import character_devices
-
-# Device files of NVIDIA's driver.
-
-
-DEVICE_FILE_MODE = 0o666
-_GPU_DRIVERS = ("nvidia", "nvidia-frontend")
-"""The second is the name of drivers before 560."""
-_CAPABILITY_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
-
-
-class DriverFiles(NodeValue, frozen=True, kw_only=True):
-    """Where the kernel tells of NVIDIA's driver, and where device files are seen from here."""
-
-    proc_devices: Path = Path("/proc/devices")
-    capabilities: Path = Path("/proc/driver/nvidia/capabilities")
-    devices: Path = Path("/dev")
-
-    def of_gpu(self, gpu: NodeGpu) -> tuple[DeviceNode, ...]:
-        """For a whole GPU. Raises `Retry` while the driver is not loaded."""
-        majors = self._majors()
-        major = next((majors[name] for name in _GPU_DRIVERS if name in majors), None)
-        if major is None:
-            raise Retry(
-                "NVIDIA's driver is not loaded: /proc/devices does not list it;"
-                " load the nvidia module on the node",
-                after=DRIVER_SECONDS,
-            )
-        nodes = [
-            _device_node(f"nvidia{gpu.minor}", major, gpu.minor),
-            _device_node("nvidiactl", major, 255),
-        ]
-        if (uvm := majors.get("nvidia-uvm")) is not None:
-            nodes += [_device_node("nvidia-uvm", uvm, 0), _device_node("nvidia-uvm-tools", uvm, 1)]
-        # A kernel without display support has no modeset device.
-        if (modeset := majors.get("nvidia-modeset")) is not None:
-            nodes.append(_device_node("nvidia-modeset", modeset, 254))
-        return tuple(nodes)
-
-    def of_mig(self, gpu: NodeGpu, mig: MigDevice) -> tuple[DeviceNode, ...]:
-        """For a MIG device: the file of its GPU, and what gives access to the two instances."""
-        instance = self.capabilities / f"gpu{gpu.minor}" / "mig" / f"gi{mig.gpu_instance}"
-        files = (instance / "access", instance / f"ci{mig.compute_instance}" / "access")
-        major = self._majors().get(CAPS_DRIVER)
-        if major is None:
-            raise Refused(
-                f"{self.proc_devices} lists no character device {CAPS_DRIVER}",
-                nearest_fix="load a driver of NVIDIA that knows MIG",
-            )
-        minors = [_capability_minor(file) for file in files]
-        caps = (_device_node(f"nvidia-caps/nvidia-cap{minor}", major, minor) for minor in minors)
-        return (*self.of_gpu(gpu), *caps)
-
-    def existing(self, path: str) -> DeviceNode:
-        """A device file as it is now. Raises `Retry` while there is none."""
-        try:
-            info = (self.devices.parent / path.lstrip("/")).stat()
-        except OSError as error:
-            raise Retry(f"{path} is not there: {error.strerror}", after=1.0) from error
-        if not stat.S_ISCHR(info.st_mode):
-            raise Retry(f"{path} is no device file", after=1.0)
-        return device_node(path, info)
-
-    def _majors(self) -> dict[str, int]:
-        return {name: major for major, name in character_devices(self.proc_devices.read_text())}
-
-
-def _capability_minor(file: Path) -> int:
-    """Raises `Retry` for an instance that is gone: the GPU is being partitioned anew."""
-    try:
-        match = _CAPABILITY_MINOR.search(file.read_text())
-    except OSError as error:
-        raise Retry(f"{file}: {error.strerror}", after=1.0) from error
-    if match is None:
-        raise Retry(f"{file} names no device file", after=1.0)
-    return int(match[1])
-
-
-def _device_node(name: str, major: int, minor: int) -> DeviceNode:
-    return DeviceNode(path=f"/dev/{name}", major=major, minor=minor, file_mode=DEVICE_FILE_MODE)
-
-
-# Device files of a passed-through GPU.
-
-
-def vfio_device_files(vfio: VfioGpu, iommu: IommuConfig) -> tuple[str, ...]:
-    """What a container needs to pass the GPU on."""
-    if iommu.backend_policy is VfioBackendPolicy.PREFER_IOMMUFD and vfio.iommufd is not None:
-        own, api = f"/dev/vfio/devices/{vfio.iommufd}", "/dev/iommu"
-    else:
-        own, api = f"/dev/vfio/{vfio.group}", "/dev/vfio/vfio"
-    return (own, api) if iommu.enable_api_device else (own,)
-
+from rackloom.errors import Retry
 
 # Settings.
 
@@ -175,7 +73,7 @@ log = structlog.get_logger(__name__)
 GPU_KIND, MIG_KIND, VFIO_KIND = "gpu", "mig", "vfio"
 
 
-class GpuPlugin:
+class GpuPlugin(NodePlugin):
     """The GPUs of one node."""
 
     driver = GPU_DRIVER
@@ -217,11 +115,6 @@ class GpuPlugin:
         # The intent on disk holds the same plan, so whatever part of this was done can be undone.
         await apply_sharing(sharing, self._programs, self._mps)
         return PreparedClaim(devices=devices)
-
-    async def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
-        """Never yields: a GPU that comes back is found by the next observation."""
-        for _ in ():
-            yield
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Give the GPUs back as they were. A GPU belongs to one claim at a time, so `others` have no part."""

@@ -90,7 +90,7 @@ class SharingPlan(NodeValue, frozen=True, kw_only=True):
     time_slices: Mapping[str, int] = {}
     """nvidia-smi's number of the time slice, by GPU."""
     exclusive: tuple[str, ...] = ()
-    """GPUs that MPS alone may use meanwhile."""
+    """GPUs in exclusive compute mode: only MPS may use them."""
     daemons: tuple[MpsDaemon, ...] = ()
 
 
@@ -118,12 +118,11 @@ def plan_sharing(claim_uid: str, wanted: Sequence[ClaimedGpu]) -> SharingPlan:
             else:
                 same.append(gpu)
     members = [gpu for _, group in groups for gpu in group]
+    daemons = (_mps_daemon(f"{claim_uid}-{number}", *group) for number, group in enumerate(groups))
     return SharingPlan(
         time_slices=slices,
         exclusive=tuple(member.device.uuid for member in members if member.device.mig is None),
-        daemons=tuple(
-            _mps_daemon(f"{claim_uid}-{number}", mps, group) for number, (mps, group) in enumerate(groups)
-        ),
+        daemons=tuple(daemons),
     )
 
 

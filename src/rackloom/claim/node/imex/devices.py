@@ -1,4 +1,4 @@
-"""IMEX channel and daemon devices: device numbers, what a node publishes, and what a claim may have.
+"""IMEX channel and daemon devices: what a node publishes, and what a claim may have.
 
 A node publishes channel-0 and daemon-0, with the clique and the tray's join key as attributes. In
 isolation mode `channel` the controller publishes the channels of a whole clique instead, and the node
@@ -14,9 +14,6 @@ node can never serve:
   manage the fabric of the whole node.
 - An isolated channel must not come from a claim template (each pod would get another channel), and must
   not ask for all channels (it would get those of other jobs).
-
-`ImexKernel` reads the channel major from /proc/devices and the management device from the capability file
-fabric-imex-mgmt of NVIDIA's driver.
 """
 
 import re
@@ -25,92 +22,22 @@ from pathlib import Path
 
 import msgspec
 
+from rackloom.claim.node.device_files import ImexKernel
 from rackloom.claim.node.fabric import FabricMonitor, NodeFabric
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
     AllocatedDevice,
     DeviceHealth,
-    DeviceNode,
     DevicePool,
     Health,
 )
-from rackloom.claim.node.slices import (
-    TRAY,
-    DeviceAttributes,
-    clique_attributes,
-    number_attribute,
-    text_attribute,
-    tray_attributes,
-)
+from rackloom.core.allocate.attributes import TRAY, clique_attributes, device_attributes, tray_attributes
 from rackloom.core.allocate.objects import Device
 from rackloom.core.domains import names
 from rackloom.core.domains.compute_domain import AllocationMode
 from rackloom.core.domains.device_configs import ChannelConfig, DaemonConfig, ImexConfig, decode_imex_config
-from rackloom.core.domains.names import OLDEST_IMEX_DRIVER, ImexIsolation, ImexMode
-from rackloom.errors import Refused, file_error_text
-from rackloom.topology.discovery.sysfs import IMEX_CHANNEL_DEVICES, character_devices
-
-# Device numbers, from the kernel.
-
-
-CAPS_DRIVER = "nvidia-caps"
-CHANNEL_MODE = 0o666
-_CAP_FIELD = re.compile(r"^(DeviceFile\w+):\s*(\d+)\s*$", re.MULTILINE)
-
-
-class ImexKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the kernel lists the devices of NVIDIA's driver."""
-
-    proc_devices: Path = Path("/proc/devices")
-    imex_capability: Path = Path("/proc/driver/nvidia/capabilities/fabric-imex-mgmt")
-
-    def channel_major(self) -> int:
-        """Major number of the channel devices. Raises `Refused` where the driver offers none."""
-        return self._major(IMEX_CHANNEL_DEVICES)
-
-    def has_channels(self) -> bool:
-        """Whether the driver offers channels now."""
-        try:
-            self.channel_major()
-        except Refused:
-            return False
-        return True
-
-    def management_node(self) -> DeviceNode:
-        """The device that lets a daemon manage the fabric. Raises `Refused` where there is none."""
-        try:
-            fields = dict(_CAP_FIELD.findall(self.imex_capability.read_text()))
-            minor, mode = int(fields["DeviceFileMinor"]), int(fields["DeviceFileMode"])
-        except (OSError, KeyError) as error:
-            raise Refused(
-                f"{self.imex_capability} does not name the IMEX management device: {error!r}",
-                nearest_fix=f"install NVIDIA's driver {OLDEST_IMEX_DRIVER} or later on the node",
-            ) from error
-        path = f"/dev/nvidia-caps/nvidia-cap{minor}"
-        return DeviceNode(path=path, major=self._major(CAPS_DRIVER), minor=minor, file_mode=mode)
-
-    def _major(self, driver: str) -> int:
-        try:
-            text = self.proc_devices.read_text()
-        except OSError as error:
-            raise Refused(
-                f"{self.proc_devices} cannot be read: {file_error_text(error)}",
-                nearest_fix="name the kernel's list of devices as --proc-devices",
-            ) from error
-        for major, name in character_devices(text):
-            if name == driver:
-                return major
-        raise Refused(
-            f"{self.proc_devices} lists no character device {driver}",
-            nearest_fix="load the nvidia module of a driver with IMEX support",
-        )
-
-
-def channel_node(major: int, channel: int) -> DeviceNode:
-    """The device of one IMEX channel. Anybody in the container may open it, as NVIDIA's driver has it."""
-    path = f"/dev/{IMEX_CHANNEL_DEVICES}/channel{channel}"
-    return DeviceNode(path=path, major=major, minor=channel, file_mode=CHANNEL_MODE)
-
+from rackloom.core.domains.names import ImexIsolation, ImexMode
+from rackloom.errors import Refused
 
 # Settings.
 
@@ -200,7 +127,7 @@ def _device_of(result: AllocatedDevice) -> tuple[ImexDeviceKind, int]:
 
 
 def _config_of(claim: AllocatedClaim, result: AllocatedDevice, kind: ImexDeviceKind) -> ImexConfig:
-    """The last one for the request wins; all are checked, since each was written by somebody."""
+    """The last one for the request wins. All are checked: a mistake in another one must not go unnoticed."""
     configs = [decode_imex_config(config.parameters) for config in claim.configs_for(result)]
     if not configs:
         raise Refused(
@@ -261,15 +188,21 @@ def imex_pool(settings: ImexSettings, clique: str, fabric: NodeFabric) -> Device
     In channel mode the controller publishes the channels of a whole clique; a host that runs nvidia-imex
     itself needs no daemon.
     """
-    shared = clique_attributes(clique) | tray_attributes(gpu.key for gpu in fabric.gpus)
     trays = {gpu.tray for gpu in fabric.gpus if gpu.tray is not None}
-    if len(trays) == 1:
-        shared[TRAY] = number_attribute(trays.pop())
-    devices = []
+    shared = {
+        **clique_attributes(clique),
+        **tray_attributes(gpu.key for gpu in fabric.gpus),
+        TRAY: trays.pop() if len(trays) == 1 else None,
+    }
+    kinds = {}
     if settings.isolation is not ImexIsolation.CHANNEL:
-        devices.append(_device(names.CHANNEL_DEVICE, ImexDeviceKind.CHANNEL, shared))
+        kinds[names.CHANNEL_DEVICE] = ImexDeviceKind.CHANNEL
     if settings.mode is not ImexMode.HOST_MANAGED:
-        devices.append(_device(names.DAEMON_DEVICE, ImexDeviceKind.DAEMON, shared))
+        kinds[names.DAEMON_DEVICE] = ImexDeviceKind.DAEMON
+    devices = (
+        Device(name=name, attributes=device_attributes({"type": kind.value, "id": 0, **shared}))
+        for name, kind in kinds.items()
+    )
     return DevicePool(name=settings.node, devices=tuple(devices))
 
 
@@ -280,12 +213,6 @@ def imex_device_health(pool: DevicePool, monitor: FabricMonitor) -> tuple[Device
     return tuple(
         DeviceHealth(pool=pool.name, device=device.name, health=health, observed_at=at, message=message)
         for device in pool.devices
-    )
-
-
-def _device(name: str, kind: ImexDeviceKind, shared: DeviceAttributes) -> Device:
-    return Device(
-        name=name, attributes={"type": text_attribute(kind.value), "id": number_attribute(0), **shared}
     )
 
 

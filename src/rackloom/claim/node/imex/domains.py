@@ -90,9 +90,12 @@ class ComputeDomains:
     async def _find(self, uid: str, namespace: str | None) -> DomainReference:
         """By the label of Rackloom's controller; a ComputeDomain of another controller is searched for."""
         if uid not in self._known and _UID.fullmatch(uid):
-            labelled = f"{COMPUTE_DOMAIN_LABEL}={uid}"
-            for where, labels in ((namespace, labelled), (namespace, ""), (None, "")):
-                await self._search(uid, where, labels)
+            for where, labels in ((namespace, domain_selector(uid)), (namespace, ""), (None, "")):
+                for item in (await self._api.list(COMPUTE_DOMAIN, where, labels=labels)).items:
+                    meta = item["metadata"]
+                    # Anybody may put a label on an object, but nobody chooses its UID.
+                    if meta["uid"] == uid:
+                        self._known[uid] = DomainReference(meta["namespace"], meta["name"])
                 if uid in self._known:
                     break
         if uid not in self._known:
@@ -101,13 +104,6 @@ class ComputeDomains:
                 nearest_fix="create the ComputeDomain, and the pod from the claim template that it makes",
             )
         return self._known[uid]
-
-    async def _search(self, uid: str, namespace: str | None, labels: str) -> None:
-        for item in (await self._api.list(COMPUTE_DOMAIN, namespace, labels=labels)).items:
-            meta = item["metadata"]
-            # Anybody may put a label on an object, but nobody chooses its UID.
-            if meta["uid"] == uid:
-                self._known[uid] = DomainReference(meta["namespace"], meta["name"])
 
 
 # Readiness of daemons.
@@ -123,12 +119,11 @@ class ImexDaemons:
     def __init__(self, api: KubeApi, settings: ImexSettings) -> None:
         self._api = api
         self._settings = settings
-        self._namespaces = settings.namespaces
 
     async def need_own(self, uid: str, clique_id: str) -> None:
         """Raise `Retry` unless the daemon of ComputeDomain `uid` is READY here."""
         name = clique_object_name(uid, clique_id)
-        for namespace in self._namespaces:
+        for namespace in self._settings.namespaces:
             with suppress(NotFound):
                 if self._is_ready(await self._api.get(COMPUTE_DOMAIN_CLIQUE, name, namespace)):
                     return
@@ -136,7 +131,7 @@ class ImexDaemons:
 
     async def need_warm(self, clique_id: str) -> None:
         """Raise `Retry` unless the daemon that is kept warm for the clique is READY here."""
-        for namespace in self._namespaces:
+        for namespace in self._settings.namespaces:
             listed = await self._api.list(COMPUTE_DOMAIN_CLIQUE, namespace, labels=clique_selector(clique_id))
             if any(self._is_ready(clique_object) for clique_object in listed.items):
                 return
@@ -148,7 +143,7 @@ class ImexDaemons:
         Of the namespace for new daemons alone: those of earlier installations run already, and where one
         starts again the next attempt finds it.
         """
-        namespace = self._namespaces[0]
+        namespace = self._settings.namespaces[0]
         listed = await self._api.list(COMPUTE_DOMAIN_CLIQUE, namespace, labels=labels)
         if any(self._is_ready(item) for item in listed.items):
             yield

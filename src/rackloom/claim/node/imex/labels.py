@@ -160,7 +160,11 @@ class CliqueLabel:
                 await asyncio.sleep(pause)
         finally:
             if not self._keep:
-                await self._withdraw_at_end()
+                try:
+                    async with asyncio.timeout(STOP_SECONDS):
+                        await self.withdraw()
+                except (KubeError, TimeoutError) as trouble:
+                    log.warning("imex.clique-label.left-behind", node=self._node, reason=str(trouble))
 
     async def write(self) -> None:
         """Write the label once, unless somebody else does. Raises `Retry` while the clique is unknown."""
@@ -182,13 +186,6 @@ class CliqueLabel:
         """Give up the plugin's ownership. The API server removes a label without an owner."""
         await self._release(await self._api.get(NODE, self._node))
 
-    async def _withdraw_at_end(self) -> None:
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await self.withdraw()
-        except (KubeError, TimeoutError) as trouble:
-            log.warning("imex.clique-label.left-behind", node=self._node, reason=str(trouble))
-
     async def _release(self, node: Object) -> None:
         if CLIQUE_LABEL_MANAGER in label_owners(node, GPU_CLIQUE_LABEL):
             await self._apply({})
@@ -206,19 +203,17 @@ class CliqueLabel:
 
 def label_owners(obj: Object, label: str) -> tuple[str, ...]:
     """Field managers that own `label` of `obj`."""
-    fields = obj["metadata"].get("managedFields", ())
-    return tuple(field["manager"] for field in fields if f"f:{label}" in _label_fields(field))
+    return tuple(entry["manager"] for entry in _label_entries(obj, label))
 
 
 def label_write_times(obj: Object, label: str) -> dict[str, str]:
     """When each owner of `label` of `obj` last changed any of its fields, RFC 3339, where the object says."""
-    fields = obj["metadata"].get("managedFields", ())
-    return {
-        field["manager"]: field["time"]
-        for field in fields
-        if "time" in field and f"f:{label}" in _label_fields(field)
-    }
+    return {entry["manager"]: entry["time"] for entry in _label_entries(obj, label) if "time" in entry}
 
 
-def _label_fields(entry: Any) -> Any:
-    return entry.get("fieldsV1", {}).get("f:metadata", {}).get("f:labels", {})
+def _label_entries(obj: Object, label: str) -> list[dict[str, Any]]:
+    return [
+        entry
+        for entry in obj["metadata"].get("managedFields", ())
+        if f"f:{label}" in entry.get("fieldsV1", {}).get("f:metadata", {}).get("f:labels", {})
+    ]

@@ -22,13 +22,13 @@ from typing import Any
 import msgspec
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.cdi import DRIVER_SECONDS, DriverSpec
+from rackloom.claim.node.cdi import DriverSpec
+from rackloom.claim.node.device_files import DRIVER_SECONDS, channel_node
 from rackloom.claim.node.fabric import FabricMonitor
 from rackloom.claim.node.imex.devices import (
     ImexDeviceKind,
     ImexRequest,
     ImexSettings,
-    channel_node,
     imex_device_health,
     imex_pool,
     imex_request,
@@ -48,6 +48,7 @@ from rackloom.claim.node.plugin import (
     ContainerMount,
     DeviceHealth,
     DevicePool,
+    NodePlugin,
     PreparedClaim,
     PreparedDevice,
 )
@@ -59,7 +60,7 @@ FABRIC_SECONDS = 600.0
 """Between two observations of the fabric."""
 
 
-class ImexPlugin:
+class ImexPlugin(NodePlugin):
     """IMEX channels and daemons of one node."""
 
     driver = names.IMEX_DRIVER

@@ -31,6 +31,7 @@ import asyncio
 import errno
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,10 +39,11 @@ import msgspec
 import structlog
 
 from rackloom.claim.node.nic import dhcp, links, rdma
-from rackloom.claim.node.nic.dhcp import BootScopedFiles, LeaseRecord, LeaseStore
+from rackloom.claim.node.nic.dhcp import LeaseRecord, LeaseStore
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, in_namespace, namespace_id
 from rackloom.claim.node.nri.client import PodSandbox
 from rackloom.claim.node.plugin import ClaimRef
+from rackloom.claim.node.storage import BootScopedFiles
 from rackloom.core.nics.attachment import AttachedLink, Attachment, LinkIdentity, LinkSettings, PreparedNic
 from rackloom.core.nics.lease import LOST_STATES
 from rackloom.errors import Refused, Retry
@@ -101,17 +103,15 @@ MOST_ADDRESS_SECONDS = 2**32 - 2
 """The longest lifetime of an address that the kernel counts down: 2^32 - 1 means for ever."""
 
 
+@dataclass(eq=False)
 class AttachmentManager:
     """Moves NICs into pods and back, one at a time: the kernel has one lock for all links anyway."""
 
-    def __init__(
-        self, attachments: AttachmentStore, leases: LeaseStore, check: Callable[[PreparedNic], None]
-    ) -> None:
-        """`check` raises `Refused` for a NIC that must stay on the host, and `OSError`."""
-        self.attachments = attachments
-        self.leases = leases
-        self._check = check
-        self._lock = asyncio.Lock()
+    attachments: AttachmentStore
+    leases: LeaseStore
+    check: Callable[[PreparedNic], None]
+    """Raises `Refused` for a NIC that must stay on the host, and `OSError`."""
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def attach(self, claim: str, pod: str, nic: PreparedNic, netns: Path) -> AttachedLink:
         """Bring a NIC into the pod's namespace, or find it there.
@@ -202,7 +202,7 @@ class AttachmentManager:
         The record is dropped without detaching: the settings of the NIC may be new ones, which must stay.
         """
         try:
-            self._check(attachment.nic)
+            self.check(attachment.nic)
         except Refused:
             self.attachments.drop(attachment)
             raise
@@ -344,6 +344,7 @@ def plan_attachments(
     return AttachmentPlan(detach=detach, attach=attach)
 
 
+@dataclass(eq=False)
 class NicSandboxHooks:
     """The hooks that a container runtime calls.
 
@@ -352,21 +353,18 @@ class NicSandboxHooks:
     fetched from it. Calls come one after the other, and `synchronize` comes first on every connection.
     """
 
-    def __init__(
-        self, manager: AttachmentManager, prepared: Mapping[str, ReadyClaim], report: ReportOutcome
-    ) -> None:
-        self._manager = manager
-        self._prepared = prepared
-        self._report = report
+    manager: AttachmentManager
+    prepared: Mapping[str, ReadyClaim]
+    report: ReportOutcome
 
     async def synchronize(self, living: tuple[PodSandbox, ...]) -> None:
         """Make up for calls that were missed while the runtime or the plugin was away."""
         present = [
             sandbox for sandbox in living if sandbox.netns and namespace_id(Path(sandbox.netns)) is not None
         ]
-        plan = plan_attachments(self._prepared.values(), self._manager.attachments.all(), present)
+        plan = plan_attachments(self.prepared.values(), self.manager.attachments.all(), present)
         for attachment in plan.detach:
-            await self._manager.try_detach(attachment)
+            await self.manager.try_detach(attachment)
         for claim, nic, sandbox in plan.attach:
             try:
                 await self._attach(claim, nic, sandbox)
@@ -375,16 +373,16 @@ class NicSandboxHooks:
 
     async def run(self, sandbox: PodSandbox) -> None:
         """Attach the NICs of a new sandbox. Raises `Refused` or `Retry`: the pod fails."""
-        for claim in tuple(self._prepared.values()):
+        for claim in tuple(self.prepared.values()):
             if claim.pod == sandbox.pod:
                 for nic in claim.nics:
                     await self._attach(claim, nic, sandbox)
 
     async def stop(self, sandbox: PodSandbox) -> None:
         """Detach the NICs of a sandbox that is about to end. Never fails."""
-        for attachment in self._manager.attachments.all():
+        for attachment in self.manager.attachments.all():
             if attachment.pod == sandbox.pod and attachment.netns == sandbox.netns:
-                await self._manager.try_detach(attachment)
+                await self.manager.try_detach(attachment)
 
     async def _attach(self, claim: ReadyClaim, nic: PreparedNic, sandbox: PodSandbox) -> None:
         try:
@@ -394,8 +392,8 @@ class NicSandboxHooks:
                     f" as NIC {nic.device} is",
                     nearest_fix="remove hostNetwork from the pod, or the claim",
                 )
-            attached = await self._manager.attach(claim.ref.uid, claim.pod, nic, Path(sandbox.netns))
+            attached = await self.manager.attach(claim.ref.uid, claim.pod, nic, Path(sandbox.netns))
         except (Refused, Retry) as trouble:
-            self._report(claim.ref, nic, sandbox, trouble)
+            self.report(claim.ref, nic, sandbox, trouble)
             raise
-        self._report(claim.ref, nic, sandbox, attached)
+        self.report(claim.ref, nic, sandbox, attached)

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from rackloom.core.allocate.attributes import LONGEST_TEXT
 from rackloom.core.allocate.objects import Device, DeviceAttribute
 from rackloom.core.domains.device_configs import refuse_problems
 from rackloom.core.domains.network_config import (
@@ -40,7 +41,7 @@ from rackloom.errors import Refused, file_error_text
 
 
 def read_mapping_file(file: Path, shape: str) -> Mapping[str, Mapping[str, Any]]:
-    """What stands in `file`. Raises `Refused` where it is not `shape`, such as "from names to settings"."""
+    """The content of `file`. Raises `Refused` where it is not `shape`, such as "from names to settings"."""
     try:
         found = yaml.safe_load(file.read_text())
     except OSError as error:
@@ -136,8 +137,6 @@ def _join_lists(first: tuple[Any, ...], more: tuple[Any, ...]) -> tuple[Any, ...
 
 
 EVERY_DEVICE = "*"
-LONGEST_STATED = 64
-"""Bytes of a value; with a longer one the API server refuses the whole slice."""
 _FULL_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/[A-Za-z_][A-Za-z0-9_]{0,31}")
 _RESERVED = ("dra.net/", "resource.kubernetes.io/")
 
@@ -169,11 +168,11 @@ def _stated_attribute(file: Path, name: str, value: Any) -> DeviceAttribute:
         return DeviceAttribute(bool_=value)
     if isinstance(value, int) and -(2**63) <= value < 2**63:
         return DeviceAttribute(int_=value)
-    if isinstance(value, str) and len(value.encode()) <= LONGEST_STATED:
+    if isinstance(value, str) and len(value.encode()) <= LONGEST_TEXT:
         return DeviceAttribute(string=value)
     raise Refused(
         f"{file}: {name} is {value!r}",
-        nearest_fix=f"give a text of up to {LONGEST_STATED} bytes, a number or a truth value",
+        nearest_fix=f"give a text of up to {LONGEST_TEXT} bytes, a number or a truth value",
     )
 
 

@@ -62,6 +62,7 @@ def read_features(name: str) -> dict[str, bool]:
     _ethtool_ioctl(name, data)
     found = {}
     for number, feature in enumerate(names):
+        # struct ethtool_get_features_block: one bit of each word for each of 32 features.
         available, requested, active, never = data[2 + 4 * (number // 32) :][:4]
         bit = 1 << number % 32
         if available & bit and not never & bit:
@@ -83,6 +84,7 @@ def set_features(name: str, wanted: Mapping[str, bool]) -> None:
     data = array.array("I", [_SET_FEATURES, blocks, *([0] * 2 * blocks)])
     for feature, on in asked.items():
         number = numbers[feature]
+        # struct ethtool_set_features_block: which features are set, and to what.
         data[2 + 2 * (number // 32)] |= 1 << number % 32
         data[3 + 2 * (number // 32)] |= on << number % 32
     if _ethtool_ioctl(name, data) & _UNSUPPORTED:
@@ -138,7 +140,7 @@ def _strings(name: str, kind: int) -> list[str]:
 
 
 def _ethtool_ioctl(name: str, data: "array.array[int]") -> int:
-    """The request holds the interface's name and a pointer to `data`, where the answer goes."""
+    """The request (struct ifreq) has the interface's name and a pointer to `data`, where the answer goes."""
     address, _ = data.buffer_info()
     request = struct.pack("16sP16x", name.encode(), address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as handle:
@@ -149,12 +151,16 @@ def _ethtool_ioctl(name: str, data: "array.array[int]") -> int:
 
 
 _INGRESS, _EGRESS = 0xFFFFFFF2, 0xFFFFFFF3
+"""Parents of filters: TC_H_CLSACT with the minors of ingress and egress."""
 _NOTHING_THERE = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
 _SYSCALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine())
 _FD_BY_ID, _INFO_BY_FD, _QUERY, _DETACH = 13, 15, 16, 9
+"""BPF_PROG_GET_FD_BY_ID, BPF_OBJ_GET_INFO_BY_FD, BPF_PROG_QUERY, BPF_PROG_DETACH."""
 _TCX_INGRESS, _TCX_EGRESS = 46, 47
+"""Attach types."""
 _MOST_PROGRAMS = 64
 _NAME_AT, _PROGRAM_NAME_BYTES, _INFO_BYTES = 64, 16, 128
+"""Place and length of the name in struct bpf_prog_info, and how much of that struct is read."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -181,12 +187,9 @@ def detach_tcx(index: int) -> None:
 
 def _filters(rtnetlink: Rtnetlink, index: int) -> Iterator[str]:
     for parent in (_INGRESS, _EGRESS):
+        fields = {"index": index, "parent": parent}
         asked = NetlinkRequest(
-            "reading traffic control filters",
-            "traffic",
-            netlink.GETTFILTER,
-            0,
-            {"index": index, "parent": parent},
+            "reading traffic control filters", "traffic", netlink.GETTFILTER, fields=fields
         )
         try:
             found = rtnetlink.dump(asked)
@@ -208,6 +211,7 @@ def _tcx(index: int, attach: int) -> list[int]:
         _, answer = _bpf(_QUERY, asked)
     except OSError:
         return []
+    # The kernel writes the number of programs over the capacity of the array, the last field.
     return list(ids[: struct.unpack_from("=I", answer, 24)[0]])
 
 
@@ -218,10 +222,8 @@ def _name_of(number: int) -> str:
         _bpf(_INFO_BY_FD, struct.pack("=IIQ", handle, _INFO_BYTES, ctypes.addressof(info)))
     finally:
         os.close(handle)
-    return (
-        info.raw[_NAME_AT : _NAME_AT + _PROGRAM_NAME_BYTES].partition(b"\0")[0].decode(errors="replace")
-        or "tcx"
-    )
+    name = info.raw[_NAME_AT : _NAME_AT + _PROGRAM_NAME_BYTES].partition(b"\0")[0]
+    return name.decode(errors="replace") or "tcx"
 
 
 def _bpf(command: int, attributes: bytes) -> tuple[int, bytes]:

@@ -1,22 +1,4 @@
-"""What a plugin remembers across a crash, a restart and a reboot: durable files and the checkpoint.
-
-Every file is replaced atomically: written to a `.partial` file, fsynced, renamed, and the directory is
-fsynced. So after a crash or a power loss a file is there whole or not at all. A change is on the disk
-before the copy in memory has it.
-
-The checkpoint holds one entry for each claim UID. Its format is `{"format": "rackloom-checkpoint",
-"version": 1, "checksum": ..., "content": {...}}`. The checksum is the SHA-256 of the content's bytes as
-they stand in the file, so fields that a newer plugin added are covered and may be ignored. A damaged file
-is refused, never guessed: without it the plugin cannot tell which claims it has prepared.
-
-A reboot loses everything that was prepared on the node, but not what was done for it elsewhere, such as a
-node label. So entries of another boot id count as started only: they are prepared anew or undone, and
-never forgotten.
-
-`BootScopedFiles` stores values that mean nothing after a reboot, one JSON file each (NIC attachments and
-DHCP leases). Files of another boot are deleted when the directory is read.
-
-The DHCP client (RFC 2131) on the wire, and the store of leases.
+"""The DHCP client (RFC 2131) on the wire, and the store of leases.
 
 `request_lease` asks for an address by DISCOVER, OFFER, REQUEST, ACK; `renew_lease` asks once for one that
 was given; `release_lease` gives it back. When to do so is decided by `core.nics.lease`. Everything runs
@@ -38,9 +20,8 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 from pyroute2.dhcp import messages  # type: ignore[import-untyped]
@@ -48,8 +29,8 @@ from pyroute2.dhcp.dhcp4socket import AsyncDHCP4Socket  # type: ignore[import-un
 from pyroute2.dhcp.enums.dhcp import MessageType, Option  # type: ignore[import-untyped]
 from pyroute2.dhcp.fsm import State  # type: ignore[import-untyped]
 
-from rackloom.claim.node.cdi import PARTIAL, remove_durably, write_durably
 from rackloom.claim.node.plugin import ClaimRef
+from rackloom.claim.node.storage import BootScopedFiles
 from rackloom.core.domains.network_config import RouteConfig
 from rackloom.core.nics.attachment import NicValue, PreparedNic
 from rackloom.core.nics.lease import (
@@ -63,72 +44,6 @@ from rackloom.core.nics.lease import (
     restored_lease,
 )
 from rackloom.errors import Refused, Retry
-
-# A directory of values that are valid for one boot.
-
-
-class BootScoped(Protocol):
-    """A value about one device of one claim that means nothing after a reboot."""
-
-    @property
-    def key(self) -> str:
-        """`<claim UID>-<device>`, the name of its file."""
-
-    @property
-    def claim(self) -> str:
-        """UID of the claim."""
-
-    @property
-    def boot_id(self) -> str:
-        """The boot of the node in which it is valid."""
-
-
-T = TypeVar("T", bound=BootScoped)
-
-
-class BootScopedFiles(Generic[T]):
-    """All values of the type `shape` below one directory, as JSON. The file is written before the memory."""
-
-    shape: type[T]
-
-    def __init__(self, root: Path, boot_id: str) -> None:
-        root.mkdir(parents=True, exist_ok=True, mode=0o750)
-        self._root = root
-        self.boot_id = boot_id
-        self._known = {value.key: value for value in self._read()}
-
-    def get(self, claim: str, device: str) -> T | None:
-        """The value of one device of a claim."""
-        return self._known.get(f"{claim}-{device}")
-
-    def of_claim(self, claim: str) -> tuple[T, ...]:
-        """All values of a claim."""
-        return tuple(value for value in self._known.values() if value.claim == claim)
-
-    def all(self) -> tuple[T, ...]:
-        """All values."""
-        return tuple(self._known.values())
-
-    def put(self, value: T) -> None:
-        """Add or replace a value."""
-        write_durably(self._root / f"{value.key}.json", msgspec.json.encode(value))
-        self._known[value.key] = value
-
-    def drop(self, value: T) -> None:
-        """Delete a value."""
-        remove_durably(self._root / f"{value.key}.json")
-        self._known.pop(value.key, None)
-
-    def _read(self) -> Iterator[T]:
-        for partial in self._root.glob(f".*{PARTIAL}"):
-            remove_durably(partial)
-        for file in sorted(self._root.glob("*.json")):
-            value = msgspec.json.decode(file.read_bytes(), type=self.shape)
-            if value.boot_id == self.boot_id:
-                yield value
-            else:
-                remove_durably(file)
-
 
 # The client.
 

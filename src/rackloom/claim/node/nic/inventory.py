@@ -29,6 +29,7 @@ from rackloom.claim.node.nic.datapath import read_ebpf_programs
 from rackloom.claim.node.nic.links import read_all_addresses, read_links, read_main_routes
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, Rtnetlink, in_namespace
 from rackloom.claim.node.plugin import DeviceHealth, Health
+from rackloom.claim.node.tasks import pause_until
 from rackloom.core.kubernetes.objects import ENDPOINT_SLICE, NODE, Object
 from rackloom.core.nics.attachment import NetworkLink, PreparedNic, find_link
 from rackloom.core.nics.devices import EbpfPrograms, HostLink, HostNic, NicSnapshot, PciNames, parse_pci_ids
@@ -300,10 +301,7 @@ async def link_changes(*, settle: float, at_least_every: float) -> AsyncIterator
             while True:
                 yield
                 await asyncio.sleep(settle)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(at_least_every):
-                        await changed.wait()
-                changed.clear()
+                await pause_until(changed, at_least_every)
         finally:
             loop.remove_reader(handle)
 

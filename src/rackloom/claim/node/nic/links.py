@@ -39,6 +39,8 @@ from rackloom.claim.node.nic.netlink import (
 )
 from rackloom.core.domains.network_config import (
     LINK_SCOPE,
+    MAIN_TABLE,
+    RESERVED_TABLES,
     UNIVERSE_SCOPE,
     NeighborConfig,
     RouteConfig,
@@ -59,14 +61,10 @@ from rackloom.topology.nics import POD_INTERFACE_KINDS
 # Reading.
 
 
-_UP = 1
-_UNICAST = 1
-"""RTN_UNICAST."""
 _LOOPBACK = 8
-_MAIN, _LOCAL, _DEFAULT = 254, 255, 253
+_LOCAL_TABLE = 255
 _KERNEL = 2
 """RTPROT_KERNEL: the kernel makes such a route itself when the address comes."""
-_PERMANENT = 0x80
 _ENCAPSULATIONS = {1: "ether", 32: "infiniband", 65534: "none", 772: "loopback"}
 """By ARPHRD_* of linux/if_arp.h."""
 _TENTATIVE, _DUPLICATE = 0x40, 0x08
@@ -92,7 +90,7 @@ def read_links(rtnetlink: Rtnetlink) -> tuple[NetworkLink, ...]:
 def read_settings(rtnetlink: Rtnetlink, link: NetworkLink, *, features: bool = False) -> LinkSettings:
     """What `link` has now. Its features are read only where they are going to be changed."""
     routes = tuple(_routes(rtnetlink, link.index))
-    tables = {route.table for route in routes} - {0, _MAIN, _LOCAL, _DEFAULT}
+    tables = {route.table for route in routes} - {0, *RESERVED_TABLES}
     return LinkSettings(
         name=link.name,
         mtu=link.mtu,
@@ -134,15 +132,15 @@ def read_all_addresses(rtnetlink: Rtnetlink) -> Iterator[tuple[int, str, bool]]:
     """Addresses of universe scope: index of the link, CIDR, and whether the kernel lets it stay."""
     for message in rtnetlink.dump(NetlinkRequest("reading addresses", "address", netlink.GETADDR)):
         if message["scope"] == UNIVERSE_SCOPE:
-            address = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-            lasting = bool((message.get_attr("IFA_FLAGS") or message["flags"]) & _PERMANENT)
+            address = message.get_attr("IFA_LOCAL_TABLE") or message.get_attr("IFA_ADDRESS")
+            lasting = bool((message.get_attr("IFA_FLAGS") or message["flags"]) & netlink.PERMANENT)
             yield message["index"], f"{address}/{message['prefixlen']}", lasting
 
 
 def read_main_routes(rtnetlink: Rtnetlink, names: Mapping[int, str]) -> Iterator[NetRoute]:
     """The main tables of both families, with the links by their `names`."""
     for route in rtnetlink.dump(NetlinkRequest("reading routes", "route", netlink.GETROUTE)):
-        if (route.get_attr("RTA_TABLE") or route["table"]) != _MAIN or route["type"] != _UNICAST:
+        if (route.get_attr("RTA_TABLE") or route["table"]) != MAIN_TABLE or route["type"] != netlink.UNICAST:
             continue
         hops = route.get_attr("RTA_MULTIPATH") or ()
         indices = [hop["oif"] for hop in hops] or [route.get_attr("RTA_OIF")]
@@ -168,11 +166,11 @@ def _routes(rtnetlink: Rtnetlink, index: int) -> Iterator[RouteConfig]:
     """Routes that a claim could ask for. The kernel itself adds others again with the address."""
     for route in rtnetlink.dump(NetlinkRequest("reading routes", "route", netlink.GETROUTE)):
         table = route.get_attr("RTA_TABLE") or route["table"]
-        if route.get_attr("RTA_OIF") != index or table == _LOCAL or route["proto"] == _KERNEL:
+        if route.get_attr("RTA_OIF") != index or table == _LOCAL_TABLE or route["proto"] == _KERNEL:
             continue
         if (
             route["scope"] in (UNIVERSE_SCOPE, LINK_SCOPE)
-            and route["type"] == _UNICAST
+            and route["type"] == netlink.UNICAST
             and not _is_link_local(route)
         ):
             yield RouteConfig(
@@ -180,7 +178,7 @@ def _routes(rtnetlink: Rtnetlink, index: int) -> Iterator[RouteConfig]:
                 gateway=route.get_attr("RTA_GATEWAY"),
                 source=route.get_attr("RTA_PREFSRC"),
                 scope=LINK_SCOPE if route.get_attr("RTA_GATEWAY") is None else route["scope"],
-                table=0 if table == _MAIN else table,
+                table=0 if table == MAIN_TABLE else table,
             )
 
 
@@ -215,29 +213,29 @@ def _neighbors(rtnetlink: Rtnetlink, index: int) -> Iterator[NeighborConfig]:
     """Permanent neighbours. The kernel discovers the others again."""
     for neighbor in rtnetlink.dump(NetlinkRequest("reading neighbours", "neighbor", netlink.GETNEIGH)):
         destination, mac = neighbor.get_attr("NDA_DST"), neighbor.get_attr("NDA_LLADDR")
-        if neighbor["ifindex"] == index and neighbor["state"] & _PERMANENT and destination and mac:
+        if neighbor["ifindex"] == index and neighbor["state"] & netlink.PERMANENT and destination and mac:
             yield NeighborConfig(destination=destination, hardware_addr=mac)
 
 
 def _link(message: Any) -> NetworkLink:
     info = message.get_attr("IFLA_LINKINFO")
     kind = (info.get_attr("IFLA_INFO_KIND") if info is not None else None) or ""
-    permanent = _mac(message.get_attr("IFLA_PERM_ADDRESS"))
+    bus = message.get_attr("IFLA_PARENT_DEV_BUS_NAME")
     return NetworkLink(
         index=message["index"],
         name=message.get_attr("IFLA_IFNAME"),
         kind=kind,
         mac=_mac(message.get_attr("IFLA_ADDRESS")),
-        permanent_mac=permanent,
+        permanent_mac=_mac(message.get_attr("IFLA_PERM_ADDRESS")),
         mtu=message.get_attr("IFLA_MTU") or 0,
-        up=bool(message["flags"] & _UP),
+        up=bool(message["flags"] & netlink.UP),
         state=(message.get_attr("IFLA_OPERSTATE") or "UNKNOWN").lower(),
         encapsulation=_ENCAPSULATIONS.get(message["ifi_type"], str(message["ifi_type"])),
         alias=message.get_attr("IFLA_IFALIAS"),
         master=message.get_attr("IFLA_MASTER"),
         lower=_lower(message, kind),
-        parent=_pci(message),
-        bus=message.get_attr("IFLA_PARENT_DEV_BUS_NAME"),
+        parent=message.get_attr("IFLA_PARENT_DEV_NAME") if bus == "pci" else None,
+        bus=bus,
         loopback=bool(message["flags"] & _LOOPBACK),
         sizes=SegmentationSizes(**{name: message.get_attr(f"IFLA_{name.upper()}") for name in SIZE_NAMES}),
     )
@@ -248,11 +246,6 @@ def _lower(message: Any, kind: str) -> int | None:
     if kind in POD_INTERFACE_KINDS or message.get_attr("IFLA_LINK_NETNSID") is not None:
         return None
     return message.get_attr("IFLA_LINK") or None
-
-
-def _pci(message: Any) -> str | None:
-    parent = message.get_attr("IFLA_PARENT_DEV_NAME")
-    return parent if message.get_attr("IFLA_PARENT_DEV_BUS_NAME") == "pci" else None
 
 
 def _mac(value: str | None) -> str | None:
@@ -408,9 +401,10 @@ def _steps(rtnetlink: Rtnetlink, link: NetworkLink, wanted: LinkSettings) -> Ite
     # MTU before addresses: below 1280 bytes an interface has no IPv6, and loses the addresses that it has.
     for message in netlink.link_setting_requests(index, _without_unchanged(link, wanted)):
         yield request(message)
-    if wanted.vrf is not None:
-        yield request(netlink.make_vrf(wanted.vrf))
-        yield request(netlink.set_master(index, _index_of(rtnetlink, wanted.vrf.name)))
+    if (vrf := wanted.vrf) is not None:
+        yield request(netlink.make_vrf(vrf))
+        master = next(found.index for found in read_links(rtnetlink) if found.name == vrf.name)
+        yield request(netlink.set_master(index, master))
     for name, value in wanted.sysctls.items():
         yield lambda name=name, value=value: _set_sysctl(name, wanted.name, value)  # type: ignore[misc]
     # Sysctls before addresses: duplicate address detection starts when an address is added.
@@ -426,17 +420,12 @@ def _steps(rtnetlink: Rtnetlink, link: NetworkLink, wanted: LinkSettings) -> Ite
 
 def _without_unchanged(link: NetworkLink, wanted: LinkSettings) -> LinkSettings:
     """Without settings that are so already: IPoIB takes no address, and some drivers reset at any MTU."""
-    sizes = {
-        name: None
-        if getattr(wanted.sizes, name) == getattr(link.sizes, name)
-        else getattr(wanted.sizes, name)
-        for name in SIZE_NAMES
-    }
+    same_sizes = [name for name in SIZE_NAMES if getattr(wanted.sizes, name) == getattr(link.sizes, name)]
     return msgspec.structs.replace(
         wanted,
         mtu=None if wanted.mtu == link.mtu else wanted.mtu,
         mac=None if wanted.mac == link.mac else wanted.mac,
-        sizes=SegmentationSizes(**sizes),
+        sizes=msgspec.structs.replace(wanted.sizes, **dict.fromkeys(same_sizes)),
     )
 
 
@@ -447,10 +436,6 @@ def _when_up(index: int, wanted: LinkSettings) -> Iterator[NetlinkRequest]:
     yield from map(netlink.rule_request, wanted.rules)
     for neighbor in wanted.neighbors:
         yield netlink.neighbor_request(index, neighbor)
-
-
-def _index_of(rtnetlink: Rtnetlink, name: str) -> int:
-    return next(link.index for link in read_links(rtnetlink) if link.name == name)
 
 
 def _set_sysctl(name: str, link: str, value: int) -> None:

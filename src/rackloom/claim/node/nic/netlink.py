@@ -22,8 +22,8 @@ import ipaddress
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,23 +65,16 @@ def in_namespace(netns: Path, work: Callable[[], T]) -> T:
 
     Raises `OSError` where the namespace cannot be entered, and what `work` raises.
     """
-    done: list[T] = []
-    failed: list[BaseException] = []
 
-    def enter() -> None:
-        try:
-            _enter_namespace(netns)
-            done.append(work())
-        except BaseException as error:
-            # Whatever it is, it is the caller's.
-            failed.append(error)
+    def enter_and_work() -> T:
+        with open_namespace(netns) as handle:
+            if _libc.setns(handle, _CLONE_NEWNET):
+                code = ctypes.get_errno()
+                raise OSError(code, f"cannot enter network namespace {netns}: {os.strerror(code)}")
+        return work()
 
-    thread = threading.Thread(target=enter, name="netns", daemon=True)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return done[0]
+    with ThreadPoolExecutor(1, "netns") as thread:
+        return thread.submit(enter_and_work).result()
 
 
 def namespace_id(netns: Path) -> int | None:
@@ -101,23 +94,18 @@ def open_namespace(netns: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def _enter_namespace(netns: Path) -> None:
-    with open_namespace(netns) as handle:
-        if _libc.setns(handle, _CLONE_NEWNET):
-            code = ctypes.get_errno()
-            raise OSError(code, f"cannot enter network namespace {netns}: {os.strerror(code)}")
-
-
 # Requests and the socket.
 
 
 REQUEST, ACK, REPLACE, EXCLUSIVE, CREATE, DUMP = 0x1, 0x4, 0x100, 0x200, 0x400, 0x300
 """NLM_F_* of a request."""
-_ERROR, _DONE = 2, 3
+ERROR, DONE = 2, 3
+"""NLMSG_* types of the last message of an answer."""
 _ACK_TLVS = 0x200
 HEADER = struct.Struct("=LHHLL")
 """Of a message: length, type, flags, sequence number, port."""
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
+"""With CAP_ACK an error quotes only the header of its request, with EXT_ACK it has attributes after that."""
 _RECEIVE = 1 << 18
 _DUMP_INTERRUPTED = 0x10
 MOST_DUMPS = 20
@@ -225,8 +213,8 @@ class Rtnetlink:
     def execute(self, request: NetlinkRequest) -> None:
         """Send a request, and wait until the kernel acknowledges it."""
         for kind, flags, message in self._exchange(request, ACK):
-            if kind == _ERROR:
-                code = _error_code(message)
+            if kind == ERROR:
+                code = error_code(message)
                 if code and code not in request.already:
                     reason = _error_text(message) if flags & _ACK_TLVS else ""
                     detail = f"{os.strerror(code)}{f' ({reason})' if reason else ''}"
@@ -244,10 +232,10 @@ class Rtnetlink:
     def _dumped(self, request: NetlinkRequest) -> Iterator[Decoded]:
         shape = MESSAGE_TYPES[request.shape]
         for kind, flags, message in self._exchange(request, DUMP):
-            if kind == _DONE:
+            if kind == DONE:
                 return
-            if kind == _ERROR:
-                code = _error_code(message)
+            if kind == ERROR:
+                code = error_code(message)
                 raise OSError(code, f"{request.doing}: {os.strerror(code)}")
             if flags & _DUMP_INTERRUPTED:
                 raise InterruptedError(errno.EINTR, request.doing)
@@ -259,6 +247,7 @@ class Rtnetlink:
         """Type, flags and bytes of each message that answers the request."""
         self._sequence += 1
         data = bytearray(request.encode(self._sequence))
+        # nlmsg_flags: behind the length (4 bytes) and the type (2) of struct nlmsghdr.
         data[6:8] = struct.pack("=H", struct.unpack_from("=H", data, 6)[0] | flags)
         self._socket.send(data)
         while True:
@@ -290,7 +279,8 @@ def split_attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
         at += (length + 3) & ~3
 
 
-def _error_code(message: bytes) -> int:
+def error_code(message: bytes) -> int:
+    """The errno of an error message; 0 acknowledges the request."""
     return int(-struct.unpack_from("=i", message, HEADER.size)[0])
 
 
@@ -304,24 +294,27 @@ def _error_text(message: bytes) -> str:
 
 
 NEWLINK, GETLINK, NEWADDR, DELADDR, GETADDR = 16, 18, 20, 21, 22
-DELLINK = 17
 NEWROUTE, GETROUTE, NEWNEIGH, GETNEIGH, NEWRULE, GETRULE = 24, 26, 28, 30, 32, 34
 DELQDISC, GETTFILTER = 37, 46
 INET, INET6 = 2, 10
-_UP = 1
-_UNICAST, _STATIC, _TO_TABLE = 1, 4, 1
-_PERMANENT = 0x80
+UP = 1
+"""IFF_UP."""
+UNICAST, _STATIC, _TO_TABLE = 1, 4, 1
+"""RTN_UNICAST, RTPROT_STATIC and FR_ACT_TO_TBL."""
+PERMANENT = 0x80
+"""IFA_F_PERMANENT of addresses, and NUD_PERMANENT of neighbours."""
 _NO_DAD = 0x02
-_CLSACT = 0xFFFF0000
+"""IFA_F_NODAD."""
+_CLSACT_PARENT, _CLSACT = 0xFFFFFFF1, 0xFFFF0000
+"""TC_H_CLSACT, and the handle that the kernel gives this queueing discipline."""
 _BYTE = 255
 
 
 def move_link(index: int, netns_fd: int, name: str | None = None) -> NetlinkRequest:
     """Into the namespace of the open handle `netns_fd`; `name` for where the link's own is taken there."""
-    attrs: list[tuple[str, Any]] = [("IFLA_NET_NS_FD", netns_fd)]
-    if name is not None:
-        attrs.append(("IFLA_IFNAME", name))
-    return _link_request(index, f"moving interface {index} to another namespace", *attrs)
+    renamed = () if name is None else (("IFLA_IFNAME", name),)
+    doing = f"moving interface {index} to another namespace"
+    return _link_request(index, doing, ("IFLA_NET_NS_FD", netns_fd), *renamed)
 
 
 def rename_link(index: int, name: str) -> NetlinkRequest:
@@ -331,28 +324,23 @@ def rename_link(index: int, name: str) -> NetlinkRequest:
 
 def set_link_up(index: int, up: bool) -> NetlinkRequest:
     """Switch a link on or off."""
-    fields = {"index": index, "flags": _UP if up else 0, "change": _UP}
-    return NetlinkRequest(
-        f"setting interface {index} {'up' if up else 'down'}", "link", NEWLINK, fields=fields
-    )
+    doing = f"setting interface {index} {'up' if up else 'down'}"
+    fields = {"index": index, "flags": UP if up else 0, "change": UP}
+    return NetlinkRequest(doing, "link", NEWLINK, fields=fields)
 
 
 def link_setting_requests(index: int, wanted: LinkSettings) -> Iterator[NetlinkRequest]:
     """The link's own settings, which it must have before it is up."""
-    if wanted.mtu is not None:
-        yield _link_request(
-            index, f"setting the MTU of {wanted.name} to {wanted.mtu}", ("IFLA_MTU", wanted.mtu)
-        )
-    if wanted.mac is not None:
-        yield _link_request(
-            index, f"giving {wanted.name} the address {wanted.mac}", ("IFLA_ADDRESS", wanted.mac)
-        )
+    settings = [
+        (f"setting the MTU of {wanted.name} to {wanted.mtu}", "IFLA_MTU", wanted.mtu),
+        (f"giving {wanted.name} the address {wanted.mac}", "IFLA_ADDRESS", wanted.mac),
+    ]
     for name in SIZE_NAMES:
         size = getattr(wanted.sizes, name)
-        if size is not None:
-            yield _link_request(
-                index, f"setting {name} of {wanted.name} to {size}", (f"IFLA_{name.upper()}", size)
-            )
+        settings.append((f"setting {name} of {wanted.name} to {size}", f"IFLA_{name.upper()}", size))
+    for doing, attribute, value in settings:
+        if value is not None:
+            yield _link_request(index, doing, (attribute, value))
 
 
 def address_request(
@@ -371,7 +359,7 @@ def address_request(
     if remove:
         gone = frozenset({errno.EADDRNOTAVAIL})
         return NetlinkRequest(f"removing address {cidr}", "address", DELADDR, 0, fields, attrs, gone)
-    flags = (_PERMANENT if seconds is None else 0) | (_NO_DAD if address.version == 6 else 0)
+    flags = (PERMANENT if seconds is None else 0) | (_NO_DAD if address.version == 6 else 0)
     attrs = (*attrs, ("IFA_FLAGS", flags))
     if seconds is not None:
         attrs = (*attrs, ("IFA_CACHEINFO", {"ifa_preferred": seconds, "ifa_valid": seconds}))
@@ -389,9 +377,8 @@ def route_requests(
 
 def rule_request(rule_config: RuleConfig) -> NetlinkRequest:
     """A policy rule; an equal one is refused by the kernel, and is enough."""
-    family = _address_family(
-        ipaddress.ip_interface(rule_config.source or rule_config.destination or "0.0.0.0/0").version
-    )
+    selector = ipaddress.ip_interface(rule_config.source or rule_config.destination or "0.0.0.0/0")
+    family = _address_family(selector.version)
     table = rule_config.table or MAIN_TABLE
     fields: dict[str, Any] = {"family": family, "action": _TO_TABLE, "table": _in_a_byte(table)}
     attrs: list[tuple[str, Any]] = [("FRA_TABLE", table)]
@@ -413,7 +400,7 @@ def rule_request(rule_config: RuleConfig) -> NetlinkRequest:
 def neighbor_request(index: int, neighbor_config: NeighborConfig) -> NetlinkRequest:
     """A permanent neighbour."""
     family = _address_family(ipaddress.ip_address(neighbor_config.destination).version)
-    fields = {"family": family, "ifindex": index, "state": _PERMANENT}
+    fields = {"family": family, "ifindex": index, "state": PERMANENT}
     attrs = (
         ("NDA_DST", neighbor_config.destination),
         ("NDA_LLADDR", normalize_mac(neighbor_config.hardware_addr)),
@@ -426,7 +413,7 @@ def make_vrf(vrf: VrfConfig) -> NetlinkRequest:
     """A routing domain with a table of its own, up."""
     data = {"attrs": [["IFLA_VRF_TABLE", vrf.routing_table]]}
     info = {"attrs": [["IFLA_INFO_KIND", "vrf"], ["IFLA_INFO_DATA", data]]}
-    doing, fields = f"making VRF {vrf.name}", {"flags": _UP, "change": _UP}
+    doing, fields = f"making VRF {vrf.name}", {"flags": UP, "change": UP}
     attrs = (("IFLA_IFNAME", vrf.name), ("IFLA_LINKINFO", info))
     exists = frozenset({errno.EEXIST})
     return NetlinkRequest(doing, "link", NEWLINK, CREATE | EXCLUSIVE, fields, attrs, exists)
@@ -447,7 +434,7 @@ def detach_xdp(index: int) -> NetlinkRequest:
 
 def remove_clsact(index: int) -> NetlinkRequest:
     """Remove the queueing discipline on which traffic control programs hang."""
-    fields = {"index": index, "parent": 0xFFFFFFF1, "handle": _CLSACT}
+    fields = {"index": index, "parent": _CLSACT_PARENT, "handle": _CLSACT}
     none = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP})
     doing = f"removing traffic control programs from interface {index}"
     return NetlinkRequest(doing, "traffic", DELQDISC, 0, fields, (("TCA_KIND", "clsact"),), none)
@@ -465,7 +452,7 @@ def _route_request(index: int, route_config: RouteConfig, table: int) -> Netlink
         "table": _in_a_byte(table),
         "proto": _STATIC,
         "scope": route_config.scope,
-        "type": _UNICAST,
+        "type": UNICAST,
     }
     attrs: list[tuple[str, Any]] = [("RTA_TABLE", table), ("RTA_OIF", index)]
     if network.prefixlen:

@@ -14,15 +14,15 @@ attributes. Slices are published anew when a link changes, and once a minute.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import structlog
 
 from rackloom.claim.node.nic import dhcp, rdma
-from rackloom.claim.node.nic.attach import AttachmentManager
-from rackloom.claim.node.nic.attach import ReadyClaim as ForPod
+from rackloom.claim.node.nic.attach import AttachmentManager, ReadyClaim
 from rackloom.claim.node.nic.config import (
     NO_PROFILES,
     Profiles,
@@ -43,6 +43,7 @@ from rackloom.claim.node.plugin import (
     ContainerEdits,
     DeviceHealth,
     DevicePool,
+    NodePlugin,
     PreparedClaim,
     PreparedDevice,
     PrepareState,
@@ -78,13 +79,12 @@ def consuming_pod(claim: AllocatedClaim) -> str:
     """UID of the one pod that may use the claim: an interface is in one namespace at a time."""
     if len(claim.consumers) != 1:
         raise Refused(
-            f"claim {claim.ref.namespace}/{claim.ref.name} is reserved for {len(claim.consumers)} consumers;"
-            " a NIC serves one pod",
+            f"claim {claim.ref} is reserved for {len(claim.consumers)} consumers; a NIC serves one pod",
             nearest_fix="give each pod a claim of its own, with a ResourceClaimTemplate",
         )
     (consumer,) = claim.consumers
     if consumer.resource != "pods":
-        raise Refused(f"claim {claim.ref.namespace}/{claim.ref.name} is for {consumer.resource}, not a pod")
+        raise Refused(f"claim {claim.ref} is for {consumer.resource}, not a pod")
     return consumer.uid
 
 
@@ -230,114 +230,98 @@ class NicSettings(msgspec.Struct, frozen=True, kw_only=True):
     extras: StatedAttributes = msgspec.field(default_factory=dict)
 
 
-class NicPlugin:
+@dataclass(eq=False)
+class NicPlugin(NodePlugin):
     """The NICs of one node."""
 
     driver = NIC_DRIVER
     kinds = (NIC_KIND,)
 
-    def __init__(
-        self,
-        settings: NicSettings,
-        scanner: HostScanner,
-        manager: AttachmentManager,
-        wall: Callable[[], float],
-        network: Callable[[], Awaitable[ClusterNetwork]],
-    ) -> None:
-        self._settings = settings
-        self._network = network
-        self._scanner = scanner
-        self._manager = manager
-        self._wall = wall
-        self._mode = rdma.netns_mode()
-        self._reasons: dict[str, str] = {}
-        """Why interfaces are not published, as logged last."""
-        self.prepared: dict[str, ForPod] = {}
-        """Claims that are ready for their pods, by UID."""
+    settings: NicSettings
+    scanner: HostScanner
+    manager: AttachmentManager
+    wall: Callable[[], float]
+    network: Callable[[], Awaitable[ClusterNetwork]]
+    _mode: rdma.NetnsMode = field(default_factory=rdma.netns_mode, init=False)
+    _reasons: dict[str, str] = field(default_factory=dict, init=False)
+    """Why interfaces are not published, as logged last."""
+    prepared: dict[str, ReadyClaim] = field(default_factory=dict, init=False)
+    """Claims that are ready for their pods, by UID."""
 
     def remember(self, entries: Iterable[CheckpointEntry]) -> None:
         """Read the prepared claims from the checkpoint, before anything is published or attached."""
         for entry in entries:
             if entry.state is PrepareState.COMPLETED and not entry.undoing:
                 record = msgspec.convert(entry.record, NicRecord)
-                self.prepared[entry.ref.uid] = ForPod(ref=entry.ref, pod=record.pod, nics=record.nics)
-
-    def missing(self) -> str | None:
-        """Nothing: the kernel has the NICs that it has."""
-        return None
+                self.prepared[entry.ref.uid] = ReadyClaim(ref=entry.ref, pod=record.pod, nics=record.nics)
 
     async def pools(self) -> tuple[DevicePool, ...]:
         """The node's pool: what can be claimed, and what is claimed, with the attributes of either."""
         snapshot = await self._scan()
-        devices = _published_devices(self._settings, snapshot, self._host_nics(snapshot))
-        live = [device for device in devices.values() if self._settings.is_published(device)]
+        devices = _published_devices(self.settings, snapshot, self._host_nics(snapshot))
+        live = [device for device in devices.values() if self.settings.is_published(device)]
         held = [nic.published for claim in self.prepared.values() for nic in claim.nics]
-        return (DevicePool(name=self._settings.node, devices=merge_devices(live, held)),)
+        return (DevicePool(name=self.settings.node, devices=merge_devices(live, held)),)
 
     def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
         """The pod. Refuses a claim that can never be prepared."""
         pod = consuming_pod(claim)
         for result in claim.results:
-            nic_config(claim, result, self._settings.profiles)
+            nic_config(claim, result, self.settings.profiles)
         return {"pod": pod}
 
     async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
         """Read what the NICs have, and record what they are to get in the pod."""
         snapshot = await self._scan()
         found = {host_nic.name: host_nic for host_nic in self._host_nics(snapshot)}
-        live = _published_devices(self._settings, snapshot, found.values())
+        live = _published_devices(self.settings, snapshot, found.values())
         nics = [await self._prepare_nic(claim, result, found, live) for result in claim.results]
         record = NicRecord(pod=consuming_pod(claim), nics=tuple(nics))
-        self.prepared[claim.ref.uid] = ForPod(ref=claim.ref, pod=record.pod, nics=record.nics)
+        self.prepared[claim.ref.uid] = ReadyClaim(ref=claim.ref, pod=record.pod, nics=record.nics)
         devices = (self._device(result, nic) for result, nic in zip(claim.results, nics, strict=True))
         return PreparedClaim(devices=tuple(devices), record=msgspec.to_builtins(record))
-
-    async def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
-        """Never yields: nothing reports what a NIC claim waits for."""
-        for _ in ():
-            yield
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Detach the NICs from the pod, if they are still there. Raises `Retry`."""
         self.prepared.pop(entry.ref.uid, None)
-        for attachment in self._manager.attachments.of_claim(entry.ref.uid):
-            await self._manager.detach(attachment)
-        await self._manager.release_leases(entry.ref.uid)
+        for attachment in self.manager.attachments.of_claim(entry.ref.uid):
+            await self.manager.detach(attachment)
+        await self.manager.release_leases(entry.ref.uid)
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """Detach what belongs to claims that are not in the checkpoint, then release their leases."""
         known = {entry.ref.uid for entry in claims}
-        for attachment in self._manager.attachments.all():
+        for attachment in self.manager.attachments.all():
             if attachment.claim not in known:
-                await self._manager.try_detach(attachment)
+                await self.manager.try_detach(attachment)
         # A lease is kept while its address may still be on an interface.
-        known |= {attachment.claim for attachment in self._manager.attachments.all()}
-        for record in self._manager.leases.all():
+        known |= {attachment.claim for attachment in self.manager.attachments.all()}
+        for record in self.manager.leases.all():
             if record.claim not in known:
-                await self._manager.release_leases(record.claim)
+                await self.manager.release_leases(record.claim)
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Publish anew when a link changed and once a minute; detach what lost its pod meanwhile."""
         async for _ in link_changes(settle=SETTLE_SECONDS, at_least_every=PUBLISH_SECONDS):
-            await self._manager.detach_lost()
+            await self.manager.detach_lost()
             wake()
 
     async def health(self) -> tuple[DeviceHealth, ...]:
         """Whether each NIC has a link. One that is not published is unknown, and says why."""
         found = self._host_nics(await self._scan())
-        at = self._wall()
-        return tuple(nic_health(nic, self._settings.node, at) for nic in found if not _is_pod_end(nic))
+        at = self.wall()
+        return tuple(nic_health(nic, self.settings.node, at) for nic in found if not _is_pod_end(nic))
 
     async def _scan(self) -> NicSnapshot:
-        self._scanner.cluster = await self._network()
+        self.scanner.cluster = await self.network()
         try:
-            return await asyncio.to_thread(self._scanner)
+            return await asyncio.to_thread(self.scanner)
         except OSError as error:
             raise Retry(f"the node's interfaces cannot be read: {error}", after=SETTLE_SECONDS) from error
 
     def _host_nics(self, snapshot: NicSnapshot) -> tuple[HostNic, ...]:
         """All NICs. Logs what is newly excluded or published, but not the ends of pods' interfaces."""
-        found = host_nics(snapshot, moves_ipoib=self._settings.moves_ipoib)
+        found = host_nics(snapshot, moves_ipoib=self.settings.moves_ipoib)
         reasons = {nic.name: nic.excluded for nic in found if nic.excluded and not _is_pod_end(nic)}
         for nic in found:
             before, now = self._reasons.get(nic.name), reasons.get(nic.name)
@@ -356,13 +340,13 @@ class NicPlugin:
         found: Mapping[str, HostNic],
         live: Mapping[str, Device],
     ) -> PreparedNic:
-        name, sysroot = result.device, self._scanner.sysroot
+        name, sysroot = result.device, self.scanner.sysroot
         host_nic = found.get(name)
         if host_nic is None:
             raise Retry(f"there is no NIC {name} on this node now", after=SETTLE_SECONDS)
-        if any(attachment.nic.device == name for attachment in self._manager.attachments.all()):
+        if any(attachment.nic.device == name for attachment in self.manager.attachments.all()):
             raise Retry(f"NIC {name} is not back from its last pod yet", after=SETTLE_SECONDS)
-        config = nic_config(claim, result, self._settings.profiles)
+        config = nic_config(claim, result, self.settings.profiles)
         published = live.get(name) or Device(name=name)
         try:
             work = asyncio.to_thread(prepare_nic, host_nic, published, config, sysroot, self._mode)
@@ -371,7 +355,7 @@ class NicPlugin:
             raise Refused(f"NIC {name} cannot be read: {error}") from error
         if lease is not None:
             # On disk at once, so that it is released also when the next NIC of the claim fails.
-            leases, (pod,) = self._manager.leases, claim.consumers
+            leases, (pod,) = self.manager.leases, claim.consumers
             record = LeaseRecord(
                 ref=claim.ref, pod=pod.uid, pod_name=pod.name, nic=nic, lease=lease, boot_id=leases.boot_id
             )
@@ -379,7 +363,7 @@ class NicPlugin:
         return nic
 
     def _device(self, result: AllocatedDevice, nic: PreparedNic) -> PreparedDevice:
-        nodes = () if nic.rdma is None else rdma.rdma_device_nodes(self._scanner.sysroot, nic.rdma)
+        nodes = () if nic.rdma is None else rdma.rdma_device_nodes(self.scanner.sysroot, nic.rdma)
         return PreparedDevice(result=result, kind=NIC_KIND, edits=ContainerEdits(device_nodes=nodes))
 
 

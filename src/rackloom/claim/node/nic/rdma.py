@@ -15,8 +15,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from rackloom.claim.node.nic.netlink import (
+    ACK,
+    DONE,
+    DUMP,
+    ERROR,
     HEADER,
     HOST_NAMESPACE,
+    REQUEST,
+    error_code,
     in_namespace,
     open_namespace,
     split_attributes,
@@ -26,10 +32,11 @@ from rackloom.claim.node.plugin import DeviceNode
 from rackloom.topology.discovery.sysfs import Sysroot
 
 _NETLINK_RDMA, _NLDEV = 20, 5
+"""The netlink protocol, and its client RDMA_NL_NLDEV, which is in the high bits of a message's type."""
 _GET, _SET, _SYS_GET = 1, 2, 6
+"""RDMA_NLDEV_CMD_*."""
 _DEV_INDEX, _DEV_NAME, _NETNS_MODE, _NETNS_FD = 1, 2, 66, 68
-_REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
-_ERROR, _DONE = 2, 3
+"""RDMA_NLDEV_ATTR_DEV_INDEX, DEV_NAME, SYS_ATTR_NETNS_MODE, NET_NS_FD."""
 _RECEIVE = 1 << 16
 _CLASSES = {
     "/sys/class/infiniband_verbs": ("uverbs",),
@@ -62,29 +69,24 @@ def _node(sysroot: Sysroot, at: str, name: str) -> DeviceNode | None:
     major, _, minor = (sysroot.text(f"{at}/dev") or "").partition(":")
     if not (major.isdigit() and minor.isdigit()):
         return None
-    return DeviceNode(
-        path=f"/dev/infiniband/{name}",
-        major=int(major),
-        minor=int(minor),
-        file_mode=_MODE,
-        permissions="rw",
-    )
+    path = f"/dev/infiniband/{name}"
+    return DeviceNode(path=path, major=int(major), minor=int(minor), file_mode=_MODE, permissions="rw")
 
 
 def ask_mode() -> bytes:
     """The request for the system's mode."""
-    return _message(_SYS_GET, _REQUEST)
+    return _message(_SYS_GET, REQUEST)
 
 
 def ask_devices() -> bytes:
     """The request for all devices of the namespace."""
-    return _message(_GET, _REQUEST | _DUMP)
+    return _message(_GET, REQUEST | DUMP)
 
 
 def move_device(index: int, netns_fd: int) -> bytes:
     """The request that moves device `index` into the namespace of an open handle."""
     attributes = _attribute(_DEV_INDEX, struct.pack("=I", index))
-    return _message(_SET, _REQUEST | _ACK, attributes + _attribute(_NETNS_FD, struct.pack("=I", netns_fd)))
+    return _message(_SET, REQUEST | ACK, attributes + _attribute(_NETNS_FD, struct.pack("=I", netns_fd)))
 
 
 def mode_in(answer: bytes) -> NetnsMode:
@@ -139,7 +141,7 @@ def _move_if_here(device: str, handle: int) -> bool:
     if index is None:
         return False
     for message in split_messages(_ask(move_device(index, handle))):
-        if _type_of(message) == _ERROR and (code := -struct.unpack_from("=i", message, HEADER.size)[0]):
+        if _type_of(message) == ERROR and (code := error_code(message)):
             raise OSError(code, f"moving RDMA device {device}: {os.strerror(code)}")
     return True
 
@@ -150,8 +152,8 @@ def _ask(request: bytes) -> bytes:
         handle.bind((0, 0))
         handle.send(request)
         answer = handle.recv(_RECEIVE)
-        is_dump = struct.unpack_from("=H", request, 6)[0] & _DUMP == _DUMP
-        while is_dump and all(_type_of(message) not in (_DONE, _ERROR) for message in split_messages(answer)):
+        is_dump = struct.unpack_from("=H", request, 6)[0] & DUMP == DUMP
+        while is_dump and all(_type_of(message) not in (DONE, ERROR) for message in split_messages(answer)):
             answer += handle.recv(_RECEIVE)
     return answer
 

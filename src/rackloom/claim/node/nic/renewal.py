@@ -24,7 +24,7 @@ from rackloom.claim.node.nic.attach import AttachmentManager, namespace_lives
 from rackloom.claim.node.nic.dhcp import LeaseRecord
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, in_namespace
 from rackloom.claim.node.nic.status import ReportLease
-from rackloom.claim.node.requests import TaskSet
+from rackloom.claim.node.tasks import TaskSet
 from rackloom.core.nics.attachment import Attachment
 from rackloom.core.nics.lease import (
     REQUEST_ACTIONS,
@@ -96,7 +96,7 @@ class LeaseKeeper:
         try:
             while True:
                 for record in self._manager.leases.all():
-                    self._go_on(record)
+                    self._advance(record)
                 await asyncio.sleep(self._pause())
         finally:
             self._tasks.cancel()
@@ -110,7 +110,7 @@ class LeaseKeeper:
         # What is still due after a round could not be written to disk: an immediate retry would not help.
         return min(LEASE_CHECK_SECONDS, left) if left > 0 else LEASE_CHECK_SECONDS
 
-    def _go_on(self, record: LeaseRecord, answer: DhcpAnswer | None = None) -> None:
+    def _advance(self, record: LeaseRecord, answer: DhcpAnswer | None = None) -> None:
         where = address_state(record, self._attachment(record))
         after = advance_lease(record.lease, self._clock(), where, answer)
         try:
@@ -148,7 +148,7 @@ class LeaseKeeper:
         log.info("nic.dhcp", device=record.nic.device, way=way, outcome=outcome)
         newest = self._manager.leases.get(record.claim, record.nic.device)
         if newest is not None:
-            self._go_on(newest, DhcpAnswer(asked_at=record.lease.asked_at, result=result))
+            self._advance(newest, DhcpAnswer(asked_at=record.lease.asked_at, result=result))
 
     def _request(self, record: LeaseRecord, way: LeaseAction) -> DhcpGrant | RequestFailure | None:
         """None where the request, which waited for a thread, is not needed any more."""

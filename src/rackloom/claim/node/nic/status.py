@@ -12,6 +12,7 @@ state of leases.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -24,7 +25,7 @@ from rackloom.claim.node.nic.attach import AttachmentStore, AttachOutcome
 from rackloom.claim.node.nic.dhcp import LeaseRecord
 from rackloom.claim.node.nri.client import PodSandbox
 from rackloom.claim.node.plugin import ClaimRef
-from rackloom.claim.node.requests import TaskSet
+from rackloom.claim.node.tasks import TaskSet
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, Object, metav1_time
 from rackloom.core.nics.attachment import AttachedLink, Attachment, PreparedNic
 from rackloom.core.nics.lease import LOST_STATES, DhcpLease, LeaseState
@@ -106,25 +107,18 @@ def claim_status(
     }
 
 
+@dataclass(eq=False)
 class StatusWriter:
     """Writes statuses in the background: a container runtime does not wait for an API server."""
 
-    def __init__(
-        self,
-        api: KubeApi,
-        pool: str,
-        attachments: AttachmentStore,
-        leases: Callable[[str], Mapping[str, LeaseStatus]],
-        wall: Callable[[], float],
-    ) -> None:
-        self._api = api
-        self._pool = pool
-        self._loans = attachments
-        self._leases = leases
-        """The leases of a claim (UID), by device."""
-        self._wall = wall
-        self._lock = asyncio.Lock()
-        self._tasks = TaskSet()
+    api: KubeApi
+    pool: str
+    attachments: AttachmentStore
+    leases: Callable[[str], Mapping[str, LeaseStatus]]
+    """The leases of a claim (UID), by device."""
+    wall: Callable[[], float]
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _tasks: TaskSet = field(default_factory=TaskSet, init=False)
 
     def write(self, ref: ClaimRef, nic: PreparedNic, outcome: StatusOutcome) -> None:
         """Begin to write the outcome of an attachment."""
@@ -135,14 +129,14 @@ class StatusWriter:
         async with self._lock:
             outcomes: dict[str, tuple[PreparedNic, StatusOutcome]] = {
                 attachment.nic.device: (attachment.nic, attachment.attached)
-                for attachment in self._loans.of_claim(ref.uid)
+                for attachment in self.attachments.of_claim(ref.uid)
                 if attachment.attached is not None
             }
             outcomes |= {nic.device: (nic, outcome)}
-            status = claim_status(ref, self._pool, outcomes, self._leases(ref.uid), self._wall())
+            status = claim_status(ref, self.pool, outcomes, self.leases(ref.uid), self.wall())
             try:
                 async with asyncio.timeout(STATUS_SECONDS):
-                    await self._api.apply(
+                    await self.api.apply(
                         RESOURCE_CLAIM, status, manager=STATUS_MANAGER, force=True, subresource="status"
                     )
             except (KubeError, TimeoutError) as error:
@@ -242,20 +236,20 @@ class ReportLease(Protocol):
         """Its state changed (`is_new`), or its address came or went."""
 
 
+@dataclass(eq=False)
 class LeaseReporter:
     """Reports leases to the claim's status and the pod's events."""
 
-    def __init__(self, write_status: WriteStatus, events: EventRecorder, wall_of: WallTimeOf) -> None:
-        self._write_status = write_status
-        self._events = events
-        self._wall_of = wall_of
+    write_status: WriteStatus
+    events: EventRecorder
+    wall_of: WallTimeOf
 
     async def report(self, record: LeaseRecord, attachment: Attachment | None, *, is_new: bool) -> None:
         """Report a lease. A NIC that is in no pod has no status."""
         if attachment is not None and attachment.attached is not None:
-            self._write_status(record.ref, record.nic, attachment.attached)
+            self.write_status(record.ref, record.nic, attachment.attached)
         if is_new:
-            now = lease_status(record.lease, self._wall_of)
+            now = lease_status(record.lease, self.wall_of)
             severity: EventSeverity = "Normal" if now.holds == "True" else "Warning"
             pod = _pod_reference(record.ref.namespace, record.pod_name, record.pod)
-            await self._events.record(pod, severity, now.reason, now.message)
+            await self.events.record(pod, severity, now.reason, now.message)

@@ -1,1 +1,1 @@
-"""The Node Resource Interface (NRI) of container runtimes: a plugin that hears of pod sandboxes."""
+"""The Node Resource Interface (NRI): a plugin that the container runtime calls for pod sandboxes."""

@@ -10,15 +10,16 @@ calls for each one that starts or stops. Requests are answered one after the oth
 not overtake its start. A runtime that is away or restarts is waited for. An error in `run` fails the pod.
 Runtimes before NRI 0.10 report all events by the method StateChange.
 
-`MeasuredHooks` counts and times the calls: a runtime waits two seconds by default.
+`HookMetrics` counts and times the calls: a runtime waits two seconds by default.
 """
 
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 import structlog
@@ -28,7 +29,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from rackloom.claim.node.nri import nri_pb2 as wire
 from rackloom.errors import Refused, Retry
 
-# Sandboxes, and who hears of them.
+# Sandboxes and their hooks.
 
 
 class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,22 +130,25 @@ there."""
 RECONNECT_SECONDS = 2.0
 _REGISTER_STREAM = 1
 _REGISTER_NANOS = 5_000_000_000
+# An event's bit in the mask is its number less one (api.EventMask of containerd/nri).
 _EVENTS = (1 << wire.RUN_POD_SANDBOX - 1) | (1 << wire.STOP_POD_SANDBOX - 1)
 _UNKNOWN, _UNIMPLEMENTED = 2, 12
 """gRPC codes."""
 _PLUGIN_SERVICE, _RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Plugin", "nri.pkg.api.v1alpha1.Runtime"
 
 
+@dataclass(eq=False)
 class NriPlugin:
     """A plugin of the runtime behind a socket."""
 
-    def __init__(self, name: str, hooks: SandboxHooks, socket: Path = NRI_SOCKET) -> None:
-        self._name = name
-        self._hooks = hooks
-        self._socket = socket
-        self._living: list[PodSandbox] = []
-        self.connected = asyncio.Event()
-        """Set once the runtime has listed its sandboxes: from then on it calls for new ones."""
+    name: str
+    hooks: SandboxHooks
+    socket: Path = NRI_SOCKET
+    measure: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
+    """Entered for each call of a hook, with its name: `synchronize`, `run` or `stop`."""
+    connected: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set once the runtime has listed its sandboxes: from then on it calls for new ones."""
+    _living: list[PodSandbox] = field(default_factory=list, init=False)
 
     async def run(self) -> None:
         """Serve for ever; a runtime that is away, or restarts, is waited for."""
@@ -153,16 +157,16 @@ class NriPlugin:
             try:
                 await self._session()
                 logged = ""
-                log.info("nri.disconnected", socket=str(self._socket))
+                log.info("nri.disconnected", socket=str(self.socket))
             except (OSError, MalformedFrame, Refused) as trouble:
                 if str(trouble) != logged:
                     logged = str(trouble)
-                    log.warning("nri.not-connected", socket=str(self._socket), reason=logged)
+                    log.warning("nri.not-connected", socket=str(self.socket), reason=logged)
             self.connected.clear()
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _session(self) -> None:
-        reader, writer = await asyncio.open_unix_connection(str(self._socket))
+        reader, writer = await asyncio.open_unix_connection(str(self.socket))
         self._living = []
         with closing(writer):
             writer.write(self._register())
@@ -175,7 +179,7 @@ class NriPlugin:
                     _check_registered(frame.data)
 
     def _register(self) -> bytes:
-        registration = wire.RegisterPluginRequest(plugin_name=self._name, plugin_idx=PLUGIN_INDEX)
+        registration = wire.RegisterPluginRequest(plugin_name=self.name, plugin_idx=PLUGIN_INDEX)
         request = wire.Request(
             service=_RUNTIME_SERVICE,
             method="RegisterPlugin",
@@ -202,8 +206,8 @@ class NriPlugin:
             "Configure": self._configure,
             "Synchronize": self._synchronize,
             "Shutdown": _nothing,
-            "RunPodSandbox": self._run,
-            "StopPodSandbox": self._stop,
+            "RunPodSandbox": lambda data: self._call_hook("run", wire.SandboxRequest.FromString(data).pod),
+            "StopPodSandbox": lambda data: self._call_hook("stop", wire.SandboxRequest.FromString(data).pod),
             "StateChange": self._state_change,
         }
         method = methods.get(request.method)
@@ -221,26 +225,25 @@ class NriPlugin:
         request = wire.SynchronizeRequest.FromString(payload)
         self._living += [_sandbox(pod) for pod in request.pods]
         if not request.more:
-            await self._hooks.synchronize(tuple(self._living))
+            with self.measure("synchronize"):
+                await self.hooks.synchronize(tuple(self._living))
             self._living = []
             self.connected.set()
         return wire.SynchronizeResponse(more=request.more)
 
-    async def _run(self, payload: bytes) -> Message:
-        await self._hooks.run(_sandbox(wire.SandboxRequest.FromString(payload).pod))
-        return wire.Response()
-
-    async def _stop(self, payload: bytes) -> Message:
-        await self._hooks.stop(_sandbox(wire.SandboxRequest.FromString(payload).pod))
+    async def _call_hook(self, hook: Literal["run", "stop"], pod: wire.Sandbox) -> Message:
+        call, sandbox = (self.hooks.run if hook == "run" else self.hooks.stop), _sandbox(pod)
+        with self.measure(hook):
+            await call(sandbox)
         return wire.Response()
 
     async def _state_change(self, payload: bytes) -> Message:
         """All events by one method: so do runtimes before NRI 0.10."""
         change = wire.StateChangeEvent.FromString(payload)
         if change.event == wire.RUN_POD_SANDBOX:
-            await self._hooks.run(_sandbox(change.pod))
-        elif change.event == wire.STOP_POD_SANDBOX:
-            await self._hooks.stop(_sandbox(change.pod))
+            return await self._call_hook("run", change.pod)
+        if change.event == wire.STOP_POD_SANDBOX:
+            return await self._call_hook("stop", change.pod)
         return wire.Response()
 
 
@@ -271,11 +274,10 @@ NRI_DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0,
 """Seconds; a runtime waits two by default."""
 
 
-class MeasuredHooks:
-    """Hooks that are counted and timed with `clock`, in seconds."""
+class HookMetrics:
+    """Counts the calls of hooks, and times them with `clock`, in seconds."""
 
-    def __init__(self, hooks: SandboxHooks, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
-        self._hooks = hooks
+    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
         self._clock = clock
         help_text, labels = "Requests of the container runtime", ("event", "outcome")
         self._requests = Counter("rackloom_nri_requests", help_text, labels, registry=registry)
@@ -291,23 +293,9 @@ class MeasuredHooks:
             for outcome in ("done", "failed"):
                 self._requests.labels(event, outcome)
 
-    async def synchronize(self, living: tuple[PodSandbox, ...]) -> None:
-        """All sandboxes there are."""
-        with self._request("synchronize"):
-            await self._hooks.synchronize(living)
-
-    async def run(self, sandbox: PodSandbox) -> None:
-        """One is being started."""
-        with self._request("run"):
-            await self._hooks.run(sandbox)
-
-    async def stop(self, sandbox: PodSandbox) -> None:
-        """One is being stopped."""
-        with self._request("stop"):
-            await self._hooks.stop(sandbox)
-
     @contextmanager
-    def _request(self, event: str) -> Iterator[None]:
+    def measure(self, event: str) -> Iterator[None]:
+        """Measure one call."""
         start, outcome = self._clock(), "failed"
         try:
             yield

@@ -1,0 +1,240 @@
+"""What a plugin remembers across a crash, a restart and a reboot: durable files and the checkpoint.
+
+Every file is replaced atomically: written to a `.partial` file, fsynced, renamed, and the directory is
+fsynced. So after a crash or a power loss a file is there whole or not at all. A change is on the disk
+before the copy in memory has it.
+
+`Checkpoint` holds one entry for each claim UID. Its format is `{"format": "rackloom-checkpoint",
+"version": 1, "checksum": ..., "content": {...}}`. The checksum is the SHA-256 of the content's bytes as
+they are in the file, so fields that a newer plugin added are covered and may be ignored. A damaged file
+is refused, never guessed: without it the plugin cannot tell which claims it has prepared.
+
+A reboot loses everything that was prepared on the node, but not what was done elsewhere, such as a node
+label. So entries of another boot id count as started only: they are prepared anew or undone, and never
+forgotten.
+
+`BootScopedFiles` stores values that mean nothing after a reboot, one JSON file each (NIC attachments and
+DHCP leases). Files of another boot are deleted when the directory is read.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from rackloom.claim.node.plugin import CheckpointEntry, PrepareState
+from rackloom.errors import Refused
+
+# Atomic, durable replacement and removal of one file.
+
+
+PARTIAL = ".partial"
+"""Ends the name of a file that is being written; one that stays was left by a crash."""
+
+
+def write_durably(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Replace `path` by `content`: once this returns it is on the disk."""
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync_directory(path.parent)
+
+
+def remove_durably(path: Path) -> None:
+    """Delete `path` if it is there: once this returns it stays gone."""
+    path.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """A rename or an unlink is on the disk only once its directory is."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# The checkpoint of prepared claims.
+
+
+CHECKPOINT_FORMAT = "rackloom-checkpoint"
+CHECKPOINT_VERSION = 1
+
+
+class CheckpointContent(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoint: the boot that it is about, and an entry per claim UID."""
+
+    boot_id: str
+    claims: dict[str, CheckpointEntry] = {}
+
+
+class _CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
+    format: str
+    version: int
+    checksum: str
+    content: msgspec.Raw
+
+
+class Checkpoint:
+    """The entries. A change is on the disk before it is visible in memory (write-ahead)."""
+
+    def __init__(self, path: Path, boot_id: str) -> None:
+        self._path = path
+        self._boot_id = boot_id
+        self._claims = _read_checkpoint(path, boot_id)
+
+    @property
+    def claims(self) -> Mapping[str, CheckpointEntry]:
+        """Entries by claim UID."""
+        return self._claims
+
+    def put(self, entry: CheckpointEntry) -> None:
+        """Add or replace the entry of a claim."""
+        self._write({**self._claims, entry.ref.uid: entry})
+
+    def drop(self, uid: str) -> None:
+        """Forget a claim; nothing happens where it is not known."""
+        if uid in self._claims:
+            self._write({kept: entry for kept, entry in self._claims.items() if kept != uid})
+
+    def _write(self, claims: dict[str, CheckpointEntry]) -> None:
+        write_durably(self._path, encode_checkpoint(CheckpointContent(boot_id=self._boot_id, claims=claims)))
+        self._claims = claims
+
+
+def encode_checkpoint(content: CheckpointContent) -> bytes:
+    """The bytes of the file."""
+    raw = msgspec.json.encode(content)
+    file = _CheckpointFile(
+        format=CHECKPOINT_FORMAT,
+        version=CHECKPOINT_VERSION,
+        checksum=_checksum(raw),
+        content=msgspec.Raw(raw),
+    )
+    return msgspec.json.encode(file) + b"\n"
+
+
+def decode_checkpoint(data: bytes, path: Path) -> CheckpointContent:
+    """Read the file's bytes. Raises `Refused` naming what is wrong with `path` and what to do."""
+    try:
+        file = msgspec.json.decode(data, type=_CheckpointFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _damaged_checkpoint(path, f"it is no checkpoint: {error}") from error
+    if file.format != CHECKPOINT_FORMAT:
+        raise _damaged_checkpoint(path, f"its format is {file.format!r}, not {CHECKPOINT_FORMAT!r}")
+    if file.version > CHECKPOINT_VERSION:
+        raise Refused(
+            f"checkpoint {path} has version {file.version}; this plugin reads up to {CHECKPOINT_VERSION}",
+            nearest_fix="run the newer version of the plugin that wrote it",
+        )
+    found = _checksum(bytes(file.content))
+    if found != file.checksum:
+        raise _damaged_checkpoint(path, f"its content has SHA-256 {found}, but {file.checksum} was written")
+    try:
+        return msgspec.json.decode(file.content, type=CheckpointContent)
+    except msgspec.ValidationError as error:
+        raise _damaged_checkpoint(path, str(error)) from error
+
+
+def _read_checkpoint(path: Path, boot_id: str) -> dict[str, CheckpointEntry]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    content = decode_checkpoint(data, path)
+    if content.boot_id == boot_id:
+        return content.claims
+    return {uid: _as_started(entry) for uid, entry in content.claims.items()}
+
+
+def _as_started(entry: CheckpointEntry) -> CheckpointEntry:
+    """After a reboot nothing is prepared on the node, but what was done elsewhere must still be undone."""
+    return msgspec.structs.replace(
+        entry, state=PrepareState.STARTED, devices=(), undoing=False, aborted_at=None
+    )
+
+
+def _checksum(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _damaged_checkpoint(path: Path, what: str) -> Refused:
+    return Refused(
+        f"checkpoint {path} cannot be read: {what}",
+        nearest_fix=f"drain the node, move {path} away and start the plugin again;"
+        " without it the plugin cannot tell which claims it has prepared",
+    )
+
+
+# A directory of values that are valid for one boot.
+
+
+class BootScoped(Protocol):
+    """A value about one device of one claim that means nothing after a reboot."""
+
+    @property
+    def key(self) -> str:
+        """`<claim UID>-<device>`, the name of its file."""
+
+    @property
+    def claim(self) -> str:
+        """UID of the claim."""
+
+    @property
+    def boot_id(self) -> str:
+        """The boot of the node in which it is valid."""
+
+
+T = TypeVar("T", bound=BootScoped)
+
+
+class BootScopedFiles(Generic[T]):
+    """All values of the type `shape` below one directory, as JSON. The file is written before the memory."""
+
+    shape: type[T]
+
+    def __init__(self, root: Path, boot_id: str) -> None:
+        root.mkdir(parents=True, exist_ok=True, mode=0o750)
+        self._root = root
+        self.boot_id = boot_id
+        self._known = {value.key: value for value in self._read()}
+
+    def get(self, claim: str, device: str) -> T | None:
+        """The value of one device of a claim."""
+        return self._known.get(f"{claim}-{device}")
+
+    def of_claim(self, claim: str) -> tuple[T, ...]:
+        """All values of a claim."""
+        return tuple(value for value in self._known.values() if value.claim == claim)
+
+    def all(self) -> tuple[T, ...]:
+        """All values."""
+        return tuple(self._known.values())
+
+    def put(self, value: T) -> None:
+        """Add or replace a value."""
+        write_durably(self._root / f"{value.key}.json", msgspec.json.encode(value))
+        self._known[value.key] = value
+
+    def drop(self, value: T) -> None:
+        """Delete a value."""
+        remove_durably(self._root / f"{value.key}.json")
+        self._known.pop(value.key, None)
+
+    def _read(self) -> Iterator[T]:
+        for partial in self._root.glob(f".*{PARTIAL}"):
+            remove_durably(partial)
+        for file in sorted(self._root.glob("*.json")):
+            value = msgspec.json.decode(file.read_bytes(), type=self.shape)
+            if value.boot_id == self.boot_id:
+                yield value
+            else:
+                remove_durably(file)
