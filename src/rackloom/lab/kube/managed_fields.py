@@ -18,13 +18,15 @@ kept up to date for clients that go back to client-side apply.
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from rackloom.core.kubernetes.objects import Object
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.objects import TypeSchema
+
+T = TypeVar("T")
 
 # Paths: sets of fields, and reading, removing and merging along a path.
 
@@ -282,9 +284,10 @@ _APPLICABLE_METADATA = ("labels", "annotations", "ownerReferences", "finalizers"
 """What an apply can say of metadata; the rest is the server's."""
 
 
-def clone(obj: Any) -> Any:
+def clone(obj: T) -> T:
     """A copy that shares nothing with its original, as a trip over the wire makes it (no tuples)."""
-    return msgspec.json.decode(msgspec.json.encode(obj))
+    copy: T = msgspec.json.decode(msgspec.json.encode(obj))
+    return copy
 
 
 def owners_of(obj: Object) -> FieldOwners:

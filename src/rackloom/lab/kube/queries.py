@@ -282,7 +282,9 @@ _SECONDS = 2**31 - 1
 Propagation = Literal["Background", "Foreground", "Orphan"]
 
 
-class _Preconditions(msgspec.Struct, frozen=True, rename="camel"):
+class Preconditions(msgspec.Struct, frozen=True, rename="camel"):
+    """The object that is meant; None: whichever it is."""
+
     uid: str | None = None
     resource_version: str | None = None
 
@@ -294,22 +296,22 @@ class _BindingTarget(msgspec.Struct, frozen=True):
 class DeleteOptions(msgspec.Struct, frozen=True, rename="camel"):
     """How an object goes; `preconditions`: only if it is that one. `grace_period_seconds`: None, its own."""
 
-    preconditions: _Preconditions | None = None
+    preconditions: Preconditions | None = None
     dry_run: list[str] | None = None
     grace_period_seconds: Annotated[int, msgspec.Meta(ge=-_SECONDS, le=_SECONDS)] | None = None
     propagation_policy: Propagation | None = None
 
     @property
-    def meant(self) -> _Preconditions:
+    def meant(self) -> Preconditions:
         """The preconditions; without any, every UID and version matches."""
-        return self.preconditions or _Preconditions()
+        return self.preconditions or Preconditions()
 
 
 class Binding(msgspec.Struct, frozen=True):
     """A pod's node; `metadata.uid`: of just that pod."""
 
     target: _BindingTarget
-    metadata: _Preconditions | None = None
+    metadata: Preconditions | None = None
 
 
 class Eviction(msgspec.Struct, frozen=True, rename="camel"):
