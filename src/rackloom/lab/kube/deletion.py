@@ -1,8 +1,7 @@
 """Commit and deletion, and the garbage collection that follows.
 
-`Deletion` is the only place where an object that may go does go: on a delete, or on the write that
-removes its last finalizer. Namespaces and CRDs get a finalizer of the server, so that their contents go
-first.
+Only `Deletion` removes objects: on a delete, or on the write that removes the last finalizer. Namespaces
+and CRDs get a finalizer of the server, so that their contents go first.
 
 After a write it does what kube-controller-manager does, in a later turn of the loop. An object whose
 owners are all gone is deleted. `Orphan` removes the owner from its dependents. `Foreground` deletes
@@ -44,7 +43,7 @@ class Deletion:
     def delete(
         self, kind: ResourceKind, key: ObjectKey, propagation: str | None = None, grace: int | None = None
     ) -> Object | None:
-        """Ask an object to go: at once, or when its finalizers and its grace (seconds) allow."""
+        """Delete an object: at once, or when its finalizers and its grace period (seconds) allow."""
         obj = self._store.find(kind, key)
         if obj is None:
             return None
@@ -77,7 +76,7 @@ class Deletion:
         loop.call_later(0.0, self._collect, kind, obj, context=self._store.context.copy())
 
     def _collect(self, kind: ResourceKind, obj: Object) -> None:
-        """Do what `obj`, which was just written or removed, makes necessary."""
+        """Garbage collection after `obj` was written or removed."""
         key = key_of(obj)
         if self._store.find(kind, key) is None:
             for dependent_kind, dependent_key, _ in list(self._store.dependents(obj["metadata"]["uid"])):

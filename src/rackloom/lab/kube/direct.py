@@ -1,8 +1,8 @@
 """A `KubeApi` that calls the simulated server directly, without a wire.
 
 Each call is counted, takes the declared latency, and may be struck by a fault before or after it is
-carried out. Every answer is a copy. `user` is who asks; `manager` (the user, where none is given) owns
-the fields.
+carried out. Every answer is a copy. `user` sends it; `manager` (the user, where none is given) owns the
+fields.
 
 A watch starts at a version, or with everything that exists. It ends after the server's watch timeout,
 sends a bookmark after a silent minute, and reads through the stale-read and disorder faults.

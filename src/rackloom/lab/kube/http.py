@@ -83,7 +83,7 @@ class KubeTransport(httpx2.AsyncBaseTransport):
 
 
 class _ResourceCall:
-    """One request for the objects of a kind: what its path and its query say, and its response."""
+    """One request for the objects of a kind: the parts of its path and query, and its response."""
 
     def __init__(self, kube: FakeKube, api: DirectApi, request: httpx2.Request, pages: Continuations) -> None:
         self._kube = kube
@@ -287,7 +287,7 @@ MAX_BODY_BYTES = 3 << 20
 _SHALLOW_LEVELS = 200
 """Levels that are read anywhere."""
 _SPARE_CALLS = 700
-"""Of Python's 1000 calls, those that whoever walks through a body has left."""
+"""Of Python's 1000 calls, those that are left to a function that walks through a body."""
 
 
 def read_body(content: bytes, content_type: str) -> Any:

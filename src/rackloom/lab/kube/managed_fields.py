@@ -215,7 +215,7 @@ _KUBECTL = "kubectl"
 
 
 def fields_handed_over(obj: Object, manager: str, schema: TypeSchema) -> Fields:
-    """The fields that a first server-side apply by this manager may take from whoever has them."""
+    """The fields that a first server-side apply by this manager may take over without a conflict."""
     applied = _last_applied(obj)
     if manager != _KUBECTL or applied is None:
         return frozenset()
@@ -281,7 +281,7 @@ class OwnedFields:
 
 FieldOwners = tuple[OwnedFields, ...]
 _APPLICABLE_METADATA = ("labels", "annotations", "ownerReferences", "finalizers")
-"""What an apply can say of metadata; the rest is the server's."""
+"""The fields of metadata that an apply can set; the server sets the rest."""
 
 
 def clone(obj: T) -> T:

@@ -1,6 +1,6 @@
 """API objects as values: type schemas, and the effect of create, update, bind and delete.
 
-A `TypeSchema` says what a server knows of a type beyond its JSON: whether it has a status subresource
+A `TypeSchema` holds what a server knows of a type beyond its JSON: whether it has a status subresource
 and a generation, whether a replace needs a resourceVersion, which lists merge by which keys
 (x-kubernetes-list-type and -list-map-keys), which maps are atomic, and which field selectors it
 supports. `TYPE_SCHEMAS` lists the types that are served from the start, with the facts of Kubernetes
@@ -352,7 +352,7 @@ def _spec_part(obj: Object, schema: TypeSchema) -> Object:
 
 
 def finalizers_of(obj: Object) -> list[str]:
-    """Who must agree before the object goes."""
+    """The finalizers of an object: it is removed only when none is left."""
     return list(obj["metadata"].get("finalizers") or ())
 
 
@@ -364,8 +364,8 @@ def owner_references(obj: Object) -> list[Mapping[str, Any]]:
 def may_be_removed(obj: Object) -> bool:
     """Whether an object that is being deleted may go now: no finalizer and no grace is left."""
     metadata = obj["metadata"]
-    asked = "deletionTimestamp" in metadata
-    return asked and not finalizers_of(obj) and not metadata.get("deletionGracePeriodSeconds")
+    is_deleted = "deletionTimestamp" in metadata
+    return is_deleted and not finalizers_of(obj) and not metadata.get("deletionGracePeriodSeconds")
 
 
 def marked_for_deletion(obj: Object, ending: str, grace: int, propagation: str | None) -> Object:

@@ -1,4 +1,4 @@
-"""What a request says beside its object: selectors, list and watch options, chunks, delete options.
+"""The parameters of a request: selectors, list and watch options, chunks, delete options.
 
 Label and field selectors are parsed into predicates. A type supports few field selectors, and an
 unknown one is refused, as on a real server. List and watch options follow Kubernetes 1.36, including
@@ -48,10 +48,10 @@ class ListOptions:
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """`version`: changes after it are told. `seconds`: after them the server ends the watch.
+    """`version`: changes after it are sent. `seconds`: after them the server ends the watch.
 
-    `has_first`: whether everything that is there is told first, and `ends_first` whether a bookmark says
-    where that ends.
+    `has_first`: whether all existing objects are sent first, and `ends_first` whether a bookmark marks
+    their end.
     """
 
     version: str = ""
@@ -324,7 +324,7 @@ _Asked = TypeVar("_Asked", DeleteOptions, Binding, Eviction)
 
 
 def read_options(what: type[_Asked], body: Any) -> _Asked:
-    """The body of a request; one that is empty says nothing. Raises `Rejected` (400)."""
+    """The body of a request; an empty one has the defaults. Raises `Rejected` (400)."""
     try:
         return msgspec.convert({} if body is None else body, what)
     except msgspec.ValidationError as error:

@@ -6,7 +6,7 @@ nothing changes, run admission, validate, and commit if the stored object is sti
 start again (optimistic concurrency, five attempts). Delete: run admission, check the preconditions,
 delete. A dry run goes the same way and stores nothing.
 
-The namespaces exist from the first request on, because only then a loop runs that tells the time. UIDs
+The namespaces exist from the first request on, because only then a loop with a clock runs. UIDs
 and generated names come from the seed.
 """
 
@@ -222,7 +222,7 @@ class FakeKube:
         return given if dry_run else self._deletion.commit(kubernetes_objects.POD, given)
 
     async def delete(self, write: WriteRequest, key: ObjectKey, options: DeleteOptions) -> Object:
-        """Ask an object to go; returns it as it is after that, or as it last was."""
+        """Delete an object; returns it as it is after that, or as it last was."""
         kind = write.kind
         # Preconditions are checked on the object as it is after admission, which awaits.
         await self._admit(write, "DELETE", None, self.store.read(kind, key))

@@ -83,7 +83,7 @@ class History:
         self._feeds: dict[ResourceKind, dict[WatchScope, dict[WatchFeed, None]]] = defaultdict(dict)
         self.version = 1
         self.listeners: list[Callable[[ResourceKind, Object], None]] = []
-        """Told of every change as it happens: the way in for controllers of the same process."""
+        """Called with every change as it happens, for controllers of the same process."""
         self.context = contextvars.copy_context()
         """The server's context: what a listener starts must not belong to the writing process."""
 

@@ -147,7 +147,7 @@ def _of_selector(before: Object, after: Object) -> Iterator[str]:
 
 
 def _of_affinity(before: list[Object], after: list[Object]) -> Iterator[str]:
-    """Terms are alternatives, so none may come or go; each may ask for more than it did."""
+    """Terms are alternatives, so none may be added or removed; each may get more requirements."""
     if before and len(before) != len(after):
         why = "no additions/deletions to non-empty NodeSelectorTerms list are allowed"
         yield f"{_TERMS}: Invalid value: {_json_text(after) if after else 'null'}: {why}"

@@ -299,7 +299,7 @@ def former_leader_fabric(fabric: SimulatedFabric) -> SimulatedFabric:
 
 
 MOST_RACKS = 128
-"""Each domain has a controller in this process; more would not start in a time that anybody waits."""
+"""Each domain has a controller in this process; more would take too long to start."""
 
 
 def fabrics_of(site: RackSite, seed: str) -> tuple[SimulatedFabric, ...]:

@@ -293,9 +293,9 @@ class NmxmProblem(Exception):
 
 
 class NmxmService:
-    """Answers for `fabrics`, to whoever shows `username` and `password`; operations take `seconds`.
+    """Answers for `fabrics`, to clients with `username` and `password`; operations take `seconds`.
 
-    `faults` mistreats requests; the fabrics may be changed from outside at any time.
+    `faults` are applied to requests; the fabrics may be changed from outside at any time.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class NmxmService:
         self._app = Starlette(routes=routes, exception_handlers={NmxmProblem: _handle_problem})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or mistreat it."""
+        """Answer one request, or apply its fault."""
         if scope["type"] != "http":
             return
         request = Request(scope, receive)

@@ -38,19 +38,19 @@ class CallFate(msgspec.Struct, frozen=True, kw_only=True):
     """What happens to one call on its way."""
 
     there: float | None = 0.002
-    """Seconds until the controller acts. Longer than the caller's deadline: it acts late. None: it never
-    hears of the call."""
+    """Seconds until the controller acts. Longer than the caller's deadline: it acts late. None: the
+    call never arrives."""
     back: float | None = 0.002
     """Seconds until the answer arrives; None: it is lost."""
     copies: int = 1
     """How often the controller receives the request; the answer to the first copy is the one that counts.
-    0: something in between says that all is well, and the controller never hears of it."""
+    0: a proxy reports success, and the request never arrives."""
     refused: bool = False
     """Nobody listens: the call fails at once."""
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """What a gRPC server tells its handlers of a call."""
+    """The details of a call that a gRPC server passes to its handlers."""
 
     method: str
     invocation_metadata: tuple[()]
@@ -106,7 +106,7 @@ class SimNetwork:
 
 
 OnExecuted = Callable[[str, Any, Any, bool], None]
-"""Told of every call that the controller has acted on: rpc, request, reply, and whether it is what the
+"""Called with every call that the controller has acted on: rpc, request, reply, and whether it is what the
 client expects (the first copy, while the client still waits)."""
 
 OnCrashPoint = Callable[[], None]
@@ -139,7 +139,7 @@ class SimController:
     def serve(self, service: NmxcService, executed: OnExecuted | None = None) -> None:
         """Answer from another state, as a standby does once it leads. Subscriptions end.
 
-        `executed` is told of calls from now on, where somebody else is to be.
+        `executed`, where given, is called from now on.
         """
         self._handlers = service.handlers()
         self._executed = executed or self._executed

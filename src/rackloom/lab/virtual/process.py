@@ -66,7 +66,7 @@ class Process:
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not self.is_alive and not task.cancelled():
-            task.exception()  # what a dead process raises is of no consequence
+            task.exception()  # marks the exception as retrieved: a dead process has no effect
 
     def kill(self) -> None:
         """From here on nothing that it does has an effect. A stopped process dies of this too."""
@@ -197,7 +197,7 @@ class RestartedProcess:
         self._may_fail = may_fail
 
     async def run(self) -> None:
-        """Keep it until cancelled, which lets it take leave."""
+        """Keep it running until cancelled; it then has the grace period to end."""
         while True:
             # A new process has its own memory: `serve` reads again what the last one wrote down.
             task = self.life.spawn(self._serve(self.life))
@@ -233,9 +233,9 @@ _READS = ("get", "list")
 
 
 class CrashPoints:
-    """Counts. `strike(step number, tray)` is called at each; it may kill whatever it likes.
+    """Counts crash points. `strike(number, tray)` is called at each, and may kill any process.
 
-    `server_is_down` is set while requests are answered by nobody.
+    `server_is_down` is set while the server answers no request.
     """
 
     def __init__(self, strike: Callable[[int, str], None]) -> None:

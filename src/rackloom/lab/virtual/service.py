@@ -25,6 +25,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from functools import cached_property
 from typing import Any
 
+import httpx2
 import msgspec
 import sqlalchemy as sa
 
@@ -135,7 +136,7 @@ class ServiceReplica(RestartedProcess):
 
 
 class SimulatedService:
-    """The service in one process or in several, the records that outlive them, and the clock they believe."""
+    """The service in one process or in several, the records that outlive them, and their clock."""
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class SimulatedService:
             replica.life.kill()
 
     def wall(self) -> float:
-        """What the machine believes the time is."""
+        """The clock of the machine."""
         return SERVICE_EPOCH + _now() + self.skew
 
     def ids(self) -> str:
@@ -317,32 +318,10 @@ async def _asgi_request(
     app: Any, method: str, path: str, token: str, body: bytes | None
 ) -> tuple[int, bytes]:
     """One request straight into the application."""
-    target, _, query = path.partition("?")
-    headers = [(b"authorization", f"Bearer {token}".encode()), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": target,
-        "raw_path": target.encode(),
-        "query_string": query.encode(),
-        "root_path": "",
-        "headers": headers,
-        "client": ("127.0.0.1", 1),
-        "server": ("sim", 80),
-    }
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body or b"", "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    await app(scope, receive, send)
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    request = httpx2.Request(method, f"http://sim{path}", headers=headers, content=body or b"")
+    answer = await httpx2.ASGITransport(app).handle_async_request(request)
+    return answer.status_code, await answer.aread()
 
 
 # The store as one process reaches it.
@@ -357,7 +336,7 @@ class ChangeFeed:
         self._listeners: list[asyncio.Queue[str | None]] = []
 
     async def post(self) -> None:
-        """Tell of what the transaction that has just ended changed."""
+        """Send the domains that the transaction which has just ended changed."""
         now = await self._records.transact(_revisions, write=False)
         changed = [domain for domain, revision in now.items() if self._noted.get(domain) != revision]
         self._noted = now

@@ -7,8 +7,8 @@ nodes, jobs and claims are computed, by the rules of Kubernetes 1.36. Ages are r
 of k8s.io/apimachinery rounds them.
 
 `table_of` renders objects as rows (meta.k8s.io/v1 Table). A cell that cannot be computed shows
-`<unknown>` and affects no other cell. A type without columns shows its name and age. `wants_table` tells
-whether a client prefers a table.
+`<unknown>` and affects no other cell. A type without columns shows its name and age. `wants_table`: whether
+a client prefers a table.
 """
 
 import re
