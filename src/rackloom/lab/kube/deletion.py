@@ -72,6 +72,7 @@ class Deletion:
     # Garbage collection, as controllers of kube-controller-manager do it.
 
     def _collect_later(self, kind: ResourceKind, obj: Object) -> None:
+        # Not in the call of the client: it belongs to another controller, and may be stopped or killed.
         loop = asyncio.get_running_loop()
         loop.call_later(0.0, self._collect, kind, obj, context=self._store.context.copy())
 

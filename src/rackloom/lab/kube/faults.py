@@ -213,6 +213,7 @@ class DisorderedEvents:
         if later is None:
             coming.put_nowait(None)
             return (event,)
+        # Watches keep the order of the changes of one object; only different objects may change places.
         if key_of(later.object) == key_of(event.object):
             return event, later
         self.hits += 1

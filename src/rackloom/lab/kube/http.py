@@ -293,7 +293,7 @@ _SPARE_CALLS = 700
 def read_body(content: bytes, content_type: str) -> Any:
     """The value; None where there is none. Raises `KubeError` (413, 415) and `Rejected` (400)."""
     if len(content) > MAX_BODY_BYTES:
-        raise body_too_large()
+        raise refusals.too_large(f"Request entity too large: limit is {MAX_BODY_BYTES}")
     if not content:
         return None
     if content_type.startswith(writes.PROTOBUF_CONTENT_TYPE):
@@ -311,11 +311,6 @@ def read_body(content: bytes, content_type: str) -> Any:
 def _decode_json(content: bytes, spare: int) -> Any:
     # msgspec counts its levels on top of Python's calls, so that calls are what bounds them.
     return _decode_json(content, spare - 1) if spare else msgspec.json.decode(content)
-
-
-def body_too_large() -> KubeError:
-    """A body above the limit."""
-    return refusals.too_large(f"Request entity too large: limit is {MAX_BODY_BYTES}")
 
 
 def _read_protobuf_body(content: bytes) -> Any:

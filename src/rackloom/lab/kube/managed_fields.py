@@ -400,6 +400,8 @@ def _conflicts(
     old: Object, applied: Object, requested: Fields, others: FieldOwners
 ) -> list[tuple[OwnedFields, FieldPath]]:
     """The fields that another owns and that would get another value."""
+    # An item of a merging list (k:, v:) has no value of its own: two managers may own it, and only the fields
+    # below it can differ. A field that is absent from the object is free, whoever owned it.
     return [
         (other, path)
         for other in others

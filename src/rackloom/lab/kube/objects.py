@@ -267,6 +267,7 @@ def new_object(
     identity = {"name": name, "uid": uid, "creationTimestamp": time}
     if kind.namespaced:
         identity["namespace"] = namespace
+    # A client cannot choose what the server sets: such fields are dropped, and no error is given.
     metadata = {key: value for key, value in given.items() if key not in _SERVER_SET_ON_CREATE} | identity
     if schema.generation:
         metadata["generation"] = 1

@@ -228,6 +228,7 @@ class ObjectStore(History):
 
     def _reindex(self, where: _ObjectPlace, left: set[_IndexPlace], taken: set[_IndexPlace]) -> None:
         for place in left:
+            # Places without objects are removed: `is_alive` checks only whether the UID has a place.
             self._index[place].discard(where)
             if not self._index[place]:
                 del self._index[place]

@@ -281,28 +281,17 @@ class _CrashPointApi:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._api, name)
-        if name == "watch":
-            return method
-        return self._read(method) if name in _READS else self._written(method)
+        return method if name == "watch" else partial(self._call, method, is_read=name in _READS)
 
-    def _read(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            self._life.check()
-            answer = await method(*args, **kwargs)
-            self._life.check()
-            return answer
-
-        return call
-
-    def _written(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            # A lease renewal is no crash point: their number depends only on how long a story takes.
-            take = self._life.check if LEASE in args else partial(self._steps.take_as, self._life)
-            take()
-            answer = await method(*args, **kwargs)
-            take()
-            if self._steps.server_is_down:
-                raise RequestFault(lost="reply").error()
-            return answer
-
-        return call
+    async def _call(
+        self, method: Callable[..., Awaitable[Any]], *args: Any, is_read: bool, **kwargs: Any
+    ) -> Any:
+        # A lease renewal is no crash point: their number depends only on how long a story takes.
+        is_point = not is_read and LEASE not in args
+        take = partial(self._steps.take_as, self._life) if is_point else self._life.check
+        take()
+        answer = await method(*args, **kwargs)
+        take()
+        if self._steps.server_is_down and not is_read:
+            raise RequestFault(lost="reply").error()
+        return answer

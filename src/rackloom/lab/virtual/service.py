@@ -21,7 +21,8 @@ notes to decide which statuses are supported by an observation.
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -86,22 +87,23 @@ class RecordingDriver:
         self._life = life
 
     async def observe(self) -> DomainObservation:
-        """Read, and note what came of it."""
-        begun = _now()
-        try:
+        """Read, and note the outcome."""
+        with self._failure_noted() as begun:
             observation = await self._driver.observe()
-        except FabricUnavailable:
-            self._note(None, begun)
-            raise
-        self._note(observation, begun)
-        return observation
+            self._note(observation, begun)
+            return observation
 
     async def execute(self, operation: PartitionOperation) -> int:
         """Carry out, and note what a new partition is for, or that the outcome is unknown."""
         self._world.asked(operation)
+        with self._failure_noted():
+            return await self._driver.execute(operation)
+
+    @contextmanager
+    def _failure_noted(self) -> Iterator[float]:
         begun = _now()
         try:
-            return await self._driver.execute(operation)
+            yield begun
         except FabricUnavailable:
             self._note(None, begun)
             raise
@@ -164,7 +166,7 @@ class SimulatedService:
         """Seconds. A claim that rests on an older reading is a claim about the past: two timers, and the
         longest that a pass over a slow controller takes."""
         self._records = records
-        self._bulletin = ChangeFeed(records) if len(apps) > 1 else None
+        self._feed = ChangeFeed(records) if len(apps) > 1 else None
         self._rng = rng
 
     @property
@@ -265,7 +267,7 @@ class SimulatedService:
     async def _start(self, replica: ServiceReplica, life: Process) -> None:
         """Start the service as production does, and wait for its first pass over all domains."""
         rng = random.Random(self._rng.getrandbits(64))  # noqa: S311
-        store = Store(CrashingBackend(self._records, life, rng, self._bulletin))
+        store = Store(CrashingBackend(self._records, life, rng, self._feed))
         clock = MonotonicSiteClock(self.wall, _now, await store.read(newest_recorded_time))
         reconciler = Reconciler(
             store,
@@ -359,7 +361,7 @@ class ChangeFeed:
 class CrashingBackend:
     """The records as one process reaches them: other tasks run meanwhile, and the process may end there.
 
-    With a bulletin the records are shared with other processes. Their transactions come one after another, as
+    With a feed the records are shared with other processes. Their transactions come one after another, as
     those of PostgreSQL do behind the lock that every writer takes.
     """
 
@@ -368,22 +370,22 @@ class CrashingBackend:
         records: DatabaseBackend,
         life: Process,
         rng: random.Random,
-        bulletin: ChangeFeed | None = None,
+        feed: ChangeFeed | None = None,
     ) -> None:
-        self.is_shared = bulletin is not None
+        self.is_shared = feed is not None
         self._records = records
         self._life = life
         self._rng = rng
-        self._bulletin = bulletin
+        self._feed = feed
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
         """As the real one, with a point of death on both sides of every write."""
         await self._elsewhere()
         self._die_here(write)
         result = await self._records.transact(work, write=write)
-        if write and self._bulletin is not None:
+        if write and self._feed is not None:
             # Notified before the crash point, as PostgreSQL delivers at commit even if the writer dies.
-            await self._bulletin.post()
+            await self._feed.post()
         self._die_here(write)
         await self._elsewhere()
         return result
@@ -394,7 +396,7 @@ class CrashingBackend:
 
     def changes(self) -> AsyncGenerator[str | None, None]:
         """What other processes write, where there are any."""
-        return self._records.changes() if self._bulletin is None else self._bulletin.listen()
+        return self._records.changes() if self._feed is None else self._feed.listen()
 
     async def close(self) -> None:
         """The records outlive the process."""

@@ -71,6 +71,7 @@ class SimulatedScheduler(Controller):
         self._again: asyncio.TimerHandle | None = None
         self._bound: dict[ObjectKey, tuple[str, ResourceAmounts]] = {}
         self._taken: dict[str, ResourceAmounts] = {}
+        """What bound pods take, by node: summed as pods come and go, as kube-scheduler's cache does."""
 
     async def run(self) -> None:
         """Work until cancelled."""
