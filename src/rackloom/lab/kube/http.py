@@ -91,6 +91,7 @@ class _ResourceCall:
         self._request = request
         self._params = params = request.url.params
         self._pages = pages
+        self._dry_run = False
         self._is_table = wants_table(request.headers.get("Accept", ""))
         self._selectors = {
             "labels": params.get("labelSelector", ""),
@@ -114,12 +115,12 @@ class _ResourceCall:
         request = self._request
         try:
             body = read_body(request.content, request.headers.get("Content-Type", ""))
-            dry_run = is_dry_run(self._params)
+            self._dry_run = is_dry_run(self._params)
             if request.method == "GET":
                 return _json_response(200, await self._read())
             if request.method == "POST":
-                return _json_response(201, await self._post(body, dry_run))
-            return _json_response(200, await self._write(body, dry_run))
+                return _json_response(201, await self._post(body))
+            return _json_response(200, await self._write(body))
         except _UNFORESEEN as error:
             if request.method == "GET":
                 raise
@@ -152,36 +153,35 @@ class _ResourceCall:
         included = self._params.get("includeObject", "Metadata")
         return table_of(self._kind, items, metadata, self._kube.now(), included)
 
-    async def _post(self, body: Any, dry_run: bool) -> Object:
+    async def _post(self, body: Any) -> Object:
         match self._kind, self._subresource:
             case objects.POD, kube_objects.BINDING_SUBRESOURCE:
                 asked = read_options(Binding, body)
                 uid = asked.metadata.uid if asked.metadata else None
                 namespace, node = self._namespace or "", asked.target.name
-                await self._api.bind(self._name, namespace, node, uid=uid, dry_run=dry_run)
+                await self._api.bind(self._name, namespace, node, uid=uid, dry_run=self._dry_run)
                 return _SUCCESS
             case objects.POD, "eviction":
                 # An eviction is a delete that a disruption budget may refuse; none is served, so none does.
-                return await self._delete(read_options(Eviction, body).delete_options, dry_run)
-        return await self._api.create(self._kind, self._placed(body), dry_run=dry_run)
+                return await self._delete(read_options(Eviction, body).delete_options)
+        return await self._api.create(self._kind, self._placed(body), dry_run=self._dry_run)
 
-    async def _write(self, body: Any, dry_run: bool) -> Object:
+    async def _write(self, body: Any) -> Object:
         method = self._request.method if self._name else ""
         if method == "PUT":
             obj = self._placed(body)
-            return await self._api.replace(self._kind, obj, subresource=self._subresource, dry_run=dry_run)
+            return await self._api.replace(
+                self._kind, obj, subresource=self._subresource, dry_run=self._dry_run
+            )
         if method == "PATCH":
-            return await self._patch(body, dry_run)
+            return await self._patch(body)
         if method == "DELETE":
-            return await self._delete(read_options(DeleteOptions, body), dry_run)
+            return await self._delete(read_options(DeleteOptions, body))
         raise _METHOD_NOT_ALLOWED
 
-    async def _patch(self, body: Any, dry_run: bool) -> Object:
-        kind, where, content_type = (
-            self._kind,
-            self._subresource,
-            self._request.headers.get("Content-Type", ""),
-        )
+    async def _patch(self, body: Any) -> Object:
+        kind, where, dry_run = self._kind, self._subresource, self._dry_run
+        content_type = self._request.headers.get("Content-Type", "")
         if content_type == APPLY_PATCH:
             force, manager = self._params.get("force") == "true", field_manager_of(self._params)
             return await self._api.apply(
@@ -192,9 +192,9 @@ class _ResourceCall:
             kind, self._name, self._namespace, change, subresource=where, dry_run=dry_run
         )
 
-    async def _delete(self, options: DeleteOptions | None, dry_run: bool) -> Object:
+    async def _delete(self, options: DeleteOptions | None) -> Object:
         options = options or DeleteOptions()
-        dry_run = is_dry_run({}, options.dry_run or ()) or dry_run
+        dry_run = is_dry_run({}, options.dry_run or ()) or self._dry_run
         await self._api.delete_with(self._kind, self._name, self._namespace, options, dry_run=dry_run)
         return _SUCCESS
 
