@@ -82,7 +82,7 @@ def pytest_runtest_makereport(item: pytest.Function) -> Iterator[None]:
     report: Any = yield
     plane = item.funcargs.get("cluster")
     if report.failed and isinstance(plane, ControlPlane):
-        report.sections.append(("control plane", plane.told()))
+        report.sections.append(("control plane", plane.log_tails()))
     return report
 
 

@@ -118,7 +118,7 @@ class ControlPlane:
             self._children.popitem()[1].stop()
         self._reserved.close()
 
-    def told(self) -> str:
+    def log_tails(self) -> str:
         """The ends of all logs."""
         return "\n".join(child.tail() for child in self._children.values())
 
@@ -128,7 +128,7 @@ class ControlPlane:
             ended = [child.name for child in self._children.values() if child.ended()]
             if ended or time.monotonic() > deadline:
                 why = f"{' and '.join(ended)} ended" if ended else f"not ready within {_READY_WITHIN:.0f} s"
-                raise NotReady(f"{why}\n{self.told()}")
+                raise NotReady(f"{why}\n{self.log_tails()}")
             time.sleep(0.1)
 
     @property

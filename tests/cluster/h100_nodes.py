@@ -58,7 +58,9 @@ class Files:
 
     def specs(self) -> dict[str, Any]:
         """CDI specs of claims, by file name."""
-        return {one.name: msgspec.json.decode(one.read_bytes()) for one in self.places.cdi.glob("*claim_*")}
+        return {
+            file.name: msgspec.json.decode(file.read_bytes()) for file in self.places.cdi.glob("*claim_*")
+        }
 
     def _verbs(self) -> None:
         """A character device of each RDMA device, as the kernel's uverbs driver makes them."""
@@ -78,8 +80,8 @@ async def plug_gpus(
         inventory_file=files.inventory, nccl_topology=files.nccl, driver_root=files.root, shares=shares
     )
     common = NodeOptions(node=node, directories=files.places, sysroot=files.root)
-    one = await stack.enter_async_context(gpu_node(common, options, api))
-    await one.publisher.published.wait()
+    plugin = await stack.enter_async_context(gpu_node(common, options, api))
+    await plugin.publisher.published.wait()
 
 
 async def plug_nics(stack: AsyncExitStack, api: KubeApi, node: str, files: Files) -> None:
@@ -90,8 +92,8 @@ async def plug_nics(stack: AsyncExitStack, api: KubeApi, node: str, files: Files
         nccl_topology=files.nccl,
     )
     common = NodeOptions(node=node, directories=files.places, sysroot=files.root)
-    one = await stack.enter_async_context(nic_node(common, options, api))
-    await one.publisher.published.wait()
+    plugin = await stack.enter_async_context(nic_node(common, options, api))
+    await plugin.publisher.published.wait()
 
 
 async def plug_kubelet(

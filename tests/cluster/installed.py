@@ -147,7 +147,7 @@ def shipped() -> tuple[str, list[Object]]:
         timeout=60,
         check=True,
     )
-    documents = [one for one in yaml.safe_load_all(built.stdout) if one]
+    documents = [document for document in yaml.safe_load_all(built.stdout) if document]
     hooks = [document for document in documents if document["kind"] in HOOKS]
     return yaml.safe_dump_all([document for document in documents if document not in hooks]), hooks
 

@@ -90,11 +90,11 @@ async def _write(
 
 async def _none_left(api: KubeApi) -> bool:
     """A life that an error cut short has left its object, and a namespace goes a while after its deletion."""
-    left = [(kind, one) for kind in _CLUSTER_WIDE for one in await _written(api, kind)]
-    for kind, one in left:
-        if "deletionTimestamp" not in one["metadata"]:
+    left = [(kind, obj) for kind in _CLUSTER_WIDE for obj in await _written(api, kind)]
+    for kind, obj in left:
+        if "deletionTimestamp" not in obj["metadata"]:
             with contextlib.suppress(KubeError):
-                await api.delete(kind, one["metadata"]["name"])
+                await api.delete(kind, obj["metadata"]["name"])
     return not left
 
 
@@ -114,5 +114,5 @@ async def _one_life(api: KubeApi, kind: ResourceKind, obj: Object) -> None:
 
 def _named(kind: ResourceKind, name: str) -> Object:
     meta = {"name": name} | ({"namespace": _HOME} if kind.namespaced else {})
-    told = {"involvedObject": {"namespace": _HOME, "name": name}} if kind == EVENT else {}
-    return {"metadata": meta} | KINDS[kind] | told
+    involved = {"involvedObject": {"namespace": _HOME, "name": name}} if kind == EVENT else {}
+    return {"metadata": meta} | KINDS[kind] | involved

@@ -112,9 +112,9 @@ class Site:
 
         async def look() -> ComputeDomainStatus | None:
             status = await self.status(name, namespace)
-            said = {condition.type: condition.status for condition in status.conditions}
+            conditions = {condition.type: condition.status for condition in status.conditions}
             found = {node.name for node in status.nodes}
-            whole = said.get("Ready") == "True" and (shared or said.get("Meshed") == "True")
+            whole = conditions.get("Ready") == "True" and (shared or conditions.get("Meshed") == "True")
             return status if whole and (found >= nodes if shared else found == nodes) else None
 
         try:
@@ -130,7 +130,7 @@ class Site:
 
         async def look() -> bool:
             offered = (await self.api.list(NODE, labels=names.CHANNELS_READY_LABEL)).items
-            return {one["metadata"]["name"] for one in offered} == self.trays.keys()
+            return {slice_["metadata"]["name"] for slice_ in offered} == self.trays.keys()
 
         await until(look, "every tray offers channels", PATIENCE)
 
@@ -212,5 +212,5 @@ class Reader:
 
     async def read(self, path: str) -> list[Object]:
         kinds = (COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE, RESOURCE_CLAIM, POD, NODE)
-        (kind,) = (one for one in kinds if path.endswith(f"{one.version}/{one.plural}"))
+        (kind,) = (kind for kind in kinds if path.endswith(f"{kind.version}/{kind.plural}"))
         return list((await self._api.list(kind)).items)

@@ -61,12 +61,14 @@ async def end(site: Site, namespace: str, job: str, workers: int) -> None:
     await site.api.delete(COMPUTE_DOMAIN, job, namespace)
 
 
-async def told(site: Site, namespace: str, pod: str, text: str) -> Object:
+async def prepare_event(site: Site, namespace: str, pod: str, text: str) -> Object:
     """The event by which a pod's user learns why its claims are not prepared."""
 
     async def look() -> Object | None:
         found = (await site.api.list(EVENT, namespace, fields=f"reason={NOT_PREPARED}")).items
-        mine = [one for one in found if one["involvedObject"]["name"] == pod and text in one["message"]]
+        mine = [
+            event for event in found if event["involvedObject"]["name"] == pod and text in event["message"]
+        ]
         return mine[0] if mine else None
 
     event = await until(look, f"{pod} is told: {text}")

@@ -111,7 +111,7 @@ class Programs:
 
     async def _controller(self, node: str, pod: Object, ready: Ready) -> int:
         (container,) = pod["spec"]["containers"]
-        (image,) = (one["value"] for one in container["env"] if one["name"] == "IMAGE_NAME")
+        (image,) = (variable["value"] for variable in container["env"] if variable["name"] == "IMAGE_NAME")
         settings = ControllerSettings(daemon=ImexDaemonSettings(image=image), isolation=self.isolation)
         identity = pod["metadata"]["name"]
         async with self._own(pod) as own:
@@ -133,11 +133,11 @@ class Programs:
             fabric_file=tray.fabric,
             driver_root=tray.root,
         )
-        async with self._own(pod) as own, imex_node(common, options, own) as one:
-            await one.publisher.published.wait()
+        async with self._own(pod) as own, imex_node(common, options, own) as plugin:
+            await plugin.publisher.published.wait()
             self.serving.add(node)
             await ready()
-            await one.background.fails()
+            await plugin.background.fails()
         return 1
 
     async def _webhook(self, node: str, pod: Object, ready: Ready) -> int:
@@ -245,11 +245,13 @@ def _environment(pod: Object, edits: dict[str, list[object]]) -> dict[str, str]:
         "metadata.name": meta["name"],
         "metadata.namespace": meta["namespace"],
     }
-    found = dict(str(one).split("=", 1) for one in edits["env"])
+    found = dict(str(edit).split("=", 1) for edit in edits["env"])
     (container,) = pod["spec"]["containers"]
-    for one in container["env"]:
-        source = one.get("valueFrom")
-        found[one["name"]] = fields[source["fieldRef"]["fieldPath"]] if source else one.get("value", "")
+    for variable in container["env"]:
+        source = variable.get("valueFrom")
+        found[variable["name"]] = (
+            fields[source["fieldRef"]["fieldPath"]] if source else variable.get("value", "")
+        )
     return found
 
 

@@ -37,10 +37,12 @@ Devices = list[tuple[str, str, str]]
 def predicted() -> Mapping[str, Devices]:
     """By template: request, driver and device of each result, in order."""
     answers = claim_plan.allocate_all(claim_plan.read_inputs([*TEMPLATES.values()], PROFILE, 2), "exact")
-    return {answer.claim: told(answer.allocation) for answer in answers if isinstance(answer, PlacedClaim)}
+    return {
+        answer.claim: devices_of(answer.allocation) for answer in answers if isinstance(answer, PlacedClaim)
+    }
 
 
-def told(allocation: AllocationResult) -> Devices:
+def devices_of(allocation: AllocationResult) -> Devices:
     return [(result.request, result.driver, result.device) for result in allocation.devices.results]
 
 
@@ -50,11 +52,11 @@ async def azure_nodes(api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[list[s
     nodes = await add_nodes(2)
     classes = [(DEVICE_CLASS, klass) for klass in device_classes()]
     slices = [(RESOURCE_SLICE, slice_) for node in nodes for slice_ in slices_of(machine_of(PROFILE), node)]
-    for kind, one in (*classes, *slices):
-        await api.create(kind, msgspec.to_builtins(one))
+    for kind, obj in (*classes, *slices):
+        await api.create(kind, msgspec.to_builtins(obj))
     yield nodes
-    for kind, one in (*classes, *slices):
-        await api.delete(kind, one.metadata.name)
+    for kind, obj in (*classes, *slices):
+        await api.delete(kind, obj.metadata.name)
 
 
 def pod_of(template: str, namespace: str) -> Object:
@@ -98,7 +100,7 @@ async def test_both_example_templates_get_the_predicted_devices(
         pod, claim = await run_pod(api, template, namespace)
         used.append(pod["spec"]["nodeName"])
         results = claim["status"]["allocation"]["devices"]["results"]
-        assert told(msgspec.convert(claim["status"]["allocation"], AllocationResult)) == devices
+        assert devices_of(msgspec.convert(claim["status"]["allocation"], AllocationResult)) == devices
         assert {result["pool"] for result in results} == {used[-1]}
         assert [user["uid"] for user in claim["status"]["reservedFor"]] == [pod["metadata"]["uid"]]
     assert set(used) == set(azure_nodes)

@@ -100,7 +100,7 @@ def renamed(template: Path, name: str, namespace: str) -> Object:
     return {**yaml.safe_load(template.read_text()), "metadata": {"name": name, "namespace": namespace}}
 
 
-def told(allocation: Any) -> Devices:
+def devices_of(allocation: Any) -> Devices:
     return [
         (result["request"], result["driver"], result["device"]) for result in allocation["devices"]["results"]
     ]
@@ -112,7 +112,7 @@ async def predicted(template: Path, slices: Path) -> Devices:
         await rackloom("claim", "allocate", "-f", template, "--slices", slices, "-o", "json")
     )
     assert answer["outcome"] == "placed"
-    return told(answer["allocation"])
+    return devices_of(answer["allocation"])
 
 
 async def templates(folder: Path, slices: Path) -> dict[str, tuple[str, Path]]:
@@ -162,8 +162,8 @@ def check_prepared(claim: Object, files: Files, arm: str) -> None:
     uid = claim["metadata"]["uid"]
     paths = device_nodes({name: spec for name, spec in files.specs().items() if uid in name})
     gpus = {
-        f"/dev/nvidia{one.removeprefix('gpu-')}"
-        for _, driver, one in told(claim["status"]["allocation"])
+        f"/dev/nvidia{device.removeprefix('gpu-')}"
+        for _, driver, device in devices_of(claim["status"]["allocation"])
         if driver == "gpu.nvidia.com"
     }
     every_gpu = {f"/dev/nvidia{gpu.index}" for gpu in MACHINE.gpus}
@@ -183,7 +183,7 @@ async def test_all_four_templates_get_what_is_predicted(
         awaited = await predicted(template, slices)
         assert len(awaited) == 8
         pod, claim = await ran(api, namespace, name, template)
-        assert told(claim["status"]["allocation"]) == awaited, name
+        assert devices_of(claim["status"]["allocation"]) == awaited, name
         check_prepared(claim, h100_nodes[pod["spec"]["nodeName"]], arm)
         await api.delete(POD, name, namespace)
 
@@ -203,7 +203,7 @@ async def test_the_example_runs_on_both_nodes(
     on = set()
     for name in ("nixl-kv-target", "nixl-kv-initiator"):
         pod, claim = await running(api, namespace, name)
-        assert told(claim["status"]["allocation"]) == awaited
+        assert devices_of(claim["status"]["allocation"]) == awaited
         check_prepared(claim, h100_nodes[pod["spec"]["nodeName"]], "aligned")
         on.add(pod["spec"]["nodeName"])
     assert on == set(h100_nodes)

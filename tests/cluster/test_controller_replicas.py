@@ -61,10 +61,10 @@ async def replica(cluster: ControlPlane) -> AsyncIterator[Replica]:
         *("--listen", "127.0.0.1:0", "--kubeconfig", str(cluster.admin)),
         stdout=asyncio.subprocess.PIPE,
     )
-    one = Replica(process)
+    replica = Replica(process)
     try:
-        await one.begin()
-        yield one
+        await replica.begin()
+        yield replica
     finally:
         with suppress(ProcessLookupError):
             process.kill()

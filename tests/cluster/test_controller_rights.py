@@ -97,7 +97,7 @@ def _projected_token(pod: Any) -> None:
 
 
 def _secret_of_another(pod: Any) -> None:
-    (volume,) = (one for one in pod["volumes"] if "secret" in one)
+    (volume,) = (volume for volume in pod["volumes"] if "secret" in volume)
     volume["secret"]["secretName"] = names.imex_authority_name(OTHER)
 
 
@@ -110,23 +110,26 @@ def _no_label(obj: Any) -> None:
 
 
 def _variable(name: str, value: str) -> Change:
-    return in_container(lambda one: one["env"].append({"name": name, "value": value}))
+    return in_container(lambda container: container["env"].append({"name": name, "value": value}))
 
 
-def _secret_variable(one: Any) -> None:
+def _secret_variable(container: Any) -> None:
     reference = {"name": names.imex_authority_name(OTHER), "key": "tls.key"}
-    one["env"].append({"name": "LOG_VERBOSITY", "valueFrom": {"secretKeyRef": reference}})
+    container["env"].append({"name": "LOG_VERBOSITY", "valueFrom": {"secretKeyRef": reference}})
 
 
-def _all_gpus(one: Any) -> None:
-    (variable,) = (each for each in one["env"] if each["name"] == "NVIDIA_VISIBLE_DEVICES")
+def _all_gpus(container: Any) -> None:
+    (variable,) = (each for each in container["env"] if each["name"] == "NVIDIA_VISIBLE_DEVICES")
     variable["value"] = "all"
 
 
 FORBIDDEN: dict[str, tuple[Change, str]] = {
     "name": (_another_name, "DaemonSets of ComputeDomains"),
     "label": (_no_label, "DaemonSets of ComputeDomains"),
-    "image": (in_container(lambda one: one.update(image="evil:1")), "from the image of the controller"),
+    "image": (
+        in_container(lambda container: container.update(image="evil:1")),
+        "from the image of the controller",
+    ),
     "second container": (
         in_pod(lambda pod: pod["containers"].append({"name": "x", "image": "rackloom:0.1.0"})),
         "one container",
@@ -139,18 +142,23 @@ FORBIDDEN: dict[str, tuple[Change, str]] = {
         in_pod(lambda pod: pod.update(serviceAccountName="default")),
         "run as compute-domain-daemon-service-account",
     ),
-    "command": (in_container(lambda one: one.update(command=["sh"])), "rackloom imex run"),
-    "arguments": (in_container(lambda one: one.update(args=["--program", "sh"])), "rackloom imex run"),
+    "command": (in_container(lambda container: container.update(command=["sh"])), "rackloom imex run"),
+    "arguments": (
+        in_container(lambda container: container.update(args=["--program", "sh"])),
+        "rackloom imex run",
+    ),
     "probe": (
-        in_container(lambda one: one.update(livenessProbe={"exec": {"command": ["sh"]}})),
+        in_container(lambda container: container.update(livenessProbe={"exec": {"command": ["sh"]}})),
         "requests to the pod",
     ),
     "probe of another host": (
-        in_container(lambda one: one["livenessProbe"]["httpGet"].update(host="10.0.0.1")),
+        in_container(lambda container: container["livenessProbe"]["httpGet"].update(host="10.0.0.1")),
         "requests to the pod",
     ),
     "hook": (
-        in_container(lambda one: one.update(lifecycle={"postStart": {"exec": {"command": ["sh"]}}})),
+        in_container(
+            lambda container: container.update(lifecycle={"postStart": {"exec": {"command": ["sh"]}}})
+        ),
         "rackloom imex run",
     ),
     "program": (_variable("IMEX_PROGRAM", "sh -c id"), "variables that the controller gives"),
@@ -177,16 +185,20 @@ FORBIDDEN: dict[str, tuple[Change, str]] = {
     ),
     "privileged": (
         in_container(
-            lambda one: one["securityContext"].update(privileged=True, allowPrivilegeEscalation=True)
+            lambda container: container["securityContext"].update(
+                privileged=True, allowPrivilegeEscalation=True
+            )
         ),
         "without capabilities",
     ),
     "capability": (
-        in_container(lambda one: one["securityContext"]["capabilities"].update(add=["SYS_ADMIN"])),
+        in_container(
+            lambda container: container["securityContext"]["capabilities"].update(add=["SYS_ADMIN"])
+        ),
         "without capabilities",
     ),
     "capabilities kept": (
-        in_container(lambda one: one["securityContext"].pop("capabilities")),
+        in_container(lambda container: container["securityContext"].pop("capabilities")),
         "without capabilities",
     ),
     "seccomp": (
@@ -194,11 +206,13 @@ FORBIDDEN: dict[str, tuple[Change, str]] = {
         "seccomp profile",
     ),
     "seccomp of the container": (
-        in_container(lambda one: one["securityContext"].update(seccompProfile={"type": "Unconfined"})),
+        in_container(
+            lambda container: container["securityContext"].update(seccompProfile={"type": "Unconfined"})
+        ),
         "seccomp profile",
     ),
     "writable image": (
-        in_container(lambda one: one["securityContext"].update(readOnlyRootFilesystem=False)),
+        in_container(lambda container: container["securityContext"].update(readOnlyRootFilesystem=False)),
         "read-only image",
     ),
 }
@@ -254,8 +268,8 @@ async def test_pod_security_keeps_privileged_pods_out_of_the_daemons_namespace(
     pod = {"metadata": {"name": "probe", "namespace": DAEMONS}, "spec": spec}
     await api.create(POD, pod, dry_run=True)
 
-    def privileged(one: Any) -> None:
-        one["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    def privileged(pod: Any) -> None:
+        pod["spec"]["containers"][0]["securityContext"] = {"privileged": True}
 
     await refused(api.create(POD, changed(pod, privileged), dry_run=True), "violates PodSecurity")
 
@@ -310,7 +324,7 @@ async def test_the_controller_takes_away_its_own_claims_templates_and_slices_onl
         await controller.create(kind, obj)
 
     users = changed(own_claim, _another_name)
-    unowned = changed(own_claim, lambda one: one["metadata"].update(ownerReferences=[], namespace="default"))
+    unowned = changed(own_claim, lambda obj: obj["metadata"].update(ownerReferences=[], namespace="default"))
     for claim in (users, unowned):
         await refused(controller.create(RESOURCE_CLAIM, claim), "that the pods of a ComputeDomain share")
         await api.create(RESOURCE_CLAIM, claim)
@@ -319,8 +333,8 @@ async def test_the_controller_takes_away_its_own_claims_templates_and_slices_onl
         await refused(call, "that the pods of a ComputeDomain share")
     await api.delete(RESOURCE_CLAIM, unowned["metadata"]["name"], "default")
 
-    def users_template(one: Any) -> None:
-        one["metadata"] = {"name": "users", "namespace": namespace}
+    def users_template(template: Any) -> None:
+        template["metadata"] = {"name": "users", "namespace": namespace}
 
     await api.create(RESOURCE_CLAIM_TEMPLATE, changed(own_template, users_template))
     call = controller.delete(RESOURCE_CLAIM_TEMPLATE, "users", namespace)
@@ -330,8 +344,8 @@ async def test_the_controller_takes_away_its_own_claims_templates_and_slices_onl
     await refused(controller.delete(RESOURCE_SLICE, "of-a-node"), "no devices of a node")
     for forbidden in (
         slice_of("n", "forged"),
-        changed(own_pool, lambda one: one["spec"]["pool"].update(name="n")),
-        changed(own_pool, lambda one: one["spec"].update(driver=names.GPU_DRIVER)),
+        changed(own_pool, lambda obj: obj["spec"]["pool"].update(name="n")),
+        changed(own_pool, lambda obj: obj["spec"].update(driver=names.GPU_DRIVER)),
     ):
         await refused(controller.create(RESOURCE_SLICE, forbidden, dry_run=True), "no devices of a node")
     await api.delete(RESOURCE_SLICE, "of-a-node")

@@ -172,8 +172,8 @@ async def test_the_controller_may_change_pods_of_gangs_only_and_only_to_let_them
         **plain,
         "metadata": {**plain["metadata"], "name": "ganged", "labels": {"rackloom.dev/gang": "g"}},
     }
-    for one in (plain, gang):
-        await api.create(POD, one)
+    for pod in (plain, gang):
+        await api.create(POD, pod)
     note = {"op": "add", "path": "/metadata/annotations", "value": {spec.TRAY_ANNOTATION: "n"}}
     gate = {"op": "remove", "path": "/spec/schedulingGates/0"}
     image = {"op": "replace", "path": "/spec/containers/0/image", "value": "other"}

@@ -36,7 +36,11 @@ class EarlyReturns:
             trays = await held(self._api)
             after = await placed(self._api, self._namespace)
             # Who was there before and after was there when the trays were read.
-            self.found += [one for one in before.items() if one in after.items() and one[1] not in trays]
+            self.found += [
+                placement
+                for placement in before.items()
+                if placement in after.items() and placement[1] not in trays
+            ]
             await asyncio.sleep(0.1)
 
 
@@ -94,7 +98,7 @@ async def placed(api: KubeApi, namespace: str) -> dict[str, str]:
     """The node of each pod that runs, by its UID."""
     pods = (await api.list(POD, namespace, labels="job=ranks")).items
     running = (pod for pod in pods if pod["status"].get("phase") == "Running")
-    return {one["metadata"]["uid"]: one["spec"]["nodeName"] for one in running}
+    return {pod["metadata"]["uid"]: pod["spec"]["nodeName"] for pod in running}
 
 
 async def trays_of(api: KubeApi, namespace: str, role: str) -> dict[str, str]:

@@ -55,7 +55,7 @@ def on(*nodes: str) -> Object:
 async def places(api: KubeApi, namespace: str, pods: int) -> set[str]:
     async def bound() -> list[str]:
         found = (await api.list(POD, namespace, labels="job=big")).items
-        nodes = [one["spec"]["nodeName"] for one in found if one["spec"].get("nodeName")]
+        nodes = [pod["spec"]["nodeName"] for pod in found if pod["spec"].get("nodeName")]
         return nodes if len(nodes) == pods else []
 
     return set(await until(bound, "the gang is bound", PATIENCE))

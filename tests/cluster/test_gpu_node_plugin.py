@@ -69,7 +69,7 @@ async def host(
 async def published(api: KubeApi, node: str) -> dict[str, Any]:
     """Devices by name."""
     found = (await api.list(RESOURCE_SLICE, fields=f"spec.nodeName={node}")).items
-    return {device["name"]: device for one in found for device in one["spec"]["devices"]}
+    return {device["name"]: device for slice_ in found for device in slice_["spec"]["devices"]}
 
 
 def claim_spec() -> Object:
@@ -93,7 +93,7 @@ async def run_pods(api: KubeApi, namespace: str, *names: str, claim: Object) -> 
 
     async def all_run() -> bool:
         found = (await api.list(POD, namespace)).items
-        return [one.get("status", {}).get("phase") for one in found] == ["Running"] * len(names)
+        return [pod.get("status", {}).get("phase") for pod in found] == ["Running"] * len(names)
 
     await until(all_run, f"{names} run")
 
@@ -146,9 +146,9 @@ async def test_two_claims_have_a_share_of_one_gpu(
     await make_template(api, namespace)
     await run_pods(api, namespace, "one", "two", claim=MADE)
     found = await results(api, namespace)
-    assert {one["device"] for one in found} == {"gpu-3"}
-    assert len({one["shareID"] for one in found}) == 2
-    assert [one["consumedCapacity"]["shares"] for one in found] == ["1", "1"]
+    assert {result["device"] for result in found} == {"gpu-3"}
+    assert len({result["shareID"] for result in found}) == 2
+    assert [result["consumedCapacity"]["shares"] for result in found] == ["1", "1"]
     assert paths(files).count("/dev/nvidia3") == 2
 
 
@@ -164,7 +164,7 @@ async def test_a_claim_that_two_pods_share_is_given_back_with_the_last_of_them(
 
     async def is_alone() -> bool:
         left = (await api.get(RESOURCE_CLAIM, "shared", namespace))["status"]["reservedFor"]
-        return [one["name"] for one in left] == ["two"]
+        return [device["name"] for device in left] == ["two"]
 
     async def is_left() -> bool:
         return not files.specs()
@@ -191,7 +191,7 @@ async def test_the_api_server_takes_every_taint_and_its_end(api: KubeApi, host: 
     async def lost() -> bool:
         return {"key": "gpu.nvidia.com/gpu-lost", "effect": "NoSchedule"} in await taints()
 
-    async def told() -> bool:
+    async def has_weak_taint() -> bool:
         return {**FAILED, "value": "13", "effect": "None"} in await taints()
 
     async def clean() -> bool:
@@ -205,4 +205,4 @@ async def test_the_api_server_takes_every_taint_and_its_end(api: KubeApi, host: 
     files.declare(whole)
     await until(clean, "nothing is left of it")
     files.first_gpu(xids=(13,))
-    await until(told, "an error of a program is told without an effect")
+    await until(has_weak_taint, "an error of a program is told without an effect")

@@ -72,12 +72,12 @@ async def imex_node_name(
         options = ImexOptions(
             namespaces=("default",), clique_label=True, fabric_file=root / "fabric.json", driver_root=root
         )
-        one = await stack.enter_async_context(imex_node(common, options, api))
+        plugin = await stack.enter_async_context(imex_node(common, options, api))
         kubelets_of_plugins[node] = await stack.enter_async_context(
             plugin_manager_on(places.registry, api, node)
         )
         await kubelets_of_plugins[node].registered(names.IMEX_DRIVER)
-        await one.publisher.published.wait()
+        await plugin.publisher.published.wait()
         yield node
     await withdraw(api, COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE)
 

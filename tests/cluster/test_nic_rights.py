@@ -33,7 +33,9 @@ REF = ClaimRef(namespace="default", name="c", uid="u")
 async def rights(cluster: ControlPlane, tmp_path: Path) -> AsyncIterator[None]:
     """What the plugin's account may do in the whole cluster."""
     documents = [
-        one for one in yaml.safe_load_all(RIGHTS.read_text()) if one["kind"].startswith("ClusterRole")
+        document
+        for document in yaml.safe_load_all(RIGHTS.read_text())
+        if document["kind"].startswith("ClusterRole")
     ]
     file = tmp_path / "rights.yaml"
     file.write_text(yaml.safe_dump_all(documents))
@@ -104,4 +106,4 @@ async def test_the_plugin_learns_what_the_nodes_network_is(cluster: ControlPlane
 
 async def failure_of(api: KubeApi, namespace: str) -> Object | None:
     found = (await api.list(EVENT, namespace)).items
-    return next((one for one in found if one["reason"] == "NetworkDeviceAttachFailed"), None)
+    return next((event for event in found if event["reason"] == "NetworkDeviceAttachFailed"), None)

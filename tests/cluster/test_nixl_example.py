@@ -23,8 +23,8 @@ async def claims_of(api: KubeApi, namespace: str) -> list[str]:
 
 
 async def test_the_example_applies_as_it_stands(cluster: ControlPlane, api: KubeApi, namespace: str) -> None:
-    said = kubectl(cluster, "-n", namespace, "apply", "-k", str(EXAMPLES / "nixl-kv-transfer"))
-    assert said.count(" created") == 7, said
+    output = kubectl(cluster, "-n", namespace, "apply", "-k", str(EXAMPLES / "nixl-kv-transfer"))
+    assert output.count(" created") == 7, output
     for name in ("nixl-kv-initiator", "nixl-kv-target"):
         pod = await api.get(POD, name, namespace)
         (claim,) = pod["spec"]["resourceClaims"]
@@ -40,7 +40,7 @@ async def test_the_example_applies_as_it_stands(cluster: ControlPlane, api: Kube
 
 
 def test_the_job_form_is_accepted(cluster: ControlPlane) -> None:
-    said = kubectl(
+    output = kubectl(
         cluster, "-n", "default", "apply", "--dry-run=server", "-k", str(EXAMPLES / "nixl-kv-transfer-jobs")
     )
-    assert said.count("job.batch/") == 2, said
+    assert output.count("job.batch/") == 2, output

@@ -74,13 +74,13 @@ async def test_a_daemon_writes_its_own_entry_only(
     cluster: ControlPlane, api: KubeApi, namespace: str, base_shared: None
 ) -> None:
     # All three exist: the garbage collector deletes a clique whose only owner does not.
-    one, two, three = [await daemon_pod(api, DOMAIN, suffix) for suffix in ("aaaa1", "aaaa2", "aaaa3")]
-    here, there = ref_of(one), ref_of(three)
-    node = one["spec"]["nodeName"]
+    first, two, three = [await daemon_pod(api, DOMAIN, suffix) for suffix in ("aaaa1", "aaaa2", "aaaa3")]
+    here, there = ref_of(first), ref_of(three)
+    node = first["spec"]["nodeName"]
     value = ComputeDomainClique(compute_domain=DOMAIN, clique_id=CLIQUE)
     by_admin = join_clique(value, node="other", ip_address="10.0.0.9", pod=there, max_nodes=18)
     read = await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(by_admin, DAEMONS))
-    async with as_daemon(api, cluster, one) as daemon:
+    async with as_daemon(api, cluster, first) as daemon:
 
         async def refused(value: ComputeDomainClique, over: Object, why: str) -> None:
             with pytest.raises(Rejected, match=why):
@@ -99,7 +99,7 @@ async def test_a_daemon_writes_its_own_entry_only(
         await refused(elsewhere, read, "of the clique that the object is of")
 
         written = await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(own, DAEMONS, read))
-        assert [one.node_name for one in read_clique(written).daemons] == ["other", node]
+        assert [member.node_name for member in read_clique(written).daemons] == ["other", node]
         thrown_out = leave_clique(read_clique(written), node="other", pod=there)
         await refused(thrown_out, written, "own node only")
         alone = msgspec.structs.replace(read_clique(written), owners=(there,))
@@ -172,20 +172,20 @@ async def test_a_daemon_is_held_to_its_own_compute_domain(
 async def test_a_daemon_says_what_it_sees_on_its_own_pod(
     cluster: ControlPlane, api: KubeApi, namespace: str, base_shared: None
 ) -> None:
-    one, two = [await daemon_pod(api, DOMAIN, suffix) for suffix in ("cccc1", "cccc2")]
-    own, other = one["metadata"]["name"], two["metadata"]["name"]
-    said = {
+    first, two = [await daemon_pod(api, DOMAIN, suffix) for suffix in ("cccc1", "cccc2")]
+    own, other = first["metadata"]["name"], two["metadata"]["name"]
+    patch = {
         "metadata": {
             "labels": {names.CLIQUE_ID_LABEL: CLIQUE},
             "annotations": {names.MESH_ANNOTATION: "{}"},
         }
     }
-    async with as_daemon(api, cluster, one) as daemon:
-        await daemon.patch(POD, own, DAEMONS, said)
+    async with as_daemon(api, cluster, first) as daemon:
+        await daemon.patch(POD, own, DAEMONS, patch)
         ended = {"metadata": {"annotations": {names.IMEX_ERROR_ANNOTATION: "exit status 255"}}}
         await daemon.patch(POD, own, DAEMONS, ended)
         with pytest.raises(Rejected, match="own pod only"):
-            await daemon.patch(POD, other, DAEMONS, said)
+            await daemon.patch(POD, other, DAEMONS, patch)
         for change in (
             {"metadata": {"labels": {names.COMPUTE_DOMAIN_LABEL: FOREIGN}}},
             {"metadata": {"labels": {"a": "b"}}},
@@ -280,7 +280,7 @@ async def test_a_plugin_has_kubelet_try_the_pods_of_its_own_node_again_and_chang
         for value in (None, "x" * 129):
             with pytest.raises(Rejected, match="to a time and its driver"):
                 await annotate("here", value)
-        said = {"annotations": {RETRY_ANNOTATION: "now"}}
+        retry = {"annotations": {RETRY_ANNOTATION: "now"}}
         await refused(
             {"metadata": {"annotations": {RETRY_ANNOTATION: "now", "more": "1"}}},
             "no annotation of a pod but",
@@ -293,14 +293,14 @@ async def test_a_plugin_has_kubelet_try_the_pods_of_its_own_node_again_and_chang
             {"metadata": {"annotations": {RETRY_ANNOTATION: "now", "theirs": None}}},
             "no annotation of a pod but",
         )
-        await refused({"metadata": {**said, "labels": {"app": "y"}}}, "nothing else")
-        await refused({"metadata": {**said, "labels": {"more": "1"}}}, "nothing else")
-        await refused({"metadata": {**said, "finalizers": ["example.com/keep"]}}, "nothing else")
+        await refused({"metadata": {**retry, "labels": {"app": "y"}}}, "nothing else")
+        await refused({"metadata": {**retry, "labels": {"more": "1"}}}, "nothing else")
+        await refused({"metadata": {**retry, "finalizers": ["example.com/keep"]}}, "nothing else")
         owner = {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}
-        await refused({"metadata": {**said, "ownerReferences": [owner]}}, "nothing else")
-        await refused({"metadata": said, "spec": {"activeDeadlineSeconds": 1}}, "nothing else")
+        await refused({"metadata": {**retry, "ownerReferences": [owner]}}, "nothing else")
+        await refused({"metadata": retry, "spec": {"activeDeadlineSeconds": 1}}, "nothing else")
         image = {"containers": [{**here["spec"]["containers"][0], "image": "evil"}]}
-        await refused({"metadata": said, "spec": image}, "nothing else")
+        await refused({"metadata": retry, "spec": image}, "nothing else")
         for verb in (
             lambda: own.get(POD, "here", namespace),
             lambda: own.delete(POD, "here", namespace),
@@ -363,22 +363,22 @@ async def test_a_plugin_tells_the_status_of_its_own_nics_only(
     await nic_claim(api, namespace, node)
     async with as_account(api, cluster, "rackloom-node-nic", "plugin") as plugin:
 
-        async def tell(pool: str, driver: str = "dra.net", **status: Any) -> bool:
-            told = {"status": {"devices": [{"driver": driver, "pool": pool, "device": "nic-0"}], **status}}
-            await plugin.patch(RESOURCE_CLAIM, "nic", namespace, told, subresource="status")
+        async def report(pool: str, driver: str = "dra.net", **status: Any) -> bool:
+            patch = {"status": {"devices": [{"driver": driver, "pool": pool, "device": "nic-0"}], **status}}
+            await plugin.patch(RESOURCE_CLAIM, "nic", namespace, patch, subresource="status")
             return True
 
-        await tell(node)
+        await report(node)
         with pytest.raises(Rejected):
-            await tell(node, driver=names.GPU_DRIVER)
+            await report(node, driver=names.GPU_DRIVER)
         async with more_rights(api, plugin):
             # Kubernetes 1.36 asks for rights that the plugin has not; older servers have the policy alone.
             with pytest.raises(Rejected, match="NICs of its own node only"):
-                await tell(node, driver=names.GPU_DRIVER)
+                await report(node, driver=names.GPU_DRIVER)
             with pytest.raises(Rejected, match="which devices a claim has"):
-                await tell(node, reservedFor=[{"resource": "pods", "name": "mine", "uid": "mine"}])
+                await report(node, reservedFor=[{"resource": "pods", "name": "mine", "uid": "mine"}])
             with pytest.raises(Rejected, match="which devices a claim has"):
-                await tell(node, allocation=None)
+                await report(node, allocation=None)
         claim = await api.get(RESOURCE_CLAIM, "nic", namespace)
         assert [(device["driver"], device["pool"]) for device in claim["status"]["devices"]] == [
             ("dra.net", node)

@@ -49,8 +49,8 @@ async def test_a_namespace_admin_makes_no_pod_with_its_node_and_those_who_place_
                 return ""
             return ""
 
-        told = await until(denied, "the policy holds")
-        assert "spec.nodeName passes by the scheduler" in told
+        message = await until(denied, "the policy holds")
+        assert "spec.nodeName passes by the scheduler" in message
         mirror = {"kubernetes.io/config.mirror": "hash"}
         with pytest.raises(Rejected, match=r"spec\.nodeName passes by"):
             await alice.create(POD, pod(namespace, "false", node=nodes[0], **mirror))
@@ -92,7 +92,7 @@ async def test_kubelets_mirror_their_pods_and_daemon_sets_reach_every_node(
 
     async def everywhere() -> bool:
         pods = (await api.list(POD, namespace, labels="app=everywhere")).items
-        return set(nodes) <= {one["spec"].get("nodeName") for one in pods}
+        return set(nodes) <= {pod["spec"].get("nodeName") for pod in pods}
 
     await until(everywhere, "each node has its pod")
     await api.delete(DAEMON_SET, "every", namespace)

@@ -41,7 +41,7 @@ async def test_pods_run_after_a_part_was_killed(
     async def both_run() -> bool:
         with contextlib.suppress(KubeError):
             pods = (await api.list(POD, namespace)).items
-            return [one["status"]["phase"] for one in pods] == ["Running", "Running"]
+            return [pod["status"]["phase"] for pod in pods] == ["Running", "Running"]
         return False
 
     await until(both_run, "pods from before and after run")

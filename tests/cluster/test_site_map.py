@@ -35,14 +35,14 @@ ROLES = {
 async def account(cluster: ControlPlane, api: KubeApi) -> AsyncIterator[KubeApi]:
     """The service's account, with what the shipped binding gives it."""
     shipped = list(yaml.safe_load_all(READER.read_text()))
-    for one in shipped:
-        await api.create(ROLES[one["kind"]], one)
+    for role in shipped:
+        await api.create(ROLES[role["kind"]], role)
     (subject,) = shipped[1]["subjects"]
     user = f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
     async with connect(cluster.kubeconfig(user), keep=project_object) as client:
         yield client
-    for one in shipped:
-        await api.delete(ROLES[one["kind"]], one["metadata"]["name"])
+    for role in shipped:
+        await api.delete(ROLES[role["kind"]], role["metadata"]["name"])
 
 
 @pytest.fixture

@@ -299,7 +299,7 @@ async def test_what_is_not_ours_stays(
     try:
         code, outcome, complaint = await uninstall(cluster, "--yes")
         assert (code, outcome["rest"]["steps"]) == (0, []), complaint
-        left = {one["what"]: one["why"] for one in outcome["rest"]["left"]}
+        left = {entry["what"]: entry["why"] for entry in outcome["rest"]["left"]}
         assert left["DeviceClass gpu.nvidia.com"] == "has a name of ours, but not our label"
         assert left["DeviceClass mig.nvidia.com"] == "belongs to the Helm release nvidia-dra-driver-gpu"
         assert left[f"Namespace {DRIVER}"] == f"holds what is not ours: ConfigMap {DRIVER}/notes"

@@ -36,7 +36,8 @@ def release(folder: Path, tag: str) -> Path:
 async def images(api: KubeApi) -> dict[str, str]:
     found = [*(await api.list(DEPLOYMENT, DRIVER)).items, *(await api.list(DAEMON_SET, DRIVER)).items]
     return {
-        one["metadata"]["name"]: one["spec"]["template"]["spec"]["containers"][0]["image"] for one in found
+        deployed["metadata"]["name"]: deployed["spec"]["template"]["spec"]["containers"][0]["image"]
+        for deployed in found
     }
 
 
@@ -44,7 +45,7 @@ async def untouched(api: KubeApi, namespace: str) -> set[str]:
     """What a running job has: its pods, its daemons and their DaemonSets, each in its generation."""
     found = [*(await api.list(POD, namespace)).items, *(await api.list(POD, DAEMONS)).items]
     found += (await api.list(DAEMON_SET, DAEMONS)).items
-    return {f"{one['metadata']['uid']} {one['metadata'].get('generation')}" for one in found}
+    return {f"{obj['metadata']['uid']} {obj['metadata'].get('generation')}" for obj in found}
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ async def test_an_upgrade_and_the_way_back_leave_a_running_job_alone(
 
     await apply("-k", str(DEPLOY / "base"))
     labelled = [item["metadata"]["labels"] for item in (await api.list(DAEMON_SET, DRIVER)).items]
-    assert {one[PART_OF] for one in labelled} == {"rackloom"}
+    assert {labels[PART_OF] for labels in labelled} == {"rackloom"}
     assert await of_programs(api) == generations, "the label restarts nothing"
 
     later = str(release(tmp_path, "9.9.9"))
@@ -91,7 +92,9 @@ async def test_an_upgrade_and_the_way_back_leave_a_running_job_alone(
     assert await untouched(api, namespace) == before
 
     built = await asyncio.to_thread(kubectl, cluster, "kustomize", str(DEPLOY / "base"))
-    rest = [one for one in yaml.safe_load_all(built) if one["kind"] != "CustomResourceDefinition"]
+    rest = [
+        document for document in yaml.safe_load_all(built) if document["kind"] != "CustomResourceDefinition"
+    ]
     (tmp_path / "base.yaml").write_text(yaml.safe_dump_all(rest))
     await apply("-f", str(tmp_path / "base.yaml"), "-l", f"app.kubernetes.io/component in ({PLUGINS})")
     tags = {name: image.rpartition(":")[2] for name, image in (await images(api)).items()}
@@ -108,7 +111,7 @@ async def test_an_upgrade_and_the_way_back_leave_a_running_job_alone(
 
 async def of_programs(api: KubeApi) -> dict[str, int]:
     found = [*(await api.list(DEPLOYMENT, DRIVER)).items, *(await api.list(DAEMON_SET, DRIVER)).items]
-    return {one["metadata"]["name"]: one["metadata"]["generation"] for one in found}
+    return {crd["metadata"]["name"]: crd["metadata"]["generation"] for crd in found}
 
 
 async def no_domains(api: KubeApi) -> bool:

@@ -115,7 +115,7 @@ def is_ready(pod: Object) -> bool:
 async def offered(api: KubeApi, nodes: list[str]) -> bool:
     labelled = (await api.list(NODE, labels=f"{names.CHANNELS_READY_LABEL}={CLIQUE}")).items
     slices = (await api.list(RESOURCE_SLICE, labels=names.WARM_CLIQUE_LABEL)).items
-    return {one["metadata"]["name"] for one in labelled} == set(nodes) and len(slices) == 1
+    return {node["metadata"]["name"] for node in labelled} == set(nodes) and len(slices) == 1
 
 
 async def exists(api: KubeApi, claim: str, namespace: str) -> bool:

@@ -150,11 +150,11 @@ async def test_a_wrong_config_is_denied_with_its_place(api: KubeApi, driver: Non
             return ""
         return ""
 
-    told = await until(lambda: denied(RESOURCE_CLAIM, spec), "the webhook denies it")
-    assert "object at spec.devices.config[0].opaque.parameters is invalid" in told
-    assert "interface.mtu" in told
-    told = await denied(RESOURCE_CLAIM_TEMPLATE, {"spec": spec})
-    assert "object at spec.spec.devices.config[0].opaque.parameters is invalid" in told
+    message = await until(lambda: denied(RESOURCE_CLAIM, spec), "the webhook denies it")
+    assert "object at spec.devices.config[0].opaque.parameters is invalid" in message
+    assert "interface.mtu" in message
+    message = await denied(RESOURCE_CLAIM_TEMPLATE, {"spec": spec})
+    assert "object at spec.spec.devices.config[0].opaque.parameters is invalid" in message
 
 
 async def test_the_webhooks_token_opens_gates_and_changes_nothing_else(
@@ -184,8 +184,8 @@ async def test_the_webhooks_token_opens_gates_and_changes_nothing_else(
                 await own.patch(POD, name, namespace, patch)
         with pytest.raises(Rejected):
             await own.list(SECRET, DRIVER)
-        said = {"type": CHANNEL_CONDITION, "status": "False", "reason": "Test", "message": "told"}
-        await say(own, namespace, conditions=[said])
+        condition = {"type": CHANNEL_CONDITION, "status": "False", "reason": "Test", "message": "told"}
+        await say(own, namespace, conditions=[condition])
         for status in (
             {"conditions": [{"type": "Ready", "status": "True"}]},
             {"resourceClaimStatuses": [{"name": "channel", "resourceClaimName": "mine"}]},
@@ -213,12 +213,12 @@ async def test_a_bare_pod_that_came_too_early_in_channel_mode_is_told_what_to_do
     wanted = {"channel": {"resourceClaimTemplate": {"name": "channel"}}}
     await api.create(COMPUTE_DOMAIN, {"metadata": meta, "spec": wanted})
 
-    async def told() -> str:
+    async def condition_message() -> str:
         status = (await api.get(POD, "early", namespace)).get("status", {})
         found = {condition["type"]: condition for condition in status.get("conditions", ())}
         return str(found.get(CHANNEL_CONDITION, {}).get("message", ""))
 
-    assert "delete the pod and create it again" in await until(told, "the pod's owner is told")
+    assert "delete the pod and create it again" in await until(condition_message, "the pod's owner is told")
     await api.delete(POD, "early", namespace, grace_seconds=0)
     await create(api, POD, {"metadata": {"name": "early"}, "spec": spec}, namespace)
     pod = await api.get(POD, "early", namespace)

@@ -17,7 +17,7 @@ from tests.cluster.custom import MPI_JOB
 from tests.cluster.installed import applied
 from tests.cluster.policies import DAEMONS
 from tests.cluster.story import Reader, Site, admission
-from tests.cluster.story_jobs import DEATHS, domain, end, hand_made, told, worker
+from tests.cluster.story_jobs import DEATHS, domain, end, hand_made, prepare_event, worker
 from tests.cluster.story_jobs import start as start_job
 from tests.cluster.story_programs import DAEMON_ACCOUNT, Programs, pods_of
 from tests.cluster.story_trays import Tray, kubelets_of
@@ -120,15 +120,15 @@ async def site(
     namespace: str,
 ) -> AsyncIterator[Site]:
     """Everything installed and running."""
-    one = Site(cluster, api, kubelets, trays, containers)
-    await one.power_on()
+    site = Site(cluster, api, kubelets, trays, containers)
+    await site.power_on()
     async with applied(cluster, api, scene.overlay), AsyncExitStack() as stack:
         if scene.with_webhook:
             await stack.enter_async_context(admission(cluster, api, containers))
-        await one.serves()
-        yield one
-        await one.give_up(namespace)
-    await one.power_off()
+        await site.serves()
+        yield site
+        await site.give_up(namespace)
+    await site.power_off()
 
 
 @pytest.mark.parametrize("scene", [TWO_RACKS, SHARED_RACK], indirect=True, ids=["domain", "channel"])
@@ -228,7 +228,7 @@ async def test_what_can_never_work_is_said_on_the_pod_with_what_to_change(
     (claim,) = (await site.api.list(RESOURCE_CLAIM, namespace)).items
     node = (await site.api.get(POD, "cd-0", namespace))["spec"]["nodeName"]
     await node_kubelets[node].unprepare(pod_claim(claim))
-    await told(site, namespace, "cd-0", "delete the pod")
+    await prepare_event(site, namespace, "cd-0", "delete the pod")
     site.programs.may_start.set()
     await site.api.delete(POD, "cd-0", namespace)
     await site.api.delete(COMPUTE_DOMAIN, "cd", namespace)
@@ -238,7 +238,7 @@ async def test_what_can_never_work_is_said_on_the_pod_with_what_to_change(
 
 async def said_in_time(site: Site, namespace: str, pod: str, text: str) -> None:
     """It is a permanent error, and said at once: not when the patience for what may pass is spent."""
-    event = await told(site, namespace, pod, text)
+    event = await prepare_event(site, namespace, pod, text)
     assert event["message"].startswith("Permanent error: ")
     bound = await site.api.get(POD, pod, namespace)
     waited = moment(event["metadata"]["creationTimestamp"]) - moment(scheduled(bound))
@@ -246,8 +246,8 @@ async def said_in_time(site: Site, namespace: str, pod: str, text: str) -> None:
 
 
 def scheduled(pod: Object) -> str:
-    (one,) = (condition for condition in pod["status"]["conditions"] if condition["type"] == "PodScheduled")
-    return str(one["lastTransitionTime"])
+    (found,) = (condition for condition in pod["status"]["conditions"] if condition["type"] == "PodScheduled")
+    return str(found["lastTransitionTime"])
 
 
 def moment(stamp: str) -> dt.datetime:

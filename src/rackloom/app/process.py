@@ -21,8 +21,8 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,18 @@ async def run_until_stopped(stopped: asyncio.Event, work: Coroutine[Any, Any, No
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+
+
+@asynccontextmanager
+async def background_task(work: Coroutine[Any, Any, None]) -> "AsyncIterator[asyncio.Task[None]]":
+    """`work` as a task, which is cancelled at the end of the context. It ends earlier only if it fails."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def wait_stopped_or_ended(stopped: asyncio.Event, *work: "asyncio.Task[None]") -> None:

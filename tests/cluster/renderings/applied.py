@@ -70,7 +70,7 @@ def place(cluster: ControlPlane, job: Path, *words: str) -> str:
 def rendered(cluster: ControlPlane, job: Path, target: str, *words: str) -> list[Object]:
     """The objects that are printed for a scheduler."""
     printed = place(cluster, job, "--render", target, *words)
-    return [one for one in yaml.safe_load_all(printed) if one]
+    return [document for document in yaml.safe_load_all(printed) if document]
 
 
 def planned(cluster: ControlPlane, job: Path, *words: str) -> Object:
@@ -102,8 +102,10 @@ async def landed(api: KubeApi, namespace: str, count: int) -> list[Object]:
 
 def _reason(pod: Object) -> str:
     conditions = pod.get("status", {}).get("conditions", ())
-    told = [condition.get("message", "") for condition in conditions if condition["type"] == "PodScheduled"]
-    return told[0] if told else "nobody has looked at it"
+    messages = [
+        condition.get("message", "") for condition in conditions if condition["type"] == "PodScheduled"
+    ]
+    return messages[0] if messages else "nobody has looked at it"
 
 
 async def spread(api: KubeApi, pods: Sequence[Object], *labels: str) -> Counter[tuple[str, ...]]:

@@ -90,7 +90,7 @@ def _documents(operator: Operator, port: int) -> list[Object]:
         timeout=300,
         check=True,
     )
-    documents = [one for one in yaml.safe_load_all(built.stdout) if one]
+    documents = [document for document in yaml.safe_load_all(built.stdout) if document]
     return [
         _at(document, port)
         for document in documents
@@ -161,7 +161,7 @@ async def _mounted(operator: Operator, api: KubeApi, folder: Path) -> None:
 async def _are_trusted(api: KubeApi, hooks: list[Object]) -> bool:
     named = [(_HOOKS[hook["kind"]], hook["metadata"]["name"]) for hook in hooks]
     found = [await api.get(kind, name) for kind, name in named]
-    return all("caBundle" in called for one in found for called in _calls(one))
+    return all("caBundle" in called for hook in found for called in _calls(hook))
 
 
 async def _listens(port: int) -> bool:

@@ -77,10 +77,10 @@ def needs_slurm(binaries: Callable[[Tools], Path]) -> None:
     if lacking or os.geteuid() != 0:
         pytest.skip(f"needs root and Slurm 25.05 or later on PATH, or RACKLOOM_SLURM; not there: {lacking}")
     command = [of_slurm("slurmctld"), "-V"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    found = re.search(r"(\d+)\.(\d+)", told)
+    version = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    found = re.search(r"(\d+)\.(\d+)", version)
     if found is None or tuple(map(int, found.groups())) < FIRST_WITH_YAML:
-        pytest.skip(f"needs Slurm 25.05 or later for topology.yaml, here is {told.strip()}")
+        pytest.skip(f"needs Slurm 25.05 or later for topology.yaml, here is {version.strip()}")
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_what_happens_while_a_watch_tells_what_is_there_is_told_after_it() -> No
             first = await anext(events)
             await api.create(objects.CONFIG_MAP, named("b"))
             second = await anext(events)
-        assert [one.object["metadata"]["name"] for one in (first, second)] == ["a", "b"]
+        assert [event.object["metadata"]["name"] for event in (first, second)] == ["a", "b"]
 
     event_loop.run_simulation(0, run)
 
@@ -288,7 +288,7 @@ def test_a_watch_from_the_start_retells_the_store(
         for what, name, values, manager in steps:
             with suppress(KubeError):
                 await step(DirectApi(kube, manager), what, name, values, manager)
-        told: dict[str, Object] = {}
+        seen: dict[str, Object] = {}
         kube.watch_seconds = 1.0
         kube.bookmark_seconds = 0.5
         async for event in DirectApi(kube, "x").watch(
@@ -296,11 +296,11 @@ def test_a_watch_from_the_start_retells_the_store(
         ):
             if event.type == "BOOKMARK":
                 continue
-            assert (event.type == "ADDED") is (event.object["metadata"]["name"] not in told)
-            told[event.object["metadata"]["name"]] = event.object
+            assert (event.type == "ADDED") is (event.object["metadata"]["name"] not in seen)
+            seen[event.object["metadata"]["name"]] = event.object
             if event.type == "DELETED":
-                del told[event.object["metadata"]["name"]]
-        assert [told[key] for key in sorted(told)] == kube.store.all(objects.COMPUTE_DOMAIN_CLIQUE)
+                del seen[event.object["metadata"]["name"]]
+        assert [seen[key] for key in sorted(seen)] == kube.store.all(objects.COMPUTE_DOMAIN_CLIQUE)
 
     event_loop.run_simulation(seed, run)
 

@@ -96,8 +96,8 @@ class Sender:
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield path
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in inside:
-        yield from places(one, (*path, key))
+    for key, inner in inside:
+        yield from places(inner, (*path, key))
 
 
 def with_odd(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
@@ -112,10 +112,10 @@ def with_odd(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
 def test_whatever_is_written_is_answered_and_costs_no_other_object_anything(seed: int) -> None:
     async def run() -> None:
         sender, rng = Sender(), random.Random(seed)
-        odd = [(base, obj, path, one) for base, obj in OBJECTS for path in places(obj) for one in ODD]
-        for number, (base, obj, path, one) in enumerate(rng.sample(odd, 150)):
+        odd = [(base, obj, path, value) for base, obj in OBJECTS for path in places(obj) for value in ODD]
+        for number, (base, obj, path, value) in enumerate(rng.sample(odd, 150)):
             name = f"z{number}"
-            body = with_odd(obj, path, one)
+            body = with_odd(obj, path, value)
             if isinstance(body, dict) and isinstance(body.get("metadata", {}), dict):
                 body = {**body, "metadata": {"name": name, **body.get("metadata", {})}}
             await sender.ask("POST", base, body)
@@ -230,8 +230,8 @@ def test_each_odd_request_has_its_refusal(
         sender = Sender()
         await sender.a_pod()
         before = await sender.ask("GET", PODS)
-        answered, said = await sender.ask(method, path, body, content_type or "application/json")
-        assert answered == code, said
+        answered, answer = await sender.ask(method, path, body, content_type or "application/json")
+        assert answered == code, answer
         assert await sender.ask("GET", PODS) == before
 
     asyncio.run(run())
@@ -254,8 +254,8 @@ def test_what_a_patch_copies_has_an_end() -> None:
         sender = Sender()
         await sender.a_map()
         doubling = [{"op": "copy", "from": "", "path": f"/data/x{step}"} for step in range(40)]
-        code, said = await sender.ask("PATCH", f"{MAPS}/a", doubling, JSON)
-        assert (code, "exceeds the limit" in said["message"]) == (422, True)
+        code, answer = await sender.ask("PATCH", f"{MAPS}/a", doubling, JSON)
+        assert (code, "exceeds the limit" in answer["message"]) == (422, True)
         many = [{"op": "test", "path": "/data/a", "value": "b"}] * (OPERATIONS + 1)
         assert (await sender.ask("PATCH", f"{MAPS}/a", many, JSON))[0] == 413
         assert (await sender.ask("PATCH", f"{MAPS}/a", many[1:], JSON))[0] == 200
@@ -266,8 +266,8 @@ def test_what_a_patch_copies_has_an_end() -> None:
 def test_a_body_has_a_largest_size() -> None:
     async def run() -> None:
         sender = Sender()
-        code, said = await sender.ask("POST", MAPS, b" " * (MAX_BODY_BYTES + 1))
-        assert (code, said["reason"]) == (413, "RequestEntityTooLarge")
+        code, answer = await sender.ask("POST", MAPS, b" " * (MAX_BODY_BYTES + 1))
+        assert (code, answer["reason"]) == (413, "RequestEntityTooLarge")
 
     asyncio.run(run())
 

@@ -30,8 +30,8 @@ class Kubectl:
 
     async def __call__(self, *words: str) -> str:
         """What it prints."""
-        code, out, told = await self.tried(*words)
-        assert code == 0, told
+        code, out, errors = await self.tried(*words)
+        assert code == 0, errors
         return out
 
     async def tried(self, *words: str) -> tuple[int | None, str, str]:
@@ -40,8 +40,8 @@ class Kubectl:
         done = await asyncio.create_subprocess_exec(
             self.program, *where, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
-        out, told = await asyncio.wait_for(done.communicate(), PATIENCE)
-        return done.returncode, out.decode(), told.decode()
+        out, errors = await asyncio.wait_for(done.communicate(), PATIENCE)
+        return done.returncode, out.decode(), errors.decode()
 
     def file(self, obj: Object) -> str:
         """A manifest."""
@@ -84,8 +84,8 @@ def test_a_node_is_cordoned_labelled_tainted_and_drained(tmp_path):
         await kubectl("uncordon", "n")
         assert (await api.get(objects.NODE, "n")).get("spec", {}) == {}
         await kubectl("label", "node", "n", "a=1")
-        code, _, told = await kubectl.tried("label", "node", "n", "a=2")
-        assert (code, "--overwrite is false" in told) == (1, True)
+        code, _, errors = await kubectl.tried("label", "node", "n", "a=2")
+        assert (code, "--overwrite is false" in errors) == (1, True)
         await kubectl("label", "node", "n", "a=2", "--overwrite")
         await kubectl("annotate", "node", "n", "why=repair")
         await kubectl("taint", "node", "n", "a=1:NoSchedule")
@@ -155,8 +155,8 @@ def test_a_custom_resource_takes_a_merge_patch_and_no_strategic_one(tmp_path):
     async def story(kubectl, api):
         await kubectl("apply", "-f", kubectl.file(domain))
         patch = ("patch", "computedomain", "d", "-p", '{"metadata": {"labels": {"a": "1"}}}')
-        code, _, told = await kubectl.tried(*patch)
-        assert (code, "unknown format: application/strategic-merge-patch+json" in told) == (1, True)
+        code, _, errors = await kubectl.tried(*patch)
+        assert (code, "unknown format: application/strategic-merge-patch+json" in errors) == (1, True)
         await kubectl(*patch, "--type=merge")
         shown = (await kubectl("get", "computedomains", "-A")).splitlines()[0].split()
         columns = domain_crds()[0]["spec"]["versions"][0]["additionalPrinterColumns"]
@@ -184,8 +184,8 @@ def test_what_is_read_has_its_columns(tmp_path):
         shown = (await kubectl("get", "pods", "-o", "wide")).split()
         assert {"READY", "STATUS", "RESTARTS", "IP", "NODE", "0/1", "n"} <= set(shown)
         assert "c" in await kubectl("get", "resourceclaim", "c", "--sort-by=.metadata.name", "-o", "name")
-        told = await kubectl.tried("get", "pods", "-w", "--request-timeout=2")
-        assert "READY" in told[1]
+        errors = await kubectl.tried("get", "pods", "-w", "--request-timeout=2")
+        assert "READY" in errors[1]
 
     played(tmp_path, story)
 
@@ -195,7 +195,7 @@ def test_what_cannot_be_scaled_is_not(tmp_path):
         template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
         job = {"metadata": {"name": "j", "namespace": "default"}, "spec": {"template": template}}
         await api.create(objects.JOB, job)
-        code, _, told = await kubectl.tried("scale", "job/j", "--replicas=2")
-        assert (code, "could not find the requested resource" in told) == (1, True)
+        code, _, errors = await kubectl.tried("scale", "job/j", "--replicas=2")
+        assert (code, "could not find the requested resource" in errors) == (1, True)
 
     played(tmp_path, story)

@@ -17,13 +17,13 @@ POD, NODE = MERGE_KEYS[objects.POD], MERGE_KEYS[objects.NODE]
 NAMES = st.sampled_from("abcdef")
 VALUES = st.none() | st.integers(0, 3) | st.text("xyz", max_size=2)
 MAPS = st.recursive(VALUES, lambda inner: st.dictionaries(st.sampled_from("klmn"), inner, max_size=3)).filter(
-    lambda one: isinstance(one, dict)
+    lambda value: isinstance(value, dict)
 )
 
 
 def elements(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[dict[str, str]]]:
-    one = st.fixed_dictionaries({"name": names, "value": st.sampled_from("123")})
-    return st.lists(one, unique_by=lambda found: found["name"], max_size=6)
+    item = st.fixed_dictionaries({"name": names, "value": st.sampled_from("123")})
+    return st.lists(item, unique_by=lambda found: found["name"], max_size=6)
 
 
 def env(*found: dict[str, object], **more: object) -> dict[str, object]:
@@ -49,44 +49,44 @@ def test_it_changes_neither_input_and_twice_is_once(target, patch):
 
 
 @given(elements(NAMES), elements(NAMES))
-def test_a_list_with_a_key_holds_what_both_name_and_the_patch_says_which_value(have, told):
-    merged = env_of(writes.strategic_merge(env(*have), env(*told), POD))
-    wanted = {one["name"]: one["value"] for one in (*have, *told)}
-    assert {one["name"]: one["value"] for one in merged} == wanted
+def test_a_list_with_a_key_holds_what_both_name_and_the_patch_says_which_value(have, patched):
+    merged = env_of(writes.strategic_merge(env(*have), env(*patched), POD))
+    wanted = {item["name"]: item["value"] for item in (*have, *patched)}
+    assert {item["name"]: item["value"] for item in merged} == wanted
     assert len(merged) == len(wanted)
-    named = [one["name"] for one in told]
-    assert [one["name"] for one in merged if one["name"] in named] == named, "in the order of the patch"
-    left = [one for one in have if one["name"] not in named]
-    assert [one for one in merged if one["name"] not in named] == left, "and the others in their own"
+    named = [item["name"] for item in patched]
+    assert [item["name"] for item in merged if item["name"] in named] == named, "in the order of the patch"
+    left = [item for item in have if item["name"] not in named]
+    assert [item for item in merged if item["name"] not in named] == left, "and the others in their own"
 
 
 @given(elements(NAMES), st.sets(NAMES))
 def test_elements_are_deleted_by_their_key(have, gone):
     # One that is deleted and was not there would be added: see below.
-    patch = env(*({"name": one["name"], "$patch": "delete"} for one in have if one["name"] in gone))
+    patch = env(*({"name": item["name"], "$patch": "delete"} for item in have if item["name"] in gone))
     merged = env_of(writes.strategic_merge(env(*have), patch, POD))
-    assert merged == [one for one in have if one["name"] not in gone]
+    assert merged == [item for item in have if item["name"] not in gone]
 
 
 @given(elements(NAMES), elements(NAMES))
-def test_a_list_is_replaced_where_the_patch_says_so(have, told):
-    assert env_of(writes.strategic_merge(env(*have), env({"$patch": "replace"}, *told), POD)) == told
+def test_a_list_is_replaced_where_the_patch_says_so(have, patched):
+    assert env_of(writes.strategic_merge(env(*have), env({"$patch": "replace"}, *patched), POD)) == patched
 
 
 @given(elements(NAMES), st.randoms(use_true_random=False))
 def test_an_order_alone_reorders(have, chance):
-    order = [{"name": one["name"]} for one in have]
+    order = [{"name": item["name"]} for item in have]
     chance.shuffle(order)
     patch = {"spec": {"containers": [{"name": "c", "$setElementOrder/env": order}]}}
     merged = env_of(writes.strategic_merge(env(*have), patch, POD))
-    assert [one["name"] for one in merged] == [one["name"] for one in order]
+    assert [item["name"] for item in merged] == [item["name"] for item in order]
 
 
 @given(st.lists(NAMES, unique=True), st.lists(NAMES, unique=True), st.lists(NAMES, unique=True))
-def test_finalizers_are_a_set(have, told, gone):
-    patch = {"metadata": {"finalizers": told, "$deleteFromPrimitiveList/finalizers": gone}}
+def test_finalizers_are_a_set(have, patched, gone):
+    patch = {"metadata": {"finalizers": patched, "$deleteFromPrimitiveList/finalizers": gone}}
     merged = writes.strategic_merge({"metadata": {"finalizers": have}}, patch, NODE)["metadata"]["finalizers"]
-    assert set(merged) == {*have, *told} - {*gone}
+    assert set(merged) == {*have, *patched} - {*gone}
     assert len(merged) == len(set(merged))
 
 
@@ -94,9 +94,9 @@ def test_an_element_stands_before_those_that_it_stood_before():
     def named(names: str) -> list[dict[str, str]]:
         return [{"name": name, "value": "1"} for name in names]
 
-    def order(have: str, told: str) -> str:
-        merged = env_of(writes.strategic_merge(env(*named(have)), env(*named(told)), POD))
-        return "".join(one["name"] for one in merged)
+    def order(have: str, patched: str) -> str:
+        merged = env_of(writes.strategic_merge(env(*named(have)), env(*named(patched)), POD))
+        return "".join(item["name"] for item in merged)
 
     assert order("abc", "e") == "eabc"
     assert order("abc", "b") == "abc"

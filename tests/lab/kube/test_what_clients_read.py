@@ -27,7 +27,7 @@ def run(story):
     return event_loop.run_simulation(1, lambda: story(FakeKube(seed=5)))
 
 
-async def told(api, since, count):
+async def events_since(api, since, count):
     """So many changes after a version, as a watch tells them."""
     found = []
     async with aclosing(api.watch(NODE, resource_version=since)) as events:
@@ -48,7 +48,7 @@ def test_who_is_stuck_lists_the_past_from_memory_and_hears_nothing_until_the_ser
         stuck, free = DirectApi(kube, STUCK), DirectApi(kube, FREE)
         await free.create(NODE, node("old"))
         since = (await stuck.list(NODE)).resource_version
-        hearing = asyncio.create_task(told(stuck, since, 2))
+        hearing = asyncio.create_task(events_since(stuck, since, 2))
         kube.stale_reads.begin(kube.store, kube.schemas, {STUCK})
         await free.create(NODE, node("new"))
         await free.delete(NODE, "old")
@@ -60,8 +60,8 @@ def test_who_is_stuck_lists_the_past_from_memory_and_hears_nothing_until_the_ser
         assert names(await stuck.list(NODE)) == ["new"], "a plain list is never old"
         newest = (await free.list(NODE)).resource_version
         assert names(await old_list(stuck, newest)) == ["new"], "nor one of a version that it lacks"
-        assert await told(stuck, "0", 1) == [("ADDED", "old")], "a watch begins with what it has"
-        assert await told(stuck, "", 1) == [("ADDED", "new")], "unless it asks for the newest"
+        assert await events_since(stuck, "0", 1) == [("ADDED", "old")], "a watch begins with what it has"
+        assert await events_since(stuck, "", 1) == [("ADDED", "new")], "unless it asks for the newest"
         assert not hearing.done()
         assert kube.stale_reads.hits > 0
         kube.stale_reads.end()
@@ -75,7 +75,7 @@ def test_a_bookmark_is_no_change_that_was_kept_back():
     async def story(kube):
         stuck = DirectApi(kube, STUCK)
         since = (await stuck.list(NODE)).resource_version
-        hearing = asyncio.create_task(told(stuck, since, 1))
+        hearing = asyncio.create_task(events_since(stuck, since, 1))
         kube.stale_reads.begin(kube.store, kube.schemas, {STUCK})
         await asyncio.sleep(kube.bookmark_seconds * 2)
         assert (kube.stale_reads.hits, hearing.done()) == (0, False)
@@ -99,7 +99,7 @@ def test_every_change_can_be_told_twice():
     async def story(kube):
         api = DirectApi(kube, STUCK)
         kube.disordered_events.begin({STUCK}, twice=1.0)
-        hearing = asyncio.create_task(told(api, str(kube.store.version), 4))
+        hearing = asyncio.create_task(events_since(api, str(kube.store.version), 4))
         await asyncio.sleep(0.001)
         await api.create(NODE, node("a"))
         await api.create(NODE, node("b"))
@@ -113,7 +113,7 @@ def test_changes_of_different_objects_change_places_and_those_of_one_do_not():
     async def story(kube):
         api = DirectApi(kube, STUCK)
         kube.disordered_events.begin({STUCK}, late=1.0)
-        hearing = asyncio.create_task(told(api, str(kube.store.version), 5))
+        hearing = asyncio.create_task(events_since(api, str(kube.store.version), 5))
         await asyncio.sleep(0.001)
         await api.create(NODE, node("a"))
         await api.create(NODE, node("b"))
@@ -139,7 +139,7 @@ def test_who_is_not_meant_hears_each_change_once_and_a_watch_that_ends_still_end
     async def story(kube):
         api = DirectApi(kube, FREE)
         kube.disordered_events.begin({FREE if late else STUCK}, late=late, twice=0.0 if late else 1.0)
-        hearing = asyncio.create_task(told(api, str(kube.store.version), 9))
+        hearing = asyncio.create_task(events_since(api, str(kube.store.version), 9))
         await asyncio.sleep(0.001)
         await api.create(NODE, node("a"))
         kube.store.hang_up()

@@ -106,8 +106,8 @@ class Loop:
     def want(self, wanted: dict[int, str]) -> None:
         """GPU -> logical partition, each of a tenant of its own."""
         assignments = tuple(
-            GpuAssignment(guid=guid, logical_partition=one, tenant=f"tenant-{one}")
-            for guid, one in wanted.items()
+            GpuAssignment(guid=guid, logical_partition=name, tenant=f"tenant-{name}")
+            for guid, name in wanted.items()
         )
         self.intent = msgspec.structs.replace(
             self.intent, assignments=assignments, revision=self.intent.revision + 1
@@ -140,7 +140,7 @@ class Loop:
         }
 
     def _record(self, operation: CreatePartition) -> None:
-        if operation.name not in {one.name for one in self.intent.owned}:
+        if operation.name not in {owned.name for owned in self.intent.owned}:
             mine = OwnedPartition(
                 name=operation.name, logical_partition=operation.logical_partition, partition_id=None
             )
@@ -149,7 +149,7 @@ class Loop:
     def _judge(self, snapshot: FabricSnapshot) -> None:
         """Who joins finds only its own; who is wanted where it is stays there."""
         logical = {assignment.guid: assignment.logical_partition for assignment in self.intent.assignments}
-        owner = {one.name: one.logical_partition for one in self.intent.owned}
+        owner = {owned.name: owned.logical_partition for owned in self.intent.owned}
         now = {partition.name: set(partition.guids) for partition in snapshot.partitions}
         for name, members in now.items():
             gained = members - self._members.get(name, set())
@@ -165,8 +165,8 @@ class Loop:
 def carve(
     policy: DefaultPartitionPolicy,
     harms: list[Harm],
-    wishes: list[dict[int, str]],
-    told: Callable[[Loop], None],
+    layouts: list[dict[int, str]],
+    on_change: Callable[[Loop], None],
 ) -> None:
     async def run() -> None:
         fabric = rack()
@@ -185,10 +185,10 @@ def carve(
                     loop = Loop(fabric, driver, policy)
                     for request, fault in harms:
                         server.faults.next(request, fault)
-                    for wanted in wishes:
+                    for wanted in layouts:
                         loop.want(wanted)
                         await loop.converge(server.service.operations.resume)
-                        told(loop)
+                        on_change(loop)
                     assert not loop.violations
             finally:
                 await driver.close()
@@ -204,9 +204,9 @@ def carve(
 )
 @settings(max_examples=20)
 def test_whatever_goes_wrong_on_the_way_the_end_is_the_same(
-    harms: list[Harm], wishes: list[list[str]], policy: DefaultPartitionPolicy
+    harms: list[Harm], layouts: list[list[str]], policy: DefaultPartitionPolicy
 ) -> None:
-    asked = [{guid: one for guid, one in zip(GUIDS, wish, strict=True) if one} for wish in wishes]
+    asked = [{guid: name for guid, name in zip(GUIDS, layout, strict=True) if name} for layout in layouts]
 
     def judge(loop: Loop) -> None:
         wanted = {

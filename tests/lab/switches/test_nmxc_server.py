@@ -66,8 +66,8 @@ def test_trays_are_listed_with_the_partitions_they_take_part_in(fabric: Simulate
     fabric.remove(32766, [2])
     reply = ask(fabric, lambda stub, _: stub.GetComputeNodeInfoList(pb.GetComputeNodeInfoListRequest()))
     nodes = {
-        one.loc.location.slot_id: [held.partition_id for held in one.partition_id_list]
-        for one in reply.node_info_list
+        node.loc.location.slot_id: [held.partition_id for held in node.partition_id_list]
+        for node in reply.node_info_list
     }
     assert nodes == {1: [32766], 2: [], 3: [32766]}
 
@@ -95,7 +95,7 @@ def test_partitions_can_be_asked_for_by_id_and_by_name(fabric: SimulatedFabric) 
             pb.GetPartitionInfoListRequest(partition_name_list=["a", "c"]),
         )
         replies = [await stub.GetPartitionInfoList(request) for request in requests]
-        return [[one.name for one in reply.partition_info_list] for reply in replies]
+        return [[partition.name for partition in reply.partition_info_list] for reply in replies]
 
     assert ask(fabric, names) == [["a", "b", "Default Partition"], ["b"], ["a"]]
 
@@ -197,7 +197,7 @@ def test_a_standby_knows_the_domain_and_none_of_its_gpus(fabric: SimulatedFabric
     assert (hello.server_header.domain_uuid, code(hello)) == (fabric.domain, pb.NMX_ST_SUCCESS)
     assert (code(gpus), list(gpus.gpu_info_list)) == (pb.NMX_ST_SUCCESS, [])
     assert code(partitions) == pb.NMX_ST_SUCCESS
-    assert [one.num_gpus for one in partitions.partition_info_list] == [0]
+    assert [partition.num_gpus for partition in partitions.partition_info_list] == [0]
     assert is_the_same
 
 
@@ -226,7 +226,7 @@ def test_an_old_leader_leads_with_what_it_knew_until_it_yields(fabric: Simulated
         for become in (server.old_leader_returns, server.old_leader_yields, server.old_leader_returns):
             await become()
             async with _at(old) as stale, _at(server.url) as leader:
-                answers = [await one.GetGpuInfoList(GPU_LIST) for one in (stale, leader)]
+                answers = [await stub.GetGpuInfoList(GPU_LIST) for stub in (stale, leader)]
             seen.append(tuple(len(answer.gpu_info_list) for answer in answers))
         return seen
 

@@ -95,7 +95,7 @@ def test_a_change_is_accepted_then_under_way_then_done() -> None:
         assert (await finished(http, answer))["Status"] == "completed"
         (made,) = (await http.get("partitions")).json()
         assert (made["Name"], made["Type"], made["Members"]) == ("one", "ID_BASED", MEMBERS[:2])
-        assert [one["PartitionID"] for one in (await http.get("gpus")).json()] == [1, 1, 0, 0]
+        assert [gpu["PartitionID"] for gpu in (await http.get("gpus")).json()] == [1, 1, 0, 0]
 
     run(scenario, seconds=0.2)
 
@@ -121,9 +121,10 @@ def test_what_cannot_be_is_refused_at_once() -> None:
     fabric.put(FabricPartition(id=8, name="seats", guids=(14,), guid_based=False))
 
     async def scenario(_: NmxmServer, http: httpx2.AsyncClient) -> None:
-        seats = next(one for one in (await http.get("partitions")).json() if one["PartitionID"] == 8)
-        assert seats["Type"] == "LOCATION_BASED"
-        assert seats["Members"][0]["DeviceID"] == 4
+        partitions = (await http.get("partitions")).json()
+        by_location = next(entry for entry in partitions if entry["PartitionID"] == 8)
+        assert by_location["Type"] == "LOCATION_BASED"
+        assert by_location["Members"][0]["DeviceID"] == 4
         answers = [
             (400, await http.post("partitions", json={"Name": "x"})),
             (400, await http.post("partitions", json={"Name": "", "Members": MEMBERS})),
@@ -133,7 +134,7 @@ def test_what_cannot_be_is_refused_at_once() -> None:
             (400, await http.post("partitions", content=b"{")),
             (404, await http.post("partitions", json={"Name": "x", "Members": [ABSENT]})),
             (409, await http.post("partitions", json={"Name": "seats", "Members": MEMBERS[:1]})),
-            (409, await http.put(f"partitions/{seats['ID']}", json={"Members": MEMBERS[:1]})),
+            (409, await http.put(f"partitions/{by_location['ID']}", json={"Members": MEMBERS[:1]})),
             (404, await http.put(f"partitions/{ABSENT}", json={"Members": MEMBERS[:1]})),
             (404, await http.get(f"operations/{ABSENT}")),
             (404, await http.get("switches")),

@@ -76,8 +76,8 @@ class Loop:
     def want(self, wanted: dict[int, str]) -> None:
         """GPU -> logical partition, each of a tenant of its own."""
         assignments = tuple(
-            GpuAssignment(guid=guid, logical_partition=one, tenant=f"tenant-{one}")
-            for guid, one in wanted.items()
+            GpuAssignment(guid=guid, logical_partition=name, tenant=f"tenant-{name}")
+            for guid, name in wanted.items()
         )
         self.intent = msgspec.structs.replace(
             self.intent, assignments=assignments, revision=self.intent.revision + 1
@@ -104,7 +104,7 @@ class Loop:
         return plan
 
     def _record(self, operation: CreatePartition) -> None:
-        names = {one.name for one in self.intent.owned}
+        names = {owned.name for owned in self.intent.owned}
         if operation.name not in names:
             mine = OwnedPartition(
                 name=operation.name, logical_partition=operation.logical_partition, partition_id=None
@@ -114,7 +114,7 @@ class Loop:
     def _judge(self, snapshot: FabricSnapshot) -> None:
         """Called by the fabric at every change: who joins a partition of ours finds only its own tenant."""
         logical = {assignment.guid: assignment.logical_partition for assignment in self.intent.assignments}
-        owner = {one.name: one.logical_partition for one in self.intent.owned}
+        owner = {owned.name: owned.logical_partition for owned in self.intent.owned}
         for partition in snapshot.partitions:
             gained = set(partition.guids) - self.members.get(partition.id, frozenset())
             if (
@@ -127,7 +127,7 @@ class Loop:
 
     def seen(self) -> dict[int, str]:
         """GPU -> logical partition, as the fabric has it."""
-        owner = {one.name: one.logical_partition for one in self.intent.owned}
+        owner = {owned.name: owned.logical_partition for owned in self.intent.owned}
         return {
             guid: owner.get(partition.name, partition.name)
             for partition in self.fabric.partitions.values()
@@ -191,7 +191,7 @@ def test_a_foreign_partition_survives_everything_and_is_reported() -> None:
         loop.fabric.put(foreign)
         loop.want({a: "a", b: "a"})
         plan = await loop.converge()
-        assert [one.guids for one in plan.blocked] == [(a,)]
+        assert [blocked.guids for blocked in plan.blocked] == [(a,)]
         loop.want({})
         await loop.converge()
         assert loop.fabric.partitions == {77: foreign}
@@ -208,14 +208,14 @@ def test_a_foreign_partition_survives_everything_and_is_reported() -> None:
 )
 @settings(max_examples=25)
 def test_whatever_goes_wrong_on_the_way_the_end_is_the_same(
-    harms: list[tuple[str, Callable[[NmxcFaults, str, str], None], str]], wishes: list[list[str]]
+    harms: list[tuple[str, Callable[[NmxcFaults, str, str], None], str]], layouts: list[list[str]]
 ) -> None:
     async def scenario(loop: Loop, server: NmxcServer) -> None:
         guids = sorted(loop.fabric.gpus)
         for rpc, harm, code in harms:
             harm(server.faults, rpc, code)
-        for wish in wishes:
-            wanted = {guid: one for guid, one in zip(guids, wish, strict=False) if one}
+        for layout in layouts:
+            wanted = {guid: name for guid, name in zip(guids, layout, strict=False) if name}
             loop.want(wanted)
             await loop.converge()
             assert loop.seen() == wanted

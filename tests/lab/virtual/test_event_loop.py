@@ -12,14 +12,14 @@ from rackloom.lab.virtual import event_loop
 async def _race() -> list[tuple[int, int]]:
     order: list[tuple[int, int]] = []
 
-    async def one(number: int) -> None:
+    async def task(number: int) -> None:
         for step in range(4):
             await asyncio.sleep(number % 2)
             order.append((number, step))
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(8):
-            tasks.create_task(one(number))
+            tasks.create_task(task(number))
     return order
 
 
@@ -40,16 +40,16 @@ def test_time_passes_only_in_sleep_and_costs_nothing() -> None:
 
 def test_timeouts_events_and_cancellation_work() -> None:
     async def play() -> list[str]:
-        told: list[str] = []
+        order: list[str] = []
         event = asyncio.Event()
 
         async def wait() -> None:
             try:
                 await event.wait()
-                told.append("woken")
+                order.append("woken")
                 await asyncio.sleep(100)
             finally:
-                told.append("cancelled")
+                order.append("cancelled")
 
         waiting = asyncio.create_task(wait())
         with pytest.raises(TimeoutError):
@@ -59,7 +59,7 @@ def test_timeouts_events_and_cancellation_work() -> None:
         await asyncio.sleep(1)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        return told
+        return order
 
     assert event_loop.run_simulation(7, play) == ["woken", "cancelled"]
 

@@ -15,15 +15,15 @@ def test_what_is_asked_of_one_that_yielded_is_told_again() -> None:
         site = build_site(profiles.load_rack("gb200-nvl72"), 1, SeededNames("old"))
         (fabric,) = fabrics_of(site, "old")
         rack = SimRack(site.domains[0], fabric, random.Random(1))
-        told: list[ExecutedChange] = []
-        rack.watchers.append(lambda _, event: told.append(event))
+        changes: list[ExecutedChange] = []
+        rack.watchers.append(lambda _, event: changes.append(event))
         await rack.move()
         removal = pb.DeletePartitionRequest().SerializeToString()
         old = rack.switch_at(await rack.old_leader_returns())
         await old.unary("DeletePartition", removal, 5.0)
-        assert told == []
+        assert changes == []
         await rack.old_leader_yields()
         await old.unary("DeletePartition", removal, 5.0)
-        assert [one.rpc for one in told] == ["DeletePartition"]
+        assert [change.rpc for change in changes] == ["DeletePartition"]
 
     asyncio.run(main())

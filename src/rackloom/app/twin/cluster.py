@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from rackloom.app.controller import Leadership
+from rackloom.app.process import background_task
 from rackloom.app.twin.pods import AddressedKubelets, PodPrograms
 from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import AdmissionVerdict, ReviewedResource, ReviewRequest
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME
-from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME as WEBHOOK
 from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
@@ -198,12 +198,10 @@ async def twin_cluster(
     lead, user = _controller_term(clock, chance.rng), api(CONTROLLER_LEASE)
     candidates = ControllerReplicas(lead, user, ClockAndRandom(clock, chance.rng)) if elected else None
     controllers = ControllerProcess(lead, user) if candidates is None else candidates.first
-    admission = InProcessAdmission(kube, api(WEBHOOK), chance.wall, chance.rng)
+    admission = InProcessAdmission(kube, api(WEBHOOK_NAME), chance.wall, chance.rng)
     control = (candidates or controllers).run()
-    work = asyncio.create_task(
-        _run_together(control, admission.run(), *_kubernetes_controllers(kube, chance), nodes.run())
-    )
-    try:
+    together = _run_together(control, admission.run(), *_kubernetes_controllers(kube, chance), nodes.run())
+    async with background_task(together) as work:
         yield TwinCluster(
             kube=kube,
             api=api(ADMIN_USER),
@@ -216,8 +214,6 @@ async def twin_cluster(
             addresses=planned,
             work=work,
         )
-    finally:
-        await _cancelled(work)
 
 
 @asynccontextmanager
@@ -231,11 +227,10 @@ async def twin_nodes(
     nodes = _tray_nodes(
         racks, folder, lambda user: api, ImexNetwork(), real_clock_and_random(), SimulatedKubelets
     )
-    work = asyncio.create_task(nodes.run())
     try:
-        yield work
+        async with background_task(nodes.run()) as work:
+            yield work
     finally:
-        await _cancelled(work)
         for node in nodes:
             with suppress(NotFound):
                 await api.delete(NODE, node.name)
@@ -279,13 +274,14 @@ def _tray_nodes(
 
 def _kubernetes_controllers(kube: FakeKube, chance: ClockAndRandom) -> Iterator[Coroutine[Any, Any, None]]:
     """Kubernetes' own controllers, and the MPI operator."""
-    for kind in (
+    kinds = (
         DaemonSetController,
         JobController,
         MpiJobController,
         ResourceClaimController,
         SimulatedScheduler,
-    ):
+    )
+    for kind in kinds:
         yield kind(kube, chance.rng).run()
     yield NodeLifecycleController(kube, chance.wall).run()
 
@@ -294,9 +290,3 @@ async def _run_together(*works: Coroutine[Any, Any, None]) -> None:
     async with asyncio.TaskGroup() as tasks:
         for work in works:
             tasks.create_task(work)
-
-
-async def _cancelled(work: "asyncio.Task[None]") -> None:
-    work.cancel()
-    with suppress(asyncio.CancelledError):
-        await work

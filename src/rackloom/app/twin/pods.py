@@ -5,7 +5,7 @@ environment is made as a container runtime makes it: from the CDI specs of its c
 template. As with kubelet, it starts only after its Secret exists. Only nvidia-imex itself is simulated.
 
 The containers of a workload do nothing. They run until they are deleted, or for as long as the annotation
-`rackloom.dev/simulated-seconds` says.
+`rackloom.dev/simulated-seconds` asks.
 
 `AddressedKubelets` gives the next IMEX daemon of a node a planned address, so that a scenario can let a
 new pod have the address of an earlier one.
@@ -18,6 +18,7 @@ import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -36,7 +37,6 @@ from rackloom.errors import Retry
 from rackloom.lab.imex.in_process import ImexNetwork, InMemoryImex, InMemoryImexControl
 from rackloom.lab.imex.settings import ImexHost
 from rackloom.lab.nodes.kubelets import SimulatedKubelets
-from rackloom.lab.nodes.pods import ContainerRuntime, DeviceManager
 
 # Addresses of pods.
 
@@ -44,17 +44,8 @@ from rackloom.lab.nodes.pods import ContainerRuntime, DeviceManager
 class AddressedKubelets(SimulatedKubelets):
     """Kubelets with a plan: `planned` is the address, by node, of the next IMEX daemon's pod there."""
 
-    def __init__(
-        self,
-        planned: dict[str, str],
-        api: KubeApi,
-        wall: Callable[[], float],
-        rng: random.Random,
-        *,
-        devices: DeviceManager,
-        containers: ContainerRuntime,
-    ) -> None:
-        super().__init__(api, wall, rng, devices=devices, containers=containers)
+    def __init__(self, planned: dict[str, str], *basis: Any, **more: Any) -> None:
+        super().__init__(*basis, **more)
         self._planned = planned
 
     def _address(self, pod: Object) -> str:
@@ -88,7 +79,7 @@ class PodPrograms:
         self._network = network
 
     async def run(self, node: str, pod: Object, ready: ReadyCallback) -> int:
-        """The exit code of a program that ends by itself; 1 where it fails, and the log says why."""
+        """The exit code of a program that ends by itself; 1 where it fails, and the log has the error."""
         try:
             return await self._run(node, pod, ready)
         except Exception as error:

@@ -190,7 +190,7 @@ async def _play(
         if speed == "virtual":
             cluster.kube.faults.delay(*ANSWER_SECONDS)
         site.api = cluster.api
-        # The truth is watched from here on, while the nodes come up one after another.
+        # The invariants are checked from here on, while the nodes come up one after another.
         stage = Stage(site, cluster)
 
         async def once_up() -> PlayedScenario:

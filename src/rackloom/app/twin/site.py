@@ -19,7 +19,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ from fastapi import FastAPI
 
 from rackloom.app.home import Home, write_durably
 from rackloom.app.listeners import serve_http
-from rackloom.app.process import log_to_file
+from rackloom.app.process import background_task, log_to_file
 from rackloom.app.site.rack_map import SiteSource, mount_rack_map
 from rackloom.carve.api.app import create_app
 from rackloom.carve.api.auth import LocalIssuer
@@ -231,8 +231,7 @@ async def embedded_service(
         verifier=issuer.verifier(),
         auto_tenant=True,
     )
-    reconciling = asyncio.create_task(reconciler.run())
-    try:
+    async with background_task(reconciler.run()) as reconciling:
         # A batch that wants one domain needs to know the domains: REST opens when each was asked once.
         await reconciler.first_passes()
         app = create_app(deps)
@@ -241,13 +240,8 @@ async def embedded_service(
             app, source, deps.verifier, clock, switch_trays=twin.profile.switch_trays_per_domain
         )
         async with serve_http(mapped, f"{LOOPBACK}:{port}") as bound:
-            yield EmbeddedSite(
-                f"http://{LOOPBACK}:{bound}", twin, issuer, store, deps, app, source, reconciling
-            )
-    finally:
-        reconciling.cancel()
-        with suppress(asyncio.CancelledError):
-            await reconciling
+            url = f"http://{LOOPBACK}:{bound}"
+            yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling)
 
 
 def _new_uuid() -> str:

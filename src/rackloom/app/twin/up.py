@@ -20,14 +20,19 @@ import shlex
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 
 from rackloom.app.home import Home, write_durably
 from rackloom.app.listeners import serve_http
-from rackloom.app.process import freeze_loaded_objects, shorten_switch_interval, stop_on_signals
+from rackloom.app.process import (
+    freeze_loaded_objects,
+    shorten_switch_interval,
+    stop_on_signals,
+    wait_stopped_or_ended,
+)
 from rackloom.app.twin.cluster import ADMIN_USER, TwinCluster, twin_cluster, twin_nodes
 from rackloom.app.twin.site import EmbeddedSite, embedded_site
 from rackloom.app.webhook import load_identity
@@ -39,7 +44,6 @@ from rackloom.core.kubernetes.objects import LEASE, Object, ResourceKind
 from rackloom.lab.kube.direct import DirectApi, SharedReadApi
 from rackloom.lab.kube.kubectl.serving import KubeApplication
 from rackloom.lab.kube.server import FakeKube
-from rackloom.lab.nodes.kubelets import SimulatedKubelets
 from rackloom.lab.nodes.trays import TrayNodes
 from rackloom.lab.switches.fabric import SimulatedFabric
 
@@ -97,23 +101,13 @@ class RunningTwin(msgspec.Struct, frozen=True, kw_only=True):
     site: EmbeddedSite
     cluster: TwinCluster
     api: KubeApi
-    """The API server as a user asks it."""
+    """The API client of the administrator."""
     kubeconfig: Path
-
-    @property
-    def kube(self) -> FakeKube:
-        """The API server itself, with its faults."""
-        return self.cluster.kube
 
     @property
     def nodes(self) -> TrayNodes:
         """The trays as nodes."""
         return self.cluster.nodes
-
-    @property
-    def kubelets(self) -> SimulatedKubelets:
-        """The kubelets that run their pods."""
-        return self.cluster.nodes.kubelets
 
     @property
     def fabrics(self) -> Mapping[str, SimulatedFabric]:
@@ -144,11 +138,11 @@ def _change_counter(kube: FakeKube) -> Callable[[], int]:
     """Counts changes of a cluster, without the heartbeats of nodes, which the map does not show."""
     seen = 0
 
-    def hear(kind: ResourceKind, _: Object) -> None:
+    def count(kind: ResourceKind, _: Object) -> None:
         nonlocal seen
         seen += kind != LEASE
 
-    kube.store.listeners.append(hear)
+    kube.store.listeners.append(count)
     return lambda: seen
 
 
@@ -171,7 +165,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_up(home: Home, options: UpOptions, announce: Announce) -> None:
-    """Run a site in `home` until SIGTERM or SIGINT; `announce` hears where it listens once it answers."""
+    """Run a site in `home` until SIGTERM or SIGINT; `announce` gets its addresses once it answers."""
     import uvloop
 
     shorten_switch_interval()
@@ -185,9 +179,7 @@ async def _run_until_signal(home: Home, options: UpOptions, announce: Announce) 
         if options.kubeconfig is None
         else _with_real_cluster(home, options, options.kubeconfig, announce) as work
     ):
-        waiting = asyncio.create_task(stopped.wait())
-        await asyncio.wait((waiting, *work), return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
+        await wait_stopped_or_ended(stopped, *work)
         for task in work:
             if task.done():
                 task.result()
@@ -210,14 +202,13 @@ async def _with_simulated_cluster(
 async def _with_real_cluster(
     home: Home, options: UpOptions, kubeconfig: Path, announce: Announce
 ) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
-    async with AsyncExitStack() as stack:
-        client = http_client(kubeconfig, None)
-        client.headers["User-Agent"] = "rackloom-twin"
-        api = await stack.enter_async_context(KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST)))
-        site = await stack.enter_async_context(
-            embedded_site(home, port=options.port, racks=options.racks, profile=options.profile)
-        )
-        work = await stack.enter_async_context(twin_nodes(site.twin, home.twin / "cluster", api))
+    client = http_client(kubeconfig, None)
+    client.headers["User-Agent"] = "rackloom-twin"
+    async with (
+        KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST)) as api,
+        embedded_site(home, port=options.port, racks=options.racks, profile=options.profile) as site,
+        twin_nodes(site.twin, home.twin / "cluster", api) as work,
+    ):
         _announce_site(home, options, site, announce)
         announce(f"rackloom: its trays join the cluster of {kubeconfig}")
         yield site.reconciling, work

@@ -14,7 +14,7 @@ What can be set or read:
 - `kube.faults.delay(...)`, `kube.faults.add(RequestFault(...))`: latencies and errors, drawn from the
   seed.
 - `kube.stale_reads.begin(...)`, `kube.disordered_events.begin(...)`: stale reads, and events twice or
-  out of order. Like `kube.faults` they count in `hits` whom they struck.
+  out of order. Like `kube.faults` they count in `hits` how often they had an effect.
 - `kube.calls`, `kube.writes(user)`: how often which user sent which verb for which resource.
 - `kube.store.compact()` makes old resourceVersions answer 410; `kube.store.hang_up()` ends every watch.
 

@@ -1,8 +1,8 @@
 """A `KubeApi` that calls the simulated server directly, without a wire.
 
 Each call is counted, takes the declared latency, and may be struck by a fault before or after it is
-carried out. Every answer is a copy. `user` is who asks; `manager` (the user, where none is given) owns
-the fields.
+carried out. Every answer is a copy. `user` sends it; `manager` (the user, where none is given) owns the
+fields.
 
 A watch starts at a version, or with everything that exists. It ends after the server's watch timeout,
 sends a bookmark after a silent minute, and reads through the stale-read and disorder faults.
@@ -13,7 +13,7 @@ themselves.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rackloom.claim.kube.api import ObjectList, WatchEvent
@@ -24,14 +24,16 @@ from rackloom.lab.kube.faults import ApiCall, call_resource
 from rackloom.lab.kube.managed_fields import clone
 from rackloom.lab.kube.objects import BINDING_SUBRESOURCE
 from rackloom.lab.kube.queries import (
+    DeleteOptions,
     ListOptions,
+    Preconditions,
     WatchOptions,
     check_field_selector,
     required_fields,
     selector_predicate,
     starts_with_all,
 )
-from rackloom.lab.kube.server import FakeKube, Mutation
+from rackloom.lab.kube.server import FakeKube, Mutation, WriteRequest
 from rackloom.lab.kube.store import WatchFeed, WatchScope
 
 _INITIAL_EVENTS_END = "k8s.io/initial-events-end"
@@ -48,16 +50,14 @@ class DirectApi:
 
     async def get(self, kind: ResourceKind, name: str, namespace: str | None = None) -> Object:
         """Read one object."""
-        call = await self._enter("get", kind)
-        found = self._kube.store.read(kind, self._kube.key(kind, namespace, name))
-        return self._leave(call, found)
+        async with self._call("get", kind):
+            return clone(self._kube.store.read(kind, self._kube.key(kind, namespace, name)))
 
     async def list(
         self, kind: ResourceKind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> ObjectList:
         """Read all objects of a kind, at one resourceVersion."""
-        listed = await self._listed(kind, namespace, labels, fields)
-        return _copy_list(listed)
+        return await self.list_of(kind, namespace, ListOptions(), labels=labels, fields=fields)
 
     async def list_of(
         self,
@@ -69,33 +69,31 @@ class DirectApi:
         fields: str = "",
     ) -> ObjectList:
         """Read all objects of a kind as of a version: the newest is not older than any but those to come."""
-        asked, newest = int(options.version or 0), self._kube.store.version
-        if asked > newest:
-            raise refusals.from_the_future(asked, newest)
-        if not options.is_exact:
-            return _copy_list(await self._listed(kind, namespace, labels, fields, options.version))
-        call = await self._enter("list", kind)
-        scope = self._scope(kind, namespace, labels, fields)
-        found = self._kube.store.at(kind, asked)
-        self._kube.faults.strike(call, "reply")
-        return _copy_list(ObjectList(tuple(filter(scope.holds, found)), options.version))
+        listed = await self._listed(kind, namespace, options, labels, fields)
+        return ObjectList(tuple(clone(obj) for obj in listed.items), listed.resource_version)
+
+    async def _listed(
+        self, kind: ResourceKind, namespace: str | None, options: ListOptions, labels: str, fields: str
+    ) -> ObjectList:
+        store, version = self._kube.store, options.version
+        if int(version or 0) > store.version:
+            raise refusals.from_the_future(int(version), store.version)
+        async with self._call("list", kind):
+            scope = self._scope(kind, namespace, labels, fields)
+            found: Sequence[Object]
+            if options.is_exact:
+                found = store.at(kind, int(version))
+            else:
+                old = self._kube.stale_reads.view(self._user, version)
+                found = old.all(kind) if old else store.narrowed(kind, required_fields(fields))
+                version = str((old or store).version)
+        # Unfiltered lists of a large cluster are frequent: skip the predicate.
+        held = filter(scope.holds, found) if namespace or labels or fields else found
+        return ObjectList(tuple(held), version)
 
     def _scope(self, kind: ResourceKind, namespace: str | None, labels: str, fields: str) -> WatchScope:
         check_field_selector(kind, fields, self._kube.schema(kind).selectable)
         return WatchScope(namespace, selector_predicate(labels, fields))
-
-    async def _listed(
-        self, kind: ResourceKind, namespace: str | None, labels: str, fields: str, asked: str = ""
-    ) -> ObjectList:
-        call = await self._enter("list", kind)
-        scope = self._scope(kind, namespace, labels, fields)
-        old = self._kube.stale_reads.view(self._user, asked)
-        found = old.all(kind) if old else self._kube.store.narrowed(kind, required_fields(fields))
-        version = (old or self._kube.store).version
-        self._kube.faults.strike(call, "reply")
-        # Unfiltered lists of a large cluster are frequent: skip the predicate.
-        held = filter(scope.holds, found) if namespace or labels or fields else found
-        return ObjectList(tuple(held), str(version))
 
     def watch(
         self,
@@ -120,7 +118,7 @@ class DirectApi:
         fields: str = "",
     ) -> AsyncGenerator[WatchEvent, None]:
         """Yield changes; `options` say whether existing objects come first."""
-        await self._enter("watch", kind)
+        await self._begin("watch", kind)
         scope = self._scope(kind, namespace, labels, fields)
         store = self._kube.store
         is_new = options.has_first or starts_with_all(options.version)
@@ -157,30 +155,21 @@ class DirectApi:
 
     async def create(self, kind: ResourceKind, obj: Object, *, dry_run: bool = False) -> Object:
         """Create an object."""
-        call = await self._enter("create", kind)
-        return self._leave(
-            call, await self._kube.create(kind, obj, self._user, manager=self._manager, dry_run=dry_run)
-        )
+        async with self._call("create", kind):
+            return clone(await self._kube.create(self._write(kind, dry_run=dry_run), obj))
 
     async def replace(
         self, kind: ResourceKind, obj: Object, *, subresource: str = "", dry_run: bool = False
     ) -> Object:
         """Write a whole object back."""
-        call = await self._enter("replace", kind, subresource)
-        metadata = obj["metadata"]
-        if not metadata.get("resourceVersion") and not self._kube.schema(kind).blind_writes:
-            problem = "metadata.resourceVersion: Invalid value: 0: must be specified for an update"
-            raise refusals.invalid(kind, metadata["name"], problem)
-        key = self._kube.key(kind, metadata.get("namespace"), metadata["name"])
-        whole = clone(obj)
-
-        def change(old: Object) -> Object:
-            return _keep_field_owners(old, whole)
-
-        written = await self._kube.change(
-            kind, key, change, self._user, subresource, manager=self._manager, dry_run=dry_run
-        )
-        return self._leave(call, written)
+        async with self._call("replace", kind, subresource):
+            metadata, whole = obj["metadata"], clone(obj)
+            if not metadata.get("resourceVersion") and not self._kube.schema(kind).blind_writes:
+                problem = "metadata.resourceVersion: Invalid value: 0: must be specified for an update"
+                raise refusals.invalid(kind, metadata["name"], problem)
+            key = self._kube.key(kind, metadata.get("namespace"), metadata["name"])
+            write = self._write(kind, subresource, dry_run=dry_run)
+            return clone(await self._kube.change(write, key, lambda old: _keep_field_owners(old, whole)))
 
     async def apply(
         self,
@@ -193,12 +182,10 @@ class DirectApi:
         dry_run: bool = False,
     ) -> Object:
         """Server-side apply."""
-        call = await self._enter("apply", kind, subresource)
-        key = self._kube.key(kind, obj["metadata"].get("namespace"), obj["metadata"]["name"])
-        applied = await self._kube.apply(
-            kind, key, obj, manager, self._user, force=force, subresource=subresource, dry_run=dry_run
-        )
-        return self._leave(call, applied)
+        async with self._call("apply", kind, subresource):
+            key = self._kube.key(kind, obj["metadata"].get("namespace"), obj["metadata"]["name"])
+            write = WriteRequest(kind, self._user, manager, subresource, dry_run)
+            return clone(await self._kube.apply(write, key, obj, force=force))
 
     async def patch(
         self,
@@ -213,10 +200,11 @@ class DirectApi:
         """Change an object by a merge patch or a JSON patch."""
 
         def change(old: Object) -> Object:
-            if isinstance(patch, Mapping):
-                changed: Object = patches.merge_patch(old, clone(dict(patch)))
-            else:
-                changed = patches.json_patch(old, clone(list(patch)))
+            changed: Object = (
+                patches.merge_patch(old, clone(patch))
+                if isinstance(patch, Mapping)
+                else patches.json_patch(old, clone(patch))
+            )
             return changed
 
         return await self.modify(kind, name, namespace, change, subresource=subresource, dry_run=dry_run)
@@ -232,26 +220,23 @@ class DirectApi:
         dry_run: bool = False,
     ) -> Object:
         """Patch an object: `change` computes the new object from the stored one."""
-        call = await self._enter("patch", kind, subresource)
-        key = self._kube.key(kind, namespace, name)
 
         def same(old: Object) -> Object:
             new = change(old)
             objects.keep_uid(kind, old, new)
             return new
 
-        patched = await self._kube.change(
-            kind, key, same, self._user, subresource, manager=self._manager, dry_run=dry_run
-        )
-        return self._leave(call, patched)
+        async with self._call("patch", kind, subresource):
+            write = self._write(kind, subresource, dry_run=dry_run)
+            return clone(await self._kube.change(write, self._kube.key(kind, namespace, name), same))
 
     async def bind(
         self, name: str, namespace: str, node: str, *, uid: str | None = None, dry_run: bool = False
     ) -> None:
         """Give a pod, of just this `uid`, its node; `Conflict` where it has one, or may not have one yet."""
-        call = await self._enter("create", kubernetes_objects.POD, BINDING_SUBRESOURCE)
-        self._kube.bind(self._kube.key(kubernetes_objects.POD, namespace, name), node, uid, dry_run=dry_run)
-        self._kube.faults.strike(call, "reply")
+        kind = kubernetes_objects.POD
+        async with self._call("create", kind, BINDING_SUBRESOURCE):
+            self._kube.bind(self._kube.key(kind, namespace, name), node, uid, dry_run=dry_run)
 
     async def delete(
         self,
@@ -266,39 +251,42 @@ class DirectApi:
         dry_run: bool = False,
     ) -> None:
         """Ask for deletion."""
-        call = await self._enter("delete", kind)
-        await self._kube.delete(
-            kind,
-            self._kube.key(kind, namespace, name),
-            self._user,
-            uid=uid,
-            resource_version=resource_version,
-            propagation=propagation,
-            grace_seconds=grace_seconds,
-            dry_run=dry_run,
+        options = DeleteOptions(
+            preconditions=Preconditions(uid=uid, resource_version=resource_version),
+            grace_period_seconds=grace_seconds,
+            propagation_policy=propagation,
         )
+        await self.delete_with(kind, name, namespace, options, dry_run=dry_run)
+
+    async def delete_with(
+        self, kind: ResourceKind, name: str, namespace: str | None, options: DeleteOptions, *, dry_run: bool
+    ) -> None:
+        """Ask for deletion, with options as a request's body has them."""
+        async with self._call("delete", kind):
+            key = self._kube.key(kind, namespace, name)
+            await self._kube.delete(self._write(kind, dry_run=dry_run), key, options)
+
+    def _write(self, kind: ResourceKind, subresource: str = "", *, dry_run: bool) -> WriteRequest:
+        return WriteRequest(kind, self._user, self._manager, subresource, dry_run)
+
+    @contextlib.asynccontextmanager
+    async def _call(self, verb: str, kind: ResourceKind, subresource: str = "") -> AsyncIterator[None]:
+        """One request: counted, delayed, and struck by faults before or after it is carried out."""
+        call = await self._begin(verb, kind, subresource)
+        yield
         self._kube.faults.strike(call, "reply")
 
-    async def _enter(self, verb: str, kind: ResourceKind, subresource: str = "") -> ApiCall:
+    async def _begin(self, verb: str, kind: ResourceKind, subresource: str = "") -> ApiCall:
         call = ApiCall(self._user, verb, call_resource(kind, subresource))
         self._kube.calls[call] += 1
         await self._kube.faults.pass_time(call)
         self._kube.faults.strike(call, "request")
         return call
 
-    def _leave(self, call: ApiCall, answer: Object) -> Object:
-        self._kube.faults.strike(call, "reply")
-        copy: Object = clone(answer)
-        return copy
-
 
 def _bookmark_event(kind: ResourceKind, version: int, metadata: Object) -> WatchEvent:
     metadata = {"resourceVersion": str(version)} | metadata
     return WatchEvent("BOOKMARK", {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata})
-
-
-def _copy_list(listed: ObjectList) -> ObjectList:
-    return ObjectList(tuple(clone(obj) for obj in listed.items), listed.resource_version)
 
 
 def _keep_field_owners(old: Object, whole: Object) -> Object:
@@ -314,4 +302,4 @@ class SharedReadApi(DirectApi):
         self, kind: ResourceKind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> ObjectList:
         """Read all objects of a kind, at one resourceVersion."""
-        return await self._listed(kind, namespace, labels, fields)
+        return await self._listed(kind, namespace, ListOptions(), labels, fields)

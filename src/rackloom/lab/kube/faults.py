@@ -9,7 +9,7 @@ users watches are silent and lists from the watch cache are old; consistent list
 writes see the newest state, as they go to etcd. `DisorderedEvents` repeats events or delays one behind
 a later event of another object. The changes of one object stay in order, and no change is lost.
 
-Each class counts its `hits`, so that a scenario can show that its fault struck something.
+Each class counts its `hits`, so that a scenario can show that its fault had an effect.
 """
 
 import asyncio
@@ -76,21 +76,13 @@ class RequestFault:
         return KubeError(self.code, reason, message, retry_after=self.retry_after)
 
 
-@dataclass(frozen=True, slots=True)
-class _Latency:
-    verb: str
-    resource: str
-    shortest: float
-    longest: float
-
-
 class RequestFaults:
     """Declared latencies and faults of one server. Nothing is declared at first: it is prompt and sound."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311 (reproducible on purpose)
         self._faults: list[RequestFault] = []
-        self._delays: list[_Latency] = []
+        self._delays: list[tuple[str, str, float, float]] = []
         self.hits = 0
         """Calls that failed since the faults were cleared."""
 
@@ -107,13 +99,13 @@ class RequestFaults:
         self, seconds: float, longest: float | None = None, *, verb: str = ANY_CALL, resource: str = ANY_CALL
     ) -> None:
         """How long calls take: `seconds`, or between that and `longest`. The latest that fits counts."""
-        self._delays.append(_Latency(verb, resource, seconds, seconds if longest is None else longest))
+        self._delays.append((verb, resource, seconds, seconds if longest is None else longest))
 
     async def pass_time(self, call: ApiCall) -> None:
         """Wait as long as the call takes."""
-        for delay in reversed(self._delays):
-            if delay.verb in (ANY_CALL, call.verb) and delay.resource in (ANY_CALL, call.resource):
-                await asyncio.sleep(self._random.uniform(delay.shortest, delay.longest))
+        for verb, resource, shortest, longest in reversed(self._delays):
+            if verb in (ANY_CALL, call.verb) and resource in (ANY_CALL, call.resource):
+                await asyncio.sleep(self._random.uniform(shortest, longest))
                 return
 
     def strike(self, call: ApiCall, lost: Literal["request", "reply"]) -> None:
@@ -164,7 +156,7 @@ class StaleReads:
         self._caught_up = asyncio.Event()
 
     def end(self) -> None:
-        """They see everything again, and hear what they have missed."""
+        """They see everything again, and get the events that were kept back."""
         self._users, self._view, self.hits = frozenset(), None, 0
         self._caught_up.set()
 
@@ -221,6 +213,7 @@ class DisorderedEvents:
         if later is None:
             coming.put_nowait(None)
             return (event,)
+        # Watches keep the order of the changes of one object; only different objects may change places.
         if key_of(later.object) == key_of(event.object):
             return event, later
         self.hits += 1

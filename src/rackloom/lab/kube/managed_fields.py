@@ -18,13 +18,15 @@ kept up to date for clients that go back to client-side apply.
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from rackloom.core.kubernetes.objects import Object
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.objects import TypeSchema
+
+T = TypeVar("T")
 
 # Paths: sets of fields, and reading, removing and merging along a path.
 
@@ -213,7 +215,7 @@ _KUBECTL = "kubectl"
 
 
 def fields_handed_over(obj: Object, manager: str, schema: TypeSchema) -> Fields:
-    """The fields that a first server-side apply by this manager may take from whoever has them."""
+    """The fields that a first server-side apply by this manager may take over without a conflict."""
     applied = _last_applied(obj)
     if manager != _KUBECTL or applied is None:
         return frozenset()
@@ -279,12 +281,13 @@ class OwnedFields:
 
 FieldOwners = tuple[OwnedFields, ...]
 _APPLICABLE_METADATA = ("labels", "annotations", "ownerReferences", "finalizers")
-"""What an apply can say of metadata; the rest is the server's."""
+"""The fields of metadata that an apply can set; the server sets the rest."""
 
 
-def clone(obj: Any) -> Any:
+def clone(obj: T) -> T:
     """A copy that shares nothing with its original, as a trip over the wire makes it (no tuples)."""
-    return msgspec.json.decode(msgspec.json.encode(obj))
+    copy: T = msgspec.json.decode(msgspec.json.encode(obj))
+    return copy
 
 
 def owners_of(obj: Object) -> FieldOwners:
@@ -397,6 +400,8 @@ def _conflicts(
     old: Object, applied: Object, requested: Fields, others: FieldOwners
 ) -> list[tuple[OwnedFields, FieldPath]]:
     """The fields that another owns and that would get another value."""
+    # An item of a merging list (k:, v:) has no value of its own: two managers may own it, and only the fields
+    # below it can differ. A field that is absent from the object is free, whoever owned it.
     return [
         (other, path)
         for other in others

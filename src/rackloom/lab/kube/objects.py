@@ -1,6 +1,6 @@
 """API objects as values: type schemas, and the effect of create, update, bind and delete.
 
-A `TypeSchema` says what a server knows of a type beyond its JSON: whether it has a status subresource
+A `TypeSchema` holds what a server knows of a type beyond its JSON: whether it has a status subresource
 and a generation, whether a replace needs a resourceVersion, which lists merge by which keys
 (x-kubernetes-list-type and -list-map-keys), which maps are atomic, and which field selectors it
 supports. `TYPE_SCHEMAS` lists the types that are served from the start, with the facts of Kubernetes
@@ -27,7 +27,7 @@ from rackloom.lab.kube import refusals
 
 Lists = dict[str, tuple[str, ...]]
 
-_METADATA_LISTS: Lists = {"metadata.ownerReferences": ("uid",), "metadata.finalizers": ()}
+METADATA_LISTS: Lists = {"metadata.ownerReferences": ("uid",), "metadata.finalizers": ()}
 _CONDITION_LISTS: Lists = {"status.conditions": ("type",)}
 
 _POD_FIELDS = frozenset(
@@ -55,20 +55,34 @@ _EVENT_FIELDS = frozenset(
 )
 
 
-def _pod_spec_lists(at: str) -> Lists:
-    containers: Lists = {
-        f"{at}.{which}{path}": keys
-        for which in ("containers", "initContainers")
-        for path, keys in (
-            ("", ("name",)),
-            (".env", ("name",)),
-            (".ports", ("containerPort", "protocol")),
-            (".volumeMounts", ("mountPath",)),
-            (".resources.claims", ("name",)),
-        )
-    }
-    own: Lists = {"volumes": ("name",), "resourceClaims": ("name",), "schedulingGates": ("name",)}
-    return containers | {f"{at}.{name}": keys for name, keys in own.items()}
+_CONTAINER_LISTS: Lists = {
+    "": ("name",),
+    ".env": ("name",),
+    ".ports": ("containerPort", "protocol"),
+    ".volumeDevices": ("devicePath",),
+    ".volumeMounts": ("mountPath",),
+    ".resources.claims": ("name",),
+}
+_POD_SPEC_LISTS: Lists = {
+    "hostAliases": ("ip",),
+    "imagePullSecrets": ("name",),
+    "resourceClaims": ("name",),
+    "schedulingGates": ("name",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "volumes": ("name",),
+} | {
+    which + path: keys
+    for which in ("containers", "initContainers", "ephemeralContainers")
+    for path, keys in _CONTAINER_LISTS.items()
+}
+
+
+def _below(at: str, lists: Lists) -> Lists:
+    return {f"{at}.{path}": keys for path, keys in lists.items()}
+
+
+_TEMPLATE_LISTS = _below("spec.template", METADATA_LISTS) | _below("spec.template.spec", _POD_SPEC_LISTS)
+_WEBHOOK_LISTS: Lists = {"webhooks": ("name",), "webhooks.matchConditions": ("name",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +104,7 @@ class TypeSchema:
 
     def merging(self, path: str) -> tuple[str, ...] | None:
         """The keys that a list merges by, () for a set, None for an atomic list."""
-        return self.lists.get(path, _METADATA_LISTS.get(path))
+        return self.lists.get(path, METADATA_LISTS.get(path))
 
 
 TYPE_SCHEMAS: Mapping[ResourceKind, TypeSchema] = {
@@ -98,7 +112,7 @@ TYPE_SCHEMAS: Mapping[ResourceKind, TypeSchema] = {
         status=True,
         generation=True,
         blind_writes=True,
-        lists=_pod_spec_lists("spec")
+        lists=_below("spec", _POD_SPEC_LISTS)
         | _CONDITION_LISTS
         | {"status.resourceClaimStatuses": ("name",), "status.podIPs": ("ip",)},
         atoms=frozenset({"spec.nodeSelector"}),
@@ -108,7 +122,7 @@ TYPE_SCHEMAS: Mapping[ResourceKind, TypeSchema] = {
         status=True,
         blind_writes=True,
         status_on_create=True,
-        lists=_CONDITION_LISTS | {"status.addresses": ("type",)},
+        lists=_CONDITION_LISTS | {"status.addresses": ("type",), "spec.podCIDRs": ()},
         selectable=frozenset({"spec.unschedulable"}),
     ),
     objects.NAMESPACE: TypeSchema(
@@ -119,7 +133,7 @@ TYPE_SCHEMAS: Mapping[ResourceKind, TypeSchema] = {
     objects.SERVICE: TypeSchema(
         status=True,
         blind_writes=True,
-        lists={"spec.ports": ("port", "protocol")},
+        lists=_CONDITION_LISTS | {"spec.ports": ("port", "protocol")},
         selectable=frozenset({"spec.clusterIP", "spec.type"}),
     ),
     objects.SERVICE_ACCOUNT: TypeSchema(blind_writes=True, lists={"secrets": ("name",)}),
@@ -128,14 +142,14 @@ TYPE_SCHEMAS: Mapping[ResourceKind, TypeSchema] = {
         status=True,
         generation=True,
         blind_writes=True,
-        lists=_pod_spec_lists("spec.template.spec") | _CONDITION_LISTS,
+        lists=_TEMPLATE_LISTS | _CONDITION_LISTS,
         atoms=frozenset({"spec.selector", "spec.template.spec.nodeSelector"}),
     ),
     objects.JOB: TypeSchema(
         status=True,
         generation=True,
         blind_writes=True,
-        lists=_pod_spec_lists("spec.template.spec"),
+        lists=_TEMPLATE_LISTS,
         atoms=frozenset({"spec.selector", "spec.template.spec.nodeSelector"}),
         selectable=frozenset({"status.successful"}),
     ),
@@ -153,11 +167,11 @@ TYPE_SCHEMAS: Mapping[ResourceKind, TypeSchema] = {
         lists={"status.reservedFor": ("uid",), "status.devices": ("driver", "device", "pool", "shareID")},
         atoms=frozenset({"status.allocation.nodeSelector"}),
     ),
-    objects.RESOURCE_CLAIM_TEMPLATE: TypeSchema(blind_writes=True),
+    objects.RESOURCE_CLAIM_TEMPLATE: TypeSchema(blind_writes=True, lists=_below("spec", METADATA_LISTS)),
     objects.DEVICE_CLASS: TypeSchema(generation=True, blind_writes=True),
     objects.CRD: TypeSchema(status=True, generation=True, lists=_CONDITION_LISTS),
-    objects.MUTATING_WEBHOOK: TypeSchema(generation=True, blind_writes=True, lists={"webhooks": ("name",)}),
-    objects.VALIDATING_WEBHOOK: TypeSchema(generation=True, blind_writes=True, lists={"webhooks": ("name",)}),
+    objects.MUTATING_WEBHOOK: TypeSchema(generation=True, blind_writes=True, lists=_WEBHOOK_LISTS),
+    objects.VALIDATING_WEBHOOK: TypeSchema(generation=True, blind_writes=True, lists=_WEBHOOK_LISTS),
     objects.COMPUTE_DOMAIN: TypeSchema(
         status=True, generation=True, lists=_CONDITION_LISTS | {"status.nodes": ("name",)}
     ),
@@ -228,30 +242,32 @@ _SERVER_SET_ON_CREATE = (*_SERVER_METADATA, "namespace")
 POD_GRACE_SECONDS = 30
 
 
-@dataclass(frozen=True, slots=True)
-class NewIdentity:
-    """What the server adds to a new object: identity, time (RFC 3339), the end of a generated name."""
-
-    uid: str
-    time: str
-    suffix: str
-
-
 def new_object(
-    kind: ResourceKind, obj: Object, namespace: str | None, schema: TypeSchema, new: NewIdentity
+    kind: ResourceKind,
+    obj: Object,
+    namespace: str | None,
+    schema: TypeSchema,
+    *,
+    uid: str,
+    time: str,
+    suffix: str,
 ) -> Object:
-    """The object as it is first stored, without resourceVersion and managedFields."""
+    """The object as it is first stored, without resourceVersion and managedFields.
+
+    The server adds its `uid`, the `time` (RFC 3339), and the `suffix` of a generated name.
+    """
     check_metadata(kind, obj)
     given: dict[str, Any] = dict(obj.get("metadata") or {})
     if given.get("resourceVersion"):
         message = "resourceVersion should not be set on objects to be created"
         raise refusals.bad_request(message)
-    name = given.get("name") or (given["generateName"] + new.suffix if given.get("generateName") else "")
+    name = given.get("name") or (given["generateName"] + suffix if given.get("generateName") else "")
     if not name:
         raise refusals.invalid(kind, "", "metadata.name: Required value: name or generateName is required")
-    identity = {"name": name, "uid": new.uid, "creationTimestamp": new.time}
+    identity = {"name": name, "uid": uid, "creationTimestamp": time}
     if kind.namespaced:
         identity["namespace"] = namespace
+    # A client cannot choose what the server sets: such fields are dropped, and no error is given.
     metadata = {key: value for key, value in given.items() if key not in _SERVER_SET_ON_CREATE} | identity
     if schema.generation:
         metadata["generation"] = 1
@@ -337,7 +353,7 @@ def _spec_part(obj: Object, schema: TypeSchema) -> Object:
 
 
 def finalizers_of(obj: Object) -> list[str]:
-    """Who must agree before the object goes."""
+    """The finalizers of an object: it is removed only when none is left."""
     return list(obj["metadata"].get("finalizers") or ())
 
 
@@ -349,8 +365,8 @@ def owner_references(obj: Object) -> list[Mapping[str, Any]]:
 def may_be_removed(obj: Object) -> bool:
     """Whether an object that is being deleted may go now: no finalizer and no grace is left."""
     metadata = obj["metadata"]
-    asked = "deletionTimestamp" in metadata
-    return asked and not finalizers_of(obj) and not metadata.get("deletionGracePeriodSeconds")
+    is_deleted = "deletionTimestamp" in metadata
+    return is_deleted and not finalizers_of(obj) and not metadata.get("deletionGracePeriodSeconds")
 
 
 def marked_for_deletion(obj: Object, ending: str, grace: int, propagation: str | None) -> Object:

@@ -6,12 +6,13 @@ three mebibytes that `copy` may add up to. What cannot be read is refused with 4
 with 422.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from rackloom.lab.kube import refusals
+from rackloom.lab.kube.managed_fields import clone
 
 OPERATIONS = 10_000
 COPIED_BYTES = 3 << 20
@@ -47,7 +48,7 @@ def json_patch(target: Any, operations: Sequence[Mapping[str, Any]]) -> Any:
         Rejected: (400) they are no operations; (422) one does not apply, or they copy too much.
         KubeError: (413) there are too many.
     """
-    copied = 0
+    target, copied = clone(target), 0
     for operation in _read_operations(operations):
         if operation.op == "copy":
             copied += len(msgspec.json.encode(_value_at(target, _pointer_parts(operation.source))))
@@ -71,16 +72,17 @@ def _apply_operation(target: Any, operation: _Operation) -> Any:
     op, path = operation.op, _pointer_parts(operation.path)
     match op:
         case "add" | "replace" | "remove":
-            return _edit(target, path, _EDITS[op], operation.value)
+            return _edited(target, path, op, clone(operation.value))
         case "test":
             if _value_at(target, path) != operation.value:
                 raise _refused(f"testing path {operation.path!r} failed")
             return target
         case "copy" | "move":
             source = _pointer_parts(operation.source)
-            value = _value_at(target, source)
-            kept = _edit(target, source, _remove, None) if op == "move" else target
-            return _edit(kept, path, _add, value)
+            value = clone(_value_at(target, source))
+            if op == "move":
+                target = _edited(target, source, "remove", None)
+            return _edited(target, path, "add", value)
     raise _refused(f"unknown operation {op!r}")
 
 
@@ -111,51 +113,32 @@ def _child_of(target: Any, part: str) -> Any:
 
 _INDEX_DIGITS = 9
 """Of the index of a list: no list is longer."""
-_Edit = Callable[[Any, str, Any], None]
 
 
-def _edit(target: Any, path: list[str], edit: _Edit, value: Any) -> Any:
+def _edited(target: Any, path: list[str], op: Literal["add", "replace", "remove"], value: Any) -> Any:
+    """`target`, changed in place; a path of no parts leads to the whole of it."""
     if not path:
         return value
-    if not isinstance(target, list | Mapping):
-        raise _refused(f"the path has no {path[0]!r}")
-    changed = list(target) if isinstance(target, list) else dict(target)
-    head, rest = path[0], path[1:]
-    if rest:
-        child = _edit(_child_of(target, head), rest, edit, value)
-        _replace(changed, head, child)
+    *above, part = path
+    parent = _value_at(target, above)
+    if not isinstance(parent, list | dict):
+        raise _refused(f"the path has no {part!r}")
+    if op != "add":
+        _child_of(parent, part)
+    if op == "remove":
+        del parent[_child_key(parent, part)]
+    elif op == "replace" or isinstance(parent, dict):
+        parent[_child_key(parent, part)] = value
     else:
-        edit(changed, head, value)
-    return changed
-
-
-def _add(target: Any, part: str, value: Any) -> None:
-    if not isinstance(target, list):
-        target[part] = value
-    elif part == "-":
-        target.append(value)
-    else:
-        target.insert(_index(part, len(target)), value)
-
-
-def _index(part: str, limit: int) -> int:
-    if not (part.isascii() and part.isdigit() and len(part) <= _INDEX_DIGITS and int(part) <= limit):
-        raise _refused(f"index {part[:_INDEX_DIGITS]} is out of bounds")
-    return int(part)
+        parent.insert(len(parent) if part == "-" else _index(part, len(parent)), value)
+    return target
 
 
 def _child_key(target: Any, part: str) -> Any:
     return _index(part, len(target) - 1) if isinstance(target, list) else part
 
 
-def _replace(target: Any, part: str, value: Any) -> None:
-    _child_of(target, part)
-    target[_child_key(target, part)] = value
-
-
-def _remove(target: Any, part: str, _: Any) -> None:
-    _child_of(target, part)
-    del target[_child_key(target, part)]
-
-
-_EDITS: Mapping[str, _Edit] = {"add": _add, "replace": _replace, "remove": _remove}
+def _index(part: str, limit: int) -> int:
+    if not (part.isascii() and part.isdigit() and len(part) <= _INDEX_DIGITS and int(part) <= limit):
+        raise _refused(f"index {part[:_INDEX_DIGITS]} is out of bounds")
+    return int(part)

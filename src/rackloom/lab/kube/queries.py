@@ -1,4 +1,4 @@
-"""What a request says beside its object: selectors, list and watch options, chunks, delete options.
+"""The parameters of a request: selectors, list and watch options, chunks, delete options.
 
 Label and field selectors are parsed into predicates. A type supports few field selectors, and an
 unknown one is refused, as on a real server. List and watch options follow Kubernetes 1.36, including
@@ -48,10 +48,10 @@ class ListOptions:
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """`version`: changes after it are told. `seconds`: after them the server ends the watch.
+    """`version`: changes after it are sent. `seconds`: after them the server ends the watch.
 
-    `has_first`: whether everything that is there is told first, and `ends_first` whether a bookmark says
-    where that ends.
+    `has_first`: whether all existing objects are sent first, and `ends_first` whether a bookmark marks
+    their end.
     """
 
     version: str = ""
@@ -282,7 +282,9 @@ _SECONDS = 2**31 - 1
 Propagation = Literal["Background", "Foreground", "Orphan"]
 
 
-class _Preconditions(msgspec.Struct, frozen=True, rename="camel"):
+class Preconditions(msgspec.Struct, frozen=True, rename="camel"):
+    """The object that is meant; None: whichever it is."""
+
     uid: str | None = None
     resource_version: str | None = None
 
@@ -294,22 +296,22 @@ class _BindingTarget(msgspec.Struct, frozen=True):
 class DeleteOptions(msgspec.Struct, frozen=True, rename="camel"):
     """How an object goes; `preconditions`: only if it is that one. `grace_period_seconds`: None, its own."""
 
-    preconditions: _Preconditions | None = None
+    preconditions: Preconditions | None = None
     dry_run: list[str] | None = None
     grace_period_seconds: Annotated[int, msgspec.Meta(ge=-_SECONDS, le=_SECONDS)] | None = None
     propagation_policy: Propagation | None = None
 
     @property
-    def meant(self) -> _Preconditions:
+    def meant(self) -> Preconditions:
         """The preconditions; without any, every UID and version matches."""
-        return self.preconditions or _Preconditions()
+        return self.preconditions or Preconditions()
 
 
 class Binding(msgspec.Struct, frozen=True):
     """A pod's node; `metadata.uid`: of just that pod."""
 
     target: _BindingTarget
-    metadata: _Preconditions | None = None
+    metadata: Preconditions | None = None
 
 
 class Eviction(msgspec.Struct, frozen=True, rename="camel"):
@@ -322,7 +324,7 @@ _Asked = TypeVar("_Asked", DeleteOptions, Binding, Eviction)
 
 
 def read_options(what: type[_Asked], body: Any) -> _Asked:
-    """The body of a request; one that is empty says nothing. Raises `Rejected` (400)."""
+    """The body of a request; an empty one has the defaults. Raises `Rejected` (400)."""
     try:
         return msgspec.convert({} if body is None else body, what)
     except msgspec.ValidationError as error:

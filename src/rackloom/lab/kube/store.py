@@ -83,7 +83,7 @@ class History:
         self._feeds: dict[ResourceKind, dict[WatchScope, dict[WatchFeed, None]]] = defaultdict(dict)
         self.version = 1
         self.listeners: list[Callable[[ResourceKind, Object], None]] = []
-        """Told of every change as it happens: the way in for controllers of the same process."""
+        """Called with every change as it happens, for controllers of the same process."""
         self.context = contextvars.copy_context()
         """The server's context: what a listener starts must not belong to the writing process."""
 
@@ -149,6 +149,9 @@ class History:
 
 ObjectKey = tuple[str | None, str]
 """(namespace, name) of an object; the namespace of a cluster-wide one is None."""
+_ObjectPlace = tuple[ResourceKind, ObjectKey]
+_IndexPlace = tuple[str | ResourceKind, str]
+"""What an object is found by: its UID, an owner's UID, or its kind and spec.nodeName."""
 
 
 class ObjectStore(History):
@@ -159,9 +162,7 @@ class ObjectStore(History):
         self._objects: dict[ResourceKind, dict[ObjectKey, Object]] = defaultdict(dict)
         self._unsorted: set[ResourceKind] = set()
         """Kinds to which an object was added since they were last put in order."""
-        self._by_uid: dict[str, tuple[ResourceKind, ObjectKey]] = {}
-        self._dependents: dict[str, set[tuple[ResourceKind, ObjectKey]]] = defaultdict(set)
-        self._by_node: dict[tuple[ResourceKind, str], set[ObjectKey]] = defaultdict(set)
+        self._index = defaultdict[_IndexPlace, set[_ObjectPlace]](set)
 
     def find(self, kind: ResourceKind, key: ObjectKey) -> Object | None:
         """The object, or None."""
@@ -198,8 +199,7 @@ class ObjectStore(History):
         node = fields.get("spec.nodeName")
         if node is None:
             return self.all(kind)
-        objects = self._objects[kind]
-        return [objects[key] for key in sorted(self._by_node[kind, node], key=str)]
+        return [self._objects[kind][key] for _, key in sorted(self._index.get((kind, node), ()), key=str)]
 
     def put(self, kind: ResourceKind, obj: Object) -> Object:
         """Store an object as it is now, under a new resourceVersion; returns it with that."""
@@ -207,50 +207,45 @@ class ObjectStore(History):
         before = self._objects[kind].get(key)
         stored = _with_version(obj, self.version + 1)
         # All that can fail comes before the first change: a write is stored whole or not at all.
-        left, taken = _index_places(before), _index_places(stored)
+        left, taken = _index_places(kind, before), _index_places(kind, stored)
         self.version += 1
         self._objects[kind][key] = stored
         if before is None:
             self._unsorted.add(kind)
-        self._reindex(kind, key, left, taken)
+        self._reindex((kind, key), left, taken)
         self.add(kind, "ADDED" if before is None else "MODIFIED", stored, before)
         return stored
 
     def drop(self, kind: ResourceKind, key: ObjectKey) -> Object:
         """Remove an object; what watches see of it carries the version of its removal."""
         before = self._objects[kind][key]
-        gone, left = _with_version(before, self.version + 1), _index_places(before)
+        gone, left = _with_version(before, self.version + 1), _index_places(kind, before)
         self.version += 1
         del self._objects[kind][key]
-        self._reindex(kind, key, left, None)
+        self._reindex((kind, key), left, set())
         self.add(kind, "DELETED", gone, before)
         return gone
 
-    def _reindex(
-        self, kind: ResourceKind, key: ObjectKey, left: "_IndexPlaces | None", taken: "_IndexPlaces | None"
-    ) -> None:
-        if left is not None:
-            self._by_uid.pop(left.uid, None)
-            for owner in left.owners:
-                self._dependents[owner].discard((kind, key))
-            self._by_node[kind, left.node].discard(key)
-        if taken is not None:
-            self._by_uid[taken.uid] = (kind, key)
-            for owner in taken.owners:
-                self._dependents[owner].add((kind, key))
-            self._by_node[kind, taken.node].add(key)
+    def _reindex(self, where: _ObjectPlace, left: set[_IndexPlace], taken: set[_IndexPlace]) -> None:
+        for place in left:
+            # Places without objects are removed: `is_alive` checks only whether the UID has a place.
+            self._index[place].discard(where)
+            if not self._index[place]:
+                del self._index[place]
+        for place in taken:
+            self._index[place].add(where)
 
     def is_alive(self, uid: str) -> bool:
         """Whether an object of this uid is stored."""
-        return uid in self._by_uid
+        return ("uid", uid) in self._index
 
     def whose(self, uid: str) -> tuple[ResourceKind, ObjectKey] | None:
         """Where the object of a uid is, if there is one."""
-        return self._by_uid.get(uid)
+        return next(iter(self._index.get(("uid", uid), ())), None)
 
     def dependents(self, uid: str) -> Iterator[tuple[ResourceKind, ObjectKey, Object]]:
         """The objects that name `uid` as an owner."""
-        for kind, key in sorted(self._dependents.get(uid, ()), key=str):
+        for kind, key in sorted(self._index.get(("owner", uid), ()), key=str):
             yield kind, key, self._objects[kind][key]
 
     def inside(self, namespace: str) -> Iterator[tuple[ResourceKind, ObjectKey]]:
@@ -267,20 +262,11 @@ class ObjectStore(History):
                     yield kind, key
 
 
-@dataclass(frozen=True, slots=True)
-class _IndexPlaces:
-    """Where the indexes have an object."""
-
-    uid: str
-    owners: frozenset[str]
-    node: str
-
-
-def _index_places(obj: Object | None) -> _IndexPlaces | None:
+def _index_places(kind: ResourceKind, obj: Object | None) -> set[_IndexPlace]:
     if obj is None:
-        return None
-    owners = frozenset(owner["uid"] for owner in kube_objects.owner_references(obj))
-    return _IndexPlaces(obj["metadata"]["uid"], owners, _node_name(obj))
+        return set()
+    owners: set[_IndexPlace] = {("owner", owner["uid"]) for owner in kube_objects.owner_references(obj)}
+    return owners | {("uid", obj["metadata"]["uid"]), (kind, _node_name(obj))}
 
 
 def key_of(obj: Object) -> ObjectKey:

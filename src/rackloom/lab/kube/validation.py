@@ -20,8 +20,10 @@ import msgspec
 
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.place.pod_constraints import REQUIRED_DURING_SCHEDULING
 from rackloom.lab.kube import objects as kube_objects
 from rackloom.lab.kube import refusals
+from rackloom.lab.kube.managed_fields import ABSENT, find_value
 
 # Pods.
 
@@ -34,7 +36,7 @@ _FROZEN = (
 )
 _UNREADABLE = 'Pod in version "v1" cannot be handled as a Pod'
 _CONTAINERS = ("containers", "initContainers")
-_TERMS = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
+_TERMS = f"spec.affinity.nodeAffinity.{REQUIRED_DURING_SCHEDULING}.nodeSelectorTerms"
 _UNWELL_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _UNWELL_SECONDS = 300
 """How long a pod tolerates a node that is not ready or unreachable, by default."""
@@ -113,12 +115,11 @@ def _update_problems(before: Object, after: Object) -> Iterator[str]:
 
 
 def _of_deadline(before: int | None, after: int | None) -> Iterator[str]:
+    path = "spec.activeDeadlineSeconds: Invalid value"
     if before is not None and after is None:
-        why = "Invalid value: null: must not update from a positive integer to nil value"
-        yield f"spec.activeDeadlineSeconds: {why}"
+        yield f"{path}: null: must not update from a positive integer to nil value"
     elif before is not None and after is not None and after > before:
-        why = f"Invalid value: {after}: must be less than or equal to previous value"
-        yield f"spec.activeDeadlineSeconds: {why}"
+        yield f"{path}: {after}: must be less than or equal to previous value"
 
 
 def _of_tolerations(before: Object, after: Object) -> Iterator[str]:
@@ -147,7 +148,7 @@ def _of_selector(before: Object, after: Object) -> Iterator[str]:
 
 
 def _of_affinity(before: list[Object], after: list[Object]) -> Iterator[str]:
-    """Terms are alternatives, so none may come or go; each may ask for more than it did."""
+    """Terms are alternatives, so none may be added or removed; each may get more requirements."""
     if before and len(before) != len(after):
         why = "no additions/deletions to non-empty NodeSelectorTerms list are allowed"
         yield f"{_TERMS}: Invalid value: {_json_text(after) if after else 'null'}: {why}"
@@ -170,13 +171,8 @@ def _narrows(before: Object, after: Object) -> bool:
 
 
 def _affinity_terms(spec: Object) -> list[Object]:
-    required = _node_affinity(spec).get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    return list(required.get("nodeSelectorTerms") or ())
-
-
-def _node_affinity(spec: Object) -> Object:
-    found: Object = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    return found
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    return list((affinity.get(REQUIRED_DURING_SCHEDULING) or {}).get("nodeSelectorTerms") or ())
 
 
 def _immutable_part(spec: Object, before: Object, after: Object) -> Any:
@@ -229,27 +225,14 @@ def require_paths(kind: ResourceKind, *paths: str) -> ObjectRule:
     """Each path (dotted) leads to a value."""
 
     def rule(new: Object, _: Object | None) -> Object:
-        missing = [path for path in paths if not _has_path(new, path)]
+        names = {path: tuple(f"f:{name}" for name in path.split(".")) for path in paths}
+        missing = [path for path in paths if find_value(new, names[path]) is ABSENT]
         if missing:
             problems = [f"{path}: Required value" for path in missing]
             raise refusals.invalid(kind, new["metadata"]["name"], *problems)
         return new
 
     return rule
-
-
-def _has_path(obj: Object, path: str) -> bool:
-    value: object = obj
-    for part in path.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return False
-        value = value[part]
-    return True
-
-
-def namespace_phase(new: Object, _: Object | None) -> Object:
-    """Only the server sets the phase of a namespace."""
-    return kube_objects.with_namespace_phase(new)
 
 
 def channel_mode(new: Object, _: Object | None) -> Object:
@@ -295,28 +278,18 @@ def _with_counts(claim: Object) -> Object:
     return {**claim, "devices": {**devices, "requests": requests}} if requests else claim
 
 
-def claim_counts(new: Object, _: Object | None) -> Object:
-    """The API server's defaults in a claim."""
-    return {**new, "spec": _with_counts(new["spec"])}
-
-
-def template_counts(new: Object, _: Object | None) -> Object:
-    """The same in a claim template."""
-    return {**new, "spec": {**new["spec"], "spec": _with_counts(new["spec"]["spec"])}}
-
-
 RULES: Mapping[ResourceKind, tuple[ObjectRule, ...]] = {
-    objects.NAMESPACE: (namespace_phase,),
+    objects.NAMESPACE: (lambda new, _: kube_objects.with_namespace_phase(new),),
     objects.POD: (require_paths(objects.POD, "spec"), pod_rule),
     objects.DAEMON_SET: (require_paths(objects.DAEMON_SET, "spec.selector", "spec.template"),),
     objects.RESOURCE_CLAIM: (
         require_paths(objects.RESOURCE_CLAIM, "spec"),
-        claim_counts,
+        lambda new, _: {**new, "spec": _with_counts(new["spec"])},
         immutable_spec(objects.RESOURCE_CLAIM),
     ),
     objects.RESOURCE_CLAIM_TEMPLATE: (
         require_paths(objects.RESOURCE_CLAIM_TEMPLATE, "spec.spec"),
-        template_counts,
+        lambda new, _: {**new, "spec": {**new["spec"], "spec": _with_counts(new["spec"]["spec"])}},
         immutable_spec(objects.RESOURCE_CLAIM_TEMPLATE),
     ),
     objects.COMPUTE_DOMAIN: (

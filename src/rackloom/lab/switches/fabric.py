@@ -158,6 +158,20 @@ class SimulatedFabric:
             self._require_free(joining)
         return self._set_members(target, set(members))
 
+    def gpus_by_slot(self) -> Iterator[tuple[FabricGpu, int]]:
+        """Every GPU that is there, with the id of its partition; 0 where it is in none."""
+        holder = {guid: partition.id for partition in self.partitions.values() for guid in partition.guids}
+        for gpu in sorted(self.gpus.values(), key=lambda gpu: (gpu.host_id, gpu.module_id)):
+            yield gpu, holder.get(gpu.guid, 0)
+
+    def present_members(self, partition: FabricPartition) -> list[FabricGpu]:
+        """The GPUs of a partition that are there."""
+        return [self.gpus[guid] for guid in partition.guids if guid in self.gpus]
+
+    def known_guids(self) -> set[int]:
+        """The GPUs that are there or that a partition names."""
+        return {*self.gpus, *(guid for partition in self.partitions.values() for guid in partition.guids)}
+
     def partition_of(self, guid: int) -> int:
         """Id of the partition that holds a GPU; 0 where none does."""
         return next((partition.id for partition in self.partitions.values() if guid in partition.guids), 0)
@@ -254,8 +268,7 @@ class SimulatedFabric:
         wanted = set(guids)
         if not wanted:
             raise FabricRefusal("BADPARAM")
-        held = {guid for partition in self.partitions.values() for guid in partition.guids}
-        if not wanted <= self.gpus.keys() | held:
+        if not wanted <= self.known_guids():
             raise FabricRefusal("RESOURCE_BAD")
 
     def _require_free(self, guids: tuple[int, ...]) -> None:
@@ -299,7 +312,7 @@ def former_leader_fabric(fabric: SimulatedFabric) -> SimulatedFabric:
 
 
 MOST_RACKS = 128
-"""Each domain has a controller in this process; more would not start in a time that anybody waits."""
+"""Each domain has a controller in this process; more would take too long to start."""
 
 
 def fabrics_of(site: RackSite, seed: str) -> tuple[SimulatedFabric, ...]:

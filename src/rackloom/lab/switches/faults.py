@@ -7,7 +7,7 @@ For NMX-M a fault belongs to the next request of a method and collection: answer
 lose the reply, fail or stall the operation, or answer with something that is not JSON. Lists of
 partitions may lag behind the newest change, and GPUs may be missing from lists.
 
-`NmxcFaults.untaken` names faults that struck nothing; a scenario in which that happens shows nothing.
+`NmxcFaults.untaken` names faults that no call met; a scenario with such a fault proves nothing.
 """
 
 from collections import Counter, defaultdict, deque
@@ -113,7 +113,7 @@ class NmxmFault(msgspec.Struct, frozen=True, kw_only=True):
     """How one request fails."""
 
     status: int = 0
-    """Answer with this HTTP status, and do nothing; 0: answer as ever."""
+    """Answer with this HTTP status, and do nothing; 0: no such fault."""
     drop_reply: bool = False
     """Carry out the request, then break the connection."""
     fails: str = ""

@@ -77,11 +77,8 @@ def answer_gpus(fabric: SimulatedFabric, request: pb.GetGpuInfoListRequest) -> p
     """Every GPU, by slot. Attribute filters are not simulated."""
     if request.attr != pb.NMX_GPU_ATTR_ALL:
         raise FabricRefusal("NOT_SUPPORTED")
-    holder = {guid: partition.id for partition in fabric.partitions.values() for guid in partition.guids}
-    seated = sorted(fabric.gpus.values(), key=lambda gpu: (gpu.host_id, gpu.module_id))
-    return pb.GetGpuInfoListResponse(
-        gpu_info_list=[_gpu_info(gpu, holder.get(gpu.guid, 0)) for gpu in seated]
-    )
+    gpus = [_gpu_info(gpu, partition) for gpu, partition in fabric.gpus_by_slot()]
+    return pb.GetGpuInfoListResponse(gpu_info_list=gpus)
 
 
 def answer_nodes(
@@ -157,8 +154,9 @@ def _partition_info(fabric: SimulatedFabric, partition: FabricPartition) -> pb.P
         info.gpu_uid_list.extend(partition.guids)
         return info
     info.partition_type = pb.NMX_PARTITION_TYPE_LOCATION_BASED
-    seated = [fabric.gpus[guid] for guid in partition.guids if guid in fabric.gpus]
-    info.gpu_location_list.extend(pb.GpuLocation(loc=_location(gpu), gpu_id=gpu.module_id) for gpu in seated)
+    info.gpu_location_list.extend(
+        pb.GpuLocation(loc=_location(gpu), gpu_id=gpu.module_id) for gpu in fabric.present_members(partition)
+    )
     return info
 
 
@@ -229,7 +227,7 @@ class NmxcService:
         self._faults = faults
         self._subscribers: dict[SubscriberQueue, pb.SubscribeRequest] = {}
         self._changed_by: str | None = None
-        fabric.on_change(self._tell_change)
+        fabric.on_change(self._notify_change)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server needs to serve this controller."""
@@ -267,6 +265,7 @@ class NmxcService:
         reply: Any = GetMessageClass(_METHODS[rpc].output_type)()
         code = fault.refuse or "SUCCESS"
         if fault.refuse is None:
+            # The fabric calls `_notify_change` before the operation returns: it leaves this client out.
             self._changed_by = request.gateway_id
             try:
                 reply = _UNARY[rpc](self._fabric, request)
@@ -312,7 +311,7 @@ class NmxcService:
         state = answer_domain_state(self._fabric, pb.GetDomainStateInfoRequest())
         return pb.ServerNotification(domain_state_info=state)
 
-    def _tell_change(self, _: FabricSnapshot) -> None:
+    def _notify_change(self, _: FabricSnapshot) -> None:
         event = pb.ServerNotification(fm_event=pb.Notice(server_header=server_header(self._fabric)))
         for subscriber, request in self._subscribers.items():
             if request.notify_on_self_change or request.gateway_id != self._changed_by:

@@ -14,7 +14,6 @@ writer can lose an update, as on a real NMX-M.
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +23,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rackloom.core.partitions.domain import GpuHealth, PartitionHealth
 from rackloom.lab.switches.fabric import (
@@ -69,9 +68,7 @@ def list_nodes(fabric: SimulatedFabric) -> list[Json]:
 
 def list_gpus(fabric: SimulatedFabric) -> list[Json]:
     """Every GPU, by slot."""
-    holder = {guid: partition.id for partition in fabric.partitions.values() for guid in partition.guids}
-    seated = sorted(fabric.gpus.values(), key=lambda gpu: (gpu.host_id, gpu.module_id))
-    return [_gpu_entity(fabric, gpu, holder.get(gpu.guid, 0)) for gpu in seated]
+    return [_gpu_entity(fabric, gpu, partition) for gpu, partition in fabric.gpus_by_slot()]
 
 
 def partition_entity(fabric: SimulatedFabric, fabric_partition: FabricPartition, entity: str) -> Json:
@@ -79,8 +76,7 @@ def partition_entity(fabric: SimulatedFabric, fabric_partition: FabricPartition,
     if fabric_partition.guid_based:
         members: list[Any] = [gpu_entity_id(guid) for guid in fabric_partition.guids]
     else:
-        seated = [fabric.gpus[guid] for guid in fabric_partition.guids if guid in fabric.gpus]
-        members = [_gpu_location(fabric, gpu) for gpu in seated]
+        members = [_gpu_location(fabric, gpu) for gpu in fabric.present_members(fabric_partition)]
     return {
         "ID": entity,
         "PartitionID": fabric_partition.id,
@@ -101,8 +97,7 @@ def gpu_entity_id(guid: int) -> str:
 def entities_of_gpus(fabrics: Iterable[SimulatedFabric]) -> Iterator[tuple[str, SimulatedFabric, int]]:
     """Entity, fabric and GUID of every GPU that is there or that a partition names."""
     for fabric in fabrics:
-        named = {guid for partition in fabric.partitions.values() for guid in partition.guids}
-        for guid in sorted(fabric.gpus.keys() | named):
+        for guid in sorted(fabric.known_guids()):
             yield gpu_entity_id(guid), fabric, guid
 
 
@@ -163,7 +158,8 @@ class PartitionEntities:
         self._entities: dict[tuple[str, int, str], str] = {}
         self._made = 0
         self._shown = self.now()
-        self._before = self._shown
+        self.before = self._shown
+        """All partitions as they were before the newest change."""
         for fabric in self._fabrics:
             fabric.on_change(self._changed)
 
@@ -183,10 +179,6 @@ class PartitionEntities:
             for key, (fabric, partition) in present.items()
         ]
 
-    def before(self) -> list[Json]:
-        """All partitions as they were before the newest change."""
-        return self._before
-
     def find(self, entity: str) -> tuple[SimulatedFabric, FabricPartition] | None:
         """The partition of this id."""
         for fabric, partition in self._every():
@@ -200,7 +192,7 @@ class PartitionEntities:
                 yield fabric, partition
 
     def _changed(self, _: FabricSnapshot) -> None:
-        self._before, self._shown = self._shown, self.now()
+        self.before, self._shown = self._shown, self.now()
 
 
 class NmxmOperations:
@@ -290,13 +282,14 @@ class NmxmProblem(Exception):
 
     def __init__(self, status: int, code: str, description: str) -> None:
         super().__init__(description)
-        self.status, self.code, self.description = status, code, description
+        body = {"httpErrorCode": status, "customErrorCode": code, "description": description}
+        self.reply = _json_reply(body, status)
 
 
 class NmxmService:
-    """Answers for `fabrics`, to whoever shows `username` and `password`; operations take `seconds`.
+    """Answers for `fabrics`, to clients with `username` and `password`; operations take `seconds`.
 
-    `faults` mistreats requests; the fabrics may be changed from outside at any time.
+    `faults` are applied to requests; the fabrics may be changed from outside at any time.
     """
 
     def __init__(
@@ -321,36 +314,28 @@ class NmxmService:
         self._app = Starlette(routes=routes, exception_handlers={NmxmProblem: _handle_problem})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or mistreat it."""
+        """Answer one request, or apply its fault."""
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
         collection = scope["path"].removeprefix(NMXM_BASE).strip("/").split("/")[0]
         fault = self.faults.take(f"{scope['method']} {collection}")
         scope["fault"] = fault
+        app: ASGIApp = self._app
         if not self._is_known(request):
-            await _problem_reply(NmxmProblem(401, "unauthorized", "name or password"))(scope, receive, send)
+            app = NmxmProblem(401, "unauthorized", "name or password").reply
         elif fault.status:
-            await _problem_reply(NmxmProblem(fault.status, "fault", "asked for by a test"))(
-                scope, receive, send
-            )
+            app = NmxmProblem(fault.status, "fault", "asked for by a test").reply
         elif fault.garbage:
-            await Response("<html>", media_type="text/html")(scope, receive, send)
+            app = Response("<html>", media_type="text/html")
         elif fault.drop_reply:
-            await self._app(scope, receive, _LostReply(send))
-        else:
-            await self._app(scope, receive, send)
+            send = _LostReply(send)
+        await app(scope, receive, send)
 
     def _is_known(self, request: Request) -> bool:
         kind, _, credentials = request.headers.get("authorization", "").partition(" ")
-        try:
-            name, _, password = base64.b64decode(credentials, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
-            return False
-        same = secrets.compare_digest(
-            f"{name}:{password}".encode(), f"{self.username}:{self.password}".encode()
-        )
-        return kind.lower() == "basic" and same
+        expected = base64.b64encode(f"{self.username}:{self.password}".encode())
+        return kind.lower() == "basic" and secrets.compare_digest(credentials.encode(), expected)
 
     async def _on_collection(self, request: Request) -> Response:
         name = request.path_params["collection"]
@@ -361,7 +346,7 @@ class NmxmService:
         listed = self._list(name)
         if name == "partitions" and self.faults.lag:
             self.faults.lag -= 1
-            listed = self._partitions.before()
+            listed = self._partitions.before
         if name == "gpus":
             listed = [entity for entity in listed if entity["DeviceUID"] not in self.faults.hidden_gpus]
         return _json_reply(listed)
@@ -400,16 +385,16 @@ class NmxmService:
         found = self._partitions.find(entity)
         if found is None:
             raise NmxmProblem(404, "not-found", f"no partition {entity}")
-        fabric, standing = found
+        fabric, partition = found
         if request.method == "GET":
-            return _json_reply(partition_entity(fabric, standing, entity))
+            return _json_reply(partition_entity(fabric, partition, entity))
         if request.method == "DELETE":
             return self._accept(request, None, lambda: fabric.delete(self._number(entity)))
         body = await _read_body(request, {"Members"})
-        if not standing.guid_based:
+        if not partition.guid_based:
             raise NmxmProblem(409, "conflict", "the type of a partition is fixed")
-        theirs, guids = self._members(body["Members"])
-        if theirs not in (None, fabric):
+        members_fabric, guids = self._members(body["Members"])
+        if members_fabric not in (None, fabric):
             raise NmxmProblem(409, "conflict", "members of another domain")
         return self._accept(request, body, lambda: fabric.replace(self._number(entity), guids))
 
@@ -479,11 +464,6 @@ def _json_reply(content: Any, status: int = 200, **headers: str) -> Response:
     return JSONResponse(content, status, headers=SIMULATED_HEADERS | headers)
 
 
-def _problem_reply(problem: NmxmProblem) -> Response:
-    body = {"httpErrorCode": problem.status, "customErrorCode": problem.code}
-    return _json_reply(body | {"description": problem.description}, problem.status)
-
-
 async def _handle_problem(_: Request, problem: Exception) -> Response:
     assert isinstance(problem, NmxmProblem)  # noqa: S101 - registered for this type
-    return _problem_reply(problem)
+    return problem.reply

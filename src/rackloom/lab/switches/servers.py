@@ -46,7 +46,7 @@ class NmxcServerTls(msgspec.Struct, frozen=True, kw_only=True):
 class NmxcServer:
     """An async context manager that serves `fabric`; `port` 0 takes a free one and keeps it.
 
-    `faults` mistreats calls; the fabric itself may be changed from outside at any time.
+    `faults` are applied to calls; the fabric itself may be changed from outside at any time.
     """
 
     def __init__(self, fabric: SimulatedFabric, *, port: int = 0, tls: NmxcServerTls | None = None) -> None:

@@ -19,7 +19,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Never, Protocol
+from typing import Any, Never
 
 import grpc
 import grpc.aio
@@ -38,36 +38,75 @@ class CallFate(msgspec.Struct, frozen=True, kw_only=True):
     """What happens to one call on its way."""
 
     there: float | None = 0.002
-    """Seconds until the controller acts. Longer than the caller's deadline: it acts late. None: it never
-    hears of the call."""
+    """Seconds until the controller acts. Longer than the caller's deadline: it acts late. None: the
+    call never arrives."""
     back: float | None = 0.002
     """Seconds until the answer arrives; None: it is lost."""
     copies: int = 1
     """How often the controller receives the request; the answer to the first copy is the one that counts.
-    0: something in between says that all is well, and the controller never hears of it."""
+    0: a proxy reports success, and the request never arrives."""
     refused: bool = False
     """Nobody listens: the call fails at once."""
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """What a gRPC server tells its handlers of a call."""
+    """The details of a call that a gRPC server passes to its handlers."""
 
     method: str
     invocation_metadata: tuple[()]
 
 
-class NetworkModel(Protocol):
-    """Decides what happens to calls and notifications of one controller."""
+MUTATIONS = frozenset({"CreatePartition", "DeletePartition", "AddGpusToPartition", "RemoveGpusFromPartition"})
+
+
+class SimNetwork:
+    """The network in front of one controller, with the faults that its fields set."""
+
+    down = False
+    """Connections are refused."""
+    dark = False
+    """Packets vanish."""
+    slow = 0.0
+    """Mean of what is added to each direction, in seconds."""
+    notice_loss = 0.0
+    """Share of the notifications that are lost."""
+    notice_copies = 1
+    """How often a notification arrives."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.next_mutations: deque[CallFate] = deque()
+        """Fates of the next changes that are requested."""
+
+    def heal(self) -> None:
+        """Everything arrives, once and in time."""
+        rng = self.rng
+        vars(self).clear()
+        self.__init__(rng)  # type: ignore[misc]
 
     def trip(self, rpc: str) -> CallFate:
         """The fate of a call that is made now."""
+        if self.down:
+            return CallFate(refused=True)
+        if self.dark:
+            return CallFate(there=None)
+        # A queued fate belongs to the next change; reads pass with the usual delay.
+        if rpc in MUTATIONS and self.next_mutations:
+            return self.next_mutations.popleft()
+        return CallFate(there=self.delay(), back=self.delay())
 
     def deliveries(self) -> int:
-        """How often a notification that is sent now arrives; 0: it is lost."""
+        """How often a notification arrives."""
+        return 0 if self.rng.random() < self.notice_loss else self.notice_copies
+
+    def delay(self) -> float:
+        """Seconds that one way takes now."""
+        usual = self.rng.uniform(0.001, 0.02)
+        return usual + (self.rng.expovariate(1 / self.slow) if self.slow else 0.0)
 
 
 OnExecuted = Callable[[str, Any, Any, bool], None]
-"""Told of every call that the controller has acted on: rpc, request, reply, and whether it is what the
+"""Called with every call that the controller has acted on: rpc, request, reply, and whether it is what the
 client expects (the first copy, while the client still waits)."""
 
 OnCrashPoint = Callable[[], None]
@@ -90,7 +129,7 @@ def rpc_failure(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 class SimController:
     """A controller that can be reached through channels: its service, its network, its open streams."""
 
-    def __init__(self, service: NmxcService, network: NetworkModel, executed: OnExecuted) -> None:
+    def __init__(self, service: NmxcService, network: SimNetwork, executed: OnExecuted) -> None:
         self._handlers = service.handlers()
         self._network = network
         self._executed = executed
@@ -100,7 +139,7 @@ class SimController:
     def serve(self, service: NmxcService, executed: OnExecuted | None = None) -> None:
         """Answer from another state, as a standby does once it leads. Subscriptions end.
 
-        `executed` is told of calls from now on, where somebody else is to be.
+        `executed`, where given, is called from now on.
         """
         self._handlers = service.handlers()
         self._executed = executed or self._executed
@@ -133,9 +172,9 @@ class SimController:
             waiting.clear()
         return reply
 
-    def subscribe(self, request: bytes) -> "SimStream":
+    def subscribe(self, request: bytes, parse: Callable[[bytes], Any]) -> "SimStream":
         """Open a subscription."""
-        return SimStream(self._notifications(request), self._network, self._streams)
+        return SimStream(self._notifications(request), self._network, self._streams, parse)
 
     def _begin(self, rpc: str, request: bytes, trip: CallFate, waiting: list[bool]) -> "asyncio.Task[bytes]":
         acting = asyncio.create_task(self._act(rpc, request, trip, waiting))
@@ -184,20 +223,25 @@ class SimStream:
     """A server stream as `grpc.aio` gives it: `read` one message, `cancel` the whole."""
 
     def __init__(
-        self, messages: AsyncIterator[bytes], network: NetworkModel, streams: "list[SimStream]"
+        self,
+        messages: AsyncIterator[bytes],
+        network: SimNetwork,
+        streams: "list[SimStream]",
+        parse: Callable[[bytes], Any],
     ) -> None:
+        self._parse = parse
         self._arrived: asyncio.Queue[bytes | grpc.aio.AioRpcError] = asyncio.Queue()
         self._network = network
         self._streams = streams
         streams.append(self)
         self._pumping = asyncio.create_task(self._pump(messages))
 
-    async def read(self) -> bytes:
+    async def read(self) -> Any:
         """The next message; raises AioRpcError when the stream is broken."""
         message = await self._arrived.get()
         if isinstance(message, grpc.aio.AioRpcError):
             raise message
-        return message
+        return self._parse(message)
 
     def fail(self, why: str) -> None:
         """Break the stream."""
@@ -253,28 +297,12 @@ class SimChannel:
         request_serializer: Callable[[Any], bytes],
         response_deserializer: Callable[[bytes], Any],
         **_: object,
-    ) -> Callable[..., "_ParsedStream"]:
+    ) -> Callable[..., SimStream]:
         """The caller of the one method that streams."""
-        return lambda request: _ParsedStream(
-            self._switch.subscribe(request_serializer(request)), response_deserializer
-        )
+        return lambda request: self._switch.subscribe(request_serializer(request), response_deserializer)
 
     async def close(self) -> None:
         """Nothing is held."""
-
-
-class _ParsedStream:
-    """A stream whose messages are parsed."""
-
-    def __init__(self, stream: SimStream, parse: Callable[[bytes], Any]) -> None:
-        self._stream = stream
-        self._parse = parse
-
-    async def read(self) -> Any:
-        return self._parse(await self._stream.read())
-
-    def cancel(self) -> None:
-        self._stream.cancel()
 
 
 async def _delay(seconds: float | None) -> None:
@@ -291,55 +319,6 @@ def _hollow_success(rpc: str, hello: bytes) -> bytes:
     if rpc == "CreatePartition":
         reply.partition_id.partition_id = 32765
     return bytes(reply.SerializeToString())
-
-
-MUTATIONS = frozenset({"CreatePartition", "DeletePartition", "AddGpusToPartition", "RemoveGpusFromPartition"})
-
-
-class SimNetwork:
-    """The network in front of one controller, with the faults that its fields set."""
-
-    down = False
-    """Connections are refused."""
-    dark = False
-    """Packets vanish."""
-    slow = 0.0
-    """Mean of what is added to each direction, in seconds."""
-    notice_loss = 0.0
-    """Share of the notifications that are lost."""
-    notice_copies = 1
-    """How often a notification arrives."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self.next_mutations: deque[CallFate] = deque()
-        """Fates of the next changes that are requested."""
-
-    def heal(self) -> None:
-        """Everything arrives, once and in time."""
-        rng = self.rng
-        vars(self).clear()
-        self.__init__(rng)  # type: ignore[misc]
-
-    def trip(self, rpc: str) -> CallFate:
-        """The fate of a call that is made now."""
-        if self.down:
-            return CallFate(refused=True)
-        if self.dark:
-            return CallFate(there=None)
-        # A queued fate belongs to the next change; reads pass with the usual delay.
-        if rpc in MUTATIONS and self.next_mutations:
-            return self.next_mutations.popleft()
-        return CallFate(there=self.delay(), back=self.delay())
-
-    def deliveries(self) -> int:
-        """How often a notification arrives."""
-        return 0 if self.rng.random() < self.notice_loss else self.notice_copies
-
-    def delay(self) -> float:
-        """Seconds that one way takes now."""
-        usual = self.rng.uniform(0.001, 0.02)
-        return usual + (self.rng.expovariate(1 / self.slow) if self.slow else 0.0)
 
 
 CONNECT_FAILURE_SECONDS = 0.1

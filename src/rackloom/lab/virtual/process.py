@@ -66,7 +66,7 @@ class Process:
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not self.is_alive and not task.cancelled():
-            task.exception()  # what a dead process raises is of no consequence
+            task.exception()  # marks the exception as retrieved: a dead process has no effect
 
     def kill(self) -> None:
         """From here on nothing that it does has an effect. A stopped process dies of this too."""
@@ -197,7 +197,7 @@ class RestartedProcess:
         self._may_fail = may_fail
 
     async def run(self) -> None:
-        """Keep it until cancelled, which lets it take leave."""
+        """Keep it running until cancelled; it then has the grace period to end."""
         while True:
             # A new process has its own memory: `serve` reads again what the last one wrote down.
             task = self.life.spawn(self._serve(self.life))
@@ -233,9 +233,9 @@ _READS = ("get", "list")
 
 
 class CrashPoints:
-    """Counts. `strike(step number, tray)` is called at each; it may kill whatever it likes.
+    """Counts crash points. `strike(number, tray)` is called at each, and may kill any process.
 
-    `server_is_down` is set while requests are answered by nobody.
+    `server_is_down` is set while the server answers no request.
     """
 
     def __init__(self, strike: Callable[[int, str], None]) -> None:
@@ -281,28 +281,17 @@ class _CrashPointApi:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._api, name)
-        if name == "watch":
-            return method
-        return self._read(method) if name in _READS else self._written(method)
+        return method if name == "watch" else partial(self._call, method, is_read=name in _READS)
 
-    def _read(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            self._life.check()
-            answer = await method(*args, **kwargs)
-            self._life.check()
-            return answer
-
-        return call
-
-    def _written(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            # A lease renewal is no crash point: their number depends only on how long a story takes.
-            take = self._life.check if LEASE in args else partial(self._steps.take_as, self._life)
-            take()
-            answer = await method(*args, **kwargs)
-            take()
-            if self._steps.server_is_down:
-                raise RequestFault(lost="reply").error()
-            return answer
-
-        return call
+    async def _call(
+        self, method: Callable[..., Awaitable[Any]], *args: Any, is_read: bool, **kwargs: Any
+    ) -> Any:
+        # A lease renewal is no crash point: their number depends only on how long a story takes.
+        is_point = not is_read and LEASE not in args
+        take = partial(self._steps.take_as, self._life) if is_point else self._life.check
+        take()
+        answer = await method(*args, **kwargs)
+        take()
+        if self._steps.server_is_down and not is_read:
+            raise RequestFault(lost="reply").error()
+        return answer

@@ -21,10 +21,12 @@ notes to decide which statuses are supported by an observation.
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+import httpx2
 import msgspec
 import sqlalchemy as sa
 
@@ -85,22 +87,23 @@ class RecordingDriver:
         self._life = life
 
     async def observe(self) -> DomainObservation:
-        """Read, and note what came of it."""
-        begun = _now()
-        try:
+        """Read, and note the outcome."""
+        with self._failure_noted() as begun:
             observation = await self._driver.observe()
-        except FabricUnavailable:
-            self._note(None, begun)
-            raise
-        self._note(observation, begun)
-        return observation
+            self._note(observation, begun)
+            return observation
 
     async def execute(self, operation: PartitionOperation) -> int:
         """Carry out, and note what a new partition is for, or that the outcome is unknown."""
         self._world.asked(operation)
+        with self._failure_noted():
+            return await self._driver.execute(operation)
+
+    @contextmanager
+    def _failure_noted(self) -> Iterator[float]:
         begun = _now()
         try:
-            return await self._driver.execute(operation)
+            yield begun
         except FabricUnavailable:
             self._note(None, begun)
             raise
@@ -135,7 +138,7 @@ class ServiceReplica(RestartedProcess):
 
 
 class SimulatedService:
-    """The service in one process or in several, the records that outlive them, and the clock they believe."""
+    """The service in one process or in several, the records that outlive them, and their clock."""
 
     def __init__(
         self,
@@ -163,7 +166,7 @@ class SimulatedService:
         """Seconds. A claim that rests on an older reading is a claim about the past: two timers, and the
         longest that a pass over a slow controller takes."""
         self._records = records
-        self._bulletin = ChangeFeed(records) if len(apps) > 1 else None
+        self._feed = ChangeFeed(records) if len(apps) > 1 else None
         self._rng = rng
 
     @property
@@ -183,7 +186,7 @@ class SimulatedService:
             replica.life.kill()
 
     def wall(self) -> float:
-        """What the machine believes the time is."""
+        """The clock of the machine."""
         return SERVICE_EPOCH + _now() + self.skew
 
     def ids(self) -> str:
@@ -264,7 +267,7 @@ class SimulatedService:
     async def _start(self, replica: ServiceReplica, life: Process) -> None:
         """Start the service as production does, and wait for its first pass over all domains."""
         rng = random.Random(self._rng.getrandbits(64))  # noqa: S311
-        store = Store(CrashingBackend(self._records, life, rng, self._bulletin))
+        store = Store(CrashingBackend(self._records, life, rng, self._feed))
         clock = MonotonicSiteClock(self.wall, _now, await store.read(newest_recorded_time))
         reconciler = Reconciler(
             store,
@@ -317,32 +320,10 @@ async def _asgi_request(
     app: Any, method: str, path: str, token: str, body: bytes | None
 ) -> tuple[int, bytes]:
     """One request straight into the application."""
-    target, _, query = path.partition("?")
-    headers = [(b"authorization", f"Bearer {token}".encode()), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": target,
-        "raw_path": target.encode(),
-        "query_string": query.encode(),
-        "root_path": "",
-        "headers": headers,
-        "client": ("127.0.0.1", 1),
-        "server": ("sim", 80),
-    }
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body or b"", "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    await app(scope, receive, send)
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    request = httpx2.Request(method, f"http://sim{path}", headers=headers, content=body or b"")
+    answer = await httpx2.ASGITransport(app).handle_async_request(request)
+    return answer.status_code, await answer.aread()
 
 
 # The store as one process reaches it.
@@ -357,7 +338,7 @@ class ChangeFeed:
         self._listeners: list[asyncio.Queue[str | None]] = []
 
     async def post(self) -> None:
-        """Tell of what the transaction that has just ended changed."""
+        """Send the domains that the transaction which has just ended changed."""
         now = await self._records.transact(_revisions, write=False)
         changed = [domain for domain, revision in now.items() if self._noted.get(domain) != revision]
         self._noted = now
@@ -380,7 +361,7 @@ class ChangeFeed:
 class CrashingBackend:
     """The records as one process reaches them: other tasks run meanwhile, and the process may end there.
 
-    With a bulletin the records are shared with other processes. Their transactions come one after another, as
+    With a feed the records are shared with other processes. Their transactions come one after another, as
     those of PostgreSQL do behind the lock that every writer takes.
     """
 
@@ -389,22 +370,22 @@ class CrashingBackend:
         records: DatabaseBackend,
         life: Process,
         rng: random.Random,
-        bulletin: ChangeFeed | None = None,
+        feed: ChangeFeed | None = None,
     ) -> None:
-        self.is_shared = bulletin is not None
+        self.is_shared = feed is not None
         self._records = records
         self._life = life
         self._rng = rng
-        self._bulletin = bulletin
+        self._feed = feed
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
         """As the real one, with a point of death on both sides of every write."""
         await self._elsewhere()
         self._die_here(write)
         result = await self._records.transact(work, write=write)
-        if write and self._bulletin is not None:
+        if write and self._feed is not None:
             # Notified before the crash point, as PostgreSQL delivers at commit even if the writer dies.
-            await self._bulletin.post()
+            await self._feed.post()
         self._die_here(write)
         await self._elsewhere()
         return result
@@ -415,7 +396,7 @@ class CrashingBackend:
 
     def changes(self) -> AsyncGenerator[str | None, None]:
         """What other processes write, where there are any."""
-        return self._records.changes() if self._bulletin is None else self._bulletin.listen()
+        return self._records.changes() if self._feed is None else self._feed.listen()
 
     async def close(self) -> None:
         """The records outlive the process."""

@@ -46,9 +46,9 @@ def test_there_are_never_more_pods_than_wanted(phases: list[str], wanted: int, a
 @given(PHASES)
 def test_a_job_that_failed_too_often_is_over(phases: list[str]) -> None:
     limited = job(completions=20, parallelism=20, backoffLimit=2)
-    said = {condition["type"] for condition in job_status(limited, pods(phases)).get("conditions", ())}
-    assert (said == {"Failed"}) is (phases.count("Failed") > 2)
-    assert not (said and missing_pods(limited, pods(phases)))
+    conditions = {condition["type"] for condition in job_status(limited, pods(phases)).get("conditions", ())}
+    assert (conditions == {"Failed"}) is (phases.count("Failed") > 2)
+    assert not (conditions and missing_pods(limited, pods(phases)))
 
 
 def test_a_suspended_job_has_no_pods() -> None:

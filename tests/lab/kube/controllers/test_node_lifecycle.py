@@ -26,8 +26,8 @@ def test_a_lost_node_is_told_apart_and_comes_back() -> None:
         api = DirectApi(kube, "test")
         kubelets = SimulatedKubelets(api, loop_wall_time, random.Random(1))
         work = [
-            asyncio.create_task(one.run())
-            for one in (kubelets, NodeLifecycleController(kube, loop_wall_time))
+            asyncio.create_task(controller.run())
+            for controller in (kubelets, NodeLifecycleController(kube, loop_wall_time))
         ]
         for name in ("a", "b"):
             await kubelets.register(NodeSpec(name))

@@ -16,7 +16,7 @@ BORN = "2026-11-22T12:00:00Z"
 NOW = at("2026-11-22T12:34:05Z")
 
 
-def one(name="x", /, **body):
+def named(name="x", /, **body):
     metadata = {"name": name, "creationTimestamp": BORN, **body.pop("metadata", {})}
     return {"metadata": metadata, **body}
 
@@ -30,7 +30,7 @@ def cells(kind, obj, *, wide=False):
 def pod(*states, spec=None, **status):
     statuses = [{"name": str(n), "ready": "running" in s, "state": s} for n, s in enumerate(states)]
     containers = [{"name": "c"}] * max(1, len(states))
-    return one(
+    return named(
         spec={"containers": containers, **(spec or {})}, status={**status, "containerStatuses": statuses}
     )
 
@@ -76,11 +76,11 @@ def test_where_a_pod_runs_and_how_often_it_was_restarted():
 def test_a_node_says_whether_it_is_ready_and_takes_pods():
     ready = {"conditions": [{"type": "Ready", "status": "True"}], "nodeInfo": {"kubeletVersion": "v1"}}
     labels = {"labels": {"node-role.kubernetes.io/b": "", "node-role.kubernetes.io/a": ""}}
-    cordoned = one(metadata=labels, spec={"unschedulable": True}, status=ready)
+    cordoned = named(metadata=labels, spec={"unschedulable": True}, status=ready)
     assert cells(objects.NODE, cordoned) == ["x", "Ready,SchedulingDisabled", "a,b", "34m", "v1"]
     lost = {"conditions": [{"type": "Ready", "status": "Unknown"}]}
-    assert cells(objects.NODE, one(status=lost))[1:3] == ["NotReady", "<none>"]
-    assert cells(objects.NODE, one())[1] == "Unknown"
+    assert cells(objects.NODE, named(status=lost))[1:3] == ["NotReady", "<none>"]
+    assert cells(objects.NODE, named())[1] == "Unknown"
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_a_node_says_whether_it_is_ready_and_takes_pods():
     ],
 )
 def test_a_claim_says_what_became_of_it(metadata, status, state):
-    assert cells(objects.RESOURCE_CLAIM, one(metadata=metadata, status=status)) == ["x", state, "34m"]
+    assert cells(objects.RESOURCE_CLAIM, named(metadata=metadata, status=status)) == ["x", state, "34m"]
 
 
 def test_a_job_says_how_far_it_is():
     template = {"template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}}
-    running = one(spec=template, status={"startTime": BORN})
+    running = named(spec=template, status={"startTime": BORN})
     assert cells(objects.JOB, running, wide=True) == ["x", "Running", "0/1", "34m", "34m", "c", "i", "<none>"]
     over = {
         "startTime": BORN,
@@ -111,13 +111,13 @@ def test_a_job_says_how_far_it_is():
         "succeeded": 2,
         "conditions": [{"type": "Complete", "status": "True"}],
     }
-    ended = one(spec={**template, "completions": 2}, status=over)
+    ended = named(spec={**template, "completions": 2}, status=over)
     assert cells(objects.JOB, ended) == ["x", "Complete", "2/2", "2m5s", "34m"]
 
 
 def test_a_custom_resource_is_printed_as_its_definition_says():
     ready = {"type": "Ready", "status": "False", "reason": "Waiting", "message": "for 2"}
-    domain = one(
+    domain = named(
         spec={"channel": {"resourceClaimTemplate": {"name": "t"}}},
         status={"status": "NotReady", "conditions": [ready, {"type": "SpansCliques", "status": "True"}]},
     )
@@ -125,7 +125,7 @@ def test_a_custom_resource_is_printed_as_its_definition_says():
     assert cells(objects.COMPUTE_DOMAIN, domain) == shown
     assert cells(objects.COMPUTE_DOMAIN, domain, wide=True) == [*shown[:-1], "True", "for 2", "34m"]
     labels = {"resource.nvidia.com/computeDomain": "u", "resource.nvidia.com/computeDomain.cliqueID": "a.1"}
-    clique = one(metadata={"labels": labels})
+    clique = named(metadata={"labels": labels})
     assert cells(objects.COMPUTE_DOMAIN_CLIQUE, clique) == ["x", "u", "a.1", "34m"]
 
 
@@ -133,14 +133,14 @@ def test_the_columns_of_custom_resources_are_those_of_their_definitions():
     for crd in (*domain_crds(), gang_crd()):
         kind = next(kind for kind in TYPE_SCHEMAS if kind.kind == crd["spec"]["names"]["kind"])
         shown = table_of(kind, [], {}, NOW)["columnDefinitions"][1:]
-        told = crd["spec"]["versions"][0]["additionalPrinterColumns"]
-        assert [column["name"] for column in shown] == [column["name"] for column in told]
+        declared = crd["spec"]["versions"][0]["additionalPrinterColumns"]
+        assert [column["name"] for column in shown] == [column["name"] for column in declared]
 
 
 @pytest.mark.parametrize("kind", TYPE_SCHEMAS, ids=lambda kind: kind.kind)
 def test_an_object_that_says_hardly_anything_has_its_row(kind):
     template = {"template": {"spec": {"containers": []}}}
-    table = table_of(kind, [one(spec={"containers": [], **template})], {"resourceVersion": "1"}, NOW)
+    table = table_of(kind, [named(spec={"containers": [], **template})], {"resourceVersion": "1"}, NOW)
     assert (table["kind"], table["metadata"]) == ("Table", {"resourceVersion": "1"})
     row = table["rows"][0]
     assert len(row["cells"]) == len(table["columnDefinitions"])
@@ -153,10 +153,10 @@ def test_an_object_that_says_hardly_anything_has_its_row(kind):
 
 
 def test_what_stands_beside_a_row_can_be_asked_for():
-    assert table_of(objects.NODE, [one()], {}, NOW, "Object")["rows"][0]["object"] == one()
-    assert "object" not in table_of(objects.NODE, [one()], {}, NOW, "None")["rows"][0]
+    assert table_of(objects.NODE, [named()], {}, NOW, "Object")["rows"][0]["object"] == named()
+    assert "object" not in table_of(objects.NODE, [named()], {}, NOW, "None")["rows"][0]
     with pytest.raises(Rejected, match="includeObject"):
-        table_of(objects.NODE, [one()], {}, NOW, "Everything")
+        table_of(objects.NODE, [named()], {}, NOW, "Everything")
 
 
 @pytest.mark.parametrize(
@@ -174,15 +174,15 @@ def test_a_table_is_for_who_wants_one_most(accept, wanted):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "text"),
     [
         (-3, "0s"), (0, "0s"), (119, "119s"), (120, "2m"), (599, "9m59s"), (600, "10m"), (10_799, "179m"),
         (10_800, "3h"), (11_000, "3h3m"), (28_800, "8h"), (172_799, "47h"), (176_400, "2d1h"),
         (691_200, "8d"), (63_072_000, "2y"), (63_200_000, "2y1d"), (252_288_000, "8y"), (283_000_000, "8y"),
     ],
 )  # fmt: skip
-def test_how_long_ago_is_told_in_two_units_at_most(seconds, told):
-    assert human_duration(seconds) == told
+def test_how_long_ago_is_told_in_two_units_at_most(seconds, text):
+    assert human_duration(seconds) == text
 
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "y": 31_536_000}

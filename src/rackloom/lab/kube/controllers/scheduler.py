@@ -16,14 +16,14 @@ slices, classes and allocations while nothing changes.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
 
-from rackloom.claim.kube.workqueue import WorkQueue
 from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.eligibility import SelectorCache
 from rackloom.core.allocate.inputs import DeviceId, InUse, in_use_by
@@ -43,7 +43,7 @@ from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind, has_pod_ended
 from rackloom.core.place.pod_constraints import is_node_selected, required_terms, selector_matches
 from rackloom.lab.kube.controllers.claims import CLAIM_FINALIZER, claims_by_entry
-from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.controllers.workloads import Controller
 from rackloom.lab.kube.managed_fields import clone
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.kube.store import ObjectKey, ObjectStore, key_of
@@ -56,32 +56,32 @@ MAX_CLAIM_USERS = 256
 _WAKING_KINDS = (objects.NODE, objects.RESOURCE_SLICE, objects.DEVICE_CLASS, objects.RESOURCE_CLAIM)
 
 
-class SimulatedScheduler:
+class SimulatedScheduler(Controller):
     """Binds pods without gates whose claims exist."""
 
+    kinds = (objects.POD,)
+    user = "kube-scheduler"
+    workers = 1
+    longest_retry_s = RETRY_SECONDS
+
     def __init__(self, kube: FakeKube, rng: random.Random) -> None:
-        self._store = kube.store
-        self._api = DirectApi(kube, "kube-scheduler")
-        self._queue: WorkQueue[ObjectKey] = WorkQueue(rng, longest=RETRY_SECONDS)
+        super().__init__(kube, rng)
         self._inventory = DeviceInventory(kube.store)
         self._waiting: set[ObjectKey] = set()
         self._again: asyncio.TimerHandle | None = None
         self._bound: dict[ObjectKey, tuple[str, ResourceAmounts]] = {}
         self._taken: dict[str, ResourceAmounts] = {}
+        """What bound pods take, by node: summed as pods come and go, as kube-scheduler's cache does."""
 
     async def run(self) -> None:
         """Work until cancelled."""
-        for pod in self._store.all(objects.POD):
-            self._note_change(objects.POD, pod)
-        self._store.listeners.append(self._note_change)
         try:
-            await self._queue.work(self._schedule)
+            await super().run()
         finally:
-            self._store.listeners.remove(self._note_change)
             if self._again is not None:
                 self._again.cancel()
 
-    def _note_change(self, kind: ResourceKind, obj: Object) -> None:
+    def _wake(self, kind: ResourceKind, obj: Object) -> None:
         self._inventory.note_change(kind, obj)
         if kind == objects.POD:
             self._note_pod(key_of(obj))
@@ -94,11 +94,11 @@ class SimulatedScheduler:
         was_bound = key in self._bound
         if was_bound and not is_bound:
             node, needed = self._bound.pop(key)
-            self._taken[node] = subtract_amounts(self._taken[node], needed)
+            self._taken[node] = self._taken[node] - needed
             self._retry_later()
         if pod is not None and is_bound and not was_bound:
             node, needed = self._bound[key] = pod["spec"]["nodeName"], pod_requests(pod["spec"])
-            self._taken[node] = add_amounts(self._taken.get(node, NO_AMOUNTS), needed)
+            self._taken[node] = self._taken.get(node, NO_AMOUNTS) + needed
         if pod is not None and _is_schedulable(pod):
             self._queue.add(key)
 
@@ -114,7 +114,7 @@ class SimulatedScheduler:
         for key in waiting:
             self._queue.add(key)
 
-    async def _schedule(self, key: ObjectKey) -> None:
+    async def _reconcile(self, key: ObjectKey) -> None:
         pod = self._store.find(objects.POD, key)
         if pod is None or not _is_schedulable(pod):
             return
@@ -188,7 +188,7 @@ class SimulatedScheduler:
 
     def _load(self, node: Object) -> tuple[int, str]:
         name = node["metadata"]["name"]
-        return int(self._taken.get(name, NO_AMOUNTS).get(PODS_RESOURCE, 0)), name
+        return int(self._taken.get(name, NO_AMOUNTS)[PODS_RESOURCE]), name
 
     def _placed(self) -> Iterable[tuple[Object, Object]]:
         for key, (name, _) in self._bound.items():
@@ -382,65 +382,32 @@ def _term_selects(term: Mapping[str, Any], pod: Object, other: Object) -> bool:
 # Filter: free resources (NodeResourcesFit).
 
 
-ResourceAmounts = Mapping[str, Fraction]
-"""By resource: cores, bytes, or pieces."""
+ResourceAmounts = Counter[str]
+"""By resource: cores, bytes, or pieces. The values are fractions; a sum or a maximum drops zeros."""
 PODS_RESOURCE = "pods"
-NO_AMOUNTS: ResourceAmounts = {}
-_ZERO = Fraction(0)
+NO_AMOUNTS = ResourceAmounts()
 _UNREADABLE_AMOUNT = Fraction(2**63)
 """What cannot be read: a real API server takes no such pod, and no node may take it for nothing."""
 
 
 def pod_requests(spec: Mapping[str, Any]) -> ResourceAmounts:
     """The requests of a pod: the most that runs at one time, which may be during init containers."""
-    most: ResourceAmounts = {}
-    lasting: ResourceAmounts = {}
+    most, lasting = NO_AMOUNTS, NO_AMOUNTS
     for container in spec.get("initContainers") or ():
-        here = add_amounts(lasting, _container_requests(container))
-        most = _maximum(most, here)
+        here = lasting + _container_requests(container)
+        most = most | here
         if container.get("restartPolicy") == "Always":
             lasting = here
-    together = reduce(add_amounts, map(_container_requests, spec.get("containers") or ()), lasting)
-    whole = {**_maximum(most, together), **_container_requests(spec)}
-    return add_amounts(
-        add_amounts(whole, _parse_amounts(spec.get("overhead") or {})), {PODS_RESOURCE: Fraction(1)}
-    )
+    together = sum(map(_container_requests, spec.get("containers") or ()), lasting)
+    # What the pod asks for as a whole replaces the sum of its containers.
+    whole = ResourceAmounts({**(most | together), **_container_requests(spec)})
+    return whole + _parse_amounts(spec.get("overhead") or {}) + ResourceAmounts({PODS_RESOURCE: 1})
 
 
 def fits_node(node: Object, needed: ResourceAmounts, taken: ResourceAmounts) -> bool:
     """Whether a node has what is needed beside what others take. It has nothing of what it does not name."""
     there = _parse_amounts((node.get("status") or {}).get("allocatable") or {})
-    return all(
-        not amount or amount <= there.get(name, _ZERO) - taken.get(name, _ZERO)
-        for name, amount in needed.items()
-    )
-
-
-def add_amounts(resource_amounts: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
-    """Both together."""
-    return {
-        name: resource_amounts.get(name, _ZERO) + other.get(name, _ZERO)
-        for name in _resource_names(resource_amounts, other)
-    }
-
-
-def subtract_amounts(resource_amounts: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
-    """What is left of `one`."""
-    return {
-        name: resource_amounts.get(name, _ZERO) - other.get(name, _ZERO)
-        for name in _resource_names(resource_amounts, other)
-    }
-
-
-def _maximum(resource_amounts: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
-    return {
-        name: max(resource_amounts.get(name, _ZERO), other.get(name, _ZERO))
-        for name in _resource_names(resource_amounts, other)
-    }
-
-
-def _resource_names(*amounts: ResourceAmounts) -> Iterable[str]:
-    return dict.fromkeys(name for amount in amounts for name in amount)
+    return all(not amount or amount <= there[name] - taken[name] for name, amount in needed.items())
 
 
 def _container_requests(container: Mapping[str, Any]) -> ResourceAmounts:
@@ -449,8 +416,8 @@ def _container_requests(container: Mapping[str, Any]) -> ResourceAmounts:
     return _parse_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
 
-def _parse_amounts(written: Mapping[str, Any]) -> dict[str, Fraction]:
-    return {name: _parse_amount(value) for name, value in written.items()}
+def _parse_amounts(written: Mapping[str, Any]) -> ResourceAmounts:
+    return ResourceAmounts({name: _parse_amount(value) for name, value in written.items()})
 
 
 @lru_cache(maxsize=10_000)

@@ -36,10 +36,6 @@ from rackloom.lab.kube.objects import owner_references
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.kube.store import ObjectKey, key_of
 
-CONTROLLER_WORKERS = 4
-MAX_RETRY_SECONDS = 5.0
-"""Seconds. Writes that failed come back soon: a simulation is short."""
-
 
 class Controller(ABC):
     """A reconcile loop over the store: a work queue of keys, filled by existing objects and by changes.
@@ -51,11 +47,14 @@ class Controller(ABC):
     kinds: tuple[ResourceKind, ...]
     owned: tuple[ResourceKind, ...] = (objects.POD,)
     user = "kube-controller-manager"
+    workers = 4
+    longest_retry_s = 5.0
+    """Writes that failed come back soon: a simulation is short."""
 
     def __init__(self, kube: FakeKube, rng: random.Random) -> None:
         self._store = kube.store
         self._api = DirectApi(kube, self.user)
-        self._queue: WorkQueue[ObjectKey] = WorkQueue(rng, longest=MAX_RETRY_SECONDS)
+        self._queue: WorkQueue[ObjectKey] = WorkQueue(rng, longest=self.longest_retry_s)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -64,7 +63,7 @@ class Controller(ABC):
                 self._wake(kind, obj)
         self._store.listeners.append(self._wake)
         try:
-            await self._queue.work(self._reconcile, workers=CONTROLLER_WORKERS)
+            await self._queue.work(self._reconcile, workers=self.workers)
         finally:
             self._store.listeners.remove(self._wake)
 

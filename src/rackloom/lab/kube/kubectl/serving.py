@@ -30,17 +30,10 @@ class KubeApplication:
         """Answer a request."""
         if scope["type"] == "http":
             request = Request(scope, receive)
-            reply = await self._reply(request)
+            given = request.headers.get("Authorization", "")
+            is_admitted = hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+            reply = await self._passed_on(request) if is_admitted else _refusal_response(_UNAUTHORIZED)
             await reply(scope, receive, send)
-
-    async def _reply(self, request: Request) -> Response:
-        if not self._is_admitted(request):
-            return _refusal_response(_UNAUTHORIZED)
-        return await self._passed_on(request)
-
-    def _is_admitted(self, request: Request) -> bool:
-        given = request.headers.get("Authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
 
     async def _passed_on(self, request: Request) -> Response:
         asked = httpx2.Request(

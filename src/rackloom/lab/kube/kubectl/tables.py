@@ -7,8 +7,8 @@ nodes, jobs and claims are computed, by the rules of Kubernetes 1.36. Ages are r
 of k8s.io/apimachinery rounds them.
 
 `table_of` renders objects as rows (meta.k8s.io/v1 Table). A cell that cannot be computed shows
-`<unknown>` and affects no other cell. A type without columns shows its name and age. `wants_table` tells
-whether a client prefers a table.
+`<unknown>` and affects no other cell. A type without columns shows its name and age. `wants_table`: whether
+a client prefers a table.
 """
 
 import re
@@ -116,34 +116,15 @@ def _follow_path(value: Any, step: re.Match[str]) -> Any:
 
 
 def _path(name: str, path: str, missing: Any = None, *, type_: str = "string", wide: bool = False) -> Column:
-    cell = _path_cell(path, is_date=type_ == "date", missing=missing)
-    return Column(name, cell, "string" if type_ == "date" else type_, priority=int(wide))
+    return Column(name, _path_cell(path, missing=missing), type_, priority=int(wide))
 
 
 NAME = Column("Name", lambda obj, now: str(obj["metadata"]["name"]), format="name")
 AGE = Column("Age", lambda obj, now: age_since(obj["metadata"].get("creationTimestamp"), now))
 
 
-def declared_columns(crds: Iterable[Object]) -> Mapping[ResourceKind, tuple[Column, ...]]:
-    """The columns that CRDs declare, by the kind of each version."""
-    return {
-        _declared_kind(crd, version["name"]): (
-            NAME,
-            *(_declared_column(column) for column in version["additionalPrinterColumns"]),
-        )
-        for crd in crds
-        for version in crd["spec"]["versions"]
-        if version.get("additionalPrinterColumns")
-    }
-
-
-def _declared_kind(crd: Object, version: str) -> ResourceKind:
-    spec, names = crd["spec"], crd["spec"]["names"]
-    is_namespaced = spec["scope"] == "Namespaced"
-    return ResourceKind(spec["group"], version, names["kind"], names["plural"], namespaced=is_namespaced)
-
-
 def _declared_column(declared: Mapping[str, Any]) -> Column:
+    """The column of one of a CRD's additionalPrinterColumns."""
     cell = _path_cell(declared["jsonPath"], is_date=declared["type"] == "date")
     priority = declared.get("priority", 0)
     return Column(declared["name"], cell, declared["type"], declared.get("format", ""), priority)
@@ -321,7 +302,7 @@ _BUILTIN_COLUMNS: Mapping[ResourceKind, tuple[Column, ...]] = {
         AGE,
     ),
     objects.EVENT: (
-        _path("Last Seen", ".lastTimestamp", UNKNOWN, type_="date"),
+        Column("Last Seen", lambda obj, now: age_since(obj.get("lastTimestamp"), now)),
         _path("Type", ".type", ""),
         _path("Reason", ".reason", ""),
         _path("Object", ".involvedObject.name", ""),
@@ -339,7 +320,16 @@ _BUILTIN_COLUMNS: Mapping[ResourceKind, tuple[Column, ...]] = {
 
 
 _META_VERSION = "meta.k8s.io/v1"
-_ALL_COLUMNS = {**_BUILTIN_COLUMNS, **declared_columns((*domain_crds(), gang_crd()))}
+_DECLARED_COLUMNS = {
+    (crd["metadata"]["name"], version["name"]): (
+        NAME,
+        *map(_declared_column, version["additionalPrinterColumns"]),
+    )
+    for crd in (*domain_crds(), gang_crd())
+    for version in crd["spec"]["versions"]
+    if version.get("additionalPrinterColumns")
+}
+"""By the name of the CRD and the version."""
 
 
 def wants_table(accept: str) -> bool:
@@ -355,7 +345,8 @@ def table_of(
 
     `included`: what of each object accompanies its row, "None", "Metadata" or "Object". Raises `Rejected`.
     """
-    columns = _ALL_COLUMNS.get(kind, (NAME, AGE))
+    declared = _DECLARED_COLUMNS.get((refusals.resource_name(kind), kind.version), (NAME, AGE))
+    columns = _BUILTIN_COLUMNS.get(kind, declared)
     return {
         "kind": "Table",
         "apiVersion": _META_VERSION,

@@ -1,8 +1,8 @@
 """What kubectl writes and other clients do not: strategic merge patches and protobuf bodies.
 
 A strategic merge patch is a merge patch in which lists may merge by a key of their elements.
-`MERGE_KEYS` holds the patch strategies of the OpenAPI document of Kubernetes 1.36; they differ from
-those of server-side apply. Directives of the patch replace or delete (`$patch`), retain keys
+`MERGE_KEYS` holds the patch strategies of the OpenAPI document of Kubernetes 1.36: those of server-side
+apply, with few exceptions. Directives of the patch replace or delete (`$patch`), retain keys
 (`$retainKeys`), set the order of elements (`$setElementOrder`) and delete from sets
 (`$deleteFromPrimitiveList`). The rules, including the order of elements, are those of strategicpatch in
 k8s.io/apimachinery. Custom resources take no such patch.
@@ -21,6 +21,7 @@ from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.kubectl import bodies_pb2 as wire
+from rackloom.lab.kube.objects import METADATA_LISTS, TYPE_SCHEMAS, Lists
 
 # Patch strategies of built-in types.
 
@@ -28,67 +29,27 @@ from rackloom.lab.kube.kubectl import bodies_pb2 as wire
 MergeKeys = Mapping[str, str]
 """The key by the path of the list; "" where the elements are plain values, merged as a set."""
 
-_METADATA_KEYS = {"finalizers": "", "ownerReferences": "uid"}
-_CONTAINER_KEYS = {
-    "env": "name",
-    "ports": "containerPort",
-    "volumeDevices": "devicePath",
-    "volumeMounts": "mountPath",
+_CUSTOM = (objects.COMPUTE_DOMAIN, objects.GANG_PLAN, objects.COMPUTE_DOMAIN_CLIQUE)
+_ONLY_PATCHED: Mapping[ResourceKind, Lists] = {
+    objects.POD: {"status.hostIPs": ("ip",)},
+    objects.JOB: {"status.conditions": ("type",)},
 }
-_POD_SPEC_KEYS = {
-    "hostAliases": "ip",
-    "imagePullSecrets": "name",
-    "resourceClaims": "name",
-    "schedulingGates": "name",
-    "topologySpreadConstraints": "topologyKey",
-    "volumes": "name",
-}
-_CONDITION_KEYS = {"status.conditions": "type"}
+"""Lists that merge in a strategic merge patch, and are atomic in a server-side apply."""
+_ONLY_APPLIED = {(objects.CRD, "status.conditions"), (objects.RESOURCE_CLAIM, "status.devices")}
+"""The opposite, beside the claims of containers' resources."""
 
 
-def _below(at: str, keys: MergeKeys) -> MergeKeys:
-    return {f"{at}.{path}": key for path, key in keys.items()}
+def _merge_keys(kind: ResourceKind, lists: Lists) -> MergeKeys:
+    """Where server-side apply merges by several keys, a patch merges by the first of them."""
+    return {
+        path: keys[0] if keys else ""
+        for path, keys in (METADATA_LISTS | lists | _ONLY_PATCHED.get(kind, {})).items()
+        if (kind, path) not in _ONLY_APPLIED and not path.endswith(".resources.claims")
+    }
 
 
-def _container_keys(at: str) -> MergeKeys:
-    kept: dict[str, str] = {}
-    for which in ("containers", "initContainers", "ephemeralContainers"):
-        kept |= {f"{at}.{which}": "name", **_below(f"{at}.{which}", _CONTAINER_KEYS)}
-    return kept
-
-
-def _pod_spec_keys(at: str) -> MergeKeys:
-    return {**_below(at, _POD_SPEC_KEYS), **_container_keys(at)}
-
-
-def _object_keys(*more: MergeKeys) -> MergeKeys:
-    keys = dict(_below("metadata", _METADATA_KEYS))
-    for part in more:
-        keys |= part
-    return keys
-
-
-_POD_STATUS_KEYS = {"status.hostIPs": "ip", "status.podIPs": "ip", "status.resourceClaimStatuses": "name"}
-_TEMPLATE_KEYS = {**_below("spec.template.metadata", _METADATA_KEYS), **_pod_spec_keys("spec.template.spec")}
-_WEBHOOK_KEYS = {"webhooks": "name", "webhooks.matchConditions": "name"}
-
-_METADATA_ONLY = (
-    *(objects.SECRET, objects.CONFIG_MAP, objects.EVENT, objects.ENDPOINT_SLICE, objects.NETWORK_POLICY),
-    *(objects.LEASE, objects.RESOURCE_SLICE, objects.DEVICE_CLASS, objects.CRD),
-)
 MERGE_KEYS: Mapping[ResourceKind, MergeKeys] = {
-    **dict.fromkeys(_METADATA_ONLY, _object_keys()),
-    objects.POD: _object_keys(_pod_spec_keys("spec"), _CONDITION_KEYS, _POD_STATUS_KEYS),
-    objects.NODE: _object_keys({"spec.podCIDRs": "", "status.addresses": "type"}, _CONDITION_KEYS),
-    objects.NAMESPACE: _object_keys(_CONDITION_KEYS),
-    objects.SERVICE: _object_keys({"spec.ports": "port"}, _CONDITION_KEYS),
-    objects.SERVICE_ACCOUNT: _object_keys({"secrets": "name"}),
-    objects.DAEMON_SET: _object_keys(_TEMPLATE_KEYS, _CONDITION_KEYS),
-    objects.JOB: _object_keys(_TEMPLATE_KEYS, _CONDITION_KEYS),
-    objects.RESOURCE_CLAIM: _object_keys({"status.reservedFor": "uid"}),
-    objects.RESOURCE_CLAIM_TEMPLATE: _object_keys(_below("spec.metadata", _METADATA_KEYS)),
-    objects.MUTATING_WEBHOOK: _object_keys(_WEBHOOK_KEYS),
-    objects.VALIDATING_WEBHOOK: _object_keys(_WEBHOOK_KEYS),
+    kind: _merge_keys(kind, schema.lists) for kind, schema in TYPE_SCHEMAS.items() if kind not in _CUSTOM
 }
 """Every built-in type that is served."""
 
