@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rackloom.core.allocate.cel import library as _library  # noqa: F401 (declares the functions)
 from rackloom.core.allocate.cel import types
-from rackloom.core.allocate.cel.library import LIBRARIES
 from rackloom.core.allocate.cel.types import CelType, Overload
 from rackloom.core.allocate.cel.values import DomainMap, SemanticVersion
 from rackloom.core.allocate.quantity import Quantity
@@ -163,14 +163,5 @@ def environment(
     }
     if kind == "stored" or consumable_capacity:
         fields["allowMultipleAllocations"] = types.BOOL
-    functions = {name: of for name, of in _functions().items() if lists or name != "includes"}
+    functions = {name: of for name, of in types.FUNCTIONS.items() if lists or name != "includes"}
     return CelEnvironment(fields, functions, attribute, _NAMED_TYPES)
-
-
-@functools.cache
-def _functions() -> Mapping[str, tuple[Overload, ...]]:
-    functions: dict[str, tuple[Overload, ...]] = {}
-    for library in LIBRARIES:
-        for overload in library:
-            functions[overload.function] = (*functions.get(overload.function, ()), overload)
-    return functions

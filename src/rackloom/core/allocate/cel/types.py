@@ -5,8 +5,8 @@ unification whether argument types fit parameter types, and returns the extended
 rules are those of cel-go's checker: dyn and any fit everything, null fits nullable kinds, and a bound
 variable widens to the more general type.
 
-A function is data. `FunctionLibrary.add("string_index_of_string", "string.indexOf(string) -> int")`
-declares the decorated Python function as one overload. The signature is all the checker needs, and
+A function is data. `@cel_function("string_index_of_string", "string.indexOf(string) -> int")` adds the
+decorated Python function to `FUNCTIONS` as one overload. The signature is all the checker needs, and
 run-time dispatch looks at the same parameter types: `dispatch` applies the first candidate whose
 parameters accept the values.
 """
@@ -273,28 +273,25 @@ class Overload:
         return len(args) == len(self.params) and all(map(_value_has_type, self.params, args))
 
 
-class FunctionLibrary:
-    """A set of overloads, filled by decorating their implementations."""
+FUNCTIONS: dict[str, tuple[Overload, ...]] = {}
+"""Every function by name. Run-time dispatch takes the first overload that accepts the values."""
 
-    def __init__(self) -> None:
-        self.overloads: list[Overload] = []
 
-    def add(self, overload_id: str, signature: str) -> Callable[[F], F]:
-        """Declare the decorated function as the overload with this id and signature."""
+def cel_function(overload_id: str, signature: str) -> Callable[[F], F]:
+    """Declare the decorated function as the overload with this id and signature."""
 
-        def declare(impl: F) -> F:
-            self.overloads.append(overload_from_signature(overload_id, signature, impl))
-            return impl
+    def declare(impl: F) -> F:
+        overload = overload_from_signature(overload_id, signature, impl)
+        FUNCTIONS[overload.function] = (*FUNCTIONS.get(overload.function, ()), overload)
+        return impl
 
-        return declare
+    return declare
 
-    def declare(self, *overloads: tuple[str, str, Impl]) -> None:
-        """Declare overloads of one expression each: id, signature and implementation."""
-        for overload_id, signature, impl in overloads:
-            self.add(overload_id, signature)(impl)
 
-    def __iter__(self) -> Iterator[Overload]:
-        return iter(self.overloads)
+def declare_functions(*overloads: tuple[str, str, Impl]) -> None:
+    """Declare overloads by id, signature and implementation."""
+    for overload_id, signature, impl in overloads:
+        cel_function(overload_id, signature)(impl)
 
 
 def overload_from_signature(overload_id: str, signature: str, impl: Impl) -> Overload:
