@@ -38,7 +38,7 @@ from rackloom.core.allocate.ledger import (
     attribute_values,
 )
 from rackloom.core.allocate.outcome import Cause, Cost, Optimality
-from rackloom.core.allocate.problem import AllocationProblem
+from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer
 from rackloom.core.allocate.quantity import exact_value
 from rackloom.core.allocate.symmetry import DeviceSymmetry
 
@@ -246,13 +246,6 @@ class InterchangeableDevices:
 
 MAX_TRIALS = 10_000
 """Devices tried in all, seconds for 32 of 128: a proof can take exponentially many."""
-
-
-class FoundAnswer(msgspec.Struct, frozen=True):
-    """A complete answer."""
-
-    chosen: tuple[RequestAlternative, ...]
-    entries: tuple[DeviceAssignment, ...]
 
 
 class _SearchCutShort(Exception):

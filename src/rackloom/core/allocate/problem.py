@@ -138,6 +138,15 @@ class AllocationProblem:
 # The result, as the API writes it.
 
 
+class FoundAnswer(msgspec.Struct, frozen=True):
+    """A complete answer: one alternative per request, and the devices of each."""
+
+    chosen: tuple[RequestAlternative, ...]
+    entries: tuple[DeviceAssignment, ...]
+    steps: int = 0
+    """Search steps that it took."""
+
+
 def allocation_result(
     node: str,
     claim: ResourceClaim,

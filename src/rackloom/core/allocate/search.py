@@ -27,7 +27,7 @@ from rackloom.core.allocate.bounds import OpenAlternative, Relaxation
 from rackloom.core.allocate.eligibility import CandidateDevice
 from rackloom.core.allocate.inputs import MAX_RESULTS, Alternatives, RequestAlternative
 from rackloom.core.allocate.outcome import AllocationStopped, CauseKind
-from rackloom.core.allocate.problem import AllocationProblem
+from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer
 from rackloom.core.allocate.symmetry import DeviceSymmetry
 
 # Pruning: counts and failed states. A position is (request, alternative, devices picked, next device).
@@ -157,7 +157,7 @@ Frame = Iterator["Frame | None"]
 
 
 class FirstFitSearch:
-    """One search. `chosen` and the entries of the ledger hold the answer once `run` returned True."""
+    """One search. `chosen` and the entries of the ledger are the answer once `run` returned True."""
 
     def __init__(
         self,
@@ -194,6 +194,11 @@ class FirstFitSearch:
                 return True
             stack.append(below)
         return False
+
+    @property
+    def answer(self) -> FoundAnswer:
+        """What was found, once `run` returned True."""
+        return FoundAnswer(tuple(self.chosen), tuple(self._ledger.entries), self.steps)
 
     def _look_ahead(self) -> bool:
         """Create the bounds at the first dead end. True if they show that there is no answer at all."""

@@ -188,7 +188,7 @@ class _TypeChecker:
             case "param":
                 self.fits(types.DYN, target)
                 result = types.DYN
-            case "dyn" | "any" | "error":
+            case "dyn" | "any":
                 result = types.DYN
             case _:
                 raise self.fail(node_id, f"type '{target}' does not support field selection")
@@ -331,7 +331,7 @@ class _TypeChecker:
                 return [types.INT, over.params[0]] if two else [over.params[0]]
             case "map":
                 return list(over.params) if two else [over.params[0]]
-            case "dyn" | "param" | "error":
+            case "dyn" | "param":
                 self.fits(types.DYN, over)
                 return [types.DYN] * (1 + two)
         raise self.fail(

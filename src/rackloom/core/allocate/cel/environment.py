@@ -114,14 +114,12 @@ def _scalar_value(kind: str, value: Any) -> Any:
 
 
 _NAMED_TYPES = {
-    **{type_.name: type_ for type_ in (types.BOOL, types.INT, types.UINT, types.DOUBLE, types.STRING)},
-    **{type_.name: type_ for type_ in (types.BYTES, types.DYN, types.NULL)},
-    **{type_.name: type_ for type_ in (types.TIMESTAMP, types.DURATION, types.TYPE)},
-    "list": types.list_of(types.DYN),
-    "map": types.map_of(types.DYN, types.DYN),
-    "optional_type": types.optional_of(types.type_variable("V")),
-    "net.IP": types.IP,
-    "net.CIDR": types.CIDR,
+    type_.name: type_
+    for type_ in (
+        *(types.BOOL, types.INT, types.UINT, types.DOUBLE, types.STRING, types.BYTES, types.DYN, types.NULL),
+        *(types.TIMESTAMP, types.DURATION, types.TYPE, types.IP, types.CIDR, types.list_of(types.DYN)),
+        *(types.map_of(types.DYN, types.DYN), types.optional_of(types.type_variable("V"))),
+    )
 }
 
 _ADVICE = {

@@ -215,15 +215,12 @@ class _EvaluatorBuilder:
             values = []
             for code, optional in items:
                 value = code(frame)
+                if optional:
+                    value = _inside_optional(value)
                 if isinstance(value, EvaluationError):
                     return value
-                if optional:
-                    if type(value) is not OptionalValue:
-                        return no_such_overload()
-                    if not value.present:
-                        continue
-                    value = value.value
-                values.append(value)
+                if value is not _ABSENT:
+                    values.append(value)
             frame.charge(_LIST_COST)
             return values
 
@@ -239,15 +236,12 @@ class _EvaluatorBuilder:
                 if isinstance(key, EvaluationError):
                     return key
                 value = value_code(frame)
+                if optional:
+                    value = _inside_optional(value)
                 if isinstance(value, EvaluationError):
                     return value
-                if optional:
-                    if type(value) is not OptionalValue:
-                        return no_such_overload()
-                    if not value.present:
-                        continue
-                    value = value.value
-                built[key_of(key)] = value
+                if value is not _ABSENT:
+                    built[key_of(key)] = value
             frame.charge(_MAP_COST)
             return built
 
@@ -293,3 +287,15 @@ class _EvaluatorBuilder:
             return value
 
         return run
+
+
+_ABSENT = object()
+
+
+def _inside_optional(value: Any) -> Any:
+    """The value of an element with a question mark: an error stays, and what is absent is left out."""
+    if isinstance(value, EvaluationError):
+        return value
+    if type(value) is not OptionalValue:
+        return no_such_overload()
+    return value.value if value.present else _ABSENT

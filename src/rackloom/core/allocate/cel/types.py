@@ -36,23 +36,12 @@ class CelType:
         return f"{self.name}({', '.join(map(str, self.params))})" if self.params else self.name
 
 
-def _simple_type(kind: str, name: str | None = None) -> CelType:
-    return CelType(kind, name or kind)
-
-
-BOOL, INT, UINT, DOUBLE = (
-    _simple_type("bool"),
-    _simple_type("int"),
-    _simple_type("uint"),
-    _simple_type("double"),
-)
-STRING, BYTES, DYN = _simple_type("string"), _simple_type("bytes"), _simple_type("dyn")
-ANY = _simple_type("any", "google.protobuf.Any")
-NULL = _simple_type("null", "null_type")
-ERROR = _simple_type("error", "!error!")
-TIMESTAMP = _simple_type("timestamp", "google.protobuf.Timestamp")
-DURATION = _simple_type("duration", "google.protobuf.Duration")
-TYPE = _simple_type("type")
+_KINDS = ("bool", "int", "uint", "double", "string", "bytes", "dyn", "type")
+BOOL, INT, UINT, DOUBLE, STRING, BYTES, DYN, TYPE = (CelType(kind, kind) for kind in _KINDS)
+ANY = CelType("any", "google.protobuf.Any")
+NULL = CelType("null", "null_type")
+TIMESTAMP = CelType("timestamp", "google.protobuf.Timestamp")
+DURATION = CelType("duration", "google.protobuf.Duration")
 
 
 def object_type(name: str) -> CelType:
@@ -197,7 +186,7 @@ def _is_assignable(bindings: Bindings, first: CelType, second: CelType) -> bool:
             return valid
     if first.kind == "param":
         return _bind_variable(bindings, second, first)[0]
-    if is_dyn(first) or is_dyn(second) or "error" in (first.kind, second.kind):
+    if is_dyn(first) or is_dyn(second):
         return True
     if first.kind == "null" or second.kind == "null":
         other = second if first.kind == "null" else first

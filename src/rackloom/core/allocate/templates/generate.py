@@ -341,9 +341,7 @@ def _device_pairs(kind: NodeType, outcome: Allocation) -> Iterator[DevicePair]:
     index = {device.id: number for devices in (kind.gpus, kind.nics) for number, device in enumerate(devices)}
     given: dict[str, list[int]] = {}
     for result in outcome.results[0].devices.results:
-        given.setdefault(result.request, []).append(
-            index[DeviceId(result.driver, result.pool, result.device)]
-        )
+        given.setdefault(result.request, []).append(index[DeviceId.of(result)])
     for name, gpus in given.items():
         if name.startswith("gpu"):
             yield tuple(gpus), tuple(given["nic" + name.removeprefix("gpu")])
