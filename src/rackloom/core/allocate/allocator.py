@@ -58,9 +58,9 @@ def allocate(
 ) -> Outcome:
     """Devices for all `claims` of a pod on `node`, a refusal, or a fault.
 
-    `proceed` is asked before every step; when it says no, the outcome is an undecided fault, or in mode best
-    the best answer so far, whose `standing` says that it is not proved. Callers with many calls pass one
-    SliceIndex and one SelectorCache, which keep what is the same from call to call.
+    `proceed` is called before every step. When it returns False, the outcome is an undecided fault, or in
+    mode best the best answer so far, whose `standing` says that it is not proved. Callers with many calls
+    pass one SliceIndex and one SelectorCache, which keep what is the same from call to call.
     """
     index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
     try:

@@ -152,7 +152,7 @@ class RequestAlternative(msgspec.Struct, frozen=True, kw_only=True, eq=False, di
 
 
 Alternatives = tuple[RequestAlternative, ...]
-"""The asks of one request of which one is to be met, best first."""
+"""The alternatives of one request, of which one is to be met; the best first."""
 
 
 def alternatives_of(

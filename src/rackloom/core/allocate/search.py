@@ -4,7 +4,7 @@ The search takes claims, requests, alternatives and devices in their order and b
 chronologically. Within a request, device positions rise, so each set of devices is seen once. Mode All
 takes a list of devices that was fixed before the search, completely or not at all. Levels are
 generators on an explicit stack, so depth does not depend on Python's recursion limit. `proceed` is
-asked before every step and bounds the search.
+called before every step and bounds the search.
 
 The answer, including errors, is that of upstream's exhaustive search. What differs is how soon a search
 without hope ends. The first dead end creates `PruningBounds`, which then
@@ -175,7 +175,7 @@ class FirstFitSearch:
         self.steps = 0
 
     def run(self) -> bool:
-        """Whether all can be had. Raises AllocationStopped for an error, and when `proceed` says no."""
+        """Whether all can be had. Raises AllocationStopped for an error, and when `proceed` returns False."""
         # Each frame yields the level below it once per way to go on. Exhausting a frame is backtracking:
         # the frame undoes its own entries before it ends, so the ledger always holds the current path.
         stack = [self._choose(0)]
@@ -274,7 +274,7 @@ class FirstFitSearch:
         return candidate if self._bounds is None else self._bounds.mark(index, candidate)
 
     def _taken(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
-        """Enters the device if it can be had. Use is asked first: a selector may fail on a device."""
+        """Enter the device if possible. Use is checked first: no selector runs on a device that is in use."""
         return (
             self._ledger.in_use(ask, candidate) is None
             and self._problem.eligibility.matches(ask, candidate)

@@ -155,7 +155,7 @@ class CostOperand:
 
     @property
     def size(self) -> CostRange:
-        """Its size, as far as the expression itself tells."""
+        """Its size, where the expression itself determines it."""
         return self.known if self.known is not None else UNKNOWN_SIZE
 
     @property

@@ -11,7 +11,7 @@ selector on that device.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,26 +54,24 @@ class DeviceView:
 
         Names without a domain get the driver as theirs.
         """
-        problem: str | None = None
-        read: dict[str, Any] = {}
-        for name, wrapped in attributes.items():
-            try:
-                read[name] = _attribute_value(wrapped)
-            except ValueError as error:
-                problem = problem or f"attribute {name}: {error}"
-        amounts: dict[str, Any] = {}
-        for name, amount in capacity.items():
-            try:
-                amounts[name] = Quantity.parse(amount)
-            except ValueError as error:
-                problem = problem or f"capacity {name}: {error}"
+        problems: list[str] = []
+
+        def parsed(kind: str, values: Mapping[str, Any], parse: Callable[[Any], Any]) -> DomainMap:
+            found: dict[str, Any] = {}
+            for name, value in values.items():
+                try:
+                    found[name] = parse(value)
+                except ValueError as error:
+                    problems.append(f"{kind} {name}: {error}")
+            return _by_domain(found, driver)
+
         variable = {
             "driver": driver,
             "allowMultipleAllocations": bool(allow_multiple_allocations),
-            "attributes": _by_domain(read, driver),
-            "capacity": _by_domain(amounts, driver),
+            "attributes": parsed("attribute", attributes, _attribute_value),
+            "capacity": parsed("capacity", capacity, Quantity.parse),
         }
-        return cls(variable, problem)
+        return cls(variable, problems[0] if problems else None)
 
     @property
     def driver(self) -> str:

@@ -161,7 +161,7 @@ def not_strictly_false_step(operand: Evaluator) -> Evaluator:
 
 
 def append_step(item: Evaluator) -> Evaluator:
-    """`@result + [item]`: the accumulator of a running fold belongs to nobody else and grows in place."""
+    """`@result + [item]`: nothing else refers to the accumulator of a running fold, so it grows in place."""
 
     def run(frame: EvaluationFrame) -> Any:
         grown = frame.scope[RESULT]

@@ -9,7 +9,7 @@ Rules, in this order; a finding of the first three ends the check:
 1. It compiles.
 2. It is not constant. The truth of an expression that only compares attributes with literals depends on
    how each attribute relates to each literal: equal, just below, just above, other or absent.
-   `constant_truth` tries all combinations, and says nothing of expressions with other functions or more
+   `constant_truth` tries all combinations, and does not judge expressions with other functions or more
    than 4096 combinations.
 3. It checks the driver before it reads that driver's attributes.
 4. Attributes that it reads are published.
@@ -54,7 +54,7 @@ FieldPath = tuple[str | int, ...]
 
 
 class LintRule(StrEnum):
-    """What is wrong, in the words the command line prints."""
+    """What is wrong; the values are what the command line prints."""
 
     DOES_NOT_COMPILE = "does-not-compile"
     CONSTANT = "constant"
@@ -141,7 +141,7 @@ class LintContext:
         return left
 
     def fails(self, program: compiler.Program, device: CandidateDevice) -> bool:
-        """Whether a selector has no answer for a device, and not for want of what a profile does not know."""
+        """Whether a selector has no answer for a device, for another reason than a gap in a profile."""
         if not isinstance(selector_answer(program, device), errors.EvaluationError):
             return False
         missing = [name for name in attributes_read(program) if device.attribute(name) is None]
@@ -216,7 +216,7 @@ _COMPARING = frozenset(
     | {"orValue", "hasValue", "-_"}
 )
 _MAX_COMBINATIONS = 4096
-"""Combinations that are tried; of expressions with more, nothing is said."""
+"""The most combinations that are tried; expressions with more are not judged."""
 
 LiteralValue = str | int | bool | None
 
