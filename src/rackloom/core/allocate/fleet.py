@@ -43,7 +43,7 @@ from rackloom.core.allocate.pools import Pool, SliceIndex
 from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer, NodeDevices, devices_on_node
 from rackloom.core.allocate.quantity import Quantity, exact_value
 from rackloom.core.allocate.search import FirstFitSearch
-from rackloom.core.allocate.symmetry import request_outcome
+from rackloom.core.allocate.symmetry import numbered, request_outcome
 
 # What is in use on one node, by device position.
 
@@ -176,8 +176,7 @@ class NodeEquivalenceClasses:
     """The nodes as one kind of claim sees them: by condition, in order."""
 
     def __init__(self, kinds: Iterable[Hashable], used: Sequence[Hashable]) -> None:
-        numbers: dict[Hashable, int] = {}
-        self._kinds = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
+        self._kinds = numbered(kinds)
         self._conditions: list[NodeCondition] = list(zip(self._kinds, used, strict=True))
         self._open: dict[NodeCondition, list[int]] = {}
         self._closed: set[NodeCondition] = set()

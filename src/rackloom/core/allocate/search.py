@@ -25,7 +25,7 @@ from itertools import chain
 
 from rackloom.core.allocate.bounds import OpenAlternative, Relaxation
 from rackloom.core.allocate.eligibility import CandidateDevice
-from rackloom.core.allocate.inputs import MAX_RESULTS, Alternatives, RequestAlternative
+from rackloom.core.allocate.inputs import Alternatives, RequestAlternative
 from rackloom.core.allocate.outcome import AllocationStopped, CauseKind
 from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer
 from rackloom.core.allocate.symmetry import DeviceSymmetry
@@ -224,9 +224,7 @@ class FirstFitSearch:
         if self._bounds is not None and self._bounds.hopeless(point, index):
             return
         for ask in self._plan[index]:
-            need = self._problem.devices_needed(ask)
-            # Mode All is not met by no device; and a claim holds only so many.
-            if (ask.everything and not need) or self._ledger.count_of(ask.claim) + need > MAX_RESULTS:
+            if not self._problem.has_room(ask):
                 continue
             del self.chosen[index:]
             self.chosen.append(ask)

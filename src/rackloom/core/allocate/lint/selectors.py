@@ -45,6 +45,7 @@ from rackloom.core.allocate.eligibility import CandidateDevice
 from rackloom.core.allocate.inputs import DeviceId
 from rackloom.core.allocate.objects import DeviceClass, DeviceSelector, ResourceClaim
 from rackloom.core.allocate.outcome import Allocation, Outcome
+from rackloom.core.allocate.templates.generate import attribute_access
 from rackloom.core.allocate.templates.inventory import HardwareInventory, inventory_of_slices
 
 # Findings.
@@ -415,14 +416,13 @@ class _SelectorLint:
         )
 
     def _guarded_access(self, name: str) -> str:
-        domain, _, identifier = name.partition("/")
         values = [value for device in self.devices if (value := device.attribute(name)) is not None]
         default = '""'
         if values and values[0].int_ is not None:
             default = "-1"
         if values and values[0].bool_ is not None:
             default = "false"
-        return f'write device.attributes["{domain}"].?{identifier}.orValue({default})'
+        return f"write {attribute_access(name)}.orValue({default})"
 
     def _foreign_ids(self) -> Iterator[LintFinding]:
         """PCI addresses and UUIDs that no device has."""

@@ -23,10 +23,9 @@ import msgspec
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.checks.nics import (
     FAR_FROM_NIC,
-    LINK_STATE_UNKNOWN,
     are_apart,
-    is_link_unknown,
-    link_problem,
+    link_finding,
+    numa_text,
     slice_evidence,
 )
 from rackloom.core.diagnosis.findings import Finding, Severity, fails, holds, unique, unknown
@@ -149,14 +148,15 @@ def _judge_link(link: _NicLink, fastest: int, here: HostIdentity) -> Finding:
     subject, where = f"NIC {link.name} of {here.name}", here.places(link.address)
     evidence = unique(*link.evidence, *map(slice_evidence, here.published(link.address)))
     fix = f"{link.show}  # on the host; then its cable and switch port"
-    message = link_problem(link.state, link.gbps, fastest)
-    if message:
-        severity = Severity.ERROR if link.address in here.held else Severity.WARNING
-        return fails(Check.NIC_LINK, subject, message, fix, severity=severity, evidence=evidence, where=where)
-    if link.state is None or is_link_unknown(link.state):
+    used = link.address in here.held
+    found = link_finding(
+        subject, link.state, link.gbps, fastest, fix, used=used, evidence=evidence, where=where
+    )
+    if found is not None:
+        return found
+    if link.state is None:
         hidden = "neither its port nor its interface is seen on the host: a pod may have it"
-        message = hidden if link.state is None else LINK_STATE_UNKNOWN
-        return unknown(Check.NIC_LINK, subject, message, fix, evidence=evidence, where=where)
+        return unknown(Check.NIC_LINK, subject, hidden, fix, evidence=evidence, where=where)
     return holds(Check.NIC_LINK, subject, f"its link is {link.state}", evidence=evidence, where=where)
 
 
@@ -234,20 +234,16 @@ def _far_from_nic(machine: Machine, cells: list[Cell], here: HostIdentity) -> Fi
 
 def _path_evidence(machine: Machine, cell: Cell) -> str:
     gpu, nic = machine.gpus[cell.gpu], machine.nics[cell.nic]
-    near = f"its nearest NIC {_nic_name(nic)} at {_numa_text(numa_of(nic))} ({cell.path_class})"
-    return f"host: GPU {gpu.pci_address} is at {_numa_text(numa_of(gpu))}, {near}"
+    near = f"its nearest NIC {_nic_name(nic)} at {numa_text(numa_of(nic))} ({cell.path_class})"
+    return f"host: GPU {gpu.pci_address} is at {numa_text(numa_of(gpu))}, {near}"
 
 
 def _excluded_nics(machine: Machine, cells: list[Cell]) -> Iterator[str]:
     homes = {numa_of(machine.gpus[cell.gpu]) for cell in cells} - {None}
     for nic in machine.nics:
         if nic.excluded is not None and numa_of(nic) in homes:
-            yield f"host: NIC {_nic_name(nic)} at {_numa_text(numa_of(nic))} is left out: {nic.excluded}"
+            yield f"host: NIC {_nic_name(nic)} at {numa_text(numa_of(nic))} is left out: {nic.excluded}"
 
 
 def _nic_name(nic: Nic) -> str:
     return nic.rdma_device or nic.if_name or nic.pci_address or str(nic.index)
-
-
-def _numa_text(node: int | None) -> str:
-    return "no NUMA node known" if node is None else f"NUMA node {node}"

@@ -53,6 +53,31 @@ def is_link_unknown(link: str | None) -> bool:
     return link is not None and link.lower() == _UNKNOWN_STATE
 
 
+def link_finding(
+    subject: str,
+    link: str | None,
+    gbps: int | None,
+    fastest: int,
+    fix: str,
+    *,
+    used: bool,
+    evidence: tuple[str, ...],
+    where: tuple[str, ...],
+) -> Finding | None:
+    """A link that fails or is of unknown state; None for any other. One that a claim holds is an error."""
+    if message := link_problem(link, gbps, fastest):
+        severity = Severity.ERROR if used else Severity.WARNING
+        return fails(Check.NIC_LINK, subject, message, fix, severity=severity, evidence=evidence, where=where)
+    if is_link_unknown(link):
+        return unknown(Check.NIC_LINK, subject, LINK_STATE_UNKNOWN, fix, evidence=evidence, where=where)
+    return None
+
+
+def numa_text(node: int | None) -> str:
+    """A NUMA node, as evidence names it."""
+    return "no NUMA node known" if node is None else f"NUMA node {node}"
+
+
 def slice_evidence(nic: DeviceRecord) -> str:
     """The link as its plugin publishes it."""
     rate = "no rate" if nic.gbps is None else f"{nic.gbps} Gb/s"
@@ -68,12 +93,10 @@ def _check_link(nic: DeviceRecord, fastest: int, index: SnapshotIndex) -> Iterat
     )
     show = f"kubectl debug node/{nic.node} -it --image=busybox -- chroot /host sh -c 'rdma link; ip -br link'"
     fix = f"{show}  # then its cable and switch port"
-    message = link_problem(nic.link, nic.gbps, fastest)
-    if message:
-        severity = Severity.ERROR if nic.device_id in index.uses else Severity.WARNING
-        yield fails(Check.NIC_LINK, subject, message, fix, severity=severity, evidence=evidence, where=where)
-    elif is_link_unknown(nic.link):
-        yield unknown(Check.NIC_LINK, subject, LINK_STATE_UNKNOWN, fix, evidence=evidence, where=where)
+    used = nic.device_id in index.uses
+    found = link_finding(subject, nic.link, nic.gbps, fastest, fix, used=used, evidence=evidence, where=where)
+    if found is not None:
+        yield found
 
 
 def _far_gpus(index: SnapshotIndex) -> Iterator[Finding]:
@@ -121,9 +144,8 @@ def are_apart(gpu: int | None, nic: int | None, classes: Iterable[str | None]) -
 
 
 def _location_evidence(device: DeviceRecord) -> str:
-    numa = "no NUMA node known" if device.numa is None else f"NUMA node {device.numa}"
     root = "" if device.pcie_root is None else f", PCIe root {device.pcie_root}"
-    return f"slice: {device.name} is at {numa}{root}"
+    return f"slice: {device.name} is at {numa_text(device.numa)}{root}"
 
 
 def _mismatched_pods(index: SnapshotIndex) -> Iterator[Finding]:

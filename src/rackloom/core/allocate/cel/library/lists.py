@@ -8,7 +8,7 @@ names begin with @ are called by expanded macros only.
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rackloom.core.allocate.cel.errors import EvaluationError
@@ -39,19 +39,19 @@ def _less(first: Any, second: Any) -> bool:
         return False
 
 
+def _greater(first: Any, second: Any) -> bool:
+    return _less(second, first)
+
+
 def _sorted(items: list[Any]) -> bool:
     return not any(_less(second, first) for first, second in itertools.pairwise(items))
 
 
-def _extreme(name: str, *, largest: bool) -> Any:
+def _extreme(name: str, better: Callable[[Any, Any], bool]) -> Any:
     def extreme(items: list[Any]) -> Any:
         if not items:
             raise EvaluationError(f"{name} called on empty list")
-        best = items[0]
-        for item in items[1:]:
-            if _less(best, item) if largest else _less(item, best):
-                best = item
-        return best
+        return functools.reduce(lambda best, item: item if better(item, best) else best, items)
 
     return extreme
 
@@ -82,8 +82,12 @@ for _type in _ORDERED:
     _list, _full = f"list<{_type}>", _PROTO.get(_type, _type)
     declare_functions(
         (f"list_{_type}_is_sorted_bool", f"{_list}.isSorted() -> bool", _sorted),
-        (f"list_{_type}_min_{_type}", f"{_list}.min() -> {_type}", _extreme("min", largest=False)),
-        (f"list_{_type}_max_{_type}", f"{_list}.max() -> {_type}", _extreme("max", largest=True)),
+        (f"list_{_type}_min_{_type}", f"{_list}.min() -> {_type}", _extreme("min", _less)),
+        (
+            f"list_{_type}_max_{_type}",
+            f"{_list}.max() -> {_type}",
+            _extreme("max", _greater),
+        ),
         (f"list_{_full}_sort", f"{_list}.sort() -> {_list}", lambda items: _order_by(items, items)),
         (
             f"list_{_full}_sortByAssociatedKeys",

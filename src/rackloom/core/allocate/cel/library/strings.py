@@ -57,6 +57,7 @@ declare_functions(
     ("string_lower_ascii", "string.lowerAscii() -> string", lambda text: text.translate(_UPPER)),
     ("string_upper_ascii", "string.upperAscii() -> string", lambda text: text.translate(_LOWER)),
     ("string_replace_string_string", "string.replace(string, string) -> string", str.replace),
+    ("string_replace_string_string_int", "string.replace(string, string, int) -> string", str.replace),
     ("string_trim", "string.trim() -> string", lambda text: text.strip(_SPACE)),
     ("strings_quote", "strings.quote(string) -> string", lambda text: f'"{text.translate(_ESCAPES)}"'),
 )
@@ -85,11 +86,6 @@ def _last_index_of_until(text: str, part: str, last: int) -> int:
     if last < 0:
         raise EvaluationError(f"index out of range: {last}")
     return -1 if last >= len(text) else text.rfind(part, 0, last + len(part))
-
-
-@cel_function("string_replace_string_string_int", "string.replace(string, string, int) -> string")
-def _replace_some(text: str, old: str, new: str, count: int) -> str:
-    return text.replace(old, new, count if count >= 0 else -1)
 
 
 @cel_function("string_split_string", "string.split(string) -> list<string>")
