@@ -23,8 +23,10 @@ import msgspec
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.checks.nics import (
     FAR_FROM_NIC,
+    LINK_STATE_UNKNOWN,
     are_apart,
-    link_finding,
+    is_link_unknown,
+    link_problem,
     numa_text,
     slice_evidence,
 )
@@ -148,15 +150,14 @@ def _judge_link(link: _NicLink, fastest: int, here: HostIdentity) -> Finding:
     subject, where = f"NIC {link.name} of {here.name}", here.places(link.address)
     evidence = unique(*link.evidence, *map(slice_evidence, here.published(link.address)))
     fix = f"{link.show}  # on the host; then its cable and switch port"
-    used = link.address in here.held
-    found = link_finding(
-        subject, link.state, link.gbps, fastest, fix, used=used, evidence=evidence, where=where
-    )
-    if found is not None:
-        return found
-    if link.state is None:
+    message = link_problem(link.state, link.gbps, fastest)
+    if message:
+        severity = Severity.ERROR if link.address in here.held else Severity.WARNING
+        return fails(Check.NIC_LINK, subject, message, fix, severity=severity, evidence=evidence, where=where)
+    if link.state is None or is_link_unknown(link.state):
         hidden = "neither its port nor its interface is seen on the host: a pod may have it"
-        return unknown(Check.NIC_LINK, subject, hidden, fix, evidence=evidence, where=where)
+        message = hidden if link.state is None else LINK_STATE_UNKNOWN
+        return unknown(Check.NIC_LINK, subject, message, fix, evidence=evidence, where=where)
     return holds(Check.NIC_LINK, subject, f"its link is {link.state}", evidence=evidence, where=where)
 
 

@@ -53,26 +53,6 @@ def is_link_unknown(link: str | None) -> bool:
     return link is not None and link.lower() == _UNKNOWN_STATE
 
 
-def link_finding(
-    subject: str,
-    link: str | None,
-    gbps: int | None,
-    fastest: int,
-    fix: str,
-    *,
-    used: bool,
-    evidence: tuple[str, ...],
-    where: tuple[str, ...],
-) -> Finding | None:
-    """A link that fails or is of unknown state; None for any other. One that a claim holds is an error."""
-    if message := link_problem(link, gbps, fastest):
-        severity = Severity.ERROR if used else Severity.WARNING
-        return fails(Check.NIC_LINK, subject, message, fix, severity=severity, evidence=evidence, where=where)
-    if is_link_unknown(link):
-        return unknown(Check.NIC_LINK, subject, LINK_STATE_UNKNOWN, fix, evidence=evidence, where=where)
-    return None
-
-
 def numa_text(node: int | None) -> str:
     """A NUMA node, as evidence names it."""
     return "no NUMA node known" if node is None else f"NUMA node {node}"
@@ -93,10 +73,12 @@ def _check_link(nic: DeviceRecord, fastest: int, index: SnapshotIndex) -> Iterat
     )
     show = f"kubectl debug node/{nic.node} -it --image=busybox -- chroot /host sh -c 'rdma link; ip -br link'"
     fix = f"{show}  # then its cable and switch port"
-    used = nic.device_id in index.uses
-    found = link_finding(subject, nic.link, nic.gbps, fastest, fix, used=used, evidence=evidence, where=where)
-    if found is not None:
-        yield found
+    message = link_problem(nic.link, nic.gbps, fastest)
+    if message:
+        severity = Severity.ERROR if nic.device_id in index.uses else Severity.WARNING
+        yield fails(Check.NIC_LINK, subject, message, fix, severity=severity, evidence=evidence, where=where)
+    elif is_link_unknown(nic.link):
+        yield unknown(Check.NIC_LINK, subject, LINK_STATE_UNKNOWN, fix, evidence=evidence, where=where)
 
 
 def _far_gpus(index: SnapshotIndex) -> Iterator[Finding]:
