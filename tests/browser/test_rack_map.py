@@ -31,8 +31,8 @@ def story(racks=8):
     seen = snapshot(racks, 18, HOLDERS)
     silent = tuple(msgspec.structs.replace(domain, **DOUBTS.get(domain.uuid, {})) for domain in seen.domains)
     sick = tuple(
-        msgspec.structs.replace(one, healthy=False) if number == 9 else one
-        for number, one in enumerate(seen.fabric_gpus)
+        msgspec.structs.replace(gpu, healthy=False) if number == 9 else gpu
+        for number, gpu in enumerate(seen.fabric_gpus)
     )
     wired = {"acme-node-0-2": {"pcie_root": "pci0000:ff", "numa": 1}, "acme-node-0-6": {"link": "down"}}
     devices = tuple(
@@ -143,7 +143,7 @@ PALETTE = """["on", "h0", "h1", "h2", "h3", "h4", "h5", "h6", "h7"].map((name) =
   getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim())"""
 
 
-def contrast(one, other):
+def contrast(first, other):
     """As WCAG 2 defines it."""
 
     def luminance(colour):
@@ -153,7 +153,7 @@ def contrast(one, other):
         )
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
-    dark, light = sorted((luminance(one), luminance(other)))
+    dark, light = sorted((luminance(first), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
 
 
@@ -214,8 +214,8 @@ def test_a_change_appears_by_itself_and_takes_neither_focus_nor_choice(open_map)
         assert page.locator(f"#{first}.s").count() == 0
         seen = reading.snapshot
         sick = tuple(
-            msgspec.structs.replace(one, healthy=False) if one.place.slot == 17 else one
-            for one in seen.fabric_gpus
+            msgspec.structs.replace(gpu, healthy=False) if gpu.place.slot == 17 else gpu
+            for gpu in seen.fabric_gpus
         )
         served.show(SiteReading(snapshot=msgspec.structs.replace(seen, fabric_gpus=sick)))
         page.wait_for_selector(f"#{first}.s")
@@ -301,7 +301,9 @@ def test_few_racks_fill_the_screen_and_a_chosen_gpu_hides_nothing(open_map, pict
         page.screenshot(path=pictures_folder / f"rack-map-{racks}-racks-{scheme}.png")
         for seen in ("#room", "#legend", *(f".rack:nth-child({n + 1}) svg" for n in range(racks))):
             assert page.locator(seen).evaluate(WHOLLY_SEEN), seen
-        gpu, room, rack = (page.locator(one).bounding_box() for one in (".gpu", "#room", ".rack:last-child"))
+        gpu, room, rack = (
+            page.locator(selector).bounding_box() for selector in (".gpu", "#room", ".rack:last-child")
+        )
         assert rack["x"] + rack["width"] <= gpu["x"] < gpu["x"] + gpu["width"] <= room["x"]
         assert min(page.evaluate(SIZES)) > 17, "as small as in a room of a hundred racks"
         assert page.evaluate(CLIPPED) == []

@@ -47,7 +47,7 @@ def difference(case: Case) -> str | None:
 def _also(case: Case) -> list[dict[str, Any]]:
     """Other right answers: expectations, outcomes by name, or bare lists of results."""
     others = case.get("alsoAcceptable") or case["expect"].get("alsoAcceptable") or []
-    return [_expectation(one) for one in (others if isinstance(others, list) else [others])]
+    return [_expectation(other) for other in (others if isinstance(others, list) else [others])]
 
 
 def _expectation(other: Any) -> dict[str, Any]:
@@ -60,14 +60,14 @@ def _expectation(other: Any) -> dict[str, Any]:
 
 def _state(state: dict[str, Any]) -> InUse:
     def ids(name: str) -> frozenset[DeviceId]:
-        return frozenset(_device(one) for one in state.get(name) or [])
+        return frozenset(_device(device) for device in state.get(name) or [])
 
-    consumed = {_device(one): one["capacity"] for one in state.get("aggregatedCapacity") or []}
+    consumed = {_device(device): device["capacity"] for device in state.get("aggregatedCapacity") or []}
     return InUse(dedicated=ids("devices"), shared=ids("sharedDevices"), consumed=consumed)
 
 
-def _device(one: dict[str, str]) -> DeviceId:
-    return DeviceId(one["driver"], one["pool"], one["device"])
+def _device(device: dict[str, str]) -> DeviceId:
+    return DeviceId(device["driver"], device["pool"], device["device"])
 
 
 def _differs(answer: Outcome, expect: dict[str, Any], compare: str) -> str | None:
@@ -89,14 +89,16 @@ def _differs(answer: Outcome, expect: dict[str, Any], compare: str) -> str | Non
 
 
 def _shares_differ(answer: Allocation) -> bool:
-    ids = [one.share_id for result in answer.results for one in result.devices.results if one.share_id]
+    ids = [
+        device.share_id for result in answer.results for device in result.devices.results if device.share_id
+    ]
     return len(ids) == len(set(ids))
 
 
 def _normal(result: dict[str, Any], compare: str) -> Any:
     """A result in which only real differences are left: quantities by value, nothing empty."""
-    devices = [_normal_device(one) for one in result.get("devices", {}).get("results") or []]
-    config = [_without_empty(one) for one in result.get("devices", {}).get("config") or []]
+    devices = [_normal_device(device) for device in result.get("devices", {}).get("results") or []]
+    config = [_without_empty(entry) for entry in result.get("devices", {}).get("config") or []]
     terms = (result.get("nodeSelector") or {}).get("nodeSelectorTerms") or []
     selector = _as_multiset([_normal_term(term) for term in terms])
     return (devices if compare == "exact" else _as_multiset(devices)), config, selector
@@ -116,7 +118,10 @@ def _normal_device(device: dict[str, Any]) -> dict[str, Any]:
 def _normal_term(term: dict[str, Any]) -> dict[str, Any]:
     return {
         name: _as_multiset(
-            [{**one, "values": sorted(one.get("values") or [])} for one in term.get(name) or []]
+            [
+                {**requirement, "values": sorted(requirement.get("values") or [])}
+                for requirement in term.get(name) or []
+            ]
         )
         for name in ("matchFields", "matchExpressions")
     }

@@ -43,7 +43,7 @@ def test_runner_counts_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_costs_of_the_table_count() -> None:
     table = json.loads((DATA / "upstream-table.json").read_text())
-    case = next(one for one in table["cases"] if one["name"] == "many")
+    case = next(entry for entry in table["cases"] if entry["name"] == "many")
     run = json.loads(json.dumps(case["runs"][0]))
     run["upstream"]["maxCost"] += 1
     assert run_cel.check_run(case, case["runs"][0]) == []

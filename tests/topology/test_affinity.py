@@ -178,8 +178,8 @@ def test_names_do_not_matter(gpu_place, nic_place):
 
 
 @given(PLACES, PLACES)
-def test_which_of_the_two_is_the_gpu_does_not_matter(one, other):
-    before, after = pair(one, other), pair(other, one)
+def test_which_of_the_two_is_the_gpu_does_not_matter(first, other):
+    before, after = pair(first, other), pair(other, first)
     assert (before.path_class, before.source) == (after.path_class, after.source)
 
 

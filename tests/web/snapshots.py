@@ -42,7 +42,7 @@ def snapshot(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = 
         for rack in range(racks)
         for slot in range(trays)
     ]
-    joined = {name: tuple(one for part in parts for one in part[name]) for name in parts[0]}
+    joined = {name: tuple(record for part in parts for record in part[name]) for name in parts[0]}
     domains = tuple(NvlinkDomainRecord(uuid=f"domain-{rack}", observed_at=AT) for rack in range(racks))
     held = {name for name in tenants if name}
     return msgspec.structs.replace(

@@ -32,7 +32,7 @@ def handed_over(seen, number):
     machines = list(seen.machines)
     machines[tray] = msgspec.structs.replace(other.machines[tray], held_since=seen.at)
     names = {machine.id for machine in machines}
-    wanted = [one for one in other.instance_gpus if one.machine in names]
+    wanted = [gpu for gpu in other.instance_gpus if gpu.machine in names]
     return msgspec.structs.replace(seen, machines=tuple(machines), instance_gpus=tuple(wanted))
 
 
@@ -65,10 +65,10 @@ def toggled(field, **values):
 def layer_lost_or_back(seen, number):
     layer = tuple(Layer)[number % len(Layer)]
     reported = tuple(
-        msgspec.structs.replace(one, unknown_since=None if one.unknown_since else seen.at)
-        if one.layer is layer
-        else one
-        for one in seen.layers
+        msgspec.structs.replace(status, unknown_since=None if status.unknown_since else seen.at)
+        if status.layer is layer
+        else status
+        for status in seen.layers
     )
     return msgspec.structs.replace(seen, layers=reported)
 
@@ -211,9 +211,9 @@ def test_one_change_is_the_work_of_one_rack(monkeypatch, change):
     written = counted(monkeypatch, render, "render_rack")
     later, seated = update_site_map(SiteReading(snapshot=change(time_passes(seen, 9), 0)), seated)
     sheet = painter.follow(LiveReading(number=2, whole=later))
-    assert [one.kind for one in taken_apart] == ONE_CHANGE[change]
+    assert [records.kind for records in taken_apart] == ONE_CHANGE[change]
     assert [len(calls) for calls in made] == [1, 1, 1, 1]
-    assert [one.name for one in written] == ["rack-00"]
+    assert [rack.name for rack in written] == ["rack-00"]
     assert [id_ for id_, _ in sheet.since(1) if id_ in sheet.racks] == [written[0].id]
 
 

@@ -28,7 +28,7 @@ def test_many_who_look_at_once_share_one_reading():
         site = ShownSite(SiteReading(snapshot=snapshot(1, 1)))
         feed = LiveMap(site, lambda: 0.0)
         seen = await asyncio.gather(*(feed.fresh() for _ in range(20)))
-        return site.reads, {one.number for one in seen}
+        return site.reads, {reading.number for reading in seen}
 
     assert run(scenario()) == (1, {1})
 
@@ -44,7 +44,7 @@ def test_a_change_is_read_and_everybody_who_waits_hears_of_it(monkeypatch):
             waiting = [asyncio.create_task(feed.after(first.number)) for _ in range(3)]
             await asyncio.sleep(0)
             site.show(SiteReading(snapshot=snapshot(2, 1)))
-            return [len(one.whole.gpus) for one in await asyncio.gather(*waiting)]
+            return [len(reading.whole.gpus) for reading in await asyncio.gather(*waiting)]
 
     assert run(scenario()) == [8, 8, 8]
 
@@ -80,7 +80,7 @@ def test_a_site_that_cannot_be_read_keeps_its_picture_and_says_since_when(monkey
         return seen, await another(feed)
 
     failed, healed = run(scenario())
-    assert [(one.unread_since, one.problem, len(one.whole.gpus)) for one in failed] == [
+    assert [(reading.unread_since, reading.problem, len(reading.whole.gpus)) for reading in failed] == [
         (200.0, "the store is busy", 4)
     ] * 2
     assert healed.unread_since is None

@@ -46,29 +46,29 @@ def test_what_is_about_a_gpu_leads_to_that_gpu(number):
     whole = site_map(SiteReading(snapshot=snapshot(2, 4, HOLDERS)))
     seat = whole.gpus[number]
     assert seat.chain is not None
-    (one,) = led(whole, *places_around((seat.chain,))).named
-    assert seat_of(whole, one.id) is seat
-    assert one.words == f"{seat.place.rack}, slot {seat.place.slot}, GPU {seat.place.module}"
+    (link,) = led(whole, *places_around((seat.chain,))).named
+    assert seat_of(whole, link.id) is seat
+    assert link.words == f"{seat.place.rack}, slot {seat.place.slot}, GPU {seat.place.module}"
 
 
 @pytest.mark.parametrize("name", [at_node("acme-node-1-0"), at_machine("acme-machine-1-0")])
 def test_what_is_about_a_tray_leads_to_the_tray(name):
     whole = site_map(SiteReading(snapshot=snapshot(2, 4, HOLDERS)))
-    (one,) = led(whole, at_domain("domain-1"), name).named
-    assert (one.words, seat_of(whole, one.id).place.module) == ("rack-01, slot 0", 1)
+    (link,) = led(whole, at_domain("domain-1"), name).named
+    assert (link.words, seat_of(whole, link.id).place.module) == ("rack-01, slot 0", 1)
 
 
 def test_what_is_about_a_domain_or_a_partition_leads_to_its_racks():
     whole = site_map(SiteReading(snapshot=snapshot(2, 4, (*HOLDERS, *HOLDERS[1:], "lonely"))))
     for name in (at_domain("domain-1"), at_partition("domain-1", "acme-1-nvl"), at_logical("lonely-lp")):
-        (one,) = led(whole, name).named
-        assert (one.id, one.words) == (rack_id("rack-01"), "rack-01")
+        (link,) = led(whole, name).named
+        assert (link.id, link.words) == (rack_id("rack-01"), "rack-01")
 
 
 def test_of_many_places_the_first_are_named_and_the_rest_is_counted():
     whole = site_map(SiteReading(snapshot=snapshot(1, 9)))
     found = led(whole, *(at_machine(f"free-machine-0-{slot}") for slot in range(9)))
-    assert ([one.words for one in found.named], found.more) == (
+    assert ([chain.words for chain in found.named], found.more) == (
         ["rack-00, slot 0", "rack-00, slot 1", "rack-00, slot 2"],
         6,
     )
@@ -84,7 +84,7 @@ def test_a_finding_of_the_doctor_shows_its_check_and_where_it_is():
         for device in seen.devices
     )
     seen = msgspec.structs.replace(seen, devices=down)
-    (found,) = [one for one in examine(seen) if one.check == Check.NIC_LINK]
+    (found,) = [finding for finding in examine(seen) if finding.check == Check.NIC_LINK]
     whole = site_map(SiteReading(snapshot=seen, findings=(found,), examined_at=AT))
     panel = (
         Painter(None, ColourMode.PARTITION, 9)

@@ -91,10 +91,10 @@ NICS = st.fixed_dictionaries({"link": LINKS, "numa": PLACES, "gbps": RATES})
 @given(own=NICS, other=NICS, numa=PLACES, path=st.sampled_from([None, "SYS", "NODE"]))
 def test_what_the_doctor_objects_to_in_a_nic_is_drawn_and_nothing_else(own, other, numa, path):
     seen = two_nics()
-    gpu, one, two, *rest = seen.devices
+    gpu, first, two, *rest = seen.devices
     devices = (
         msgspec.structs.replace(gpu, numa=numa, pcie_root="coupled", partner_class=path),
-        msgspec.structs.replace(one, **own),
+        msgspec.structs.replace(first, **own),
         msgspec.structs.replace(two, **other),
         *rest,
     )

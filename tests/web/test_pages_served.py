@@ -43,7 +43,7 @@ def test_strangers_come_to_the_door_and_learn_nothing():
     async def scenario(client, site):
         page = await client.get("/")
         others = [await client.get(path) for path in ("/map/live", "/map/gpu/r0/0/0")]
-        return page, [one.status_code for one in others], site.reads
+        return page, [gpu.status_code for gpu in others], site.reads
 
     page, others, reads = visit(scenario)
     assert (page.status_code, page.headers["location"]) == (303, "/map/login")
@@ -285,13 +285,13 @@ def test_streams_are_few_and_what_ends_makes_room(monkeypatch, of_one, of_all, o
                 await asyncio.sleep(0.02)
             return status
 
-        one, two = "rackloom-map=provider:operator-token", "rackloom-map=acme:acme-token"
-        hold = lambda: client.stream("GET", "/map/live", headers={"Cookie": one})  # noqa: E731
+        provider, two = "rackloom-map=provider:operator-token", "rackloom-map=acme:acme-token"
+        hold = lambda: client.stream("GET", "/map/live", headers={"Cookie": provider})  # noqa: E731
         async with hold() as first, hold() as second:
             held = [first.status_code, second.status_code]
-            refused = await opened(one), await opened(two)
-            page = await client.get("/map/gpu/r0/0/0", headers={"Cookie": one})
-        return held, refused, page.status_code, await opened_in_time(one)
+            refused = await opened(provider), await opened(two)
+            page = await client.get("/map/gpu/r0/0/0", headers={"Cookie": provider})
+        return held, refused, page.status_code, await opened_in_time(provider)
 
     assert visit(scenario) == ([200, 200], (429, other), 404, 200)
 

@@ -22,7 +22,7 @@ def test_a_painter_with_a_stream_is_kept_until_the_stream_ends():
         with painters.held(kind):
             seen.append(await after_others(painters, kind))
         seen.append(await after_others(painters, kind))
-        return [one is before for one in seen]
+        return [sheet is before for sheet in seen]
 
     assert asyncio.run(scenario()) == [True, False]
 

@@ -31,12 +31,13 @@ def drawn(seen, mode=ColourMode.PARTITION) -> tuple[DrawnRack, ...]:
 
 def cells(markup):
     drawn = ET.fromstring(markup)  # noqa: S314 - our own
-    return [one for one in drawn.iter("rect") if one.get("role") == "gridcell"]
+    return [cell for cell in drawn.iter("rect") if cell.get("role") == "gridcell"]
 
 
 def without(seen, layer):
     lost = tuple(
-        LayerStatus(layer=one.layer, unknown_since=1.0) if one.layer is layer else one for one in seen.layers
+        LayerStatus(layer=status.layer, unknown_since=1.0) if status.layer is layer else status
+        for status in seen.layers
     )
     return msgspec.structs.replace(seen, layers=lost)
 
@@ -44,18 +45,18 @@ def without(seen, layer):
 @settings(max_examples=30)
 @given(trays=st.integers(1, 19), switches=st.integers(0, 9), mode=st.sampled_from(ColourMode))
 def test_every_gpu_is_drawn_once_and_the_markup_is_well_formed(trays, switches, mode):
-    (one,) = drawn(snapshot(1, trays, HOLDERS), mode)
-    found = cells(rendered(one, switches))
+    (rack,) = drawn(snapshot(1, trays, HOLDERS), mode)
+    found = cells(rendered(rack, switches))
     assert len(found) == trays * GPUS
     assert set(Counter(cell.get("id") for cell in found).values()) == {1}
     assert all(cell.get("aria-label") for cell in found)
 
 
 def test_compute_trays_stand_around_the_switches_as_they_are_built():
-    (one,) = drawn(snapshot(1, 18))
-    assert [tray.slot for tray in one.above] == list(range(17, 7, -1))
-    assert [tray.slot for tray in one.below] == list(range(7, -1, -1))
-    placed = drawing(one, 9)
+    (rack,) = drawn(snapshot(1, 18))
+    assert [tray.slot for tray in rack.above] == list(range(17, 7, -1))
+    assert [tray.slot for tray in rack.below] == list(range(7, -1, -1))
+    placed = drawing(rack, 9)
     heights = [line.y for line in placed.lines]
     assert heights == sorted(heights)
     assert len(placed.switches) == 9
@@ -72,9 +73,9 @@ LAYER = {
 
 @given(mode=st.sampled_from(ColourMode))
 def test_what_is_unknown_is_hatched_and_keeps_the_letter_it_had(mode):
-    (one,) = drawn(without(snapshot(1, 4, HOLDERS), LAYER[mode]), mode)
-    assert {cell.state for tray in one.trays for cell in tray.cells} == {GpuState.UNKNOWN}
-    markup = rendered(one, 9)
+    (rack,) = drawn(without(snapshot(1, 4, HOLDERS), LAYER[mode]), mode)
+    assert {cell.state for tray in rack.trays for cell in tray.cells} == {GpuState.UNKNOWN}
+    markup = rendered(rack, 9)
     assert {cell.get("class", "").split()[0] for cell in cells(markup)} == {"q"}
     assert 'class="dim"' in markup
     assert "unknown, last known" in markup
@@ -82,8 +83,8 @@ def test_what_is_unknown_is_hatched_and_keeps_the_letter_it_had(mode):
 
 @given(mode=st.sampled_from(ColourMode), other=st.sampled_from(Layer))
 def test_only_the_layer_that_says_it_makes_it_unknown(mode, other):
-    (one,) = drawn(without(snapshot(1, 4, HOLDERS), other), mode)
-    unknown = any(cell.state is GpuState.UNKNOWN for tray in one.trays for cell in tray.cells)
+    (rack,) = drawn(without(snapshot(1, 4, HOLDERS), other), mode)
+    unknown = any(cell.state is GpuState.UNKNOWN for tray in rack.trays for cell in tray.cells)
     assert unknown == (other is LAYER[mode])
 
 
@@ -149,9 +150,9 @@ def test_nics_have_a_shape_for_each_way_they_are_wired():
     changes = {"acme-nic-1": {"pcie_root": "pci0000:ff", "numa": 1}, "acme-nic-2": {"link": "down"}}
     devices = [msgspec.structs.replace(device, **changes.get(device.name, {})) for device in seen.devices]
     devices = [device for device in devices if device.name != "acme-nic-3"]
-    (one,) = drawn(msgspec.structs.replace(seen, devices=tuple(devices)))
-    assert [cell.nic for cell in one.trays[0].cells] == ["aligned", "astray", "down", "none"]
-    assert re.findall(r'class="nic (\w+)"', rendered(one, 9)) == ["aligned", "astray", "down", "none"]
+    (rack,) = drawn(msgspec.structs.replace(seen, devices=tuple(devices)))
+    assert [cell.nic for cell in rack.trays[0].cells] == ["aligned", "astray", "down", "none"]
+    assert re.findall(r'class="nic (\w+)"', rendered(rack, 9)) == ["aligned", "astray", "down", "none"]
 
 
 def test_a_gpu_that_shares_no_root_with_any_nic_is_aligned_within_its_numa_node():
@@ -160,11 +161,11 @@ def test_a_gpu_that_shares_no_root_with_any_nic_is_aligned_within_its_numa_node(
         msgspec.structs.replace(device, pcie_root="pci0009:00") if device.kind == "gpu" else device
         for device in seen.devices
     )
-    (one,) = drawn(msgspec.structs.replace(seen, devices=coupled))
-    assert {cell.nic for cell in one.trays[0].cells} == {"aligned"}
-    bare = tuple(msgspec.structs.replace(one, numa=None) for one in coupled)
-    (one,) = drawn(msgspec.structs.replace(seen, devices=bare))
-    assert {cell.nic for cell in one.trays[0].cells} == {"unknown"}
+    (rack,) = drawn(msgspec.structs.replace(seen, devices=coupled))
+    assert {cell.nic for cell in rack.trays[0].cells} == {"aligned"}
+    bare = tuple(msgspec.structs.replace(device, numa=None) for device in coupled)
+    (rack,) = drawn(msgspec.structs.replace(seen, devices=bare))
+    assert {cell.nic for cell in rack.trays[0].cells} == {"unknown"}
 
 
 @pytest.mark.parametrize(("effect", "reported"), [("NoSchedule", True), ("NoExecute", True), ("None", False)])
@@ -173,16 +174,16 @@ def test_a_gpu_that_its_plugin_keeps_workloads_off_is_sick_too(effect, reported)
     gpu = next(device for device in seen.devices if device.kind == "gpu")
     tainted = msgspec.structs.replace(gpu, taints=(f"gpu.nvidia.com/gpu-lost:{effect}",))
     devices = tuple(tainted if device is gpu else device for device in seen.devices)
-    (one,) = drawn(msgspec.structs.replace(seen, devices=devices))
-    assert ("unhealthy" in rendered(one, 9)) is reported
+    (rack,) = drawn(msgspec.structs.replace(seen, devices=devices))
+    assert ("unhealthy" in rendered(rack, 9)) is reported
 
 
 def test_a_sick_gpu_and_a_cordoned_tray_are_told_in_words_too():
     seen = snapshot(1, 2, ("acme",))
     sick = (msgspec.structs.replace(seen.fabric_gpus[0], healthy=False), *seen.fabric_gpus[1:])
     cordoned = tuple(msgspec.structs.replace(machine, cordoned=True) for machine in seen.machines)
-    (one,) = drawn(msgspec.structs.replace(seen, fabric_gpus=sick, machines=cordoned))
-    markup = rendered(one, 9)
+    (rack,) = drawn(msgspec.structs.replace(seen, fabric_gpus=sick, machines=cordoned))
+    markup = rendered(rack, 9)
     assert "unhealthy" in markup
     assert markup.count("cordoned") == 2
 
@@ -191,9 +192,9 @@ def test_a_sick_gpu_and_a_cordoned_tray_are_told_in_words_too():
 def test_a_lost_node_has_a_mark_of_its_own(ready):
     seen = snapshot(1, 2, ("acme",))
     nodes = (msgspec.structs.replace(seen.nodes[0], ready=ready), *seen.nodes[1:])
-    (one,) = drawn(msgspec.structs.replace(seen, nodes=nodes))
-    assert [tray.lost for tray in one.trays] == [False, True]
-    assert rendered(one, 9).count('<rect class="lost"') == 1
+    (rack,) = drawn(msgspec.structs.replace(seen, nodes=nodes))
+    assert [tray.lost for tray in rack.trays] == [False, True]
+    assert rendered(rack, 9).count('<rect class="lost"') == 1
     (unread,) = drawn(without(msgspec.structs.replace(seen, nodes=nodes), Layer.CLUSTER))
     assert "lost" not in rendered(unread, 9)
 
@@ -202,7 +203,7 @@ def test_a_lost_node_has_a_mark_of_its_own(ready):
 def test_a_gpu_in_no_group_is_not_called_free(mode):
     seen = snapshot(1, 1, ("acme",))
     machines = tuple(msgspec.structs.replace(machine, tenant=None) for machine in seen.machines)
-    gpus = tuple(msgspec.structs.replace(one, partition=None) for one in seen.fabric_gpus)
+    gpus = tuple(msgspec.structs.replace(gpu, partition=None) for gpu in seen.fabric_gpus)
     nodes = tuple(msgspec.structs.replace(node, clique=None) for node in seen.nodes)
     devices = tuple(msgspec.structs.replace(device, clique=None) for device in seen.devices)
     seen = msgspec.structs.replace(
@@ -234,8 +235,8 @@ def test_the_legend_says_what_frames_of_one_number_have_in_common():
 
 
 def test_trays_of_one_compute_domain_that_stand_together_share_an_outline():
-    (one,) = drawn(snapshot(1, 4, ("acme", "acme", "blue", None)))
-    assert [(outline.name, outline.height) for outline in drawing(one, 0).outlines] == [
+    (rack,) = drawn(snapshot(1, 4, ("acme", "acme", "blue", None)))
+    assert [(outline.name, outline.height) for outline in drawing(rack, 0).outlines] == [
         ("blue-ns/blue-domain", 19),
         ("acme-ns/acme-domain", 39 + 10),
     ]

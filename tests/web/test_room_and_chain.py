@@ -86,7 +86,7 @@ def values(layer_report: LayerReport) -> dict[str, str | None]:
 
 def test_a_chain_names_every_link_with_who_says_so_and_when():
     seen = reported(snapshot(1, 1, ("acme",)))
-    assert {who: (one.at, one.current) for who, one in seen.items()} == {
+    assert {who: (report.at, report.current) for who, report in seen.items()} == {
         "site records": (AT, True),
         "switch controller": (AT, True),
         "Kubernetes": (AT, True),
@@ -150,7 +150,7 @@ def test_a_domain_whose_controllers_nobody_speaks_to_any_more_was_not_read():
     fewer = msgspec.structs.replace(
         seen,
         domains=seen.domains[1:],
-        fabric_gpus=tuple(one for one in seen.fabric_gpus if one.domain != "domain-0"),
+        fabric_gpus=tuple(gpu for gpu in seen.fabric_gpus if gpu.domain != "domain-0"),
         partitions=tuple(partition for partition in seen.partitions if partition.domain != "domain-0"),
     )
     fabric = reported(fewer)["switch controller"]
@@ -166,7 +166,7 @@ def test_where_two_layers_contradict_each_other_both_are_quoted():
     swapped = msgspec.structs.replace(
         seen,
         fabric_gpus=tuple(
-            msgspec.structs.replace(one, guid=one.guid + (1 << 48)) for one in seen.fabric_gpus
+            msgspec.structs.replace(gpu, guid=gpu.guid + (1 << 48)) for gpu in seen.fabric_gpus
         ),
     )
     whole = site_map(SiteReading(snapshot=swapped))
@@ -210,9 +210,9 @@ def test_a_gpu_says_what_the_doctor_objects_to_there_and_what_follows_from_it():
 def test_a_controller_that_lists_other_gpus_in_the_same_places_makes_no_room_and_takes_none():
     seen = snapshot(1, 3, ("acme", None, None))
     wrong = tuple(
-        msgspec.structs.replace(one, domain="a-domain", guid=one.guid + 0xBAD0000) for one in seen.fabric_gpus
+        msgspec.structs.replace(gpu, domain="a-domain", guid=gpu.guid + 0xBAD0000) for gpu in seen.fabric_gpus
     )
     lied = msgspec.structs.replace(seen, fabric_gpus=(*wrong, *seen.fabric_gpus))
     assert left(lied) == left(seen)
-    reported, honest = (site_map(SiteReading(snapshot=one)).gpus for one in (lied, seen))
+    reported, honest = (site_map(SiteReading(snapshot=site)).gpus for site in (lied, seen))
     assert [seat.taken for seat in reported] == [seat.taken for seat in honest]

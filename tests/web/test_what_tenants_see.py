@@ -127,7 +127,7 @@ def test_a_compute_domain_of_another_that_a_claim_of_the_tenants_own_names_is_no
         assert f"{THEIRS}-domain" in shown(whole, None, mode)
         assert THEIRS not in shown(whole, MINE, mode)
     own = [seat.chain for seat in seen_by(whole, MINE).gpus if seat.chain]
-    assert {(one.use.claim, one.compute_domain, one.channel) for one in own} == {
+    assert {(chain.use.claim, chain.compute_domain, chain.channel) for chain in own} == {
         (f"{MINE}-ns/{MINE}-gpus", None, None)
     }
 
@@ -168,7 +168,7 @@ def handed_over(since, cluster_at):
     seen = snapshot(1, 1, (THEIRS,))
     mine = snapshot(1, 1, (MINE,))
     lost = LayerStatus(layer=Layer.CLUSTER, at=cluster_at, unknown_since=AT)
-    wanted = tuple(msgspec.structs.replace(one, since=since) for one in mine.instance_gpus)
+    wanted = tuple(msgspec.structs.replace(gpu, since=since) for gpu in mine.instance_gpus)
     return msgspec.structs.replace(
         seen,
         layers=(*(layer for layer in seen.layers if layer.layer is not Layer.CLUSTER), lost),
@@ -207,7 +207,7 @@ def test_a_pod_that_began_before_the_machine_was_the_tenants_is_not_shown_though
     reported = seen_by(whole, MINE)
     assert reported.compute_domains == ()
     own = [seat.chain for seat in reported.gpus if seat.chain is not None]
-    assert {kept_back(one) for one in own} == {True}
+    assert {kept_back(chain) for chain in own} == {True}
     assert all(seat.chain.use.pods for seat in whole.gpus if seat.chain)
 
 
@@ -287,7 +287,7 @@ def test_a_gpu_in_a_partition_that_is_not_the_tenants_is_not_called_free(change)
 def test_a_tenant_reads_that_its_domain_is_not_known_and_neither_addresses_nor_other_domains(doubt, reported):
     seen = snapshot(1, 1, (MINE,))
     why = f"unknown since then: https://{THEIRS}-switch:9370 of domain {THEIRS}-uuid lists the same GPUs"
-    asked = tuple(msgspec.structs.replace(one, status="Pending", problem=why) for one in seen.instance_gpus)
+    asked = tuple(msgspec.structs.replace(gpu, status="Pending", problem=why) for gpu in seen.instance_gpus)
     domains = (msgspec.structs.replace(seen.domains[0], problem=why, **doubt),)
     whole = site_map(
         SiteReading(snapshot=msgspec.structs.replace(seen, instance_gpus=asked, domains=domains))
@@ -302,7 +302,7 @@ def test_a_tenant_reads_that_its_domain_is_not_known_and_neither_addresses_nor_o
 def test_what_else_keeps_a_gpu_from_joining_a_tenant_reads():
     seen = snapshot(1, 1, (MINE,))
     why = "the GPU is still in partition 7"
-    asked = tuple(msgspec.structs.replace(one, status="Pending", problem=why) for one in seen.instance_gpus)
+    asked = tuple(msgspec.structs.replace(gpu, status="Pending", problem=why) for gpu in seen.instance_gpus)
     page = shown(
         site_map(SiteReading(snapshot=msgspec.structs.replace(seen, instance_gpus=asked))),
         MINE,

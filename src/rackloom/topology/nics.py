@@ -22,9 +22,11 @@ functions manage the NVLink switches; beside RDMA NICs, plain Ethernet is left o
 """
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -34,6 +36,7 @@ MELLANOX, AMAZON = 0x15B3, 0x1D0F
 _NETWORK = 0x02
 _INFINIBAND = 0x0207
 """Class and subclass of an InfiniBand controller."""
+T = TypeVar("T")
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 DEFAULT_ROUTE = "carries the default route"
@@ -177,14 +180,14 @@ def _carriers(
     """The traffic that the node and its pods need, and the interfaces that carry it."""
     ways = [(network, route) for route in routes for network in _networks((route.destination,))]
     own = [
-        (network, address, netdev.name)
+        (interface.network, interface.ip, netdev.name)
         for netdev in netdevs
-        for network, address in _addresses(netdev.addresses)
+        for interface in _parsed(netdev.addresses, ipaddress.ip_interface)
     ]
     yield DEFAULT_ROUTE, {name for network, way in ways if not network.prefixlen for name in way.interfaces}
-    for node in _hosts(cluster.node_addresses):
+    for node in _parsed(cluster.node_addresses, ipaddress.ip_address):
         yield f"has the node's address {node}", {name for _, address, name in own if address == node}
-    for server in _hosts(cluster.api_servers):
+    for server in _parsed(cluster.api_servers, ipaddress.ip_address):
         yield f"carries the route to the API server at {server}", _route_interfaces(server, ways)
     for pods in _networks(cluster.pod_cidrs):
         names = {name for network, _, name in own if _is_within(network, pods)}
@@ -246,22 +249,14 @@ def _matching(name: str, patterns: Iterable[str]) -> str | None:
 
 
 def _networks(texts: Iterable[str]) -> Iterator[_Network]:
+    return _parsed(texts, partial(ipaddress.ip_network, strict=False))
+
+
+def _parsed(texts: Iterable[str], parse: Callable[[str], T]) -> Iterator[T]:
+    """What can be read of some texts; malformed ones are left out."""
     for text in texts:
         with suppress(ValueError):
-            yield ipaddress.ip_network(text, strict=False)
-
-
-def _hosts(texts: Iterable[str]) -> Iterator[_Address]:
-    for text in texts:
-        with suppress(ValueError):
-            yield ipaddress.ip_address(text)
-
-
-def _addresses(texts: Iterable[str]) -> Iterator[tuple[_Network, _Address]]:
-    for text in texts:
-        with suppress(ValueError):
-            found = ipaddress.ip_interface(text)
-            yield found.network, found.ip
+            yield parse(text)
 
 
 class NicExclusions:

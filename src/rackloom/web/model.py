@@ -33,7 +33,7 @@ from rackloom.core.diagnosis.snapshot import (
 from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.topology.join_key import SlotKey
 
-# What the map is drawn from, and what it asks of its source.
+# What the map is drawn from, and the interface of its source.
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ ROOT, NUMA = "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode
 
 def names(outcome: Any) -> list[str]:
     assert isinstance(outcome, Allocation)
-    return [one.device for result in outcome.results for one in result.devices.results]
+    return [device.device for result in outcome.results for device in result.devices.results]
 
 
 def machine(cluster: Any) -> list[ResourceSlice]:

@@ -58,8 +58,8 @@ def devices(draw: st.DrawFn) -> list[dict[str, Any]]:
         fate = draw(st.sampled_from(["whole", "whole", "part", "part", "shared"]))
         if fate == "part":
             device["consumesCounters"] = [
-                {"counterSet": one, "counters": {"m": {"value": str(draw(st.integers(1, 3)))}}}
-                for one in draw(st.sampled_from(["x", "x", "y", "xy"]))
+                {"counterSet": name, "counters": {"m": {"value": str(draw(st.integers(1, 3)))}}}
+                for name in draw(st.sampled_from(["x", "x", "y", "xy"]))
             ]
         if fate == "shared":
             device |= {"allowMultipleAllocations": True, "capacity": {"m": {"value": "2"}}}
@@ -103,7 +103,7 @@ Problem = tuple[list[ResourceSlice], list[ResourceClaim], InUse]
 def problems(draw: st.DrawFn) -> Problem:
     found = draw(devices())
     pool = {"name": "p", "generation": 1, "resourceSliceCount": 2}
-    counters = [{"name": one, "counters": {"m": {"value": str(TOTAL)}}} for one in "xy"]
+    counters = [{"name": name, "counters": {"m": {"value": str(TOTAL)}}} for name in "xy"]
     specs = [
         {"driver": "d", "pool": pool, "nodeName": "n", "sharedCounters": counters},
         {"driver": "d", "pool": pool, "nodeName": "n", "devices": found},
@@ -114,9 +114,9 @@ def problems(draw: st.DrawFn) -> Problem:
     ]
     names = draw(st.sampled_from([["c"], ["c"], ["c", "e"]]))
     claims = [msgspec.convert(draw(claim_fields(name)), ResourceClaim) for name in names]
-    whole = [one["name"] for one in found if not one.get("allowMultipleAllocations")]
+    whole = [device["name"] for device in found if not device.get("allowMultipleAllocations")]
     taken = draw(st.sets(st.sampled_from(whole), max_size=2)) if whole else set()
-    return slices, claims, InUse(dedicated=frozenset(DeviceId("d", "p", one) for one in taken))
+    return slices, claims, InUse(dedicated=frozenset(DeviceId("d", "p", name) for name in taken))
 
 
 def every_answer(
@@ -129,7 +129,7 @@ def every_answer(
         yield [
             AllocationResult(
                 devices=DeviceAllocationResult(
-                    results=tuple(one for _ in claim.spec.devices.requests for one in next(rest))
+                    results=tuple(device for _ in claim.spec.devices.requests for device in next(rest))
                 )
             )
             for claim in claims
@@ -137,10 +137,12 @@ def every_answer(
 
 
 def _ways(known: Sequence[Device], request: Any) -> list[list[DeviceResult]]:
-    named = [(f"{request.name}/{one.name}", one) for one in request.first_available]
+    named = [(f"{request.name}/{alternative.name}", alternative) for alternative in request.first_available]
     asks = [(request.name, request.exactly)] if request.exactly else named
     return [
-        [_given(name, one) for one in some] for name, ask in asks for some in combinations(known, ask.count)
+        [_given(name, device) for device in some]
+        for name, ask in asks
+        for some in combinations(known, ask.count)
     ]
 
 
@@ -159,7 +161,7 @@ def value_sets(device: Device, *names: str) -> set[Any]:
     for name in names:
         found = device.attributes.get(name)
         if found is not None:
-            single = [one for one in (found.string, found.int_) if one is not None]
+            single = [value for value in (found.string, found.int_) if value is not None]
             return {*single, *(found.ints or ())}
     return set()
 
@@ -176,10 +178,10 @@ def units(device: Device) -> set[str]:
 def naive_cost(problem: Problem, results: Sequence[AllocationResult]) -> Cost:
     """The cost by its definition, from the published answer alone."""
     slices, _, state = problem
-    known = {one.name: one for one in slices[1].spec.devices}
-    before = {unit for one in state.dedicated for unit in units(known[one.device])}
-    given = [(number, one) for number, result in enumerate(results) for one in result.devices.results]
-    after = before | {unit for _, one in given for unit in units(known[one.device])}
+    known = {device.name: device for device in slices[1].spec.devices}
+    before = {unit for holder in state.dedicated for unit in units(known[holder.device])}
+    given = [(number, device) for number, result in enumerate(results) for device in result.devices.results]
+    after = before | {unit for _, device in given for unit in units(known[device.device])}
     groups: dict[Any, set[str]] = {}
     for device in known.values():
         for kind, values in (
@@ -190,19 +192,21 @@ def naive_cost(problem: Problem, results: Sequence[AllocationResult]) -> Cost:
             for value in values:
                 groups.setdefault((kind, value), set()).update(units(device))
     left = dict.fromkeys("xy", TOTAL)
-    for one in state.dedicated:
-        for use in known[one.device].consumes_counters:
+    for holder in state.dedicated:
+        for use in known[holder.device].consumes_counters:
             left[use.counter_set] -= int(use.counters["m"].value)
     pairs = [
         (known[a.device], known[b.device], a.request.split("/")[0] != b.request.split("/")[0])
         for (i, a), (j, b) in combinations(given, 2)
         if i == j
     ]
-    drawn = {use.counter_set for _, one in given for use in known[one.device].consumes_counters}
+    drawn = {use.counter_set for _, device in given for use in known[device.device].consumes_counters}
     return Cost(
-        alternatives=sum(int(name[-1]) for _, name in {(i, one.request) for i, one in given} if "/" in name),
+        alternatives=sum(
+            int(name[-1]) for _, name in {(i, device.request) for i, device in given} if "/" in name
+        ),
         broken=sum(bool(members & after) and bool(members - after) for members in groups.values()),
-        room=sum(int(1000 * left[one] / TOTAL) for one in drawn),
+        room=sum(int(1000 * left[name] / TOTAL) for name in drawn),
         apart=sum(distance(a, b) for a, b, across in pairs if across),
         unlinked=sum(
             bool(value_sets(a, "clique"))
@@ -236,12 +240,12 @@ def test_the_answer_is_valid_and_costs_as_little_as_any(problem: Problem) -> Non
     assert best.standing is not None
     assert best.standing.cost == naive_cost(problem, best.results) <= naive_cost(problem, exact.results)
     valid = (
-        one
-        for one in every_answer(slices[1].spec.devices, claims)
-        if not any(checker.violations(claims, one))
+        answer
+        for answer in every_answer(slices[1].spec.devices, claims)
+        if not any(checker.violations(claims, answer))
     )
     assert best.standing.proved
-    assert best.standing.cost == min(naive_cost(problem, one) for one in valid)
+    assert best.standing.cost == min(naive_cost(problem, answer) for answer in valid)
 
 
 @settings(max_examples=100, deadline=None)

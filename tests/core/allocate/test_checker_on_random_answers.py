@@ -73,7 +73,7 @@ class World:
         ]
 
     def _state(self) -> InUse:
-        return InUse(dedicated=frozenset(DeviceId("d", "p", one) for one in self.held))
+        return InUse(dedicated=frozenset(DeviceId("d", "p", name) for name in self.held))
 
     def _claim(self) -> ResourceClaim:
         ask = {
@@ -98,9 +98,9 @@ class World:
         before = sum(self.named[name]["draw"] for name in self.held)
         return (
             not self.held & set(names)
-            and all(one["kind"] == self.kind for one in given)
-            and (self.tolerant or not any(one["tainted"] for one in given))
-            and (not self.matched or len({one["root"] for one in given}) == 1)
+            and all(device["kind"] == self.kind for device in given)
+            and (self.tolerant or not any(device["tainted"] for device in given))
+            and (not self.matched or len({device["root"] for device in given}) == 1)
             and (drawn <= TOTAL or drawn == before)
         )
 

@@ -37,7 +37,7 @@ groups = st.one_of(
 draws = st.one_of(
     st.just([]),
     st.builds(
-        lambda one, amount: [{"counterSet": one, "counters": {"m": {"value": str(amount)}}}],
+        lambda counter_set, amount: [{"counterSet": counter_set, "counters": {"m": {"value": str(amount)}}}],
         st.sampled_from(["x", "y"]),
         st.integers(1, 2),
     ),
@@ -109,7 +109,7 @@ def claim_fields(draw: st.DrawFn, name: str) -> dict[str, Any]:
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[list[ResourceSlice], list[ResourceClaim], InUse]:
     found = draw(devices())
-    counters = [{"name": one, "counters": {"m": {"value": "3"}}} for one in ("x", "y")]
+    counters = [{"name": name, "counters": {"m": {"value": "3"}}} for name in ("x", "y")]
     pool = {"name": "p", "generation": 1, "resourceSliceCount": 2}
     specs = [
         {"driver": "d", "pool": pool, "nodeName": "n", "sharedCounters": counters},
@@ -123,9 +123,9 @@ def problems(draw: st.DrawFn) -> tuple[list[ResourceSlice], list[ResourceClaim],
         msgspec.convert(draw(claim_fields(name)), ResourceClaim)
         for name in draw(st.sampled_from([["c"], ["c", "e"]]))
     ]
-    whole = [one["name"] for one in found if not one.get("allowMultipleAllocations")]
+    whole = [device["name"] for device in found if not device.get("allowMultipleAllocations")]
     taken = draw(st.sets(st.sampled_from(whole), max_size=1)) if whole else set()
-    return slices, claims, InUse(dedicated=frozenset(DeviceId("d", "p", one) for one in taken))
+    return slices, claims, InUse(dedicated=frozenset(DeviceId("d", "p", name) for name in taken))
 
 
 def every_answer(
@@ -140,7 +140,10 @@ def every_answer(
             named = (
                 [(request.name, request.exactly)]
                 if request.exactly
-                else [(f"{request.name}/{one.name}", one) for one in request.first_available]
+                else [
+                    (f"{request.name}/{alternative.name}", alternative)
+                    for alternative in request.first_available
+                ]
             )
             choices: list[list[DeviceResult]] = []
             for name, ask in named:
@@ -148,9 +151,9 @@ def every_answer(
                 amounts = ask.capacity.requests if ask.capacity else {}
                 for size in sizes:
                     choices += [
-                        [_given(name, one, amounts) for one in some]
+                        [_given(name, device, amounts) for device in some]
                         for some in combinations(known, size)
-                        if all(set(amounts) <= set(one.capacity) for one in some)
+                        if all(set(amounts) <= set(device.capacity) for device in some)
                     ]
             per_request.append(choices)
         return per_request
@@ -161,7 +164,7 @@ def every_answer(
         answer = []
         for claim in claims:
             mine, rest = rest[: len(claim.spec.devices.requests)], rest[len(claim.spec.devices.requests) :]
-            results = tuple(one for choice in mine for one in choice)
+            results = tuple(device for choice in mine for device in choice)
             answer.append(AllocationResult(devices=DeviceAllocationResult(results=results)))
         yield answer
 
@@ -169,13 +172,13 @@ def every_answer(
 def _given(request: str, device: Any, amounts: Any) -> DeviceResult:
     share: dict[str, Any] = {}
     if device.allow_multiple_allocations:
-        taken = {name: amounts.get(name, one.value) for name, one in device.capacity.items()}
+        taken = {name: amounts.get(name, capacity.value) for name, capacity in device.capacity.items()}
         share = {"share_id": "any", "consumed_capacity": taken}
     return DeviceResult(request=request, driver="d", pool="p", device=device.name, **share)
 
 
 def chosen(results: Sequence[AllocationResult]) -> list[list[tuple[str, str]]]:
-    return [[(one.request, one.device) for one in result.devices.results] for result in results]
+    return [[(device.request, device.device) for device in result.devices.results] for result in results]
 
 
 @pytest.mark.slow

@@ -35,8 +35,8 @@ def test_four_gpus_of_numa_0_with_near_or_far_nics(which: str, first_nic: int) -
     assert isinstance(outcome, Allocation)
     known = {device.name: device.attributes for two in slices for device in two.spec.devices}
     given = outcome.results[0].devices.results
-    gpus = [known[one.device]["resource.kubernetes.io/pciBusID"].string for one in given[:4]]
-    nics = [known[one.device]["dra.net/rdmaDevice"].string for one in given[4:]]
+    gpus = [known[device.device]["resource.kubernetes.io/pciBusID"].string for device in given[:4]]
+    nics = [known[device.device]["dra.net/rdmaDevice"].string for device in given[4:]]
     assert gpus == ["0001:00:00.0", "0002:00:00.0", "0003:00:00.0", "0008:00:00.0"]
     assert nics == [f"mlx5_{first_nic + number}" for number in range(4)]
 

@@ -39,7 +39,9 @@ def test_each_cause_is_named_with_its_detail(cluster: Any) -> None:
     claim = cluster.claim(request, constraints=[{"matchAttribute": "d.example.com/root"}])
     explanation = explained(cluster, slices, claim, state=cluster.in_use("held"))
     account = explanation.requests[0]
-    removed = {one.devices[0].rpartition("/")[2]: (one.cause, one.detail) for one in account.removed}
+    removed = {
+        removed.devices[0].rpartition("/")[2]: (removed.cause, removed.detail) for removed in account.removed
+    }
     assert removed == {
         "held": (CauseKind.IN_USE, ""),
         "old": (CauseKind.REQUEST_SELECTOR, select),
@@ -48,7 +50,7 @@ def test_each_cause_is_named_with_its_detail(cluster: Any) -> None:
         "sick": (CauseKind.TAINT, "xid=79:NoExecute"),
         "rootless": (CauseKind.ATTRIBUTE_MISSING, "d.example.com/root"),
     }
-    assert [one.rpartition("/")[2] for one in account.left] == ["good"]
+    assert [device.rpartition("/")[2] for device in account.left] == ["good"]
     assert explanation.conflict == ("c/gpu",)
     assert "x/m short by 20Gi" in render_explanation(explanation)
 
@@ -57,7 +59,11 @@ def test_nothing_is_lost(cluster: Any) -> None:
     slices = [cluster.slice([{"name": f"d{number}"} for number in range(5)])]
     for count in (1, 9):
         account = explained(cluster, slices, cluster.claim(cluster.request(count=count))).requests[0]
-        assert account.devices == len(account.left) + sum(len(one.devices) for one in account.removed) == 5
+        assert (
+            account.devices
+            == len(account.left) + sum(len(removed.devices) for removed in account.removed)
+            == 5
+        )
 
 
 def test_a_constraint_shows_what_each_value_has(cluster: Any) -> None:

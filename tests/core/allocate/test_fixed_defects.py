@@ -12,7 +12,7 @@ NO_LISTS = Features()
 
 def names(outcome: Outcome) -> list[str]:
     assert isinstance(outcome, Allocation), outcome
-    return [one.device for result in outcome.results for one in result.devices.results]
+    return [device.device for result in outcome.results for device in result.devices.results]
 
 
 def partition(name: str, amount: int, counter_set: str = "x", **more: Any) -> dict[str, Any]:

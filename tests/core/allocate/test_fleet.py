@@ -127,13 +127,15 @@ def test_the_fleet_answers_as_if_every_node_were_asked(
     fleet = Fleet(nodes, CLASSES, slices, features=FEATURES)
     held: dict[str, ResourceClaim] = {}
     for number, shape in enumerate(wanted):
-        one = claim(f"c{number}", shape)
-        expected = one_by_one(nodes, slices, list(held.values()), one)
-        outcome = fleet.place([one])
+        resource_claim = claim(f"c{number}", shape)
+        expected = one_by_one(nodes, slices, list(held.values()), resource_claim)
+        outcome = fleet.place([resource_claim])
         assert summary_of(outcome) == summary_of(expected)
         if isinstance(outcome, Allocation):
             status = ResourceClaimStatus(allocation=outcome.results[0])
-            held[outcome.node + one.metadata.name] = msgspec.structs.replace(one, status=status)
+            held[outcome.node + resource_claim.metadata.name] = msgspec.structs.replace(
+                resource_claim, status=status
+            )
         if held and data.draw(st.booleans()):
             key = data.draw(st.sampled_from(sorted(held)))
             gone = held.pop(key).status.allocation
@@ -186,6 +188,6 @@ def test_full_nodes_are_not_searched_again(cluster: Any) -> None:
         return True
 
     placed = [fleet.place([cluster.claim(cluster.request())], proceed=counted) for _ in range(201)]
-    assert [one.node for one in placed[:200]] == [f"n{number // 4}" for number in range(200)]
+    assert [answer.node for answer in placed[:200]] == [f"n{number // 4}" for number in range(200)]
     assert isinstance(placed[200], Refusal)
     assert steps < 50

@@ -31,7 +31,7 @@ values = st.one_of(
     st.just({"bool": True, "int": 1}),
 )
 draws = st.builds(
-    lambda one, name, amount: {"counterSet": one, "counters": {name: {"value": amount}}},
+    lambda counter_set, name, amount: {"counterSet": counter_set, "counters": {name: {"value": amount}}},
     st.sampled_from(["x", "y"]),
     st.sampled_from(["m", "k"]),
     quantities,
@@ -82,14 +82,14 @@ slices = st.builds(
         st.just({"nodeName": "n"}),
         st.just({"allNodes": True}),
         st.just({"perDeviceNodeSelection": True}),
-        st.builds(lambda one: {"nodeSelector": one}, selectors),
+        st.builds(lambda selector: {"nodeSelector": selector}, selectors),
         st.just({}),
     ),
     some(
         devices=st.lists(devices, max_size=8),
         sharedCounters=st.lists(
             st.builds(
-                lambda one, amount: {"name": one, "counters": {"m": {"value": amount}}},
+                lambda counter_set, amount: {"name": counter_set, "counters": {"m": {"value": amount}}},
                 st.sampled_from(["x", "y"]),
                 quantities,
             ),
@@ -114,7 +114,9 @@ asks = st.builds(
     st.sampled_from(["ExactCount"] * 5 + ["All", "Some"]),
     some(
         count=st.integers(-1, 40),
-        selectors=st.lists(st.builds(lambda one: {"cel": {"expression": one}}, expressions), max_size=2),
+        selectors=st.lists(
+            st.builds(lambda expression: {"cel": {"expression": expression}}, expressions), max_size=2
+        ),
         tolerations=st.just([{"operator": "Exists"}]),
         capacity=st.builds(lambda q: {"requests": {"m": q}}, quantities),
     ),
@@ -124,7 +126,7 @@ requests = st.one_of(
     st.builds(
         lambda ones: {
             "name": "t",
-            "firstAvailable": [{"name": f"a{n}", **one} for n, one in enumerate(ones)],
+            "firstAvailable": [{"name": f"a{n}", **alternative} for n, alternative in enumerate(ones)],
         },
         st.lists(asks, min_size=1, max_size=3),
     ),

@@ -43,13 +43,13 @@ def devices(draw: st.DrawFn) -> list[dict[str, Any]]:
         if fate == "partition":
             device["consumesCounters"] = [
                 {
-                    "counterSet": one,
+                    "counterSet": counter_set,
                     "counters": {
                         name: {"value": str(draw(st.integers(0, 3)))}
                         for name in draw(st.sampled_from(["m", "k", "mk"]))
                     },
                 }
-                for one in draw(st.sampled_from(["x", "x", "y", "z", "xy"]))
+                for counter_set in draw(st.sampled_from(["x", "x", "y", "z", "xy"]))
             ]
         if fate == "shared":
             device |= {"allowMultipleAllocations": True, "capacity": {"m": {"value": "2"}}}
@@ -94,7 +94,7 @@ constraints = st.lists(
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[list[ResourceSlice], list[ResourceClaim]]:
-    counters = [{"name": one, "counters": {"m": {"value": "4"}, "k": {"value": "3"}}} for one in "xyz"]
+    counters = [{"name": name, "counters": {"m": {"value": "4"}, "k": {"value": "3"}}} for name in "xyz"]
     pool = {"name": "p", "generation": 1, "resourceSliceCount": 2}
     specs = [
         {"driver": "d", "pool": pool, "nodeName": "n", "sharedCounters": counters},

@@ -65,7 +65,7 @@ def test_prints_what_was_read(text: str) -> None:
 
 
 @given(versions, versions)
-def test_order_is_total(one: str, two: str) -> None:
-    left, right = SemanticVersion.parse(one), SemanticVersion.parse(two)
+def test_order_is_total(first: str, two: str) -> None:
+    left, right = SemanticVersion.parse(first), SemanticVersion.parse(two)
     assert left.compare(right) == -right.compare(left)
     assert (left == right) == (left.compare(right) == 0)

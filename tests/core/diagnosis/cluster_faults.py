@@ -21,21 +21,21 @@ def condition(snapshot, reason, status="False"):
     return with_changed(
         snapshot,
         "compute_domains",
-        lambda one: one.uid == "uid-0",
+        lambda record: record.uid == "uid-0",
         status=ComputeDomainStatus(conditions=(reported,)),
     )
 
 
 def mesh_broken(snapshot):
     broken = with_changed(
-        snapshot, "meshes", lambda one: one.node == NODE, complete=False, missing=("0 -> 1: INVALID",)
+        snapshot, "meshes", lambda record: record.node == NODE, complete=False, missing=("0 -> 1: INVALID",)
     )
     return condition(broken, "TooFewNodes")
 
 
 def node_lost(snapshot):
     lost = with_changed(snapshot, "nodes", of_node, ready=None, ready_since=NOW - 60)
-    silent = with_changed(lost, "meshes", lambda one: one.node == NODE, complete=None)
+    silent = with_changed(lost, "meshes", lambda record: record.node == NODE, complete=None)
     return condition(silent, "NotAllReady", status="Unknown")
 
 
@@ -45,8 +45,8 @@ def node_down(snapshot):
 
 
 def plugin_dead(snapshot):
-    gone = without(snapshot, "pools", lambda one: one.driver == GPU_DRIVER and one.node == NODE)
-    return without(gone, "devices", lambda one: one.driver == GPU_DRIVER and one.node == NODE)
+    gone = without(snapshot, "pools", lambda record: record.driver == GPU_DRIVER and record.node == NODE)
+    return without(gone, "devices", lambda record: record.driver == GPU_DRIVER and record.node == NODE)
 
 
 def node_deleted(snapshot):
@@ -58,7 +58,7 @@ def slow_transfer(snapshot):
     return with_changed(
         snapshot,
         "transfers",
-        lambda one: one.node == NODE,
+        lambda record: record.node == NODE,
         verdict="fails",
         reason="27.5 GB/s of 50 (misalignment)",
         gigabytes_per_second=27.5,
@@ -68,13 +68,13 @@ def slow_transfer(snapshot):
 def nic_down(snapshot):
     """Its transfer was slow for that reason."""
     down = with_changed(
-        snapshot, "devices", lambda one: one.node == NODE and one.partner == pci(1), link="down"
+        snapshot, "devices", lambda record: record.node == NODE and record.partner == pci(1), link="down"
     )
     return slow_transfer(down)
 
 
 def is_nic(module):
-    return lambda one: one.kind == "nic" and one.node == NODE and one.partner == pci(module)
+    return lambda device: device.kind == "nic" and device.node == NODE and device.partner == pci(module)
 
 
 def crossed_nics(snapshot):
@@ -89,22 +89,22 @@ def crossed_nics(snapshot):
 
 FAULTS = {
     "label-missing": (
-        lambda one: with_changed(one, "nodes", of_node, clique=None),
+        lambda snapshot: with_changed(snapshot, "nodes", of_node, clique=None),
         Check.CLIQUE_LABEL,
         NODE,
     ),
     "label-stale": (
-        lambda one: with_changed(one, "nodes", of_node, clique="c1u57e7-0.32766"),
+        lambda snapshot: with_changed(snapshot, "nodes", of_node, clique="c1u57e7-0.32766"),
         Check.CLIQUE_LABEL,
         NODE,
     ),
     "label-of-another-rack": (
-        lambda one: with_changed(one, "nodes", of_node, clique=clique(1)),
+        lambda snapshot: with_changed(snapshot, "nodes", of_node, clique=clique(1)),
         Check.CLIQUE_LABEL,
         NODE,
     ),
     "second-writer": (
-        lambda one: with_changed(one, "nodes", of_node, other_writers=("rackloom-clique-label",)),
+        lambda snapshot: with_changed(snapshot, "nodes", of_node, other_writers=("rackloom-clique-label",)),
         Check.CLIQUE_WRITER,
         NODE,
     ),
@@ -113,8 +113,8 @@ FAULTS = {
     "plugin-dead": (plugin_dead, Check.NODE_PUBLISHES, NODE),
     "slice-of-gone-node": (node_deleted, Check.SLICE_OF_NODE, "host-gone"),
     "device-tainted": (
-        lambda one: with_changed(
-            one,
+        lambda snapshot: with_changed(
+            snapshot,
             "devices",
             lambda d: d.node == NODE and d.name == "gpu-0",
             taints=("gpu.nvidia.com/xid=79:NoSchedule",),
@@ -123,13 +123,13 @@ FAULTS = {
         NODE,
     ),
     "device-withdrawn": (
-        lambda one: without(one, "devices", lambda d: d.node == NODE and d.name == "gpu-3"),
+        lambda snapshot: without(snapshot, "devices", lambda d: d.node == NODE and d.name == "gpu-3"),
         Check.DEVICE_THERE,
         f"worker-{TRAY}-devices",
     ),
     "claim-pending": (
-        lambda one: with_changed(
-            one,
+        lambda snapshot: with_changed(
+            snapshot,
             "claims",
             lambda c: c.name == f"worker-{TRAY}-devices" and c.domain == "uid-0",
             allocated=False,
@@ -138,36 +138,40 @@ FAULTS = {
         f"worker-{TRAY}",
     ),
     "template-misspelt": (
-        lambda one: with_changed(
-            one, "pods", lambda p: p.uid == f"pod-0-{TRAY}", templates={"devices": "chanel"}, claims={}
+        lambda snapshot: with_changed(
+            snapshot, "pods", lambda p: p.uid == f"pod-0-{TRAY}", templates={"devices": "chanel"}, claims={}
         ),
         Check.TEMPLATES,
         f"worker-{TRAY}",
     ),
     "pod-in-another-rack": (
-        lambda one: with_changed(one, "pods", lambda p: p.uid == f"pod-0-{TRAY}", node=node(1, 0)),
+        lambda snapshot: with_changed(snapshot, "pods", lambda p: p.uid == f"pod-0-{TRAY}", node=node(1, 0)),
         Check.ONE_CLIQUE,
         "team-0/job",
     ),
     "daemon-of-another-clique": (
-        lambda one: with_changed(one, "meshes", lambda m: m.node == NODE, clique=clique(1)),
+        lambda snapshot: with_changed(snapshot, "meshes", lambda m: m.node == NODE, clique=clique(1)),
         Check.ONE_CLIQUE,
         "team-0/job",
     ),
-    "domain-not-ready": (lambda one: condition(one, "TooFewNodes"), Check.ACTIVE, "team-0/job"),
+    "domain-not-ready": (lambda snapshot: condition(snapshot, "TooFewNodes"), Check.ACTIVE, "team-0/job"),
     "mesh-broken": (mesh_broken, Check.MESH, "team-0/job"),
     "nic-down": (nic_down, Check.NIC_LINK, NODE),
     "nic-slow": (
-        lambda one: with_changed(one, "devices", is_nic(2), gbps=200),
+        lambda snapshot: with_changed(snapshot, "devices", is_nic(2), gbps=200),
         Check.NIC_LINK,
         NODE,
     ),
     "nic-untold": (
-        lambda one: with_changed(one, "devices", is_nic(2), link="unknown"),
+        lambda snapshot: with_changed(snapshot, "devices", is_nic(2), link="unknown"),
         Check.NIC_LINK,
         NODE,
     ),
-    "nic-far": (lambda one: with_changed(one, "devices", is_nic(1), numa=1), Check.NIC_ALIGNED, NODE),
+    "nic-far": (
+        lambda snapshot: with_changed(snapshot, "devices", is_nic(1), numa=1),
+        Check.NIC_ALIGNED,
+        NODE,
+    ),
     "nic-crossed": (crossed_nics, Check.NIC_ALIGNED, f"worker-{TRAY}"),
     "transfer-slow": (slow_transfer, Check.TRANSFER, NODE),
 }

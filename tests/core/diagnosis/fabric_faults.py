@@ -25,7 +25,7 @@ def unreachable(snapshot):
     return with_changed(
         snapshot,
         "domains",
-        lambda one: one.uuid == domain(0),
+        lambda record: record.uuid == domain(0),
         unknown_since=NOW - 400,
         problem="GetGpuInfoList: DEADLINE_EXCEEDED",
     )
@@ -51,20 +51,20 @@ def unregistered(snapshot):
     """With its controller the records forget what that one told."""
     gone = without(snapshot, "domains", of_domain)
     for field in ("fabric_gpus", "partitions"):
-        gone = without(gone, field, lambda one: one.domain == domain(0))
+        gone = without(gone, field, lambda record: record.domain == domain(0))
     text = f"no switch controller reports domain {domain(0)} any more"
     return with_changed(
         gone,
         "instance_gpus",
-        lambda one: one.logical == "lp-0",
+        lambda record: record.logical == "lp-0",
         status="Unknown",
         problem=text,
         since=NOW - 600,
     )
 
 
-def of_domain(one):
-    return one.uuid == domain(0)
+def of_domain(record):
+    return record.uuid == domain(0)
 
 
 def split(snapshot):
@@ -76,7 +76,7 @@ def split(snapshot):
     wished = with_changed(
         moved,
         "instance_gpus",
-        lambda one: one.machine == MACHINE and one.module_id == 4,
+        lambda record: record.machine == MACHINE and record.module_id == 4,
         logical="lp-x",
     )
     lost = with_changed(wished, "nodes", of_node, clique=None)
@@ -93,25 +93,25 @@ def swapped(snapshot):
         new = with_changed(new, "fabric_gpus", is_module(module), guid=0xFFFF_0000 + module)
     keys = tuple(
         msgspec.structs.replace(key, fabric_guid=Fact(0xFFFF_0001 + index, Source.NMX))
-        for index, key in enumerate(next(one for one in snapshot.machines if one.id == MACHINE).gpus)
+        for index, key in enumerate(next(tray for tray in snapshot.machines if tray.id == MACHINE).gpus)
     )
-    return with_changed(new, "machines", lambda one: one.id == MACHINE, gpus=keys)
+    return with_changed(new, "machines", lambda record: record.id == MACHINE, gpus=keys)
 
 
 def partition_lost(snapshot):
-    gone = without(snapshot, "partitions", lambda one: one.domain == domain(0))
-    free = with_changed(gone, "fabric_gpus", lambda one: one.domain == domain(0), partition=None)
+    gone = without(snapshot, "partitions", lambda record: record.domain == domain(0))
+    free = with_changed(gone, "fabric_gpus", lambda record: record.domain == domain(0), partition=None)
     pending = with_changed(
         free,
         "instance_gpus",
-        lambda one: one.logical == "lp-0",
+        lambda record: record.logical == "lp-0",
         status="Pending",
         problem="the GPU is in no partition yet",
         since=NOW - 600,
     )
     lost = LostPartition(domain=domain(0), name="rl-0", logical="lp-0", seen_at=NOW - 600)
-    unlabelled = with_changed(pending, "nodes", lambda one: one.clique == clique(0), clique=None)
-    devices = with_changed(unlabelled, "devices", lambda one: one.clique == clique(0), clique=None)
+    unlabelled = with_changed(pending, "nodes", lambda record: record.clique == clique(0), clique=None)
+    devices = with_changed(unlabelled, "devices", lambda record: record.clique == clique(0), clique=None)
     return msgspec.structs.replace(devices, lost_partitions=(lost,))
 
 
@@ -124,7 +124,7 @@ def taken_by_hand(snapshot):
     pending = with_changed(
         moved,
         "instance_gpus",
-        lambda one: one.machine == MACHINE,
+        lambda record: record.machine == MACHINE,
         status="Pending",
         problem="the GPU is still in partition by-hand",
         since=NOW - 600,
@@ -133,34 +133,34 @@ def taken_by_hand(snapshot):
     devices = with_changed(
         relabelled,
         "devices",
-        lambda one: one.node == NODE and one.clique,
+        lambda record: record.node == NODE and record.clique,
         clique=f"{clique(0).rpartition('.')[0]}.9",
     )
     return msgspec.structs.replace(devices, partitions=(*snapshot.partitions, foreign(snapshot)))
 
 
 def two_tenants(snapshot):
-    return with_changed(snapshot, "machines", lambda one: one.id == MACHINE, tenant="tenant-1")
+    return with_changed(snapshot, "machines", lambda record: record.id == MACHINE, tenant="tenant-1")
 
 
 def sick(snapshot):
     ill = with_changed(snapshot, "fabric_gpus", is_module(2), healthy=False, problem="NO_NVLINK")
     worse = with_changed(
-        ill, "partitions", lambda one: one.domain == domain(0), healthy=False, problem="DEGRADED"
+        ill, "partitions", lambda record: record.domain == domain(0), healthy=False, problem="DEGRADED"
     )
     tainted = ("gpu.nvidia.com/fabric=unhealthy:NoSchedule",)
     return with_changed(
-        worse, "devices", lambda one: one.node == NODE and one.name == "gpu-1", taints=tainted
+        worse, "devices", lambda record: record.node == NODE and record.name == "gpu-1", taints=tainted
     )
 
 
 def tray_out(snapshot):
     gone = without(snapshot, "fabric_gpus", of_tray)
-    away = with_changed(gone, "machines", lambda one: one.id == MACHINE, missing_since=NOW - 30)
+    away = with_changed(gone, "machines", lambda record: record.id == MACHINE, missing_since=NOW - 30)
     return with_changed(
         away,
         "instance_gpus",
-        lambda one: one.machine == MACHINE,
+        lambda record: record.machine == MACHINE,
         status="Pending",
         problem="the switch controller does not report this GPU",
         since=NOW - 600,
@@ -169,14 +169,14 @@ def tray_out(snapshot):
 
 def moved_to_nobody(snapshot):
     """The tray of an instance sits where the site has no machine; its node has not looked since."""
-    away = with_changed(snapshot, "machines", lambda one: one.id == MACHINE, missing_since=NOW - 30)
+    away = with_changed(snapshot, "machines", lambda record: record.id == MACHINE, missing_since=NOW - 30)
     for module in range(1, 5):
         there = SlotKey(serial(0), 40, module)
         away = with_changed(away, "fabric_gpus", is_module(module), place=there)
     return with_changed(
         away,
         "instance_gpus",
-        lambda one: one.machine == MACHINE,
+        lambda record: record.machine == MACHINE,
         status="Pending",
         problem="the switch controller does not report this GPU",
         since=NOW - 600,
@@ -193,10 +193,11 @@ def exchanged(snapshot):
         return key if there is None else msgspec.structs.replace(key, place=Fact(there, key.place.source))
 
     now = msgspec.structs.replace
-    machines = {one.id: one for one in snapshot.machines}
+    machines = {tray.id: tray for tray in snapshot.machines}
     first, second = machines[MACHINE], machines[machine(0, TRAY + 1)]
     held = {
-        one.id: now(one, gpus=tuple(map(rekeyed, of.gpus))) for one, of in ((first, second), (second, first))
+        tray.id: now(tray, gpus=tuple(map(rekeyed, of.gpus)))
+        for tray, of in ((first, second), (second, first))
     }
     left = tuple(
         MovedGpu(machine=machine(0, tray), module_id=module, guid=guid(0, tray, module), since=NOW - 60)
@@ -205,8 +206,8 @@ def exchanged(snapshot):
     )
     return now(
         snapshot,
-        machines=tuple(held.get(one.id, one) for one in snapshot.machines),
-        fabric_gpus=tuple(now(one, place=other.get(one.place, one.place)) for one in snapshot.fabric_gpus),
+        machines=tuple(held.get(tray.id, tray) for tray in snapshot.machines),
+        fabric_gpus=tuple(now(gpu, place=other.get(gpu.place, gpu.place)) for gpu in snapshot.fabric_gpus),
         devices=tuple(now(device, key=rekeyed(device.key)) for device in snapshot.devices),
         moved_gpus=left,
     )
@@ -215,7 +216,12 @@ def exchanged(snapshot):
 def names_forgotten(snapshot):
     """The switch has the partition still, and not its name: of what the records know, nothing is there."""
     nameless = with_changed(
-        snapshot, "partitions", lambda one: one.domain == domain(0), name="", logical=None, owner="foreign"
+        snapshot,
+        "partitions",
+        lambda record: record.domain == domain(0),
+        name="",
+        logical=None,
+        owner="foreign",
     )
     lost = LostPartition(domain=domain(0), name="rl-0", logical="lp-0", seen_at=NOW - 60)
     return msgspec.structs.replace(nameless, lost_partitions=(lost,))
@@ -224,32 +230,32 @@ def names_forgotten(snapshot):
 def spread(snapshot):
     """The second rack's first tray became one of the first rack's logical partition, there being no room."""
     there = machine(1, 0)
-    wished = with_changed(snapshot, "instance_gpus", lambda one: one.machine == there, logical="lp-0")
+    wished = with_changed(snapshot, "instance_gpus", lambda record: record.machine == there, logical="lp-0")
     other = PartitionRecord(
         domain=domain(1), id=8, name="rl-0b", healthy=True, logical="lp-0", default=False, owner="site"
     )
     moved = with_changed(
         wished,
         "fabric_gpus",
-        lambda one: one.place in {place(1, 0, module) for module in range(1, 5)},
+        lambda record: record.place in {place(1, 0, module) for module in range(1, 5)},
         partition=8,
     )
     label = f"{clique(1).rpartition('.')[0]}.8"
     mine = with_changed(
-        moved, "machines", lambda one: one.id == there, tenant="tenant-0", held_since=NOW - 60
+        moved, "machines", lambda record: record.id == there, tenant="tenant-0", held_since=NOW - 60
     )
-    dated = with_changed(mine, "machines", lambda one: one.id == machine(0, 0), held_since=NOW - 900)
-    named = with_changed(dated, "nodes", lambda one: one.name == node(1, 0), clique=label)
+    dated = with_changed(mine, "machines", lambda record: record.id == machine(0, 0), held_since=NOW - 900)
+    named = with_changed(dated, "nodes", lambda record: record.name == node(1, 0), clique=label)
     devices = with_changed(
-        named, "devices", lambda one: one.node == node(1, 0) and one.clique is not None, clique=label
+        named, "devices", lambda record: record.node == node(1, 0) and record.clique is not None, clique=label
     )
     pod = "team-1/worker-0"
-    devices = without(devices, "uses", lambda one: pod in one.pods)
+    devices = without(devices, "uses", lambda record: pod in record.pods)
     for field, name in (("pods", "worker-0"), ("claims", "worker-0-devices")):
         devices = without(
-            devices, field, lambda one, name=name: (one.namespace, one.name) == ("team-1", name)
+            devices, field, lambda record, name=name: (record.namespace, record.name) == ("team-1", name)
         )
-    idle = without(devices, "meshes", lambda one: one.node == node(1, 0))
+    idle = without(devices, "meshes", lambda record: record.node == node(1, 0))
     return msgspec.structs.replace(idle, partitions=(*snapshot.partitions, other))
 
 
@@ -260,14 +266,14 @@ FAULTS = {
     "one-controller-of-two-gone": (one_of_two_gone, Check.CONTROLLER_AWAY, "https://switch-b:9370"),
     "controller-unregistered": (unregistered, Check.CONTROLLER_AWAY, domain(0)),
     "paused": (
-        lambda one: with_changed(one, "domains", lambda d: d.uuid == domain(0), paused=True),
+        lambda snapshot: with_changed(snapshot, "domains", lambda d: d.uuid == domain(0), paused=True),
         Check.DOMAIN_PAUSED,
         domain(0),
     ),
     "gpu-sick": (sick, Check.GPU_HEALTH, MACHINE),
     "switch-tray-out": (
-        lambda one: with_changed(
-            one,
+        lambda snapshot: with_changed(
+            snapshot,
             "fabric_gpus",
             lambda gpu: gpu.domain == domain(0),
             healthy=False,
@@ -280,28 +286,30 @@ FAULTS = {
     "trays-exchanged": (exchanged, Check.TRAY_PLACE, MACHINE),
     "tray-out": (tray_out, Check.MACHINE_PRESENT, MACHINE),
     "partition-sick": (
-        lambda one: with_changed(one, "partitions", lambda p: p.domain == domain(1), healthy=False),
+        lambda snapshot: with_changed(snapshot, "partitions", lambda p: p.domain == domain(1), healthy=False),
         Check.PARTITION_HEALTH,
         "rl-1",
     ),
     "two-tenants": (two_tenants, Check.ISOLATION, "rl-0"),
     "gpu-twice": (
-        lambda one: with_changed(one, "fabric_gpus", is_module(1), also=(12,)),
+        lambda snapshot: with_changed(snapshot, "fabric_gpus", is_module(1), also=(12,)),
         Check.ONE_PARTITION,
         f"{guid(0, TRAY, 1):016x}",
     ),
     "partition-lost": (partition_lost, Check.PARTITION_THERE, "rl-0"),
     "partition-foreign": (
-        lambda one: msgspec.structs.replace(one, partitions=(*one.partitions, foreign(one))),
+        lambda snapshot: msgspec.structs.replace(
+            snapshot, partitions=(*snapshot.partitions, foreign(snapshot))
+        ),
         Check.PARTITION_OWNED,
         "by-hand",
     ),
     "taken-by-hand": (taken_by_hand, Check.PARTITION_OWNED, "by-hand"),
     "default-still-there": (
-        lambda one: msgspec.structs.replace(
-            one,
+        lambda snapshot: msgspec.structs.replace(
+            snapshot,
             partitions=(
-                *one.partitions,
+                *snapshot.partitions,
                 PartitionRecord(
                     domain=domain(0), id=32766, name="Default", healthy=True, default=True, owner="default"
                 ),
@@ -311,8 +319,8 @@ FAULTS = {
         "Default",
     ),
     "not-joined": (
-        lambda one: with_changed(
-            one,
+        lambda snapshot: with_changed(
+            snapshot,
             "instance_gpus",
             lambda gpu: gpu.machine == MACHINE,
             status="Pending",
@@ -323,16 +331,18 @@ FAULTS = {
         f"i-0-{TRAY}",
     ),
     "moved-behind-our-back": (
-        lambda one: with_changed(one, "fabric_gpus", of_tray, partition=None),
+        lambda snapshot: with_changed(snapshot, "fabric_gpus", of_tray, partition=None),
         Check.INTERFACE,
         f"i-0-{TRAY}",
     ),
     "unmapped": (
-        lambda one: with_changed(
-            one,
+        lambda snapshot: with_changed(
+            snapshot,
             "machines",
             lambda m: m.id == MACHINE,
-            gpus=tuple(msgspec.structs.replace(key, fabric_guid=None) for key in one.machines[TRAY].gpus),
+            gpus=tuple(
+                msgspec.structs.replace(key, fabric_guid=None) for key in snapshot.machines[TRAY].gpus
+            ),
         ),
         Check.MAPPING,
         MACHINE,
@@ -341,14 +351,14 @@ FAULTS = {
     "tray-split": (split, Check.SPLIT, NODE),
     "names-forgotten": (names_forgotten, Check.PARTITION_OWNED, f"partition {PARTITION} without a name"),
     "one-gpu-out": (
-        lambda one: with_changed(one, "fabric_gpus", is_module(4), partition=None),
+        lambda snapshot: with_changed(snapshot, "fabric_gpus", is_module(4), partition=None),
         Check.INTERFACE,
         f"i-0-{TRAY}",
     ),
     "one-gpu-taken-by-hand": (
-        lambda one: msgspec.structs.replace(
-            with_changed(one, "fabric_gpus", is_module(4), partition=9),
-            partitions=(*one.partitions, foreign(one)),
+        lambda snapshot: msgspec.structs.replace(
+            with_changed(snapshot, "fabric_gpus", is_module(4), partition=9),
+            partitions=(*snapshot.partitions, foreign(snapshot)),
         ),
         Check.PARTITION_OWNED,
         "by-hand",

@@ -101,7 +101,7 @@ def healthy(racks=2, trays=TRAYS):
         partitions=tuple(_partition(rack) for rack in range(racks)),
         logicals=tuple(_logical(rack) for rack in range(racks)),
         machines=tuple(_machine(*at) for at in every),
-        instance_gpus=tuple(_wish(*gpu) for gpu in gpus),
+        instance_gpus=tuple(_requested_gpu(*gpu) for gpu in gpus),
         nodes=tuple(
             NodeRecord(
                 name=node(*at), ready=True, clique=clique(at[0]), clique_writer="gpu-feature-discovery"
@@ -118,7 +118,7 @@ def healthy(racks=2, trays=TRAYS):
             for at in every
             for device in (
                 _channel(*at),
-                *(one(*at, module) for module in range(1, GPUS + 1) for one in (_gpu, _nic)),
+                *(make(*at, module) for module in range(1, GPUS + 1) for make in (_gpu, _nic)),
             )
         ),
         uses=tuple(use for at in every for use in _uses(*at)),
@@ -189,7 +189,7 @@ def _machine(rack, tray):
     )
 
 
-def _wish(rack, tray, module):
+def _requested_gpu(rack, tray, module):
     return InstanceGpuRecord(
         instance=f"i-{rack}-{tray}",
         machine=machine(rack, tray),

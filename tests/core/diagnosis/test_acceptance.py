@@ -26,7 +26,7 @@ def test_a_healthy_site_passes_what_looking_decides_and_claims_nothing_else():
 
 
 def test_every_node_says_its_domain():
-    assert {(one.node, one.nvlink_domain_id) for one in acceptance(WELL).nodes} == {
+    assert {(node.node, node.nvlink_domain_id) for node in acceptance(WELL).nodes} == {
         (node(rack, tray), domain(rack)) for rack in range(2) for tray in range(3)
     }
 
@@ -37,7 +37,7 @@ def test_nothing_seen_passes_nothing():
 
 def test_emulated_links_are_no_bandwidth():
     assert (
-        outcomes(with_changed(WELL, "transfers", lambda one: True, emulated=True))["SDN26"]
+        outcomes(with_changed(WELL, "transfers", lambda record: True, emulated=True))["SDN26"]
         is AcceptanceOutcome.NOT_RUN
     )
 
@@ -53,24 +53,26 @@ def test_a_simulated_site_passes_nothing_and_still_fails():
 
 
 FAILING = {
-    "SDN15": lambda one: with_changed(
-        one, "instance_gpus", lambda gpu: gpu.machine == "m-0-1", status="Pending", since=NOW - 900
+    "SDN15": lambda snapshot: with_changed(
+        snapshot, "instance_gpus", lambda gpu: gpu.machine == "m-0-1", status="Pending", since=NOW - 900
     ),
-    "SDN16": lambda one: msgspec.structs.replace(
+    "SDN16": lambda snapshot: msgspec.structs.replace(
         with_changed(
-            one, "fabric_gpus", lambda gpu: gpu.tray_index == 1 and gpu.domain == domain(0), partition=9
+            snapshot, "fabric_gpus", lambda gpu: gpu.tray_index == 1 and gpu.domain == domain(0), partition=9
         ),
-        partitions=(*one.partitions, msgspec.structs.replace(one.partitions[0], id=9, name="rl-9")),
+        partitions=(*snapshot.partitions, msgspec.structs.replace(snapshot.partitions[0], id=9, name="rl-9")),
     ),
-    "SDN21": lambda one: with_changed(one, "meshes", lambda mesh: mesh.node == node(0, 1), complete=False),
-    "SDN25": lambda one: without(one, "meshes", lambda mesh: mesh.node == node(0, 1)),
-    "SDN26": lambda one: with_changed(
-        one, "transfers", lambda seen: seen.node == node(0, 1), verdict="fails", reason="short"
+    "SDN21": lambda snapshot: with_changed(
+        snapshot, "meshes", lambda mesh: mesh.node == node(0, 1), complete=False
     ),
-    "K8S24": lambda one: with_changed(
-        one, "fabric_gpus", lambda gpu: gpu.tray_index == 1 and gpu.domain == domain(0), partition=9
+    "SDN25": lambda snapshot: without(snapshot, "meshes", lambda mesh: mesh.node == node(0, 1)),
+    "SDN26": lambda snapshot: with_changed(
+        snapshot, "transfers", lambda seen: seen.node == node(0, 1), verdict="fails", reason="short"
     ),
-    "SDN27": lambda one: without(one, "nodes", lambda seen: seen.name == node(0, 1)),
+    "K8S24": lambda snapshot: with_changed(
+        snapshot, "fabric_gpus", lambda gpu: gpu.tray_index == 1 and gpu.domain == domain(0), partition=9
+    ),
+    "SDN27": lambda snapshot: without(snapshot, "nodes", lambda seen: seen.name == node(0, 1)),
 }
 
 
@@ -80,14 +82,16 @@ def test_a_fault_fails_its_test(test):
 
 
 def without_power(snapshot, at):
-    return with_changed(snapshot, "nodes", lambda one: one.name == at, ready=None, ready_since=NOW - 600)
+    return with_changed(
+        snapshot, "nodes", lambda record: record.name == at, ready=None, ready_since=NOW - 600
+    )
 
 
 def test_where_a_node_is_silent_no_daemon_of_it_counts():
     """What its daemon said last is still written in the cluster."""
     silent = outcomes(without_power(WELL, node(0, 1)))
     assert (silent["SDN21"], silent["SDN25"]) == (AcceptanceOutcome.UNKNOWN, AcceptanceOutcome.UNKNOWN)
-    down = with_changed(WELL, "nodes", lambda one: one.name == node(0, 1), ready=False)
+    down = with_changed(WELL, "nodes", lambda record: record.name == node(0, 1), ready=False)
     assert (outcomes(down)["SDN21"], outcomes(down)["SDN25"]) == (
         AcceptanceOutcome.FAIL,
         AcceptanceOutcome.FAIL,
@@ -97,13 +101,15 @@ def test_where_a_node_is_silent_no_daemon_of_it_counts():
 def test_a_domain_that_is_not_ready_has_no_full_matrix():
     reported = Condition(type="Ready", status="False", reason="NodesNotReady", message="host-98 is not ready")
     status = ComputeDomainStatus(conditions=(reported,))
-    found = outcomes(with_changed(WELL, "compute_domains", lambda one: one.uid == "uid-0", status=status))
+    found = outcomes(
+        with_changed(WELL, "compute_domains", lambda record: record.uid == "uid-0", status=status)
+    )
     assert (found["SDN21"], found["SDN25"]) == (AcceptanceOutcome.FAIL, AcceptanceOutcome.FAIL)
 
 
 def test_a_node_that_serves_no_domain_is_judged_by_neither():
-    idle = without(WELL, "meshes", lambda one: one.node == node(1, 2))
-    idle = without(idle, "pods", lambda one: one.node == node(1, 2))
+    idle = without(WELL, "meshes", lambda record: record.node == node(1, 2))
+    idle = without(idle, "pods", lambda record: record.node == node(1, 2))
     found = outcomes(without_power(idle, node(1, 2)))
     assert (found["SDN21"], found["SDN25"]) == (AcceptanceOutcome.PASS, AcceptanceOutcome.PASS)
 
@@ -114,7 +120,7 @@ def test_where_no_daemon_was_read_nobody_knows_of_daemons():
 
 
 def test_a_silent_controller_leaves_its_tests_unknown():
-    silent = with_changed(WELL, "domains", lambda one: True, unknown_since=NOW - 60, problem="no answer")
+    silent = with_changed(WELL, "domains", lambda record: True, unknown_since=NOW - 60, problem="no answer")
     found = outcomes(silent)
     assert {found[id_] for id_ in ("CNP03-01", "SDN13", "SDN15", "SDN16", "K8S24")} == {
         AcceptanceOutcome.UNKNOWN

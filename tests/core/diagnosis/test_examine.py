@@ -30,7 +30,7 @@ def test_a_healthy_site_gives_no_finding():
 def test_each_fault_is_one_finding_with_both_sides_and_a_command(fault):
     break_it, check, subject = FAULTS[fault]
     found = examine(break_it(WELL))
-    assert [one.check for one in found] == [check], found
+    assert [finding.check for finding in found] == [check], found
     (finding,) = found
     assert subject in finding.subject
     assert finding.state is not CheckState.HOLDS
@@ -58,14 +58,14 @@ def test_a_link_of_which_its_driver_says_nothing_is_not_down():
 
 def test_one_controller_of_two_is_less_bad_than_none():
     found = [examine(FAULTS[name][0](WELL))[0] for name in ("one-controller-of-two-gone", "controller-gone")]
-    assert [one.severity for one in found] == [Severity.WARNING, Severity.ERROR]
+    assert [finding.severity for finding in found] == [Severity.WARNING, Severity.ERROR]
 
 
 def test_a_controller_that_may_come_back_is_not_given_up():
     (url,) = WELL.domains[0].endpoints
     silent = (SilentController(url, NOW - AWAY_SECONDS + 1, (serial(0),)),)
-    away = with_changed(unreachable(WELL), "domains", lambda one: one.uuid == domain(0), silent=silent)
-    assert [one.check for one in examine(away)] == [Check.CONTROLLER]
+    away = with_changed(unreachable(WELL), "domains", lambda record: record.uuid == domain(0), silent=silent)
+    assert [finding.check for finding in examine(away)] == [Check.CONTROLLER]
 
 
 def test_tenants_that_share_memory_are_the_worst():
@@ -80,12 +80,12 @@ def test_tenants_that_share_memory_are_the_worst():
 
 def test_a_lost_partition_concerns_the_machines_of_its_domain_alone():
     """A logical partition may span domains, and what waits in another one waits for another reason."""
-    spanning = with_changed(WELL, "instance_gpus", lambda one: one.logical == "lp-1", logical="lp-0")
+    spanning = with_changed(WELL, "instance_gpus", lambda record: record.logical == "lp-1", logical="lp-0")
     lost = LostPartition(domain=domain(0), name="old", logical="lp-0", seen_at=NOW - 600)
     (found,) = (
-        one
-        for one in examine(msgspec.structs.replace(spanning, lost_partitions=(lost,)))
-        if one.check == Check.PARTITION_THERE
+        finding
+        for finding in examine(msgspec.structs.replace(spanning, lost_partitions=(lost,)))
+        if finding.check == Check.PARTITION_THERE
     )
     assert f"machine {machine(0, 0)}" in found.where
     assert f"machine {machine(1, 0)}" not in found.where
@@ -110,14 +110,16 @@ def test_layers_that_cannot_be_read_never_fail(faults):
             snapshot = FAULTS[fault][0](snapshot)
         except (AssertionError, ValueError):
             continue  # The fault needs what another one took away.
-    silent = with_changed(snapshot, "domains", lambda one: True, unknown_since=NOW - 60, problem="no answer")
+    silent = with_changed(
+        snapshot, "domains", lambda record: True, unknown_since=NOW - 60, problem="no answer"
+    )
     lost = [
         msgspec.structs.replace(layer, unknown_since=NOW) if layer.layer is Layer.CLUSTER else layer
         for layer in silent.layers
     ]
     found = examine(msgspec.structs.replace(silent, layers=tuple(lost)))
-    assert {one.check for one in found} >= {Check.LAYER, Check.CONTROLLER}
-    assert all(one.state is CheckState.UNKNOWN for one in found if one.check not in SEEN_ANYWAY)
+    assert {finding.check for finding in found} >= {Check.LAYER, Check.CONTROLLER}
+    assert all(finding.state is CheckState.UNKNOWN for finding in found if finding.check not in SEEN_ANYWAY)
 
 
 def test_a_logical_partition_in_two_domains_says_both_with_what_is_there():
@@ -131,43 +133,43 @@ def test_a_logical_partition_in_two_domains_says_both_with_what_is_there():
 
 def test_it_is_so_since_the_second_domain_got_its_first():
     spread = FAULTS["logical-partition-spread"][0](WELL)
-    (found,) = examine(with_changed(spread, "machines", lambda one: True, held_since=NOW - 300))
+    (found,) = examine(with_changed(spread, "machines", lambda record: True, held_since=NOW - 300))
     assert found.since == NOW - 300
-    unsaid = with_changed(spread, "machines", lambda one: one.domain == domain(0), held_since=None)
-    assert [one.since for one in examine(unsaid)] == [None]
+    unsaid = with_changed(spread, "machines", lambda record: record.domain == domain(0), held_since=None)
+    assert [finding.since for finding in examine(unsaid)] == [None]
 
 
 def test_a_label_by_hand_hides_no_pod_that_is_in_another_rack():
     astray = FAULTS["pod-in-another-rack"][0](WELL)
     found = examine(
-        with_changed(astray, "nodes", lambda one: one.name == node(0, 0), clique="c1u57e7-0.32766")
+        with_changed(astray, "nodes", lambda record: record.name == node(0, 0), clique="c1u57e7-0.32766")
     )
-    assert [one.check for one in found] == [Check.CLIQUE_LABEL, Check.ONE_CLIQUE]
+    assert [finding.check for finding in found] == [Check.CLIQUE_LABEL, Check.ONE_CLIQUE]
 
 
 def test_a_mesh_of_which_nobody_was_heard_is_unknown():
     unheard = msgspec.structs.replace(WELL, meshes=(), daemons_in="rackloom-sytem")
     found = examine(unheard)
-    assert [(one.check, one.state) for one in found] == [(Check.MESH, CheckState.UNKNOWN)] * 2
+    assert [(finding.check, finding.state) for finding in found] == [(Check.MESH, CheckState.UNKNOWN)] * 2
     assert "in namespace rackloom-sytem" in found[0].message
 
 
 def test_daemons_of_a_warm_clique_are_heard_of_for_all_who_use_it():
-    warm = with_changed(WELL, "meshes", lambda one: True, domain="kept-warm")
+    warm = with_changed(WELL, "meshes", lambda record: True, domain="kept-warm")
     assert examine(warm) == ()
 
 
 def test_where_hosts_run_imex_nobody_here_hears_of_daemons():
     reported = Condition(type="Ready", status="Unknown", reason="HostManaged", message="hosts run it")
     status = ComputeDomainStatus(conditions=(reported,))
-    by_host = with_changed(WELL, "compute_domains", lambda one: True, status=status)
+    by_host = with_changed(WELL, "compute_domains", lambda record: True, status=status)
     found = examine(msgspec.structs.replace(by_host, meshes=()))
-    assert {one.check for one in found} == {Check.ACTIVE}
+    assert {finding.check for finding in found} == {Check.ACTIVE}
 
 
 def test_a_dark_rack_of_tenants_comes_before_a_nic():
     dark = examine(FAULTS["transfer-slow"][0](FAULTS["controller-unreachable"][0](WELL)))
-    assert [one.check for one in dark] == [Check.CONTROLLER, Check.TRANSFER]
+    assert [finding.check for finding in dark] == [Check.CONTROLLER, Check.TRANSFER]
     assert "records: instances in it: 4" in dark[0].evidence
 
 
@@ -180,8 +182,8 @@ def test_a_layer_that_was_not_asked_adds_nothing():
 
 
 def test_a_machine_without_a_controller_is_told_the_option_that_exists():
-    alone = with_changed(healthy(), "machines", lambda one: one.id == machine(0, 0), domain="")
-    fixes = [one.fix for one in examine(alone) if one.check == Check.MACHINE_PRESENT]
+    alone = with_changed(healthy(), "machines", lambda record: record.id == machine(0, 0), domain="")
+    fixes = [finding.fix for finding in examine(alone) if finding.check == Check.MACHINE_PRESENT]
     assert fixes == [
         f"rackloom admin endpoint create --chassis-serial {serial(0)} --endpoint https://SWITCH-CONTROLLER:9370"
     ]
@@ -190,7 +192,7 @@ def test_a_machine_without_a_controller_is_told_the_option_that_exists():
 def test_a_name_from_the_fabric_is_one_word_of_the_fix():
     name = "x; reboot"
     foreign = with_changed(
-        healthy(), "partitions", lambda one: one.domain == domain(0), owner="foreign", name=name
+        healthy(), "partitions", lambda record: record.domain == domain(0), owner="foreign", name=name
     )
-    fixes = [one.fix for one in examine(foreign) if one.check == Check.PARTITION_OWNED]
+    fixes = [finding.fix for finding in examine(foreign) if finding.check == Check.PARTITION_OWNED]
     assert name in shlex.split(fixes[0])

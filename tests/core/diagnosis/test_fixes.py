@@ -43,7 +43,7 @@ def text_of(node, module):
 def commands(module):
     """All strings of `module` that begin as a command of ours."""
     tree = ast.parse(Path(module.__file__).read_text())
-    inner = {part for one in ast.walk(tree) if isinstance(one, ast.JoinedStr) for part in one.values}
+    inner = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         whole = isinstance(node, ast.JoinedStr) or (
             isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inner
@@ -69,8 +69,8 @@ def test_there_are_fixes_of_all_kinds():
 
 def test_what_explains_a_pending_claim_names_all_that_it_needs():
     break_it, check, _ = FAULTS["claim-pending"]
-    (found,) = (one for one in examine(break_it(WELL)) if one.check == check)
-    (ours,) = (one for one in found.fix.split(" && ") if one.startswith("rackloom "))
+    (found,) = (finding for finding in examine(break_it(WELL)) if finding.check == check)
+    (ours,) = (command for command in found.fix.split(" && ") if command.startswith("rackloom "))
     app.parse_args(shlex.split(ours, comments=True)[1:], print_error=False, exit_on_error=False)
 
 

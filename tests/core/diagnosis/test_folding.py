@@ -23,7 +23,7 @@ def test_what_follows_is_under_its_cause_through_several_steps():
             broken(Check.NODE_READY, "node n"),
         ]
     )
-    assert [one.check for one in found] == [Check.NODE_READY]
+    assert [finding.check for finding in found] == [Check.NODE_READY]
     assert len(found[0].consequences) == 2
 
 
@@ -34,7 +34,7 @@ def test_a_cause_is_as_bad_as_its_worst_consequence():
             broken(Check.INTERFACE, "gpu 1"),
         ]
     )
-    assert [one.severity for one in found] == [Severity.ERROR]
+    assert [finding.severity for finding in found] == [Severity.ERROR]
 
 
 def test_elsewhere_is_another_cause():
@@ -142,13 +142,15 @@ findings = st.builds(
 )
 
 
-@given(st.lists(findings, max_size=12, unique_by=lambda one: (one.check, one.where)))
+@given(st.lists(findings, max_size=12, unique_by=lambda finding: (finding.check, finding.where)))
 def test_nothing_is_lost_and_the_worst_stays_first(reported):
     found = fold_consequences(reported)
-    named = [f"{one.check}: {one.subject}" for one in found]
-    under = [line for one in found for line in one.consequences]
-    assert sorted(named + under) == sorted(f"{one.check}: {one.subject}" for one in reported)
-    assert [severity_order(one) for one in found] == sorted(severity_order(one) for one in found)
+    named = [f"{finding.check}: {finding.subject}" for finding in found]
+    under = [line for finding in found for line in finding.consequences]
+    assert sorted(named + under) == sorted(f"{finding.check}: {finding.subject}" for finding in reported)
+    assert [severity_order(finding) for finding in found] == sorted(
+        severity_order(finding) for finding in found
+    )
     if reported:
-        assert severity_order(found[0])[0] == min(severity_order(one)[0] for one in reported)
-    assert all(one.state is CheckState.FAILS for one in found)
+        assert severity_order(found[0])[0] == min(severity_order(finding)[0] for finding in reported)
+    assert all(finding.state is CheckState.FAILS for finding in found)

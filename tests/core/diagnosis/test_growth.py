@@ -71,4 +71,4 @@ def test_each_gpu_is_looked_at_as_often_in_many_racks_as_in_one(broken):
     assert often < (MANY / FEW + 1) * once
     assert len(many) == MANY / FEW * len(few)
     assert bool(few) is (broken is ill)
-    assert all(one.state is not CheckState.HOLDS for one in many)
+    assert all(finding.state is not CheckState.HOLDS for finding in many)

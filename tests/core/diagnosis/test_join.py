@@ -56,7 +56,7 @@ def test_a_layer_that_was_not_read_leaves_its_part_open():
     only_cluster = SiteSnapshot(at=0, layers=(), nodes=whole.nodes, devices=whole.devices, uses=whole.uses)
     found = gpu_chains(only_cluster)
     assert len(found) == 2 * GPUS
-    assert all(one.fabric is None and one.machine is None and one.use is not None for one in found)
+    assert all(chain.fabric is None and chain.machine is None and chain.use is not None for chain in found)
 
 
 def test_a_gpu_without_a_place_is_joined_by_its_uuid_alone_and_sorted_last():
@@ -77,7 +77,7 @@ def test_a_gpu_without_a_place_is_joined_by_its_uuid_alone_and_sorted_last():
 def test_a_gpu_that_contradicts_its_place_is_not_attached_and_both_sides_are_told():
     whole = healthy(racks=1, trays=2)
     first = place(0, 0, 1)
-    broken = with_changed(whole, "fabric_gpus", lambda one: one.place == first, guid=0xBAD)
+    broken = with_changed(whole, "fabric_gpus", lambda record: record.place == first, guid=0xBAD)
     chain = next(
         gpu_chain
         for gpu_chain in gpu_chains(broken)
@@ -95,7 +95,7 @@ def test_a_gpu_that_contradicts_its_place_is_not_attached_and_both_sides_are_tol
 
 def listed_too(snapshot, domain, change):
     """Another domain's controller lists the same GPUs, each changed; it comes first in the picture."""
-    wrong = tuple(msgspec.structs.replace(change(one), domain=domain) for one in snapshot.fabric_gpus)
+    wrong = tuple(msgspec.structs.replace(change(gpu), domain=domain) for gpu in snapshot.fabric_gpus)
     return msgspec.structs.replace(snapshot, fabric_gpus=(*wrong, *snapshot.fabric_gpus))
 
 
@@ -111,18 +111,18 @@ def test_a_controller_that_lists_other_gpus_in_the_places_of_machines_takes_none
             for machine, gpus in zip(whole.machines, bare, strict=True)
         )
         whole = msgspec.structs.replace(whole, machines=tuple(machines))
-    lied = listed_too(whole, "0-first", lambda one: msgspec.structs.replace(one, guid=one.guid + 0xBAD00))
+    lied = listed_too(whole, "0-first", lambda gpu: msgspec.structs.replace(gpu, guid=gpu.guid + 0xBAD00))
     found = gpu_chains(lied)
-    assert all("0-first" in " ".join(one.conflicts) for one in found)
-    assert [msgspec.structs.replace(one, conflicts=()) for one in found] == list(gpu_chains(whole))
+    assert all("0-first" in " ".join(chain.conflicts) for chain in found)
+    assert [msgspec.structs.replace(chain, conflicts=()) for chain in found] == list(gpu_chains(whole))
 
 
 def test_nor_does_it_while_the_controller_of_their_domain_was_never_read():
     whole = healthy(racks=1, trays=2)
-    lied = listed_too(whole, "0-first", lambda one: msgspec.structs.replace(one, guid=one.guid + 0xBAD00))
-    lied = without(lied, "fabric_gpus", lambda one: one.domain != "0-first")
+    lied = listed_too(whole, "0-first", lambda gpu: msgspec.structs.replace(gpu, guid=gpu.guid + 0xBAD00))
+    lied = without(lied, "fabric_gpus", lambda record: record.domain != "0-first")
     found = gpu_chains(lied)
-    assert [one.machine is not None and one.fabric is None for one in found] == [True] * 2 * GPUS
+    assert [chain.machine is not None and chain.fabric is None for chain in found] == [True] * 2 * GPUS
 
 
 def test_a_controller_that_lists_the_gpus_of_machines_in_other_places_takes_no_device_from_them():
@@ -135,12 +135,12 @@ def test_a_controller_that_lists_the_gpus_of_machines_in_other_places_takes_no_d
     moved = listed_too(
         whole,
         "0-first",
-        lambda one: msgspec.structs.replace(
-            one, place=SlotKey(f"far-{one.place.chassis_serial}", one.place.slot, one.place.module_id)
+        lambda gpu: msgspec.structs.replace(
+            gpu, place=SlotKey(f"far-{gpu.place.chassis_serial}", gpu.place.slot, gpu.place.module_id)
         ),
     )
     held = [chain for chain in gpu_chains(moved) if chain.machine is not None]
-    assert [(one.device is not None, one.fabric.domain) for one in held] == [
+    assert [(chain.device is not None, chain.fabric.domain) for chain in held] == [
         (True, chain.fabric.domain) for chain in gpu_chains(whole)
     ]
 
@@ -150,12 +150,12 @@ def test_what_another_gpu_driver_publishes_of_the_same_address_on_another_node_i
     bare = with_changed(
         whole,
         "devices",
-        lambda one: one.kind == "gpu",
+        lambda record: record.kind == "gpu",
         key=GpuKey(pci_address=Fact("0001:01:00.0", Source.SYSFS)),
     )
     found = gpu_chains(bare)
-    assert all(one.device is None for one in found if one.fabric is not None)
-    assert len([one for one in found if one.device is not None]) == 2 * GPUS
+    assert all(chain.device is None for chain in found if chain.fabric is not None)
+    assert len([chain for chain in found if chain.device is not None]) == 2 * GPUS
 
 
 keys = st.builds(
@@ -234,8 +234,8 @@ def test_a_fabric_gpu_is_known_by_place_and_guid():
 def test_the_builder_refuses_a_change_of_nothing():
     snapshot = healthy(racks=1, trays=1)
     for change in (
-        lambda: with_changed(snapshot, "nodes", lambda one: False),
-        lambda: without(snapshot, "nodes", lambda one: False),
+        lambda: with_changed(snapshot, "nodes", lambda record: False),
+        lambda: without(snapshot, "nodes", lambda record: False),
     ):
         try:
             change()

@@ -12,11 +12,11 @@ WELL = healthy(racks=2, trays=2)
 
 
 def test_the_worst_is_first_with_both_sides_and_its_fix_on_a_line_of_its_own():
-    shared = with_changed(WELL, "machines", lambda one: one.id == machine(0, 1), tenant="tenant-1")
+    shared = with_changed(WELL, "machines", lambda record: record.id == machine(0, 1), tenant="tenant-1")
     broken = with_changed(
         shared,
         "domains",
-        lambda one: one.uuid == domain(1),
+        lambda record: record.uuid == domain(1),
         unknown_since=NOW - 90,
         problem="GetPartitionInfoList: UNAVAILABLE",
     )
@@ -46,7 +46,7 @@ UNKNOWN   switch controller: domain d0ma1n-1  since 2027-01-15T07:58:30Z
 
 
 def test_long_evidence_is_counted():
-    lost = with_changed(WELL, "fabric_gpus", lambda one: one.domain == domain(0), partition=None)
+    lost = with_changed(WELL, "fabric_gpus", lambda record: record.domain == domain(0), partition=None)
     text = render_findings(lost, examine(lost))
     assert len(text.splitlines()) < 60
     assert "all holds" not in text
@@ -54,7 +54,7 @@ def test_long_evidence_is_counted():
 
 def test_what_somebody_named_cannot_steer_a_terminal():
     message = {"unknown_since": NOW - 90, "problem": "a\x1b[2Jb\u202ec\nd"}
-    broken = with_changed(WELL, "domains", lambda one: one.uuid == domain(1), **message)
+    broken = with_changed(WELL, "domains", lambda record: record.uuid == domain(1), **message)
     text = render_findings(broken, examine(broken))
     assert "a?[2Jb?c?d" in text
 
@@ -62,8 +62,8 @@ def test_what_somebody_named_cannot_steer_a_terminal():
 def test_of_very_many_findings_the_worst_are_told_and_the_rest_counted():
     site = healthy(racks=2, trays=TRAYS)
     sick = tuple(
-        msgspec.structs.replace(one, healthy=False, problem=f"XID {at}")
-        for at, one in enumerate(site.fabric_gpus)
+        msgspec.structs.replace(gpu, healthy=False, problem=f"XID {at}")
+        for at, gpu in enumerate(site.fabric_gpus)
     )
     many = msgspec.structs.replace(site, fabric_gpus=sick)
     reported = render_findings(many, examine(many)).splitlines()
@@ -77,7 +77,7 @@ def test_of_very_many_findings_the_worst_are_told_and_the_rest_counted():
 
 
 def test_what_is_said_of_many_is_said_once():
-    unlabelled = with_changed(healthy(racks=1, trays=9), "nodes", lambda one: True, clique=None)
+    unlabelled = with_changed(healthy(racks=1, trays=9), "nodes", lambda record: True, clique=None)
     quiet = msgspec.structs.replace(unlabelled, compute_domains=())
     found = examine(quiet)
     reported = render_findings(quiet, found).splitlines()
@@ -88,10 +88,10 @@ def test_what_is_said_of_many_is_said_once():
 
 def test_consequences_of_one_kind_are_on_one_line():
     hand = with_changed(
-        healthy(racks=1, trays=9), "partitions", lambda one: True, owner="foreign", logical=None
+        healthy(racks=1, trays=9), "partitions", lambda record: True, owner="foreign", logical=None
     )
     reported = render_findings(hand, examine(hand)).splitlines()
-    (line,) = (one for one in reported if one.startswith("    GPU in its partition: instance "))
+    (line,) = (text for text in reported if text.startswith("    GPU in its partition: instance "))
     assert line.endswith(" and 5 more")
 
 
@@ -106,7 +106,7 @@ def test_what_is_simulated_says_so():
 
 def test_what_is_alike_is_told_once_with_the_fix_of_each():
     alike = with_changed(
-        WELL, "nodes", lambda one: one.name in (node(0, 0), node(0, 1)), other_writers=("me",)
+        WELL, "nodes", lambda record: record.name in (node(0, 0), node(0, 1)), other_writers=("me",)
     )
     reported = render_findings(alike, examine(alike))
     fixes = {
@@ -117,7 +117,7 @@ def test_what_is_alike_is_told_once_with_the_fix_of_each():
 
 
 def test_of_many_fixes_the_first_are_told_and_the_others_counted():
-    alike = with_changed(healthy(racks=1), "nodes", lambda one: True, other_writers=("me",))
+    alike = with_changed(healthy(racks=1), "nodes", lambda record: True, other_writers=("me",))
     reported = render_findings(alike, examine(alike)).splitlines()
     assert sum("kubectl get node" in line for line in reported) == 1 + MOST_LINES
     assert f"       and {TRAYS - 1 - MOST_LINES} more" in reported

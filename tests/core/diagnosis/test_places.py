@@ -35,15 +35,15 @@ def test_a_gpu_in_another_module_of_its_tray_is_in_another_place():
     crossed = with_changed(WELL, "fabric_gpus", is_module(1), place=place(0, TRAY, 9))
     crossed = with_changed(crossed, "fabric_gpus", is_module(2), place=place(0, TRAY, 1))
     crossed = with_changed(crossed, "fabric_gpus", is_module(9), place=place(0, TRAY, 2))
-    assert [one.subject for one in places(crossed)] == [f"machine {MACHINE}"]
+    assert [finding.subject for finding in places(crossed)] == [f"machine {MACHINE}"]
 
 
 def places(snapshot):
-    return [one for one in unfolded(SnapshotIndex(snapshot)) if one.check == Check.TRAY_PLACE]
+    return [finding for finding in unfolded(SnapshotIndex(snapshot)) if finding.check == Check.TRAY_PLACE]
 
 
 def test_nobody_loses_a_tray_that_nobody_has():
-    free = with_changed(exchanged(WELL), "machines", lambda one: one.id == MACHINE, instance=None)
+    free = with_changed(exchanged(WELL), "machines", lambda record: record.id == MACHINE, instance=None)
     assert places(free) == []
 
 
@@ -55,11 +55,13 @@ def test_a_gpu_that_is_back_or_nowhere_was_not_moved():
 
 
 def test_what_its_own_controller_still_lists_in_its_place_another_one_does_not_move():
-    own = next(one for one in WELL.fabric_gpus if one.guid == guid(0, TRAY, 1))
+    own = next(gpu for gpu in WELL.fabric_gpus if gpu.guid == guid(0, TRAY, 1))
     lie = msgspec.structs.replace(own, domain=domain(1), place=place(1, 0, 1))
     assert places(msgspec.structs.replace(WELL, fabric_gpus=(*WELL.fabric_gpus, lie))) == []
 
 
 def test_a_reading_that_is_old_moves_nothing():
-    old = with_changed(exchanged(WELL), "domains", lambda one: one.uuid == domain(0), unknown_since=NOW - 60)
+    old = with_changed(
+        exchanged(WELL), "domains", lambda record: record.uuid == domain(0), unknown_since=NOW - 60
+    )
     assert places(old) == []

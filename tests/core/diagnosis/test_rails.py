@@ -42,7 +42,7 @@ def test_what_serves_a_gpu_is_a_rail_and_every_rail_says_whom_it_serves(partners
     rails = Rails(devices)
     serving = {nic for gpu in devices if gpu.kind == "gpu" for nic in rails.of(gpu)}
     assert serving <= set(rails.nics)
-    assert {one.name for one in more} & {nic.name for nic in rails.nics} == {
-        one.name for one in more if one.partner is not None
+    assert {nic.name for nic in more} & {nic.name for nic in rails.nics} == {
+        nic.name for nic in more if nic.partner is not None
     }
     assert all(rails.served_by(nic) for nic in rails.nics)

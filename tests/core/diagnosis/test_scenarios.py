@@ -103,14 +103,14 @@ def test_the_page_tells_of_no_fault_that_there_is_not():
     assert unseen().keys() <= set(FAULTS)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.name)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_what_the_doctor_finds_names_the_object_that_was_broken(scenario):
     for step in scenario.steps:
         if step.step_kind is finding:
             assert step.subject or step.instance or step.tray is not None or step.rack is not None, step
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.name)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_nothing_is_left_to_be_found_in_the_end(scenario):
     """Of the whole picture, and after the last thing that was done."""
     last = max(at for at, step in enumerate(scenario.steps) if isinstance(step, model.Action))

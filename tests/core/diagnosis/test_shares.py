@@ -44,7 +44,7 @@ def changes(draw):
 
 
 def changed(snapshot, change):
-    kind, field, attribute, one, other = change
+    kind, field, attribute, index, other = change
     if kind in ("lose", "heal"):
         reported = {name: getattr(WHOLE, name) if kind == "heal" else () for name in LAYERS[field]}
         return msgspec.structs.replace(snapshot, **reported)
@@ -52,10 +52,10 @@ def changed(snapshot, change):
     if kind == "back":
         records = list(getattr(WHOLE, field))
     elif records and kind == "drop":
-        del records[one % len(records)]
+        del records[index % len(records)]
     elif records:
         value = getattr(records[other % len(records)], attribute)
-        at = one % len(records)
+        at = index % len(records)
         records[at] = msgspec.structs.replace(records[at], **{attribute: value})
     return msgspec.structs.replace(snapshot, **{field: tuple(records)})
 
@@ -112,6 +112,8 @@ def test_which_groups_are_tied_is_found_anew_only_when_one_names_other_parts_of_
     second = split_snapshot(msgspec.structs.replace(WHOLE, devices=(moved, *others)), first)
     assert (len(found), second.homes) == (1, first.homes)
     assert second.snapshots != first.snapshots
-    gone = msgspec.structs.replace(WHOLE, devices=tuple(one for one in others if one.node != published.node))
+    gone = msgspec.structs.replace(
+        WHOLE, devices=tuple(device for device in others if device.node != published.node)
+    )
     assert split_snapshot(gone, second).snapshots == split_snapshot(gone, SnapshotShares()).snapshots
     assert len(found) == 3

@@ -28,16 +28,16 @@ def test_the_worse_counts_under_the_clusters_name_for_it():
     cluster = unknown(
         Check.NIC_LINK, "NIC n/nic-0", "not told", "fix", evidence=("slice: -",), where=(NIC, NODE)
     )
-    (one,) = merge_host_findings([cluster], [down("host", NIC, NODE)])
-    assert (one.subject, one.message, one.severity) == ("NIC n/nic-0", "down", Severity.WARNING)
-    assert one.evidence == ("slice: -", "host: down")
+    (finding,) = merge_host_findings([cluster], [down("host", NIC, NODE)])
+    assert (finding.subject, finding.message, finding.severity) == ("NIC n/nic-0", "down", Severity.WARNING)
+    assert finding.evidence == ("slice: -", "host: down")
 
 
 def test_what_is_well_on_the_host_stands_beside_what_its_cluster_says():
     well = holds(Check.NIC_LINK, "NIC of host", "up", evidence=("host: up",), where=(NIC, NODE))
-    (one,) = merge_host_findings([down("slice", NIC, NODE)], [well])
-    assert one.message == "down"
-    assert one.evidence == ("slice: down", "host: up")
+    (finding,) = merge_host_findings([down("slice", NIC, NODE)], [well])
+    assert finding.message == "down"
+    assert finding.evidence == ("slice: down", "host: up")
 
 
 def test_what_is_of_one_node_and_of_two_devices_is_two_findings():
@@ -48,8 +48,8 @@ def test_without_a_device_the_node_ties():
     reported = [
         unknown(Check.MESH, subject, "-", "fix", where=(NODE,)) for subject in ("ComputeDomain a/b", NODE)
     ]
-    (one,) = merge_host_findings(reported[:1], reported[1:])
-    assert one.subject == "ComputeDomain a/b"
+    (finding,) = merge_host_findings(reported[:1], reported[1:])
+    assert finding.subject == "ComputeDomain a/b"
 
 
 def test_a_pods_wrong_nic_is_not_the_hosts_far_one():
@@ -68,25 +68,30 @@ def well(*where, check=Check.NIC_LINK):
 
 
 def test_a_device_that_the_host_sees_well_is_not_unknown():
-    (one,) = merge_host_findings([untold(NIC, NODE)], [well(NIC, NODE)])
-    assert (one.state, one.severity, one.message, one.fix) == (CheckState.HOLDS, Severity.NONE, "up", "")
-    assert one.evidence == ("slice: unknown", "host: up")
+    (finding,) = merge_host_findings([untold(NIC, NODE)], [well(NIC, NODE)])
+    assert (finding.state, finding.severity, finding.message, finding.fix) == (
+        CheckState.HOLDS,
+        Severity.NONE,
+        "up",
+        "",
+    )
+    assert finding.evidence == ("slice: unknown", "host: up")
 
 
 def test_what_two_drivers_do_not_tell_of_one_device_its_host_does():
     found = merge_host_findings([untold(NIC, NODE), untold(OTHER, NODE)], [well(NIC, OTHER, NODE)])
-    assert [one.state for one in found] == [CheckState.HOLDS] * 2
+    assert [finding.state for finding in found] == [CheckState.HOLDS] * 2
 
 
 def test_one_device_that_is_well_does_not_tell_of_another():
-    (one,) = merge_host_findings([untold(NIC, OTHER, NODE)], [well(NIC, NODE)])
-    assert one.state is CheckState.UNKNOWN
+    (finding,) = merge_host_findings([untold(NIC, OTHER, NODE)], [well(NIC, NODE)])
+    assert finding.state is CheckState.UNKNOWN
 
 
 def test_a_host_does_not_tell_of_the_mesh_of_other_nodes():
     apart = untold("ComputeDomain a/b", NODE, "node m", check=Check.MESH)
-    (one,) = merge_host_findings([apart], [well(NODE, check=Check.MESH)])
-    assert (one.state, one.message) == (CheckState.UNKNOWN, "not told")
+    (finding,) = merge_host_findings([apart], [well(NODE, check=Check.MESH)])
+    assert (finding.state, finding.message) == (CheckState.UNKNOWN, "not told")
 
 
 def says(number, check, severity, devices):
@@ -105,13 +110,13 @@ def says(number, check, severity, devices):
 def sides(draw):
     """Faults of one node, of some of its devices or of none, each of which says something of its own."""
     numbers = count()
-    one = st.builds(
+    finding = st.builds(
         lambda *reported: says(next(numbers), *reported),
         st.sampled_from([Check.NIC_LINK, Check.NIC_ALIGNED]),
         st.sampled_from([Severity.ERROR, Severity.WARNING]),
         st.sets(st.sampled_from([NIC, OTHER])),
     )
-    return draw(st.lists(one, max_size=4)), draw(st.lists(one, max_size=4))
+    return draw(st.lists(finding, max_size=4)), draw(st.lists(finding, max_size=4))
 
 
 @given(sides())
@@ -119,16 +124,18 @@ def test_nothing_that_either_side_says_is_lost(reported):
     """All evidence stays, and a message with its fix too, but for one as bad of the same device."""
     cluster, host = reported
     found = list(merge_host_findings(cluster, host))
-    for one in (*cluster, *host):
-        kept = [other for other in found if set(one.evidence) <= set(other.evidence)]
+    for finding in (*cluster, *host):
+        kept = [other for other in found if set(finding.evidence) <= set(other.evidence)]
         assert kept
-        assert any(_is_said(one, other) for other in kept)
+        assert any(_is_said(finding, other) for other in kept)
     assert len(found) <= len(cluster) + len(host)
 
 
-def _is_said(one, by):
-    devices = set(one.where) - {NODE}
+def _is_said(finding, by):
+    devices = set(finding.where) - {NODE}
     replaced = (
-        one.check == by.check and devices & set(by.where) and severity_order(by)[0] <= severity_order(one)[0]
+        finding.check == by.check
+        and devices & set(by.where)
+        and severity_order(by)[0] <= severity_order(finding)[0]
     )
-    return replaced or (one.message, one.fix) == (by.message, by.fix)
+    return replaced or (finding.message, finding.fix) == (by.message, by.fix)

@@ -8,13 +8,13 @@ NODE = node(0, TRAY)
 MACHINE = machine(0, TRAY)
 
 
-def of_tray(one):
-    return one.place.chassis_serial == serial(0) and one.place.slot == slot(TRAY)
+def of_tray(gpu):
+    return gpu.place.chassis_serial == serial(0) and gpu.place.slot == slot(TRAY)
 
 
 def is_module(number):
-    return lambda one: of_tray(one) and one.place.module_id == number
+    return lambda gpu: of_tray(gpu) and gpu.place.module_id == number
 
 
-def of_node(one):
-    return one.name == NODE
+def of_node(record):
+    return record.name == NODE

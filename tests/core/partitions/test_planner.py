@@ -30,7 +30,7 @@ def plan_of(case: Any) -> PartitionPlan:
 
 
 def reasons(case: Any) -> list[tuple[tuple[int, ...], str]]:
-    return [(one.guids, one.reason) for one in plan_of(case).blocked]
+    return [(blocked.guids, blocked.reason) for blocked in plan_of(case).blocked]
 
 
 def test_nothing_wanted_and_nothing_there_needs_nothing(case: Any) -> None:
@@ -113,7 +113,7 @@ def test_the_default_partition_stays_while_it_holds_gpus_of_others(case: Any) ->
     case.default(1, 2, 8).unmanaged(8)
     plan = plan_of(case)
     assert plan.operations == (RemoveGpus(partition_id=DEFAULT_PARTITION_ID, name=DEFAULT, guids=(1, 2)),)
-    assert [one.guids for one in plan.blocked] == [(8,)]
+    assert [blocked.guids for blocked in plan.blocked] == [(8,)]
 
 
 def test_a_kept_default_partition_loses_only_what_was_given_away(case: Any) -> None:
@@ -139,10 +139,10 @@ def test_gpus_that_the_site_does_not_know_are_never_touched(case: Any) -> None:
     case.assign("a", 1, 2).unmanaged(1, 4).owns("rl-a", "a").stands(1, "rl-a", 4)
     plan = plan_of(case)
     assert plan.operations == ()
-    told = {guid: one.reason for one in plan.blocked for guid in one.guids}
-    assert "no machine" in told[1]
-    assert "also holds" in told[4]
-    assert "do not belong there" in told[2]
+    by_gpu = {guid: blocked.reason for blocked in plan.blocked for guid in blocked.guids}
+    assert "no machine" in by_gpu[1]
+    assert "also holds" in by_gpu[4]
+    assert "do not belong there" in by_gpu[2]
 
 
 @pytest.mark.parametrize("health", [GpuHealth.UNKNOWN, GpuHealth.DEGRADED, GpuHealth.DEGRADED_BANDWIDTH])
@@ -188,7 +188,7 @@ def test_more_partitions_than_the_domain_holds_are_not_attempted(case: Any) -> N
     case.assign("a", 1).assign("b", 2).assign("c", 3).stands(9, "somebody", 8).limit(2)
     plan = plan_of(case)
     assert plan.operations == (CreatePartition(name="rl-a", logical_partition="a", guids=(1,)),)
-    assert [(one.guids, one.reason) for one in plan.blocked] == [
+    assert [(blocked.guids, blocked.reason) for blocked in plan.blocked] == [
         ((2, 3), "the domain has 2 partitions of at most 2")
     ]
 
@@ -210,9 +210,9 @@ def test_a_location_based_partition_under_our_name_is_left_to_the_operator(case:
     case.assign("a", 1, 2).owns("rl-a", "a").stands(1, "rl-a", 1, guid_based=False)
     plan = plan_of(case)
     assert plan.operations == ()
-    told = {guid: one for one in plan.blocked for guid in one.guids}
-    assert "location-based" in told[1].reason
-    assert "stands already" in told[2].reason
+    by_gpu = {guid: blocked for blocked in plan.blocked for guid in blocked.guids}
+    assert "location-based" in by_gpu[1].reason
+    assert "stands already" in by_gpu[2].reason
 
 
 def test_a_name_that_somebody_else_took_is_not_tried(case: Any) -> None:
@@ -225,14 +225,16 @@ def test_a_logical_partition_of_two_tenants_gains_and_loses_nothing(case: Any) -
     case.assign("a", 1, tenant="one").assign("a", 2, tenant="two").owns("rl-a", "a").stands(1, "rl-a", 1)
     plan = plan_of(case)
     assert plan.operations == ()
-    assert [(one.guids, "several tenants" in one.reason) for one in plan.blocked] == [((1, 2), True)]
+    assert [(blocked.guids, "several tenants" in blocked.reason) for blocked in plan.blocked] == [
+        ((1, 2), True)
+    ]
 
 
 def test_a_gpu_promised_twice_is_left_where_it_is(case: Any) -> None:
     case.assign("a", 1, 2).assign("b", 1).owns("rl-a", "a").stands(1, "rl-a", 1)
     plan = plan_of(case)
     assert plan.operations == ()
-    assert {one.guids for one in plan.blocked} == {(1,), (2,)}
+    assert {blocked.guids for blocked in plan.blocked} == {(1,), (2,)}
 
 
 def test_a_name_no_controller_takes_is_said_so(case: Any) -> None:
@@ -306,16 +308,16 @@ def test_each_fix_that_is_named_serves_the_wish(case: Any, fix: str) -> None:
     spoil, apply_fix = FIXES[fix]
     case.assign("a", 1)
     spoil(case)
-    blocked = [one for one in plan_of(case).blocked if 1 in one.guids]
+    blocked = [blocked for blocked in plan_of(case).blocked if 1 in blocked.guids]
     assert fix in str(blocked[0].fix)
     apply_fix(case)
-    assert not [one for one in plan_of(case).blocked if 1 in one.guids]
+    assert not [blocked for blocked in plan_of(case).blocked if 1 in blocked.guids]
     joining = [
         operation
         for operation in plan_of(case).operations
         if isinstance(operation, CreatePartition | AddGpus)
     ]
-    assert [one.guids for one in joining] == [(1,)]
+    assert [blocked.guids for blocked in joining] == [(1,)]
 
 
 def test_a_paused_domain_says_what_waits_and_does_nothing(case: Any) -> None:

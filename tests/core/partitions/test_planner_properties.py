@@ -53,7 +53,7 @@ def worlds(draw: st.DrawFn) -> World:
     observation = DomainObservation(
         domain=DOMAIN,
         gpus=tuple(_gpu(guid, draw(_health), draw(st.integers(0, 2))) for guid in guids if guid in present),
-        partitions=draw(_partitions(guids, [one.name for one in owned])),
+        partitions=draw(_partitions(guids, [partition.name for partition in owned])),
         limits=DomainLimits(max_partitions=draw(st.none() | st.integers(0, 9))),
         observed_at=0.0,
     )
@@ -73,7 +73,7 @@ _health = st.sampled_from([GpuHealth.HEALTHY] * 6 + list(GpuHealth))
 
 @st.composite
 def _owned(draw: st.DrawFn) -> tuple[OwnedPartition, ...]:
-    names = [*(partition_name(one) for one in (*LOGICAL, *TRAYS)), "older", "adopted"]
+    names = [*(partition_name(owner) for owner in (*LOGICAL, *TRAYS)), "older", "adopted"]
     chosen = draw(st.dictionaries(st.sampled_from(names), st.sampled_from(LOGICAL), max_size=4))
     return tuple(
         OwnedPartition(
@@ -146,7 +146,7 @@ def play(world: World) -> Iterator[tuple[DomainIntent, DomainObservation, frozen
 
 
 def _recorded(intent: DomainIntent, operation: CreatePartition) -> DomainIntent:
-    if any(one.name == operation.name for one in intent.owned):
+    if any(partition.name == operation.name for partition in intent.owned):
         return intent
     mine = OwnedPartition(
         name=operation.name, logical_partition=operation.logical_partition, partition_id=None
@@ -186,7 +186,7 @@ def test_s2_a_partition_that_we_filled_has_gpus_of_one_tenant_and_nobody_else(wo
 @given(worlds())
 def test_s4_what_is_not_ours_stays_as_it_was(world: World) -> None:
     intent, before = world
-    recorded = {one.name for one in intent.owned}
+    recorded = {partition.name for partition in intent.owned}
     foreign = {
         partition.id: partition
         for partition in before.partitions
@@ -195,7 +195,7 @@ def test_s4_what_is_not_ours_stays_as_it_was(world: World) -> None:
     }
     # A member of a partition of ours that the controller does not list is a name without hardware.
     listed = {gpu.guid for gpu in before.gpus}
-    strangers = {
+    unmanaged = {
         guid: partition.id
         for partition in before.partitions
         for guid in partition.members
@@ -203,8 +203,8 @@ def test_s4_what_is_not_ours_stays_as_it_was(world: World) -> None:
     }
     for _, observation, _ in play(world):
         standing = {partition.id: partition for partition in observation.partitions}
-        assert all(standing.get(number) == one for number, one in foreign.items())
-        assert all(guid in standing[number].members for guid, number in strangers.items())
+        assert all(standing.get(number) == members for number, members in foreign.items())
+        assert all(guid in standing[number].members for guid, number in unmanaged.items())
 
 
 @given(worlds())
@@ -212,15 +212,15 @@ def test_a_plan_removes_or_adds_and_what_it_says_is_blocked_is_not_touched(world
     intent, observation = world
     for _ in range(MAX_ROUNDS):
         plan = make_plan(intent, observation)
-        directions = {isinstance(one, CreatePartition | AddGpus) for one in plan.operations}
+        directions = {isinstance(operation, CreatePartition | AddGpus) for operation in plan.operations}
         assert len(directions) <= 1
         added = {
             guid
-            for one in plan.operations
-            if isinstance(one, CreatePartition | AddGpus)
-            for guid in one.guids
+            for operation in plan.operations
+            if isinstance(operation, CreatePartition | AddGpus)
+            for guid in operation.guids
         }
-        assert not added & {guid for one in plan.blocked for guid in one.guids}
+        assert not added & {guid for blocked in plan.blocked for guid in blocked.guids}
         for operation in plan.operations:
             if isinstance(operation, CreatePartition):
                 intent = _recorded(intent, operation)
@@ -231,8 +231,8 @@ def test_a_plan_removes_or_adds_and_what_it_says_is_blocked_is_not_touched(world
 def test_every_wish_ends_served_or_explained(world: World) -> None:
     intent, observation = last(world)
     plan = make_plan(intent, observation)
-    explained = {guid for one in plan.blocked for guid in one.guids}
-    owner = {one.name: one.logical_partition for one in intent.owned}
+    explained = {guid for blocked in plan.blocked for guid in blocked.guids}
+    owner = {partition.name: partition.logical_partition for partition in intent.owned}
     at = {
         guid: owner.get(partition.name) for partition in observation.partitions for guid in partition.members
     }
@@ -247,7 +247,7 @@ def test_every_wish_ends_served_or_explained(world: World) -> None:
 def test_what_nobody_was_given_ends_in_no_partition_of_a_tenant(world: World) -> None:
     intent, observation = last(world)
     given_away = {assignment.guid for assignment in intent.assignments}
-    recorded = {one.name for one in intent.owned}
+    recorded = {partition.name for partition in intent.owned}
     keep = intent.default_partition is DefaultPartitionPolicy.KEEP
     trays = intent.default_partition is DefaultPartitionPolicy.TRAY
     for partition in observation.partitions:
@@ -267,7 +267,7 @@ def test_with_room_every_free_gpu_ends_with_its_tray(world: World) -> None:
     intent = msgspec.structs.replace(intent, default_partition=DefaultPartitionPolicy.TRAY)
     intent, observation = last((intent, msgspec.structs.replace(observation, limits=DomainLimits())))
     given_away = {assignment.guid for assignment in intent.assignments}
-    owner = {one.name: one.logical_partition for one in intent.owned}
+    owner = {partition.name: partition.logical_partition for partition in intent.owned}
     at = {guid: partition for partition in observation.partitions for guid in partition.members}
     names = {partition.name for partition in observation.partitions}
     for gpu in observation.gpus:
@@ -296,9 +296,9 @@ def test_the_order_of_the_inputs_does_not_matter(world: World, shuffled: random.
         partitions=tuple(shuffled.sample(observation.partitions, len(observation.partitions))),
         observed_at=7.0,
     )
-    one, other = make_plan(intent, observation), make_plan(again, seen)
-    assert (one.operations, one.blocked) == (other.operations, other.blocked)
-    check_plan(one, again, seen)
+    plan, other = make_plan(intent, observation), make_plan(again, seen)
+    assert (plan.operations, plan.blocked) == (other.operations, other.blocked)
+    check_plan(plan, again, seen)
 
 
 @given(worlds())

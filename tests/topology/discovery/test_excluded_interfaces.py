@@ -167,7 +167,7 @@ NETDEVS = st.lists(
         addresses=st.lists(TEXT, max_size=2).map(tuple),
     ),
     max_size=6,
-    unique_by=lambda one: one.name,
+    unique_by=lambda netdev: netdev.name,
 )
 ROUTES = st.lists(
     st.builds(NetRoute, TEXT, st.lists(NAMES, max_size=2).map(tuple), st.integers(0, 9)), max_size=5
@@ -184,18 +184,18 @@ CLUSTERS = st.builds(
 def test_whoever_carries_something_is_excluded_with_all_below_it(netdevs, routes, cluster):
     """For any facts, also such as no kernel has: members in circles, text that is no address."""
     found = excluded_interfaces(netdevs, routes, cluster)
-    assert set(found) <= {one.name for one in netdevs}
-    assert all(one.reason and one.fix for one in found.values())
-    needed = {name for name, one in found.items() if one.needed}
-    for one in netdevs:
-        assert one.master is None or one.name in found
-        assert one.master not in needed or one.name in needed
-        assert one.name not in needed or needed >= set(one.lower) & {other.name for other in netdevs}
+    assert set(found) <= {netdev.name for netdev in netdevs}
+    assert all(exclusion.reason and exclusion.fix for exclusion in found.values())
+    needed = {name for name, exclusion in found.items() if exclusion.needed}
+    for netdev in netdevs:
+        assert netdev.master is None or netdev.name in found
+        assert netdev.master not in needed or netdev.name in needed
+        assert netdev.name not in needed or needed >= set(netdev.lower) & {other.name for other in netdevs}
     for route in routes:
         if route.destination in ("0.0.0.0/0", "::/0"):
-            assert needed >= set(route.interfaces) & {one.name for one in netdevs}
+            assert needed >= set(route.interfaces) & {netdev.name for netdev in netdevs}
     offered = excluded_interfaces(netdevs, routes, cluster, NOTHING_LEFT_OUT)
-    assert {name for name, one in offered.items() if one.needed} == needed
+    assert {name for name, exclusion in offered.items() if exclusion.needed} == needed
 
 
 def test_routes_of_procfs(tmp_path):

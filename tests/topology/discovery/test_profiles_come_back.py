@@ -57,7 +57,7 @@ def test_the_same_nics_are_left_out_for_the_same_reasons(name, tmp_path):
 
 def without_rdma(machine: Machine, nic: Nic) -> str | None:
     """What discovery leaves out by itself where a description says nothing of it."""
-    some = any(one.rdma_device for one in machine.nics)
+    some = any(nic.rdma_device for nic in machine.nics)
     return "Ethernet without RDMA" if some and nic.if_name and not nic.rdma_device else None
 
 

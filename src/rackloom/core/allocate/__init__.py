@@ -12,64 +12,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rackloom.core.allocate.allocator import SearchMode, allocate
-    from rackloom.core.allocate.checker import AllocationChecker
-    from rackloom.core.allocate.driver_slices import device_classes, slices_of
-    from rackloom.core.allocate.eligibility import SelectorCache
-    from rackloom.core.allocate.explanation import Explanation, explain, render_explanation
-    from rackloom.core.allocate.fleet import Fleet
-    from rackloom.core.allocate.inputs import DeviceId, Features, InUse, in_use_by
-    from rackloom.core.allocate.objects import (
-        AllocationResult,
-        DeviceClass,
-        Node,
-        ObjectMeta,
-        ResourceClaim,
-        ResourceClaimTemplate,
-        ResourceSlice,
-    )
-    from rackloom.core.allocate.outcome import (
-        Allocation,
-        AllocationStopped,
-        Cause,
-        CauseKind,
-        Cost,
-        Fault,
-        FaultScope,
-        Optimality,
-        Refusal,
-    )
-    from rackloom.core.allocate.planning import (
-        AllocationFix,
-        PlacedClaim,
-        RefusedClaim,
-        allocate_each,
-        nearest_fix,
-    )
-    from rackloom.core.allocate.pools import SliceIndex
-    from rackloom.core.allocate.quantity import Quantity
-
-__all__ = ["Allocation", "AllocationChecker", "AllocationFix", "AllocationResult", "AllocationStopped"]
-__all__ += ["Cause", "CauseKind", "Cost", "DeviceClass", "DeviceId", "Explanation", "Fault", "FaultScope"]
-__all__ += ["Features", "Fleet", "InUse", "Node", "ObjectMeta", "Optimality", "PlacedClaim", "Quantity"]
-__all__ += [
-    "Refusal",
-    "RefusedClaim",
-    "ResourceClaim",
-    "ResourceClaimTemplate",
-    "ResourceSlice",
-    "SearchMode",
-]
-__all__ += [
-    "SelectorCache",
-    "SliceIndex",
-    "allocate",
-    "allocate_each",
-    "device_classes",
-    "explain",
-    "in_use_by",
-]
-__all__ += ["nearest_fix", "render_explanation", "slices_of"]
+    from rackloom.core.allocate.allocator import SearchMode as SearchMode
+    from rackloom.core.allocate.allocator import allocate as allocate
+    from rackloom.core.allocate.checker import AllocationChecker as AllocationChecker
+    from rackloom.core.allocate.driver_slices import device_classes as device_classes
+    from rackloom.core.allocate.driver_slices import slices_of as slices_of
+    from rackloom.core.allocate.eligibility import SelectorCache as SelectorCache
+    from rackloom.core.allocate.explanation import Explanation as Explanation
+    from rackloom.core.allocate.explanation import explain as explain
+    from rackloom.core.allocate.explanation import render_explanation as render_explanation
+    from rackloom.core.allocate.fleet import Fleet as Fleet
+    from rackloom.core.allocate.inputs import DeviceId as DeviceId
+    from rackloom.core.allocate.inputs import Features as Features
+    from rackloom.core.allocate.inputs import InUse as InUse
+    from rackloom.core.allocate.inputs import in_use_by as in_use_by
+    from rackloom.core.allocate.objects import AllocationResult as AllocationResult
+    from rackloom.core.allocate.objects import DeviceClass as DeviceClass
+    from rackloom.core.allocate.objects import Node as Node
+    from rackloom.core.allocate.objects import ObjectMeta as ObjectMeta
+    from rackloom.core.allocate.objects import ResourceClaim as ResourceClaim
+    from rackloom.core.allocate.objects import ResourceClaimTemplate as ResourceClaimTemplate
+    from rackloom.core.allocate.objects import ResourceSlice as ResourceSlice
+    from rackloom.core.allocate.outcome import Allocation as Allocation
+    from rackloom.core.allocate.outcome import AllocationStopped as AllocationStopped
+    from rackloom.core.allocate.outcome import Cause as Cause
+    from rackloom.core.allocate.outcome import CauseKind as CauseKind
+    from rackloom.core.allocate.outcome import Cost as Cost
+    from rackloom.core.allocate.outcome import Fault as Fault
+    from rackloom.core.allocate.outcome import FaultScope as FaultScope
+    from rackloom.core.allocate.outcome import Optimality as Optimality
+    from rackloom.core.allocate.outcome import Refusal as Refusal
+    from rackloom.core.allocate.planning import AllocationFix as AllocationFix
+    from rackloom.core.allocate.planning import PlacedClaim as PlacedClaim
+    from rackloom.core.allocate.planning import RefusedClaim as RefusedClaim
+    from rackloom.core.allocate.planning import allocate_each as allocate_each
+    from rackloom.core.allocate.planning import nearest_fix as nearest_fix
+    from rackloom.core.allocate.pools import SliceIndex as SliceIndex
+    from rackloom.core.allocate.quantity import Quantity as Quantity
 
 _MODULES = {
     "allocator": "SearchMode allocate",
@@ -87,6 +66,7 @@ _MODULES = {
     "quantity": "Quantity",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
@@ -98,4 +78,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names."""
-    return sorted(__all__)
+    return __all__

@@ -16,14 +16,18 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Literal
 
-from rackloom.core.allocate.best import BranchAndBound, FoundAnswer
+from rackloom.core.allocate.best import BranchAndBound
 from rackloom.core.allocate.eligibility import SelectorCache
-from rackloom.core.allocate.inputs import Features, InUse, RequestAlternative
-from rackloom.core.allocate.ledger import DeviceAssignment
+from rackloom.core.allocate.inputs import Features, InUse
 from rackloom.core.allocate.objects import AllocationResult, DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.core.allocate.outcome import Allocation, AllocationStopped, Fault, FaultScope, Outcome, Refusal
 from rackloom.core.allocate.pools import MalformedNodeSelector, PoolProblem, SliceIndex
-from rackloom.core.allocate.problem import AllocationProblem, allocation_result, devices_on_node
+from rackloom.core.allocate.problem import (
+    AllocationProblem,
+    FoundAnswer,
+    allocation_result,
+    devices_on_node,
+)
 from rackloom.core.allocate.search import FirstFitSearch
 
 SearchMode = Literal["exact", "best"]
@@ -54,9 +58,9 @@ def allocate(
 ) -> Outcome:
     """Devices for all `claims` of a pod on `node`, a refusal, or a fault.
 
-    `proceed` is asked before every step; when it says no, the outcome is an undecided fault, or in mode best
-    the best answer so far, whose `standing` says that it is not proved. Callers with many calls pass one
-    SliceIndex and one SelectorCache, which keep what is the same from call to call.
+    `proceed` is called before every step. When it returns False, the outcome is an undecided fault, or in
+    mode best the best answer so far, whose `standing` says that it is not proved. Callers with many calls
+    pass one SliceIndex and one SelectorCache, which keep what is the same from call to call.
     """
     index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
     try:
@@ -73,12 +77,11 @@ def _solve(problem: AllocationProblem, proceed: Callable[[], bool], mode: Search
     try:
         if not search.run():
             return refusal_of(problem, search.steps)
-        found = FoundAnswer(tuple(search.chosen), tuple(problem.ledger.entries))
+        found = search.answer
         best = BranchAndBound(problem, found, proceed) if mode == "best" else None
         if best:
             best.run()
-        answer = best.found if best else found
-        results = results_of(problem.node, problem.claims, answer.chosen, answer.entries, numbered_ids())
+        results = results_of(problem.node, problem.claims, best.found if best else found, numbered_ids())
     except AllocationStopped as stop:
         return fault_of(problem.node, stop, search.steps)
     return Allocation(
@@ -113,8 +116,7 @@ def refusal_of(problem: AllocationProblem, steps: int) -> Refusal | Fault:
 def results_of(
     node: Node,
     claims: Sequence[ResourceClaim],
-    chosen: Sequence[RequestAlternative],
-    entries: Sequence[DeviceAssignment],
+    answer: FoundAnswer,
     new_id: Callable[[], str],
 ) -> tuple[AllocationResult, ...]:
     """One result per claim. Raises AllocationStopped where the node selector of one cannot be made."""
@@ -123,8 +125,8 @@ def results_of(
             allocation_result(
                 node.metadata.name,
                 claim,
-                [ask for ask in chosen if ask.claim == number],
-                [entry for entry in entries if entry.ask.claim == number],
+                [ask for ask in answer.chosen if ask.claim == number],
+                [entry for entry in answer.entries if entry.ask.claim == number],
                 new_id,
             )
             for number, claim in enumerate(claims)

@@ -29,7 +29,7 @@ import msgspec
 
 from rackloom.core.allocate.driver_slices import NIC_NUMA_NODE, NUMA_NODE, PCIE_ROOT
 from rackloom.core.allocate.eligibility import CandidateDevice
-from rackloom.core.allocate.inputs import MAX_RESULTS, RequestAlternative
+from rackloom.core.allocate.inputs import RequestAlternative
 from rackloom.core.allocate.ledger import (
     AllocationLedger,
     AttributeValues,
@@ -38,7 +38,7 @@ from rackloom.core.allocate.ledger import (
     attribute_values,
 )
 from rackloom.core.allocate.outcome import Cause, Cost, Optimality
-from rackloom.core.allocate.problem import AllocationProblem
+from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer
 from rackloom.core.allocate.quantity import exact_value
 from rackloom.core.allocate.symmetry import DeviceSymmetry
 
@@ -248,13 +248,6 @@ MAX_TRIALS = 10_000
 """Devices tried in all, seconds for 32 of 128: a proof can take exponentially many."""
 
 
-class FoundAnswer(msgspec.Struct, frozen=True):
-    """A complete answer."""
-
-    chosen: tuple[RequestAlternative, ...]
-    entries: tuple[DeviceAssignment, ...]
-
-
 class _SearchCutShort(Exception):
     """The number of trials is used up, or the caller stopped the search."""
 
@@ -319,13 +312,9 @@ class BranchAndBound:
         for ask in self._plan[index]:
             self._chosen.append(ask)
             need = self._problem.devices_needed(ask)
-            if self._fits(ask, need) and self._bound(need) < self.cost:
+            if self._problem.has_room(ask) and self._bound(need) < self.cost:
                 self._give(ask, index, need)
             self._chosen.pop()
-
-    def _fits(self, ask: RequestAlternative, need: int) -> bool:
-        """Mode All is not met by nothing; and a claim holds so many devices, no more."""
-        return self._ledger.count_of(ask.claim) + need <= MAX_RESULTS and (need > 0 or not ask.everything)
 
     def _give(self, ask: RequestAlternative, index: int, need: int) -> None:
         if not ask.everything:

@@ -137,10 +137,10 @@ def _augmenting_path(capacity: dict[Hashable, dict[Hashable, int]]) -> list[Hash
 OpenAlternative = tuple[RequestAlternative, int, int]
 """An ask, how many devices it still needs, and the position from which it may take them."""
 OpenRequest = Sequence[OpenAlternative]
-"""The asks of one request of which one is to be met."""
+"""The alternatives of one request, of which one is to be met."""
 ClassFilter = Callable[[int], bool]
 DemandKey = tuple[tuple[int, int, int], ...]
-"""What counts of the options of a request: for each, whom it can take, how many, and from where."""
+"""A request as counts see it: of each alternative, who serves it, how many, and from which position."""
 
 
 class DeviceDemand(msgspec.Struct, frozen=True):

@@ -74,7 +74,7 @@ class AllocationChecker:
         name, given = claim.metadata.name, result.devices.results
         if len(given) > _MAX_DEVICES:
             yield f"{name}: {len(given)} devices exceed {_MAX_DEVICES}"
-        unknown = [device for device in map(_device_id, given) if device not in self._devices]
+        unknown = [device for device in map(DeviceId.of, given) if device not in self._devices]
         if unknown:
             yield from (f"{name}: {device} is not a device here" for device in unknown)
             return
@@ -95,7 +95,7 @@ class AllocationChecker:
         if len(used) > 1:
             yield f"{name}: several alternatives at once: {sorted(used)}"
         for title in used:
-            devices = [self._devices[_device_id(result)] for result in mine if result.request == title]
+            devices = [self._devices[DeviceId.of(result)] for result in mine if result.request == title]
             yield from self._ask(title, wanted[title], devices)
         if not used and not any(_count_of(ask) == 0 for ask in wanted.values()):
             yield f"{claim.metadata.name}: request {name} got nothing"
@@ -156,7 +156,7 @@ class AllocationChecker:
             or {result.request, result.request.partition("/")[0]} & set(constraint.requests)
         ]
         attribute = constraint.match_attribute or constraint.distinct_attribute or ""
-        values = [_attribute_values(self._devices[_device_id(result)], attribute) for result in covered]
+        values = [_attribute_values(self._devices[DeviceId.of(result)], attribute) for result in covered]
         if any(value is None for value in values):
             yield f"{claim}: a device lacks {attribute}"
             return
@@ -170,7 +170,7 @@ class AllocationChecker:
         """No whole device is given to two, and none that is in use; admin access excepted."""
         given: Counter[DeviceId] = Counter()
         for result in _device_results(results):
-            device = self._devices.get(_device_id(result))
+            device = self._devices.get(DeviceId.of(result))
             if device is None or device.shareable or result.admin_access:
                 continue
             given[device.id] += 1
@@ -180,7 +180,7 @@ class AllocationChecker:
 
     def _counters(self, results: Sequence[AllocationResult]) -> Iterator[str]:
         """No counter of a pool is overdrawn by what was given."""
-        given = set(map(_device_id, _device_results(results)))
+        given = set(map(DeviceId.of, _device_results(results)))
         for pool in self._pools:
             before = _counters_drawn(pool, self._held())
             after = _counters_drawn(pool, self._held() | given)
@@ -199,7 +199,7 @@ class AllocationChecker:
             for name, amount in book.items()
         }
         for result in _device_results(results):
-            device = self._devices.get(_device_id(result))
+            device = self._devices.get(DeviceId.of(result))
             if device is None or not device.shareable:
                 continue
             if result.share_id is None:
@@ -214,10 +214,6 @@ class AllocationChecker:
 
 def _device_results(results: Sequence[AllocationResult]) -> Iterator[DeviceResult]:
     return (device for result in results for device in result.devices.results)
-
-
-def _device_id(result: DeviceResult) -> DeviceId:
-    return DeviceId(result.driver, result.pool, result.device)
 
 
 def _alternatives(request: DeviceRequest) -> dict[str, RequestSpec]:

@@ -7,7 +7,7 @@ resource.kubernetes.io (pcieRoot since Kubernetes 1.34, numaNode since 1.37).
 
 `slices_of` makes the ResourceSlices of a machine profile, so that claims can be planned without a
 cluster. Only what a driver would read on the machine itself is published, and only where the profile
-knows it. A PCIe path that a vendor file restores stays out, because no driver sees it. So does the NUMA
+knows it. A PCIe path that a vendor file restores is left out, because no driver sees it. So is the NUMA
 node of GPUs, which current GPU drivers do not publish. NICs that must not carry tenant data are
 published like any other.
 
@@ -43,7 +43,7 @@ from rackloom.topology.machine import Gpu, Machine, Nic, PciePath, numa_of
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 NIC_NUMA_NODE = "dra.net/numaNode"
-"""What DRANET said before there was a standard name."""
+"""DRANET's own name, from before there was a standard one."""
 
 
 # ResourceSlices of a machine profile.

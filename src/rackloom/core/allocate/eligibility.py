@@ -179,7 +179,7 @@ class Eligibility:
         self._by_content: dict[Hashable, dict[bytes, Verdict]] = {}
 
     def verdict(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
-        """What selectors and node selection say; an error is returned, not raised."""
+        """The verdict of selectors and node selection; an error is returned, not raised."""
         known = self._known.setdefault(ask.likeness, {})
         if candidate not in known:
             known[candidate] = self._found(ask, candidate)

@@ -11,7 +11,7 @@ each other: the same devices, position by position. What is found for one holds 
   condition. A node whose occupancy changes is pushed under its new condition, and stale heap entries
   are dropped when they surface.
 
-`Fleet.place` searches once per condition and reuses the answer pattern on every node of that condition.
+`Fleet.place` searches once per condition and reuses the answer on every node of that condition.
 The chosen node is the first in order that can serve, as if each had been asked.
 
 Slices must name their node. Devices that several nodes reach tie nodes together; `allocate` is for
@@ -22,15 +22,14 @@ import heapq
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
-from typing import Generic, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.core.allocate.allocator import fault_of, numbered_ids, refusal_of, results_of, unbounded
 from rackloom.core.allocate.capacity import counter_draws
 from rackloom.core.allocate.eligibility import CandidateDevice, SelectorCache
-from rackloom.core.allocate.inputs import DeviceId, Features, InUse, RequestAlternative
-from rackloom.core.allocate.ledger import DeviceAssignment
+from rackloom.core.allocate.inputs import DeviceId, Features, InUse
 from rackloom.core.allocate.objects import (
     AllocationResult,
     DeviceClass,
@@ -41,10 +40,10 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.outcome import Allocation, AllocationStopped, Fault, FaultScope, Outcome, Refusal
 from rackloom.core.allocate.pools import Pool, SliceIndex
-from rackloom.core.allocate.problem import AllocationProblem, NodeDevices, devices_on_node
+from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer, NodeDevices, devices_on_node
 from rackloom.core.allocate.quantity import Quantity, exact_value
 from rackloom.core.allocate.search import FirstFitSearch
-from rackloom.core.allocate.symmetry import request_outcome
+from rackloom.core.allocate.symmetry import numbered, request_outcome
 
 # What is in use on one node, by device position.
 
@@ -107,7 +106,7 @@ def _positions_held(
 ) -> Iterator[tuple[int, DeviceResult]]:
     """The devices of results that hold one, with their positions; those that are gone are left out."""
     for result in chain.from_iterable(allocation.devices.results for allocation in results):
-        position = devices.positions.get(DeviceId(result.driver, result.pool, result.device))
+        position = devices.positions.get(DeviceId.of(result))
         if position is not None and not result.admin_access:
             yield position, result
 
@@ -115,7 +114,6 @@ def _positions_held(
 # Signatures and equivalence classes of nodes.
 
 
-A = TypeVar("A")
 NodeCondition = tuple[int, Hashable]
 """Kind of a node, and what is in use on it."""
 
@@ -174,16 +172,15 @@ def _pool_signature(pool: Pool) -> Hashable:
     return pool.driver, pool.trouble, counters
 
 
-class NodeEquivalenceClasses(Generic[A]):
+class NodeEquivalenceClasses:
     """The nodes as one kind of claim sees them: by condition, in order."""
 
     def __init__(self, kinds: Iterable[Hashable], used: Sequence[Hashable]) -> None:
-        numbers: dict[Hashable, int] = {}
-        self._kinds = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
+        self._kinds = numbered(kinds)
         self._conditions: list[NodeCondition] = list(zip(self._kinds, used, strict=True))
         self._open: dict[NodeCondition, list[int]] = {}
         self._closed: set[NodeCondition] = set()
-        self.answers: dict[NodeCondition, A] = {}
+        self.answers: dict[NodeCondition, ClassAnswer] = {}
         """What was found for a condition."""
         for number, condition in enumerate(self._conditions):
             self._open.setdefault(condition, []).append(number)
@@ -218,13 +215,9 @@ class NodeEquivalenceClasses(Generic[A]):
 # The fleet.
 
 
-class AnswerPattern(msgspec.Struct, frozen=True):
-    """An answer that holds on every node of a condition."""
-
-    chosen: tuple[RequestAlternative, ...]
-    entries: tuple[DeviceAssignment, ...]
-    """Only asks, positions and amounts count; the devices are those of the node that was searched."""
-    steps: int
+ClassAnswer = FoundAnswer | Refusal | Fault
+"""What was found on one node of a condition. Of an answer, only asks, positions and amounts hold on every
+node of the condition; the devices are those of the node that was searched."""
 
 
 class Fleet:
@@ -252,7 +245,7 @@ class Fleet:
         self._features = features
         self._selectors = SelectorCache()
         self._new_id = numbered_ids()
-        self._classes_of: dict[bytes, NodeEquivalenceClasses[AnswerPattern | Refusal | Fault]] = {}
+        self._classes_of: dict[bytes, NodeEquivalenceClasses] = {}
 
     def place(self, claims: Sequence[ResourceClaim], *, proceed: Callable[[], bool] = unbounded) -> Outcome:
         """Give the claims of one pod their devices on the first node that can serve them, and note the use.
@@ -269,7 +262,7 @@ class Fleet:
             if isinstance(answer, Fault) and answer.scope is FaultScope.ATTEMPT:
                 return answer
             nodes.answers[condition] = answer
-            if isinstance(answer, AnswerPattern):
+            if isinstance(answer, FoundAnswer):
                 return self._taken(number, claims, answer)
             nodes.close(condition)
         return Refusal(node="", steps=0)
@@ -286,9 +279,7 @@ class Fleet:
         self._used[number].remove(self._devices[number], results)
         self._moved(number)
 
-    def _node_classes(
-        self, claims: Sequence[ResourceClaim]
-    ) -> NodeEquivalenceClasses[AnswerPattern | Refusal | Fault]:
+    def _node_classes(self, claims: Sequence[ResourceClaim]) -> NodeEquivalenceClasses:
         key = msgspec.json.encode([claim.spec for claim in claims])
         if key not in self._classes_of:
             signatures = NodeSignatures()
@@ -300,49 +291,37 @@ class Fleet:
         self, devices: NodeDevices, claims: Sequence[ResourceClaim], signatures: NodeSignatures
     ) -> Hashable:
         try:
-            problem = AllocationProblem(
-                devices,
-                self._classes,
-                claims,
-                NodeOccupancy().as_in_use(devices),
-                self._features,
-                self._selectors,
-            )
+            problem = self._problem(devices, claims, InUse())
         except AllocationStopped as stop:
             return stop.reason
         return signatures.of(problem)
 
+    def _problem(
+        self, devices: NodeDevices, claims: Sequence[ResourceClaim], state: InUse
+    ) -> AllocationProblem:
+        return AllocationProblem(devices, self._classes, claims, state, self._features, self._selectors)
+
     def _searched(
         self, number: int, claims: Sequence[ResourceClaim], proceed: Callable[[], bool]
-    ) -> AnswerPattern | Refusal | Fault:
+    ) -> ClassAnswer:
         devices = self._devices[number]
         steps = 0
         try:
-            state = self._used[number].as_in_use(devices)
-            problem = AllocationProblem(
-                devices, self._classes, claims, state, self._features, self._selectors
-            )
+            problem = self._problem(devices, claims, self._used[number].as_in_use(devices))
             search = FirstFitSearch(problem, proceed)
             found = search.run()
             steps = search.steps
-            return (
-                AnswerPattern(tuple(search.chosen), tuple(problem.ledger.entries), steps)
-                if found
-                else refusal_of(problem, steps)
-            )
+            return search.answer if found else refusal_of(problem, steps)
         except AllocationStopped as stop:
             return fault_of(devices.node, stop, steps)
 
-    def _taken(self, number: int, claims: Sequence[ResourceClaim], answer: AnswerPattern) -> Outcome:
+    def _taken(self, number: int, claims: Sequence[ResourceClaim], answer: FoundAnswer) -> Outcome:
         devices = self._devices[number]
-        entries = [
-            DeviceAssignment(
-                entry.ask, devices.candidates[entry.candidate.position], entry.consumption, entry.charged
-            )
-            for entry in answer.entries
-        ]
+        entries = tuple(
+            replace(entry, candidate=devices.candidates[entry.candidate.position]) for entry in answer.entries
+        )
         try:
-            results = results_of(devices.node, claims, answer.chosen, entries, self._new_id)
+            results = results_of(devices.node, claims, replace(answer, entries=entries), self._new_id)
         except AllocationStopped as stop:
             return fault_of(devices.node, stop, answer.steps)
         self.occupy(devices.node.metadata.name, results)

@@ -23,6 +23,7 @@ from rackloom.core.allocate.objects import (
     Amount,
     DeviceClass,
     DeviceRequest,
+    DeviceResult,
     DeviceSelector,
     DeviceToleration,
     ExactDeviceRequest,
@@ -60,6 +61,11 @@ class DeviceId(NamedTuple):
     def __str__(self) -> str:
         return "/".join(self)
 
+    @classmethod
+    def of(cls, result: DeviceResult) -> "DeviceId":
+        """The device that a result names."""
+        return cls(result.driver, result.pool, result.device)
+
 
 class InUse(msgspec.Struct, frozen=True, kw_only=True):
     """Devices that earlier allocations hold."""
@@ -87,7 +93,7 @@ def in_use_by(claims: Iterable[ResourceClaim], *, shares: bool = True) -> InUse:
         for result in claim.status.allocation.devices.results if claim.status.allocation else ():
             if result.admin_access:
                 continue
-            device = DeviceId(result.driver, result.pool, result.device)
+            device = DeviceId.of(result)
             holders.setdefault(device, []).append(claim.metadata.name)
             if not shares or result.share_id is None:
                 dedicated.add(device)
@@ -146,7 +152,7 @@ class RequestAlternative(msgspec.Struct, frozen=True, kw_only=True, eq=False, di
 
 
 Alternatives = tuple[RequestAlternative, ...]
-"""The asks of one request of which one is to be met, best first."""
+"""The alternatives of one request, of which one is to be met; the best first."""
 
 
 def alternatives_of(

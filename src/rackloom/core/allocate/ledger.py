@@ -257,7 +257,7 @@ class AllocationLedger:
         return not isinstance(given, Cause) and capacity_shortage(candidate.device, taken, given) is None
 
     def short(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
-        """Why what is left of the device or of its pool's counters does not do for `ask` now."""
+        """Why what is left of the device or of its pool's counters is not enough for `ask` now."""
         given = self.suits(ask, candidate)
         if isinstance(given, Cause):
             return given
@@ -285,7 +285,7 @@ class AllocationLedger:
         return self._covering[ask]
 
     def enter(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
-        """Give the device to `ask`, or say why not and change nothing. The caller asked the selectors."""
+        """Give the device to `ask`, or return the cause and change nothing. The caller ran the selectors."""
         given = self.suits(ask, candidate)
         if isinstance(given, Cause):
             return given

@@ -121,7 +121,7 @@ Outcome = Allocation | Refusal | Fault
 
 
 class AllocationStopped(Exception):
-    """Carries a fault from where it is found to the door of the allocator."""
+    """Carries a fault to the entry point of the allocator."""
 
     def __init__(
         self, reason: str, *, scope: FaultScope = FaultScope.ATTEMPT, undecided: bool = False

@@ -108,6 +108,11 @@ class AllocationProblem:
         """How many devices the ask takes."""
         return len(self.everything[ask]) if ask.everything else ask.count
 
+    def has_room(self, ask: RequestAlternative) -> bool:
+        """Whether its claim can hold the devices of the ask too. Mode All is not met by no device."""
+        need = self.devices_needed(ask)
+        return self.ledger.count_of(ask.claim) + need <= MAX_RESULTS and (need > 0 or not ask.everything)
+
     @property
     def plan(self) -> list[Alternatives]:
         """All requests of all claims, in order."""
@@ -136,6 +141,15 @@ class AllocationProblem:
 
 
 # The result, as the API writes it.
+
+
+class FoundAnswer(msgspec.Struct, frozen=True):
+    """A complete answer: one alternative per request, and the devices of each."""
+
+    chosen: tuple[RequestAlternative, ...]
+    entries: tuple[DeviceAssignment, ...]
+    steps: int = 0
+    """Search steps that it took."""
 
 
 def allocation_result(

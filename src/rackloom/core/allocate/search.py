@@ -4,7 +4,7 @@ The search takes claims, requests, alternatives and devices in their order and b
 chronologically. Within a request, device positions rise, so each set of devices is seen once. Mode All
 takes a list of devices that was fixed before the search, completely or not at all. Levels are
 generators on an explicit stack, so depth does not depend on Python's recursion limit. `proceed` is
-asked before every step and bounds the search.
+called before every step and bounds the search.
 
 The answer, including errors, is that of upstream's exhaustive search. What differs is how soon a search
 without hope ends. The first dead end creates `PruningBounds`, which then
@@ -25,9 +25,9 @@ from itertools import chain
 
 from rackloom.core.allocate.bounds import OpenAlternative, Relaxation
 from rackloom.core.allocate.eligibility import CandidateDevice
-from rackloom.core.allocate.inputs import MAX_RESULTS, Alternatives, RequestAlternative
+from rackloom.core.allocate.inputs import Alternatives, RequestAlternative
 from rackloom.core.allocate.outcome import AllocationStopped, CauseKind
-from rackloom.core.allocate.problem import AllocationProblem
+from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer
 from rackloom.core.allocate.symmetry import DeviceSymmetry
 
 # Pruning: counts and failed states. A position is (request, alternative, devices picked, next device).
@@ -157,7 +157,7 @@ Frame = Iterator["Frame | None"]
 
 
 class FirstFitSearch:
-    """One search. `chosen` and the entries of the ledger hold the answer once `run` returned True."""
+    """One search. `chosen` and the entries of the ledger are the answer once `run` returned True."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class FirstFitSearch:
         self.steps = 0
 
     def run(self) -> bool:
-        """Whether all can be had. Raises AllocationStopped for an error, and when `proceed` says no."""
+        """Whether all can be had. Raises AllocationStopped for an error, and when `proceed` returns False."""
         # Each frame yields the level below it once per way to go on. Exhausting a frame is backtracking:
         # the frame undoes its own entries before it ends, so the ledger always holds the current path.
         stack = [self._choose(0)]
@@ -194,6 +194,11 @@ class FirstFitSearch:
                 return True
             stack.append(below)
         return False
+
+    @property
+    def answer(self) -> FoundAnswer:
+        """What was found, once `run` returned True."""
+        return FoundAnswer(tuple(self.chosen), tuple(self._ledger.entries), self.steps)
 
     def _look_ahead(self) -> bool:
         """Create the bounds at the first dead end. True if they show that there is no answer at all."""
@@ -219,9 +224,7 @@ class FirstFitSearch:
         if self._bounds is not None and self._bounds.hopeless(point, index):
             return
         for ask in self._plan[index]:
-            need = self._problem.devices_needed(ask)
-            # Mode All is not met by no device; and a claim holds only so many.
-            if (ask.everything and not need) or self._ledger.count_of(ask.claim) + need > MAX_RESULTS:
+            if not self._problem.has_room(ask):
                 continue
             del self.chosen[index:]
             self.chosen.append(ask)
@@ -269,7 +272,7 @@ class FirstFitSearch:
         return candidate if self._bounds is None else self._bounds.mark(index, candidate)
 
     def _taken(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
-        """Enters the device if it can be had. Use is asked first: a selector may fail on a device."""
+        """Enter the device if possible. Use is checked first: no selector runs on a device that is in use."""
         return (
             self._ledger.in_use(ask, candidate) is None
             and self._problem.eligibility.matches(ask, candidate)

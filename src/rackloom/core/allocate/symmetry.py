@@ -57,9 +57,9 @@ class DeviceSymmetry:
             )
             for candidate in candidates
         ]
-        self.shape: list[int] = _numbered(shapes)
+        self.shape: list[int] = numbered(shapes)
         """Shape of each device; equal only if the devices are alike up to the names of their group."""
-        self.kind: list[int] = _numbered(
+        self.kind: list[int] = numbered(
             [
                 frozenset(Counter(self.shape[position] for position in positions).items())
                 for positions in self.members
@@ -126,7 +126,7 @@ def _connected_groups(links: Sequence[Sequence[Link]]) -> list[int]:
     for position, ties in enumerate(links):
         for tie in ties:
             parent[root(position)] = root(first.setdefault(tie, position))
-    return _numbered([root(position) for position in range(len(links))])
+    return numbered([root(position) for position in range(len(links))])
 
 
 def _ranks_in_group(links: Sequence[Sequence[Link]], positions: Iterable[int]) -> dict[Link, int]:
@@ -135,7 +135,7 @@ def _ranks_in_group(links: Sequence[Sequence[Link]], positions: Iterable[int]) -
     return {tie: rank for rank, tie in enumerate(ties)}
 
 
-def _numbered(values: Iterable[Hashable]) -> list[int]:
+def numbered(values: Iterable[Hashable]) -> list[int]:
     """Equal values get equal numbers, in order of appearance."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(value, len(numbers)) for value in values]

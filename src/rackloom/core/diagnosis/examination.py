@@ -4,10 +4,10 @@
 
 1. Run every check. A layer that was not asked adds nothing; a layer that could not be read adds that it
    is unknown. Checks of the cluster run only where the cluster was read.
-2. `merge_host_findings` unites what the cluster and a host's own files say of one fault. Findings of one
-   check are tied by the device that they concern, those about an IMEX mesh by anything that they concern.
-   The merged finding keeps the worse state and the evidence of both sides. What the host saw to be well
-   overrules a cluster that does not know the same devices.
+2. `merge_host_findings` unites findings of the cluster and of a host's own files about one fault. Findings
+   of one check are tied by the device that they concern, those about an IMEX mesh by anything that they
+   concern. The merged finding keeps the worse state and the evidence of both sides. What the host saw to
+   be well overrules a cluster that does not know the same devices.
 3. `fold_consequences` puts each finding under its cause. A cause is a finding whose check explains this
    one in the catalogue and that shares a place with it. A finding about places that differ from one
    another is explained only if at most one of its sides stays without a cause. The root takes the worst

@@ -1,7 +1,7 @@
 """A snapshot with the indexes that several checks share, and the names of places in findings.
 
 `SnapshotIndex` builds each index on first use: chains by node, domains, logical partitions, nodes,
-devices and their allocations by name, and which machine a node runs on (where their GPUs tell). `can_see`
+devices and their allocations by name, and which machine a node runs on (where their GPUs show it). `can_see`
 says whether a layer was read, so that something missing in it is really missing. `is_fresh` says whether
 the reading of an NVLink domain shows how things are now; a check must not judge a domain that is not
 fresh.

@@ -247,7 +247,7 @@ class MovedGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceGpuRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One NVLink interface of an instance: the GPU and the logical partition that it was asked into."""
+    """One NVLink interface of an instance: the GPU and the logical partition requested for it."""
 
     instance: str
     machine: str

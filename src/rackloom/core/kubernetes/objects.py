@@ -38,7 +38,7 @@ class ResourceKind:
 
     @property
     def api_version(self) -> str:
-        """What an object's `apiVersion` says: `v1` for the core group, else `group/version`."""
+        """The `apiVersion` of its objects: `v1` for the core group, else `group/version`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
 

@@ -37,7 +37,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def channel_label(template: str) -> str:
-    """What CHANNEL_LABEL says of a pod with a channel of this template: its name, or a hash of a long one."""
+    """The value of CHANNEL_LABEL for a channel of this template: its name, or a hash of a long one."""
     if len(template) <= _LONGEST_LABEL_VALUE:
         return template
     return f"sha256-{hashlib.sha256(template.encode()).hexdigest()[:48]}"

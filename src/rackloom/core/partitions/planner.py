@@ -215,7 +215,7 @@ def _held_elsewhere(partition: ObservedPartition, *, ours: bool) -> Blocker:
 def plan_removals(given: PlanningInput, blockers: BlockerSet) -> list[PartitionOperation]:
     """Removals and deletions by partition id, the default partition (highest id) last."""
     # A GPU that is gone for good (its tray was swapped) is on no machine any more. The site put its GUID into
-    # its own partition, and there it would keep other GPUs from joining for ever.
+    # its own partition, and there it would keep other GPUs from joining permanently.
     touchable = given.intent.managed | given.layout.absent
     planned = [
         _removal_from_site_partition(our, touchable, given.desired, blockers) for our in given.layout.ours

@@ -312,7 +312,7 @@ def discover_machine(
 ) -> Machine:
     """The machine below `sysroot`. NVML is asked only of this machine itself.
 
-    Raises Refused for a root without /sys and for files that cannot be read or that speak of devices which
+    Raises Refused for a root without /sys and for files that cannot be read or that name devices which
     are not there; Retry while the GPU driver does not answer.
     """
     root = Sysroot(sysroot)

@@ -1,59 +1,60 @@
-// Keys, the chosen GPU, and whether the page is still fed. What is drawn comes from the server, by htmx.
+// Keyboard focus, the selected GPU, and the state of the connection. The server renders all markup (htmx).
 "use strict";
 
-const QUIET_SECONDS = 15; // the server speaks every five seconds, whether anything changed or not
+const QUIET_SECONDS = 15; // the server sends an event every five seconds, even if nothing changed
 
 const live = document.getElementById("live");
 const chain = document.getElementById("chain");
-let heard = Date.now();
-let here = null; // id of the one GPU that Tab reaches
-let chosen = null; // id of the GPU whose chain is shown
+let lastEventAt = Date.now();
+let focusedId = null; // id of the GPU with tabindex 0
+let selectedId = null; // id of the GPU whose chain is shown
 
 const cells = () => [...document.querySelectorAll("rect[role=gridcell]")];
 
-function say(state, words) {
-  if (live.dataset.state === state && live.textContent === words) return;
+function showState(state, text) {
+  if (live.dataset.state === state && live.textContent === text) return;
   live.dataset.state = state;
-  live.textContent = words;
+  live.textContent = text;
 }
 
-function heardOf() {
-  heard = Date.now();
-  say("live", "live");
+function onEvent() {
+  lastEventAt = Date.now();
+  showState("live", "live");
 }
 
-function lost() {
-  say("lost", `not live since ${new Date(heard).toISOString().slice(11, 19)} UTC`);
+function onLost() {
+  showState("lost", `not live since ${new Date(lastEventAt).toISOString().slice(11, 19)} UTC`);
 }
 
-// A rack that was drawn again has forgotten which GPU is here and which is chosen.
-function mark() {
+// htmx replaces whole racks, so the focus and selection attributes must be set again.
+function markCells() {
   document.querySelectorAll('rect[tabindex="0"]').forEach((old) => old.setAttribute("tabindex", "-1"));
   document.querySelectorAll("rect[aria-selected]").forEach((old) => old.removeAttribute("aria-selected"));
-  const at = document.getElementById(here) || document.querySelector("rect[role=gridcell]");
+  const at = document.getElementById(focusedId) || document.querySelector("rect[role=gridcell]");
   if (at) at.setAttribute("tabindex", "0");
-  document.getElementById(chosen)?.setAttribute("aria-selected", "true");
+  document.getElementById(selectedId)?.setAttribute("aria-selected", "true");
 }
 
-function show() {
-  const [rack, tray, gpu] = chosen.split("-");
+function showChain() {
+  const [rack, tray, gpu] = selectedId.split("-");
   htmx.ajax("GET", `/map/gpu/${rack}/${tray}/${gpu}?by=${chain.dataset.by}`, { target: "#chain", swap: "innerHTML" });
 }
 
-function go(cell) {
+function focusCell(cell) {
   if (!cell) return;
-  here = cell.id;
-  mark();
+  focusedId = cell.id;
+  markCells();
   cell.focus();
 }
 
-function choose(cell) {
-  chosen = cell.id;
-  go(cell);
-  show();
+function selectCell(cell) {
+  selectedId = cell.id;
+  focusCell(cell);
+  showChain();
 }
 
-function near(cell, key) {
+// The move of a key, from a cell to its neighbour in the grid.
+function moveOf(cell, key) {
   const tray = cell.parentElement;
   const column = [...tray.querySelectorAll("rect")].indexOf(cell);
   const rows = [...cell.ownerSVGElement.querySelectorAll("g[role=row]")];
@@ -77,46 +78,46 @@ function near(cell, key) {
     Home: () => cells()[0],
     End: () => cells().at(-1),
   };
-  return moves[key] && (() => go(moves[key]()));
+  return moves[key] && (() => focusCell(moves[key]()));
 }
 
 document.addEventListener("keydown", (event) => {
   const cell = event.target.closest?.("rect[role=gridcell]");
   if (!cell || event.altKey || event.ctrlKey || event.metaKey) return;
-  const move = event.key === "Enter" || event.key === " " ? () => choose(cell) : near(cell, event.key);
+  const move = event.key === "Enter" || event.key === " " ? () => selectCell(cell) : moveOf(cell, event.key);
   if (!move) return;
   event.preventDefault();
   move();
 });
 
-// What a finding or an operation is about: a GPU is chosen, a rack is walked to.
-function follow(link, event) {
-  const there = document.getElementById(link.dataset.shows);
-  if (!there) return;
+// A link of a finding or an operation: select its GPU, or focus the first GPU of its rack.
+function followLink(link, event) {
+  const target = document.getElementById(link.dataset.shows);
+  if (!target) return;
   event.preventDefault();
-  if (there.matches("rect")) choose(there);
-  else go(there.querySelector("rect[role=gridcell]"));
+  if (target.matches("rect")) selectCell(target);
+  else focusCell(target.querySelector("rect[role=gridcell]"));
 }
 
 document.addEventListener("click", (event) => {
   const cell = event.target.closest?.("rect[role=gridcell]");
   const link = event.target.closest?.("a[data-shows]");
-  if (cell) choose(cell);
-  if (link) follow(link, event);
+  if (cell) selectCell(cell);
+  if (link) followLink(link, event);
 });
 
-document.addEventListener("htmx:sse:after:connection", heardOf);
+document.addEventListener("htmx:sse:after:connection", onEvent);
 document.addEventListener("htmx:sse:error", (event) => {
-  lost();
+  onLost();
   if (event.detail?.status === 401) window.location.assign("/map/login"); // the token has ended
 });
-document.addEventListener("htmx:sse:close", lost);
+document.addEventListener("htmx:sse:close", onLost);
 document.addEventListener("htmx:sse:after:message", () => {
-  heardOf();
-  mark();
-  if (chosen) show();
+  onEvent();
+  markCells();
+  if (selectedId) showChain();
 });
 setInterval(() => {
-  if (Date.now() - heard > QUIET_SECONDS * 1000 && live.dataset.state === "live") lost();
+  if (Date.now() - lastEventAt > QUIET_SECONDS * 1000 && live.dataset.state === "live") onLost();
 }, 1000);
-mark();
+markCells();

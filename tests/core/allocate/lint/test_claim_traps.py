@@ -48,7 +48,9 @@ def a_class(name, *selectors):
 def on(profile):
     """A profile's machine; `typical` for none."""
     if profile == "typical":
-        return lint_context(None, (), [inventory_of_machine(profiles.load_machine(one)) for one in (P4D, P5)])
+        return lint_context(
+            None, (), [inventory_of_machine(profiles.load_machine(name)) for name in (P4D, P5)]
+        )
     return lint_context(inventory_of_machine(profiles.load_machine(profile)))
 
 
@@ -146,8 +148,8 @@ def test_an_unknown_class_and_the_nearest_known_one():
 
 
 def test_alternatives_are_checked_where_they_stand():
-    one = {"name": "big", "deviceClassName": "nothing", "allocationMode": "ExactCount", "count": 1}
-    asked = claim({"name": "gpu", "firstAvailable": [one | {"deviceClassName": GPU}, one | {"name": "b"}]})
+    big = {"name": "big", "deviceClassName": "nothing", "allocationMode": "ExactCount", "count": 1}
+    asked = claim({"name": "gpu", "firstAvailable": [big | {"deviceClassName": GPU}, big | {"name": "b"}]})
     findings = claim_findings(asked, on(H100))
     assert [dotted_path(finding.path) for finding in findings] == [
         "devices.requests[0].firstAvailable[1].deviceClassName"

@@ -41,9 +41,9 @@ def test_a_label_that_is_missing_is_its_plugins_to_write():
 def test_a_tray_in_no_partition_has_no_label():
     free = with_changed(WELL, "fabric_gpus", of_tray, partition=None)
     fixes = [
-        one.fix
-        for one in examine(with_changed(free, "instance_gpus", lambda one: True, logical=None))
-        if one.check == Check.CLIQUE_LABEL
+        finding.fix
+        for finding in examine(with_changed(free, "instance_gpus", lambda record: True, logical=None))
+        if finding.check == Check.CLIQUE_LABEL
     ]
     assert [fix.partition("  # ")[0] for fix in fixes] == [
         f"kubectl label node {NODE} nvidia.com/gpu.clique-"
@@ -52,7 +52,7 @@ def test_a_tray_in_no_partition_has_no_label():
 
 def test_where_the_devices_alone_differ_the_label_is_left():
     other = with_changed(
-        WELL, "devices", lambda one: one.node == NODE and one.clique is not None, clique=clique(1)
+        WELL, "devices", lambda record: record.node == NODE and record.clique is not None, clique=clique(1)
     )
-    (found,) = (one for one in examine(other) if one.check == Check.CLIQUE_LABEL)
+    (found,) = (finding for finding in examine(other) if finding.check == Check.CLIQUE_LABEL)
     assert found.fix.startswith("kubectl get pods")

@@ -85,8 +85,8 @@ def test_nothing_seen_is_no_success():
     assert verdict(()) is CheckState.UNKNOWN
 
 
-def replaced(one, **fields):
-    return msgspec.structs.replace(one, **fields)
+def replaced(record, **fields):
+    return msgspec.structs.replace(record, **fields)
 
 
 READY_NOT = ComputeDomainStatus(
@@ -133,14 +133,18 @@ ILL = {
 @pytest.mark.parametrize("case", ILL)
 def test_each_illness_is_found_once_with_what_to_change(case):
     check, seen = ILL[case]
-    failed = [one for one in of(check, seen) if one.state is CheckState.FAILS]
+    failed = [finding for finding in of(check, seen) if finding.state is CheckState.FAILS]
     assert failed
-    assert all(one.fix and one.message for one in failed)
+    assert all(finding.fix and finding.message for finding in failed)
     assert verdict(check_domains(seen)) is CheckState.FAILS
 
 
 def test_what_is_said():
-    lines = [f"{case}: {one.message} -- {one.fix}" for case in ILL for one in [first_failure(*ILL[case])]]
+    lines = [
+        f"{case}: {finding.message} -- {finding.fix}"
+        for case in ILL
+        for finding in [first_failure(*ILL[case])]
+    ]
     assert "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines) == snapshot("""\
 pending: ResourceClaim claim-0 is pending: no device is allocated -- kubectl get
   resourceclaims,deviceclasses,nodes -A -o yaml > claims.yaml && kubectl get resourceslices -o yaml
@@ -185,7 +189,7 @@ not-meshed: 1 of 2 IMEX daemons do not reach all their peers -- kubectl get pods
 
 
 def first_failure(check, seen):
-    return next(one for one in of(check, seen) if one.state is CheckState.FAILS)
+    return next(finding for finding in of(check, seen) if finding.state is CheckState.FAILS)
 
 
 def test_pods_in_two_cliques_are_shown_by_both_sides_and_since_the_status_says_so():
@@ -231,7 +235,7 @@ UNSEEN = {
 @pytest.mark.parametrize("case", UNSEEN)
 def test_what_was_not_observed_is_unknown(case):
     check, seen = UNSEEN[case]
-    assert {one.state for one in of(check, seen)} == {CheckState.UNKNOWN}
+    assert {finding.state for finding in of(check, seen)} == {CheckState.UNKNOWN}
     assert verdict(check_domains(seen)) is CheckState.UNKNOWN
 
 
@@ -253,8 +257,8 @@ def test_pods_of_one_job_that_wait_are_one_finding():
     )
     claims = tuple(
         replaced(claim(number), name=name, allocated=False, reserved_for=())
-        for number, one in enumerate(pods)
-        for name in one.claims.values()
+        for number, waiting in enumerate(pods)
+        for name in waiting.claims.values()
     )
     job, alone = of(Check.CLAIMS, changed(pods=pods, claims=claims))
     assert (job.subject, job.since) == ("Job team/train", 100.0)

@@ -24,8 +24,10 @@ def imex(**changes):
 
 
 def found(check, **fields):
-    (one,) = [one for one in check_host(msgspec.structs.replace(WELL, **fields)) if one.check == check]
-    return one
+    (finding,) = [
+        finding for finding in check_host(msgspec.structs.replace(WELL, **fields)) if finding.check == check
+    ]
+    return finding
 
 
 def test_a_healthy_node_holds_in_all():
@@ -78,27 +80,30 @@ def test_a_healthy_node_holds_in_all():
     ],
 )
 def test_findings(check, fields, state):
-    one = found(check, **fields)
-    assert one.state is state
-    assert one.subject == "node tray-1"
-    assert bool(one.fix) is (state is not CheckState.HOLDS)
+    finding = found(check, **fields)
+    assert finding.state is state
+    assert finding.subject == "node tray-1"
+    assert bool(finding.fix) is (state is not CheckState.HOLDS)
 
 
 def test_a_mesh_that_the_daemon_has_told_of_is_not_asked_of_its_host():
     seen = msgspec.structs.replace(WELL, meshed=True, **imex(running=(4711,), in_pods=(4711,)))
-    (mesh,) = (one for one in check_host(seen) if one.check == Check.MESH)
+    (mesh,) = (finding for finding in check_host(seen) if finding.check == Check.MESH)
     assert mesh.state is CheckState.HOLDS
 
 
 def test_one_of_the_host_itself_has_no_mesh_of_its_own_to_judge():
     assert {
-        one.check for one in check_host(msgspec.structs.replace(WELL, **imex(running=(9,), outside=(9,))))
+        finding.check
+        for finding in check_host(msgspec.structs.replace(WELL, **imex(running=(9,), outside=(9,))))
     } == ({Check.DRIVER, Check.CDI, Check.PORTS, Check.HOST_IMEX, Check.CHANNELS})
 
 
 def test_one_that_is_not_seen_to_be_in_a_pod_is_not_told_as_one_of_a_pod():
     seen = msgspec.structs.replace(WELL, **imex(running=(9,), outside=None))
-    assert [one.check for one in check_host(seen) if one.state is not CheckState.HOLDS] == [Check.HOST_IMEX]
+    assert [finding.check for finding in check_host(seen) if finding.state is not CheckState.HOLDS] == [
+        Check.HOST_IMEX
+    ]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +120,7 @@ def test_what_is_restarted_is_the_runtime_that_runs(runtime, unit):
 
 def test_without_a_driver_nothing_is_said_of_what_it_offers():
     seen = msgspec.structs.replace(WELL, driver_version=None, **imex(offered=False))
-    assert Check.CHANNELS not in {one.check for one in check_host(seen)}
+    assert Check.CHANNELS not in {finding.check for finding in check_host(seen)}
 
 
 def test_what_files_do_show_of_a_mesh_is_told_with_it():

@@ -19,7 +19,7 @@ def tainted(site, taint):
     return with_changed(
         site,
         "devices",
-        lambda one: one.node == NODE and one.name == "gpu-2",
+        lambda record: record.node == NODE and record.name == "gpu-2",
         taints=(f"{taint}:NoSchedule",),
     )
 
@@ -27,13 +27,13 @@ def tainted(site, taint):
 def freed(site, rack, tray):
     """Nobody has anything on a tray."""
     pod = f"team-{rack}/worker-{tray}"
-    site = without(site, "uses", lambda one: pod in one.pods)
-    site = without(site, "pods", lambda one: f"{one.namespace}/{one.name}" == pod)
-    return without(site, "claims", lambda one: f"{one.namespace}/{one.name}" == f"{pod}-devices")
+    site = without(site, "uses", lambda record: pod in record.pods)
+    site = without(site, "pods", lambda record: f"{record.namespace}/{record.name}" == pod)
+    return without(site, "claims", lambda record: f"{record.namespace}/{record.name}" == f"{pod}-devices")
 
 
 def fix_of(site, check=Check.DEVICE_TAINT):
-    (found,) = (one for one in examine(site) if one.check == check)
+    (found,) = (finding for finding in examine(site) if finding.check == check)
     return found.fix
 
 
@@ -81,7 +81,7 @@ def test_a_free_tray_of_another_clique_is_no_help():
 
 
 def test_who_shares_no_memory_goes_to_any_clique():
-    alone = with_changed(freed(LOST, 1, 0), "claims", lambda one: one.domain == "uid-0", domain="")
+    alone = with_changed(freed(LOST, 1, 0), "claims", lambda record: record.domain == "uid-0", domain="")
     assert f"it gets the free tray {node(1, 0)}" in fix_of(alone)
 
 
@@ -94,7 +94,7 @@ def test_who_shares_no_memory_goes_to_any_clique():
     ],
 )
 def test_a_tray_that_takes_no_newcomers_is_not_free(changes):
-    closed = with_changed(freed(LOST, 0, 3), "nodes", lambda one: one.name == FREE, **changes)
+    closed = with_changed(freed(LOST, 0, 3), "nodes", lambda record: record.name == FREE, **changes)
     assert "no free tray in the clique" in fix_of(closed)
 
 
@@ -102,20 +102,26 @@ def test_a_tray_with_a_sick_device_of_its_own_is_not_free():
     sick = with_changed(
         freed(LOST, 0, 3),
         "devices",
-        lambda one: one.node == FREE and one.name == "gpu-0",
+        lambda record: record.node == FREE and record.name == "gpu-0",
         taints=("gpu.nvidia.com/gpu-lost:NoSchedule",),
     )
-    (found,) = (one for one in examine(sick) if one.check == Check.DEVICE_TAINT and NODE in one.subject)
+    (found,) = (
+        finding
+        for finding in examine(sick)
+        if finding.check == Check.DEVICE_TAINT and NODE in finding.subject
+    )
     assert "no free tray in the clique" in found.fix
 
 
 def test_the_spare_of_its_gang_is_named_before_others():
-    kept = with_changed(freed(LOST, 0, 3), "nodes", lambda one: one.name in (NODE, FREE), taints=(GANG,))
+    kept = with_changed(
+        freed(LOST, 0, 3), "nodes", lambda record: record.name in (NODE, FREE), taints=(GANG,)
+    )
     assert f"it gets the spare tray of its gang, {FREE}" in fix_of(kept)
 
 
 def test_a_device_that_is_published_no_more_moves_its_pod_only_where_there_is_room():
-    gone = without(WELL, "devices", lambda one: one.node == NODE and one.name == "gpu-3")
+    gone = without(WELL, "devices", lambda record: record.node == NODE and record.name == "gpu-3")
     assert folded(fix_of(gone, Check.DEVICE_THERE)) == snapshot("""\
 kubectl -n team-0 delete pod worker-1  # no free tray in the clique c1u57e7-0.7: first bring gpu-3
   of host-98 back\
@@ -130,7 +136,9 @@ def test_a_pod_that_needs_less_than_its_tray_has_stays_there():
     one_gpu = without(
         WELL,
         "uses",
-        lambda one: POD in one.pods and one.driver != "dra.net" and one.device in ("gpu-0", "gpu-1", "gpu-3"),
+        lambda record: (
+            POD in record.pods and record.driver != "dra.net" and record.device in ("gpu-0", "gpu-1", "gpu-3")
+        ),
     )
     assert folded(fix_of(tainted(one_gpu, "gpu.nvidia.com/xid=48"))) == snapshot("""\
 kubectl -n team-0 delete pod worker-1  # made anew, it gets other devices of host-98; then see to

@@ -6,7 +6,7 @@
    (`syntax`).
 2. `check`: types and overloads (`types`, `environment`, `library`), constant folding, literal
    validation.
-3. `cost`, `cost_calls`: the worst-case cost, by which the API server admits or refuses an expression.
+3. `cost`, `call_costs`: the worst-case cost, by which the API server admits or refuses an expression.
 4. `interpret`, `runtime`: the exact evaluator, one closure per node, with upstream's run-time cost.
 5. `generate`: a Python function for simple expressions, which defers to the exact evaluator in every
    other case.

@@ -188,7 +188,7 @@ class _TypeChecker:
             case "param":
                 self.fits(types.DYN, target)
                 result = types.DYN
-            case "dyn" | "any" | "error":
+            case "dyn" | "any":
                 result = types.DYN
             case _:
                 raise self.fail(node_id, f"type '{target}' does not support field selection")
@@ -331,7 +331,7 @@ class _TypeChecker:
                 return [types.INT, over.params[0]] if two else [over.params[0]]
             case "map":
                 return list(over.params) if two else [over.params[0]]
-            case "dyn" | "param" | "error":
+            case "dyn" | "param":
                 self.fits(types.DYN, over)
                 return [types.DYN] * (1 + two)
         raise self.fail(
@@ -422,7 +422,8 @@ def validate_literals(checked: CheckedExpression) -> None:
                 case Call():
                     _validate_call(node, checked)
                 case ListNode() if not formatted:
-                    _require_one_type(checked, _unwrapped_items(node))
+                    items = [(item, number in node.optional) for number, item in enumerate(node.elements)]
+                    _require_one_type(checked, items)
                 case MapNode() if not formatted:
                     _require_one_type(checked, [(entry.key, False) for entry in node.entries])
                     _require_one_type(checked, [(entry.value, entry.optional) for entry in node.entries])
@@ -489,10 +490,6 @@ def _unshowable(verb: str, node: CelNode, checked: CheckedExpression) -> CelNode
             (wrong for part in children(node) if (wrong := _unshowable("s", part, checked)) is not None), None
         )
     return None
-
-
-def _unwrapped_items(node: ListNode) -> list[tuple[CelNode, bool]]:
-    return [(item, position in node.optional) for position, item in enumerate(node.elements)]
 
 
 def _require_one_type(checked: CheckedExpression, items: list[tuple[CelNode, bool]]) -> None:

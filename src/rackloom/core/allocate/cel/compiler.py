@@ -2,7 +2,7 @@
 
 `compile_selector` parses, checks, validates and estimates an expression, and prepares both evaluators.
 Results are cached by expression and environment. The type must be bool, or the type of attributes,
-which only run time tells.
+which is known only at run time.
 
 `Program.matches` runs the generated fast path, and the exact evaluator when that path does not apply or
 raises. `Program.evaluate` always runs the exact evaluator and reports the cost.
@@ -197,7 +197,7 @@ class Program:
     reads: frozenset[Read]
     """What the result can depend on, as (kind, domain, identifier); None is any."""
     output: str
-    """Static type of the result: bool, or dyn where only run time tells."""
+    """Static type of the result: bool, or dyn where it is known only at run time."""
     max_cost: int
     """Worst case of one evaluation; 2**64 - 1 where nothing bounds it."""
     run: Evaluator

@@ -11,8 +11,7 @@ Where several overloads fit, their ranges are united.
 from dataclasses import dataclass
 
 from rackloom.core.allocate.cel import types
-from rackloom.core.allocate.cel.check import CheckedExpression
-from rackloom.core.allocate.cel.cost_calls import (
+from rackloom.core.allocate.cel.call_costs import (
     ONE,
     UNKNOWN_SIZE,
     WIDEST,
@@ -22,10 +21,11 @@ from rackloom.core.allocate.cel.cost_calls import (
     CostRange,
     DevicePath,
     ElementSizes,
-    cost_function_of,
     device_size,
+    estimate_of,
     exactly,
 )
+from rackloom.core.allocate.cel.check import CheckedExpression
 from rackloom.core.allocate.cel.syntax import (
     RESULT,
     Call,
@@ -255,8 +255,8 @@ class _CostEstimator:
         for cost in costs:
             spent = spent.plus(cost)
         operands = args if target is None else [target, *args]
-        special = cost_function_of(overload.id, node.function)
-        found = special(operands) if special is not None else None
+        estimate = estimate_of(overload.id, node.function)
+        found = estimate(operands) if estimate is not None else None
         if found is not None:
             return CallEstimate(found.cost.plus(spent), found.size)
         match overload.id:

@@ -11,12 +11,12 @@ selector on that device.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rackloom.core.allocate.cel import library as _library  # noqa: F401 (declares the functions)
 from rackloom.core.allocate.cel import types
-from rackloom.core.allocate.cel.library import LIBRARIES
 from rackloom.core.allocate.cel.types import CelType, Overload
 from rackloom.core.allocate.cel.values import DomainMap, SemanticVersion
 from rackloom.core.allocate.quantity import Quantity
@@ -54,26 +54,24 @@ class DeviceView:
 
         Names without a domain get the driver as theirs.
         """
-        problem: str | None = None
-        read: dict[str, Any] = {}
-        for name, wrapped in attributes.items():
-            try:
-                read[name] = _attribute_value(wrapped)
-            except ValueError as error:
-                problem = problem or f"attribute {name}: {error}"
-        amounts: dict[str, Any] = {}
-        for name, amount in capacity.items():
-            try:
-                amounts[name] = Quantity.parse(amount)
-            except ValueError as error:
-                problem = problem or f"capacity {name}: {error}"
+        problems: list[str] = []
+
+        def parsed(kind: str, values: Mapping[str, Any], parse: Callable[[Any], Any]) -> DomainMap:
+            found: dict[str, Any] = {}
+            for name, value in values.items():
+                try:
+                    found[name] = parse(value)
+                except ValueError as error:
+                    problems.append(f"{kind} {name}: {error}")
+            return _by_domain(found, driver)
+
         variable = {
             "driver": driver,
             "allowMultipleAllocations": bool(allow_multiple_allocations),
-            "attributes": _by_domain(read, driver),
-            "capacity": _by_domain(amounts, driver),
+            "attributes": parsed("attribute", attributes, _attribute_value),
+            "capacity": parsed("capacity", capacity, Quantity.parse),
         }
-        return cls(variable, problem)
+        return cls(variable, problems[0] if problems else None)
 
     @property
     def driver(self) -> str:
@@ -114,14 +112,12 @@ def _scalar_value(kind: str, value: Any) -> Any:
 
 
 _NAMED_TYPES = {
-    **{type_.name: type_ for type_ in (types.BOOL, types.INT, types.UINT, types.DOUBLE, types.STRING)},
-    **{type_.name: type_ for type_ in (types.BYTES, types.DYN, types.NULL)},
-    **{type_.name: type_ for type_ in (types.TIMESTAMP, types.DURATION, types.TYPE)},
-    "list": types.list_of(types.DYN),
-    "map": types.map_of(types.DYN, types.DYN),
-    "optional_type": types.optional_of(types.type_variable("V")),
-    "net.IP": types.IP,
-    "net.CIDR": types.CIDR,
+    type_.name: type_
+    for type_ in (
+        *(types.BOOL, types.INT, types.UINT, types.DOUBLE, types.STRING, types.BYTES, types.DYN, types.NULL),
+        *(types.TIMESTAMP, types.DURATION, types.TYPE, types.IP, types.CIDR, types.list_of(types.DYN)),
+        *(types.map_of(types.DYN, types.DYN), types.optional_of(types.type_variable("V"))),
+    )
 }
 
 _ADVICE = {
@@ -163,14 +159,5 @@ def environment(
     }
     if kind == "stored" or consumable_capacity:
         fields["allowMultipleAllocations"] = types.BOOL
-    functions = {name: of for name, of in _functions().items() if lists or name != "includes"}
+    functions = {name: of for name, of in types.FUNCTIONS.items() if lists or name != "includes"}
     return CelEnvironment(fields, functions, attribute, _NAMED_TYPES)
-
-
-@functools.cache
-def _functions() -> Mapping[str, tuple[Overload, ...]]:
-    functions: dict[str, tuple[Overload, ...]] = {}
-    for library in LIBRARIES:
-        for overload in library:
-            functions[overload.function] = (*functions.get(overload.function, ()), overload)
-    return functions

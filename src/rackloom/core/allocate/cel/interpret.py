@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rackloom.core.allocate.cel import check
+from rackloom.core.allocate.cel.call_costs import charge_of
 from rackloom.core.allocate.cel.check import CheckedExpression
 from rackloom.core.allocate.cel.errors import CostExceeded, EvaluationError, no_such_overload
 from rackloom.core.allocate.cel.runtime import (
@@ -23,7 +24,6 @@ from rackloom.core.allocate.cel.runtime import (
     Evaluator,
     LazyValue,
     append_step,
-    call_cost,
     constant_membership,
     has_field,
     is_accumulator,
@@ -183,7 +183,7 @@ class _EvaluatorBuilder:
         """A call that needs all its arguments: the first error among them is its result."""
         overloads = self.checked.overloads[node.id]
         single = overloads[0].id if len(overloads) == 1 else ""
-        function, eager = node.function, len(args) <= 2
+        eager, charge = len(args) <= 2, charge_of(single, node.function)
 
         def run(frame: EvaluationFrame) -> Any:
             values = []
@@ -203,7 +203,7 @@ class _EvaluatorBuilder:
                     raise
                 except EvaluationError as error:
                     result = error
-            frame.charge(call_cost(function, single, values, result))
+            frame.charge(charge(values, result))
             return result
 
         return run
@@ -215,15 +215,12 @@ class _EvaluatorBuilder:
             values = []
             for code, optional in items:
                 value = code(frame)
+                if optional:
+                    value = _inside_optional(value)
                 if isinstance(value, EvaluationError):
                     return value
-                if optional:
-                    if type(value) is not OptionalValue:
-                        return no_such_overload()
-                    if not value.present:
-                        continue
-                    value = value.value
-                values.append(value)
+                if value is not _ABSENT:
+                    values.append(value)
             frame.charge(_LIST_COST)
             return values
 
@@ -239,15 +236,12 @@ class _EvaluatorBuilder:
                 if isinstance(key, EvaluationError):
                     return key
                 value = value_code(frame)
+                if optional:
+                    value = _inside_optional(value)
                 if isinstance(value, EvaluationError):
                     return value
-                if optional:
-                    if type(value) is not OptionalValue:
-                        return no_such_overload()
-                    if not value.present:
-                        continue
-                    value = value.value
-                built[key_of(key)] = value
+                if value is not _ABSENT:
+                    built[key_of(key)] = value
             frame.charge(_MAP_COST)
             return built
 
@@ -293,3 +287,15 @@ class _EvaluatorBuilder:
             return value
 
         return run
+
+
+_ABSENT = object()
+
+
+def _inside_optional(value: Any) -> Any:
+    """The value of an element with a question mark: an error stays, and what is absent is left out."""
+    if isinstance(value, EvaluationError):
+        return value
+    if type(value) is not OptionalValue:
+        return no_such_overload()
+    return value.value if value.present else _ABSENT

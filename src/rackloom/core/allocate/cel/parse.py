@@ -13,7 +13,7 @@ import functools
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cel_expr_python import cel
@@ -164,28 +164,26 @@ def _node(data: bytes) -> CelNode:
 
 def _const(node_id: int, fields: Wire) -> CelNode:
     (number, values), *_ = fields.items()
-    value = values[0]
-    match number:
-        case 2:
-            return Const(node_id, bool(value))
-        case 3:
-            return Const(node_id, _signed(value))
-        case 4:
-            return Const(node_id, Uint(value))
-        case 5:
-            return Const(node_id, _finite(struct.unpack("<d", value)[0]))
-        case 6:
-            return Const(node_id, value.decode())
-        case 7:
-            return Const(node_id, bytes(value))
-        case _:
-            return Const(node_id, None)
+    decode = _CONSTANTS.get(number)
+    return Const(node_id, None if decode is None else decode(values[0]))
 
 
-def _finite(value: float) -> float:
-    if math.isinf(value):
+def _double(value: bytes) -> float:
+    (number,) = struct.unpack("<d", value)
+    if math.isinf(number):
         raise CompileError("invalid double literal: too large")
-    return value
+    return float(number)
+
+
+_CONSTANTS: dict[int, Callable[[Any], Any]] = {
+    2: bool,
+    3: _signed,
+    4: Uint,
+    5: _double,
+    6: bytes.decode,
+    7: bytes,
+}
+"""The alternatives of cel.expr.Constant by field number; null is not among them."""
 
 
 def _ident(node_id: int, fields: Wire) -> CelNode:

@@ -1,10 +1,7 @@
-"""The parts of exact evaluation: frame, run-time cost, and the steps from which evaluators are built.
+"""The parts of exact evaluation: the frame, and the steps from which evaluators are built.
 
 An `EvaluationFrame` holds the device, local variables and the cost so far. `charge` raises
 `CostExceeded` above the limit of 1,000,000 units (resource.k8s.io CELSelectorExpressionMaxCost).
-
-`call_cost` prices one call by upstream's tables. Most calls cost one unit; string functions grow with
-the text, regular expressions with text and pattern, list functions with the elements they visit.
 
 Steps return closures over a frame. An error is a value: `&&` and `||` absorb it when the other side
 decides, and `orValue` and `or` evaluate their right side only if needed. `LazyValue` computes the value
@@ -13,183 +10,21 @@ reference, so `append_step` grows it in place. Membership in a list of constants
 upstream looks it up in a set that it built beforehand.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rackloom.core.allocate.cel import check
 from rackloom.core.allocate.cel.errors import CostExceeded, EvaluationError, no_such_overload
-from rackloom.core.allocate.cel.library.networks import CIDR, IP
 from rackloom.core.allocate.cel.library.operators import index_container, optional_index
 from rackloom.core.allocate.cel.syntax import RESULT, CelNode, Ident
 from rackloom.core.allocate.cel.values import (
     NONE,
-    TYPE_NAMES,
     OptionalValue,
     SemanticVersion,
     find_entry,
     map_keys,
     type_name,
 )
-
-# Run-time cost of calls.
-
-
-_STRING = 0.1
-"""Cost of one character that is walked over."""
-_REGEX = 0.25
-_LIST_CALL = 11
-"""A call that builds a list: one for the call, ten for the list."""
-FORMAT_REGEX_SIZE = 128
-
-CallValues = Sequence[Any]
-
-
-def size_of_value(value: Any) -> int:
-    """Length of strings, lists, maps and addresses; one for everything else."""
-    if isinstance(value, str | bytes | list | dict):
-        return len(value)
-    if isinstance(value, IP | CIDR):
-        return value.size()
-    return 1
-
-
-def call_cost(function: str, overload: str, args: CallValues, result: Any) -> int:
-    """Cost of calling `function` with these values; `overload` is its id, or empty if left to run time."""
-    cost = _BY_OVERLOAD.get(overload) or _BY_FUNCTION.get(function)
-    return 1 if cost is None else cost(args, result)
-
-
-def _walk_cost(factor: float, *, of_result: bool = False) -> Callable[[CallValues, Any], int]:
-    return lambda args, result: math.ceil(size_of_value(result if of_result else args[0]) * factor)
-
-
-def _comparison_cost(args: CallValues, result: Any) -> int:
-    """Comparison goes as far as the shorter operand."""
-    return math.ceil(min(map(_optional_size, args)) * _STRING)
-
-
-def _optional_size(value: Any) -> int:
-    present = isinstance(value, OptionalValue) and value.present
-    return size_of_value(value.value if present else value)
-
-
-_ONE_UNIT_TYPES = {f"kubernetes.{name}" for name in ("Quantity", "Semver", "URL", "NamedFormat")}
-_ONE_UNIT_TYPES |= {"net.IP", "net.CIDR"}
-
-
-def _equality_cost(args: CallValues, result: Any) -> int:
-    return 1 if TYPE_NAMES.get(type(args[0])) in _ONE_UNIT_TYPES else _comparison_cost(args, result)
-
-
-def _concatenation_cost(args: CallValues, result: Any) -> int:
-    return math.ceil(sum(map(_optional_size, args)) * _STRING)
-
-
-def _regex_cost(args: CallValues, result: Any) -> int:
-    return math.ceil((1 + size_of_value(args[0])) * _STRING) * math.ceil(size_of_value(args[1]) * _REGEX)
-
-
-def _tree_cost(value: Any) -> int:
-    if isinstance(value, str):
-        return int(len(value.encode()) * _STRING)
-    if isinstance(value, bytes):
-        return int(len(value) * _STRING)
-    if isinstance(value, list):
-        return sum(map(_tree_cost, value))
-    if isinstance(value, dict):
-        return sum(_tree_cost(key) + _tree_cost(item) for key, item in value.items())
-    return 1
-
-
-def _contains_ip_cost(args: CallValues, result: Any) -> int:
-    return math.ceil(2 * size_of_value(args[0]) * _STRING)
-
-
-def _with_parsing_cost(contains: Callable[[CallValues, Any], int]) -> Callable[[CallValues, Any], int]:
-    """The same with a string to read first; upstream counts that only if the overload is known."""
-    return lambda args, result: contains(args, result) + math.ceil(size_of_value(args[1]) * _STRING)
-
-
-def _contains_cidr_cost(args: CallValues, result: Any) -> int:
-    return _contains_ip_cost(args, result) + math.ceil(size_of_value(args[0]) * _STRING) + 1
-
-
-def _validate_cost(args: CallValues, result: Any) -> int:
-    limit = getattr(args[0], "max_regex_size", FORMAT_REGEX_SIZE)
-    return math.ceil((1 + size_of_value(args[1])) * _STRING) * math.ceil(limit * _REGEX)
-
-
-def _list_result_cost(args: CallValues, result: Any) -> int:
-    return size_of_value(result) + _LIST_CALL
-
-
-def _flatten_cost(args: CallValues, result: Any) -> int:
-    depth = args[1] if len(args) == 2 and isinstance(args[1], int) else 1
-    return int(size_of_value(args[0]) * depth) + _LIST_CALL
-
-
-def _pairwise_cost(position: int) -> Callable[[CallValues, Any], int]:
-    def cost(args: CallValues, result: Any) -> int:
-        items = args[position] if isinstance(args[position], list) else []
-        factor = 2 + (_STRING if items and isinstance(items[0], str | bytes) else 0)
-        return int(len(items) ** 2 * factor) + _LIST_CALL
-
-    return cost
-
-
-def _product_cost(factor: int) -> Callable[[CallValues, Any], int]:
-    return lambda args, result: 1 + size_of_value(args[0]) * size_of_value(args[1]) * factor
-
-
-_SORTED = ["int", "uint", "double", "bool", "string", "bytes"]
-_SORTED += ["google.protobuf.Duration", "google.protobuf.Timestamp"]
-_ORDERS = ("less", "less_equals", "greater", "greater_equals")
-
-_BY_OVERLOAD: dict[str, Callable[[CallValues, Any], int]] = {
-    **dict.fromkeys(("starts_with_string", "ends_with_string", "string_format"), _walk_cost(_STRING)),
-    **dict.fromkeys(("string_to_bytes", "bytes_to_string", "strings_quote"), _walk_cost(_STRING)),
-    **{f"{order}_{kind}": _comparison_cost for order in _ORDERS for kind in ("string", "bytes")},
-    "in_list": lambda args, result: size_of_value(args[1]),
-    **dict.fromkeys(("add_string", "add_bytes"), _concatenation_cost),
-    "matches_string": _regex_cost,
-    "contains_string": lambda args, result: math.prod(
-        math.ceil(size_of_value(arg) * _STRING) for arg in args
-    ),
-    **dict.fromkeys(("list_slice", "lists_range", "list_reverse"), _list_result_cost),
-    **dict.fromkeys(("list_flatten", "list_flatten_int"), _flatten_cost),
-    "list_distinct": _pairwise_cost(0),
-    "cidr_contains_ip_string": _with_parsing_cost(_contains_ip_cost),
-    "cidr_contains_cidr_string": _with_parsing_cost(_contains_cidr_cost),
-    "cidr_ip": lambda args, result: 1,
-    **{f"list_{kind}_sort": _pairwise_cost(0) for kind in _SORTED},
-    **{f"list_{kind}_sortByAssociatedKeys": _pairwise_cost(1) for kind in _SORTED},
-    "list_sets_contains_list": _product_cost(1),
-    "list_sets_intersects_list": _product_cost(1),
-    "list_sets_equivalent_list": _product_cost(2),
-}
-
-_BY_FUNCTION: dict[str, Callable[[CallValues, Any], int]] = {
-    "_==_": _equality_cost,
-    "_!=_": _comparison_cost,
-    **dict.fromkeys(
-        ("isSorted", "sum", "max", "min", "indexOf", "lastIndexOf"), lambda args, result: _tree_cost(args[0])
-    ),
-    **dict.fromkeys(("url", "lowerAscii", "upperAscii", "substring", "trim"), _walk_cost(_STRING)),
-    **dict.fromkeys(("replace", "split", "ip.isCanonical"), _walk_cost(2 * _STRING)),
-    "join": _walk_cost(2 * _STRING, of_result=True),
-    **dict.fromkeys(("find", "findAll"), _regex_cost),
-    **dict.fromkeys(
-        ("ip", "cidr", "isIP", "isCIDR", "quantity", "isQuantity", "semver", "isSemver"), _walk_cost(_STRING)
-    ),
-    "containsIP": _contains_ip_cost,
-    "containsCIDR": _contains_cidr_cost,
-    "validate": _validate_cost,
-}
-
-
-# Steps of evaluation.
-
 
 COST_LIMIT = 1_000_000
 """What one evaluation may cost (resource.k8s.io CELSelectorExpressionMaxCost)."""
@@ -326,7 +161,7 @@ def not_strictly_false_step(operand: Evaluator) -> Evaluator:
 
 
 def append_step(item: Evaluator) -> Evaluator:
-    """`@result + [item]`: the accumulator of a running fold belongs to nobody else and grows in place."""
+    """`@result + [item]`: nothing else refers to the accumulator of a running fold, so it grows in place."""
 
     def run(frame: EvaluationFrame) -> Any:
         grown = frame.scope[RESULT]

@@ -11,7 +11,7 @@ their macro.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,6 +141,26 @@ def children(node: CelNode) -> tuple[CelNode, ...]:
     return ()
 
 
+def with_children(node: CelNode, parts: Iterable[CelNode]) -> CelNode:
+    """The node with other parts, in the order of `children`."""
+    new = iter(parts)
+    match node:
+        case Select():
+            return replace(node, operand=next(new))
+        case Call():
+            target = None if node.target is None else next(new)
+            return replace(node, target=target, args=tuple(new))
+        case ListNode():
+            return replace(node, elements=tuple(new))
+        case MapNode():
+            entries = (replace(entry, key=next(new), value=next(new)) for entry in node.entries)
+            return replace(node, entries=tuple(entries))
+        case Fold():
+            names = ("iter_range", "accu_init", "condition", "step", "result")
+            return replace(node, **dict(zip(names, new, strict=True)))  # type: ignore[arg-type]
+    return node
+
+
 RESULT = "@result"
 """The accumulator of a comprehension."""
 
@@ -181,42 +201,11 @@ class _MacroExpander:
         self.ids: Iterator[int] = itertools.count(max(parsed.positions, default=0) + 1)
 
     def node(self, node: CelNode) -> CelNode:
-        match node:
-            case Select():
-                return replace(node, operand=self.node(node.operand))
-            case Call():
-                return self.call(node)
-            case ListNode():
-                return replace(node, elements=tuple(map(self.node, node.elements)))
-            case MapNode():
-                return replace(node, entries=tuple(map(self.entry, node.entries)))
-            case Fold():
-                return self.fold(node)
-            case _:
-                return node
-
-    def entry(self, entry: MapEntry) -> MapEntry:
-        return replace(entry, key=self.node(entry.key), value=self.node(entry.value))
-
-    def fold(self, fold: Fold) -> Fold:
-        return replace(
-            fold,
-            iter_range=self.node(fold.iter_range),
-            accu_init=self.node(fold.accu_init),
-            condition=self.node(fold.condition),
-            step=self.node(fold.step),
-            result=self.node(fold.result),
-        )
-
-    def call(self, call: Call) -> CelNode:
-        target = None if call.target is None else self.node(call.target)
-        call = replace(call, target=target, args=tuple(map(self.node, call.args)))
-        if target is None:
-            return call
-        if (call.function, len(call.args)) == ("sortBy", 2):
-            return _MacroCall(self, call, target).sort_by()
-        builder = _TWO_VARIABLE_MACROS.get((call.function, len(call.args)))
-        return call if builder is None else builder(_MacroCall(self, call, target))
+        expanded = with_children(node, map(self.node, children(node)))
+        if not isinstance(expanded, Call) or expanded.target is None:
+            return expanded
+        builder = _MACROS.get((expanded.function, len(expanded.args)))
+        return expanded if builder is None else builder(_MacroCall(self, expanded, expanded.target))
 
 
 class _MacroCall:
@@ -324,7 +313,8 @@ class _MacroCall:
         )
 
 
-_TWO_VARIABLE_MACROS: dict[tuple[str, int], Callable[[_MacroCall], CelNode]] = {
+_MACROS: dict[tuple[str, int], Callable[[_MacroCall], CelNode]] = {
+    ("sortBy", 2): _MacroCall.sort_by,
     ("all", 3): _MacroCall.all,
     ("exists", 3): _MacroCall.exists,
     ("existsOne", 3): _MacroCall.exists_one,

@@ -5,8 +5,8 @@ unification whether argument types fit parameter types, and returns the extended
 rules are those of cel-go's checker: dyn and any fit everything, null fits nullable kinds, and a bound
 variable widens to the more general type.
 
-A function is data. `FunctionLibrary.add("string_index_of_string", "string.indexOf(string) -> int")`
-declares the decorated Python function as one overload. The signature is all the checker needs, and
+A function is data. `@cel_function("string_index_of_string", "string.indexOf(string) -> int")` adds the
+decorated Python function to `FUNCTIONS` as one overload. The signature is all the checker needs, and
 run-time dispatch looks at the same parameter types: `dispatch` applies the first candidate whose
 parameters accept the values.
 """
@@ -36,23 +36,12 @@ class CelType:
         return f"{self.name}({', '.join(map(str, self.params))})" if self.params else self.name
 
 
-def _simple_type(kind: str, name: str | None = None) -> CelType:
-    return CelType(kind, name or kind)
-
-
-BOOL, INT, UINT, DOUBLE = (
-    _simple_type("bool"),
-    _simple_type("int"),
-    _simple_type("uint"),
-    _simple_type("double"),
-)
-STRING, BYTES, DYN = _simple_type("string"), _simple_type("bytes"), _simple_type("dyn")
-ANY = _simple_type("any", "google.protobuf.Any")
-NULL = _simple_type("null", "null_type")
-ERROR = _simple_type("error", "!error!")
-TIMESTAMP = _simple_type("timestamp", "google.protobuf.Timestamp")
-DURATION = _simple_type("duration", "google.protobuf.Duration")
-TYPE = _simple_type("type")
+_KINDS = ("bool", "int", "uint", "double", "string", "bytes", "dyn", "type")
+BOOL, INT, UINT, DOUBLE, STRING, BYTES, DYN, TYPE = (CelType(kind, kind) for kind in _KINDS)
+ANY = CelType("any", "google.protobuf.Any")
+NULL = CelType("null", "null_type")
+TIMESTAMP = CelType("timestamp", "google.protobuf.Timestamp")
+DURATION = CelType("duration", "google.protobuf.Duration")
 
 
 def object_type(name: str) -> CelType:
@@ -197,7 +186,7 @@ def _is_assignable(bindings: Bindings, first: CelType, second: CelType) -> bool:
             return valid
     if first.kind == "param":
         return _bind_variable(bindings, second, first)[0]
-    if is_dyn(first) or is_dyn(second) or "error" in (first.kind, second.kind):
+    if is_dyn(first) or is_dyn(second):
         return True
     if first.kind == "null" or second.kind == "null":
         other = second if first.kind == "null" else first
@@ -273,28 +262,25 @@ class Overload:
         return len(args) == len(self.params) and all(map(_value_has_type, self.params, args))
 
 
-class FunctionLibrary:
-    """A set of overloads, filled by decorating their implementations."""
+FUNCTIONS: dict[str, tuple[Overload, ...]] = {}
+"""Every function by name. Run-time dispatch takes the first overload that accepts the values."""
 
-    def __init__(self) -> None:
-        self.overloads: list[Overload] = []
 
-    def add(self, overload_id: str, signature: str) -> Callable[[F], F]:
-        """Declare the decorated function as the overload with this id and signature."""
+def cel_function(overload_id: str, signature: str) -> Callable[[F], F]:
+    """Declare the decorated function as the overload with this id and signature."""
 
-        def declare(impl: F) -> F:
-            self.overloads.append(overload_from_signature(overload_id, signature, impl))
-            return impl
+    def declare(impl: F) -> F:
+        overload = overload_from_signature(overload_id, signature, impl)
+        FUNCTIONS[overload.function] = (*FUNCTIONS.get(overload.function, ()), overload)
+        return impl
 
-        return declare
+    return declare
 
-    def declare(self, *overloads: tuple[str, str, Impl]) -> None:
-        """Declare overloads of one expression each: id, signature and implementation."""
-        for overload_id, signature, impl in overloads:
-            self.add(overload_id, signature)(impl)
 
-    def __iter__(self) -> Iterator[Overload]:
-        return iter(self.overloads)
+def declare_functions(*overloads: tuple[str, str, Impl]) -> None:
+    """Declare overloads by id, signature and implementation."""
+    for overload_id, signature, impl in overloads:
+        cel_function(overload_id, signature)(impl)
 
 
 def overload_from_signature(overload_id: str, signature: str, impl: Impl) -> Overload:

@@ -246,7 +246,7 @@ def claim_findings(claim: ResourceClaim, context: LintContext) -> list[LintFindi
 
 
 def class_findings(device_class: DeviceClass, context: LintContext) -> Iterator[LintFinding]:
-    """The traps of a class, whose selectors are asked of every device of every driver."""
+    """The traps of a class, whose selectors run on every device of every driver."""
     for number, selector in enumerate(device_class.spec.selectors):
         path = ("selectors", number, "cel", "expression")
         expression = selector.cel.expression if selector.cel else ""
@@ -254,6 +254,6 @@ def class_findings(device_class: DeviceClass, context: LintContext) -> Iterator[
 
 
 def _no_node_serves(claim: ResourceClaim, context: LintContext) -> bool:
-    """Whether every node says no. Of a profile, a fault may be a gap of what it knows."""
+    """Whether every node refuses the claim. On a profile, a fault may be a gap in the profile."""
     no = (Refusal, Fault) if context.hardware.observed else (Refusal,)
     return all(isinstance(outcome, no) for outcome in allocation_outcomes([context.hardware], claim))

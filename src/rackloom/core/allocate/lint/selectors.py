@@ -9,7 +9,7 @@ Rules, in this order; a finding of the first three ends the check:
 1. It compiles.
 2. It is not constant. The truth of an expression that only compares attributes with literals depends on
    how each attribute relates to each literal: equal, just below, just above, other or absent.
-   `constant_truth` tries all combinations, and says nothing of expressions with other functions or more
+   `constant_truth` tries all combinations, and does not judge expressions with other functions or more
    than 4096 combinations.
 3. It checks the driver before it reads that driver's attributes.
 4. Attributes that it reads are published.
@@ -45,6 +45,7 @@ from rackloom.core.allocate.eligibility import CandidateDevice
 from rackloom.core.allocate.inputs import DeviceId
 from rackloom.core.allocate.objects import DeviceClass, DeviceSelector, ResourceClaim
 from rackloom.core.allocate.outcome import Allocation, Outcome
+from rackloom.core.allocate.templates.generate import attribute_access
 from rackloom.core.allocate.templates.inventory import HardwareInventory, inventory_of_slices
 
 # Findings.
@@ -54,7 +55,7 @@ FieldPath = tuple[str | int, ...]
 
 
 class LintRule(StrEnum):
-    """What is wrong, in the words the command line prints."""
+    """What is wrong; the values are what the command line prints."""
 
     DOES_NOT_COMPILE = "does-not-compile"
     CONSTANT = "constant"
@@ -141,7 +142,7 @@ class LintContext:
         return left
 
     def fails(self, program: compiler.Program, device: CandidateDevice) -> bool:
-        """Whether a selector has no answer for a device, and not for want of what a profile does not know."""
+        """Whether a selector has no answer for a device, for another reason than a gap in a profile."""
         if not isinstance(selector_answer(program, device), errors.EvaluationError):
             return False
         missing = [name for name in attributes_read(program) if device.attribute(name) is None]
@@ -216,7 +217,7 @@ _COMPARING = frozenset(
     | {"orValue", "hasValue", "-_"}
 )
 _MAX_COMBINATIONS = 4096
-"""Combinations that are tried; of expressions with more, nothing is said."""
+"""The most combinations that are tried; expressions with more are not judged."""
 
 LiteralValue = str | int | bool | None
 
@@ -415,14 +416,13 @@ class _SelectorLint:
         )
 
     def _guarded_access(self, name: str) -> str:
-        domain, _, identifier = name.partition("/")
         values = [value for device in self.devices if (value := device.attribute(name)) is not None]
         default = '""'
         if values and values[0].int_ is not None:
             default = "-1"
         if values and values[0].bool_ is not None:
             default = "false"
-        return f'write device.attributes["{domain}"].?{identifier}.orValue({default})'
+        return f"write {attribute_access(name)}.orValue({default})"
 
     def _foreign_ids(self) -> Iterator[LintFinding]:
         """PCI addresses and UUIDs that no device has."""

@@ -101,7 +101,7 @@ def selector_by_ids(
         if not all(isinstance(value, str) for value in values):
             continue
         one_of = f"== {json.dumps(values[0])}" if len(values) == 1 else f"in {json.dumps(values)}"
-        expression = f'{_attribute_access(name)}.orValue("") {one_of}'
+        expression = f'{attribute_access(name)}.orValue("") {one_of}'
         if _selects(expression, wanted, among):
             return ChosenSelector(expression, (name,))
     return None
@@ -127,10 +127,11 @@ def _selects(expression: str, wanted: Sequence[CandidateDevice], among: Sequence
 def _equality_test(name: str, value: Scalar) -> str:
     """`value` is compared with what the attribute is, or with a default of its type that it never is."""
     absent = {bool: "false", int: "-1", str: '""'}[type(value)]
-    return f"{_attribute_access(name)}.orValue({absent}) == {json.dumps(value)}"
+    return f"{attribute_access(name)}.orValue({absent}) == {json.dumps(value)}"
 
 
-def _attribute_access(name: str) -> str:
+def attribute_access(name: str) -> str:
+    """How a selector reads an attribute that a device may lack."""
     domain, _, identifier = name.partition("/")
     return f'device.attributes["{domain}"].?{identifier}'
 
@@ -341,9 +342,7 @@ def _device_pairs(kind: NodeType, outcome: Allocation) -> Iterator[DevicePair]:
     index = {device.id: number for devices in (kind.gpus, kind.nics) for number, device in enumerate(devices)}
     given: dict[str, list[int]] = {}
     for result in outcome.results[0].devices.results:
-        given.setdefault(result.request, []).append(
-            index[DeviceId(result.driver, result.pool, result.device)]
-        )
+        given.setdefault(result.request, []).append(index[DeviceId.of(result)])
     for name, gpus in given.items():
         if name.startswith("gpu"):
             yield tuple(gpus), tuple(given["nic" + name.removeprefix("gpu")])

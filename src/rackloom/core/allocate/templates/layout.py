@@ -115,7 +115,7 @@ class AffinityGroup(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...]
     nics: tuple[int, ...]
     source: str
-    """Which source says that they belong together."""
+    """The source of the fact that they belong together."""
 
 
 def affinity_groups(hardware: NodeType, align: Align) -> tuple[AffinityGroup, ...]:

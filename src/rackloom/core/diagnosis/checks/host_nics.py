@@ -27,6 +27,7 @@ from rackloom.core.diagnosis.checks.nics import (
     are_apart,
     is_link_unknown,
     link_problem,
+    numa_text,
     slice_evidence,
 )
 from rackloom.core.diagnosis.findings import Finding, Severity, fails, holds, unique, unknown
@@ -234,20 +235,16 @@ def _far_from_nic(machine: Machine, cells: list[Cell], here: HostIdentity) -> Fi
 
 def _path_evidence(machine: Machine, cell: Cell) -> str:
     gpu, nic = machine.gpus[cell.gpu], machine.nics[cell.nic]
-    near = f"its nearest NIC {_nic_name(nic)} at {_numa_text(numa_of(nic))} ({cell.path_class})"
-    return f"host: GPU {gpu.pci_address} is at {_numa_text(numa_of(gpu))}, {near}"
+    near = f"its nearest NIC {_nic_name(nic)} at {numa_text(numa_of(nic))} ({cell.path_class})"
+    return f"host: GPU {gpu.pci_address} is at {numa_text(numa_of(gpu))}, {near}"
 
 
 def _excluded_nics(machine: Machine, cells: list[Cell]) -> Iterator[str]:
     homes = {numa_of(machine.gpus[cell.gpu]) for cell in cells} - {None}
     for nic in machine.nics:
         if nic.excluded is not None and numa_of(nic) in homes:
-            yield f"host: NIC {_nic_name(nic)} at {_numa_text(numa_of(nic))} is left out: {nic.excluded}"
+            yield f"host: NIC {_nic_name(nic)} at {numa_text(numa_of(nic))} is left out: {nic.excluded}"
 
 
 def _nic_name(nic: Nic) -> str:
     return nic.rdma_device or nic.if_name or nic.pci_address or str(nic.index)
-
-
-def _numa_text(node: int | None) -> str:
-    return "no NUMA node known" if node is None else f"NUMA node {node}"

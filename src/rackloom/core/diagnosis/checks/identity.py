@@ -1,4 +1,4 @@
-"""Checks of trays that are not where the records say: moved trays and swapped trays.
+"""Checks of trays that are not in their recorded place: moved trays and swapped trays.
 
 `check_moved_trays` follows GPUs by fabric GUID. A machine is a place in a rack, so the GPUs of an
 instance that a controller now lists in another slot mean that the tray was moved. One finding names the

@@ -53,6 +53,11 @@ def is_link_unknown(link: str | None) -> bool:
     return link is not None and link.lower() == _UNKNOWN_STATE
 
 
+def numa_text(node: int | None) -> str:
+    """A NUMA node, as evidence names it."""
+    return "no NUMA node known" if node is None else f"NUMA node {node}"
+
+
 def slice_evidence(nic: DeviceRecord) -> str:
     """The link as its plugin publishes it."""
     rate = "no rate" if nic.gbps is None else f"{nic.gbps} Gb/s"
@@ -121,9 +126,8 @@ def are_apart(gpu: int | None, nic: int | None, classes: Iterable[str | None]) -
 
 
 def _location_evidence(device: DeviceRecord) -> str:
-    numa = "no NUMA node known" if device.numa is None else f"NUMA node {device.numa}"
     root = "" if device.pcie_root is None else f", PCIe root {device.pcie_root}"
-    return f"slice: {device.name} is at {numa}{root}"
+    return f"slice: {device.name} is at {numa_text(device.numa)}{root}"
 
 
 def _mismatched_pods(index: SnapshotIndex) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ Only domains with a fresh reading are judged. The checks report:
 - a partition that the site did not make, and the factory partition where the site's policy removes it;
 - a partition of the site that the controller no longer lists though nobody deleted it;
 - a GPU that the controller lists in several partitions;
-- instances whose GPUs are not where they were asked into, one finding for each instance. A request
+- instances whose GPUs are not in the requested partition, one finding for each instance. A request
   younger than `SETTLES_IN` (two intervals of the reconciler) is unknown and not a failure: it may still
   be in progress;
 - a logical partition whose instances are in several NVLink domains. The site makes one physical partition

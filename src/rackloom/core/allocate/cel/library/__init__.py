@@ -1,25 +1,9 @@
-"""The functions of a selector, grouped by subject; LIBRARIES lists them in order of declaration.
+"""The functions of a selector, grouped by subject. Importing a module declares its functions.
 
-The order matters: run-time dispatch takes the first overload of a function that accepts the values.
+Run-time dispatch takes the first overload of a function that accepts the values. Functions with overloads
+in several modules are `string`, `indexOf` and `lastIndexOf`; their overloads accept different values.
 """
 
-from rackloom.core.allocate.cel.library.conversions import CONVERSIONS, TIMES
-from rackloom.core.allocate.cel.library.kubernetes import FORMATS, KUBERNETES
-from rackloom.core.allocate.cel.library.lists import LISTS
-from rackloom.core.allocate.cel.library.networks import NETWORKS, URLS
-from rackloom.core.allocate.cel.library.operators import OPERATORS, OPTIONALS
-from rackloom.core.allocate.cel.library.strings import PATTERNS, STRINGS
+from rackloom.core.allocate.cel.library import conversions, kubernetes, lists, networks, operators, strings
 
-LIBRARIES = (
-    OPERATORS,
-    CONVERSIONS,
-    STRINGS,
-    PATTERNS,
-    LISTS,
-    OPTIONALS,
-    TIMES,
-    KUBERNETES,
-    NETWORKS,
-    URLS,
-    FORMATS,
-)
+__all__ = ["conversions", "kubernetes", "lists", "networks", "operators", "strings"]

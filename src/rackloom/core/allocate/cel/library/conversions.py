@@ -14,7 +14,7 @@ from decimal import Decimal
 
 from rackloom.core.allocate.cel.errors import EvaluationError
 from rackloom.core.allocate.cel.library.operators import as_timestamp
-from rackloom.core.allocate.cel.types import FunctionLibrary
+from rackloom.core.allocate.cel.types import cel_function, declare_functions
 from rackloom.core.allocate.cel.values import (
     INT64_MAX,
     INT64_MIN,
@@ -30,9 +30,6 @@ from rackloom.core.allocate.cel.values import (
 
 # Timestamps and durations.
 
-
-TIMES = FunctionLibrary()
-_time_function = TIMES.add
 
 _SECOND = 10**9
 _UNITS = {
@@ -171,15 +168,15 @@ def _declare_time_part(name: str) -> None:
         return take(_in_zone(_as_datetime(value), zone), value.nanos)
 
     suffix = "_tz" if name == "getSeconds" else "_with_tz"
-    _time_function(f"timestamp_to_{label}", f"timestamp.{name}() -> int")(of)
-    _time_function(f"timestamp_to_{label}{suffix}", f"timestamp.{name}(string) -> int")(within)
+    cel_function(f"timestamp_to_{label}", f"timestamp.{name}() -> int")(of)
+    cel_function(f"timestamp_to_{label}{suffix}", f"timestamp.{name}(string) -> int")(within)
 
 
 def _declare_duration_part(name: str) -> None:
     def of(value: Duration) -> int:
         return abs(value.nanos) // _DURATION_PARTS[name] * (-1 if value.nanos < 0 else 1)
 
-    _time_function(f"duration_to_{_TIME_PARTS[name][0]}", f"duration.{name}() -> int")(of)
+    cel_function(f"duration_to_{_TIME_PARTS[name][0]}", f"duration.{name}() -> int")(of)
 
 
 for _getter in _TIME_PARTS:
@@ -190,9 +187,6 @@ for _getter in _DURATION_PARTS:
 
 # Conversions.
 
-
-CONVERSIONS = FunctionLibrary()
-_conversion = CONVERSIONS.add
 
 _INT = re.compile(r"[+-]?[0-9]+")
 _UINT = re.compile(r"[0-9]+")
@@ -215,34 +209,21 @@ for _name, _id in (
     ("timestamp", "timestamp_to_timestamp"),
     ("uint", "uint64_to_uint64"),
 ):
-    CONVERSIONS.declare((_id, f"{_name}({_name}) -> {_name}", lambda value: value))
-CONVERSIONS.declare(("to_dyn", "dyn(A) -> dyn", lambda value: value))
+    declare_functions((_id, f"{_name}({_name}) -> {_name}", lambda value: value))
 
 
 def _conversion_error(text: str, kind: str) -> EvaluationError:
     return EvaluationError(f"type conversion error from 'string' to '{kind}': {text!r}")
 
 
-CONVERSIONS.declare(("type", "type(A) -> type<A>", lambda value: TypeName(type_name(value))))
-
-
-@_conversion("string_to_bool", "bool(string) -> bool")
+@cel_function("string_to_bool", "bool(string) -> bool")
 def _bool(text: str) -> bool:
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
     raise _conversion_error(text, "bool")
 
 
-CONVERSIONS.declare(("string_to_bytes", "bytes(string) -> bytes", lambda text: text.encode()))
-
-
-CONVERSIONS.declare(
-    ("int64_to_double", "double(int) -> double", float),
-    ("uint64_to_double", "double(uint) -> double", float),
-)
-
-
-@_conversion("string_to_double", "double(string) -> double")
+@cel_function("string_to_double", "double(string) -> double")
 def _double_of_text(text: str) -> float:
     text = _DIGIT_GAP.sub("", text)
     if _FLOAT.fullmatch(text) or _SPECIAL.fullmatch(text):
@@ -258,50 +239,35 @@ def _double_of_text(text: str) -> float:
     raise _conversion_error(text, "double")
 
 
-@_conversion("double_to_int64", "int(double) -> int")
+@cel_function("double_to_int64", "int(double) -> int")
 def _int_of_double(value: float) -> int:
     if math.isnan(value) or not float(INT64_MIN) < value < float(INT64_MAX):
         raise EvaluationError("integer overflow")
     return int(value)
 
 
-CONVERSIONS.declare(("duration_to_int64", "int(duration) -> int", lambda value: value.nanos))
-
-
-@_conversion("string_to_int64", "int(string) -> int")
+@cel_function("string_to_int64", "int(string) -> int")
 def _int_of_text(text: str) -> int:
     if not _INT.fullmatch(text) or not INT64_MIN <= int(text) <= INT64_MAX:
         raise _conversion_error(text, "int")
     return int(text)
 
 
-CONVERSIONS.declare(
-    ("timestamp_to_int64", "int(timestamp) -> int", lambda value: value.nanos // 10**9),
-    ("uint64_to_int64", "int(uint) -> int", lambda value: in_int64(int(value))),
-)
-
-
-@_conversion("double_to_uint64", "uint(double) -> uint")
+@cel_function("double_to_uint64", "uint(double) -> uint")
 def _uint_of_double(value: float) -> Uint:
     if math.isnan(value) or not 0 <= value < 2.0**64:
         raise EvaluationError("unsigned integer overflow")
     return Uint(value)
 
 
-CONVERSIONS.declare(("int64_to_uint64", "uint(int) -> uint", in_uint64))
-
-
-@_conversion("string_to_uint64", "uint(string) -> uint")
+@cel_function("string_to_uint64", "uint(string) -> uint")
 def _uint_of_text(text: str) -> Uint:
     if not _UINT.fullmatch(text) or int(text) > UINT64_MAX:
         raise _conversion_error(text, "uint")
     return Uint(text)
 
 
-CONVERSIONS.declare(("bool_to_string", "string(bool) -> string", lambda value: "true" if value else "false"))
-
-
-@_conversion("bytes_to_string", "string(bytes) -> string")
+@cel_function("bytes_to_string", "string(bytes) -> string")
 def _text_of_bytes(value: bytes) -> str:
     try:
         return value.decode()
@@ -309,7 +275,7 @@ def _text_of_bytes(value: bytes) -> str:
         raise EvaluationError("invalid UTF-8 in bytes, cannot convert to string") from None
 
 
-@_conversion("double_to_string", "string(double) -> string")
+@cel_function("double_to_string", "string(double) -> string")
 def show_double(value: float) -> str:
     """The shortest digits that read back the same, with an exponent from a million on."""
     if math.isnan(value):
@@ -328,10 +294,18 @@ def show_double(value: float) -> str:
     return minus + format(abs(Decimal(repr(value))).normalize(), "f")
 
 
-CONVERSIONS.declare(("duration_to_string", "string(duration) -> string", show_duration))
-
-
-CONVERSIONS.declare(
+declare_functions(
+    ("to_dyn", "dyn(A) -> dyn", lambda value: value),
+    ("type", "type(A) -> type<A>", lambda value: TypeName(type_name(value))),
+    ("string_to_bytes", "bytes(string) -> bytes", lambda text: text.encode()),
+    ("duration_to_int64", "int(duration) -> int", lambda value: value.nanos),
+    ("int64_to_uint64", "uint(int) -> uint", in_uint64),
+    ("bool_to_string", "string(bool) -> string", lambda value: "true" if value else "false"),
+    ("duration_to_string", "string(duration) -> string", show_duration),
+    ("int64_to_double", "double(int) -> double", float),
+    ("uint64_to_double", "double(uint) -> double", float),
+    ("timestamp_to_int64", "int(timestamp) -> int", lambda value: value.nanos // 10**9),
+    ("uint64_to_int64", "int(uint) -> int", lambda value: in_int64(int(value))),
     ("int64_to_string", "string(int) -> string", str),
     ("uint64_to_string", "string(uint) -> string", lambda value: str(int(value))),
     ("timestamp_to_string", "string(timestamp) -> string", show_timestamp),

@@ -11,6 +11,7 @@ on.
 """
 
 import datetime as dt
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from functools import partial
 
 from rackloom.core.allocate.cel.library.networks import parse_url
 from rackloom.core.allocate.cel.library.strings import format_string
-from rackloom.core.allocate.cel.types import FunctionLibrary, accepts, as_error, unavailable
+from rackloom.core.allocate.cel.types import accepts, as_error, cel_function, declare_functions, unavailable
 from rackloom.core.allocate.cel.values import (
     NONE,
     TYPE_NAMES,
@@ -33,11 +34,7 @@ from rackloom.core.allocate.quantity import DECIMAL_EXPONENT, Quantity
 # Quantities, semantic versions and the authorizer.
 
 
-KUBERNETES = FunctionLibrary()
-_kubernetes_function = KUBERNETES.add
-
-
-@_kubernetes_function("string_to_quantity", "quantity(string) -> quantity")
+@cel_function("string_to_quantity", "quantity(string) -> quantity")
 def _quantity(text: str) -> Quantity:
     try:
         return Quantity.parse(text)
@@ -45,36 +42,21 @@ def _quantity(text: str) -> Quantity:
         raise as_error(error) from None
 
 
-KUBERNETES.declare(
+declare_functions(
     ("is_quantity_string", "isQuantity(string) -> bool", accepts(Quantity.parse)),
-    ("quantity_sign", "sign(quantity) -> int", lambda quantity: quantity.sign()),
+    ("quantity_sign", "sign(quantity) -> int", Quantity.sign),
+    ("quantity_get_float", "quantity.asApproximateFloat() -> double", Quantity.as_float),
+    ("quantity_is_integer", "quantity.isInteger() -> bool", Quantity.is_integer),
+    ("semver_is_greater_than", "semver.isGreaterThan(semver) -> bool", operator.gt),
+    ("quantity_is_greater_than", "quantity.isGreaterThan(quantity) -> bool", operator.gt),
+    ("semver_is_less_than", "semver.isLessThan(semver) -> bool", operator.lt),
+    ("quantity_is_less_than", "quantity.isLessThan(quantity) -> bool", operator.lt),
+    ("semver_compare_to", "semver.compareTo(semver) -> int", SemanticVersion.compare),
+    ("quantity_compare_to", "quantity.compareTo(quantity) -> int", Quantity.compare),
 )
 
 
-@_kubernetes_function("quantity_is_greater_than", "quantity.isGreaterThan(quantity) -> bool")
-@_kubernetes_function("semver_is_greater_than", "semver.isGreaterThan(semver) -> bool")
-def _is_greater(first: Quantity | SemanticVersion, second: Quantity | SemanticVersion) -> bool:
-    return first.compare(second) > 0  # type: ignore[arg-type]
-
-
-@_kubernetes_function("quantity_is_less_than", "quantity.isLessThan(quantity) -> bool")
-@_kubernetes_function("semver_is_less_than", "semver.isLessThan(semver) -> bool")
-def _is_less(first: Quantity | SemanticVersion, second: Quantity | SemanticVersion) -> bool:
-    return first.compare(second) < 0  # type: ignore[arg-type]
-
-
-@_kubernetes_function("quantity_compare_to", "quantity.compareTo(quantity) -> int")
-@_kubernetes_function("semver_compare_to", "semver.compareTo(semver) -> int")
-def _compare(first: Quantity | SemanticVersion, second: Quantity | SemanticVersion) -> int:
-    return first.compare(second)  # type: ignore[arg-type]
-
-
-@_kubernetes_function("quantity_get_float", "quantity.asApproximateFloat() -> double")
-def _as_float(quantity: Quantity) -> float:
-    return quantity.as_float()
-
-
-@_kubernetes_function("quantity_get_int", "quantity.asInteger() -> int")
+@cel_function("quantity_get_int", "quantity.asInteger() -> int")
 def _as_integer(quantity: Quantity) -> int:
     try:
         return quantity.as_integer()
@@ -82,37 +64,24 @@ def _as_integer(quantity: Quantity) -> int:
         raise as_error(error) from None
 
 
-@_kubernetes_function("quantity_is_integer", "quantity.isInteger() -> bool")
-def _is_integer(quantity: Quantity) -> bool:
-    return quantity.is_integer()
-
-
 def _derived(quantity: Quantity) -> DerivedQuantity:
     return DerivedQuantity(quantity.unscaled, quantity.scale, quantity.format, quantity.unbounded)
 
 
-@_kubernetes_function("quantity_add", "quantity.add(quantity) -> quantity")
-def _plus(quantity: Quantity, amount: Quantity) -> Quantity:
-    return _derived(quantity + amount)
+def _amount(number: int) -> Quantity:
+    return Quantity(number, 0, DECIMAL_EXPONENT)
 
 
-@_kubernetes_function("quantity_add_int", "quantity.add(int) -> quantity")
-def _plus_int(quantity: Quantity, amount: int) -> Quantity:
-    return _derived(quantity + Quantity(amount, 0, DECIMAL_EXPONENT))
+declare_functions(
+    ("quantity_add", "quantity.add(quantity) -> quantity", lambda first, second: _derived(first + second)),
+    ("quantity_add_int", "quantity.add(int) -> quantity", lambda q, number: _derived(q + _amount(number))),
+    ("quantity_sub", "quantity.sub(quantity) -> quantity", lambda first, second: _derived(first - second)),
+    ("quantity_sub_int", "quantity.sub(int) -> quantity", lambda q, number: _derived(q - _amount(number))),
+)
 
 
-@_kubernetes_function("quantity_sub", "quantity.sub(quantity) -> quantity")
-def _minus(quantity: Quantity, amount: Quantity) -> Quantity:
-    return _derived(quantity - amount)
-
-
-@_kubernetes_function("quantity_sub_int", "quantity.sub(int) -> quantity")
-def _minus_int(quantity: Quantity, amount: int) -> Quantity:
-    return _derived(quantity - Quantity(amount, 0, DECIMAL_EXPONENT))
-
-
-@_kubernetes_function("string_to_semver", "semver(string) -> semver")
-@_kubernetes_function("string_bool_to_semver", "semver(string, bool) -> semver")
+@cel_function("string_to_semver", "semver(string) -> semver")
+@cel_function("string_bool_to_semver", "semver(string, bool) -> semver")
 def _semver_normalised(text: str, normalise: bool = False) -> SemanticVersion:
     try:
         return SemanticVersion.normalise(text) if normalise else SemanticVersion.parse(text)
@@ -120,7 +89,7 @@ def _semver_normalised(text: str, normalise: bool = False) -> SemanticVersion:
         raise as_error(error) from None
 
 
-KUBERNETES.declare(
+declare_functions(
     ("is_semver_string", "isSemver(string) -> bool", accepts(SemanticVersion.parse)),
     ("is_semver_string_bool", "isSemver(string, bool) -> bool", accepts(_semver_normalised)),
     ("semver_major", "semver.major() -> int", lambda version: _signed(version.major)),
@@ -151,14 +120,11 @@ for _id, _signature in (
     ("decision_error", "decision.error() -> string"),
     ("decision_errored", "decision.errored() -> bool"),
 ):
-    _kubernetes_function(_id, _signature)(unavailable)
+    cel_function(_id, _signature)(unavailable)
 
 
 # Named formats.
 
-
-FORMATS = FunctionLibrary()
-_format_function = FORMATS.add
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DNS_LABEL = re.compile(_LABEL)
@@ -291,7 +257,7 @@ _FORMATS_BY_NAME: dict[str, NamedFormat] = {
 }
 
 
-FORMATS.declare(
+declare_functions(
     *(
         (f"format.{name}", f"format.{name}() -> named_format", partial(_FORMATS_BY_NAME.__getitem__, name))
         for name in _FORMATS_BY_NAME
@@ -299,15 +265,15 @@ FORMATS.declare(
 )
 
 
-@_format_function("format-named", "format.named(string) -> optional<named_format>")
+@cel_function("format-named", "format.named(string) -> optional<named_format>")
 def _by_name(name: str) -> OptionalValue:
     return present_optional(_FORMATS_BY_NAME[name]) if name in _FORMATS_BY_NAME else NONE
 
 
-@_format_function("format-validate", "named_format.validate(string) -> optional<list<string>>")
+@cel_function("format-validate", "named_format.validate(string) -> optional<list<string>>")
 def _validate_format(format_: NamedFormat, text: str) -> OptionalValue:
     problems = format_.problems(text)
     return present_optional(problems) if problems else NONE
 
 
-_format_function("string_format", "string.format(list<dyn>) -> string")(format_string)
+cel_function("string_format", "string.format(list<dyn>) -> string")(format_string)

@@ -8,16 +8,14 @@ names begin with @ are called by expanded macros only.
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rackloom.core.allocate.cel.errors import EvaluationError
-from rackloom.core.allocate.cel.library.operators import OPERATORS
-from rackloom.core.allocate.cel.types import FunctionLibrary, dispatch
+from rackloom.core.allocate.cel.types import FUNCTIONS, cel_function, declare_functions, dispatch
 from rackloom.core.allocate.cel.values import (
     NONE,
     Duration,
-    OptionalValue,
     Uint,
     equal,
     find_entry,
@@ -26,61 +24,43 @@ from rackloom.core.allocate.cel.values import (
     same_value,
 )
 
-LISTS = FunctionLibrary()
-_list_function = LISTS.add
-
 _MAX_INCLUDES = 48
 """Values that one device may have (resource.k8s.io ResourceSliceMaxAttributeValuesPerDevice)."""
 
-_ORDERED = (
-    ("int", "int"),
-    ("uint", "uint"),
-    ("double", "double"),
-    ("bool", "bool"),
-    ("duration", "duration"),
-    ("timestamp", "timestamp"),
-    ("string", "string"),
-    ("bytes", "bytes"),
-)
+_ORDERED = ("int", "uint", "double", "bool", "duration", "timestamp", "string", "bytes")
 _PROTO = {"duration": "google.protobuf.Duration", "timestamp": "google.protobuf.Timestamp"}
-
-_LESS = tuple(operator for operator in OPERATORS if operator.function == "_<_")
-_PLUS = tuple(operator for operator in OPERATORS if operator.function == "_+_")
-_SUM_OF_NOTHING = {"int": 0, "uint": Uint(0), "double": 0.0, "duration": Duration(0)}
 
 
 def _less(first: Any, second: Any) -> bool:
     """Whether `first` is less than `second`; what has no order comes neither first nor last."""
     try:
-        return bool(dispatch(_LESS, (first, second)))
+        return bool(dispatch(FUNCTIONS["_<_"], (first, second)))
     except EvaluationError:
         return False
+
+
+def _greater(first: Any, second: Any) -> bool:
+    return _less(second, first)
 
 
 def _sorted(items: list[Any]) -> bool:
     return not any(_less(second, first) for first, second in itertools.pairwise(items))
 
 
-def _extreme(name: str, *, largest: bool) -> Any:
+def _extreme(name: str, better: Callable[[Any, Any], bool]) -> Any:
     def extreme(items: list[Any]) -> Any:
         if not items:
             raise EvaluationError(f"{name} called on empty list")
-        best = items[0]
-        for item in items[1:]:
-            if _less(best, item) if largest else _less(item, best):
-                best = item
-        return best
+        return functools.reduce(lambda best, item: item if better(item, best) else best, items)
 
     return extreme
 
 
-def _sum(kind: str) -> Any:
-    def total(items: list[Any]) -> Any:
-        return functools.reduce(
-            lambda first, second: dispatch(_PLUS, (first, second)), items, _SUM_OF_NOTHING[kind]
-        )
-
-    return total
+def _sum(nothing: Any) -> Any:
+    plus = FUNCTIONS["_+_"]
+    return lambda items: functools.reduce(
+        lambda first, second: dispatch(plus, (first, second)), items, nothing
+    )
 
 
 def _order_by(items: list[Any], sort_keys: list[Any]) -> list[Any]:
@@ -98,34 +78,38 @@ def _order_by(items: list[Any], sort_keys: list[Any]) -> list[Any]:
     return [items[at] for at in sorted(range(len(items)), key=functools.cmp_to_key(compare))]
 
 
-def _sort(items: list[Any]) -> list[Any]:
-    return _order_by(items, items)
+for _type in _ORDERED:
+    _list, _full = f"list<{_type}>", _PROTO.get(_type, _type)
+    declare_functions(
+        (f"list_{_type}_is_sorted_bool", f"{_list}.isSorted() -> bool", _sorted),
+        (f"list_{_type}_min_{_type}", f"{_list}.min() -> {_type}", _extreme("min", _less)),
+        (
+            f"list_{_type}_max_{_type}",
+            f"{_list}.max() -> {_type}",
+            _extreme("max", _greater),
+        ),
+        (f"list_{_full}_sort", f"{_list}.sort() -> {_list}", lambda items: _order_by(items, items)),
+        (
+            f"list_{_full}_sortByAssociatedKeys",
+            f"list<T>.@sortByAssociatedKeys({_list}) -> list<T>",
+            _order_by,
+        ),
+    )
+for _type, _nothing in (("int", 0), ("uint", Uint(0)), ("double", 0.0), ("duration", Duration(0))):
+    cel_function(f"list_{_type}_sum_{_type}", f"list<{_type}>.sum() -> {_type}")(_sum(_nothing))
 
 
-for _name, _type in _ORDERED:
-    _list, _full = f"list<{_type}>", _PROTO.get(_name, _name)
-    _list_function(f"list_{_name}_is_sorted_bool", f"{_list}.isSorted() -> bool")(_sorted)
-    _list_function(f"list_{_name}_min_{_name}", f"{_list}.min() -> {_type}")(_extreme("min", largest=False))
-    _list_function(f"list_{_name}_max_{_name}", f"{_list}.max() -> {_type}")(_extreme("max", largest=True))
-    _list_function(f"list_{_full}_sort", f"{_list}.sort() -> {_list}")(_sort)
-    _list_function(
-        f"list_{_full}_sortByAssociatedKeys", f"list<T>.@sortByAssociatedKeys({_list}) -> list<T>"
-    )(_order_by)
-for _name in _SUM_OF_NOTHING:
-    _list_function(f"list_{_name}_sum_{_name}", f"list<{_name}>.sum() -> {_name}")(_sum(_name))
-
-
-@_list_function("list_a_index_of_int", "list<A>.indexOf(A) -> int")
+@cel_function("list_a_index_of_int", "list<A>.indexOf(A) -> int")
 def _index_of(items: list[Any], item: Any) -> int:
     return next((at for at, other in enumerate(items) if same_value(other, item)), -1)
 
 
-@_list_function("list_a_last_index_of_int", "list<A>.lastIndexOf(A) -> int")
+@cel_function("list_a_last_index_of_int", "list<A>.lastIndexOf(A) -> int")
 def _last_index_of(items: list[Any], item: Any) -> int:
     return next((at for at in reversed(range(len(items))) if same_value(items[at], item)), -1)
 
 
-@_list_function("list_slice", "list<T>.slice(int, int) -> list<T>")
+@cel_function("list_slice", "list<T>.slice(int, int) -> list<T>")
 def _slice(items: list[Any], start: int, end: int) -> list[Any]:
     if start < 0 or end < 0:
         raise EvaluationError(f"cannot slice({start}, {end}), negative indexes not supported")
@@ -138,10 +122,23 @@ def _slice(items: list[Any], start: int, end: int) -> list[Any]:
     return items[start:end]
 
 
-LISTS.declare(("list_flatten", "list<list<T>>.flatten() -> list<T>", lambda items: list(_flat(items, 1))))
+declare_functions(
+    ("list_flatten", "list<list<T>>.flatten() -> list<T>", lambda items: list(_flat(items, 1))),
+    ("list_reverse", "list<T>.reverse() -> list<T>", lambda items: items[::-1]),
+    (
+        "list_first",
+        "list<V>.first() -> optional<V>",
+        lambda items: present_optional(items[0]) if items else NONE,
+    ),
+    (
+        "list_last",
+        "list<V>.last() -> optional<V>",
+        lambda items: present_optional(items[-1]) if items else NONE,
+    ),
+)
 
 
-@_list_function("list_flatten_int", "list<dyn>.flatten(int) -> list<dyn>")
+@cel_function("list_flatten_int", "list<dyn>.flatten(int) -> list<dyn>")
 def _flatten_to(items: list[Any], depth: int) -> list[Any]:
     if depth < 0:
         raise EvaluationError("level must be non-negative")
@@ -156,7 +153,7 @@ def _flat(items: list[Any], depth: int) -> Iterator[Any]:
             yield item
 
 
-@_list_function("list_distinct", "list<T>.distinct() -> list<T>")
+@cel_function("list_distinct", "list<T>.distinct() -> list<T>")
 def _distinct(items: list[Any]) -> list[Any]:
     kept: list[Any] = []
     for item in items:
@@ -165,23 +162,10 @@ def _distinct(items: list[Any]) -> list[Any]:
     return kept
 
 
-LISTS.declare(("list_reverse", "list<T>.reverse() -> list<T>", lambda items: items[::-1]))
-
-
-@_list_function("list_first", "list<V>.first() -> optional<V>")
-def _first(items: list[Any]) -> OptionalValue:
-    return present_optional(items[0]) if items else NONE
-
-
-@_list_function("list_last", "list<V>.last() -> optional<V>")
-def _last(items: list[Any]) -> OptionalValue:
-    return present_optional(items[-1]) if items else NONE
-
-
 _MAX_RANGE = 10_000_000
 
 
-@_list_function("lists_range", "lists.range(int) -> list<int>")
+@cel_function("lists_range", "lists.range(int) -> list<int>")
 def _range(count: int) -> list[int]:
     if count > _MAX_RANGE:
         raise EvaluationError("operation cancelled: actual cost limit exceeded")
@@ -192,22 +176,22 @@ def _holds(items: list[Any], item: Any) -> bool:
     return any(same_value(item, other) for other in items)
 
 
-@_list_function("list_sets_contains_list", "sets.contains(list<T>, list<T>) -> bool")
+@cel_function("list_sets_contains_list", "sets.contains(list<T>, list<T>) -> bool")
 def _contains(items: list[Any], others: list[Any]) -> bool:
     return all(_holds(items, other) for other in others)
 
 
-@_list_function("list_sets_equivalent_list", "sets.equivalent(list<T>, list<T>) -> bool")
+@cel_function("list_sets_equivalent_list", "sets.equivalent(list<T>, list<T>) -> bool")
 def _equivalent(items: list[Any], others: list[Any]) -> bool:
     return _contains(items, others) and _contains(others, items)
 
 
-@_list_function("list_sets_intersects_list", "sets.intersects(list<T>, list<T>) -> bool")
+@cel_function("list_sets_intersects_list", "sets.intersects(list<T>, list<T>) -> bool")
 def _intersects(items: list[Any], others: list[Any]) -> bool:
     return any(_holds(items, other) for other in others)
 
 
-@_list_function("dra_includes_dyn_dyn", "dyn.includes(dyn) -> bool")
+@cel_function("dra_includes_dyn_dyn", "dyn.includes(dyn) -> bool")
 def _includes(target: Any, item: Any) -> bool:
     if isinstance(target, list):
         if len(target) > _MAX_INCLUDES:
@@ -218,7 +202,7 @@ def _includes(target: Any, item: Any) -> bool:
     return same_value(target, item)
 
 
-@_list_function("@mapInsert_map_key_value", "cel.@mapInsert(map<K, V>, K, V) -> map<K, V>")
+@cel_function("@mapInsert_map_key_value", "cel.@mapInsert(map<K, V>, K, V) -> map<K, V>")
 def _insert(grown: dict[Any, Any], key: Any, value: Any) -> dict[Any, Any]:
     """Only macros call this, on the accumulator of a running fold, which may grow in place."""
     if find_entry(grown, key).present:
@@ -227,7 +211,7 @@ def _insert(grown: dict[Any, Any], key: Any, value: Any) -> dict[Any, Any]:
     return grown
 
 
-@_list_function("@mapInsert_map_map", "cel.@mapInsert(map<K, V>, map<K, V>) -> map<K, V>")
+@cel_function("@mapInsert_map_map", "cel.@mapInsert(map<K, V>, map<K, V>) -> map<K, V>")
 def _insert_all(grown: dict[Any, Any], more: Mapping[Any, Any]) -> dict[Any, Any]:
     for key, value in more.items():
         if key in grown:

@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 from rackloom.core.allocate.cel.errors import EvaluationError
-from rackloom.core.allocate.cel.types import FunctionLibrary, accepts
+from rackloom.core.allocate.cel.types import accepts, cel_function, declare_functions
 from rackloom.core.allocate.cel.values import TYPE_NAMES, compare_strictly
 
 # IP addresses and CIDR ranges.
 
-
-NETWORKS = FunctionLibrary()
-_network_function = NETWORKS.add
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _BITS = re.compile(r"0|[1-9][0-9]{0,2}")
@@ -90,22 +87,25 @@ def _parse_range(text: str) -> CIDR:
     return CIDR(parsed, int(bits))
 
 
-NETWORKS.declare(
+declare_functions(
     ("string_to_ip", "ip(string) -> net_ip", lambda text: IP(_parse_address(text))),
     ("cidr_ip", "net_cidr.ip() -> net_ip", lambda cidr: IP(cidr.address)),
-)
-
-NETWORKS.declare(
     ("is_ip", "isIP(string) -> bool", accepts(_parse_address)),
     ("ip_is_canonical", "ip.isCanonical(string) -> bool", lambda text: str(_parse_address(text)) == text),
     ("ip_to_string", "string(net_ip) -> string", lambda ip: str(ip.address)),
     ("ip_family", "net_ip.family() -> int", lambda ip: ip.address.version),
     ("ip_is_unspecified", "net_ip.isUnspecified() -> bool", lambda ip: ip.address.is_unspecified),
     ("ip_is_loopback", "net_ip.isLoopback() -> bool", lambda ip: ip.address.is_loopback),
+    ("ip_is_link_local_unicast", "net_ip.isLinkLocalUnicast() -> bool", lambda ip: ip.address.is_link_local),
+    ("string_to_cidr", "cidr(string) -> net_cidr", _parse_range),
+    ("is_cidr", "isCIDR(string) -> bool", accepts(_parse_range)),
+    ("cidr_to_string", "string(net_cidr) -> string", lambda cidr: f"{cidr.address}/{cidr.bits}"),
+    ("cidr_prefix_length", "net_cidr.prefixLength() -> int", lambda cidr: cidr.bits),
+    ("cidr_masked", "net_cidr.masked() -> net_cidr", CIDR.masked),
 )
 
 
-@_network_function("ip_is_link_local_multicast", "net_ip.isLinkLocalMulticast() -> bool")
+@cel_function("ip_is_link_local_multicast", "net_ip.isLinkLocalMulticast() -> bool")
 def _is_link_local_multicast(ip: IP) -> bool:
     packed = ip.address.packed
     if len(packed) == 4:
@@ -113,56 +113,35 @@ def _is_link_local_multicast(ip: IP) -> bool:
     return packed[0] == 0xFF and packed[1] & 0x0F == 0x02
 
 
-@_network_function("ip_is_link_local_unicast", "net_ip.isLinkLocalUnicast() -> bool")
-def _is_link_local_unicast(ip: IP) -> bool:
-    return ip.address.is_link_local
-
-
-@_network_function("ip_is_global_unicast", "net_ip.isGlobalUnicast() -> bool")
+@cel_function("ip_is_global_unicast", "net_ip.isGlobalUnicast() -> bool")
 def _is_global_unicast(ip: IP) -> bool:
     address = ip.address
     excluded = (address.is_unspecified, address.is_loopback, address.is_multicast, address.is_link_local)
     return not any(excluded) and address.packed != b"\xff\xff\xff\xff"
 
 
-NETWORKS.declare(
-    ("string_to_cidr", "cidr(string) -> net_cidr", _parse_range),
-    ("is_cidr", "isCIDR(string) -> bool", accepts(_parse_range)),
-    ("cidr_to_string", "string(net_cidr) -> string", lambda cidr: f"{cidr.address}/{cidr.bits}"),
-)
-
-
-@_network_function("cidr_contains_ip_ip", "net_cidr.containsIP(net_ip) -> bool")
+@cel_function("cidr_contains_ip_ip", "net_cidr.containsIP(net_ip) -> bool")
 def _contains_ip(cidr: CIDR, other: IP) -> bool:
     return other.address in cidr.network
 
 
-@_network_function("cidr_contains_ip_string", "net_cidr.containsIP(string) -> bool")
+@cel_function("cidr_contains_ip_string", "net_cidr.containsIP(string) -> bool")
 def _contains_ip_text(cidr: CIDR, other: str) -> bool:
     return _parse_address(other) in cidr.network
 
 
-@_network_function("cidr_contains_cidr", "net_cidr.containsCIDR(net_cidr) -> bool")
+@cel_function("cidr_contains_cidr", "net_cidr.containsCIDR(net_cidr) -> bool")
 def _contains_cidr(cidr: CIDR, other: CIDR) -> bool:
     return cidr.bits <= other.bits and other.address in cidr.network
 
 
-@_network_function("cidr_contains_cidr_string", "net_cidr.containsCIDR(string) -> bool")
+@cel_function("cidr_contains_cidr_string", "net_cidr.containsCIDR(string) -> bool")
 def _contains_cidr_text(cidr: CIDR, other: str) -> bool:
     return _contains_cidr(cidr, _parse_range(other))
 
 
-NETWORKS.declare(
-    ("cidr_prefix_length", "net_cidr.prefixLength() -> int", lambda cidr: cidr.bits),
-    ("cidr_masked", "net_cidr.masked() -> net_cidr", lambda cidr: cidr.masked()),
-)
-
-
 # URLs.
 
-
-URLS = FunctionLibrary()
-_url_function = URLS.add
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -265,7 +244,7 @@ def _escaped_path(path: str) -> str:
     return "".join(chr(byte) if byte in _PLAIN_IN_PATH else f"%{byte:02X}" for byte in raw)
 
 
-@_url_function("string_to_url", "url(string) -> url")
+@cel_function("string_to_url", "url(string) -> url")
 def _url(text: str) -> ParsedUrl:
     try:
         return parse_url(text)
@@ -273,38 +252,28 @@ def _url(text: str) -> ParsedUrl:
         raise EvaluationError(f"URL parse error during conversion from string: {error}") from None
 
 
-@_url_function("is_url_string", "isURL(string) -> bool")
-def _is_url(text: str) -> bool:
-    try:
-        parse_url(text)
-    except ValueError:
-        return False
-    return True
-
-
-URLS.declare(
+declare_functions(
+    ("is_url_string", "isURL(string) -> bool", accepts(parse_url)),
+    ("url_get_escaped_path", "url.getEscapedPath() -> string", lambda parsed_url: parsed_url.path),
     ("url_get_scheme", "url.getScheme() -> string", lambda parsed_url: parsed_url.scheme),
     ("url_get_host", "url.getHost() -> string", lambda parsed_url: parsed_url.host),
 )
 
 
-@_url_function("url_get_hostname", "url.getHostname() -> string")
+@cel_function("url_get_hostname", "url.getHostname() -> string")
 def _get_hostname(parsed_url: ParsedUrl) -> str:
     if parsed_url.host.startswith("["):
         return parsed_url.host[1 : parsed_url.host.index("]")]
     return parsed_url.host.rpartition(":")[0] if ":" in parsed_url.host else parsed_url.host
 
 
-@_url_function("url_get_port", "url.getPort() -> string")
+@cel_function("url_get_port", "url.getPort() -> string")
 def _get_port(parsed_url: ParsedUrl) -> str:
     after = parsed_url.host.rpartition("]")[2]
     return after.rpartition(":")[2] if ":" in after else ""
 
 
-URLS.declare(("url_get_escaped_path", "url.getEscapedPath() -> string", lambda parsed_url: parsed_url.path))
-
-
-@_url_function("url_get_query", "url.getQuery() -> map<string, list<string>>")
+@cel_function("url_get_query", "url.getQuery() -> map<string, list<string>>")
 def _get_query(parsed_url: ParsedUrl) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for key, value in _query_pairs(parsed_url.query):

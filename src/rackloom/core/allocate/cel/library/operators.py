@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rackloom.core.allocate.cel.errors import EvaluationError, no_such_key, no_such_overload
-from rackloom.core.allocate.cel.types import FunctionLibrary
+from rackloom.core.allocate.cel.types import cel_function, declare_functions
 from rackloom.core.allocate.cel.values import (
     NONE,
     Duration,
@@ -34,9 +34,6 @@ from rackloom.core.allocate.cel.values import (
 
 # Operators.
 
-
-OPERATORS = FunctionLibrary()
-_operator = OPERATORS.add
 
 _MIN_SECOND, _MAX_SECOND = -62135596800, 253402300799
 _SECOND = 10**9
@@ -61,65 +58,61 @@ def shown_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-OPERATORS.declare(
-    ("logical_not", "!_(bool) -> bool", lambda value: not value),
-    ("negate_double", "-_(double) -> double", lambda value: -value),
+declare_functions(
+    ("logical_not", "!_(bool) -> bool", operator.not_),
+    ("negate_double", "-_(double) -> double", operator.neg),
     ("negate_int64", "-_(int) -> int", lambda value: in_int64(-value)),
     ("@not_strictly_false", "@not_strictly_false(bool) -> bool", lambda value: value is not False),
 )
 
 
-@_operator("add_bytes", "_+_(bytes, bytes) -> bytes")
-@_operator("add_string", "_+_(string, string) -> string")
-@_operator("add_double", "_+_(double, double) -> double")
-@_operator("add_list", "_+_(list<A>, list<A>) -> list<A>")
-def _join(first: Any, second: Any) -> Any:
-    return first + second
-
-
-OPERATORS.declare(
+declare_functions(
+    ("add_list", "_+_(list<A>, list<A>) -> list<A>", operator.add),
+    ("add_double", "_+_(double, double) -> double", operator.add),
+    ("add_string", "_+_(string, string) -> string", operator.add),
+    ("add_bytes", "_+_(bytes, bytes) -> bytes", operator.add),
     ("add_int64", "_+_(int, int) -> int", lambda first, second: in_int64(first + second)),
     ("add_uint64", "_+_(uint, uint) -> uint", lambda first, second: in_uint64(int(first) + int(second))),
 )
 
 
-@_operator("add_duration_duration", "_+_(duration, duration) -> duration")
+@cel_function("add_duration_duration", "_+_(duration, duration) -> duration")
 def _add_durations(first: Duration, second: Duration) -> Duration:
     return as_duration(first.nanos + second.nanos)
 
 
-@_operator("add_duration_timestamp", "_+_(duration, timestamp) -> timestamp")
-@_operator("add_timestamp_duration", "_+_(timestamp, duration) -> timestamp")
+@cel_function("add_duration_timestamp", "_+_(duration, timestamp) -> timestamp")
+@cel_function("add_timestamp_duration", "_+_(timestamp, duration) -> timestamp")
 def _later(first: Timestamp | Duration, second: Timestamp | Duration) -> Timestamp:
     return as_timestamp(first.nanos + second.nanos)
 
 
-OPERATORS.declare(
-    ("subtract_double", "_-_(double, double) -> double", lambda first, second: first - second),
+declare_functions(
+    ("subtract_double", "_-_(double, double) -> double", operator.sub),
     ("subtract_int64", "_-_(int, int) -> int", lambda first, second: in_int64(first - second)),
     ("subtract_uint64", "_-_(uint, uint) -> uint", lambda first, second: in_uint64(int(first) - int(second))),
 )
 
 
-@_operator("subtract_duration_duration", "_-_(duration, duration) -> duration")
-@_operator("subtract_timestamp_timestamp", "_-_(timestamp, timestamp) -> duration")
+@cel_function("subtract_duration_duration", "_-_(duration, duration) -> duration")
+@cel_function("subtract_timestamp_timestamp", "_-_(timestamp, timestamp) -> duration")
 def _between(first: Timestamp | Duration, second: Timestamp | Duration) -> Duration:
     return as_duration(first.nanos - second.nanos)
 
 
-@_operator("subtract_timestamp_duration", "_-_(timestamp, duration) -> timestamp")
+@cel_function("subtract_timestamp_duration", "_-_(timestamp, duration) -> timestamp")
 def _earlier(first: Timestamp, second: Duration) -> Timestamp:
     return as_timestamp(first.nanos - second.nanos)
 
 
-OPERATORS.declare(
-    ("multiply_double", "_*_(double, double) -> double", lambda first, second: first * second),
+declare_functions(
+    ("multiply_double", "_*_(double, double) -> double", operator.mul),
     ("multiply_int64", "_*_(int, int) -> int", lambda first, second: in_int64(first * second)),
     ("multiply_uint64", "_*_(uint, uint) -> uint", lambda first, second: in_uint64(int(first) * int(second))),
 )
 
 
-@_operator("divide_double", "_/_(double, double) -> double")
+@cel_function("divide_double", "_/_(double, double) -> double")
 def _divide_double(first: float, second: float) -> float:
     if second:
         return first / second
@@ -135,7 +128,7 @@ def _quotient(first: int, second: int) -> int:
     return abs(first) // abs(second) * (1 if (first < 0) == (second < 0) else -1)
 
 
-OPERATORS.declare(
+declare_functions(
     ("divide_int64", "_/_(int, int) -> int", lambda first, second: in_int64(_quotient(first, second))),
     (
         "divide_uint64",
@@ -145,7 +138,7 @@ OPERATORS.declare(
 )
 
 
-@_operator("modulo_int64", "_%_(int, int) -> int")
+@cel_function("modulo_int64", "_%_(int, int) -> int")
 def _modulo(first: int, second: int) -> int:
     if second == 0:
         raise EvaluationError("modulus by zero")
@@ -154,7 +147,7 @@ def _modulo(first: int, second: int) -> int:
     return first - second * _quotient(first, second)
 
 
-@_operator("modulo_uint64", "_%_(uint, uint) -> uint")
+@cel_function("modulo_uint64", "_%_(uint, uint) -> uint")
 def _modulo_uint(first: int, second: int) -> Uint:
     return Uint(_modulo(int(first), int(second)))
 
@@ -173,11 +166,11 @@ def _comparison(symbol: str, name: str, holds: Callable[[Any, Any], bool]) -> No
 
     kinds = (("int", "int64"), ("uint", "uint64"), ("double", "double"))
     for kind in ("bool", "string", "bytes", "timestamp", "duration"):
-        _operator(f"{name}_{kind}", f"{symbol}({kind}, {kind}) -> bool")(ordered)
+        cel_function(f"{name}_{kind}", f"{symbol}({kind}, {kind}) -> bool")(ordered)
     for first, left_id in kinds:
         for second, right_id in kinds:
             overload_id = f"{name}_{left_id}" if first == second else f"{name}_{left_id}_{right_id}"
-            _operator(overload_id, f"{symbol}({first}, {second}) -> bool")(numbers)
+            cel_function(overload_id, f"{symbol}({first}, {second}) -> bool")(numbers)
 
 
 _comparison("_<_", "less", operator.lt)
@@ -186,7 +179,7 @@ _comparison("_>_", "greater", operator.gt)
 _comparison("_>=_", "greater_equals", operator.ge)
 
 
-OPERATORS.declare(
+declare_functions(
     ("equals", "_==_(A, A) -> bool", equal),
     ("not_equals", "_!=_(A, A) -> bool", lambda first, second: not same_value(first, second)),
     (
@@ -242,76 +235,65 @@ def optional_index(container: Any, key: Any) -> OptionalValue:
     return NONE
 
 
-for _id, _signature in (
-    ("index_list", "_[_](list<A>, int) -> A"),
-    ("index_map", "_[_](map<A, B>, A) -> B"),
-    ("optional_list_index_int", "_[_](optional<list<V>>, int) -> optional<V>"),
-    ("optional_map_index_value", "_[_](optional<map<K, V>>, K) -> optional<V>"),
-):
-    _operator(_id, _signature)(index_container)
-
-for _id, _signature in (
-    ("select_optional_field", "_?._(dyn, string) -> optional<V>"),
-    ("list_optindex_optional_int", "_[?_](list<V>, int) -> optional<V>"),
-    ("optional_list_optindex_optional_int", "_[?_](optional<list<V>>, int) -> optional<V>"),
-    ("map_optindex_optional_value", "_[?_](map<K, V>, K) -> optional<V>"),
-    ("optional_map_optindex_optional_value", "_[?_](optional<map<K, V>>, K) -> optional<V>"),
-):
-    _operator(_id, _signature)(optional_index)
+declare_functions(
+    ("index_list", "_[_](list<A>, int) -> A", index_container),
+    ("index_map", "_[_](map<A, B>, A) -> B", index_container),
+    ("optional_list_index_int", "_[_](optional<list<V>>, int) -> optional<V>", index_container),
+    ("optional_map_index_value", "_[_](optional<map<K, V>>, K) -> optional<V>", index_container),
+    ("select_optional_field", "_?._(dyn, string) -> optional<V>", optional_index),
+    ("list_optindex_optional_int", "_[?_](list<V>, int) -> optional<V>", optional_index),
+    ("optional_list_optindex_optional_int", "_[?_](optional<list<V>>, int) -> optional<V>", optional_index),
+    ("map_optindex_optional_value", "_[?_](map<K, V>, K) -> optional<V>", optional_index),
+    ("optional_map_optindex_optional_value", "_[?_](optional<map<K, V>>, K) -> optional<V>", optional_index),
+)
 
 
-@_operator("size_string", "size(string) -> int")
-@_operator("string_size", "string.size() -> int")
-@_operator("size_bytes", "size(bytes) -> int")
-@_operator("bytes_size", "bytes.size() -> int")
-@_operator("size_list", "size(list<A>) -> int")
-@_operator("list_size", "list<A>.size() -> int")
-@_operator("size_map", "size(map<A, B>) -> int")
-@_operator("map_size", "map<A, B>.size() -> int")
-def _size(value: Any) -> int:
-    return len(value)
+declare_functions(
+    ("map_size", "map<A, B>.size() -> int", len),
+    ("size_map", "size(map<A, B>) -> int", len),
+    ("list_size", "list<A>.size() -> int", len),
+    ("size_list", "size(list<A>) -> int", len),
+    ("bytes_size", "bytes.size() -> int", len),
+    ("size_bytes", "size(bytes) -> int", len),
+    ("string_size", "string.size() -> int", len),
+    ("size_string", "size(string) -> int", len),
+)
 
 
 # Optional values.
 
 
-OPTIONALS = FunctionLibrary()
-_optional_function = OPTIONALS.add
+declare_functions(
+    ("optional_of", "optional.of(V) -> optional<V>", present_optional),
+    (
+        "optional_ofNonZeroValue",
+        "optional.ofNonZeroValue(V) -> optional<V>",
+        lambda value: NONE if is_zero(value) else present_optional(value),
+    ),
+    ("optional_none", "optional.none() -> optional<V>", lambda: NONE),
+    ("optional_hasValue", "optional<V>.hasValue() -> bool", lambda optional: optional.present),
+    (
+        "optional_orValue_value",
+        "optional<V>.orValue(V) -> V",
+        lambda optional, other: optional.value if optional.present else other,
+    ),
+    (
+        "optional_or_optional",
+        "optional<V>.or(optional<V>) -> optional<V>",
+        lambda optional, other: optional if optional.present else other,
+    ),
+)
 
 
-OPTIONALS.declare(("optional_of", "optional.of(V) -> optional<V>", present_optional))
-
-
-@_optional_function("optional_ofNonZeroValue", "optional.ofNonZeroValue(V) -> optional<V>")
-def _of_non_zero(value: Any) -> OptionalValue:
-    return NONE if is_zero(value) else present_optional(value)
-
-
-OPTIONALS.declare(("optional_none", "optional.none() -> optional<V>", lambda: NONE))
-
-
-@_optional_function("optional_value", "optional<V>.value() -> V")
+@cel_function("optional_value", "optional<V>.value() -> V")
 def _optional_value(optional: OptionalValue) -> Any:
     if not optional.present:
         raise EvaluationError("optional.none() dereference")
     return optional.value
 
 
-OPTIONALS.declare(("optional_hasValue", "optional<V>.hasValue() -> bool", lambda optional: optional.present))
-
-
-@_optional_function("optional_orValue_value", "optional<V>.orValue(V) -> V")
-def _or_value(optional: OptionalValue, other: Any) -> Any:
-    return optional.value if optional.present else other
-
-
-@_optional_function("optional_or_optional", "optional<V>.or(optional<V>) -> optional<V>")
-def _or_optional(optional: OptionalValue, other: OptionalValue) -> OptionalValue:
-    return optional if optional.present else other
-
-
-@_optional_function("optional_unwrap", "optional.unwrap(list<optional<V>>) -> list<V>")
-@_optional_function("optional_unwrapOpt", "list<optional<V>>.unwrapOpt() -> list<V>")
+@cel_function("optional_unwrap", "optional.unwrap(list<optional<V>>) -> list<V>")
+@cel_function("optional_unwrapOpt", "list<optional<V>>.unwrapOpt() -> list<V>")
 def _unwrap_optionals(items: list[OptionalValue]) -> list[Any]:
     return [item.value for item in items if item.present]
 

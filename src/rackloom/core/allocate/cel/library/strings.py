@@ -10,6 +10,7 @@ checker uses FORMAT_CLAUSE and FORMAT_VERB_TYPES to validate literal format stri
 
 import json
 import math
+import operator
 import re
 from collections.abc import Callable
 from itertools import islice
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rackloom.core.allocate.cel.errors import EvaluationError
 from rackloom.core.allocate.cel.library.conversions import show_double, show_duration, show_timestamp
-from rackloom.core.allocate.cel.types import FunctionLibrary
+from rackloom.core.allocate.cel.types import cel_function, declare_functions
 from rackloom.core.allocate.cel.values import Duration, Timestamp, TypeName, map_keys, type_name
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 # String functions.
 
-
-STRINGS = FunctionLibrary()
-_string_function = STRINGS.add
 
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 """White space as Unicode defines it; Python's own strip takes control characters too."""
@@ -50,26 +48,29 @@ _ESCAPES = str.maketrans(
 )
 
 
-STRINGS.declare(
-    ("contains_string", "string.contains(string) -> bool", lambda text, part: part in text),
-    ("starts_with_string", "string.startsWith(string) -> bool", lambda text, part: text.startswith(part)),
-    ("ends_with_string", "string.endsWith(string) -> bool", lambda text, part: text.endswith(part)),
+declare_functions(
+    ("contains_string", "string.contains(string) -> bool", operator.contains),
+    ("starts_with_string", "string.startsWith(string) -> bool", str.startswith),
+    ("ends_with_string", "string.endsWith(string) -> bool", str.endswith),
+    ("string_index_of_string", "string.indexOf(string) -> int", str.find),
+    ("string_last_index_of_string", "string.lastIndexOf(string) -> int", str.rfind),
+    ("string_lower_ascii", "string.lowerAscii() -> string", lambda text: text.translate(_UPPER)),
+    ("string_upper_ascii", "string.upperAscii() -> string", lambda text: text.translate(_LOWER)),
+    ("string_replace_string_string", "string.replace(string, string) -> string", str.replace),
+    ("string_replace_string_string_int", "string.replace(string, string, int) -> string", str.replace),
+    ("string_trim", "string.trim() -> string", lambda text: text.strip(_SPACE)),
+    ("strings_quote", "strings.quote(string) -> string", lambda text: f'"{text.translate(_ESCAPES)}"'),
 )
 
 
-@_string_function("string_char_at_int", "string.charAt(int) -> string")
+@cel_function("string_char_at_int", "string.charAt(int) -> string")
 def _char_at(text: str, at: int) -> str:
     if not 0 <= at <= len(text):
         raise EvaluationError(f"index out of range: {at}")
     return text[at : at + 1]
 
 
-@_string_function("string_index_of_string", "string.indexOf(string) -> int")
-def _index_of(text: str, part: str) -> int:
-    return text.find(part)
-
-
-@_string_function("string_index_of_string_int", "string.indexOf(string, int) -> int")
+@cel_function("string_index_of_string_int", "string.indexOf(string, int) -> int")
 def _index_of_from(text: str, part: str, start: int) -> int:
     if not part:
         return start
@@ -78,12 +79,7 @@ def _index_of_from(text: str, part: str, start: int) -> int:
     return text.find(part, start)
 
 
-@_string_function("string_last_index_of_string", "string.lastIndexOf(string) -> int")
-def _last_index_of(text: str, part: str) -> int:
-    return text.rfind(part)
-
-
-@_string_function("string_last_index_of_string_int", "string.lastIndexOf(string, int) -> int")
+@cel_function("string_last_index_of_string_int", "string.lastIndexOf(string, int) -> int")
 def _last_index_of_until(text: str, part: str, last: int) -> int:
     if not part:
         return last
@@ -92,28 +88,12 @@ def _last_index_of_until(text: str, part: str, last: int) -> int:
     return -1 if last >= len(text) else text.rfind(part, 0, last + len(part))
 
 
-STRINGS.declare(
-    ("string_lower_ascii", "string.lowerAscii() -> string", lambda text: text.translate(_UPPER)),
-    ("string_upper_ascii", "string.upperAscii() -> string", lambda text: text.translate(_LOWER)),
-)
-
-
-@_string_function("string_replace_string_string", "string.replace(string, string) -> string")
-def _replace(text: str, old: str, new: str) -> str:
-    return text.replace(old, new)
-
-
-@_string_function("string_replace_string_string_int", "string.replace(string, string, int) -> string")
-def _replace_some(text: str, old: str, new: str, count: int) -> str:
-    return text.replace(old, new, count if count >= 0 else -1)
-
-
-@_string_function("string_split_string", "string.split(string) -> list<string>")
+@cel_function("string_split_string", "string.split(string) -> list<string>")
 def _split(text: str, separator: str) -> list[str]:
     return text.split(separator) if separator else list(text)
 
 
-@_string_function("string_split_string_int", "string.split(string, int) -> list<string>")
+@cel_function("string_split_string_int", "string.split(string, int) -> list<string>")
 def _split_some(text: str, separator: str, count: int) -> list[str]:
     if count == 0:
         return []
@@ -124,14 +104,14 @@ def _split_some(text: str, separator: str, count: int) -> list[str]:
     return [*text[: count - 1], text[count - 1 :]] if len(text) > count - 1 else list(text)
 
 
-@_string_function("string_substring_int", "string.substring(int) -> string")
+@cel_function("string_substring_int", "string.substring(int) -> string")
 def _substring_from(text: str, start: int) -> str:
     if not 0 <= start <= len(text):
         raise EvaluationError(f"index out of range: {start}")
     return text[start:]
 
 
-@_string_function("string_substring_int_int", "string.substring(int, int) -> string")
+@cel_function("string_substring_int_int", "string.substring(int, int) -> string")
 def _substring(text: str, start: int, end: int) -> str:
     if start > end:
         raise EvaluationError(f"invalid substring range. start: {start}, end: {end}")
@@ -141,32 +121,16 @@ def _substring(text: str, start: int, end: int) -> str:
     return text[start:end]
 
 
-STRINGS.declare(
-    ("string_trim", "string.trim() -> string", lambda text: text.strip(_SPACE)),
-)
-
-
-@_string_function("list_join_string", "list<string>.join(string) -> string")
-def _join_with(items: list[Any], separator: str) -> str:
+@cel_function("list_join", "list<string>.join() -> string")
+@cel_function("list_join_string", "list<string>.join(string) -> string")
+def _join(items: list[Any], separator: str = "") -> str:
     for item in items:
         if not isinstance(item, str):
             raise EvaluationError("no such overload")
     return separator.join(items)
 
 
-STRINGS.declare(("list_join", "list<string>.join() -> string", lambda items: _join_with(items, "")))
-
-
-@_string_function("strings_quote", "strings.quote(string) -> string")
-def _quote(text: str) -> str:
-    return f'"{text.translate(_ESCAPES)}"'
-
-
 # Regular expressions: matches, find and findAll.
-
-
-PATTERNS = FunctionLibrary()
-_pattern_function = PATTERNS.add
 
 
 def compiled_pattern(pattern: str) -> "Regex":
@@ -180,23 +144,23 @@ def compiled_pattern(pattern: str) -> "Regex":
         raise EvaluationError(f"error parsing regexp: {error}") from None
 
 
-@_pattern_function("matches", "matches(string, string) -> bool")
-@_pattern_function("matches_string", "string.matches(string) -> bool")
+@cel_function("matches", "matches(string, string) -> bool")
+@cel_function("matches_string", "string.matches(string) -> bool")
 def _matches(text: str, pattern: str) -> bool:
     return compiled_pattern(pattern).search(text)
 
 
-@_pattern_function("string_find_string", "string.find(string) -> string")
+@cel_function("string_find_string", "string.find(string) -> string")
 def _find_match(text: str, pattern: str) -> str:
     return next(compiled_pattern(pattern).find_all(text), "")
 
 
-@_pattern_function("string_find_all_string", "string.findAll(string) -> list<string>")
+@cel_function("string_find_all_string", "string.findAll(string) -> list<string>")
 def _find_all_matches(text: str, pattern: str) -> list[str]:
     return list(compiled_pattern(pattern).find_all(text))
 
 
-@_pattern_function("string_find_all_string_int", "string.findAll(string, int) -> list<string>")
+@cel_function("string_find_all_string_int", "string.findAll(string, int) -> list<string>")
 def _find_some_matches(text: str, pattern: str, limit: int) -> list[str]:
     return list(islice(compiled_pattern(pattern).find_all(text), limit if limit >= 0 else None))
 
