@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rackloom.core.place.batch import solve_packing
-from rackloom.core.place.gang_planner import plan_gang
+from rackloom.core.place.gang_planner import plan_gang, try_gang
 from rackloom.core.place.packing import (
     TRAY_WORTH,
     PackingClique,
@@ -41,8 +41,7 @@ from rackloom.core.place.placement_values import (
     PlacementTray,
     TrayHold,
 )
-from rackloom.core.place.search.gang_search import try_gang
-from rackloom.core.place.search.joint_assignment import SearchBudget
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 RACKS, TRAYS, GPUS = 32, 18, 4

@@ -45,6 +45,13 @@ from rackloom.cli.place_site import (
 )
 from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.place.batch import plan_batch
+from rackloom.core.place.gang_planner import (
+    exclusive_cliques,
+    plan_exclusive_cliques,
+    try_gang,
+    with_cliques_closed,
+    with_plan_reserved,
+)
 from rackloom.core.place.gang_requests import (
     are_anti_affine,
     avoiding_job,
@@ -55,25 +62,12 @@ from rackloom.core.place.gang_requests import (
 from rackloom.core.place.job_moves import JobMove, list_names, with_trays_closed
 from rackloom.core.place.jobs import JOB_KINDS, Job, JobGroup, TemplateName, channel_templates, read_jobs
 from rackloom.core.place.mobility import restrict_moves, tolerations_of_movable
-from rackloom.core.place.observed_site import (
-    AvoidedTrays,
-    ClaimsByKind,
-    combine_sites,
-    read_site,
-    trays_avoided_by,
-)
-from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels
+from rackloom.core.place.observed_site import AvoidedTrays, ClaimsByKind, read_site, trays_avoided_by
+from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels, combine_sites
 from rackloom.core.place.plan_notes import plan_notes
 from rackloom.core.place.pod_constraints import JsonMapping, NodeRule, Toleration
-from rackloom.core.place.search.gang_search import (
-    exclusive_cliques,
-    plan_exclusive_cliques,
-    try_gang,
-    with_cliques_closed,
-    with_plan_reserved,
-)
-from rackloom.core.place.search.joint_assignment import SearchBudget
-from rackloom.core.place.search.tray_assignment import colocation_groups
+from rackloom.core.place.search.site_capacity import colocation_groups
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 if TYPE_CHECKING:
@@ -451,7 +445,7 @@ def _refused_answer(
 ) -> JobAnswer:
     """What blocks it where `plans` are in the way, too, and what helps."""
     # What explains takes as long to load as what plans.
-    from rackloom.core.place.gang_planner import describe_shortage, find_fixes, has_cliques
+    from rackloom.core.place.gang_fixes import describe_shortage, find_fixes, has_cliques
     from rackloom.core.place.search.site_capacity import capacity_for
 
     effort = SearchBudget()

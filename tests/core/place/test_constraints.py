@@ -10,13 +10,14 @@ from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement
 from rackloom.core.place.gang_planner import plan_gang
 from rackloom.core.place.gang_requests import gang_of_job, groups_by_trays, terms_of_groups
 from rackloom.core.place.jobs import Job, read_jobs
-from rackloom.core.place.observed_site import combine_sites, read_site, trays_avoided_by
+from rackloom.core.place.observed_site import read_site, trays_avoided_by
 from rackloom.core.place.placement_values import (
     Gang,
     PlacementSite,
     PlacementTerms,
     PlacementTray,
     SchedulerLabels,
+    combine_sites,
 )
 from rackloom.core.place.plan_notes import unsupported_constraints
 from rackloom.core.place.pod_constraints import (

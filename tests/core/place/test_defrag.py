@@ -11,7 +11,7 @@ from tests.core.place.place_sites import busy_sites, held, outcome_of, site
 
 from rackloom.core.place.job_moves import plan_defragmentation, plan_drain
 from rackloom.core.place.placement_values import PlacementSite
-from rackloom.core.place.search.clique_ranking import REGION_SIZES
+from rackloom.core.place.search.clique_search import REGION_SIZES
 from rackloom.errors import Refused
 
 

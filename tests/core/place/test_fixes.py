@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.core.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
-from rackloom.core.place.gang_planner import PlacementFix, find_fixes, plan_gang
+from rackloom.core.place.gang_fixes import PlacementFix, find_fixes
+from rackloom.core.place.gang_planner import gang_fits, plan_gang, try_gang
 from rackloom.core.place.placement_values import Gang, GangGroup, PlacementSite, TrayHold
-from rackloom.core.place.search.gang_search import gang_fits, try_gang
-from rackloom.core.place.search.joint_assignment import SearchBudget
 from rackloom.core.place.search.site_capacity import SiteCapacity, capacity_for
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 
@@ -73,7 +73,7 @@ def test_many_spares_cost_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
         tried.append(gang)
         return gang_fits(capacity, gang, budget)
 
-    monkeypatch.setattr("rackloom.core.place.gang_planner.gang_fits", counted)
+    monkeypatch.setattr("rackloom.core.place.gang_fixes.gang_fits", counted)
     assert fix_of(site(1), workers(1, spares=4096)) == "keep 17 spare trays instead of 4096"
     assert len(tried) < 10
     crowded = site(40, 2, *(held(f"n{at}-0", "other") for at in range(40)))

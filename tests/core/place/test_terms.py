@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 from tests.core.place.place_brute import best_ways, can_carry
 
-from rackloom.core.place.gang_planner import find_fixes, plan_gang
+from rackloom.core.place.gang_fixes import find_fixes
+from rackloom.core.place.gang_planner import plan_gang, try_gang, with_plan_reserved
 from rackloom.core.place.placement_values import (
     ClaimCapacity,
     Gang,
@@ -17,9 +18,8 @@ from rackloom.core.place.placement_values import (
     PlacementTray,
     TrayHold,
 )
-from rackloom.core.place.search.gang_search import try_gang, with_plan_reserved
-from rackloom.core.place.search.joint_assignment import SearchBudget
 from rackloom.core.place.search.site_capacity import capacity_for
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 CASES = 100

@@ -27,8 +27,13 @@ from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.members import GangMember
 from rackloom.core.kubernetes.objects import Object, has_pod_ended
 from rackloom.core.kubernetes.pods import CHANNEL_LABEL, GANG_LABEL
-from rackloom.core.place.observed_site import combine_sites
-from rackloom.core.place.placement_values import PlacementSite, PlacementTerms, PlacementTray, SchedulerLabels
+from rackloom.core.place.placement_values import (
+    PlacementSite,
+    PlacementTerms,
+    PlacementTray,
+    SchedulerLabels,
+    combine_sites,
+)
 from rackloom.core.place.pod_constraints import (
     AntiAffinityTerm,
     JsonMapping,

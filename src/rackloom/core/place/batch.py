@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rackloom.core.place.gang_planner import plan_in_cliques, try_gang, with_plan_reserved
 from rackloom.core.place.packing import (
     PackingAssignment,
     PackingClique,
@@ -24,10 +25,8 @@ from rackloom.core.place.packing import (
     pack_exactly,
 )
 from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite
-from rackloom.core.place.search.gang_search import plan_in_cliques, try_gang, with_plan_reserved
-from rackloom.core.place.search.joint_assignment import SearchBudget
-from rackloom.core.place.search.site_capacity import SiteCapacity
-from rackloom.core.place.search.tray_assignment import colocation_groups
+from rackloom.core.place.search.site_capacity import SiteCapacity, colocation_groups
+from rackloom.core.place.search.tray_assignment import SearchBudget
 
 
 class BatchPlan(msgspec.Struct, frozen=True):

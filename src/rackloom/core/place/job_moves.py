@@ -23,6 +23,7 @@ from itertools import pairwise
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.place.gang_planner import try_gang
 from rackloom.core.place.placement_values import (
     FreeRegionCount,
     Gang,
@@ -32,11 +33,9 @@ from rackloom.core.place.placement_values import (
     PlacementTerms,
     TrayHold,
 )
-from rackloom.core.place.search.clique_ranking import REGION_SIZES, fragmentation_price
-from rackloom.core.place.search.gang_search import try_gang
-from rackloom.core.place.search.joint_assignment import SearchBudget
+from rackloom.core.place.search.clique_search import REGION_SIZES, fragmentation_price
 from rackloom.core.place.search.site_capacity import MemberNeed, SiteCapacity
-from rackloom.core.place.search.tray_assignment import TrialPlacement
+from rackloom.core.place.search.tray_assignment import SearchBudget, TrialPlacement
 from rackloom.errors import Refused
 
 _ONE_PER_TRAY = "each on a tray of its own"
