@@ -7,18 +7,19 @@ from msgspec.structs import replace
 from rackloom.claim.kube.api import Conflict, KubeError
 from rackloom.core.domains import names
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.members import OwnerJob
 from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.reconcile import reconcile_gang
-from rackloom.core.gangs.record import GangKey, gang_status_json, read_record
 from rackloom.core.gangs.snapshot import (
     ClusterLists,
+    GangKey,
     GangObjects,
+    gang_status_json,
     objects_by_gang,
+    read_record,
     reserving_plans,
     take_snapshot,
 )
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.spec import GangSettings, OwnerJob
 from rackloom.core.gangs.trays import TrayCountCache, running_site
 from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, POD, CreateObject, DeleteObject, metav1_time
 from rackloom.core.kubernetes.pods import GANG_LABEL

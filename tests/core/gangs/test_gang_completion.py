@@ -6,16 +6,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.members import (
+from rackloom.core.gangs.slots import awaits_last_pods, may_have_unused_trays, without_unused_trays
+from rackloom.core.gangs.snapshot import GangKey, GangRecord, GangSnapshot
+from rackloom.core.gangs.spec import (
     FinishedMPIJob,
     OwnerJob,
     read_finished_mpi_job,
     read_member,
     read_owner_job,
 )
-from rackloom.core.gangs.record import GangKey, GangRecord
-from rackloom.core.gangs.slots import awaits_last_pods, may_have_unused_trays, without_unused_trays
-from rackloom.core.gangs.snapshot import GangSnapshot
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup, GangPlan, MemberAssignment
 

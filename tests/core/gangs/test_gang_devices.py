@@ -4,10 +4,9 @@ import pytest
 
 from rackloom.core.domains import names
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.demand import claim_specs, group_claims, member_demand
-from rackloom.core.gangs.members import read_member
+from rackloom.core.gangs.placement import claim_specs, group_claims, member_demand
 from rackloom.core.gangs.snapshot import ClusterLists
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.spec import GangSettings, read_member
 from rackloom.core.gangs.trays import TrayCountCache, read_site, with_claim_room
 from rackloom.errors import Refused
 

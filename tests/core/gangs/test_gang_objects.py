@@ -8,21 +8,32 @@ import yaml
 from rackloom.core.domains import names
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.demand import GpuDemand, claim_demand, claim_specs, group_demand, whole_tray_gpus
-from rackloom.core.gangs.members import read_member
-from rackloom.core.gangs.record import (
+from rackloom.core.gangs.crd import gang_crd
+from rackloom.core.gangs.placement import (
+    GpuDemand,
+    claim_demand,
+    claim_specs,
+    group_demand,
+    whole_tray_gpus,
+)
+from rackloom.core.gangs.slots import pin_and_ungate
+from rackloom.core.gangs.snapshot import (
+    ClusterLists,
     GangKey,
     create_record,
-    gang_crd,
     read_record,
     read_tray_node,
     record_plan,
     release_tray,
     reserve_tray,
 )
-from rackloom.core.gangs.slots import pin_and_ungate
-from rackloom.core.gangs.snapshot import ClusterLists
-from rackloom.core.gangs.spec import GangSettings, GangSpec, checked_gang_settings, read_gang_spec
+from rackloom.core.gangs.spec import (
+    GangSettings,
+    GangSpec,
+    checked_gang_settings,
+    read_gang_spec,
+    read_member,
+)
 from rackloom.core.gangs.trays import anonymised_for, read_site
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.place.placement_values import (

@@ -7,8 +7,7 @@ from tests.core.gangs.gang_toy import KEY, SETTINGS, SIZE, TRAYS, Toy
 
 from rackloom.core.gangs import slots, spec
 from rackloom.core.gangs.reconcile import reconcile_gang
-from rackloom.core.gangs.record import read_record
-from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.gangs.snapshot import read_record, reserving_plans
 
 WHO = st.integers(0, SIZE - 1)
 WHERE = st.sampled_from(TRAYS)

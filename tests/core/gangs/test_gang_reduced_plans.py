@@ -2,11 +2,9 @@
 
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.members import read_member
 from rackloom.core.gangs.reconcile import reconcile_gang
-from rackloom.core.gangs.record import GangKey, GangRecord, NodeTaint, TrayNode
-from rackloom.core.gangs.snapshot import GangSnapshot
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.snapshot import GangKey, GangRecord, GangSnapshot, NodeTaint, TrayNode
+from rackloom.core.gangs.spec import GangSettings, read_member
 from rackloom.core.kubernetes.objects import GANG_PLAN, POD
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, MemberAssignment

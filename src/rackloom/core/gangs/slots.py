@@ -34,19 +34,21 @@ from collections.abc import Iterator
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.conditions import AWAITING_LAST_PODS, PLACED
-from rackloom.core.gangs.members import (
+from rackloom.core.gangs.snapshot import AWAITING_LAST_PODS, PLACED, GangRecord, GangSnapshot
+from rackloom.core.gangs.spec import (
+    GANG_GATE,
+    GANG_TAINT,
     LONGEST_JOB_BACKOFF,
     MPI_JOB,
+    RELEASED_ANNOTATION,
+    TRAY_ANNOTATION,
     FinishedMPIJob,
     GangMember,
+    GangSettings,
+    GangSpec,
     OwnerJob,
     is_owner_of_kind,
 )
-from rackloom.core.gangs.record import GangRecord
-from rackloom.core.gangs.snapshot import GangSnapshot
-from rackloom.core.gangs.spec import GangSettings, GangSpec
 from rackloom.core.kubernetes.objects import (
     POD,
     DeleteObject,
@@ -95,20 +97,23 @@ def remaining_spec(snapshot: GangSnapshot) -> GangSpec:
 
 def has_fewer_to_come(snapshot: GangSnapshot) -> bool:
     """Whether their Jobs create fewer pods than the gang had at first."""
-    try:
-        return remaining_spec(snapshot) != snapshot.declared_spec()
-    except Refused:
-        return False
+    declared = _usable_spec(snapshot)
+    return declared is not None and remaining_spec(snapshot) != declared
 
 
 def lacks_members(snapshot: GangSnapshot) -> bool:
     """Whether pods are missing of the whole gang."""
-    try:
-        sizes = snapshot.declared_spec().sizes
-    except Refused:
-        return False
+    declared = _usable_spec(snapshot)
     present = Counter(member.group for member in snapshot.living if not member.is_being_deleted)
-    return any(present[name] < size for name, size in sizes)
+    return declared is not None and any(present[name] < size for name, size in declared.sizes)
+
+
+def _usable_spec(snapshot: GangSnapshot) -> GangSpec | None:
+    """What the living pods declare; None where no pod lives, or where they declare nothing usable."""
+    try:
+        return snapshot.declared_spec() if snapshot.living else None
+    except Refused:
+        return None
 
 
 def do_owners_matter(snapshot: GangSnapshot) -> bool:
@@ -439,8 +444,8 @@ def pin_and_ungate(member: GangMember, tray: str, uid: str, now: float) -> Patch
     gate = f"/spec/schedulingGates/{member.gate}"
     operations: tuple[PatchOperation, ...] = (
         {"op": "test", "path": "/metadata/uid", "value": member.uid},
-        {"op": "test", "path": gate, "value": {"name": spec.GANG_GATE}},
-        *_annotate(member, {spec.TRAY_ANNOTATION: tray, spec.RELEASED_ANNOTATION: metav1_time(now)}),
+        {"op": "test", "path": gate, "value": {"name": GANG_GATE}},
+        *_annotate(member, {TRAY_ANNOTATION: tray, RELEASED_ANNOTATION: metav1_time(now)}),
         _add_toleration(member, uid),
         *_add_node_pin(member.pod.spec, tray),
         {"op": "remove", "path": gate},
@@ -465,7 +470,7 @@ def _annotate(member: GangMember, annotations: dict[str, str]) -> Iterator[Patch
 
 
 def _add_toleration(member: GangMember, uid: str) -> PatchOperation:
-    toleration = {"key": spec.GANG_TAINT, "operator": "Equal", "value": uid, "effect": "NoSchedule"}
+    toleration = {"key": GANG_TAINT, "operator": "Equal", "value": uid, "effect": "NoSchedule"}
     if member.tolerations is None:
         return add_operation("/spec/tolerations", [toleration])
     return add_operation("/spec/tolerations/-", toleration)

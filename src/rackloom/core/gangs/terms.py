@@ -23,8 +23,7 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from rackloom.core.allocate.pools import MalformedNodeSelector
-from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.members import GangMember
+from rackloom.core.gangs.spec import GANG_TAINT, GangMember
 from rackloom.core.kubernetes.objects import Object, has_pod_ended
 from rackloom.core.kubernetes.pods import CHANNEL_LABEL, GANG_LABEL
 from rackloom.core.place.placement_values import (
@@ -58,7 +57,7 @@ from rackloom.errors import Refused
 
 _CONDITION_TAINT_PREFIX = "node.kubernetes.io/"
 """Taints that repeat node conditions. The API server adds tolerations for some of them to each pod."""
-_TOLERATES_RESERVATIONS = Toleration(key=gangs_spec.GANG_TAINT, operator="Exists")
+_TOLERATES_RESERVATIONS = Toleration(key=GANG_TAINT, operator="Exists")
 """Reservations are read from plans instead, and an ungated pod tolerates that of its own plan."""
 
 
@@ -89,7 +88,7 @@ def node_requirements(spec: Object) -> NodeRequirements:
     kept = (
         toleration
         for toleration in tolerations
-        if not toleration.key.startswith(_CONDITION_TAINT_PREFIX) and toleration.key != gangs_spec.GANG_TAINT
+        if not toleration.key.startswith(_CONDITION_TAINT_PREFIX) and toleration.key != GANG_TAINT
     )
     near = {str(term.get("topologyKey")) for term in required_terms(spec, "podAffinity")}
     return NodeRequirements(_require_labels(read_node_rule(spec), sorted(near)), tuple(dict.fromkeys(kept)))

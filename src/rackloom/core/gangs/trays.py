@@ -29,10 +29,8 @@ from rackloom.core.allocate.objects import (
     ResourceSlice,
 )
 from rackloom.core.domains import names
-from rackloom.core.gangs.members import GPU_RESOURCE, counted_gpus
-from rackloom.core.gangs.record import GangRecord
-from rackloom.core.gangs.snapshot import ClusterLists, GangSnapshot, gang_key_of
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSnapshot, gang_key_of
+from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, counted_gpus
 from rackloom.core.gangs.terms import site_for_terms, without_conflicting_trays
 from rackloom.core.kubernetes.objects import Object, allocated_devices, has_condition, has_pod_ended
 from rackloom.core.place.claim_capacity import with_claim_capacity

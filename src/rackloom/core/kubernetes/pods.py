@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rackloom.core.kubernetes.objects import PatchOperation, add_operation
 from rackloom.errors import Refused
 
 # Labels, a condition and a scheduling gate that admission writes on pods.
@@ -294,3 +295,10 @@ def decode_object(obj: object, shape: type[T]) -> T:
     except msgspec.ValidationError as error:
         kind = shape.__name__.removesuffix("Object")
         raise Refused(f"the object is no {kind}: {error}") from error
+
+
+def add_gate(pod: PodObject, name: str) -> PatchOperation:
+    """Add a scheduling gate."""
+    if pod.spec.scheduling_gates is None:
+        return add_operation("/spec/schedulingGates", [{"name": name}])
+    return add_operation("/spec/schedulingGates/-", {"name": name})

@@ -4,10 +4,9 @@ import asyncio
 import random
 from contextlib import asynccontextmanager, suppress
 
-from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewRequest
-from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
+from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.core.domains import names
 from rackloom.core.domains.compute_domain import read_compute_domain

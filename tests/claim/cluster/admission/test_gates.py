@@ -4,7 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.claim.cluster.admission.gate_site import pod
 
-from rackloom.claim.cluster.admission.channel_pods import ChannelTemplate, ClaimTemplateState, DomainPods
+from rackloom.claim.cluster.admission.channel_pods import (
+    ChannelTemplate,
+    ClaimTemplateState,
+    DomainPods,
+)
 from rackloom.claim.cluster.admission.gates import CreatedTooEarly, GateOpening, gate_steps
 from rackloom.core.domains import names
 from rackloom.core.kubernetes.pods import CHANNEL_LABEL, GANG_LABEL, PodObject, decode_object

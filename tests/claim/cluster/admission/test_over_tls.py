@@ -23,7 +23,6 @@ from rackloom.app.webhook import (
     admission_app,
     webhook,
 )
-from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.reviews import AdmissionMode
 from rackloom.claim.cluster.admission.serving_certificate import (
     AUTHORITY_SECRET,
@@ -31,7 +30,7 @@ from rackloom.claim.cluster.admission.serving_certificate import (
     WEBHOOK_NAME,
     ServingCertificates,
 )
-from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
+from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.cluster.certificates import AUTHORITY_DAYS, IDENTITY_DAYS
 from rackloom.claim.kube.api import Conflict, KubeError
 from rackloom.core.domains.names import ImexIsolation

@@ -5,9 +5,8 @@ import random
 
 from tests.claim.cluster.admission.gate_site import pod, site
 
-from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewRequest
-from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
+from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.kube.api import KubeError
 from rackloom.core.domains import names
 from rackloom.core.domains.names import ImexIsolation

@@ -6,18 +6,16 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewRequest
-from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
-from rackloom.claim.cluster.gang_controller import GangController
-from rackloom.claim.cluster.gang_metrics import GangMetrics
+from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
+from rackloom.claim.cluster.gang_controller import GangController, GangMetrics
 from rackloom.claim.kube.api import Conflict, NotFound
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.core.domains import names
 from rackloom.core.domains.names import ImexIsolation
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.record import read_record
+from rackloom.core.gangs.snapshot import read_record
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import (
     DEVICE_CLASS,

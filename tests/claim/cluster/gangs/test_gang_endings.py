@@ -14,7 +14,7 @@ from tests.claim.cluster.gangs.gang_stories import (
 from tests.claim.cluster.gangs.test_gang_meter import told
 
 from rackloom.claim.kube.api import Rejected
-from rackloom.core.gangs.members import LONGEST_JOB_BACKOFF
+from rackloom.core.gangs.spec import LONGEST_JOB_BACKOFF
 from rackloom.core.kubernetes.objects import JOB, NODE, POD
 
 

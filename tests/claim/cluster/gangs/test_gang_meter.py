@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.claim.cluster.gangs.gang_site import run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job
 
-from rackloom.claim.cluster.gang_metrics import GangMetrics
+from rackloom.claim.cluster.gang_controller import GangMetrics
 from rackloom.core.kubernetes.objects import GANG_PLAN
 
 

@@ -9,7 +9,7 @@ from tests.claim.cluster.gangs.gang_stories import holds, over, until_dead_and_a
 
 from rackloom.claim.kube.api import Conflict
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.members import MPI_JOB
+from rackloom.core.gangs.spec import MPI_JOB
 from rackloom.core.kubernetes.objects import JOB, POD
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.lab.kube.objects import TypeSchema

@@ -5,7 +5,7 @@ from tests.claim.cluster.gangs.gang_site import TEAM, run
 from tests.claim.cluster.gangs.gang_stories import bound_job, opened, over
 
 from rackloom.core.domains import names
-from rackloom.core.gangs.members import read_member
+from rackloom.core.gangs.spec import read_member
 from rackloom.core.gangs.terms import without_conflicting_trays
 from rackloom.core.kubernetes.objects import POD
 from rackloom.core.place.placement_values import PlacementSite, PlacementTray

@@ -10,12 +10,10 @@ from tests.claim.cluster.gangs.gang_stories import bound_job, over, until_dead_a
 from rackloom.core.domains.compute_domain import Condition
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.members import FinishedMPIJob, OwnerJob, read_member
 from rackloom.core.gangs.reconcile import reconcile_gang
-from rackloom.core.gangs.record import GangKey, GangRecord
 from rackloom.core.gangs.slots import remaining_spec
-from rackloom.core.gangs.snapshot import GangSnapshot, OwnerCheck
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.snapshot import GangKey, GangRecord, GangSnapshot, OwnerCheck
+from rackloom.core.gangs.spec import FinishedMPIJob, GangSettings, OwnerJob, read_member
 from rackloom.core.kubernetes.objects import JOB, POD
 from rackloom.core.kubernetes.pods import GANG_LABEL
 

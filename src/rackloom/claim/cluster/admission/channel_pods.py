@@ -33,6 +33,7 @@ from rackloom.core.kubernetes.pods import (
     PodAffinity,
     PodObject,
     PodSpec,
+    add_gate,
     channel_label,
 )
 
@@ -264,13 +265,6 @@ def _add_gate(pod: PodObject, context: PodContext) -> tuple[PatchOperation, ...]
     if pod.gate_index is not None or not must_wait(pod, context):
         return ()
     return (add_gate(pod, TEMPLATE_GATE),)
-
-
-def add_gate(pod: PodObject, name: str) -> PatchOperation:
-    """Add a scheduling gate."""
-    if pod.spec.scheduling_gates is None:
-        return add_operation("/spec/schedulingGates", [{"name": name}])
-    return add_operation("/spec/schedulingGates/-", {"name": name})
 
 
 def _add_pod_labels(

@@ -30,7 +30,7 @@ from rackloom.claim.cluster.uninstall.inventory import (
 from rackloom.core.domains import names
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.conditions import shortened
+from rackloom.core.gangs.reconcile import shortened
 from rackloom.core.gangs.snapshot import gang_key_of
 from rackloom.core.kubernetes import pods as kubernetes_pods
 from rackloom.core.kubernetes.objects import (

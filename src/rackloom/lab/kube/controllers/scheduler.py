@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rackloom.claim.kube.workqueue import WorkQueue
+from rackloom.claim.cluster.controller_runtime import WorkQueue
 from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.eligibility import SelectorCache
 from rackloom.core.allocate.inputs import DeviceId, InUse, in_use_by
