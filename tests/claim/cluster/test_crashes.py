@@ -238,7 +238,7 @@ def check_nothing_left(world):
     """Nothing but what is not ours: nodes without our label, a foreign template, ending pods."""
     assert not world.of(COMPUTE_DOMAIN)
     assert not world.of(DAEMON_SET)
-    assert all(not one["metadata"].get("labels") for one in world.of(RESOURCE_CLAIM_TEMPLATE))
+    assert all(not template["metadata"].get("labels") for template in world.of(RESOURCE_CLAIM_TEMPLATE))
     assert not world.by(NODE, "domain", UID)
 
 

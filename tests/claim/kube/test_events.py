@@ -20,7 +20,7 @@ def recorder(kube: FakeKube) -> EventRecorder:
     return EventRecorder(DirectApi(kube, "rackloom"), "compute-domain-controller", "pod-1", loop_wall_time)
 
 
-async def told(api: KubeApi) -> list[tuple[str, str, int]]:
+async def recorded(api: KubeApi) -> list[tuple[str, str, int]]:
     return [(e["reason"], e["message"], e["count"]) for e in (await api.list(EVENT, "default")).items]
 
 
@@ -47,7 +47,7 @@ def test_repetitions_are_counted_not_written() -> None:
         for _ in range(601):
             await events.record(made, EventNotice(True, "NotReady", "no node has joined"))
             await asyncio.sleep(1)
-        assert await told(api) == [("NotReady", "no node has joined", 601)]
+        assert await recorded(api) == [("NotReady", "no node has joined", 601)]
         assert kube.writes("rackloom") == 11
 
     event_loop.run_simulation(0, run)
@@ -60,7 +60,7 @@ def test_many_messages_of_one_reason_are_combined() -> None:
         made = await domain(api)
         for number in range(50):
             await events.record(made, EventNotice(True, "NotReady", f"attempt {number} failed"))
-        found = await told(api)
+        found = await recorded(api)
         assert len(found) == 11
         assert sum(message.startswith(COMBINED) for _, message, _ in found) == 1
 
@@ -77,7 +77,7 @@ def test_an_event_that_has_run_out_is_written_anew() -> None:
         await api.delete(EVENT, event["metadata"]["name"], "default")
         await asyncio.sleep(3600)
         await events.record(made, EventNotice(False, "Ready", "all nodes are ready"))
-        assert await told(api) == [("Ready", "all nodes are ready", 2)]
+        assert await recorded(api) == [("Ready", "all nodes are ready", 2)]
 
     event_loop.run_simulation(0, run)
 
@@ -92,6 +92,6 @@ def test_an_event_that_cannot_be_written_fails_nobody() -> None:
         kube.faults.clear()
         await asyncio.sleep(61)
         await events.record(made, EventNotice(True, "NotReady", "no node has joined"))
-        assert await told(api) == [("NotReady", "no node has joined", 2)]
+        assert await recorded(api) == [("NotReady", "no node has joined", 2)]
 
     event_loop.run_simulation(0, run)

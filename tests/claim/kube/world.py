@@ -173,8 +173,8 @@ async def _real_world(kubeconfig: Path) -> AsyncIterator[World]:
             yield World(client, http, namespace, None)
     finally:
         await api.delete(objects.NAMESPACE, namespace)
-        for one in clients.values():
-            await one.aclose()
+        for opened in clients.values():
+            await opened.aclose()
 
 
 async def _install(api: KubeApi) -> None:

@@ -132,14 +132,14 @@ class Toy:
         self.given_back += 1
         done = [pod for pod in self.pods_of_gang() if is_done(pod) and uid_of_job(pod) == self.job_uid]
         assert len(after.seats) >= SIZE - len(done)
-        used = {one["metadata"]["annotations"][spec.TRAY_ANNOTATION] for one in self.ungated()}
+        used = {pod["metadata"]["annotations"][spec.TRAY_ANNOTATION] for pod in self.ungated()}
         assert set(before.trays) & used <= set(after.trays)
 
     def check_sending_away(self, pod):
         """Nobody who stays loses a seat to one who leaves."""
         tray = pod["metadata"]["annotations"][spec.TRAY_ANNOTATION]
-        here = (one for one in self.ungated() if one["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray)
-        staying = [one for one in here if "deletionTimestamp" not in one["metadata"]]
+        here = (pod for pod in self.ungated() if pod["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray)
+        staying = [pod for pod in here if "deletionTimestamp" not in pod["metadata"]]
         seats = [seat for seat in read_record(self.plans[KEY.name]).plan.seats if seat.tray == tray]
         assert pod not in staying or len(staying) > len(seats), "it stays, and has its seat"
 
@@ -149,13 +149,13 @@ class Toy:
         assert tray in record.plan.trays
         assert reserving_plans(self.nodes[tray]) == (record.uid,)
         others = [
-            one for one in self.ungated() if one["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray
+            pod for pod in self.ungated() if pod["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray
         ]
         assert not others, "one seat, one pod"
         if not self.ungated():
             assert all(record.uid in reserving_plans(self.nodes[name]) for name in record.reserved)
             if not self.succeeded:
-                assert len([one for one in self.pods_of_gang() if not has_ended(one)]) == SIZE
+                assert len([pod for pod in self.pods_of_gang() if not has_ended(pod)]) == SIZE
             assert len(record.plan.seats) >= SIZE - len(self.succeeded)
 
     def pods_of_gang(self):

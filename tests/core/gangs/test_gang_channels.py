@@ -27,8 +27,8 @@ def answered(nodes, plan=OPENED, *, size=2, gpus=4, claims=("channel",), others=
     meta = {"labels": {GANG_LABEL: "big"}, "annotations": {gangs_spec.SIZE_ANNOTATION: str(size)}}
     names = {f"w{number}": meta | {"name": f"w{number}", "uid": f"w{number}"} for number in range(size)}
     pods = [
-        pod(name, claims=claims, gpus=gpus, meta=one | {"namespace": "team"}, **spec)
-        for name, one in names.items()
+        pod(name, claims=claims, gpus=gpus, meta=template | {"namespace": "team"}, **spec)
+        for name, template in names.items()
     ]
     templates = (template("channel", [CHANNEL]),)
     lists = ClusterLists(nodes=tuple(nodes), pods=(*pods, *others), templates=templates)
@@ -50,7 +50,7 @@ def answered(nodes, plan=OPENED, *, size=2, gpus=4, claims=("channel",), others=
 
 
 def nodes_of(nodes, names):
-    found = {one["metadata"]["name"]: read_tray_node(one) for one in nodes}
+    found = {node["metadata"]["name"]: read_tray_node(node) for node in nodes}
     return {name: found[name] for name in names}
 
 

@@ -58,8 +58,8 @@ def claim(name, *requests, on=None, driver=NIC, user=None, device="d0"):
 
 def pod(name, *templates, claims=(), gang="big", gpus=0, on=None):
     limits = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}} if gpus else {}
-    named = [{"name": one, "resourceClaimTemplateName": one} for one in templates]
-    named += [{"name": one, "resourceClaimName": one} for one in claims]
+    named = [{"name": name, "resourceClaimTemplateName": name} for name in templates]
+    named += [{"name": name, "resourceClaimName": name} for name in claims]
     marked = (
         {"labels": {gangs_spec.GANG_GATE: gang}, "annotations": {gangs_spec.SIZE_ANNOTATION: "1"}}
         if gang

@@ -118,7 +118,7 @@ def test_a_pod_is_pinned_by_narrowing_what_it_asks_itself(terms, after):
             continue
         assert pin in term["matchFields"]
         rest = [*term.get("matchExpressions", []), *(field for field in term["matchFields"] if field != pin)]
-        assert [one["key"] for one in rest] == kept
+        assert [taint["key"] for taint in rest] == kept
     assert done["spec"]["schedulingGates"] == [{"name": "other"}]
     assert [toleration["key"] for toleration in done["spec"]["tolerations"]] == ["mine", spec.GANG_TAINT]
     member = read_member(done)
@@ -272,8 +272,8 @@ def test_limits_are_quantities_and_an_unreadable_pod_of_anybody_has_its_whole_tr
 def test_owners_in_other_namespaces_are_not_named_and_stay_apart():
     owners = ("secret/merger", "team/mine", "teams/other", "secret/merger", "claim c")
     holds = tuple(TrayHold(owner=owner, tray=f"n{at}", gpus=4) for at, owner in enumerate(owners))
-    told = [hold.owner for hold in anonymised_for(PlacementSite((), holds), "team").holds]
-    assert told == ["another job", "team/mine", "another job 2", "another job", "another job 3"]
+    named = [hold.owner for hold in anonymised_for(PlacementSite((), holds), "team").holds]
+    assert named == ["another job", "team/mine", "another job 2", "another job", "another job 3"]
 
 
 def test_spares_are_as_many_as_members_or_a_few():

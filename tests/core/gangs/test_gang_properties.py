@@ -58,7 +58,7 @@ def test_the_last_member_comes_back_to_its_tray_wherever_the_controller_dies(scr
     toy = Toy()
     toy.settle()
     tray = toy.pods["w2"]["spec"]["nodeName"]
-    happen_elsewhere = [one for one in script if one[0][0] in ("forget", "wait", "schedule")]
+    happen_elsewhere = [step for step in script if step[0][0] in ("forget", "wait", "schedule")]
     for number in (0, 1):
         toy.happen("succeed", number)
     for _ in range(again):

@@ -44,7 +44,7 @@ TERMS = st.fixed_dictionaries(
 TOLERATIONS = st.fixed_dictionaries(
     {"key": VALUES, "operator": st.sampled_from(["Exists", "Equal"])},
     optional={"effect": st.sampled_from(["NoSchedule", "NoExecute"])},
-).map(lambda one: one if one["operator"] == "Exists" else one | {"value": "v"})
+).map(lambda expression: expression if expression["operator"] == "Exists" else expression | {"value": "v"})
 TAINTS = st.fixed_dictionaries(
     {"key": VALUES, "effect": st.sampled_from(["NoSchedule", "NoExecute", "PreferNoSchedule"])},
     optional={"value": st.sampled_from(["v", "w"])},
@@ -55,9 +55,9 @@ TAINTS = st.fixed_dictionaries(
 def nodes(draw):
     found = []
     for name in NAMES:
-        one = node(name, taints=draw(st.lists(TAINTS, max_size=1)))
-        one["metadata"]["labels"] |= draw(st.dictionaries(VALUES, VALUES))
-        found.append(one)
+        obj = node(name, taints=draw(st.lists(TAINTS, max_size=1)))
+        obj["metadata"]["labels"] |= draw(st.dictionaries(VALUES, VALUES))
+        found.append(obj)
     return found
 
 
@@ -78,7 +78,7 @@ def pods(draw):
 def test_a_tray_is_open_to_a_member_just_where_the_scheduler_takes_it(there, held):
     member = read_member(held)
     site = read_site(ClusterLists(nodes=tuple(there), pods=()), [], GangSettings())
-    by_name = {one["metadata"]["name"]: one for one in there}
+    by_name = {obj["metadata"]["name"]: obj for obj in there}
     found = site_for_terms(site, group_terms({"member": [member]}).values(), by_name)
     for tray in found.trays:
         sent = json_patch(held, pin_and_ungate(member, tray.name, "plan", 1e9).patch)
@@ -86,8 +86,8 @@ def test_a_tray_is_open_to_a_member_just_where_the_scheduler_takes_it(there, hel
         by_name[tray.name]["spec"]["taints"].append(reserved)
         takes = {
             name
-            for name, one in by_name.items()
-            if is_node_selected(sent["spec"], one) and is_tolerated(sent["spec"], one)
+            for name, obj in by_name.items()
+            if is_node_selected(sent["spec"], obj) and is_tolerated(sent["spec"], obj)
         }
         assert takes == (set() if tray.shut else {tray.name})
         by_name[tray.name]["spec"]["taints"].remove(reserved)

@@ -118,7 +118,7 @@ def _is_barred(site: PlacementSite, tray: PlacementTray, some: Sequence[tuple[Ga
     members = [group.terms for group, count in some for _ in range(count) if group.terms is not None]
     linked = any(hold.channel and hold.tray == tray.name for hold in site.holds)
     return any(member.where in tray.closed or (member.channel and linked) for member in members) or any(
-        one.bar(other) for one, other in combinations(members, 2)
+        terms.bar(other) for terms, other in combinations(members, 2)
     )
 
 

@@ -119,7 +119,7 @@ def _apart(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
     clique = {tray.name: tray.clique for tray in site.trays}
     together: dict[object, set[str | None]] = {}
     for seat in plan.seats:
-        group = next(one for one in gang.groups if one.name == seat.group)
+        group = next(group for group in gang.groups if group.name == seat.group)
         if not group.is_helper:
             block = (group.name, seat.member // gang.segment) if gang.segment else group.share
             together.setdefault(block, set()).add(clique[seat.tray])
@@ -129,5 +129,5 @@ def _apart(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
 def _unspared(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
     clique = {tray.name: tray.clique for tray in site.trays}
     kept = Counter(clique[name] for name in plan.spares)
-    wrong = [f"{one} keeps {kept[one]} spares" for one in plan.cliques if kept[one] < gang.spares]
+    wrong = [f"{clique} keeps {kept[clique]} spares" for clique in plan.cliques if kept[clique] < gang.spares]
     return wrong + [f"{name} is no spare" for name in plan.spares if name in plan.trays]

@@ -42,7 +42,9 @@ def some_members(chance: Random) -> dict[MemberNeed, int]:
 def choice(
     trays: list[int], standing: list[dict[MemberNeed, int]]
 ) -> Counter[tuple[int, frozenset[tuple[MemberNeed, int]]]]:
-    return Counter((size, frozenset(one.items())) for size, one in zip(trays, standing, strict=True) if one)
+    return Counter(
+        (size, frozenset(content.items())) for size, content in zip(trays, standing, strict=True) if content
+    )
 
 
 class Looked(dict[MemberNeed, int]):

@@ -165,10 +165,10 @@ def test_claims_that_take_nothing_are_refused_where_members_are_counted() -> Non
     look = {"name": "look", "exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "All"}}
     look["exactly"]["adminAccess"] = True  # type: ignore[index]
     admin = msgspec.convert({"spec": {"devices": {"requests": [look]}}}, ResourceClaim)
-    for one in (admin, ResourceClaim()):
-        assert not claims_devices(one)
+    for claim in (admin, ResourceClaim()):
+        assert not claims_devices(claim)
         with pytest.raises(Refused, match="take nothing"):
-            with_claim_capacity(SITE, devices(), {"none": (one,)})
+            with_claim_capacity(SITE, devices(), {"none": (claim,)})
 
 
 @pytest.mark.parametrize("order", [("big", "small"), ("small", "big")])

@@ -87,7 +87,9 @@ def test_as_many_spares_are_kept_as_can_be(where: PlacementSite, gang: Gang, spa
     asked = replace(gang, spares=spares)
     assume(gang.segment is None and try_gang(where, asked, SearchBudget()) is None)
     fitting = [
-        one for one in range(spares) if try_gang(where, replace(gang, spares=one), SearchBudget()) is not None
+        fewer
+        for fewer in range(spares)
+        if try_gang(where, replace(gang, spares=fewer), SearchBudget()) is not None
     ]
     texts = [fix.text for fix in every_fix(where, asked) if fix.text.startswith("keep")]
     assert texts == [f"keep {most} spare trays instead of {spares}" for most in fitting[-1:]]
@@ -96,8 +98,8 @@ def test_as_many_spares_are_kept_as_can_be(where: PlacementSite, gang: Gang, spa
 def test_lower_priority_makes_way_and_equal_priority_is_waited_for() -> None:
     low = site(1, 2, held("n0-0", "low", priority=1))
     assert fix_of(low, workers(2, priority=2, segment=1)) == "preempt low (lower priority, 4 GPUs)"
-    one = site(1, 1, held("n0-0", "peer", priority=1))
-    assert fix_of(one, workers(1, priority=1)) == "wait until peer ends (4 GPUs)"
+    busy = site(1, 1, held("n0-0", "peer", priority=1))
+    assert fix_of(busy, workers(1, priority=1)) == "wait until peer ends (4 GPUs)"
 
 
 def test_several_segments_may_need_several_cliques_cured() -> None:

@@ -36,7 +36,11 @@ def is_sound(cliques: list[PackingClique], items: list[PackingItem], assignment:
 def brute_force(cliques: list[PackingClique], items: list[PackingItem]) -> int:
     """The best score of all assignments."""
     ways = [[None, *product(range(len(cliques)), repeat=len(item.sizes))] for item in items]
-    return max(packing_score(cliques, items, one) for one in product(*ways) if is_sound(cliques, items, one))
+    return max(
+        packing_score(cliques, items, assignment)
+        for assignment in product(*ways)
+        if is_sound(cliques, items, assignment)
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -94,11 +98,13 @@ def upper_bound(highspy: Any, cliques: list[PackingClique], items: list[PackingI
         if items[item].sizes[0] <= cliques[clique].empty
     }
     for item in range(len(items)):
-        model.addConstr(sum(one for (number, _), one in placed.items() if number == item) <= 1)
+        model.addConstr(sum(variable for (number, _), variable in placed.items() if number == item) <= 1)
     for clique in range(len(cliques)):
-        trays = sum(items[item].sizes[0] * one for (item, where), one in placed.items() if where == clique)
+        trays = sum(
+            items[item].sizes[0] * variable for (item, where), variable in placed.items() if where == clique
+        )
         model.addConstr(trays <= cliques[clique].empty)
-    model.maximize(sum(items[item].worth * one for (item, _), one in placed.items()))
+    model.maximize(sum(items[item].worth * variable for (item, _), variable in placed.items()))
     return float(model.getInfo().objective_function_value)
 
 
@@ -150,7 +156,7 @@ def test_a_batch_places_as_much_as_brute_force_can(free: list[int], asked: list[
         for clique, count in enumerate(free)
         for number in range(count)
     ]
-    gangs = [whole(f"gang-{number}", *one) for number, one in enumerate(asked)]
+    gangs = [whole(f"gang-{number}", *shape) for number, shape in enumerate(asked)]
     done = plan_batch(PlacementSite(tuple(trays)), gangs)
     placed = {plan.gang for plan in done.plans}
     assert by_priority(gangs, placed) == max(

@@ -209,7 +209,7 @@ def test_groups_of_two_gangs_never_share_a_pod_group() -> None:
         *pod_groups, changed = render("podgroup", value, apart=True).objects
         made += [group["metadata"]["name"] for group in pod_groups]
         named = [job["template"]["spec"]["template"] for job in changed["spec"]["replicatedJobs"]]
-        assert [one["spec"]["schedulingGroup"]["podGroupName"] for one in named] == made[-2:]
+        assert [pod["spec"]["schedulingGroup"]["podGroupName"] for pod in named] == made[-2:]
     assert len(set(made)) == 4
 
 

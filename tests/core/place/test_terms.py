@@ -54,7 +54,7 @@ def test_a_tray_where_the_channel_is_in_use_is_told_by_that_and_is_free_when_its
     with pytest.raises(Refused, match=r"room for 1 of 2 w: n0 \(its IMEX channel is in use by old\)"):
         plan_gang(busy, gang)
     found = find_fixes(capacity_for(busy, gang), gang, SearchBudget())
-    assert [one.text for one in found] == ["ask for 1 w instead of 2", "wait until old ends (2 GPUs)"]
+    assert [fix.text for fix in found] == ["ask for 1 w instead of 2", "wait until old ends (2 GPUs)"]
 
 
 def test_a_placed_gang_keeps_the_channels_of_its_trays() -> None:

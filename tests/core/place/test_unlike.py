@@ -113,9 +113,9 @@ def prefill_and_decode(prefill: int, decode: int) -> Gang:
 
 def test_the_first_group_leaves_the_trays_that_only_the_second_can_use() -> None:
     """Seated one after the other, prefill takes the tray in use first, the only one with decode's devices."""
-    both, one = {"a": ClaimCapacity(1, 2), "b": ClaimCapacity(1, 2)}, {"a": ClaimCapacity(2, 2)}
+    both, single = {"a": ClaimCapacity(1, 2), "b": ClaimCapacity(1, 2)}, {"a": ClaimCapacity(2, 2)}
     trays = [
-        PlacementTray(name=f"n{number}", clique="c", gpus=4, rooms=one if number else both)
+        PlacementTray(name=f"n{number}", clique="c", gpus=4, rooms=single if number else both)
         for number in range(3)
     ]
     plan = try_gang(

@@ -166,7 +166,7 @@ class GangSite:
         self.trays = [f"r{rack}-t{tray}" for rack in range(racks) for tray in range(trays)]
         self.rng = random.Random(seed)
         self.known = AdmissionCache(DirectApi(self.kube, "webhook"), ImexIsolation.DOMAIN, self.rng)
-        self.desk = AdmissionReviewer(self.known, AdmissionSettings())
+        self.reviewer = AdmissionReviewer(self.known, AdmissionSettings())
         self.kube.admission.append(self._admit)
         self.tasks, self.controller, self.api = [], None, None
         self.meter, self.settings = GangMetrics(), replace(SETTINGS, **chosen)
@@ -179,14 +179,14 @@ class GangSite:
         asked = ReviewRequest(
             uid="u", operation="CREATE", resource=resource, namespace=namespace, object=review.object
         )
-        verdict = await self.desk.mutate_pods(asked)
+        verdict = await self.reviewer.mutate_pods(asked)
         assert verdict.allowed, verdict.message
         return json_patch(review.object, verdict.patch)
 
     async def begin(self):
         runs = [informer.run() for informer in self.known.informers]
         runs.append(SimulatedScheduler(self.kube, random.Random(3)).run())
-        self.tasks = [asyncio.create_task(one) for one in runs]
+        self.tasks = [asyncio.create_task(run) for run in runs]
         await self.known.synced()
         for name in self.trays:
             await self.power_on(name)

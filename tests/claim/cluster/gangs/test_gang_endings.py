@@ -430,7 +430,7 @@ def test_death_after_a_write_while_a_tray_is_given_back(last):
         record = await site.record("big")
         left = {node for name, node in places.items() if name != "big-worker-1"} | set(record.plan.spares)
         await site.until(holds(site, left))
-        assert len({rack_of(one) for one in left}) == 1
+        assert len({rack_of(tray) for tray in left}) == 1
         assert await site.places("big") == places
         await over(site, job)
 

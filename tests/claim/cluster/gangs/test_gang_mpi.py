@@ -101,7 +101,7 @@ def test_workers_that_the_job_deletes_one_by_one_leave_their_trays_one_by_one():
         await job.is_over()
         for number, worker in enumerate(WORKERS[:-1]):
             await delete(site, worker)
-            await site.until(holds(site, {places[one] for one in WORKERS[number + 1 :]}))
+            await site.until(holds(site, {places[worker] for worker in WORKERS[number + 1 :]}))
         await over(site, job)
 
     run(story)

@@ -34,9 +34,11 @@ def without(key, app="gang", **more):
 
 def closed_by(foe):
     trays = tuple(
-        PlacementTray(name=one, clique=has.get(CLIQUE), gpus=4) for one, has in SITE.items() if one != "cpu"
+        PlacementTray(name=name, clique=has.get(CLIQUE), gpus=4)
+        for name, has in SITE.items()
+        if name != "cpu"
     )
-    nodes = [{"metadata": {"name": one, "labels": has}} for one, has in SITE.items()]
+    nodes = [{"metadata": {"name": name, "labels": has}} for name, has in SITE.items()]
     members = [read_member(pod("big-0", {"app": "gang"}))]
     met = without_conflicting_trays(PlacementSite(trays, ()), members, [foe], nodes)
     return [tray.name for tray in met.trays if tray.shut is not None]

@@ -120,11 +120,11 @@ def test_a_job_whose_ended_pods_are_gone_goes_on_with_the_members_that_are_left(
         site = GangSite(racks=1, trays=4)
         await site.begin()
         site.start()
-        one = await bound_job(site, "big", {"worker": 4}, completions=4)
-        one.is_wanted = False
+        job = await bound_job(site, "big", {"worker": 4}, completions=4)
+        job.is_wanted = False
         for number in range(3):
-            await one.succeed(f"big-worker-{number}")
-        await one.fail("big-worker-3")
+            await job.succeed(f"big-worker-{number}")
+        await job.fail("big-worker-3")
         await site.user.patch(JOB, "big", TEAM, {"status": {"succeeded": 3}}, subresource="status")
         await site.user.patch(JOB, "big", TEAM, {"spec": {"suspend": True}})
         await site.until(site.is_clean)
@@ -132,11 +132,11 @@ def test_a_job_whose_ended_pods_are_gone_goes_on_with_the_members_that_are_left(
         for number in range(4):
             await site.user.delete(POD, f"big-worker-{number}", TEAM, grace_seconds=0)
         await site.user.patch(JOB, "big", TEAM, {"spec": {"suspend": False}})
-        await one.again("big-worker-3")
+        await job.again("big-worker-3")
         site.start()
         await site.until(lambda: site.says("big", "Bound", "AllBound"))
         assert len(await site.taints()) == 1
-        await over(site, one)
+        await over(site, job)
 
     run(story)
 
@@ -146,20 +146,20 @@ def test_pods_that_nobody_else_joins_are_told_why_they_wait():
         site = GangSite(racks=1, trays=4)
         await site.begin()
         site.start()
-        one = await bound_job(site, "big", {"worker": 4})
-        one.is_wanted = False
+        job = await bound_job(site, "big", {"worker": 4})
+        job.is_wanted = False
         for number in range(4):
-            await one.succeed(f"big-worker-{number}")
+            await job.succeed(f"big-worker-{number}")
         await site.until(site.is_clean)
-        await one.again("big-worker-3")
+        await job.again("big-worker-3")
 
-        async def told():
+        async def reports_waiting():
             placed = (await site.record("big")).condition("Placed")
             return placed and placed.message.endswith("their owners do not say that fewer are to come")
 
-        await site.until(told)
+        await site.until(reports_waiting)
         assert not await site.taints()
-        await over(site, one)
+        await over(site, job)
 
     run(story)
 

@@ -173,7 +173,7 @@ class Cluster:
                         POD, meta["name"], meta["namespace"], grace_seconds=0
                     )
 
-    def strangers(self) -> dict[str, Object]:
+    def foreign_objects(self) -> dict[str, Object]:
         """Everything that is not ours, without what the server counts."""
         return {
             f"{kind.kind} {obj['metadata'].get('namespace')}/{obj['metadata']['name']}": _plain(obj)
