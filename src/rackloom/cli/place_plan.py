@@ -59,11 +59,18 @@ from rackloom.core.place.gang_requests import (
     gang_of_job,
     groups_by_trays,
 )
-from rackloom.core.place.job_moves import JobMove, list_names, with_trays_closed
+from rackloom.core.place.job_moves import JobMove, with_trays_closed
 from rackloom.core.place.jobs import JOB_KINDS, Job, JobGroup, TemplateName, channel_templates, read_jobs
 from rackloom.core.place.mobility import restrict_moves, tolerations_of_movable
 from rackloom.core.place.observed_site import AvoidedTrays, ClaimsByKind, read_site, trays_avoided_by
-from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels, combine_sites
+from rackloom.core.place.placement_values import (
+    Gang,
+    GangPlan,
+    PlacementSite,
+    SchedulerLabels,
+    combine_sites,
+    list_names,
+)
 from rackloom.core.place.plan_notes import plan_notes
 from rackloom.core.place.pod_constraints import JsonMapping, NodeRule, Toleration
 from rackloom.core.place.search.site_capacity import colocation_groups

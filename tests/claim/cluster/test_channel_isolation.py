@@ -71,7 +71,7 @@ def warm_object(world):
 
 
 def warm(world, make, nodes, status=Readiness.READY):
-    """The warm daemons run and say how they are."""
+    """The warm daemons run and report their state."""
     uid = warm_object(world)["metadata"]["uid"]
     members = ComputeDomainClique(compute_domain=uid, clique_id=make.clique)
     for name in nodes:

@@ -70,7 +70,7 @@ def test_many_domains_under_faults_and_deaths(site, seed):
 
 
 def test_a_lost_node_is_let_go_when_the_pods_that_it_had_are_elsewhere(site):
-    """That they are, only a claim tells that is gone."""
+    """The only evidence is that a claim is gone."""
 
     async def story():
         place = site()
@@ -100,7 +100,7 @@ def test_a_lost_node_is_let_go_when_the_pods_that_it_had_are_elsewhere(site):
 
 
 def test_a_node_that_falls_silent_after_its_pods_ended_is_let_go_when_it_is_lost(site):
-    """No event tells that: the controller looks again by itself."""
+    """No event reports that: the controller reads again by itself."""
 
     async def story():
         place = site()

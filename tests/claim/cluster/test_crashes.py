@@ -213,7 +213,7 @@ def test_whatever_happens_it_settles_and_deletion_ends(make, settings, script):
 
 
 def check_truth(world):
-    """What the status says of nodes is what their pods and cliques say."""
+    """The status of nodes agrees with their pods and cliques."""
     domain = world.at(COMPUTE_DOMAIN, "team", "job")
     if domain is None:
         return

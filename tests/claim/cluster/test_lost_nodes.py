@@ -27,7 +27,7 @@ def meshed(world, make, node):
 
 
 def lose(world, make, node, since=LONG_AGO):
-    """Its kubelet is silent: the node controller says so of the node and of its pods."""
+    """Its kubelet is silent: the node controller writes that to the node and its pods."""
     world.put(NODE, make.node(node, UID, not_ready_since=since))
     world.put(POD, make.pod(node, UID, ready=False))
 
@@ -142,7 +142,7 @@ def test_the_last_node_lost_leaves_none(world, make, settings):
 
 
 def test_a_node_whose_pods_ended_leaves_without_a_word_of_trouble(world, make, settings):
-    """Its plugin took the label off: a daemon that comes to its end there makes nobody wait."""
+    """Its plugin removed the label: no pod waits for a daemon that ends there."""
     move_away(world, "n1")
     world.put(NODE, make.node("n1"))
     world.put(POD, make.pod("n1", UID, ready=False))

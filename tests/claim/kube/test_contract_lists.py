@@ -55,7 +55,7 @@ async def three(world: World) -> int:
 
 
 async def asked(world: World, **params: Any) -> tuple[int, Object]:
-    """The answer that is not "later": a busy server may be behind, and says when to ask again."""
+    """The first answer other than "later": a busy server may be behind, and names a time to retry."""
     async with asyncio.timeout(PATIENCE):
         while (answer := await world.http.get(place(world), params=params)).status_code in LATER:
             await asyncio.sleep(float(answer.headers["Retry-After"]))
@@ -262,7 +262,7 @@ def test_a_watch_that_wants_no_initial_events_begins_now(play: Play) -> None:
         numbers = itertools.count()
 
         async def is_heard() -> bool:
-            """Nothing tells when "now" was: something new is made until it is."""
+            """No answer shows when "now" was: objects are created until the watch shows a later one."""
             await world.api.create(WIDGET, world.named(f"new-{next(numbers)}"))
             return watching.done()
 

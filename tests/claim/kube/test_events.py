@@ -1,4 +1,4 @@
-"""Events: told once, counted after that."""
+"""Events: recorded once, counted after that."""
 
 import asyncio
 

@@ -292,7 +292,7 @@ def test_a_kubeconfig_that_is_no_yaml_is_refused_without_what_it_says(tmp_path: 
 
 
 def test_of_lists_and_watches_is_given_what_is_wanted(kubeconfig: Path) -> None:
-    """Of two config maps one is wanted, and of it its name and version, until it says that it is not."""
+    """Of two config maps the filter keeps one, with its name and version, until it is no longer wanted."""
 
     def keep(_: ResourceKind, obj: Object) -> Object | None:
         metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "resourceVersion")}

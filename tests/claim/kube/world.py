@@ -204,7 +204,7 @@ async def collect(events: Any, count: int) -> list[Any]:
 
 
 def refused(error: pytest.ExceptionInfo[KubeError]) -> tuple[int, str, str]:
-    """What a refusal says: code, reason, message."""
+    """Code, reason and message of an error."""
     return error.value.code, error.value.reason, error.value.message
 
 

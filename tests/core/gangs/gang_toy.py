@@ -126,7 +126,7 @@ class Toy:
         self.put(where, action.name, new)
 
     def check_seats(self, before, after):
-        """No seat is given back that a pod may need, whether it is there or still to be made anew."""
+        """No slot is released that a pod may need, whether the pod exists or is still to be created."""
         if before is None or after is None or len(after.seats) == len(before.seats):
             return
         self.given_back += 1
@@ -187,7 +187,7 @@ class Toy:
                 self.succeeded.add(number)
 
     def anew(self, _):
-        """The job is deleted, and made anew under its name: pods of the old one are on their way out."""
+        """The job is deleted and created again under its name: pods of the old job are being deleted."""
         self.job += 1
         self.succeeded.clear()
         for pod in self.pods_of_gang():

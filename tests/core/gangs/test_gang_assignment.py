@@ -1,4 +1,4 @@
-"""Who has a seat when two pods were let go to it: the one that stays."""
+"""Which pod has a slot when two pods were ungated for it: the one that is not being deleted."""
 
 import pytest
 from tests.core.gangs.test_gang_completion import KEY, record_of

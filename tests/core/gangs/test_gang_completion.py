@@ -1,4 +1,4 @@
-"""Which seats of a plan nobody needs any more, counted from pods and their Jobs."""
+"""Which slots of a plan no pod needs any more, counted from pods and their Jobs."""
 
 import pytest
 from hypothesis import given

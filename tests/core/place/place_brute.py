@@ -90,7 +90,7 @@ def _loads(
     tray: PlacementTray,
     members: Mapping[str, int],
 ) -> Iterator[Load]:
-    """Every load of the tray, nobody among them."""
+    """Every load of the tray, the empty load included."""
     for load in product(*(range(min(members[group.name], max(tray.gpus, 4)) + 1) for group in groups)):
         if can_carry(site, gang, tray, list(zip(groups, load, strict=True))):
             yield load

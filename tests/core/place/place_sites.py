@@ -45,7 +45,7 @@ def workers(members: int, gpus: int = 4, **more: object) -> Gang:
 
 
 def held(tray: str, owner: str, gpus: int = 4, **more: object) -> TrayHold:
-    """GPUs of a tray that somebody has."""
+    """GPUs of a tray that are in use."""
     return TrayHold(owner=owner, tray=tray, gpus=gpus, **more)  # type: ignore[arg-type]
 
 
@@ -94,7 +94,7 @@ def gangs(draw: st.DrawFn) -> Gang:
 
 
 def faults(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
-    """What is wrong with a plan, told from the site alone."""
+    """What is wrong with a plan, computed from the site alone."""
     trays = {tray.name: tray for tray in site.trays}
     used = Counter[str]()
     for hold in site.holds:

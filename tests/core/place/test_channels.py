@@ -1,4 +1,4 @@
-"""The command and the gang controller say the same of trays of which somebody has the IMEX channel."""
+"""The command and the gang controller agree about trays whose IMEX channel is in use."""
 
 from typing import Any
 

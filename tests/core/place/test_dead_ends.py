@@ -34,7 +34,7 @@ def test_a_choice_is_a_dead_end_where_as_many_alike_cliques_had_the_same_inside(
 
 
 def some_members(chance: Random) -> dict[MemberNeed, int]:
-    """Somebody, told in any order."""
+    """The contents of the cliques, independent of their order."""
     members = [(SMALL, chance.randint(1, 2)), (LARGE, 1)]
     return dict(chance.sample(members, chance.randint(1, 2)))
 
@@ -48,7 +48,7 @@ def choice(
 
 
 class Looked(dict[MemberNeed, int]):
-    """Members that tell how often somebody looked at them."""
+    """Members that count how often they are read."""
 
     times = 0
 

@@ -1,4 +1,4 @@
-"""Moves that empty a tray or open holes: each is possible, and its cost is said."""
+"""Moves that empty a tray or open free regions: each is possible, and its cost is stated."""
 
 from collections import Counter
 from operator import sub

@@ -1,4 +1,4 @@
-"""A refusal says what is in the way, and each fix that it names was planned."""
+"""A refusal names what blocks the gang, and each fix that it names was planned."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""One plan for many schedulers: what each is told, and what cannot be told to it."""
+"""One plan for many schedulers: what each one receives, and what it cannot express."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A lost tray: one spare of the same clique takes over, and nobody else moves."""
+"""A lost tray: one spare of the same clique takes over, and no other member moves."""
 
 from typing import Any
 

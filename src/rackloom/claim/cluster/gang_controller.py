@@ -281,7 +281,7 @@ class GangController:
         objects = self.caches.objects(self.caches.plan(key), self.caches.pods(key))
         snapshot = self._placer.snapshot(objects, key)
         decision = reconcile_gang(snapshot, self._settings)
-        # Nothing is released, deleted or withdrawn on the word of the cache alone.
+        # The cache alone is no reason to release, delete or withdraw anything.
         if decision.needs_fresh_read:
             snapshot = await self._confirmed_snapshot(key)
             decision = reconcile_gang(snapshot, self._settings)

@@ -254,7 +254,7 @@ class GangPlacer:
         if snapshot.record is None:
             return
         with_owners = await self._with_owners(snapshot)
-        # It asked on the word of the cache. Fresh lists decide, with and without the owners: a gang that they
+        # The request came from the cache. Fresh lists decide, with and without the owners: a gang that they
         # show to be smaller may need a placement as well.
         if not any(
             reconcile_gang(candidate, self._settings).needs_placement for candidate in (snapshot, with_owners)

@@ -4,6 +4,7 @@
 their fields are those of `Gang` and `GangPlan`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from rackloom.core.domains.crds import conditions_schema
@@ -13,27 +14,28 @@ _Schema = dict[str, Any]
 
 _TEXT: _Schema = {"type": "string"}
 _COUNT: _Schema = {"type": "integer", "minimum": 0}
+_FLAG: _Schema = {"type": "boolean"}
 
 
 def gang_crd() -> _Schema:
     """The CustomResourceDefinition of GangPlan."""
-    singular = GANG_PLAN.kind.lower()
-    named = {"kind": GANG_PLAN.kind, "listKind": f"{GANG_PLAN.kind}List", "plural": GANG_PLAN.plural}
+    status = _object_schema({"conditions": conditions_schema()})
     version = {
         "name": GANG_PLAN.version,
         "served": True,
         "storage": True,
         "subresources": {"status": {}},
         "additionalPrinterColumns": _columns(),
-        "schema": {"openAPIV3Schema": _object_schema({"spec": _spec_schema(), "status": _status_schema()})},
+        "schema": {"openAPIV3Schema": _object_schema({"spec": _spec_schema(), "status": status})},
     }
+    named = {"kind": GANG_PLAN.kind, "listKind": f"{GANG_PLAN.kind}List", "plural": GANG_PLAN.plural}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{GANG_PLAN.plural}.{GANG_PLAN.group}"},
         "spec": {
             "group": GANG_PLAN.group,
-            "names": named | {"singular": singular},
+            "names": named | {"singular": GANG_PLAN.kind.lower()},
             "scope": "Namespaced",
             "versions": [version],
         },
@@ -54,64 +56,48 @@ def _columns() -> list[_Schema]:
 
 
 def _spec_schema() -> _Schema:
-    tray = _object_schema({"name": _TEXT, "clique": _TEXT}, required=["name", "clique"])
-    return _object_schema({"gang": _gang_schema(), "plan": _plan_schema(), "trays": _list_schema(tray)})
-
-
-def _gang_schema() -> _Schema:
+    terms = _object_schema(
+        {"where": _TEXT, "likeness": _TEXT, "apart": _list_schema(_TEXT), "channel": _FLAG}
+    )
     group = _object_schema(
-        {
-            "name": _TEXT,
-            "members": _COUNT,
-            "gpus": _COUNT,
-            "devices": _TEXT,
-            "terms": _terms_schema(),
-        },
+        {"name": _TEXT, "members": _COUNT, "gpus": _COUNT, "devices": _TEXT, "terms": terms},
         required=["name", "members", "gpus"],
     )
-    flag = {"type": "boolean"}
-    properties = {
+    gang = {
         "name": _TEXT,
         "groups": _list_schema(group),
         "priority": {"type": "integer"},
         "segment": _COUNT,
-        "apart": flag,
+        "apart": _FLAG,
         "spares": _COUNT,
-        "exclusive": flag,
+        "exclusive": _FLAG,
     }
-    return _object_schema(properties, required=["name", "groups"])
-
-
-def _terms_schema() -> _Schema:
-    return _object_schema(
-        {"where": _TEXT, "likeness": _TEXT, "apart": _list_schema(_TEXT), "channel": {"type": "boolean"}}
-    )
-
-
-def _plan_schema() -> _Schema:
-    seat = _object_schema(
-        {"group": _TEXT, "member": _COUNT, "tray": _TEXT}, required=["group", "member", "tray"]
-    )
-    hole = _object_schema({"trays": _COUNT, "before": _COUNT, "after": _COUNT})
-    properties = {
+    plan = {
         "gang": _TEXT,
-        "seats": _list_schema(seat),
+        "seats": _list_schema(
+            _object_schema({"group": _TEXT, "member": _COUNT, "tray": _TEXT}, required=True)
+        ),
         "cliques": _list_schema(_TEXT),
         "spares": _list_schema(_TEXT),
-        "price": _list_schema(hole),
+        "price": _list_schema(_object_schema({"trays": _COUNT, "before": _COUNT, "after": _COUNT})),
         "reason": _TEXT,
     }
-    return _object_schema(properties, required=["gang", "seats", "cliques", "spares", "price", "reason"])
-
-
-def _status_schema() -> _Schema:
-    return _object_schema({"conditions": conditions_schema()})
+    tray = _object_schema({"name": _TEXT, "clique": _TEXT}, required=True)
+    return _object_schema(
+        {
+            "gang": _object_schema(gang, required=["name", "groups"]),
+            "plan": _object_schema(plan, required=True),
+            "trays": _list_schema(tray),
+        }
+    )
 
 
 def _list_schema(item: _Schema) -> _Schema:
     return {"type": "array", "items": item, "x-kubernetes-list-type": "atomic"}
 
 
-def _object_schema(properties: _Schema, *, required: list[str] | None = None) -> _Schema:
+def _object_schema(properties: _Schema, *, required: Sequence[str] | bool = ()) -> _Schema:
+    """An object with some required properties; True: all of them."""
     schema: _Schema = {"type": "object", "properties": properties}
-    return schema if required is None else schema | {"required": required}
+    names = list(properties) if required is True else list(required or ())
+    return schema | {"required": names} if names else schema

@@ -198,15 +198,6 @@ def group_demand(members: Iterable[GangMember], specs: ClaimSpecs) -> GpuDemand:
     )
 
 
-class _LargestTrays(msgspec.Struct, frozen=True):
-    """The largest trays of a clique, as many as there are members to share it."""
-
-    gpus: int
-    """The GPU count of the smallest of them."""
-    count: int
-    are_mixed: bool
-
-
 def whole_tray_gpus(
     trays: Sequence[PlacementTray], members: int, gpus: int, taken: Collection[str] = ()
 ) -> int:
@@ -221,20 +212,21 @@ def whole_tray_gpus(
     opened = [tray for tray in trays if tray.shut is None]
     candidates = [tray for tray in opened if tray.clique is not None] or opened or trays
     free = _best_clique([tray for tray in candidates if tray.name not in taken], members, gpus)
-    is_enough = free.count == members and free.gpus >= gpus
-    return (free if is_enough else _best_clique(candidates, members, gpus)).gpus
+    is_enough = len(free) == members and free[-1] >= gpus
+    return min(free if is_enough else _best_clique(candidates, members, gpus), default=0)
 
 
-def _best_clique(trays: Sequence[PlacementTray], members: int, gpus: int) -> _LargestTrays:
+def _best_clique(trays: Iterable[PlacementTray], members: int, gpus: int) -> list[int]:
+    """The GPU counts of the largest trays of the best clique, as many as there are members, largest first."""
     sizes_by_clique: dict[str, list[int]] = {}
     for tray in trays:
         sizes_by_clique.setdefault(tray.clique or tray.name, []).append(tray.gpus)
     largest = (sorted(sizes, reverse=True)[:members] for sizes in sizes_by_clique.values())
     # In order: enough GPUs, enough trays, equal trays, small trays.
     return min(
-        (_LargestTrays(sizes[-1], len(sizes), are_mixed=sizes[0] != sizes[-1]) for sizes in largest),
-        key=lambda best: (best.gpus < gpus, -best.count, best.are_mixed, best.gpus),
-        default=_LargestTrays(0, 0, are_mixed=False),
+        largest,
+        key=lambda sizes: (sizes[-1] < gpus, -len(sizes), sizes[0] != sizes[-1], sizes[-1]),
+        default=[],
     )
 
 
@@ -302,7 +294,7 @@ def site_for_request(request: PlacementRequest, site: PlacementSite) -> Placemen
     most = max((group.gpus for group in request.gang.groups if group.name in request.whole), default=None)
     if most is None:
         return site
-    return PlacementSite(tuple(replace(tray, gpus=min(tray.gpus, most)) for tray in site.trays), site.holds)
+    return site.with_trays(lambda tray: replace(tray, gpus=min(tray.gpus, most)))
 
 
 def is_still_requested(request: PlacementRequest, recorded: Gang, plan: GangPlan) -> bool:
@@ -337,11 +329,9 @@ def _whole_tray_gpus(
 def _without_closed_trays(site: PlacementSite, terms: Iterable[PlacementTerms | None]) -> PlacementSite:
     """The site with the trays shut that are closed to members with one of the terms."""
     wheres = {term.where for term in terms if term is not None}
-    trays = (
-        replace(tray, shut=tray.shut or "closed") if wheres & tray.closed.keys() else tray
-        for tray in site.trays
+    return site.with_trays(
+        lambda tray: replace(tray, shut=tray.shut or "closed") if wheres & tray.closed.keys() else tray
     )
-    return PlacementSite(tuple(trays), site.holds)
 
 
 def claims_by_kind(snapshot: GangSnapshot, gang: Gang) -> dict[str, MemberClaims]:
@@ -446,7 +436,7 @@ def _closed_trays(site: PlacementSite, terms: PlacementTerms) -> dict[str, str]:
 def _open_to_helpers(site: PlacementSite, gang: Gang) -> PlacementSite:
     terms = [group.terms for group in gang.groups if group.is_helper and group.terms is not None]
     closed = {name: why for term in terms for name, why in _closed_trays(site, term).items()}
-    return PlacementSite(tuple(replace(tray, shut=closed.get(tray.name)) for tray in site.trays), site.holds)
+    return site.with_trays(lambda tray: replace(tray, shut=closed.get(tray.name)))
 
 
 # From the result to the next writes.

@@ -27,7 +27,7 @@ and for a condition that became True. The status is written only if it differs f
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
@@ -59,13 +59,14 @@ from rackloom.core.gangs.snapshot import (
 )
 from rackloom.core.gangs.spec import GangMember, GangSettings, GangSpec
 from rackloom.core.kubernetes.objects import EventNotice, ObjectWrite, epoch_seconds, metav1_time
-from rackloom.core.place.placement_values import GangPlan
+from rackloom.core.place.placement_values import GangPlan, list_names
 from rackloom.errors import Refused
 
 # Conditions.
 
 
-_MOST_NAMES = 4
+MOST_NAMES = 4
+"""Names in one message; the rest are counted."""
 WARNING_REASONS = ("DoesNotFit", "InvalidGang", "NotHeld", "TrayLost", "CannotBind", "TrayTaken")
 """Reasons that are reported as warnings."""
 API_REFUSED = "ApiRefused"
@@ -87,27 +88,25 @@ def waiting_for_members(snapshot: GangSnapshot, declared: GangSpec) -> Condition
     if snapshot.is_answered:
         message += "; their owners do not say that fewer are to come"
         if ended := [member.name for member in snapshot.members if member.ended and not member.is_done]:
-            message += f"; {shortened(ended)} ended, and may be made anew"
+            message += f"; {list_names(ended, MOST_NAMES)} ended, and may be made anew"
     return gang_condition(PLACED, "False", "WaitingForMembers", message)
 
 
-def waiting_for_claims(snapshot: GangSnapshot) -> Condition | None:
-    """That claim templates are still to come: a pod's demand is unknown without them."""
-    pods = (member.pod for member in snapshot.living if member.pod.gate_index is not None)
-    missing = sorted({name for pod in pods for name in pod.templates})
-    if not missing:
-        return None
-    message = f"claim templates: {shortened(missing)}"
-    return gang_condition(PLACED, "False", "WaitingForClaimTemplates", message)
+def waiting_for_others(snapshot: GangSnapshot) -> Condition | None:
+    """That claim templates are still to come, or that another controller (a queue) still holds pods.
 
-
-def waiting_for_gates(snapshot: GangSnapshot) -> Condition | None:
-    """That another controller (a queue) still holds pods: no trays are reserved meanwhile."""
-    gates = sorted({name for member in snapshot.living for name in member.foreign_gates})
-    if not gates:
-        return None
-    message = f"scheduling gates of others: {shortened(gates)}"
-    return gang_condition(PLACED, "False", "WaitingForGates", message)
+    A pod's demand is unknown without its templates, and no trays are reserved for pods that a queue holds.
+    """
+    waiting = (member.pod for member in snapshot.living if member.pod.gate_index is not None)
+    templates = {name for pod in waiting for name in pod.templates}
+    gates = {name for member in snapshot.living for name in member.foreign_gates}
+    for names, reason, what in (
+        (templates, "WaitingForClaimTemplates", "claim templates"),
+        (gates, "WaitingForGates", "scheduling gates of others"),
+    ):
+        if names:
+            return gang_condition(PLACED, "False", reason, f"{what}: {list_names(sorted(names), MOST_NAMES)}")
+    return None
 
 
 def bound_condition(
@@ -117,7 +116,7 @@ def bound_condition(
     if lost := snapshot.lost(lost_after):
         why = snapshot.refusal or "its members are being replaced"
         since = f"gone or not ready for {lost_after:.0f} s"
-        return gang_condition(BOUND, "False", "TrayLost", f"{shortened(lost)} {since}: {why}")
+        return gang_condition(BOUND, "False", "TrayLost", f"{list_names(lost, MOST_NAMES)} {since}: {why}")
     nodes = [member.node for member in seated if member.node is not None]
     if len(nodes) < slots:
         progress = f"{len(nodes)} of {slots} members are on their trays"
@@ -129,12 +128,12 @@ def bound_condition(
                 break
         return gang_condition(BOUND, "False", "Binding", progress)
     if silent := [node for node in nodes if snapshot.is_lost(node, 0.0)]:
-        return gang_condition(BOUND, "Unknown", "TrayNotReady", f"{shortened(silent)} not ready")
+        return gang_condition(BOUND, "Unknown", "TrayNotReady", f"{list_names(silent, MOST_NAMES)} not ready")
     message = f"{slots} members are on their trays"
     # Pods without a slot: the job was enlarged or recreated after the gang was placed.
     if surplus := [member.name for member in snapshot.gated]:
         why = "for which the gang has no seat: it is placed anew when all of its other pods have ended"
-        message += f"; beside them {shortened(surplus)}, {why}"
+        message += f"; beside them {list_names(surplus, MOST_NAMES)}, {why}"
     return gang_condition(BOUND, "True", "AllBound", message)
 
 
@@ -158,13 +157,6 @@ def _condition_events(snapshot: GangSnapshot, conditions: tuple[Condition, ...])
         is_warning = is_new and condition.reason in WARNING_REASONS
         if is_warning or (condition.status == "True" and not was_true):
             yield EventNotice(is_warning, condition.reason, condition.message)
-
-
-def shortened(names: Sequence[str], most: int = _MOST_NAMES) -> str:
-    """The first names for a message, and the number of the others."""
-    more = len(names) - most
-    shown = ", ".join(names[:most])
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 # What to do about one gang, in order, and what to report afterwards.
@@ -240,7 +232,7 @@ class PlannedGang:
         snapshot, settings = self.snapshot, self.settings
         if not self.has_begun and self._is_obsolete():
             return GangDecision(actions=(withdraw_plan(self.record),), needs_fresh_read=True)
-        # Only what the owners said in this very pass proves that trays are no longer needed.
+        # Only what the owners reported in this pass proves that trays are no longer needed.
         reduced = None if snapshot.owners is None else slots.without_unused_trays(snapshot, self.record)
         if reduced is not None:
             return GangDecision(actions=(reduce_plan(self.record, reduced),), needs_fresh_read=True)
@@ -383,10 +375,10 @@ class PlannedGang:
 
     def _reserved_condition(self) -> Condition:
         if contested := [name for name in self.unreserved if self._holders(name)]:
-            taken = f"{shortened(contested)} reserved for another gang"
+            taken = f"{list_names(contested, MOST_NAMES)} reserved for another gang"
             return gang_condition(RESERVED, "False", "TrayTaken", taken)
         if self.unreserved:
-            missing = f"{shortened(self.unreserved)} still to be reserved"
+            missing = f"{list_names(self.unreserved, MOST_NAMES)} still to be reserved"
             return gang_condition(RESERVED, "False", "Reserving", missing)
         return gang_condition(RESERVED, "True", "Reserved", f"{len(self.record.reserved)} trays are reserved")
 
@@ -469,11 +461,9 @@ def _why_not_planned(snapshot: GangSnapshot, settings: GangSettings) -> Conditio
         declared = remaining_spec(snapshot)
         if loose := [member.name for member in (*snapshot.unmanaged, *snapshot.ungated)]:
             fix = "delete all pods of the gang, and have them made anew"
-            why = f"{shortened(loose)} were not held until the gang was placed: {fix}"
+            why = f"{list_names(loose, MOST_NAMES)} were not held until the gang was placed: {fix}"
             return gang_condition(PLACED, "False", "NotHeld", why)
         terms.check_terms(snapshot.living, settings.clique_label, is_together=declared.segment is None)
     except Refused as refused:
         return gang_condition(PLACED, "False", "InvalidGang", str(refused))
-    return (
-        waiting_for_members(snapshot, declared) or waiting_for_claims(snapshot) or waiting_for_gates(snapshot)
-    )
+    return waiting_for_members(snapshot, declared) or waiting_for_others(snapshot)

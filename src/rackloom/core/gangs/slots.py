@@ -29,7 +29,6 @@ owners are read again at growing intervals while the use of the trays is unchang
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 
 import msgspec
 from msgspec.structs import replace
@@ -54,11 +53,12 @@ from rackloom.core.kubernetes.objects import (
     DeleteObject,
     PatchObject,
     PatchOperation,
+    add_entries,
     add_operation,
     epoch_seconds,
     metav1_time,
 )
-from rackloom.core.kubernetes.pods import REQUIRED, OwnerReference, PodSpec
+from rackloom.core.kubernetes.pods import OwnerReference, narrow_nodes
 from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment
 from rackloom.errors import Refused
 
@@ -165,7 +165,7 @@ def _of_latest_run(jobs: tuple[_JobProgress, ...]) -> tuple[_JobProgress, ...]:
     )
 
 
-# Members that ended for good, and trays that can be given back.
+# Members that ended for good, and trays that can be released.
 
 
 _RELEASED_PREFIX = re.compile(r"trays given back: (\d+); ")
@@ -445,9 +445,15 @@ def pin_and_ungate(member: GangMember, tray: str, uid: str, now: float) -> Patch
     operations: tuple[PatchOperation, ...] = (
         {"op": "test", "path": "/metadata/uid", "value": member.uid},
         {"op": "test", "path": gate, "value": {"name": GANG_GATE}},
-        *_annotate(member, {TRAY_ANNOTATION: tray, RELEASED_ANNOTATION: metav1_time(now)}),
+        *add_entries(
+            "/metadata/annotations",
+            member.annotations,
+            {TRAY_ANNOTATION: tray, RELEASED_ANNOTATION: metav1_time(now)},
+        ),
         _add_toleration(member, uid),
-        *_add_node_pin(member.pod.spec, tray),
+        *narrow_nodes(
+            member.pod.spec, "matchFields", {"key": "metadata.name", "operator": "In", "values": [tray]}
+        ),
         {"op": "remove", "path": gate},
     )
     return PatchObject(kind=POD, namespace=member.namespace, name=member.name, patch=operations)
@@ -461,39 +467,8 @@ def delete_member(member: GangMember, *, at_once: bool = False) -> DeleteObject:
     )
 
 
-def _annotate(member: GangMember, annotations: dict[str, str]) -> Iterator[PatchOperation]:
-    if not member.annotations:
-        yield add_operation("/metadata/annotations", annotations)
-        return
-    for key, value in annotations.items():
-        yield add_operation(f"/metadata/annotations/{key.replace('~', '~0').replace('/', '~1')}", value)
-
-
 def _add_toleration(member: GangMember, uid: str) -> PatchOperation:
     toleration = {"key": GANG_TAINT, "operator": "Equal", "value": uid, "effect": "NoSchedule"}
     if member.tolerations is None:
         return add_operation("/spec/tolerations", [toleration])
     return add_operation("/spec/tolerations/-", toleration)
-
-
-def _add_node_pin(spec: PodSpec, tray: str) -> Iterator[PatchOperation]:
-    pin = {"key": "metadata.name", "operator": "In", "values": [tray]}
-    rule = {"nodeSelectorTerms": [{"matchFields": [pin]}]}
-    if spec.affinity is None:
-        yield add_operation("/spec/affinity", {"nodeAffinity": {REQUIRED: rule}})
-        return
-    nodes = spec.affinity.node_affinity
-    if nodes is None:
-        yield add_operation("/spec/affinity/nodeAffinity", {REQUIRED: rule})
-        return
-    path = f"/spec/affinity/nodeAffinity/{REQUIRED}"
-    terms = (nodes.required.node_selector_terms if nodes.required else None) or ()
-    if not terms:
-        yield add_operation(path, rule)
-    for number, term in enumerate(terms):
-        # Terms are alternatives, so the pin must be in each of them, or the pod could go elsewhere.
-        if term.match_fields is not None:
-            yield add_operation(f"{path}/nodeSelectorTerms/{number}/matchFields/-", pin)
-        elif not term.is_empty:
-            # An empty term selects no node, and must stay empty.
-            yield add_operation(f"{path}/nodeSelectorTerms/{number}/matchFields", [pin])

@@ -260,7 +260,7 @@ class TrayCountCache:
             for name, (_, room) in counts.items():
                 if room is not None:
                     rooms[name][kind] = room
-        return PlacementSite(tuple(replace(tray, rooms=rooms[tray.name]) for tray in site.trays), site.holds)
+        return site.with_trays(lambda tray: replace(tray, rooms=rooms[tray.name]))
 
 
 # The devices of each tray, less what others hold.

@@ -26,7 +26,6 @@ from rackloom.core.place.gang_planner import gang_fits
 from rackloom.core.place.job_moves import (
     JobMove,
     MovableUnit,
-    list_names,
     movable_units,
     move_unit,
     without_units,
@@ -38,6 +37,7 @@ from rackloom.core.place.placement_values import (
     PlacementTray,
     SchedulerLabels,
     TrayHold,
+    list_names,
 )
 from rackloom.core.place.search.clique_search import can_choose_cliques
 from rackloom.core.place.search.site_capacity import MemberNeed, SiteCapacity, capacity_for, colocation_groups
@@ -102,8 +102,7 @@ def blocking_trays(capacity: SiteCapacity, clique: str, need: MemberNeed) -> Ite
             reason = _why_unusable(capacity, at, need, sorted(owners.get(tray, ())))
             names.setdefault(reason, []).append(tray)
     for reason, trays in sorted(names.items(), key=lambda item: -len(item[1])):
-        more = f" and {len(trays) - MAX_NAMED_TRAYS} more" if len(trays) > MAX_NAMED_TRAYS else ""
-        yield f"{', '.join(trays[:MAX_NAMED_TRAYS])}{more} ({reason})"
+        yield f"{list_names(trays, MAX_NAMED_TRAYS)} ({reason})"
 
 
 def _why_unusable(capacity: SiteCapacity, at: int, need: MemberNeed, owners: Sequence[str]) -> str:
@@ -382,8 +381,7 @@ def cliques_by_shortfall(site: PlacementSite, gang: Gang) -> list[PlacementSite]
 
 def _with_trays_open(site: PlacementSite, trays: Iterable[PlacementTray]) -> PlacementSite:
     names = {tray.name for tray in trays}
-    opened = tuple(replace(tray, shut=None) if tray.name in names else tray for tray in site.trays)
-    return PlacementSite(opened, site.holds)
+    return site.with_trays(lambda tray: replace(tray, shut=None) if tray.name in names else tray)
 
 
 def _free_gpus(clique: PlacementSite) -> int:

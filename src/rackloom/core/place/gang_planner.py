@@ -207,8 +207,6 @@ def shares_clique(gang: Gang, plan: GangPlan) -> bool:
 def with_cliques_closed(site: PlacementSite, cliques: Collection[str]) -> PlacementSite:
     """The site with nothing new in some of its cliques."""
     why = "in a clique that another group has to itself"
-    trays = tuple(
-        replace(tray, shut=tray.shut or why, is_unfit=True) if tray.sharing in cliques else tray
-        for tray in site.trays
+    return site.with_trays(
+        lambda tray: replace(tray, shut=tray.shut or why, is_unfit=True) if tray.sharing in cliques else tray
     )
-    return PlacementSite(trays, site.holds)

@@ -9,7 +9,7 @@ allocatable resource, else from the GPUs that a driver publishes in slices.
 
 `DraDevices` holds slices, device classes and allocated claims. A claim holds its GPUs, or the IMEX
 channel of its node, on behalf of the pod that it is reserved for; an unknown user gets the highest
-priority, so nobody is told to preempt it. Devices allocated with admin access are not in use.
+priority, so no fix proposes to preempt it. Devices allocated with admin access are not in use.
 """
 
 from collections import Counter

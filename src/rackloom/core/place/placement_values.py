@@ -20,7 +20,7 @@ A `GangPlan` assigns every member to a tray, names the spare trays, and states t
 each.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -87,6 +87,10 @@ class PlacementSite(msgspec.Struct, frozen=True):
 
     trays: tuple[PlacementTray, ...]
     holds: tuple[TrayHold, ...] = ()
+
+    def with_trays(self, change: Callable[[PlacementTray], PlacementTray]) -> "PlacementSite":
+        """The site with every tray as `change` returns it."""
+        return PlacementSite(tuple(map(change, self.trays)), self.holds)
 
 
 def combine_sites(sites: Mapping[str, PlacementSite]) -> PlacementSite:
@@ -205,7 +209,13 @@ class GangPlan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(member.tray for member in self.seats))
 
 
-# Names that schedulers and drivers use.
+# Names in messages, and names that schedulers and drivers use.
+
+
+def list_names(names: Collection[str], most: int = 3) -> str:
+    """The first few, and how many more."""
+    shown = ", ".join(list(names)[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 class SchedulerLabels(msgspec.Struct, frozen=True, kw_only=True):

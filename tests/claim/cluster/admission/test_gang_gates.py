@@ -1,4 +1,4 @@
-"""Pods of gangs are held, once, and told early what could never work."""
+"""Pods of gangs are gated once, and pods that can never be placed are denied early."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Gated pods on a simulated cluster: all come to one clique, whatever the order and whoever dies."""
+"""Gated pods on a simulated cluster: all go to one clique, in any order and whichever process dies."""
 
 import asyncio
 import random

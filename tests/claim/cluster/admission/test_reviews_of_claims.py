@@ -1,4 +1,4 @@
-"""Claims and templates: every opaque config is read strictly, and all problems are told at once."""
+"""Claims and templates: every opaque config is read strictly, and all problems are reported at once."""
 
 import base64
 import contextlib

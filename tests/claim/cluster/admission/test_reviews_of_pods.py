@@ -1,4 +1,4 @@
-"""New pods: what is added to them, once and not twice, and what is said of them."""
+"""New pods: what is added to them, once and not twice, and what is reported about them."""
 
 import contextlib
 

@@ -99,7 +99,7 @@ class Behind(Mortal):
 
 
 class Job:
-    """Pods by name that are made anew whenever one is missing, as the MPI operator does."""
+    """Pods by name; a missing pod is created again, as by the MPI operator."""
 
     def __init__(self, site, name, sizes, *, gpus=GPUS, gang=True, spares=0, templates=(), completions=None):
         self.site, self.name, self.sizes, self.gpus, self.gang = site, name, sizes, gpus, gang

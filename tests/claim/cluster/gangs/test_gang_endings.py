@@ -1,4 +1,4 @@
-"""Members that end before the others: trays that nobody will use again are given back, and no other is."""
+"""Members that end before the others: trays that no pod will use again are released, and no other tray is."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tests.claim.cluster.gangs.gang_stories import (
     until_dead_and_again,
     watch_bindings,
 )
-from tests.claim.cluster.gangs.test_gang_meter import told
+from tests.claim.cluster.gangs.test_gang_meter import scraped
 
 from rackloom.claim.kube.api import Rejected
 from rackloom.core.gangs.spec import LONGEST_JOB_BACKOFF
@@ -373,7 +373,7 @@ def test_a_last_member_that_comes_and_goes_is_waited_for_each_time():
             await site.until(lambda: site.says("big", "Placed", "Placed"))
             await asyncio.sleep(900)
             await job.fail(last)
-        found = await told(site)
+        found = await scraped(site)
         assert found["rackloom_gang_placements_total", None] == 1, "the seat was its own all the time"
         assert found["rackloom_gang_ungate_seconds_count", None] == 1
         await over(site, job)

@@ -1,4 +1,4 @@
-"""Trays that are lost and pods that cannot be bound: one member moves, and nobody else."""
+"""Trays that are lost and pods that cannot be bound: one member moves, and no other."""
 
 import asyncio
 

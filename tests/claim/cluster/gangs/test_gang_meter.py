@@ -1,4 +1,4 @@
-"""What Prometheus is told of gangs."""
+"""The metrics of gangs."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""An MPIJob that is over: its trays are given back, also where it says so late and the controller dies."""
+"""An MPIJob that is over: its trays are released, also where its status is late and the controller dies."""
 
 import asyncio
 from contextlib import suppress
@@ -58,7 +58,7 @@ class MpiJob(Job):
         return made
 
     async def is_over(self):
-        """As the operator says, some time after the launcher has ended."""
+        """The status that the operator writes, some time after the launcher has ended."""
         self.is_wanted = False
         done = {"type": "Succeeded", "status": "True"}
         status = {"conditions": [done], "completionTime": "2026-01-01T00:00:00Z"}

@@ -1,4 +1,4 @@
-"""How many pods of a gang are still to come, by the word of their Jobs; and when they are asked."""
+"""How many pods of a gang are still to come, according to their Jobs; and when the Jobs are read."""
 
 import asyncio
 
@@ -110,7 +110,7 @@ def test_owners_are_asked_when_a_gang_has_waited_for_a_while_and_then_ever_less_
 
 
 def test_owners_that_said_that_fewer_come_are_asked_each_time():
-    """What is decided then rests on what they say."""
+    """The decision then depends on the status of the owners."""
     looked = OwnerCheck(view_of(()).tray_use, 978307200.0, 978307200.0, are_fewer=True)
     assert waited(1, owner_check=looked).needs_fresh_read
 
@@ -246,7 +246,7 @@ def test_death_after_a_write_while_the_rest_of_two_jobs_is_placed(last):
 
 
 def test_a_pod_that_failed_and_is_still_there_is_named_to_whom_waits():
-    """The MPI operator makes it anew only once somebody has deleted it."""
+    """The MPI operator creates it again only after it was deleted."""
     failed = pod("f", "one", "a", "Failed")
     decided = reconcile_gang(view_of((*WAITING, failed), {}), GangSettings())
     assert decided.conditions[0].message == (

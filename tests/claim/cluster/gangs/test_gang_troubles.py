@@ -1,4 +1,4 @@
-"""What is wrong with one gang: it is told, and keeps no other from its trays."""
+"""A problem of one gang is reported, and keeps no other gang from its trays."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Gangs whose pods say where they may go, and with whom: placed by that, or told what is in the way."""
+"""Gangs with node rules and anti-affinity: placed accordingly, or refused with what is in the way."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Whole jobs on a fake cluster: placed, reserved, pinned and let go together, and nothing left behind."""
+"""Whole jobs on a fake cluster: placed, reserved, pinned and ungated together, and nothing left behind."""
 
 import asyncio
 

@@ -410,7 +410,7 @@ def test_nvidias_driver_keeps_its_domains_classes_and_definitions() -> None:
 
 
 def test_an_installation_without_the_label_is_not_touched() -> None:
-    """As one of an earlier version: nobody knows what of it is ours."""
+    """An installation of an earlier version: which objects are ours is unknown."""
 
     async def story(cluster: Cluster) -> None:
         await cluster.install("base", "webhook")

@@ -1,4 +1,4 @@
-"""What KAI's annotations can tell, and for which kinds."""
+"""What KAI's annotations can express, and for which kinds."""
 
 from typing import Any
 

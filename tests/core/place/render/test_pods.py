@@ -1,4 +1,4 @@
-"""Pods without an owner, which nobody counts for the scheduler: what makes one workload of them."""
+"""Pods without an owner: no controller counts them, so annotations make them one workload."""
 
 from typing import Any
 
