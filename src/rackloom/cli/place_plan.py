@@ -282,7 +282,7 @@ class PlacementProblem:
             site = (
                 self._with_rooms(PlacementSite(trays[0], self._holds), kinds) if trays else PlacementSite(())
             )
-            found = plan_batch(site, [gang for _, gang in asked]).plans
+            found = plan_batch(site, [gang for _, gang in asked])
             for plan in found:
                 self._reserve(plan, next(pair for pair in asked if pair[1].name == plan.gang))
             return {plan.gang: plan for plan in found}

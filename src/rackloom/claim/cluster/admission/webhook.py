@@ -12,8 +12,8 @@ does not have yet is read from the API server. In channel mode a pod that is adm
 ComputeDomain is lost, so a pod of a controller waits a moment for the ComputeDomain that the same manifest
 may create.
 
-Nothing is changed or refused in our own namespaces and in kube-system. If the API server cannot be
-asked, the mutating path denies with 503: the client tries again.
+Nothing is changed or refused in our own namespaces and in kube-system. If the API server does not answer,
+the mutating path denies with 503: the client tries again.
 """
 
 import asyncio
