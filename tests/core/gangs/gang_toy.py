@@ -20,7 +20,7 @@ from rackloom.core.gangs.snapshot import (
     take_snapshot,
 )
 from rackloom.core.gangs.spec import GangSettings, OwnerJob
-from rackloom.core.gangs.trays import TrayCountCache, running_site
+from rackloom.core.gangs.trays import TrayCountCache, running_site, with_reservations
 from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, POD, CreateObject, DeleteObject, metav1_time
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.errors import Refused
@@ -333,3 +333,8 @@ def worker(name, job):
         "annotations": {spec.SIZE_ANNOTATION: str(SIZE)},
     }
     return {"metadata": meta, "spec": gpus() | {"schedulingGates": [{"name": spec.GANG_GATE}]}}
+
+
+def read_site(objects, records, settings):
+    """The trays, with the holds of running pods, of their claims, and of recorded plans."""
+    return with_reservations(running_site(objects, settings), records)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.core.gangs.gang_toy import read_site
 
 from rackloom.core.domains import names
 from rackloom.core.gangs import spec
@@ -34,7 +35,7 @@ from rackloom.core.gangs.spec import (
     read_gang_spec,
     read_member,
 )
-from rackloom.core.gangs.trays import anonymised_for, read_site
+from rackloom.core.gangs.trays import anonymised_for
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.place.placement_values import (
     FreeRegionCount,

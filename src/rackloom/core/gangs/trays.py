@@ -50,13 +50,11 @@ from rackloom.core.place.pod_constraints import parse_count
 ANONYMOUS_HOLDER = "another job"
 
 
-def read_site(objects: ClusterLists, records: Iterable[GangRecord], settings: GangSettings) -> PlacementSite:
-    """Trays in order of clique and name; holds of running pods, of their claims, and of recorded plans."""
-    return with_reservations(running_site(objects, settings), records)
-
-
 def running_site(objects: ClusterLists, settings: GangSettings) -> PlacementSite:
-    """The same without the plans: it is valid for all gangs of one placement pass."""
+    """Trays in order of clique and name; holds of running pods and of their claims.
+
+    It has no holds of plans, so it is valid for all gangs of one placement pass.
+    """
     published = _published_gpus(objects.slices)
     trays = (_read_tray(node, published, settings) for node in objects.nodes)
     with_gpus = (tray for tray in trays if tray.gpus > 0)
