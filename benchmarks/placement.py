@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rackloom.core.place.batch import solve_packing
-from rackloom.core.place.gang_planner import plan_gang
+from rackloom.core.place.gang_planner import plan_gang, try_gang
 from rackloom.core.place.packing import (
     TRAY_WORTH,
     PackingClique,
@@ -41,8 +41,7 @@ from rackloom.core.place.placement_values import (
     PlacementTray,
     TrayHold,
 )
-from rackloom.core.place.search.gang_search import try_gang
-from rackloom.core.place.search.joint_assignment import SearchBudget
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 RACKS, TRAYS, GPUS = 32, 18, 4
@@ -58,7 +57,7 @@ Choose = Callable[[Sequence[int], int, random.Random], int | None]
 
 def most_free(free: Sequence[int], size: int, _: random.Random) -> int | None:
     """The emptiest rack, if it is large enough."""
-    rack = max(range(len(free)), key=lambda one: free[one])
+    rack = max(range(len(free)), key=lambda number: free[number])
     return rack if free[rack] >= size else None
 
 
@@ -300,7 +299,7 @@ def upper_bound(cliques: Sequence[PackingClique], items: Sequence[PackingItem]) 
     """
     empty = sorted((clique.empty for clique in cliques), reverse=True)
     trays, worth, left = 0, 0, sum(empty)
-    for item in sorted(items, key=lambda one: -one.weight):
+    for item in sorted(items, key=lambda packed: -packed.weight):
         taken = min(item.sizes[0], left) if item.sizes[0] <= empty[0] else 0
         trays, worth, left = trays + taken, worth + TRAY_WORTH * item.weight * taken, left - taken
     opened = next(count for count in range(len(empty) + 1) if sum(empty[:count]) >= trays)
@@ -324,12 +323,14 @@ def solved(
     }
     opened = [model.addBinary() for _ in cliques]
     for item in range(len(items)):
-        model.addConstr(sum(one for (number, _), one in placed.items() if number == item) <= 1)
+        model.addConstr(sum(variable for (number, _), variable in placed.items() if number == item) <= 1)
     for clique, is_open in enumerate(opened):
-        trays = sum(items[item].sizes[0] * one for (item, where), one in placed.items() if where == clique)
+        trays = sum(
+            items[item].sizes[0] * variable for (item, where), variable in placed.items() if where == clique
+        )
         model.addConstr(trays <= cliques[clique].empty * is_open)
     start = time.perf_counter()
-    model.maximize(sum(items[item].worth * one for (item, _), one in placed.items()) - sum(opened))
+    model.maximize(sum(items[item].worth * variable for (item, _), variable in placed.items()) - sum(opened))
     info = model.getInfo()
     best, bound = info.objective_function_value, info.mip_dual_bound
     return {
@@ -348,17 +349,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("rules")
-    one.add_argument("--seeds", type=int, default=12)
-    one.add_argument("--span", type=float, default=10.0)
-    one = commands.add_parser("speed")
-    one.add_argument("--nodes", type=int, default=5000)
-    one.add_argument("--plans", type=int, default=1000)
-    one = commands.add_parser("optimum")
-    one.add_argument("--racks", type=int, default=32)
-    one.add_argument("--gangs", type=int, default=80)
-    one.add_argument("--seeds", type=int, default=5)
-    one.add_argument(
+    command = commands.add_parser("rules")
+    command.add_argument("--seeds", type=int, default=12)
+    command.add_argument("--span", type=float, default=10.0)
+    command = commands.add_parser("speed")
+    command.add_argument("--nodes", type=int, default=5000)
+    command.add_argument("--plans", type=int, default=1000)
+    command = commands.add_parser("optimum")
+    command.add_argument("--racks", type=int, default=32)
+    command.add_argument("--gangs", type=int, default=80)
+    command.add_argument("--seeds", type=int, default=5)
+    command.add_argument(
         "--limit", type=float, default=60.0, help="seconds of HiGHS for a gap; 0: it is not asked"
     )
     given = vars(parser.parse_args())

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from rackloom.core.domains.crds import domain_crds
-from rackloom.core.gangs.record import gang_crd
+from rackloom.core.gangs.crd import gang_crd
 
 
 def write(name: str, documents: Iterable[dict[str, Any]]) -> None:

@@ -116,8 +116,8 @@ def test_a_job_that_fits_loads_nothing_that_explains_moves_or_packs():
         f"app(['place', {str(job)!r}, '--profile', 'gb200-nvl72', '--racks', '2']); print(list(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
-    assert "rackloom.core.place.search.gang_search" in done.stdout
-    for module in ("gang_planner", "rendering", "pod_templates", "claim_capacity"):
+    assert "rackloom.core.place.gang_planner" in done.stdout
+    for module in ("gang_fixes", "rendering", "pod_templates", "claim_capacity"):
         assert f"rackloom.core.place.{module}" not in done.stdout
     assert "rackloom.core.allocate.objects" in done.stdout
     assert "rackloom.core.allocate.cel" not in done.stdout

@@ -11,7 +11,7 @@ from tests.waiting import until
 from rackloom.claim.cluster.admission.webhook import AdmissionSettings
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.core.domains import names
-from rackloom.core.gangs.record import GangRecord, read_record
+from rackloom.core.gangs.snapshot import GangRecord, read_record
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, GANG_PLAN
 
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"

@@ -35,8 +35,7 @@ from rackloom.app.listeners import (
 )
 from rackloom.app.process import run_until_stopped, stop_on_signals
 from rackloom.claim.cluster.domain_controller import DomainController
-from rackloom.claim.cluster.gang_controller import GangController
-from rackloom.claim.cluster.gang_metrics import GangMetrics
+from rackloom.claim.cluster.gang_controller import GangController, GangMetrics
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client

@@ -35,7 +35,6 @@ from starlette.routing import Route
 
 from rackloom.app.listeners import metrics_response, ok_response, serve_http, unavailable_response
 from rackloom.app.process import stop_on_signals
-from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import (
     AdmissionVerdict,
@@ -44,7 +43,7 @@ from rackloom.claim.cluster.admission.reviews import (
     read_review,
 )
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME, ServingCertificates
-from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
+from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.cluster.certificates import CertifiedKey, expires_at
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.client import KubeClient, RateLimiter

@@ -16,9 +16,9 @@ import yaml
 
 from rackloom.claim.manifests.documents import Document
 from rackloom.cli.common import columns
-from rackloom.core.place.job_moves import JobMove, list_names
+from rackloom.core.place.job_moves import JobMove
 from rackloom.core.place.jobs import Job
-from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangPlan, PlacementSite
+from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangPlan, PlacementSite, list_names
 from rackloom.core.place.plan_notes import usable_share
 from rackloom.errors import Refused
 

@@ -45,6 +45,13 @@ from rackloom.cli.place_site import (
 )
 from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.place.batch import plan_batch
+from rackloom.core.place.gang_planner import (
+    exclusive_cliques,
+    plan_exclusive_cliques,
+    try_gang,
+    with_cliques_closed,
+    with_plan_reserved,
+)
 from rackloom.core.place.gang_requests import (
     are_anti_affine,
     avoiding_job,
@@ -52,28 +59,22 @@ from rackloom.core.place.gang_requests import (
     gang_of_job,
     groups_by_trays,
 )
-from rackloom.core.place.job_moves import JobMove, list_names, with_trays_closed
+from rackloom.core.place.job_moves import JobMove, with_trays_closed
 from rackloom.core.place.jobs import JOB_KINDS, Job, JobGroup, TemplateName, channel_templates, read_jobs
 from rackloom.core.place.mobility import restrict_moves, tolerations_of_movable
-from rackloom.core.place.observed_site import (
-    AvoidedTrays,
-    ClaimsByKind,
+from rackloom.core.place.observed_site import AvoidedTrays, ClaimsByKind, read_site, trays_avoided_by
+from rackloom.core.place.placement_values import (
+    Gang,
+    GangPlan,
+    PlacementSite,
+    SchedulerLabels,
     combine_sites,
-    read_site,
-    trays_avoided_by,
+    list_names,
 )
-from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels
 from rackloom.core.place.plan_notes import plan_notes
 from rackloom.core.place.pod_constraints import JsonMapping, NodeRule, Toleration
-from rackloom.core.place.search.gang_search import (
-    exclusive_cliques,
-    plan_exclusive_cliques,
-    try_gang,
-    with_cliques_closed,
-    with_plan_reserved,
-)
-from rackloom.core.place.search.joint_assignment import SearchBudget
-from rackloom.core.place.search.tray_assignment import colocation_groups
+from rackloom.core.place.search.site_capacity import colocation_groups
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ class PlacementProblem:
             site = (
                 self._with_rooms(PlacementSite(trays[0], self._holds), kinds) if trays else PlacementSite(())
             )
-            found = plan_batch(site, [gang for _, gang in asked]).plans
+            found = plan_batch(site, [gang for _, gang in asked])
             for plan in found:
                 self._reserve(plan, next(pair for pair in asked if pair[1].name == plan.gang))
             return {plan.gang: plan for plan in found}
@@ -451,7 +452,7 @@ def _refused_answer(
 ) -> JobAnswer:
     """What blocks it where `plans` are in the way, too, and what helps."""
     # What explains takes as long to load as what plans.
-    from rackloom.core.place.gang_planner import describe_shortage, find_fixes, has_cliques
+    from rackloom.core.place.gang_fixes import describe_shortage, find_fixes, has_cliques
     from rackloom.core.place.search.site_capacity import capacity_for
 
     effort = SearchBudget()

@@ -21,7 +21,6 @@ from rackloom.claim.manifests.read import Manifests, manifests_of
 from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.allocate.objects import Node, ResourceSlice
 from rackloom.core.place import object_shapes
-from rackloom.core.place.job_moves import list_names
 from rackloom.core.place.jobs import (
     BUILT_IN_PRIORITIES,
     DEFAULT_CLASS,
@@ -30,7 +29,7 @@ from rackloom.core.place.jobs import (
     value_at,
 )
 from rackloom.core.place.observed_site import DraDevices
-from rackloom.core.place.placement_values import SchedulerLabels
+from rackloom.core.place.placement_values import SchedulerLabels, list_names
 from rackloom.core.place.pod_constraints import PREEMPT_NEVER
 from rackloom.errors import Refused
 from rackloom.topology import profiles

@@ -181,7 +181,7 @@ def daemon_pod(
     mesh: str | None = None,
     error: str | None = None,
 ) -> Object:
-    said = {names.MESH_ANNOTATION: mesh, names.IMEX_ERROR_ANNOTATION: error}
+    annotations = {names.MESH_ANNOTATION: mesh, names.IMEX_ERROR_ANNOTATION: error}
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
     return {
         "apiVersion": "v1",
@@ -190,7 +190,7 @@ def daemon_pod(
             "namespace": "rackloom-imex",
             "name": f"daemon-{domain}-{name}",
             "uid": f"pod-{domain}-{name}",
-            "annotations": {name: text for name, text in said.items() if text is not None},
+            "annotations": {name: text for name, text in annotations.items() if text is not None},
             "labels": {names.COMPUTE_DOMAIN_LABEL: domain, names.CLIQUE_ID_LABEL: clique},
         },
         "spec": {"nodeName": name},

@@ -194,7 +194,7 @@ class Site:
         await self.user.delete(RESOURCE_CLAIM, f"on-{node}", "team")
 
     async def fall_silent(self, node):
-        """As the node controller tells of a node whose lease ran out."""
+        """The status that the node controller writes for a node whose lease expired."""
         self.daemons.silent.add(node)
         since = {"lastTransitionTime": metav1_time(loop_wall_time())}
         silent = {"status": {"conditions": [{"type": "Ready", "status": "Unknown", **since}]}}

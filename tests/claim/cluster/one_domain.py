@@ -18,12 +18,12 @@ UID = "cd-1"
 
 def settle(world, settings, make, uid=UID, rounds=10):
     """Decide and carry out until nothing is left; returns all notices."""
-    told = []
+    notices = []
     for _ in range(rounds):
         decision = reconcile_domain(take_domain_snapshot(world, uid, settings, make.now))
         if not decision.actions and decision.status is None:
-            return told
-        told += decision.notices
+            return notices
+        notices += decision.notices
         world.carry_out(decision, uid)
     raise AssertionError(f"not settled: {decision}")
 

@@ -65,11 +65,13 @@ def settle(world, config, make, rounds=20):
 
 
 def warm_object(world):
-    return next(one for one in world.of(COMPUTE_DOMAIN) if one["metadata"]["namespace"] == "rackloom-imex")
+    return next(
+        domain for domain in world.of(COMPUTE_DOMAIN) if domain["metadata"]["namespace"] == "rackloom-imex"
+    )
 
 
 def warm(world, make, nodes, status=Readiness.READY):
-    """The warm daemons run and say how they are."""
+    """The warm daemons run and report their state."""
     uid = warm_object(world)["metadata"]["uid"]
     members = ComputeDomainClique(compute_domain=uid, clique_id=make.clique)
     for name in nodes:
@@ -189,7 +191,7 @@ def test_jobs_under_churn_never_share_a_channel_and_leak_none(rack, make, channe
         settle(rack, channel, make)
         claims = rack.of(RESOURCE_CLAIM)
         assert len(claims) == len(held), "one claim per job that lives"
-        devices = [one["status"]["allocation"]["devices"]["results"][0]["device"] for one in claims]
+        devices = [claim["status"]["allocation"]["devices"]["results"][0]["device"] for claim in claims]
         assert len(set(devices)) == len(devices)
 
 

@@ -23,7 +23,7 @@ def test_a_domain_lives_and_ends(site):
         for node in place.nodes:
             await place.prepare(domain, node)
         await place.until(lambda: has_condition(place, "job", "AllNodesReady"))
-        assert [one.index for one in (await place.status("job")).nodes] == [0, 1, 2, 3]
+        assert [node.index for node in (await place.status("job")).nodes] == [0, 1, 2, 3]
         writes = place.kube.writes("controller")
         await asyncio.sleep(100)
         assert place.kube.writes("controller") == writes, "a settled cluster costs nothing"
@@ -70,7 +70,7 @@ def test_many_domains_under_faults_and_deaths(site, seed):
 
 
 def test_a_lost_node_is_let_go_when_the_pods_that_it_had_are_elsewhere(site):
-    """That they are, only a claim tells that is gone."""
+    """The only evidence is that a claim is gone."""
 
     async def story():
         place = site()
@@ -86,7 +86,7 @@ def test_a_lost_node_is_let_go_when_the_pods_that_it_had_are_elsewhere(site):
         assert await has_condition(place, "job", "NodesNotReady"), "its containers may still run"
         await place.release("n2")
         await place.until(lambda: has_condition(place, "job", "AllNodesReady"), 10)
-        assert [one.name for one in (await place.status("job")).nodes] == ["n0", "n1"]
+        assert [node.name for node in (await place.status("job")).nodes] == ["n0", "n1"]
         assert len(await place.events("NodeLeft")) == 1
         await place.use(domain, "n3")
         await place.prepare(domain, "n3")
@@ -100,7 +100,7 @@ def test_a_lost_node_is_let_go_when_the_pods_that_it_had_are_elsewhere(site):
 
 
 def test_a_node_that_falls_silent_after_its_pods_ended_is_let_go_when_it_is_lost(site):
-    """No event tells that: the controller looks again by itself."""
+    """No event reports that: the controller reads again by itself."""
 
     async def story():
         place = site()
@@ -120,7 +120,7 @@ def test_a_node_that_falls_silent_after_its_pods_ended_is_let_go_when_it_is_lost
 
 
 async def is_member(place, node, index):
-    return any((one.name, one.index) == (node, index) for one in (await place.status("job")).nodes)
+    return any((known.name, known.index) == (node, index) for known in (await place.status("job")).nodes)
 
 
 def test_what_was_left_while_no_controller_ran_is_swept(site):

@@ -213,7 +213,7 @@ def test_whatever_happens_it_settles_and_deletion_ends(make, settings, script):
 
 
 def check_truth(world):
-    """What the status says of nodes is what their pods and cliques say."""
+    """The status of nodes agrees with their pods and cliques."""
     domain = world.at(COMPUTE_DOMAIN, "team", "job")
     if domain is None:
         return
@@ -238,7 +238,7 @@ def check_nothing_left(world):
     """Nothing but what is not ours: nodes without our label, a foreign template, ending pods."""
     assert not world.of(COMPUTE_DOMAIN)
     assert not world.of(DAEMON_SET)
-    assert all(not one["metadata"].get("labels") for one in world.of(RESOURCE_CLAIM_TEMPLATE))
+    assert all(not template["metadata"].get("labels") for template in world.of(RESOURCE_CLAIM_TEMPLATE))
     assert not world.by(NODE, "domain", UID)
 
 

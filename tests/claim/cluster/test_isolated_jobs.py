@@ -33,13 +33,13 @@ class Scheduler:
 
     async def look(self):
         claims = (await self.api.list(RESOURCE_CLAIM)).items
-        taken = [device_of(one) for one in claims if device_of(one)]
+        taken = [device_of(claim) for claim in claims if device_of(claim)]
         assert len(taken) == len(set(taken)), "two jobs share a channel"
         offered = (await self.api.list(NODE, labels=names.CHANNELS_READY_LABEL)).items
         for published in (await self.api.list(RESOURCE_SLICE)).items if offered else ():
             pool = published["spec"]["pool"]["name"]
             free = ((pool, device["name"]) for device in published["spec"]["devices"])
-            left = iter([one for one in free if one not in set(taken)])
+            left = iter([device for device in free if device not in set(taken)])
             for claim in claims:
                 if device_of(claim) is None and claim["metadata"]["name"] not in self.ended:
                     await self.allocate(claim, next(left))

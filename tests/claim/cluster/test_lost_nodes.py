@@ -27,7 +27,7 @@ def meshed(world, make, node):
 
 
 def lose(world, make, node, since=LONG_AGO):
-    """Its kubelet is silent: the node controller says so of the node and of its pods."""
+    """Its kubelet is silent: the node controller writes that to the node and its pods."""
     world.put(NODE, make.node(node, UID, not_ready_since=since))
     world.put(POD, make.pod(node, UID, ready=False))
 
@@ -39,7 +39,7 @@ def move_away(world, node):
 
 def daemon_set_follows(world):
     """The label is gone: the daemon's pod is deleted, and no kubelet ends it."""
-    labelled = {one["metadata"]["name"] for one in world.by(NODE, "domain", UID)}
+    labelled = {node["metadata"]["name"] for node in world.by(NODE, "domain", UID)}
     for pod in world.of(POD):
         if pod["spec"]["nodeName"] not in labelled:
             meta = {**pod["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["kubelet"]}
@@ -86,7 +86,7 @@ def test_without_pods_it_is_given_up_and_the_others_are_ready_again(world, make,
     settle(world, settings, make)
     move_away(world, "n1")
     decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now))
-    assert [one.reason for one in decision.done] == ["NodeLeft"]
+    assert [notice.reason for notice in decision.done] == ["NodeLeft"]
     settle(world, settings, make)
     status = status_of(world)
     assert status.status is Readiness.READY
@@ -142,7 +142,7 @@ def test_the_last_node_lost_leaves_none(world, make, settings):
 
 
 def test_a_node_whose_pods_ended_leaves_without_a_word_of_trouble(world, make, settings):
-    """Its plugin took the label off: a daemon that comes to its end there makes nobody wait."""
+    """Its plugin removed the label: no pod waits for a daemon that ends there."""
     move_away(world, "n1")
     world.put(NODE, make.node("n1"))
     world.put(POD, make.pod("n1", UID, ready=False))
@@ -186,7 +186,7 @@ class TestAJoiningDaemon:
         for name in gone:
             world.delete(POD, world.at(POD, "rackloom-imex", f"daemon-{UID}-{name}"))
         decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now))
-        (action,) = [one for one in decision.actions if one.kind == COMPUTE_DOMAIN_CLIQUE]
+        (action,) = [write for write in decision.actions if write.kind == COMPUTE_DOMAIN_CLIQUE]
         return action
 
     @pytest.mark.parametrize("gone", [("n1",), ("n0", "n1")], ids=["an entry", "the object"])

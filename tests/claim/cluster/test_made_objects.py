@@ -46,13 +46,13 @@ def test_the_daemon_set_of_the_driver(domain, settings):
         for name in ("startupProbe", "livenessProbe", "readinessProbe")
     }
     assert probes == {"startupProbe": (1, 1200), "livenessProbe": (60, 20), "readinessProbe": (10, 1)}
-    environment = {one["name"]: one for one in container["env"]}
+    environment = {variable["name"]: variable for variable in container["env"]}
     assert environment["MAX_NODES_PER_IMEX_DOMAIN"]["value"] == "18"
     assert environment["NVIDIA_VISIBLE_DEVICES"]["value"] == "void"
     own = {
-        name: one["valueFrom"]["fieldRef"]["fieldPath"]
-        for name, one in environment.items()
-        if "valueFrom" in one
+        name: variable["valueFrom"]["fieldRef"]["fieldPath"]
+        for name, variable in environment.items()
+        if "valueFrom" in variable
     }
     assert own == {
         "NODE_NAME": "spec.nodeName",
@@ -78,7 +78,7 @@ def test_daemons_get_the_certificate_of_their_domain(domain, authentication):
     assert secrets == (["computedomain-imex-cd-1"] if authentication else [])
     mounted = [mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"] if mount.get("readOnly")]
     assert mounted == (["/imexd-tls"] if authentication else [])
-    values = {one["name"]: one.get("value") for one in spec["containers"][0]["env"]}
+    values = {variable["name"]: variable.get("value") for variable in spec["containers"][0]["env"]}
     assert values["IMEX_AUTHENTICATION"] == str(authentication).lower()
 
 
@@ -91,7 +91,7 @@ def test_templates_carry_configs_that_a_strict_reader_accepts(domain, settings, 
     )
     for template, request, target, kind in made:
         devices = template["spec"]["spec"]["devices"]
-        assert [one["name"] for one in devices["requests"]] == [request]
+        assert [requested["name"] for requested in devices["requests"]] == [request]
         assert template["metadata"]["labels"][names.TARGET_LABEL] == target
         config = decode_imex_config(devices["config"][0]["opaque"]["parameters"])
         assert isinstance(config, kind)

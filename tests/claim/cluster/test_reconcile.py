@@ -92,11 +92,13 @@ def test_why_nvidia_imex_does_not_run_is_in_the_status_and_in_one_event(make, se
     why = "exit status 255: Validation of network configuration failed"
     for name in ("n0", "n1"):
         world.put(POD, make.pod(name, UID, ready=False, error=why))
-    told = settle(world, settings, make)
+    notices = settle(world, settings, make)
     degraded = status_of(world).condition("Degraded")
     message = f"nvidia-imex does not run on n0, n1: {why}"
     assert (degraded.status, degraded.reason, degraded.message) == ("True", "ImexStartFailed", message)
-    assert (True, "ImexStartFailed", message) in [(one.warning, one.reason, one.message) for one in told]
+    assert (True, "ImexStartFailed", message) in [
+        (notice.warning, notice.reason, notice.message) for notice in notices
+    ]
 
     world.put(POD, make.pod("n1", UID, ready=False, error="killed by SIGSEGV"))
     assert settle(world, settings, make) == [], "what is wrong goes on; only what is known of it has changed"
@@ -173,9 +175,9 @@ def test_losing_readiness_is_told(make, settings):
     world = make.world()
     started(world, make, settings)
     world.put(POD, make.pod("n1", UID, ready=False))
-    told = settle(world, settings, make)
+    notices = settle(world, settings, make)
     assert status_of(world).status is Readiness.NOT_READY
-    assert [(one.warning, one.reason) for one in told] == [(True, "NodesNotReady")]
+    assert [(notice.warning, notice.reason) for notice in notices] == [(True, "NodesNotReady")]
 
 
 def test_an_entry_at_another_address_is_not_ready(make, settings):
@@ -235,12 +237,12 @@ def test_a_taken_template_name_is_told_and_heals(make, settings, owner):
     taken = {"metadata": {"namespace": "team", "name": "imex-channel-0", "labels": labels}}
     foreign = world.put(RESOURCE_CLAIM_TEMPLATE, taken)
     world.put(COMPUTE_DOMAIN, make.domain())
-    told = settle(world, settings, make)
+    notices = settle(world, settings, make)
     degraded = status_of(world).condition("Degraded")
     assert (degraded.status, degraded.reason) == ("True", "TemplateNameTaken")
     assert "team/imex-channel-0" in degraded.message
     assert "resourceClaimTemplate.name" in degraded.message
-    assert [(one.warning, one.reason) for one in told] == [(True, "TemplateNameTaken")]
+    assert [(notice.warning, notice.reason) for notice in notices] == [(True, "TemplateNameTaken")]
     assert world.at(RESOURCE_CLAIM_TEMPLATE, "team", "imex-channel-0") == foreign
 
     world.delete(RESOURCE_CLAIM_TEMPLATE, foreign)

@@ -1,4 +1,4 @@
-"""Whom a change wakes: those it concerns now or concerned before, and nobody else."""
+"""Which keys a change wakes: those that it concerns now or concerned before, and no others."""
 
 from rackloom.claim.cluster.domain_caches import ChangeRouter, CliqueKey, DomainKey
 from rackloom.core.domains import names

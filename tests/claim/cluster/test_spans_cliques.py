@@ -57,15 +57,15 @@ def test_a_node_of_another_clique_is_told_though_all_are_ready_and_meshed(world,
     for name in ("n0", "n1"):
         world.put(POD, make.pod(name, UID, mesh=MESHED))
     comes(world, make, settings, "n2", OTHER)
-    told = settle(world, settings, make)
+    notices = settle(world, settings, make)
     status = status_of(world)
-    assert [status.condition(one).status for one in ("Ready", "Meshed")] == ["True", "True"]
+    assert [status.condition(type_).status for type_ in ("Ready", "Meshed")] == ["True", "True"]
     state, reason, message = spans(world)
     assert (state, reason) == ("True", "SeveralCliques")
     assert f"{ONE} (n0, n1); {OTHER} (n2), by IMEX daemons" in message
-    assert [one.reason for one in told if one.warning] == ["SeveralCliques"]
+    assert [notice.reason for notice in notices if notice.warning] == ["SeveralCliques"]
     world.put(NODE, make.node("n2"))
-    assert not [one for one in settle(world, settings, make) if one.warning]
+    assert not [notice for notice in settle(world, settings, make) if notice.warning]
     assert spans(world)[0] == "False", "the pod of the other clique has gone"
 
 

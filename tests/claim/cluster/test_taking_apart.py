@@ -24,7 +24,7 @@ def test_deletion_takes_everything_and_only_what_is_ours(make, settings):
     assert not world.of(COMPUTE_DOMAIN)
     assert not world.of(RESOURCE_CLAIM_TEMPLATE)
     assert not world.of(DAEMON_SET)
-    labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in world.of(NODE)}
+    labels = {node["metadata"]["name"]: node["metadata"]["labels"] for node in world.of(NODE)}
     assert {name for name, found in labels.items() if names.COMPUTE_DOMAIN_LABEL in found} == {"n9"}
 
 
@@ -70,12 +70,12 @@ def test_deletion_waits_for_running_pods_and_names_them(make, settings):
     started(world, make, settings)
     used = world.put(RESOURCE_CLAIM, make.claim(UID, pods=("worker-0",), device=("n0", "channel-0")))
     delete(world)
-    told = settle(world, settings, make)
+    notices = settle(world, settings, make)
     progressing = status_of(world).condition("Progressing")
     assert progressing.reason == "DeletionHeld"
     assert "team/worker-0" in progressing.message
     assert names.ALLOW_DELETION_ANNOTATION in progressing.message
-    assert [one.reason for one in told] == ["DeletionHeld"]
+    assert [notice.reason for notice in notices] == ["DeletionHeld"]
     assert world.of(DAEMON_SET)
     world.put(RESOURCE_CLAIM, {**used, "status": {}})
     settle(world, settings, make)
@@ -124,7 +124,7 @@ def test_what_others_label_with_the_uid_is_not_ours(make, settings):
     settle(world, settings, make)
     assert not world.of(COMPUTE_DOMAIN)
     left = [*world.of(RESOURCE_CLAIM_TEMPLATE), *world.of(RESOURCE_CLAIM)]
-    assert {one["metadata"]["uid"] for one in left} == {their["metadata"]["uid"] for their in theirs}
+    assert {obj["metadata"]["uid"] for obj in left} == {their["metadata"]["uid"] for their in theirs}
 
 
 def test_things_that_outlived_their_domain_are_taken_apart(make, settings):
@@ -135,4 +135,4 @@ def test_things_that_outlived_their_domain_are_taken_apart(make, settings):
         world.delete(POD, world.at(POD, "rackloom-imex", f"daemon-cd-1-{name}"))
     settle(world, settings, make)
     assert [obj for key, obj in world.objects.items() if key[0] is not NODE] == []
-    assert all(names.COMPUTE_DOMAIN_LABEL not in one["metadata"]["labels"] for one in world.of(NODE))
+    assert all(names.COMPUTE_DOMAIN_LABEL not in node["metadata"]["labels"] for node in world.of(NODE))

@@ -39,29 +39,29 @@ def test_what_is_gone_needs_no_deletion_and_another_of_its_name_is_left_alone(ma
 
 def test_a_write_is_waited_for_until_it_or_something_newer_is_seen(make):
     world, clock = make.world(), [0.0]
-    echoes = Expectations(world.at, lambda: clock[0])
+    expectations = Expectations(world.at, lambda: clock[0])
     old = world.put(NODE, make.node("n0"))
     new = {**old, "metadata": {**old["metadata"], "resourceVersion": "7"}}
-    echoes.expect("key", NODE, new)
-    assert echoes.outstanding("key") == EXPECTATION_SECONDS
-    assert echoes.outstanding("other") is None
+    expectations.expect("key", NODE, new)
+    assert expectations.outstanding("key") == EXPECTATION_SECONDS
+    assert expectations.outstanding("other") is None
     world.version = 8
     world.put(NODE, old)
-    assert echoes.outstanding("key") is None
+    assert expectations.outstanding("key") is None
 
 
 def test_a_write_that_never_shows_is_not_waited_for_for_ever(make):
     world, clock = make.world(), [0.0]
-    echoes = Expectations(world.at, lambda: clock[0])
-    echoes.expect("key", NODE, {"metadata": {"name": "n0", "uid": "u", "resourceVersion": "7"}})
+    expectations = Expectations(world.at, lambda: clock[0])
+    expectations.expect("key", NODE, {"metadata": {"name": "n0", "uid": "u", "resourceVersion": "7"}})
     clock[0] = EXPECTATION_SECONDS - 1
-    assert echoes.outstanding("key") == 1
+    assert expectations.outstanding("key") == 1
     clock[0] = EXPECTATION_SECONDS
-    assert echoes.outstanding("key") is None
+    assert expectations.outstanding("key") is None
 
 
 def test_an_object_whose_last_finalizer_was_taken_off_is_seen_by_its_absence(make):
-    echoes = Expectations(make.world().at, lambda: 0.0)
+    expectations = Expectations(make.world().at, lambda: 0.0)
     meta = {"name": "n0", "uid": "u", "resourceVersion": "7", "deletionTimestamp": make.now}
-    echoes.expect("key", NODE, {"metadata": meta})
-    assert echoes.outstanding("key") is None
+    expectations.expect("key", NODE, {"metadata": meta})
+    assert expectations.outstanding("key") is None

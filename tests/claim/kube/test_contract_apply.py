@@ -17,19 +17,19 @@ def test_managers_share_a_list_by_its_keys(play: Play) -> None:
 
     async def scenario(world: World) -> None:
         await world.api.create(WIDGET, world.named("a"))
-        one, two = world.client("one"), world.client("two")
-        await one.apply(WIDGET, nodes(world, "x", phase="on"), manager="one", subresource="status")
+        first, two = world.client("one"), world.client("two")
+        await first.apply(WIDGET, nodes(world, "x", phase="on"), manager="one", subresource="status")
         both = await two.apply(WIDGET, nodes(world, "y"), manager="two", subresource="status")
         assert [node["name"] for node in both["status"]["nodes"]] == ["x", "y"]
         with pytest.raises(Conflict) as error:
             await two.apply(WIDGET, nodes(world, "y", phase="off"), manager="two", subresource="status")
-        told = 'Apply failed with 1 conflict: conflict with "one" with subresource "status": .status.phase'
-        assert refused(error) == (409, "Conflict", told)
+        message = 'Apply failed with 1 conflict: conflict with "one" with subresource "status": .status.phase'
+        assert refused(error) == (409, "Conflict", message)
         forced = await two.apply(
             WIDGET, nodes(world, "y", phase="off"), manager="two", subresource="status", force=True
         )
         assert forced["status"]["phase"] == "off"
-        left = await one.apply(
+        left = await first.apply(
             WIDGET, world.named("a", status={"nodes": []}), manager="one", subresource="status"
         )
         assert [node["name"] for node in left["status"]["nodes"]] == ["y"]
@@ -48,8 +48,8 @@ def test_a_patch_takes_a_field_from_who_applied_it(play: Play) -> None:
             await world.api.apply(
                 objects.CONFIG_MAP, world.named("a", data={"x": "1", "y": "1"}), manager="one"
             )
-        told = 'Apply failed with 1 conflict: conflict with "kubectl-edit" using v1: .data.x'
-        assert refused(error) == (409, "Conflict", told)
+        message = 'Apply failed with 1 conflict: conflict with "kubectl-edit" using v1: .data.x'
+        assert refused(error) == (409, "Conflict", message)
         without = await world.api.apply(objects.CONFIG_MAP, world.named("a", data={"y": "1"}), manager="one")
         assert without["data"] == {"x": "2", "y": "1"}
 

@@ -38,12 +38,12 @@ def test_a_delete_can_demand_who_it_means(play: Play) -> None:
         uid, version = made["metadata"]["uid"], made["metadata"]["resourceVersion"]
         with pytest.raises(Conflict) as error:
             await world.api.delete(WIDGET, "a", world.namespace, uid="other")
-        told = (
+        message = (
             'Operation cannot be fulfilled on Widget.contract.rackloom.test "a": the UID in the precondition '
             f"(other) does not match the UID in record ({uid}). The object might have been deleted and then "
             "recreated"
         )
-        assert refused(error) == (409, "Conflict", told)
+        assert refused(error) == (409, "Conflict", message)
         await world.api.patch(WIDGET, "a", world.namespace, {"spec": {"x": 1}})
         with pytest.raises(Conflict) as error:
             await world.api.delete(WIDGET, "a", world.namespace, resource_version=version)
@@ -72,10 +72,10 @@ def _owned(world: World, name: str, *owners: Object, blocking: bool = False) -> 
 
 def test_an_object_goes_after_the_last_of_its_owners(play: Play) -> None:
     async def scenario(world: World) -> None:
-        one = await world.api.create(objects.CONFIG_MAP, world.named("one"))
+        created = await world.api.create(objects.CONFIG_MAP, world.named("one"))
         two = await world.api.create(objects.CONFIG_MAP, world.named("two"))
-        await world.api.create(objects.CONFIG_MAP, _owned(world, "both", one, two))
-        await world.api.create(objects.CONFIG_MAP, _owned(world, "mine", one))
+        await world.api.create(objects.CONFIG_MAP, _owned(world, "both", created, two))
+        await world.api.create(objects.CONFIG_MAP, _owned(world, "mine", created))
         await world.api.delete(objects.CONFIG_MAP, "one", world.namespace)
         await eventually(lambda: is_gone(world, objects.CONFIG_MAP, "mine"))
         assert not await is_gone(world, objects.CONFIG_MAP, "both")
@@ -143,16 +143,16 @@ def test_a_namespace_takes_what_is_in_it_along(play: Play) -> None:
         await eventually(is_asked)
         with pytest.raises(Rejected) as error:
             await world.api.create(objects.CONFIG_MAP, {"metadata": {"name": "late", "namespace": name}})
-        told = (
+        message = (
             f'configmaps "late" is forbidden: unable to create new content in namespace {name} because it is '
             "being terminated"
         )
-        assert refused(error) == (403, "Forbidden", told)
+        assert refused(error) == (403, "Forbidden", message)
         await world.api.patch(objects.CONFIG_MAP, "held", name, {"metadata": {"finalizers": None}})
 
         async def is_gone() -> bool:
             found = (await world.api.list(objects.NAMESPACE)).items
-            return name not in [one["metadata"]["name"] for one in found]
+            return name not in [obj["metadata"]["name"] for obj in found]
 
         await eventually(is_gone)
 

@@ -91,17 +91,17 @@ def test_a_dry_run_of_another_kind_is_refused(play: Play) -> None:
 @pytest.mark.parametrize("params", [{"limit": "abc"}, {"watch": "true", "timeoutSeconds": "abc"}])
 def test_a_number_that_is_none_is_refused(play: Play, params: Mapping[str, str]) -> None:
     async def scenario(world: World) -> None:
-        code, told = await ask(world, "GET", place(world), None, params)
-        assert (code, told["reason"]) == (400, "BadRequest")
+        code, response = await ask(world, "GET", place(world), None, params)
+        assert (code, response["reason"]) == (400, "BadRequest")
 
     play(scenario)
 
 
 def test_who_applies_says_who_they_are(play: Play) -> None:
     async def scenario(world: World) -> None:
-        code, told = await ask(world, "PATCH", place(world, "a"), config_map(world, "a", "1"), {}, APPLY)
-        assert (code, told["reason"]) == (422, "Invalid")
-        assert "fieldManager: Required value: is required for apply patch" in told["message"]
+        code, response = await ask(world, "PATCH", place(world, "a"), config_map(world, "a", "1"), {}, APPLY)
+        assert (code, response["reason"]) == (422, "Invalid")
+        assert "fieldManager: Required value: is required for apply patch" in response["message"]
 
     play(scenario)
 
@@ -110,8 +110,8 @@ def test_a_pod_of_the_wrong_shape_is_refused(play: Play) -> None:
     async def scenario(world: World) -> None:
         spec = {"tolerations": "x", "containers": [{"name": "main", "image": "busybox"}]}
         wrong = {"apiVersion": "v1", "kind": "Pod", **world.named("a", spec=spec)}
-        code, told = await ask(world, "POST", place(world, plural="pods"), wrong, {})
-        assert (code, told["reason"]) == (400, "BadRequest")
-        assert 'Pod in version "v1" cannot be handled as a Pod' in told["message"]
+        code, response = await ask(world, "POST", place(world, plural="pods"), wrong, {})
+        assert (code, response["reason"]) == (400, "BadRequest")
+        assert 'Pod in version "v1" cannot be handled as a Pod' in response["message"]
 
     play(scenario)

@@ -64,11 +64,11 @@ def test_a_strategic_merge_patch_merges_lists_by_their_keys(
         code, found = await patched(world, path, {"spec": {"template": {"spec": spec}}})
         assert code == 200, found
         made = found["spec"]["template"]["spec"]
-        told = [
+        expected = [
             f"{container['name']}:" + "".join(e["name"] for e in container.get("env", ()))
             for container in made["containers"]
         ]
-        assert told == containers
+        assert expected == containers
         places = [volume.get("hostPath", {}).get("path") for volume in made.get("volumes", ())]
         names = [volume["name"] for volume in made.get("volumes", ())]
         assert [f"{n}={p}" if p else n for n, p in zip(names, places, strict=True)] == volumes
@@ -80,8 +80,8 @@ def test_a_custom_resource_takes_no_strategic_merge_patch(play: Play) -> None:
     async def scenario(world: World) -> None:
         await world.api.create(WIDGET, world.named("w", spec={}))
         path = f"/apis/{WIDGET.api_version}/namespaces/{world.namespace}/{WIDGET.plural}/w"
-        code, told = await patched(world, path, {"metadata": {"labels": {"a": "b"}}})
-        assert (code, told["reason"]) == (415, "UnsupportedMediaType")
+        code, response = await patched(world, path, {"metadata": {"labels": {"a": "b"}}})
+        assert (code, response["reason"]) == (415, "UnsupportedMediaType")
 
     play(scenario)
 
@@ -89,8 +89,8 @@ def test_a_custom_resource_takes_no_strategic_merge_patch(play: Play) -> None:
 def test_a_patch_that_is_no_object_is_refused(play: Play) -> None:
     async def scenario(world: World) -> None:
         await world.api.create(objects.CONFIG_MAP, world.named("c"))
-        code, told = await patched(world, f"/api/v1/namespaces/{world.namespace}/configmaps/c", [])
-        assert (code, told["reason"]) == (400, "BadRequest")
+        code, response = await patched(world, f"/api/v1/namespaces/{world.namespace}/configmaps/c", [])
+        assert (code, response["reason"]) == (400, "BadRequest")
 
     play(scenario)
 

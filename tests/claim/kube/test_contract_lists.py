@@ -55,7 +55,7 @@ async def three(world: World) -> int:
 
 
 async def asked(world: World, **params: Any) -> tuple[int, Object]:
-    """The answer that is not "later": a busy server may be behind, and says when to ask again."""
+    """The first answer other than "later": a busy server may be behind, and names a time to retry."""
     async with asyncio.timeout(PATIENCE):
         while (answer := await world.http.get(place(world), params=params)).status_code in LATER:
             await asyncio.sleep(float(answer.headers["Retry-After"]))
@@ -66,7 +66,7 @@ def names(answer: Object) -> list[str]:
     return [item["metadata"]["name"] for item in answer["items"]]
 
 
-async def told(world: World, count: int, heard: list[Object] | None = None, **params: Any) -> list[Object]:
+async def watched(world: World, count: int, heard: list[Object] | None = None, **params: Any) -> list[Object]:
     """The first `count` events of a watch, or all until it ends; each is in `heard` as soon as it came."""
     found = [] if heard is None else heard
     async with asyncio.timeout(PATIENCE):
@@ -165,8 +165,8 @@ def test_what_lists_may_not_be_asked(play: Play) -> None:
     async def scenario(world: World) -> None:
         for params, why in REFUSED_LISTS:
             code, answer = await asked(world, **params)
-            told = f'ListOptions.meta.k8s.io "" is invalid: {why}'
-            assert (code, answer["reason"], answer["message"]) == (422, "Invalid", told)
+            message = f'ListOptions.meta.k8s.io "" is invalid: {why}'
+            assert (code, answer["reason"], answer["message"]) == (422, "Invalid", message)
         code, answer = await asked(world, resourceVersion="x")
         assert (code, answer["reason"]) == (400, "BadRequest")
 
@@ -177,8 +177,8 @@ def test_what_watches_may_not_be_asked(play: Play) -> None:
     async def scenario(world: World) -> None:
         for params, why in REFUSED_WATCHES:
             code, answer = await asked(world, watch="true", **params)
-            told = f'ListOptions.meta.k8s.io "" is invalid: {why}'
-            assert (code, answer["reason"], answer["message"]) == (422, "Invalid", told)
+            message = f'ListOptions.meta.k8s.io "" is invalid: {why}'
+            assert (code, answer["reason"], answer["message"]) == (422, "Invalid", message)
         for params in ({"labelSelector": "t in 1"}, {"fieldSelector": "spec.x=1"}):
             code, answer = await asked(world, watch="true", **params)
             assert (code, answer["reason"]) == (400, "BadRequest")
@@ -212,10 +212,10 @@ def test_a_watch_of_no_version_begins_with_what_is_there(play: Play) -> None:
     async def scenario(world: World) -> None:
         await three(world)
         for params in ({}, {"resourceVersion": "0"}):
-            assert brief(await told(world, 3, **params)) == ALL
+            assert brief(await watched(world, 3, **params)) == ALL
         # Not one less than the list's version: other clients of the server may have written after c was made.
         second = (await world.api.get(WIDGET, "b", world.namespace))["metadata"]["resourceVersion"]
-        assert brief(await told(world, 1, resourceVersion=second)) == [("ADDED", "c")]
+        assert brief(await watched(world, 1, resourceVersion=second)) == [("ADDED", "c")]
 
     play(scenario)
 
@@ -225,7 +225,7 @@ def test_initial_events_end_with_a_bookmark(play: Play) -> None:
         version = await three(world)
         asking = STREAMED | {"allowWatchBookmarks": "true"}
         for since in ({}, {"resourceVersion": "0"}, {"resourceVersion": str(version)}):
-            events = await told(world, 4, **asking, **since)
+            events = await watched(world, 4, **asking, **since)
             assert brief(events) == [*ALL, ("BOOKMARK", "")]
             end = events[-1]["object"]
             assert end["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
@@ -240,11 +240,13 @@ def test_a_streamed_list_goes_on_with_changes(play: Play) -> None:
         await three(world)
         asking = STREAMED | {"allowWatchBookmarks": "true"}
         heard: list[Object] = []
-        watching = asyncio.create_task(told(world, 99, heard, **asking))
+        watching = asyncio.create_task(watched(world, 99, heard, **asking))
         await until_so(lambda: brief(heard)[:4] == [*ALL, ("BOOKMARK", "")], "the list as events")
         await world.api.delete(WIDGET, "b", world.namespace)
         # A server may send further bookmarks whenever it likes.
-        later = await until_so(lambda: [one for one in brief(heard[4:]) if one[0] != "BOOKMARK"], "a change")
+        later = await until_so(
+            lambda: [event for event in brief(heard[4:]) if event[0] != "BOOKMARK"], "a change"
+        )
         assert later == [("DELETED", "b")]
         watching.cancel()
         await asyncio.wait({watching})
@@ -256,11 +258,11 @@ def test_a_watch_that_wants_no_initial_events_begins_now(play: Play) -> None:
     async def scenario(world: World) -> None:
         await three(world)
         asking = {"sendInitialEvents": "false", "resourceVersionMatch": "NotOlderThan"}
-        watching = asyncio.create_task(told(world, 1, **asking))
+        watching = asyncio.create_task(watched(world, 1, **asking))
         numbers = itertools.count()
 
         async def is_heard() -> bool:
-            """Nothing tells when "now" was: something new is made until it is."""
+            """No answer shows when "now" was: objects are created until the watch shows a later one."""
             await world.api.create(WIDGET, world.named(f"new-{next(numbers)}"))
             return watching.done()
 
@@ -279,7 +281,7 @@ def test_a_watch_ends_when_it_was_asked_to_and_has_only_the_bookmarks_it_wants(p
 
             async def is_whole(asking: dict[str, str] = asking, seconds: Iterator[int] = seconds) -> bool:
                 """A busy machine may not get that far in the time."""
-                heard = brief(await told(world, 9, timeoutSeconds=next(seconds), **asking))
+                heard = brief(await watched(world, 9, timeoutSeconds=next(seconds), **asking))
                 assert heard == ALL[: len(heard)]
                 return heard == ALL
 
@@ -292,7 +294,7 @@ def test_a_watch_from_a_version_to_come_waits_for_it(play: Play) -> None:
     async def scenario(world: World) -> None:
         version = await three(world)
         later = version + 2
-        watching = asyncio.create_task(told(world, 1, resourceVersion=later))
+        watching = asyncio.create_task(watched(world, 1, resourceVersion=later))
 
         async def is_reached() -> bool:
             made = await world.api.patch(WIDGET, "a", world.namespace, {"spec": {"at": version}})
@@ -311,7 +313,7 @@ def test_a_watch_of_a_version_that_is_gone_ends_with_an_error(play: Play) -> Non
         await three(world)
         if world.fake is not None:
             world.fake.store.compact()
-        (error,) = await told(world, 9, resourceVersion=1)
+        (error,) = await watched(world, 9, resourceVersion=1)
         assert error["type"] == "ERROR"
         status = error["object"]
         assert (status["kind"], status["code"], status["reason"]) == ("Status", 410, "Expired")

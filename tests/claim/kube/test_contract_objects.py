@@ -35,8 +35,8 @@ def test_a_name_is_taken_once(play: Play) -> None:
         await world.api.create(WIDGET, world.named("a"))
         with pytest.raises(Conflict) as error:
             await world.api.create(WIDGET, world.named("a"))
-        told = 'widgets.contract.rackloom.test "a" already exists'
-        assert refused(error) == (409, "AlreadyExists", told)
+        message = 'widgets.contract.rackloom.test "a" already exists'
+        assert refused(error) == (409, "AlreadyExists", message)
 
     play(scenario)
 
@@ -97,11 +97,11 @@ def test_a_replace_of_what_has_changed_since_is_refused(play: Play) -> None:
         assert newer["metadata"]["generation"] == 2
         with pytest.raises(Conflict) as error:
             await world.api.replace(WIDGET, made | {"spec": {"x": 3}})
-        told = (
+        message = (
             'Operation cannot be fulfilled on widgets.contract.rackloom.test "a": the object has been '
             "modified; please apply your changes to the latest version and try again"
         )
-        assert refused(error) == (409, "Conflict", told)
+        assert refused(error) == (409, "Conflict", message)
         another = {**newer, "metadata": {**newer["metadata"], "uid": "other"}}
         with pytest.raises(Conflict) as error:
             await world.api.replace(WIDGET, another)
@@ -133,9 +133,9 @@ def test_a_write_that_changes_nothing_makes_no_new_version(play: Play) -> None:
         made = await world.api.create(WIDGET, world.named("a", spec={"x": 1}))
         again = await world.api.patch(WIDGET, "a", world.namespace, {"spec": {"x": 1}})
         assert again["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
-        one = await world.api.apply(WIDGET, world.named("b", spec={"x": 1}), manager="m")
+        applied = await world.api.apply(WIDGET, world.named("b", spec={"x": 1}), manager="m")
         two = await world.api.apply(WIDGET, world.named("b", spec={"x": 1}), manager="m")
-        assert one["metadata"]["resourceVersion"] == two["metadata"]["resourceVersion"]
+        assert applied["metadata"]["resourceVersion"] == two["metadata"]["resourceVersion"]
 
     play(scenario)
 
@@ -144,9 +144,9 @@ def test_the_object_and_its_status_have_doors_of_their_own(play: Play) -> None:
     async def scenario(world: World) -> None:
         made = await world.api.create(WIDGET, world.named("a", spec={"x": 1}))
         wanted = made | {"spec": {"x": 2}, "status": {"phase": "on"}}
-        told = await world.api.replace(WIDGET, wanted, subresource="status")
-        assert (told["spec"], told["status"]) == ({"x": 1}, {"phase": "on"})
-        assert told["metadata"]["generation"] == 1
+        written = await world.api.replace(WIDGET, wanted, subresource="status")
+        assert (written["spec"], written["status"]) == ({"x": 1}, {"phase": "on"})
+        assert written["metadata"]["generation"] == 1
         changed = await world.api.patch(
             WIDGET, "a", world.namespace, {"spec": {"x": 3}, "status": {"phase": "off"}}
         )

@@ -43,8 +43,8 @@ def test_a_gated_pod_says_why_it_waits(play: Play) -> None:
         made = await create_pod(world, pod(world, "a", schedulingGates=GATES))
         assert made["status"]["phase"] == "Pending"
         (condition,) = made["status"]["conditions"]
-        told = (condition["type"], condition["status"], condition["reason"])
-        assert told == ("PodScheduled", "False", "SchedulingGated")
+        reported = (condition["type"], condition["status"], condition["reason"])
+        assert reported == ("PodScheduled", "False", "SchedulingGated")
 
     play(scenario)
 
@@ -66,10 +66,10 @@ def test_a_gated_pod_has_no_node(play: Play) -> None:
         await create_pod(world, pod(world, "a", schedulingGates=GATES))
         with pytest.raises(Rejected) as error:
             await world.api.create(objects.POD, pod(world, "b", schedulingGates=GATES, nodeName="n"))
-        told = (
+        message = (
             'Pod "b" is invalid: spec.nodeName: Forbidden: cannot be set until all schedulingGates have been'
         )
-        assert refused(error) == (422, "Invalid", f"{told} cleared")
+        assert refused(error) == (422, "Invalid", f"{message} cleared")
 
     play(scenario)
 
@@ -103,8 +103,8 @@ def test_a_gated_pod_is_steered_more_narrowly(play: Play) -> None:
         )
         await is_refused(world, steered([a], [b, a]), "nodeSelectorTerms[1]: ", only)
         preferred = [{"weight": 1, "preference": {"matchExpressions": [b]}}]
-        wish = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
-        await change(world, steered([a, b], [a, b], **wish))
+        affinity = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
+        await change(world, steered([a, b], [a, b], **affinity))
         changed = await change(
             world, steered([a, b], [a, b], preferredDuringSchedulingIgnoredDuringExecution=[])
         )
@@ -221,8 +221,10 @@ def test_a_binding_gives_a_pod_its_node_once(play: Play) -> None:
         # A real scheduler has no eye on pods that name another.
         made = await create_pod(world, pod(world, "a", schedulingGates=GATES, schedulerName="nobody"))
         before = made["metadata"]["generation"]
-        told = 'Operation cannot be fulfilled on pods/binding "a": pod a has non-empty .spec.schedulingGates'
-        assert await is_in_conflict(world, "n1", told)
+        message = (
+            'Operation cannot be fulfilled on pods/binding "a": pod a has non-empty .spec.schedulingGates'
+        )
+        assert await is_in_conflict(world, "n1", message)
         await change(world, {"spec": {"schedulingGates": None}})
         code, answer = await bind(world, "a", "n1", uid="other")
         assert (code, answer["reason"]) == (409, "Conflict")
@@ -233,19 +235,19 @@ def test_a_binding_gives_a_pod_its_node_once(play: Play) -> None:
         found = await world.api.get(objects.POD, "a", world.namespace)
         assert found["spec"]["nodeName"] == "n1"
         assert found["metadata"]["generation"] == before + 1, "the gate's going counts, the binding does not"
-        (condition,) = [one for one in found["status"]["conditions"] if one["type"] == "PodScheduled"]
+        (condition,) = [entry for entry in found["status"]["conditions"] if entry["type"] == "PodScheduled"]
         assert (condition["status"], condition.get("reason")) == ("True", None)
-        told = 'Operation cannot be fulfilled on pods/binding "a": pod a is already assigned to node "n1"'
-        assert await is_in_conflict(world, "n2", told)
+        message = 'Operation cannot be fulfilled on pods/binding "a": pod a is already assigned to node "n1"'
+        assert await is_in_conflict(world, "n2", message)
         code, answer = await bind(world, "b", "n1")
         assert (code, answer["message"]) == (404, 'pods "b" not found')
 
     play(scenario)
 
 
-async def is_in_conflict(world: World, node: str, told: str) -> bool:
+async def is_in_conflict(world: World, node: str, message: str) -> bool:
     code, answer = await bind(world, "a", node)
-    return (code, answer["reason"], answer["message"]) == (409, "Conflict", told)
+    return (code, answer["reason"], answer["message"]) == (409, "Conflict", message)
 
 
 def test_a_pod_on_a_node_has_its_grace_and_any_other_none(play: Play) -> None:

@@ -100,15 +100,15 @@ def test_pods_are_counted(play: Play) -> None:
 
 
 def test_init_containers_run_before_the_others_and_sidecars_beside_them(play: Play) -> None:
-    def one(name: str, gpus: int, **more: str) -> Object:
+    def gpu_pod(name: str, gpus: int, **more: str) -> Object:
         return {"name": name, "image": "none.invalid/none", "resources": {"limits": {GPU: str(gpus)}}} | more
 
     async def scenario(world: World) -> None:
         async with a_node(world, **ROOM):
-            beside = one("beside", 1, restartPolicy="Always")
-            await leaves(world, wants(world, "a", {}, initContainers=[beside, one("before", 4)]))
+            beside = gpu_pod("beside", 1, restartPolicy="Always")
+            await leaves(world, wants(world, "a", {}, initContainers=[beside, gpu_pod("before", 4)]))
             await leaves(world, wants(world, "b", {"limits": {GPU: "4"}}, initContainers=[beside]))
-            last = [one("before", 4), beside]
+            last = [gpu_pod("before", 4), beside]
             await takes(world, wants(world, "c", {"limits": {GPU: "3"}}, initContainers=last))
             await leaves(world, wants(world, "d", {"limits": {GPU: "1"}}))
 

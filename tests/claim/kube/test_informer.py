@@ -40,17 +40,17 @@ async def following(api: KubeApi, **options: object) -> AsyncGenerator[Informer,
 def test_a_list_then_changes() -> None:
     async def run() -> None:
         kube = FakeKube()
-        api, told = DirectApi(kube, "test"), []
+        api, notified = DirectApi(kube, "test"), []
         await api.create(CONFIG_MAP, config_map("a", "x"))
         async with following(DirectApi(kube, "informer")) as informer:
-            informer.on_change(lambda obj: told.append(obj["metadata"]["name"]))
+            informer.on_change(lambda obj: notified.append(obj["metadata"]["name"]))
             assert not informer.is_synced
             await informer.synced()
             await api.create(CONFIG_MAP, config_map("b", "x"))
             await api.patch(CONFIG_MAP, "a", "default", {"metadata": {"labels": {"t": "y"}}})
             await api.delete(CONFIG_MAP, "b", "default")
             await asyncio.sleep(1)
-            assert told == ["a", "b", "a", "b"]
+            assert notified == ["a", "b", "a", "b"]
             assert [obj["metadata"]["name"] for obj in informer.cache.find("t", "y")] == ["a"]
             assert informer.cache.find("t", "x") == ()
             assert informer.cache.get("b", "default") is None

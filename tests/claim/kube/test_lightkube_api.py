@@ -287,12 +287,12 @@ def test_a_kubeconfig_that_is_no_yaml_is_refused_without_what_it_says(tmp_path: 
     broken.write_text("users:\n- user: {}\n  token: SECRETTOKEN: x\n")
     with pytest.raises(Refused, match="no YAML at line 3") as refused:
         connect(broken, user_agent="test/1")
-    told = "".join(traceback.format_exception(refused.value))
-    assert "SECRETTOKEN" not in told
+    report = "".join(traceback.format_exception(refused.value))
+    assert "SECRETTOKEN" not in report
 
 
 def test_of_lists_and_watches_is_given_what_is_wanted(kubeconfig: Path) -> None:
-    """Of two config maps one is wanted, and of it its name and version, until it says that it is not."""
+    """Of two config maps the filter keeps one, with its name and version, until it is no longer wanted."""
 
     def keep(_: ResourceKind, obj: Object) -> Object | None:
         metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "resourceVersion")}
@@ -311,15 +311,15 @@ def test_of_lists_and_watches_is_given_what_is_wanted(kubeconfig: Path) -> None:
             assert [(item["metadata"]["name"], *item) for item in listed.items] == [("a", "metadata")]
             await maker.patch(objects.CONFIG_MAP, "b", "default", {"data": {"wanted": "yes"}})
             last = await maker.patch(objects.CONFIG_MAP, "a", "default", {"data": {"wanted": ""}})
-            told = []
+            changes = []
             async with aclosing(
                 api.watch(objects.CONFIG_MAP, resource_version=listed.resource_version)
             ) as events:
                 async for event in events:
-                    told.append((event.type, event.object["metadata"]["name"]))
+                    changes.append((event.type, event.object["metadata"]["name"]))
                     if event.object["metadata"]["resourceVersion"] == last["metadata"]["resourceVersion"]:
                         break
-            assert told == [("MODIFIED", "b"), ("DELETED", "a")]
+            assert changes == [("MODIFIED", "b"), ("DELETED", "a")]
 
     event_loop.run_simulation(0, run)
 

@@ -28,8 +28,8 @@ def nested(levels: int) -> str:
 
 def claim(name: str, parameters: str) -> str:
     metadata = {"name": name, "namespace": "n", "uid": f"u-{name}", "resourceVersion": "7"}
-    told = json.dumps({"metadata": metadata, "status": ALLOCATED})
-    return f'{told[:-1]}, "spec": {{"text": "a\\"[[{{", "parameters": {{"a": {parameters}}}}}}}'
+    document = json.dumps({"metadata": metadata, "status": ALLOCATED})
+    return f'{document[:-1]}, "spec": {{"text": "a\\"[[{{", "parameters": {{"a": {parameters}}}}}}}'
 
 
 def asked(tmp_path: Path, answer: Callable[[httpx2.Request], str]) -> KubeClient:
@@ -65,8 +65,8 @@ def test_one_claim_that_nests_without_end_hides_no_other(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
-    told = [record.getMessage() for record in caplog.records if record.name == decoding.__name__]
-    assert told == ["n/deep: nested too deeply: not read below 100 levels"] * 2
+    messages = [record.getMessage() for record in caplog.records if record.name == decoding.__name__]
+    assert messages == ["n/deep: nested too deeply: not read below 100 levels"] * 2
 
 
 def test_what_was_not_read_whole_is_not_written(tmp_path: Path) -> None:

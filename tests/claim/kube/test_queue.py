@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackloom.claim.cluster.controller_runtime import WorkQueue
 from rackloom.claim.kube.api import KubeError
-from rackloom.claim.kube.workqueue import WorkQueue
 from rackloom.errors import Retry
 from rackloom.lab.virtual import event_loop
 

@@ -173,8 +173,8 @@ async def _real_world(kubeconfig: Path) -> AsyncIterator[World]:
             yield World(client, http, namespace, None)
     finally:
         await api.delete(objects.NAMESPACE, namespace)
-        for one in clients.values():
-            await one.aclose()
+        for opened in clients.values():
+            await opened.aclose()
 
 
 async def _install(api: KubeApi) -> None:
@@ -204,7 +204,7 @@ async def collect(events: Any, count: int) -> list[Any]:
 
 
 def refused(error: pytest.ExceptionInfo[KubeError]) -> tuple[int, str, str]:
-    """What a refusal says: code, reason, message."""
+    """Code, reason and message of an error."""
     return error.value.code, error.value.reason, error.value.message
 
 

@@ -7,19 +7,20 @@ from msgspec.structs import replace
 from rackloom.claim.kube.api import Conflict, KubeError
 from rackloom.core.domains import names
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.members import OwnerJob
 from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.reconcile import reconcile_gang
-from rackloom.core.gangs.record import GangKey, gang_status_json, read_record
 from rackloom.core.gangs.snapshot import (
     ClusterLists,
+    GangKey,
     GangObjects,
+    gang_status_json,
     objects_by_gang,
+    read_record,
     reserving_plans,
     take_snapshot,
 )
-from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.gangs.trays import TrayCountCache, running_site
+from rackloom.core.gangs.spec import GangSettings, OwnerJob
+from rackloom.core.gangs.trays import TrayCountCache, running_site, with_reservations
 from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, POD, CreateObject, DeleteObject, metav1_time
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.errors import Refused
@@ -125,20 +126,20 @@ class Toy:
         self.put(where, action.name, new)
 
     def check_seats(self, before, after):
-        """No seat is given back that a pod may need, whether it is there or still to be made anew."""
+        """No slot is released that a pod may need, whether the pod exists or is still to be created."""
         if before is None or after is None or len(after.seats) == len(before.seats):
             return
         self.given_back += 1
         done = [pod for pod in self.pods_of_gang() if is_done(pod) and uid_of_job(pod) == self.job_uid]
         assert len(after.seats) >= SIZE - len(done)
-        used = {one["metadata"]["annotations"][spec.TRAY_ANNOTATION] for one in self.ungated()}
+        used = {pod["metadata"]["annotations"][spec.TRAY_ANNOTATION] for pod in self.ungated()}
         assert set(before.trays) & used <= set(after.trays)
 
     def check_sending_away(self, pod):
         """Nobody who stays loses a seat to one who leaves."""
         tray = pod["metadata"]["annotations"][spec.TRAY_ANNOTATION]
-        here = (one for one in self.ungated() if one["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray)
-        staying = [one for one in here if "deletionTimestamp" not in one["metadata"]]
+        here = (pod for pod in self.ungated() if pod["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray)
+        staying = [pod for pod in here if "deletionTimestamp" not in pod["metadata"]]
         seats = [seat for seat in read_record(self.plans[KEY.name]).plan.seats if seat.tray == tray]
         assert pod not in staying or len(staying) > len(seats), "it stays, and has its seat"
 
@@ -148,13 +149,13 @@ class Toy:
         assert tray in record.plan.trays
         assert reserving_plans(self.nodes[tray]) == (record.uid,)
         others = [
-            one for one in self.ungated() if one["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray
+            pod for pod in self.ungated() if pod["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray
         ]
         assert not others, "one seat, one pod"
         if not self.ungated():
             assert all(record.uid in reserving_plans(self.nodes[name]) for name in record.reserved)
             if not self.succeeded:
-                assert len([one for one in self.pods_of_gang() if not has_ended(one)]) == SIZE
+                assert len([pod for pod in self.pods_of_gang() if not has_ended(pod)]) == SIZE
             assert len(record.plan.seats) >= SIZE - len(self.succeeded)
 
     def pods_of_gang(self):
@@ -186,7 +187,7 @@ class Toy:
                 self.succeeded.add(number)
 
     def anew(self, _):
-        """The job is deleted, and made anew under its name: pods of the old one are on their way out."""
+        """The job is deleted and created again under its name: pods of the old job are being deleted."""
         self.job += 1
         self.succeeded.clear()
         for pod in self.pods_of_gang():
@@ -332,3 +333,8 @@ def worker(name, job):
         "annotations": {spec.SIZE_ANNOTATION: str(SIZE)},
     }
     return {"metadata": meta, "spec": gpus() | {"schedulingGates": [{"name": spec.GANG_GATE}]}}
+
+
+def read_site(objects, records, settings):
+    """The trays, with the holds of running pods, of their claims, and of recorded plans."""
+    return with_reservations(running_site(objects, settings), records)

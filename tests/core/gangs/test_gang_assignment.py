@@ -1,12 +1,12 @@
-"""Who has a seat when two pods were let go to it: the one that stays."""
+"""Which pod has a slot when two pods were ungated for it: the one that is not being deleted."""
 
 import pytest
 from tests.core.gangs.test_gang_completion import KEY, record_of
 
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.members import read_member
 from rackloom.core.gangs.slots import assign_slots
 from rackloom.core.gangs.snapshot import GangSnapshot
+from rackloom.core.gangs.spec import read_member
 from rackloom.core.kubernetes.pods import GANG_LABEL
 
 RECORD = record_of([("worker", "t0"), ("worker", "t1")])
@@ -23,7 +23,7 @@ def ungated(name, index, *, node="", going=False):
 
 def seated(*members):
     found = assign_slots(GangSnapshot(key=KEY, now=0.0, record=RECORD, members=members), RECORD.plan)
-    return [one.name for one in found.seated], [misfit.name for misfit in found.misfits]
+    return [member.name for member in found.seated], [misfit.name for misfit in found.misfits]
 
 
 @pytest.mark.parametrize("bound", [(), ("leaves",), ("stays",), ("leaves", "stays")])
@@ -46,4 +46,4 @@ def test_a_pod_that_leaves_keeps_its_seat_from_those_at_the_gate():
     gated["spec"] = {"schedulingGates": [{"name": spec.GANG_GATE}]}
     members = (ungated("leaves", 0, node="t0", going=True), read_member(gated))
     found = assign_slots(GangSnapshot(key=KEY, now=0.0, record=RECORD, members=members), RECORD.plan)
-    assert [(one.name, tray) for one, tray in found.openings] == [("waits", "t1")]
+    assert [(member.name, tray) for member, tray in found.openings] == [("waits", "t1")]

@@ -5,11 +5,9 @@ from msgspec.structs import replace
 from tests.core.gangs.test_gang_objects import CHANNEL, node, pod, template
 
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.members import read_member
 from rackloom.core.gangs.placement import answer_placement
-from rackloom.core.gangs.record import GangKey, read_record, read_tray_node
-from rackloom.core.gangs.snapshot import ClusterLists, GangSnapshot
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangSnapshot, read_record, read_tray_node
+from rackloom.core.gangs.spec import GangSettings, read_member
 from rackloom.core.gangs.trays import TrayCountCache, running_site
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.errors import Refused
@@ -29,8 +27,8 @@ def answered(nodes, plan=OPENED, *, size=2, gpus=4, claims=("channel",), others=
     meta = {"labels": {GANG_LABEL: "big"}, "annotations": {gangs_spec.SIZE_ANNOTATION: str(size)}}
     names = {f"w{number}": meta | {"name": f"w{number}", "uid": f"w{number}"} for number in range(size)}
     pods = [
-        pod(name, claims=claims, gpus=gpus, meta=one | {"namespace": "team"}, **spec)
-        for name, one in names.items()
+        pod(name, claims=claims, gpus=gpus, meta=template | {"namespace": "team"}, **spec)
+        for name, template in names.items()
     ]
     templates = (template("channel", [CHANNEL]),)
     lists = ClusterLists(nodes=tuple(nodes), pods=(*pods, *others), templates=templates)
@@ -52,7 +50,7 @@ def answered(nodes, plan=OPENED, *, size=2, gpus=4, claims=("channel",), others=
 
 
 def nodes_of(nodes, names):
-    found = {one["metadata"]["name"]: read_tray_node(one) for one in nodes}
+    found = {node["metadata"]["name"]: read_tray_node(node) for node in nodes}
     return {name: found[name] for name in names}
 
 

@@ -1,4 +1,4 @@
-"""Which seats of a plan nobody needs any more, counted from pods and their Jobs."""
+"""Which slots of a plan no pod needs any more, counted from pods and their Jobs."""
 
 import pytest
 from hypothesis import given
@@ -6,16 +6,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.members import (
+from rackloom.core.gangs.slots import awaits_last_pods, may_have_unused_trays, without_unused_trays
+from rackloom.core.gangs.snapshot import GangKey, GangRecord, GangSnapshot
+from rackloom.core.gangs.spec import (
     FinishedMPIJob,
     OwnerJob,
     read_finished_mpi_job,
     read_member,
     read_owner_job,
 )
-from rackloom.core.gangs.record import GangKey, GangRecord
-from rackloom.core.gangs.slots import awaits_last_pods, may_have_unused_trays, without_unused_trays
-from rackloom.core.gangs.snapshot import GangSnapshot
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup, GangPlan, MemberAssignment
 
@@ -37,7 +36,7 @@ def pod(name, tray, phase, *, group="worker", index=None, job="job", kind="Job")
 
 
 def record_of(seats, *, spares=(), cliques=None):
-    sizes = {group: sum(one == group for one, _ in seats) for group, _ in seats}
+    sizes = {group: sum(known == group for known, _ in seats) for group, _ in seats}
     groups = tuple(GangGroup(name=name, members=size, gpus=4) for name, size in sizes.items())
     plan = GangPlan(
         gang="team/big",
@@ -105,9 +104,9 @@ def test_two_successes_of_one_index_are_one_and_indexes_that_a_job_has_no_more_a
 
 def test_a_tray_with_two_members_goes_when_neither_is_needed():
     seats = [("worker", "t0"), ("worker", "t0"), ("worker", "t1")]
-    one = [pod("a", "t0", "Succeeded"), pod("b", "t0", "Failed"), pod("c", "t1", "Running")]
-    assert rest(one, JOB, seats) is None
-    both = [one[0], pod("b", "t0", "Succeeded"), one[2]]
+    pods = [pod("a", "t0", "Succeeded"), pod("b", "t0", "Failed"), pod("c", "t1", "Running")]
+    assert rest(pods, JOB, seats) is None
+    both = [pods[0], pod("b", "t0", "Succeeded"), pods[2]]
     assert rest(both, JOB, seats) == ([("worker", "t1")], (), ())
 
 
@@ -154,7 +153,7 @@ def test_each_index_is_counted_once_whoever_says_that_it_is_over(closed, failed,
     status = {"completedIndexes": written(closed), "failedIndexes": written(failed)}
     found = read_owner_job(job(completions=completions, completionMode="Indexed") | {"status": status})
     pods = [pod(f"p{at}", "t0", "Succeeded", index=at) for at in done]
-    assert found.over(pods) == len({one for one in closed | failed | done if one < completions})
+    assert found.over(pods) == len({index for index in closed | failed | done if index < completions})
 
 
 def written(indexes):
@@ -290,7 +289,9 @@ def test_the_last_pods_are_awaited_where_their_job_alone_makes_them(how, is_awai
     assert awaits_last_pods(view_of(ENDED, THREE, owners)) is is_awaited
     assert not awaits_last_pods(view_of(ENDED, THREE)), "nobody knows"
     assert not awaits_last_pods(view_of([*ENDED, pod("d", "t2", "Running")], THREE, owners))
-    assert not awaits_last_pods(view_of([pod(one.name, one.tray, "Failed") for one in ENDED], THREE, owners))
+    assert not awaits_last_pods(
+        view_of([pod(member.name, member.tray, "Failed") for member in ENDED], THREE, owners)
+    )
 
 
 def test_seats_for_just_the_last_pods_are_left_also_of_trays_for_several():
@@ -308,23 +309,23 @@ def test_seats_for_just_the_last_pods_are_left_also_of_trays_for_several():
 def test_a_plan_of_which_trays_were_given_back_says_so_and_names_no_price():
     pods = [pod("a", "t0", "Succeeded"), pod("b", "t1", "Running"), pod("c", "t2", "Running")]
     found = record_of(THREE)
-    one = without_unused_trays(view_of(pods, THREE, JOB), found)
-    assert (one.reason, one.price) == ("trays given back: 1; 3 trays of clique A", ())
+    reduced = without_unused_trays(view_of(pods, THREE, JOB), found)
+    assert (reduced.reason, reduced.price) == ("trays given back: 1; 3 trays of clique A", ())
     pods[1] = pod("b", "t1", "Succeeded")
-    again = replace(found, plan=one)
+    again = replace(found, plan=reduced)
     left = without_unused_trays(view_of(pods, THREE, JOB), again)
     assert left.reason == "trays given back: 2; 3 trays of clique A"
 
 
 def test_spares_go_with_the_last_member_of_their_clique():
     cliques = {"t0": "c1", "t1": "c1", "s1": "c1", "t2": "c2", "s2": "c2"}
-    one = [pod("a", "t0", "Succeeded"), pod("b", "t1", "Running"), pod("c", "t2", "Running")]
-    assert rest(one, JOB, THREE, spares=("s1", "s2"), cliques=cliques) == (
+    pods = [pod("a", "t0", "Succeeded"), pod("b", "t1", "Running"), pod("c", "t2", "Running")]
+    assert rest(pods, JOB, THREE, spares=("s1", "s2"), cliques=cliques) == (
         THREE[1:],
         ("s1", "s2"),
         ("c1", "c2"),
     )
-    two = [one[0], one[1], pod("c", "t2", "Succeeded")]
+    two = [pods[0], pods[1], pod("c", "t2", "Succeeded")]
     left = rest(two, JOB, THREE, spares=("s1", "s2"), cliques=cliques)
     assert left == ([("worker", "t1")], ("s1",), ("c1",))
 

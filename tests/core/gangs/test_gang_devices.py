@@ -1,14 +1,14 @@
 """What the members of a gang claim, counted on each tray by the planner's own allocator."""
 
 import pytest
+from tests.core.gangs.gang_toy import read_site
 
 from rackloom.core.domains import names
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.demand import claim_specs, group_claims, member_demand
-from rackloom.core.gangs.members import read_member
+from rackloom.core.gangs.placement import claim_specs, group_claims, member_demand
 from rackloom.core.gangs.snapshot import ClusterLists
-from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.gangs.trays import TrayCountCache, read_site, with_claim_room
+from rackloom.core.gangs.spec import GangSettings, read_member
+from rackloom.core.gangs.trays import TrayCountCache, with_claim_room
 from rackloom.errors import Refused
 
 NIC, GPU = "dra.net", names.GPU_DRIVER
@@ -59,8 +59,8 @@ def claim(name, *requests, on=None, driver=NIC, user=None, device="d0"):
 
 def pod(name, *templates, claims=(), gang="big", gpus=0, on=None):
     limits = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}} if gpus else {}
-    named = [{"name": one, "resourceClaimTemplateName": one} for one in templates]
-    named += [{"name": one, "resourceClaimName": one} for one in claims]
+    named = [{"name": name, "resourceClaimTemplateName": name} for name in templates]
+    named += [{"name": name, "resourceClaimName": name} for name in claims]
     marked = (
         {"labels": {gangs_spec.GANG_GATE: gang}, "annotations": {gangs_spec.SIZE_ANNOTATION: "1"}}
         if gang

@@ -4,26 +4,38 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.core.gangs.gang_toy import read_site
 
 from rackloom.core.domains import names
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.demand import GpuDemand, claim_demand, claim_specs, group_demand, whole_tray_gpus
-from rackloom.core.gangs.members import read_member
-from rackloom.core.gangs.record import (
+from rackloom.core.gangs.crd import gang_crd
+from rackloom.core.gangs.placement import (
+    GpuDemand,
+    claim_demand,
+    claim_specs,
+    group_demand,
+    whole_tray_gpus,
+)
+from rackloom.core.gangs.slots import pin_and_ungate
+from rackloom.core.gangs.snapshot import (
+    ClusterLists,
     GangKey,
     create_record,
-    gang_crd,
     read_record,
     read_tray_node,
     record_plan,
     release_tray,
     reserve_tray,
 )
-from rackloom.core.gangs.slots import pin_and_ungate
-from rackloom.core.gangs.snapshot import ClusterLists
-from rackloom.core.gangs.spec import GangSettings, GangSpec, checked_gang_settings, read_gang_spec
-from rackloom.core.gangs.trays import anonymised_for, read_site
+from rackloom.core.gangs.spec import (
+    GangSettings,
+    GangSpec,
+    checked_gang_settings,
+    read_gang_spec,
+    read_member,
+)
+from rackloom.core.gangs.trays import anonymised_for
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.place.placement_values import (
     FreeRegionCount,
@@ -107,7 +119,7 @@ def test_a_pod_is_pinned_by_narrowing_what_it_asks_itself(terms, after):
             continue
         assert pin in term["matchFields"]
         rest = [*term.get("matchExpressions", []), *(field for field in term["matchFields"] if field != pin)]
-        assert [one["key"] for one in rest] == kept
+        assert [taint["key"] for taint in rest] == kept
     assert done["spec"]["schedulingGates"] == [{"name": "other"}]
     assert [toleration["key"] for toleration in done["spec"]["tolerations"]] == ["mine", spec.GANG_TAINT]
     member = read_member(done)
@@ -261,8 +273,8 @@ def test_limits_are_quantities_and_an_unreadable_pod_of_anybody_has_its_whole_tr
 def test_owners_in_other_namespaces_are_not_named_and_stay_apart():
     owners = ("secret/merger", "team/mine", "teams/other", "secret/merger", "claim c")
     holds = tuple(TrayHold(owner=owner, tray=f"n{at}", gpus=4) for at, owner in enumerate(owners))
-    told = [hold.owner for hold in anonymised_for(PlacementSite((), holds), "team").holds]
-    assert told == ["another job", "team/mine", "another job 2", "another job", "another job 3"]
+    named = [hold.owner for hold in anonymised_for(PlacementSite((), holds), "team").holds]
+    assert named == ["another job", "team/mine", "another job 2", "another job", "another job 3"]
 
 
 def test_spares_are_as_many_as_members_or_a_few():

@@ -7,8 +7,7 @@ from tests.core.gangs.gang_toy import KEY, SETTINGS, SIZE, TRAYS, Toy
 
 from rackloom.core.gangs import slots, spec
 from rackloom.core.gangs.reconcile import reconcile_gang
-from rackloom.core.gangs.record import read_record
-from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.gangs.snapshot import read_record, reserving_plans
 
 WHO = st.integers(0, SIZE - 1)
 WHERE = st.sampled_from(TRAYS)
@@ -59,7 +58,7 @@ def test_the_last_member_comes_back_to_its_tray_wherever_the_controller_dies(scr
     toy = Toy()
     toy.settle()
     tray = toy.pods["w2"]["spec"]["nodeName"]
-    happen_elsewhere = [one for one in script if one[0][0] in ("forget", "wait", "schedule")]
+    happen_elsewhere = [step for step in script if step[0][0] in ("forget", "wait", "schedule")]
     for number in (0, 1):
         toy.happen("succeed", number)
     for _ in range(again):

@@ -1,12 +1,10 @@
-"""What is left of a plan after trays were given back: whose pods begin there, and who waits."""
+"""What is left of a plan after trays were released: which pods start there, and which wait."""
 
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.members import read_member
 from rackloom.core.gangs.reconcile import reconcile_gang
-from rackloom.core.gangs.record import GangKey, GangRecord, NodeTaint, TrayNode
-from rackloom.core.gangs.snapshot import GangSnapshot
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.snapshot import GangKey, GangRecord, GangSnapshot, NodeTaint, TrayNode
+from rackloom.core.gangs.spec import GangSettings, read_member
 from rackloom.core.kubernetes.objects import GANG_PLAN, POD
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, MemberAssignment
@@ -16,7 +14,7 @@ TAINT = NodeTaint(spec.GANG_TAINT, "NoSchedule", "u")
 
 
 def pod(name, job, tray=None, phase="Pending"):
-    """One that was let go to its tray, or one that is gated."""
+    """A pod that was ungated for its tray, or a gated pod."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": job, "controller": True}
     notes = {gangs_spec.SIZE_ANNOTATION: "3"} | ({gangs_spec.TRAY_ANNOTATION: tray} if tray else {})
     meta = {"name": name, "uid": name, "namespace": "team", "labels": {GANG_LABEL: "big"}}

@@ -1,16 +1,15 @@
-"""A pod that is let go is taken to its tray and nowhere else, by the rules of kube-scheduler."""
+"""A pod that is ungated is scheduled to its tray and nowhere else, by the rules of kube-scheduler."""
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.gangs.gang_toy import read_site
 from tests.core.gangs.test_gang_objects import REQUIRED, node, pod
 
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.members import read_member
 from rackloom.core.gangs.slots import pin_and_ungate
 from rackloom.core.gangs.snapshot import ClusterLists
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.spec import GangSettings, read_member
 from rackloom.core.gangs.terms import group_terms, site_for_terms
-from rackloom.core.gangs.trays import read_site
 from rackloom.core.place.pod_constraints import is_node_selected
 from rackloom.lab.kube.controllers.scheduler import is_tolerated
 from rackloom.lab.kube.patches import json_patch
@@ -45,7 +44,7 @@ TERMS = st.fixed_dictionaries(
 TOLERATIONS = st.fixed_dictionaries(
     {"key": VALUES, "operator": st.sampled_from(["Exists", "Equal"])},
     optional={"effect": st.sampled_from(["NoSchedule", "NoExecute"])},
-).map(lambda one: one if one["operator"] == "Exists" else one | {"value": "v"})
+).map(lambda expression: expression if expression["operator"] == "Exists" else expression | {"value": "v"})
 TAINTS = st.fixed_dictionaries(
     {"key": VALUES, "effect": st.sampled_from(["NoSchedule", "NoExecute", "PreferNoSchedule"])},
     optional={"value": st.sampled_from(["v", "w"])},
@@ -56,9 +55,9 @@ TAINTS = st.fixed_dictionaries(
 def nodes(draw):
     found = []
     for name in NAMES:
-        one = node(name, taints=draw(st.lists(TAINTS, max_size=1)))
-        one["metadata"]["labels"] |= draw(st.dictionaries(VALUES, VALUES))
-        found.append(one)
+        obj = node(name, taints=draw(st.lists(TAINTS, max_size=1)))
+        obj["metadata"]["labels"] |= draw(st.dictionaries(VALUES, VALUES))
+        found.append(obj)
     return found
 
 
@@ -79,7 +78,7 @@ def pods(draw):
 def test_a_tray_is_open_to_a_member_just_where_the_scheduler_takes_it(there, held):
     member = read_member(held)
     site = read_site(ClusterLists(nodes=tuple(there), pods=()), [], GangSettings())
-    by_name = {one["metadata"]["name"]: one for one in there}
+    by_name = {obj["metadata"]["name"]: obj for obj in there}
     found = site_for_terms(site, group_terms({"member": [member]}).values(), by_name)
     for tray in found.trays:
         sent = json_patch(held, pin_and_ungate(member, tray.name, "plan", 1e9).patch)
@@ -87,8 +86,8 @@ def test_a_tray_is_open_to_a_member_just_where_the_scheduler_takes_it(there, hel
         by_name[tray.name]["spec"]["taints"].append(reserved)
         takes = {
             name
-            for name, one in by_name.items()
-            if is_node_selected(sent["spec"], one) and is_tolerated(sent["spec"], one)
+            for name, obj in by_name.items()
+            if is_node_selected(sent["spec"], obj) and is_tolerated(sent["spec"], obj)
         }
         assert takes == (set() if tray.shut else {tray.name})
         by_name[tray.name]["spec"]["taints"].remove(reserved)

@@ -64,7 +64,7 @@ class Reader:
         return DraDevices(nodes=(), classes=(), slices=())
 
 
-def told(**changed):
+def tray_inputs(**changed):
     return {
         name: TrayInputs(labels={}, classes=(), pools=(), taken=changed.get(name, ()))
         for name in ("n1", "n2", "n3")
@@ -80,32 +80,38 @@ def kind(name):
 
 def test_only_trays_that_changed_are_read_again():
     reader, memory = Reader(), TrayCountCache()
-    for state in (told(), told(), told(n2=("taken",)), told(n2=("taken",)), told()):
+    for state in (
+        tray_inputs(),
+        tray_inputs(),
+        tray_inputs(n2=("taken",)),
+        tray_inputs(n2=("taken",)),
+        tray_inputs(),
+    ):
         memory.with_counts(SITE, kind("a"), state, reader)
     assert reader.looks == [{"n1", "n2", "n3"}, {"n2"}, {"n2"}]
 
 
 def test_a_tray_that_comes_is_read_and_one_that_went_is_forgotten():
     reader, memory = Reader(), TrayCountCache()
-    memory.with_counts(SITE, kind("a"), told(), reader)
+    memory.with_counts(SITE, kind("a"), tray_inputs(), reader)
     without = PlacementSite(SITE.trays[1:])
     memory.with_counts(
-        without, kind("a"), {name: one for name, one in told().items() if name != "n1"}, reader
+        without, kind("a"), {name: given for name, given in tray_inputs().items() if name != "n1"}, reader
     )
-    memory.with_counts(SITE, kind("a"), told(), reader)
+    memory.with_counts(SITE, kind("a"), tray_inputs(), reader)
     assert reader.looks[1:] == [{"n1"}]
 
 
 def test_each_kind_of_claims_is_counted_for_itself_and_only_so_many_are_kept():
     reader, memory = Reader(), TrayCountCache()
     for name in "abcdefgh":
-        memory.with_counts(SITE, kind(name), told(), reader)
-    memory.with_counts(SITE, kind("a"), told(), reader)
+        memory.with_counts(SITE, kind(name), tray_inputs(), reader)
+    memory.with_counts(SITE, kind("a"), tray_inputs(), reader)
     assert len(reader.looks) == 8
-    memory.with_counts(SITE, kind("i"), told(), reader)
-    memory.with_counts(SITE, kind("b"), told(), reader)
+    memory.with_counts(SITE, kind("i"), tray_inputs(), reader)
+    memory.with_counts(SITE, kind("b"), tray_inputs(), reader)
     assert len(reader.looks) == 10, "what was asked for longest ago is gone"
-    memory.with_counts(SITE, kind("a"), told(), reader)
+    memory.with_counts(SITE, kind("a"), tray_inputs(), reader)
     assert len(reader.looks) == 10
 
 

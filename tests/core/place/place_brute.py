@@ -5,8 +5,8 @@ from functools import lru_cache
 from itertools import combinations, product
 
 from rackloom.core.place.placement_values import Gang, GangGroup, PlacementSite, PlacementTray
-from rackloom.core.place.search.clique_ranking import regions_closed
-from rackloom.core.place.search.tray_assignment import ColocationGroup, colocation_groups
+from rackloom.core.place.search.clique_search import regions_closed
+from rackloom.core.place.search.site_capacity import ColocationGroup, colocation_groups
 
 Load = tuple[int, ...]
 """Members of each group on one tray."""
@@ -90,7 +90,7 @@ def _loads(
     tray: PlacementTray,
     members: Mapping[str, int],
 ) -> Iterator[Load]:
-    """Every load of the tray, nobody among them."""
+    """Every load of the tray, the empty load included."""
     for load in product(*(range(min(members[group.name], max(tray.gpus, 4)) + 1) for group in groups)):
         if can_carry(site, gang, tray, list(zip(groups, load, strict=True))):
             yield load
@@ -118,7 +118,7 @@ def _is_barred(site: PlacementSite, tray: PlacementTray, some: Sequence[tuple[Ga
     members = [group.terms for group, count in some for _ in range(count) if group.terms is not None]
     linked = any(hold.channel and hold.tray == tray.name for hold in site.holds)
     return any(member.where in tray.closed or (member.channel and linked) for member in members) or any(
-        one.bar(other) for one, other in combinations(members, 2)
+        terms.bar(other) for terms, other in combinations(members, 2)
     )
 
 

@@ -45,7 +45,7 @@ def workers(members: int, gpus: int = 4, **more: object) -> Gang:
 
 
 def held(tray: str, owner: str, gpus: int = 4, **more: object) -> TrayHold:
-    """GPUs of a tray that somebody has."""
+    """GPUs of a tray that are in use."""
     return TrayHold(owner=owner, tray=tray, gpus=gpus, **more)  # type: ignore[arg-type]
 
 
@@ -94,7 +94,7 @@ def gangs(draw: st.DrawFn) -> Gang:
 
 
 def faults(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
-    """What is wrong with a plan, told from the site alone."""
+    """What is wrong with a plan, computed from the site alone."""
     trays = {tray.name: tray for tray in site.trays}
     used = Counter[str]()
     for hold in site.holds:
@@ -119,7 +119,7 @@ def _apart(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
     clique = {tray.name: tray.clique for tray in site.trays}
     together: dict[object, set[str | None]] = {}
     for seat in plan.seats:
-        group = next(one for one in gang.groups if one.name == seat.group)
+        group = next(group for group in gang.groups if group.name == seat.group)
         if not group.is_helper:
             block = (group.name, seat.member // gang.segment) if gang.segment else group.share
             together.setdefault(block, set()).add(clique[seat.tray])
@@ -129,5 +129,5 @@ def _apart(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
 def _unspared(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
     clique = {tray.name: tray.clique for tray in site.trays}
     kept = Counter(clique[name] for name in plan.spares)
-    wrong = [f"{one} keeps {kept[one]} spares" for one in plan.cliques if kept[one] < gang.spares]
+    wrong = [f"{clique} keeps {kept[clique]} spares" for clique in plan.cliques if kept[clique] < gang.spares]
     return wrong + [f"{name} is no spare" for name in plan.spares if name in plan.trays]

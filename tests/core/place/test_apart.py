@@ -6,9 +6,9 @@ import pytest
 from tests.core.place.place_brute import best_ways
 from tests.core.place.place_sites import faults
 
+from rackloom.core.place.gang_planner import try_gang
 from rackloom.core.place.placement_values import Gang, GangGroup, PlacementSite, PlacementTray, TrayHold
-from rackloom.core.place.search.gang_search import try_gang
-from rackloom.core.place.search.joint_assignment import SearchBudget
+from rackloom.core.place.search.tray_assignment import SearchBudget
 
 CASES = 20
 

@@ -53,7 +53,7 @@ def test_labels_and_taints_bind_a_job_wherever_it_goes(spec: dict[str, Any], kep
 
 def test_what_one_pod_may_not_use_the_job_may_not() -> None:
     found = holds(pod("p", nodeSelector={"zone": "a"}), pod("q", tolerations=[{"operator": "Exists"}]))
-    assert [one.kept_off for one in found] == [{"n1", "n2"}] * 2
+    assert [hold.kept_off for hold in found] == [{"n1", "n2"}] * 2
 
 
 def test_a_job_whose_rules_cannot_be_read_stays_and_one_that_stays_is_not_looked_at() -> None:

@@ -1,14 +1,14 @@
-"""The command and the gang controller say the same of trays of which somebody has the IMEX channel."""
+"""The command and the gang controller agree about trays whose IMEX channel is in use."""
 
 from typing import Any
 
 import pytest
 from msgspec import convert
+from tests.core.gangs.gang_toy import read_site as seen_by_the_controller
 
 from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.gangs.snapshot import ClusterLists
 from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.gangs.trays import read_site as seen_by_the_controller
 from rackloom.core.place.gang_planner import plan_gang
 from rackloom.core.place.observed_site import DraDevices, read_site
 from rackloom.core.place.placement_values import (

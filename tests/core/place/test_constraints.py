@@ -10,13 +10,14 @@ from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement
 from rackloom.core.place.gang_planner import plan_gang
 from rackloom.core.place.gang_requests import gang_of_job, groups_by_trays, terms_of_groups
 from rackloom.core.place.jobs import Job, read_jobs
-from rackloom.core.place.observed_site import combine_sites, read_site, trays_avoided_by
+from rackloom.core.place.observed_site import read_site, trays_avoided_by
 from rackloom.core.place.placement_values import (
     Gang,
     PlacementSite,
     PlacementTerms,
     PlacementTray,
     SchedulerLabels,
+    combine_sites,
 )
 from rackloom.core.place.plan_notes import unsupported_constraints
 from rackloom.core.place.pod_constraints import (
@@ -199,8 +200,8 @@ def test_groups_keep_apart_whichever_of_them_says_so() -> None:
 
 def test_pods_of_other_jobs_keep_a_node_to_themselves() -> None:
     def running(name: str, on: str, **spec: Any) -> dict[str, Any]:
-        one = template(1, {"app": name}, nodeName=on, **spec)
-        return {**one, "metadata": {"name": name, **one["metadata"]}}
+        pod = template(1, {"app": name}, nodeName=on, **spec)
+        return {**pod, "metadata": {"name": name, **pod["metadata"]}}
 
     job = read(mpi(template(1, {"app": "m"}, **pods("podAntiAffinity", **like(app="x")))))
     there = [
@@ -254,7 +255,7 @@ def test_a_label_selector_selects_as_the_api_says(selector: dict[str, Any] | Non
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "expected"),
     [
         (
             {
@@ -291,10 +292,10 @@ def test_a_label_selector_selects_as_the_api_says(selector: dict[str, Any] | Non
         ({"nodeName": "n1"}, "nodeName n1 of worker is not honoured"),
     ],
 )
-def test_what_is_required_and_not_kept_is_said(spec: dict[str, Any], told: str) -> None:
+def test_what_is_required_and_not_kept_is_said(spec: dict[str, Any], expected: str) -> None:
     job = read(mpi(template(1, {"app": "m", "team": "ours"}, **spec)))
     (note,) = unsupported_constraints(job, plan_gang(trays(4), gang(job)), LABELS)
-    assert told in note
+    assert expected in note
 
 
 @pytest.mark.parametrize(
@@ -348,8 +349,8 @@ def compute_domain(name: str, made: str, namespace: str = "default") -> dict[str
 
 
 def test_a_job_without_a_name_is_called_by_what_its_name_begins_with() -> None:
-    one = mpi(template(1))
-    assert read(one | {"metadata": {"generateName": "x-"}}).name == "x-"
+    obj = mpi(template(1))
+    assert read(obj | {"metadata": {"generateName": "x-"}}).name == "x-"
     pod = template(1) | {"kind": "Pod", "metadata": {"generateName": "p-"}}
     assert read(pod).name == "p-"
 
@@ -365,9 +366,9 @@ def test_kinds_that_only_look_like_what_is_read_are_refused() -> None:
 
 
 def test_a_replicated_job_of_none_is_left_out() -> None:
-    one = job_set(a=template(1), b=template(2))
-    one["spec"]["replicatedJobs"][0]["replicas"] = 0
-    assert [group.name for group in read(one).groups] == ["b"]
+    obj = job_set(a=template(1), b=template(2))
+    obj["spec"]["replicatedJobs"][0]["replicas"] = 0
+    assert [group.name for group in read(obj).groups] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -380,12 +381,13 @@ def test_a_taint_of_the_node_controller_closes_the_tray(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "told"), [("unschedulable", "cordoned"), ("not-ready", "not ready"), ("unreachable", "not ready")]
+    ("key", "reason"),
+    [("unschedulable", "cordoned"), ("not-ready", "not ready"), ("unreachable", "not ready")],
 )
-def test_what_a_taint_repeats_is_told_once_and_as_it_is(key: str, told: str) -> None:
+def test_what_a_taint_repeats_is_told_once_and_as_it_is(key: str, reason: str) -> None:
     taint = {"key": f"node.kubernetes.io/{key}", "effect": "NoExecute"}
     (tray,) = read_site([node("n") | {"spec": {"taints": [taint]}}], []).trays
-    assert tray.shut == told
+    assert tray.shut == reason
 
 
 def gang(job: Job) -> Gang:

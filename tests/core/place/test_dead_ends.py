@@ -7,10 +7,10 @@ from random import Random
 import pytest
 from tests.core.place.test_apart import apart, open_site
 
+from rackloom.core.place.gang_planner import try_gang
 from rackloom.core.place.search.clique_search import NogoodTable
-from rackloom.core.place.search.gang_search import try_gang
-from rackloom.core.place.search.joint_assignment import MAX_GANG_DEAD_ENDS, SearchBudget
 from rackloom.core.place.search.site_capacity import MemberNeed, SiteCapacity
+from rackloom.core.place.search.tray_assignment import MAX_GANG_DEAD_ENDS, SearchBudget
 
 SMALL, LARGE = MemberNeed(1, None), MemberNeed(4, None)
 
@@ -34,7 +34,7 @@ def test_a_choice_is_a_dead_end_where_as_many_alike_cliques_had_the_same_inside(
 
 
 def some_members(chance: Random) -> dict[MemberNeed, int]:
-    """Somebody, told in any order."""
+    """The contents of the cliques, independent of their order."""
     members = [(SMALL, chance.randint(1, 2)), (LARGE, 1)]
     return dict(chance.sample(members, chance.randint(1, 2)))
 
@@ -42,11 +42,13 @@ def some_members(chance: Random) -> dict[MemberNeed, int]:
 def choice(
     trays: list[int], standing: list[dict[MemberNeed, int]]
 ) -> Counter[tuple[int, frozenset[tuple[MemberNeed, int]]]]:
-    return Counter((size, frozenset(one.items())) for size, one in zip(trays, standing, strict=True) if one)
+    return Counter(
+        (size, frozenset(content.items())) for size, content in zip(trays, standing, strict=True) if content
+    )
 
 
 class Looked(dict[MemberNeed, int]):
-    """Members that tell how often somebody looked at them."""
+    """Members that count how often they are read."""
 
     times = 0
 

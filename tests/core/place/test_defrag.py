@@ -1,4 +1,4 @@
-"""Moves that empty a tray or open holes: each is possible, and its cost is said."""
+"""Moves that empty a tray or open free regions: each is possible, and its cost is stated."""
 
 from collections import Counter
 from operator import sub
@@ -11,7 +11,7 @@ from tests.core.place.place_sites import busy_sites, held, outcome_of, site
 
 from rackloom.core.place.job_moves import plan_defragmentation, plan_drain
 from rackloom.core.place.placement_values import PlacementSite
-from rackloom.core.place.search.clique_ranking import REGION_SIZES
+from rackloom.core.place.search.clique_search import REGION_SIZES
 from rackloom.errors import Refused
 
 
@@ -65,8 +65,8 @@ def test_defragmentation_opens_larger_holes_or_moves_nothing(where: PlacementSit
     change = Counter[int]()
     for move in found.moves:
         change.update({hole.trays: hole.after - hole.before for hole in move.holes})
-    told = tuple(change[size] for size in REGION_SIZES)
-    assert told == tuple(map(sub, holes(found.site), holes(where)))
+    reported = tuple(change[size] for size in REGION_SIZES)
+    assert reported == tuple(map(sub, holes(found.site), holes(where)))
 
 
 @settings(max_examples=150, deadline=None)
@@ -80,7 +80,7 @@ def test_a_drained_tray_is_empty_or_somebody_is_named_who_cannot_leave(where: Pl
         return
     assert is_sound(where, found.site)
     assert not any(hold.tray == tray for hold in found.site.holds)
-    assert next(one for one in found.site.trays if one.name == tray).shut
+    assert next(known for known in found.site.trays if known.name == tray).shut
 
 
 def test_a_member_stays_in_its_clique_if_it_can() -> None:

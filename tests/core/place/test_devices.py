@@ -8,7 +8,8 @@ from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.allocate.objects import DeviceClass, Node, ObjectMeta, ResourceClaim, ResourceClaimStatus
 from rackloom.core.allocate.outcome import Allocation
 from rackloom.core.place.claim_capacity import gpus_per_member, with_claim_capacity
-from rackloom.core.place.gang_planner import find_fixes
+from rackloom.core.place.gang_fixes import find_fixes
+from rackloom.core.place.gang_planner import try_gang, with_plan_reserved
 from rackloom.core.place.observed_site import HIGHEST_PRIORITY, DraDevices, claims_devices
 from rackloom.core.place.placement_values import (
     ClaimCapacity,
@@ -19,9 +20,8 @@ from rackloom.core.place.placement_values import (
     SchedulerLabels,
     TrayHold,
 )
-from rackloom.core.place.search.gang_search import try_gang, with_plan_reserved
-from rackloom.core.place.search.joint_assignment import SearchBudget
 from rackloom.core.place.search.site_capacity import capacity_for
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 from rackloom.topology import profiles
 
@@ -165,10 +165,10 @@ def test_claims_that_take_nothing_are_refused_where_members_are_counted() -> Non
     look = {"name": "look", "exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "All"}}
     look["exactly"]["adminAccess"] = True  # type: ignore[index]
     admin = msgspec.convert({"spec": {"devices": {"requests": [look]}}}, ResourceClaim)
-    for one in (admin, ResourceClaim()):
-        assert not claims_devices(one)
+    for claim in (admin, ResourceClaim()):
+        assert not claims_devices(claim)
         with pytest.raises(Refused, match="take nothing"):
-            with_claim_capacity(SITE, devices(), {"none": (one,)})
+            with_claim_capacity(SITE, devices(), {"none": (claim,)})
 
 
 @pytest.mark.parametrize("order", [("big", "small"), ("small", "big")])

@@ -1,4 +1,4 @@
-"""A refusal says what is in the way, and each fix that it names was planned."""
+"""A refusal names what blocks the gang, and each fix that it names was planned."""
 
 from collections.abc import Iterator
 
@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.core.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
-from rackloom.core.place.gang_planner import PlacementFix, find_fixes, plan_gang
+from rackloom.core.place.gang_fixes import PlacementFix, find_fixes
+from rackloom.core.place.gang_planner import gang_fits, plan_gang, try_gang
 from rackloom.core.place.placement_values import Gang, GangGroup, PlacementSite, TrayHold
-from rackloom.core.place.search.gang_search import gang_fits, try_gang
-from rackloom.core.place.search.joint_assignment import SearchBudget
 from rackloom.core.place.search.site_capacity import SiteCapacity, capacity_for
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 
@@ -73,7 +73,7 @@ def test_many_spares_cost_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
         tried.append(gang)
         return gang_fits(capacity, gang, budget)
 
-    monkeypatch.setattr("rackloom.core.place.gang_planner.gang_fits", counted)
+    monkeypatch.setattr("rackloom.core.place.gang_fixes.gang_fits", counted)
     assert fix_of(site(1), workers(1, spares=4096)) == "keep 17 spare trays instead of 4096"
     assert len(tried) < 10
     crowded = site(40, 2, *(held(f"n{at}-0", "other") for at in range(40)))
@@ -87,7 +87,9 @@ def test_as_many_spares_are_kept_as_can_be(where: PlacementSite, gang: Gang, spa
     asked = replace(gang, spares=spares)
     assume(gang.segment is None and try_gang(where, asked, SearchBudget()) is None)
     fitting = [
-        one for one in range(spares) if try_gang(where, replace(gang, spares=one), SearchBudget()) is not None
+        fewer
+        for fewer in range(spares)
+        if try_gang(where, replace(gang, spares=fewer), SearchBudget()) is not None
     ]
     texts = [fix.text for fix in every_fix(where, asked) if fix.text.startswith("keep")]
     assert texts == [f"keep {most} spare trays instead of {spares}" for most in fitting[-1:]]
@@ -96,8 +98,8 @@ def test_as_many_spares_are_kept_as_can_be(where: PlacementSite, gang: Gang, spa
 def test_lower_priority_makes_way_and_equal_priority_is_waited_for() -> None:
     low = site(1, 2, held("n0-0", "low", priority=1))
     assert fix_of(low, workers(2, priority=2, segment=1)) == "preempt low (lower priority, 4 GPUs)"
-    one = site(1, 1, held("n0-0", "peer", priority=1))
-    assert fix_of(one, workers(1, priority=1)) == "wait until peer ends (4 GPUs)"
+    busy = site(1, 1, held("n0-0", "peer", priority=1))
+    assert fix_of(busy, workers(1, priority=1)) == "wait until peer ends (4 GPUs)"
 
 
 def test_several_segments_may_need_several_cliques_cured() -> None:

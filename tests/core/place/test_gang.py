@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.core.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
-from rackloom.core.place.gang_planner import plan_gang
+from rackloom.core.place.gang_planner import plan_gang, plan_in_cliques, try_gang
 from rackloom.core.place.placement_values import (
     FreeRegionCount,
     Gang,
@@ -15,8 +15,7 @@ from rackloom.core.place.placement_values import (
     PlacementSite,
     PlacementTray,
 )
-from rackloom.core.place.search.gang_search import plan_in_cliques, try_gang
-from rackloom.core.place.search.joint_assignment import SearchBudget
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 

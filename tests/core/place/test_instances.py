@@ -169,6 +169,8 @@ def test_new_members_stay_in_the_domain_of_the_old_ones_when_required() -> None:
     home = DomainFreeTrays("home", (FreeTray("h0"),), 4)
     roomy = DomainFreeTrays("roomy", (FreeTray("r0"), FreeTray("r1")), 0)
     assert choose_trays(TrayRequest(1, True, beside_members=True), [roomy, home]).trays == ("h0",)
-    with pytest.raises(Refused, match="domain home, where the logical partition lives, has 1 free") as told:
+    with pytest.raises(
+        Refused, match="domain home, where the logical partition lives, has 1 free"
+    ) as refused:
         choose_trays(TrayRequest(2, True, beside_members=True), [roomy, home])
-    assert "set requireSameDomain to false" in (told.value.nearest_fix or "")
+    assert "set requireSameDomain to false" in (refused.value.nearest_fix or "")

@@ -15,13 +15,13 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 def labelled(name: str, members: int = 1, bars: str = "") -> dict[str, Any]:
     """A job whose pods carry its name, and may be on no node with those of another."""
-    one = job(name, members, 2)
-    template = one["spec"]["template"]
+    unit = job(name, members, 2)
+    template = unit["spec"]["template"]
     template["metadata"] = {"labels": {"app": name}}
     if bars:
         term = {"topologyKey": SchedulerLabels().host, "labelSelector": {"matchLabels": {"app": bars}}}
         template["spec"] = {**template["spec"], "affinity": {"podAntiAffinity": {REQUIRED: [term]}}}
-    return one
+    return unit
 
 
 def read(*objects: dict[str, Any]) -> list[Job]:

@@ -1,11 +1,11 @@
-"""One plan for many schedulers: what each is told, and what cannot be told to it."""
+"""One plan for many schedulers: what each one receives, and what it cannot express."""
 
 from typing import Any
 
 import pytest
 from tests.core.place.place_sites import site
 
-from rackloom.core.place.gang_planner import plan_gang
+from rackloom.core.place.gang_planner import plan_exclusive_cliques, plan_gang
 from rackloom.core.place.gang_requests import gang_of_job
 from rackloom.core.place.jobs import read_jobs
 from rackloom.core.place.observed_site import read_site
@@ -13,8 +13,7 @@ from rackloom.core.place.placement_values import SchedulerLabels
 from rackloom.core.place.plan_notes import segment_note, usable_share
 from rackloom.core.place.pod_constraints import REQUIRED_DURING_SCHEDULING
 from rackloom.core.place.rendering import RenderedJob, render_job
-from rackloom.core.place.search.gang_search import plan_exclusive_cliques
-from rackloom.core.place.search.joint_assignment import SearchBudget
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 LABELS = SchedulerLabels()
@@ -210,7 +209,7 @@ def test_groups_of_two_gangs_never_share_a_pod_group() -> None:
         *pod_groups, changed = render("podgroup", value, apart=True).objects
         made += [group["metadata"]["name"] for group in pod_groups]
         named = [job["template"]["spec"]["template"] for job in changed["spec"]["replicatedJobs"]]
-        assert [one["spec"]["schedulingGroup"]["podGroupName"] for one in named] == made[-2:]
+        assert [pod["spec"]["schedulingGroup"]["podGroupName"] for pod in named] == made[-2:]
     assert len(set(made)) == 4
 
 

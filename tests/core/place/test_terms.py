@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 from tests.core.place.place_brute import best_ways, can_carry
 
-from rackloom.core.place.gang_planner import find_fixes, plan_gang
+from rackloom.core.place.gang_fixes import find_fixes
+from rackloom.core.place.gang_planner import plan_gang, try_gang, with_plan_reserved
 from rackloom.core.place.placement_values import (
     ClaimCapacity,
     Gang,
@@ -17,9 +18,8 @@ from rackloom.core.place.placement_values import (
     PlacementTray,
     TrayHold,
 )
-from rackloom.core.place.search.gang_search import try_gang, with_plan_reserved
-from rackloom.core.place.search.joint_assignment import SearchBudget
 from rackloom.core.place.search.site_capacity import capacity_for
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 CASES = 100
@@ -54,7 +54,7 @@ def test_a_tray_where_the_channel_is_in_use_is_told_by_that_and_is_free_when_its
     with pytest.raises(Refused, match=r"room for 1 of 2 w: n0 \(its IMEX channel is in use by old\)"):
         plan_gang(busy, gang)
     found = find_fixes(capacity_for(busy, gang), gang, SearchBudget())
-    assert [one.text for one in found] == ["ask for 1 w instead of 2", "wait until old ends (2 GPUs)"]
+    assert [fix.text for fix in found] == ["ask for 1 w instead of 2", "wait until old ends (2 GPUs)"]
 
 
 def test_a_placed_gang_keeps_the_channels_of_its_trays() -> None:

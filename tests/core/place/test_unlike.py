@@ -7,8 +7,8 @@ import pytest
 from tests.core.place.place_brute import best_ways, can_carry
 from tests.core.place.place_sites import faults, held, site
 
-from rackloom.core.place import gang_planner as door
-from rackloom.core.place.gang_planner import plan_gang
+from rackloom.core.place import gang_planner
+from rackloom.core.place.gang_planner import plan_gang, try_gang
 from rackloom.core.place.placement_values import (
     ClaimCapacity,
     Gang,
@@ -18,12 +18,10 @@ from rackloom.core.place.placement_values import (
     PlacementTray,
     TrayHold,
 )
-from rackloom.core.place.search import joint_assignment
-from rackloom.core.place.search.clique_ranking import REGION_SIZES
-from rackloom.core.place.search.gang_search import try_gang
-from rackloom.core.place.search.joint_assignment import SearchBudget
-from rackloom.core.place.search.site_capacity import MAX_NEEDS, MemberNeed, TrayVacancy
-from rackloom.core.place.search.tray_assignment import colocation_groups
+from rackloom.core.place.search import tray_assignment
+from rackloom.core.place.search.clique_search import REGION_SIZES
+from rackloom.core.place.search.site_capacity import MAX_NEEDS, MemberNeed, TrayVacancy, colocation_groups
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 CASES = 150
@@ -115,9 +113,9 @@ def prefill_and_decode(prefill: int, decode: int) -> Gang:
 
 def test_the_first_group_leaves_the_trays_that_only_the_second_can_use() -> None:
     """Seated one after the other, prefill takes the tray in use first, the only one with decode's devices."""
-    both, one = {"a": ClaimCapacity(1, 2), "b": ClaimCapacity(1, 2)}, {"a": ClaimCapacity(2, 2)}
+    both, single = {"a": ClaimCapacity(1, 2), "b": ClaimCapacity(1, 2)}, {"a": ClaimCapacity(2, 2)}
     trays = [
-        PlacementTray(name=f"n{number}", clique="c", gpus=4, rooms=one if number else both)
+        PlacementTray(name=f"n{number}", clique="c", gpus=4, rooms=single if number else both)
         for number in range(3)
     ]
     plan = try_gang(
@@ -137,8 +135,8 @@ def test_sizes_that_do_not_divide_each_other_are_mixed_where_that_is_the_only_wa
 def test_a_search_that_is_cut_short_still_finds_what_seating_in_turn_finds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    joint_assignment.solve_and_count.cache_clear()
-    monkeypatch.setattr(joint_assignment, "MAX_CLIQUE_STEPS", 1)
+    tray_assignment.solve_and_count.cache_clear()
+    monkeypatch.setattr(tray_assignment, "MAX_CLIQUE_STEPS", 1)
     try:
         where = PlacementSite(
             tuple(
@@ -153,7 +151,7 @@ def test_a_search_that_is_cut_short_still_finds_what_seating_in_turn_finds(
         )
         plan = try_gang(where, prefill_and_decode(4, 4), SearchBudget())
     finally:
-        joint_assignment.solve_and_count.cache_clear()
+        tray_assignment.solve_and_count.cache_clear()
     assert plan is not None
     assert len(plan.trays) == 4
 
@@ -188,7 +186,7 @@ def test_spares_are_chosen_among_those_there_are() -> None:
 
 def test_all_searches_for_one_gang_share_an_effort(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: set[object] = set()
-    plain = joint_assignment.solve_and_count
+    plain = tray_assignment.solve_and_count
 
     def counted(*question: object) -> object:
         found = plain(*question)  # type: ignore[arg-type]
@@ -196,8 +194,8 @@ def test_all_searches_for_one_gang_share_an_effort(monkeypatch: pytest.MonkeyPat
             searched.add(question)
         return found
 
-    monkeypatch.setattr(joint_assignment, "solve_and_count", counted)
-    monkeypatch.setattr(door, "SearchBudget", lambda: SearchBudget(1000))
+    monkeypatch.setattr(tray_assignment, "solve_and_count", counted)
+    monkeypatch.setattr(gang_planner, "SearchBudget", lambda: SearchBudget(1000))
     trays = tuple(
         PlacementTray(name=f"n{clique}-{at}", clique=f"c{clique}", gpus=4, rooms=rooms_of(at, clique))
         for clique in range(12)
@@ -219,9 +217,9 @@ def test_what_competes_for_too_few_trays_is_refused_without_a_search() -> None:
     """Two kinds of 17 members, of which a tray takes 4 of one: each finds room, both do not."""
     needs = (MemberNeed(1, "k0"), MemberNeed(1, "k1"))
     trays = (TrayVacancy(True, 4, (4, 4)),) * 8
-    joint_assignment.solve_and_count.cache_clear()
-    assert joint_assignment.solve_and_count(trays, needs, (17, 17), 0) == (None, 0)
-    found, steps = joint_assignment.solve_and_count(trays, needs, (16, 16), 0)
+    tray_assignment.solve_and_count.cache_clear()
+    assert tray_assignment.solve_and_count(trays, needs, (17, 17), 0) == (None, 0)
+    found, steps = tray_assignment.solve_and_count(trays, needs, (16, 16), 0)
     assert found is not None
     assert (found.opened, steps > 0) == (8, True)
 

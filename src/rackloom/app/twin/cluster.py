@@ -26,11 +26,10 @@ from typing import Any
 from rackloom.app.controller import Leadership
 from rackloom.app.process import background_task
 from rackloom.app.twin.pods import AddressedKubelets, PodPrograms
-from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import AdmissionVerdict, ReviewedResource, ReviewRequest
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME
-from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
+from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.node.nic.plugin import NIC_DRIVER

@@ -2,4 +2,7 @@
 
 The decisions are pure functions in `core.domains` and `core.gangs`. This package reads the cluster,
 carries out what was decided, and reports it in status, events and metrics.
+
+`controller_runtime` is the loop of every controller: work queue, pending writes, executor. `gang_placer` runs
+the placement search for `gang_controller`; `domain_caches` is what `domain_controller` follows.
 """

@@ -4,7 +4,7 @@ There is one certificate authority per purpose, with short-lived identities unde
 outlives its identities by years, so trust does not change when an identity is renewed, at two thirds of
 its life.
 
-Each ComputeDomain has its own authority, so a daemon of one cannot speak to those of another. Its
+Each ComputeDomain has its own authority, so a daemon of one cannot connect to those of another. Its
 daemons share one identity. Secrets are read by name only, since the right to list or watch them is a right to
 read all of a namespace. A ComputeDomain whose Secrets no other object leads to must therefore not exist:
 Secrets are made once it carries our finalizer, and its DaemonSet outlives them.

@@ -1,9 +1,11 @@
-"""Controller runtime: caches, work loop, expectations (pending writes), executor, limited status writes.
+"""Controller runtime: work queue, expectations (pending writes), executor, limited status writes.
 
-Changes wake a key; one worker at a time works on it, level-triggered. The runtime runs the informers
-and starts work when all caches have synced. Work that fails with a KubeError is retried with back-off.
-A defect in the work on one object is logged and retried after a minute, so it cannot stop the work on
-others.
+Changes wake a key; one worker at a time works on it, level-triggered. A key names what to reconcile and not
+what happened. One that is added while it waits is one key; one that is added while it is worked on is worked
+on once more afterwards. A key whose work failed with a KubeError comes back with exponential back-off and
+jitter. The runtime runs the informers and starts work when all caches have synced. A defect in the work on
+one object is logged and retried after a minute, so it cannot stop the work on others. Time is the running
+event loop's.
 
 Expectations follow the pattern of Kubernetes' own controllers: a decision from a cache that does not
 show our last write would repeat it. A key therefore waits until its writes have come back through the
@@ -15,20 +17,16 @@ change or delete is gone, nothing is done. A JSON patch whose `test` fails count
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 import structlog
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
-from rackloom.claim.kube.events import EventRecorder, EventSeverity
-from rackloom.claim.kube.informer import Informer
-from rackloom.claim.kube.workqueue import WorkQueue
+from rackloom.claim.kube.informer import CacheSet
 from rackloom.core.kubernetes.objects import (
     CreateObject,
     DeleteObject,
-    EventNotice,
     Object,
     ObjectWrite,
     PatchObject,
@@ -37,55 +35,139 @@ from rackloom.core.kubernetes.objects import (
 from rackloom.errors import Retry
 
 log = structlog.get_logger(__name__)
+K = TypeVar("K", bound=Hashable)
 
-# The caches that a controller decides from.
+# The work queue.
 
 
-class CacheSet:
-    """Informers by kind. Objects that it returns are shared and must not be changed."""
+class WorkQueue(Generic[K]):
+    """Keys to work on. Delays of failing keys double from `shortest` to `longest` (seconds), with jitter.
 
-    def __init__(self, informers: Mapping[ResourceKind, Sequence[Informer]]) -> None:
-        self._informers = informers
+    `rng` draws the jitter, so that keys that failed together do not come back together.
+    """
+
+    def __init__(self, rng: random.Random, *, shortest: float = 0.05, longest: float = 60.0) -> None:
+        self._random = rng
+        self._shortest = shortest
+        self._longest = longest
+        self._ready: dict[K, None] = {}
+        self._active: set[K] = set()
+        self._again: set[K] = set()
+        self._failures: dict[K, int] = {}
+        self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._changed = asyncio.Event()
+        self._stopping = False
+
+    def __len__(self) -> int:
+        """The number of keys that wait for a worker, without delayed keys and those being worked on."""
+        return len(self._ready)
 
     @property
-    def informers(self) -> tuple[Informer, ...]:
-        """All informers, for somebody to run."""
-        return tuple(informer for informers in self._informers.values() for informer in informers)
+    def is_idle(self) -> bool:
+        """Whether nothing waits, is delayed or is worked on."""
+        return not (self._ready or self._active or self._again or self._timers)
 
-    @property
-    def is_synced(self) -> bool:
-        """Whether all informers have received a first list."""
-        return all(informer.is_synced for informer in self.informers)
+    def add(self, key: K) -> None:
+        """Have `key` worked on as soon as a worker is free; a pending delay for it is cancelled."""
+        self._unschedule(key)
+        if self._stopping:
+            return
+        if key in self._active:
+            self._again.add(key)
+        else:
+            self._ready[key] = None
+        self._changed.set()
 
-    async def synced(self) -> None:
-        """Wait until all informers have received a first list."""
-        for informer in self.informers:
-            await informer.synced()
+    def add_after(self, key: K, seconds: float) -> None:
+        """Have `key` worked on in `seconds`, or earlier if an earlier time is pending."""
+        if seconds <= 0:
+            self.add(key)
+            return
+        loop = asyncio.get_running_loop()
+        planned = self._timers.get(key)
+        if self._stopping or (planned is not None and planned.when() <= loop.time() + seconds):
+            return
+        self._unschedule(key)
+        self._timers[key] = loop.call_later(seconds, self.add, key)
 
-    def on_change(self, handler: Callable[[ResourceKind, Object], None]) -> None:
-        """Call `handler(kind, object)` for every change of an object."""
-        for kind, informers in self._informers.items():
-            for informer in informers:
-                informer.on_change(partial(handler, kind))
+    def retry(self, key: K, *, at_least: float = 0.0) -> float:
+        """Have `key` worked on again after its back-off, or `at_least` (seconds); returns that delay."""
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        # Equal jitter (half fixed, half random) keeps keys that failed together from returning together.
+        ceiling = min(self._longest, self._shortest * 2.0 ** min(failures - 1, 32))
+        seconds = max(ceiling * self._random.uniform(0.5, 1.0), at_least)
+        self.add_after(key, seconds)
+        return seconds
 
-    def unknown_since(self) -> float | None:
-        """Loop time since when a cache may be stale; None when all follow the API server."""
-        moments = (informer.unknown_since for informer in self.informers)
-        return min((moment for moment in moments if moment is not None), default=None)
+    def forget(self, key: K) -> None:
+        """Reset the back-off of `key`."""
+        self._failures.pop(key, None)
 
-    def at(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
-        """The object of this name; None also for kinds without an informer."""
-        objects = (informer.cache.get(name, namespace) for informer in self._informers.get(kind, ()))
-        return next((obj for obj in objects if obj is not None), None)
+    def failures(self, key: K) -> int:
+        """The number of times that `key` failed in a row."""
+        return self._failures.get(key, 0)
 
-    def by(self, kind: ResourceKind, index: str, value: str) -> Sequence[Object]:
-        """The objects that an index has under a value."""
-        return [obj for informer in self._informers[kind] for obj in informer.cache.find(index, value)]
+    async def work(self, do: Callable[[K], Awaitable[float | None]], *, workers: int = 1) -> None:
+        """Call `do(key)` for what is added, with at most so many at once, until `stop`.
 
-    def all(self, kind: ResourceKind) -> Iterator[Object]:
-        """All objects of a kind. For sweeps and counts only, since it scans."""
-        for informer in self._informers[kind]:
-            yield from informer.cache
+        `do` returns the seconds after which the key is due again, or None. After `Retry` it is due when that
+        says, after `KubeError` when its back-off has passed. Any other error is a defect and ends the work.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(workers):
+                tasks.create_task(self._worker(do))
+
+    async def _worker(self, do: Callable[[K], Awaitable[float | None]]) -> None:
+        while (key := await self._next()) is not None:
+            try:
+                await self._do(do, key)
+            finally:
+                self._finish(key)
+
+    async def _next(self) -> K | None:
+        while not self._stopping:
+            if self._ready:
+                key = next(iter(self._ready))
+                del self._ready[key]
+                self._active.add(key)
+                return key
+            self._changed.clear()
+            await self._changed.wait()
+        return None
+
+    async def _do(self, do: Callable[[K], Awaitable[float | None]], key: K) -> None:
+        try:
+            delay = await do(key)
+        except Retry as error:
+            self.add_after(key, error.after)
+        except KubeError as error:
+            self.retry(key, at_least=error.retry_after or 0.0)
+        else:
+            self.forget(key)
+            if delay is not None:
+                self.add_after(key, delay)
+
+    def _finish(self, key: K) -> None:
+        # A key that was added while it was worked on is due once more, so no change is lost.
+        self._active.discard(key)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+        self._changed.set()
+
+    def _unschedule(self, key: K) -> None:
+        planned = self._timers.pop(key, None)
+        if planned is not None:
+            planned.cancel()
+
+    def stop(self) -> None:
+        """Let workers finish their current keys and take no others; `work` then returns."""
+        self._stopping = True
+        for key in list(self._timers):
+            self._unschedule(key)
+        self._ready.clear()
+        self._again.clear()
+        self._changed.set()
 
 
 # Expectations: own writes that the caches have not shown yet.
@@ -190,12 +272,6 @@ async def _send_patch(api: KubeApi, action: PatchObject) -> Object:
         raise
 
 
-async def record_event(recorder: EventRecorder, regarding: Object, notice: EventNotice) -> None:
-    """Record an event about an object."""
-    severity: EventSeverity = "Warning" if notice.warning else "Normal"
-    await recorder.record(regarding, severity, notice.reason, notice.message)
-
-
 # The loop.
 
 
@@ -203,7 +279,6 @@ STATUS_INTERVAL_SECONDS = 1.0
 """Seconds between two writes of one status, so that 18 pods that come together cause one write."""
 DEFECT_RETRY_SECONDS = 60.0
 """Seconds until work is retried that failed with an unexpected exception."""
-K = TypeVar("K", bound=Hashable)
 
 
 class ControllerRuntime(Generic[K]):

@@ -19,9 +19,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from rackloom.claim.cluster.controller_runtime import CacheSet
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.kube.informer import Informer
+from rackloom.claim.kube.informer import CacheSet, Informer
 from rackloom.core.domains import names
 from rackloom.core.domains.observe import (
     BY_CLIQUE,

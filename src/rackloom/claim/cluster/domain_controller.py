@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from rackloom.claim.cluster.certificates import CHECK_INTERVAL_SECONDS, DaemonCertificates
-from rackloom.claim.cluster.controller_runtime import ControllerRuntime, record_event
+from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.cluster.domain_caches import (
     SWEEP_INTERVAL_SECONDS,
     ChangeRouter,
@@ -201,7 +201,7 @@ class DomainController:
         obj = next(iter(self.caches.by(COMPUTE_DOMAIN, BY_DOMAIN, key.uid)), None)
         for notice in notices:
             if obj is not None:
-                await record_event(self._recorder, obj, notice)
+                await self._recorder.record(obj, notice)
 
     async def _clique(self, key: CliqueKey, clique_id: str) -> float | None:
         snapshot = take_clique_snapshot(self.caches, clique_id, self._settings, self._now())
@@ -209,5 +209,5 @@ class DomainController:
         notice = mixed_isolation_event(snapshot)
         node = self.caches.at(NODE, None, snapshot.nodes[0].name) if snapshot.nodes else None
         if notice is not None and node is not None:
-            await record_event(self._recorder, node, notice)
+            await self._recorder.record(node, notice)
         return None

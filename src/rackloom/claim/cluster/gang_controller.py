@@ -8,31 +8,47 @@ at the same time.
 A node's taint without a GangPlan is removed only after a fresh list of GangPlans confirmed that the
 plan is gone. Events are recorded on the GangPlan and on the controllers of the pods, which is where
 people look.
+
+All reasons of the metrics exist with zero from the start, so that the first refusal is a change and not a new
+series. Counters outlive a process's terms as leader; the gauge of gangs is counted from the cached GangPlans
+when it is read.
 """
 
 import random
+from collections import Counter as Count
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from rackloom.claim.cluster.controller_runtime import CacheSet, ControllerRuntime, record_event
-from rackloom.claim.cluster.gang_metrics import GangMetrics
+from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.cluster.gang_placer import GangPlacer, with_owners
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
-from rackloom.claim.kube.informer import Informer
-from rackloom.core.gangs.conditions import API_REFUSED, GangDecision
-from rackloom.core.gangs.reconcile import reconcile_gang
-from rackloom.core.gangs.record import GangKey, gang_status_json, read_record, read_tray_node, release_tray
+from rackloom.claim.kube.informer import CacheSet, Informer
+from rackloom.core.gangs.reconcile import API_REFUSED, WARNING_REASONS, GangDecision, reconcile_gang
 from rackloom.core.gangs.slots import is_reduced
-from rackloom.core.gangs.snapshot import GangObjects, GangSnapshot, gang_key_of, reserving_plans
+from rackloom.core.gangs.snapshot import (
+    PLACED,
+    GangKey,
+    GangObjects,
+    GangSnapshot,
+    gang_key_of,
+    gang_status_json,
+    read_record,
+    read_tray_node,
+    release_tray,
+    reserving_plans,
+)
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import (
     GANG_PLAN,
     NODE,
     POD,
+    DeleteObject,
     EventNotice,
     Object,
+    ObjectWrite,
     PatchObject,
     ResourceKind,
     epoch_seconds,
@@ -100,6 +116,78 @@ def _index_trays(plan: Object) -> Iterable[str]:
     return read_record(plan).reserved
 
 
+# Metrics.
+
+
+PLACED_REASONS = (
+    "Placed",
+    "Planning",
+    "WaitingForMembers",
+    "WaitingForClaimTemplates",
+    "WaitingForGates",
+    "InvalidGang",
+    "NotHeld",
+    "DoesNotFit",
+)
+"""Reasons of the condition Placed."""
+_UNGATE_BUCKETS = (2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
+"""From a cluster with room, where settling takes most of the time, to a day of waiting."""
+
+
+class GangMetrics:
+    """Counters of one process; they outlive its terms as leader."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._placements = Counter("rackloom_gang_placements", "Gangs that were placed.", registry=registry)
+        self._refusals = Counter(
+            "rackloom_gang_refusals",
+            "Times that a gang was told what is wrong, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self._replaced = Counter(
+            "rackloom_gang_members_replaced",
+            "Pods of gangs that were deleted, for their owner to make them anew on another tray or the same.",
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "rackloom_gang_ungate_seconds",
+            "From the first pod of a gang until its pods were let go.",
+            buckets=_UNGATE_BUCKETS,
+            registry=registry,
+        )
+        self._gangs = Gauge(
+            "rackloom_gangs", "Gangs, by the reason of their condition Placed.", ["reason"], registry=registry
+        )
+        for reason in (*WARNING_REASONS, API_REFUSED):
+            self._refusals.labels(reason)
+
+    def reported(self, notices: Iterable[EventNotice]) -> None:
+        """Events were recorded about a gang."""
+        for notice in notices:
+            if notice.warning:
+                self._refusals.labels(notice.reason).inc()
+            elif notice.reason == PLACED:
+                self._placements.inc()
+
+    def acted(self, actions: Iterable[ObjectWrite]) -> None:
+        """Writes were executed."""
+        self._replaced.inc(sum(isinstance(action, DeleteObject) and action.kind == POD for action in actions))
+
+    def ungated(self, seconds: float) -> None:
+        """All pods of a gang were ungated, `seconds` after the first was created."""
+        self._seconds.observe(max(seconds, 0.0))
+
+    def render(self, plans: Iterable[Object]) -> bytes:
+        """The text that Prometheus scrapes; `plans` are the current GangPlans."""
+        placed = (read_record(plan).condition(PLACED) for plan in plans)
+        reasons = Count(condition.reason for condition in placed if condition is not None)
+        for reason in PLACED_REASONS:
+            self._gangs.labels(reason).set(reasons[reason])
+        return generate_latest(self._registry)
+
+
 # The controller.
 
 
@@ -136,7 +224,7 @@ class GangController:
         self._recorder = recorder
         self._settings = settings
         self._metrics = metrics or GangMetrics()
-        self._placer = GangPlacer(api, settings, wall, self._metrics)
+        self._placer = GangPlacer(api, settings, wall, self._metrics.acted)
         self._runtime: ControllerRuntime[GangWorkKey] = ControllerRuntime(
             "gangs", api, self.caches, rng, self._reconcile
         )
@@ -193,7 +281,7 @@ class GangController:
         objects = self.caches.objects(self.caches.plan(key), self.caches.pods(key))
         snapshot = self._placer.snapshot(objects, key)
         decision = reconcile_gang(snapshot, self._settings)
-        # Nothing is released, deleted or withdrawn on the word of the cache alone.
+        # The cache alone is no reason to release, delete or withdraw anything.
         if decision.needs_fresh_read:
             snapshot = await self._confirmed_snapshot(key)
             decision = reconcile_gang(snapshot, self._settings)
@@ -256,7 +344,7 @@ class GangController:
         self._metrics.reported(notices)
         for notice in notices:
             for obj in about:
-                await record_event(self._recorder, obj, notice)
+                await self._recorder.record(obj, notice)
 
     async def _release_strays(self, key: GangWorkKey, uid: str) -> None:
         """Release the trays of a plan that is gone. A missing plan in the cache proves nothing."""

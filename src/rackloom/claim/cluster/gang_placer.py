@@ -16,31 +16,32 @@ import structlog
 from msgspec.structs import replace
 
 from rackloom.claim.cluster.controller_runtime import execute_write
-from rackloom.claim.cluster.gang_metrics import GangMetrics
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
-from rackloom.core.gangs.members import (
+from rackloom.core.gangs.placement import answer_placement
+from rackloom.core.gangs.reconcile import reconcile_gang
+from rackloom.core.gangs.slots import do_owners_matter, has_fewer_to_come
+from rackloom.core.gangs.snapshot import (
+    ClusterLists,
+    GangKey,
+    GangObjects,
+    GangRecord,
+    GangSnapshot,
+    OwnerCheck,
+    objects_by_gang,
+    read_record,
+    take_snapshot,
+)
+from rackloom.core.gangs.spec import (
     MPI_JOB,
     FinishedMPIJob,
     GangMember,
+    GangSettings,
     OwnerJob,
     controllers_of,
     is_owner_of_kind,
     read_finished_mpi_job,
     read_owner_job,
 )
-from rackloom.core.gangs.placement import answer_placement
-from rackloom.core.gangs.reconcile import reconcile_gang
-from rackloom.core.gangs.record import GangKey, GangRecord, read_record
-from rackloom.core.gangs.slots import do_owners_matter, has_fewer_to_come
-from rackloom.core.gangs.snapshot import (
-    ClusterLists,
-    GangObjects,
-    GangSnapshot,
-    OwnerCheck,
-    objects_by_gang,
-    take_snapshot,
-)
-from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.gangs.trays import TrayCountCache, running_site
 from rackloom.core.kubernetes.objects import (
     DEVICE_CLASS,
@@ -52,6 +53,7 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
     Object,
+    ObjectWrite,
     ResourceKind,
 )
 from rackloom.core.kubernetes.pods import OwnerReference
@@ -130,15 +132,22 @@ _LISTED_KINDS = {
 
 
 class GangPlacer:
-    """Gangs that wait for a placement pass, and their last results. `wall` is seconds since the epoch."""
+    """Gangs that wait for a placement pass, and their last results.
+
+    `wall` gives seconds since the epoch; `acted` is called with the writes that were executed.
+    """
 
     def __init__(
-        self, api: KubeApi, settings: GangSettings, wall: Callable[[], float], metrics: GangMetrics
+        self,
+        api: KubeApi,
+        settings: GangSettings,
+        wall: Callable[[], float],
+        acted: Callable[[Iterable[ObjectWrite]], None],
     ) -> None:
         self._api = api
         self._settings = settings
         self._wall = wall
-        self._metrics = metrics
+        self._acted = acted
         self._waiting: set[GangKey] = set()
         self._refusals: dict[GangKey, str] = {}
         self._needless: set[GangKey] = set()
@@ -245,7 +254,7 @@ class GangPlacer:
         if snapshot.record is None:
             return
         with_owners = await self._with_owners(snapshot)
-        # It asked on the word of the cache. Fresh lists decide, with and without the owners: a gang that they
+        # The request came from the cache. Fresh lists decide, with and without the owners: a gang that they
         # show to be smaller may need a placement as well.
         if not any(
             reconcile_gang(candidate, self._settings).needs_placement for candidate in (snapshot, with_owners)
@@ -265,7 +274,7 @@ class GangPlacer:
             written = await execute_write(self._api, action)
             if written is not None and action.kind == GANG_PLAN:
                 records[key] = read_record(written)
-        self._metrics.acted(answer.actions)
+        self._acted(answer.actions)
 
     async def _with_owners(self, snapshot: GangSnapshot) -> GangSnapshot:
         """If an owner cannot be read, nothing is proven: other gangs do not wait for it."""

@@ -9,12 +9,11 @@ import hashlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import structlog
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
-from rackloom.core.kubernetes.objects import EVENT, Object, metav1_time
+from rackloom.core.kubernetes.objects import EVENT, EventNotice, Object, metav1_time
 
 log = structlog.get_logger(__name__)
 
@@ -27,8 +26,8 @@ COMBINED = "(combined from similar events): "
 _LONGEST_MESSAGE = 1024
 _LONGEST_NAME = 200
 
-EventSeverity = Literal["Normal", "Warning"]
-_Topic = tuple[str, str, str]
+_Topic = tuple[str, bool, str]
+"""The UID of the object, whether it is a warning, and the reason."""
 
 
 @dataclass(slots=True)
@@ -55,10 +54,14 @@ class EventRecorder:
         self._events: OrderedDict[tuple[_Topic, str], _RecordedEvent] = OrderedDict()
         self._messages: defaultdict[_Topic, set[str]] = defaultdict(set)
 
-    async def record(self, regarding: Object, severity: EventSeverity, reason: str, message: str) -> None:
-        """Record an event about an object. `reason` is one CamelCase word, `message` a sentence."""
-        topic = (regarding["metadata"].get("uid") or regarding["metadata"]["name"], severity, reason)
-        text = self._combined(topic, message)
+    async def record(self, regarding: Object, notice: EventNotice) -> None:
+        """Record an event about an object."""
+        topic = (
+            regarding["metadata"].get("uid") or regarding["metadata"]["name"],
+            notice.warning,
+            notice.reason,
+        )
+        text = self._combined(topic, notice.message)
         # All combined events are one event, whatever their messages.
         key = (topic, COMBINED if text.startswith(COMBINED) else text)
         now, recorded = self._now(), self._events.get(key)
@@ -70,9 +73,9 @@ class EventRecorder:
             return
         recorded.written_at = now
         try:
-            await self._write(regarding, severity, reason, text, recorded)
+            await self._write(regarding, notice, text, recorded)
         except KubeError as error:
-            log.warning("an event was not written", reason=reason, message=text, why=error.message)
+            log.warning("an event was not written", reason=notice.reason, message=text, why=error.message)
 
     def _combined(self, topic: _Topic, message: str) -> str:
         known, message = self._messages[topic], message[:_LONGEST_MESSAGE]
@@ -90,7 +93,7 @@ class EventRecorder:
                 del self._messages[topic]
 
     async def _write(
-        self, regarding: Object, severity: EventSeverity, reason: str, text: str, recorded: _RecordedEvent
+        self, regarding: Object, notice: EventNotice, text: str, recorded: _RecordedEvent
     ) -> None:
         namespace = regarding["metadata"].get("namespace") or "default"
         last = metav1_time(self._now())
@@ -106,8 +109,8 @@ class EventRecorder:
         event = {
             "metadata": metadata,
             "involvedObject": _object_reference(regarding),
-            "type": severity,
-            "reason": reason,
+            "type": "Warning" if notice.warning else "Normal",
+            "reason": notice.reason,
             "message": text,
             "count": recorded.count,
             "firstTimestamp": recorded.first,

@@ -3,14 +3,16 @@
 Handlers receive the object that changed. They put keys on a queue, and the work on a key reads the cache
 (level-triggered). A watch that ends resumes from the last version seen; one whose version is too old (410)
 starts over with a list. Between a broken watch and the next answer the cache may be stale, which
-`unknown_since` reports. Cached objects are shared and must not be changed.
+`unknown_since` reports. Cached objects are shared and must not be changed. A `CacheSet` is the informers of
+all kinds that a controller decides from.
 """
 
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from rackloom.claim.kube.api import Expired, KubeApi, KubeError, WatchEvent
 from rackloom.core.kubernetes.objects import Indexer, Object, ResourceKind
@@ -261,3 +263,53 @@ class Informer:
 
 def _version(obj: Object) -> str:
     return str(obj["metadata"]["resourceVersion"])
+
+
+# The caches that a controller decides from.
+
+
+class CacheSet:
+    """Informers by kind. Objects that it returns are shared and must not be changed."""
+
+    def __init__(self, informers: Mapping[ResourceKind, Sequence[Informer]]) -> None:
+        self._informers = informers
+
+    @property
+    def informers(self) -> tuple[Informer, ...]:
+        """All informers, for somebody to run."""
+        return tuple(informer for informers in self._informers.values() for informer in informers)
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all informers have received a first list."""
+        return all(informer.is_synced for informer in self.informers)
+
+    async def synced(self) -> None:
+        """Wait until all informers have received a first list."""
+        for informer in self.informers:
+            await informer.synced()
+
+    def on_change(self, handler: Callable[[ResourceKind, Object], None]) -> None:
+        """Call `handler(kind, object)` for every change of an object."""
+        for kind, informers in self._informers.items():
+            for informer in informers:
+                informer.on_change(partial(handler, kind))
+
+    def unknown_since(self) -> float | None:
+        """Loop time since when a cache may be stale; None when all follow the API server."""
+        moments = (informer.unknown_since for informer in self.informers)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def at(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
+        """The object of this name; None also for kinds without an informer."""
+        objects = (informer.cache.get(name, namespace) for informer in self._informers.get(kind, ()))
+        return next((obj for obj in objects if obj is not None), None)
+
+    def by(self, kind: ResourceKind, index: str, value: str) -> Sequence[Object]:
+        """The objects that an index has under a value."""
+        return [obj for informer in self._informers[kind] for obj in informer.cache.find(index, value)]
+
+    def all(self, kind: ResourceKind) -> Iterator[Object]:
+        """All objects of a kind. For sweeps and counts only, since it scans."""
+        for informer in self._informers[kind]:
+            yield from informer.cache

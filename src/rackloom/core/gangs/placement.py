@@ -5,6 +5,14 @@ lost a tray, or has a pod that cannot be bound, is repaired one tray at a time, 
 the last one. Where a reserved tray has no room for the gang, because another pod was bound before the
 taint took effect, the plan is withdrawn.
 
+What the members of a group claim must be the same, since the search counts one kind of claim per group. Two
+members cannot name one ResourceClaim for devices, because its devices are on one node. IMEX channels are not
+counted as devices: a node has one, so a member with a channel takes a whole tray. Requests with adminAccess
+take no device. The number of GPUs is read from the text of the pods alone (container limits of
+`nvidia.com/gpu`, and claims by the class `gpu.nvidia.com`), so that it does not change while drivers publish
+more or less. A placed gang whose pods ask for something else is placed again. How many members a tray can
+serve is counted by the allocator (`core.gangs.trays`).
+
 Trays are reserved as a whole, so a gang asks for empty ones. Members that take a tray whole get the GPU
 count of the trays that fit. Helpers, members without devices such as an MPI launcher, sit beside the
 first member that has devices, or on another tray of the gang that their own rules allow.
@@ -15,19 +23,17 @@ reserved trays. A gang that asks for more is refused with the largest number tha
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.demand import GpuDemand, claim_specs, group_claims, group_demand, whole_tray_gpus
-from rackloom.core.gangs.members import GangMember
-from rackloom.core.gangs.record import GangRecord, record_plan, withdraw_plan
+from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim, ResourceClaimSpec
+from rackloom.core.domains import names
 from rackloom.core.gangs.slots import assign_slots, delete_member, remaining_spec, unschedulable_members
-from rackloom.core.gangs.snapshot import GangSnapshot
-from rackloom.core.gangs.spec import GangSettings, GangSpec
-from rackloom.core.gangs.terms import group_terms, pod_terms
+from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSnapshot, record_plan, withdraw_plan
+from rackloom.core.gangs.spec import SPARES_ANNOTATION, GangMember, GangSettings, GangSpec
+from rackloom.core.gangs.terms import SPLIT_GROUP_FIX, group_terms, pod_terms
 from rackloom.core.gangs.trays import (
     MemberClaims,
     TrayCountCache,
@@ -35,7 +41,7 @@ from rackloom.core.gangs.trays import (
     site_with_rooms,
     spares_elsewhere,
 )
-from rackloom.core.kubernetes.objects import ObjectWrite
+from rackloom.core.kubernetes.objects import Object, ObjectWrite
 from rackloom.core.place.gang_planner import plan_gang
 from rackloom.core.place.job_moves import replace_member
 from rackloom.core.place.placement_values import (
@@ -48,6 +54,323 @@ from rackloom.core.place.placement_values import (
     PlacementTray,
 )
 from rackloom.errors import Refused
+
+# Device claims of members.
+
+
+_CHANNELS = (names.CHANNEL_CLASS, names.ISOLATED_CHANNEL_CLASS)
+_READ_FIX = "use the fields of resource.k8s.io/v1 that this version of rackloom knows"
+ClaimSpecs = Mapping[tuple[str, str], Object]
+"""Claims by (`claim`, name) and claim templates by (`claim template`, name)."""
+
+
+def claim_specs(cluster: ClusterLists, namespace: str) -> ClaimSpecs:
+    """All claims and claim templates that a pod of the namespace can name."""
+    return {
+        (kind, obj["metadata"]["name"]): obj
+        for kind, objects in (("claim", cluster.claims), ("claim template", cluster.templates))
+        for obj in objects
+        if obj["metadata"].get("namespace") == namespace
+    }
+
+
+def _claim_spec(specs: ClaimSpecs, kind: str, name: str) -> Object:
+    if (kind, name) not in specs:
+        raise Refused(f"{kind} {name} does not exist", nearest_fix="create it")
+    spec: Object = specs[kind, name]["spec"]
+    return spec if kind == "claim" else spec["spec"]
+
+
+class GroupClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """What each member of a group claims."""
+
+    kind: str
+    """The names of the templates and claims, which identify it in the placement request."""
+    claims: MemberClaims
+
+
+def group_claims(group: Iterable[GangMember], specs: ClaimSpecs) -> GroupClaims | None:
+    """What the members of a group claim; None where they claim nothing, so that any tray serves them.
+
+    Raises Refused where they differ, where two name one claim, or for a claim that cannot be read.
+    """
+    members = tuple(group)
+    _check_not_shared(members, specs)
+    claims = [claimed for member in members if (claimed := _member_claims(member, specs)) is not None]
+    if not claims:
+        return None
+    first = claims[0]
+    for claimed in claims:
+        if _specs_of(claimed) != _specs_of(first):
+            reason = f"members of one group claim {first.kind} and {claimed.kind}"
+            raise Refused(reason, nearest_fix=SPLIT_GROUP_FIX)
+    return first
+
+
+def _check_not_shared(members: tuple[GangMember, ...], specs: ClaimSpecs) -> None:
+    """The devices of a claim are on one node, so all pods that share it would have to go there."""
+    named: set[str] = set()
+    for member in members:
+        for name in member.pod.named_claims:
+            if name in named and claims_devices(_claim_spec(specs, "claim", name)):
+                fix = "use resourceClaimTemplateName, which makes a claim for each pod"
+                raise Refused(f"claim {name} is named by several members", nearest_fix=fix)
+            named.add(name)
+
+
+def _member_claims(member: GangMember, specs: ClaimSpecs) -> GroupClaims | None:
+    named = {name: _claim_spec(specs, "claim template", name) for name in member.pod.templates}
+    named |= {f"claim {name}": _claim_spec(specs, "claim", name) for name in member.pod.named_claims}
+    claims = {name: _read_claim(name, spec) for name, spec in named.items() if claims_devices(spec)}
+    return GroupClaims(kind="+".join(claims), claims=tuple(claims.values())) if claims else None
+
+
+def claims_devices(spec: Object) -> bool:
+    """Channels count with the tray, and requests with adminAccess take no device."""
+    requests = (spec.get("devices") or {}).get("requests") or ()
+    return any(request_takes_device(requested_device(request)) for request in requests)
+
+
+def request_takes_device(requested: Object) -> bool:
+    """Whether a request takes a device; `requested` comes from `requested_device`."""
+    return requested.get("deviceClassName") not in _CHANNELS and not requested.get("adminAccess")
+
+
+def requested_device(request: Object) -> Object:
+    """What a request asks for; of several alternatives, the first."""
+    alternatives: Sequence[Object] = request.get("firstAvailable") or ({},)
+    requested: Object = request.get("exactly") or alternatives[0]
+    return requested
+
+
+def _read_claim(name: str, spec: Object) -> ResourceClaim:
+    try:
+        claim_spec = msgspec.convert(spec, ResourceClaimSpec)
+    except msgspec.ValidationError as error:
+        raise Refused(f"what {name} claims cannot be read: {error}", nearest_fix=_READ_FIX) from error
+    return ResourceClaim(metadata=ObjectMeta(name=name), spec=claim_spec)
+
+
+def _specs_of(claimed: GroupClaims) -> list[ResourceClaimSpec]:
+    return [claim.spec for claim in claimed.claims]
+
+
+# GPUs of members, and the size of a tray that a member takes whole.
+
+
+class GpuDemand(msgspec.Struct, frozen=True):
+    """The demand of a pod, or of one claim."""
+
+    gpus: int = 0
+    whole: bool = False
+    """A dedicated tray: all of its GPUs, or its IMEX channel, of which a node has one (`channel-0`)."""
+
+    def __add__(self, other: "GpuDemand") -> "GpuDemand":
+        return GpuDemand(self.gpus + other.gpus, self.whole or other.whole)
+
+
+def claim_demand(spec: Object) -> GpuDemand:
+    """What the spec of a ResourceClaim asks for by the class `gpu.nvidia.com`, and by that of channels."""
+    requests = (spec.get("devices") or {}).get("requests") or ()
+    return sum((_request_demand(request) for request in requests), GpuDemand())
+
+
+def member_demand(member: GangMember, specs: ClaimSpecs) -> GpuDemand:
+    """What a pod asks for. Raises Refused for a claim or a template that does not exist.
+
+    Channels that it shares with other pods (in channel mode) do not count.
+    """
+    if member.class_resources:
+        fix = "name a ResourceClaimTemplate in spec.resourceClaims instead"
+        reason = f"pod {member.name} asks for {member.class_resources[0]}, which is not counted for gangs"
+        raise Refused(reason, nearest_fix=fix)
+    templates = (_claim_spec(specs, "claim template", name) for name in member.pod.templates)
+    claims = (_claim_spec(specs, "claim", name) for name in member.pod.named_claims)
+    claimed = (*templates, *(claim for claim in claims if claims_devices(claim)))
+    return sum(map(claim_demand, claimed), GpuDemand(member.gpus))
+
+
+def group_demand(members: Iterable[GangMember], specs: ClaimSpecs) -> GpuDemand:
+    """What each member of a group asks for: the largest demand of any. Raises Refused."""
+    demands = [member_demand(member, specs) for member in members]
+    return GpuDemand(
+        max((demand.gpus for demand in demands), default=0), any(demand.whole for demand in demands)
+    )
+
+
+def whole_tray_gpus(
+    trays: Sequence[PlacementTray], members: int, gpus: int, taken: Collection[str] = ()
+) -> int:
+    """GPUs of the tray that a member takes whole: `members` share a clique, and each counts `gpus`.
+
+    The result is the GPU count of the largest trays of one clique, as many as there are members. The clique
+    is chosen in this order: its trays have at least `gpus`; it has enough trays; they are of equal size;
+    they are small. A larger tray elsewhere therefore never keeps a gang from a clique where it fits. Trays
+    `taken` by others are left out where enough remain. Nodes without a clique (no NVLink fabric) have no
+    channels, and count only where no open tray has a clique.
+    """
+    opened = [tray for tray in trays if tray.shut is None]
+    candidates = [tray for tray in opened if tray.clique is not None] or opened or trays
+    free = _best_clique([tray for tray in candidates if tray.name not in taken], members, gpus)
+    is_enough = len(free) == members and free[-1] >= gpus
+    return min(free if is_enough else _best_clique(candidates, members, gpus), default=0)
+
+
+def _best_clique(trays: Iterable[PlacementTray], members: int, gpus: int) -> list[int]:
+    """The GPU counts of the largest trays of the best clique, as many as there are members, largest first."""
+    sizes_by_clique: dict[str, list[int]] = {}
+    for tray in trays:
+        sizes_by_clique.setdefault(tray.clique or tray.name, []).append(tray.gpus)
+    largest = (sorted(sizes, reverse=True)[:members] for sizes in sizes_by_clique.values())
+    # In order: enough GPUs, enough trays, equal trays, small trays.
+    return min(
+        largest,
+        key=lambda sizes: (sizes[-1] < gpus, -len(sizes), sizes[0] != sizes[-1], sizes[-1]),
+        default=[],
+    )
+
+
+def _request_demand(request: Object) -> GpuDemand:
+    requested = requested_device(request)
+    if requested.get("deviceClassName") == names.CHANNEL_CLASS:
+        return GpuDemand(whole=True)
+    if requested.get("deviceClassName") != names.GPU_DRIVER or not request_takes_device(requested):
+        return GpuDemand()
+    return (
+        GpuDemand(whole=True)
+        if requested.get("allocationMode") == "All"
+        else GpuDemand(int(requested.get("count", 1)))
+    )
+
+
+# From the pods of a gang to the request.
+
+
+class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A gang as the placement search takes it."""
+
+    gang: Gang
+    kinds: Mapping[str, MemberClaims]
+    """What each member claims, by `GangGroup.devices`."""
+    whole: Mapping[str, int]
+    """Groups whose members take a tray each, and the GPUs that each member counts."""
+    site: PlacementSite
+    """The site as the members can use it, still without room for claims."""
+
+
+def placement_request(snapshot: GangSnapshot) -> PlacementRequest:
+    """The request of a gang, from its pods. Its trays are reserved whole (`exclusive`). Raises Refused."""
+    declared = remaining_spec(snapshot)
+    specs = claim_specs(snapshot.cluster, snapshot.key.namespace)
+    members = {name: _group_members(snapshot, name) for name, _ in declared.sizes}
+    terms = group_terms(members)
+    demands = {name: group_demand(group, specs) for name, group in members.items()}
+    site = site_for_members(snapshot, terms.values())
+    open_site = _without_closed_trays(site, [terms[name] for name, demand in demands.items() if demand.whole])
+    # A member with an IMEX channel takes a tray whole, so it counts all GPUs of the trays that fit.
+    whole_gpus = _whole_tray_gpus(snapshot, declared, demands, open_site)
+    groups, kinds = [], {}
+    for name, size in declared.sizes:
+        claimed, demand = group_claims(members[name], specs), demands[name]
+        if claimed is not None:
+            kinds[claimed.kind] = claimed.claims
+        gpus = max(demand.gpus, whole_gpus) if demand.whole else demand.gpus
+        devices = None if claimed is None else claimed.kind
+        groups.append(GangGroup(name=name, members=size, gpus=gpus, devices=devices, terms=terms[name]))
+    gang = Gang(
+        name=snapshot.key.full_name,
+        groups=tuple(groups),
+        priority=max((member.priority for member in snapshot.living), default=0),
+        segment=declared.segment,
+        spares=declared.spares,
+        exclusive=True,
+    )
+    whole = {name: demand.gpus for name, demand in demands.items() if demand.whole}
+    return PlacementRequest(gang=gang, kinds=kinds, whole=whole, site=site)
+
+
+def site_for_request(request: PlacementRequest, site: PlacementSite) -> PlacementSite:
+    """The site with tray sizes capped, so that no second member fits on a tray that one takes whole."""
+    most = max((group.gpus for group in request.gang.groups if group.name in request.whole), default=None)
+    if most is None:
+        return site
+    return site.with_trays(lambda tray: replace(tray, gpus=min(tray.gpus, most)))
+
+
+def is_still_requested(request: PlacementRequest, recorded: Gang, plan: GangPlan) -> bool:
+    """Whether a gang still asks for what it was placed with: its pods may have been recreated.
+
+    The GPU count of a whole tray may differ by now, since other trays are there; the recorded one stands.
+    """
+    recorded_gpus = {group.name: group.gpus for group in recorded.groups}
+
+    def as_recorded(group: GangGroup) -> GangGroup:
+        gpus = recorded_gpus.get(group.name, 0)
+        is_enough = group.name in request.whole and gpus >= max(request.whole[group.name], 1)
+        return replace(group, gpus=gpus) if is_enough else group
+
+    groups = tuple(map(as_recorded, request.gang.groups))
+    per_tray = Counter(slot.tray for slot in plan.seats if slot.group in request.whole)
+    is_same = replace(request.gang, groups=groups) == replace(recorded, priority=request.gang.priority)
+    return is_same and all(members == 1 for members in per_tray.values())
+
+
+def _whole_tray_gpus(
+    snapshot: GangSnapshot, declared: GangSpec, demands: Mapping[str, GpuDemand], site: PlacementSite
+) -> int:
+    """GPUs of a tray that a member takes whole; 0 where no member does."""
+    taken = {hold.tray for hold in site.holds if hold.owner != snapshot.key.full_name}
+    members = sum(size for name, size in declared.sizes if demands[name].whole)
+    together = members if declared.segment is None else min(declared.segment, members)
+    gpus = max((demand.gpus for demand in demands.values()), default=0)
+    return whole_tray_gpus(site.trays, together, gpus, taken) if together else 0
+
+
+def _without_closed_trays(site: PlacementSite, terms: Iterable[PlacementTerms | None]) -> PlacementSite:
+    """The site with the trays shut that are closed to members with one of the terms."""
+    wheres = {term.where for term in terms if term is not None}
+    return site.with_trays(
+        lambda tray: replace(tray, shut=tray.shut or "closed") if wheres & tray.closed.keys() else tray
+    )
+
+
+def claims_by_kind(snapshot: GangSnapshot, gang: Gang) -> dict[str, MemberClaims]:
+    """What each member of a placed gang claims, by the kinds of its record. Raises Refused."""
+    specs = claim_specs(snapshot.cluster, snapshot.key.namespace)
+    kinds = {}
+    for group in gang.groups:
+        if group.devices is not None:
+            claimed = group_claims(_group_members(snapshot, group.name), specs)
+            if claimed is not None:
+                kinds[group.devices] = claimed.claims
+    return kinds
+
+
+def plan_within_spare_limit(room: int, gang: Gang, plan: Callable[[Gang], GangPlan]) -> GangPlan:
+    """The plan of a gang that keeps at most `room` spare trays; `plan` searches. Raises Refused.
+
+    What a pod requests counts against a ResourceQuota, but a spare tray has no pod. A gang is refused rather
+    than planned with fewer spares than it declares; the refusal names the largest number that fits. The
+    search takes longer with more spares, so it never runs for more of them than the limit allows: spares are
+    per clique, and a plan in one clique already needs them all.
+    """
+    found = plan(gang) if gang.spares <= room else None
+    # Spares are per clique, so a plan over several cliques may hold more than the gang declares.
+    if found is not None and len(found.spares) <= room:
+        return found
+    kept = f"{gang.spares} spare trays or more" if found is None else f"{len(found.spares)} spare trays"
+    fewer = (replace(gang, spares=number) for number in range(min(gang.spares - 1, room), -1, -1))
+    fits = next(smaller.spares for smaller in fewer if len(plan(smaller).spares) <= room)
+    raise Refused(
+        f"the gang would keep {kept}, and its namespace may keep {room} more",
+        nearest_fix=f"set annotation {SPARES_ANNOTATION} to {fits}",
+    )
+
+
+def _group_members(snapshot: GangSnapshot, name: str) -> tuple[GangMember, ...]:
+    members = (member for member in snapshot.living if member.group == name)
+    return tuple(sorted(members, key=lambda member: member.rank))
+
 
 # Slots for members without devices.
 
@@ -113,138 +436,7 @@ def _closed_trays(site: PlacementSite, terms: PlacementTerms) -> dict[str, str]:
 def _open_to_helpers(site: PlacementSite, gang: Gang) -> PlacementSite:
     terms = [group.terms for group in gang.groups if group.is_helper and group.terms is not None]
     closed = {name: why for term in terms for name, why in _closed_trays(site, term).items()}
-    return PlacementSite(tuple(replace(tray, shut=closed.get(tray.name)) for tray in site.trays), site.holds)
-
-
-# From the pods of a gang to the request.
-
-
-class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A gang as the placement search takes it."""
-
-    gang: Gang
-    kinds: Mapping[str, MemberClaims]
-    """What each member claims, by `GangGroup.devices`."""
-    whole: Mapping[str, int]
-    """Groups whose members take a tray each, and the GPUs that each member counts."""
-    site: PlacementSite
-    """The site as the members can use it, still without room for claims."""
-
-
-def placement_request(snapshot: GangSnapshot) -> PlacementRequest:
-    """The request of a gang, from its pods. Its trays are reserved whole (`exclusive`). Raises Refused."""
-    declared = remaining_spec(snapshot)
-    specs = claim_specs(snapshot.cluster, snapshot.key.namespace)
-    members = {name: _group_members(snapshot, name) for name, _ in declared.sizes}
-    terms = group_terms(members)
-    demands = {name: group_demand(group, specs) for name, group in members.items()}
-    site = site_for_members(snapshot, terms.values())
-    open_site = _without_closed_trays(site, [terms[name] for name, demand in demands.items() if demand.whole])
-    # A member with an IMEX channel takes a tray whole, so it counts all GPUs of the trays that fit.
-    whole_gpus = _whole_tray_gpus(snapshot, declared, demands, open_site)
-    groups, kinds = [], {}
-    for name, size in declared.sizes:
-        claimed, demand = group_claims(members[name], specs), demands[name]
-        if claimed is not None:
-            kinds[claimed.kind] = claimed.claims
-        gpus = max(demand.gpus, whole_gpus) if demand.whole else demand.gpus
-        devices = None if claimed is None else claimed.kind
-        groups.append(GangGroup(name=name, members=size, gpus=gpus, devices=devices, terms=terms[name]))
-    gang = Gang(
-        name=snapshot.key.full_name,
-        groups=tuple(groups),
-        priority=max((member.priority for member in snapshot.living), default=0),
-        segment=declared.segment,
-        spares=declared.spares,
-        exclusive=True,
-    )
-    whole = {name: demand.gpus for name, demand in demands.items() if demand.whole}
-    return PlacementRequest(gang=gang, kinds=kinds, whole=whole, site=site)
-
-
-def site_for_request(request: PlacementRequest, site: PlacementSite) -> PlacementSite:
-    """The site with tray sizes capped, so that no second member fits on a tray that one takes whole."""
-    most = max((group.gpus for group in request.gang.groups if group.name in request.whole), default=None)
-    if most is None:
-        return site
-    return PlacementSite(tuple(replace(tray, gpus=min(tray.gpus, most)) for tray in site.trays), site.holds)
-
-
-def is_still_requested(request: PlacementRequest, recorded: Gang, plan: GangPlan) -> bool:
-    """Whether a gang still asks for what it was placed with: its pods may have been recreated.
-
-    The GPU count of a whole tray may differ by now, since other trays are there; the recorded one stands.
-    """
-    recorded_gpus = {group.name: group.gpus for group in recorded.groups}
-
-    def as_recorded(group: GangGroup) -> GangGroup:
-        gpus = recorded_gpus.get(group.name, 0)
-        is_enough = group.name in request.whole and gpus >= max(request.whole[group.name], 1)
-        return replace(group, gpus=gpus) if is_enough else group
-
-    groups = tuple(map(as_recorded, request.gang.groups))
-    per_tray = Counter(slot.tray for slot in plan.seats if slot.group in request.whole)
-    is_same = replace(request.gang, groups=groups) == replace(recorded, priority=request.gang.priority)
-    return is_same and all(members == 1 for members in per_tray.values())
-
-
-def _whole_tray_gpus(
-    snapshot: GangSnapshot, declared: GangSpec, demands: Mapping[str, GpuDemand], site: PlacementSite
-) -> int:
-    """GPUs of a tray that a member takes whole; 0 where no member does."""
-    taken = {hold.tray for hold in site.holds if hold.owner != snapshot.key.full_name}
-    members = sum(size for name, size in declared.sizes if demands[name].whole)
-    together = members if declared.segment is None else min(declared.segment, members)
-    gpus = max((demand.gpus for demand in demands.values()), default=0)
-    return whole_tray_gpus(site.trays, together, gpus, taken) if together else 0
-
-
-def _without_closed_trays(site: PlacementSite, terms: Iterable[PlacementTerms | None]) -> PlacementSite:
-    """The site with the trays shut that are closed to members with one of the terms."""
-    wheres = {term.where for term in terms if term is not None}
-    trays = (
-        replace(tray, shut=tray.shut or "closed") if wheres & tray.closed.keys() else tray
-        for tray in site.trays
-    )
-    return PlacementSite(tuple(trays), site.holds)
-
-
-def claims_by_kind(snapshot: GangSnapshot, gang: Gang) -> dict[str, MemberClaims]:
-    """What each member of a placed gang claims, by the kinds of its record. Raises Refused."""
-    specs = claim_specs(snapshot.cluster, snapshot.key.namespace)
-    kinds = {}
-    for group in gang.groups:
-        if group.devices is not None:
-            claimed = group_claims(_group_members(snapshot, group.name), specs)
-            if claimed is not None:
-                kinds[group.devices] = claimed.claims
-    return kinds
-
-
-def plan_within_spare_limit(room: int, gang: Gang, plan: Callable[[Gang], GangPlan]) -> GangPlan:
-    """The plan of a gang that keeps at most `room` spare trays; `plan` searches. Raises Refused.
-
-    What a pod requests counts against a ResourceQuota, but a spare tray has no pod. A gang is refused rather
-    than planned with fewer spares than it declares; the refusal names the largest number that fits. The
-    search takes longer with more spares, so it never runs for more of them than the limit allows: spares are
-    per clique, and a plan in one clique already needs them all.
-    """
-    found = plan(gang) if gang.spares <= room else None
-    # Spares are per clique, so a plan over several cliques may hold more than the gang declares.
-    if found is not None and len(found.spares) <= room:
-        return found
-    kept = f"{gang.spares} spare trays or more" if found is None else f"{len(found.spares)} spare trays"
-    fewer = (replace(gang, spares=number) for number in range(min(gang.spares - 1, room), -1, -1))
-    fits = next(smaller.spares for smaller in fewer if len(plan(smaller).spares) <= room)
-    raise Refused(
-        f"the gang would keep {kept}, and its namespace may keep {room} more",
-        nearest_fix=f"set annotation {spec.SPARES_ANNOTATION} to {fits}",
-    )
-
-
-def _group_members(snapshot: GangSnapshot, name: str) -> tuple[GangMember, ...]:
-    members = (member for member in snapshot.living if member.group == name)
-    return tuple(sorted(members, key=lambda member: member.rank))
+    return site.with_trays(lambda tray: replace(tray, shut=closed.get(tray.name)))
 
 
 # From the result to the next writes.

@@ -17,34 +17,22 @@ a competing plan has the better right (it holds all of its trays, or is older), 
 no other is found, or when its pods are gone or were replaced by another job's. A decision that releases
 trays, deletes pods or withdraws a plan sets `needs_fresh_read`; the controller then decides again from
 what the API server has, not from its cache.
+
+A decision carries the conditions of the gang (Placed, Reserved, Bound). Each is True, False or Unknown, with
+a reason and a message that says what would change it. Placed is Unknown while the placement search has not
+answered, and while all pods have ended but their Job still owes some. Bound is Unknown while a tray is not
+ready but not yet considered lost. A condition keeps its transition time while its status stays the same; a
+time in the future, from a clock that was ahead, is replaced. Events are recorded for a problem that is new,
+and for a condition that became True. The status is written only if it differs from the recorded one.
 """
 
+from collections import Counter
 from collections.abc import Iterator
+
+import msgspec
 
 from rackloom.core.domains.compute_domain import Condition
 from rackloom.core.gangs import slots, terms
-from rackloom.core.gangs.conditions import (
-    AWAITING_LAST_PODS,
-    PLACED,
-    RESERVED,
-    GangDecision,
-    bound_condition,
-    decide_with_conditions,
-    gang_condition,
-    shortened,
-    waiting_for_claims,
-    waiting_for_gates,
-    waiting_for_members,
-)
-from rackloom.core.gangs.record import (
-    GangRecord,
-    close_record,
-    create_record,
-    reduce_plan,
-    release_trays,
-    reserve_tray,
-    withdraw_plan,
-)
 from rackloom.core.gangs.slots import (
     assign_slots,
     delete_member,
@@ -55,11 +43,166 @@ from rackloom.core.gangs.slots import (
     remaining_spec,
     unschedulable_members,
 )
-from rackloom.core.gangs.snapshot import GangSnapshot
-from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.kubernetes.objects import ObjectWrite, epoch_seconds
-from rackloom.core.place.placement_values import GangPlan
+from rackloom.core.gangs.snapshot import (
+    AWAITING_LAST_PODS,
+    BOUND,
+    PLACED,
+    RESERVED,
+    GangRecord,
+    GangSnapshot,
+    close_record,
+    create_record,
+    reduce_plan,
+    release_trays,
+    reserve_tray,
+    withdraw_plan,
+)
+from rackloom.core.gangs.spec import GangMember, GangSettings, GangSpec
+from rackloom.core.kubernetes.objects import EventNotice, ObjectWrite, epoch_seconds, metav1_time
+from rackloom.core.place.placement_values import GangPlan, list_names
 from rackloom.errors import Refused
+
+# Conditions.
+
+
+MOST_NAMES = 4
+"""Names in one message; the rest are counted."""
+WARNING_REASONS = ("DoesNotFit", "InvalidGang", "NotHeld", "TrayLost", "CannotBind", "TrayTaken")
+"""Reasons that are reported as warnings."""
+API_REFUSED = "ApiRefused"
+"""Reason of an event: the API server, or a policy, forbids a write."""
+
+
+def gang_condition(type_: str, status: str, reason: str, message: str) -> Condition:
+    """One condition; `decide_with_conditions` adds its transition time."""
+    return Condition(type=type_, status=status, reason=reason, message=message)
+
+
+def waiting_for_members(snapshot: GangSnapshot, declared: GangSpec) -> Condition | None:
+    """That members are still to come; None when all exist."""
+    present = Counter(member.group for member in snapshot.gated)
+    missing = [f"{name} {present[name]} of {size}" for name, size in declared.sizes if present[name] < size]
+    if not missing:
+        return None
+    message = f"pods that are there: {', '.join(missing)}"
+    if snapshot.is_answered:
+        message += "; their owners do not say that fewer are to come"
+        if ended := [member.name for member in snapshot.members if member.ended and not member.is_done]:
+            message += f"; {list_names(ended, MOST_NAMES)} ended, and may be made anew"
+    return gang_condition(PLACED, "False", "WaitingForMembers", message)
+
+
+def waiting_for_others(snapshot: GangSnapshot) -> Condition | None:
+    """That claim templates are still to come, or that another controller (a queue) still holds pods.
+
+    A pod's demand is unknown without its templates, and no trays are reserved for pods that a queue holds.
+    """
+    waiting = (member.pod for member in snapshot.living if member.pod.gate_index is not None)
+    templates = {name for pod in waiting for name in pod.templates}
+    gates = {name for member in snapshot.living for name in member.foreign_gates}
+    for names, reason, what in (
+        (templates, "WaitingForClaimTemplates", "claim templates"),
+        (gates, "WaitingForGates", "scheduling gates of others"),
+    ):
+        if names:
+            return gang_condition(PLACED, "False", reason, f"{what}: {list_names(sorted(names), MOST_NAMES)}")
+    return None
+
+
+def bound_condition(
+    snapshot: GangSnapshot, seated: tuple[GangMember, ...], slots: int, lost_after: float
+) -> Condition:
+    """Whether every slot has a pod on its tray."""
+    if lost := snapshot.lost(lost_after):
+        why = snapshot.refusal or "its members are being replaced"
+        since = f"gone or not ready for {lost_after:.0f} s"
+        return gang_condition(BOUND, "False", "TrayLost", f"{list_names(lost, MOST_NAMES)} {since}: {why}")
+    nodes = [member.node for member in seated if member.node is not None]
+    if len(nodes) < slots:
+        progress = f"{len(nodes)} of {slots} members are on their trays"
+        if snapshot.refusal:
+            return gang_condition(BOUND, "False", "CannotBind", f"{progress}; {snapshot.refusal}")
+        for member in seated:
+            if member.node is None and member.unbound_message:
+                progress += f"; {member.name}: {member.unbound_message}"
+                break
+        return gang_condition(BOUND, "False", "Binding", progress)
+    if silent := [node for node in nodes if snapshot.is_lost(node, 0.0)]:
+        return gang_condition(BOUND, "Unknown", "TrayNotReady", f"{list_names(silent, MOST_NAMES)} not ready")
+    message = f"{slots} members are on their trays"
+    # Pods without a slot: the job was enlarged or recreated after the gang was placed.
+    if surplus := [member.name for member in snapshot.gated]:
+        why = "for which the gang has no seat: it is placed anew when all of its other pods have ended"
+        message += f"; beside them {list_names(surplus, MOST_NAMES)}, {why}"
+    return gang_condition(BOUND, "True", "AllBound", message)
+
+
+def _with_transition_time(snapshot: GangSnapshot, condition: Condition) -> Condition:
+    before = None if snapshot.record is None else snapshot.record.condition(condition.type)
+    now, since = metav1_time(snapshot.now), "" if before is None else before.last_transition_time
+    # A clock that was ahead wrote a time in the future. Waits start from these times, so it is replaced.
+    is_same = before is not None and before.status == condition.status and since <= now
+    return msgspec.structs.replace(condition, last_transition_time=since if is_same else now)
+
+
+def _condition_events(snapshot: GangSnapshot, conditions: tuple[Condition, ...]) -> Iterator[EventNotice]:
+    """Events for a problem that is new, and for a condition that became True."""
+    for condition in conditions:
+        before = None if snapshot.record is None else snapshot.record.condition(condition.type)
+        # A pod that comes for a kept slot does not place the gang again.
+        was_true = before is not None and (
+            before.status == "True" or (before.status, before.reason) == AWAITING_LAST_PODS
+        )
+        is_new = before is None or (before.reason, before.message) != (condition.reason, condition.message)
+        is_warning = is_new and condition.reason in WARNING_REASONS
+        if is_warning or (condition.status == "True" and not was_true):
+            yield EventNotice(is_warning, condition.reason, condition.message)
+
+
+# What to do about one gang, in order, and what to report afterwards.
+
+
+class GangDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do about one gang, in order, and what to report afterwards."""
+
+    actions: tuple[ObjectWrite, ...] = ()
+    conditions: tuple[Condition, ...] | None = None
+    """None where the recorded ones hold."""
+    notices: tuple[EventNotice, ...] = ()
+    needs_placement: bool = False
+    recheck_after: float | None = None
+    """Seconds after which the passage of time alone may change the decision."""
+    needs_fresh_read: bool = False
+    """It releases trays, deletes pods or withdraws the plan, or depends on what the owners say.
+
+    It is valid only if it is decided from fresh reads: a stale cache may miss pods that are ungated by now.
+    """
+
+
+def decide_with_conditions(
+    snapshot: GangSnapshot,
+    conditions: tuple[Condition, ...],
+    actions: tuple[ObjectWrite, ...],
+    *,
+    needs_placement: bool = False,
+    recheck_after: float | None = None,
+    needs_fresh_read: bool = False,
+) -> GangDecision:
+    """A decision that reports these conditions if they differ from the recorded ones."""
+    present = {condition.type for condition in conditions}
+    # A gang without a plan has nothing reserved and no pod bound.
+    rest = (gang_condition(t, "False", "NotPlaced", "") for t in (RESERVED, BOUND) if t not in present)
+    dated = tuple(_with_transition_time(snapshot, condition) for condition in (*conditions, *rest))
+    is_recorded = snapshot.record is not None and snapshot.record.conditions == dated
+    return GangDecision(
+        actions=actions,
+        conditions=None if is_recorded else dated,
+        notices=() if is_recorded else tuple(_condition_events(snapshot, dated)),
+        needs_placement=needs_placement,
+        recheck_after=recheck_after,
+        needs_fresh_read=needs_fresh_read,
+    )
+
 
 # A gang with a recorded plan: phases 3 to 6.
 
@@ -89,7 +232,7 @@ class PlannedGang:
         snapshot, settings = self.snapshot, self.settings
         if not self.has_begun and self._is_obsolete():
             return GangDecision(actions=(withdraw_plan(self.record),), needs_fresh_read=True)
-        # Only what the owners said in this very pass proves that trays are no longer needed.
+        # Only what the owners reported in this pass proves that trays are no longer needed.
         reduced = None if snapshot.owners is None else slots.without_unused_trays(snapshot, self.record)
         if reduced is not None:
             return GangDecision(actions=(reduce_plan(self.record, reduced),), needs_fresh_read=True)
@@ -232,10 +375,10 @@ class PlannedGang:
 
     def _reserved_condition(self) -> Condition:
         if contested := [name for name in self.unreserved if self._holders(name)]:
-            taken = f"{shortened(contested)} reserved for another gang"
+            taken = f"{list_names(contested, MOST_NAMES)} reserved for another gang"
             return gang_condition(RESERVED, "False", "TrayTaken", taken)
         if self.unreserved:
-            missing = f"{shortened(self.unreserved)} still to be reserved"
+            missing = f"{list_names(self.unreserved, MOST_NAMES)} still to be reserved"
             return gang_condition(RESERVED, "False", "Reserving", missing)
         return gang_condition(RESERVED, "True", "Reserved", f"{len(self.record.reserved)} trays are reserved")
 
@@ -318,11 +461,9 @@ def _why_not_planned(snapshot: GangSnapshot, settings: GangSettings) -> Conditio
         declared = remaining_spec(snapshot)
         if loose := [member.name for member in (*snapshot.unmanaged, *snapshot.ungated)]:
             fix = "delete all pods of the gang, and have them made anew"
-            why = f"{shortened(loose)} were not held until the gang was placed: {fix}"
+            why = f"{list_names(loose, MOST_NAMES)} were not held until the gang was placed: {fix}"
             return gang_condition(PLACED, "False", "NotHeld", why)
         terms.check_terms(snapshot.living, settings.clique_label, is_together=declared.segment is None)
     except Refused as refused:
         return gang_condition(PLACED, "False", "InvalidGang", str(refused))
-    return (
-        waiting_for_members(snapshot, declared) or waiting_for_claims(snapshot) or waiting_for_gates(snapshot)
-    )
+    return waiting_for_members(snapshot, declared) or waiting_for_others(snapshot)

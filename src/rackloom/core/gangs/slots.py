@@ -29,34 +29,36 @@ owners are read again at growing intervals while the use of the trays is unchang
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.conditions import AWAITING_LAST_PODS, PLACED
-from rackloom.core.gangs.members import (
+from rackloom.core.gangs.snapshot import AWAITING_LAST_PODS, PLACED, GangRecord, GangSnapshot
+from rackloom.core.gangs.spec import (
+    GANG_GATE,
+    GANG_TAINT,
     LONGEST_JOB_BACKOFF,
     MPI_JOB,
+    RELEASED_ANNOTATION,
+    TRAY_ANNOTATION,
     FinishedMPIJob,
     GangMember,
+    GangSettings,
+    GangSpec,
     OwnerJob,
     is_owner_of_kind,
 )
-from rackloom.core.gangs.record import GangRecord
-from rackloom.core.gangs.snapshot import GangSnapshot
-from rackloom.core.gangs.spec import GangSettings, GangSpec
 from rackloom.core.kubernetes.objects import (
     POD,
     DeleteObject,
     PatchObject,
     PatchOperation,
+    add_entries,
     add_operation,
     epoch_seconds,
     metav1_time,
 )
-from rackloom.core.kubernetes.pods import REQUIRED, OwnerReference, PodSpec
+from rackloom.core.kubernetes.pods import OwnerReference, narrow_nodes
 from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment
 from rackloom.errors import Refused
 
@@ -95,20 +97,23 @@ def remaining_spec(snapshot: GangSnapshot) -> GangSpec:
 
 def has_fewer_to_come(snapshot: GangSnapshot) -> bool:
     """Whether their Jobs create fewer pods than the gang had at first."""
-    try:
-        return remaining_spec(snapshot) != snapshot.declared_spec()
-    except Refused:
-        return False
+    declared = _usable_spec(snapshot)
+    return declared is not None and remaining_spec(snapshot) != declared
 
 
 def lacks_members(snapshot: GangSnapshot) -> bool:
     """Whether pods are missing of the whole gang."""
-    try:
-        sizes = snapshot.declared_spec().sizes
-    except Refused:
-        return False
+    declared = _usable_spec(snapshot)
     present = Counter(member.group for member in snapshot.living if not member.is_being_deleted)
-    return any(present[name] < size for name, size in sizes)
+    return declared is not None and any(present[name] < size for name, size in declared.sizes)
+
+
+def _usable_spec(snapshot: GangSnapshot) -> GangSpec | None:
+    """What the living pods declare; None where no pod lives, or where they declare nothing usable."""
+    try:
+        return snapshot.declared_spec() if snapshot.living else None
+    except Refused:
+        return None
 
 
 def do_owners_matter(snapshot: GangSnapshot) -> bool:
@@ -160,7 +165,7 @@ def _of_latest_run(jobs: tuple[_JobProgress, ...]) -> tuple[_JobProgress, ...]:
     )
 
 
-# Members that ended for good, and trays that can be given back.
+# Members that ended for good, and trays that can be released.
 
 
 _RELEASED_PREFIX = re.compile(r"trays given back: (\d+); ")
@@ -439,10 +444,16 @@ def pin_and_ungate(member: GangMember, tray: str, uid: str, now: float) -> Patch
     gate = f"/spec/schedulingGates/{member.gate}"
     operations: tuple[PatchOperation, ...] = (
         {"op": "test", "path": "/metadata/uid", "value": member.uid},
-        {"op": "test", "path": gate, "value": {"name": spec.GANG_GATE}},
-        *_annotate(member, {spec.TRAY_ANNOTATION: tray, spec.RELEASED_ANNOTATION: metav1_time(now)}),
+        {"op": "test", "path": gate, "value": {"name": GANG_GATE}},
+        *add_entries(
+            "/metadata/annotations",
+            member.annotations,
+            {TRAY_ANNOTATION: tray, RELEASED_ANNOTATION: metav1_time(now)},
+        ),
         _add_toleration(member, uid),
-        *_add_node_pin(member.pod.spec, tray),
+        *narrow_nodes(
+            member.pod.spec, "matchFields", {"key": "metadata.name", "operator": "In", "values": [tray]}
+        ),
         {"op": "remove", "path": gate},
     )
     return PatchObject(kind=POD, namespace=member.namespace, name=member.name, patch=operations)
@@ -456,39 +467,8 @@ def delete_member(member: GangMember, *, at_once: bool = False) -> DeleteObject:
     )
 
 
-def _annotate(member: GangMember, annotations: dict[str, str]) -> Iterator[PatchOperation]:
-    if not member.annotations:
-        yield add_operation("/metadata/annotations", annotations)
-        return
-    for key, value in annotations.items():
-        yield add_operation(f"/metadata/annotations/{key.replace('~', '~0').replace('/', '~1')}", value)
-
-
 def _add_toleration(member: GangMember, uid: str) -> PatchOperation:
-    toleration = {"key": spec.GANG_TAINT, "operator": "Equal", "value": uid, "effect": "NoSchedule"}
+    toleration = {"key": GANG_TAINT, "operator": "Equal", "value": uid, "effect": "NoSchedule"}
     if member.tolerations is None:
         return add_operation("/spec/tolerations", [toleration])
     return add_operation("/spec/tolerations/-", toleration)
-
-
-def _add_node_pin(spec: PodSpec, tray: str) -> Iterator[PatchOperation]:
-    pin = {"key": "metadata.name", "operator": "In", "values": [tray]}
-    rule = {"nodeSelectorTerms": [{"matchFields": [pin]}]}
-    if spec.affinity is None:
-        yield add_operation("/spec/affinity", {"nodeAffinity": {REQUIRED: rule}})
-        return
-    nodes = spec.affinity.node_affinity
-    if nodes is None:
-        yield add_operation("/spec/affinity/nodeAffinity", {REQUIRED: rule})
-        return
-    path = f"/spec/affinity/nodeAffinity/{REQUIRED}"
-    terms = (nodes.required.node_selector_terms if nodes.required else None) or ()
-    if not terms:
-        yield add_operation(path, rule)
-    for number, term in enumerate(terms):
-        # Terms are alternatives, so the pin must be in each of them, or the pod could go elsewhere.
-        if term.match_fields is not None:
-            yield add_operation(f"{path}/nodeSelectorTerms/{number}/matchFields/-", pin)
-        elif not term.is_empty:
-            # An empty term selects no node, and must stay empty.
-            yield add_operation(f"{path}/nodeSelectorTerms/{number}/matchFields", [pin])

@@ -1,22 +1,45 @@
-"""What the pods of a gang declare (sizes, segments, spares), and what the operator sets.
+"""A gang as its pods declare it: what they ask for, the pods as values, and the workloads that own them.
 
 A pod belongs to a gang by the label `rackloom.dev/gang`; the annotation `rackloom.dev/gang-size` says
-for how many pods to wait: `18`, or `launcher=1,worker=18` for several groups. All pods of a gang must
-declare the same. A segment is a number of members that share one NVLink clique; without it the whole
-gang shares one.
+for how many pods to wait: `18`, or `launcher=1,worker=18` for several groups (`GangSpec`). All pods of a
+gang must declare the same. A segment is a number of members that share one NVLink clique; without it the
+whole gang shares one. Reserved spare trays count towards no ResourceQuota, because no pod runs on them. A
+small gang may therefore keep only a few, and a larger one at most as many as it has members. What cannot be
+read is refused with an example of what to write. `GangSettings` is what the operator sets.
 
-Reserved spare trays count towards no ResourceQuota, because no pod runs on them. A small gang may
-therefore keep only a few, and a larger one at most as many as it has members. What cannot be read is
-refused with an example of what to write.
+A `GangMember` is one pod: its gates, the tray for which it was ungated, whether it ended, and its rank
+within its group (the completion or replica index that its controller wrote).
+
+The owner decides whether more pods come. A Job replaces pods that failed or were deleted until
+`completions` pods have succeeded; an Indexed Job does so for each index. Its status gives completed and
+failed indexes as ranges, which stay ranges here: a Job of two thousand million completions says in a
+few letters that they are over. JobSet may recreate a Job of its set as a whole, so such a failure
+is not final. An MPIJob makes no pod once it has a terminal condition and a completion time. Status that
+cannot be read proves nothing.
+
+Sources: Kubernetes documentation, "Jobs"; kube-controller-manager, `MaxJobPodFailureBackOff`;
+mpi-operator, `syncHandler` and `SetDefaults_MPIJob`.
 """
 
 import re
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 
 import msgspec
 
 from rackloom.core.domains import names
-from rackloom.core.kubernetes.pods import GANG_LABEL
+from rackloom.core.kubernetes.objects import (
+    JOB,
+    Object,
+    ResourceKind,
+    epoch_seconds,
+    has_condition,
+    has_pod_ended,
+)
+from rackloom.core.kubernetes.pods import GANG_LABEL, TEMPLATE_GATE, OwnerReference, PodObject, decode_object
+from rackloom.core.place.pod_constraints import parse_count
 from rackloom.errors import Refused
 
 # Names on pods, nodes and GangPlans. They are part of the public interface.
@@ -158,3 +181,341 @@ def checked_gang_settings(settings: GangSettings) -> GangSettings:
     if not settings.clique_label:
         raise Refused("clique_label is empty", nearest_fix=f"use {names.GPU_CLIQUE_LABEL}")
     return settings
+
+
+# The pods.
+
+
+GPU_RESOURCE = "nvidia.com/gpu"
+_CLASS_RESOURCES = "deviceclass.resource.kubernetes.io/"
+"""Before the name of a device class: kube-scheduler makes a claim for it, once it has chosen a node."""
+
+
+class GangMember(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod of a gang."""
+
+    pod: PodObject
+    obj: Object
+    """The stored pod: scheduling rules are read from it where it is placed."""
+    namespace: str
+    tolerations: int | None
+    """How many it has; None where the field is missing."""
+    ended: bool
+    is_being_deleted: bool
+    succeeded: bool = False
+    unbound_message: str = ""
+    """What kube-scheduler reports about a pod that it did not bind."""
+    is_unschedulable: bool = False
+    """kube-scheduler found no node for it. It does not try, and reports nothing, while a gate is left."""
+    priority: int = 0
+    gpus: int = 0
+    """GPUs in the limits of its containers (`nvidia.com/gpu`), without claimed ones."""
+    class_resources: tuple[str, ...] = ()
+    """Extended resources of its containers that are backed by a device class (KEP-5004)."""
+
+    @property
+    def name(self) -> str:
+        """Of the pod."""
+        return self.pod.metadata.name
+
+    @property
+    def uid(self) -> str:
+        """Of the pod."""
+        return self.pod.metadata.uid
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """Of the pod."""
+        return self.pod.annotations
+
+    @property
+    def group(self) -> str:
+        """Its group in the gang."""
+        return gang_group_of(self.pod.labels)
+
+    @property
+    def node(self) -> str | None:
+        """Where it is bound."""
+        return self.pod.spec.node_name or None
+
+    @property
+    def gate(self) -> int | None:
+        """The index of the gang's gate among its gates."""
+        gates = [gate.name for gate in self.pod.spec.scheduling_gates or ()]
+        return gates.index(GANG_GATE) if GANG_GATE in gates else None
+
+    @property
+    def foreign_gates(self) -> tuple[str, ...]:
+        """Gates of others than Rackloom, such as queues."""
+        gates = (gate.name for gate in self.pod.spec.scheduling_gates or ())
+        return tuple(name for name in gates if name not in (GANG_GATE, TEMPLATE_GATE))
+
+    @property
+    def tray(self) -> str | None:
+        """The tray for which it was ungated; None while it is gated, or if it never was."""
+        return None if self.gate is not None else self.annotations.get(TRAY_ANNOTATION)
+
+    @property
+    def released_at(self) -> float | None:
+        """When it was ungated, in seconds since the epoch."""
+        time = self.annotations.get(RELEASED_ANNOTATION)
+        return None if self.tray is None or time is None else epoch_seconds(time)
+
+    @property
+    def owner(self) -> OwnerReference | None:
+        """The controller that replaces it when it is deleted."""
+        return self.pod.owner
+
+    @property
+    def is_bare(self) -> bool:
+        """Nobody owns it."""
+        return not self.pod.metadata.owner_references
+
+    @property
+    def is_done(self) -> bool:
+        """It succeeded by itself. A pod that is being deleted may succeed too, and is still replaced."""
+        return self.succeeded and not self.is_being_deleted
+
+    @property
+    def job(self) -> OwnerReference | None:
+        """Its owner where that is a Job."""
+        return self.owner if self.owner is not None and is_owner_of_kind(self.owner, JOB) else None
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """The order of members of a group."""
+        ranks = (self.pod.labels.get(label, "") for label in RANK_LABELS)
+        return next((int(rank) for rank in ranks if rank.isdecimal()), 0), self.name
+
+
+def read_member(obj: Object) -> GangMember:
+    """Read a pod."""
+    meta, spec, status = obj["metadata"], obj["spec"], obj.get("status") or {}
+    tolerations = spec.get("tolerations")
+    conditions = (entry for entry in status.get("conditions") or () if entry["type"] == "PodScheduled")
+    unbound: Object = next((condition for condition in conditions if condition["status"] == "False"), {})
+    return GangMember(
+        pod=decode_object(obj, PodObject),
+        obj=obj,
+        namespace=meta["namespace"],
+        tolerations=None if tolerations is None else len(tolerations),
+        ended=has_pod_ended(obj),
+        is_being_deleted="deletionTimestamp" in meta,
+        succeeded=status.get("phase") == "Succeeded",
+        unbound_message=unbound.get("message") or unbound.get("reason") or "",
+        is_unschedulable=unbound.get("reason") == "Unschedulable",
+        priority=spec.get("priority") or 0,
+        gpus=counted_gpus(spec),
+        class_resources=tuple(sorted(_class_resources(spec))),
+    )
+
+
+def counted_gpus(spec: Object) -> int:
+    """GPUs in the limits of a pod's containers; init containers have ended before those start.
+
+    Raises ValueError where a limit is no count.
+    """
+    containers = spec.get("containers") or ()
+    limits = ((container.get("resources") or {}).get("limits") or {} for container in containers)
+    return sum(parse_count(limit.get(GPU_RESOURCE, 0)) for limit in limits)
+
+
+def _class_resources(spec: Object) -> set[str]:
+    containers = (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
+    resources = (container.get("resources") or {} for container in containers)
+    names = (
+        name
+        for resource in resources
+        for name in (*(resource.get("limits") or ()), *(resource.get("requests") or ()))
+    )
+    return {name for name in names if name.startswith(_CLASS_RESOURCES)}
+
+
+# Owner workloads, as far as it is known how many of their pods are still to come.
+
+
+MPI_JOB = ResourceKind("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", namespaced=True)
+LONGEST_JOB_BACKOFF = 600.0
+"""The longest time, in seconds, before a Job replaces a pod that failed.
+
+Source: kube-controller-manager, `MaxJobPodFailureBackOff`; it begins with 10 s and doubles, and is no option.
+"""
+
+
+class OwnerJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A Job. It replaces pods that failed or were deleted, until `completions` pods have succeeded.
+
+    Source: Kubernetes, "Jobs", sections "Parallel execution for Jobs" and "Completion mode".
+    """
+
+    completions: int
+    parallelism: int
+    """Pods that run at a time."""
+    is_indexed: bool
+    """Each index below `completions` succeeds once; a Job that was reduced may have pods above it."""
+    succeeded: int = 0
+    """Pods that the Job has counted, including deleted ones. The count lags but is never too high."""
+    closed: tuple[range, ...] = ()
+    """Indexes that succeeded, or failed for good, as sorted ranges without overlap.
+
+    They stay ranges because a status of a few characters may cover two thousand million indexes.
+    """
+    is_suspended: bool = False
+    """It creates no pods until it is resumed."""
+    is_ending: bool = False
+    """It creates no more pods: it is over, is about to be, or is being deleted."""
+    is_owned: bool = False
+    """Its controller (JobSet) may recreate it with all of its pods when another Job of the set fails."""
+    created: str = ""
+    """RFC 3339, in whole seconds of UTC; so is the next."""
+    over_since: str | None = None
+    """When it ended for good; None while it creates pods, and where it may be recreated."""
+
+    @property
+    def is_still(self) -> bool:
+        """It makes no pods now."""
+        return self.is_suspended or self.is_ending
+
+    @property
+    def at_once(self) -> int:
+        """The number of pods that it starts with."""
+        return min(self.completions, self.parallelism)
+
+    def makes_all_of(self, size: int) -> bool:
+        """Whether it may own all pods of a gang of this size."""
+        return self.at_once >= size
+
+    def over(self, members: Iterable[GangMember]) -> int:
+        """How many of its completions need no pod any more; `members` are its pods.
+
+        A pod that succeeded counts even before the Job's status counts it, but no index counts twice.
+        """
+        done = [member for member in members if member.is_done]
+        if not self.is_indexed:
+            return max(self.succeeded, len(done))
+        closed = sum(len(range(part.start, min(part.stop, self.completions))) for part in self.closed)
+        indexes = {member.rank[0] for member in done}
+        return closed + sum(index < self.completions for index in indexes if not self._is_closed(index))
+
+    def _is_closed(self, index: int) -> bool:
+        position = bisect_right(self.closed, index, key=attrgetter("start"))
+        return position > 0 and index in self.closed[position - 1]
+
+
+class FinishedMPIJob(msgspec.Struct, frozen=True, kw_only=True):
+    """An MPIJob that creates no more pods, and neither does its launcher's Job."""
+
+    uid: str
+    replicas: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
+    """Their number, by gang and group of the gang."""
+
+    def makes_all_of(self, gang: str, sizes: Mapping[str, int]) -> bool:
+        """Whether it owns all pods of a gang with groups of these sizes."""
+        return all(self.replicas.get((gang, group), 0) >= size for group, size in sizes.items())
+
+
+OwnerWorkloads = Mapping[str, OwnerJob | FinishedMPIJob]
+"""By UID of the pods' owner."""
+
+
+# Reading a Job or an MPIJob.
+
+
+_ENDING_CONDITIONS = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
+"""Conditions of a Job that makes no pod any more (Kubernetes, "Jobs", "Job termination and cleanup")."""
+
+
+_DEFAULT_REPLICAS = {"Launcher": 1}
+"""Replicas of an MPIJob's roles where it names none; of others, none (mpi-operator, `SetDefaults_MPIJob`)."""
+
+
+def read_owner_job(job: Object) -> OwnerJob | None:
+    """Read a Job; None for one without completions, where it is the pods that know when they are done."""
+    meta, spec, status = job["metadata"], job.get("spec") or {}, job.get("status") or {}
+    completions = spec.get("completions")
+    if completions is None:
+        return None
+    return OwnerJob(
+        completions=completions,
+        parallelism=spec.get("parallelism", 1),
+        is_indexed=spec.get("completionMode") == "Indexed",
+        succeeded=status.get("succeeded") or 0,
+        closed=_closed_indexes(status.get("completedIndexes"), status.get("failedIndexes")),
+        is_suspended=bool(spec.get("suspend")),
+        is_ending="deletionTimestamp" in meta or has_condition(job, *_ENDING_CONDITIONS),
+        is_owned=any(controllers_of(job)),
+        created=meta.get("creationTimestamp", ""),
+        over_since=_over_since(job),
+    )
+
+
+def read_finished_mpi_job(mpi_job: Object) -> FinishedMPIJob | None:
+    """Read an MPIJob; None for one that may still make pods.
+
+    The operator makes none once the job has a terminal condition and its completion time, which it sets when
+    the launcher succeeded or is not tried again (mpi-operator, `syncHandler`). An evicted worker sets the
+    condition alone, and pods may follow.
+    """
+    status = mpi_job.get("status") or {}
+    is_over = has_condition(mpi_job, "Succeeded", "Failed") and bool(status.get("completionTime"))
+    return (
+        FinishedMPIJob(uid=mpi_job["metadata"]["uid"], replicas=_replicas_by_group(mpi_job))
+        if is_over
+        else None
+    )
+
+
+def is_owner_of_kind(owner: OwnerReference, kind: ResourceKind) -> bool:
+    """Whether an owner reference names an object of this kind and API version."""
+    return (owner.api_version, owner.kind) == (kind.api_version, kind.kind)
+
+
+def controllers_of(obj: Object) -> Iterator[OwnerReference]:
+    """The owner references that are marked as the controller; Kubernetes allows at most one."""
+    references = obj["metadata"].get("ownerReferences") or ()
+    return (msgspec.convert(entry, OwnerReference) for entry in references if entry.get("controller"))
+
+
+def _over_since(job: Object) -> str | None:
+    """Its owner (JobSet) may recreate a Job that failed, and anybody may recreate one that is deleted."""
+    if "deletionTimestamp" in job["metadata"]:
+        return None
+    final = ("Complete",) if any(controllers_of(job)) else ("Complete", "Failed")
+    for condition in (job.get("status") or {}).get("conditions") or ():
+        if condition["type"] in final and condition["status"] == "True":
+            return condition.get("lastTransitionTime")  # type: ignore[no-any-return]
+    return None
+
+
+def _replicas_by_group(mpi_job: Object) -> dict[tuple[str, str], int]:
+    replicas: Counter[tuple[str, str]] = Counter()
+    for name, role in ((mpi_job.get("spec") or {}).get("mpiReplicaSpecs") or {}).items():
+        labels = ((role.get("template") or {}).get("metadata") or {}).get("labels") or {}
+        if GANG_LABEL in labels:
+            count = role.get("replicas") or _DEFAULT_REPLICAS.get(name, 0)
+            replicas[labels[GANG_LABEL], gang_group_of(labels)] += count
+    return dict(replicas)
+
+
+def _closed_indexes(*texts: str | None) -> tuple[range, ...]:
+    """Parse `1,3-5,7`, as a Job writes indexes; empty where it cannot be read, which proves nothing."""
+    try:
+        parts = [_index_range(part) for text in texts if text for part in text.split(",")]
+    except ValueError:
+        return ()
+    return tuple(_without_overlap(sorted(parts, key=attrgetter("start"))))
+
+
+def _index_range(part: str) -> range:
+    """Raises ValueError for a part that is no number and no `3-5`."""
+    first, dash, last = part.partition("-")
+    return range(int(first), int(last if dash else first) + 1)
+
+
+def _without_overlap(parts: Iterable[range]) -> Iterator[range]:
+    """The same indexes in disjoint ranges; `parts` are sorted by start."""
+    end = 0
+    for part in parts:
+        if part.stop > max(part.start, end):
+            yield range(max(part.start, end), part.stop)
+            end = part.stop

@@ -23,12 +23,16 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from rackloom.core.allocate.pools import MalformedNodeSelector
-from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.members import GangMember
+from rackloom.core.gangs.spec import GANG_TAINT, GangMember
 from rackloom.core.kubernetes.objects import Object, has_pod_ended
 from rackloom.core.kubernetes.pods import CHANNEL_LABEL, GANG_LABEL
-from rackloom.core.place.observed_site import combine_sites
-from rackloom.core.place.placement_values import PlacementSite, PlacementTerms, PlacementTray, SchedulerLabels
+from rackloom.core.place.placement_values import (
+    PlacementSite,
+    PlacementTerms,
+    PlacementTray,
+    SchedulerLabels,
+    combine_sites,
+)
 from rackloom.core.place.pod_constraints import (
     AntiAffinityTerm,
     JsonMapping,
@@ -53,7 +57,7 @@ from rackloom.errors import Refused
 
 _CONDITION_TAINT_PREFIX = "node.kubernetes.io/"
 """Taints that repeat node conditions. The API server adds tolerations for some of them to each pod."""
-_TOLERATES_RESERVATIONS = Toleration(key=gangs_spec.GANG_TAINT, operator="Exists")
+_TOLERATES_RESERVATIONS = Toleration(key=GANG_TAINT, operator="Exists")
 """Reservations are read from plans instead, and an ungated pod tolerates that of its own plan."""
 
 
@@ -84,7 +88,7 @@ def node_requirements(spec: Object) -> NodeRequirements:
     kept = (
         toleration
         for toleration in tolerations
-        if not toleration.key.startswith(_CONDITION_TAINT_PREFIX) and toleration.key != gangs_spec.GANG_TAINT
+        if not toleration.key.startswith(_CONDITION_TAINT_PREFIX) and toleration.key != GANG_TAINT
     )
     near = {str(term.get("topologyKey")) for term in required_terms(spec, "podAffinity")}
     return NodeRequirements(_require_labels(read_node_rule(spec), sorted(near)), tuple(dict.fromkeys(kept)))
@@ -202,7 +206,7 @@ def without_conflicting_trays(
     }
     if not barred:
         return site
-    return PlacementSite(tuple(_shut_tray(tray, barred) for tray in site.trays), site.holds)
+    return site.with_trays(lambda tray: _shut_tray(tray) if tray.name in barred else tray)
 
 
 def hard_spread_constraints(spec: Object) -> Iterator[Object]:
@@ -256,9 +260,7 @@ def _are_separated(classes: Mapping[str, list[_PodConstraints]], name: str, othe
     return any(pod.bars(another) for pod, another in pairs)
 
 
-def _shut_tray(tray: PlacementTray, barred: Collection[str]) -> PlacementTray:
-    if tray.name not in barred:
-        return tray
+def _shut_tray(tray: PlacementTray) -> PlacementTray:
     return replace(tray, shut=_KEPT_AWAY if tray.shut is None else f"{tray.shut}; {_KEPT_AWAY}")
 
 
@@ -276,11 +278,7 @@ def check_supported(members: Sequence[GangMember], clique_label: str, *, is_toge
     """
     for member in _one_of_each_class(members):
         spec = member.obj["spec"]
-        near = (
-            _unsupported_affinity(spec, clique_label, members)
-            if is_together
-            else _unsupported_segment_affinity(spec)
-        )
+        near = _unsupported_affinity(spec, clique_label if is_together else None, members)
         for why, fix in (*near, *_unsupported_anti_affinity(spec), *_unsupported_spread(spec)):
             raise Refused(f"pod {member.name} requires {why}, which gangs are not placed by", nearest_fix=fix)
 
@@ -297,21 +295,19 @@ def _one_of_each_class(members: Iterable[GangMember]) -> Iterator[GangMember]:
 
 
 def _unsupported_affinity(
-    spec: Object, clique_label: str, members: Sequence[GangMember]
+    spec: Object, clique_label: str | None, members: Sequence[GangMember]
 ) -> Iterator[tuple[str, str]]:
+    """`clique_label` is None for a gang in segments: the search decides which members share a clique."""
     for term in required_terms(spec, "podAffinity"):
         key = term.get("topologyKey")
-        if key != clique_label:
+        if clique_label is None:
+            fix = "take the term out: members of a segment share a clique without it"
+            yield f"podAffinity by {key}", fix
+        elif key != clique_label:
             yield f"podAffinity by {key}", "take the term out, or prefer it instead"
         elif not _selects_gang_only(term, members):
             fix = f"take the term out, as a gang is in one clique without it, or select by label {GANG_LABEL}"
             yield f"podAffinity by {key} to pods that are not of the gang alone", fix
-
-
-def _unsupported_segment_affinity(spec: Object) -> Iterator[tuple[str, str]]:
-    for term in required_terms(spec, "podAffinity"):
-        fix = "take the term out: members of a segment share a clique without it"
-        yield f"podAffinity by {term.get('topologyKey')}", fix
 
 
 def _selects_gang_only(term: JsonMapping, members: Sequence[GangMember]) -> bool:

@@ -29,10 +29,8 @@ from rackloom.core.allocate.objects import (
     ResourceSlice,
 )
 from rackloom.core.domains import names
-from rackloom.core.gangs.members import GPU_RESOURCE, counted_gpus
-from rackloom.core.gangs.record import GangRecord
-from rackloom.core.gangs.snapshot import ClusterLists, GangSnapshot, gang_key_of
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSnapshot, gang_key_of
+from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, counted_gpus
 from rackloom.core.gangs.terms import site_for_terms, without_conflicting_trays
 from rackloom.core.kubernetes.objects import Object, allocated_devices, has_condition, has_pod_ended
 from rackloom.core.place.claim_capacity import with_claim_capacity
@@ -52,13 +50,11 @@ from rackloom.core.place.pod_constraints import parse_count
 ANONYMOUS_HOLDER = "another job"
 
 
-def read_site(objects: ClusterLists, records: Iterable[GangRecord], settings: GangSettings) -> PlacementSite:
-    """Trays in order of clique and name; holds of running pods, of their claims, and of recorded plans."""
-    return with_reservations(running_site(objects, settings), records)
-
-
 def running_site(objects: ClusterLists, settings: GangSettings) -> PlacementSite:
-    """The same without the plans: it is valid for all gangs of one placement pass."""
+    """Trays in order of clique and name; holds of running pods and of their claims.
+
+    It has no holds of plans, so it is valid for all gangs of one placement pass.
+    """
     published = _published_gpus(objects.slices)
     trays = (_read_tray(node, published, settings) for node in objects.nodes)
     with_gpus = (tray for tray in trays if tray.gpus > 0)
@@ -262,7 +258,7 @@ class TrayCountCache:
             for name, (_, room) in counts.items():
                 if room is not None:
                     rooms[name][kind] = room
-        return PlacementSite(tuple(replace(tray, rooms=rooms[tray.name]) for tray in site.trays), site.holds)
+        return site.with_trays(lambda tray: replace(tray, rooms=rooms[tray.name]))
 
 
 # The devices of each tray, less what others hold.

@@ -215,6 +215,22 @@ def add_operation(path: str, value: Any) -> PatchOperation:
     return {"op": "add", "path": path, "value": value}
 
 
+def add_entries(
+    path: str, present: Mapping[str, str] | None, entries: Mapping[str, str]
+) -> tuple[PatchOperation, ...]:
+    """The operations that add labels or annotations to those that are `present`.
+
+    An `add` below a missing mapping fails, so the mapping is then added as a whole. A JSON pointer (RFC 6901)
+    writes "~" as "~0" and "/" as "~1".
+    """
+    if not present:
+        return (add_operation(path, dict(entries)),) if entries else ()
+    return tuple(
+        add_operation(f"{path}/{key.replace('~', '~0').replace('/', '~1')}", value)
+        for key, value in entries.items()
+    )
+
+
 class CreateObject(msgspec.Struct, frozen=True, kw_only=True):
     """Create an object; that it exists already means that the cache was old."""
 

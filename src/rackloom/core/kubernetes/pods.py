@@ -9,11 +9,12 @@ gangs is in `core.gangs.spec`.
 """
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from rackloom.core.kubernetes.objects import PatchOperation, add_operation
 from rackloom.errors import Refused
 
 # Labels, a condition and a scheduling gate that admission writes on pods.
@@ -34,6 +35,8 @@ _LONGEST_LABEL_VALUE = 63
 """Characters of a label's value; a template's name may have 253."""
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 """The hard rules of node and pod affinity."""
+NodeTermField = Literal["matchExpressions", "matchFields"]
+"""Lists of requirements in a term of a node selector: on labels, or on the name."""
 
 
 def channel_label(template: str) -> str:
@@ -294,3 +297,40 @@ def decode_object(obj: object, shape: type[T]) -> T:
     except msgspec.ValidationError as error:
         kind = shape.__name__.removesuffix("Object")
         raise Refused(f"the object is no {kind}: {error}") from error
+
+
+def add_gate(pod: PodObject, name: str) -> PatchOperation:
+    """Add a scheduling gate."""
+    if pod.spec.scheduling_gates is None:
+        return add_operation("/spec/schedulingGates", [{"name": name}])
+    return add_operation("/spec/schedulingGates/-", {"name": name})
+
+
+def narrow_nodes(
+    spec: PodSpec, field: NodeTermField, requirement: Mapping[str, Any]
+) -> Iterator[PatchOperation]:
+    """Have a pod bound only to nodes that meet one more requirement, beside all that it asks for itself.
+
+    Of a gated pod, the API server lets only the node affinity be narrowed (Kubernetes, "Pod Scheduling
+    Readiness").
+    """
+    rule = {"nodeSelectorTerms": [{field: [requirement]}]}
+    if spec.affinity is None:
+        yield add_operation("/spec/affinity", {"nodeAffinity": {REQUIRED: rule}})
+        return
+    nodes = spec.affinity.node_affinity
+    if nodes is None:
+        yield add_operation("/spec/affinity/nodeAffinity", {REQUIRED: rule})
+        return
+    path = f"/spec/affinity/nodeAffinity/{REQUIRED}"
+    terms = (nodes.required.node_selector_terms if nodes.required else None) or ()
+    if not terms:
+        yield add_operation(path, rule)
+    # Terms are alternatives, so the requirement must be in each of them, or the pod could go elsewhere.
+    for number, term in enumerate(terms):
+        present = term.match_fields if field == "matchFields" else term.match_expressions
+        if present is not None:
+            yield add_operation(f"{path}/nodeSelectorTerms/{number}/{field}/-", requirement)
+        elif not term.is_empty:
+            # An empty term selects no node, and must stay empty.
+            yield add_operation(f"{path}/nodeSelectorTerms/{number}/{field}", [requirement])

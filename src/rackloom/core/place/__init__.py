@@ -4,8 +4,8 @@
 - Reading Kubernetes objects: `object_shapes` (validation), `pod_constraints` (pods and node rules),
   `jobs`, `gang_requests` (job to gang), `observed_site` (nodes, pods and slices to site),
   `claim_capacity` (what claims a tray can serve), `mobility` (where running jobs may go).
-- Planning: `search` (one gang), `gang_planner` (one gang, or a refusal with its nearest fix), `batch` and
-  `packing` (several gangs), `job_moves` (drain, defragment, replace a tray).
+- Planning: `gang_planner` (one gang, with `search`), `gang_fixes` (why it does not fit, and what would help),
+  `batch` and `packing` (several gangs), `job_moves` (drain, defragment, replace a tray).
 - Results: `plan_notes` (warnings), `pod_templates` and `rendering` (manifests for other schedulers).
 - `instance_trays`: the trays of a tenant's instances, for the site service.
 """

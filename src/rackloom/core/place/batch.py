@@ -13,8 +13,7 @@ counting trays does not describe them.
 from collections import Counter
 from collections.abc import Sequence
 
-import msgspec
-
+from rackloom.core.place.gang_planner import plan_in_cliques, try_gang, with_plan_reserved
 from rackloom.core.place.packing import (
     PackingAssignment,
     PackingClique,
@@ -24,31 +23,21 @@ from rackloom.core.place.packing import (
     pack_exactly,
 )
 from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite
-from rackloom.core.place.search.gang_search import plan_in_cliques, try_gang, with_plan_reserved
-from rackloom.core.place.search.joint_assignment import SearchBudget
-from rackloom.core.place.search.site_capacity import SiteCapacity
-from rackloom.core.place.search.tray_assignment import colocation_groups
+from rackloom.core.place.search.site_capacity import SiteCapacity, colocation_groups
+from rackloom.core.place.search.tray_assignment import SearchBudget
 
 
-class BatchPlan(msgspec.Struct, frozen=True):
-    """The plans, and the names of the gangs that did not fit beside them."""
-
-    plans: tuple[GangPlan, ...]
-    left_over: tuple[str, ...]
-
-
-def plan_batch(site: PlacementSite, gangs: Sequence[Gang]) -> BatchPlan:
+def plan_batch(site: PlacementSite, gangs: Sequence[Gang]) -> tuple[GangPlan, ...]:
     """Plans that can all run together: most GPUs for the highest priority, then for the next.
 
     The gangs are planned in turn. If one is left over, gangs of whole trays are packed together, and the
-    result that places more is kept.
+    result that places more is kept. Gangs that do not fit have no plan.
     """
     plans, _ = plan_in_turn(site, gangs)
     if len(plans) < len(gangs):
         # max() keeps the first of equals: the plans in turn close fewer free regions.
         plans = max(plans, plan_packed(site, gangs), key=lambda plans: _gpus_by_priority(plans, gangs))
-    done = tuple(plans[gang.name] for gang in gangs if gang.name in plans)
-    return BatchPlan(done, tuple(gang.name for gang in gangs if gang.name not in plans))
+    return tuple(plans[gang.name] for gang in gangs if gang.name in plans)
 
 
 # In turn.

@@ -44,19 +44,17 @@ def with_claim_capacity(
     busy = _allocations_by_node(devices, devices.claims)
     staying = _lasting_allocations(site, devices, labels)
     rooms = {kind: _capacity_by_node(kind, devices, claims, busy, staying) for kind, claims in kinds.items()}
-    trays = tuple(
-        msgspec.structs.replace(
+    return site.with_trays(
+        lambda tray: msgspec.structs.replace(
             tray, rooms={kind: of[tray.name] for kind, of in rooms.items() if tray.name in of}
         )
-        for tray in site.trays
     )
-    return PlacementSite(trays, site.holds)
 
 
 def gpus_per_member(devices: DraDevices, claims: Sequence[ResourceClaim], labels: SchedulerLabels) -> int:
     """GPUs that the allocator gives a member for its claims on an empty tray: the fewest, where trays differ.
 
-    0 where no tray can serve it. The claims do not tell: classes have any name, and a request may be for all
+    0 where no tray can serve it. Classes have any name, and a request may be for all
     devices of a tray.
     """
     fleet, gpus, everything = _fleet_with(devices, {}), devices.gpus(labels), _all_devices(devices)

@@ -1,411 +1,212 @@
-"""Plan one gang, or refuse it with the shortage and the nearest fix that was found to work.
+"""Plan one gang on a site, or refuse it with the shortage and the nearest fix that was found to work.
 
-`plan_gang` first searches for a plan. If there is none, `describe_shortage` names what was asked, the
-clique that comes nearest, and what blocks its other trays. The search itself is `search.gang_search`.
-`find_fixes` then yields fixes, nearest first; each was planned before it is named:
+`plan_gang` returns a plan or raises Refused; `try_gang` returns None where the gang does not fit. Both run
+the search and build the plan: members in the order of the gang, helpers beside the first member of their
+share, spare trays, the price in free regions, and the reason. `gang_fits` only asks whether a plan exists.
+`plan_in_cliques` builds the plan for given cliques.
 
-1. Fewer spares.
-2. Nothing that runs is lost: return closed trays to service, or move movable jobs to other cliques.
-3. A smaller demand on the topology: a clique per group, or smaller segments.
-4. Preempt jobs of lower priority, where the gang may preempt.
-5. Fewer members, where one group alone takes devices.
-6. Wait until jobs end.
+`exclusive_cliques` gives each colocation group a clique that no other group of the gang uses, largest
+first. This greedy order is sufficient because groups of one job are equal but for a smaller last one, and
+a clique that fits a group fits any smaller one. Exclusive topology of LeaderWorkerSet needs this.
 
-Remedies are tried on the four cliques that lack least, first on one, then on several together.
-`minimal_subset` keeps a remedy small: one item if one is enough, else a set from which no item can be
-spared. All searches share the search budget that the gang itself has left, so the answer is bounded.
+`with_plan_reserved` is the site once a plan holds its trays. Trays with claimed devices are held whole,
+because the allocator was not asked what is left on them.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections import Counter
+from collections.abc import Collection, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.place.job_moves import (
-    JobMove,
-    MovableUnit,
-    list_names,
-    movable_units,
-    move_unit,
-    without_units,
+from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment, PlacementSite, TrayHold
+from rackloom.core.place.search.clique_search import (
+    CliqueChoice,
+    can_choose_cliques,
+    choose_cliques,
+    fragmentation_price,
 )
-from rackloom.core.place.placement_values import (
-    Gang,
-    GangGroup,
-    GangPlan,
-    PlacementSite,
-    PlacementTray,
-    SchedulerLabels,
-    TrayHold,
-)
-from rackloom.core.place.search.clique_search import can_choose_cliques
-from rackloom.core.place.search.gang_search import gang_fits, try_gang_on
-from rackloom.core.place.search.joint_assignment import SearchBudget
-from rackloom.core.place.search.site_capacity import MemberNeed, SiteCapacity, capacity_for
+from rackloom.core.place.search.site_capacity import SiteCapacity, capacity_for, colocation_groups
 from rackloom.core.place.search.tray_assignment import (
+    SearchBudget,
     TrialPlacement,
-    colocation_groups,
+    assign_best_fit,
+    spare_trays,
 )
 from rackloom.errors import Refused
-
-# The entry point.
 
 
 def plan_gang(site: PlacementSite, gang: Gang) -> GangPlan:
     """A tray for every member. Raises Refused with the shortage, and with a fix that was planned, if any."""
     capacity, budget = capacity_for(site, gang), SearchBudget()
     plan = try_gang_on(capacity, gang, budget)
-    if plan is None:
-        fix = next(find_fixes(capacity, gang, budget), None)
-        raise Refused(describe_shortage(capacity, gang), nearest_fix=None if fix is None else fix.text)
-    return plan
+    if plan is not None:
+        return plan
+    # The fixes are themselves plans of this module, and a gang that fits needs none of them.
+    from rackloom.core.place.gang_fixes import describe_shortage, find_fixes
+
+    fix = next(find_fixes(capacity, gang, budget), None)
+    raise Refused(describe_shortage(capacity, gang), nearest_fix=None if fix is None else fix.text)
 
 
-# Why a gang does not fit, in one sentence.
+def try_gang(site: PlacementSite, gang: Gang, budget: SearchBudget) -> GangPlan | None:
+    """The plan, or None where the gang does not fit. Raises Refused for a gang that contradicts itself.
 
-
-MAX_NAMED_TRAYS = 3
-"""Trays that a sentence names; it counts the others."""
-
-
-def describe_shortage(
-    capacity: SiteCapacity, gang: Gang, clique_label: str = SchedulerLabels().clique
-) -> str:
-    """What is asked for, the most that one clique has of it, and what blocks the other trays there."""
-    subgroups = colocation_groups(gang)
-    largest = subgroups[0]
-    asked = " and ".join(_group_text(group) for group in gang.device_groups)
-    cliques = "one clique" if len(subgroups) == 1 else f"{len(subgroups)} segments, each in one clique"
-    request = f"{gang.name} asks for {asked} in {cliques}"
-    # By clique, how many members of each part of the largest subgroup it can serve.
-    served = {
-        clique: [capacity.bounds(part.need)[clique].capacity for part in largest]
-        for clique in capacity.cliques
-    }
-    if not served:
-        return f"{request}, but the site has no tray with GPUs"
-    if all(tray.is_unfit for tray in capacity.trays):
-        why = ", ".join(dict.fromkeys(tray.shut or "" for tray in capacity.trays))
-        return f"{request}, but it may use none of the {len(capacity.trays)} nodes ({why})"
-    wanted = [part.members for part in largest]
-    best = max(served, key=lambda clique: sum(map(min, served[clique], wanted)))
-    room = " and ".join(
-        f"{count} of {part.members} {part.group.name}"
-        for count, part in zip(served[best], largest, strict=True)
-    )
-    spare = f" and is to keep {gang.spares} spare" if gang.spares else ""
-    blocking = ", ".join(blocking_trays(capacity, best, largest[0].need))
-    alone = (
-        "" if has_cliques(capacity.site) else f"; no node carries {clique_label}, so each is a clique alone"
-    )
-    found = f"{request}; the nearest, clique {best}, has room for {room}{spare}"
-    return found + (f": {blocking}" if blocking else "") + alone
-
-
-def has_cliques(site: PlacementSite) -> bool:
-    """Whether any node has a clique label: without one, no GPUs on two nodes are known to share memory."""
-    return any(tray.clique is not None for tray in site.trays)
-
-
-def blocking_trays(capacity: SiteCapacity, clique: str, need: MemberNeed) -> Iterator[str]:
-    """Trays of the clique that cannot serve a member, with the reason; the most common reason first."""
-    owners: dict[str, set[str]] = {}
-    for hold in capacity.site.holds:
-        owners.setdefault(hold.tray, set()).add(hold.owner)
-    names: dict[str, list[str]] = {}
-    slots = capacity.slots(need)
-    for at in capacity.cliques[clique]:
-        if not slots[at]:
-            tray = capacity.trays[at].name
-            reason = _why_unusable(capacity, at, need, sorted(owners.get(tray, ())))
-            names.setdefault(reason, []).append(tray)
-    for reason, trays in sorted(names.items(), key=lambda item: -len(item[1])):
-        more = f" and {len(trays) - MAX_NAMED_TRAYS} more" if len(trays) > MAX_NAMED_TRAYS else ""
-        yield f"{', '.join(trays[:MAX_NAMED_TRAYS])}{more} ({reason})"
-
-
-def _why_unusable(capacity: SiteCapacity, at: int, need: MemberNeed, owners: Sequence[str]) -> str:
-    tray, terms, by = capacity.trays[at], need.terms, f" by {' and '.join(owners)}" if owners else ""
-    if tray.shut is not None:
-        return tray.shut
-    if terms is not None and terms.where in tray.closed:
-        return tray.closed[terms.where]
-    if terms is not None and (barred := capacity.why_barred(at, terms)) is not None:
-        return f"{barred}{by}"
-    return f"in use{by}" if owners else "has too few devices for a member"
-
-
-def _group_text(group: GangGroup) -> str:
-    devices = f"{group.gpus} GPUs" if group.gpus else "devices" if group.devices else "an IMEX channel"
-    return f"{group.members} {group.name} with {devices} each"
-
-
-# Fixes, nearest first.
-
-
-OFFERED_SEGMENTS = (16, 8, 4, 2, 1)
-"""Segments that are offered: 16 of an NVL72's 18 trays, then its halves."""
-MAX_REMEDIED_CLIQUES = 4
-"""Cliques for which a remedy is searched: those that lack least."""
-MAX_NAMED_JOBS = 3
-"""Jobs that a fix names; it counts the others."""
-
-T = TypeVar("T")
-
-
-class PlacementFix(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the request or of the site, with which the gang was found to fit."""
-
-    text: str
-    site: PlacementSite
-    gang: Gang
-    moves: tuple[JobMove, ...] = ()
-
-
-class _RemediedSite(NamedTuple):
-    """The site afterwards, what was done in words, and its moves."""
-
-    site: PlacementSite
-    text: str
-    moves: tuple[JobMove, ...] = ()
-
-
-_Remedy = Callable[[PlacementSite, PlacementSite], _RemediedSite | None]
-"""Makes room for the largest subgroup in a clique of a site, given both as sites; None where it cannot."""
-_NewRequest = tuple[str, Gang]
-"""A smaller demand: in words, and as a gang."""
-
-
-def find_fixes(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> Iterator[PlacementFix]:
-    """The nearest first; `budget`: what the search for the gang on the same capacity has left of it."""
-    fixes = _FixSearch(capacity, gang, budget)
-    yield from fixes.relaxed(fixes.fewer_spares())
-    cliques = cliques_by_shortfall(capacity.site, gang)
-    yield from fixes.remedied(cliques, fixes.return_trays)
-    yield from fixes.remedied(cliques, fixes.move_jobs_away)
-    # Where no node has a clique label, each is a clique by itself, and smaller segments would fit only
-    # because of that: the fix would hide that the label is missing.
-    segmented = fixes.smaller_segments() if has_cliques(capacity.site) else ()
-    yield from fixes.relaxed([*fixes.clique_per_group(), *segmented])
-    yield from fixes.remedied(cliques, fixes.preempt_jobs)
-    yield from fixes.relaxed(fixes.fewer_members())
-    yield from fixes.remedied(cliques, fixes.await_jobs)
-
-
-class _FixSearch:
-    """Relaxed requests and remedied sites for one gang; all plans that are tried share its budget."""
-
-    def __init__(self, capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> None:
-        self._capacity = capacity
-        self._gang = gang
-        self._budget = budget
-        self._largest_clique = max(map(len, capacity.cliques.values()), default=0)
-
-    def relaxed(self, requests: Iterable[_NewRequest]) -> Iterator[PlacementFix]:
-        """The first of the requests that fits."""
-        for text, gang in requests:
-            if gang_fits(self._capacity, gang, self._budget):
-                yield PlacementFix(text=text, site=self._capacity.site, gang=gang)
-                return
-
-    def fewer_spares(self) -> Iterator[_NewRequest]:
-        """The most spares with which it fits. Fitting is monotone in the spares, so bisection finds them."""
-        gang = self._gang
-        requests = [
-            replace(gang, spares=spares) for spares in range(min(gang.spares, self._largest_clique + 1))
-        ]
-        fitting = bisect_left(
-            requests, True, key=lambda request: not gang_fits(self._capacity, request, self._budget)
-        )
-        if fitting:
-            yield f"keep {fitting - 1} spare trays instead of {gang.spares}", requests[fitting - 1]
-
-    def clique_per_group(self) -> Iterator[_NewRequest]:
-        """Groups that shared a clique may be in several."""
-        gang = self._gang
-        shares = [group.share for group in gang.device_groups]
-        if gang.segment is None and len(set(shares)) < len(shares):
-            groups = tuple(replace(group, share=group.name) for group in gang.groups)
-            yield "let each group have a clique of its own", replace(gang, groups=groups)
-
-    def smaller_segments(self) -> Iterator[_NewRequest]:
-        """Segments of usual sizes, the largest first."""
-        largest = max(group.members for group in self._gang.device_groups)
-        for segment in OFFERED_SEGMENTS:
-            if segment < min(largest, self._gang.segment or largest):
-                text = f"cut it into segments of {segment}: GPUs of different segments share no memory"
-                yield text, replace(self._gang, segment=segment)
-
-    def fewer_members(self) -> Iterator[_NewRequest]:
-        """From the most members that could fit, where one group alone takes devices."""
-        gang = self._gang
-        if len(gang.device_groups) > 1:
-            return
-        only = gang.device_groups[0]
-        capacities = [bound.capacity for bound in self._capacity.bounds(MemberNeed.of(only)).values()]
-        if gang.segment is None:
-            most = max(capacities, default=0)
-        else:
-            most = sum(capacity // gang.segment * gang.segment for capacity in capacities)
-        # `most` ignores the spares. Each request is a search, so only spares + 1 of them are offered.
-        least = max(0, most - min(gang.spares, self._largest_clique) - 1)
-        for members in range(min(most, only.members - 1), least, -1):
-            groups = tuple(
-                replace(group, members=members) if group is only else group for group in gang.groups
-            )
-            yield f"ask for {members} {only.name} instead of {only.members}", replace(gang, groups=groups)
-
-    # Remedies: each makes room in one clique.
-
-    def remedied(self, cliques: Sequence[PlacementSite], remedy: _Remedy) -> Iterator[PlacementFix]:
-        """One of the cliques is remedied if that is enough, else several."""
-        site = self._capacity.site
-        found = [result for clique in cliques if (result := remedy(site, clique)) is not None]
-        fix = next((fix for result in found if (fix := self._fix_if_it_fits(result))), None)
-        if fix is None and len(found) > 1:
-            fix = self._remedied_in_several(remedy)
-        if fix is not None:
-            yield fix
-
-    def _remedied_in_several(self, remedy: _Remedy) -> PlacementFix | None:
-        """Each segment may need a clique that is remedied."""
-        done = _RemediedSite(self._capacity.site, "")
-        for _ in range(MAX_REMEDIED_CLIQUES):
-            step = next(
-                (
-                    result
-                    for clique in cliques_by_shortfall(done.site, self._gang)
-                    if not self._fits_in_clique(clique) and (result := remedy(done.site, clique)) is not None
-                ),
-                None,
-            )
-            if step is None:
-                return None
-            text = f"{done.text}; {step.text}" if done.text else step.text
-            done = _RemediedSite(step.site, text, (*done.moves, *step.moves))
-            if fix := self._fix_if_it_fits(done):
-                return fix
-        return None
-
-    def _fix_if_it_fits(self, result: _RemediedSite) -> PlacementFix | None:
-        if not gang_fits(capacity_for(result.site, self._gang), self._gang, self._budget):
-            return None
-        return PlacementFix(text=result.text, site=result.site, gang=self._gang, moves=result.moves)
-
-    def _fits_in_clique(self, clique: PlacementSite) -> bool:
-        """Whether the largest subgroup fits in the clique that the site is."""
-        trial = TrialPlacement(capacity_for(clique, self._gang))
-        largest = colocation_groups(self._gang)[:1]
-        return can_choose_cliques(trial, largest, self._gang.spares, self._budget)
-
-    def _units_to_free(self, clique: PlacementSite, units: Sequence[MovableUnit]) -> list[MovableUnit]:
-        return minimal_subset(units, lambda some: self._fits_in_clique(without_units(clique, some)))
-
-    def return_trays(self, site: PlacementSite, clique: PlacementSite) -> _RemediedSite | None:
-        """Closed trays go back into service."""
-        closed = [tray for tray in clique.trays if tray.shut is not None and not tray.is_unfit]
-        chosen = minimal_subset(closed, lambda some: self._fits_in_clique(_with_trays_open(clique, some)))
-        if not chosen:
-            return None
-        why = list_names(sorted({tray.shut or "" for tray in chosen}))
-        text = f"return {list_names([tray.name for tray in chosen])} to service (now: {why})"
-        return _RemediedSite(_with_trays_open(site, chosen), text)
-
-    def move_jobs_away(self, site: PlacementSite, clique: PlacementSite) -> _RemediedSite | None:
-        """Movable jobs go to other cliques."""
-        units = [unit for unit in movable_units(clique) if all(hold.movable for hold in unit.holds)]
-        chosen = self._units_to_free(clique, units)
-        here = {tray.name for tray in clique.trays}
-        moves: list[JobMove] = []
-        # The largest first: they find a place the hardest.
-        for unit in sorted(chosen, key=lambda unit: -unit.gpus):
-            step = move_unit(site, unit, here, self._budget)
-            if step is None:
-                return None
-            site, move = step
-            moves.append(move)
-        return (
-            _RemediedSite(site, "; ".join(move.describe() for move in moves), tuple(moves)) if moves else None
-        )
-
-    def preempt_jobs(self, site: PlacementSite, clique: PlacementSite) -> _RemediedSite | None:
-        """Jobs of lower priority make way, where the gang may preempt."""
-        if not self._gang.preempts:
-            return None
-        priority = self._gang.priority
-        lower = [
-            unit for unit in movable_units(clique) if all(hold.priority < priority for hold in unit.holds)
-        ]
-        return self._end_jobs(site, clique, lower, "preempt {} (lower priority, {} GPUs)")
-
-    def await_jobs(self, site: PlacementSite, clique: PlacementSite) -> _RemediedSite | None:
-        """Jobs end by themselves."""
-        return self._end_jobs(site, clique, movable_units(clique), "wait until {} ends ({} GPUs)")
-
-    def _end_jobs(
-        self, site: PlacementSite, clique: PlacementSite, units: Sequence[MovableUnit], text: str
-    ) -> _RemediedSite | None:
-        chosen = self._units_to_free(clique, units)
-        if not chosen:
-            return None
-        owners = list(dict.fromkeys(unit.owner for unit in chosen))
-        # A job ends everywhere, not only in this clique.
-        ended = [unit for unit in movable_units(site) if unit.owner in owners]
-        few = len(owners) <= MAX_NAMED_JOBS
-        names = " and ".join(owners) if few else list_names(owners, most=MAX_NAMED_JOBS)
-        return _RemediedSite(without_units(site, ended), text.format(names, sum(unit.gpus for unit in ended)))
-
-
-def minimal_subset(items: Sequence[T], is_enough: Callable[[Sequence[T]], bool]) -> list[T]:
-    """Some of `items` (cheapest first) that are enough: one if one is, else a set that can spare none.
-
-    Items are added, dearest first, until they are enough; then each is left out again if the rest is enough
-    without it, the dearest first. The result is minimal, not of minimum cost: that would take exponentially
-    many plans.
+    All plans that are tried for one gang share a `budget`.
     """
-    for item in items:
-        if is_enough([item]):
-            return [item]
-    chosen: list[T] = []
-    for item in reversed(items):
-        chosen.append(item)
-        if is_enough(chosen):
+    return try_gang_on(capacity_for(site, gang), gang, budget)
+
+
+def try_gang_on(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> GangPlan | None:
+    """`try_gang` on a `capacity_for` the gang that is used for other searches too."""
+    trial = TrialPlacement(capacity)
+    chosen = choose_cliques(trial, colocation_groups(gang), gang.spares, budget)
+    return None if chosen is None else _gang_plan(gang, trial, chosen)
+
+
+def gang_fits(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> bool:
+    """Whether there is a plan; the search stops at the first one."""
+    return can_choose_cliques(TrialPlacement(capacity), colocation_groups(gang), gang.spares, budget)
+
+
+def plan_in_cliques(site: PlacementSite, gang: Gang, cliques: Sequence[str]) -> GangPlan:
+    """The plan with a given clique for each subgroup. Raises Refused where one does not fit."""
+    trial = TrialPlacement(capacity_for(site, gang))
+    chosen = []
+    for subgroup, clique in zip(colocation_groups(gang), cliques, strict=True):
+        assignments = assign_best_fit(trial, clique, subgroup)
+        if assignments is None:
+            raise Refused(
+                f"{gang.name} does not fit in clique {clique}", nearest_fix="let its clique be chosen"
+            )
+        chosen.append(CliqueChoice(subgroup, clique, assignments))
+    return _gang_plan(gang, trial, chosen)
+
+
+def _gang_plan(gang: Gang, trial: TrialPlacement, chosen: Sequence[CliqueChoice]) -> GangPlan:
+    capacity = trial.capacity
+    # The cliques in the order of the members that use them, not of the search, which takes the largest first.
+    first_members = {
+        (choice.subgroup[0].first, choice.subgroup[0].group.name): choice.clique for choice in chosen
+    }
+    cliques = tuple(dict.fromkeys(clique for _, clique in sorted(first_members.items())))
+    spares: list[int] = []
+    for clique in cliques:
+        used = [choice.assignments for choice in chosen if choice.clique == clique]
+        spares += spare_trays(trial, clique, used)[: gang.spares]
+    # A spare is not empty for later gangs, so it counts in the price.
+    kept = Counter(capacity.clique[at] for at in spares if trial.is_empty(at))
+    after = [trial.empty(clique) - kept[clique] for clique in capacity.cliques]
+    return GangPlan(
+        gang=gang.name,
+        seats=_member_assignments(gang, trial, chosen),
+        cliques=cliques,
+        spares=tuple(capacity.trays[at].name for at in spares),
+        price=fragmentation_price(list(capacity.empty.values()), after),
+        reason=_plan_reason(trial, chosen, cliques),
+    )
+
+
+def _member_assignments(
+    gang: Gang, trial: TrialPlacement, chosen: Sequence[CliqueChoice]
+) -> tuple[MemberAssignment, ...]:
+    """All members in the order of the gang; helpers are beside the first member of their share."""
+    by_group: dict[str, list[MemberAssignment]] = {group.name: [] for group in gang.groups}
+    for choice in chosen:
+        for at, part, first, members in choice.assignments:
+            tray, group = trial.capacity.trays[at].name, part.group.name
+            by_group[group] += (
+                MemberAssignment(group, member, tray) for member in range(first, first + members)
+            )
+    for assignments in by_group.values():
+        assignments.sort(key=lambda assignment: assignment.member)
+    for helper in (group for group in gang.groups if group.is_helper):
+        beside = next(
+            (group for group in gang.device_groups if group.share == helper.share), gang.device_groups[0]
+        )
+        tray = by_group[beside.name][0].tray
+        by_group[helper.name] = [
+            MemberAssignment(helper.name, member, tray) for member in range(helper.members)
+        ]
+    return tuple(assignment for assignments in by_group.values() for assignment in assignments)
+
+
+def _plan_reason(trial: TrialPlacement, chosen: Sequence[CliqueChoice], cliques: Sequence[str]) -> str:
+    trays = {assignment.at for choice in chosen for assignment in choice.assignments}
+    left = ", ".join(f"{clique} ({trial.empty(clique)} empty trays left)" for clique in cliques)
+    what = f"{len(chosen)} segments on " if len(chosen) > 1 else ""
+    where = f"clique {left}" if len(cliques) == 1 else f"the {len(cliques)} cliques {left}"
+    return f"{what}{len(trays)} trays of {where}: fewest cliques, then fewest holes closed, then tightest fit"
+
+
+# The site once a plan holds its trays.
+
+
+def with_plan_reserved(site: PlacementSite, gang: Gang, plan: GangPlan) -> PlacementSite:
+    """The site with holds for the members and the spare trays.
+
+    Trays with claimed devices are held whole, those without GPUs too: the allocator was not asked what is
+    left of their NICs.
+    """
+    whole = {tray.name: tray.gpus for tray in site.trays}
+    groups = {group.name: group for group in gang.groups}
+    gpus = dict.fromkeys((*plan.trays, *plan.spares), 0)
+    taken, with_channel = set(plan.spares), set[str]()
+    for assignment in plan.seats:
+        tray, group = assignment.tray, groups[assignment.group]
+        exclusive = gang.exclusive or group.devices is not None
+        gpus[tray] = whole[tray] if exclusive else min(gpus[tray] + group.gpus, whole[tray])
+        taken |= {tray} if group.devices is not None else set()
+        with_channel |= {tray} if group.has_channel else set()
+    gpus |= {spare: whole[spare] for spare in plan.spares}
+    holds = tuple(
+        TrayHold(
+            owner=gang.name,
+            tray=tray,
+            gpus=count,
+            priority=gang.priority,
+            is_whole=tray in taken,
+            channel=tray in with_channel,
+        )
+        for tray, count in gpus.items()
+        if count or tray in taken or tray in with_channel
+    )
+    return PlacementSite(site.trays, (*site.holds, *holds))
+
+
+# A clique for each group of the gang.
+
+
+def plan_exclusive_cliques(site: PlacementSite, gang: Gang, budget: SearchBudget) -> GangPlan | None:
+    """The plan, or None where there are too few cliques."""
+    cliques = exclusive_cliques(site, gang, budget)
+    return plan_in_cliques(site, gang, cliques) if len(cliques) == len(colocation_groups(gang)) else None
+
+
+def exclusive_cliques(site: PlacementSite, gang: Gang, budget: SearchBudget) -> list[str]:
+    """A clique for each subgroup, the largest first, up to the first one that finds none.
+
+    Greedy is enough: replicas and segments of one job are equal but for a smaller last one, and a clique that
+    takes a subgroup could take any smaller one too. So no choice costs a later subgroup its only clique.
+    """
+    cliques: list[str] = []
+    for subgroup in colocation_groups(gang):
+        groups = tuple(replace(part.group, members=part.members, share="") for part in subgroup)
+        alone = replace(gang, groups=groups, segment=None)
+        plan = try_gang(with_cliques_closed(site, cliques), alone, budget)
+        if plan is None:
             break
-    else:
-        return []
-    for item in list(chosen):
-        rest = [kept for kept in chosen if kept is not item]
-        if is_enough(rest):
-            chosen = rest
-    return chosen
+        cliques += plan.cliques
+    return cliques
 
 
-def cliques_by_shortfall(site: PlacementSite, gang: Gang) -> list[PlacementSite]:
-    """The cliques that are large enough for the largest subgroup, as sites, those that lack least first."""
-    needed = sum(part.group.gpus * part.members for part in colocation_groups(gang)[0])
-    trays: dict[str, list[PlacementTray]] = {}
-    for tray in site.trays:
-        trays.setdefault(tray.sharing, []).append(tray)
-    clique_of = {tray.name: tray.sharing for tray in site.trays}
-    holds: dict[str | None, list[TrayHold]] = {}
-    for hold in site.holds:
-        holds.setdefault(clique_of.get(hold.tray), []).append(hold)
-    cliques = [
-        PlacementSite(tuple(here), tuple(holds.get(name, ())))
-        for name, here in trays.items()
-        if sum(tray.gpus for tray in here) >= needed
-    ]
-    return sorted(cliques, key=_free_gpus, reverse=True)[:MAX_REMEDIED_CLIQUES]
+def shares_clique(gang: Gang, plan: GangPlan) -> bool:
+    """Whether two subgroups of the gang are in one clique."""
+    return len(plan.cliques) < len(colocation_groups(gang))
 
 
-def _with_trays_open(site: PlacementSite, trays: Iterable[PlacementTray]) -> PlacementSite:
-    names = {tray.name for tray in trays}
-    opened = tuple(replace(tray, shut=None) if tray.name in names else tray for tray in site.trays)
-    return PlacementSite(opened, site.holds)
-
-
-def _free_gpus(clique: PlacementSite) -> int:
-    open_gpus = sum(tray.gpus for tray in clique.trays if tray.shut is None)
-    return open_gpus - sum(hold.gpus for hold in clique.holds)
+def with_cliques_closed(site: PlacementSite, cliques: Collection[str]) -> PlacementSite:
+    """The site with nothing new in some of its cliques."""
+    why = "in a clique that another group has to itself"
+    return site.with_trays(
+        lambda tray: replace(tray, shut=tray.shut or why, is_unfit=True) if tray.sharing in cliques else tray
+    )

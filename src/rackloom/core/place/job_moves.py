@@ -23,6 +23,7 @@ from itertools import pairwise
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.place.gang_planner import try_gang
 from rackloom.core.place.placement_values import (
     FreeRegionCount,
     Gang,
@@ -31,12 +32,11 @@ from rackloom.core.place.placement_values import (
     PlacementSite,
     PlacementTerms,
     TrayHold,
+    list_names,
 )
-from rackloom.core.place.search.clique_ranking import REGION_SIZES, fragmentation_price
-from rackloom.core.place.search.gang_search import try_gang
-from rackloom.core.place.search.joint_assignment import SearchBudget
+from rackloom.core.place.search.clique_search import REGION_SIZES, fragmentation_price
 from rackloom.core.place.search.site_capacity import MemberNeed, SiteCapacity
-from rackloom.core.place.search.tray_assignment import TrialPlacement
+from rackloom.core.place.search.tray_assignment import SearchBudget, TrialPlacement
 from rackloom.errors import Refused
 
 _ONE_PER_TRAY = "each on a tray of its own"
@@ -135,16 +135,7 @@ def move_unit(
 
 def with_trays_closed(site: PlacementSite, trays: Collection[str], why: str) -> PlacementSite:
     """The site with nothing new on `trays`."""
-    closed = tuple(
-        replace(tray, shut=tray.shut or why) if tray.name in trays else tray for tray in site.trays
-    )
-    return PlacementSite(closed, site.holds)
-
-
-def list_names(names: Collection[str], most: int = 3) -> str:
-    """The first few, and how many more."""
-    shown = ", ".join(list(names)[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+    return site.with_trays(lambda tray: replace(tray, shut=tray.shut or why) if tray.name in trays else tray)
 
 
 def _unit_as_gang(unit: MovableUnit) -> Gang:

@@ -5,13 +5,11 @@ node rule. A tray is closed while it is cordoned, not ready or tainted; a tray t
 node rule is marked as unfit, since servicing it would not help. GPUs are counted from the node's
 allocatable resource, else from the GPUs that a driver publishes in slices.
 
-`combine_sites` merges the views of groups that may use different trays: a tray is closed to some
-(`closed`), or to all. `trays_avoided_by` names the nodes that anti-affinity with other jobs' pods rules
-out for each group.
+`trays_avoided_by` names the nodes that anti-affinity with other jobs' pods rules out for each group.
 
 `DraDevices` holds slices, device classes and allocated claims. A claim holds its GPUs, or the IMEX
 channel of its node, on behalf of the pod that it is reserved for; an unknown user gets the highest
-priority, so nobody is told to preempt it. Devices allocated with admin access are not in use.
+priority, so no fix proposes to preempt it. Devices allocated with admin access are not in use.
 """
 
 from collections import Counter
@@ -121,18 +119,6 @@ def trays_avoided_by(
         if avoided:
             found[group.name] = avoided
     return found
-
-
-def combine_sites(sites: Mapping[str, PlacementSite]) -> PlacementSite:
-    """One site for members of several kinds, from the site of each kind, by `PlacementTerms.where`."""
-    trays = []
-    for views in zip(*(site.trays for site in sites.values()), strict=True):
-        closed = {where: tray.shut for where, tray in zip(sites, views, strict=True) if tray.shut is not None}
-        is_closed_to_all = len(closed) == len(sites)
-        trays.append(
-            views[0] if is_closed_to_all else replace(views[0], shut=None, is_unfit=False, closed=closed)
-        )
-    return PlacementSite(tuple(trays), next(iter(sites.values())).holds)
 
 
 def hold_of_pod(pod: JsonMapping, labels: SchedulerLabels) -> TrayHold:

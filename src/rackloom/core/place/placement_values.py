@@ -20,9 +20,10 @@ A `GangPlan` assigns every member to a tray, names the spare trays, and states t
 each.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.errors import Refused
 
@@ -86,6 +87,25 @@ class PlacementSite(msgspec.Struct, frozen=True):
 
     trays: tuple[PlacementTray, ...]
     holds: tuple[TrayHold, ...] = ()
+
+    def with_trays(self, change: Callable[[PlacementTray], PlacementTray]) -> "PlacementSite":
+        """The site with every tray as `change` returns it."""
+        return PlacementSite(tuple(map(change, self.trays)), self.holds)
+
+
+def combine_sites(sites: Mapping[str, PlacementSite]) -> PlacementSite:
+    """One site for members of several kinds, from the site of each kind, by `PlacementTerms.where`.
+
+    A tray that is closed to some of them only has their reasons in `PlacementTray.closed`.
+    """
+    trays = []
+    for views in zip(*(site.trays for site in sites.values()), strict=True):
+        closed = {where: tray.shut for where, tray in zip(sites, views, strict=True) if tray.shut is not None}
+        is_closed_to_all = len(closed) == len(sites)
+        trays.append(
+            views[0] if is_closed_to_all else replace(views[0], shut=None, is_unfit=False, closed=closed)
+        )
+    return PlacementSite(tuple(trays), next(iter(sites.values())).holds)
 
 
 class PlacementTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +209,13 @@ class GangPlan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(member.tray for member in self.seats))
 
 
-# Names that schedulers and drivers use.
+# Names in messages, and names that schedulers and drivers use.
+
+
+def list_names(names: Collection[str], most: int = 3) -> str:
+    """The first few, and how many more."""
+    shown = ", ".join(list(names)[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 class SchedulerLabels(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,4 +245,4 @@ class SchedulerLabels(msgspec.Struct, frozen=True, kw_only=True):
                 known = ", ".join(self.__struct_fields__)
                 raise Refused(f"no such label: {pair!r}", nearest_fix=f"NAME=VALUE with NAME one of {known}")
             named[name] = value
-        return msgspec.structs.replace(self, **named)
+        return replace(self, **named)

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.place.gang_planner import shares_clique
 from rackloom.core.place.jobs import Job, value_at
 from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels
 from rackloom.core.place.pod_templates import (
@@ -34,8 +35,7 @@ from rackloom.core.place.pod_templates import (
     pin_to_trays,
     render_affinity,
 )
-from rackloom.core.place.search.gang_search import shares_clique
-from rackloom.core.place.search.tray_assignment import colocation_groups
+from rackloom.core.place.search.site_capacity import colocation_groups
 from rackloom.errors import Refused
 
 

@@ -24,8 +24,7 @@ from rackloom.claim.node.plugin import PrepareState
 from rackloom.core.domains import names
 from rackloom.core.domains.names import ImexIsolation
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.record import read_record
-from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.gangs.snapshot import read_record, reserving_plans
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,

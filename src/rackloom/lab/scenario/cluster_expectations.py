@@ -15,8 +15,7 @@ from typing import Any, Literal
 from rackloom.claim.kube.api import NotFound
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.conditions import PLACED
-from rackloom.core.gangs.record import read_record, read_tray_node
+from rackloom.core.gangs.snapshot import PLACED, read_record, read_tray_node
 from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, RESOURCE_SLICE, Object
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.lab.scenario.model import NotObserved, expectation, require

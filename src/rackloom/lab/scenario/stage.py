@@ -28,7 +28,7 @@ import msgspec
 from rackloom.claim.kube.api import KubeApi
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL
-from rackloom.core.gangs.record import GangKey, read_record
+from rackloom.core.gangs.snapshot import GangKey, read_record
 from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, POD, Object, ResourceKind
 from rackloom.core.place.placement_values import GangPlan
 from rackloom.lab.imex.in_process import ImexNetwork

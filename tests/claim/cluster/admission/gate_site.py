@@ -4,10 +4,9 @@ import asyncio
 import random
 from contextlib import asynccontextmanager, suppress
 
-from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewRequest
-from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
+from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.core.domains import names
 from rackloom.core.domains.compute_domain import read_compute_domain
@@ -54,7 +53,7 @@ class Site:
         api = DirectApi(self.kube, "webhook")
         rng = random.Random(1)
         self.known = AdmissionCache(api, isolation, rng)
-        self.desk = AdmissionReviewer(self.known, AdmissionSettings(isolation=isolation))
+        self.reviewer = AdmissionReviewer(self.known, AdmissionSettings(isolation=isolation))
         self.keeper = GateController(api, self.known, EventRecorder(api, "webhook", "w", loop_wall_time), rng)
         self.kube.admission.append(self.admit)
         self.nodes = nodes
@@ -67,7 +66,7 @@ class Site:
         asked = ReviewRequest(
             uid="u", operation="CREATE", resource=resource, namespace=namespace, object=review.object
         )
-        return json_patch(review.object, (await self.desk.mutate_pods(asked)).patch)
+        return json_patch(review.object, (await self.reviewer.mutate_pods(asked)).patch)
 
     async def begin(self):
         selector = {"cel": {"expression": f"device.driver == '{names.IMEX_DRIVER}'"}}
@@ -130,7 +129,7 @@ class Site:
             item["metadata"]["name"]: item["metadata"]["labels"]
             for item in (await self.user.list(NODE)).items
         }
-        bound = [one["spec"]["nodeName"] for one in await self.pods() if one["spec"].get("nodeName")]
+        bound = [pod["spec"]["nodeName"] for pod in await self.pods() if pod["spec"].get("nodeName")]
         return [labels[node][names.GPU_CLIQUE_LABEL] for node in bound]
 
 

@@ -119,11 +119,13 @@ def test_what_is_in_use_is_not_taken_away():
 def test_never_more_than_there_is_and_nobody_poorer_loses(asks, total):
     shares, held = FairShare(total, total), {}
     for owner, amount, gives_back in asks:
-        before = {one: sum(share.amount for share in held.values() if share.owner == one) for one in "abc"}
+        before = {
+            owner: sum(share.amount for share in held.values() if share.owner == owner) for owner in "abc"
+        }
         lost = []
         share = shares.take(owner, amount, lambda lost=lost: lost.append(1))
-        for one in [key for key, known in held.items() if known not in shares._shares.get(known.owner, ())]:
-            gone = held.pop(one)
+        for key in [key for key, known in held.items() if known not in shares._shares.get(known.owner, ())]:
+            gone = held.pop(key)
             assert before[gone.owner] > before[owner]
         if share is not None:
             held[id(share)] = share
@@ -248,7 +250,7 @@ def test_one_address_does_not_get_all_and_the_oldest_gives_way_to_another():
             writer.write(GET + b"\r\n")
             async with asyncio.timeout(10):
                 assert await reader.read(12) == b"HTTP/1.1 200"
-            for one in opened:
-                one.close()
+            for connection in opened:
+                connection.close()
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Pods of gangs are held, once, and told early what could never work."""
+"""Pods of gangs are gated once, and pods that can never be placed are denied early."""
 
 import pytest
 
@@ -57,7 +57,7 @@ def test_a_gang_without_a_size_is_somebody_elses_and_its_owner_is_warned():
 
 
 @pytest.mark.parametrize(
-    ("obj", "said"),
+    ("obj", "message"),
     [
         (pod(""), "launcher=1,worker=18"),
         (pod("many"), "launcher=1,worker=18"),
@@ -69,7 +69,7 @@ def test_a_gang_without_a_size_is_somebody_elses_and_its_owner_is_warned():
         (pod(labels={GANG_LABEL: "Big_1"}), "lower-case letters"),
     ],
 )
-def test_what_could_never_be_placed_is_denied_with_what_to_write(obj, said):
+def test_what_could_never_be_placed_is_denied_with_what_to_write(obj, message):
     _, verdict = hold_gang_pod(decode_object(obj, PodObject))
     assert not verdict.allowed
-    assert said in verdict.message
+    assert message in verdict.message

@@ -1,4 +1,4 @@
-"""Gated pods on a simulated cluster: all come to one clique, whatever the order and whoever dies."""
+"""Gated pods on a simulated cluster: all go to one clique, in any order and whichever process dies."""
 
 import asyncio
 import random
@@ -70,11 +70,11 @@ def test_in_channel_mode_early_pods_stay_and_are_told_and_later_ones_share_the_c
             assert early["spec"]["schedulingGates"] == [{"name": TEMPLATE_GATE}]
             (event,) = (await found.user.list(EVENT, "team")).items
             assert (event["reason"], event["involvedObject"]["name"]) == (TOO_EARLY_REASON, "early")
-            said = {condition["type"]: condition for condition in early["status"]["conditions"]}[
+            reported = {condition["type"]: condition for condition in early["status"]["conditions"]}[
                 CHANNEL_CONDITION
             ]
-            assert (said["status"], said["reason"]) == ("False", TOO_EARLY_REASON)
-            assert "delete the pod and create it again" in said["message"]
+            assert (reported["status"], reported["reason"]) == ("False", TOO_EARLY_REASON)
+            assert "delete the pod and create it again" in reported["message"]
             (claim,) = late["spec"]["resourceClaims"]
             assert claim["resourceClaimName"] == names.shared_claim_name(domain.uid)
             assert not late["spec"].get("schedulingGates")

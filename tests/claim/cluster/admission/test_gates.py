@@ -4,7 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.claim.cluster.admission.gate_site import pod
 
-from rackloom.claim.cluster.admission.channel_pods import ChannelTemplate, ClaimTemplateState, DomainPods
+from rackloom.claim.cluster.admission.channel_pods import (
+    ChannelTemplate,
+    ClaimTemplateState,
+    DomainPods,
+)
 from rackloom.claim.cluster.admission.gates import CreatedTooEarly, GateOpening, gate_steps
 from rackloom.core.domains import names
 from rackloom.core.kubernetes.pods import CHANNEL_LABEL, GANG_LABEL, PodObject, decode_object
@@ -16,7 +20,7 @@ HERE = ClaimTemplateState(True, ChannelTemplate("uid-1"))
 
 def decided(pods, templates, clique=None):
     """What happens to a group of pods of which the gated ones are looked at."""
-    values = tuple(decode_object(one, PodObject) for one in pods)
+    values = tuple(decode_object(obj, PodObject) for obj in pods)
     gated = tuple(value for value in values if value.gate_index is not None)
     groups = {name: DomainPods(values, clique) for name, template in templates.items() if template.channel}
     return gate_steps(gated, templates, groups)
@@ -24,8 +28,8 @@ def decided(pods, templates, clique=None):
 
 def opened(pods, found):
     """The pods of the openings, after their patches."""
-    by_name = {one["metadata"]["name"]: one for one in pods}
-    patches = [one.patch("team") for one in found if isinstance(one, GateOpening)]
+    by_name = {obj["metadata"]["name"]: obj for obj in pods}
+    patches = [step.patch("team") for step in found if isinstance(step, GateOpening)]
     return {patch.name: json_patch(by_name[patch.name], patch.patch) for patch in patches}
 
 
@@ -77,7 +81,7 @@ def test_pods_with_a_rule_of_their_own_go_at_once():
     own = {"podAffinity": {REQUIRED: [{"topologyKey": names.GPU_CLIQUE_LABEL}]}}
     pods = [pod(name, affinity=own) for name in "ab"]
     done = opened(pods, decided(pods, {"imex": HERE}))
-    assert [one["spec"]["affinity"] for one in done.values()] == [own, own]
+    assert [obj["spec"]["affinity"] for obj in done.values()] == [own, own]
 
 
 def test_pods_without_one_follow_those_that_have():
@@ -89,14 +93,14 @@ def test_pods_without_one_follow_those_that_have():
 def test_a_gang_is_not_held():
     pods = [pod(name, labels={GANG_LABEL: "g"}) for name in "ab"]
     done = opened(pods, decided(pods, {"imex": HERE}))
-    assert all("affinity" not in one["spec"] for one in done.values())
+    assert all("affinity" not in obj["spec"] for obj in done.values())
     assert len(done) == 2
 
 
 def test_in_channel_mode_an_early_pod_is_told_what_to_do():
-    (told,) = decided([pod("a")], {"imex": ClaimTemplateState(True, ChannelTemplate("u", is_shared=True))})
-    assert isinstance(told, CreatedTooEarly)
-    assert "create it again" in told.message
+    (step,) = decided([pod("a")], {"imex": ClaimTemplateState(True, ChannelTemplate("u", is_shared=True))})
+    assert isinstance(step, CreatedTooEarly)
+    assert "create it again" in step.message
 
 
 def member(name):
@@ -116,21 +120,21 @@ def member(name):
 
 @given(st.tuples(*(member(name) for name in "abc")), st.booleans())
 def test_never_two_pods_without_a_rule_are_on_their_way_to_cliques_nobody_knows(pods, in_clique):
-    clique = "u.1" if in_clique and any(one["spec"].get("nodeName") for one in pods) else None
+    clique = "u.1" if in_clique and any(obj["spec"].get("nodeName") for obj in pods) else None
     done = opened(pods, decided(pods, {"imex": HERE}, clique))
-    after = [done.get(one["metadata"]["name"], one) for one in pods]
+    after = [done.get(obj["metadata"]["name"], obj) for obj in pods]
     loose = [
-        one["metadata"]["name"]
-        for one in after
-        if "podAffinity" not in one["spec"].get("affinity", {})
-        and len(one["spec"]["schedulingGates"]) < 2
-        and not one["spec"].get("nodeName")
+        obj["metadata"]["name"]
+        for obj in after
+        if "podAffinity" not in obj["spec"].get("affinity", {})
+        and len(obj["spec"]["schedulingGates"]) < 2
+        and not obj["spec"].get("nodeName")
     ]
     started = [name for name in loose if name in done]
     if clique is None:
         assert not started or loose == started[:1]
     else:
         assert all(near(done[name])[0]["operator"] == "In" for name in started)
-    waiting = [one for one in after if len(one["spec"]["schedulingGates"]) == 2]
-    moving = [one for one in after if one not in waiting and not one["spec"].get("nodeName")]
+    waiting = [obj for obj in after if len(obj["spec"]["schedulingGates"]) == 2]
+    moving = [obj for obj in after if obj not in waiting and not obj["spec"].get("nodeName")]
     assert not waiting or moving, "somebody is on the way, so the others will be let in"

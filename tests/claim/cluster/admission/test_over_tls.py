@@ -23,7 +23,6 @@ from rackloom.app.webhook import (
     admission_app,
     webhook,
 )
-from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.reviews import AdmissionMode
 from rackloom.claim.cluster.admission.serving_certificate import (
     AUTHORITY_SECRET,
@@ -31,7 +30,7 @@ from rackloom.claim.cluster.admission.serving_certificate import (
     WEBHOOK_NAME,
     ServingCertificates,
 )
-from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
+from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.cluster.certificates import AUTHORITY_DAYS, IDENTITY_DAYS
 from rackloom.claim.kube.api import Conflict, KubeError
 from rackloom.core.domains.names import ImexIsolation
@@ -115,17 +114,17 @@ def test_reviews_are_answered():
             opaque = {"driver": "dra.net", "parameters": {"interface": {"mtu": 1}}}
             claim = {"spec": {"devices": {"config": [{"opaque": opaque}]}}}
             path = "/validate-resource-claim-parameters"
-            said = (await http.post(path, json=review("resourceclaims", claim))).json()["response"]
-            assert (said["uid"], said["allowed"]) == ("u1", False)
-            assert "spec.devices.config[0].opaque.parameters" in said["status"]["message"]
+            response = (await http.post(path, json=review("resourceclaims", claim))).json()["response"]
+            assert (response["uid"], response["allowed"]) == ("u1", False)
+            assert "spec.devices.config[0].opaque.parameters" in response["status"]["message"]
             claims = [{"name": "c", "resourceClaimTemplateName": "none"}]
             spec = {"containers": [{"name": "m"}], "resourceClaims": claims}
             asked = review("pods", {"metadata": {"name": "p"}, "spec": spec})
-            said = (await http.post("/mutate-pods", json=asked)).json()["response"]
-            patch = json.loads(base64.b64decode(said["patch"]))
+            response = (await http.post("/mutate-pods", json=asked)).json()["response"]
+            patch = json.loads(base64.b64decode(response["patch"]))
             assert {"op": "add", "path": "/spec/schedulingGates", "value": [{"name": TEMPLATE_GATE}]} in patch
-            said = (await http.post("/validate-pods", json=asked)).json()["response"]
-            assert not said["allowed"]
+            response = (await http.post("/validate-pods", json=asked)).json()["response"]
+            assert not response["allowed"]
 
     asyncio.run(run())
 

@@ -5,9 +5,8 @@ import random
 
 from tests.claim.cluster.admission.gate_site import pod, site
 
-from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewRequest
-from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
+from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.kube.api import KubeError
 from rackloom.core.domains import names
 from rackloom.core.domains.names import ImexIsolation
@@ -30,9 +29,9 @@ def test_in_channel_mode_the_pods_of_a_controller_wait_for_the_compute_domain_of
             domain = await found.create_domain()
             await creating
             shared = names.shared_claim_name(domain.uid)
-            for one in await found.pods():
-                assert one["spec"]["resourceClaims"] == [{"name": "channel", "resourceClaimName": shared}]
-                assert not one["spec"].get("schedulingGates")
+            for obj in await found.pods():
+                assert obj["spec"]["resourceClaims"] == [{"name": "channel", "resourceClaimName": shared}]
+                assert not obj["spec"].get("schedulingGates")
 
     event_loop.run_simulation(1, run)
 

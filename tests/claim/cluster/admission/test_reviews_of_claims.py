@@ -1,4 +1,4 @@
-"""Claims and templates: every opaque config is read strictly, and all problems are told at once."""
+"""Claims and templates: every opaque config is read strictly, and all problems are reported at once."""
 
 import base64
 import contextlib
@@ -110,8 +110,12 @@ def test_another_type_is_no_question_for_this_page():
 
 @given(st.lists(st.tuples(st.sampled_from(DRIVERS), JSON), max_size=4), st.booleans())
 def test_any_parameters_get_a_verdict_that_counts_them(configs, template):
-    verdict = review_claim(asked([config(*one) for one in configs], template=template), AdmissionMode.ENFORCE)
-    lenient = review_claim(asked([config(*one) for one in configs], template=template), AdmissionMode.WARN)
+    verdict = review_claim(
+        asked([config(*arguments) for arguments in configs], template=template), AdmissionMode.ENFORCE
+    )
+    lenient = review_claim(
+        asked([config(*arguments) for arguments in configs], template=template), AdmissionMode.WARN
+    )
     assert lenient.allowed
     assert verdict.allowed == (not lenient.warnings)
     if not verdict.allowed:
@@ -150,9 +154,9 @@ def test_another_version_is_refused_with_what_to_send():
 
 def test_an_answer_carries_verdict_warnings_and_patch():
     patch = ({"op": "add", "path": "/metadata/labels", "value": {"a": "b"}},)
-    said = msgspec.json.decode(encode_response("u1", AdmissionVerdict(patch=patch, warnings=("careful",))))
-    response = said["response"]
-    assert (said["kind"], response["uid"], response["allowed"]) == ("AdmissionReview", "u1", True)
+    answer = msgspec.json.decode(encode_response("u1", AdmissionVerdict(patch=patch, warnings=("careful",))))
+    response = answer["response"]
+    assert (answer["kind"], response["uid"], response["allowed"]) == ("AdmissionReview", "u1", True)
     assert response["warnings"] == ["careful"]
     assert response["patchType"] == "JSONPatch"
     assert msgspec.json.decode(base64.b64decode(response["patch"])) == list(patch)

@@ -1,4 +1,4 @@
-"""New pods: what is added to them, once and not twice, and what is said of them."""
+"""New pods: what is added to them, once and not twice, and what is reported about them."""
 
 import contextlib
 
@@ -52,7 +52,7 @@ def pod(*, template="imex", name="p", owner=None, uses=("channel",), **spec):
 
 def admitted(obj, templates, pods=()):
     """The pod after admission, and the verdict."""
-    groups = {name: DomainPods(tuple(decode_object(one, PodObject) for one in pods)) for name in templates}
+    groups = {name: DomainPods(tuple(decode_object(obj, PodObject) for obj in pods)) for name in templates}
     verdict = mutate_pod(decode_object(obj, PodObject), PodContext(templates, groups))
     return json_patch(obj, verdict.patch), verdict
 
@@ -246,8 +246,8 @@ TEMPLATES = FIXED(dict.fromkeys("tu", st.sampled_from([HERE, PROMISED, SHARED, P
 
 @given(PODS, TEMPLATES, st.lists(PODS, max_size=2))
 def test_admitting_twice_changes_nothing_more(obj, templates, others):
-    def around(one):
-        named = {name: templates[name] for name in decode_object(one, PodObject).templates}
+    def around(owner):
+        named = {name: templates[name] for name in decode_object(owner, PodObject).templates}
         groups = {
             name: DomainPods(tuple(decode_object(other, PodObject) for other in others)) for name in named
         }

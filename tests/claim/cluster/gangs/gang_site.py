@@ -6,18 +6,16 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewRequest
-from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
-from rackloom.claim.cluster.gang_controller import GangController
-from rackloom.claim.cluster.gang_metrics import GangMetrics
+from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
+from rackloom.claim.cluster.gang_controller import GangController, GangMetrics
 from rackloom.claim.kube.api import Conflict, NotFound
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.core.domains import names
 from rackloom.core.domains.names import ImexIsolation
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.record import read_record
+from rackloom.core.gangs.snapshot import read_record
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import (
     DEVICE_CLASS,
@@ -101,7 +99,7 @@ class Behind(Mortal):
 
 
 class Job:
-    """Pods by name that are made anew whenever one is missing, as the MPI operator does."""
+    """Pods by name; a missing pod is created again, as by the MPI operator."""
 
     def __init__(self, site, name, sizes, *, gpus=GPUS, gang=True, spares=0, templates=(), completions=None):
         self.site, self.name, self.sizes, self.gpus, self.gang = site, name, sizes, gpus, gang
@@ -168,7 +166,7 @@ class GangSite:
         self.trays = [f"r{rack}-t{tray}" for rack in range(racks) for tray in range(trays)]
         self.rng = random.Random(seed)
         self.known = AdmissionCache(DirectApi(self.kube, "webhook"), ImexIsolation.DOMAIN, self.rng)
-        self.desk = AdmissionReviewer(self.known, AdmissionSettings())
+        self.reviewer = AdmissionReviewer(self.known, AdmissionSettings())
         self.kube.admission.append(self._admit)
         self.tasks, self.controller, self.api = [], None, None
         self.meter, self.settings = GangMetrics(), replace(SETTINGS, **chosen)
@@ -181,14 +179,14 @@ class GangSite:
         asked = ReviewRequest(
             uid="u", operation="CREATE", resource=resource, namespace=namespace, object=review.object
         )
-        verdict = await self.desk.mutate_pods(asked)
+        verdict = await self.reviewer.mutate_pods(asked)
         assert verdict.allowed, verdict.message
         return json_patch(review.object, verdict.patch)
 
     async def begin(self):
         runs = [informer.run() for informer in self.known.informers]
         runs.append(SimulatedScheduler(self.kube, random.Random(3)).run())
-        self.tasks = [asyncio.create_task(one) for one in runs]
+        self.tasks = [asyncio.create_task(run) for run in runs]
         await self.known.synced()
         for name in self.trays:
             await self.power_on(name)

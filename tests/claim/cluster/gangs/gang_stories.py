@@ -28,7 +28,7 @@ async def bound_job(site, name, sizes, **how):
 
 
 async def over(site, *jobs):
-    """The jobs end, nothing is left of their gangs, and the story is told."""
+    """The jobs end, and nothing is left of their gangs."""
     for job in jobs:
         await job.end()
     await site.until(site.is_clean)
@@ -49,7 +49,7 @@ def watch_bindings(site):
 
 
 async def until_dead_and_again(site, last):
-    """Start a controller that dies after its write number `last`, if it comes to so many, then another."""
+    """Start a controller that dies after its write number `last`, if it makes so many, then another."""
     site.start(last)
     with suppress(TimeoutError):
         async with asyncio.timeout(90):

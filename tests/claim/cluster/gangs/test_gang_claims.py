@@ -1,4 +1,4 @@
-"""Members that claim devices: they come to trays that have them, and to no other."""
+"""Members that claim devices are placed on trays that have them, and on no other."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ async def claiming_site(racks, trays, without=()):
 
 
 async def take_nics(site, tray):
-    """A pod without GPUs comes to a tray, and claims all of its NICs."""
+    """A pod without GPUs is bound to a tray, and claims all of its NICs."""
     other = site.job("other", {"worker": 0}, gpus=0, gang=False, templates=["four-nics"])
     await asyncio.sleep(0.01)
     pod = other.pod("worker", 0)

@@ -1,4 +1,4 @@
-"""Members that end before the others: trays that nobody will use again are given back, and no other is."""
+"""Members that end before the others: trays that no pod will use again are released, and no other tray is."""
 
 import asyncio
 
@@ -11,10 +11,10 @@ from tests.claim.cluster.gangs.gang_stories import (
     until_dead_and_again,
     watch_bindings,
 )
-from tests.claim.cluster.gangs.test_gang_meter import told
+from tests.claim.cluster.gangs.test_gang_meter import scraped
 
 from rackloom.claim.kube.api import Rejected
-from rackloom.core.gangs.members import LONGEST_JOB_BACKOFF
+from rackloom.core.gangs.spec import LONGEST_JOB_BACKOFF
 from rackloom.core.kubernetes.objects import JOB, NODE, POD
 
 
@@ -373,7 +373,7 @@ def test_a_last_member_that_comes_and_goes_is_waited_for_each_time():
             await site.until(lambda: site.says("big", "Placed", "Placed"))
             await asyncio.sleep(900)
             await job.fail(last)
-        found = await told(site)
+        found = await scraped(site)
         assert found["rackloom_gang_placements_total", None] == 1, "the seat was its own all the time"
         assert found["rackloom_gang_ungate_seconds_count", None] == 1
         await over(site, job)
@@ -430,7 +430,7 @@ def test_death_after_a_write_while_a_tray_is_given_back(last):
         record = await site.record("big")
         left = {node for name, node in places.items() if name != "big-worker-1"} | set(record.plan.spares)
         await site.until(holds(site, left))
-        assert len({rack_of(one) for one in left}) == 1
+        assert len({rack_of(tray) for tray in left}) == 1
         assert await site.places("big") == places
         await over(site, job)
 

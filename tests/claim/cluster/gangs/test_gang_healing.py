@@ -1,4 +1,4 @@
-"""Trays that are lost and pods that cannot be bound: one member moves, and nobody else."""
+"""Trays that are lost and pods that cannot be bound: one member moves, and no other."""
 
 import asyncio
 
@@ -44,11 +44,11 @@ def test_a_lost_node_without_a_spare_is_told_and_the_rest_stays():
         before = await site.places("big")
         await site.say_ready(before["big-worker-0"], "Unknown")
 
-        async def told():
+        async def reports_loss():
             bound = (await site.record("big")).condition("Bound")
             return bound.reason == "TrayLost" and "no other tray" in bound.message
 
-        await site.until(told)
+        await site.until(reports_loss)
         assert await site.places("big") == before
         await site.say_ready(before["big-worker-0"], "True")
         await site.until(lambda: site.says("big", "Bound", "AllBound"))
@@ -195,11 +195,11 @@ def test_no_tray_is_reserved_while_somebody_else_holds_the_pods():
 
         job.pod = queued
         await site.until(lambda: site.says("big", "Placed", "WaitingForGates"))
-        before = {one["metadata"]["uid"] for one in await site.pods("big")}
+        before = {pod["metadata"]["uid"] for pod in await site.pods("big")}
         await asyncio.sleep(4 * site.settings.bind_after)
         assert not await site.taints()
         pods = await site.pods("big")
-        assert {one["metadata"]["uid"] for one in pods} == before
+        assert {pod["metadata"]["uid"] for pod in pods} == before
         for pod in pods:
             left = [gate for gate in pod["spec"]["schedulingGates"] if gate != queue]
             patch = {"spec": {"schedulingGates": left}}

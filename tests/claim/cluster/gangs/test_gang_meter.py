@@ -1,4 +1,4 @@
-"""What Prometheus is told of gangs."""
+"""The metrics of gangs."""
 
 import asyncio
 
@@ -6,11 +6,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.claim.cluster.gangs.gang_site import run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job
 
-from rackloom.claim.cluster.gang_metrics import GangMetrics
+from rackloom.claim.cluster.gang_controller import GangMetrics
 from rackloom.core.kubernetes.objects import GANG_PLAN
 
 
-async def told(site):
+async def scraped(site):
     page = site.meter.render((await site.user.list(GANG_PLAN)).items).decode()
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     return {
@@ -43,7 +43,7 @@ def test_a_life_of_gangs_is_counted():
         site.job("huge", {"worker": 9})
         await site.until(lambda: site.says("huge", "Placed", "DoesNotFit"))
         await asyncio.sleep(60)
-        found = await told(site)
+        found = await scraped(site)
         assert found["rackloom_gangs", "Placed"] == found["rackloom_gangs", "DoesNotFit"] == 1
         assert found["rackloom_gang_placements_total", None] == 1
         assert found["rackloom_gang_refusals_total", "DoesNotFit"] == 1, (
@@ -59,7 +59,7 @@ def test_a_life_of_gangs_is_counted():
             return (await site.places("big")).get("big-worker-0") not in (None, lost)
 
         await site.until(moved)
-        found = await told(site)
+        found = await scraped(site)
         assert found["rackloom_gang_members_replaced_total", None] >= 1
         assert found["rackloom_gang_refusals_total", "TrayLost"] >= 1
         assert found["rackloom_gang_ungate_seconds_count", None] == 1

@@ -1,4 +1,4 @@
-"""An MPIJob that is over: its trays are given back, also where it says so late and the controller dies."""
+"""An MPIJob that is over: its trays are released, also where its status is late and the controller dies."""
 
 import asyncio
 from contextlib import suppress
@@ -9,7 +9,7 @@ from tests.claim.cluster.gangs.gang_stories import holds, over, until_dead_and_a
 
 from rackloom.claim.kube.api import Conflict
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.members import MPI_JOB
+from rackloom.core.gangs.spec import MPI_JOB
 from rackloom.core.kubernetes.objects import JOB, POD
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.lab.kube.objects import TypeSchema
@@ -58,7 +58,7 @@ class MpiJob(Job):
         return made
 
     async def is_over(self):
-        """As the operator says, some time after the launcher has ended."""
+        """The status that the operator writes, some time after the launcher has ended."""
         self.is_wanted = False
         done = {"type": "Succeeded", "status": "True"}
         status = {"conditions": [done], "completionTime": "2026-01-01T00:00:00Z"}
@@ -101,7 +101,7 @@ def test_workers_that_the_job_deletes_one_by_one_leave_their_trays_one_by_one():
         await job.is_over()
         for number, worker in enumerate(WORKERS[:-1]):
             await delete(site, worker)
-            await site.until(holds(site, {places[one] for one in WORKERS[number + 1 :]}))
+            await site.until(holds(site, {places[worker] for worker in WORKERS[number + 1 :]}))
         await over(site, job)
 
     run(story)

@@ -5,7 +5,7 @@ from tests.claim.cluster.gangs.gang_site import TEAM, run
 from tests.claim.cluster.gangs.gang_stories import bound_job, opened, over
 
 from rackloom.core.domains import names
-from rackloom.core.gangs.members import read_member
+from rackloom.core.gangs.spec import read_member
 from rackloom.core.gangs.terms import without_conflicting_trays
 from rackloom.core.kubernetes.objects import POD
 from rackloom.core.place.placement_values import PlacementSite, PlacementTray
@@ -34,9 +34,11 @@ def without(key, app="gang", **more):
 
 def closed_by(foe):
     trays = tuple(
-        PlacementTray(name=one, clique=has.get(CLIQUE), gpus=4) for one, has in SITE.items() if one != "cpu"
+        PlacementTray(name=name, clique=has.get(CLIQUE), gpus=4)
+        for name, has in SITE.items()
+        if name != "cpu"
     )
-    nodes = [{"metadata": {"name": one, "labels": has}} for one, has in SITE.items()]
+    nodes = [{"metadata": {"name": name, "labels": has}} for name, has in SITE.items()]
     members = [read_member(pod("big-0", {"app": "gang"}))]
     met = without_conflicting_trays(PlacementSite(trays, ()), members, [foe], nodes)
     return [tray.name for tray in met.trays if tray.shut is not None]

@@ -162,7 +162,7 @@ def test_a_job_that_is_made_anew_under_its_name_is_placed_as_it_is_now(change, m
 
 
 async def begun(site, gang):
-    """The moment in which the first pods of a gang are let go."""
+    """Wait until the first pods of a gang are ungated."""
     async with asyncio.timeout(60):
         while not await site.ungated(gang):
             await asyncio.sleep(0.001)

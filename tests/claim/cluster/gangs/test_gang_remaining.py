@@ -1,4 +1,4 @@
-"""How many pods of a gang are still to come, by the word of their Jobs; and when they are asked."""
+"""How many pods of a gang are still to come, according to their Jobs; and when the Jobs are read."""
 
 import asyncio
 
@@ -10,12 +10,10 @@ from tests.claim.cluster.gangs.gang_stories import bound_job, over, until_dead_a
 from rackloom.core.domains.compute_domain import Condition
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.members import FinishedMPIJob, OwnerJob, read_member
 from rackloom.core.gangs.reconcile import reconcile_gang
-from rackloom.core.gangs.record import GangKey, GangRecord
 from rackloom.core.gangs.slots import remaining_spec
-from rackloom.core.gangs.snapshot import GangSnapshot, OwnerCheck
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.snapshot import GangKey, GangRecord, GangSnapshot, OwnerCheck
+from rackloom.core.gangs.spec import FinishedMPIJob, GangSettings, OwnerJob, read_member
 from rackloom.core.kubernetes.objects import JOB, POD
 from rackloom.core.kubernetes.pods import GANG_LABEL
 
@@ -112,7 +110,7 @@ def test_owners_are_asked_when_a_gang_has_waited_for_a_while_and_then_ever_less_
 
 
 def test_owners_that_said_that_fewer_come_are_asked_each_time():
-    """What is decided then rests on what they say."""
+    """The decision then depends on the status of the owners."""
     looked = OwnerCheck(view_of(()).tray_use, 978307200.0, 978307200.0, are_fewer=True)
     assert waited(1, owner_check=looked).needs_fresh_read
 
@@ -122,11 +120,11 @@ def test_a_job_whose_ended_pods_are_gone_goes_on_with_the_members_that_are_left(
         site = GangSite(racks=1, trays=4)
         await site.begin()
         site.start()
-        one = await bound_job(site, "big", {"worker": 4}, completions=4)
-        one.is_wanted = False
+        job = await bound_job(site, "big", {"worker": 4}, completions=4)
+        job.is_wanted = False
         for number in range(3):
-            await one.succeed(f"big-worker-{number}")
-        await one.fail("big-worker-3")
+            await job.succeed(f"big-worker-{number}")
+        await job.fail("big-worker-3")
         await site.user.patch(JOB, "big", TEAM, {"status": {"succeeded": 3}}, subresource="status")
         await site.user.patch(JOB, "big", TEAM, {"spec": {"suspend": True}})
         await site.until(site.is_clean)
@@ -134,11 +132,11 @@ def test_a_job_whose_ended_pods_are_gone_goes_on_with_the_members_that_are_left(
         for number in range(4):
             await site.user.delete(POD, f"big-worker-{number}", TEAM, grace_seconds=0)
         await site.user.patch(JOB, "big", TEAM, {"spec": {"suspend": False}})
-        await one.again("big-worker-3")
+        await job.again("big-worker-3")
         site.start()
         await site.until(lambda: site.says("big", "Bound", "AllBound"))
         assert len(await site.taints()) == 1
-        await over(site, one)
+        await over(site, job)
 
     run(story)
 
@@ -148,20 +146,20 @@ def test_pods_that_nobody_else_joins_are_told_why_they_wait():
         site = GangSite(racks=1, trays=4)
         await site.begin()
         site.start()
-        one = await bound_job(site, "big", {"worker": 4})
-        one.is_wanted = False
+        job = await bound_job(site, "big", {"worker": 4})
+        job.is_wanted = False
         for number in range(4):
-            await one.succeed(f"big-worker-{number}")
+            await job.succeed(f"big-worker-{number}")
         await site.until(site.is_clean)
-        await one.again("big-worker-3")
+        await job.again("big-worker-3")
 
-        async def told():
+        async def reports_waiting():
             placed = (await site.record("big")).condition("Placed")
             return placed and placed.message.endswith("their owners do not say that fewer are to come")
 
-        await site.until(told)
+        await site.until(reports_waiting)
         assert not await site.taints()
-        await over(site, one)
+        await over(site, job)
 
     run(story)
 
@@ -248,7 +246,7 @@ def test_death_after_a_write_while_the_rest_of_two_jobs_is_placed(last):
 
 
 def test_a_pod_that_failed_and_is_still_there_is_named_to_whom_waits():
-    """The MPI operator makes it anew only once somebody has deleted it."""
+    """The MPI operator creates it again only after it was deleted."""
     failed = pod("f", "one", "a", "Failed")
     decided = reconcile_gang(view_of((*WAITING, failed), {}), GangSettings())
     assert decided.conditions[0].message == (

@@ -1,4 +1,4 @@
-"""What is wrong with one gang: it is told, and keeps no other from its trays."""
+"""A problem of one gang is reported, and keeps no other gang from its trays."""
 
 import asyncio
 import threading
@@ -122,9 +122,9 @@ def test_a_refusal_names_no_job_of_another_namespace():
         site.start()
         site.job("big", {"worker": 2})
         await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
-        told = (await site.record("big")).condition("Placed").message
-        assert "in use by another job" in told
-        assert "merger" not in told
+        message = (await site.record("big")).condition("Placed").message
+        assert "in use by another job" in message
+        assert "merger" not in message
         await site.end()
 
     run(story)
@@ -183,8 +183,8 @@ def test_trays_of_pods_that_went_before_they_were_let_go_are_given_back():
 
         await asyncio.sleep(site.settings.bind_after / 2)
         assert (await site.record("big")).plan is not None, "they may be made anew"
-        told = (await site.record("big")).condition("Placed")
-        assert (told.status, told.reason) == ("False", "WaitingForMembers")
+        placed = (await site.record("big")).condition("Placed")
+        assert (placed.status, placed.reason) == ("False", "WaitingForMembers")
         await site.until(is_free)
         assert not await site.ungated("big")
         await bound_job(site, "other", {"worker": 4})

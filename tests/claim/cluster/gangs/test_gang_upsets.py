@@ -129,11 +129,11 @@ def test_a_job_that_grew_while_it_waited_is_placed_at_the_size_it_says_and_the_r
         await site.user.delete(POD, "third", TEAM, grace_seconds=0)
         await site.until(lambda: site.has_ungated("big", 4))
 
-        async def told():
+        async def reports_bound():
             bound = (await site.record("big")).condition("Bound")
             return bound.status == "True" and "big-worker-4" in bound.message
 
-        await site.until(told)
+        await site.until(reports_bound)
         await over(site, job)
 
     run(story)
@@ -174,7 +174,7 @@ def test_two_gangs_of_one_name_in_two_namespaces_share_nothing():
 
         async def bound():
             pods = (await site.user.list(POD, "kube-system")).items
-            return all(one["spec"].get("nodeName") for one in pods)
+            return all(pod["spec"].get("nodeName") for pod in pods)
 
         await site.until(bound)
         held = await site.taints()

@@ -1,4 +1,4 @@
-"""Gangs whose pods say where they may go, and with whom: placed by that, or told what is in the way."""
+"""Gangs with node rules and anti-affinity: placed accordingly, or refused with what is in the way."""
 
 import asyncio
 
@@ -119,9 +119,9 @@ def test_a_launcher_that_may_go_to_no_tray_is_told():
         site = await labelled(racks=1, trays=3)
         job = choosy(site, "big", {"launcher": 1, "worker": 2}, launcher={"nodeSelector": {"cpu": "yes"}})
         await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
-        told = (await site.record("big")).condition("Placed").message
-        assert "launcher may go to none" in told
-        assert "not cpu=yes" in told
+        message = (await site.record("big")).condition("Placed").message
+        assert "launcher may go to none" in message
+        assert "not cpu=yes" in message
         assert not await site.taints()
         await over(site, job)
 
@@ -154,8 +154,8 @@ def apart_from(**labels):
 
 def spread(key=HOST, skew=1, when="DoNotSchedule"):
     selector = {"matchLabels": {"job": "big"}}
-    one = {"topologyKey": key, "maxSkew": skew, "whenUnsatisfiable": when, "labelSelector": selector}
-    return {"topologySpreadConstraints": [one]}
+    constraint = {"topologyKey": key, "maxSkew": skew, "whenUnsatisfiable": when, "labelSelector": selector}
+    return {"topologySpreadConstraints": [constraint]}
 
 
 def on_host(port):
@@ -203,7 +203,7 @@ def apart_by(key):
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "reason"),
     [
         (near("zone", job="big"), "podAffinity by zone"),
         (near(names.GPU_CLIQUE_LABEL, app="other"), "not of the gang alone"),
@@ -212,14 +212,14 @@ def apart_by(key):
         (spread(skew=2), "maxSkew 2"),
     ],
 )
-def test_what_a_gang_is_not_placed_by_is_refused_by_name(spec, told):
+def test_what_a_gang_is_not_placed_by_is_refused_by_name(spec, reason):
     async def story():
         site = await labelled(racks=1, trays=3)
         job = choosy(site, "big", {"worker": 2}, **spec)
         await site.until(lambda: site.says("big", "Placed", "InvalidGang"))
-        said = (await site.record("big")).condition("Placed").message
-        assert told in said
-        assert "big-worker-0" in said
+        message = (await site.record("big")).condition("Placed").message
+        assert reason in message
+        assert "big-worker-0" in message
         assert not await site.taints()
         await over(site, job)
 
@@ -280,9 +280,9 @@ def test_members_of_a_group_that_may_not_go_to_the_same_nodes_are_told():
             honest(group, number), nodeSelector={"tray": f"r0-t{number}"}
         )
         await site.until(lambda: site.says("big", "Placed", "InvalidGang"))
-        told = (await site.record("big")).condition("Placed").message
-        assert "big-worker-0 and big-worker-1" in told
-        assert "gang-group" in told
+        message = (await site.record("big")).condition("Placed").message
+        assert "big-worker-0 and big-worker-1" in message
+        assert "gang-group" in message
         await over(site, job)
 
     run(story)
@@ -352,9 +352,9 @@ def test_a_pod_that_is_made_anew_with_another_wish_is_told_and_not_made_anew_for
         asking(job, nodeSelector={"tray": "r7-t7"})
         await site.user.delete(POD, "big-worker-0", TEAM, grace_seconds=0)
         await site.until(lambda: site.says("big", "Bound", "CannotBind"))
-        told = (await site.record("big")).condition("Bound").message
-        assert "big-worker-0 asks for another node" in told
-        assert "not tray=r7-t7" in told
+        message = (await site.record("big")).condition("Bound").message
+        assert "big-worker-0 asks for another node" in message
+        assert "not tray=r7-t7" in message
         before = await uids(site)
         await asyncio.sleep(300)
         assert await uids(site) == before

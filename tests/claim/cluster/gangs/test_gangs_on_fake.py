@@ -1,4 +1,4 @@
-"""Whole jobs on a fake cluster: placed, reserved, pinned and let go together, and nothing left behind."""
+"""Whole jobs on a fake cluster: placed, reserved, pinned and ungated together, and nothing left behind."""
 
 import asyncio
 
@@ -31,13 +31,13 @@ def test_a_gang_that_can_never_fit_takes_nothing_and_says_what_would_help():
         site = await at_work(racks=2, trays=4)
         job = site.job("huge", {"worker": 5})
         await site.until(lambda: site.says("huge", "Placed", "DoesNotFit"))
-        told = (await site.record("huge")).condition("Placed").message
+        message = (await site.record("huge")).condition("Placed").message
         await asyncio.sleep(60)
         assert not await site.taints()
         assert not await site.ungated("huge")
         events = await site.events("DoesNotFit")
         assert {event["involvedObject"]["kind"] for event in events} == {"GangPlan", "Job"}
-        assert all(event["message"] == told for event in events)
+        assert all(event["message"] == message for event in events)
         await over(site, job)
 
     run(story)
@@ -51,8 +51,8 @@ def test_a_gang_waits_for_all_of_its_pods_and_says_how_many_are_missing():
         job.pod = lambda group, number: obj(group, min(number, 2))
         await site.until(lambda: site.says("big", "Placed", "WaitingForMembers"))
         await asyncio.sleep(10)
-        said = (await site.record("big")).condition("Placed").message
-        assert "worker 3 of 4" in said
+        message = (await site.record("big")).condition("Placed").message
+        assert "worker 3 of 4" in message
         assert not await site.ungated("big")
         job.pod = obj
         await site.until(lambda: site.is_bound("big", 4))

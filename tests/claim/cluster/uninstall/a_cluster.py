@@ -156,7 +156,7 @@ class Cluster:
         return await work.run()
 
     async def put(self, kind: ResourceKind, obj: Object, by: str = "kubectl") -> Object:
-        """Create an object as somebody."""
+        """Create an object as a named field manager."""
         return await self.as_(by).create(kind, obj)
 
     async def _kubelets(self) -> None:
@@ -173,7 +173,7 @@ class Cluster:
                         POD, meta["name"], meta["namespace"], grace_seconds=0
                     )
 
-    def strangers(self) -> dict[str, Object]:
+    def foreign_objects(self) -> dict[str, Object]:
         """Everything that is not ours, without what the server counts."""
         return {
             f"{kind.kind} {obj['metadata'].get('namespace')}/{obj['metadata']['name']}": _plain(obj)
@@ -252,7 +252,7 @@ class Judge:
 
 
 def strange(name: str, namespace: str | None = None, **more: Any) -> Object:
-    """An object of somebody else."""
+    """An object of another owner."""
     meta = {"name": name, "annotations": {STRANGER: "yes", **more.pop("annotations", {})}}
     meta |= {"labels": more.pop("labels")} if "labels" in more else {}
     meta |= {"namespace": namespace} if namespace else {}
@@ -260,7 +260,7 @@ def strange(name: str, namespace: str | None = None, **more: Any) -> Object:
 
 
 def is_strange(obj: Object) -> bool:
-    """Whether an object is somebody else's."""
+    """Whether an object has another owner."""
     return STRANGER in (obj["metadata"].get("annotations") or {})
 
 

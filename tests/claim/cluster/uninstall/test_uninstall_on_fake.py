@@ -79,7 +79,7 @@ def run(story: Any, seed: int = 1) -> Any:
     return event_loop.run_simulation(seed, lambda: on_a_cluster(story))
 
 
-async def strangers(cluster: Cluster) -> None:
+async def add_foreign_objects(cluster: Cluster) -> None:
     """What others have, as near to ours as it gets."""
     label = {"app.kubernetes.io/part-of": "rackloom"}
     helm = {"meta.helm.sh/release-name": "nvidia"}
@@ -104,7 +104,7 @@ async def strangers(cluster: Cluster) -> None:
 
 async def built(cluster: Cluster, state: dict[str, Any]) -> None:
     """An installation in a state, without a controller that runs."""
-    await strangers(cluster)
+    await add_foreign_objects(cluster)
     await cluster.install("base", *(["webhook"] if state["webhook"] else []))
     await lease(cluster)
     await tray(cluster, "n0")
@@ -195,7 +195,7 @@ def test_from_any_state_it_ends_with_nothing_of_ours_and_all_of_others(state: di
 
     async def story(cluster: Cluster) -> None:
         await built(cluster, state)
-        before = cluster.strangers()
+        before = cluster.foreign_objects()
         await wreck(cluster, state)
         for writes in state["deaths"]:
             try:
@@ -206,7 +206,7 @@ def test_from_any_state_it_ends_with_nothing_of_ours_and_all_of_others(state: di
         assert outcome.rest.steps == (), outcome
         left = set(cluster.ours())
         assert left == set(), left
-        assert cluster.strangers() == before
+        assert cluster.foreign_objects() == before
         label = (await cluster.user.get(NODE, "n0"))["metadata"]["labels"].get(names.GPU_CLIQUE_LABEL)
         assert label == (CLIQUE if state["clique label"] == "nfd-master" else None)
         assert (await cluster.uninstall()).done == ()
@@ -220,13 +220,13 @@ def test_from_any_state_it_ends_with_nothing_of_ours_and_all_of_others(state: di
 def test_answers_that_are_lost_change_nothing(state: dict[str, Any], seed: int) -> None:
     async def story(cluster: Cluster) -> None:
         await built(cluster, state)
-        before = cluster.strangers()
+        before = cluster.foreign_objects()
         cluster.kube.faults.add(RequestFault(rate=0.02, user=US, code=503))
         cluster.kube.faults.add(RequestFault(rate=0.02, user=US, lost="reply"))
         outcome = await cluster.uninstall(still_seconds=600)
         assert outcome.rest.steps == (), outcome
         assert cluster.ours() == []
-        assert cluster.strangers() == before
+        assert cluster.foreign_objects() == before
 
     run(story, seed)
 
@@ -360,7 +360,7 @@ def test_pods_whose_plugin_is_gone_hold_nothing_and_are_told_of() -> None:
         await wreck(cluster, {"gone": (), "wedged": True})
         outcome = await cluster.uninstall()
         assert outcome.rest.steps == ()
-        (left,) = [one for one in outcome.rest.left if one.what == "Pod team/worker"]
+        (left,) = [entry for entry in outcome.rest.left if entry.what == "Pod team/worker"]
         assert "kubectl delete pod --force -n team worker" in left.fix
         assert await cluster.user.get(POD, "worker", TEAM)
 
@@ -391,24 +391,26 @@ def test_nvidias_driver_keeps_its_domains_classes_and_definitions() -> None:
             "computedomains.resource.nvidia.com",
             "computedomaincliques.resource.nvidia.com",
         )
-        before = cluster.strangers()
+        before = cluster.foreign_objects()
         outcome = await cluster.uninstall()
         assert outcome.rest.steps == (), outcome
-        assert cluster.strangers() == before
-        assert not [one for one in cluster.kube.store.all(COMPUTE_DOMAIN) if one["metadata"]["uid"] == mine]
+        assert cluster.foreign_objects() == before
+        assert not [
+            domain for domain in cluster.kube.store.all(COMPUTE_DOMAIN) if domain["metadata"]["uid"] == mine
+        ]
         left = {
-            one["metadata"]["name"] for kind in (CRD, DEVICE_CLASS) for one in cluster.kube.store.all(kind)
+            obj["metadata"]["name"] for kind in (CRD, DEVICE_CLASS) for obj in cluster.kube.store.all(kind)
         }
         assert left == set(cluster.judge.shared)
         assert {"ComputeDomain team/theirs"} == {
-            one.what for one in outcome.rest.left if one.what.startswith("ComputeDomain ")
+            entry.what for entry in outcome.rest.left if entry.what.startswith("ComputeDomain ")
         }
 
     run(story)
 
 
 def test_an_installation_without_the_label_is_not_touched() -> None:
-    """As one of an earlier version: nobody knows what of it is ours."""
+    """An installation of an earlier version: which objects are ours is unknown."""
 
     async def story(cluster: Cluster) -> None:
         await cluster.install("base", "webhook")
@@ -424,13 +426,13 @@ def test_an_installation_without_the_label_is_not_touched() -> None:
         found = build_uninstall_plan(await cluster.look())
         assert not any(step.actions for step in found.steps)
         assert cluster.kube.store.version == version
-        left = {one.what for one in found.left}
+        left = {entry.what for entry in found.left}
         assert {
             "ClusterRole rackloom-controller",
             "DeviceClass gpu.nvidia.com",
             f"Namespace {DRIVER}",
         } <= left
-        assert all("apply -k" in one.fix for one in found.left if one.what.startswith("ClusterRole"))
+        assert all("apply -k" in entry.fix for entry in found.left if entry.what.startswith("ClusterRole"))
 
     run(story)
 
@@ -441,7 +443,7 @@ def test_what_somebody_put_into_our_namespace_keeps_it() -> None:
         await cluster.put(CONFIG_MAP, strange("notes", DRIVER))
         outcome = await cluster.uninstall()
         assert outcome.rest.steps == ()
-        (left,) = [one for one in outcome.rest.left if one.what == f"Namespace {DRIVER}"]
+        (left,) = [entry for entry in outcome.rest.left if entry.what == f"Namespace {DRIVER}"]
         assert left.why == f"holds what is not ours: ConfigMap {DRIVER}/notes"
         assert "deletionTimestamp" not in (await cluster.user.get(NAMESPACE, DRIVER))["metadata"]
 

@@ -1,4 +1,4 @@
-"""What KAI's annotations can tell, and for which kinds."""
+"""What KAI's annotations can express, and for which kinds."""
 
 from typing import Any
 
@@ -56,9 +56,9 @@ def test_all_pods_of_a_job_set_are_counted_where_its_jobs_start_in_any_order() -
     [("InOrder", {}), (None, {}), ("AnyOrder", {"dependsOn": [{"name": "driver", "status": "Ready"}]})],
 )
 def test_jobs_that_start_one_after_the_other_are_refused(order: str | None, more: dict[str, Any]) -> None:
-    with pytest.raises(Refused, match="only if they may start in any order") as told:
+    with pytest.raises(Refused, match="only if they may start in any order") as refused:
         render(job_set(order, **more))
-    assert "spec.startupPolicy.startupPolicyOrder to AnyOrder" in str(told.value.nearest_fix)
+    assert "spec.startupPolicy.startupPolicyOrder to AnyOrder" in str(refused.value.nearest_fix)
 
 
 def test_a_job_set_of_one_replicated_job_is_one_group_in_any_case() -> None:
@@ -72,6 +72,6 @@ def test_groups_apart_are_refused_with_a_fix_that_was_asked_for() -> None:
     value = {"kind": "JobSet", "metadata": {"name": "s"}, "spec": {"replicatedJobs": jobs}}
     value["spec"]["startupPolicy"] = {"startupPolicyOrder": "AnyOrder"}  # type: ignore[index]
     assert render(value).objects
-    with pytest.raises(Refused, match="no groups apart") as told:
+    with pytest.raises(Refused, match="no groups apart") as refused:
         render(value, apart=True)
-    assert told.value.nearest_fix == "use --render kueue, or leave --apart out"
+    assert refused.value.nearest_fix == "use --render kueue, or leave --apart out"

@@ -1,4 +1,4 @@
-"""Pods without an owner, which nobody counts for the scheduler: what makes one workload of them."""
+"""Pods without an owner: no controller counts them, so annotations make them one workload."""
 
 from typing import Any
 
@@ -32,14 +32,14 @@ def render(target: str, pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_kueue_is_told_whose_pods_they_are_and_how_many_and_in_which_order() -> None:
     _, *found = render("kueue", [pod(number, "train") for number in range(3)])
-    for index, one in enumerate(found):
-        assert one["metadata"]["labels"] == {
+    for index, obj in enumerate(found):
+        assert obj["metadata"]["labels"] == {
             LABELS.gang: "train",
             "kueue.x-k8s.io/queue-name": "default",
             GROUP: "train",
             "kueue.x-k8s.io/pod-group-pod-index": str(index),
         }
-        assert one["metadata"]["annotations"] == {
+        assert obj["metadata"]["annotations"] == {
             "kueue.x-k8s.io/pod-group-total-count": "3",
             "kueue.x-k8s.io/podset-required-topology": CLIQUE,
         }
@@ -64,9 +64,9 @@ def test_the_name_of_a_group_is_one_that_objects_may_have(gang: str) -> None:
 
 
 def test_kueue_keeps_no_more_than_two_kinds_of_pods_together() -> None:
-    with pytest.raises(Refused, match="two together at most") as told:
+    with pytest.raises(Refused, match="two together at most") as refused:
         render("kueue", [pod(0, "train", gpus=0), pod(1, "train"), pod(2, "train")])
-    assert told.value.nearest_fix == "make the pods alike, or use --render affinity"
+    assert refused.value.nearest_fix == "make the pods alike, or use --render affinity"
 
 
 def test_kai_gets_a_pod_group_that_all_pods_name() -> None:
@@ -81,5 +81,5 @@ def test_kai_gets_a_pod_group_that_all_pods_name() -> None:
             "topologyConstraint": {"topology": "nvlink", "requiredTopologyLevel": CLIQUE},
         },
     }
-    assert [one["metadata"]["annotations"] for one in found] == [{"pod-group-name": "train"}] * 3
-    assert {one["spec"]["schedulerName"] for one in found} == {"kai-scheduler"}
+    assert [obj["metadata"]["annotations"] for obj in found] == [{"pod-group-name": "train"}] * 3
+    assert {obj["spec"]["schedulerName"] for obj in found} == {"kai-scheduler"}

@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 from tests.core.place.place_sites import site
 
-from rackloom.core.place.gang_planner import plan_gang
+from rackloom.core.place.gang_planner import plan_exclusive_cliques, plan_gang
 from rackloom.core.place.gang_requests import gang_of_job
 from rackloom.core.place.jobs import read_jobs
 from rackloom.core.place.placement_values import SchedulerLabels
 from rackloom.core.place.rendering import RenderedJob, render_job
-from rackloom.core.place.search.gang_search import plan_exclusive_cliques
-from rackloom.core.place.search.joint_assignment import SearchBudget
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 LABELS = SchedulerLabels()
@@ -31,9 +30,9 @@ def render(target: str, replicas: int, segment: int | None = None, **more: Any) 
 def test_a_template_names_one_pod_group_so_replicas_cannot_have_one_each() -> None:
     first = render("podgroup", 1).objects[0]
     assert first["metadata"]["name"] == "l"
-    with pytest.raises(Refused, match="one template") as told:
+    with pytest.raises(Refused, match="one template") as refused:
         render("podgroup", 2)
-    assert told.value.nearest_fix.startswith("use --render lws")
+    assert refused.value.nearest_fix.startswith("use --render lws")
     assert render("lws", 2).objects
 
 
@@ -68,9 +67,9 @@ def test_by_exclusive_topology_no_two_replicas_are_in_one_clique() -> None:
     gang = gang_of_job(job, {}, priorities={})
     packed = plan_gang(site(2, 6), gang)
     assert len(packed.cliques) == 1
-    with pytest.raises(Refused, match="two replicas in one clique") as told:
+    with pytest.raises(Refused, match="two replicas in one clique") as refused:
         render_job("lws", job, gang, packed, site(2, 6), LABELS)
-    assert told.value.nearest_fix
+    assert refused.value.nearest_fix
 
 
 def test_the_leader_of_each_replica_stands_beside_its_own_workers() -> None:
@@ -86,8 +85,8 @@ def test_subgroups_of_a_leader_worker_set_are_alike() -> None:
 
 def test_affinity_cannot_keep_replicas_together_that_are_in_two_cliques() -> None:
     assert render("affinity", 2).objects, "one clique has both"
-    with pytest.raises(Refused, match="4 replicas have one pod template and 2 cliques") as told:
+    with pytest.raises(Refused, match="4 replicas have one pod template and 2 cliques") as refused:
         render("affinity", 4)
-    assert told.value.nearest_fix == "use --render lws"
+    assert refused.value.nearest_fix == "use --render lws"
     with pytest.raises(Refused, match="segments of 1 have one pod template and 2 cliques"):
         render("affinity", 4, segment=1)

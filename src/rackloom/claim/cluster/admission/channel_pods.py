@@ -13,7 +13,6 @@
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import msgspec
 
@@ -21,7 +20,7 @@ from rackloom.claim.cluster.admission.reviews import AdmissionMode, AdmissionVer
 from rackloom.core.domains import names
 from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL, ImexIsolation, isolation_of, shared_claim_name
-from rackloom.core.kubernetes.objects import Object, PatchOperation, add_operation
+from rackloom.core.kubernetes.objects import Object, PatchOperation, add_entries, add_operation
 from rackloom.core.kubernetes.pods import (
     CHANNEL_LABEL,
     REQUIRED,
@@ -33,7 +32,9 @@ from rackloom.core.kubernetes.pods import (
     PodAffinity,
     PodObject,
     PodSpec,
+    add_gate,
     channel_label,
+    narrow_nodes,
 )
 
 # Rules that keep pods in one clique, as JSON patch operations.
@@ -72,33 +73,9 @@ def require_domain_affinity(spec: PodSpec, label: str) -> tuple[PatchOperation, 
 
 
 def require_clique(spec: PodSpec, clique: str | None) -> tuple[PatchOperation, ...]:
-    """Have a gated pod scheduled into this clique, or into any one where it is None.
-
-    Of a gated pod, only what it asks of nodes can be tightened: an expression more in each term.
-    """
-    if clique is None:
-        rule: dict[str, Any] = {"key": GPU_CLIQUE_LABEL, "operator": "Exists"}
-    else:
-        rule = {"key": GPU_CLIQUE_LABEL, "operator": "In", "values": [clique]}
-    terms = [{"matchExpressions": [rule]}]
-    if spec.affinity is None:
-        return (add_operation("/spec/affinity", {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}),)
-    nodes = spec.affinity.node_affinity
-    if nodes is None:
-        return (add_operation("/spec/affinity/nodeAffinity", {REQUIRED: {"nodeSelectorTerms": terms}}),)
-    path = f"/spec/affinity/nodeAffinity/{REQUIRED}"
-    if nodes.required is None or not nodes.required.node_selector_terms:
-        return (add_operation(path, {"nodeSelectorTerms": terms}),)
-    return tuple(_narrowed_terms(nodes, f"{path}/nodeSelectorTerms", rule))
-
-
-def _narrowed_terms(nodes: NodeAffinity, path: str, rule: dict[str, Any]) -> Iterator[PatchOperation]:
-    terms = (nodes.required.node_selector_terms if nodes.required else None) or ()
-    for number, term in enumerate(terms):
-        if term.match_expressions is not None:
-            yield add_operation(f"{path}/{number}/matchExpressions/-", rule)
-        elif not term.is_empty:
-            yield add_operation(f"{path}/{number}/matchExpressions", [rule])
+    """Have a gated pod scheduled into this clique, or into any one where it is None."""
+    rule = {"operator": "Exists"} if clique is None else {"operator": "In", "values": [clique]}
+    return tuple(narrow_nodes(spec, "matchExpressions", {"key": GPU_CLIQUE_LABEL} | rule))
 
 
 def _pod_rules_name_clique(near: PodAffinity | None) -> bool:
@@ -266,13 +243,6 @@ def _add_gate(pod: PodObject, context: PodContext) -> tuple[PatchOperation, ...]
     return (add_gate(pod, TEMPLATE_GATE),)
 
 
-def add_gate(pod: PodObject, name: str) -> PatchOperation:
-    """Add a scheduling gate."""
-    if pod.spec.scheduling_gates is None:
-        return add_operation("/spec/schedulingGates", [{"name": name}])
-    return add_operation("/spec/schedulingGates/-", {"name": name})
-
-
 def _add_pod_labels(
     pod: PodObject, channels: Mapping[str, ChannelTemplate], context: PodContext
 ) -> tuple[PatchOperation, ...]:
@@ -284,13 +254,7 @@ def _add_pod_labels(
 def add_labels(pod: PodObject, wanted: Mapping[str, str]) -> tuple[PatchOperation, ...]:
     """Give a pod labels."""
     missing = {name: value for name, value in wanted.items() if pod.labels.get(name) != value}
-    if not missing:
-        return ()
-    if pod.metadata.labels is None:
-        return (add_operation("/metadata/labels", missing),)
-    return tuple(
-        add_operation(f"/metadata/labels/{name.replace('/', '~1')}", value) for name, value in missing.items()
-    )
+    return add_entries("/metadata/labels", pod.metadata.labels, missing)
 
 
 def _add_clique_rule(pod: PodObject, channels: Mapping[str, ChannelTemplate]) -> tuple[PatchOperation, ...]:

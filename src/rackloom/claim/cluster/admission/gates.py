@@ -17,7 +17,6 @@ from contextlib import suppress
 import msgspec
 import structlog
 
-from rackloom.claim.cluster.admission.cache import AdmissionCache
 from rackloom.claim.cluster.admission.channel_pods import (
     ClaimTemplateState,
     DomainPods,
@@ -26,6 +25,7 @@ from rackloom.claim.cluster.admission.channel_pods import (
     require_clique,
 )
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME
+from rackloom.claim.cluster.admission.webhook import AdmissionCache
 from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
@@ -34,6 +34,7 @@ from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     NODE,
     POD,
+    EventNotice,
     Object,
     PatchObject,
     PatchOperation,
@@ -216,7 +217,7 @@ class GateController:
         condition = step.condition(TOO_EARLY_REASON)
         if pod is None or condition in ((pod.get("status") or {}).get("conditions") or ()):
             return
-        await self._recorder.record(pod, "Warning", TOO_EARLY_REASON, step.message)
+        await self._recorder.record(pod, EventNotice(True, TOO_EARLY_REASON, step.message))
         meta = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
         status = {"metadata": meta, "status": {"conditions": [condition]}}
         with suppress(NotFound):

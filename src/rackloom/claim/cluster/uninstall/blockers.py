@@ -30,7 +30,6 @@ from rackloom.claim.cluster.uninstall.inventory import (
 from rackloom.core.domains import names
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 from rackloom.core.gangs import spec
-from rackloom.core.gangs.conditions import shortened
 from rackloom.core.gangs.snapshot import gang_key_of
 from rackloom.core.kubernetes import pods as kubernetes_pods
 from rackloom.core.kubernetes.objects import (
@@ -47,6 +46,7 @@ from rackloom.core.kubernetes.objects import (
     ResourceKind,
     has_pod_ended,
 )
+from rackloom.core.place.placement_values import list_names
 
 _NAMED_ALIKE = frozenset({"admissionregistration.k8s.io", "rbac.authorization.k8s.io"})
 """API groups in which an object with our prefix is reported."""
@@ -262,7 +262,7 @@ def _namespaces_with_foreign_content(inventory: ClusterInventory) -> Iterator[Le
             inventory.foreign_content(name_of(obj)) if kind == NAMESPACE and not is_being_deleted(obj) else ()
         )
         if content:
-            found = shortened([object_label(inside, each) for inside, each in content], _SHOWN)
+            found = list_names([object_label(inside, each) for inside, each in content], _SHOWN)
             yield LeftBehind(
                 what=object_label(kind, obj),
                 why=f"holds what is not ours: {found}",
@@ -281,4 +281,4 @@ def _labels_of_operators(inventory: ClusterInventory) -> Iterator[LeftBehind]:
 
 
 def _listed_names(names: list[str], noun: str) -> str:
-    return f"{noun if len(names) == 1 else f'{noun}s'} {shortened(names, _SHOWN)}"
+    return f"{noun if len(names) == 1 else f'{noun}s'} {list_names(names, _SHOWN)}"

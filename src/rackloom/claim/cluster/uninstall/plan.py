@@ -16,7 +16,7 @@ The order makes it safe:
 
 The plan is built again after each step, from a new read. So it does not matter where an earlier attempt
 stopped. Where no controller runs, ComputeDomains and gangs are ended by the controller's own
-rules (`core.domains.owned`, `core.gangs.record`): a finalizer is removed only when what it protects is
+rules (`core.domains.owned`, `core.gangs.snapshot`): a finalizer is removed only when what it protects is
 gone.
 """
 
@@ -50,8 +50,14 @@ from rackloom.core.domains.observe import take_domain_snapshot, with_secrets
 from rackloom.core.domains.owned import teardown_writes
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 from rackloom.core.domains.snapshot import owned_object, remove_label
-from rackloom.core.gangs.record import close_record, read_record, read_tray_node, release_tray, release_trays
-from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.gangs.snapshot import (
+    close_record,
+    read_record,
+    read_tray_node,
+    release_tray,
+    release_trays,
+    reserving_plans,
+)
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     CRD,

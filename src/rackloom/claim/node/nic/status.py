@@ -20,13 +20,13 @@ import structlog
 from prometheus_client import Counter
 
 from rackloom.claim.kube.api import KubeApi, KubeError
-from rackloom.claim.kube.events import EventRecorder, EventSeverity
+from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.node.nic.attach import AttachmentStore, AttachOutcome
 from rackloom.claim.node.nic.dhcp import LeaseRecord
 from rackloom.claim.node.nri.client import PodSandbox
 from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.tasks import TaskSet
-from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, Object, metav1_time
+from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, EventNotice, Object, metav1_time
 from rackloom.core.nics.attachment import AttachedLink, Attachment, PreparedNic
 from rackloom.core.nics.lease import LOST_STATES, DhcpLease, LeaseState
 
@@ -217,7 +217,7 @@ class AttachmentReporter:
         if not attached:
             reason = RDMA_FAILED if is_rdma_only else NETWORK_FAILED
             pod = _pod_reference(sandbox.namespace, sandbox.name, sandbox.pod)
-            self._tasks.start(self._events.record(pod, "Warning", reason, str(outcome)))
+            self._tasks.start(self._events.record(pod, EventNotice(True, reason, str(outcome))))
 
 
 def _pod_reference(namespace: str, name: str, uid: str) -> Object:
@@ -250,6 +250,5 @@ class LeaseReporter:
             self.write_status(record.ref, record.nic, attachment.attached)
         if is_new:
             now = lease_status(record.lease, self.wall_of)
-            severity: EventSeverity = "Normal" if now.holds == "True" else "Warning"
             pod = _pod_reference(record.ref.namespace, record.pod_name, record.pod)
-            await self.events.record(pod, severity, now.reason, now.message)
+            await self.events.record(pod, EventNotice(now.holds != "True", now.reason, now.message))

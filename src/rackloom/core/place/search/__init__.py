@@ -1,11 +1,8 @@
 """The search that places one gang onto a site.
 
 The question is a variant of bin packing: colocation groups (items) into cliques (bins), and within a
-clique members onto trays. `clique_search` chooses a clique per group by backtracking, in the order of
-`clique_ranking`; `tray_assignment` and `joint_assignment` put the members onto trays; `site_capacity`
-answers by counting what needs no search; `gang_search` returns the plan. A `SearchBudget` bounds all
-searches made for one gang.
-
-Spare trays: `tray_assignment.spare_trays` says which trays of a clique qualify, and in which order;
-`joint_assignment` applies the same rule while it searches; `gang_search` takes as many as the gang asks for.
+clique members onto trays. `clique_search` chooses a clique per group by backtracking; `tray_assignment`
+puts the members onto trays and chooses spare trays; `site_capacity` has what the gang asks for, and answers
+by counting what needs no search. `gang_planner` builds the plan from the result. A `SearchBudget` bounds
+all searches made for one gang.
 """

@@ -1,11 +1,13 @@
-"""What a site has left for one gang: slots per tray, loads of a tray, and counting bounds per clique.
+"""The two sides of the search: what one gang asks for, and what a site has left for it.
+
+`colocation_groups` cuts a gang into subgroups that must share a clique: one per segment, or one per share,
+largest first. It raises Refused for a gang that asks for nothing or contradicts itself. A `MemberNeed` is
+what one member takes: GPUs, a kind of claims, terms.
 
 `SiteCapacity` is immutable and remembers each answer, so all searches for a gang share it. Holds of the
 gang itself do not count. A closed tray has no slots; an exclusive gang sees only empty trays. A tray with
-claimed devices uses the capacity computed for the empty tray only if nothing on it is in use.
-
-A `MemberNeed` is what one member takes: GPUs, a kind of claims, terms. Three levels of answers follow,
-each cheaper than a search:
+claimed devices uses the capacity computed for the empty tray only if nothing on it is in use. Three levels
+of answers, each cheaper than a search:
 
 1. `slots`: members of one need that each tray serves.
 2. `CliqueBounds`: capacity of a clique for one need, and how much of it lies on partly used trays.
@@ -24,12 +26,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rackloom.core.place.placement_values import Gang, GangGroup, PlacementSite, PlacementTerms
+from rackloom.errors import Refused
 
-# What one tray can carry of members that are unlike.
-
-
-CACHED_TRAYS = 4096
-"""Trays whose loads are remembered: those of a site are mostly alike."""
+# What of a gang must share a clique.
 
 
 class MemberNeed(NamedTuple):
@@ -47,6 +46,96 @@ class MemberNeed(NamedTuple):
     def bars(self, other: "MemberNeed") -> bool:
         """Whether a member with this need and one with the other are never on one tray."""
         return self.terms is not None and other.terms is not None and self.terms.bar(other.terms)
+
+
+class MemberRange(NamedTuple):
+    """Consecutive members of one group."""
+
+    group: GangGroup
+    need: MemberNeed
+    """Of each member."""
+    first: int
+    members: int
+
+
+ColocationGroup = tuple[MemberRange, ...]
+"""Parts of a gang that must share a clique: one item of the packing into cliques."""
+MembersByNeed = Mapping[MemberNeed, int]
+MembersByClique = Mapping[str, MembersByNeed]
+"""The members in each clique that is used."""
+GroupShape = tuple[tuple[MemberNeed, int], ...]
+"""`MembersByNeed` as a key: subgroups of equal shape are interchangeable."""
+
+
+def colocation_groups(gang: Gang) -> list[ColocationGroup]:
+    """The subgroups, largest first. Raises Refused for a gang that contradicts itself."""
+    check_gang(gang)
+    if gang.segment is not None:
+        subgroups: list[ColocationGroup] = [
+            (MemberRange(group, MemberNeed.of(group), first, min(gang.segment, group.members - first)),)
+            for group in gang.device_groups
+            for first in range(0, group.members, gang.segment)
+        ]
+    else:
+        by_share: dict[str, ColocationGroup] = {}
+        for group in gang.device_groups:
+            part = MemberRange(group, MemberNeed.of(group), 0, group.members)
+            by_share[group.share] = (*by_share.get(group.share, ()), part)
+        subgroups = list(by_share.values())
+    return sorted(subgroups, key=group_weight, reverse=True)
+
+
+def group_weight(subgroup: ColocationGroup) -> tuple[int, int]:
+    """GPUs, then members."""
+    return (
+        sum(part.group.gpus * part.members for part in subgroup),
+        sum(part.members for part in subgroup),
+    )
+
+
+def check_gang(gang: Gang) -> None:
+    """Refuse a gang that contradicts itself or asks for nothing."""
+    faults = [
+        (bool(gang.name), "a gang needs a name", "name it"),
+        (len({g.name for g in gang.groups}) == len(gang.groups), "two groups have one name", "rename one"),
+        (all(g.members > 0 for g in gang.groups), "a group has no member", "ask for 1 member or more"),
+        (all(g.gpus >= 0 for g in gang.groups), "a member asks for fewer than 0 GPUs", "ask for 0 or more"),
+        (gang.segment is None or gang.segment > 0, "a segment has no member", "set segments of 1 or more"),
+        (gang.spares >= 0, "fewer than 0 spare trays", "set 0 spare trays or more"),
+        (
+            bool(gang.device_groups),
+            "no member takes a GPU or has a claim: there is nothing to place",
+            "give the workers a limit nvidia.com/gpu or a resource claim",
+        ),
+    ]
+    for holds, reason, fix in faults:
+        if not holds:
+            raise Refused(f"{gang.name or 'the gang'}: {reason}", nearest_fix=fix)
+
+
+def members_by_need(subgroups: Iterable[ColocationGroup]) -> MembersByNeed:
+    """The members of all subgroups."""
+    return add_members({}, ((part.need, part.members) for subgroup in subgroups for part in subgroup))
+
+
+def add_members(wanted: MembersByNeed, more: Iterable[tuple[MemberNeed, int]]) -> MembersByNeed:
+    """The members together."""
+    total = dict(wanted)
+    for need, members in more:
+        total[need] = total.get(need, 0) + members
+    return total
+
+
+def group_shape(subgroup: ColocationGroup) -> GroupShape:
+    """What the subgroup asks for, whoever its members are."""
+    return tuple(sorted(members_by_need([subgroup]).items(), key=str))
+
+
+# What one tray can carry of members that are unlike.
+
+
+CACHED_TRAYS = 4096
+"""Trays whose loads are remembered: those of a site are mostly alike."""
 
 
 MAX_NEEDS = 8

@@ -1,120 +1,91 @@
-"""Colocation groups of a gang, and their members on the trays of a clique.
-
-`colocation_groups` cuts a gang into subgroups that must share a clique: one per segment, or one per share,
-largest first. It raises Refused for a gang that asks for nothing or contradicts itself.
+"""Put the members of colocation groups onto the trays of one clique, by best fit or jointly.
 
 `TrialPlacement` is the site while one gang is being placed: members are assigned and unassigned, and only
 trays that the gang uses differ from `SiteCapacity`. Claims of two kinds are not mixed on a tray.
 
 `assign_best_fit` assigns a subgroup member by member, those with most GPUs first, each to the tray with the
 least room that fits (best fit decreasing); partly used trays are filled before an empty one is opened. It
-assigns all members or none. `assign_jointly` assigns subgroups by the loads of `joint_assignment`, where
-best fit could go wrong.
+assigns all members or none.
 
-`spare_trays` lists the unused trays of the clique that could take over all members of any used tray,
-partly used trays first.
+Unlike members compete for trays: assigned group after group, the first may take the only tray that the
+second can use. `solve_jointly` therefore searches all ways by dynamic programming over the trays, opening
+as few empty trays as possible; `assign_jointly` assigns by its answer. A state is the number of empty trays
+used and of members assigned per need, the last need excepted, of which each state keeps the most. Only
+maximal loads are tried. Before the search, a weight bound (`CarryBound`) rejects what cannot fit: members
+of a need weigh less, the more of them the best tray carries, and no set of trays carries more than the sum
+of its heaviest loads.
+
+Spares: `spare_trays` lists the unused trays of the clique that could take over all members of any used
+tray, partly used trays first. The joint search applies the same rule while it searches: every choice of
+spare trays that differs is tried (200 at most), and `carry_bound` keeps only loads that each spare can take
+over. Change both together, or a plan gets fewer spares than the search promised.
+
+The joint search of one clique gives up after 200,000 steps; the answer then has no loads. All searches for
+one gang, those for its fixes included, share a `SearchBudget`, counted in steps and dead ends instead of
+seconds, so that answers do not depend on the machine. Answers are cached per process; a remembered answer
+costs the same budget as a new one.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby, islice
+from math import prod
+from operator import add, mul
 from typing import NamedTuple
 
-from rackloom.core.place.placement_values import Gang, GangGroup
-from rackloom.core.place.search.joint_assignment import JointAssignment, SearchBudget, solve_jointly
 from rackloom.core.place.search.site_capacity import (
+    MAX_NEEDS,
+    ColocationGroup,
     MemberNeed,
+    MemberRange,
+    MembersByNeed,
     SiteCapacity,
     TrayLoad,
+    TrayVacancy,
+    maximal_loads,
+    members_by_need,
     ordered_needs,
     tray_loads,
 )
-from rackloom.errors import Refused
 
-# What of a gang must share a clique.
-
-
-class MemberRange(NamedTuple):
-    """Consecutive members of one group."""
-
-    group: GangGroup
-    need: MemberNeed
-    """Of each member."""
-    first: int
-    members: int
+# The budget of all searches for one gang.
 
 
-ColocationGroup = tuple[MemberRange, ...]
-"""Parts of a gang that must share a clique: one item of the packing into cliques."""
-MembersByNeed = Mapping[MemberNeed, int]
-MembersByClique = Mapping[str, MembersByNeed]
-"""The members in each clique that is used."""
-GroupShape = tuple[tuple[MemberNeed, int], ...]
-"""`MembersByNeed` as a key: subgroups of equal shape are interchangeable."""
+MAX_GANG_STEPS = 1_000_000
+"""Pairs of a state and a load that are tried: some seconds."""
+MAX_GANG_DEAD_ENDS = 20_000
+"""Cliques in use, summed over the dead ends beyond those that each search has for itself. Undoing a choice
+takes time in proportion to the cliques in use, so this takes about as long with few cliques as with many."""
+MIN_CLIQUES_CHARGED = 10
+"""Fewer cliques than these count as so many: the rest of a dead end's cost does not depend on them."""
 
 
-def colocation_groups(gang: Gang) -> list[ColocationGroup]:
-    """The subgroups, largest first. Raises Refused for a gang that contradicts itself."""
-    check_gang(gang)
-    if gang.segment is not None:
-        subgroups: list[ColocationGroup] = [
-            (MemberRange(group, MemberNeed.of(group), first, min(gang.segment, group.members - first)),)
-            for group in gang.device_groups
-            for first in range(0, group.members, gang.segment)
-        ]
-    else:
-        by_share: dict[str, ColocationGroup] = {}
-        for group in gang.device_groups:
-            part = MemberRange(group, MemberNeed.of(group), 0, group.members)
-            by_share[group.share] = (*by_share.get(group.share, ()), part)
-        subgroups = list(by_share.values())
-    return sorted(subgroups, key=group_weight, reverse=True)
+class SearchBudget:
+    """What all searches for one gang may still cost. The planner of a gang makes one and passes it on."""
 
+    def __init__(self, steps: int = MAX_GANG_STEPS, dead_ends: int = MAX_GANG_DEAD_ENDS) -> None:
+        self._left = steps
+        self._dead_ends = dead_ends
+        self._paid: set[Hashable] = set()
 
-def group_weight(subgroup: ColocationGroup) -> tuple[int, int]:
-    """GPUs, then members."""
-    return (
-        sum(part.group.gpus * part.members for part in subgroup),
-        sum(part.members for part in subgroup),
-    )
+    def allows(self, problem: Hashable) -> bool:
+        """Whether the problem may be solved: it was paid for before, or something is left."""
+        return problem in self._paid or self._left > 0
 
+    def pay(self, problem: Hashable, steps: int) -> None:
+        """Charge the steps of a solution once, whether it was computed now or taken from the cache.
 
-def check_gang(gang: Gang) -> None:
-    """Refuse a gang that contradicts itself or asks for nothing."""
-    faults = [
-        (bool(gang.name), "a gang needs a name", "name it"),
-        (len({g.name for g in gang.groups}) == len(gang.groups), "two groups have one name", "rename one"),
-        (all(g.members > 0 for g in gang.groups), "a group has no member", "ask for 1 member or more"),
-        (all(g.gpus >= 0 for g in gang.groups), "a member asks for fewer than 0 GPUs", "ask for 0 or more"),
-        (gang.segment is None or gang.segment > 0, "a segment has no member", "set segments of 1 or more"),
-        (gang.spares >= 0, "fewer than 0 spare trays", "set 0 spare trays or more"),
-        (
-            bool(gang.device_groups),
-            "no member takes a GPU or has a claim: there is nothing to place",
-            "give the workers a limit nvidia.com/gpu or a resource claim",
-        ),
-    ]
-    for holds, reason, fix in faults:
-        if not holds:
-            raise Refused(f"{gang.name or 'the gang'}: {reason}", nearest_fix=fix)
+        The result of a plan must not depend on what this process happens to have cached.
+        """
+        if problem not in self._paid:
+            self._paid.add(problem)
+            self._left -= steps
 
-
-def members_by_need(subgroups: Iterable[ColocationGroup]) -> MembersByNeed:
-    """The members of all subgroups."""
-    return add_members({}, ((part.need, part.members) for subgroup in subgroups for part in subgroup))
-
-
-def add_members(wanted: MembersByNeed, more: Iterable[tuple[MemberNeed, int]]) -> MembersByNeed:
-    """The members together."""
-    total = dict(wanted)
-    for need, members in more:
-        total[need] = total.get(need, 0) + members
-    return total
-
-
-def group_shape(subgroup: ColocationGroup) -> GroupShape:
-    """What the subgroup asks for, whoever its members are."""
-    return tuple(sorted(members_by_need([subgroup]).items(), key=str))
+    def charge_dead_end(self, cliques: int) -> bool:
+        """Charge a dead end with so many cliques in use. Returns whether the budget covers it."""
+        self._dead_ends -= max(MIN_CLIQUES_CHARGED, cliques)
+        return self._dead_ends >= 0
 
 
 # The site while one gang is being placed.
@@ -253,15 +224,6 @@ def assign_best_fit(trial: TrialPlacement, clique: str, subgroup: ColocationGrou
     return assignments
 
 
-def joint_assignment(
-    trial: TrialPlacement, clique: str, wanted: MembersByNeed, spares: int, budget: SearchBudget
-) -> JointAssignment | None:
-    """The best assignment of `wanted` in a clique without other members of the gang, with so many spares."""
-    needs = ordered_needs(wanted)
-    vacancies = trial.capacity.vacancies(clique, needs)
-    return solve_jointly(vacancies, needs, tuple(wanted[need] for need in needs), spares, budget)
-
-
 def assign_jointly(
     trial: TrialPlacement, clique: str, subgroups: Sequence[ColocationGroup], loads: Sequence[TrayLoad]
 ) -> tuple[TrayAssignments, ...]:
@@ -286,8 +248,8 @@ def assign_jointly(
 def spare_trays(trial: TrialPlacement, clique: str, assigned: Iterable[TrayAssignments]) -> list[int]:
     """Trays of the clique that could take over all members of any tray of `assigned`.
 
-    Trays of which a part is in use come first, then the last ones. `joint_assignment` applies the same rule
-    while it searches: change both together, or a plan gets fewer spares than the search promised.
+    Trays of which a part is in use come first, then the last ones. `carry_bound` has the same rule for the
+    joint search.
     """
     by_tray: dict[int, Counter[MemberNeed]] = {}
     for assignments in assigned:
@@ -329,3 +291,238 @@ def _take_slots(part: MemberRange, slots: dict[MemberNeed, Iterator[int]]) -> It
         members = len(list(same))
         yield TrayAssignment(at, part, first, members)
         first += members
+
+
+# The weight bound of the joint search.
+
+
+CACHED_BOUNDS = 1024
+"""Mixtures of trays whose loads are remembered: cliques mostly differ in how many they have of each."""
+
+
+class CarryBound(NamedTuple):
+    """What trays carry while some are kept as spares, by their vacancy."""
+
+    loads: Mapping[TrayVacancy, tuple[TrayLoad, ...]]
+    """Maximal ones."""
+    heaviest: Mapping[TrayVacancy, int]
+    weights: TrayLoad
+    """Of one member of each need."""
+    demand: int
+    """What all members weigh."""
+
+    def allows(self, trays: Iterable[TrayVacancy]) -> bool:
+        """False where the members are too many for the trays, however they are assigned."""
+        return sum([self.heaviest[tray] for tray in trays]) >= self.demand
+
+
+@lru_cache(CACHED_BOUNDS)
+def carry_bound(
+    trays: frozenset[TrayVacancy],
+    spares: frozenset[TrayVacancy],
+    needs: tuple[MemberNeed, ...],
+    members: TrayLoad,
+) -> CarryBound:
+    """The bound over loads that each of the `spares` can take over.
+
+    A member of a need weighs prod(most) / most[need], where most[need] is the largest number of such members
+    in any load. Integers keep the bound exact. Any weights would be valid, because the members fit only if
+    the trays carry their total weight; these make a full load of each need weigh the same.
+    """
+    by_spare = [tray_loads(vacancy, needs, members) for vacancy in spares]
+    loads = {
+        vacancy: maximal_loads(tray_loads(vacancy, needs, members).intersection(*by_spare))
+        for vacancy in trays
+    }
+    most = [max(column) for column in zip(*(load for found in loads.values() for load in found), strict=True)]
+    if not most or not all(most):
+        # Some need fits on no tray: nothing fits.
+        return CarryBound(loads, dict.fromkeys(loads, 0), (1,) * len(members), 1)
+    weights = tuple([prod(most) // here for here in most])
+    heaviest = {
+        vacancy: max([sum(map(mul, load, weights)) for load in found], default=0)
+        for vacancy, found in loads.items()
+    }
+    return CarryBound(loads, heaviest, weights, sum(map(mul, members, weights)))
+
+
+# The dynamic program.
+
+
+MAX_CLIQUE_STEPS = 200_000
+"""Pairs of a state and a load that are tried before the search of a clique gives up: many unlike groups can
+be mixed in exponentially many ways."""
+MAX_SPARE_CHOICES = 200
+"""Choices of spare trays that are tried; interchangeable trays count once."""
+CACHED_ANSWERS = 1024
+"""Cliques whose answer is remembered: those of a site are mostly alike, and fixes ask again."""
+
+
+class _Predecessor(NamedTuple):
+    """How a state was reached."""
+
+    last: int
+    """Members of the last need that are assigned: the most for the state."""
+    load: TrayLoad
+    """Of the newest tray."""
+    before: tuple[int, ...]
+    """The state before it."""
+
+
+_StateLayer = dict[tuple[int, ...], _Predecessor]
+"""By the empty trays that are used, and the members of each need but the last that are assigned."""
+
+
+class JointAssignment(NamedTuple):
+    """How the members of a clique are assigned."""
+
+    opened: int
+    """Empty trays that are used, or kept as spares."""
+    loads: tuple[TrayLoad, ...] | None
+    """By tray, some perhaps with room for more members than there are; None: the search gave up."""
+
+
+class _StepCounter:
+    """The steps of one search; `allows` refuses what would exceed the limit, and does not count it."""
+
+    taken = 0
+
+    def allows(self, steps: int) -> bool:
+        if self.taken + steps > MAX_CLIQUE_STEPS:
+            return False
+        self.taken += steps
+        return True
+
+
+def solve_jointly(
+    trial: TrialPlacement, clique: str, wanted: MembersByNeed, spares: int, budget: SearchBudget
+) -> JointAssignment | None:
+    """Assign `wanted` in a clique without other members of the gang; None where they do not fit.
+
+    So many trays stay unused as `spares`, each of which can take over the load of any tray that is used.
+    """
+    needs = ordered_needs(wanted)
+    vacancies = trial.capacity.vacancies(clique, needs)
+    problem = (vacancies, needs, tuple([wanted[need] for need in needs]), spares)
+    if not budget.allows(problem):
+        return JointAssignment(len(vacancies), None)
+    answer, steps = solve_and_count(*problem)
+    budget.pay(problem, steps)
+    return answer
+
+
+@lru_cache(CACHED_ANSWERS)
+def solve_and_count(
+    vacancies: tuple[TrayVacancy, ...], needs: tuple[MemberNeed, ...], members: TrayLoad, spares: int
+) -> tuple[JointAssignment | None, int]:
+    """The answer, and the steps that it takes to find."""
+    if len(needs) > MAX_NEEDS:
+        return JointAssignment(len(vacancies), None), 0
+    if not carry_bound(frozenset(vacancies), frozenset(), needs, members).allows(vacancies):
+        return None, 0
+    steps = _StepCounter()
+    choices = islice(_spare_choices(vacancies, spares), MAX_SPARE_CHOICES)
+    answers = [_solve_with_spares(vacancies, needs, members, kept, steps) for kept in choices]
+    found = (answer for answer in answers if answer is not None)
+    return min(found, key=lambda answer: answer.opened, default=None), steps.taken
+
+
+def _spare_choices(vacancies: Sequence[TrayVacancy], count: int) -> Iterator[tuple[int, ...]]:
+    """Choices of spare trays. Among interchangeable trays, the last ones are taken."""
+    kinds: dict[TrayVacancy, list[int]] = {}
+    for at, vacancy in reversed(list(enumerate(vacancies))):
+        kinds.setdefault(vacancy, []).append(at)
+    return _choices_by_kind(tuple(kinds.values()), len(vacancies), count)
+
+
+def _choices_by_kind(kinds: Sequence[Sequence[int]], trays: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Ways to take `count` of the trays of all `kinds`: how many of each kind, its first ones."""
+    if count > trays:
+        return
+    if not kinds:
+        yield ()
+        return
+    first, rest = kinds[0], kinds[1:]
+    for here in range(min(count, len(first)), -1, -1):
+        for others in _choices_by_kind(rest, trays - len(first), count - here):
+            yield (*first[:here], *others)
+
+
+def _solve_with_spares(
+    vacancies: Sequence[TrayVacancy],
+    needs: tuple[MemberNeed, ...],
+    members: TrayLoad,
+    spares: Collection[int],
+    steps: _StepCounter,
+) -> JointAssignment | None:
+    """The answer with nothing on the trays `spares`."""
+    # Sorted, so that equal trays are neighbours and partly used ones come first: False < True.
+    trays = sorted((at for at in range(len(vacancies)) if at not in spares), key=lambda at: vacancies[at])
+    usable = [vacancies[at] for at in trays]
+    bound = carry_bound(frozenset(usable), frozenset([vacancies[at] for at in spares]), needs, members)
+    if not bound.allows(usable):
+        return None
+    layers = _state_layers(usable, bound.loads, members, steps)
+    if layers is None:
+        return JointAssignment(len(vacancies), None)
+    state = _complete_state(layers[-1], members)
+    if state is None:
+        return None
+    opened, loads = state[0], list[TrayLoad]()
+    for layer in reversed(layers[1:]):
+        loads.append(layer[state].load)
+        state = layer[state].before
+    by_tray = dict(zip(trays, reversed(loads), strict=False))
+    assigned = tuple([by_tray.get(at, (0,) * len(members)) for at in range(len(vacancies))])
+    return JointAssignment(opened + sum([vacancies[at].is_empty for at in spares]), assigned)
+
+
+def _state_layers(
+    trays: Sequence[TrayVacancy],
+    loads: Mapping[TrayVacancy, Sequence[TrayLoad]],
+    members: TrayLoad,
+    steps: _StepCounter,
+) -> list[_StateLayer] | None:
+    """The states before the first tray and after each further one; None: too many steps.
+
+    Invariant: a layer has, for each number of opened trays and of members of all needs but the last, the
+    largest number of members of the last need. A state that has fewer of these can never lead to more, so
+    dropping it loses no solution.
+    """
+    # Where all empty trays are alike it does not matter which of them are used. Each tray then takes a load
+    # in turn, and the first complete layer is the best. Else every empty tray may also stay empty.
+    choosy = sum([vacancy.is_empty for vacancy in loads]) > 1
+    layers: list[_StateLayer] = [{(0,) * len(members): _Predecessor(0, (), ())}]
+    for tray in trays:
+        if not choosy and _complete_state(layers[-1], members) is not None:
+            break
+        if not steps.allows(len(layers[-1]) * len(loads[tray])):
+            return None
+        layers.append(_next_layer(layers[-1], loads[tray], members, tray.is_empty, choosy))
+    return layers
+
+
+def _next_layer(
+    layer: _StateLayer, loads: Sequence[TrayLoad], members: TrayLoad, is_empty: bool, choosy: bool
+) -> _StateLayer:
+    """The states when one more tray has one of the loads; with `choosy`, an empty one may stay so."""
+    after: _StateLayer = {}
+    nothing = (0,) * len(members)
+    options = [(load, is_empty and load != nothing) for load in loads]
+    if is_empty and choosy:
+        options.append((nothing, False))
+    for state, reached in layer.items():
+        opened, *assigned = state
+        for load, opens in options:
+            # Counts are capped at the demand: maximal loads may have room for more members than there are.
+            then = (opened + opens, *map(min, map(add, assigned, load), members))
+            last = min(reached.last + load[-1], members[-1])
+            if then not in after or last > after[then].last:
+                after[then] = _Predecessor(last, load, state)
+    return after
+
+
+def _complete_state(layer: _StateLayer, members: TrayLoad) -> tuple[int, ...] | None:
+    """The state with all members assigned that uses fewest empty trays."""
+    done = [state for state, way in layer.items() if way.last == members[-1] and state[1:] == members[:-1]]
+    return min(done, default=None)

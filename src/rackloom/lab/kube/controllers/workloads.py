@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 
+from rackloom.claim.cluster.controller_runtime import WorkQueue
 from rackloom.claim.kube.api import Conflict, KubeError, NotFound
-from rackloom.claim.kube.workqueue import WorkQueue
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import (
     Object,

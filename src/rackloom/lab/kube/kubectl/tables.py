@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from rackloom.core.domains.crds import domain_crds
-from rackloom.core.gangs.record import gang_crd
+from rackloom.core.gangs.crd import gang_crd
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind
 from rackloom.lab.kube import refusals
