@@ -4,18 +4,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.core.transfer.transfer_values import nic, paired, record, run
 from tests.ports import reserved_ports
-from tests.prove.transfer.transfer_values import nic, paired, record, run
 from tests.waiting import PATIENCE
 
 from rackloom.cli.transfer import app
 from rackloom.cli.transfer_options import parse_address, parse_size, read_secret
+from rackloom.core.transfer.pairing import GpuNicPair
+from rackloom.core.transfer.values import AlignmentReport, Promise
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.agent import nixl_missing_reason
-from rackloom.prove.transfer.pairing import GpuNicPair
-from rackloom.prove.transfer.records import load_record, save_record
+from rackloom.prove.transfer.record_files import load_record, save_record
 from rackloom.prove.transfer.run import RunObserver
-from rackloom.prove.transfer.values import AlignmentReport, Promise
+from rackloom.topology.machine import Machine
 
 SMALL = ("--block-size", "256KiB", "--iters", "2", "--warmup", "0")
 STEADY, SLOW = (39.07, 39.06, 39.05), (27.54, 27.55, 27.53)
@@ -87,6 +88,16 @@ def test_a_run_prints_a_result_line_and_a_verdict(capsys: pytest.CaptureFixture[
     assert result["block_size"] == 256 << 10
     assert lines[3].split()[:2] == ["plain", "lo"]
     assert lines[-1].startswith("data verified, path proved")
+
+
+def test_a_host_that_cannot_be_discovered_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def undiscoverable() -> Machine:
+        raise Refused("no /sys here")
+
+    monkeypatch.setattr("rackloom.topology.discovery.discover.discover_machine", undiscoverable)
+    fine = AlignmentReport(emulated=False, label="here", proved=True, verdict="fine")
+    monkeypatch.setattr("rackloom.prove.transfer.run.run_plain", lambda *_, **__: fine)
+    assert call("run", "--net-device", "lo") == 0
 
 
 def test_a_promise_that_breaks_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,8 +286,8 @@ def transfer(machine: Machine) -> Figures:
 
 
 def _measured(transports: tuple[str, ...]) -> Any:
+    from rackloom.core.transfer.values import EndConfig, TransferSpec, UcxPins
     from rackloom.prove.transfer.run import EndLocation, run_pair
-    from rackloom.prove.transfer.values import EndConfig, TransferSpec, UcxPins
 
     place = EndLocation(config=EndConfig(device="cuda:0", ucx=UcxPins(transports)))
     spec = TransferSpec(

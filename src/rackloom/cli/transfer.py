@@ -9,6 +9,7 @@ initiators on other hosts. `model` moves nothing. The commands for saved records
 
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -20,9 +21,9 @@ from rackloom.cli.transfer_options import Devices, Sizes, parse_address, read_se
 from rackloom.errors import Refused, Retry
 
 if TYPE_CHECKING:
-    from rackloom.prove.transfer.model import ModelledPair, RateRange
+    from rackloom.core.transfer.model import ModelledPair, RateRange
+    from rackloom.core.transfer.values import AlignmentReport, Arm, TransferReport, TransferSpec
     from rackloom.prove.transfer.run import RemoteTarget, RunObserver
-    from rackloom.prove.transfer.values import AlignmentReport, Arm, TransferReport, TransferSpec
     from rackloom.topology.machine import Machine
 
 
@@ -46,7 +47,7 @@ def model(machine: str, *, block_size: str = "1GiB", batch_size: int = 1, output
     from rackloom.cli.common import columns, emit
     from rackloom.cli.topology import load_machine
     from rackloom.cli.transfer_options import Sizes
-    from rackloom.prove.transfer.model import model_transfers as modelled
+    from rackloom.core.transfer.model import model_transfers as modelled
 
     spec = Sizes(block_size=block_size, batch_size=batch_size).spec()
     found = modelled(load_machine(machine), spec.total_bytes)
@@ -147,7 +148,7 @@ def run(
             report = _run_measured(spec, devices, machine, target, secret_file, runs, heard.watch())
     except (Refused, Retry) as trouble:
         if save is not None and heard.runs:
-            from rackloom.prove.transfer.records import partial_report
+            from rackloom.core.transfer.records import partial_report
 
             _save_record(save, spec, partial_report(heard.runs, trouble.reason), machine, trouble.reason)
         raise
@@ -226,7 +227,7 @@ class _RunLog:
         return RunObserver(_print_step, self._finished)
 
     def _finished(self, transfer_report: "TransferReport") -> None:
-        from rackloom.prove.transfer.report import result_line
+        from rackloom.core.transfer.report import result_line
 
         self.runs.append(transfer_report)
         if self.print_results:
@@ -278,8 +279,8 @@ def _remotes(target: str, secret: str, count: int) -> "list[RemoteTarget]":
 def _serve_pairs(host: str, port: int, secret: str, devices: Devices, *, once: bool, timeout: float) -> None:
     import msgspec
 
+    from rackloom.core.transfer.values import UcxPins
     from rackloom.prove.transfer.processes import serve_targets
-    from rackloom.prove.transfer.values import UcxPins
 
     base = devices.config()
     configs = [
@@ -290,10 +291,12 @@ def _serve_pairs(host: str, port: int, secret: str, devices: Devices, *, once: b
 
 
 def _discover_machine() -> "Machine | None":
-    from rackloom.prove.transfer.records import discover_or_none
+    """The machine of this host; None where kernel and driver do not describe it."""
     from rackloom.topology.discovery.discover import discover_machine
 
-    return discover_or_none(discover_machine)
+    with suppress(Refused, Retry):
+        return discover_machine()
+    return None
 
 
 def _save_record(
@@ -305,7 +308,8 @@ def _save_record(
 ) -> None:
     from datetime import UTC, datetime
 
-    from rackloom.prove.transfer.records import TransferRecord, save_record
+    from rackloom.core.transfer.records import TransferRecord
+    from rackloom.prove.transfer.record_files import save_record
 
     now = datetime.now(UTC).isoformat(timespec="seconds")
     save_record(
@@ -316,7 +320,7 @@ def _save_record(
 
 def _arm_row(arm: "Arm") -> tuple[str, ...]:
     """One arm; of its runs the slowest percentiles and every path verdict."""
-    from rackloom.prove.transfer.comparison import arm_title
+    from rackloom.core.transfer.comparison import arm_title
 
     carriers = dict.fromkeys(name for run in arm.runs for name in run.path.carried_by or run.path.protocols)
     return (

@@ -17,9 +17,8 @@ from cyclopts import Parameter
 from rackloom.errors import Refused, file_error_text
 
 if TYPE_CHECKING:
-    from rackloom.prove.transfer.devices import AllocatedDevices
-    from rackloom.prove.transfer.pairing import GpuNicPair
-    from rackloom.prove.transfer.values import EndConfig, TransferSpec
+    from rackloom.core.transfer.pairing import GpuNicPair
+    from rackloom.core.transfer.values import AllocatedDevices, EndConfig, TransferSpec
     from rackloom.topology.machine import Machine
 
 
@@ -61,7 +60,7 @@ class Sizes:
         Raises:
             Refused: a number is out of range.
         """
-        from rackloom.prove.transfer.values import TransferSpec
+        from rackloom.core.transfer.values import TransferSpec
 
         return TransferSpec(
             op=self.op,
@@ -97,7 +96,7 @@ class Devices:
 
     def config(self) -> "EndConfig":
         """Where a single end sits."""
-        from rackloom.prove.transfer.values import EndConfig, UcxPins
+        from rackloom.core.transfer.values import EndConfig, UcxPins
 
         pins = UcxPins(_split_words(self.transport), _split_words(self.net_device))
         return EndConfig(ucx=pins, device=self.device, allocated=self.allocation())
@@ -108,7 +107,8 @@ class Devices:
         Raises:
             Refused: the file holds no allocated claim.
         """
-        from rackloom.prove.transfer.devices import AllocatedDevices, read_allocation
+        from rackloom.core.transfer.values import AllocatedDevices
+        from rackloom.prove.transfer.devices import read_allocation
 
         if self.claim is not None:
             return read_allocation(self.claim)
@@ -122,8 +122,8 @@ class Devices:
         """
         if not (self.every_gpu or self.sweep):
             return tuple(_parse_pair(text, machine) for text in self.pair)
+        from rackloom.core.transfer.pairing import device_indices, every_pair, pair_up
         from rackloom.prove.transfer.buffers import CudaDriver
-        from rackloom.prove.transfer.pairing import device_indices, every_pair, pair_up
 
         addresses = CudaDriver().addresses()
         if not addresses:
@@ -181,8 +181,8 @@ def read_secret(file: Path | None) -> str:
 
 
 def _parse_pair(text: str, machine: "Machine | None") -> "GpuNicPair":
+    from rackloom.core.transfer.pairing import describe_pair
     from rackloom.prove.transfer.buffers import CudaDriver
-    from rackloom.prove.transfer.pairing import describe_pair
 
     device, equals, nic = text.partition("=")
     if not equals or not device or not nic:

@@ -14,8 +14,7 @@ from cyclopts import Parameter
 
 from rackloom.cli.common import columns, emit
 from rackloom.cli.transfer_options import Words
-from rackloom.errors import Refused, file_error_text
-from rackloom.prove.transfer.comparison import (
+from rackloom.core.transfer.comparison import (
     TEST_DESCRIPTION,
     ArmComparison,
     BaselineFinding,
@@ -23,23 +22,11 @@ from rackloom.prove.transfer.comparison import (
     compare_records,
     judge_record,
 )
-from rackloom.prove.transfer.records import (
-    TransferRecord,
-    load_record,
-    read_nccl,
-    read_nvbandwidth,
-    save_record,
-    write_atomically,
-)
-from rackloom.prove.transfer.render import (
-    KvTerms,
-    kv_terms,
-    kv_terms_of_all_models,
-    matrix_svg,
-    rate_matrix,
-    record_tables,
-    render_page,
-)
+from rackloom.core.transfer.kv_cache import KvTerms, kv_terms, kv_terms_of_all_models
+from rackloom.core.transfer.records import TransferRecord, read_nccl, read_nvbandwidth
+from rackloom.core.transfer.render import matrix_svg, rate_matrix, record_tables, render_page
+from rackloom.errors import Refused, file_error_text
+from rackloom.prove.transfer.record_files import load_record, save_record, write_atomically
 
 RecordOutput = Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])]
 

@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 from tests.core.diagnosis.healthy import healthy, pci
-from tests.prove.transfer.transfer_values import record, run
+from tests.core.transfer.transfer_values import record, run
 
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.join import gpu_chains
 from rackloom.errors import Refused
 from rackloom.prove.collectors.transfers import read_transfers
-from rackloom.prove.transfer.records import save_record
+from rackloom.prove.transfer.record_files import save_record
 from rackloom.topology.machine import Gpu, Machine
 
 HOST = Machine(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.waiting import PATIENCE
 
+from rackloom.core.transfer.values import TransferSpec
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.channel import (
     MAX_FRAME_BODY,
@@ -24,7 +25,6 @@ from rackloom.prove.transfer.channel import (
     connect_channel,
     receive_served,
 )
-from rackloom.prove.transfer.values import TransferSpec
 
 SECRET = b"0123456789abcdef"
 KEY = b"k" * 32

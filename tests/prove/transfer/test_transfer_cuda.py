@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.prove.transfer.fake_cuda import ADDRESSES, FakeCuda
 
+from rackloom.core.transfer.values import EndConfig, TransferReport, TransferSpec, UcxPins
 from rackloom.errors import Refused
 from rackloom.prove.transfer import agent, buffers
 from rackloom.prove.transfer.buffers import (
@@ -17,7 +18,6 @@ from rackloom.prove.transfer.buffers import (
     allocate_buffer,
 )
 from rackloom.prove.transfer.run import EndLocation, run_pair
-from rackloom.prove.transfer.values import EndConfig, TransferReport, TransferSpec, UcxPins
 
 
 def missing_fabric() -> str | None:

@@ -10,9 +10,9 @@ import sys
 import pytest
 from tests.waiting import PATIENCE
 
+from rackloom.core.transfer.values import TransferReport, TransferSpec
 from rackloom.errors import Refused
 from rackloom.prove.transfer import emulation, run
-from rackloom.prove.transfer.values import TransferReport, TransferSpec
 
 SPEC = TransferSpec(block_size=4 << 20, iters=3, warmup_iters=1, timeout_seconds=PATIENCE)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.core.transfer.transfer_values import RESULT_FIELDS
 from tests.ports import reserved_ports
-from tests.prove.transfer.transfer_values import RESULT_FIELDS
 from tests.waiting import PATIENCE
 
 from rackloom.prove.transfer.agent import nixl_missing_reason

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from tests.waiting import PATIENCE
 
+from rackloom.core.transfer.pairing import GpuNicPair
+from rackloom.core.transfer.values import AllocatedDevices, EndConfig, TransferReport, TransferSpec, UcxPins
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer import agent, emulation, processes, run
-from rackloom.prove.transfer.devices import AllocatedDevices
-from rackloom.prove.transfer.pairing import GpuNicPair
 from rackloom.prove.transfer.processes import BeInitiator, Done, EndProcess
 from rackloom.prove.transfer.run import EndLocation, Lane, RemoteTarget, run_lanes
-from rackloom.prove.transfer.values import EndConfig, TransferReport, TransferSpec, UcxPins
 
 SPEC = TransferSpec(block_size=1 << 20, iters=3, warmup_iters=1, timeout_seconds=PATIENCE)
 SABOTAGE = (sys.executable, str(Path(__file__).with_name("sabotage.py")))

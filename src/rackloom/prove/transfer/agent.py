@@ -28,10 +28,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rackloom.core.transfer.values import EndConfig, TransferOp, TransferSpec, UcxPins
 from rackloom.errors import Refused
 from rackloom.prove.transfer.buffers import Buffer, MemoryKind, allocate_buffer
 from rackloom.prove.transfer.channel import BlockDescriptor
-from rackloom.prove.transfer.values import EndConfig, TransferOp, TransferSpec, UcxPins
 
 # UCX: environment variables in, log out.
 

@@ -27,8 +27,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from rackloom.core.transfer.values import EndRecord, TransferSpec
 from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer.values import EndRecord, TransferSpec
 
 # Frames and handshake.
 

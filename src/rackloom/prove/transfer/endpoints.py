@@ -30,6 +30,15 @@ from typing import Any
 
 import msgspec
 
+from rackloom.core.transfer.proof import traffic_between
+from rackloom.core.transfer.values import (
+    EndConfig,
+    EndRecord,
+    EndUsage,
+    HostFacts,
+    Measurement,
+    TransferSpec,
+)
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.agent import NixlAgent, nixl_version, open_agent, ucx_version
 from rackloom.prove.transfer.buffers import Buffer
@@ -47,16 +56,7 @@ from rackloom.prove.transfer.channel import (
     connect_channel,
     receive_served,
 )
-from rackloom.prove.transfer.devices import read_links, require_isolation
-from rackloom.prove.transfer.proof import read_counters, traffic_between
-from rackloom.prove.transfer.values import (
-    EndConfig,
-    EndRecord,
-    EndUsage,
-    HostFacts,
-    Measurement,
-    TransferSpec,
-)
+from rackloom.prove.transfer.devices import read_counters, read_links, require_isolation
 
 # Host of an end.
 

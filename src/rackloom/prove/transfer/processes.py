@@ -26,10 +26,10 @@ from typing import IO, TypeVar, cast
 
 import msgspec
 
+from rackloom.core.transfer.pairing import spread_cores
+from rackloom.core.transfer.values import EndConfig, Measurement, TransferSpec
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.agent import require_nixl
-from rackloom.prove.transfer.pairing import spread_cores
-from rackloom.prove.transfer.values import EndConfig, Measurement, TransferSpec
 
 # Orders and events.
 

@@ -22,13 +22,9 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from rackloom.errors import Retry
-from rackloom.prove.transfer import emulation
-from rackloom.prove.transfer.agent import require_nixl
-from rackloom.prove.transfer.pairing import GpuNicPair, are_disjoint, spread_cores, without_core
-from rackloom.prove.transfer.processes import BeInitiator, BeTarget, Done, EndProcess, Failed, Listening, Warm
-from rackloom.prove.transfer.report import alignment_report, build_report, matrix_report, single_report
-from rackloom.prove.transfer.values import (
+from rackloom.core.transfer.pairing import GpuNicPair, are_disjoint, lack_of_processors, spread_cores
+from rackloom.core.transfer.report import alignment_report, build_report, matrix_report, single_report
+from rackloom.core.transfer.values import (
     AlignmentReport,
     EndConfig,
     Measurement,
@@ -37,6 +33,10 @@ from rackloom.prove.transfer.values import (
     TransferSpec,
     UcxPins,
 )
+from rackloom.errors import Retry
+from rackloom.prove.transfer import emulation
+from rackloom.prove.transfer.agent import require_nixl
+from rackloom.prove.transfer.processes import BeInitiator, BeTarget, Done, EndProcess, Failed, Listening, Warm
 
 # Lanes: pairs of ends that are measured at the same time.
 
@@ -93,7 +93,7 @@ def run_lanes(spec: TransferSpec, lanes: Sequence[Lane]) -> list[TransferReport]
         for lane_run in running:
             lane_run.initiator.say_start()
         measured = [lane_run.measured() for lane_run in running]
-    crowding = _lack_of_processors(measured)
+    crowding = lack_of_processors(measured)
     return [
         build_report(spec, result, lane.promise, crowding, _promised_to_others(lane, lanes))
         for result, lane in zip(measured, lanes, strict=True)
@@ -145,17 +145,6 @@ def _promised_to_others(lane: Lane, lanes: Sequence[Lane]) -> frozenset[str]:
     """Devices promised to the other lanes."""
     devices = {known.promise.device for known in lanes if known is not lane}
     return frozenset(device for device in devices if device and device != lane.promise.device)
-
-
-def _lack_of_processors(measured: Sequence[Measurement]) -> str | None:
-    """One sentence if the ends on one host, ours or not, have fewer processors than they are."""
-    hosts: dict[str, list[Sequence[int]]] = {}
-    for host in (end.host for measurement in measured for end in (measurement.initiator, measurement.target)):
-        hosts.setdefault(host.hostname, []).append(host.cores or range(host.usable_processors))
-    for name, cores in hosts.items():
-        if lacking := without_core(cores):
-            return f"{lacking} of {len(cores)} polling ends on {name} have no processor of their own"
-    return None
 
 
 # Kinds of measurement.

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rackloom.core.transfer.values import Measurement
 from rackloom.errors import Refused
 from rackloom.topology.affinity import classes, partner
 from rackloom.topology.machine import Machine, Nic, PathClass
@@ -106,6 +107,17 @@ def spread_cores(ends: int, usable: Sequence[int]) -> list[tuple[int, ...]]:
     """Equal parts of the processors, one part for each polling end; at least as many as ends."""
     each = len(usable) // ends
     return [tuple(usable[k * each : (k + 1) * each]) for k in range(ends)]
+
+
+def lack_of_processors(measured: Sequence[Measurement]) -> str | None:
+    """One sentence if the ends of one host have fewer processors than they need for polling, else None."""
+    hosts: dict[str, list[Sequence[int]]] = {}
+    for host in (end.host for measurement in measured for end in (measurement.initiator, measurement.target)):
+        hosts.setdefault(host.hostname, []).append(host.cores or range(host.usable_processors))
+    for name, cores in hosts.items():
+        if lacking := without_core(cores):
+            return f"{lacking} of {len(cores)} polling ends on {name} have no processor of their own"
+    return None
 
 
 def without_core(cores: Sequence[Sequence[int]]) -> int:

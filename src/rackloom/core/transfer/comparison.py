@@ -18,12 +18,11 @@ from typing import Literal
 
 import msgspec
 
+from rackloom.core.transfer.proof import degraded_reason, is_farther, link_named
+from rackloom.core.transfer.records import TransferRecord
+from rackloom.core.transfer.statistics import Ratio, compare_rates
+from rackloom.core.transfer.values import Arm, HostFacts, Link
 from rackloom.errors import Refused
-from rackloom.prove.transfer.devices import Link
-from rackloom.prove.transfer.proof import degraded_reason, is_farther, link_named
-from rackloom.prove.transfer.records import TransferRecord
-from rackloom.prove.transfer.statistics import Ratio, compare_rates
-from rackloom.prove.transfer.values import Arm, HostFacts
 from rackloom.topology.machine import Machine
 
 # Comparison of two records.

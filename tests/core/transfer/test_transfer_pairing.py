@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.errors import Refused
-from rackloom.prove.transfer.pairing import (
+from rackloom.core.transfer.pairing import (
     GpuNicPair,
     are_disjoint,
     describe_pair,
@@ -18,6 +17,7 @@ from rackloom.prove.transfer.pairing import (
     spread_cores,
     without_core,
 )
+from rackloom.errors import Refused
 from rackloom.topology.affinity import classes, guest_view
 from rackloom.topology.machine import Machine, PathClass
 from rackloom.topology.profiles import load_machine, machine_names

@@ -4,11 +4,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.prove.transfer.transfer_values import RESULT_FIELDS
+from tests.core.transfer.transfer_values import RESULT_FIELDS
 
-from rackloom.errors import Refused
-from rackloom.prove.transfer.report import alignment_report, build_report, result_line, single_report
-from rackloom.prove.transfer.values import (
+from rackloom.core.transfer.report import alignment_report, build_report, result_line, single_report
+from rackloom.core.transfer.values import (
     DeviceTraffic,
     EndRecord,
     EndUsage,
@@ -19,6 +18,7 @@ from rackloom.prove.transfer.values import (
     TransferSpec,
     UcxPins,
 )
+from rackloom.errors import Refused
 
 SPEC = TransferSpec(block_size=1 << 20, batch_size=2, iters=4, warmup_iters=1)
 

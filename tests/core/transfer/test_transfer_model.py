@@ -2,8 +2,8 @@
 
 import pytest
 
+from rackloom.core.transfer.model import MODEL_LABEL, model_transfers
 from rackloom.errors import Refused
-from rackloom.prove.transfer.model import MODEL_LABEL, model_transfers
 from rackloom.topology import profiles
 from rackloom.topology.machine import Machine, PathClass
 

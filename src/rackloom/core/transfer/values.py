@@ -14,9 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from rackloom.core.transfer.statistics import Interval
 from rackloom.errors import Refused
-from rackloom.prove.transfer.devices import AllocatedDevices, Link, VisibleDevices
-from rackloom.prove.transfer.statistics import Interval
 
 TransferOp = Literal["WRITE", "READ"]
 PathVerdict = Literal["holds", "does not hold", "unknown", "no promise"]
@@ -32,6 +31,12 @@ MAX_ITERS = 100_000
 def _require_range(name: str, number: float, low: int, high: int) -> None:
     if not low <= number <= high:
         raise Refused(f"{name}: {number}", nearest_fix=f"give {low} to {high}")
+
+
+class AllocatedDevices(msgspec.Struct, frozen=True):
+    """What a claim allocated, by any name: HCA, netdev or PCI address."""
+
+    names: tuple[str, ...]
 
 
 class UcxPins(msgspec.Struct, frozen=True):
@@ -133,6 +138,35 @@ class EndUsage(msgspec.Struct, frozen=True):
     """CPU time of this end, all threads."""
     voluntary_switches: int
     involuntary_switches: int
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """One netdev or one port of an RDMA device. None: the kernel does not report it."""
+
+    name: str
+    """`rdma0`, or `mlx5_0:1` with the port."""
+    kind: Literal["netdev", "rdma"]
+    state: str | None = None
+    mtu: int | None = None
+    gigabits: float | None = None
+    """Current rate. None for virtual devices: the rate that the kernel prints for a veth means nothing."""
+    numa_node: int | None = None
+    pci_address: str | None = None
+    pcie: str | None = None
+    """Current PCIe link, such as `32.0 GT/s x16`."""
+    pcie_best: str | None = None
+    """What both ends of that PCIe link could do."""
+
+
+class VisibleDevices(msgspec.Struct, frozen=True):
+    """What one end sees."""
+
+    rdma_files: tuple[str, ...] = ()
+    """Names in /dev/infiniband."""
+    hcas: tuple[str, ...] = ()
+    """HCAs that those files open; a file with an unknown HCA is listed by its own name."""
+    netdevs: tuple[str, ...] = ()
+    """All but `lo`."""
 
 
 class HostFacts(msgspec.Struct, frozen=True):

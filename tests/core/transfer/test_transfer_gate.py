@@ -4,13 +4,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.prove.transfer.transfer_values import nic, paired, record, run
+from tests.core.transfer.transfer_values import nic, paired, record, run
 
+from rackloom.core.transfer.comparison import BaselineFinding, check_baseline, compare_records, judge_record
+from rackloom.core.transfer.pairing import GpuNicPair
+from rackloom.core.transfer.records import TransferRecord
+from rackloom.core.transfer.values import Promise
 from rackloom.errors import Refused
-from rackloom.prove.transfer.comparison import BaselineFinding, check_baseline, compare_records, judge_record
-from rackloom.prove.transfer.pairing import GpuNicPair
-from rackloom.prove.transfer.records import TransferRecord
-from rackloom.prove.transfer.values import Promise
 from rackloom.topology.profiles import load_machine
 
 STEADY = (39.07, 39.06, 39.05)
