@@ -121,19 +121,19 @@ def test_a_saved_run_has_its_environment_and_becomes_a_page(
 ) -> None:
     kept, html = tmp_path / "run.json", tmp_path / "run.html"
     call("run", *SMALL, "--runs", "2", "--transport", "tcp", "--net-device", "lo", "--save", str(kept))
-    one = load_record(kept).report.runs[0]
-    assert one.verified
-    host = one.environment.initiator
+    saved = load_record(kept).report.runs[0]
+    assert saved.verified
+    host = saved.environment.initiator
     assert host.ucx_version is not None
     assert host.visible.netdevs == tuple(link.name for link in host.links if link.kind == "netdev")
     call("report", str(kept), "-o", "html", "--to", str(html))
     assert html.read_text().startswith("<!doctype html>")
     capsys.readouterr()
     call("report", str(kept), "--model", "Llama-3.1-8B", "--prefill-ms", "200")
-    said = capsys.readouterr().out
-    assert "Student" in said
-    assert "Llama-3.1-8B" in said
-    assert "Llama-3.1-70B" not in said
+    output = capsys.readouterr().out
+    assert "Student" in output
+    assert "Llama-3.1-8B" in output
+    assert "Llama-3.1-70B" not in output
 
 
 @pytest.mark.slow
@@ -205,9 +205,9 @@ def test_a_gate_passes_the_same_and_fails_a_loss(tmp_path: Path, capsys: pytest.
     assert call("gate", str(files["good"]), "--baseline", str(files["base"])) == 0
     assert "HOLDS" in capsys.readouterr().out
     assert call("gate", str(files["slow"]), "--baseline", str(files["base"])) == 1
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for word in ("REGRESSED", "alpha to beta", "mlx5_0", "-29.5%"):
-        assert word in said
+        assert word in output
     assert call("gate", str(files["weak"]), "--baseline", str(files["base"]), "-o", "json") == 1
     (found,) = json.loads(capsys.readouterr().out)
     assert "degraded link on alpha" in found["reason"]
@@ -217,9 +217,9 @@ def test_a_comparison_states_its_test(tmp_path: Path, capsys: pytest.CaptureFixt
     for name, rates in (("a", STEADY), ("b", SLOW)):
         save_record(record([run(rate) for rate in rates]), tmp_path / name)
     call("compare", str(tmp_path / "a"), str(tmp_path / "b"))
-    said = capsys.readouterr().out
-    assert "plain  39.06   27.54   0.100      differs (x0.705" in said
-    assert "Welch's t-test" in said
+    output = capsys.readouterr().out
+    assert "plain  39.06   27.54   0.100      differs (x0.705" in output
+    assert "Welch's t-test" in output
 
 
 def test_evidence_of_other_tools_joins_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

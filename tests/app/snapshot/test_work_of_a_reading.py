@@ -59,9 +59,12 @@ async def test_one_gpu_that_falls_sick_is_one_chassis_fetched_and_made_again(sto
     later = await store.survey(lambda conn: read_records(conn, known))
     beside = len(DOMAIN.trays) - 1
     assert ([len(rows) for rows in fetched], len(made)) == ([4 * beside], len(DOMAIN.trays) + beside)
-    sick = [one.health for one in later.machines if one.health]
+    sick = [machine.health for machine in later.machines if machine.health]
     assert sick == ["GPU 2 is DEGRADED"]
-    assert next(one for one in later.machines if one.chassis_serial == "elsewhere") is first.machines[-1]
+    assert (
+        next(machine for machine in later.machines if machine.chassis_serial == "elsewhere")
+        is first.machines[-1]
+    )
     assert later == await store.survey(read_records)
 
 

@@ -80,9 +80,9 @@ def test_what_ends_by_itself_is_told():
     async def story(kube):
         await ControllerProcess(broken, DirectApi(kube, "controller")).run()
 
-    with pytest.raises(ExceptionGroup) as told:
+    with pytest.raises(ExceptionGroup) as raised:
         run(story)
-    assert told.value.subgroup(ValueError) is not None
+    assert raised.value.subgroup(ValueError) is not None
 
 
 def test_labels_come_late_in_their_order_and_also_after_a_server_that_did_not_answer():

@@ -55,7 +55,7 @@ async def carve(site: EmbeddedSite, trays: int = TRAYS) -> None:
 
         async def ready() -> bool:
             seen = (await http.get("instance?pageSize=100")).json()
-            return [one["status"] for one in seen] == ["Ready"] * trays
+            return [instance["status"] for instance in seen] == ["Ready"] * trays
 
         named: dict[str, object] = {"name": "job", "siteId": (await http.get("site")).json()[0]["id"]}
         partition = await post("nvlink-logical-partition", named)
@@ -84,10 +84,10 @@ async def running(whole: RunningTwin, count: int) -> list[Object]:
 
 async def _meshed(whole: RunningTwin) -> Object | None:
     found = await whole.api.get(COMPUTE_DOMAIN, "imex-minimal", "default")
-    said = {
+    reported = {
         condition["type"]: condition["status"] for condition in found.get("status", {}).get("conditions", ())
     }
-    return found if (said.get("Ready"), said.get("Meshed")) == ("True", "True") else None
+    return found if (reported.get("Ready"), reported.get("Meshed")) == ("True", "True") else None
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_a_job_over_a_whole_rack_runs_with_its_channel(tmp_path: Path) -> None:
                 assert device["containerEdits"]["deviceNodes"][0]["path"].endswith("/channel0")
             nodes = (await whole.api.list(NODE)).items
             (fabric,) = whole.fabrics.values()
-            (partition,) = [one for one in fabric.partitions.values() if one.guids]
+            (partition,) = [partition for partition in fabric.partitions.values() if partition.guids]
             cliques = {node["metadata"]["labels"].get(names.GPU_CLIQUE_LABEL) for node in nodes}
             assert cliques == {f"{fabric.domain}.{partition.id}"}
             status = (await until(lambda: _meshed(whole)))["status"]

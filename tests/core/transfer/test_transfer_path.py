@@ -72,7 +72,7 @@ def test_a_promise_never_holds_unless_exactly_that_device_counted_the_payload(
     op: TransferOp, payload: int, mine: list[DeviceTraffic], theirs: list[DeviceTraffic]
 ) -> None:
     proof = prove_path(op, payload, ["tcp/a"], tuple(mine), tuple(theirs), "a")
-    counted = {one.name: one.sent_bytes if op == "WRITE" else one.received_bytes for one in mine}
+    counted = {device.name: device.sent_bytes if op == "WRITE" else device.received_bytes for device in mine}
     if proof.verdict == "holds":
         assert counted["a"] >= 0.95 * payload
         assert all(count < 0.05 * payload for name, count in counted.items() if name != "a")

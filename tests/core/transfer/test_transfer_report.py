@@ -63,8 +63,8 @@ def test_the_result_line_starts_with_the_fields_of_the_example_in_its_order() ->
 
 
 def test_a_report_survives_being_written_and_read() -> None:
-    one = run()
-    assert msgspec.json.decode(msgspec.json.encode(one), type=TransferReport) == one
+    report = run()
+    assert msgspec.json.decode(msgspec.json.encode(report), type=TransferReport) == report
 
 
 def test_verified_comes_from_the_comparison_alone() -> None:

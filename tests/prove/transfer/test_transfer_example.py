@@ -66,9 +66,9 @@ def test_the_jobs_replace_the_pods() -> None:
 
 def test_the_script_of_the_pods_takes_the_arguments_they_give() -> None:
     for directory in (EXAMPLE, EXAMPLES / "nixl-kv-transfer-jobs"):
-        for (kind, _), one in built(directory).items():
+        for (kind, _), obj in built(directory).items():
             if kind in ("Pod", "Job"):
-                spec = one["spec"] if kind == "Pod" else one["spec"]["template"]["spec"]
+                spec = obj["spec"] if kind == "Pod" else obj["spec"]["template"]["spec"]
                 arguments = spec["containers"][0]["command"][2:]
                 asked = run(*arguments, "--help")
                 assert asked.returncode == 0, asked.stderr

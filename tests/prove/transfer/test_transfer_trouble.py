@@ -135,7 +135,7 @@ def test_emulated_pairs_are_each_proved_alone_and_at_once() -> None:
         ("rdma1", True),
     ]
     assert heard == list(report.runs)
-    assert all(one.verified for one in heard)
+    assert all(report.verified for report in heard)
     crowded = len(os.sched_getaffinity(0)) < 4
     for arm in report.pairs:
         assert arm.overlap is None or 0 <= arm.overlap <= 1
@@ -171,8 +171,8 @@ def test_runs_before_a_failure_are_heard(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(Retry, match="the reason it crashed"):
         run.run_plain(SPEC, watch=run.RunObserver(step, heard.append))
-    (one,) = heard
-    assert one.verified
+    (report,) = heard
+    assert report.verified
 
 
 @pytest.mark.slow
