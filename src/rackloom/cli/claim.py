@@ -4,7 +4,7 @@
 finds what the API server accepts and the hardware does not, with file and line. `allocate` and `explain`
 run the allocator; their work is in `claim_plan`.
 
-The hardware comes from a profile, from ResourceSlices, or from both: then the profile tells the topology
+The hardware comes from a profile, from ResourceSlices, or from both: then the profile adds the topology
 that the slices leave out. This module imports no allocator at its top: the CEL library takes longer to
 load than help may take to print.
 """
@@ -18,13 +18,13 @@ import msgspec
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.common import Output, emit
+from rackloom.cli.common import Flag, Output, emit, json_text
 
 if TYPE_CHECKING:
     from rackloom.claim.manifests.documents import Document
     from rackloom.claim.manifests.read import Manifests
     from rackloom.core.allocate.lint.selectors import FieldPath, LintContext, LintFinding
-    from rackloom.core.allocate.objects import ResourceClaimTemplate
+    from rackloom.core.allocate.objects import DeviceClass, ResourceClaimTemplate, ResourceSlice
     from rackloom.core.allocate.templates.generate import AlternativeInventory, GeneratedTemplate
     from rackloom.core.allocate.templates.inventory import HardwareInventory
     from rackloom.topology.machine import Machine
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 
 Slices = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
-Flag = Annotated[bool, Parameter(negative="")]
 Rails = Annotated[list[int] | None, Parameter(negative="", consume_multiple=True)]
 TemplateFormat = Annotated[Literal["yaml", "json"], Parameter(name=["--output", "-o"])]
 _YAML_WIDTH = 10_000
@@ -139,16 +138,26 @@ def stock_of(profile: str | None, found: "Manifests | None") -> "HardwareInvento
 
 def machine_of(profile: str) -> "Machine":
     """The machine of a profile; of a rack, that of its trays."""
-    from rackloom.errors import Refused
+    from rackloom.cli.topology import machine_or_tray
     from rackloom.topology import profiles
-    from rackloom.topology.machine import Machine
 
-    found = profiles.load_profile(profile)
-    if isinstance(found, Machine):
-        return found
-    if found.tray_machine is None:
-        raise Refused(f"no machine like a tray of {found.name} is published, so its devices are not known")
-    return profiles.load_machine(found.tray_machine)
+    return machine_or_tray(profiles.load_profile(profile), "devices")
+
+
+def profile_slices(profile: str, nodes: Sequence[str]) -> "tuple[ResourceSlice, ...]":
+    """What the drivers would publish on nodes with the machine of a profile."""
+    from rackloom.core.allocate.driver_slices import slices_of
+
+    machine = machine_of(profile)
+    return tuple(slice_ for node in nodes for slice_ in slices_of(machine, node))
+
+
+def with_built_in_classes(classes: "Sequence[DeviceClass]") -> "tuple[DeviceClass, ...]":
+    """The classes, and those of the drivers that have none of the same name."""
+    from rackloom.core.allocate.driver_slices import device_classes
+
+    named = {klass.metadata.name for klass in classes}
+    return (*classes, *(klass for klass in device_classes() if klass.metadata.name not in named))
 
 
 def _hardware_manifests(
@@ -177,20 +186,17 @@ def _matching_profiles(found: "Manifests") -> "Iterator[AlternativeInventory]":
 
 
 def _template_text(generated: "GeneratedTemplate", output: str) -> str:
-    import msgspec
     import yaml
 
     value = template_manifest(generated.template)
     if output == "json":
-        return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+        return json_text(value) + "\n"
     notes = "".join(f"# {note}\n" for note in generated.notes)
     return notes + yaml.safe_dump(value, sort_keys=False, width=_YAML_WIDTH)
 
 
 def template_manifest(made: "ResourceClaimTemplate") -> dict[str, object]:
     """The template as an object for the API server."""
-    import msgspec
-
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",

@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _run_command() -> object:
-    """Do what was asked for. A version needs no typesetting, which takes as long to load as all else."""
+    """Run the command. A version needs no typesetting, which takes as long to load as all else."""
     if sys.argv[1:] == ["--version"]:
         print(__version__)
         return 0

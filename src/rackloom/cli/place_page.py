@@ -57,7 +57,7 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
     """What has to move first."""
     jobs: tuple[JobAnswer, ...]
     segments: tuple[SegmentPrice, ...] = ()
-    """Where their price was asked for."""
+    """Only with --down."""
 
 
 def report_page(report: PlacementReport, *, seats: bool = True) -> str:
@@ -171,7 +171,7 @@ def rendered_manifests(done: "Sequence[RenderedJob]", beside: Iterable[Any]) -> 
 
 
 def objects_beside(documents: Iterable[Document], jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
-    """What the files have beside the jobs (claim templates, ComputeDomains), unless it tells of the site."""
+    """What the files have beside the jobs (claim templates, ComputeDomains), unless it describes the site."""
     placed = {id(value) for job in jobs for value in job.objects}
     for document in documents:
         if id(document.value) not in placed and not _is_site_object(document.value):

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
+from rackloom.cli.common import columns
+
 # The site service.
 
 
@@ -139,9 +141,8 @@ def play(
     from rackloom.lab.scenario.playing import render_step, render_summary
     from rackloom.lab.scenario.reading import find_scenario, read_scenario
 
-    scenario = read_scenario(
-        find_scenario(file)
-    )  # What is wrong with it is told before a whole site is imported.
+    # A mistake in the file is reported before a whole site is imported.
+    scenario = read_scenario(find_scenario(file))
     from rackloom.app.twin.scenarios import play_scenario
 
     report = (lambda _: None) if as_json else (lambda played: print(render_step(played), flush=True))
@@ -158,7 +159,6 @@ def play(
 @twin_app.command(name="list")
 def list_scenarios() -> None:
     """List the scenarios that ship with Rackloom."""
-    from rackloom.cli.common import columns
     from rackloom.lab.scenario.reading import shipped_scenarios
 
     rows = [

@@ -12,11 +12,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
-from rackloom.cli.common import Output
+from rackloom.cli.common import Output, TableOrJson, columns, emit
 from rackloom.cli.transfer_options import Devices, Sizes, parse_address, read_secret
 from rackloom.errors import Refused, Retry
 
@@ -44,9 +44,7 @@ def model(machine: str, *, block_size: str = "1GiB", batch_size: int = 1, output
     output
         How to print.
     """
-    from rackloom.cli.common import columns, emit
     from rackloom.cli.topology import load_machine
-    from rackloom.cli.transfer_options import Sizes
     from rackloom.core.transfer.model import model_transfers as modelled
 
     spec = Sizes(block_size=block_size, batch_size=batch_size).spec()
@@ -103,7 +101,7 @@ def run(
     target: str | None = None,
     secret_file: Path | None = None,
     save: Path | None = None,
-    output: Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])] = "table",
+    output: TableOrJson = "table",
 ) -> int:
     """Measure; exit 0 only if the data was verified and the promised device carried it.
 
@@ -132,9 +130,7 @@ def run(
     output
         table prints RESULT lines as runs complete, and a verdict; json the whole report.
     """
-    from rackloom.cli.common import emit
-
-    spec, heard = sizes.spec(), _RunLog(output == "table")
+    spec, log = sizes.spec(), _RunLog(output == "table")
     if emulate and (target is not None or devices not in (Devices(), Devices(every_gpu=True))):
         raise Refused(
             "--emulate makes both ends and their devices itself",
@@ -143,14 +139,14 @@ def run(
     machine = None if emulate else _discover_machine()
     try:
         if emulate:
-            report = _run_emulated(spec, rates, devices.every_gpu, runs, heard.watch())
+            report = _run_emulated(spec, rates, devices.every_gpu, runs, log.watch())
         else:
-            report = _run_measured(spec, devices, machine, target, secret_file, runs, heard.watch())
+            report = _run_measured(spec, devices, machine, target, secret_file, runs, log.watch())
     except (Refused, Retry) as trouble:
-        if save is not None and heard.runs:
+        if save is not None and log.runs:
             from rackloom.core.transfer.records import partial_report
 
-            _save_record(save, spec, partial_report(heard.runs, trouble.reason), machine, trouble.reason)
+            _save_record(save, spec, partial_report(log.runs, trouble.reason), machine, trouble.reason)
         raise
     emit(report, output, lambda: report_table(report))
     if save is not None:
@@ -208,8 +204,6 @@ def serve(
 
 def report_table(report: "AlignmentReport") -> str:
     """A row per arm, and the verdict."""
-    from rackloom.cli.common import columns
-
     headers = ("ARM", "CARRIED BY", "DECLARED Gb/s", "GB/s", "SPREAD", "P50 ms", "P99 ms", "PATH")
     return "\n".join(["", columns(headers, map(_arm_row, report.arms)), "", report.label, report.verdict])
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from rackloom.errors import Refused, file_error_text
+from rackloom.cli.common import read_text
+from rackloom.errors import Refused
 
 if TYPE_CHECKING:
     from rackloom.core.transfer.pairing import GpuNicPair
@@ -95,14 +96,14 @@ class Devices:
     "File with the allocated ResourceClaims (kubectl get resourceclaims -o yaml), instead of --allocated."
 
     def config(self) -> "EndConfig":
-        """Where a single end sits."""
+        """The configuration of a single end."""
         from rackloom.core.transfer.values import EndConfig, UcxPins
 
         pins = UcxPins(_split_words(self.transport), _split_words(self.net_device))
         return EndConfig(ucx=pins, device=self.device, allocated=self.allocation())
 
     def allocation(self) -> "AllocatedDevices | None":
-        """What the claim allocated; None if nobody said.
+        """What the claim allocated; None if no option names it.
 
         Raises:
             Refused: the file holds no allocated claim.
@@ -115,7 +116,7 @@ class Devices:
         return AllocatedDevices(_split_words(self.allocated)) if self.allocated else None
 
     def pairs(self, machine: "Machine | None") -> "tuple[GpuNicPair, ...]":
-        """The pairs that were asked for; none if a single end was.
+        """The pairs that the options name; empty for a single end.
 
         Raises:
             Refused: not DEVICE=NIC, or no GPU, machine or NIC to pair.
@@ -172,12 +173,7 @@ def read_secret(file: Path | None) -> str:
         if secret := os.environ.get(SECRET_VARIABLE):
             return secret
         raise Refused("no shared secret", nearest_fix=f"give --secret-file or set {SECRET_VARIABLE}")
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(
-            f"{file} cannot be read: {file_error_text(error)}", nearest_fix="name a readable text file"
-        ) from error
+    return read_text(file, "name a readable text file").strip()
 
 
 def _parse_pair(text: str, machine: "Machine | None") -> "GpuNicPair":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.common import Output, emit
+from rackloom.cli.common import Flag, Output, emit
 
 if TYPE_CHECKING:
     from rackloom.claim.cluster.uninstall.executor import FinishedStep, UninstallOutcome
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 _MAX_EXAMPLES = 4
-"""Objects of a step that stands still of which it is said why."""
+"""Objects of a step that stands still for which the reason is printed."""
 _PROGRESS_AFTER = 1.0
 """Seconds after which a terminal shows what is waited for."""
 
@@ -32,7 +32,7 @@ def uninstall(
     kubeconfig: Path | None = None,
     context: str | None = None,
     namespace: str = "rackloom-system",
-    yes: Annotated[bool, Parameter(negative="")] = False,
+    yes: Flag = False,
     timeout: Annotated[float, Parameter(validator=Number(gt=0, lte=86_400))] = 120.0,
     output: Output = "table",
 ) -> int:
