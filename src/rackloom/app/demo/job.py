@@ -76,7 +76,7 @@ class RackJob:
         return roles
 
     async def place(self) -> Evidence:
-        """Choose the clique by what the nodes say now; a clique that another tenant has part of is none."""
+        """Choose the clique by what the nodes report now; no tray of it may belong to another tenant."""
         await self._whole.nodes.up.wait()
         await self._whole.nodes.settle()
         plan = await self._plan()
@@ -136,7 +136,7 @@ class RackJob:
         return str(met["Ready"]["message"]) if {"Ready", "Meshed"} <= met.keys() else None
 
     async def _bound(self) -> str | None:
-        """What the GangPlan says once every pod is where it was planned."""
+        """The message of the GangPlan once every pod is where it was planned."""
         plan = await self._whole.api.get(GANG_PLAN, self._job["metadata"]["name"], JOB_NAMESPACE)
         met = {
             condition["type"]: condition for condition in (plan.get("status") or {}).get("conditions") or ()
@@ -145,7 +145,7 @@ class RackJob:
         return str(bound["message"]) if bound.get("status") == "True" else None
 
     async def _nodes_of(self, pods: list[Object]) -> set[str]:
-        """Where they run. Raises NotSeen where that is not the clique that was chosen before they existed."""
+        """The nodes of the pods. Raises NotObserved if they are not in the clique of the plan."""
         names = {str(pod["spec"]["nodeName"]) for pod in pods}
         nodes = [
             item for item in (await self._whole.api.list(NODE)).items if item["metadata"]["name"] in names
@@ -170,7 +170,7 @@ class RackJob:
         return len(held)
 
     async def _labelled(self) -> str:
-        """Whose pods the map says that the job's are."""
+        """The organisation to which the map assigns the pods of the job."""
         found = await self._whole.api.get(NAMESPACES, JOB_NAMESPACE)
         return str(found["metadata"]["labels"][ORG_LABEL])
 
@@ -191,7 +191,7 @@ def _is_reserved(node: Object) -> bool:
 
 
 def labelled_namespace(org: str) -> Object:
-    """The job's namespace, which says whose it is: else the map would show its tenant none of its pods."""
+    """The job's namespace. Without the label the map would show the tenant none of its pods."""
     return {"metadata": {"name": JOB_NAMESPACE, "labels": {ORG_LABEL: org}}}
 
 
@@ -211,7 +211,7 @@ class LostGpu:
         self._node = ""
 
     async def look_well(self) -> Evidence:
-        """Before and after, the doctor has nothing to say of any layer."""
+        """The doctor finds nothing in any layer, as before the accident and after it."""
         await wait_until(self._is_quiet, "the doctor still finds something")
         return {"findings": 0, "layers": "switch controllers, site records, cluster"}
 
@@ -224,7 +224,7 @@ class LostGpu:
         return {"lost": f"the GPU of NVLink module {_LOST_MODULE} of node {self._node}, under {_LOST_WORKER}"}
 
     async def be_found(self) -> Evidence:
-        """The doctor names the node, what both sides say, and what to do."""
+        """The doctor names the node, the evidence of both sides, and the fix."""
         found = await wait_until(self._findings, "the doctor finds nothing")
         about = [
             finding

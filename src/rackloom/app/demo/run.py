@@ -6,7 +6,7 @@ everything is released. The command exits with 0 only if every step was verified
 
 The claim step allocates the two templates of examples/nixl-kv-transfer on two nodes. Whether the NICs are
 near the GPUs is read from the topology and not from the claim. The transfer step writes a buffer between
-two processes over NIXL and verifies data and path; without NIXL it degrades to sockets and says so.
+two processes over NIXL and verifies data and path; without NIXL it degrades to sockets and reports that.
 """
 
 import asyncio
@@ -161,19 +161,19 @@ WHOLE_RACK, PART_OF_A_RACK = ("blue", 18), ("green", 6)
 """Two tenants, and how many compute trays each of them takes."""
 
 
-def run_demo(*, as_json: bool, say: Callable[[str], None] = print) -> int:
-    """Tell the story; 0 only if every step was verified by observation."""
+def run_demo(*, as_json: bool, print_line: Callable[[str], None] = print) -> int:
+    """Run the demonstration; 0 only if every step was verified by observation."""
     import uvloop
 
     def show(step: DemoStep) -> None:
         if not as_json:
-            say(_step_text(step))
+            print_line(_step_text(step))
 
     if not as_json:
-        say(f"{RACK_COUNT} racks of {RACK_PROFILE}. {_SIMULATED_NOTE}\n")
+        print_line(f"{RACK_COUNT} racks of {RACK_PROFILE}. {_SIMULATED_NOTE}\n")
     with tempfile.TemporaryDirectory(prefix="rackloom-demo-") as directory:
         report = uvloop.run(_run_story(Home(Path(directory)), DemoStory(show)))
-    say(msgspec.json.encode(report).decode() if as_json else _report_summary(report))
+    print_line(msgspec.json.encode(report).decode() if as_json else _report_summary(report))
     return 0 if report.ok else 1
 
 

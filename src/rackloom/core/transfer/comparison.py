@@ -2,7 +2,7 @@
 
 Records can be compared only if they measured the same thing: operation, sizes, iterations, both emulated
 or neither. Arms are matched by name, else by GPU, which may have been given another NIC.
-`statistics.compare_rates` says whether the rates differ beyond noise.
+`statistics.compare_rates` decides whether the rates differ beyond noise.
 
 `check_baseline` refuses a baseline that is incomplete, unproved, contended or has fewer than three runs
 per arm. `judge_record` then decides for each arm of the baseline, in this order: data not intact, wrong
@@ -52,7 +52,7 @@ class ArmComparison(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """What can be said of the difference."""
+        """The difference in words."""
         if self.ratio.interval is None:
             return "cannot be told: a single run has no known noise"
         low, high = self.ratio.interval.low, self.ratio.interval.high
@@ -129,7 +129,7 @@ def _compare_arms(before: Arm, after: Arm) -> ArmComparison:
 TOLERANCE = 0.02
 """A slowdown below this share is no regression however certain it is: emulated pairs repeat within 1%."""
 HIDDEN_LOSS = 0.25
-"""A measurement too noisy to show a loss of this share says nothing: misalignment cost the example 29.5%."""
+"""Noise that could hide a loss of this share proves nothing: misalignment cost the example 29.5%."""
 ENOUGH_RUNS = 3
 
 BaselineOutcome = Literal["holds", "regressed", "unknown"]

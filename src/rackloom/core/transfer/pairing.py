@@ -3,7 +3,7 @@
 `pair_up` gives each GPU a NIC of its own: as few pairs as possible of the farthest PCIe path class, then
 of the next nearer, and so on. It is a minimum-cost bipartite matching by successive shortest augmenting
 paths; a pair of one class costs more than one pair for every GPU of all nearer classes, so the sum
-compares the classes in that order. `every_pair` is the whole matrix instead. `disjoint` says whether
+compares the classes in that order. `every_pair` is the whole matrix instead. `are_disjoint` tests whether
 pairs can be driven at once without sharing a GPU or a NIC.
 
 Both ends of a transfer poll. `spread_cores` gives each end an equal part of the processors, and

@@ -2,7 +2,7 @@
 
 A `TransferRecord` holds the request, the report with the circumstances of every run, the discovered
 machine of the initiator, and the output of nvbandwidth or nccl-tests where the user added it. If a run
-fails after others were complete, the record keeps those and says why it is incomplete. `prove.transfer`
+fails after others were complete, the record keeps those and the reason why it is incomplete. `prove.transfer`
 reads and writes the files.
 """
 
@@ -43,7 +43,7 @@ class ToolOutput(msgspec.Struct, frozen=True):
     tool: Literal["nvbandwidth", "nccl-tests"]
     file: str
     correct: bool | None
-    """Whether the tool says that its data were right, or its tests passed; None if it says neither."""
+    """Whether the tool reports that its data were right, or its tests passed; None if it reports neither."""
     figures: tuple[ToolFigure, ...]
 
 

@@ -1,4 +1,4 @@
-"""What a transfer is asked for and what its report says, as values.
+"""The request of a transfer and its report, as values.
 
 `TransferSpec` and `EndConfig` describe a measurement: sizes, iterations, memory, UCX pins, processors,
 allocation. `Promise` is what the placement promises of the path. `EndRecord` and `Measurement` are what
@@ -125,7 +125,7 @@ class PathProof(msgspec.Struct, frozen=True):
     """Devices whose counters rose by the payload on the initiator's side; empty within one memory."""
     expected_bytes: int
     protocols: tuple[str, ...]
-    """What UCX says that it uses for this operation, such as tcp/rdma0 or cma/memory."""
+    """What UCX reports to use for this operation, such as tcp/rdma0 or cma/memory."""
     initiator: tuple[DeviceTraffic, ...]
     target: tuple[DeviceTraffic, ...]
 

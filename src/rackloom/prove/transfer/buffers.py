@@ -153,6 +153,7 @@ class DeviceMemory:
     def __init__(self, name: str, size: int, load: LibraryLoader = ctypes.CDLL) -> None:
         kind, _, which = name.partition(":")
         self._driver = CudaDriver(load)
+        self._call = self._driver.call
         self.ordinal = self._find(which)
         self._device = c_int()
         self._call("cuDeviceGet", byref(self._device), c_int(self.ordinal))
@@ -191,7 +192,7 @@ class DeviceMemory:
         self.synchronize()
 
     def synchronize(self) -> None:
-        """Wait until the GPU has done all that it was asked for."""
+        """Wait until the GPU has completed all work."""
         self._call("cuCtxSynchronize")
 
     def free(self) -> None:
@@ -241,9 +242,6 @@ class DeviceMemory:
         value = c_int()
         self._call("cuDeviceGetAttribute", byref(value), c_int(which), self._device)
         return value.value
-
-    def _call(self, name: str, *arguments: object) -> None:
-        self._driver.call(name, *arguments)
 
 
 # Buffers that NIXL can register.

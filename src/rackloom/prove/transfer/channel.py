@@ -1,6 +1,6 @@
 """The control channel between two ends: authenticated frames over TCP, and their messages.
 
-NIXL needs a side channel for agent metadata and addresses. Whoever can write to it decides which memory
+NIXL needs a side channel for agent metadata and addresses. A peer that can write to it decides which memory
 is overwritten, so every frame carries an HMAC-SHA256 under a session key that only holders of the shared
 secret can derive. Direction and sequence number are part of the MAC: no replay, no reflection. Frames are
 not encrypted; they hold addresses and counters, no payload.
@@ -168,10 +168,6 @@ class Channel:
     def peer_is_there(self) -> bool:
         """Whether the peer still holds the connection."""
         return self._wire.peer_is_there()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._wire.close()
 
 
 def connect_channel(wire: Wire, secret: bytes) -> Channel:

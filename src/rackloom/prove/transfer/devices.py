@@ -1,7 +1,7 @@
 """Network devices that one end sees: links, byte counters, and whether its claim allocated exactly these.
 
 `read_links` describes every netdev and every port of an RDMA device from sysfs: state, rate, MTU, NUMA
-node, PCI address, current and best PCIe link. None stands for what the kernel does not say; the speed of
+node, PCI address, current and best PCIe link. None stands for what the kernel does not report; the speed of
 a virtual device is left out, because the kernel prints one that means nothing.
 
 `read_counters` reads the bytes that each device moved. /sys/class/net/<device>/statistics counts bytes
@@ -83,7 +83,7 @@ def _rdma_ports(directory: Path) -> Iterator[Link]:
 
 
 def _with_pci_facts(link: Link, device: Path) -> Link:
-    """The link with what its PCI function says; virtual devices have none."""
+    """The link with the facts of its PCI function; virtual devices have none."""
     function = device / "device"
     node = _sysfs_number(function / "numa_node")
     return msgspec.structs.replace(

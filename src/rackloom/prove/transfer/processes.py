@@ -52,7 +52,7 @@ class BeInitiator(msgspec.Struct, frozen=True, tag=True):
     config: EndConfig = msgspec.field(name="seat")
     spec: TransferSpec
     hold: bool = False
-    """Say Warm after the warm-ups, and time only once a further line arrives on standard input."""
+    """Emit Warm after the warm-ups, and start timing when a further line arrives on standard input."""
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
@@ -70,7 +70,7 @@ class TurnedAway(msgspec.Struct, frozen=True, tag=True):
 
 
 class Warm(msgspec.Struct, frozen=True, tag=True):
-    """The warm-ups are over; the initiator waits for the word to start."""
+    """The warm-ups are over; the initiator waits for the line that starts the timing."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -150,7 +150,7 @@ class EndProcess:
         """The next event before `deadline` (of time.monotonic).
 
         Raises:
-            Retry: the end said nothing in time, or ended without a word.
+            Retry: the end emitted nothing in time, or ended without an event.
         """
         return _EVENT_DECODER.decode(self._line(deadline))
 
@@ -167,8 +167,8 @@ class EndProcess:
             if isinstance(event, Failed):
                 raise event.error()
 
-    def say_start(self) -> None:
-        """Give an initiator that holds the word to start; one that died is reported by `expect`."""
+    def send_start(self) -> None:
+        """Start the timing of an initiator that waits for it; a dead process is reported by `expect`."""
         with suppress(OSError):
             self._stdin.write(b"start\n")
 
@@ -219,7 +219,7 @@ def serve_targets(
     port: int,
     secret: str,
     configs: Sequence[EndConfig],
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     *,
     once: bool,
     timeout: float,
@@ -240,16 +240,16 @@ def serve_targets(
             ends.append(stack.enter_context(EndProcess((), secret, order)))
             ends[-1].expect(Listening, time.monotonic() + _START_SECONDS)
             nics = ", ".join(config.ucx.net_devices)
-            say(f"listening on {host} port {port + k} for {config.device} over {nics}")
+            print_line(f"listening on {host} port {port + k} for {config.device} over {nics}")
         deadline = time.monotonic() + timeout + _START_SECONDS if once else math.inf
-        following = [pool.submit(_relay_events, end, deadline, say) for end in ends]
+        following = [pool.submit(_relay_events, end, deadline, print_line) for end in ends]
         over, _ = wait(following, return_when=FIRST_EXCEPTION)
         for served in over:
             served.result()
 
 
 def _spread_over_cores(configs: Sequence[EndConfig]) -> Sequence[EndConfig]:
-    """The configurations with a part of the processors each, if there are enough; the reports say if not."""
+    """The configurations with equal parts of the processors, if there are enough; else as they are."""
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < len(configs):
         return configs
@@ -257,10 +257,10 @@ def _spread_over_cores(configs: Sequence[EndConfig]) -> Sequence[EndConfig]:
     return [msgspec.structs.replace(config, cores=part) for config, part in zip(configs, parts, strict=True)]
 
 
-def _relay_events(end: EndProcess, deadline: float, say: Callable[[str], None]) -> None:
-    """Repeat what a target says until it is done."""
+def _relay_events(end: EndProcess, deadline: float, print_line: Callable[[str], None]) -> None:
+    """Print the events of a target until it is done."""
     while not isinstance(event := end.event(deadline), Done):
         if isinstance(event, TurnedAway):
-            say(f"{event.peer}: {event.reason}")
+            print_line(f"{event.peer}: {event.reason}")
         elif isinstance(event, Failed):
             raise event.error()

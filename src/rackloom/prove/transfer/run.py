@@ -3,15 +3,15 @@
 A `Lane` is one initiator, its target and what is promised of the path between them. `run_lanes` measures
 several at the same time: all ends start, all warm up, and timing begins when every initiator is warm. All
 ends are ended on every way out. If ends on one host have fewer processors than they need for polling,
-every report says so.
+every report mentions it.
 
-- `run_plain`: two processes on one host; it says nothing about alignment.
-- `run_remote`: against a target that somebody else serves.
+- `run_plain`: two processes on one host; it shows nothing about alignment.
+- `run_remote`: against a target that another process serves.
 - `run_alignment`: an aligned and an unaligned arm between two emulated pods, interleaved run by run.
 - `run_pairs`, `run_emulated_pairs`: each pair alone, then all at once, interleaved, so that a change of
   the surroundings meets both. Pairs that share a GPU or a NIC are measured alone only.
 
-`RunObserver` hears each run as soon as it is complete, because a later one may fail.
+`RunObserver` is called with each run as soon as it is complete, because a later one may fail.
 """
 
 import os
@@ -80,7 +80,7 @@ def run_lanes(spec: TransferSpec, lanes: Sequence[Lane]) -> list[TransferReport]
     """Measure all lanes once: each warms up, and timing begins when all are warm. All ends are ended.
 
     Raises:
-        Refused: NIXL is not installed, or an end cannot do what is asked.
+        Refused: NIXL is not installed, or an end cannot do what `spec` asks.
         Retry: an end died or took longer than the timeout.
     """
     require_nixl()
@@ -91,7 +91,7 @@ def run_lanes(spec: TransferSpec, lanes: Sequence[Lane]) -> list[TransferReport]
         for lane_run in running:
             lane_run.expect(Warm)
         for lane_run in running:
-            lane_run.initiator.say_start()
+            lane_run.initiator.send_start()
         measured = [lane_run.measured() for lane_run in running]
     crowding = lack_of_processors(measured)
     return [
@@ -132,7 +132,7 @@ class _RunningLane:
         return done.measured
 
     def _raise_cause(self) -> None:
-        """If the initiator lost its target, the target's own error says more."""
+        """If the initiator lost its target, the target's own error names the cause."""
         if self._target is None:
             return
         with suppress(Retry):
@@ -214,7 +214,7 @@ def run_remote(
     """`runs` measurements against a target that another process serves; `config` is this end's.
 
     Raises:
-        Refused: NIXL is not installed, the secret is not the target's, or an end cannot do what is asked.
+        Refused: NIXL is not installed, the secret is not the target's, or an end cannot do what `spec` asks.
         Retry: the target is not there, died, or took longer than the timeout.
     """
     at = f"{target.address} port {target.port}"
