@@ -78,8 +78,8 @@ def connect(at: Connection) -> Iterator[RpcCaller]:
 
 def call(at: Connection, rpc: str, request: Any) -> Any:
     """The reply of a single RPC, on a connection of its own."""
-    with connect(at) as site:
-        return site(rpc, request)
+    with connect(at) as call_rpc:
+        return call_rpc(rpc, request)
 
 
 def emit_messages(

@@ -105,8 +105,8 @@ def browse(
     at: ConnectionParameters = DEFAULT_CONNECTION,
 ) -> None:
     """Print what a controller itself answers, as JSON."""
-    with connect(at) as site:
-        print(browse_controller(site, chassis_serial, operation, int(gpu_uid, 0)))
+    with connect(at) as call_rpc:
+        print(browse_controller(call_rpc, chassis_serial, operation, int(gpu_uid, 0)))
 
 
 @credential.command(name="add")
@@ -134,12 +134,12 @@ def credential_delete(kind: PasswordKind, *, at: ConnectionParameters = DEFAULT_
     print(f"forgot the credential of {kind}")
 
 
-def browse_controller(site: RpcCaller, chassis_serial: str, operation: str, gpu_uid: int) -> str:
+def browse_controller(call_rpc: RpcCaller, chassis_serial: str, operation: str, gpu_uid: int) -> str:
     """What a controller answers, as JSON."""
     name = f"NMXC_BROWSE_OPERATION_{operation.replace('-', '_').upper()}"
     number = pb.NmxcBrowseOperation.Value(name)
     request = pb.NmxcBrowseRequest(chassis_serial=chassis_serial, operation=number, gpu_uid=gpu_uid)
-    return str(site("NmxcBrowse", request).body)
+    return str(call_rpc("NmxcBrowse", request).body)
 
 
 def _read_password(file: Path | None) -> str:
@@ -189,10 +189,10 @@ class _InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @machine.command(name="list")
 def machine_list(*, at: ConnectionParameters = DEFAULT_CONNECTION, output: Printed = "table") -> None:
     """List the machines with their place, domain and state."""
-    with connect(at) as site:
-        ids = site("FindMachineIds", pb.MachineSearchConfig()).machine_ids
+    with connect(at) as call_rpc:
+        ids = call_rpc("FindMachineIds", pb.MachineSearchConfig()).machine_ids
         requests = [pb.MachinesByIdsRequest(machine_ids=page) for page in id_pages(ids)]
-        found = [row for request in requests for row in site("FindMachinesByIds", request).machines]
+        found = [row for request in requests for row in call_rpc("FindMachinesByIds", request).machines]
     heads = ("MACHINE", "CHASSIS SERIAL", "SLOT", "DOMAIN", "GPUS", "STATE")
     emit_messages(found, output, heads, _machine_row)
 
@@ -232,8 +232,8 @@ def nvlink_info_show(
     machine_id: MachineId, *, at: ConnectionParameters = DEFAULT_CONNECTION, output: Printed = "json"
 ) -> None:
     """Show the GPU mapping of a machine, and in which partition each GPU was last seen."""
-    with connect(at) as site:
-        found = _find_machine(site, machine_id)
+    with connect(at) as call_rpc:
+        found = _find_machine(call_rpc, machine_id)
     observed = found.nvlink_status_observation if found.HasField("nvlink_status_observation") else None
     value = {
         "nvlink_info": as_dict(found.nvlink_info),
@@ -252,15 +252,15 @@ def nvlink_info_populate(
     at: ConnectionParameters = DEFAULT_CONNECTION,
 ) -> None:
     """Ask the controller for the GPU mapping of a machine and print it. The site does so by itself."""
-    with connect(at) as site:
-        known = _find_machine(site, machine_id).nvlink_info
-        body = msgspec.json.decode(browse_controller(site, known.chassis_serial, "gpu-info-list", 0))
+    with connect(at) as call_rpc:
+        known = _find_machine(call_rpc, machine_id).nvlink_info
+        body = msgspec.json.decode(browse_controller(call_rpc, known.chassis_serial, "gpu-info-list", 0))
         info = _observed_info(body, known)
         print(json_text(as_dict(info)))
         if update_db:
             request = pb.UpdateMachineNvLinkInfoRequest(nvlink_info=info)
             request.machine_id.id = machine_id
-            site("UpdateMachineNvLinkInfo", request)
+            call_rpc("UpdateMachineNvLinkInfo", request)
 
 
 @instance.command(name="update-nvlink-config")
@@ -289,10 +289,10 @@ def instance_update(
     emit(as_dict(after), output, lambda: columns(("GPU", "LOGICAL PARTITION ID"), rows))
 
 
-def _find_machine(site: RpcCaller, machine_id: str) -> Any:
+def _find_machine(call_rpc: RpcCaller, machine_id: str) -> Any:
     request = pb.MachinesByIdsRequest()
     request.machine_ids.add(id=machine_id)
-    found = site("FindMachinesByIds", request).machines
+    found = call_rpc("FindMachinesByIds", request).machines
     if not found:
         raise Refused(f"there is no machine {machine_id}", nearest_fix="see: rackloom admin machine list")
     return found[0]

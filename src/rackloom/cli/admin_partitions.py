@@ -132,12 +132,12 @@ def partition_release(
 
 def _find_partitions(at: Connection, kind: str, wanted: Any, only: str | None) -> list[Any]:
     """The partitions of a kind that a search filter finds, or the single one with the id `only` of them."""
-    with connect(at) as site:
-        ids = [id_ for id_ in site(f"Find{kind}Ids", wanted).partition_ids if only in (None, id_.value)]
+    with connect(at) as call_rpc:
+        ids = [id_ for id_ in call_rpc(f"Find{kind}Ids", wanted).partition_ids if only in (None, id_.value)]
         if only is not None and not ids:
             raise Refused(f"there is nothing with id {only}", nearest_fix="leave it out to see all")
         request = getattr(pb, f"{kind}sByIdsRequest")
-        pages = [site(f"Find{kind}sByIds", request(partition_ids=page)) for page in id_pages(ids)]
+        pages = [call_rpc(f"Find{kind}sByIds", request(partition_ids=page)) for page in id_pages(ids)]
     return [found for page in pages for found in page.partitions]
 
 

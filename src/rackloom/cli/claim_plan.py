@@ -13,8 +13,8 @@ from time import monotonic
 import msgspec
 
 from rackloom.claim.manifests.read import Manifests, read_manifests
-from rackloom.cli.claim import profile_slices, with_built_in_classes
 from rackloom.cli.common import columns
+from rackloom.cli.hardware import profile_slices, with_built_in_classes
 from rackloom.core.allocate.allocator import SearchMode
 from rackloom.core.allocate.explanation import Explanation, explain, render_explanation
 from rackloom.core.allocate.inputs import in_use_by

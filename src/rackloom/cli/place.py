@@ -109,5 +109,5 @@ def place(
     from rackloom.core.place.placement_values import SchedulerLabels
 
     labels = SchedulerLabels().changed(site.label or [])
-    request = place_plan.PlacementRequest(labels, how, what_if, alone=render == "lws")
+    request = place_plan.PlacementRequest(labels, how, what_if, exclusive_topology=render == "lws")
     return place_plan.answer_placement(jobs, site, request, render, output)

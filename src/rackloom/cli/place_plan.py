@@ -157,7 +157,7 @@ class PlacementRequest:
     labels: SchedulerLabels
     how: PlacementParameters
     what_if: WhatIfParameters
-    alone: bool
+    exclusive_topology: bool
     """Each share of a job has a clique that no other uses: LeaderWorkerSet's exclusive topology."""
 
 
@@ -236,7 +236,7 @@ class PlacementProblem:
             self._avoided[job.name] = trays_avoided_by(
                 job, self._found.nodes, self._found.pods, self._request.labels
             )
-        moves = self._rearranged(jobs)
+        moves = self._rearrange(jobs)
         gangs = [self._gang(job) for job in jobs]
         ranked = sorted(zip(jobs, gangs, strict=True), key=lambda pair: -pair[1].priority)
         plans = self._plans(ranked)
@@ -252,7 +252,7 @@ class PlacementProblem:
 
         return [render_job(target, *planned, self._request.labels) for planned in self._planned]
 
-    def _rearranged(self, jobs: Sequence[Job]) -> tuple[JobMove, ...]:
+    def _rearrange(self, jobs: Sequence[Job]) -> tuple[JobMove, ...]:
         what_if, labels = self._request.what_if, self._request.labels
         if not (what_if.without_tray or what_if.drain or what_if.defrag):
             return ()
@@ -274,13 +274,15 @@ class PlacementProblem:
 
     def _plans(self, ranked: Sequence[tuple[Job, Gang]]) -> dict[str, GangPlan]:
         """Of the jobs that fit: together where all may use the same trays and share them, else one by one."""
-        if self._request.alone:
+        if self._request.exclusive_topology:
             return self._plans_one_by_one(ranked)
-        trays = [self._seen_by(job).trays for job, _ in ranked]
+        trays = [self._site_of_job(job).trays for job, _ in ranked]
         if all(tray == trays[0] for tray in trays) and not are_anti_affine([job for job, _ in ranked]):
-            kinds = {kind: claims for job, _ in ranked for kind, claims in self._kinds(job).items()}
+            kinds = {kind: claims for job, _ in ranked for kind, claims in self._claims_by_kind(job).items()}
             site = (
-                self._with_rooms(PlacementSite(trays[0], self._holds), kinds) if trays else PlacementSite(())
+                self._with_claim_capacity(PlacementSite(trays[0], self._holds), kinds)
+                if trays
+                else PlacementSite(())
             )
             found = plan_batch(site, [gang for _, gang in ranked]).plans
             for plan in found:
@@ -297,16 +299,16 @@ class PlacementProblem:
             if fitting is not None:
                 plans[gang.name] = fitting
                 self._reserve(fitting, (job, gang))
-                if not self._request.alone:
-                    self._keep_off([later for later, _ in ranked[number + 1 :]], job, fitting)
+                if not self._request.exclusive_topology:
+                    self._keep_jobs_off([later for later, _ in ranked[number + 1 :]], job, fitting)
         return plans
 
     def _plan(self, job: Job, gang: Gang, plans: Mapping[str, GangPlan]) -> GangPlan | None:
-        if self._request.alone:
-            return plan_exclusive_cliques(self._alone(job, plans), gang, SearchBudget())
-        return try_gang(self._with_rooms(self._seen_by(job), self._kinds(job)), gang, SearchBudget())
+        if self._request.exclusive_topology:
+            return plan_exclusive_cliques(self._site_with_free_cliques(job, plans), gang, SearchBudget())
+        return try_gang(self._capacity_for(job), gang, SearchBudget())
 
-    def _keep_off(self, later: Sequence[Job], job: Job, plan: GangPlan) -> None:
+    def _keep_jobs_off(self, later: Sequence[Job], job: Job, plan: GangPlan) -> None:
         """No tray of a plan is for those that are never beside its job."""
         for other in later:
             before = self._avoided[other.name]
@@ -314,32 +316,36 @@ class PlacementProblem:
             if self._avoided[other.name] != before:
                 self._gangs.pop(other.name, None)
 
-    def _alone(self, job: Job, plans: Mapping[str, GangPlan]) -> PlacementSite:
+    def _site_with_free_cliques(self, job: Job, plans: Mapping[str, GangPlan]) -> PlacementSite:
         """Cliques that no other job of its kind has, planned or running."""
-        site = self._with_rooms(self._seen_by(job), self._kinds(job))
+        site = self._capacity_for(job)
         taken = {clique for plan in plans.values() for clique in plan.cliques}
         return without_other_sets(with_cliques_closed(site, taken), self._found, job)
 
     def _reserve(self, plan: GangPlan, of: tuple[Job, Gang]) -> None:
-        site = self._seen_by(of[0])
+        site = self._site_of_job(of[0])
         self._holds = with_plan_reserved(site, of[1], plan).holds
         self._planned.append((*of, plan, site))
 
     def _answer(self, job: Job, gang: Gang, plans: Mapping[str, GangPlan]) -> JobAnswer:
         request, plan = self._request, plans.get(gang.name)
-        site = self._with_rooms(self._seen_by(job), self._kinds(job))
-        if plan is None and request.alone:
-            site = self._alone(job, plans)
+        site = self._capacity_for(job)
+        if plan is None and request.exclusive_topology:
+            site = self._site_with_free_cliques(job, plans)
             if (refused := exclusive_refusal(job, gang, site)) is not None:
                 return refused
         if plan is None:
             return _refused_answer(job, gang, site, plans, request.labels)
         down = DEFAULT_DOWN if request.what_if.down is None else request.what_if.down
-        notes = (*plan_notes(job, gang, plan, site, request.labels, down), *self._kept_off(job, plan))
-        more = (*(exclusive_notes(gang) if request.alone else ()), *self._classes.notes(job))
+        notes = (*plan_notes(job, gang, plan, site, request.labels, down), *self._helper_notes(job, plan))
+        more = (*(exclusive_notes(gang) if request.exclusive_topology else ()), *self._classes.notes(job))
         return JobAnswer(job=job.name, plan=plan, notes=(*notes, *more))
 
-    def _with_rooms(self, site: PlacementSite, kinds: ClaimsByKind) -> PlacementSite:
+    def _capacity_for(self, job: Job) -> PlacementSite:
+        """The site as the members of a job may use it, with what its claims can get there."""
+        return self._with_claim_capacity(self._site_of_job(job), self._claims_by_kind(job))
+
+    def _with_claim_capacity(self, site: PlacementSite, kinds: ClaimsByKind) -> PlacementSite:
         if not kinds:
             return site
         # The CEL library takes longer to load than a plan without claims takes to make.
@@ -350,14 +356,14 @@ class PlacementProblem:
         found = with_claim_capacity(before, self._found.devices, kinds, self._request.labels)
         return PlacementSite(found.trays, site.holds)
 
-    def _seen_by(self, job: Job) -> PlacementSite:
+    def _site_of_job(self, job: Job) -> PlacementSite:
         """As the members with devices may use it."""
         kinds = groups_by_trays(job, self._avoided[job.name])
         sites = {where: self._site(group, job.name) for where, group in kinds.items()}
         seen = sites[""] if "" in sites else combine_sites(sites) if sites else self._site(None, job.name)
         return with_trays_closed(seen, self._request.what_if.drain or (), "drained")
 
-    def _kept_off(self, job: Job, plan: GangPlan) -> Iterator[str]:
+    def _helper_notes(self, job: Job, plan: GangPlan) -> Iterator[str]:
         """Launchers have a template of their own, which may lack what lets the workers in."""
         for group in (share for share in job.groups if not share.need.takes_devices):
             shut = {tray.name: tray.shut for tray in self._site(group, job.name).trays}
@@ -368,14 +374,14 @@ class PlacementProblem:
     def _gang(self, job: Job) -> Gang:
         """As it is by what it avoids now."""
         if job.name not in self._gangs:
-            self._gangs[job.name] = self._made_gang(job)
+            self._gangs[job.name] = self._build_gang(job)
         return self._gangs[job.name]
 
-    def _made_gang(self, job: Job) -> Gang:
+    def _build_gang(self, job: Job) -> Gang:
         how = self._request.how
         gang = gang_of_job(
             job,
-            self._claimed(self._kinds(job)),
+            self._gpus_by_kind(self._claims_by_kind(job)),
             priorities=self._classes.values,
             never=self._classes.never,
             segment=how.segment,
@@ -388,10 +394,10 @@ class PlacementProblem:
             check_segment(gang, self._site(None, ""))
         return gang
 
-    def _kinds(self, job: Job) -> dict[str, tuple[ResourceClaim, ...]]:
+    def _claims_by_kind(self, job: Job) -> dict[str, tuple[ResourceClaim, ...]]:
         return claims_by_kind(job, self._claims, self._channels)
 
-    def _claimed(self, kinds: ClaimsByKind) -> dict[str, int]:
+    def _gpus_by_kind(self, kinds: ClaimsByKind) -> dict[str, int]:
         """GPUs of a member by kind."""
         if not kinds:
             return {}

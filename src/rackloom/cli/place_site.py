@@ -17,7 +17,7 @@ import msgspec
 
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import Manifests, manifests_of
-from rackloom.cli.claim import profile_slices, with_built_in_classes
+from rackloom.cli.hardware import profile_slices, with_built_in_classes
 from rackloom.cli.place import SiteParameters
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.allocate.objects import Node

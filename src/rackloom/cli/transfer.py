@@ -255,7 +255,7 @@ def _run_measured(
     from rackloom.prove.transfer import run as transfer
 
     config, pairs = devices.config(), devices.pairs(machine)
-    remote = None if target is None else _remotes(target, read_secret(secret_file), max(1, len(pairs)))
+    remote = None if target is None else _remote_targets(target, read_secret(secret_file), max(1, len(pairs)))
     if pairs:
         return transfer.run_pairs(spec, pairs, remote, config=config, runs=runs, watch=watch)
     if remote:
@@ -263,7 +263,7 @@ def _run_measured(
     return transfer.run_plain(spec, runs=runs, config=config, watch=watch)
 
 
-def _remotes(target: str, secret: str, count: int) -> "list[RemoteTarget]":
+def _remote_targets(target: str, secret: str, count: int) -> "list[RemoteTarget]":
     from rackloom.prove.transfer.run import RemoteTarget
 
     host, port = parse_address(target)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 from cyclopts import Parameter
 
 from rackloom.cli.common import TableOrJson, columns, emit, json_text, read_text
@@ -133,8 +134,6 @@ def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None
     nccl
         Output of a program of nccl-tests.
     """
-    import msgspec
-
     kept = load_record(record)
     readers = ((nvbandwidth, read_nvbandwidth), (nccl, read_nccl))
     added = tuple(

@@ -67,7 +67,7 @@ class RackJob:
 
     @property
     def workers(self) -> int:
-        """How many there are to be."""
+        """Number of workers in the manifest."""
         return int(self._roles["Worker"]["replicas"])
 
     @property
@@ -84,7 +84,7 @@ class RackJob:
         return {"clique": self._clique, "workers": self.workers, "because": plan.reason}
 
     async def run(self) -> Evidence:
-        """Apply it, and see all of it run as a gang in the planned clique, with a channel of its own."""
+        """Apply the job, and verify that it runs as a gang in the planned clique, with its own channel."""
         began = time.monotonic()
         await self._whole.api.create(NAMESPACES, labelled_namespace(self._org))
         for obj in self._objects:
@@ -105,7 +105,7 @@ class RackJob:
         }
 
     async def end(self) -> Evidence:
-        """Delete it, and see that no pod, claim, ComputeDomain, plan, taint or daemon of it is left."""
+        """Delete the job, and verify that no pod, claim, ComputeDomain, plan, taint or daemon is left."""
         for obj in reversed(self._objects):
             await self._whole.api.delete(_JOB_KINDS[obj["kind"]], obj["metadata"]["name"], JOB_NAMESPACE)
         await self._whole.api.delete(NAMESPACES, JOB_NAMESPACE)
@@ -195,7 +195,7 @@ def labelled_namespace(org: str) -> Object:
     return {"metadata": {"name": JOB_NAMESPACE, "labels": {ORG_LABEL: org}}}
 
 
-# The accident.
+# The lost GPU.
 
 
 _LOST_MODULE = 3
@@ -210,12 +210,12 @@ class LostGpu:
         self._whole = whole
         self._node = ""
 
-    async def look_well(self) -> Evidence:
-        """The doctor finds nothing in any layer, as before the accident and after it."""
-        await wait_until(self._is_quiet, "the doctor still finds something")
+    async def check_healthy(self) -> Evidence:
+        """The doctor finds nothing in any layer."""
+        await wait_until(self._is_healthy, "the doctor still finds something")
         return {"findings": 0, "layers": "switch controllers, site records, cluster"}
 
-    async def happen(self) -> Evidence:
+    async def lose(self) -> Evidence:
         """The switch still counts the GPU and the claim holds it; the node does not have it any more."""
         pod = await self._whole.api.get(POD, _LOST_WORKER, JOB_NAMESPACE)
         self._node = pod["spec"]["nodeName"]
@@ -223,7 +223,7 @@ class LostGpu:
         await self._whole.nodes.look(self._node)
         return {"lost": f"the GPU of NVLink module {_LOST_MODULE} of node {self._node}, under {_LOST_WORKER}"}
 
-    async def be_found(self) -> Evidence:
+    async def check_found(self) -> Evidence:
         """The doctor names the node, the evidence of both sides, and the fix."""
         found = await wait_until(self._findings, "the doctor finds nothing")
         about = [
@@ -235,17 +235,17 @@ class LostGpu:
             raise NotObserved("no finding names the node", found=[finding.message for finding in found])
         return {finding.check: _finding_evidence(finding) for finding in about}
 
-    async def be_healed(self) -> Evidence:
-        """The GPU answers again, as after the reboot that the fix asks for, and the doctor is content."""
+    async def heal(self) -> Evidence:
+        """The GPU answers again, as after the reboot that the fix names, and the doctor finds nothing."""
         self._whole.nodes[self._node].gpus.find(_LOST_MODULE)
         await self._whole.nodes.look(self._node)
-        return {"simulated": "the GPU answers again, as after a reboot", **await self.look_well()}
+        return {"simulated": "the GPU answers again, as after a reboot", **await self.check_healthy()}
 
     async def _findings(self) -> tuple[Finding, ...]:
         site = self._whole.site
         return examine(await site_snapshot(time.time(), records=site.store, cluster=self._whole.api))
 
-    async def _is_quiet(self) -> bool:
+    async def _is_healthy(self) -> bool:
         return not await self._findings()
 
 

@@ -183,7 +183,7 @@ async def _run_story(home: Home, story: DemoStory) -> DemoReport:
         DemoTenant(whole.site, *WHOLE_RACK) as blue,
         DemoTenant(whole.site, *PART_OF_A_RACK) as green,
     ):
-        tenants, job, accident = DemoTenants(blue, green), RackJob(whole, WHOLE_RACK[0]), LostGpu(whole)
+        tenants, job, lost_gpu = DemoTenants(blue, green), RackJob(whole, WHOLE_RACK[0]), LostGpu(whole)
         for name, act in (
             ("two tenants' logical partitions created", tenants.create_partitions),
             ("instances batch-created", tenants.create_instances),
@@ -191,10 +191,10 @@ async def _run_story(home: Home, story: DemoStory) -> DemoReport:
             ("NVLink domain of every GPU", tenants.see_domains),
             ("whole-rack job placed before it exists", job.place),
             ("whole-rack MPIJob running with its own channel", job.run),
-            ("doctor: all layers agree", accident.look_well),
-            ("a GPU lost under the job", accident.happen),
-            ("doctor: found, with both sides and the fix", accident.be_found),
-            ("healed, and the doctor agrees", accident.be_healed),
+            ("doctor: all layers agree", lost_gpu.check_healthy),
+            ("a GPU lost under the job", lost_gpu.lose),
+            ("doctor: found, with both sides and the fix", lost_gpu.check_found),
+            ("healed, and the doctor agrees", lost_gpu.heal),
             ("job ended, nothing of it left", job.end),
         ):
             await story.step_if_holding(name, act)

@@ -60,7 +60,7 @@ class DemoReport(msgspec.Struct, frozen=True):
 
 
 class DemoStory:
-    """Runs steps one after another; after one fails, those that build on it are not pretended."""
+    """Runs steps one after another; after a step fails, those that need it are not attempted."""
 
     def __init__(self, report: Callable[[DemoStep], None]) -> None:
         self.steps: list[DemoStep] = []
@@ -85,7 +85,7 @@ class DemoStory:
         self._report(step)
 
     async def step_if_holding(self, name: str, act: Callable[[], Awaitable[Evidence]]) -> None:
-        """A step that stands on all before it: not attempted, and so not verified, once one failed."""
+        """A step that needs all steps before it: not attempted once one of them has failed."""
         await self.step(name, act if self.holds else _not_attempted)
 
     def report(self) -> DemoReport:

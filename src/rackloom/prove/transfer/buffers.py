@@ -114,7 +114,7 @@ class CudaDriver:
         code = getattr(self._library, name)(*arguments)
         if code:
             raise Refused(
-                f"{name} failed: {self._word_for(code)}", nearest_fix="see `nvidia-smi` on this host"
+                f"{name} failed: {self._error_name(code)}", nearest_fix="see `nvidia-smi` on this host"
             )
 
     def count(self) -> int:
@@ -134,7 +134,7 @@ class CudaDriver:
         self.call("cuDeviceGetPCIBusId", text, c_int(len(text)), device)
         return text.value.decode().lower()
 
-    def _word_for(self, code: int) -> str:
+    def _error_name(self, code: int) -> str:
         text = ctypes.c_char_p()
         with suppress(AttributeError):
             self._library.cuGetErrorName(code, byref(text))

@@ -74,7 +74,7 @@ class Wire:
         Raises:
             Retry: the peer is gone or too slow.
         """
-        self._arm()
+        self._set_timeout()
         try:
             self._sock.sendall(data)
         except OSError as error:
@@ -88,7 +88,7 @@ class Wire:
         """
         data = bytearray()
         while len(data) < size:
-            self._arm()
+            self._set_timeout()
             try:
                 piece = self._sock.recv(size - len(data))
             except OSError as error:
@@ -110,7 +110,7 @@ class Wire:
         """Close the socket."""
         self._sock.close()
 
-    def _arm(self) -> None:
+    def _set_timeout(self) -> None:
         left = self.deadline - self._clock()
         if left <= 0:
             raise Retry("the time for this transfer is over", after=1.0)

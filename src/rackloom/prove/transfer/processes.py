@@ -196,13 +196,13 @@ class EndProcess:
                     raise Retry(f"the {self._name} said nothing in time", after=1.0)
                 piece = self._stdout.read(1 << 16)
                 if not piece or len(self._lines) > LONGEST_LINE:
-                    raise Retry(f"the {self._name} ended without a result{self._last_words()}", after=1.0)
+                    raise Retry(f"the {self._name} ended without a result{self._last_error()}", after=1.0)
                 self._lines += piece
         line = bytes(self._lines[:end])
         del self._lines[: end + 1]
         return line
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
