@@ -11,8 +11,6 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.common import columns
-
 # The site service.
 
 
@@ -159,6 +157,7 @@ def play(
 @twin_app.command(name="list")
 def list_scenarios() -> None:
     """List the scenarios that ship with Rackloom."""
+    from rackloom.cli.common import columns
     from rackloom.lab.scenario.reading import shipped_scenarios
 
     rows = [
