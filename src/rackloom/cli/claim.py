@@ -202,7 +202,8 @@ def explain_claims(
         How to print.
     """
     from rackloom.cli import claim_plan
+    from rackloom.core.allocate.explanation import render_explanation
 
     accounts = claim_plan.explain_all(claim_plan.read_inputs([*file, *(slices or [])], profile, nodes))
-    emit(accounts, output, lambda: claim_plan.explanations_text(accounts))
+    emit(accounts, output, lambda: "\n\n".join(map(render_explanation, accounts)))
     return claim_plan.exit_code(accounts)

@@ -59,11 +59,6 @@ def exit_code(found: Sequence[PlacedClaim | RefusedClaim | Explanation]) -> int:
     return int(any(refused))
 
 
-def explanations_text(found: Sequence[Explanation]) -> str:
-    """The accounts in words."""
-    return "\n\n".join(map(render_explanation, found))
-
-
 def _deadline() -> Callable[[], bool]:
     """Lets searches go on for a while from now."""
     until = monotonic() + _SEARCH_SECONDS

@@ -54,7 +54,11 @@ def show(profile: str, *, output: Output = "table") -> None:
         How to print.
     """
     found = _load_profile(profile)
-    emit(found, output, lambda: _profile_table(found))
+    emit(
+        found,
+        output,
+        lambda: _rack_table(found) if isinstance(found, RackProfile) else _machine_table(found),
+    )
 
 
 @app.command
@@ -179,10 +183,6 @@ def _summary(profile: Machine | RackProfile) -> tuple[str, str, int, int | None]
         return profile.name, "rack", profile.gpus_per_domain, None
     usable = sum(nic.excluded is None for nic in profile.nics)
     return profile.name, "machine", len(profile.gpus), usable
-
-
-def _profile_table(found: Machine | RackProfile) -> str:
-    return _rack_table(found) if isinstance(found, RackProfile) else _machine_table(found)
 
 
 def _rack_table(rack: RackProfile) -> str:

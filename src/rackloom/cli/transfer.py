@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -281,7 +282,7 @@ def _serve_pairs(host: str, port: int, secret: str, devices: Devices, *, once: b
         msgspec.structs.replace(base, device=pair.device, ucx=UcxPins(base.ucx.transports, (pair.nic,)))
         for pair in devices.pairs(_discover_machine())
     ]
-    serve_targets(host, port, secret, configs, _print_line, once=once, timeout=timeout)
+    serve_targets(host, port, secret, configs, partial(print, flush=True), once=once, timeout=timeout)
 
 
 def _discover_machine() -> "Machine | None":
@@ -327,10 +328,6 @@ def _arm_row(arm: "Arm") -> tuple[str, ...]:
         f"{1e3 * max(run.p99_seconds for run in arm.runs):.2f}",
         ", ".join(sorted({run.path.verdict for run in arm.runs})),
     )
-
-
-def _print_line(text: str) -> None:
-    print(text, flush=True)
 
 
 def _print_step(step: str) -> None:

@@ -75,11 +75,13 @@ def uninstall(
     def done(step: "FinishedStep") -> None:
         progress.clear()
         if output == "table":
-            print(_done_line(step), flush=True)
+            first = f"ok {step.seconds:6.1f} s  {step.phase:<12} "
+            print("\n".join(_wrapped(_objects_text(step.objects), first)), flush=True)
 
     outcome = perform_removal(target, timeout, ProgressListener(done, progress.waiting))
     progress.clear()
-    emit(_outcome_value(outcome), output, lambda: _outcome_table(outcome))
+    value = {"done": outcome.done, "timed_out": outcome.timed_out, "rest": _plan_value(outcome.rest)}
+    emit(value, output, lambda: _outcome_table(outcome))
     return 1 if outcome.rest.steps else 0
 
 
@@ -115,10 +117,6 @@ def _plan_table(found: "UninstallPlan") -> str:
         lines += _wrapped(_objects_text(step.objects), " " * 16)
     ending = _blocked_lines(found) or ["", "nothing blocks it: rackloom uninstall --yes does it"]
     return "\n".join([*lines, *ending, *_left_lines(found)])
-
-
-def _done_line(step: "FinishedStep") -> str:
-    return "\n".join(_wrapped(_objects_text(step.objects), f"ok {step.seconds:6.1f} s  {step.phase:<12} "))
 
 
 def _outcome_table(outcome: "UninstallOutcome") -> str:
@@ -183,7 +181,3 @@ def _plan_value(found: "UninstallPlan") -> dict[str, Any]:
         for step in found.steps
     ]
     return {"blocked": bool(found.blockers), "steps": steps, "left": found.left}
-
-
-def _outcome_value(outcome: "UninstallOutcome") -> dict[str, Any]:
-    return {"done": outcome.done, "timed_out": outcome.timed_out, "rest": _plan_value(outcome.rest)}

@@ -86,7 +86,9 @@ class RackJob:
     async def run(self) -> Evidence:
         """Apply the job, and verify that it runs as a gang in the planned clique, with its own channel."""
         began = time.monotonic()
-        await self._whole.api.create(NAMESPACES, labelled_namespace(self._org))
+        # Without the label the map would show the tenant none of its pods.
+        labelled = {"metadata": {"name": JOB_NAMESPACE, "labels": {ORG_LABEL: self._org}}}
+        await self._whole.api.create(NAMESPACES, labelled)
         for obj in self._objects:
             obj["metadata"]["namespace"] = JOB_NAMESPACE
             await self._whole.api.create(_JOB_KINDS[obj["kind"]], obj)
@@ -188,11 +190,6 @@ class RackJob:
 
 def _is_reserved(node: Object) -> bool:
     return any(taint["key"] == GANG_TAINT for taint in (node.get("spec") or {}).get("taints") or ())
-
-
-def labelled_namespace(org: str) -> Object:
-    """The job's namespace. Without the label the map would show the tenant none of its pods."""
-    return {"metadata": {"name": JOB_NAMESPACE, "labels": {ORG_LABEL: org}}}
 
 
 # The lost GPU.

@@ -72,7 +72,17 @@ def compare_records(before: TransferRecord, after: TransferRecord) -> tuple[ArmC
             f"the two records cannot be compared: {reason}", nearest_fix="measure both the same way"
         )
     pairs = [(arm, matching_arm(arm, after.report.arms)) for arm in before.report.arms]
-    compared = tuple(_compare_arms(old, new) for old, new in pairs if new is not None)
+    compared = tuple(
+        ArmComparison(
+            arm_title(new),
+            old.mean_GBps,
+            new.mean_GBps,
+            compare_rates(run_rates(old), run_rates(new)),
+            contention_of_arm(old) or contention_of_arm(new),
+        )
+        for old, new in pairs
+        if new is not None
+    )
     if not compared:
         names = " and ".join(", ".join(arm.name for arm in record.report.arms) for record in (before, after))
         raise Refused(
@@ -111,16 +121,6 @@ def record_difference(before: TransferRecord, after: TransferRecord) -> str | No
     if before.report.emulated != after.report.emulated:
         return "one is emulated and the other is not"
     return None
-
-
-def _compare_arms(before: Arm, after: Arm) -> ArmComparison:
-    return ArmComparison(
-        arm_title(after),
-        before.mean_GBps,
-        after.mean_GBps,
-        compare_rates(run_rates(before), run_rates(after)),
-        contention_of_arm(before) or contention_of_arm(after),
-    )
 
 
 # Gate: a record against a baseline.
