@@ -112,7 +112,7 @@ class Map:
         return [(await self._http.get(f"/map/gpu/{spot}")).text for spot in spots]
 
     async def shows_the_job(self):
-        """Wait until it is on as many GPUs as it has; their chains tell its pods."""
+        """Wait until the job is on as many GPUs as it has; their chains name its pods."""
 
         async def shown():
             chains = await self.chains("jobs/imex-minimal")

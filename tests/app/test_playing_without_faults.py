@@ -31,6 +31,6 @@ def test_something_breaks_unless_the_file_says_that_nothing_does(scenario):
 def test_a_day_on_which_nothing_breaks_is_told_from_one_on_which_it_does(scenario):
     calm = scenario.without_faults
     if any(scenario_problems(calm)):
-        return  # What it expects cannot even be said of such a day.
+        return  # Its expectations have no meaning without the fault.
     played = play_scenario(calm, speed="virtual", home=None, report=lambda _: None)
     assert not played.ok

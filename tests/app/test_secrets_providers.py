@@ -1,4 +1,4 @@
-"""Secret providers: one contract for all of them, and none of them tells."""
+"""Secret providers: one contract for all of them, and none of them discloses a secret."""
 
 import asyncio
 import base64

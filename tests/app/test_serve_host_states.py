@@ -1,4 +1,4 @@
-"""The state of hosts as a provider tells it: only a clear answer is Ready."""
+"""The state of hosts as a provider reports it: only a clear answer is Ready."""
 
 import asyncio
 import json

@@ -33,7 +33,7 @@ def ground(tmp_path_factory, authority):
 
 @pytest.fixture(scope="module")
 def running(ground):
-    """A service with one rack that nobody has registered yet; its switch and its admin port."""
+    """A service with one rack that is not registered yet; its switch and its admin port."""
     # The service logs in the same process, and its lines are not the command's.
     structlog.configure(
         processors=[structlog.processors.JSONRenderer()],

@@ -1,4 +1,4 @@
-"""Whatever a file holds that a command is given: an error says what to change, and no traceback comes."""
+"""Commands on files of any content: an error with what to change, never a traceback."""
 
 import os
 from pathlib import Path

@@ -81,7 +81,7 @@ def test_json_says_ok_and_nothing_else(site, diagnosis):
 
 
 def break_it(portal, site):
-    """A partition by another hand on a free tray."""
+    """An unmanaged partition on a free tray."""
     (server,) = site.twin.servers.values()
     (domain,) = site.twin.servers
     first = min(server.fabric.gpus.values(), key=lambda gpu: (gpu.tray_index, gpu.module_id))

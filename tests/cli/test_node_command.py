@@ -74,7 +74,7 @@ def test_shares_are_read_before_anything_is_served(gpu):
 
 @pytest.fixture
 def heard(monkeypatch):
-    """What the process of each plugin is told: what is alike for all, and its own."""
+    """The options that the process of each plugin gets: the common ones, and its own."""
     calls = []
     for module, name in ((imex, "run_imex"), (node_gpu, "run_gpu"), (node_nic, "run_nic")):
         monkeypatch.setattr(module, name, lambda common, options, _announce: calls.append((common, options)))

@@ -37,7 +37,7 @@ SEED, MOST = 1, 25
 
 
 def objects() -> dict[str, dict[str, Any]]:
-    """A job on a site of four trays, of which somebody has one."""
+    """A job on a site of four trays; another pod has one of them."""
     owners = [{"kind": "Job", "name": "own", "controller": True}]
     running = pod("running", "n3", labels={"rackloom.dev/movable": "true"}, ownerReferences=owners)
     running["spec"] |= deepcopy(SPEC)

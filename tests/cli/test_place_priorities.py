@@ -19,7 +19,7 @@ DEFAULT = {**HIGH, "metadata": {"name": "usual"}, "value": 50, "globalDefault": 
 
 
 def site(folder: Path, *more: dict[str, Any]) -> str:
-    """Two trays, of which somebody with priority 40 has one."""
+    """Two trays; a pod with priority 40 has one of them."""
     holder = pod("holder", "r0-0")
     holder["spec"]["priority"] = 40
     (folder / "site").mkdir()

@@ -238,7 +238,7 @@ PART_OF = "app.kubernetes.io/part-of"
 @pytest.mark.slow
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_everything_that_is_installed_carries_our_label_and_nothing_selects_by_it(overlay):
-    """It is how an uninstallation tells what is ours; in a selector or a template it would restart pods."""
+    """The uninstallation recognises our objects by it; in a selector or a template it would restart pods."""
     objects = built(BASE.parent / overlay)
     assert {
         obj["kind"] for obj in objects if obj["metadata"].get("labels", {}).get(PART_OF) != "rackloom"

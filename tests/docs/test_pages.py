@@ -1,4 +1,4 @@
-"""What the pages tell a reader to follow, open and type is there: links, files, commands, make targets."""
+"""The links, files, commands and make targets that the pages name exist."""
 
 import re
 import shlex

@@ -104,7 +104,7 @@ DAEMON = {
 def test_the_mesh_of_a_pods_daemon_is_what_the_cluster_says_or_unknown(
     reported, checks, tmp_path, monkeypatch
 ):
-    """Whether a mesh that was told is complete is a finding of its ComputeDomain."""
+    """Whether a reported mesh is complete is a finding of its ComputeDomain."""
     machine = load_machine(TRAY)
     mesh = ImexMeshRecord(domain="uid", node=machine.name, clique="c.1", complete=reported)
 
@@ -235,7 +235,7 @@ def port(device, state, rate, layer="InfiniBand"):
 
 
 def function(number, kind, **port_of):
-    """A PCI function, a GPU where nothing is said of a port: its files and the links to it."""
+    """A PCI function: its files and the links to it. Without a port it is a GPU."""
     at = f"sys/devices/pci0000:00/0000:00:0{number}"
     driver, vendor = ("mlx5_core", "0x15b3") if port_of else ("nvidia", "0x10de")
     files = {"class": kind, "vendor": vendor, "device": "0x2941", "numa_node": "0"}

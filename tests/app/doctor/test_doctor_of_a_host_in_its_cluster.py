@@ -28,7 +28,7 @@ NOW = 1_800_000_000.0
 
 
 def machine(numbered=True):
-    """With GPUs that have UUIDs, or (without a number) that do not tell."""
+    """With GPUs that report UUIDs, or (without a number) none."""
     plain = load_machine(SEEN)
     gpus = (msgspec.structs.replace(gpu, uuid=f"GPU-{gpu.index}" if numbered else None) for gpu in plain.gpus)
     return msgspec.structs.replace(plain, gpus=tuple(gpus))

@@ -191,7 +191,7 @@ async def dead_link(ward: Ward) -> None:
 
 
 async def second_writer(ward: Ward) -> None:
-    """Somebody else writes another clique on a node at work."""
+    """Another writer changes the clique label of a node that runs a pod."""
     pods = (await ward.whole.api.list(POD, "default")).items
     name = pods[0]["spec"]["nodeName"]
     before = (await ward.whole.api.get(NODE, name))["metadata"]["labels"][GPU_CLIQUE_LABEL]

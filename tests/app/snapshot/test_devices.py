@@ -80,7 +80,7 @@ def test_only_the_newest_generation_of_a_pool_counts():
 
 def test_a_reading_beside_another_one_tells_what_it_was_given():
     class Interrupted(DeviceCache):
-        """One in which another thread reads other slices at the worst moment."""
+        """A cache in which another thread reads other slices at the worst moment."""
 
         armed = False
 

@@ -1,4 +1,4 @@
-"""The doctor's findings beside a map that moves faster: whose picture they are of is always said."""
+"""The doctor's findings beside a map that changes faster: they name the snapshot they belong to."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What is kept of an object is kept of what was kept of it."""
+"""Projecting a projection changes nothing."""
 
 from hypothesis import given
 from hypothesis import strategies as st

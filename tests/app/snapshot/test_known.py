@@ -1,4 +1,4 @@
-"""Who looks often gets what who looks once gets, and the same values for what stayed the same."""
+"""A reader with a cache gets what a reader without one gets, and the same values where nothing changed."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""How much a reading makes again: what grows with the site is looking, not making."""
+"""How much a reading decodes again: only what changed, however large the site is."""
 
 import pytest
 import sqlalchemy as sa
@@ -36,7 +36,7 @@ async def store():
 
 
 def counted(monkeypatch, module, name):
-    """What a function is first given, each time that it is called from now on."""
+    """The first argument of every later call of a function."""
     calls, does = [], getattr(module, name)
 
     def counting(first, *rest):

@@ -57,7 +57,7 @@ def test_the_plot_is_well_formed_and_escapes_names() -> None:
 
 
 class Page(HTMLParser):
-    """Tags, and whatever would be fetched."""
+    """Tags, and the addresses that a browser would fetch."""
 
     def __init__(self) -> None:
         super().__init__()

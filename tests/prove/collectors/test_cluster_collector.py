@@ -28,12 +28,12 @@ ODD = [
     '{"peers": ' + "[" * 100_000,
     "\ud800",
 ]
-"""Annotations that nobody can read: other JSON, too deep, no Unicode."""
+"""Annotations that cannot be read: other JSON, too deep, no Unicode."""
 MINE = {names.COMPUTE_DOMAIN_LABEL: "cd-1"}
 
 
 def cluster():
-    """A job of one pod that is as it should be."""
+    """A job of one pod in which every check holds."""
     opaque = {"driver": names.IMEX_DRIVER, "parameters": imex_config_json(ChannelConfig(domain_id="cd-1"))}
     ready = {"type": "Ready", "status": "True", "reason": "AllNodesReady", "message": "1 nodes ready"}
     mesh = {names.MESH_ANNOTATION: json.dumps({"complete": True, "peers": 0, "missing": []})}
