@@ -29,7 +29,7 @@ FIX_METADATA = "nearest-fix-bin"
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the admin interface is, and who we are."""
+    """Address of the admin interface, and the client certificate."""
 
     site: Annotated[str, Parameter(env_var="RACKLOOM_ADMIN_SITE")] = "localhost:1079"
     """HOST:PORT of the admin interface."""

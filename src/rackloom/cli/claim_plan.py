@@ -60,7 +60,7 @@ def exit_code(found: Sequence[PlacedClaim | RefusedClaim | Explanation]) -> int:
 
 
 def _deadline() -> Callable[[], bool]:
-    """Lets searches go on for a while from now."""
+    """True until the time for searches is over, from now."""
     until = monotonic() + _SEARCH_SECONDS
     return lambda: monotonic() < until
 

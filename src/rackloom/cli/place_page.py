@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one job."""
+    """The plan of one job, or what blocks it."""
 
     job: str
     plan: GangPlan | None
@@ -51,7 +51,7 @@ class SegmentPrice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is printed."""
+    """All that is printed."""
 
     moves: tuple[JobMove, ...]
     """What has to move first."""
@@ -107,7 +107,7 @@ def _job_lines(job_answer: JobAnswer, seats: bool) -> Iterator[str]:
 
 
 def _tray_rows(plan: GangPlan) -> Iterator[tuple[str, str, str]]:
-    """Members on one tray are one row."""
+    """One row for each tray, with its members."""
     seats: dict[tuple[str, str], list[int]] = {}
     for seat in plan.seats:
         seats.setdefault((seat.group, seat.tray), []).append(seat.member)

@@ -100,7 +100,7 @@ def without_other_sets(site: PlacementSite, found: SiteObjects, job: Job) -> Pla
 
 
 def exclusive_refusal(job: Job, gang: Gang, site: PlacementSite) -> JobAnswer | None:
-    """Why too few cliques are left, where one at least is; None where the first share finds none."""
+    """The refusal of a job for which some cliques are free, but too few; else None."""
     blocks, cliques = len(colocation_groups(gang)), exclusive_cliques(site, gang, SearchBudget())
     if not cliques or len(cliques) == blocks:
         return None
@@ -117,7 +117,7 @@ def exclusive_refusal(job: Job, gang: Gang, site: PlacementSite) -> JobAnswer | 
 
 
 def exclusive_notes(gang: Gang) -> Iterator[str]:
-    """That it takes more cliques than it might."""
+    """A note if the job takes more cliques than it would need otherwise."""
     if len(colocation_groups(gang)) > 1:
         yield f"{_share_words(gang)} have a clique each: exclusive topology starts no two of them in one"
 
@@ -127,7 +127,7 @@ def _share_words(gang: Gang) -> str:
 
 
 def _exclusive_fixes(gang: Gang, site: PlacementSite, most: int) -> Iterator[str]:
-    """Each was planned."""
+    """Changes that help; each was planned."""
     together = try_gang(site, gang, SearchBudget())
     if together is not None and len(together.cliques) == 1:
         yield f"use --render affinity: they share clique {together.cliques[0]} then"
@@ -211,7 +211,7 @@ class PlacementProblem:
         found: SiteObjects,
         request: PlacementRequest,
     ) -> None:
-        """`documents`: the jobs, and what makes claims for them."""
+        """`documents`: the jobs, and the objects from which their claims are made."""
         self._request = request
         self._found = found
         self._channels = channel_templates([document.value for document in documents])
@@ -309,7 +309,7 @@ class PlacementProblem:
         return try_gang(self._capacity_for(job), gang, SearchBudget())
 
     def _keep_jobs_off(self, later: Sequence[Job], job: Job, plan: GangPlan) -> None:
-        """No tray of a plan is for those that are never beside its job."""
+        """Jobs that are never beside this job avoid the trays of its plan."""
         for other in later:
             before = self._avoided[other.name]
             self._avoided[other.name] = avoiding_job(other, job, plan, before)
@@ -357,14 +357,14 @@ class PlacementProblem:
         return PlacementSite(found.trays, site.holds)
 
     def _site_of_job(self, job: Job) -> PlacementSite:
-        """As the members with devices may use it."""
+        """The site as the members with devices may use it."""
         kinds = groups_by_trays(job, self._avoided[job.name])
         sites = {where: self._site(group, job.name) for where, group in kinds.items()}
         seen = sites[""] if "" in sites else combine_sites(sites) if sites else self._site(None, job.name)
         return with_trays_closed(seen, self._request.what_if.drain or (), "drained")
 
     def _helper_notes(self, job: Job, plan: GangPlan) -> Iterator[str]:
-        """Launchers have a template of their own, which may lack what lets the workers in."""
+        """Notes on launchers: their pod template may lack the tolerations of the workers."""
         for group in (share for share in job.groups if not share.need.takes_devices):
             shut = {tray.name: tray.shut for tray in self._site(group, job.name).trays}
             tray = next(seat.tray for seat in plan.seats if seat.group == group.name)
@@ -372,7 +372,7 @@ class PlacementProblem:
                 yield f"{group.name} may not run beside the first member on {tray} ({shut[tray]})"
 
     def _gang(self, job: Job) -> Gang:
-        """As it is by what it avoids now."""
+        """The gang of a job, with the trays that the job avoids now."""
         if job.name not in self._gangs:
             self._gangs[job.name] = self._build_gang(job)
         return self._gangs[job.name]
@@ -409,7 +409,7 @@ class PlacementProblem:
     def _site(
         self, group: JobGroup | None, job: str, tolerations: tuple[Toleration, ...] = ()
     ) -> PlacementSite:
-        """As pods of a group may use it, without the trays that are left out."""
+        """The site as pods of a group may use it, without the trays that are left out."""
         labels = self._request.labels
         site = read_site(
             self._found.nodes,
@@ -457,7 +457,7 @@ def _check_names(jobs: Sequence[Job]) -> None:
 def _refused_answer(
     job: Job, gang: Gang, site: PlacementSite, plans: Mapping[str, GangPlan], labels: SchedulerLabels
 ) -> JobAnswer:
-    """What blocks it where `plans` are in the way, too, and what helps."""
+    """What blocks the job, `plans` of other jobs included, and what helps."""
     # What explains takes as long to load as what plans.
     from rackloom.core.place.gang_planner import describe_shortage, find_fixes, has_cliques
     from rackloom.core.place.search.site_capacity import capacity_for
@@ -476,7 +476,7 @@ def _refused_answer(
 def _without_lower_priority(
     site: PlacementSite, gang: Gang, plans: Mapping[str, GangPlan], effort: SearchBudget
 ) -> PlacementSite:
-    """What stood in the way of a gang was not what was planned at a lower priority."""
+    """The site without plans of lower priority, unless the gang would fit then."""
     holds = tuple(hold for hold in site.holds if hold.owner not in plans or hold.priority >= gang.priority)
     rest = PlacementSite(site.trays, holds)
     return site if try_gang(rest, gang, effort) is not None else rest

@@ -93,14 +93,14 @@ class _Progress:
         self._shown = False
 
     def waiting(self, step: "UninstallStep", seconds: float) -> None:
-        """Show what is waited for."""
+        """Show the step that is not done yet."""
         if self._is_terminal and seconds > _PROGRESS_AFTER:
             line = f"{step.phase}: {_objects_text(step.objects)} ({seconds:.0f} s)"
             print(f"\r\x1b[K{line[:100]}", end="", file=sys.stderr, flush=True)
             self._shown = True
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Clear the line."""
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             self._shown = False

@@ -131,7 +131,7 @@ class PathProof(msgspec.Struct, frozen=True):
 
 
 class EndUsage(msgspec.Struct, frozen=True):
-    """What one end spent during the timed iterations."""
+    """CPU time and context switches of one end during the timed iterations."""
 
     wall_seconds: float
     cpu_seconds: float
@@ -221,7 +221,7 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 class RunEnvironment(msgspec.Struct, frozen=True):
-    """The circumstances of a measurement; a number without them means little."""
+    """The circumstances of a measurement; rates cannot be compared without them."""
 
     initiator: HostFacts
     target: HostFacts

@@ -118,7 +118,7 @@ class Wire:
 
 
 class Channel:
-    """Authenticated messages in both directions over a `Wire`; made by `connect` and `accept`."""
+    """Authenticated messages over a `Wire`; made by `connect_channel` and `accept_channel`."""
 
     def __init__(self, wire: Wire, key: bytes, role: Role) -> None:
         self._wire, self._key = wire, key
@@ -247,7 +247,7 @@ class Served(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
-    """The target will not do it."""
+    """The target declines the measurement."""
 
     reason: str
     nearest_fix: str | None
@@ -258,7 +258,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
-    """Done; the timed iterations may start."""
+    """The counters are read; the timed iterations may start."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):

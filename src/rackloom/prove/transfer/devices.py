@@ -49,7 +49,7 @@ def read_links(sys: Path = SYSFS_ROOT) -> tuple[Link, ...]:
 
 
 def sysfs_entries(directory: Path) -> list[Path]:
-    """What is in a directory of sysfs, by name; nothing where there is no such directory."""
+    """The entries of a directory of sysfs, by name; none where there is no such directory."""
     return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
@@ -178,7 +178,7 @@ def unallocated_devices(
 def missing_devices(
     visible: VisibleDevices, allocated: AllocatedDevices, sys: Path = SYSFS_ROOT
 ) -> list[str]:
-    """Names of the allocation that nothing here answers to."""
+    """Names of the allocation that no visible device has."""
     hcas = (_names_of_hca(sys, name) for name in visible.hcas)
     known = set[str]().union(*hcas, *(_names_of_netdev(sys, name) for name in visible.netdevs))
     return [name for name in allocated.names if name not in known]

@@ -89,7 +89,7 @@ def emulate(
 
 
 def remove_stale_namespaces() -> None:
-    """Remove the namespaces of processes of ours that are gone (killed before they could clean up)."""
+    """Remove the namespaces of our processes that were killed before they could remove them."""
     for line in _run_command("ip", "netns", "list").splitlines():
         pod = line.split(" ", 1)[0]
         if (ours := _NAMESPACE_NAME.fullmatch(pod)) and not Path("/proc", ours["pid"]).exists():

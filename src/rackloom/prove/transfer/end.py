@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def carry_out(order: Order, secret: bytes, out: TextIO) -> Done:
-    """Be the end that `order` asks for, until it is over.
+    """Run the end that `order` describes, until it is over.
 
     Raises:
         Refused, Retry: as the end in question.

@@ -88,7 +88,7 @@ def prepare_end(config: EndConfig) -> HostFacts:
 
 
 class UsageMeter:
-    """Counts from its creation until `stop`."""
+    """CPU time and context switches of this process, from its creation until `stop`."""
 
     def __init__(self) -> None:
         self._own = resource.getrusage(resource.RUSAGE_SELF)
@@ -128,7 +128,7 @@ def _gpu_driver() -> str | None:
 
 
 class EvidenceRecorder:
-    """Starts counting when made. The sink of the transfer wipes its buffer before."""
+    """Reads the counters when it is made. The sink of the transfer wipes its buffer before."""
 
     def __init__(self, host: HostFacts) -> None:
         self._host = host

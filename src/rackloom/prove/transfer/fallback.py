@@ -32,7 +32,7 @@ class SocketReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_over_sockets(total_bytes: int, iters: int) -> SocketReport:
-    """Send a buffer `iters` times to a process of our own and compare digests at the end."""
+    """Send a buffer `iters` times to a child process and compare digests at the end."""
     buffer = page_aligned(total_bytes)
     buffer[:] = secrets.token_bytes(total_bytes)
     context = multiprocessing.get_context("spawn")
