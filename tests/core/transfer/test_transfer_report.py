@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.transfer.transfer_values import RESULT_FIELDS
 
+from rackloom.core.transfer.pairing import lack_of_processors
 from rackloom.core.transfer.report import alignment_report, build_report, result_line, single_report
 from rackloom.core.transfer.values import (
     DeviceTraffic,
@@ -111,6 +112,12 @@ def test_contention_is_said_beside_the_rate_and_leaves_the_proof_alone() -> None
     assert "NOT reliable" not in quiet.verdict
     assert "NOT reliable" in busy.verdict
     assert busy.proved
+
+
+def test_ends_of_one_host_need_a_processor_each() -> None:
+    assert lack_of_processors([measured(), measured()]) is None
+    lacking = lack_of_processors([measured(), measured(), measured()])
+    assert lacking == "2 of 6 polling ends on node have no processor of their own"
 
 
 def test_no_runs_is_refused() -> None:
