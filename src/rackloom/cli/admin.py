@@ -59,7 +59,7 @@ RpcCaller = Callable[[str, Any], Any]
 
 @contextmanager
 def connect(at: Connection) -> Iterator[RpcCaller]:
-    """Calls RPCs of the site, of upstream's interface and of ours. Refused when a file is missing."""
+    """A connection that calls RPCs of upstream's interface and of ours. Refused when a file is missing."""
     import grpc
 
     from rackloom.carve.admin import forge_pb2_grpc, operator_pb2_grpc
@@ -97,12 +97,12 @@ def as_dict(message: Any) -> dict[str, Any]:
 
 
 def id_pages(ids: Sequence[Any]) -> list[Sequence[Any]]:
-    """`ids` in parts that one call may ask for."""
+    """`ids` in parts of the size that the server takes in a call."""
     return [ids[start : start + PAGE_SIZE] for start in range(0, len(ids), PAGE_SIZE)]
 
 
 def send_order(at: Connection, rpc: str, request: Any) -> None:
-    """Give an order whose answer is a sentence, and print that."""
+    """Call an RPC of our interface whose reply is a sentence, and print it."""
     print(call(at, rpc, request).message)
 
 
