@@ -272,16 +272,11 @@ def _remote_targets(target: str, secret: str, count: int) -> "list[RemoteTarget]
 
 
 def _serve_pairs(host: str, port: int, secret: str, devices: Devices, *, once: bool, timeout: float) -> None:
-    import msgspec
-
-    from rackloom.core.transfer.values import UcxPins
+    from rackloom.core.transfer.pairing import pinned_config
     from rackloom.prove.transfer.processes import serve_targets
 
     base = devices.config()
-    configs = [
-        msgspec.structs.replace(base, device=pair.device, ucx=UcxPins(base.ucx.transports, (pair.nic,)))
-        for pair in devices.pairs(_discover_machine())
-    ]
+    configs = [pinned_config(base, pair) for pair in devices.pairs(_discover_machine())]
     serve_targets(host, port, secret, configs, partial(print, flush=True), once=once, timeout=timeout)
 
 

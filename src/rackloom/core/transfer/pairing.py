@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rackloom.core.transfer.values import Measurement
+from rackloom.core.transfer.values import EndConfig, Measurement, UcxPins
 from rackloom.errors import Refused
 from rackloom.topology.affinity import classes, partner
 from rackloom.topology.machine import Machine, Nic, PathClass
@@ -91,6 +91,12 @@ def describe_pair(machine: Machine | None, device: str, address: str | None, nic
     return msgspec.structs.replace(_pair_classes(machine, gpu.index, found.index), device=device, nic=nic)
 
 
+def pinned_config(config: EndConfig, pair: GpuNicPair) -> EndConfig:
+    """The configuration of an end that drives a pair: its memory, and UCX pinned to its NIC."""
+    pins = UcxPins(config.ucx.transports, (pair.nic,))
+    return msgspec.structs.replace(config, device=pair.device, ucx=pins)
+
+
 def every_pair(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple[GpuNicPair, ...]:
     """The whole matrix, row by row."""
     return tuple(_named_pair(machine, gpu, nic) for gpu in gpus for nic in nics)
@@ -104,7 +110,10 @@ def are_disjoint(pairs: Sequence[GpuNicPair]) -> bool:
 
 
 def spread_cores(ends: int, usable: Sequence[int]) -> list[tuple[int, ...]]:
-    """Equal parts of the processors, one part for each polling end; at least as many as ends."""
+    """Equal parts of the processors, one part for each polling end; empty parts if there are fewer than ends.
+
+    An empty part leaves the choice to the scheduler, as in `EndConfig.cores`.
+    """
     each = len(usable) // ends
     return [tuple(usable[k * each : (k + 1) * each]) for k in range(ends)]
 

@@ -235,8 +235,10 @@ def serve_targets(
             ThreadPoolExecutor(len(configs))
         )  # left last: its threads end with the ends
         ends = []
-        for k, config in enumerate(_spread_over_cores(configs)):
-            order = BeTarget(host, port + k, config, once, timeout)
+        cores = spread_cores(len(configs), sorted(os.sched_getaffinity(0)))
+        for k, config in enumerate(configs):
+            pinned = msgspec.structs.replace(config, cores=cores[k])
+            order = BeTarget(host, port + k, pinned, once, timeout)
             ends.append(stack.enter_context(EndProcess((), secret, order)))
             ends[-1].expect(Listening, time.monotonic() + _START_SECONDS)
             nics = ", ".join(config.ucx.net_devices)
@@ -246,15 +248,6 @@ def serve_targets(
         over, _ = wait(following, return_when=FIRST_EXCEPTION)
         for served in over:
             served.result()
-
-
-def _spread_over_cores(configs: Sequence[EndConfig]) -> Sequence[EndConfig]:
-    """The configurations with equal parts of the processors, if there are enough; else as they are."""
-    usable = sorted(os.sched_getaffinity(0))
-    if len(usable) < len(configs):
-        return configs
-    parts = spread_cores(len(configs), usable)
-    return [msgspec.structs.replace(config, cores=part) for config, part in zip(configs, parts, strict=True)]
 
 
 def _relay_events(end: EndProcess, deadline: float, print_line: Callable[[str], None]) -> None:

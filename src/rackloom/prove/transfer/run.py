@@ -22,7 +22,13 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from rackloom.core.transfer.pairing import GpuNicPair, are_disjoint, lack_of_processors, spread_cores
+from rackloom.core.transfer.pairing import (
+    GpuNicPair,
+    are_disjoint,
+    lack_of_processors,
+    pinned_config,
+    spread_cores,
+)
 from rackloom.core.transfer.report import alignment_report, build_report, matrix_report, single_report
 from rackloom.core.transfer.values import (
     AlignmentReport,
@@ -347,19 +353,15 @@ def _repeat_lane(
 
 
 def _pair_lane(pair: GpuNicPair, config: EndConfig, target: RemoteTarget | None) -> Lane:
-    pins = UcxPins(config.ucx.transports, (pair.nic,))
-    end = EndLocation(config=msgspec.structs.replace(config, ucx=pins, device=pair.device))
+    end = EndLocation(config=pinned_config(config, pair))
     promise = Promise(pair.nic, path_class=pair.path_class, nearest_class=pair.nearest_class)
     return Lane(end, end if target is None else target, promise)
 
 
 def _lanes_on_own_cores(lanes: Sequence[Lane]) -> list[Lane]:
-    """The lanes with a processor for each end on this host, if there are enough."""
+    """The lanes with a part of the processors for each end on this host, if there are enough."""
     ends = [end for lane in lanes for end in (lane.initiator, lane.target) if isinstance(end, EndLocation)]
-    usable = sorted(os.sched_getaffinity(0))
-    if len(usable) < len(ends):
-        return list(lanes)
-    cores = iter(spread_cores(len(ends), usable))
+    cores = iter(spread_cores(len(ends), sorted(os.sched_getaffinity(0))))
     return [_lane_on_cores(lane, cores) for lane in lanes]
 
 
