@@ -36,7 +36,9 @@ def measured(scenario: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     if "nodes" in scenario:
         fleet = Fleet(nodes, classes, slices, features=features)
-        times, found = zip(*(timed(lambda one=claim: fleet.place([one])) for claim in claims), strict=True)
+        times, found = zip(
+            *(timed(lambda asked=claim: fleet.place([asked])) for claim in claims), strict=True
+        )
         total = time.perf_counter() - start
         while isinstance(fleet.place([claims[-1]]), Allocation):
             pass
@@ -54,7 +56,7 @@ def measured(scenario: dict[str, Any]) -> dict[str, Any]:
         "p50_ms": round(ordered[len(ordered) // 2] * 1e3, 4),
         "p99_ms": round(ordered[int(len(ordered) * 0.99)] * 1e3, 4),
         "refusal_ms": round(sum(refusals) / len(refusals) * 1e3, 4) if refusals else None,
-        "allocated": sum(isinstance(one, Allocation) for one in found),
+        "allocated": sum(isinstance(answer, Allocation) for answer in found),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 
@@ -69,7 +71,7 @@ def timed(call: Any) -> tuple[float, Any]:
 def files(names: list[str]) -> list[Path]:
     """The files, and those in the folders by name."""
     paths = map(Path, names)
-    return [one for path in paths for one in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    return [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
 
 
 def run(path: Path) -> None:

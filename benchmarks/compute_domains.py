@@ -139,8 +139,8 @@ async def measured(isolation: ImexIsolation, domains: int, pods: int, root: Path
     ready = await _ready(plant)
     await plant.end()
     about = {"mode": isolation.value, "domains": domains, "pods": pods, "trays": len(plant.trays)}
-    said = {"ready_domains": ready, "wall_s": round(time.perf_counter() - began, 1), **load()}
-    return [{"measure": "delay", **about, **_spread(isolation, delays), **said}, *_calls(calls, about)]
+    figures = {"ready_domains": ready, "wall_s": round(time.perf_counter() - began, 1), **load()}
+    return [{"measure": "delay", **about, **_spread(isolation, delays), **figures}, *_calls(calls, about)]
 
 
 def _delays(plant: Plant) -> list[float]:
@@ -167,14 +167,14 @@ def _spread(isolation: ImexIsolation, delays: list[float]) -> dict[str, Any]:
 
 async def _ready(plant: Plant) -> int:
     found = (await plant.user.list(COMPUTE_DOMAIN, TEAM)).items
-    return sum((one.get("status") or {}).get("status") == "Ready" for one in found)
+    return sum((domain.get("status") or {}).get("status") == "Ready" for domain in found)
 
 
 def _calls(calls: dict[Any, int], about: dict[str, Any]) -> list[dict[str, Any]]:
     """A row per actor of ours, and one for all of them."""
     counted = {who: {call: n for call, n in calls.items() if call.user == who} for who in OURS}
     rows = [{"measure": "calls", **about, "actor": who, **_of(counted[who], about)} for who in OURS]
-    together = Counter({call: n for one in counted.values() for call, n in one.items()})
+    together = Counter({call: n for counts in counted.values() for call, n in counts.items()})
     return [*rows, {"measure": "calls", **about, "actor": "all of ours", **_of(dict(together), about)}]
 
 
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--domains", type=int, default=300, help="ComputeDomains, of 16 or 17 pods each")
     parser.add_argument("--quick", action="store_true", help="20 ComputeDomains: shows that it works")
     parser.add_argument(
-        "--only", choices=[one.value for one in ImexIsolation], help="one mode instead of both"
+        "--only", choices=[mode.value for mode in ImexIsolation], help="one mode instead of both"
     )
     asked = parser.parse_args()
     domains = 20 if asked.quick else asked.domains

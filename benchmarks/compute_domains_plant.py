@@ -80,7 +80,7 @@ class Kubernetes:
     def failed(self) -> list[BaseException]:
         """What went wrong on the way: nothing should."""
         ended = (task for task in self._tasks if task.done() and not task.cancelled())
-        return [error for one in ended if (error := one.exception()) is not None]
+        return [error for task in ended if (error := task.exception()) is not None]
 
     def _do(self, work: Any) -> None:
         self._tasks.add(asyncio.create_task(work))
@@ -125,12 +125,16 @@ class Kubernetes:
                 self._start_daemon(names.daemon_name(uid), obj["metadata"]["name"])
             warm = labels.get(names.WARM_CLIQUE_LABEL)
             found = (
-                [one for one in self._kube.store.all(objects.DAEMON_SET) if _warms(one) == warm]
+                [
+                    daemon_set
+                    for daemon_set in self._kube.store.all(objects.DAEMON_SET)
+                    if _warms(daemon_set) == warm
+                ]
                 if warm
                 else []
             )
-            for one in found:
-                self._start_daemon(one["metadata"]["name"], obj["metadata"]["name"])
+            for warm_set in found:
+                self._start_daemon(warm_set["metadata"]["name"], obj["metadata"]["name"])
         else:
             warm = _warms(obj)
             for tray in self._trays.values() if warm else ():
@@ -186,8 +190,8 @@ class Kubernetes:
                 "spec": template["spec"]["spec"],
             },
         )
-        said = [{"name": "channel", "resourceClaimName": made["metadata"]["name"]}]
-        patch = {"status": {"resourceClaimStatuses": said}}
+        statuses = [{"name": "channel", "resourceClaimName": made["metadata"]["name"]}]
+        patch = {"status": {"resourceClaimStatuses": statuses}}
         await self._api.patch(objects.POD, meta["name"], meta["namespace"], patch, subresource="status")
         return await self._allocate(made, pod, node, device)
 
@@ -206,7 +210,7 @@ class Kubernetes:
         asked = claim["spec"]["devices"]
         request = asked["requests"][0]["name"]
         result = {"request": request, "driver": names.IMEX_DRIVER, "pool": pool, "device": device}
-        configs = [{"source": "FromClaim", **one} for one in asked["config"]]
+        configs = [{"source": "FromClaim", **config} for config in asked["config"]]
         user = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
         reserved = [*((claim.get("status") or {}).get("reservedFor") or ()), user]
         status = {

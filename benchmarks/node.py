@@ -24,7 +24,7 @@ PARTS = {"gpu": "node_gpus", "nic": "node_nics", "imex": "node_imex"}
 CLAIMS, QUICK_CLAIMS = 1000, 20
 
 
-def one(plugin: str, claims: int) -> None:
+def print_rows(plugin: str, claims: int) -> None:
     """Print the rows of one plugin."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     # Paths of unix sockets must be short.
@@ -51,4 +51,4 @@ if __name__ == "__main__":
     if options.only is None:
         every(["--quick"] if options.quick else [])
     else:
-        one(options.only, QUICK_CLAIMS if options.quick else CLAIMS)
+        print_rows(options.only, QUICK_CLAIMS if options.quick else CLAIMS)

@@ -29,14 +29,14 @@ async def measured(root: Path, claims: int) -> list[dict[str, Any]]:
     before, view = resident_mib(), gpus(root)
     start, writes = time.perf_counter(), api.writes
     async with (
-        run_plugin(plugin(root, view), api, host) as one,
+        run_plugin(plugin(root, view), api, host) as node,
         plugin_manager_on(host.directories.registry, api, NODE_NAME) as kubelet,
     ):
-        await one.publisher.published.wait()
+        await node.publisher.published.wait()
         first = row(PLUGIN, "publish", change="first", **published(start, api.writes - writes))
         await kubelet.registered(GPU_DRIVER)
         rows = await claims_measured(PLUGIN, kubelet, made)
-        changed = await changing(root, view, one.publisher.publish, api)
+        changed = await changing(root, view, node.publisher.publish, api)
         memory = row(PLUGIN, "memory", before_mib=before, resident_mib=resident_mib(), devices=DEVICES)
     return [first, changed, *rows, memory]
 

@@ -35,10 +35,10 @@ async def measured(root: Path, claims: int) -> list[dict[str, Any]]:
     ]
     before = resident_mib()
     async with (
-        run_plugin(plugin(api, root, host), api, host) as one,
+        run_plugin(plugin(api, root, host), api, host) as node,
         plugin_manager_on(host.directories.registry, api, NODE_NAME) as kubelet,
     ):
-        await one.publisher.published.wait()
+        await node.publisher.published.wait()
         await kubelet.registered(names.IMEX_DRIVER)
         rows = await claims_measured(PLUGIN, kubelet, made)
         return [*rows, row(PLUGIN, "memory", before_mib=before, resident_mib=resident_mib(), devices=2)]

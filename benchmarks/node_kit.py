@@ -69,9 +69,9 @@ async def claims_measured(
 ) -> list[dict[str, Any]]:
     """Every claim prepared and given back, one after the other."""
     prepares, unprepares = [], []
-    for one in made:
-        prepares.append(await timed(kubelet.prepare(one)))
-        unprepares.append(await timed(kubelet.unprepare(one)))
+    for claim in made:
+        prepares.append(await timed(kubelet.prepare(claim)))
+        unprepares.append(await timed(kubelet.unprepare(claim)))
     return [latency(plugin, "prepare", prepares), latency(plugin, "unprepare", unprepares)]
 
 

@@ -56,13 +56,13 @@ async def stepped(root: Path, claims: int, pod: Path) -> list[dict[str, Any]]:
     before = resident_mib()
     async with (
         NriRuntime(root / "nri.sock").serving() as runtime,
-        nic_node(common(root, host), options(root), api) as one,
+        nic_node(common(root, host), options(root), api) as node,
         plugin_manager_on(host.directories.registry, api, NODE_NAME) as kubelet,
     ):
-        await one.publisher.published.wait()
+        await node.publisher.published.wait()
         await kubelet.registered(NIC_DRIVER)
         await runtime.ready.wait()
-        times = [await through(kubelet, runtime, pod, number, one) for number, one in enumerate(made)]
+        times = [await through(kubelet, runtime, pod, number, claim) for number, claim in enumerate(made)]
         rows = [
             latency(PLUGIN, step, list(of)) for step, of in zip(STEPS, zip(*times, strict=True), strict=True)
         ]

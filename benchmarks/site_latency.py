@@ -28,7 +28,7 @@ async def measured(domains: int, samples: int, folder: Path) -> list[dict[str, A
         async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=GIVE_UP_SECONDS) as client:
             vpc, kind = await _vpc(site)
             before, began = spent(), time.perf_counter()
-            times = [await _one(client, vpc, kind, number) for number in range(samples)]
+            times = [await _instance_times(client, vpc, kind, number) for number in range(samples)]
             used, lasted = spent() - before, time.perf_counter() - began
     calls, readies = (sorted(column) for column in zip(*times, strict=True))
     return [
@@ -56,7 +56,9 @@ async def _vpc(site: Plant) -> tuple[str, str]:
     return (await site.ask("POST", "vpc", vpc))["id"], kind
 
 
-async def _one(client: httpx2.AsyncClient, vpc: str, kind: str, number: int) -> tuple[float, float]:
+async def _instance_times(
+    client: httpx2.AsyncClient, vpc: str, kind: str, number: int
+) -> tuple[float, float]:
     """Seconds until the call was answered, and until the instance was Ready; then it is released."""
     began = time.perf_counter()
     body = {"vpcId": vpc, "instanceTypeId": kind, "name": f"measured-{number}"}

@@ -27,7 +27,7 @@ from rackloom.core.partitions.domain import DomainObservation
 BASE = f"/v2/org/{DEMO_ORG}/nico"
 QUIET_SECONDS = 0.5
 AT_ONCE = 16
-"""Domains worked on at once, as `rackloom serve` does unless it is told otherwise."""
+"""Domains worked on at once, as `rackloom serve` does by default."""
 
 
 class Passes(ReconcileMetrics):

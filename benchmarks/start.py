@@ -76,14 +76,14 @@ def rows(rounds: int) -> Iterator[dict[str, Any]]:
     """The least of all rounds."""
     took = measured(rounds)
     least = {name: Took(*map(min, zip(*some, strict=True))) for name, some in took.items()}
-    for name, one in least.items():
+    for name, times in least.items():
         yield {
             "benchmark": "start",
             "command": name,
             "rounds": rounds,
-            "cpu_ms": round(one.cpu),
-            "wall_ms": round(one.wall),
-            "ratio": round(one.cpu / least[NOTHING].cpu, 1),
+            "cpu_ms": round(times.cpu),
+            "wall_ms": round(times.wall),
+            "ratio": round(times.cpu / least[NOTHING].cpu, 1),
             "load": round(os.getloadavg()[0], 1),
             "cpus": os.cpu_count(),
         }

@@ -29,11 +29,11 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from rackloom.core.transfer.values import EndConfig, Promise, TransferSpec, UcxPins
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.agent import nixl_missing_reason
 from rackloom.prove.transfer.fallback import run_over_sockets
 from rackloom.prove.transfer.run import EndLocation, run_pair
-from rackloom.prove.transfer.values import EndConfig, Promise, TransferSpec, UcxPins
 
 ENOUGH = 7
 FOREIGN = 0.1

@@ -186,7 +186,7 @@ async def measured(racks: int, seconds: float, folder: Path) -> list[dict[str, A
         taken, asked = await loop.run_in_executor(pool, changes_and_reads, base, token, seconds)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        shown = sorted(viewer.first[one] - at for one, at in asked.items() if one in viewer.first)
+        shown = sorted(viewer.first[gpu] - at for gpu, at in asked.items() if gpu in viewer.first)
     return [
         row,
         _rest(racks, sorted(taken)),

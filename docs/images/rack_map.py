@@ -44,10 +44,10 @@ async def draw(chromium: str) -> None:
 
 
 async def _happened(whole: RunningTwin, tenants: DemoTenants) -> str:
-    job, accident = RackJob(whole, WHOLE_RACK[0]), LostGpu(whole)
-    for act in (tenants.create_partitions, tenants.create_instances, job.place, job.run, accident.happen):
+    job, lost_gpu = RackJob(whole, WHOLE_RACK[0]), LostGpu(whole)
+    for act in (tenants.create_partitions, tenants.create_instances, job.place, job.run, lost_gpu.lose):
         await act()
-    return next(iter(await accident.be_found()))
+    return next(iter(await lost_gpu.check_found()))
 
 
 async def _look(page: Page, whole: RunningTwin, found: str) -> None:

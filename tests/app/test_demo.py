@@ -33,19 +33,19 @@ STEPS = [
 def test_the_whole_story_holds():
     command = [sys.executable, "-m", "rackloom.cli.main", "demo", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    told = json.loads(done.stdout)
-    assert [step["name"] for step in told["steps"]] == STEPS
-    assert all(step["ok"] for step in told["steps"]), told
-    assert told["ok"] is True
+    report = json.loads(done.stdout)
+    assert [step["name"] for step in report["steps"]] == STEPS
+    assert all(step["ok"] for step in report["steps"]), report
+    assert report["ok"] is True
     assert done.returncode == 0
-    fabric, domains = (told["steps"][number]["evidence"] for number in (2, 3))
+    fabric, domains = (report["steps"][number]["evidence"] for number in (2, 3))
     assert {org: fabric[org]["gpus"] for org in ("blue", "green")} == {"blue": 72, "green": 24}
     assert all(
         domains[org]["gpusPerDomain"] == {fabric[org]["domain"]: fabric[org]["gpus"]} for org in domains
     )
-    assert told["steps"][5]["evidence"]["namespace"].endswith("rackloom.dev/org=blue")
-    found = told["steps"][8]["evidence"]
-    lost = told["steps"][7]["evidence"]["lost"]
+    assert report["steps"][5]["evidence"]["namespace"].endswith("rackloom.dev/org=blue")
+    found = report["steps"][8]["evidence"]
+    lost = report["steps"][7]["evidence"]["lost"]
     assert list(found) == ["device untainted"]
     assert found["device untainted"]["what"].split("/")[0].removeprefix("device ") in lost
 
@@ -111,8 +111,8 @@ def test_a_fabric_that_keeps_a_partition_fails_the_release(monkeypatch):
     monkeypatch.setattr(DemoTenant, "_delete", nothing_deleted)
     monkeypatch.setattr(DemoTenant, "_gone", as_if_gone)
     monkeypatch.setattr(DemoTenant, "_partition_gone", as_if_gone)
-    said = []
-    assert run.run_demo(as_json=True, say=said.append) == 1
-    last = json.loads(said[-1])["steps"][-1]
+    lines = []
+    assert run.run_demo(as_json=True, print_line=lines.append) == 1
+    last = json.loads(lines[-1])["steps"][-1]
     assert last["ok"] is False
     assert last["evidence"]["reason"] == "the fabric still holds partitions"

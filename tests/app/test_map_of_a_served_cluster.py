@@ -104,15 +104,15 @@ class Map:
 
         return await until(found, f"the map says {words!r}")
 
-    async def chains(self, said=""):
+    async def chains(self, label=""):
         """Of the GPUs of which the map says this, each through all layers."""
         cells = re.findall(r'<rect id="(\w+)-(\d+)-(\d+)"[^>]*aria-label="([^"]*)"', await self.page())
         assert len(cells) == 72
-        spots = ["/".join(spot) for *spot, label in cells if said in label]
+        spots = ["/".join(spot) for *spot, text in cells if label in text]
         return [(await self._http.get(f"/map/gpu/{spot}")).text for spot in spots]
 
     async def shows_the_job(self):
-        """Wait until it is on as many GPUs as it has; their chains tell its pods."""
+        """Wait until the job is on as many GPUs as it has; their chains name its pods."""
 
         async def shown():
             chains = await self.chains("jobs/imex-minimal")
@@ -138,7 +138,7 @@ async def tenant_has_trays(ground, site, org):
         assert answer.status_code == 201, answer.text
 
         async def all_ready():
-            return {one["status"] for one in (await http.get("instance")).json()} == {"Ready"}
+            return {instance["status"] for instance in (await http.get("instance")).json()} == {"Ready"}
 
         await until(all_ready, "all are ready")
 
@@ -172,13 +172,13 @@ async def job_runs(cluster, org):
     pod["spec"]["nodeSelector"] = {GPU_CLIQUE_LABEL: await clique_of_trays(api)}
     template = {"metadata": {"labels": pod["metadata"]["labels"]}, "spec": pod["spec"]}
     spec = {"parallelism": TRAYS, "completions": TRAYS, "template": template}
-    # A pod's start is told in whole seconds: it must not look as if it were before the tenant had the tray.
+    # A pod's start is given in whole seconds: it must not look as if it were before the tenant had the tray.
     await asyncio.sleep(1.0)
     await api.create(JOB, {"metadata": {"name": "train", "namespace": "jobs"}, "spec": spec})
 
     async def all_running():
         pods = (await api.list(POD, "jobs")).items
-        return [one["status"].get("phase") for one in pods] == ["Running"] * TRAYS
+        return [pod["status"].get("phase") for pod in pods] == ["Running"] * TRAYS
 
     await until(all_running, "the job runs")
 
@@ -215,7 +215,7 @@ def test_what_a_cluster_says_is_drawn_while_it_says_it(ground):
                 await tenant_has_trays(ground, site, "blue")
                 await job_runs(cluster, "blue")
                 await operator.shows_the_job()
-                await told_to_its_tenant_alone(ground, site)
+                await shown_to_its_tenant_alone(ground, site)
                 await a_glance_is_enough(cluster)
             await operator.says("cluster unknown since")
             assert "jobs/" not in await operator.page() + "".join(await operator.chains())
@@ -226,14 +226,14 @@ def test_what_a_cluster_says_is_drawn_while_it_says_it(ground):
     asyncio.run(asyncio.wait_for(scenario(), 5 * PATIENCE))
 
 
-async def told_to_its_tenant_alone(ground, site):
+async def shown_to_its_tenant_alone(ground, site):
     async with (
         Map(ground, site.rest_port, "blue", "TENANT_ADMIN") as own,
         Map(ground, site.rest_port, "green", "TENANT_ADMIN") as other,
     ):
         await own.shows_the_job()
-        told = await other.page() + "".join(await other.chains())
-        assert not re.search("jobs/|train|imex-minimal|blue", told)
+        shown = await other.page() + "".join(await other.chains())
+        assert not re.search("jobs/|train|imex-minimal|blue", shown)
 
 
 class Seen(msgspec.Struct):
@@ -250,7 +250,7 @@ async def a_glance_is_enough(cluster):
     api = DirectApi(cluster.kube, "kubectl")
     whole = {kind: (await api.list(kind)).items for kind in SNAPSHOT_KINDS}
     kept = {
-        kind: [one for one in map(partial(project_object, kind), objects) if one]
+        kind: [projected for projected in map(partial(project_object, kind), objects) if projected]
         for kind, objects in whole.items()
     }
     assert all(whole.values()), "something of every kind is there"

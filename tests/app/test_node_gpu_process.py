@@ -66,9 +66,9 @@ def test_it_registers_and_publishes_what_is_declared(host):
         async with plugin_manager_on(
             host / "reg", api, "n1", timing=PluginManagerTiming(scan=0.01)
         ) as kubelet:
-            async with gpu_node(*options(host), api) as process:
+            async with gpu_node(*options(host), api) as node:
                 await kubelet.registered(GPU_DRIVER)
-                await process.publisher.published.wait()
+                await node.publisher.published.wait()
                 (found,) = (await api.list(RESOURCE_SLICE)).items
                 names = [device["name"] for device in found["spec"]["devices"]]
                 assert names == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
@@ -129,11 +129,11 @@ def test_a_driver_that_comes_later_is_waited_for(host, monkeypatch):
         gpus = msgspec.structs.replace(gpus, inventory_file=None, vfio=False)
         async with (
             plugin_manager_on(host / "reg", api, "n1", timing=PluginManagerTiming(scan=0.01)) as kubelet,
-            gpu_node(common, gpus, api) as process,
+            gpu_node(common, gpus, api) as node,
             httpx2.AsyncClient(timeout=PATIENCE) as http,
         ):
             await kubelet.registered(GPU_DRIVER)
-            await process.publisher.published.wait()
+            await node.publisher.published.wait()
             assert await names(api) == []
             answer = await http.get(f"http://{listen}/readyz")
             assert (answer.status_code, "NVIDIA's driver" in answer.text) == (503, True)

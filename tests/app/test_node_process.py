@@ -82,9 +82,9 @@ def test_it_registers_publishes_labels_and_answers_probes(host):
         common, imex = options(host, clique_label=True, listen=listen, health_listen=health)
         timing = PluginManagerTiming(scan=0.01)
         async with plugin_manager_on(host / "reg", api, "n1", timing=timing) as kubelet:
-            async with imex_node(common, imex, api) as process, httpx2.AsyncClient(timeout=PATIENCE) as http:
+            async with imex_node(common, imex, api) as node, httpx2.AsyncClient(timeout=PATIENCE) as http:
                 await kubelet.registered(IMEX_DRIVER)
-                await process.publisher.published.wait()
+                await node.publisher.published.wait()
                 (found,) = (await api.list(RESOURCE_SLICE)).items
                 assert len(found["spec"]["devices"]) == 2
                 await until(lambda: is_labelled(api), "the node has its clique label")
@@ -99,7 +99,7 @@ def test_it_registers_publishes_labels_and_answers_probes(host):
                         assert reply.status == health_pb2.HealthCheckResponse.SERVING
                     with pytest.raises(grpc.aio.AioRpcError, match="no service 'other'"):
                         await stub.Check(health_pb2.HealthCheckRequest(service="other"))
-                process.registrar_socket.unlink()
+                node.registrar_socket.unlink()
                 assert (await http.get(f"http://{listen}/healthz")).status_code == 503
             await kubelet.gone(IMEX_DRIVER)
         assert not await is_labelled(api)
@@ -168,13 +168,13 @@ def test_a_driver_that_comes_later_or_becomes_newer_is_waited_for(host, quick_lo
         common, imex = options(host, listen=listen)
         async with (
             plugin_manager_on(host / "reg", api, "n1", timing=PluginManagerTiming(scan=0.01)) as kubelet,
-            imex_node(common, imex, api) as process,
+            imex_node(common, imex, api) as node,
             httpx2.AsyncClient(timeout=PATIENCE) as http,
         ):
             await until_ready(http, listen, "lists no character device nvidia-caps-imex-channels")
             # Kubelet gives back claims of before, whether there is a driver or not.
             await kubelet.registered(IMEX_DRIVER)
-            await process.publisher.published.wait()
+            await node.publisher.published.wait()
             assert await devices(api) == []
             (host / "proc/devices").write_text(loaded)
             await until_ready(http, listen, "565.57.01 is older than 570.158.01")
@@ -214,15 +214,15 @@ def test_it_is_ready_while_kubelet_has_it_registered(host, quick_looks):
     async def story(listen):
         api = await a_node()
         common, imex = options(host, listen=listen)
-        async with imex_node(common, imex, api) as process, httpx2.AsyncClient(timeout=PATIENCE) as http:
-            await process.publisher.published.wait()
+        async with imex_node(common, imex, api) as node, httpx2.AsyncClient(timeout=PATIENCE) as http:
+            await node.publisher.published.wait()
             assert await readiness(http, listen) == (503, "kubelet has not registered the plugin yet")
             async with plugin_manager_on(
                 host / "reg", api, "n1", timing=PluginManagerTiming(scan=0.01)
             ) as kubelet:
                 await kubelet.registered(IMEX_DRIVER)
                 await until_ready(http, listen)
-            async with grpc.aio.insecure_channel(f"unix:{process.registrar_socket}") as channel:
+            async with grpc.aio.insecure_channel(f"unix:{node.registrar_socket}") as channel:
                 stub = registration_pb2_grpc.RegistrationStub(channel)
                 refusal = registration_pb2.RegistrationStatus(
                     plugin_registered=False, error="no such version"
@@ -230,7 +230,7 @@ def test_it_is_ready_while_kubelet_has_it_registered(host, quick_looks):
                 await stub.NotifyRegistrationStatus(refusal)
             reason = "kubelet does not register the plugin: no such version"
             assert await readiness(http, listen) == (503, reason)
-            process.registrar_socket.unlink()
+            node.registrar_socket.unlink()
             assert "is gone" in (await http.get(f"http://{listen}/readyz")).text
 
     with reserved_ports(1) as first:
@@ -243,21 +243,21 @@ async def until_imex_stopped(host, announce):
 
 
 def test_it_ends_in_good_order_when_it_is_told_to(host, monkeypatch):
-    messages = []
+    lines = []
 
     async def story():
         api = await a_node()
         monkeypatch.setattr("rackloom.app.node.process.connect", lambda *_, **__: nullcontext(api))
 
         def announce(line):
-            messages.append(line)
+            lines.append(line)
             os.kill(os.getpid(), signal.SIGTERM)
 
         await until_imex_stopped(host, announce)
         assert list((host / "reg").iterdir()) == []
 
     asyncio.run(asyncio.wait_for(story(), PATIENCE))
-    assert messages == ["rackloom: serving compute-domain.nvidia.com on node n1"]
+    assert lines == ["rackloom: serving compute-domain.nvidia.com on node n1"]
 
 
 def test_it_ends_with_the_reason_when_a_part_of_it_fails(host, monkeypatch):

@@ -13,20 +13,24 @@ SAMPLE = 10
 BREAKING = [
     scenario for scenario in shipped_scenarios() if scenario.faults != "none" and "virtual" in scenario.speeds
 ]
-CLUSTERED = [one for one in BREAKING if "cluster" in one.layers]
-PLAYED = BREAKING if EVERY else [one for one in BREAKING if one not in CLUSTERED] + CLUSTERED[::SAMPLE]
+CLUSTERED = [scenario for scenario in BREAKING if "cluster" in scenario.layers]
+PLAYED = (
+    BREAKING
+    if EVERY
+    else [scenario for scenario in BREAKING if scenario not in CLUSTERED] + CLUSTERED[::SAMPLE]
+)
 
 
-@pytest.mark.parametrize("scenario", shipped_scenarios(), ids=lambda one: one.name)
+@pytest.mark.parametrize("scenario", shipped_scenarios(), ids=lambda scenario: scenario.name)
 def test_something_breaks_unless_the_file_says_that_nothing_does(scenario):
     assert (scenario.without_faults == scenario) == (scenario.faults == "none")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", PLAYED, ids=lambda one: one.name)
+@pytest.mark.parametrize("scenario", PLAYED, ids=lambda scenario: scenario.name)
 def test_a_day_on_which_nothing_breaks_is_told_from_one_on_which_it_does(scenario):
     calm = scenario.without_faults
     if any(scenario_problems(calm)):
-        return  # What it expects cannot even be said of such a day.
+        return  # Its expectations have no meaning without the fault.
     played = play_scenario(calm, speed="virtual", home=None, report=lambda _: None)
     assert not played.ok

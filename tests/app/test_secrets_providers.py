@@ -1,4 +1,4 @@
-"""Secret providers: one contract for all of them, and none of them tells."""
+"""Secret providers: one contract for all of them, and none of them discloses a secret."""
 
 import asyncio
 import base64
@@ -162,12 +162,12 @@ def test_a_path_means_one_place(provider, path):
 
 
 def test_the_environment_is_read_only():
-    told = {
+    values = {
         f"{variable_prefix(PATH)}USERNAME": "root",
         f"{variable_prefix(PATH)}PASSWORD": "hush",
         "HOME": "/",
     }
-    provider = EnvironmentSecrets(told)
+    provider = EnvironmentSecrets(values)
 
     async def scenario():
         assert await provider.read(PATH) == {"username": Secret("root"), "password": Secret("hush")}

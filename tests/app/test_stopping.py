@@ -1,4 +1,4 @@
-"""A process's work goes on until it is told to stop, ends or fails."""
+"""A process works until it gets a signal, its work ends, or it fails."""
 
 import asyncio
 

@@ -33,7 +33,7 @@ def ground(tmp_path_factory, authority):
 
 @pytest.fixture(scope="module")
 def running(ground):
-    """A service with one rack that nobody has registered yet; its switch and its admin port."""
+    """A service with one rack that is not registered yet; its switch and its admin port."""
     # The service logs in the same process, and its lines are not the command's.
     structlog.configure(
         processors=[structlog.processors.JSONRenderer()],
@@ -49,7 +49,7 @@ def running(ground):
     structlog.reset_defaults()
 
 
-class Desk:
+class Terminal:
     """An operator's terminal: runs commands, and keeps what was typed and printed."""
 
     def __init__(self, ground, switch, site, monkeypatch, capsys):
@@ -77,22 +77,22 @@ class Desk:
         self.capsys.readouterr()
         try:
             code = app(shlex.split(line), result_action="return_value") or 0
-            said = self.capsys.readouterr().out
+            output = self.capsys.readouterr().out
         except Refused as refused:
             fix = f"\n  fix: {refused.nearest_fix}" if refused.nearest_fix else ""
-            code, said = 1, f"rackloom: {refused.reason}{fix}\n"
+            code, output = 1, f"rackloom: {refused.reason}{fix}\n"
         self.lines += [
             f"$ rackloom admin {line}",
-            said.rstrip("\n"),
+            output.rstrip("\n"),
             *([f"[exit {code}]"] if code else []),
             "",
         ]
-        return said
+        return output
 
     def until(self, line, holds):
         def look():
-            said = self.quietly(line)
-            return said if holds(said) else None
+            output = self.quietly(line)
+            return output if holds(output) else None
 
         return until_seen(look, line)
 
@@ -108,110 +108,110 @@ class Desk:
 
 
 @pytest.fixture
-def desk(ground, running, monkeypatch, capsys):
-    return Desk(ground, *running, monkeypatch, capsys)
+def terminal(ground, running, monkeypatch, capsys):
+    return Terminal(ground, *running, monkeypatch, capsys)
 
 
 @pytest.mark.slow
-def test_an_operators_day(desk):
-    switch = desk.switch
+def test_an_operators_day(terminal):
+    switch = terminal.switch
     (serial,) = {gpu.chassis_serial for gpu in switch.fabric.gpus.values()}
     domain = switch.fabric.domain
     machine = f"{serial}-0".lower()
-    desk.run("endpoint show")
-    desk.run(f"endpoint create --chassis-serial {serial} --endpoint {switch.url}")
-    desk.run(f"endpoint create --chassis-serial {serial} --endpoint {switch.url}")
-    desk.run("endpoint create --chassis-serial S2 --endpoint http://10.0.0.1")
-    desk.run("endpoint create --chassis-serial S3 --endpoint https://10.0.0.1 --kind nmx-m")
-    desk.run("endpoint update --chassis-serial S3 --endpoint https://10.0.0.2/nmx/v1 --kind nmx-c")
-    desk.run("endpoint show")
-    desk.run("endpoint delete --chassis-serial S3")
-    desk.until("machine list", lambda said: domain in said)
-    desk.until("partition show", lambda said: "Default" not in said)
-    desk.run("machine list")
-    desk.run(f"machine nvlink-info show {machine} -o table")
-    desk.run(f"machine nvlink-info populate {machine} --update-db")
-    desk.run("machine nvlink-info show nowhere")
+    terminal.run("endpoint show")
+    terminal.run(f"endpoint create --chassis-serial {serial} --endpoint {switch.url}")
+    terminal.run(f"endpoint create --chassis-serial {serial} --endpoint {switch.url}")
+    terminal.run("endpoint create --chassis-serial S2 --endpoint http://10.0.0.1")
+    terminal.run("endpoint create --chassis-serial S3 --endpoint https://10.0.0.1 --kind nmx-m")
+    terminal.run("endpoint update --chassis-serial S3 --endpoint https://10.0.0.2/nmx/v1 --kind nmx-c")
+    terminal.run("endpoint show")
+    terminal.run("endpoint delete --chassis-serial S3")
+    terminal.until("machine list", lambda output: domain in output)
+    terminal.until("partition show", lambda output: "Default" not in output)
+    terminal.run("machine list")
+    terminal.run(f"machine nvlink-info show {machine} -o table")
+    terminal.run(f"machine nvlink-info populate {machine} --update-db")
+    terminal.run("machine nvlink-info show nowhere")
     Path("machines.yaml").write_text(
         "- {chassis_serial: SPARE1, slot: 0, tray_index: 0, rack: r9, gpus: 4}\n"
         "- {chassis_serial: SPARE1, slot: 1, tray_index: 1, rack: r9, gpus: 4}\n"
     )
-    desk.run("machine import machines.yaml")
-    desk.run("machine import machines.yaml")
-    desk.run("machine force-delete --machine spare1-1")
+    terminal.run("machine import machines.yaml")
+    terminal.run("machine import machines.yaml")
+    terminal.run("machine force-delete --machine spare1-1")
     switch.fabric.create("left-over", [gpu.guid for gpu in list(switch.fabric.gpus.values())[:2]])
-    desk.until("partition show", lambda said: "left-over" in said)
-    desk.run("partition show")
-    desk.run(f"domain pause {domain} --reason 'looking first'")
-    desk.run(f"partition release --domain {domain} --name left-over --reason 'of the old service'")
-    desk.run(f"plan {domain} --to plan.json")
-    desk.run("apply plan.json")
-    desk.until("domain show", lambda said: "blocked:" in said)
-    desk.run("domain show")
-    desk.run(f"domain resume {domain}")
-    desk.until("partition show", lambda said: "left-over" not in said)
-    desk.run("apply plan.json")
-    desk.run(f"plan {domain}")
-    desk.run(f"tray cordon {machine} --reason 'fan is loud'")
-    desk.run(f"tray drain {machine} --reason 'fan is replaced'")
-    desk.run(f"tray uncordon {machine}")
+    terminal.until("partition show", lambda output: "left-over" in output)
+    terminal.run("partition show")
+    terminal.run(f"domain pause {domain} --reason 'looking first'")
+    terminal.run(f"partition release --domain {domain} --name left-over --reason 'of the old service'")
+    terminal.run(f"plan {domain} --to plan.json")
+    terminal.run("apply plan.json")
+    terminal.until("domain show", lambda output: "blocked:" in output)
+    terminal.run("domain show")
+    terminal.run(f"domain resume {domain}")
+    terminal.until("partition show", lambda output: "left-over" not in output)
+    terminal.run("apply plan.json")
+    terminal.run(f"plan {domain}")
+    terminal.run(f"tray cordon {machine} --reason 'fan is loud'")
+    terminal.run(f"tray drain {machine} --reason 'fan is replaced'")
+    terminal.run(f"tray uncordon {machine}")
     Path("password").write_text("hush\n")
-    desk.run("credential add nmx-m --username root --password-file password")
-    desk.run("credential delete nmx-m")
-    desk.run("logical-partition create -n job -t nobody")
-    desk.run("logical-partition show")
-    desk.run(f"browse --chassis-serial {serial} --operation gpu-info --gpu-uid {min(switch.fabric.gpus)}")
-    desk.run("instance update-nvlink-config -i none --config '{}'")
-    desk.lines += ["# with the certificate of a viewer", ""]
-    desk.sit_down("viewer")
-    desk.run("endpoint show")
-    desk.run(f"endpoint delete --chassis-serial {serial}")
-    assert desk.transcript() == external_file("transcripts/admin-day.txt")
+    terminal.run("credential add nmx-m --username root --password-file password")
+    terminal.run("credential delete nmx-m")
+    terminal.run("logical-partition create -n job -t nobody")
+    terminal.run("logical-partition show")
+    terminal.run(f"browse --chassis-serial {serial} --operation gpu-info --gpu-uid {min(switch.fabric.gpus)}")
+    terminal.run("instance update-nvlink-config -i none --config '{}'")
+    terminal.lines += ["# with the certificate of a viewer", ""]
+    terminal.sit_down("viewer")
+    terminal.run("endpoint show")
+    terminal.run(f"endpoint delete --chassis-serial {serial}")
+    assert terminal.transcript() == external_file("transcripts/admin-day.txt")
 
 
-def test_the_credential_lies_in_the_secret_provider(desk, ground):
-    desk.monkeypatch.setattr("sys.stdin", io.StringIO())
+def test_the_credential_lies_in_the_secret_provider(terminal, ground):
+    terminal.monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(Refused, match="must not be empty"):
-        desk.quietly("credential add nmx-m --username root")
+        terminal.quietly("credential add nmx-m --username root")
     Path("password").write_text("hush")
-    desk.quietly("credential add nmx-m --username root --password-file password")
+    terminal.quietly("credential add nmx-m --username root --password-file password")
     assert (ground.directory / "secrets/nmxm/default/auth/password").read_text() == "hush"
 
 
-def test_json_and_yaml_say_the_same(desk):
-    (serial,) = {gpu.chassis_serial for gpu in desk.switch.fabric.gpus.values()}
-    if serial not in desk.quietly("endpoint show"):
-        desk.quietly(f"endpoint create --chassis-serial {serial} --endpoint {desk.switch.url}")
-    desk.until("machine list", lambda said: desk.switch.fabric.domain in said)
-    plan = f"plan {desk.switch.fabric.domain}"
+def test_json_and_yaml_say_the_same(terminal):
+    (serial,) = {gpu.chassis_serial for gpu in terminal.switch.fabric.gpus.values()}
+    if serial not in terminal.quietly("endpoint show"):
+        terminal.quietly(f"endpoint create --chassis-serial {serial} --endpoint {terminal.switch.url}")
+    terminal.until("machine list", lambda output: terminal.switch.fabric.domain in output)
+    plan = f"plan {terminal.switch.fabric.domain}"
     for command in ("endpoint show", "machine list", "partition show", "logical-partition show", plan):
         # A new observation between two commands changes its time: compare between equal answers.
         for _attempt in range(20):
-            before = json.loads(desk.quietly(f"{command} -o json"))
-            as_yaml = yaml.safe_load(desk.quietly(f"{command} -o yaml"))
-            if json.loads(desk.quietly(f"{command} -o json")) == before:
+            before = json.loads(terminal.quietly(f"{command} -o json"))
+            as_yaml = yaml.safe_load(terminal.quietly(f"{command} -o yaml"))
+            if json.loads(terminal.quietly(f"{command} -o json")) == before:
                 break
         assert as_yaml == before
-    assert before["observation"]["domain"] == desk.switch.fabric.domain
+    assert before["observation"]["domain"] == terminal.switch.fabric.domain
 
 
-def test_a_site_that_is_not_there_is_told(desk):
-    desk.monkeypatch.setenv("RACKLOOM_ADMIN_SITE", "localhost:1")
+def test_a_site_that_is_not_there_is_told(terminal):
+    terminal.monkeypatch.setenv("RACKLOOM_ADMIN_SITE", "localhost:1")
     with pytest.raises(Retry, match="did not answer"):
-        desk.quietly("endpoint show")
+        terminal.quietly("endpoint show")
 
 
-def test_missing_certificates_are_told_with_the_option(desk):
-    desk.monkeypatch.delenv("RACKLOOM_ADMIN_KEY")
+def test_missing_certificates_are_told_with_the_option(terminal):
+    terminal.monkeypatch.delenv("RACKLOOM_ADMIN_KEY")
     with pytest.raises(Refused, match="--key") as refused:
-        desk.quietly("endpoint show")
+        terminal.quietly("endpoint show")
     assert "RACKLOOM_ADMIN_KEY" in refused.value.nearest_fix
 
 
 @pytest.mark.parametrize(
     "content", ["", "[]x", '[{"chassis_serial": "S"}]', '[{"chassis_serial": "S", "slots": 1}]']
 )
-def test_a_bad_file_of_machines_is_refused_before_anything_is_asked(desk, content):
+def test_a_bad_file_of_machines_is_refused_before_anything_is_asked(terminal, content):
     Path("bad.json").write_text(content)
     with pytest.raises(Refused, match=r"bad\.json is not a list of machines"):
-        desk.quietly("machine import bad.json")
+        terminal.quietly("machine import bad.json")

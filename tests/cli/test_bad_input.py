@@ -1,4 +1,4 @@
-"""Whatever a file holds that a command is given: an error says what to change, and no traceback comes."""
+"""Commands on files of any content: an error with what to change, never a traceback."""
 
 import os
 from pathlib import Path
@@ -97,7 +97,7 @@ def bad(tmp_path, monkeypatch):
     return (*TEXTS, "binary", "empty", "directory", "missing", "empty/below", os.devnull, "")
 
 
-def told(words):
+def exit_of(words):
     """The exit code of a command, and its complaint; an exception that is not ours is a traceback."""
     try:
         code = app(list(words), result_action="return_value")
@@ -114,7 +114,7 @@ def told(words):
 @each_command
 def test_no_content_of_a_file_makes_a_traceback(words, bad, capsys):
     for name in bad:
-        code, complaint = told(name if word == "BAD" else word for word in words)
+        code, complaint = exit_of(name if word == "BAD" else word for word in words)
         assert code in (0, 1, 2), name
         if complaint is not None:
             assert complaint[0].strip(), name
@@ -141,7 +141,7 @@ MENDED = (
 def test_what_is_wrong_and_what_to_change(bad, capsys):
     transcript = []
     for words in MENDED:
-        _, (reason, fix) = told(words)
+        _, (reason, fix) = exit_of(words)
         transcript += [f"$ rackloom {' '.join(words)}", f"rackloom: {reason}", f"  fix: {fix}", ""]
     assert "\n".join(transcript) == external_file("transcripts/bad-input.txt")
 
@@ -155,13 +155,13 @@ def test_what_is_wrong_and_what_to_change(bad, capsys):
     ],
 )
 def test_machines_that_there_cannot_be_are_a_mistake_of_usage(words, number, capsys):
-    assert told((*words, number)) == (2, None)
+    assert exit_of((*words, number)) == (2, None)
     assert words[-1] in capsys.readouterr().err
 
 
 def test_a_link_is_not_shaped_to_what_is_no_number():
     words = ("transfer", "run", "--emulate", "--rates", "nan", "1")
-    assert told(words) == (1, ("a link cannot be shaped to (nan, 1.0)", "give Gb/s from 0.001 to 1000"))
+    assert exit_of(words) == (1, ("a link cannot be shaped to (nan, 1.0)", "give Gb/s from 0.001 to 1000"))
 
 
 @pytest.mark.parametrize("words", [("controller", "--image", "image"), ("webhook",)], ids=" ".join)
@@ -173,4 +173,4 @@ def test_an_address_without_a_port_is_refused(words, bad):
         "users: [{name: a, user: {}}]\n"
     )
     listen = ("--kubeconfig", "kubeconfig", "--listen", "here")
-    assert told((*words, *listen)) == (1, ("'here' is not HOST:PORT", "write it as 127.0.0.1:8080"))
+    assert exit_of((*words, *listen)) == (1, ("'here' is not HOST:PORT", "write it as 127.0.0.1:8080"))

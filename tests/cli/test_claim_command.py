@@ -51,7 +51,7 @@ def test_json_is_the_allocation_of_the_api(capsys: pytest.CaptureFixture[str]) -
 def test_explain_accounts_for_every_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert ran("explain", "-f", ALIGNED, *ON, "-o", "json") == 0
     for account in json.loads(capsys.readouterr().out)[0]["requests"]:
-        gone = sum(len(one["devices"]) for one in account["removed"])
+        gone = sum(len(removal["devices"]) for removal in account["removed"])
         assert gone + len(account["left"]) == account["devices"] == 16
 
 

@@ -1,4 +1,4 @@
-"""`rackloom controller`: its options reach the controllers, and each is told in the documentation."""
+"""`rackloom controller`: its options reach the controllers, and each is documented."""
 
 import inspect
 from pathlib import Path

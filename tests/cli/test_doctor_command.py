@@ -32,7 +32,7 @@ def rackloom(*arguments, **environment):
     )
 
 
-class Told:
+class Diagnosis:
     """What the command printed and returned, without what differs from run to run."""
 
     def __init__(self, capsys, home):
@@ -53,19 +53,19 @@ def portal():
 
 
 @pytest.fixture
-def told(capsys, tmp_path):
-    return Told(capsys, tmp_path / "home")
+def diagnosis(capsys, tmp_path):
+    return Diagnosis(capsys, tmp_path / "home")
 
 
 @pytest.fixture
-def site(portal, told):
-    made = embedded_site(Home(told.home), port=0, racks=1, profile="gb200-nvl72")
+def site(portal, diagnosis):
+    made = embedded_site(Home(diagnosis.home), port=0, racks=1, profile="gb200-nvl72")
     with portal.wrap_async_context_manager(made) as site:
         yield site
 
 
-def test_nothing_is_wrong_with_a_new_site(site, told):
-    assert told() == snapshot("""\
+def test_nothing_is_wrong_with_a_new_site(site, diagnosis):
+    assert diagnosis() == snapshot("""\
 examined:
   fabric (simulated): 1 domain, 72 GPUs, 0 partitions, read TIME
   site (simulated): 18 machines, 0 logical partitions, read TIME
@@ -73,15 +73,15 @@ what is simulated says nothing of real machines
 
 all holds
 """)
-    assert told.code == 0
+    assert diagnosis.code == 0
 
 
-def test_json_says_ok_and_nothing_else(site, told):
-    assert json.loads(told(json=True)) == {"ok": True, "simulated": True, "findings": []}
+def test_json_says_ok_and_nothing_else(site, diagnosis):
+    assert json.loads(diagnosis(json=True)) == {"ok": True, "simulated": True, "findings": []}
 
 
 def break_it(portal, site):
-    """A partition by another hand on a free tray."""
+    """An unmanaged partition on a free tray."""
     (server,) = site.twin.servers.values()
     (domain,) = site.twin.servers
     first = min(server.fabric.gpus.values(), key=lambda gpu: (gpu.tray_index, gpu.module_id))
@@ -94,20 +94,20 @@ def break_it(portal, site):
     portal.call(change)
 
 
-def until_found(told, check):
+def until_found(diagnosis, check):
     for _ in range(600):
-        found = json.loads(told(json=True))["findings"]
-        if [one["check"] for one in found] == [check]:
+        found = json.loads(diagnosis(json=True))["findings"]
+        if [finding["check"] for finding in found] == [check]:
             return found[0]
     raise AssertionError(f"{check} was not found, but {found}")
 
 
-def test_a_fault_is_told_with_both_sides_and_the_fix(portal, site, told, tmp_path):
+def test_a_fault_is_told_with_both_sides_and_the_fix(portal, site, diagnosis, tmp_path):
     break_it(portal, site)
-    finding = until_found(told, Check.PARTITION_OWNED)
+    finding = until_found(diagnosis, Check.PARTITION_OWNED)
     assert finding["severity"] == "warning"
     metrics = tmp_path / "doctor.prom"
-    assert told(textfile=metrics) == snapshot("""\
+    assert diagnosis(textfile=metrics) == snapshot("""\
 examined:
   fabric (simulated): 1 domain, 72 GPUs, 1 partition, read TIME
   site (simulated): 18 machines, 0 logical partitions, read TIME
@@ -121,27 +121,27 @@ WARNING   partition owned: partition by-hand
 
 1 finding: 1 warning
 """)  # noqa: E501 (a line as it is printed)
-    assert told.code == 1
+    assert diagnosis.code == 1
     written = metrics.read_text()
     assert "rackloom_doctor_ok 0.0" in written
     assert 'rackloom_doctor_findings{check="partition owned",severity="warning"} 1.0' in written
     assert 'rackloom_doctor_findings{check="tenants apart",severity="error"} 0.0' in written
-    assert [one.name for one in tmp_path.iterdir() if one.is_file()] == ["doctor.prom"]
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["doctor.prom"]
 
 
-def test_acceptance_results_are_exported(site, told):
-    exported = json.loads(told(evidence="ncp"))
+def test_acceptance_results_are_exported(site, diagnosis):
+    exported = json.loads(diagnosis(evidence="ncp"))
     assert (exported["suite"], exported["simulated"]) == ("ncp", True)
     assert "pass" not in {result["outcome"] for result in exported["results"]}
     assert {result["id"]: result["outcome"] for result in exported["results"]}["SDN12"] == "not run"
 
 
-def test_when_the_service_is_stopped_its_readings_are_no_longer_how_things_are(portal, told):
-    made = embedded_site(Home(told.home), port=0, racks=1, profile="gb200-nvl72")
+def test_when_the_service_is_stopped_its_readings_are_no_longer_how_things_are(portal, diagnosis):
+    made = embedded_site(Home(diagnosis.home), port=0, racks=1, profile="gb200-nvl72")
     with portal.wrap_async_context_manager(made):
         pass
-    before = sorted(path.name for path in told.home.iterdir())
-    assert told() == snapshot("""\
+    before = sorted(path.name for path in diagnosis.home.iterdir())
+    assert diagnosis() == snapshot("""\
 examined:
   fabric (simulated): unknown since TIME: the site service, which reads the switch controllers, is not running
   site (simulated): 18 machines, 0 logical partitions, read TIME
@@ -155,13 +155,13 @@ UNKNOWN   layer readable: layer fabric  since TIME
 
 1 finding: 1 unknown
 """)
-    assert told.code == 1
-    assert sorted(path.name for path in told.home.iterdir()) == before
+    assert diagnosis.code == 1
+    assert sorted(path.name for path in diagnosis.home.iterdir()) == before
 
 
-def test_a_file_that_cannot_be_written_is_refused(site, told, tmp_path):
+def test_a_file_that_cannot_be_written_is_refused(site, diagnosis, tmp_path):
     with pytest.raises(Refused, match="could not be written") as refused:
-        told(textfile=tmp_path / "nowhere" / "doctor.prom")
+        diagnosis(textfile=tmp_path / "nowhere" / "doctor.prom")
     assert "collector" in refused.value.nearest_fix
 
 
@@ -176,7 +176,7 @@ rackloom: there is nothing to examine: no site in DATA/rackloom
 """)
 
 
-def test_a_configured_site_is_read_from_its_database(site, told, tmp_path):
+def test_a_configured_site_is_read_from_its_database(site, diagnosis, tmp_path):
     config = tmp_path / "site.toml"
     config.write_text(
         f"""
@@ -184,18 +184,18 @@ def test_a_configured_site_is_read_from_its_database(site, told, tmp_path):
 name = "lab"
 provider_org = "demo"
 [database]
-sqlite = "{told.home}"
+sqlite = "{diagnosis.home}"
 [nvlink_config]
 allow_insecure = true
 """
     )
     assert doctor(config=config, json=True) == 0
-    assert json.loads(told.capsys.readouterr().out) == {"ok": True, "simulated": True, "findings": []}
+    assert json.loads(diagnosis.capsys.readouterr().out) == {"ok": True, "simulated": True, "findings": []}
 
 
-def test_a_folder_of_transfers_that_is_not_there_is_refused(site, told, tmp_path):
+def test_a_folder_of_transfers_that_is_not_there_is_refused(site, diagnosis, tmp_path):
     with pytest.raises(Refused, match="is no directory"):
-        told(transfers=tmp_path / "nowhere")
+        diagnosis(transfers=tmp_path / "nowhere")
 
 
 def test_two_sites_at_once_are_refused(tmp_path):
@@ -221,7 +221,7 @@ def test_a_database_of_somebody_else_is_refused(tmp_path):
         doctor(home=tmp_path)
 
 
-def test_a_cluster_that_does_not_answer_is_unknown_and_no_failure(site, told, tmp_path):
+def test_a_cluster_that_does_not_answer_is_unknown_and_no_failure(site, diagnosis, tmp_path):
     config = tmp_path / "kubeconfig"
     config.write_text(
         """
@@ -233,19 +233,19 @@ contexts: [{name: c, context: {cluster: c, user: u}}]
 current-context: c
 """
     )
-    found = json.loads(told(kubeconfig=config, json=True))["findings"]
-    assert [(one["check"], one["state"], one["severity"]) for one in found] == [
+    found = json.loads(diagnosis(kubeconfig=config, json=True))["findings"]
+    assert [(finding["check"], finding["state"], finding["severity"]) for finding in found] == [
         (Check.LAYER, "unknown", "unknown")
     ]
-    assert told.code == 1
+    assert diagnosis.code == 1
 
 
-def test_a_transfer_record_that_cannot_be_read_makes_its_layer_unknown(site, told, tmp_path):
+def test_a_transfer_record_that_cannot_be_read_makes_its_layer_unknown(site, diagnosis, tmp_path):
     folder = tmp_path / "transfers"
     folder.mkdir()
     (folder / "b.json").write_text('{"format": "rackl')
-    found = json.loads(told(transfers=folder, json=True))["findings"]
-    assert [(one["subject"], one["state"]) for one in found] == [("layer transfer", "unknown")]
+    found = json.loads(diagnosis(transfers=folder, json=True))["findings"]
+    assert [(finding["subject"], finding["state"]) for finding in found] == [("layer transfer", "unknown")]
     assert "b.json" in found[0]["message"]
 
 
@@ -266,6 +266,6 @@ def test_a_home_may_have_any_name(portal, capsys, tmp_path):
         pass
     (tmp_path / "plain").rename(home)
     assert doctor(home=home) == 1
-    told = capsys.readouterr().out
-    assert "site (simulated): 18 machines" in told
-    assert f"fix: rackloom up --home '{home}'" in told
+    output = capsys.readouterr().out
+    assert "site (simulated): 18 machines" in output
+    assert f"fix: rackloom up --home '{home}'" in output

@@ -72,7 +72,7 @@ def test_each_command_is_listed_with_what_it_does_and_can_be_asked_for_help(word
 def test_mistakes_of_usage_end_with_2(words, capsys, monkeypatch):
     arguments = app.parse_commands(words)[1][-1].assemble_argument_collection()
     required = [argument for argument in arguments if argument.required]
-    for variable in (name for one in required for name in one.parameter.env_var or ()):
+    for variable in (name for argument in required for name in argument.parameter.env_var or ()):
         monkeypatch.delenv(variable, raising=False)
     assert ended(*words, "--no-such-option") == 2
     assert capsys.readouterr().err

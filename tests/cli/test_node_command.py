@@ -19,24 +19,24 @@ from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, ExclusionPolicy
 
 @pytest.fixture
 def nic(monkeypatch):
-    told = []
-    monkeypatch.setattr(node_nic, "run_nic", lambda _common, options, _announce: told.append(options))
+    calls = []
+    monkeypatch.setattr(node_nic, "run_nic", lambda _common, options, _announce: calls.append(options))
 
     def run(*words):
         app(["nic", "--node", "n", *words], result_action="return_value")
-        return told[-1]
+        return calls[-1]
 
     return run
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    told = []
-    monkeypatch.setattr(node_gpu, "run_gpu", lambda _common, options, _announce: told.append(options))
+    calls = []
+    monkeypatch.setattr(node_gpu, "run_gpu", lambda _common, options, _announce: calls.append(options))
 
     def run(*words):
         app(["gpu", "--node", "n", *words], result_action="return_value")
-        return told[-1]
+        return calls[-1]
 
     return run
 
@@ -74,14 +74,14 @@ def test_shares_are_read_before_anything_is_served(gpu):
 
 @pytest.fixture
 def heard(monkeypatch):
-    """What the process of each plugin is told: what is alike for all, and its own."""
-    told = []
+    """The options that the process of each plugin gets: the common ones, and its own."""
+    calls = []
     for module, name in ((imex, "run_imex"), (node_gpu, "run_gpu"), (node_nic, "run_nic")):
-        monkeypatch.setattr(module, name, lambda common, options, _announce: told.append((common, options)))
+        monkeypatch.setattr(module, name, lambda common, options, _announce: calls.append((common, options)))
 
     def run(*words):
         app(words, result_action="return_value")
-        return told[-1]
+        return calls[-1]
 
     return run
 
@@ -101,14 +101,14 @@ PLACES = PluginDirectories(registry=Path("/k/registry"), plugins=Path("/k/plugin
 def test_every_plugin_is_told_of_its_node_by_the_same_variables(heard, monkeypatch, plugin):
     for name, value in COMMON.items():
         monkeypatch.setenv(name, value)
-    said = NodeOptions(
+    options = NodeOptions(
         node="n7",
         directories=PLACES,
         listen="127.0.0.1:8080",
         health_listen="[::]:51515",
         sysroot=Path("/host"),
     )
-    assert heard(plugin, "--sysroot", "/host")[0] == said
+    assert heard(plugin, "--sysroot", "/host")[0] == options
 
 
 @pytest.mark.parametrize("plugin", ["imex", "gpu", "nic"])

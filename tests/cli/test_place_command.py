@@ -190,8 +190,8 @@ def test_the_job_is_rendered_for_a_scheduler(target: str, capsys: pytest.Capture
 
 def test_labels_of_another_vendor_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes = [node(f"r0-{tray}", "clique-0") for tray in range(2)]
-    for one in nodes:
-        one["metadata"]["labels"] = {"accelerator.topograph.run/domain": "d"}
+    for item in nodes:
+        item["metadata"]["labels"] = {"accelerator.topograph.run/domain": "d"}
     label = "clique=accelerator.topograph.run/domain"
     assert ran(saved(tmp_path, *nodes, job("train", 2)), "--label", label, "-o", "json") == 0
     assert json.loads(capsys.readouterr().out)["jobs"][0]["plan"]["cliques"] == ["d"]

@@ -124,8 +124,8 @@ def test_a_channel_in_use_closes_its_tray_to_members_of_another_compute_domain(
     }
     old = channel_pod("old", nodeName="a0")
     site = saved(tmp_path / "site.yaml", node("a0"), node("b0"), old, held)
-    one = saved(tmp_path / "one.yaml", DOMAIN, channel_pod("n0"))
-    assert printed(capsys, one, "--site", site).splitlines()[-2:] == snapshot(
+    objects = saved(tmp_path / "one.yaml", DOMAIN, channel_pod("n0"))
+    assert printed(capsys, objects, "--site", site).splitlines()[-2:] == snapshot(
         ["pod    0        b0", "price: 1 fewer of 1 trays (1 -> 0)"]
     )
     two = saved(tmp_path / "two.yaml", DOMAIN, channel_pod("n0"), channel_pod("n1"))

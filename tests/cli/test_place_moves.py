@@ -22,9 +22,9 @@ BINDING: dict[str, dict[str, Any]] = {
 def two_zones(folder: Path, taint: dict[str, str] | None = None, **small: Any) -> str:
     """A movable job in zone a and a pinned one in zone b, 4 trays each; a job that wants a whole zone."""
     nodes = [node(f"{zone}{tray}", f"clique-{zone}") for zone in "ab" for tray in range(4)]
-    for one in nodes:
-        one["metadata"]["labels"]["zone"] = one["metadata"]["name"][0]
-        one["spec"]["taints"] = [taint] if taint and one["metadata"]["labels"]["zone"] == "b" else []
+    for item in nodes:
+        item["metadata"]["labels"]["zone"] = item["metadata"]["name"][0]
+        item["spec"]["taints"] = [taint] if taint and item["metadata"]["labels"]["zone"] == "b" else []
     mover = pod("small", "a0", labels={"rackloom.dev/movable": "true"})
     mover["spec"] |= small
     return saved(folder, *nodes, mover, pod("pinned", "b0"))
@@ -41,9 +41,9 @@ def test_a_job_is_not_moved_to_where_it_may_not_run(
     assert "move small" not in capsys.readouterr().out
     assert ran("--site", where, "--defrag") == 0
     assert capsys.readouterr().out == "nothing has to move\n"
-    with pytest.raises(Refused, match="no other clique that it may use has room") as told:
+    with pytest.raises(Refused, match="no other clique that it may use has room") as refused:
         ran("--site", where, *(word for tray in range(4) for word in ("--drain", f"a{tray}")))
-    assert told.value.nearest_fix
+    assert refused.value.nearest_fix
 
 
 def test_a_job_is_moved_to_a_tainted_tray_only_if_it_tolerates_that(
@@ -76,9 +76,9 @@ def apart(key: str = "kubernetes.io/hostname", **labels: str) -> dict[str, Any]:
 
 
 def mover(name: str, on: str, spec: dict[str, Any], **labels: str) -> dict[str, Any]:
-    one = pod(name, on, 2, labels={"rackloom.dev/movable": "true", **labels})
-    one["spec"] |= spec
-    return one
+    obj = pod(name, on, 2, labels={"rackloom.dev/movable": "true", **labels})
+    obj["spec"] |= spec
+    return obj
 
 
 def on_two_cliques(folder: Path, there: int, *pods: dict[str, Any]) -> str:
@@ -96,9 +96,9 @@ def test_pods_that_are_never_on_one_node_are_moved_to_one_each(
     where = on_two_cliques(tmp_path, there, *pods, pinned)
     (tmp_path / "job").mkdir()
     assert ran(saved(tmp_path / "job", job("whole", 2)), "--site", where) == 1
-    told = capsys.readouterr().out
-    assert ("move small from n1, n2 to" in told) is is_moved
-    assert "to m0 (" not in told
+    output = capsys.readouterr().out
+    assert ("move small from n1, n2 to" in output) is is_moved
+    assert "to m0 (" not in output
 
 
 @pytest.mark.parametrize("key", ["kubernetes.io/hostname", "nvidia.com/gpu.clique"])

@@ -37,7 +37,7 @@ SEED, MOST = 1, 25
 
 
 def objects() -> dict[str, dict[str, Any]]:
-    """A job on a site of four trays, of which somebody has one."""
+    """A job on a site of four trays; another pod has one of them."""
     owners = [{"kind": "Job", "name": "own", "controller": True}]
     running = pod("running", "n3", labels={"rackloom.dev/movable": "true"}, ownerReferences=owners)
     running["spec"] |= deepcopy(SPEC)
@@ -51,10 +51,10 @@ def objects() -> dict[str, dict[str, Any]]:
 def paths(value: Any, at: Path_ = ()) -> Iterator[Path_]:
     """Every place in an object but its kind."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in inside:
+    for key, inner in inside:
         if (*at, key) != ("kind",):
             yield (*at, key)
-            yield from paths(one, (*at, key))
+            yield from paths(inner, (*at, key))
 
 
 def changed(value: dict[str, Any], at: Path_, other: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_a_plan_or_a_refusal_is_the_answer(
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "message"),
     [
         (
             {"affinity": {"podAffinity": {REQUIRED: {"topologyKey": "zone"}}}},
@@ -134,10 +134,10 @@ def test_a_plan_or_a_refusal_is_the_answer(
         ({"tolerations": [{"key": "a", "operator": "Foo"}]}, "operator: invalid enum value 'Foo'"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_path(tmp_path: Path, spec: dict[str, Any], told: str) -> None:
+def test_what_is_wrong_is_named_by_its_path(tmp_path: Path, spec: dict[str, Any], message: str) -> None:
     with pytest.raises(Refused) as refused:
         ran(saved(tmp_path, mpi_job(1, **spec)), "--profile", "gb200-nvl72")
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_pod_of_the_site_is_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ DEFAULT = {**HIGH, "metadata": {"name": "usual"}, "value": 50, "globalDefault": 
 
 
 def site(folder: Path, *more: dict[str, Any]) -> str:
-    """Two trays, of which somebody with priority 40 has one."""
+    """Two trays; a pod with priority 40 has one of them."""
     holder = pod("holder", "r0-0")
     holder["spec"]["priority"] = 40
     (folder / "site").mkdir()
@@ -74,9 +74,9 @@ def test_a_misspelt_class_is_refused_where_the_classes_are_known_and_noted_where
     known, unknown = tmp_path / "known", tmp_path / "unknown"
     known.mkdir()
     unknown.mkdir()
-    with pytest.raises(Refused, match="m names the PriorityClass hihg") as told:
+    with pytest.raises(Refused, match="m names the PriorityClass hihg") as refused:
         ran(file, "--site", site(known, HIGH))
-    assert "high" in str(told.value.nearest_fix)
+    assert "high" in str(refused.value.nearest_fix)
     assert ran(file, "--site", site(unknown)) == 0
     assert "nothing is known of the PriorityClass hihg" in capsys.readouterr().out
 

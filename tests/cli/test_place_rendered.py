@@ -24,7 +24,7 @@ def test_moves_notes_and_price_are_told_on_stderr(tmp_path: Path, capsys: pytest
     pods = [pod("a", "r0-0", labels={"rackloom.dev/movable": "true"}), pod("b", "r1-0")]
     assert ran(saved(tmp_path, *nodes, *pods, job("whole", 8)), "--defrag", "--render", "kueue") == 0
     out, err = capsys.readouterr()
-    assert [one["kind"] for one in yaml.safe_load_all(out)] == ["Topology", "Job"]
+    assert [obj["kind"] for obj in yaml.safe_load_all(out)] == ["Topology", "Job"]
     assert err.startswith("first move a from r0-0 to r1-1 (4 GPUs restart): holes of 8 trays 0 -> 1")
     assert "\nprice: 1 fewer of 8 trays (1 -> 0)" in err
     assert "\nnote: it takes all 8 trays of clique clique-0" in err
@@ -58,14 +58,14 @@ def test_what_several_jobs_need_is_printed_once(tmp_path: Path, capsys: pytest.C
     assert out.count("#SBATCH --nodes=4") == 2
     assert out.count("topology: nvlink") == 1
     assert ran(file, *RACK, "1", "--render", "kueue") == 0
-    assert [one["kind"] for one in yaml.safe_load_all(capsys.readouterr().out)] == ["Topology", "Job", "Job"]
+    assert [obj["kind"] for obj in yaml.safe_load_all(capsys.readouterr().out)] == ["Topology", "Job", "Job"]
 
 
 def cliques_of(out: str) -> list[set[str]]:
     """By object, the racks of the trays that it names."""
     found = []
-    for one in yaml.safe_load_all(out):
-        spec = one["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["affinity"]["nodeAffinity"]
+    for obj in yaml.safe_load_all(out):
+        spec = obj["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["affinity"]["nodeAffinity"]
         term = spec["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]
         found.append({tray.rpartition("-tray-")[0] for tray in term["matchExpressions"][0]["values"]})
     return found
@@ -129,9 +129,9 @@ def test_the_price_of_every_segment_size_is_printed_where_it_is_asked_for(
     ],
 )
 def test_a_segment_that_cannot_be_filled_is_refused(tmp_path: Path, segment: str, reason: str) -> None:
-    with pytest.raises(Refused, match=reason) as told:
+    with pytest.raises(Refused, match=reason) as refused:
         ran(saved(tmp_path, job("j", 30)), *RACK, "2", "--segment", segment)
-    assert told.value.nearest_fix
+    assert refused.value.nearest_fix
 
 
 def test_a_compute_domain_of_the_site_serves_a_job_whose_file_lacks_it(

@@ -145,5 +145,5 @@ def test_discover_reads_a_copied_host(rackloom, tmp_path):
 def test_discover_says_what_is_wrong_with_its_input(tmp_path):
     assert "no sys directory" in str(refusal("discover", "--sysroot", str(tmp_path)))
     (tmp_path / "declared.json").write_text('{"nics": {"mlx5_77": {"excluded": "storage"}}}')
-    told = refusal("discover", "--declared", str(tmp_path / "declared.json"))
-    assert "mlx5_77, which this machine does not have" in str(told)
+    message = refusal("discover", "--declared", str(tmp_path / "declared.json"))
+    assert "mlx5_77, which this machine does not have" in str(message)

@@ -4,18 +4,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.core.transfer.transfer_values import nic, paired, record, run
 from tests.ports import reserved_ports
-from tests.prove.transfer.transfer_values import nic, paired, record, run
 from tests.waiting import PATIENCE
 
 from rackloom.cli.transfer import app
 from rackloom.cli.transfer_options import parse_address, parse_size, read_secret
+from rackloom.core.transfer.pairing import GpuNicPair
+from rackloom.core.transfer.values import AlignmentReport, Promise
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.agent import nixl_missing_reason
-from rackloom.prove.transfer.pairing import GpuNicPair
-from rackloom.prove.transfer.records import load_record, save_record
+from rackloom.prove.transfer.record_files import load_record, save_record
 from rackloom.prove.transfer.run import RunObserver
-from rackloom.prove.transfer.values import AlignmentReport, Promise
+from rackloom.topology.machine import Machine
 
 SMALL = ("--block-size", "256KiB", "--iters", "2", "--warmup", "0")
 STEADY, SLOW = (39.07, 39.06, 39.05), (27.54, 27.55, 27.53)
@@ -89,6 +90,16 @@ def test_a_run_prints_a_result_line_and_a_verdict(capsys: pytest.CaptureFixture[
     assert lines[-1].startswith("data verified, path proved")
 
 
+def test_a_host_that_cannot_be_discovered_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def undiscoverable() -> Machine:
+        raise Refused("no /sys here")
+
+    monkeypatch.setattr("rackloom.topology.discovery.discover.discover_machine", undiscoverable)
+    fine = AlignmentReport(emulated=False, label="here", proved=True, verdict="fine")
+    monkeypatch.setattr("rackloom.prove.transfer.run.run_plain", lambda *_, **__: fine)
+    assert call("run", "--net-device", "lo") == 0
+
+
 def test_a_promise_that_breaks_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = AlignmentReport(emulated=False, label="here", proved=False, verdict="swapped")
     monkeypatch.setattr("rackloom.prove.transfer.run.run_plain", lambda *_, **__: broken)
@@ -110,19 +121,19 @@ def test_a_saved_run_has_its_environment_and_becomes_a_page(
 ) -> None:
     kept, html = tmp_path / "run.json", tmp_path / "run.html"
     call("run", *SMALL, "--runs", "2", "--transport", "tcp", "--net-device", "lo", "--save", str(kept))
-    one = load_record(kept).report.runs[0]
-    assert one.verified
-    host = one.environment.initiator
+    saved = load_record(kept).report.runs[0]
+    assert saved.verified
+    host = saved.environment.initiator
     assert host.ucx_version is not None
     assert host.visible.netdevs == tuple(link.name for link in host.links if link.kind == "netdev")
     call("report", str(kept), "-o", "html", "--to", str(html))
     assert html.read_text().startswith("<!doctype html>")
     capsys.readouterr()
     call("report", str(kept), "--model", "Llama-3.1-8B", "--prefill-ms", "200")
-    said = capsys.readouterr().out
-    assert "Student" in said
-    assert "Llama-3.1-8B" in said
-    assert "Llama-3.1-70B" not in said
+    output = capsys.readouterr().out
+    assert "Student" in output
+    assert "Llama-3.1-8B" in output
+    assert "Llama-3.1-70B" not in output
 
 
 @pytest.mark.slow
@@ -194,9 +205,9 @@ def test_a_gate_passes_the_same_and_fails_a_loss(tmp_path: Path, capsys: pytest.
     assert call("gate", str(files["good"]), "--baseline", str(files["base"])) == 0
     assert "HOLDS" in capsys.readouterr().out
     assert call("gate", str(files["slow"]), "--baseline", str(files["base"])) == 1
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for word in ("REGRESSED", "alpha to beta", "mlx5_0", "-29.5%"):
-        assert word in said
+        assert word in output
     assert call("gate", str(files["weak"]), "--baseline", str(files["base"]), "-o", "json") == 1
     (found,) = json.loads(capsys.readouterr().out)
     assert "degraded link on alpha" in found["reason"]
@@ -206,9 +217,9 @@ def test_a_comparison_states_its_test(tmp_path: Path, capsys: pytest.CaptureFixt
     for name, rates in (("a", STEADY), ("b", SLOW)):
         save_record(record([run(rate) for rate in rates]), tmp_path / name)
     call("compare", str(tmp_path / "a"), str(tmp_path / "b"))
-    said = capsys.readouterr().out
-    assert "plain  39.06   27.54   0.100      differs (x0.705" in said
-    assert "Welch's t-test" in said
+    output = capsys.readouterr().out
+    assert "plain  39.06   27.54   0.100      differs (x0.705" in output
+    assert "Welch's t-test" in output
 
 
 def test_evidence_of_other_tools_joins_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,22 +29,22 @@ def rackloom(capsys):
 
 
 def test_list(rackloom):
-    code, told = rackloom("list")
+    code, output = rackloom("list")
     assert code is None
-    assert told.splitlines()[0].split() == ["SCENARIO", "LAYERS", "SPEEDS", "WHAT", "HAPPENS"]
-    assert any(line.startswith("switch-unreachable ") for line in told.splitlines())
+    assert output.splitlines()[0].split() == ["SCENARIO", "LAYERS", "SPEEDS", "WHAT", "HAPPENS"]
+    assert any(line.startswith("switch-unreachable ") for line in output.splitlines())
 
 
 @pytest.mark.slow
 def test_a_transcript_in_virtual_time(rackloom):
-    code, told = rackloom("play", "switch-dark", "--speed", "virtual")
+    code, output = rackloom("play", "switch-dark", "--speed", "virtual")
     assert code == 0
-    assert told == external_file("transcripts/twin-play-switch-dark.txt")
+    assert output == external_file("transcripts/twin-play-switch-dark.txt")
 
 
 def test_json(rackloom):
-    code, told = rackloom("play", "reply-lost", "--speed", "virtual", "--json")
-    played = json.loads(told)
+    code, output = rackloom("play", "reply-lost", "--speed", "virtual", "--json")
+    played = json.loads(output)
     assert code == 0
     assert played["ok"] is True
     assert played["observed"] == played["expected"] == 6
@@ -54,9 +54,9 @@ def test_json(rackloom):
 def test_what_is_not_observed_is_told_and_ends_with_1(rackloom, tmp_path):
     file = tmp_path / "wrong.toml"
     file.write_text(WRONG)
-    code, told = rackloom("play", str(file), "--speed", "virtual")
+    code, output = rackloom("play", str(file), "--speed", "virtual")
     assert code == 1
-    assert told == snapshot("""\
+    assert output == snapshot("""\
      0.0s FAILED expect partitions within 5.0 count 1
                  rack 1 holds none
 wrong: 0 of 1 expectations observed in 5.0 s of virtual time: NOT as it must be

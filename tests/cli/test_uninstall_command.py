@@ -51,7 +51,7 @@ class Command:
         self.config = folder / "kubeconfig"
 
     async def __call__(self, *options):
-        """Its exit code, and both of its outputs without what differs from run to run."""
+        """Exit code, standard output and standard error, without what differs from run to run."""
         words = [sys.executable, "-m", "rackloom.cli.main", "uninstall", "--kubeconfig", str(self.config)]
         done = await asyncio.to_thread(
             subprocess.run, [*words, *options], capture_output=True, text=True, timeout=300

@@ -210,7 +210,5 @@ class Reader:
     def __init__(self, api: KubeApi) -> None:
         self._api = api
 
-    async def read(self, path: str) -> list[Object]:
-        kinds = (COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE, RESOURCE_CLAIM, POD, NODE)
-        (kind,) = (kind for kind in kinds if path.endswith(f"{kind.version}/{kind.plural}"))
+    async def read(self, kind: ResourceKind) -> list[Object]:
         return list((await self._api.list(kind)).items)

@@ -11,7 +11,7 @@ from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.cli import claim_plan
-from rackloom.cli.claim import machine_of
+from rackloom.cli.hardware import machine_of
 from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.allocate.objects import AllocationResult
 from rackloom.core.allocate.planning import PlacedClaim

@@ -164,7 +164,7 @@ async def test_both_seed_manifests_reach_ready_and_leave_nothing(
     await until(shown, "kubectl shows it")
 
     async def all_holds() -> bool:
-        findings = check_domains(await collect_cluster(Reader(site.api), DAEMONS))
+        findings = check_domains(await collect_cluster(Reader(site.api).read, DAEMONS))
         return verdict(findings) is CheckState.HOLDS
 
     await until(all_holds, "every check of the doctor holds")

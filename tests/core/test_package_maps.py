@@ -7,11 +7,11 @@ from types import ModuleType
 import pytest
 
 from rackloom import lab
-from rackloom.core import diagnosis, gangs, place
+from rackloom.core import diagnosis, gangs, place, transfer
 from rackloom.core.place import search
 
 
-@pytest.mark.parametrize("package", [diagnosis, gangs, place, search, lab])
+@pytest.mark.parametrize("package", [diagnosis, gangs, place, search, transfer, lab])
 def test_every_module_is_named_in_the_docstring_and_nothing_else(package: ModuleType) -> None:
     named = set(re.findall(r"`(\w+)`", str(package.__doc__)))
     folder = Path(str(package.__file__)).parent

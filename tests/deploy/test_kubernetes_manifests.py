@@ -18,7 +18,7 @@ BASE = ROOT / "deploy" / "kubernetes" / "base"
 
 
 def documents(path: Path) -> list[dict]:
-    return [one for one in yaml.safe_load_all(path.read_text()) if one]
+    return [obj for obj in yaml.safe_load_all(path.read_text()) if obj]
 
 
 def test_the_crds_are_those_of_the_code():
@@ -31,15 +31,15 @@ def built(folder: Path) -> list[dict]:
         pytest.skip("there is no kubectl on the PATH")
     done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    return [obj for obj in yaml.safe_load_all(done.stdout) if obj]
 
 
 def test_channel_mode_is_said_to_the_controller_and_to_the_plugin():
     pods = [
-        one for one in built(BASE.parent / "channel-isolation") if one["kind"] in ("Deployment", "DaemonSet")
+        obj for obj in built(BASE.parent / "channel-isolation") if obj["kind"] in ("Deployment", "DaemonSet")
     ]
-    told = [pod["metadata"]["name"] for pod in pods if "'IMEX_ISOLATION', 'value': 'channel'" in str(pod)]
-    assert sorted(told) == ["rackloom-controller", "rackloom-node-imex"]
+    isolated = [pod["metadata"]["name"] for pod in pods if "'IMEX_ISOLATION', 'value': 'channel'" in str(pod)]
+    assert sorted(isolated) == ["rackloom-controller", "rackloom-node-imex"]
 
 
 def test_daemons_are_all_that_is_in_their_namespace():
@@ -58,13 +58,13 @@ def test_daemons_are_all_that_is_in_their_namespace():
 
 def test_all_programs_say_the_same_namespace_for_daemons():
     objects = [*built(BASE), *built(BASE.parent / "webhook")]
-    told = {}
+    values = {}
     for obj in objects:
         if obj["kind"] in ("Deployment", "DaemonSet"):
             (container,) = obj["spec"]["template"]["spec"]["containers"]
             variables = {each["name"]: each.get("value") for each in container["env"]}
-            told[obj["metadata"]["name"]] = variables.get("IMEX_NAMESPACE")
-    assert told == {
+            values[obj["metadata"]["name"]] = variables.get("IMEX_NAMESPACE")
+    assert values == {
         "rackloom-controller": DEFAULT_DAEMON_NAMESPACE,
         "rackloom-node-imex": DEFAULT_DAEMON_NAMESPACE,
         "rackloom-webhook": DEFAULT_DAEMON_NAMESPACE,
@@ -78,9 +78,9 @@ def test_all_programs_say_the_same_namespace_for_daemons():
 
 
 def test_earlier_daemons_are_known_to_the_controller_and_to_the_plugin():
-    said = "'ADDITIONAL_NAMESPACES', 'value': 'rackloom-system'"
-    told = [one["metadata"]["name"] for one in built(BASE.parent / "take-over") if said in str(one)]
-    assert sorted(told) == ["rackloom-controller", "rackloom-node-imex"]
+    variable = "'ADDITIONAL_NAMESPACES', 'value': 'rackloom-system'"
+    configured = [obj["metadata"]["name"] for obj in built(BASE.parent / "take-over") if variable in str(obj)]
+    assert sorted(configured) == ["rackloom-controller", "rackloom-node-imex"]
 
 
 def test_every_port_that_a_pod_serves_is_in_one_network_policy():
@@ -109,7 +109,7 @@ def selects(selector: dict, labels: dict, namespace: str) -> bool:
         return False
     listed = selector.get("matchExpressions", ())
     return selector.get("matchLabels", {}).items() <= labels.items() and all(
-        labels.get(one["key"]) in one["values"] for one in listed
+        labels.get(requirement["key"]) in requirement["values"] for requirement in listed
     )
 
 
@@ -181,12 +181,12 @@ OF_PLUGINS = {"/var/lib/kubelet/plugins_registry", "/var/run/cdi"}
 
 def test_host_mounts_are_writable_only_where_they_are_written():
     files = [document for path in BASE.glob("*.yaml") for document in documents(path)]
-    for one in (each for each in files if each["kind"] in ("Deployment", "DaemonSet")):
-        name = one["metadata"]["name"]
-        (container,) = one["spec"]["template"]["spec"]["containers"]
+    for obj in (each for each in files if each["kind"] in ("Deployment", "DaemonSet")):
+        name = obj["metadata"]["name"]
+        (container,) = obj["spec"]["template"]["spec"]["containers"]
         mounts = container.get("volumeMounts", ())
         writable = {each["mountPath"] for each in mounts if not each.get("readOnly")}
-        assert writable == WRITTEN[name] | (OF_PLUGINS if one["kind"] == "DaemonSet" else set())
+        assert writable == WRITTEN[name] | (OF_PLUGINS if obj["kind"] == "DaemonSet" else set())
         assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
@@ -194,10 +194,10 @@ def test_only_programs_that_open_the_gpus_device_nodes_are_privileged():
     """The device cgroup denies them to all others; docs/permissions.md says so for each program."""
     files = [document for path in BASE.glob("*.yaml") for document in documents(path)]
     found = {}
-    for one in (each for each in files if each["kind"] in ("Deployment", "DaemonSet")):
-        spec = one["spec"]["template"]["spec"]
+    for obj in (each for each in files if each["kind"] in ("Deployment", "DaemonSet")):
+        spec = obj["spec"]["template"]["spec"]
         security = spec["containers"][0]["securityContext"]
-        found[one["metadata"]["name"]] = bool(security.get("privileged"))
+        found[obj["metadata"]["name"]] = bool(security.get("privileged"))
         if not security.get("privileged"):
             assert security["allowPrivilegeEscalation"] is False
             assert security["capabilities"]["drop"] == ["ALL"]
@@ -238,7 +238,7 @@ PART_OF = "app.kubernetes.io/part-of"
 @pytest.mark.slow
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_everything_that_is_installed_carries_our_label_and_nothing_selects_by_it(overlay):
-    """It is how an uninstallation tells what is ours; in a selector or a template it would restart pods."""
+    """The uninstallation recognises our objects by it; in a selector or a template it would restart pods."""
     objects = built(BASE.parent / overlay)
     assert {
         obj["kind"] for obj in objects if obj["metadata"].get("labels", {}).get(PART_OF) != "rackloom"
@@ -252,7 +252,7 @@ def test_the_site_service_does_not_carry_it():
 
 
 def test_each_webhook_is_asked_only_while_the_base_is_installed():
-    hooks = [hook for one in built(BASE.parent / "webhook") for hook in one.get("webhooks", ())]
+    hooks = [hook for obj in built(BASE.parent / "webhook") for hook in obj.get("webhooks", ())]
     assert len(hooks) == 3
     for hook in hooks:
         (condition,) = [

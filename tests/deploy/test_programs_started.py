@@ -16,9 +16,9 @@ OF_OTHERS = {"NVIDIA_VISIBLE_DEVICES"}
 CONTAINERS = [
     pytest.param(container, id=f"{path.parent.parent.name}-{container['name']}")
     for path in sorted([*ROOT.glob("deploy/*/*/*.yaml"), *ROOT.glob("examples/*/*.yaml")])
-    for one in yaml.safe_load_all(path.read_text())
-    if one and one.get("kind") in ("Deployment", "DaemonSet", "Job", "Pod")
-    for container in one["spec"].get("template", one)["spec"]["containers"]
+    for obj in yaml.safe_load_all(path.read_text())
+    if obj and obj.get("kind") in ("Deployment", "DaemonSet", "Job", "Pod")
+    for container in obj["spec"].get("template", obj)["spec"]["containers"]
     if container["image"] in IMAGES
 ]
 
@@ -29,7 +29,7 @@ def test_there_are_programs():
 
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_its_arguments_and_variables_are_known(container, monkeypatch):
-    given = {one["name"]: one.get("value", "given") for one in container["env"]}
+    given = {variable["name"]: variable.get("value", "given") for variable in container["env"]}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     app.parse_args(container["args"], print_error=False, exit_on_error=False)

@@ -12,9 +12,9 @@ from rackloom.core.gangs import spec
 GANGS = Path(__file__).parents[2] / "deploy" / "kubernetes" / "base" / "gangs.yaml"
 CONTROLLER = "system:serviceaccount:rackloom-system:rackloom-controller"
 (SPEC,) = [
-    one["spec"]
-    for one in yaml.safe_load_all(GANGS.read_text())
-    if one["kind"] == "ValidatingAdmissionPolicy" and one["metadata"]["name"] == "rackloom-reserved-trays"
+    obj["spec"]
+    for obj in yaml.safe_load_all(GANGS.read_text())
+    if obj["kind"] == "ValidatingAdmissionPolicy" and obj["metadata"]["name"] == "rackloom-reserved-trays"
 ]
 
 MAY_BIND = "mayBind"
@@ -59,7 +59,7 @@ def is_allowed(obj, before=None, user="alice", namespace="team", groups=(), may_
     if not all(value_of(condition["expression"]) for condition in SPEC["matchConditions"]):
         return True
     data["variables"] = {MAY_BIND: may_bind}
-    for variable in (one for one in SPEC["variables"] if one["name"] != MAY_BIND):
+    for variable in (known for known in SPEC["variables"] if known["name"] != MAY_BIND):
         data["variables"] = data["variables"] | {variable["name"]: value_of(variable["expression"])}
     return all(value_of(validation["expression"]) for validation in SPEC["validations"])
 
@@ -123,6 +123,6 @@ def test_kubelets_mirror_their_static_pods_and_nobody_else_does():
 
 
 def test_it_denies():
-    bindings = [one for one in yaml.safe_load_all(GANGS.read_text()) if one["kind"].endswith("PolicyBinding")]
+    bindings = [obj for obj in yaml.safe_load_all(GANGS.read_text()) if obj["kind"].endswith("PolicyBinding")]
     (ours,) = [binding for binding in bindings if binding["spec"]["policyName"] == "rackloom-reserved-trays"]
     assert ours["spec"]["validationActions"] == ["Deny"]

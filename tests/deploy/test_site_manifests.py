@@ -21,7 +21,7 @@ def of_kind(kind, documents):
 
 
 def documents(*paths):
-    return [one for path in paths for one in yaml.safe_load_all(path.read_text())]
+    return [obj for path in paths for obj in yaml.safe_load_all(path.read_text())]
 
 
 def test_what_the_map_is_made_of_may_be_followed_and_nothing_more():
@@ -43,7 +43,7 @@ def test_it_is_granted_to_the_account_of_the_service():
     (role,) = of_kind("ClusterRole", every)
     (account,) = of_kind("ServiceAccount", every)
     (deployment,) = of_kind("Deployment", every)
-    (kustomization,) = [one for one in every if one["kind"] == "Kustomization"]
+    (kustomization,) = [obj for obj in every if obj["kind"] == "Kustomization"]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     subject = {"kind": "ServiceAccount", "name": account["metadata"]["name"]}
     assert binding["subjects"] == [{**subject, "namespace": kustomization["namespace"]}]

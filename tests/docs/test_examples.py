@@ -71,5 +71,5 @@ def test_what_python_is_told_to_import_for_claims_is_there():
 
 def test_what_is_told_of_the_fake_api_server():
     (text,) = fenced("docs/kubernetes-client.md", "python")
-    known = {one.__name__: one for one in (FakeKube, DirectApi, RequestFault)}
+    known = {value.__name__: value for value in (FakeKube, DirectApi, RequestFault)}
     exec(text, known | {"webhook": None})  # noqa: S102 - our own page

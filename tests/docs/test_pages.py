@@ -1,4 +1,4 @@
-"""What the pages tell a reader to follow, open and type is there: links, files, commands, make targets."""
+"""The links, files, commands and make targets that the pages name exist."""
 
 import re
 import shlex
@@ -75,9 +75,9 @@ def test_every_command_in_a_block_can_be_parsed(name, monkeypatch):
                 pytest.fail(f"rackloom {shlex.join(arguments)}: {wrong}")
 
 
-def command_of(told):
+def command_of(words):
     """The command that words begin with, and what is left of them."""
-    _, found, rest = app.parse_commands([word.strip("[]") for word in told])
+    _, found, rest = app.parse_commands([word.strip("[]") for word in words])
     return found[-1], rest
 
 
@@ -91,49 +91,49 @@ def test_every_command_in_the_text_exists_with_the_options_that_it_is_told_with(
         if span.startswith("rackloom "):
             command, rest = command_of(span.split()[1:])
             assert command is not app, span
-            told = {word.partition("=")[0] for word in rest if word.startswith("--")} - {"--help"}
-            assert not told or told <= options_of(command), span
+            options = {word.partition("=")[0] for word in rest if word.startswith("--")} - {"--help"}
+            assert not options or options <= options_of(command), span
 
 
 @each_page
 def test_every_make_target_exists(name):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    told = (re.match(r"make ([a-z-]+)", line) for line in (*lines(name), *spans(name)))
-    assert {found.group(1) for found in told if found} <= targets
+    commands = (re.match(r"make ([a-z-]+)", line) for line in (*lines(name), *spans(name)))
+    assert {found.group(1) for found in commands if found} <= targets
 
 
 @pytest.fixture(scope="module")
 def files():
     """Every file that a page may name, as a path that begins with a slash."""
     folders = ("src", "tests", "docs", "deploy", "examples", "benchmarks", "requirements")
-    return {f"/{one.relative_to(ROOT)}" for folder in folders for one in (ROOT / folder).rglob("*.*")}
+    return {f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.*")}
 
 
 @each_page
 def test_every_file_of_ours_that_is_named_is_there(name, files):
-    told = {word for text in (*spans(name), *lines(name)) for word in text.split() if PATH.fullmatch(word)}
-    assert {path for path in told if not any(file.endswith(f"/{path}") for file in files)} == set()
+    paths = {word for text in (*spans(name), *lines(name)) for word in text.split() if PATH.fullmatch(word)}
+    assert {path for path in paths if not any(file.endswith(f"/{path}") for file in files)} == set()
 
 
 @each_page
 def test_every_test_that_is_named_is_there(name, files):
-    told = {span for span in spans(name) if re.fullmatch(r"test_\w+", span)}
-    told -= {Path(file).stem for file in files}
-    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py")) if told else ""
-    assert {one for one in told if f"def {one}(" not in tests} == set()
+    named = {span for span in spans(name) if re.fullmatch(r"test_\w+", span)}
+    named -= {Path(file).stem for file in files}
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py")) if named else ""
+    assert {test for test in named if f"def {test}(" not in tests} == set()
 
 
 def test_every_page_is_listed_and_the_list_is_reached_from_the_readme():
     listed = set(re.findall(r"\]\(([\w-]+\.md)\)", PAGES["docs/README.md"]))
-    assert {name for name in PAGES if name.startswith("docs/")} == {f"docs/{one}" for one in listed} | {
+    assert {name for name in PAGES if name.startswith("docs/")} == {f"docs/{page}" for page in listed} | {
         "docs/README.md"
     }
     assert "](docs/README.md)" in PAGES["README.md"]
 
 
 def test_contributing_lists_the_rooms_that_there_are():
-    told = set(re.findall(r"^\| `([\w/]+)/` \|", PAGES["CONTRIBUTING.md"], re.MULTILINE))
-    there = {str(one.parent.relative_to(SOURCE)) for one in SOURCE.rglob("__init__.py")} - {"."}
+    listed = set(re.findall(r"^\| `([\w/]+)/` \|", PAGES["CONTRIBUTING.md"], re.MULTILINE))
+    there = {str(path.parent.relative_to(SOURCE)) for path in SOURCE.rglob("__init__.py")} - {"."}
     verbs = {"carve", "claim", "core", "prove"}
     rooms = {verb for verb in there - verbs if verb.count("/") == (verb.split("/")[0] in verbs)}
-    assert rooms <= told <= there
+    assert rooms <= listed <= there

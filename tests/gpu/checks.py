@@ -183,13 +183,13 @@ def cuda_agrees(machine: Machine) -> Figures:
 def published(machine: Machine) -> Figures:
     """What the plugin publishes, over its own sockets, against nvidia-smi."""
     given = machine.prepared("gpu")
-    known = {one["uuid"]: one for one in gpus_in(machine.printed()).values()}
-    one = known.get(given.attributes["uuid"]["string"])
-    if one is None:
+    known = {gpu["uuid"]: gpu for gpu in gpus_in(machine.printed()).values()}
+    printed = known.get(given.attributes["uuid"]["string"])
+    if printed is None:
         raise Differs(f"{given.device} is published with a UUID that {PROGRAM} does not have")
-    told = given.attributes["productName"]["string"], int(given.capacity["memory"]["value"]) >> 20
-    if told != (one["product"], int(one["memory MiB"])):
-        raise Differs(f"{given.device} is published as {told}, {PROGRAM} has {one}")
+    published = given.attributes["productName"]["string"], int(given.capacity["memory"]["value"]) >> 20
+    if published != (printed["product"], int(printed["memory MiB"])):
+        raise Differs(f"{given.device} is published as {published}, {PROGRAM} has {printed}")
     return {"devices": given.published, "attributes": len(given.attributes)}
 
 
@@ -201,15 +201,15 @@ def device_nodes(machine: Machine) -> Figures:
 def _nodes_of(given: Given) -> Figures:
     nodes, wrong = given.edits.get("deviceNodes", ()), []
     for node in nodes:
-        told = (node.get("type"), node.get("major"), node.get("minor"))
+        listed = (node.get("type"), node.get("major"), node.get("minor"))
         try:
             info = Path(node["path"]).stat()
         except OSError as error:
             wrong.append(f"{node['path']}: {error.strerror} on the host")
             continue
         there = ("c", os.major(info.st_rdev), os.minor(info.st_rdev))
-        if told != there:
-            wrong.append(f"{node['path']}: the spec says {told}, the host has {there}")
+        if listed != there:
+            wrong.append(f"{node['path']}: the spec says {listed}, the host has {there}")
     if wrong or not nodes:
         raise Differs("; ".join(wrong) or "the spec has no device node at all")
     return {node["path"]: f"{node['major']}:{node['minor']}" for node in nodes}
@@ -242,10 +242,10 @@ def _contained(machine: Machine, given: Given) -> Figures:
     hidden = () if machine.root == Path("/") else (str(machine.root),)
     with tempfile.TemporaryDirectory(prefix="gpu-root-") as scratch:
         try:
-            told = in_container(given.edits, Path(scratch), hidden)
+            outcome = in_container(given.edits, Path(scratch), hidden)
         except OSError as error:
             raise Skipped(f"no container's root can be made here: {error}") from error
-    before, after = told["before"], told["after"]
+    before, after = outcome["before"], outcome["after"]
     if not before["error"]:
         raise Differs(f"CUDA finds {before['uuids']} without the edits: the driver was not hidden")
     if after["error"]:
@@ -286,8 +286,8 @@ def transfer(machine: Machine) -> Figures:
 
 
 def _measured(transports: tuple[str, ...]) -> Any:
+    from rackloom.core.transfer.values import EndConfig, TransferSpec, UcxPins
     from rackloom.prove.transfer.run import EndLocation, run_pair
-    from rackloom.prove.transfer.values import EndConfig, TransferSpec, UcxPins
 
     place = EndLocation(config=EndConfig(device="cuda:0", ucx=UcxPins(transports)))
     spec = TransferSpec(
@@ -314,7 +314,7 @@ def mps(machine: Machine) -> Figures:
     control = shutil.which("nvidia-cuda-mps-control", path=places)
     if control is None:
         raise Skipped("there is no nvidia-cuda-mps-control")
-    modes = {one.findtext("compute_mode") for one in machine.printed().iter("gpu")}
+    modes = {gpu.findtext("compute_mode") for gpu in machine.printed().iter("gpu")}
     if "Prohibited" in modes:
         raise Skipped("the compute mode is Prohibited, and these checks change none")
     if mig_is_on(machine.printed()):
@@ -356,9 +356,9 @@ raise SystemExit(f"the CUDA driver says {code}" if code else 0)
 """
 
 
-def _mps_program(command: Sequence[str], environment: Mapping[str, str], said: str = "") -> str:
+def _mps_program(command: Sequence[str], environment: Mapping[str, str], stdin: str = "") -> str:
     done = subprocess.run(
-        command, input=said, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        command, input=stdin, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
     )
     if done.returncode:
         raise Differs(f"{' '.join(command)} fails: {(done.stderr or done.stdout).strip()}")
@@ -370,8 +370,10 @@ def settings_stay(machine: Machine) -> Figures:
     before, after = machine.settings, settings_of(machine.printed())
     changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
     if changed:
-        told = ", ".join(f"{name}: {before.get(name)} -> {after.get(name)}" for name in sorted(changed))
-        raise Differs(f"settings have changed: {told}")
+        differences = ", ".join(
+            f"{name}: {before.get(name)} -> {after.get(name)}" for name in sorted(changed)
+        )
+        raise Differs(f"settings have changed: {differences}")
     return dict(before)
 
 
@@ -387,7 +389,7 @@ def nvidia_functions(sysroot: Path) -> list[str]:
     from rackloom.topology.discovery.sysfs import Sysroot, read_pci
 
     known = read_pci(Sysroot(sysroot))
-    return [one.address for one in known if one.vendor == NVIDIA and one.class_code >> 16 == 0x03]
+    return [device.address for device in known if device.vendor == NVIDIA and device.class_code >> 16 == 0x03]
 
 
 def loaded_from(library: str) -> Path:
@@ -486,7 +488,9 @@ def wrong_library(file: Path, folders: Sequence[Path]) -> str | None:
     lacking = [line.split()[0] for line in done.stdout.splitlines() if "not found" in line]
     # Display libraries are for images that have a display server's own.
     lacking = [
-        one for one in lacking if not one.startswith(("libX", "libwayland", "libgbm", "libdrm", "libGL"))
+        library
+        for library in lacking
+        if not library.startswith(("libX", "libwayland", "libgbm", "libdrm", "libGL"))
     ]
     return f"{file} needs {', '.join(lacking)}" if lacking else None
 
@@ -512,10 +516,10 @@ async def _prepared(machine: Machine, kind: str) -> Given:
         options = GpuOptions(
             driver_root=machine.root, host_driver_root=machine.root, **dict(machine.node_options)
         )
-        one = await stack.enter_async_context(gpu_node(common, options, api))
+        plugin = await stack.enter_async_context(gpu_node(common, options, api))
         kubelet = await stack.enter_async_context(plugin_manager_on(places.registry, api, name))
         async with asyncio.timeout(SECONDS):
-            await one.publisher.published.wait()
+            await plugin.publisher.published.wait()
             await kubelet.registered(GPU_DRIVER)
         slices = (await api.list(RESOURCE_SLICE)).items
         devices = {device["name"]: device for slice_ in slices for device in slice_["spec"]["devices"]}
@@ -568,15 +572,15 @@ def merged_edits(directory: Path, ids: Sequence[str]) -> dict[str, Any]:
     for full in ids:
         kind, _, device = full.partition("=")
         found = [
-            (spec, one)
+            (spec, cdi_device)
             for spec in specs
-            for one in spec["devices"]
-            if spec["kind"] == kind and one["name"] == device
+            for cdi_device in spec["devices"]
+            if spec["kind"] == kind and cdi_device["name"] == device
         ]
         if len(found) != 1:
             raise Differs(f"{len(found)} CDI specs have a device {full}")
-        spec, one = found[0]
-        for edits in (spec.get("containerEdits") or {}, one["containerEdits"]):
+        spec, cdi_device = found[0]
+        for edits in (spec.get("containerEdits") or {}, cdi_device["containerEdits"]):
             for name, values in edits.items():
                 merged.setdefault(name, []).extend(values)
     return merged

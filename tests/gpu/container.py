@@ -90,15 +90,15 @@ def main(order: dict[str, Any]) -> None:
         _mount_file(root, mount)
     for hook in edits.get("hooks", ()):
         _hook(root, hook)
-    after = _run(root, dict(one.split("=", 1) for one in edits.get("env", ())))
+    after = _run(root, dict(variable.split("=", 1) for variable in edits.get("env", ())))
     sys.stdout.write(json.dumps({"before": before, "after": after}))
 
 
 def _root(scratch: Path) -> Path:
     _mount("tmpfs", "none", scratch)
     root, upper, work = (scratch / name for name in ("root", "upper", "work"))
-    for one in (root, upper, work):
-        one.mkdir()
+    for directory in (root, upper, work):
+        directory.mkdir()
     _mount("overlay", "overlay", root, "-o", f"lowerdir=/,upperdir={upper},workdir={work}")
     for place in ("/proc", "/sys"):
         subprocess.run(["mount", "--rbind", place, f"{root}{place}"], check=True)
@@ -180,7 +180,7 @@ def _hook(root: Path, hook: dict[str, Any]) -> None:
         text=True,
         check=True,
         capture_output=True,
-        env=dict(one.split("=", 1) for one in hook.get("env", ())),
+        env=dict(variable.split("=", 1) for variable in hook.get("env", ())),
     )
 
 

@@ -58,19 +58,19 @@ def outcome_of(check: Callable[[Machine], Figures], machine: Machine) -> Record:
 
 
 def report_of(
-    machine: Machine, checks: Sequence[Callable[[Machine], Figures]], tell: Callable[[str], None]
+    machine: Machine, checks: Sequence[Callable[[Machine], Figures]], report: Callable[[str], None]
 ) -> Record:
-    """All records, told one by one."""
+    """All records; each is reported as soon as it is complete."""
     records = []
     if machine.lacks_gpu is None:
         try:
             _ = machine.settings  # as they are before the first check
         except (Differs, Skipped, OSError) as trouble:
-            tell(f"the GPUs' settings cannot be read: {trouble}")
+            report(f"the GPUs' settings cannot be read: {trouble}")
     for check in checks:
         record = outcome_of(check, machine)
         records.append(record)
-        tell(f"{record['outcome'].upper():8} {record['check']} ({record['seconds']} s){_reason(record)}")
+        report(f"{record['outcome'].upper():8} {record['check']} ({record['seconds']} s){_reason(record)}")
     return {
         "format": FORMAT,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -110,16 +110,16 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="*", metavar="CHECK", help=", ".join(check.__name__ for check in CHECKS)
     )
-    said = parser.parse_args(words)
-    unknown = set(said.only or ()) - {check.__name__ for check in CHECKS}
+    options = parser.parse_args(words)
+    unknown = set(options.only or ()) - {check.__name__ for check in CHECKS}
     if unknown:
         parser.error(f"there is no check {', '.join(sorted(unknown))}")
-    checks = [check for check in CHECKS if not said.only or check.__name__ in said.only]
-    report = report_of(Machine(driver_root=said.driver_root), checks, say)
-    said.report.parent.mkdir(parents=True, exist_ok=True)
-    said.report.write_text(json.dumps(report, indent=1) + "\n")
+    checks = [check for check in CHECKS if not options.only or check.__name__ in options.only]
+    report = report_of(Machine(driver_root=options.driver_root), checks, say)
+    options.report.parent.mkdir(parents=True, exist_ok=True)
+    options.report.write_text(json.dumps(report, indent=1) + "\n")
     code, line = verdict(report)
-    say(f"{line}; report: {said.report}")
+    say(f"{line}; report: {options.report}")
     return code
 
 

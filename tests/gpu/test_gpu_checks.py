@@ -72,7 +72,7 @@ class Present(Machine):
     lacks_gpu = None
 
 
-def told(outcome):
+def check_with(outcome):
     def check(_):
         """It compares one thing with another."""
         if isinstance(outcome, Exception):
@@ -93,7 +93,7 @@ def told(outcome):
     ],
 )
 def test_a_check_passes_fails_or_is_skipped_and_says_why(outcome, expected):
-    record = outcome_of(told(outcome), Present())
+    record = outcome_of(check_with(outcome), Present())
     assert record["outcome"] == expected[0]
     assert (record.get("reason") or "").startswith(expected[1] or "")
     assert ("figures" in record) is (expected[0] == "passed")
@@ -128,7 +128,7 @@ def printing(monkeypatch, *logs):
 def test_a_setting_that_has_changed_meanwhile_is_found(monkeypatch):
     printing(monkeypatch, LOG, LOG.replace("<compute_mode>Default", "<compute_mode>Exclusive_Process"))
     lines: list[str] = []
-    report = report_of(Present(), [told({}), checks.settings_stay], lines.append)
+    report = report_of(Present(), [check_with({}), checks.settings_stay], lines.append)
     assert [check["outcome"] for check in report["checks"]] == ["passed", "failed"]
     assert "compute_mode: Default -> Exclusive_Process" in report["checks"][1]["reason"]
     printing(monkeypatch, LOG)

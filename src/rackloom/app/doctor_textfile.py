@@ -2,7 +2,7 @@
 
 Every check has a series with zero from the start, so that the first finding is a change and not a new
 series. The file is replaced atomically. If the examination itself fails, `write_failed_textfile` writes
-`rackloom_doctor_ok 0`: whoever watches the file must not keep reading an old success.
+`rackloom_doctor_ok 0`: a monitor must not keep reading an old success.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ def write_textfile(file: Path, snapshot: SiteSnapshot, findings: tuple[Finding, 
 
 
 def write_failed_textfile(file: Path, now: float) -> None:
-    """Say in `file` that nothing could be examined at `now` (seconds since the epoch). Raises Refused."""
+    """Write to `file` that nothing could be examined at `now` (seconds since the epoch). Raises Refused."""
     _write(file, _new_registry(False, now))
 
 

@@ -9,7 +9,7 @@ The commands themselves are in `admin_inventory` and `admin_partitions`. They ar
 path and imported when one is called, because the protobuf modules take time to load.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from rackloom.cli.common import Output
+from rackloom.cli.common import Format, Output, columns, emit
 from rackloom.errors import Refused, Retry, file_error_text
 
 # The connection.
@@ -29,7 +29,7 @@ FIX_METADATA = "nearest-fix-bin"
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the admin interface is, and who we are."""
+    """Address of the admin interface, and the client certificate."""
 
     site: Annotated[str, Parameter(env_var="RACKLOOM_ADMIN_SITE")] = "localhost:1079"
     """HOST:PORT of the admin interface."""
@@ -53,28 +53,16 @@ PAGE_SIZE = 100
 """The server's limit on ids in one call."""
 
 
-class AdminClient:
-    """Calls RPCs of the site by name."""
-
-    def __init__(self, channel: Any) -> None:
-        from rackloom.carve.admin import forge_pb2_grpc, operator_pb2_grpc
-
-        self._forge = forge_pb2_grpc.ForgeStub(channel)
-        self._operator = operator_pb2_grpc.OperatorStub(channel)
-
-    def forge(self, rpc: str, request: Any) -> Any:
-        """The reply of an RPC of upstream's interface. Raises Refused or Retry."""
-        return _call_rpc(getattr(self._forge, rpc), request)
-
-    def operator(self, rpc: str, request: Any) -> Any:
-        """The reply of an RPC of our own interface. Raises Refused or Retry."""
-        return _call_rpc(getattr(self._operator, rpc), request)
+RpcCaller = Callable[[str, Any], Any]
+"""Calls an RPC by name with a request, and returns the reply. Raises Refused or Retry."""
 
 
 @contextmanager
-def connect(at: Connection) -> Iterator[AdminClient]:
-    """A client of the site. Refused when a file is missing."""
+def connect(at: Connection) -> Iterator[RpcCaller]:
+    """A connection that calls RPCs of upstream's interface and of ours. Refused when a file is missing."""
     import grpc
+
+    from rackloom.carve.admin import forge_pb2_grpc, operator_pb2_grpc
 
     credentials = grpc.ssl_channel_credentials(
         _read_pem(at.ca, "--ca", "RACKLOOM_ADMIN_CA"),
@@ -83,7 +71,22 @@ def connect(at: Connection) -> Iterator[AdminClient]:
     )
     # A proxy meant for the web must not see these calls.
     with grpc.secure_channel(at.site, credentials, options=(("grpc.enable_http_proxy", 0),)) as channel:
-        yield AdminClient(channel)
+        ours, upstream = operator_pb2_grpc.OperatorStub(channel), forge_pb2_grpc.ForgeStub(channel)
+        # No RPC has the same name in both interfaces.
+        yield lambda rpc, request: _call_rpc(getattr(ours, rpc, None) or getattr(upstream, rpc), request)
+
+
+def call(at: Connection, rpc: str, request: Any) -> Any:
+    """The reply of a single RPC, on a connection of its own."""
+    with connect(at) as call_rpc:
+        return call_rpc(rpc, request)
+
+
+def emit_messages(
+    found: Sequence[Any], output: Format, heads: Sequence[str], row: Callable[[Any], Sequence[object]]
+) -> None:
+    """Print protobuf messages: a row each, or as JSON or YAML."""
+    emit([as_dict(message) for message in found], output, lambda: columns(heads, map(row, found)))
 
 
 def as_dict(message: Any) -> dict[str, Any]:
@@ -94,14 +97,13 @@ def as_dict(message: Any) -> dict[str, Any]:
 
 
 def id_pages(ids: Sequence[Any]) -> list[Sequence[Any]]:
-    """`ids` in parts that one call may ask for."""
+    """`ids` in parts of the size that the server takes in a call."""
     return [ids[start : start + PAGE_SIZE] for start in range(0, len(ids), PAGE_SIZE)]
 
 
 def send_order(at: Connection, rpc: str, request: Any) -> None:
-    """Give an order whose answer is a sentence, and print that."""
-    with connect(at) as site:
-        print(site.operator(rpc, request).message)
+    """Call an RPC of our interface whose reply is a sentence, and print it."""
+    print(call(at, rpc, request).message)
 
 
 def _read_pem(path: Path | None, option: str, variable: str) -> bytes:

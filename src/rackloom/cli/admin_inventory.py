@@ -8,7 +8,6 @@ is not in it is detached.
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,18 +20,19 @@ from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.carve.fabric.controller import ControllerKind, controller_kind, url_of_kind
 from rackloom.cli.admin import (
     DEFAULT_CONNECTION,
-    AdminClient,
-    Connection,
     ConnectionParameters,
     MachineId,
     Printed,
+    RpcCaller,
     Serial,
     Url,
     as_dict,
+    call,
     connect,
+    emit_messages,
     id_pages,
 )
-from rackloom.cli.common import columns, emit
+from rackloom.cli.common import columns, emit, json_text, read_text
 from rackloom.errors import Refused, file_error_text
 
 # Switch controllers and their credentials.
@@ -57,53 +57,41 @@ def endpoint_show(
     output: Printed = "table",
 ) -> None:
     """Show which controller speaks for which chassis."""
-    with connect(at) as site:
-        found = site.forge("ListNvlinkNmxcEndpoints", Empty()).entries
     rows = [
-        (
-            found_endpoint.chassis_serial,
-            str(controller_kind(found_endpoint.endpoint)),
-            found_endpoint.endpoint,
-        )
-        for found_endpoint in found
-        if chassis_serial in (None, found_endpoint.chassis_serial)
+        (entry.chassis_serial, str(controller_kind(entry.endpoint)), entry.endpoint)
+        for entry in call(at, "ListNvlinkNmxcEndpoints", Empty()).entries
+        if chassis_serial in (None, entry.chassis_serial)
     ]
     value = [{"chassis_serial": serial, "endpoint": url, "kind": kind} for serial, kind, url in rows]
     emit(value, output, lambda: columns(("CHASSIS SERIAL", "KIND", "ENDPOINT"), rows))
 
 
-@endpoint.command(name="create")
-def endpoint_create(
-    *,
-    chassis_serial: Serial,
-    url: Url,
-    kind: ControllerKindName = None,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-) -> None:
-    """Register the controller of a chassis; the site speaks to it at once."""
-    registered = _put_endpoint("CreateNvlinkNmxcEndpoint", chassis_serial, url, kind, at)
-    print(f"created {chassis_serial} -> {registered}")
+def _add_put_command(verb: str, help_text: str) -> None:
+    """`create` and `update` have the same parameters, and differ in the RPC alone."""
+
+    def put(
+        *,
+        chassis_serial: Serial,
+        url: Url,
+        kind: ControllerKindName = None,
+        at: ConnectionParameters = DEFAULT_CONNECTION,
+    ) -> None:
+        whole = url if kind is None else url_of_kind(url, ControllerKind(kind))
+        request = pb.NvlinkNmxcEndpoint(chassis_serial=chassis_serial, endpoint=whole)
+        call(at, f"{verb.title()}NvlinkNmxcEndpoint", request)
+        print(f"{verb}d {chassis_serial} -> {whole}")
+
+    endpoint.command(put, name=verb, help=help_text)
 
 
-@endpoint.command(name="update")
-def endpoint_update(
-    *,
-    chassis_serial: Serial,
-    url: Url,
-    kind: ControllerKindName = None,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-) -> None:
-    """Give a chassis another controller, or another address of it."""
-    registered = _put_endpoint("UpdateNvlinkNmxcEndpoint", chassis_serial, url, kind, at)
-    print(f"updated {chassis_serial} -> {registered}")
+_add_put_command("create", "Register the controller of a chassis; the site speaks to it at once.")
+_add_put_command("update", "Give a chassis another controller, or another address of it.")
 
 
 @endpoint.command(name="delete")
 def endpoint_delete(*, chassis_serial: Serial, at: ConnectionParameters = DEFAULT_CONNECTION) -> None:
     """Stop speaking to the controller of a chassis; what it told turns unknown."""
-    with connect(at) as site:
-        request = pb.DeleteNvlinkNmxcEndpointRequest(chassis_serial=chassis_serial)
-        site.forge("DeleteNvlinkNmxcEndpoint", request)
+    call(at, "DeleteNvlinkNmxcEndpoint", pb.DeleteNvlinkNmxcEndpointRequest(chassis_serial=chassis_serial))
     print(f"deleted {chassis_serial}")
 
 
@@ -117,8 +105,8 @@ def browse(
     at: ConnectionParameters = DEFAULT_CONNECTION,
 ) -> None:
     """Print what a controller itself answers, as JSON."""
-    with connect(at) as site:
-        print(browse_controller(site, chassis_serial, operation, int(gpu_uid, 0)))
+    with connect(at) as call_rpc:
+        print(browse_controller(call_rpc, chassis_serial, operation, int(gpu_uid, 0)))
 
 
 @credential.command(name="add")
@@ -135,44 +123,28 @@ def credential_add(
     request = pb.CredentialCreationRequest(
         credential_type=pb.NmxM, username=username, password=_read_password(password_file)
     )
-    with connect(at) as site:
-        site.forge("CreateCredential", request)
+    call(at, "CreateCredential", request)
     print(f"kept the credential of {kind}")
 
 
 @credential.command(name="delete")
 def credential_delete(kind: PasswordKind, *, at: ConnectionParameters = DEFAULT_CONNECTION) -> None:
     """Forget the name and password of a controller."""
-    with connect(at) as site:
-        site.forge("DeleteCredential", pb.CredentialDeletionRequest(credential_type=pb.NmxM))
+    call(at, "DeleteCredential", pb.CredentialDeletionRequest(credential_type=pb.NmxM))
     print(f"forgot the credential of {kind}")
 
 
-def browse_controller(site: AdminClient, chassis_serial: str, operation: str, gpu_uid: int) -> str:
+def browse_controller(call_rpc: RpcCaller, chassis_serial: str, operation: str, gpu_uid: int) -> str:
     """What a controller answers, as JSON."""
     name = f"NMXC_BROWSE_OPERATION_{operation.replace('-', '_').upper()}"
     number = pb.NmxcBrowseOperation.Value(name)
     request = pb.NmxcBrowseRequest(chassis_serial=chassis_serial, operation=number, gpu_uid=gpu_uid)
-    return str(site.forge("NmxcBrowse", request).body)
-
-
-def _put_endpoint(rpc: str, chassis_serial: str, url: str, kind: str | None, at: Connection) -> str:
-    """Register the URL, and return it as it was registered."""
-    whole = url if kind is None else url_of_kind(url, ControllerKind(kind))
-    with connect(at) as site:
-        site.forge(rpc, pb.NvlinkNmxcEndpoint(chassis_serial=chassis_serial, endpoint=whole))
-    return whole
+    return str(call_rpc("NmxcBrowse", request).body)
 
 
 def _read_password(file: Path | None) -> str:
     if file is not None:
-        try:
-            return file.read_text().partition("\n")[0]
-        except (OSError, UnicodeDecodeError) as error:
-            raise Refused(
-                f"{file} cannot be read: {file_error_text(error)}",
-                nearest_fix="write the password on its first line",
-            ) from error
+        return read_text(file, "write the password on its first line").partition("\n")[0]
     if not sys.stdin.isatty():
         return sys.stdin.readline().rstrip("\n")
     from getpass import getpass
@@ -217,13 +189,12 @@ class _InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @machine.command(name="list")
 def machine_list(*, at: ConnectionParameters = DEFAULT_CONNECTION, output: Printed = "table") -> None:
     """List the machines with their place, domain and state."""
-    with connect(at) as site:
-        ids = site.forge("FindMachineIds", pb.MachineSearchConfig()).machine_ids
-        found = [find_machine for page in id_pages(ids) for find_machine in _find_machines(site, page)]
+    with connect(at) as call_rpc:
+        ids = call_rpc("FindMachineIds", pb.MachineSearchConfig()).machine_ids
+        requests = [pb.MachinesByIdsRequest(machine_ids=page) for page in id_pages(ids)]
+        found = [row for request in requests for row in call_rpc("FindMachinesByIds", request).machines]
     heads = ("MACHINE", "CHASSIS SERIAL", "SLOT", "DOMAIN", "GPUS", "STATE")
-    emit(
-        [as_dict(row) for row in found], output, lambda: columns(heads, [_machine_row(row) for row in found])
-    )
+    emit_messages(found, output, heads, _machine_row)
 
 
 @machine.command(name="import")
@@ -238,11 +209,8 @@ def machine_import(
 ) -> None:
     """Add the machines of a file (JSON or YAML); all of them or none."""
     records = [ours.MachineRecord(**msgspec.structs.asdict(record)) for record in _read_records(file)]
-    with connect(at) as site:
-        reply = site.operator("ImportMachines", ours.ImportRequest(machines=records))
-    rows = [(machine_id, "created") for machine_id in reply.created] + [
-        (machine_id, "unchanged") for machine_id in reply.unchanged
-    ]
+    reply = call(at, "ImportMachines", ours.ImportRequest(machines=records))
+    rows = [(id_, result) for result in ("created", "unchanged") for id_ in getattr(reply, result)]
     emit(as_dict(reply), output, lambda: columns(("MACHINE", "RESULT"), rows))
 
 
@@ -251,9 +219,7 @@ def machine_force_delete(
     *, machine_id: Annotated[str, Parameter(name="--machine")], at: ConnectionParameters = DEFAULT_CONNECTION
 ) -> int:
     """Release what runs on a machine and forget the machine. Exit code 1: not done yet, ask again."""
-    with connect(at) as site:
-        request = pb.AdminForceDeleteMachineRequest(host_query=machine_id)
-        reply = site.forge("AdminForceDeleteMachine", request)
+    reply = call(at, "AdminForceDeleteMachine", pb.AdminForceDeleteMachineRequest(host_query=machine_id))
     if reply.all_done:
         print(f"deleted {machine_id}")
         return 0
@@ -266,13 +232,12 @@ def nvlink_info_show(
     machine_id: MachineId, *, at: ConnectionParameters = DEFAULT_CONNECTION, output: Printed = "json"
 ) -> None:
     """Show the GPU mapping of a machine, and in which partition each GPU was last seen."""
-    with connect(at) as site:
-        found = _find_machine(site, machine_id)
+    with connect(at) as call_rpc:
+        found = _find_machine(call_rpc, machine_id)
+    observed = found.nvlink_status_observation if found.HasField("nvlink_status_observation") else None
     value = {
         "nvlink_info": as_dict(found.nvlink_info),
-        "nvlink_status_observation": as_dict(found.nvlink_status_observation)
-        if found.HasField("nvlink_status_observation")
-        else None,
+        "nvlink_status_observation": None if observed is None else as_dict(observed),
     }
     emit(value, output, lambda: _gpu_table(found))
 
@@ -287,15 +252,15 @@ def nvlink_info_populate(
     at: ConnectionParameters = DEFAULT_CONNECTION,
 ) -> None:
     """Ask the controller for the GPU mapping of a machine and print it. The site does so by itself."""
-    with connect(at) as site:
-        known = _find_machine(site, machine_id).nvlink_info
-        body = msgspec.json.decode(browse_controller(site, known.chassis_serial, "gpu-info-list", 0))
+    with connect(at) as call_rpc:
+        known = _find_machine(call_rpc, machine_id).nvlink_info
+        body = msgspec.json.decode(browse_controller(call_rpc, known.chassis_serial, "gpu-info-list", 0))
         info = _observed_info(body, known)
-        print(msgspec.json.format(msgspec.json.encode(as_dict(info)), indent=2).decode())
+        print(json_text(as_dict(info)))
         if update_db:
             request = pb.UpdateMachineNvLinkInfoRequest(nvlink_info=info)
             request.machine_id.id = machine_id
-            site.forge("UpdateMachineNvLinkInfo", request)
+            call_rpc("UpdateMachineNvLinkInfo", request)
 
 
 @instance.command(name="update-nvlink-config")
@@ -308,31 +273,26 @@ def instance_update(
 ) -> None:
     """Change which logical partition each GPU of an instance joins."""
     try:
-        wished = msgspec.json.decode(config, type=_InstanceConfig)
+        wanted = msgspec.json.decode(config, type=_InstanceConfig)
     except msgspec.DecodeError as error:
         fix = 'use {"gpu_configs": [{"device_instance": 0, "logical_partition_id": "..."}]}'
         raise Refused(f"--config: {error}", nearest_fix=fix) from error
     request = pb.InstanceConfigUpdateRequest()
     request.instance_id.value = instance_id
     request.config.nvlink.SetInParent()
-    for gpu_config in wished.gpu_configs:
+    for gpu_config in wanted.gpu_configs:
         entry = request.config.nvlink.gpu_configs.add(device_instance=gpu_config.device_instance)
         entry.logical_partition_id.value = gpu_config.logical_partition_id
-    with connect(at) as site:
-        after = site.forge("UpdateInstanceConfig", request)
+    after = call(at, "UpdateInstanceConfig", request)
     gpus = after.config.nvlink.gpu_configs
     rows = [(gpu.device_instance, gpu.logical_partition_id.value) for gpu in gpus]
     emit(as_dict(after), output, lambda: columns(("GPU", "LOGICAL PARTITION ID"), rows))
 
 
-def _find_machines(site: AdminClient, ids: Sequence[Any]) -> list[Any]:
-    return list(site.forge("FindMachinesByIds", pb.MachinesByIdsRequest(machine_ids=ids)).machines)
-
-
-def _find_machine(site: AdminClient, machine_id: str) -> Any:
+def _find_machine(call_rpc: RpcCaller, machine_id: str) -> Any:
     request = pb.MachinesByIdsRequest()
     request.machine_ids.add(id=machine_id)
-    found = site.forge("FindMachinesByIds", request).machines
+    found = call_rpc("FindMachinesByIds", request).machines
     if not found:
         raise Refused(f"there is no machine {machine_id}", nearest_fix="see: rackloom admin machine list")
     return found[0]

@@ -9,6 +9,7 @@ changed since. A domain can be paused. A tray can be cordoned (nothing new is pl
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,18 +20,21 @@ from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.cli.admin import (
     DEFAULT_CONNECTION,
+    Connection,
     ConnectionParameters,
     Domain,
     MachineId,
     Printed,
     Reason,
     as_dict,
+    call,
     connect,
+    emit_messages,
     id_pages,
     send_order,
 )
-from rackloom.cli.common import columns, emit
-from rackloom.errors import Refused, file_error_text
+from rackloom.cli.common import columns, emit, read_text
+from rackloom.errors import Refused
 
 # Partitions.
 
@@ -49,27 +53,8 @@ def logical_show(
 ) -> None:
     """Show logical partitions."""
     wanted = pb.NVLinkLogicalPartitionSearchFilter(name=name)
-    with connect(at) as site:
-        ids = site.forge("FindNVLinkLogicalPartitionIds", wanted).partition_ids
-        found = [
-            row
-            for page in id_pages(_only_id(ids, partition_id))
-            for row in site.forge(
-                "FindNVLinkLogicalPartitionsByIds",
-                pb.NVLinkLogicalPartitionsByIdsRequest(partition_ids=page),
-            ).partitions
-        ]
-    rows = [
-        (
-            row.id.value,
-            row.config.metadata.name,
-            row.config.tenant_organization_id,
-            pb.TenantState.Name(row.status.state),
-        )
-        for row in found
-    ]
-    heads = ("ID", "NAME", "TENANT", "STATUS")
-    emit([as_dict(row) for row in found], output, lambda: columns(heads, rows))
+    found = _find_partitions(at, "NVLinkLogicalPartition", wanted, partition_id)
+    emit_messages(found, output, ("ID", "NAME", "TENANT", "STATUS"), _logical_row)
 
 
 @logical.command(name="create")
@@ -81,9 +66,8 @@ def logical_create(
 ) -> None:
     """Make a logical partition for a tenant, and print its id."""
     config = pb.NVLinkLogicalPartitionConfig(metadata=pb.Metadata(name=name), tenant_organization_id=tenant)
-    with connect(at) as site:
-        request = pb.NVLinkLogicalPartitionCreationRequest(config=config)
-        print(site.forge("CreateNVLinkLogicalPartition", request).id.value)
+    request = pb.NVLinkLogicalPartitionCreationRequest(config=config)
+    print(call(at, "CreateNVLinkLogicalPartition", request).id.value)
 
 
 @logical.command(name="delete")
@@ -91,10 +75,9 @@ def logical_delete(
     partition_id: Annotated[str, Parameter(help="Its id.")], *, at: ConnectionParameters = DEFAULT_CONNECTION
 ) -> None:
     """Begin to delete a logical partition that nothing refers to."""
-    with connect(at) as site:
-        request = pb.NVLinkLogicalPartitionDeletionRequest()
-        request.id.value = partition_id
-        site.forge("DeleteNVLinkLogicalPartition", request)
+    request = pb.NVLinkLogicalPartitionDeletionRequest()
+    request.id.value = partition_id
+    call(at, "DeleteNVLinkLogicalPartition", request)
     print(f"deleting {partition_id}")
 
 
@@ -111,21 +94,9 @@ def partition_show(
 ) -> None:
     """Show physical partitions; those without a logical partition were found, and are nobody's."""
     wanted = pb.NVLinkPartitionSearchFilter(tenant_organization_id=tenant, name=name)
-    with connect(at) as site:
-        ids = site.forge("FindNVLinkPartitionIds", wanted).partition_ids
-        found = [
-            row
-            for page in id_pages(_only_id(ids, partition_id))
-            for row in site.forge(
-                "FindNVLinkPartitionsByIds", pb.NVLinkPartitionsByIdsRequest(partition_ids=page)
-            ).partitions
-        ]
-    rows = [
-        (row.id.value, row.name, row.logical_partition_id.value or "-", row.nmx_m_id, row.domain_uuid.value)
-        for row in found
-    ]
+    found = _find_partitions(at, "NVLinkPartition", wanted, partition_id)
     heads = ("ID", "NAME", "LOGICAL PARTITION ID", "NMX-C PARTITION ID", "NVLINK DOMAIN UUID")
-    emit([as_dict(row) for row in found], output, lambda: columns(heads, rows))
+    emit_messages(found, output, heads, _partition_row)
 
 
 @partition.command(name="adopt")
@@ -140,13 +111,10 @@ def partition_adopt(
     at: ConnectionParameters = DEFAULT_CONNECTION,
 ) -> None:
     """Make a partition that was found that of a logical partition. No GPU moves."""
-    send_order(
-        at,
-        "AdoptPartition",
-        ours.AdoptRequest(
-            domain=domain, partition_name=name, logical_partition_id=logical_partition, reason=reason
-        ),
+    request = ours.AdoptRequest(
+        domain=domain, partition_name=name, logical_partition_id=logical_partition, reason=reason
     )
+    send_order(at, "AdoptPartition", request)
 
 
 @partition.command(name="release")
@@ -162,11 +130,25 @@ def partition_release(
     send_order(at, "ReleasePartition", request)
 
 
-def _only_id(ids: Sequence[Any], wanted: str | None) -> list[Any]:
-    found = [partition_id for partition_id in ids if wanted in (None, partition_id.value)]
-    if wanted is not None and not found:
-        raise Refused(f"there is nothing with id {wanted}", nearest_fix="leave it out to see all")
-    return found
+def _find_partitions(at: Connection, kind: str, wanted: Any, only: str | None) -> list[Any]:
+    """The partitions of a kind that a search filter finds, or the single one with the id `only` of them."""
+    with connect(at) as call_rpc:
+        ids = [id_ for id_ in call_rpc(f"Find{kind}Ids", wanted).partition_ids if only in (None, id_.value)]
+        if only is not None and not ids:
+            raise Refused(f"there is nothing with id {only}", nearest_fix="leave it out to see all")
+        request = getattr(pb, f"{kind}sByIdsRequest")
+        pages = [call_rpc(f"Find{kind}sByIds", request(partition_ids=page)) for page in id_pages(ids)]
+    return [found for page in pages for found in page.partitions]
+
+
+def _logical_row(found: Any) -> tuple[str, ...]:
+    state = pb.TenantState.Name(found.status.state)
+    return found.id.value, found.config.metadata.name, found.config.tenant_organization_id, state
+
+
+def _partition_row(found: Any) -> tuple[str, ...]:
+    logical = found.logical_partition_id.value or "-"
+    return found.id.value, found.name, logical, found.nmx_m_id, found.domain_uuid.value
 
 
 # Plans, domains and trays.
@@ -186,8 +168,7 @@ def plan(
     output: Printed = "table",
 ) -> None:
     """Show what would be done to a domain now; nothing is done."""
-    with connect(at) as site:
-        text = site.operator("MakePlan", ours.PlanRequest(domain=domain)).plan
+    text = call(at, "MakePlan", ours.PlanRequest(domain=domain)).plan
     if to is not None:
         try:
             to.write_text(text + "\n")
@@ -203,18 +184,11 @@ def apply(
     output: Printed = "table",
 ) -> int:
     """Carry out a plan. Refused when fabric or intent are no longer as the plan found them."""
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(
-            f"{file} cannot be read: {file_error_text(error)}",
-            nearest_fix="write one with: rackloom admin plan --to FILE",
-        ) from error
-    with connect(at) as site:
-        outcomes = site.operator("ApplyPlan", ours.ApplyRequest(plan=text)).outcomes
-    rows = [(outcome.kind, outcome.partition_name, outcome.state, outcome.message) for outcome in outcomes]
+    text = read_text(file, "write one with: rackloom admin plan --to FILE")
+    outcomes = call(at, "ApplyPlan", ours.ApplyRequest(plan=text)).outcomes
     heads = ("OPERATION", "PARTITION", "RESULT", "MESSAGE")
-    emit([as_dict(outcome) for outcome in outcomes], output, lambda: columns(heads, rows))
+    row = attrgetter("kind", "partition_name", "state", "message")
+    emit_messages(outcomes, output, heads, row)
     return 0 if all(outcome.state == "done" for outcome in outcomes) else 1
 
 
@@ -226,8 +200,7 @@ def domain_show(
     output: Printed = "table",
 ) -> None:
     """Show what is known of domains, and which GPUs something stands in the way of."""
-    with connect(at) as site:
-        found = site.operator("ShowDomains", ours.DomainsRequest(domain=domain or "")).domains
+    found = call(at, "ShowDomains", ours.DomainsRequest(domain=domain or "")).domains
     emit([as_dict(row) for row in found], output, lambda: _domains_table(found))
 
 

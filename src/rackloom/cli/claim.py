@@ -2,43 +2,28 @@
 
 `template` prints a ResourceClaimTemplate that was allocated on fresh nodes of the hardware first. `check`
 finds what the API server accepts and the hardware does not, with file and line. `allocate` and `explain`
-run the allocator; their work is in `claim_plan`.
+run the allocator. The work is in `claim_template`, `claim_check` and `claim_plan`, which are imported when
+a command runs: the CEL library takes longer to load than help may take to print.
 
-The hardware comes from a profile, from ResourceSlices, or from both: then the profile tells the topology
-that the slices leave out. This module imports no allocator at its top: the CEL library takes longer to
-load than help may take to print.
+The hardware comes from a profile, from ResourceSlices, or from both: then the profile adds the topology
+that the slices leave out.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
-import msgspec
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.common import Output, emit
-
-if TYPE_CHECKING:
-    from rackloom.claim.manifests.documents import Document
-    from rackloom.claim.manifests.read import Manifests
-    from rackloom.core.allocate.lint.selectors import FieldPath, LintContext, LintFinding
-    from rackloom.core.allocate.objects import ResourceClaimTemplate
-    from rackloom.core.allocate.templates.generate import AlternativeInventory, GeneratedTemplate
-    from rackloom.core.allocate.templates.inventory import HardwareInventory
-    from rackloom.topology.machine import Machine
-
+from rackloom.cli.common import Flag, Output, emit
 
 # `rackloom claim template`.
 
 
 Slices = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
-Flag = Annotated[bool, Parameter(negative="")]
 Rails = Annotated[list[int] | None, Parameter(negative="", consume_multiple=True)]
 TemplateFormat = Annotated[Literal["yaml", "json"], Parameter(name=["--output", "-o"])]
-_YAML_WIDTH = 10_000
-"""Columns of YAML: an expression stays on one line."""
 
 
 @Parameter(name="*")
@@ -104,114 +89,12 @@ def template(
         How to print.
     """
     # The allocator and its CEL library take longer to load than help may take to print.
-    from rackloom.core.allocate.templates.generate import generate_template
-    from rackloom.core.allocate.templates.layout import Align, TemplateRequest
+    from rackloom.cli.claim_template import template_text
 
-    wanted = TemplateRequest(
-        gpus=request.gpus,
-        nics=request.nics,
-        align=Align(request.align),
-        pairs=request.pairs,
-        unaligned=request.unaligned,
-        rails=tuple(request.rail or ()),
-        name=request.name,
-    )
-    profile = hardware.profile
-    found = _hardware_manifests(hardware.slices, hardware.cluster, hardware.context)
-    elsewhere = _matching_profiles(found) if found is not None and profile is None else ()
-    generated = generate_template(wanted, stock_of(profile, found), elsewhere=elsewhere)
-    print(_template_text(generated, output), end="")
-
-
-def stock_of(profile: str | None, found: "Manifests | None") -> "HardwareInventory":
-    """The nodes of a profile, of slices, or of slices with the topology of a profile."""
-    from rackloom.core.allocate.templates.inventory import inventory_of_machine, inventory_of_slices
-    from rackloom.errors import Refused
-
-    machine = machine_of(profile) if profile is not None else None
-    if found is not None:
-        return inventory_of_slices(found.slices, found.classes, found.nodes, machine=machine)
-    if machine is None:
-        fix = "name a --profile or files of --slices, or ask with --cluster"
-        raise Refused("it is not known for which hardware the template is", nearest_fix=fix)
-    return inventory_of_machine(machine)
-
-
-def machine_of(profile: str) -> "Machine":
-    """The machine of a profile; of a rack, that of its trays."""
-    from rackloom.errors import Refused
-    from rackloom.topology import profiles
-    from rackloom.topology.machine import Machine
-
-    found = profiles.load_profile(profile)
-    if isinstance(found, Machine):
-        return found
-    if found.tray_machine is None:
-        raise Refused(f"no machine like a tray of {found.name} is published, so its devices are not known")
-    return profiles.load_machine(found.tray_machine)
-
-
-def _hardware_manifests(
-    slices: Sequence[Path] | None, cluster: bool, context: str | None
-) -> "Manifests | None":
-    if cluster:
-        from rackloom.claim.manifests.cluster import read_cluster
-
-        return read_cluster(context)
-    from rackloom.claim.manifests.read import read_manifests
-
-    return read_manifests(slices) if slices else None
-
-
-def _matching_profiles(found: "Manifests") -> "Iterator[AlternativeInventory]":
-    """Profiles with GPUs at the addresses that the slices show: they may know the rest of the topology."""
-    from rackloom.core.allocate.templates.inventory import inventory_of_slices
-    from rackloom.topology import profiles
-
-    stock = inventory_of_slices(found.slices, found.classes, found.nodes)
-    seen = {gpu.pci_address for kind in stock.kinds for gpu in kind.machine.gpus} - {None}
-    for name in profiles.machine_names():
-        known = {gpu.pci_address for gpu in profiles.load_machine(name).gpus} - {None}
-        if known and known == seen:
-            yield f"--profile {name}", lambda name=name: stock_of(name, found)  # type: ignore[misc]
-
-
-def _template_text(generated: "GeneratedTemplate", output: str) -> str:
-    import msgspec
-    import yaml
-
-    value = template_manifest(generated.template)
-    if output == "json":
-        return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
-    notes = "".join(f"# {note}\n" for note in generated.notes)
-    return notes + yaml.safe_dump(value, sort_keys=False, width=_YAML_WIDTH)
-
-
-def template_manifest(made: "ResourceClaimTemplate") -> dict[str, object]:
-    """The template as an object for the API server."""
-    import msgspec
-
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": made.metadata.name},
-        "spec": {"spec": msgspec.to_builtins(made.spec.spec)},
-    }
+    print(template_text(request, hardware, output), end="")
 
 
 # `rackloom claim check`.
-
-
-class LocatedFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding with its place in a file."""
-
-    where: str
-    """`file:line`."""
-    object: str
-    path: str
-    trap: str
-    why: str
-    fix: str
 
 
 def check(*file: Path, profile: str | None = None, slices: Slices = None, output: Output = "table") -> int:
@@ -233,90 +116,11 @@ def check(*file: Path, profile: str | None = None, slices: Slices = None, output
     output
         How to print.
     """
-    found = list(_located_findings(file, profile, slices or []))
-    emit(found, output, lambda: _findings_page(found))
+    from rackloom.cli import claim_check
+
+    found = list(claim_check.located_findings(file, profile, slices or []))
+    emit(found, output, lambda: claim_check.findings_page(found))
     return 1 if found else 0
-
-
-def _located_findings(
-    files: Sequence[Path], profile: str | None, slices: Sequence[Path]
-) -> Iterator[LocatedFinding]:
-    # The allocator and its CEL library take longer to load than help may take to print.
-    from rackloom.claim.manifests.documents import read_documents
-    from rackloom.claim.manifests.read import claim_from_template, decode_object
-    from rackloom.core.allocate.lint.claims import claim_findings, class_findings
-    from rackloom.core.allocate.objects import DeviceClass, ResourceClaim, ResourceClaimTemplate
-    from rackloom.errors import Refused
-
-    decoded = [(document, decode_object(document)) for path in files for document in read_documents(path)]
-    checked = [
-        (document, value)
-        for document, value in decoded
-        if isinstance(value, ResourceClaim | ResourceClaimTemplate | DeviceClass)
-    ]
-    if not checked:
-        raise Refused("there is nothing to check", nearest_fix="name files with claims, templates or classes")
-    evidence = _check_evidence(files, profile, slices)
-    for document, value in checked:
-        prefix: FieldPath = ("spec",)
-        if isinstance(value, ResourceClaimTemplate):
-            prefix, value = ("spec", "spec"), claim_from_template(value)
-        found = (
-            class_findings(value, evidence)
-            if isinstance(value, DeviceClass)
-            else claim_findings(value, evidence)
-        )
-        yield from (_located_finding(document, prefix, finding) for finding in found)
-
-
-def _check_evidence(files: Sequence[Path], profile: str | None, slices: Sequence[Path]) -> "LintContext":
-    from rackloom.claim.manifests.read import Manifests, read_manifests
-    from rackloom.core.allocate.lint.selectors import lint_context
-    from rackloom.core.allocate.templates.inventory import inventory_of_machine
-    from rackloom.topology import profiles
-
-    own, cluster = read_manifests(files), read_manifests(slices)
-    found = Manifests(
-        classes=(*cluster.classes, *own.classes),
-        slices=(*cluster.slices, *own.slices),
-        nodes=(*cluster.nodes, *own.nodes),
-    )
-    if found.slices or profile is not None:
-        return lint_context(stock_of(profile, found if found.slices else None), found.classes)
-    machines = (inventory_of_machine(profiles.load_machine(name)) for name in profiles.machine_names())
-    return lint_context(None, found.classes, machines)
-
-
-def _located_finding(document: "Document", prefix: "FieldPath", finding: "LintFinding") -> LocatedFinding:
-    from rackloom.core.allocate.lint.selectors import dotted_path
-
-    path = _as_written(document, (*prefix, *finding.path))
-    metadata = document.value.get("metadata") or {}
-    return LocatedFinding(
-        where=document.where(path),
-        object=f"{document.value.get('kind')} {metadata.get('name', '(unnamed)')}",
-        path=dotted_path(path),
-        trap=finding.trap.value,
-        why=finding.why,
-        fix=finding.fix,
-    )
-
-
-def _as_written(document: "Document", path: "FieldPath") -> "FieldPath":
-    """The path in the file: requests of v1beta1 are flat, without `exactly`."""
-    if "exactly" in path and path[: path.index("exactly") + 1] not in document.lines:
-        return tuple(part for part in path if part != "exactly")
-    return path
-
-
-def _findings_page(found: Sequence[LocatedFinding]) -> str:
-    if not found:
-        return "no traps found"
-    return "\n".join(
-        f"{finding.where}: {finding.trap}: {finding.object}, {finding.path}\n"
-        f"  {finding.why}\n  fix: {finding.fix}"
-        for finding in found
-    )
 
 
 # `rackloom claim allocate` and `explain`.
@@ -398,7 +202,8 @@ def explain_claims(
         How to print.
     """
     from rackloom.cli import claim_plan
+    from rackloom.core.allocate.explanation import render_explanation
 
     accounts = claim_plan.explain_all(claim_plan.read_inputs([*file, *(slices or [])], profile, nodes))
-    emit(accounts, output, lambda: claim_plan.explanations_text(accounts))
+    emit(accounts, output, lambda: "\n\n".join(map(render_explanation, accounts)))
     return claim_plan.exit_code(accounts)

@@ -3,7 +3,7 @@
 Claims, classes, slices and nodes come from the files; a profile adds the slices and classes that its
 drivers would publish. Without Node objects, the nodes are those that the slices name. A search ends after
 10 s, the time for which kube-scheduler searches on one node. The exit code is 1 where a claim was
-refused, or cannot be met on some node that was asked.
+refused, or cannot be met on some node.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,9 @@ from time import monotonic
 import msgspec
 
 from rackloom.claim.manifests.read import Manifests, read_manifests
-from rackloom.cli.claim import machine_of
 from rackloom.cli.common import columns
+from rackloom.cli.hardware import profile_slices, with_built_in_classes
 from rackloom.core.allocate.allocator import SearchMode
-from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.allocate.explanation import Explanation, explain, render_explanation
 from rackloom.core.allocate.inputs import in_use_by
 from rackloom.core.allocate.objects import DeviceAttribute, DeviceResult, Node, ObjectMeta, ResourceSlice
@@ -50,7 +49,7 @@ def explain_all(found: Manifests) -> list[Explanation]:
 
 
 def exit_code(found: Sequence[PlacedClaim | RefusedClaim | Explanation]) -> int:
-    """1 where a claim was refused, or cannot be met on some node that was asked."""
+    """1 where a claim was refused, or cannot be met on some node."""
     refused = [
         bool(claim.fault or claim.conflict)
         if isinstance(claim, Explanation)
@@ -60,13 +59,8 @@ def exit_code(found: Sequence[PlacedClaim | RefusedClaim | Explanation]) -> int:
     return int(any(refused))
 
 
-def explanations_text(found: Sequence[Explanation]) -> str:
-    """The accounts in words."""
-    return "\n\n".join(map(render_explanation, found))
-
-
 def _deadline() -> Callable[[], bool]:
-    """Lets searches go on for a while from now."""
+    """True until the time for searches is over, from now."""
     until = monotonic() + _SEARCH_SECONDS
     return lambda: monotonic() < until
 
@@ -76,24 +70,17 @@ def read_inputs(files: Sequence[Path], profile: str | None, nodes: int) -> Manif
     found = read_manifests(files)
     if not found.claims:
         raise Refused("there is no claim in the files", nearest_fix="add a ResourceClaimTemplate")
-    planned = _profile_slices(profile, nodes) if profile is not None else ()
+    names = [f"node-{number}" for number in range(nodes)]
+    planned = profile_slices(profile, names) if profile is not None else ()
     slices = (*found.slices, *planned)
     if not slices:
         raise Refused("there is no device to allocate", nearest_fix="name a --profile or a file of --slices")
-    named = {klass.metadata.name for klass in found.classes}
-    built_in = [klass for klass in device_classes() if klass.metadata.name not in named]
-    return Manifests(
-        claims=found.claims,
-        classes=(*found.classes, *built_in),
+    return msgspec.structs.replace(
+        found,
+        classes=with_built_in_classes(found.classes),
         slices=slices,
         nodes=found.nodes or _nodes_of_slices(slices),
-        skipped=found.skipped,
     )
-
-
-def _profile_slices(profile: str, nodes: int) -> tuple[ResourceSlice, ...]:
-    machine = machine_of(profile)
-    return tuple(slice_ for number in range(nodes) for slice_ in slices_of(machine, f"node-{number}"))
 
 
 def _nodes_of_slices(slices: Sequence[ResourceSlice]) -> tuple[Node, ...]:
@@ -159,12 +146,12 @@ def _value(attribute: DeviceAttribute) -> object:
 
 
 def _refusal(answer: RefusedClaim) -> str:
-    """Nodes of which the same is true are told once."""
-    told_of: dict[str, list[Explanation]] = {}
+    """Nodes with the same explanation are listed together."""
+    nodes_of: dict[str, list[Explanation]] = {}
     for account in answer.nodes:
-        told_of.setdefault(render_explanation(account).partition("\n")[2], []).append(account)
+        nodes_of.setdefault(render_explanation(account).partition("\n")[2], []).append(account)
     lines = [f"{answer.claim} is refused: {answer.reason}"]
-    for text, accounts in told_of.items():
+    for text, accounts in nodes_of.items():
         lines += [f"on {', '.join(account.node for account in accounts)}:", text]
     fix = answer.nearest_fix or "none: no single change to the claim or to what is in use helps"
     return "\n".join([*lines, f"nearest fix: {fix}"])

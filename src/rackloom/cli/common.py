@@ -1,4 +1,4 @@
-"""What commands share: how they print, and parameters that environment variables may set.
+"""What commands share: how they print, how they read files, and parameters from environment variables.
 
 `emit` prints a plain table for people, or JSON or YAML of the same value for programs. Tables are plain
 text: rich takes a quarter of the time that a local command may take, so it is used for progress bars
@@ -6,25 +6,35 @@ only.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
 
+from rackloom.errors import Refused, file_error_text
+
 Format = Literal["table", "json", "yaml"]
 Output = Annotated[Format, Parameter(name=["--output", "-o"])]
+TableOrJson = Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])]
+Flag = Annotated[bool, Parameter(negative="")]
 
 
 def emit(value: object, output: Format, table: Callable[[], str]) -> None:
     """Print `value` (anything msgspec can encode) as JSON or YAML, or what `table` returns."""
     if output == "json":
-        print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+        print(json_text(value))
     elif output == "yaml":
         import yaml
 
         print(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False), end="")
     else:
         print(table())
+
+
+def json_text(value: object) -> str:
+    """`value` as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 def columns(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -35,6 +45,14 @@ def columns(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     )
+
+
+def read_text(file: Path, fix: str) -> str:
+    """The content of a file that an option names. Raises Refused with `fix` where it cannot be read."""
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(f"{file} cannot be read: {file_error_text(error)}", nearest_fix=fix) from error
 
 
 def env_parameter(name: str) -> Parameter:

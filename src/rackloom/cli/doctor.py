@@ -1,7 +1,7 @@
 """`rackloom doctor`: what is wrong over all layers, with evidence and a command that mends it.
 
 Exit code 1 if anything is wrong or unknown. If the examination fails, the textfile for Prometheus says
-so: whoever watches it must not keep reading an old success.
+so: a monitor must not keep reading an old success.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import ArgumentCollection, Group, Parameter
 
-from rackloom.cli.common import emit
+from rackloom.cli.common import Flag, emit
 
 if TYPE_CHECKING:
     from rackloom.app.doctor import DoctorResult
@@ -31,7 +31,7 @@ def doctor(
     transfers: Path | None = None,
     namespace: str | None = None,
     sysroot: Path | None = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Flag = False,
     textfile: Path | None = None,
     evidence: Literal["ncp"] | None = None,
 ) -> int:
@@ -93,7 +93,7 @@ def doctor(
 
 
 def _write_failed_textfile(textfile: Path | None) -> None:
-    """Whoever watches the file must not go on reading that all was well."""
+    """Replace an old success, which a monitor would otherwise keep reading."""
     if textfile is not None:
         import time
 

@@ -1,7 +1,7 @@
 """`rackloom imex run`: the IMEX daemon of a ComputeDomain on one node.
 
 Node, pod and ComputeDomain come from the environment that the device plugin and the DaemonSet make; the
-options say where the daemon's files and programs are, and how peers are named.
+options name the daemon's files and programs, and how peers are named.
 """
 
 from pathlib import Path

@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _run_command() -> object:
-    """Do what was asked for. A version needs no typesetting, which takes as long to load as all else."""
+    """Run the command. A version needs no typesetting, which takes as long to load as all else."""
     if sys.argv[1:] == ["--version"]:
         print(__version__)
         return 0
@@ -95,14 +95,14 @@ def _run_command() -> object:
 
 
 def _use_docstring_as_help(called: list[str]) -> None:
-    """A function that is called is described by its docstring; the line in the list is for the list."""
+    """Help of a single command shows its docstring, not its line in the list of commands."""
     for name, _, _ in COMMANDS:
         if [name] == called and app[name].default_command is not None:
             app[name].help = None
 
 
 def _open_missing_streams() -> None:
-    """A program that was started with its output closed has none (`>&-`); what it prints goes nowhere."""
+    """A program that was started with its output closed (`>&-`) has no stream; discard what it prints."""
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (open until the end)
     if sys.stderr is None:
@@ -110,7 +110,7 @@ def _open_missing_streams() -> None:
 
 
 def _discard_output() -> None:
-    """What is still in the buffer could not be written either, and the interpreter would try."""
+    """Discard what is in the buffer: the interpreter would try to write it at exit, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

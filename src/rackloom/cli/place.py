@@ -6,19 +6,15 @@ and `place_page` prints the result. They are imported when the command runs.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.common import Output
-
-if TYPE_CHECKING:
-    from rackloom.cli.place_site import SiteOptions
+from rackloom.cli.common import Flag, Output
 
 SiteFiles = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
 NameList = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]
-PlainFlag = Annotated[bool, Parameter(negative="")]
 RenderTarget = Literal["affinity", "kueue", "kai", "lws", "podgroup", "slurm"]
 
 
@@ -36,24 +32,17 @@ class SiteParameters:
         "A saved cluster (`kubectl get nodes,pods,resourceslices,deviceclasses,resourceclaims,priorityclasses"
         " -A -o yaml`)."
     )
-    cluster: PlainFlag = False
+    cluster: Flag = False
     "Ask the cluster that kubectl talks to."
     context: str | None = None
     "Another of kubectl's contexts."
     label: NameList = None
     "A name that differs here, such as clique=accelerator.topograph.run/domain."
 
-    def options(self) -> "SiteOptions":
-        """The same, for the module that reads the site."""
-        from rackloom.cli.place_site import SiteOptions
-
-        return SiteOptions(
-            profile=self.profile,
-            racks=self.racks,
-            files=tuple(self.site or ()),
-            cluster=self.cluster or self.context is not None,
-            context=self.context,
-        )
+    @property
+    def is_live(self) -> bool:
+        """Whether the site is read from a live cluster."""
+        return self.cluster or self.context is not None
 
 
 @Parameter(name="*")
@@ -65,9 +54,9 @@ class PlacementParameters:
     "Members that must share a clique, instead of all: 16 of an NVL72's 18 trays is the usual largest."
     spares: int = 0
     "Trays to keep free in each clique that is used, for a member whose tray is lost."
-    apart: PlainFlag = False
+    apart: Flag = False
     "Let each group of a job have a clique of its own (prefill here, decode there)."
-    exclusive: PlainFlag = False
+    exclusive: Flag = False
     "Take only empty trays, and those whole."
 
 
@@ -80,7 +69,7 @@ class WhatIfParameters:
     "Plan as if these trays were gone."
     drain: NameList = None
     "Empty these trays first, and print what has to move and its cost."
-    defrag: PlainFlag = False
+    defrag: Flag = False
     "Move what may move first, so that larger free regions open, and print the cost."
     down: float | None = None
     ("Share of trays that are down (0.01), for the price of a segment size; without --segment, of all sizes.")
@@ -119,16 +108,6 @@ def place(
     from rackloom.cli import place_plan
     from rackloom.core.place.placement_values import SchedulerLabels
 
-    request = place_plan.PlacementRequest(
-        labels=SchedulerLabels().changed(site.label or []),
-        segment=how.segment,
-        spares=how.spares,
-        apart=how.apart,
-        exclusive=how.exclusive,
-        without=tuple(what_if.without_tray or ()),
-        drain=tuple(what_if.drain or ()),
-        defrag=what_if.defrag,
-        down=what_if.down,
-        alone=render == "lws",
-    )
-    return place_plan.answer_placement(jobs, site.options(), request, render, output)
+    labels = SchedulerLabels().changed(site.label or [])
+    request = place_plan.PlacementRequest(labels, how, what_if, exclusive_topology=render == "lws")
+    return place_plan.answer_placement(jobs, site, request, render, output)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one job."""
+    """The plan of one job, or what blocks it."""
 
     job: str
     plan: GangPlan | None
@@ -51,13 +51,13 @@ class SegmentPrice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is printed."""
+    """All that is printed."""
 
     moves: tuple[JobMove, ...]
     """What has to move first."""
     jobs: tuple[JobAnswer, ...]
     segments: tuple[SegmentPrice, ...] = ()
-    """Where their price was asked for."""
+    """Only with --down."""
 
 
 def report_page(report: PlacementReport, *, seats: bool = True) -> str:
@@ -107,7 +107,7 @@ def _job_lines(job_answer: JobAnswer, seats: bool) -> Iterator[str]:
 
 
 def _tray_rows(plan: GangPlan) -> Iterator[tuple[str, str, str]]:
-    """Members on one tray are one row."""
+    """One row for each tray, with its members."""
     seats: dict[tuple[str, str], list[int]] = {}
     for seat in plan.seats:
         seats.setdefault((seat.group, seat.tray), []).append(seat.member)
@@ -171,7 +171,7 @@ def rendered_manifests(done: "Sequence[RenderedJob]", beside: Iterable[Any]) -> 
 
 
 def objects_beside(documents: Iterable[Document], jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
-    """What the files have beside the jobs (claim templates, ComputeDomains), unless it tells of the site."""
+    """What the files have beside the jobs (claim templates, ComputeDomains), unless it describes the site."""
     placed = {id(value) for job in jobs for value in job.objects}
     for document in documents:
         if id(document.value) not in placed and not _is_site_object(document.value):

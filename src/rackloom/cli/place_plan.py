@@ -15,16 +15,17 @@ Jobs without device claims never load the CEL library.
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import manifests_of
 from rackloom.cli.common import Format, emit
+from rackloom.cli.place import PlacementParameters, SiteParameters, WhatIfParameters
 from rackloom.cli.place_page import (
     JobAnswer,
     PlacementReport,
@@ -39,7 +40,6 @@ from rackloom.cli.place_site import (
     ClusterObjects,
     PriorityClasses,
     SiteObjects,
-    SiteOptions,
     read_cluster_objects,
     site_objects,
 )
@@ -101,7 +101,7 @@ def without_other_sets(site: PlacementSite, found: SiteObjects, job: Job) -> Pla
 
 
 def exclusive_refusal(job: Job, gang: Gang, site: PlacementSite) -> JobAnswer | None:
-    """Why too few cliques are left, where one at least is; None where the first share finds none."""
+    """The refusal of a job for which some cliques are free, but too few; else None."""
     blocks, cliques = len(colocation_groups(gang)), exclusive_cliques(site, gang, SearchBudget())
     if not cliques or len(cliques) == blocks:
         return None
@@ -118,7 +118,7 @@ def exclusive_refusal(job: Job, gang: Gang, site: PlacementSite) -> JobAnswer | 
 
 
 def exclusive_notes(gang: Gang) -> Iterator[str]:
-    """That it takes more cliques than it might."""
+    """A note if the job takes more cliques than it would need otherwise."""
     if len(colocation_groups(gang)) > 1:
         yield f"{_share_words(gang)} have a clique each: exclusive topology starts no two of them in one"
 
@@ -128,7 +128,7 @@ def _share_words(gang: Gang) -> str:
 
 
 def _exclusive_fixes(gang: Gang, site: PlacementSite, most: int) -> Iterator[str]:
-    """Each was planned."""
+    """Changes that help; each was planned."""
     together = try_gang(site, gang, SearchBudget())
     if together is not None and len(together.cliques) == 1:
         yield f"use --render affinity: they share clique {together.cliques[0]} then"
@@ -151,35 +151,35 @@ MAX_FIXES = 4
 """Fixes that an answer names, nearest first."""
 
 
-class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line wishes."""
+@dataclass(frozen=True)
+class PlacementRequest:
+    """What the command line asks for."""
 
     labels: SchedulerLabels
-    segment: int | None
-    spares: int
-    apart: bool
-    exclusive: bool
-    without: tuple[str, ...]
-    drain: tuple[str, ...]
-    defrag: bool
-    down: float | None
-    alone: bool
+    how: PlacementParameters
+    what_if: WhatIfParameters
+    exclusive_topology: bool
     """Each share of a job has a clique that no other uses: LeaderWorkerSet's exclusive topology."""
 
 
 DEFAULT_DOWN = 0.01
-"""Share of trays that are down where nobody says another."""
+"""Share of trays that are down where --down is not given."""
 
 
 def answer_placement(
-    files: Sequence[Path], source: SiteOptions, asked: PlacementRequest, target: str | None, output: Format
+    files: Sequence[Path],
+    source: SiteParameters,
+    request: PlacementRequest,
+    target: str | None,
+    output: Format,
 ) -> int:
     """Print the answer. 1 where a job does not fit."""
-    if asked.down is not None and not 0 <= asked.down < 1:
-        raise Refused(f"--down {asked.down} is no share of trays", nearest_fix="0.01 is 1 %")
+    what_if = request.what_if
+    if what_if.down is not None and not 0 <= what_if.down < 1:
+        raise Refused(f"--down {what_if.down} is no share of trays", nearest_fix="0.01 is 1 %")
     documents = [document for path in files for document in read_documents(path)]
-    jobs = read_jobs([document.value for document in documents], asked.labels)
-    if not jobs and not (asked.drain or asked.defrag or asked.down is not None):
+    jobs = read_jobs([document.value for document in documents], request.labels)
+    if not jobs and not (what_if.drain or what_if.defrag or what_if.down is not None):
         kinds = list_names(dict.fromkeys(str(document.value.get("kind")) for document in documents), most=8)
         raise Refused(
             f"there is no job in the files ({kinds or 'nothing'})",
@@ -187,10 +187,10 @@ def answer_placement(
         )
     cluster = read_cluster_objects(source, templates=_lacks_templates(jobs, documents))
     makers = [document for document in cluster.documents if document.value.get("kind") in TEMPLATE_KINDS]
-    jobs = read_jobs([maker.value for maker in (*makers, *documents)], asked.labels) if makers else jobs
+    jobs = read_jobs([maker.value for maker in (*makers, *documents)], request.labels) if makers else jobs
     claimed = _claims_devices(jobs, channel_templates([maker.value for maker in (*makers, *documents)]))
-    found = site_objects(source, [*documents, *cluster.documents], asked.labels, with_devices=claimed)
-    problem = PlacementProblem([*makers, *documents], cluster, found, asked)
+    found = site_objects(source, [*documents, *cluster.documents], request.labels, with_devices=claimed)
+    problem = PlacementProblem([*makers, *documents], cluster, found, request)
     report = problem.report(jobs)
     refused = [job for job in report.jobs if job.plan is None]
     if target is not None and report.jobs and not refused:
@@ -210,20 +210,20 @@ class PlacementProblem:
         documents: Sequence[Document],
         cluster: ClusterObjects,
         found: SiteObjects,
-        asked: PlacementRequest,
+        request: PlacementRequest,
     ) -> None:
-        """`documents`: the jobs, and what makes claims for them."""
-        self._asked = asked
+        """`documents`: the jobs, and the objects from which their claims are made."""
+        self._request = request
         self._found = found
         self._channels = channel_templates([document.value for document in documents])
         claims = manifests_of(documents).claims
         self._claims = {
             (claim.metadata.namespace or "default", claim.metadata.name): claim for claim in claims
         }
-        self._classes = PriorityClasses([*cluster.documents, *documents], asked=cluster.has_classes)
-        pods = read_site(found.nodes, found.pods, asked.labels).holds
-        held = (*pods, *found.devices.holds(asked.labels))
-        self._observed = restrict_moves(held, found.nodes, found.pods, asked.labels)
+        self._classes = PriorityClasses([*cluster.documents, *documents], from_cluster=cluster.has_classes)
+        pods = read_site(found.nodes, found.pods, request.labels).holds
+        held = (*pods, *found.devices.holds(request.labels))
+        self._observed = restrict_moves(held, found.nodes, found.pods, request.labels)
         self._holds = self._observed
         self._avoided: dict[str, AvoidedTrays] = {}
         self._gangs: dict[str, Gang] = {}
@@ -235,131 +235,137 @@ class PlacementProblem:
         for job in jobs:
             self._classes.check(job)
             self._avoided[job.name] = trays_avoided_by(
-                job, self._found.nodes, self._found.pods, self._asked.labels
+                job, self._found.nodes, self._found.pods, self._request.labels
             )
-        moves = self._rearranged(jobs)
+        moves = self._rearrange(jobs)
         gangs = [self._gang(job) for job in jobs]
-        asked = sorted(zip(jobs, gangs, strict=True), key=lambda pair: -pair[1].priority)
-        plans = self._plans(asked)
-        answers = tuple(self._answer(job, self._gang(job), plans) for job, _ in asked)
-        priced = self._asked.segment is None and self._asked.down is not None
-        sizes = segment_prices(self._site(None, ""), self._asked.down or 0) if priced else ()
+        ranked = sorted(zip(jobs, gangs, strict=True), key=lambda pair: -pair[1].priority)
+        plans = self._plans(ranked)
+        answers = tuple(self._answer(job, self._gang(job), plans) for job, _ in ranked)
+        down = self._request.what_if.down
+        priced = self._request.how.segment is None and down is not None
+        sizes = segment_prices(self._site(None, ""), down or 0) if priced else ()
         return PlacementReport(moves=moves, jobs=answers, segments=sizes)
 
     def rendered(self, target: str) -> "list[RenderedJob]":
         """The jobs that were placed, for a scheduler."""
         from rackloom.core.place.rendering import render_job
 
-        return [render_job(target, *planned, self._asked.labels) for planned in self._planned]
+        return [render_job(target, *planned, self._request.labels) for planned in self._planned]
 
-    def _rearranged(self, jobs: Sequence[Job]) -> tuple[JobMove, ...]:
-        asked = self._asked
-        if not (asked.without or asked.drain or asked.defrag):
+    def _rearrange(self, jobs: Sequence[Job]) -> tuple[JobMove, ...]:
+        what_if, labels = self._request.what_if, self._request.labels
+        if not (what_if.without_tray or what_if.drain or what_if.defrag):
             return ()
         from rackloom.core.place.job_moves import check_tray_exists, plan_defragmentation, plan_drain
 
         wanted = [toleration for job in jobs for group in job.groups for toleration in group.need.tolerations]
-        site = self._site(None, "", (*wanted, *tolerations_of_movable(self._found.pods, asked.labels)))
-        for tray in asked.without:
+        site = self._site(None, "", (*wanted, *tolerations_of_movable(self._found.pods, labels)))
+        for tray in what_if.without_tray or ():
             check_tray_exists(site, tray)
         moves: list[JobMove] = []
-        for tray in asked.drain:
+        for tray in what_if.drain or ():
             step = plan_drain(site, tray)
             site, moves = step.site, [*moves, *step.moves]
-        if asked.defrag:
+        if what_if.defrag:
             step = plan_defragmentation(site)
             site, moves = step.site, [*moves, *step.moves]
         self._holds = site.holds
         return tuple(moves)
 
-    def _plans(self, asked: Sequence[tuple[Job, Gang]]) -> dict[str, GangPlan]:
+    def _plans(self, ranked: Sequence[tuple[Job, Gang]]) -> dict[str, GangPlan]:
         """Of the jobs that fit: together where all may use the same trays and share them, else one by one."""
-        if self._asked.alone:
-            return self._plans_alone(asked)
-        trays = [self._seen_by(job).trays for job, _ in asked]
-        if all(tray == trays[0] for tray in trays) and not are_anti_affine([job for job, _ in asked]):
-            kinds = {kind: claims for job, _ in asked for kind, claims in self._kinds(job).items()}
+        if self._request.exclusive_topology:
+            return self._plans_one_by_one(ranked)
+        trays = [self._site_of_job(job).trays for job, _ in ranked]
+        if all(tray == trays[0] for tray in trays) and not are_anti_affine([job for job, _ in ranked]):
+            kinds = {kind: claims for job, _ in ranked for kind, claims in self._claims_by_kind(job).items()}
             site = (
-                self._with_rooms(PlacementSite(trays[0], self._holds), kinds) if trays else PlacementSite(())
+                self._with_claim_capacity(PlacementSite(trays[0], self._holds), kinds)
+                if trays
+                else PlacementSite(())
             )
-            found = plan_batch(site, [gang for _, gang in asked])
+            found = plan_batch(site, [gang for _, gang in ranked])
             for plan in found:
-                self._reserve(plan, next(pair for pair in asked if pair[1].name == plan.gang))
+                self._reserve(plan, next(pair for pair in ranked if pair[1].name == plan.gang))
             return {plan.gang: plan for plan in found}
+        return self._plans_one_by_one(ranked)
+
+    def _plans_one_by_one(self, ranked: Sequence[tuple[Job, Gang]]) -> dict[str, GangPlan]:
+        """Of the jobs that fit. Each plan takes trays from the jobs after it."""
         plans: dict[str, GangPlan] = {}
-        for number, (job, _) in enumerate(asked):
+        for number, (job, _) in enumerate(ranked):
             gang = self._gang(job)
-            site = self._with_rooms(self._seen_by(job), self._kinds(job))
-            fitting = try_gang(site, gang, SearchBudget())
+            fitting = self._plan(job, gang, plans)
             if fitting is not None:
                 plans[gang.name] = fitting
                 self._reserve(fitting, (job, gang))
-                self._keep_off([later for later, _ in asked[number + 1 :]], job, fitting)
+                if not self._request.exclusive_topology:
+                    self._keep_jobs_off([later for later, _ in ranked[number + 1 :]], job, fitting)
         return plans
 
-    def _keep_off(self, later: Sequence[Job], job: Job, plan: GangPlan) -> None:
-        """No tray of a plan is for those that are never beside its job."""
+    def _plan(self, job: Job, gang: Gang, plans: Mapping[str, GangPlan]) -> GangPlan | None:
+        if self._request.exclusive_topology:
+            return plan_exclusive_cliques(self._site_with_free_cliques(job, plans), gang, SearchBudget())
+        return try_gang(self._capacity_for(job), gang, SearchBudget())
+
+    def _keep_jobs_off(self, later: Sequence[Job], job: Job, plan: GangPlan) -> None:
+        """Jobs that are never beside this job avoid the trays of its plan."""
         for other in later:
             before = self._avoided[other.name]
             self._avoided[other.name] = avoiding_job(other, job, plan, before)
             if self._avoided[other.name] != before:
                 self._gangs.pop(other.name, None)
 
-    def _plans_alone(self, asked: Sequence[tuple[Job, Gang]]) -> dict[str, GangPlan]:
-        """Of the jobs that fit, one by one."""
-        plans: dict[str, GangPlan] = {}
-        for job, gang in asked:
-            fitting = plan_exclusive_cliques(self._alone(job, plans), gang, SearchBudget())
-            if fitting is not None:
-                plans[gang.name] = fitting
-                self._reserve(fitting, (job, gang))
-        return plans
-
-    def _alone(self, job: Job, plans: Mapping[str, GangPlan]) -> PlacementSite:
+    def _site_with_free_cliques(self, job: Job, plans: Mapping[str, GangPlan]) -> PlacementSite:
         """Cliques that no other job of its kind has, planned or running."""
-        site = self._with_rooms(self._seen_by(job), self._kinds(job))
+        site = self._capacity_for(job)
         taken = {clique for plan in plans.values() for clique in plan.cliques}
         return without_other_sets(with_cliques_closed(site, taken), self._found, job)
 
     def _reserve(self, plan: GangPlan, of: tuple[Job, Gang]) -> None:
-        site = self._seen_by(of[0])
+        site = self._site_of_job(of[0])
         self._holds = with_plan_reserved(site, of[1], plan).holds
         self._planned.append((*of, plan, site))
 
     def _answer(self, job: Job, gang: Gang, plans: Mapping[str, GangPlan]) -> JobAnswer:
-        asked, plan = self._asked, plans.get(gang.name)
-        site = self._with_rooms(self._seen_by(job), self._kinds(job))
-        if plan is None and asked.alone:
-            site = self._alone(job, plans)
+        request, plan = self._request, plans.get(gang.name)
+        site = self._capacity_for(job)
+        if plan is None and request.exclusive_topology:
+            site = self._site_with_free_cliques(job, plans)
             if (refused := exclusive_refusal(job, gang, site)) is not None:
                 return refused
         if plan is None:
-            return _refused_answer(job, gang, site, plans, asked.labels)
-        down = DEFAULT_DOWN if asked.down is None else asked.down
-        notes = (*plan_notes(job, gang, plan, site, asked.labels, down), *self._kept_off(job, plan))
-        more = (*(exclusive_notes(gang) if asked.alone else ()), *self._classes.notes(job))
+            return _refused_answer(job, gang, site, plans, request.labels)
+        down = DEFAULT_DOWN if request.what_if.down is None else request.what_if.down
+        notes = (*plan_notes(job, gang, plan, site, request.labels, down), *self._helper_notes(job, plan))
+        more = (*(exclusive_notes(gang) if request.exclusive_topology else ()), *self._classes.notes(job))
         return JobAnswer(job=job.name, plan=plan, notes=(*notes, *more))
 
-    def _with_rooms(self, site: PlacementSite, kinds: ClaimsByKind) -> PlacementSite:
+    def _capacity_for(self, job: Job) -> PlacementSite:
+        """The site as the members of a job may use it, with what its claims can get there."""
+        return self._with_claim_capacity(self._site_of_job(job), self._claims_by_kind(job))
+
+    def _with_claim_capacity(self, site: PlacementSite, kinds: ClaimsByKind) -> PlacementSite:
         if not kinds:
             return site
         # The CEL library takes longer to load than a plan without claims takes to make.
         from rackloom.core.place.claim_capacity import with_claim_capacity
 
-        # What was in use before the moves says whose devices they free.
+        # The holds before the moves show whose devices the moves free.
         before = PlacementSite(site.trays, self._observed)
-        found = with_claim_capacity(before, self._found.devices, kinds, self._asked.labels)
+        found = with_claim_capacity(before, self._found.devices, kinds, self._request.labels)
         return PlacementSite(found.trays, site.holds)
 
-    def _seen_by(self, job: Job) -> PlacementSite:
-        """As the members with devices may use it."""
+    def _site_of_job(self, job: Job) -> PlacementSite:
+        """The site as the members with devices may use it."""
         kinds = groups_by_trays(job, self._avoided[job.name])
         sites = {where: self._site(group, job.name) for where, group in kinds.items()}
         seen = sites[""] if "" in sites else combine_sites(sites) if sites else self._site(None, job.name)
-        return with_trays_closed(seen, self._asked.drain, "drained")
+        return with_trays_closed(seen, self._request.what_if.drain or (), "drained")
 
-    def _kept_off(self, job: Job, plan: GangPlan) -> Iterator[str]:
-        """Launchers have a template of their own, which may lack what lets the workers in."""
+    def _helper_notes(self, job: Job, plan: GangPlan) -> Iterator[str]:
+        """Notes on launchers: their pod template may lack the tolerations of the workers."""
         for group in (share for share in job.groups if not share.need.takes_devices):
             shut = {tray.name: tray.shut for tray in self._site(group, job.name).trays}
             tray = next(seat.tray for seat in plan.seats if seat.group == group.name)
@@ -367,45 +373,45 @@ class PlacementProblem:
                 yield f"{group.name} may not run beside the first member on {tray} ({shut[tray]})"
 
     def _gang(self, job: Job) -> Gang:
-        """As it is by what it avoids now."""
+        """The gang of a job, with the trays that the job avoids now."""
         if job.name not in self._gangs:
-            self._gangs[job.name] = self._made_gang(job)
+            self._gangs[job.name] = self._build_gang(job)
         return self._gangs[job.name]
 
-    def _made_gang(self, job: Job) -> Gang:
-        asked = self._asked
+    def _build_gang(self, job: Job) -> Gang:
+        how = self._request.how
         gang = gang_of_job(
             job,
-            self._claimed(self._kinds(job)),
+            self._gpus_by_kind(self._claims_by_kind(job)),
             priorities=self._classes.values,
             never=self._classes.never,
-            segment=asked.segment,
-            spares=asked.spares,
-            exclusive=asked.exclusive,
-            apart=asked.apart,
+            segment=how.segment,
+            spares=how.spares,
+            exclusive=how.exclusive,
+            apart=how.apart,
             avoided=self._avoided[job.name],
         )
-        if asked.segment is not None:
+        if how.segment is not None:
             check_segment(gang, self._site(None, ""))
         return gang
 
-    def _kinds(self, job: Job) -> dict[str, tuple[ResourceClaim, ...]]:
+    def _claims_by_kind(self, job: Job) -> dict[str, tuple[ResourceClaim, ...]]:
         return claims_by_kind(job, self._claims, self._channels)
 
-    def _claimed(self, kinds: ClaimsByKind) -> dict[str, int]:
+    def _gpus_by_kind(self, kinds: ClaimsByKind) -> dict[str, int]:
         """GPUs of a member by kind."""
         if not kinds:
             return {}
         from rackloom.core.place.claim_capacity import gpus_per_member
 
-        devices, labels = self._found.devices, self._asked.labels
+        devices, labels = self._found.devices, self._request.labels
         return {kind: gpus_per_member(devices, claims, labels) for kind, claims in kinds.items()}
 
     def _site(
         self, group: JobGroup | None, job: str, tolerations: tuple[Toleration, ...] = ()
     ) -> PlacementSite:
-        """As pods of a group may use it, without the trays that are left out."""
-        labels = self._asked.labels
+        """The site as pods of a group may use it, without the trays that are left out."""
+        labels = self._request.labels
         site = read_site(
             self._found.nodes,
             (),
@@ -415,7 +421,9 @@ class PlacementProblem:
             avoided=self._avoided.get(job, {}).get(group.name) if group else None,
             published=self._found.devices.gpus_of_nodes(labels),
         )
-        return with_trays_closed(PlacementSite(site.trays, self._holds), self._asked.without, "left out")
+        return with_trays_closed(
+            PlacementSite(site.trays, self._holds), self._request.what_if.without_tray or (), "left out"
+        )
 
 
 def _lacks_templates(jobs: Sequence[Job], documents: Sequence[Document]) -> bool:
@@ -439,7 +447,7 @@ def _claims_devices(jobs: Sequence[Job], channels: Collection[TemplateName]) -> 
 
 
 def _check_names(jobs: Sequence[Job]) -> None:
-    """Jobs are told apart by their names, here and on the trays that they hold."""
+    """Jobs are distinguished by their names, here and on the trays that they hold."""
     for name, count in Counter(job.name for job in jobs).items():
         if count > 1:
             raise Refused(
@@ -450,7 +458,7 @@ def _check_names(jobs: Sequence[Job]) -> None:
 def _refused_answer(
     job: Job, gang: Gang, site: PlacementSite, plans: Mapping[str, GangPlan], labels: SchedulerLabels
 ) -> JobAnswer:
-    """What blocks it where `plans` are in the way, too, and what helps."""
+    """What blocks the job, `plans` of other jobs included, and what helps."""
     # What explains takes as long to load as what plans.
     from rackloom.core.place.gang_fixes import describe_shortage, find_fixes, has_cliques
     from rackloom.core.place.search.site_capacity import capacity_for
@@ -469,7 +477,7 @@ def _refused_answer(
 def _without_lower_priority(
     site: PlacementSite, gang: Gang, plans: Mapping[str, GangPlan], effort: SearchBudget
 ) -> PlacementSite:
-    """What stood in the way of a gang was not what was planned at a lower priority."""
+    """The site without plans of lower priority, unless the gang would fit then."""
     holds = tuple(hold for hold in site.holds if hold.owner not in plans or hold.priority >= gang.priority)
     rest = PlacementSite(site.trays, holds)
     return site if try_gang(rest, gang, effort) is not None else rest

@@ -11,15 +11,16 @@ server would refuse the pods; where they are not known it counts as priority 0, 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import Manifests, manifests_of
-from rackloom.core.allocate.driver_slices import device_classes, slices_of
-from rackloom.core.allocate.objects import Node, ResourceSlice
+from rackloom.cli.hardware import profile_slices, with_built_in_classes
+from rackloom.cli.place import SiteParameters
+from rackloom.core.allocate.driver_slices import device_classes
+from rackloom.core.allocate.objects import Node
 from rackloom.core.place import object_shapes
 from rackloom.core.place.jobs import (
     BUILT_IN_PRIORITIES,
@@ -43,21 +44,11 @@ _CLUSTER_KINDS = (
 )
 _TEMPLATE_RESOURCES = ("resourceclaimtemplates.resource.k8s.io", "computedomains.resource.nvidia.com")
 _DEFAULT_PARTITION = 32766
-"""The clique id of a domain that nobody partitioned."""
+"""The clique id of a domain that has only its default partition."""
 
 
 TEMPLATE_KINDS = ("ResourceClaimTemplate", "ComputeDomain")
 """Kinds that make claims for the pods of jobs."""
-
-
-class SiteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line names."""
-
-    profile: str | None = None
-    racks: int = 1
-    files: tuple[Path, ...] = ()
-    cluster: bool = False
-    context: str | None = None
 
 
 class SiteObjects(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,16 +64,17 @@ class ClusterObjects(msgspec.Struct, frozen=True):
 
     documents: tuple[Document, ...] = ()
     has_classes: bool = False
-    """A cluster was asked for its priority classes and told them."""
+    """Whether a cluster has listed its priority classes."""
 
 
-def read_cluster_objects(source: SiteOptions, *, templates: bool) -> ClusterObjects:
-    """What the source tells; nothing of a profile. `templates`: a job names some that its file lacks.
+def read_cluster_objects(source: SiteParameters, *, templates: bool) -> ClusterObjects:
+    """The objects of saved files or of a live cluster; none for a profile.
 
-    Raises Refused for a file, or a cluster, that cannot be read.
+    `templates`: read those too, because a job names some that its file lacks. Raises Refused for a file, or a
+    cluster, that cannot be read.
     """
-    documents = [document for path in source.files for document in read_documents(path)]
-    if not source.cluster:
+    documents = [document for path in source.site or () for document in read_documents(path)]
+    if not source.is_live:
         return ClusterObjects(tuple(documents))
     from rackloom.claim.manifests.cluster import objects_from_cluster
 
@@ -95,7 +87,7 @@ def read_cluster_objects(source: SiteOptions, *, templates: bool) -> ClusterObje
     return ClusterObjects(tuple(documents), classes is not None)
 
 
-def _optional_objects(resource: str, kind: str, source: SiteOptions) -> list[Document] | None:
+def _optional_objects(resource: str, kind: str, source: SiteParameters) -> list[Document] | None:
     """None where the cluster does not have the resource, or does not let us see it."""
     from rackloom.claim.manifests.cluster import objects_from_cluster
 
@@ -108,13 +100,13 @@ def _optional_objects(resource: str, kind: str, source: SiteOptions) -> list[Doc
 
 
 def site_objects(
-    source: SiteOptions, documents: Sequence[Document], labels: SchedulerLabels, *, with_devices: bool
+    source: SiteParameters, documents: Sequence[Document], labels: SchedulerLabels, *, with_devices: bool
 ) -> SiteObjects:
     """The site of a profile, else of the documents, the jobs' own too. Raises Refused where there is none.
 
     `with_devices`: what the machines of a profile publish is looked at, not only how many GPUs they have.
     """
-    if source.profile is not None and (source.files or source.cluster):
+    if source.profile is not None and (source.site or source.is_live):
         raise Refused(
             f"a site has the nodes of a profile ({source.profile}) or those of a cluster, not both",
             nearest_fix="leave --profile out, or --site, --cluster and --context",
@@ -133,10 +125,8 @@ def site_objects(
 
 
 def _devices(found: Manifests, pods: tuple[dict[str, Any], ...]) -> DraDevices:
-    named = {klass.metadata.name for klass in found.classes}
-    built_in = [klass for klass in device_classes() if klass.metadata.name not in named]
     held = tuple(claim for claim in found.claims if claim.status.allocation is not None)
-    classes = (*found.classes, *built_in)
+    classes = with_built_in_classes(found.classes)
     return DraDevices(nodes=found.nodes, classes=classes, slices=found.slices, claims=held, pods=pods)
 
 
@@ -149,18 +139,11 @@ def _profile_objects(name: str, racks: int, labels: SchedulerLabels, with_device
         cliques = [(f"node-{number}", None) for number in range(racks)]
         gpus, publishes = len(profile.gpus), True
     nodes = tuple(_profile_node(node, clique, gpus, labels) for node, clique in cliques)
-    slices = _profile_slices(name, [node for node, _ in cliques]) if publishes and with_devices else ()
+    slices = profile_slices(name, [node for node, _ in cliques]) if publishes and with_devices else ()
     kept = msgspec.convert([{"metadata": node["metadata"]} for node in nodes], tuple[Node, ...])
     return SiteObjects(
         nodes=nodes, pods=(), devices=DraDevices(nodes=kept, classes=device_classes(), slices=slices)
     )
-
-
-def _profile_slices(profile: str, nodes: Sequence[str]) -> tuple[ResourceSlice, ...]:
-    from rackloom.cli.claim import machine_of
-
-    machine = machine_of(profile)
-    return tuple(slice_ for node in nodes for slice_ in slices_of(machine, node))
 
 
 def _profile_cliques(profile: RackProfile, racks: int) -> list[tuple[str, str | None]]:
@@ -205,14 +188,14 @@ _LOWEST_PRIORITY, _HIGHEST_PRIORITY = -(2**31), 1_000_000_000
 
 
 class PriorityClasses:
-    """Values by name, and whether the site has told all that it has."""
+    """Values by name, and whether these are all classes of the site."""
 
-    def __init__(self, documents: Iterable[Document], *, asked: bool) -> None:
-        """`asked`: a cluster was asked for its classes. Raises Refused for a value that none may have."""
+    def __init__(self, documents: Iterable[Document], *, from_cluster: bool) -> None:
+        """`from_cluster`: a cluster has listed its classes. Raises Refused for an impossible value."""
         classes = [document for document in documents if document.value.get("kind") == _PRIORITY_CLASS]
         self.values: dict[str, int] = dict(BUILT_IN_PRIORITIES)
         self.never: set[str] = set()
-        self._is_known = asked or bool(classes)
+        self._is_known = from_cluster or bool(classes)
         for klass in classes:
             name, value = _read_class(klass)
             self._add(name, value, klass)
@@ -238,7 +221,7 @@ class PriorityClasses:
             )
 
     def notes(self, job: Job) -> Iterator[str]:
-        """Classes of which no file tells the value."""
+        """A note for each class whose value is in no file."""
         for name in unknown_priority_classes(job, self.values):
             yield (
                 f"nothing is known of the {_PRIORITY_CLASS} {name}:"

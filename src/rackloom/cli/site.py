@@ -139,9 +139,8 @@ def play(
     from rackloom.lab.scenario.playing import render_step, render_summary
     from rackloom.lab.scenario.reading import find_scenario, read_scenario
 
-    scenario = read_scenario(
-        find_scenario(file)
-    )  # What is wrong with it is told before a whole site is imported.
+    # A mistake in the file is reported before a whole site is imported.
+    scenario = read_scenario(find_scenario(file))
     from rackloom.app.twin.scenarios import play_scenario
 
     report = (lambda _: None) if as_json else (lambda played: print(render_step(played), flush=True))

@@ -7,12 +7,11 @@ machine has up to 32 NICs. Each value is printed with its source; what is not kn
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import App
 
-from rackloom.cli.common import Output, columns, emit
+from rackloom.cli.common import Flag, Output, columns, emit
 from rackloom.errors import Refused
 from rackloom.topology import profiles
 from rackloom.topology.affinity import Cell, classes, guest_view
@@ -55,7 +54,11 @@ def show(profile: str, *, output: Output = "table") -> None:
         How to print.
     """
     found = _load_profile(profile)
-    emit(found, output, lambda: _profile_table(found))
+    emit(
+        found,
+        output,
+        lambda: _rack_table(found) if isinstance(found, RackProfile) else _machine_table(found),
+    )
 
 
 @app.command
@@ -89,7 +92,7 @@ def discover(
 def show_classes(
     profile: str,
     *,
-    guest: Annotated[bool, Parameter(negative="")] = False,
+    guest: Flag = False,
     output: Output = "table",
 ) -> None:
     """Show how near each NIC is to each GPU (PIX, PXB, PHB, NODE, SYS, UNKNOWN) and who says so.
@@ -145,8 +148,7 @@ def load_machine(profile: str) -> Machine:
     Raises:
         Refused: there is none of that name.
     """
-    found = _load_profile(profile)
-    return _tray_machine(found) if isinstance(found, RackProfile) else found
+    return machine_or_tray(_load_profile(profile), "classes")
 
 
 def _load_profile(profile: str) -> Machine | RackProfile:
@@ -161,10 +163,13 @@ def _saved_machine(path: Path) -> Machine:
         raise Refused(f"{path} is not a saved machine: {trouble}", nearest_fix=fix) from trouble
 
 
-def _tray_machine(rack: RackProfile) -> Machine:
-    if rack.tray_machine is None:
-        raise Refused(f"no machine like a tray of {rack.name} is published, so its classes are not known")
-    return profiles.load_machine(rack.tray_machine)
+def machine_or_tray(found: Machine | RackProfile, wanted: str) -> Machine:
+    """A machine, or that of the trays of a rack. Raises Refused if none is published: `wanted` is unknown."""
+    if isinstance(found, Machine):
+        return found
+    if found.tray_machine is None:
+        raise Refused(f"no machine like a tray of {found.name} is published, so its {wanted} are not known")
+    return profiles.load_machine(found.tray_machine)
 
 
 def _matrix_title(found: Machine | RackProfile, machine: Machine, guest: bool) -> str:
@@ -178,10 +183,6 @@ def _summary(profile: Machine | RackProfile) -> tuple[str, str, int, int | None]
         return profile.name, "rack", profile.gpus_per_domain, None
     usable = sum(nic.excluded is None for nic in profile.nics)
     return profile.name, "machine", len(profile.gpus), usable
-
-
-def _profile_table(found: Machine | RackProfile) -> str:
-    return _rack_table(found) if isinstance(found, RackProfile) else _machine_table(found)
 
 
 def _rack_table(rack: RackProfile) -> str:

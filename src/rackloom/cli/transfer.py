@@ -9,20 +9,22 @@ initiators on other hosts. `model` moves nothing. The commands for saved records
 
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
-from rackloom.cli.common import Output
+from rackloom.cli.common import Output, TableOrJson, columns, emit
 from rackloom.cli.transfer_options import Devices, Sizes, parse_address, read_secret
 from rackloom.errors import Refused, Retry
 
 if TYPE_CHECKING:
-    from rackloom.prove.transfer.model import ModelledPair, RateRange
+    from rackloom.core.transfer.model import ModelledPair, RateRange
+    from rackloom.core.transfer.values import AlignmentReport, Arm, TransferReport, TransferSpec
     from rackloom.prove.transfer.run import RemoteTarget, RunObserver
-    from rackloom.prove.transfer.values import AlignmentReport, Arm, TransferReport, TransferSpec
     from rackloom.topology.machine import Machine
 
 
@@ -43,10 +45,8 @@ def model(machine: str, *, block_size: str = "1GiB", batch_size: int = 1, output
     output
         How to print.
     """
-    from rackloom.cli.common import columns, emit
     from rackloom.cli.topology import load_machine
-    from rackloom.cli.transfer_options import Sizes
-    from rackloom.prove.transfer.model import model_transfers as modelled
+    from rackloom.core.transfer.model import model_transfers as modelled
 
     spec = Sizes(block_size=block_size, batch_size=batch_size).spec()
     found = modelled(load_machine(machine), spec.total_bytes)
@@ -102,7 +102,7 @@ def run(
     target: str | None = None,
     secret_file: Path | None = None,
     save: Path | None = None,
-    output: Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])] = "table",
+    output: TableOrJson = "table",
 ) -> int:
     """Measure; exit 0 only if the data was verified and the promised device carried it.
 
@@ -131,9 +131,7 @@ def run(
     output
         table prints RESULT lines as runs complete, and a verdict; json the whole report.
     """
-    from rackloom.cli.common import emit
-
-    spec, heard = sizes.spec(), _RunLog(output == "table")
+    spec, log = sizes.spec(), _RunLog(output == "table")
     if emulate and (target is not None or devices not in (Devices(), Devices(every_gpu=True))):
         raise Refused(
             "--emulate makes both ends and their devices itself",
@@ -142,14 +140,14 @@ def run(
     machine = None if emulate else _discover_machine()
     try:
         if emulate:
-            report = _run_emulated(spec, rates, devices.every_gpu, runs, heard.watch())
+            report = _run_emulated(spec, rates, devices.every_gpu, runs, log.watch())
         else:
-            report = _run_measured(spec, devices, machine, target, secret_file, runs, heard.watch())
+            report = _run_measured(spec, devices, machine, target, secret_file, runs, log.watch())
     except (Refused, Retry) as trouble:
-        if save is not None and heard.runs:
-            from rackloom.prove.transfer.records import partial_report
+        if save is not None and log.runs:
+            from rackloom.core.transfer.records import partial_report
 
-            _save_record(save, spec, partial_report(heard.runs, trouble.reason), machine, trouble.reason)
+            _save_record(save, spec, partial_report(log.runs, trouble.reason), machine, trouble.reason)
         raise
     emit(report, output, lambda: report_table(report))
     if save is not None:
@@ -207,8 +205,6 @@ def serve(
 
 def report_table(report: "AlignmentReport") -> str:
     """A row per arm, and the verdict."""
-    from rackloom.cli.common import columns
-
     headers = ("ARM", "CARRIED BY", "DECLARED Gb/s", "GB/s", "SPREAD", "P50 ms", "P99 ms", "PATH")
     return "\n".join(["", columns(headers, map(_arm_row, report.arms)), "", report.label, report.verdict])
 
@@ -226,7 +222,7 @@ class _RunLog:
         return RunObserver(_print_step, self._finished)
 
     def _finished(self, transfer_report: "TransferReport") -> None:
-        from rackloom.prove.transfer.report import result_line
+        from rackloom.core.transfer.report import result_line
 
         self.runs.append(transfer_report)
         if self.print_results:
@@ -260,7 +256,7 @@ def _run_measured(
     from rackloom.prove.transfer import run as transfer
 
     config, pairs = devices.config(), devices.pairs(machine)
-    remote = None if target is None else _remotes(target, read_secret(secret_file), max(1, len(pairs)))
+    remote = None if target is None else _remote_targets(target, read_secret(secret_file), max(1, len(pairs)))
     if pairs:
         return transfer.run_pairs(spec, pairs, remote, config=config, runs=runs, watch=watch)
     if remote:
@@ -268,7 +264,7 @@ def _run_measured(
     return transfer.run_plain(spec, runs=runs, config=config, watch=watch)
 
 
-def _remotes(target: str, secret: str, count: int) -> "list[RemoteTarget]":
+def _remote_targets(target: str, secret: str, count: int) -> "list[RemoteTarget]":
     from rackloom.prove.transfer.run import RemoteTarget
 
     host, port = parse_address(target)
@@ -276,24 +272,21 @@ def _remotes(target: str, secret: str, count: int) -> "list[RemoteTarget]":
 
 
 def _serve_pairs(host: str, port: int, secret: str, devices: Devices, *, once: bool, timeout: float) -> None:
-    import msgspec
-
+    from rackloom.core.transfer.pairing import pinned_config
     from rackloom.prove.transfer.processes import serve_targets
-    from rackloom.prove.transfer.values import UcxPins
 
     base = devices.config()
-    configs = [
-        msgspec.structs.replace(base, device=pair.device, ucx=UcxPins(base.ucx.transports, (pair.nic,)))
-        for pair in devices.pairs(_discover_machine())
-    ]
-    serve_targets(host, port, secret, configs, _print_line, once=once, timeout=timeout)
+    configs = [pinned_config(base, pair) for pair in devices.pairs(_discover_machine())]
+    serve_targets(host, port, secret, configs, partial(print, flush=True), once=once, timeout=timeout)
 
 
 def _discover_machine() -> "Machine | None":
-    from rackloom.prove.transfer.records import discover_or_none
+    """The machine of this host; None where kernel and driver do not describe it."""
     from rackloom.topology.discovery.discover import discover_machine
 
-    return discover_or_none(discover_machine)
+    with suppress(Refused, Retry):
+        return discover_machine()
+    return None
 
 
 def _save_record(
@@ -305,7 +298,8 @@ def _save_record(
 ) -> None:
     from datetime import UTC, datetime
 
-    from rackloom.prove.transfer.records import TransferRecord, save_record
+    from rackloom.core.transfer.records import TransferRecord
+    from rackloom.prove.transfer.record_files import save_record
 
     now = datetime.now(UTC).isoformat(timespec="seconds")
     save_record(
@@ -316,7 +310,7 @@ def _save_record(
 
 def _arm_row(arm: "Arm") -> tuple[str, ...]:
     """One arm; of its runs the slowest percentiles and every path verdict."""
-    from rackloom.prove.transfer.comparison import arm_title
+    from rackloom.core.transfer.comparison import arm_title
 
     carriers = dict.fromkeys(name for run in arm.runs for name in run.path.carried_by or run.path.protocols)
     return (
@@ -329,10 +323,6 @@ def _arm_row(arm: "Arm") -> tuple[str, ...]:
         f"{1e3 * max(run.p99_seconds for run in arm.runs):.2f}",
         ", ".join(sorted({run.path.verdict for run in arm.runs})),
     )
-
-
-def _print_line(text: str) -> None:
-    print(text, flush=True)
 
 
 def _print_step(step: str) -> None:

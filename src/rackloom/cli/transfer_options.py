@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from rackloom.errors import Refused, file_error_text
+from rackloom.cli.common import read_text
+from rackloom.errors import Refused
 
 if TYPE_CHECKING:
-    from rackloom.prove.transfer.devices import AllocatedDevices
-    from rackloom.prove.transfer.pairing import GpuNicPair
-    from rackloom.prove.transfer.values import EndConfig, TransferSpec
+    from rackloom.core.transfer.pairing import GpuNicPair
+    from rackloom.core.transfer.values import AllocatedDevices, EndConfig, TransferSpec
     from rackloom.topology.machine import Machine
 
 
@@ -61,7 +61,7 @@ class Sizes:
         Raises:
             Refused: a number is out of range.
         """
-        from rackloom.prove.transfer.values import TransferSpec
+        from rackloom.core.transfer.values import TransferSpec
 
         return TransferSpec(
             op=self.op,
@@ -96,34 +96,35 @@ class Devices:
     "File with the allocated ResourceClaims (kubectl get resourceclaims -o yaml), instead of --allocated."
 
     def config(self) -> "EndConfig":
-        """Where a single end sits."""
-        from rackloom.prove.transfer.values import EndConfig, UcxPins
+        """The configuration of a single end."""
+        from rackloom.core.transfer.values import EndConfig, UcxPins
 
         pins = UcxPins(_split_words(self.transport), _split_words(self.net_device))
         return EndConfig(ucx=pins, device=self.device, allocated=self.allocation())
 
     def allocation(self) -> "AllocatedDevices | None":
-        """What the claim allocated; None if nobody said.
+        """What the claim allocated; None if no option names it.
 
         Raises:
             Refused: the file holds no allocated claim.
         """
-        from rackloom.prove.transfer.devices import AllocatedDevices, read_allocation
+        from rackloom.core.transfer.values import AllocatedDevices
+        from rackloom.prove.transfer.devices import read_allocation
 
         if self.claim is not None:
             return read_allocation(self.claim)
         return AllocatedDevices(_split_words(self.allocated)) if self.allocated else None
 
     def pairs(self, machine: "Machine | None") -> "tuple[GpuNicPair, ...]":
-        """The pairs that were asked for; none if a single end was.
+        """The pairs that the options name; empty for a single end.
 
         Raises:
             Refused: not DEVICE=NIC, or no GPU, machine or NIC to pair.
         """
         if not (self.every_gpu or self.sweep):
             return tuple(_parse_pair(text, machine) for text in self.pair)
+        from rackloom.core.transfer.pairing import device_indices, every_pair, pair_up
         from rackloom.prove.transfer.buffers import CudaDriver
-        from rackloom.prove.transfer.pairing import device_indices, every_pair, pair_up
 
         addresses = CudaDriver().addresses()
         if not addresses:
@@ -172,17 +173,12 @@ def read_secret(file: Path | None) -> str:
         if secret := os.environ.get(SECRET_VARIABLE):
             return secret
         raise Refused("no shared secret", nearest_fix=f"give --secret-file or set {SECRET_VARIABLE}")
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(
-            f"{file} cannot be read: {file_error_text(error)}", nearest_fix="name a readable text file"
-        ) from error
+    return read_text(file, "name a readable text file").strip()
 
 
 def _parse_pair(text: str, machine: "Machine | None") -> "GpuNicPair":
+    from rackloom.core.transfer.pairing import describe_pair
     from rackloom.prove.transfer.buffers import CudaDriver
-    from rackloom.prove.transfer.pairing import describe_pair
 
     device, equals, nic = text.partition("=")
     if not equals or not device or not nic:

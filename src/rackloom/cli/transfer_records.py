@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 from cyclopts import Parameter
 
-from rackloom.cli.common import columns, emit
+from rackloom.cli.common import TableOrJson, columns, emit, json_text, read_text
 from rackloom.cli.transfer_options import Words
-from rackloom.errors import Refused, file_error_text
-from rackloom.prove.transfer.comparison import (
+from rackloom.core.transfer.comparison import (
     TEST_DESCRIPTION,
     ArmComparison,
     BaselineFinding,
@@ -23,25 +23,11 @@ from rackloom.prove.transfer.comparison import (
     compare_records,
     judge_record,
 )
-from rackloom.prove.transfer.records import (
-    TransferRecord,
-    load_record,
-    read_nccl,
-    read_nvbandwidth,
-    save_record,
-    write_atomically,
-)
-from rackloom.prove.transfer.render import (
-    KvTerms,
-    kv_terms,
-    kv_terms_of_all_models,
-    matrix_svg,
-    rate_matrix,
-    record_tables,
-    render_page,
-)
-
-RecordOutput = Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])]
+from rackloom.core.transfer.kv_cache import KvTerms, kv_terms, kv_terms_of_all_models
+from rackloom.core.transfer.records import TransferRecord, read_nccl, read_nvbandwidth
+from rackloom.core.transfer.render import matrix_svg, rate_matrix, record_tables, render_page
+from rackloom.errors import Refused
+from rackloom.prove.transfer.record_files import load_record, save_record, write_atomically
 
 
 def report(
@@ -73,7 +59,7 @@ def report(
     kept = load_record(record)
     terms = _kv_terms(kept, model, tokens, prefill_ms)
     if output == "json":
-        text = record_json(kept, terms)
+        text = json_text({"record": kept, "kv": terms})
     elif output == "html":
         text = render_page(kept, terms)
     else:
@@ -84,7 +70,7 @@ def report(
         write_atomically(text.encode(), to)
 
 
-def compare(before: Path, after: Path, *, output: RecordOutput = "table") -> None:
+def compare(before: Path, after: Path, *, output: TableOrJson = "table") -> None:
     """Compare two records arm by arm.
 
     Parameters
@@ -118,7 +104,7 @@ def baseline(record: Path, to: Path) -> None:
     save_record(check_baseline(load_record(record)), to)
 
 
-def gate(record: Path, *, baseline: Path, output: RecordOutput = "table") -> int:
+def gate(record: Path, *, baseline: Path, output: TableOrJson = "table") -> int:
     """Exit 0 if every arm holds its baseline, 1 if one is slower beyond noise, misplaced or not known.
 
     Parameters
@@ -148,23 +134,18 @@ def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None
     nccl
         Output of a program of nccl-tests.
     """
-    import msgspec
-
     kept = load_record(record)
     readers = ((nvbandwidth, read_nvbandwidth), (nccl, read_nccl))
-    added = tuple(read(_read_text(file), file.name) for file, read in readers if file is not None)
+    added = tuple(
+        read(read_text(file, "name a text file that can be read"), file.name)
+        for file, read in readers
+        if file is not None
+    )
     if not added:
         raise Refused("nothing to add", nearest_fix="give --nvbandwidth or --nccl with a file")
     save_record(msgspec.structs.replace(kept, evidence=(*kept.evidence, *added)), record)
     for evidence in added:
         print(f"{evidence.tool}: {len(evidence.figures)} figures")
-
-
-def record_json(record: TransferRecord, terms: tuple[KvTerms, ...]) -> str:
-    """The record with its KV terms."""
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode({"record": record, "kv": terms}), indent=2).decode()
 
 
 def _kv_terms(
@@ -211,13 +192,3 @@ def _finding_row(baseline_finding: BaselineFinding) -> tuple[str, ...]:
         baseline_finding.device,
         baseline_finding.reason,
     )
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(
-            f"{file} cannot be read: {file_error_text(error)}",
-            nearest_fix="name a text file that can be read",
-        ) from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.common import Output, emit
+from rackloom.cli.common import Flag, Output, emit
 
 if TYPE_CHECKING:
     from rackloom.claim.cluster.uninstall.executor import FinishedStep, UninstallOutcome
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 _MAX_EXAMPLES = 4
-"""Objects of a step that stands still of which it is said why."""
+"""Objects of a step that stands still for which the reason is printed."""
 _PROGRESS_AFTER = 1.0
 """Seconds after which a terminal shows what is waited for."""
 
@@ -32,7 +32,7 @@ def uninstall(
     kubeconfig: Path | None = None,
     context: str | None = None,
     namespace: str = "rackloom-system",
-    yes: Annotated[bool, Parameter(negative="")] = False,
+    yes: Flag = False,
     timeout: Annotated[float, Parameter(validator=Number(gt=0, lte=86_400))] = 120.0,
     output: Output = "table",
 ) -> int:
@@ -75,11 +75,13 @@ def uninstall(
     def done(step: "FinishedStep") -> None:
         progress.clear()
         if output == "table":
-            print(_done_line(step), flush=True)
+            first = f"ok {step.seconds:6.1f} s  {step.phase:<12} "
+            print("\n".join(_wrapped(_objects_text(step.objects), first)), flush=True)
 
     outcome = perform_removal(target, timeout, ProgressListener(done, progress.waiting))
     progress.clear()
-    emit(_outcome_value(outcome), output, lambda: _outcome_table(outcome))
+    value = {"done": outcome.done, "timed_out": outcome.timed_out, "rest": _plan_value(outcome.rest)}
+    emit(value, output, lambda: _outcome_table(outcome))
     return 1 if outcome.rest.steps else 0
 
 
@@ -91,14 +93,14 @@ class _Progress:
         self._shown = False
 
     def waiting(self, step: "UninstallStep", seconds: float) -> None:
-        """Show what is waited for."""
+        """Show the step that is not done yet."""
         if self._is_terminal and seconds > _PROGRESS_AFTER:
             line = f"{step.phase}: {_objects_text(step.objects)} ({seconds:.0f} s)"
             print(f"\r\x1b[K{line[:100]}", end="", file=sys.stderr, flush=True)
             self._shown = True
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Clear the line."""
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             self._shown = False
@@ -115,10 +117,6 @@ def _plan_table(found: "UninstallPlan") -> str:
         lines += _wrapped(_objects_text(step.objects), " " * 16)
     ending = _blocked_lines(found) or ["", "nothing blocks it: rackloom uninstall --yes does it"]
     return "\n".join([*lines, *ending, *_left_lines(found)])
-
-
-def _done_line(step: "FinishedStep") -> str:
-    return "\n".join(_wrapped(_objects_text(step.objects), f"ok {step.seconds:6.1f} s  {step.phase:<12} "))
 
 
 def _outcome_table(outcome: "UninstallOutcome") -> str:
@@ -183,7 +181,3 @@ def _plan_value(found: "UninstallPlan") -> dict[str, Any]:
         for step in found.steps
     ]
     return {"blocked": bool(found.blockers), "steps": steps, "left": found.left}
-
-
-def _outcome_value(outcome: "UninstallOutcome") -> dict[str, Any]:
-    return {"done": outcome.done, "timed_out": outcome.timed_out, "rest": _plan_value(outcome.rest)}

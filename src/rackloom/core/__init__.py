@@ -10,6 +10,7 @@ code.
 - `domains`: ComputeDomains: their objects, membership, conditions, and opaque device configurations.
 - `gangs`: the phases of a gang, from its first pod to its last.
 - `nics`: which network interfaces a pod gets, and how they are configured.
+- `transfer`: what is measured of KV-cache transfers, and what the measurements prove.
 - `diagnosis`: a snapshot of all layers -> findings, causes and fixes.
 - `kubernetes`: the vocabulary that these share: objects, kinds, times, and writes as values.
 """

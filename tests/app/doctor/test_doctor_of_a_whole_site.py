@@ -104,16 +104,16 @@ class Ward:
 
         async def at_work() -> bool:
             pods = (await self.whole.api.list(POD, "default")).items
-            return sum(one["status"].get("phase") == "Running" for one in pods) == TRAYS
+            return sum(pod["status"].get("phase") == "Running" for pod in pods) == TRAYS
 
         await until(at_work)
 
     @property
     def tray(self) -> list[FabricGpu]:
         """The GPUs of one tray of the job's partition."""
-        (partition,) = [one for one in self.fabric.partitions.values() if one.guids]
+        (partition,) = [partition for partition in self.fabric.partitions.values() if partition.guids]
         first = self.fabric.gpus[partition.guids[0]]
-        return [one for one in self.fabric.gpus.values() if (one.chassis_serial, one.slot) == _at(first)]
+        return [gpu for gpu in self.fabric.gpus.values() if (gpu.chassis_serial, gpu.slot) == _at(first)]
 
 
 def _at(gpu: FabricGpu) -> tuple[str, int]:
@@ -155,7 +155,7 @@ async def foreign_partition(ward: Ward) -> None:
 
 async def _with(ward: Ward, check: str, subject: str) -> Finding | None:
     found = await ward.findings()
-    return next((one for one in found if one.check == check and subject in one.subject), None)
+    return next((finding for finding in found if finding.check == check and subject in finding.subject), None)
 
 
 async def silent_controller(ward: Ward) -> None:
@@ -180,7 +180,7 @@ async def sick_gpu(ward: Ward) -> None:
 
 
 async def dead_link(ward: Ward) -> None:
-    name = next(one.name for one in ward.whole.nodes)
+    name = next(node.name for node in ward.whole.nodes)
     node = ward.whole.nodes[name]
     node.nics.down = frozenset({"mlx5_0"})
     await ward.whole.nodes.look(name)
@@ -191,7 +191,7 @@ async def dead_link(ward: Ward) -> None:
 
 
 async def second_writer(ward: Ward) -> None:
-    """Somebody else writes another clique on a node at work."""
+    """Another writer changes the clique label of a node that runs a pod."""
     pods = (await ward.whole.api.list(POD, "default")).items
     name = pods[0]["spec"]["nodeName"]
     before = (await ward.whole.api.get(NODE, name))["metadata"]["labels"][GPU_CLIQUE_LABEL]

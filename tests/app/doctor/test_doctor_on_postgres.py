@@ -49,7 +49,7 @@ async def register(ground, port, switch):
 
 
 async def until_found(config, *checks):
-    """What is wrong, once it is these checks and 18 machines are seen."""
+    """The findings, once they are of these checks and 18 machines are seen."""
     async with asyncio.timeout(PATIENCE):
         while True:
             seen = await asyncio.to_thread(diagnose, DoctorSources(config=config))
@@ -61,7 +61,7 @@ async def until_found(config, *checks):
 
 
 def by_hand(switch):
-    """A partition that nobody here made, of one free GPU."""
+    """An unmanaged partition of one free GPU."""
     guid = min(switch.fabric.gpus)
     switch.fabric.put(FabricPartition(id=9, name="by-hand", guids=(guid,), multicast_groups=0))
 
@@ -90,7 +90,7 @@ def test_a_site_on_postgresql(ground, config, capsys):
 
 
 async def _ages(config, domain):
-    """Nobody can tell that a replica elsewhere has stopped, except by the age of what it read."""
+    """That a replica elsewhere has stopped shows only in the age of its observations."""
     (seen,) = (await read_snapshot(DoctorSources(config=config), time.time())).domains
     soon, late = seen.observed_at + 2 * INTERVAL, seen.observed_at + 10 * INTERVAL
     assert examine(await read_snapshot(DoctorSources(config=config), soon)) == ()

@@ -19,7 +19,7 @@ UNREAD = tuple(
     [
         (WELL, 1.0),
         (msgspec.structs.replace(WELL, layers=UNREAD), 0.0),
-        (with_changed(WELL, "domains", lambda one: True, unknown_since=NOW - 90), 0.0),
+        (with_changed(WELL, "domains", lambda domain: True, unknown_since=NOW - 90), 0.0),
     ],
 )
 def test_the_fabric_is_known_while_any_domain_is(snapshot, known):

@@ -56,7 +56,7 @@ def test_a_gpu_of_another_driver_gets_its_place_from_the_imex_device_of_its_node
         slice_of("gpu.nvidia.com", "n2", [bare]),
         slice_of("compute-domain.nvidia.com", "n1", [channel]),
     ]
-    here, elsewhere = (one for one in DeviceCache().of(slices).devices if one.kind == "gpu")
+    here, elsewhere = (device for device in DeviceCache().of(slices).devices if device.kind == "gpu")
     assert (here.node, here.key.place.value, here.key.fabric_guid.value) == ("n1", SlotKey("C1", 3, 2), 0xFF)
     assert (elsewhere.node, elsewhere.key.place) == ("n2", None)
 
@@ -75,12 +75,12 @@ def test_a_nic_says_its_link_and_the_gpu_it_serves():
 def test_only_the_newest_generation_of_a_pool_counts():
     old = slice_of("gpu.nvidia.com", "n1", [GPU, device("gpu-9", text(type="gpu"))])
     new = slice_of("gpu.nvidia.com", "n1", [GPU], generation=2)
-    assert [one.name for one in DeviceCache().of([old, new]).devices] == ["gpu-0"]
+    assert [device.name for device in DeviceCache().of([old, new]).devices] == ["gpu-0"]
 
 
 def test_a_reading_beside_another_one_tells_what_it_was_given():
     class Interrupted(DeviceCache):
-        """One in which another thread reads other slices at the worst moment."""
+        """A cache in which another thread reads other slices at the worst moment."""
 
         armed = False
 
@@ -93,7 +93,7 @@ def test_a_reading_beside_another_one_tells_what_it_was_given():
     known = Interrupted()
     known.armed = True
     found = known.of([slice_of("gpu.nvidia.com", "n1", [GPU])])
-    assert [one.node for one in found.devices] == ["n1"]
+    assert [device.node for device in found.devices] == ["n1"]
 
 
 def test_an_empty_pool_is_a_pool():

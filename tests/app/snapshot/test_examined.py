@@ -1,4 +1,4 @@
-"""The doctor's findings beside a map that moves faster: whose picture they are of is always said."""
+"""The doctor's findings beside a map that changes faster: they name the snapshot they belong to."""
 
 import asyncio
 
@@ -47,7 +47,7 @@ async def test_later_ones_do_not_and_are_told_whose_findings_they_get():
     await newest(examiner, at(WELL, 0))
     soon = await newest(examiner, at(SICK, EVERY_SECONDS - 1))
     begun = await newest(examiner, at(SICK, EVERY_SECONDS))
-    assert [(one.at, one.findings) for one in (soon, begun)] == [(NOW, ())] * 2
+    assert [(examination.at, examination.findings) for examination in (soon, begun)] == [(NOW, ())] * 2
     await until_news(examiner, 2)
     then = await newest(examiner, at(SICK, EVERY_SECONDS + 1))
     assert (then.at, then.findings) == (NOW + EVERY_SECONDS, examine(SICK))

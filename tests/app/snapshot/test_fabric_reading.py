@@ -175,7 +175,7 @@ async def test_a_domain_whose_controller_was_taken_out_of_the_site_is_told(store
 async def test_a_controller_that_has_not_answered_yet_is_registered_all_the_same(store):
     await seeded(store)
     found = examine(await site_snapshot(NOW, records=store, stale=FRESH))
-    assert Check.CONTROLLER_AWAY not in {one.check for one in found}
+    assert Check.CONTROLLER_AWAY not in {finding.check for finding in found}
 
 
 async def test_controllers_that_show_different_things_are_believed_by_nobody(store):
@@ -186,7 +186,7 @@ async def test_controllers_that_show_different_things_are_believed_by_nobody(sto
     other = observed(at=NOW - 3, partitions=[partition(3, "x", *members)])
     await store.run(records.record_observation, "second", other, NOW)
     found = examine(await site_snapshot(NOW, records=store, stale=FRESH))
-    assert [one.check for one in found] == [Check.CONTROLLER]
+    assert [finding.check for finding in found] == [Check.CONTROLLER]
     assert "contradict one another: partition 3 has 0 and 4 members" in found[0].message
     agreed = msgspec.structs.replace(observed(), observed_at=NOW - 1)
     await store.run(records.record_observation, "second", agreed, NOW)
@@ -206,12 +206,12 @@ async def test_hardware_that_two_domains_list_is_in_doubt_in_both_and_stays_wher
         (copy, True, NOW - 3),
     }
     found = examine(snapshot)
-    assert {one.check for one in found} == {Check.CONTROLLER}
+    assert {finding.check for finding in found} == {Check.CONTROLLER}
     for named in (DOMAIN.uuid, copy, "both list the same 72 GPUs"):
-        assert any(named in one.message for one in found)
+        assert any(named in finding.message for finding in found)
     joined = gpu_chains(snapshot)
     assert len(joined) == 72
-    assert {one.fabric.domain for one in joined} == {DOMAIN.uuid}
+    assert {chain.fabric.domain for chain in joined} == {DOMAIN.uuid}
 
 
 async def test_a_controller_that_cannot_be_read_does_not_speak_for_its_domain(store):
@@ -226,7 +226,7 @@ async def test_a_controller_that_cannot_be_read_does_not_speak_for_its_domain(st
     await store.run(records.record_unreadable, "second", "UNAVAILABLE", NOW - 1)
     both = await fabrics(store)
     assert [(domain.observed_at, domain.unknown_since) for domain in both.domains] == [(NOW - 5, NOW - 1)]
-    assert [one.name for one in both.partitions] == ["x"]
+    assert [partition.name for partition in both.partitions] == ["x"]
 
 
 async def test_a_standby_that_is_lost_last_does_not_tell_since_when_the_fabric_is_silent(store):
@@ -264,5 +264,5 @@ async def test_a_gpu_that_is_listed_twice_is_told_with_both_partitions(store):
     guid = observed().gpus[0].guid
     twice = [partition(3, "a", guid), partition(4, "b", guid)]
     await store.run(records.record_observation, endpoint, observed(partitions=twice), NOW)
-    gpu = next(one for one in (await fabrics(store)).fabric_gpus if one.guid == guid)
+    gpu = next(gpu for gpu in (await fabrics(store)).fabric_gpus if gpu.guid == guid)
     assert (gpu.partition, gpu.also) == (3, (4,))

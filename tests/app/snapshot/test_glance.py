@@ -1,4 +1,4 @@
-"""What is kept of an object is kept of what was kept of it."""
+"""Projecting a projection changes nothing."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,11 @@ from rackloom.prove.collectors.cluster import DAEMON_CONTAINER
 WORDS = st.sampled_from(["a", "b"])
 LABELS = st.dictionaries(st.sampled_from(["x", names.GPU_CLIQUE_LABEL, names.COMPUTE_DOMAIN_LABEL]), WORDS)
 OWNED = st.fixed_dictionaries(
-    {"f:metadata": st.fixed_dictionaries({"f:labels": LABELS.map(lambda of: {f"f:{one}": {} for one in of})})}
+    {
+        "f:metadata": st.fixed_dictionaries(
+            {"f:labels": LABELS.map(lambda of: {f"f:{label}": {} for label in of})}
+        )
+    }
 )
 
 

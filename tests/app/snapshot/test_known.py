@@ -1,4 +1,4 @@
-"""Who looks often gets what who looks once gets, and the same values for what stayed the same."""
+"""A reader with a cache gets what a reader without one gets, and the same values where nothing changed."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,16 +26,16 @@ def test_objects_are_read_again_when_their_version_is_another(lists):
 
 def test_an_object_of_the_same_version_is_the_same_value():
     known = ReadCache()
-    one = {"metadata": {"uid": "a", "resourceVersion": "1"}, "spec": 1}
-    (first,), (again,) = known.each(decoded, [one]), known.each(decoded, [{**one}])
+    obj = {"metadata": {"uid": "a", "resourceVersion": "1"}, "spec": 1}
+    (first,), (again,) = known.each(decoded, [obj]), known.each(decoded, [{**obj}])
     assert first is again
 
 
 def test_an_answer_is_its_askers_own():
     known = ReadCache()
-    one = {"metadata": {"uid": "a", "resourceVersion": "1"}, "spec": 1}
+    obj = {"metadata": {"uid": "a", "resourceVersion": "1"}, "spec": 1}
     for _ in range(3):
-        answer = known.each(decoded, [one])
+        answer = known.each(decoded, [obj])
         assert len(answer) == 1
         answer.clear()
 
@@ -57,8 +57,8 @@ def test_what_is_told_otherwise_is_made_again(stories):
     before = {}
     for reported in stories:
         made.clear()
-        assert known.again(reported, make) == [[one] for one in reported.values()]
-        assert made == [one for name, one in reported.items() if before.get(name) != one]
+        assert known.again(reported, make) == [[value] for value in reported.values()]
+        assert made == [value for name, value in reported.items() if before.get(name) != value]
         before = reported
 
 

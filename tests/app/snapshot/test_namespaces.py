@@ -1,4 +1,4 @@
-"""Whose pods a namespace holds: what its label says, and nobody's where that may not be read."""
+"""The organisation of a namespace's pods: its label, or none where namespaces may not be read."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ from rackloom.web.painters import Painter
 
 
 class Narrow(DirectApi):
-    """Of somebody who may not list namespaces."""
+    """For a user who may not list namespaces."""
 
     refusal: KubeError = refusals.forbidden(NAMESPACE, "", "not yours to see")
 

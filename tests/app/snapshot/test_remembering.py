@@ -1,4 +1,4 @@
-"""A map that remembers earlier readings is the map that knows nothing, whatever changed in between."""
+"""A map with a cache equals a map without one, whatever changed in between."""
 
 import asyncio
 
@@ -172,7 +172,7 @@ def _paused(conn):
 
 
 def _given(conn, slot, org):
-    """One machine to a tenant; whoever had one before gives it back."""
+    """Assign one machine to a tenant, after the machine of the tenant before it is released."""
     _released(conn)
     found = conn.execute(sa.select(machine.c.id, machine.c.site_id).where(machine.c.slot == slot)).first()
     if found is None:
@@ -205,14 +205,14 @@ HAPPENS = [var for name, var in vars(Site).items() if not name.startswith("_")]
 
 
 class Followed:
-    """What was made of the readings before, for the next to be compared with."""
+    """The values of the readings before, to compare the next ones with."""
 
     def __init__(self):
         self.known, self.joined, self.seated = ReadCache(), JoinedShares(), SiteMapCache()
         self.painter = Painter(None, ColourMode.TENANT, 9)
 
     def drawn(self, snapshot, number):
-        """The map as the service draws it: joined once, then seated, then painted."""
+        """The map as the service draws it: joined, laid out, rendered."""
         self.joined = join_shares(snapshot, self.joined)
         whole, self.seated = update_site_map(SiteReading(snapshot=snapshot, joined=self.joined), self.seated)
         return whole, self.painter.follow(LiveReading(number=number, whole=whole))

@@ -1,4 +1,4 @@
-"""Rows that are fetched only where they differ are the rows that there are."""
+"""Rows fetched only where digests differ are those of a full read."""
 
 import sqlalchemy as sa
 from hypothesis import example, given

@@ -1,4 +1,4 @@
-"""How much a reading makes again: what grows with the site is looking, not making."""
+"""How much a reading decodes again: only what changed, however large the site is."""
 
 import pytest
 import sqlalchemy as sa
@@ -36,7 +36,7 @@ async def store():
 
 
 def counted(monkeypatch, module, name):
-    """What a function is first given, each time that it is called from now on."""
+    """The first argument of every later call of a function."""
     calls, does = [], getattr(module, name)
 
     def counting(first, *rest):
@@ -59,9 +59,12 @@ async def test_one_gpu_that_falls_sick_is_one_chassis_fetched_and_made_again(sto
     later = await store.survey(lambda conn: read_records(conn, known))
     beside = len(DOMAIN.trays) - 1
     assert ([len(rows) for rows in fetched], len(made)) == ([4 * beside], len(DOMAIN.trays) + beside)
-    sick = [one.health for one in later.machines if one.health]
+    sick = [machine.health for machine in later.machines if machine.health]
     assert sick == ["GPU 2 is DEGRADED"]
-    assert next(one for one in later.machines if one.chassis_serial == "elsewhere") is first.machines[-1]
+    assert (
+        next(machine for machine in later.machines if machine.chassis_serial == "elsewhere")
+        is first.machines[-1]
+    )
     assert later == await store.survey(read_records)
 
 

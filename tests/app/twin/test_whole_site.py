@@ -55,7 +55,7 @@ async def carve(site: EmbeddedSite, trays: int = TRAYS) -> None:
 
         async def ready() -> bool:
             seen = (await http.get("instance?pageSize=100")).json()
-            return [machine["status"] for machine in seen] == ["Ready"] * trays
+            return [instance["status"] for instance in seen] == ["Ready"] * trays
 
         named: dict[str, object] = {"name": "job", "siteId": (await http.get("site")).json()[0]["id"]}
         partition = await post("nvlink-logical-partition", named)
@@ -84,10 +84,10 @@ async def running(whole: RunningTwin, count: int) -> list[Object]:
 
 async def _meshed(whole: RunningTwin) -> Object | None:
     found = await whole.api.get(COMPUTE_DOMAIN, "imex-minimal", "default")
-    members = {
+    reported = {
         condition["type"]: condition["status"] for condition in found.get("status", {}).get("conditions", ())
     }
-    return found if (members.get("Ready"), members.get("Meshed")) == ("True", "True") else None
+    return found if (reported.get("Ready"), reported.get("Meshed")) == ("True", "True") else None
 
 
 @pytest.mark.slow

@@ -20,13 +20,15 @@ POOL = "pool/main"
 
 def test_the_lock_has_the_same_packages_for_both_architectures():
     amd64, arm64 = (debian.locked(arch) for arch in debian.ARCHITECTURES)
-    assert [(one.name, one.version) for one in amd64] == [(one.name, one.version) for one in arm64]
-    assert set(debian.needs().packages) <= {one.name for one in amd64}
-    assert not set(debian.needs().without) & {one.name for one in amd64}
+    assert [(package.name, package.version) for package in amd64] == [
+        (package.name, package.version) for package in arm64
+    ]
+    assert set(debian.needs().packages) <= {package.name for package in amd64}
+    assert not set(debian.needs().without) & {package.name for package in amd64}
 
 
 def test_the_lock_names_no_host():
-    for package in (one for arch in debian.ARCHITECTURES for one in debian.locked(arch)):
+    for package in (package for arch in debian.ARCHITECTURES for package in debian.locked(arch)):
         assert re.fullmatch(r"pool/(updates/)?main/[\w./+%~-]+\.deb", package.path), package
         assert re.fullmatch(r"[0-9a-f]{64}", package.sha256), package
         assert package.size > 0
@@ -111,7 +113,7 @@ def archives(tmp_path, monkeypatch):
 def test_packages_come_from_whichever_archive_has_them_and_only_once(archives, tmp_path):
     first, second = archives[0].put("alpha"), archives[1].put("beta")
     files = debian.fetch([first, second], tmp_path / "kept")
-    assert [hashlib.sha256(files[one].read_bytes()).hexdigest() for one in (first, second)] == [
+    assert [hashlib.sha256(files[file].read_bytes()).hexdigest() for file in (first, second)] == [
         first.sha256,
         second.sha256,
     ]
@@ -156,9 +158,9 @@ def test_locking_takes_dependencies_of_that_architecture_and_leaves_out_those_of
     for archive in archives:
         archive.publish()
     assert debian.resolved(NEEDS, "arm64") == expected
-    assert [one.version for one in debian.resolved(replace(NEEDS, without=("scripts", "beta")), "amd64")] == [
-        "3.0"
-    ]
+    assert [
+        package.version for package in debian.resolved(replace(NEEDS, without=("scripts", "beta")), "amd64")
+    ] == ["3.0"]
 
 
 def test_locking_takes_nothing_from_another_suite(archives):
@@ -166,7 +168,7 @@ def test_locking_takes_nothing_from_another_suite(archives):
     archives[1].put("alpha", "9.0")
     archives[0].publish()
     archives[1].publish(codename="sid")
-    assert [one.version for one in debian.resolved(NEEDS, "arm64")] == ["1.0"]
+    assert [package.version for package in debian.resolved(NEEDS, "arm64")] == ["1.0"]
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ def test_our_layer_is_the_same_each_time_and_knows_nothing_of_this_machine(own, 
     write_tar(build.own_tree(), tmp_path / "2.tar")
     assert (tmp_path / "1.tar").read_bytes() == (tmp_path / "2.tar").read_bytes()
     strange = (str(ROOT).encode(), sys.executable.encode())
-    assert [path for path, entry in own.items() if any(one in entry.data for one in strange)] == []
+    assert [path for path, entry in own.items() if any(text in entry.data for text in strange)] == []
 
 
 def test_each_module_of_ours_has_its_bytecode(own):
@@ -200,7 +200,7 @@ def test_what_a_container_runs_is_on_the_path_of_the_image(own, container):
     hooks = list(container.get("lifecycle", {}).values())
     started = [container.get("command", build.CONFIG["Entrypoint"])]
     started += [probe["exec"]["command"] for probe in probes + hooks if "exec" in probe]
-    environment = dict(one.split("=", 1) for one in build.CONFIG["Env"])
+    environment = dict(variable.split("=", 1) for variable in build.CONFIG["Env"])
     for command in started:
         at = [f"{folder}/{command[0]}".lstrip("/") for folder in environment["PATH"].split(":")]
         found = [own[path] for path in at if path in own]
@@ -220,8 +220,8 @@ def test_the_containerfile_starts_from_nothing_and_says_what_the_archive_says():
     lines = (ROOT / "deploy/site/Containerfile").read_text().splitlines()
     words = [line.split(maxsplit=1) for line in lines if line and line[0] not in "# "]
     assert [rest for word, rest in words if word == "FROM"] == ["scratch AS site", "site AS transfer", "site"]
-    said = {word: rest for word, rest in words if word not in ("FROM", "ADD", "ARG")}
-    assert said == {
+    options = {word: rest for word, rest in words if word not in ("FROM", "ADD", "ARG")}
+    assert options == {
         "ENV": build.CONFIG["Env"][0],
         "WORKDIR": build.CONFIG["WorkingDir"],
         "USER": build.CONFIG["User"],

@@ -113,7 +113,7 @@ def test_the_root_is_whole_and_nothing_in_it_is_of_this_machine(image, arch):
         assert (info.uid, info.gid) == ((10001,) * 2 if info.name == "var/lib/rackloom" else (0, 0)), (
             info.name
         )
-        assert not any(one in data for one in strange), info.name
+        assert not any(text in data for text in strange), info.name
     dangling = [path for path in links if reached(path, kinds, links) is None]
     assert dangling == []
 
@@ -232,7 +232,7 @@ def test_the_image_for_arm64_starts(image, tmp_path):
 
 
 def test_a_builder_makes_the_same_of_the_containerfile(image, tmp_path):
-    builder = next((one for one in ("buildah", "podman") if shutil.which(one)), None)
+    builder = next((program for program in ("buildah", "podman") if shutil.which(program)), None)
     if builder is None:
         pytest.skip("NO BUILDER: neither buildah nor podman is here")
     if os.geteuid():

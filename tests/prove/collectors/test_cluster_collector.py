@@ -10,9 +10,14 @@ from rackloom.core.diagnosis.checks.domains import check_domains
 from rackloom.core.diagnosis.findings import CheckState, verdict
 from rackloom.core.domains import names
 from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
-from rackloom.prove.collectors.cluster import CLAIMS_PATH as CLAIM_PATH
-from rackloom.prove.collectors.cluster import COMPUTE_DOMAINS_PATH, NODES_PATH, PODS_PATH, collect_cluster
-from rackloom.prove.collectors.cluster import TEMPLATES_PATH as TEMPLATE_PATH
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+)
+from rackloom.prove.collectors.cluster import collect_cluster
 
 CLIQUE = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
 ODD = [
@@ -23,33 +28,33 @@ ODD = [
     '{"peers": ' + "[" * 100_000,
     "\ud800",
 ]
-"""Annotations that nobody can read: other JSON, too deep, no Unicode."""
+"""Annotations that cannot be read: other JSON, too deep, no Unicode."""
 MINE = {names.COMPUTE_DOMAIN_LABEL: "cd-1"}
 
 
 def cluster():
-    """A job of one pod that is as it should be."""
+    """A job of one pod in which every check holds."""
     opaque = {"driver": names.IMEX_DRIVER, "parameters": imex_config_json(ChannelConfig(domain_id="cd-1"))}
     ready = {"type": "Ready", "status": "True", "reason": "AllNodesReady", "message": "1 nodes ready"}
     mesh = {names.MESH_ANNOTATION: json.dumps({"complete": True, "peers": 0, "missing": []})}
     daemon_labels = {**MINE, names.CLIQUE_ID_LABEL: CLIQUE}
     return {
-        COMPUTE_DOMAINS_PATH: [
+        COMPUTE_DOMAIN: [
             {
                 "metadata": {"namespace": "team", "name": "job", "uid": "cd-1"},
                 "spec": {"channel": {"resourceClaimTemplate": {"name": "t"}}},
                 "status": {"status": "Ready", "nodes": [], "conditions": [ready]},
             }
         ],
-        TEMPLATE_PATH: [{"metadata": {"namespace": "team", "name": "t", "labels": MINE}}],
-        CLAIM_PATH: [
+        RESOURCE_CLAIM_TEMPLATE: [{"metadata": {"namespace": "team", "name": "t", "labels": MINE}}],
+        RESOURCE_CLAIM: [
             {
                 "metadata": {"namespace": "team", "name": "w-c-x"},
                 "spec": {"devices": {"config": [{"opaque": opaque}]}},
                 "status": {"allocation": {}, "reservedFor": [{"resource": "pods", "name": "w", "uid": "p"}]},
             }
         ],
-        PODS_PATH: [
+        POD: [
             {
                 "metadata": {"namespace": "team", "name": "w", "uid": "p"},
                 "spec": {
@@ -79,16 +84,15 @@ def cluster():
             },
             {"metadata": {"namespace": "team", "name": "web", "uid": "r"}, "spec": {"containers": []}},
         ],
-        NODES_PATH: [{"metadata": {"name": "n", "labels": {names.GPU_CLIQUE_LABEL: CLIQUE}}}],
+        NODE: [{"metadata": {"name": "n", "labels": {names.GPU_CLIQUE_LABEL: CLIQUE}}}],
     }
 
 
 def findings(objects):
-    class Reader:
-        async def read(self, path):
-            return objects[path]
+    async def read(kind):
+        return objects[kind]
 
-    return check_domains(asyncio.run(collect_cluster(Reader(), "rackloom-imex")))
+    return check_domains(asyncio.run(collect_cluster(read, "rackloom-imex")))
 
 
 def failed(objects):
@@ -103,49 +107,49 @@ def test_a_healthy_job_is_seen_as_one():
 
 def test_an_unallocated_claim():
     objects = cluster()
-    objects[CLAIM_PATH][0].pop("status")
+    objects[RESOURCE_CLAIM][0].pop("status")
     assert failed(objects) == {Check.CLAIMS}
 
 
 def test_a_template_that_nobody_makes():
     objects = cluster()
-    objects[PODS_PATH][0]["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = "u"
+    objects[POD][0]["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = "u"
     assert failed(objects) == {Check.TEMPLATES}
 
 
 def test_a_pod_that_has_ended_needs_nothing():
     objects = cluster()
-    objects[PODS_PATH][0]["status"]["phase"] = "Succeeded"
-    objects[CLAIM_PATH].clear()
+    objects[POD][0]["status"]["phase"] = "Succeeded"
+    objects[RESOURCE_CLAIM].clear()
     assert not failed(objects)
 
 
 def test_a_mesh_with_a_gap():
     objects = cluster()
     text = {"complete": False, "peers": 1, "missing": ["0 -> 1: INVALID"]}
-    objects[PODS_PATH][1]["metadata"]["annotations"] = {names.MESH_ANNOTATION: json.dumps(text)}
+    objects[POD][1]["metadata"]["annotations"] = {names.MESH_ANNOTATION: json.dumps(text)}
     assert failed(objects) == {Check.MESH}
 
 
 @pytest.mark.parametrize("text", ODD)
 def test_an_unreadable_mesh_is_unknown(text):
     objects = cluster()
-    objects[PODS_PATH][1]["metadata"]["annotations"] = {names.MESH_ANNOTATION: text}
+    objects[POD][1]["metadata"]["annotations"] = {names.MESH_ANNOTATION: text}
     meshes = [finding.state for finding in findings(objects) if finding.check == Check.MESH]
     assert meshes == [CheckState.UNKNOWN]
 
 
 def test_what_cannot_be_read_is_told_to_the_caller():
     objects = cluster()
-    del objects[NODES_PATH]
+    del objects[NODE]
     with pytest.raises(KeyError):
         findings(objects)
 
 
 def test_what_a_tenants_pod_says_of_imex_counts_for_nothing():
     objects = cluster()
-    forged = json.loads(json.dumps(objects[PODS_PATH][1]))
+    forged = json.loads(json.dumps(objects[POD][1]))
     text = {"complete": False, "missing": ["forged"]}
     forged["metadata"] |= {"namespace": "team", "annotations": {names.MESH_ANNOTATION: json.dumps(text)}}
-    objects[PODS_PATH].append(forged)
+    objects[POD].append(forged)
     assert not failed(objects) & {Check.MESH}

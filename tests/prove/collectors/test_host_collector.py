@@ -100,7 +100,7 @@ BEGINNINGS = (
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(FILES), st.tuples(st.sampled_from(BEGINNINGS), st.text())))
 def test_whatever_files_hold_they_are_read(contents):
-    """The files may be a copy from elsewhere, and anybody's."""
+    """The files may be a copy of another host, and hostile."""
     with TemporaryDirectory() as folder:
         for path, (beginning, rest) in contents.items():
             file = Path(folder) / path

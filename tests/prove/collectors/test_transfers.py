@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 from tests.core.diagnosis.healthy import healthy, pci
-from tests.prove.transfer.transfer_values import record, run
+from tests.core.transfer.transfer_values import record, run
 
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.join import gpu_chains
 from rackloom.errors import Refused
 from rackloom.prove.collectors.transfers import read_transfers
-from rackloom.prove.transfer.records import save_record
+from rackloom.prove.transfer.record_files import save_record
 from rackloom.topology.machine import Gpu, Machine
 
 HOST = Machine(
@@ -50,7 +50,7 @@ def test_its_gpu_is_found_in_the_fabric_by_the_uuid_and_a_shortfall_is_a_finding
     snapshot = msgspec.structs.replace(healthy(racks=1, trays=2), transfers=read_transfers(tmp_path))
     (at,) = [chain for chain in gpu_chains(snapshot) if chain.transfer is not None]
     assert (at.machine.id, at.wanted.module_id) == ("m-0-0", 1)
-    assert [one.check for one in examine(snapshot)] == [Check.TRANSFER]
+    assert [finding.check for finding in examine(snapshot)] == [Check.TRANSFER]
 
 
 def test_an_ordinal_names_no_gpu_outside_its_process(tmp_path):

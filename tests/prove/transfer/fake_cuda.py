@@ -50,7 +50,7 @@ class FakeCuda:
         device._obj.value = ordinal
 
     def _cuDeviceGetByPCIBusId(self, device: Any, address: bytes) -> int:
-        names = [one.lower().encode() for one in ADDRESSES[: self.gpus]]
+        names = [address.lower().encode() for address in ADDRESSES[: self.gpus]]
         if address not in names:
             return NOT_FOUND
         device._obj.value = names.index(address)

@@ -5,11 +5,11 @@ import sys
 import threading
 from typing import Any
 
+from rackloom.core.transfer.values import EndRecord, HostFacts
 from rackloom.prove.transfer import end, endpoints
 from rackloom.prove.transfer.buffers import Buffer, HostBuffer, MemoryKind
 from rackloom.prove.transfer.channel import BlockDescriptor, Served
 from rackloom.prove.transfer.endpoints import EvidenceRecorder
-from rackloom.prove.transfer.values import EndRecord, HostFacts
 
 
 class Corrupting(EvidenceRecorder):

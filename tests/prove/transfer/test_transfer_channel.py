@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.waiting import PATIENCE
 
+from rackloom.core.transfer.values import TransferSpec
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.channel import (
     MAX_FRAME_BODY,
@@ -24,7 +25,6 @@ from rackloom.prove.transfer.channel import (
     connect_channel,
     receive_served,
 )
-from rackloom.prove.transfer.values import TransferSpec
 
 SECRET = b"0123456789abcdef"
 KEY = b"k" * 32
@@ -42,7 +42,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def shake(initiator_secret: bytes, target_secret: bytes) -> tuple[object, object]:
-    """What both halves of the handshake come to: a channel or the error."""
+    """The results of both halves of the handshake: a channel or the error."""
 
     def outcome(half: object, sock: socket.socket, secret: bytes) -> object:
         try:
@@ -64,7 +64,7 @@ def frame(message: object, role: str = "initiator") -> bytes:
 
 
 def receive(raw: bytes, count: int = 1) -> list[object]:
-    """What a target makes of `raw` when the connection closes behind it."""
+    """What a target receives if `raw` arrives and the connection closes after it."""
     with pair() as (a, b):
         a.sendall(raw)
         a.shutdown(socket.SHUT_WR)

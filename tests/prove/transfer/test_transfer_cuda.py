@@ -7,23 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.prove.transfer.fake_cuda import ADDRESSES, FakeCuda
 
+from rackloom.core.transfer.values import EndConfig, TransferReport, TransferSpec, UcxPins
 from rackloom.errors import Refused
 from rackloom.prove.transfer import agent, buffers
 from rackloom.prove.transfer.buffers import (
     CudaDriver,
     DeviceBuffer,
-    DeviceMemory,
     HostBuffer,
     allocate_buffer,
 )
 from rackloom.prove.transfer.run import EndLocation, run_pair
-from rackloom.prove.transfer.values import EndConfig, TransferReport, TransferSpec, UcxPins
 
 
 def missing_fabric() -> str | None:
     """Why no memory can be shared over multi-node NVLink here, or None."""
     try:
-        DeviceMemory("fabric:0", 1).free()
+        DeviceBuffer("fabric:0", 1).close()
     except Refused as refused:
         return refused.reason
     return None
@@ -36,7 +35,7 @@ NO_GPU, NO_FABRIC = buffers.no_gpu_reason(), missing_fabric()
 def test_a_gpu_buffer_holds_the_same_bytes_as_host_memory(size: int, seed: int) -> None:
     """Both ends hash their own buffer, so the two kinds must fill, wipe and hash alike."""
     driver = FakeCuda()
-    there, here = DeviceBuffer(DeviceMemory("cuda:1", size, driver.load), size), HostBuffer(size)
+    there, here = DeviceBuffer("cuda:1", size, driver.load), HostBuffer(size)
     for buffer in (there, here):
         buffer.fill(seed)
     assert there.digest() == here.digest()
@@ -50,32 +49,32 @@ def test_a_gpu_buffer_holds_the_same_bytes_as_host_memory(size: int, seed: int) 
 
 def test_the_context_is_current_before_there_is_memory() -> None:
     driver = FakeCuda()
-    DeviceMemory("cuda:0", 8, driver.load)
+    DeviceBuffer("cuda:0", 8, driver.load)
     assert driver.calls.index("cuCtxSetCurrent") < driver.calls.index("cuMemAlloc_v2")
 
 
 def test_gpus_are_found_by_ordinal_and_by_pci_address() -> None:
     driver = FakeCuda()
     assert CudaDriver(driver.load).addresses() == tuple(address.lower() for address in ADDRESSES)
-    assert DeviceMemory("cuda:0000:90:00.0", 8, driver.load).ordinal == 1
+    assert DeviceBuffer("cuda:0000:90:00.0", 8, driver.load).ordinal == 1
     with pytest.raises(Refused, match="no GPU 2: the CUDA driver finds 2"):
-        DeviceMemory("cuda:2", 8, driver.load)
+        DeviceBuffer("cuda:2", 8, driver.load)
     with pytest.raises(Refused, match="CUDA_ERROR_INVALID_DEVICE"):
-        DeviceMemory("cuda:0000:ff:00.0", 8, driver.load)
+        DeviceBuffer("cuda:0000:ff:00.0", 8, driver.load)
 
 
 def test_fabric_memory_is_mapped_in_whole_grains_and_given_back() -> None:
     driver = FakeCuda(fabric=True)
-    shared = DeviceMemory("fabric:0", 3 << 20, driver.load)
+    shared = DeviceBuffer("fabric:0", 3 << 20, driver.load)
     assert driver.handles == {1: 4 << 20}
     order = ("cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess")
     assert [name for name in driver.calls if name in order] == list(order)
-    other = DeviceMemory("cuda:0", 3 << 20, driver.load)
+    other = DeviceBuffer("cuda:0", 3 << 20, driver.load)
     ctypes.memset(other.address, 7, 3 << 20)
-    shared.copy_from(other, 3 << 20)
+    shared.copy_from(other)
     assert ctypes.string_at(shared.address, 2) == b"\x07\x07"
-    shared.free()
-    other.free()
+    shared.close()
+    other.close()
     assert (driver.handles, driver.memory) == ({}, {})
 
 
@@ -87,12 +86,12 @@ def test_why_there_is_no_gpu_or_no_fabric_is_said() -> None:
     assert buffers.no_gpu_reason(FakeCuda(gpus=0).load) == "the CUDA driver finds no GPU"
     assert buffers.no_gpu_reason(FakeCuda().load) is None
     with pytest.raises(Refused, match="no multi-node NVLink domain"):
-        DeviceMemory("fabric:0", 1, FakeCuda().load)
+        DeviceBuffer("fabric:0", 1, FakeCuda().load)
 
 
 def test_a_full_gpu_is_refused_with_the_drivers_own_word() -> None:
     with pytest.raises(Refused, match=r"cuMemAlloc_v2 failed: CUDA_ERROR_OUT_OF_MEMORY \(2\)"):
-        DeviceMemory("cuda:0", 8, FakeCuda(failing="cuMemAlloc_v2").load)
+        DeviceBuffer("cuda:0", 8, FakeCuda(failing="cuMemAlloc_v2").load)
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda", "cuda:", "rocm:0", ""])

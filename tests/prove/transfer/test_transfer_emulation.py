@@ -10,9 +10,9 @@ import sys
 import pytest
 from tests.waiting import PATIENCE
 
+from rackloom.core.transfer.values import TransferReport, TransferSpec
 from rackloom.errors import Refused
 from rackloom.prove.transfer import emulation, run
-from rackloom.prove.transfer.values import TransferReport, TransferSpec
 
 SPEC = TransferSpec(block_size=4 << 20, iters=3, warmup_iters=1, timeout_seconds=PATIENCE)
 
@@ -99,13 +99,13 @@ def test_each_arm_is_carried_by_its_own_nic_and_stays_under_its_shaper() -> None
     assert report.aligned is not None
     assert report.unaligned is not None
     for arm, mine, other in ((report.aligned, "rdma0", "rdma1"), (report.unaligned, "rdma1", "rdma0")):
-        for one in arm.runs:
-            assert one.emulated
-            assert one.verified
-            sent = {device.name: device.sent_bytes for device in one.path.initiator}
+        for measured in arm.runs:
+            assert measured.emulated
+            assert measured.verified
+            sent = {device.name: device.sent_bytes for device in measured.path.initiator}
             assert sent[mine] >= SPEC.timed_bytes
             assert sent.get(other, 0) < SPEC.timed_bytes // 100
-            assert within_shaper(one)
+            assert within_shaper(measured)
 
 
 @pytest.mark.slow
@@ -128,14 +128,14 @@ def test_where_pods_are_not_possible_one_plain_run_says_why(monkeypatch: pytest.
     assert "not emulated" in report.label
     assert "root" in report.label
     assert report.proved
-    (one,) = report.runs
-    assert one.verified
-    assert not one.emulated
-    assert (one.backend, one.op, one.total_bytes) == ("UCX", "WRITE", SPEC.total_bytes)
-    assert one.path.verdict == "no promise"
-    assert one.path.protocols
-    assert 0 < one.min_seconds <= one.p50_seconds <= one.p99_seconds
-    assert one.environment.initiator.nixl == one.environment.target.nixl
+    (measured,) = report.runs
+    assert measured.verified
+    assert not measured.emulated
+    assert (measured.backend, measured.op, measured.total_bytes) == ("UCX", "WRITE", SPEC.total_bytes)
+    assert measured.path.verdict == "no promise"
+    assert measured.path.protocols
+    assert 0 < measured.min_seconds <= measured.p50_seconds <= measured.p99_seconds
+    assert measured.environment.initiator.nixl == measured.environment.target.nixl
 
 
 def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.waiting import PATIENCE, until_seen
 
+from rackloom.core.transfer.values import EndConfig, Promise, TransferSpec, UcxPins
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer import processes
 from rackloom.prove.transfer.processes import BeInitiator, BeTarget, Done, EndProcess, Listening, TurnedAway
 from rackloom.prove.transfer.run import EndLocation, run_pair
-from rackloom.prove.transfer.values import EndConfig, Promise, TransferSpec, UcxPins
 
 SECRET = "0123456789abcdef"
 SMALL = TransferSpec(block_size=1 << 20, iters=3, warmup_iters=1, timeout_seconds=PATIENCE)
@@ -147,7 +147,7 @@ def test_the_last_words_of_an_end_that_crashed_are_kept(monkeypatch: pytest.Monk
 PARENT = f"""
 import sys, time
 from rackloom.prove.transfer.processes import BeTarget, EndProcess, Listening
-from rackloom.prove.transfer.values import EndConfig
+from rackloom.core.transfer.values import EndConfig
 order = BeTarget("127.0.0.1", 0, EndConfig(), once=True, timeout_seconds=60)
 with EndProcess((), {SECRET!r}, order) as target:
     target.expect(Listening, time.monotonic() + 30)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.core.transfer.transfer_values import RESULT_FIELDS
 from tests.ports import reserved_ports
-from tests.prove.transfer.transfer_values import RESULT_FIELDS
 from tests.waiting import PATIENCE
 
 from rackloom.prove.transfer.agent import nixl_missing_reason
@@ -66,9 +66,9 @@ def test_the_jobs_replace_the_pods() -> None:
 
 def test_the_script_of_the_pods_takes_the_arguments_they_give() -> None:
     for directory in (EXAMPLE, EXAMPLES / "nixl-kv-transfer-jobs"):
-        for (kind, _), one in built(directory).items():
+        for (kind, _), obj in built(directory).items():
             if kind in ("Pod", "Job"):
-                spec = one["spec"] if kind == "Pod" else one["spec"]["template"]["spec"]
+                spec = obj["spec"] if kind == "Pod" else obj["spec"]["template"]["spec"]
                 arguments = spec["containers"][0]["command"][2:]
                 asked = run(*arguments, "--help")
                 assert asked.returncode == 0, asked.stderr

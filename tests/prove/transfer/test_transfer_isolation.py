@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rackloom.core.transfer.values import AllocatedDevices, Link, VisibleDevices
 from rackloom.errors import Refused
 from rackloom.prove.transfer.devices import (
-    AllocatedDevices,
-    Link,
-    VisibleDevices,
     missing_devices,
     read_allocation,
     read_links,

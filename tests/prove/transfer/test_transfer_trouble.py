@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from tests.waiting import PATIENCE
 
+from rackloom.core.transfer.pairing import GpuNicPair
+from rackloom.core.transfer.values import AllocatedDevices, EndConfig, TransferReport, TransferSpec, UcxPins
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer import agent, emulation, processes, run
-from rackloom.prove.transfer.devices import AllocatedDevices
-from rackloom.prove.transfer.pairing import GpuNicPair
 from rackloom.prove.transfer.processes import BeInitiator, Done, EndProcess
 from rackloom.prove.transfer.run import EndLocation, Lane, RemoteTarget, run_lanes
-from rackloom.prove.transfer.values import EndConfig, TransferReport, TransferSpec, UcxPins
 
 SPEC = TransferSpec(block_size=1 << 20, iters=3, warmup_iters=1, timeout_seconds=PATIENCE)
 SABOTAGE = (sys.executable, str(Path(__file__).with_name("sabotage.py")))
@@ -136,7 +135,7 @@ def test_emulated_pairs_are_each_proved_alone_and_at_once() -> None:
         ("rdma1", True),
     ]
     assert heard == list(report.runs)
-    assert all(one.verified for one in heard)
+    assert all(report.verified for report in heard)
     crowded = len(os.sched_getaffinity(0)) < 4
     for arm in report.pairs:
         assert arm.overlap is None or 0 <= arm.overlap <= 1
@@ -172,8 +171,8 @@ def test_runs_before_a_failure_are_heard(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(Retry, match="the reason it crashed"):
         run.run_plain(SPEC, watch=run.RunObserver(step, heard.append))
-    (one,) = heard
-    assert one.verified
+    (report,) = heard
+    assert report.verified
 
 
 @pytest.mark.slow

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from rackloom.core.transfer.proof import contention_reason
+from rackloom.core.transfer.values import EndUsage, UcxPins
 from rackloom.prove.transfer.agent import ucx_complaint, ucx_environment, ucx_protocols
 from rackloom.prove.transfer.endpoints import UsageMeter
-from rackloom.prove.transfer.proof import contention_reason
-from rackloom.prove.transfer.values import EndUsage, UcxPins
 
 PREFIX = "[1795248427.762856] [vm:5939 :0]   "
 

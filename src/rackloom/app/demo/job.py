@@ -67,7 +67,7 @@ class RackJob:
 
     @property
     def workers(self) -> int:
-        """How many there are to be."""
+        """Number of workers in the manifest."""
         return int(self._roles["Worker"]["replicas"])
 
     @property
@@ -76,7 +76,7 @@ class RackJob:
         return roles
 
     async def place(self) -> Evidence:
-        """Choose the clique by what the nodes say now; a clique that another tenant has part of is none."""
+        """Choose the clique by what the nodes report now; no tray of it may belong to another tenant."""
         await self._whole.nodes.up.wait()
         await self._whole.nodes.settle()
         plan = await self._plan()
@@ -84,9 +84,11 @@ class RackJob:
         return {"clique": self._clique, "workers": self.workers, "because": plan.reason}
 
     async def run(self) -> Evidence:
-        """Apply it, and see all of it run as a gang in the planned clique, with a channel of its own."""
+        """Apply the job, and verify that it runs as a gang in the planned clique, with its own channel."""
         began = time.monotonic()
-        await self._whole.api.create(NAMESPACES, labelled_namespace(self._org))
+        # Without the label the map would show the tenant none of its pods.
+        labelled = {"metadata": {"name": JOB_NAMESPACE, "labels": {ORG_LABEL: self._org}}}
+        await self._whole.api.create(NAMESPACES, labelled)
         for obj in self._objects:
             obj["metadata"]["namespace"] = JOB_NAMESPACE
             await self._whole.api.create(_JOB_KINDS[obj["kind"]], obj)
@@ -105,7 +107,7 @@ class RackJob:
         }
 
     async def end(self) -> Evidence:
-        """Delete it, and see that no pod, claim, ComputeDomain, plan, taint or daemon of it is left."""
+        """Delete the job, and verify that no pod, claim, ComputeDomain, plan, taint or daemon is left."""
         for obj in reversed(self._objects):
             await self._whole.api.delete(_JOB_KINDS[obj["kind"]], obj["metadata"]["name"], JOB_NAMESPACE)
         await self._whole.api.delete(NAMESPACES, JOB_NAMESPACE)
@@ -136,7 +138,7 @@ class RackJob:
         return str(met["Ready"]["message"]) if {"Ready", "Meshed"} <= met.keys() else None
 
     async def _bound(self) -> str | None:
-        """What the GangPlan says once every pod is where it was planned."""
+        """The message of the GangPlan once every pod is where it was planned."""
         plan = await self._whole.api.get(GANG_PLAN, self._job["metadata"]["name"], JOB_NAMESPACE)
         met = {
             condition["type"]: condition for condition in (plan.get("status") or {}).get("conditions") or ()
@@ -145,7 +147,7 @@ class RackJob:
         return str(bound["message"]) if bound.get("status") == "True" else None
 
     async def _nodes_of(self, pods: list[Object]) -> set[str]:
-        """Where they run. Raises NotSeen where that is not the clique that was chosen before they existed."""
+        """The nodes of the pods. Raises NotObserved if they are not in the clique of the plan."""
         names = {str(pod["spec"]["nodeName"]) for pod in pods}
         nodes = [
             item for item in (await self._whole.api.list(NODE)).items if item["metadata"]["name"] in names
@@ -170,7 +172,7 @@ class RackJob:
         return len(held)
 
     async def _labelled(self) -> str:
-        """Whose pods the map says that the job's are."""
+        """The organisation to which the map assigns the pods of the job."""
         found = await self._whole.api.get(NAMESPACES, JOB_NAMESPACE)
         return str(found["metadata"]["labels"][ORG_LABEL])
 
@@ -190,12 +192,7 @@ def _is_reserved(node: Object) -> bool:
     return any(taint["key"] == GANG_TAINT for taint in (node.get("spec") or {}).get("taints") or ())
 
 
-def labelled_namespace(org: str) -> Object:
-    """The job's namespace, which says whose it is: else the map would show its tenant none of its pods."""
-    return {"metadata": {"name": JOB_NAMESPACE, "labels": {ORG_LABEL: org}}}
-
-
-# The accident.
+# The lost GPU.
 
 
 _LOST_MODULE = 3
@@ -210,12 +207,12 @@ class LostGpu:
         self._whole = whole
         self._node = ""
 
-    async def look_well(self) -> Evidence:
-        """Before and after, the doctor has nothing to say of any layer."""
-        await wait_until(self._is_quiet, "the doctor still finds something")
+    async def check_healthy(self) -> Evidence:
+        """The doctor finds nothing in any layer."""
+        await wait_until(self._is_healthy, "the doctor still finds something")
         return {"findings": 0, "layers": "switch controllers, site records, cluster"}
 
-    async def happen(self) -> Evidence:
+    async def lose(self) -> Evidence:
         """The switch still counts the GPU and the claim holds it; the node does not have it any more."""
         pod = await self._whole.api.get(POD, _LOST_WORKER, JOB_NAMESPACE)
         self._node = pod["spec"]["nodeName"]
@@ -223,8 +220,8 @@ class LostGpu:
         await self._whole.nodes.look(self._node)
         return {"lost": f"the GPU of NVLink module {_LOST_MODULE} of node {self._node}, under {_LOST_WORKER}"}
 
-    async def be_found(self) -> Evidence:
-        """The doctor names the node, what both sides say, and what to do."""
+    async def check_found(self) -> Evidence:
+        """The doctor names the node, the evidence of both sides, and the fix."""
         found = await wait_until(self._findings, "the doctor finds nothing")
         about = [
             finding
@@ -235,17 +232,17 @@ class LostGpu:
             raise NotObserved("no finding names the node", found=[finding.message for finding in found])
         return {finding.check: _finding_evidence(finding) for finding in about}
 
-    async def be_healed(self) -> Evidence:
-        """The GPU answers again, as after the reboot that the fix asks for, and the doctor is content."""
+    async def heal(self) -> Evidence:
+        """The GPU answers again, as after the reboot that the fix names, and the doctor finds nothing."""
         self._whole.nodes[self._node].gpus.find(_LOST_MODULE)
         await self._whole.nodes.look(self._node)
-        return {"simulated": "the GPU answers again, as after a reboot", **await self.look_well()}
+        return {"simulated": "the GPU answers again, as after a reboot", **await self.check_healthy()}
 
     async def _findings(self) -> tuple[Finding, ...]:
         site = self._whole.site
         return examine(await site_snapshot(time.time(), records=site.store, cluster=self._whole.api))
 
-    async def _is_quiet(self) -> bool:
+    async def _is_healthy(self) -> bool:
         return not await self._findings()
 
 

@@ -6,7 +6,7 @@ everything is released. The command exits with 0 only if every step was verified
 
 The claim step allocates the two templates of examples/nixl-kv-transfer on two nodes. Whether the NICs are
 near the GPUs is read from the topology and not from the claim. The transfer step writes a buffer between
-two processes over NIXL and verifies data and path; without NIXL it degrades to sockets and says so.
+two processes over NIXL and verifies data and path; without NIXL it degrades to sockets and reports that.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from rackloom.core.allocate.driver_slices import GPU_DRIVER, device_classes, sli
 from rackloom.core.allocate.explanation import render_explanation
 from rackloom.core.allocate.objects import DeviceResult, Node, ObjectMeta, ResourceSlice
 from rackloom.core.allocate.planning import PlacedClaim, RefusedClaim, allocate_each
+from rackloom.core.transfer.report import result_line
+from rackloom.core.transfer.values import Arm, TransferSpec
 from rackloom.prove.transfer.agent import nixl_missing_reason
 from rackloom.prove.transfer.fallback import FALLBACK_LABEL, run_over_sockets
-from rackloom.prove.transfer.report import result_line
 from rackloom.prove.transfer.run import run_alignment
-from rackloom.prove.transfer.values import Arm, TransferSpec
 from rackloom.topology.affinity import Cell, classes
 from rackloom.topology.machine import Machine, PathClass
 from rackloom.topology.profiles import load_machine
@@ -161,19 +161,19 @@ WHOLE_RACK, PART_OF_A_RACK = ("blue", 18), ("green", 6)
 """Two tenants, and how many compute trays each of them takes."""
 
 
-def run_demo(*, as_json: bool, say: Callable[[str], None] = print) -> int:
-    """Tell the story; 0 only if every step was verified by observation."""
+def run_demo(*, as_json: bool, print_line: Callable[[str], None] = print) -> int:
+    """Run the demonstration; 0 only if every step was verified by observation."""
     import uvloop
 
     def show(step: DemoStep) -> None:
         if not as_json:
-            say(_step_text(step))
+            print_line(_step_text(step))
 
     if not as_json:
-        say(f"{RACK_COUNT} racks of {RACK_PROFILE}. {_SIMULATED_NOTE}\n")
+        print_line(f"{RACK_COUNT} racks of {RACK_PROFILE}. {_SIMULATED_NOTE}\n")
     with tempfile.TemporaryDirectory(prefix="rackloom-demo-") as directory:
         report = uvloop.run(_run_story(Home(Path(directory)), DemoStory(show)))
-    say(msgspec.json.encode(report).decode() if as_json else _report_summary(report))
+    print_line(msgspec.json.encode(report).decode() if as_json else _report_summary(report))
     return 0 if report.ok else 1
 
 
@@ -183,7 +183,7 @@ async def _run_story(home: Home, story: DemoStory) -> DemoReport:
         DemoTenant(whole.site, *WHOLE_RACK) as blue,
         DemoTenant(whole.site, *PART_OF_A_RACK) as green,
     ):
-        tenants, job, accident = DemoTenants(blue, green), RackJob(whole, WHOLE_RACK[0]), LostGpu(whole)
+        tenants, job, lost_gpu = DemoTenants(blue, green), RackJob(whole, WHOLE_RACK[0]), LostGpu(whole)
         for name, act in (
             ("two tenants' logical partitions created", tenants.create_partitions),
             ("instances batch-created", tenants.create_instances),
@@ -191,10 +191,10 @@ async def _run_story(home: Home, story: DemoStory) -> DemoReport:
             ("NVLink domain of every GPU", tenants.see_domains),
             ("whole-rack job placed before it exists", job.place),
             ("whole-rack MPIJob running with its own channel", job.run),
-            ("doctor: all layers agree", accident.look_well),
-            ("a GPU lost under the job", accident.happen),
-            ("doctor: found, with both sides and the fix", accident.be_found),
-            ("healed, and the doctor agrees", accident.be_healed),
+            ("doctor: all layers agree", lost_gpu.check_healthy),
+            ("a GPU lost under the job", lost_gpu.lose),
+            ("doctor: found, with both sides and the fix", lost_gpu.check_found),
+            ("healed, and the doctor agrees", lost_gpu.heal),
             ("job ended, nothing of it left", job.end),
         ):
             await story.step_if_holding(name, act)

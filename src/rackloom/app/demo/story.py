@@ -36,7 +36,7 @@ Evidence = dict[str, Any]
 
 
 class NotObserved(Exception):
-    """A step was asked for and not observed to have happened; carries what was seen instead."""
+    """The effect of a step was not observed; carries what was seen instead."""
 
     def __init__(self, reason: str, **evidence: Any) -> None:
         super().__init__(reason)
@@ -60,7 +60,7 @@ class DemoReport(msgspec.Struct, frozen=True):
 
 
 class DemoStory:
-    """Runs steps one after another; after one fails, those that build on it are not pretended."""
+    """Runs steps one after another; after a step fails, those that need it are not attempted."""
 
     def __init__(self, report: Callable[[DemoStep], None]) -> None:
         self.steps: list[DemoStep] = []
@@ -85,7 +85,7 @@ class DemoStory:
         self._report(step)
 
     async def step_if_holding(self, name: str, act: Callable[[], Awaitable[Evidence]]) -> None:
-        """A step that stands on all before it: not attempted, and so not verified, once one failed."""
+        """A step that needs all steps before it: not attempted once one of them has failed."""
         await self.step(name, act if self.holds else _not_attempted)
 
     def report(self) -> DemoReport:
@@ -102,14 +102,19 @@ async def _not_attempted() -> Evidence:
 
 OBSERVATION_SECONDS = 60.0
 """Seconds until something in the cluster must have been seen."""
-_POLL_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
-async def wait_until(look: Callable[[], Awaitable[Any]], complaint: str) -> Any:
-    """The first true answer of `look`, asked again and again. Raises NotSeen when there is none in time."""
-    deadline = time.monotonic() + OBSERVATION_SECONDS
+async def wait_until(
+    look: Callable[[], Awaitable[Any]],
+    complaint: str,
+    seconds: float = OBSERVATION_SECONDS,
+    pause: float = POLL_SECONDS,
+) -> Any:
+    """The first true result of `look`, called after each pause. Raises NotObserved after `seconds`."""
+    deadline = time.monotonic() + seconds
     while not (seen := await look()):
         if time.monotonic() > deadline:
-            raise NotObserved(f"{complaint} within {OBSERVATION_SECONDS:.0f} s")
-        await asyncio.sleep(_POLL_SECONDS)
+            raise NotObserved(f"{complaint} within {seconds:.0f} s")
+        await asyncio.sleep(pause)
     return seen

@@ -5,14 +5,14 @@ observations come through a separate NMX-C connection to each switch controller.
 fabric shows exactly one partition for each tenant, with exactly the GPUs of its instances.
 """
 
-import asyncio
 import time
 from collections import Counter
+from functools import partial
 from typing import Any, Self
 
 import httpx2
 
-from rackloom.app.demo.story import Evidence, NotObserved
+from rackloom.app.demo.story import Evidence, NotObserved, wait_until
 from rackloom.app.twin.site import EmbeddedSite
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.core.partitions.domain import DomainObservation
@@ -56,7 +56,7 @@ class DemoTenants:
         return {"seenThrough": "NMX-C (simulated)", **seen}
 
     async def see_domains(self) -> Evidence:
-        """Every GPU of a tenant says which NVLink domain it is in, and it is one."""
+        """Every GPU of a tenant reports its NVLink domain, and it is the same for all."""
         return {tenant.org: await tenant.see_domain() for tenant in self._tenants}
 
     async def release(self) -> Evidence:
@@ -108,7 +108,7 @@ class DemoTenant:
         return {"logicalPartition": self.partition, "status": seen["status"], "defaultOfVpc": self.vpc}
 
     async def create_instances(self) -> Evidence:
-        """One batch, all in one NVLink domain, waited for until the service says Ready."""
+        """One batch, all in one NVLink domain, waited for until the service reports Ready."""
         kind = (await self._get("instance/type"))[0]
         began = time.perf_counter()
         made = await self._post(
@@ -122,7 +122,7 @@ class DemoTenant:
             },
         )
         self.instances = [instance["id"] for instance in made]
-        ready = await self._until(self._all_ready, "not every instance became Ready")
+        ready = await _wait_until(self._all_ready, "not every instance became Ready")
         return {
             "instances": ready,
             "instanceType": kind["name"],
@@ -130,7 +130,7 @@ class DemoTenant:
         }
 
     async def see_domain(self) -> Evidence:
-        """Every GPU of every instance says which NVLink domain it is in, and it is one."""
+        """Every GPU of every instance reports its NVLink domain, and it is the same for all."""
         interfaces = await self.interfaces()
         domains = Counter(interface["nvLinkDomainId"] for interface in interfaces)
         _require(len(domains) == 1 and None not in domains, "GPUs are not in one domain", seen=domains)
@@ -141,10 +141,10 @@ class DemoTenant:
         """Delete what was made, and see it gone."""
         for instance in self.instances:
             await self._delete(f"instance/{instance}")
-        await self._until(self._gone, "the instances were not released")
+        await _wait_until(self._gone, "the instances were not released")
         await self._delete(f"vpc/{self.vpc}")
         await self._delete(f"nvlink-logical-partition/{self.partition}")
-        await self._until(self._partition_gone, "the logical partition did not go away")
+        await _wait_until(self._partition_gone, "the logical partition did not go away")
 
     async def interfaces(self) -> list[dict[str, Any]]:
         """The NVLink interfaces of all instances: one for each GPU."""
@@ -171,14 +171,6 @@ class DemoTenant:
         answer = await self.http.get(f"nvlink-logical-partition/{self.partition}")
         return answer.status_code == httpx2.codes.NOT_FOUND
 
-    async def _until(self, look: Any, complaint: str) -> Any:
-        deadline = time.monotonic() + REQUEST_SECONDS
-        while not (seen := await look()):
-            if time.monotonic() > deadline:
-                raise NotObserved(f"{complaint} within {REQUEST_SECONDS:.0f} s")
-            await asyncio.sleep(POLL_SECONDS)
-        return seen
-
     async def _get(self, path: str) -> Any:
         return _json_body(await self.http.get(path), httpx2.codes.OK)
 
@@ -191,6 +183,9 @@ class DemoTenant:
 
 
 _SHOWN_FIELDS = ("instanceId", "deviceInstance", "gpuGuid", "nvLinkDomainId", "status")
+
+
+_wait_until = partial(wait_until, seconds=REQUEST_SECONDS, pause=POLL_SECONDS)
 
 
 async def _observe_domain(url: str) -> DomainObservation:

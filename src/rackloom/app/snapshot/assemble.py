@@ -4,7 +4,7 @@ The doctor and the rack map read nothing else. `site_snapshot` asks each layer t
 out the others. An API server that does not answer, or a record that cannot be read, makes its layer
 unknown with the reason and a command that helps; the other layers are read all the same. Errors of the
 database pass through. The fabric layer is as old as its oldest reading; what a single domain lacks is
-said of that domain.
+part of that domain.
 
 A reading counts as old after three missed intervals of the reconciler.
 """

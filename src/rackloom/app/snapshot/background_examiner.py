@@ -9,7 +9,7 @@ thread does not compete with the drawing.
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -81,16 +81,11 @@ class Examiner:
 
     async def _examine(self, snapshot: SiteSnapshot, joined: JoinedShares, after: float) -> Examination:
         await asyncio.sleep(after)
-        found = Examination(snapshot.at, await asyncio.to_thread(_run_checks, snapshot, joined, self._wait))
+        findings = await asyncio.to_thread(examine, snapshot, joined.chains, between=self._wait)
+        found = Examination(snapshot.at, findings)
         self.news += self._newest is None or self._newest.findings != found.findings
         self._newest = found
         return found
 
     def _wait(self) -> None:
         self._may_go_on.wait(LONGEST_HALT_SECONDS)
-
-
-def _run_checks(
-    snapshot: SiteSnapshot, joined: JoinedShares, between: Callable[[], None]
-) -> tuple[Finding, ...]:
-    return examine(snapshot, joined.chains, between=between)

@@ -7,7 +7,7 @@ may only observe (adminAccess) is not allocated by it. Decoding runs in a thread
 stays free.
 
 `project_object` reduces each object to the fields that the snapshot reads, for a service that follows a
-large cluster: images of nodes, environments of pods and field ownership are most of what a cluster says.
+large cluster: images of nodes, environments of pods and field ownership are most of the data of a cluster.
 Projecting a projection changes nothing. A field that `read_cluster` newly reads has to be added here.
 """
 
@@ -42,15 +42,7 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
-from rackloom.prove.collectors.cluster import (
-    CLAIMS_PATH,
-    COMPUTE_DOMAINS_PATH,
-    DAEMON_CONTAINER,
-    NODES_PATH,
-    PODS_PATH,
-    TEMPLATES_PATH,
-    collect_cluster,
-)
+from rackloom.prove.collectors.cluster import DAEMON_CONTAINER, ListReader, collect_cluster
 
 # Reading.
 
@@ -60,13 +52,6 @@ ORG_LABEL = "rackloom.dev/org"
 """On a namespace: the organisation whose pods are in it."""
 _FORBIDDEN = 403
 _NAMESPACES_FORBIDDEN = "namespaces may not be listed, so no tenant is shown its own pods"
-_KIND_OF_PATH: Mapping[str, ResourceKind] = {
-    COMPUTE_DOMAINS_PATH: COMPUTE_DOMAIN,
-    TEMPLATES_PATH: RESOURCE_CLAIM_TEMPLATE,
-    CLAIMS_PATH: RESOURCE_CLAIM,
-    PODS_PATH: POD,
-    NODES_PATH: NODE,
-}
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,23 +91,21 @@ def is_excused(kind: ResourceKind, error: KubeError) -> bool:
     return kind == NAMESPACE and error.code == _FORBIDDEN
 
 
-class _ListOnce:
+def _list_once(api: Lister) -> ListReader:
     """Reads each list of the API server at most once."""
+    known: dict[ResourceKind, list[Json]] = {}
 
-    def __init__(self, api: Lister) -> None:
-        self._api = api
-        self._read: dict[str, list[Json]] = {}
-
-    async def read(self, path: str) -> list[Json]:
-        """All objects at a list path."""
-        if path not in self._read:
+    async def read(kind: ResourceKind) -> list[Json]:
+        if kind not in known:
             try:
-                self._read[path] = list((await self._api.list(_KIND_OF_PATH[path])).items)
+                known[kind] = list((await api.list(kind)).items)
             except KubeError as error:
-                if not is_excused(_KIND_OF_PATH[path], error):
+                if not is_excused(kind, error):
                     raise
-                self._read[path] = []
-        return self._read[path]
+                known[kind] = []
+        return known[kind]
+
+    return read
 
 
 async def read_cluster(
@@ -134,10 +117,10 @@ async def read_cluster(
     `namespace` is that of the IMEX daemons.
     """
     cache = cache or ReadCache()
-    lists = _ListOnce(api)
-    evidence = await collect_cluster(lists, namespace, cache.each)
+    read = _list_once(api)
+    evidence = await collect_cluster(read, namespace, cache.each)
     slices = (await api.list(RESOURCE_SLICE)).items
-    nodes, claims, pods = [await lists.read(path) for path in (NODES_PATH, CLAIMS_PATH, PODS_PATH)]
+    nodes, claims, pods = [await read(kind) for kind in (NODE, RESOURCE_CLAIM, POD)]
     orgs = await _org_by_namespace(api)
     # In a thread: decoding a large cluster takes long enough to delay other requests of the event loop.
     return await asyncio.to_thread(_cluster_snapshot, cache, evidence, slices, nodes, claims, pods, orgs)

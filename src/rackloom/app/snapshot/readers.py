@@ -1,7 +1,7 @@
 """Read-only access to the site service's database, beside the service that owns it.
 
 A home is locked against a second writer, but SQLite's WAL allows any number of readers. Where there is no
-WAL file the database is opened as immutable: a reader that is not told so would create WAL files as the
+WAL file the database is opened as immutable: a reader without that option would create WAL files as the
 user who runs the doctor, and the service might then be unable to open them. PostgreSQL is read in one
 REPEATABLE READ transaction, repeated up to three times where the connection was lost; the SQLSTATE
 decides whether trying again may help (Retry) or not (Refused).

@@ -176,23 +176,16 @@ _INTERFACE_ROWS = RowGroups(
 )
 
 
-class _ChassisRows(msgspec.Struct, frozen=True):
-    """The rows of the machines of a chassis, and of their GPUs. Rows are equal when their values are."""
-
-    machines: GroupRows
-    gpus: GroupRows
-
-
-def _chassis_rows(conn: sa.Connection, cache: ReadCache) -> dict[str, _ChassisRows]:
+def _chassis_rows(conn: sa.Connection, cache: ReadCache) -> dict[str, tuple[GroupRows, GroupRows]]:
+    """The rows of the machines of each chassis, and of their GPUs. Rows are equal when their values are."""
     gpus = _GPU_ROWS.of(conn, cache)
-    return {
-        name: _ChassisRows(rows, gpus.get(name, ())) for name, rows in _MACHINE_ROWS.of(conn, cache).items()
-    }
+    return {name: (rows, gpus.get(name, ())) for name, rows in _MACHINE_ROWS.of(conn, cache).items()}
 
 
-def _machines(trays: _ChassisRows) -> tuple[MachineRecord, ...]:
-    gpus = {id_: tuple(some) for id_, some in groupby(trays.gpus, key=attrgetter("machine_id"))}
-    return tuple(_machine(row, gpus.get(row.id, ())) for row in trays.machines)
+def _machines(rows: tuple[GroupRows, GroupRows]) -> tuple[MachineRecord, ...]:
+    machines, gpu_rows = rows
+    gpus = {id_: tuple(some) for id_, some in groupby(gpu_rows, key=attrgetter("machine_id"))}
+    return tuple(_machine(row, gpus.get(row.id, ())) for row in machines)
 
 
 def _machine(row: Any, gpus: GroupRows) -> MachineRecord:
@@ -224,23 +217,17 @@ def _gpu_key(tray: Any, gpu: Any) -> GpuKey:
     )
 
 
-class _InterfaceRows(msgspec.Struct, frozen=True):
-    """The rows of the interfaces of instances in a chassis, and the nearest fix for each."""
-
-    rows: GroupRows
-    fixes: tuple[str, ...]
-
-
 def _interface_rows(
     conn: sa.Connection, cache: ReadCache, fixes: Mapping[str, str]
-) -> dict[str, _InterfaceRows]:
+) -> dict[str, tuple[GroupRows, tuple[str, ...]]]:
+    """By chassis, the rows of the interfaces of instances, and the nearest fix for each."""
     return {
-        name: _InterfaceRows(rows, tuple(fixes.get(row.guid) or "" for row in rows))
+        name: (rows, tuple(fixes.get(row.guid) or "" for row in rows))
         for name, rows in _INTERFACE_ROWS.of(conn, cache).items()
     }
 
 
-def _instance_gpus(interfaces: _InterfaceRows) -> tuple[InstanceGpuRecord, ...]:
+def _instance_gpus(interfaces: tuple[GroupRows, tuple[str, ...]]) -> tuple[InstanceGpuRecord, ...]:
     return tuple(
         InstanceGpuRecord(
             instance=row.instance_id,
@@ -252,7 +239,7 @@ def _instance_gpus(interfaces: _InterfaceRows) -> tuple[InstanceGpuRecord, ...]:
             problem=row.reason or "",
             fix=fix,
         )
-        for row, fix in zip(interfaces.rows, interfaces.fixes, strict=True)
+        for row, fix in zip(*interfaces, strict=True)
     )
 
 

@@ -1,16 +1,16 @@
 """Reads from a Kubernetes API server what the checks of ComputeDomains need.
 
 `collect_cluster` turns five lists (ComputeDomains, ResourceClaimTemplates, ResourceClaims, pods, nodes)
-into `ClusterEvidence` and changes nothing. The reader is passed in as a `ClusterReader`; its errors pass
-through, because half a reading would show faults that are not there. Objects that cannot be parsed are
-left out, as are pods without claims and pods that have ended.
+into `ClusterEvidence` and changes nothing. The caller passes in the function that reads a list. Its errors
+pass through, because half a reading would show faults that are not there. Objects that cannot be parsed
+are left out, as are pods without claims and pods that have ended.
 
 IMEX daemons are recognised by the name of their container and by the label with the ComputeDomain's UID,
 and only in the one namespace given: anybody may set labels and name containers in a namespace of their
 own. The state of a mesh comes from the annotation that each daemon writes on its pod.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
@@ -21,28 +21,22 @@ from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRec
 from rackloom.core.domains import names
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.device_configs import ChannelConfig, decode_imex_config_leniently
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    ResourceKind,
+)
 from rackloom.errors import Refused
 
 Json = dict[str, Any]
 V = TypeVar("V")
-COMPUTE_DOMAINS_PATH = f"apis/{names.API_VERSION}/computedomains"
-TEMPLATES_PATH = "apis/resource.k8s.io/v1/resourceclaimtemplates"
-CLAIMS_PATH = "apis/resource.k8s.io/v1/resourceclaims"
-PODS_PATH = "api/v1/pods"
-NODES_PATH = "api/v1/nodes"
+ListReader = Callable[[ResourceKind], Awaitable[list[Json]]]
+"""Lists all objects of a kind, in all namespaces. Raises if the API server does not answer or refuses."""
 DAEMON_CONTAINER = "compute-domain-daemon"
 """The container by which pods of IMEX daemons are recognised."""
-
-
-class ClusterReader(Protocol):
-    """Lists Kubernetes objects."""
-
-    async def read(self, path: str) -> list[Json]:
-        """All objects at a list path of the API server, such as `api/v1/pods`, in all namespaces.
-
-        Raises if the API server does not answer or refuses.
-        """
-        ...
 
 
 class _MeshAnnotation(msgspec.Struct, frozen=True):
@@ -60,24 +54,24 @@ class ObjectMapper(Protocol):
         ...
 
 
-async def collect_cluster(reader: ClusterReader, namespace: str, each: ObjectMapper = map) -> ClusterEvidence:
+async def collect_cluster(read: ListReader, namespace: str, each: ObjectMapper = map) -> ClusterEvidence:
     """Read everything that the checks need; IMEX daemons only from `namespace`, where tenants have no pods.
 
-    Errors of `reader` pass through: a partial reading would show faults that do not exist.
+    Errors of `read` pass through: a partial reading would show faults that do not exist.
     """
-    pods = await reader.read(PODS_PATH)
+    pods = await read(POD)
     daemons = [pod for pod in pods if _is_daemon(pod, namespace)]
     users = [pod for pod in pods if _claims_devices(pod) and not _is_daemon(pod, namespace)]
     return ClusterEvidence(
-        domains=tuple(_compute_domains(await reader.read(COMPUTE_DOMAINS_PATH))),
-        templates=tuple(each(_template, await reader.read(TEMPLATES_PATH))),
-        claims=tuple(each(_claim, await reader.read(CLAIMS_PATH))),
+        domains=tuple(_compute_domains(await read(COMPUTE_DOMAIN))),
+        templates=tuple(each(_template, await read(RESOURCE_CLAIM_TEMPLATE))),
+        claims=tuple(each(_claim, await read(RESOURCE_CLAIM))),
         pods=tuple(each(_pod, users)),
         daemons=tuple(each(_daemon, daemons)),
         daemons_in=namespace,
         cliques={
             node["metadata"]["name"]: clique
-            for node in await reader.read(NODES_PATH)
+            for node in await read(NODE)
             if (clique := _labels(node).get(names.GPU_CLIQUE_LABEL))
         },
     )

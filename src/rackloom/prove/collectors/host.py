@@ -91,7 +91,7 @@ class TcpSocket(msgspec.Struct, frozen=True):
 
 
 def sockets_of(host: Sysroot, process: int) -> tuple[TcpSocket, ...] | None:
-    """Those of the namespace of `process`, of both families; None where they cannot be read in full."""
+    """TCP sockets in the network namespace of `process`, both families; None where not all can be read."""
     ipv4, ipv6 = (host.whole(f"proc/{process}/net/{name}") for name in ("tcp", "tcp6"))
     if ipv4 is None:
         return None
@@ -137,7 +137,7 @@ T = TypeVar("T", dict[str, Any], list[Any])
 def cdi_setting(host: Sysroot, runtime: str | None) -> CdiSetting:
     """Whether containerd is configured with CDI on; `UNREADABLE` where any of its files is not understood.
 
-    Without `runtime`, what a node's status says of it, the file counts only where containerd is seen running
+    Without `runtime`, the name in the node's status, the file counts only where containerd is seen running
     and CRI-O is not: Docker has one too, which no kubelet asks.
     """
     if runtime is None and (processes_named(host, "crio") or not processes_named(host, "containerd")):
@@ -264,7 +264,7 @@ _CHANNEL_DEVICE = re.compile(r"channel([0-9]{1,4})")
 
 
 def collect_imex(host: Sysroot) -> ImexEvidence:
-    """All of it."""
+    """What the host's files show of IMEX."""
     readable = 1 in process_ids(host) and shows_all_processes(host)
     running = processes_named(host, "nvidia-imex") if readable else None
     in_pods = {pid: _is_in_pod(host, pid) for pid in running or ()}
@@ -284,7 +284,7 @@ def collect_imex(host: Sysroot) -> ImexEvidence:
 
 
 def _is_in_pod(host: Sysroot, process: int) -> bool | None:
-    """None where the name of its control group is not visible in full.
+    """Whether a process is in a pod; None where the name of its control group is not visible in full.
 
     Within a cgroup namespace, the names of control groups outside of it are relative to it (`/../..`), and
     the common part is left out (cgroup_namespaces(7)).

@@ -14,9 +14,10 @@ from datetime import datetime
 from pathlib import Path
 
 from rackloom.core.diagnosis.snapshot import MeasuredTransfer
+from rackloom.core.transfer.records import TransferRecord
+from rackloom.core.transfer.values import TransferReport
 from rackloom.errors import Refused
-from rackloom.prove.transfer.records import TransferRecord, load_record
-from rackloom.prove.transfer.values import TransferReport
+from rackloom.prove.transfer.record_files import load_record
 from rackloom.topology.join_key import Fact, GpuKey, Source
 from rackloom.topology.machine import Machine
 

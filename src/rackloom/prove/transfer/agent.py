@@ -5,7 +5,7 @@ import in a process of its own, because native code built for another machine ma
 Nothing else of Rackloom depends on it.
 
 Facts behind the UCX settings: NIXL's own device list spoils TCP device names (it appends a port), so
-devices are pinned with UCX_NET_DEVICES. NIXL asks for two RMA rails unless told otherwise, and UCX then
+devices are pinned with UCX_NET_DEVICES. NIXL asks for two RMA rails by default, and UCX then
 silently splits one transfer over two devices; with one pinned device the limit is one rail.
 UCX_PROTO_INFO prints a table per operation and peer, first for the loopback connection ("self"), then for
 the real one; only the latter counts.
@@ -28,10 +28,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rackloom.core.transfer.values import EndConfig, TransferOp, TransferSpec, UcxPins
 from rackloom.errors import Refused
 from rackloom.prove.transfer.buffers import Buffer, MemoryKind, allocate_buffer
 from rackloom.prove.transfer.channel import BlockDescriptor
-from rackloom.prove.transfer.values import EndConfig, TransferOp, TransferSpec, UcxPins
 
 # UCX: environment variables in, log out.
 
@@ -46,7 +46,7 @@ _MOST_RAILS = 2
 
 
 def ucx_environment(ucx: UcxPins, log: Path) -> dict[str, str]:
-    """The variables that pin UCX as asked and make it write down what it does into `log`."""
+    """The variables that pin UCX and make it log what it does into `log`."""
     variables = {
         "UCX_PROTO_INFO": "y",
         "UCX_LOG_FILE": str(log),

@@ -5,10 +5,10 @@ movsb`, which loses a third of the rate over loopback on AMD processors if sourc
 in alignment; memory from malloc begins 16 bytes into a page. It refuses sizes for which two buffers would
 not fit into available memory.
 
-`DeviceBuffer` uses `DeviceMemory`, which calls the CUDA driver API through ctypes, so no CUDA package is
-needed beside the driver. `cuda:N` allocates with cuMemAlloc. `fabric:N` uses the virtual memory
-management calls with a fabric handle, which NVLink needs to reach the memory from another node of its
-domain; UCX's cuda_ipc maps it there. The primary context has to be current before UCX starts, or UCX
+`DeviceBuffer` calls the CUDA driver API through ctypes, so no CUDA package is needed beside the driver.
+`cuda:N` allocates with cuMemAlloc. `fabric:N` uses the virtual memory management calls with a fabric
+handle, which NVLink needs to reach the memory from another node of its domain; UCX's cuda_ipc maps it
+there. The primary context has to be current before UCX starts, or UCX
 takes the memory for the host's.
 
 numpy is imported only when a buffer is made.
@@ -114,7 +114,7 @@ class CudaDriver:
         code = getattr(self._library, name)(*arguments)
         if code:
             raise Refused(
-                f"{name} failed: {self._word_for(code)}", nearest_fix="see `nvidia-smi` on this host"
+                f"{name} failed: {self._error_name(code)}", nearest_fix="see `nvidia-smi` on this host"
             )
 
     def count(self) -> int:
@@ -134,116 +134,11 @@ class CudaDriver:
         self.call("cuDeviceGetPCIBusId", text, c_int(len(text)), device)
         return text.value.decode().lower()
 
-    def _word_for(self, code: int) -> str:
+    def _error_name(self, code: int) -> str:
         text = ctypes.c_char_p()
         with suppress(AttributeError):
             self._library.cuGetErrorName(code, byref(text))
         return (text.value or b"an unnamed error").decode() + f" ({code})"
-
-
-class DeviceMemory:
-    """`size` bytes on one GPU, whose primary context becomes current in this thread.
-
-    `name` is `cuda:N` or `fabric:N` with an ordinal or a PCI address for N.
-
-    Raises:
-        Refused: no such GPU, not enough memory, or no fabric to share it over.
-    """
-
-    def __init__(self, name: str, size: int, load: LibraryLoader = ctypes.CDLL) -> None:
-        kind, _, which = name.partition(":")
-        self._driver = CudaDriver(load)
-        self.ordinal = self._find(which)
-        self._device = c_int()
-        self._call("cuDeviceGet", byref(self._device), c_int(self.ordinal))
-        context = c_void_p()
-        self._call("cuDevicePrimaryCtxRetain", byref(context), self._device)
-        self._call("cuCtxSetCurrent", context)
-        self._pointer = c_ulonglong()
-        self._handle: c_ulonglong | None = None
-        self._reserved = size
-        if kind == "fabric":
-            self._map_fabric(size)
-        else:
-            self._call("cuMemAlloc_v2", byref(self._pointer), c_size_t(size))
-
-    @property
-    def address(self) -> int:
-        """Of the first byte, in the unified address space."""
-        return self._pointer.value
-
-    def write(self, offset: int, source: int, size: int) -> None:
-        """Copy `size` bytes from the host address `source`."""
-        self._call("cuMemcpyHtoD_v2", c_ulonglong(self.address + offset), c_void_p(source), c_size_t(size))
-
-    def read(self, offset: int, sink: int, size: int) -> None:
-        """Copy `size` bytes to the host address `sink`."""
-        self._call("cuMemcpyDtoH_v2", c_void_p(sink), c_ulonglong(self.address + offset), c_size_t(size))
-
-    def copy_from(self, other: "DeviceMemory", size: int) -> None:
-        """Copy within the GPU and wait for it: the most that any transfer on this GPU could reach."""
-        self._call("cuMemcpyDtoD_v2", c_ulonglong(self.address), c_ulonglong(other.address), c_size_t(size))
-        self.synchronize()
-
-    def zero(self, size: int) -> None:
-        """Zero the first `size` bytes."""
-        self._call("cuMemsetD8_v2", c_ulonglong(self.address), c_ubyte(0), c_size_t(size))
-        self.synchronize()
-
-    def synchronize(self) -> None:
-        """Wait until the GPU has done all that it was asked for."""
-        self._call("cuCtxSynchronize")
-
-    def free(self) -> None:
-        """Give the memory back."""
-        if self._handle is None:
-            self._call("cuMemFree_v2", self._pointer)
-            return
-        self._call("cuMemUnmap", self._pointer, c_size_t(self._reserved))
-        self._call("cuMemAddressFree", self._pointer, c_size_t(self._reserved))
-        self._call("cuMemRelease", self._handle)
-
-    def _find(self, which: str) -> int:
-        if which.isdecimal():
-            if int(which) >= self._driver.count():
-                raise Refused(
-                    f"there is no GPU {which}: the CUDA driver finds {self._driver.count()}",
-                    nearest_fix="count from 0 among the GPUs this process may use, or give a PCI address",
-                )
-            return int(which)
-        device = c_int()
-        self._call("cuDeviceGetByPCIBusId", byref(device), which.encode())
-        return device.value
-
-    def _map_fabric(self, size: int) -> None:
-        if not self._attribute(_FABRIC_SUPPORTED):
-            raise Refused(
-                f"GPU {self.ordinal} has no fabric handles: it is in no multi-node NVLink domain",
-                nearest_fix="use cuda: for this GPU",
-            )
-        here = _Location(_ON_DEVICE, self._device.value)
-        properties = _Properties(type=_PINNED, handle_types=_FABRIC_HANDLE, location=here)
-        properties.flags.gpu_direct_rdma = self._attribute(_RDMA_SUPPORTED)
-        grain = c_size_t()
-        self._call("cuMemGetAllocationGranularity", byref(grain), byref(properties), c_int(0))
-        self._reserved = -(-size // grain.value) * grain.value
-        whole, handle = c_size_t(self._reserved), c_ulonglong()
-        self._call("cuMemCreate", byref(handle), whole, byref(properties), c_ulonglong(0))
-        self._handle = handle
-        self._call(
-            "cuMemAddressReserve", byref(self._pointer), whole, c_size_t(0), c_ulonglong(0), c_ulonglong(0)
-        )
-        self._call("cuMemMap", self._pointer, whole, c_size_t(0), handle, c_ulonglong(0))
-        access = _Access(here, _READ_WRITE)
-        self._call("cuMemSetAccess", self._pointer, whole, byref(access), c_size_t(1))
-
-    def _attribute(self, which: int) -> int:
-        value = c_int()
-        self._call("cuDeviceGetAttribute", byref(value), c_int(which), self._device)
-        return value.value
-
-    def _call(self, name: str, *arguments: object) -> None:
-        self._driver.call(name, *arguments)
 
 
 # Buffers that NIXL can register.
@@ -362,55 +257,123 @@ class HostBuffer(Buffer):
 
 
 class DeviceBuffer(Buffer):
-    """Memory of a GPU.
+    """Memory of one GPU, whose primary context becomes current in this thread.
+
+    `name` is `cuda:N` or `fabric:N` with an ordinal or a PCI address for N.
 
     Raises:
-        Refused: as DeviceMemory.
+        Refused: no such GPU, not enough memory, or no fabric to share it over.
     """
 
     memory: MemoryKind = "VRAM"
 
-    def __init__(self, device: DeviceMemory, size: int) -> None:
+    def __init__(self, name: str, size: int, load: LibraryLoader = ctypes.CDLL) -> None:
         super().__init__(size)
-        self._device, self.ordinal = device, device.ordinal
+        kind, _, which = name.partition(":")
+        self._driver = CudaDriver(load)
+        self._call = self._driver.call
+        self.ordinal = self._find(which)
+        self._device = c_int()
+        self._call("cuDeviceGet", byref(self._device), c_int(self.ordinal))
+        context = c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", byref(context), self._device)
+        self._call("cuCtxSetCurrent", context)
+        self._pointer = c_ulonglong()
+        self._handle: c_ulonglong | None = None
+        self._reserved = size
+        if kind == "fabric":
+            self._map_fabric(size)
+        else:
+            self._call("cuMemAlloc_v2", byref(self._pointer), c_size_t(size))
 
     @property
     def address(self) -> int:
-        """Of the first byte."""
-        return self._device.address
+        """Of the first byte, in the unified address space."""
+        return self._pointer.value
 
     def put(self, offset: int, data: Any) -> None:
         """Overwrite from `offset` with a uint8 array."""
-        self._device.write(offset, data.ctypes.data, data.size)
+        source = c_void_p(data.ctypes.data)
+        self._call("cuMemcpyHtoD_v2", c_ulonglong(self.address + offset), source, c_size_t(data.size))
 
     def get(self, offset: int, size: int) -> Any:
         """A copy of `size` bytes from `offset` in host memory."""
         import numpy as np
 
         copy = np.empty(size, np.uint8)
-        self._device.read(offset, copy.ctypes.data, size)
+        sink = c_void_p(copy.ctypes.data)
+        self._call("cuMemcpyDtoH_v2", sink, c_ulonglong(self.address + offset), c_size_t(size))
         return copy
 
     def wipe(self) -> None:
         """Zero everything."""
-        self._device.zero(self.size)
+        self._call("cuMemsetD8_v2", c_ulonglong(self.address), c_ubyte(0), c_size_t(self.size))
+        self._call("cuCtxSynchronize")
+
+    def copy_from(self, other: "DeviceBuffer") -> None:
+        """Copy within the GPU and wait for it: the most that any transfer on this GPU could reach."""
+        whole = c_size_t(self.size)
+        self._call("cuMemcpyDtoD_v2", c_ulonglong(self.address), c_ulonglong(other.address), whole)
+        self._call("cuCtxSynchronize")
 
     def copy_seconds(self) -> float | None:
         """Shortest of some copies to a second buffer; None if there is no room for one."""
         try:
-            other = DeviceMemory(f"cuda:{self.ordinal}", self.size)
+            other = DeviceBuffer(f"cuda:{self.ordinal}", self.size)
         except Refused:
             return None
         try:
-            return min(
-                _seconds_of(lambda: other.copy_from(self._device, self.size)) for _ in range(_COPY_REPEATS)
-            )
+            return min(_seconds_of(lambda: other.copy_from(self)) for _ in range(_COPY_REPEATS))
         finally:
-            other.free()
+            other.close()
 
     def close(self) -> None:
         """Give the memory back."""
-        self._device.free()
+        if self._handle is None:
+            self._call("cuMemFree_v2", self._pointer)
+            return
+        self._call("cuMemUnmap", self._pointer, c_size_t(self._reserved))
+        self._call("cuMemAddressFree", self._pointer, c_size_t(self._reserved))
+        self._call("cuMemRelease", self._handle)
+
+    def _find(self, which: str) -> int:
+        if which.isdecimal():
+            if int(which) >= self._driver.count():
+                raise Refused(
+                    f"there is no GPU {which}: the CUDA driver finds {self._driver.count()}",
+                    nearest_fix="count from 0 among the GPUs this process may use, or give a PCI address",
+                )
+            return int(which)
+        device = c_int()
+        self._call("cuDeviceGetByPCIBusId", byref(device), which.encode())
+        return device.value
+
+    def _map_fabric(self, size: int) -> None:
+        if not self._attribute(_FABRIC_SUPPORTED):
+            raise Refused(
+                f"GPU {self.ordinal} has no fabric handles: it is in no multi-node NVLink domain",
+                nearest_fix="use cuda: for this GPU",
+            )
+        here = _Location(_ON_DEVICE, self._device.value)
+        properties = _Properties(type=_PINNED, handle_types=_FABRIC_HANDLE, location=here)
+        properties.flags.gpu_direct_rdma = self._attribute(_RDMA_SUPPORTED)
+        grain = c_size_t()
+        self._call("cuMemGetAllocationGranularity", byref(grain), byref(properties), c_int(0))
+        self._reserved = -(-size // grain.value) * grain.value
+        whole, handle = c_size_t(self._reserved), c_ulonglong()
+        self._call("cuMemCreate", byref(handle), whole, byref(properties), c_ulonglong(0))
+        self._handle = handle
+        self._call(
+            "cuMemAddressReserve", byref(self._pointer), whole, c_size_t(0), c_ulonglong(0), c_ulonglong(0)
+        )
+        self._call("cuMemMap", self._pointer, whole, c_size_t(0), handle, c_ulonglong(0))
+        access = _Access(here, _READ_WRITE)
+        self._call("cuMemSetAccess", self._pointer, whole, byref(access), c_size_t(1))
+
+    def _attribute(self, which: int) -> int:
+        value = c_int()
+        self._call("cuDeviceGetAttribute", byref(value), c_int(which), self._device)
+        return value.value
 
 
 def allocate_buffer(device: str, size: int) -> Buffer:
@@ -423,7 +386,7 @@ def allocate_buffer(device: str, size: int) -> Buffer:
     if device == "cpu":
         return HostBuffer(size)
     if kind in ("cuda", "fabric") and colon and which:
-        return DeviceBuffer(DeviceMemory(device, size), size)
+        return DeviceBuffer(device, size)
     raise Refused(f"{device!r} is no device", nearest_fix="use cpu, cuda:0 or fabric:0 (or a PCI address)")
 
 

@@ -1,6 +1,6 @@
 """The control channel between two ends: authenticated frames over TCP, and their messages.
 
-NIXL needs a side channel for agent metadata and addresses. Whoever can write to it decides which memory
+NIXL needs a side channel for agent metadata and addresses. A peer that can write to it decides which memory
 is overwritten, so every frame carries an HMAC-SHA256 under a session key that only holders of the shared
 secret can derive. Direction and sequence number are part of the MAC: no replay, no reflection. Frames are
 not encrypted; they hold addresses and counters, no payload.
@@ -27,8 +27,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from rackloom.core.transfer.values import EndRecord, TransferSpec
 from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer.values import EndRecord, TransferSpec
 
 # Frames and handshake.
 
@@ -74,7 +74,7 @@ class Wire:
         Raises:
             Retry: the peer is gone or too slow.
         """
-        self._arm()
+        self._set_timeout()
         try:
             self._sock.sendall(data)
         except OSError as error:
@@ -88,7 +88,7 @@ class Wire:
         """
         data = bytearray()
         while len(data) < size:
-            self._arm()
+            self._set_timeout()
             try:
                 piece = self._sock.recv(size - len(data))
             except OSError as error:
@@ -110,7 +110,7 @@ class Wire:
         """Close the socket."""
         self._sock.close()
 
-    def _arm(self) -> None:
+    def _set_timeout(self) -> None:
         left = self.deadline - self._clock()
         if left <= 0:
             raise Retry("the time for this transfer is over", after=1.0)
@@ -118,7 +118,7 @@ class Wire:
 
 
 class Channel:
-    """Authenticated messages in both directions over a `Wire`; made by `connect` and `accept`."""
+    """Authenticated messages over a `Wire`; made by `connect_channel` and `accept_channel`."""
 
     def __init__(self, wire: Wire, key: bytes, role: Role) -> None:
         self._wire, self._key = wire, key
@@ -168,10 +168,6 @@ class Channel:
     def peer_is_there(self) -> bool:
         """Whether the peer still holds the connection."""
         return self._wire.peer_is_there()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._wire.close()
 
 
 def connect_channel(wire: Wire, secret: bytes) -> Channel:
@@ -251,7 +247,7 @@ class Served(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
-    """The target will not do it."""
+    """The target declines the measurement."""
 
     reason: str
     nearest_fix: str | None
@@ -262,7 +258,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
-    """Done; the timed iterations may start."""
+    """The counters are read; the timed iterations may start."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):

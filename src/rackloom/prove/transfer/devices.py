@@ -1,8 +1,12 @@
-"""Network devices that one end sees: their links, and whether its claim allocated exactly these.
+"""Network devices that one end sees: links, byte counters, and whether its claim allocated exactly these.
 
 `read_links` describes every netdev and every port of an RDMA device from sysfs: state, rate, MTU, NUMA
-node, PCI address, current and best PCIe link. None stands for what the kernel does not say; the speed of
+node, PCI address, current and best PCIe link. None stands for what the kernel does not report; the speed of
 a virtual device is left out, because the kernel prints one that means nothing.
+
+`read_counters` reads the bytes that each device moved. /sys/class/net/<device>/statistics counts bytes
+with headers in the network namespace of the reader;
+/sys/class/infiniband/<hca>/ports/<n>/counters/port_xmit_data counts 4-byte words.
 
 `require_isolation` refuses to measure where a pod sees a device that was not allocated, or lacks one that
 was. The character devices in /dev/infiniband decide which HCAs a process can open: /sys/class/infiniband
@@ -19,10 +23,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from re import fullmatch
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from rackloom.core.transfer.proof import DeviceCounters, DeviceKind
+from rackloom.core.transfer.values import AllocatedDevices, Link, VisibleDevices
 from rackloom.errors import Refused, file_error_text
 from rackloom.topology.discovery.sysfs import owning_pci_address
 
@@ -37,31 +43,13 @@ def pci_address_of(device: Path) -> str | None:
     return owning_pci_address(PurePosixPath(device.resolve()))
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """One netdev or one port of an RDMA device. None: the kernel does not report it."""
-
-    name: str
-    """`rdma0`, or `mlx5_0:1` with the port."""
-    kind: Literal["netdev", "rdma"]
-    state: str | None = None
-    mtu: int | None = None
-    gigabits: float | None = None
-    """Current rate. None for virtual devices: the rate that the kernel prints for a veth means nothing."""
-    numa_node: int | None = None
-    pci_address: str | None = None
-    pcie: str | None = None
-    """Current PCIe link, such as `32.0 GT/s x16`."""
-    pcie_best: str | None = None
-    """What both ends of that PCIe link could do."""
-
-
 def read_links(sys: Path = SYSFS_ROOT) -> tuple[Link, ...]:
     """All netdevs but `lo`, then all RDMA ports; what cannot be read is left out."""
     return (*_netdevs(sys / "class/net"), *_rdma_ports(sys / "class/infiniband"))
 
 
 def sysfs_entries(directory: Path) -> list[Path]:
-    """What is in a directory of sysfs, by name; nothing where there is no such directory."""
+    """The entries of a directory of sysfs, by name; none where there is no such directory."""
     return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
@@ -95,7 +83,7 @@ def _rdma_ports(directory: Path) -> Iterator[Link]:
 
 
 def _with_pci_facts(link: Link, device: Path) -> Link:
-    """The link with what its PCI function says; virtual devices have none."""
+    """The link with the facts of its PCI function; virtual devices have none."""
     function = device / "device"
     node = _sysfs_number(function / "numa_node")
     return msgspec.structs.replace(
@@ -124,6 +112,33 @@ def _sysfs_number(file: Path) -> int | None:
     return int(text) if text and fullmatch(r"-?\d+", text) else None
 
 
+# Byte counters.
+
+
+_RDMA_WORD_BYTES = 4
+"""The unit of port_xmit_data and port_rcv_data."""
+
+
+def read_counters(sys: Path = SYSFS_ROOT) -> DeviceCounters:
+    """The byte counters of all devices visible here; devices that vanish while reading are left out."""
+    counters: dict[tuple[DeviceKind, str], tuple[int, int]] = {}
+    for device in sysfs_entries(sys / "class/net"):
+        with suppress(OSError, ValueError):
+            files = device / "statistics"
+            counters["netdev", device.name] = _counter_pair(files / "tx_bytes", files / "rx_bytes", 1)
+    for hca in sysfs_entries(sys / "class/infiniband"):
+        for port in sysfs_entries(hca / "ports"):
+            with suppress(OSError, ValueError):
+                words = port / "counters"
+                pair = _counter_pair(words / "port_xmit_data", words / "port_rcv_data", _RDMA_WORD_BYTES)
+                counters["rdma", f"{hca.name}:{port.name}"] = pair
+    return counters
+
+
+def _counter_pair(sent: Path, received: Path, unit: int) -> tuple[int, int]:
+    return int(sent.read_text()) * unit, int(received.read_text()) * unit
+
+
 # Isolation: visible devices against allocated ones.
 
 
@@ -137,23 +152,6 @@ _VERBS = {
     "issm": "infiniband_mad",
     "ucm": "infiniband_cm",
 }
-
-
-class VisibleDevices(msgspec.Struct, frozen=True):
-    """What one end sees."""
-
-    rdma_files: tuple[str, ...] = ()
-    """Names in /dev/infiniband."""
-    hcas: tuple[str, ...] = ()
-    """HCAs that those files open; a file with an unknown HCA is listed by its own name."""
-    netdevs: tuple[str, ...] = ()
-    """All but `lo`."""
-
-
-class AllocatedDevices(msgspec.Struct, frozen=True):
-    """What a claim allocated, by any name: HCA, netdev or PCI address."""
-
-    names: tuple[str, ...]
 
 
 def visible_devices(sys: Path = SYSFS_ROOT, dev: Path = DEV_ROOT) -> VisibleDevices:
@@ -180,7 +178,7 @@ def unallocated_devices(
 def missing_devices(
     visible: VisibleDevices, allocated: AllocatedDevices, sys: Path = SYSFS_ROOT
 ) -> list[str]:
-    """Names of the allocation that nothing here answers to."""
+    """Names of the allocation that no visible device has."""
     hcas = (_names_of_hca(sys, name) for name in visible.hcas)
     known = set[str]().union(*hcas, *(_names_of_netdev(sys, name) for name in visible.netdevs))
     return [name for name in allocated.names if name not in known]

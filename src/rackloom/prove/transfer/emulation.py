@@ -2,8 +2,8 @@
 
 Each namespace gets eth0 (the pod network, for the control channel) and rdma0 and rdma1 (the NICs). Both
 ends of each NIC are held to a declared rate by a token bucket filter (tc tbf). Everything that a claimed
-NIC goes through is real: a device in the pod's namespace, UCX pinned to it, counters. The rates are put
-in by us, so every result is labelled as emulated. The default rates have the ratio of the
+NIC goes through is real: a device in the pod's namespace, UCX pinned to it, counters. The rates are declared,
+not measured, so every result is labelled as emulated. The default rates have the ratio of the
 nixl-kv-transfer example's measured arms.
 
 `emulate` needs root and iproute2. It removes the namespaces on every way out, SIGTERM included, and
@@ -89,7 +89,7 @@ def emulate(
 
 
 def remove_stale_namespaces() -> None:
-    """Remove the namespaces of processes of ours that are gone (killed before they could clean up)."""
+    """Remove the namespaces of our processes that were killed before they could remove them."""
     for line in _run_command("ip", "netns", "list").splitlines():
         pod = line.split(" ", 1)[0]
         if (ours := _NAMESPACE_NAME.fullmatch(pod)) and not Path("/proc", ours["pid"]).exists():
@@ -143,7 +143,7 @@ def _remove_namespace(pod: str) -> None:
 
 
 def _run_command(*command: str) -> str:
-    """Run a command and return what it prints; Refused with what it says if it fails."""
+    """Run a command and return its output. Raises Refused with the output if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     if done.returncode != 0:
         output = (done.stderr or done.stdout).strip().replace("\n", " ")

@@ -1,7 +1,7 @@
 """The process of one end: `python -m rackloom.prove.transfer.end`, spoken to as in `processes`.
 
 It takes the secret and one order from standard input, carries it out and exits with 0, with 1 after a
-Failed event, or with 3 when standard input closes, because then nobody is left to hear a result. Standard
+Failed event, or with 3 when standard input closes, because then no process is left to read a result. Standard
 output is kept for events: whatever a library prints goes to standard error. The process leaves with
 `os._exit`, since destructors of a backend whose peer vanished can block for ever.
 """
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def carry_out(order: Order, secret: bytes, out: TextIO) -> Done:
-    """Be the end that `order` asks for, until it is over.
+    """Run the end that `order` describes, until it is over.
 
     Raises:
         Refused, Retry: as the end in question.

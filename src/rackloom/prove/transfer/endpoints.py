@@ -12,7 +12,7 @@ Sequence of a measurement, in the messages of `channel`:
 5. Finish: counters are read again, buffers are hashed, and the target sends its record. Equal digests at
    both ends prove the data.
 
-Software transports move data only while somebody drives them. At the target NIXL's progress thread does
+Software transports move data only while a thread drives them. At the target NIXL's progress thread does
 it in native code, so the process can wait on the control channel; a target that sleeps and polls costs a
 factor of sixteen over TCP. The initiator polls, and looks at its deadline and at the channel ten times a
 second.
@@ -30,6 +30,15 @@ from typing import Any
 
 import msgspec
 
+from rackloom.core.transfer.proof import traffic_between
+from rackloom.core.transfer.values import (
+    EndConfig,
+    EndRecord,
+    EndUsage,
+    HostFacts,
+    Measurement,
+    TransferSpec,
+)
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.agent import NixlAgent, nixl_version, open_agent, ucx_version
 from rackloom.prove.transfer.buffers import Buffer
@@ -47,16 +56,7 @@ from rackloom.prove.transfer.channel import (
     connect_channel,
     receive_served,
 )
-from rackloom.prove.transfer.devices import read_links, require_isolation
-from rackloom.prove.transfer.proof import read_counters, traffic_between
-from rackloom.prove.transfer.values import (
-    EndConfig,
-    EndRecord,
-    EndUsage,
-    HostFacts,
-    Measurement,
-    TransferSpec,
-)
+from rackloom.prove.transfer.devices import read_counters, read_links, require_isolation
 
 # Host of an end.
 
@@ -88,7 +88,7 @@ def prepare_end(config: EndConfig) -> HostFacts:
 
 
 class UsageMeter:
-    """Counts from its creation until `stop`."""
+    """CPU time and context switches of this process, from its creation until `stop`."""
 
     def __init__(self) -> None:
         self._own = resource.getrusage(resource.RUSAGE_SELF)
@@ -117,7 +117,7 @@ def _pin_to_cores(cores: tuple[int, ...]) -> None:
 
 
 def _gpu_driver() -> str | None:
-    """First line of what the NVIDIA kernel module says of itself."""
+    """First line of the NVIDIA kernel module's version file."""
     try:
         return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
     except (OSError, IndexError):
@@ -128,7 +128,7 @@ def _gpu_driver() -> str | None:
 
 
 class EvidenceRecorder:
-    """Starts counting when made. The sink of the transfer wipes its buffer before."""
+    """Reads the counters when it is made. The sink of the transfer wipes its buffer before."""
 
     def __init__(self, host: HostFacts) -> None:
         self._host = host
@@ -176,10 +176,11 @@ def serve_target(
 ) -> None:
     """Take one initiator after the other; with `once` stop after the first that completes.
 
-    `turned_away` hears (peer address, reason) of each one that does not hold the secret or breaks off.
+    `turned_away` is called with (peer address, reason) of each initiator that does not hold the secret or
+    breaks off.
 
     Raises:
-        Retry: nobody completed before `deadline` (of time.monotonic).
+        Retry: no initiator completed before `deadline` (of time.monotonic).
     """
     while True:
         listener.settimeout(None if deadline is None else max(0.01, deadline - time.monotonic()))
@@ -200,7 +201,7 @@ def serve_target(
 
 
 def serve_measurement(wire: Wire, secret: bytes, config: EndConfig) -> None:
-    """Be the target of one measurement over a fresh connection.
+    """Serve one measurement over a fresh connection.
 
     Raises:
         Refused: the initiator does not hold the secret, or asks for what this host cannot do.

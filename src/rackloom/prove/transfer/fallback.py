@@ -1,7 +1,8 @@
 """The transfer without NIXL: the same bytes between two processes over a plain TCP socket.
 
 It shows that data moves and arrives intact on this host: a random buffer is sent several times to a child
-process, and both compute its blake2b digest. It says nothing of NIXL, UCX or RDMA, and its label says so.
+process, and both compute its blake2b digest. It proves nothing about NIXL, UCX or
+RDMA, as its label states.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ class SocketReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_over_sockets(total_bytes: int, iters: int) -> SocketReport:
-    """Send a buffer `iters` times to a process of our own and compare digests at the end."""
+    """Send a buffer `iters` times to a child process and compare digests at the end."""
     buffer = page_aligned(total_bytes)
     buffer[:] = secrets.token_bytes(total_bytes)
     context = multiprocessing.get_context("spawn")
@@ -60,7 +61,7 @@ def run_over_sockets(total_bytes: int, iters: int) -> SocketReport:
 
 
 def _send(connection: socket.socket, buffer: mmap.mmap) -> float:
-    """Until the other end says that all of it is there."""
+    """Seconds until the other end has confirmed that it has all of it."""
     began = time.perf_counter()
     connection.sendall(buffer)
     connection.recv(1)

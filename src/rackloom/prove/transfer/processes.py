@@ -26,10 +26,10 @@ from typing import IO, TypeVar, cast
 
 import msgspec
 
+from rackloom.core.transfer.pairing import spread_cores
+from rackloom.core.transfer.values import EndConfig, Measurement, TransferSpec
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.agent import require_nixl
-from rackloom.prove.transfer.pairing import spread_cores
-from rackloom.prove.transfer.values import EndConfig, Measurement, TransferSpec
 
 # Orders and events.
 
@@ -52,7 +52,7 @@ class BeInitiator(msgspec.Struct, frozen=True, tag=True):
     config: EndConfig = msgspec.field(name="seat")
     spec: TransferSpec
     hold: bool = False
-    """Say Warm after the warm-ups, and time only once a further line arrives on standard input."""
+    """Emit Warm after the warm-ups, and start timing when a further line arrives on standard input."""
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
@@ -70,7 +70,7 @@ class TurnedAway(msgspec.Struct, frozen=True, tag=True):
 
 
 class Warm(msgspec.Struct, frozen=True, tag=True):
-    """The warm-ups are over; the initiator waits for the word to start."""
+    """The warm-ups are over; the initiator waits for the line that starts the timing."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -150,7 +150,7 @@ class EndProcess:
         """The next event before `deadline` (of time.monotonic).
 
         Raises:
-            Retry: the end said nothing in time, or ended without a word.
+            Retry: the end emitted nothing in time, or ended without an event.
         """
         return _EVENT_DECODER.decode(self._line(deadline))
 
@@ -167,8 +167,8 @@ class EndProcess:
             if isinstance(event, Failed):
                 raise event.error()
 
-    def say_start(self) -> None:
-        """Give an initiator that holds the word to start; one that died is reported by `expect`."""
+    def send_start(self) -> None:
+        """Start the timing of an initiator that waits for it; a dead process is reported by `expect`."""
         with suppress(OSError):
             self._stdin.write(b"start\n")
 
@@ -196,13 +196,13 @@ class EndProcess:
                     raise Retry(f"the {self._name} said nothing in time", after=1.0)
                 piece = self._stdout.read(1 << 16)
                 if not piece or len(self._lines) > LONGEST_LINE:
-                    raise Retry(f"the {self._name} ended without a result{self._last_words()}", after=1.0)
+                    raise Retry(f"the {self._name} ended without a result{self._last_error()}", after=1.0)
                 self._lines += piece
         line = bytes(self._lines[:end])
         del self._lines[: end + 1]
         return line
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
@@ -219,7 +219,7 @@ def serve_targets(
     port: int,
     secret: str,
     configs: Sequence[EndConfig],
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     *,
     once: bool,
     timeout: float,
@@ -235,32 +235,25 @@ def serve_targets(
             ThreadPoolExecutor(len(configs))
         )  # left last: its threads end with the ends
         ends = []
-        for k, config in enumerate(_spread_over_cores(configs)):
-            order = BeTarget(host, port + k, config, once, timeout)
+        cores = spread_cores(len(configs), sorted(os.sched_getaffinity(0)))
+        for k, config in enumerate(configs):
+            pinned = msgspec.structs.replace(config, cores=cores[k])
+            order = BeTarget(host, port + k, pinned, once, timeout)
             ends.append(stack.enter_context(EndProcess((), secret, order)))
             ends[-1].expect(Listening, time.monotonic() + _START_SECONDS)
             nics = ", ".join(config.ucx.net_devices)
-            say(f"listening on {host} port {port + k} for {config.device} over {nics}")
+            print_line(f"listening on {host} port {port + k} for {config.device} over {nics}")
         deadline = time.monotonic() + timeout + _START_SECONDS if once else math.inf
-        following = [pool.submit(_relay_events, end, deadline, say) for end in ends]
+        following = [pool.submit(_relay_events, end, deadline, print_line) for end in ends]
         over, _ = wait(following, return_when=FIRST_EXCEPTION)
         for served in over:
             served.result()
 
 
-def _spread_over_cores(configs: Sequence[EndConfig]) -> Sequence[EndConfig]:
-    """The configurations with a part of the processors each, if there are enough; the reports say if not."""
-    usable = sorted(os.sched_getaffinity(0))
-    if len(usable) < len(configs):
-        return configs
-    parts = spread_cores(len(configs), usable)
-    return [msgspec.structs.replace(config, cores=part) for config, part in zip(configs, parts, strict=True)]
-
-
-def _relay_events(end: EndProcess, deadline: float, say: Callable[[str], None]) -> None:
-    """Repeat what a target says until it is done."""
+def _relay_events(end: EndProcess, deadline: float, print_line: Callable[[str], None]) -> None:
+    """Print the events of a target until it is done."""
     while not isinstance(event := end.event(deadline), Done):
         if isinstance(event, TurnedAway):
-            say(f"{event.peer}: {event.reason}")
+            print_line(f"{event.peer}: {event.reason}")
         elif isinstance(event, Failed):
             raise event.error()

@@ -3,15 +3,15 @@
 A `Lane` is one initiator, its target and what is promised of the path between them. `run_lanes` measures
 several at the same time: all ends start, all warm up, and timing begins when every initiator is warm. All
 ends are ended on every way out. If ends on one host have fewer processors than they need for polling,
-every report says so.
+every report mentions it.
 
-- `run_plain`: two processes on one host; it says nothing about alignment.
-- `run_remote`: against a target that somebody else serves.
+- `run_plain`: two processes on one host; it shows nothing about alignment.
+- `run_remote`: against a target that another process serves.
 - `run_alignment`: an aligned and an unaligned arm between two emulated pods, interleaved run by run.
 - `run_pairs`, `run_emulated_pairs`: each pair alone, then all at once, interleaved, so that a change of
   the surroundings meets both. Pairs that share a GPU or a NIC are measured alone only.
 
-`RunObserver` hears each run as soon as it is complete, because a later one may fail.
+`RunObserver` is called with each run as soon as it is complete, because a later one may fail.
 """
 
 import os
@@ -22,13 +22,15 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from rackloom.errors import Retry
-from rackloom.prove.transfer import emulation
-from rackloom.prove.transfer.agent import require_nixl
-from rackloom.prove.transfer.pairing import GpuNicPair, are_disjoint, spread_cores, without_core
-from rackloom.prove.transfer.processes import BeInitiator, BeTarget, Done, EndProcess, Failed, Listening, Warm
-from rackloom.prove.transfer.report import alignment_report, build_report, matrix_report, single_report
-from rackloom.prove.transfer.values import (
+from rackloom.core.transfer.pairing import (
+    GpuNicPair,
+    are_disjoint,
+    lack_of_processors,
+    pinned_config,
+    spread_cores,
+)
+from rackloom.core.transfer.report import alignment_report, build_report, matrix_report, single_report
+from rackloom.core.transfer.values import (
     AlignmentReport,
     EndConfig,
     Measurement,
@@ -37,6 +39,10 @@ from rackloom.prove.transfer.values import (
     TransferSpec,
     UcxPins,
 )
+from rackloom.errors import Retry
+from rackloom.prove.transfer import emulation
+from rackloom.prove.transfer.agent import require_nixl
+from rackloom.prove.transfer.processes import BeInitiator, BeTarget, Done, EndProcess, Failed, Listening, Warm
 
 # Lanes: pairs of ends that are measured at the same time.
 
@@ -80,7 +86,7 @@ def run_lanes(spec: TransferSpec, lanes: Sequence[Lane]) -> list[TransferReport]
     """Measure all lanes once: each warms up, and timing begins when all are warm. All ends are ended.
 
     Raises:
-        Refused: NIXL is not installed, or an end cannot do what is asked.
+        Refused: NIXL is not installed, or an end cannot do what `spec` asks.
         Retry: an end died or took longer than the timeout.
     """
     require_nixl()
@@ -91,9 +97,9 @@ def run_lanes(spec: TransferSpec, lanes: Sequence[Lane]) -> list[TransferReport]
         for lane_run in running:
             lane_run.expect(Warm)
         for lane_run in running:
-            lane_run.initiator.say_start()
+            lane_run.initiator.send_start()
         measured = [lane_run.measured() for lane_run in running]
-    crowding = _lack_of_processors(measured)
+    crowding = lack_of_processors(measured)
     return [
         build_report(spec, result, lane.promise, crowding, _promised_to_others(lane, lanes))
         for result, lane in zip(measured, lanes, strict=True)
@@ -132,7 +138,7 @@ class _RunningLane:
         return done.measured
 
     def _raise_cause(self) -> None:
-        """If the initiator lost its target, the target's own error says more."""
+        """If the initiator lost its target, the target's own error names the cause."""
         if self._target is None:
             return
         with suppress(Retry):
@@ -145,17 +151,6 @@ def _promised_to_others(lane: Lane, lanes: Sequence[Lane]) -> frozenset[str]:
     """Devices promised to the other lanes."""
     devices = {known.promise.device for known in lanes if known is not lane}
     return frozenset(device for device in devices if device and device != lane.promise.device)
-
-
-def _lack_of_processors(measured: Sequence[Measurement]) -> str | None:
-    """One sentence if the ends on one host, ours or not, have fewer processors than they are."""
-    hosts: dict[str, list[Sequence[int]]] = {}
-    for host in (end.host for measurement in measured for end in (measurement.initiator, measurement.target)):
-        hosts.setdefault(host.hostname, []).append(host.cores or range(host.usable_processors))
-    for name, cores in hosts.items():
-        if lacking := without_core(cores):
-            return f"{lacking} of {len(cores)} polling ends on {name} have no processor of their own"
-    return None
 
 
 # Kinds of measurement.
@@ -225,7 +220,7 @@ def run_remote(
     """`runs` measurements against a target that another process serves; `config` is this end's.
 
     Raises:
-        Refused: NIXL is not installed, the secret is not the target's, or an end cannot do what is asked.
+        Refused: NIXL is not installed, the secret is not the target's, or an end cannot do what `spec` asks.
         Retry: the target is not there, died, or took longer than the timeout.
     """
     at = f"{target.address} port {target.port}"
@@ -358,19 +353,15 @@ def _repeat_lane(
 
 
 def _pair_lane(pair: GpuNicPair, config: EndConfig, target: RemoteTarget | None) -> Lane:
-    pins = UcxPins(config.ucx.transports, (pair.nic,))
-    end = EndLocation(config=msgspec.structs.replace(config, ucx=pins, device=pair.device))
+    end = EndLocation(config=pinned_config(config, pair))
     promise = Promise(pair.nic, path_class=pair.path_class, nearest_class=pair.nearest_class)
     return Lane(end, end if target is None else target, promise)
 
 
 def _lanes_on_own_cores(lanes: Sequence[Lane]) -> list[Lane]:
-    """The lanes with a processor for each end on this host, if there are enough."""
+    """The lanes with a part of the processors for each end on this host, if there are enough."""
     ends = [end for lane in lanes for end in (lane.initiator, lane.target) if isinstance(end, EndLocation)]
-    usable = sorted(os.sched_getaffinity(0))
-    if len(usable) < len(ends):
-        return list(lanes)
-    cores = iter(spread_cores(len(ends), usable))
+    cores = iter(spread_cores(len(ends), sorted(os.sched_getaffinity(0))))
     return [_lane_on_cores(lane, cores) for lane in lanes]
 
 

@@ -4,13 +4,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.prove.transfer.transfer_values import nic, paired, record, run
+from tests.core.transfer.transfer_values import nic, paired, record, run
 
+from rackloom.core.transfer.comparison import BaselineFinding, check_baseline, compare_records, judge_record
+from rackloom.core.transfer.pairing import GpuNicPair
+from rackloom.core.transfer.records import TransferRecord
+from rackloom.core.transfer.values import Promise
 from rackloom.errors import Refused
-from rackloom.prove.transfer.comparison import BaselineFinding, check_baseline, compare_records, judge_record
-from rackloom.prove.transfer.pairing import GpuNicPair
-from rackloom.prove.transfer.records import TransferRecord
-from rackloom.prove.transfer.values import Promise
 from rackloom.topology.profiles import load_machine
 
 STEADY = (39.07, 39.06, 39.05)
@@ -107,8 +107,8 @@ def test_contention_leaves_a_loss_unknown_and_data_is_never_excused() -> None:
 def test_a_gpu_that_was_not_measured_is_unknown() -> None:
     """A node that lost a GPU must not pass on the seven that are left."""
     pairs = [GpuNicPair("cuda:0", "mlx5_0:1"), GpuNicPair("cuda:1", "mlx5_1:1")]
-    both, one = paired([STEADY, STEADY], pairs), paired([STEADY], pairs[:1])
-    missing = [found for found in judge_record(one, both) if found.outcome != "holds"]
+    both, single = paired([STEADY, STEADY], pairs), paired([STEADY], pairs[:1])
+    missing = [found for found in judge_record(single, both) if found.outcome != "holds"]
     assert [found.device for found in missing] == ["mlx5_1:1", "mlx5_1:1"]
     assert all(found.outcome == "unknown" and "not measured" in found.reason for found in missing)
 
@@ -150,7 +150,7 @@ def test_a_flawed_record_is_no_baseline(flawed: TransferRecord, problem: str) ->
 def test_two_records_are_compared_arm_by_arm() -> None:
     pairs = [GpuNicPair("cuda:0", "mlx5_0:1"), GpuNicPair("cuda:1", "mlx5_1:1")]
     compared = compare_records(paired([STEADY, STEADY], pairs), paired([SLOW, STEADY], pairs))
-    assert [one.name for one in compared] == [
+    assert [arm.name for arm in compared] == [
         "cuda:0 over mlx5_0:1",
         "cuda:1 over mlx5_1:1",
         "cuda:0 over mlx5_0:1, all at once",

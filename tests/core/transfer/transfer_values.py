@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rackloom.prove.transfer.devices import Link
-from rackloom.prove.transfer.pairing import GpuNicPair
-from rackloom.prove.transfer.records import TransferRecord
-from rackloom.prove.transfer.report import build_report, matrix_report, single_report
-from rackloom.prove.transfer.values import (
+from rackloom.core.transfer.pairing import GpuNicPair
+from rackloom.core.transfer.records import TransferRecord
+from rackloom.core.transfer.report import build_report, matrix_report, single_report
+from rackloom.core.transfer.values import (
     DeviceTraffic,
     EndRecord,
     EndUsage,
     HostFacts,
+    Link,
     Measurement,
     Promise,
     TransferReport,

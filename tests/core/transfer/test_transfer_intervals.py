@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rackloom.prove.transfer.statistics import compare_rates, mann_whitney, mean_interval, t_quantile
+from rackloom.core.transfer.statistics import compare_rates, mann_whitney, mean_interval, t_quantile
 
 rates = st.lists(st.floats(0.1, 500), min_size=2, max_size=6)
 

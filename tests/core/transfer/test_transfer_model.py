@@ -2,8 +2,8 @@
 
 import pytest
 
+from rackloom.core.transfer.model import MODEL_LABEL, model_transfers
 from rackloom.errors import Refused
-from rackloom.prove.transfer.model import MODEL_LABEL, model_transfers
 from rackloom.topology import profiles
 from rackloom.topology.machine import Machine, PathClass
 
@@ -52,7 +52,7 @@ def test_gpus_on_one_nic_divide_its_line() -> None:
 
 def test_a_line_that_is_not_known_is_not_guessed() -> None:
     gpu, nic = profiles.load_machine(H100).gpus[0], profiles.load_machine("gke-a4-highgpu-8g-b200").nics
-    unknown = [one for one in nic if one.line_rate_gbps is None][:1]
+    unknown = [nic_ for nic_ in nic if nic_.line_rate_gbps is None][:1]
     if not unknown:
         pytest.skip("every NIC of this profile has a line rate")
     machine = Machine(name="no-rate", note="", origin=(), gpus=(gpu,), nics=(unknown[0],))

@@ -1,36 +1,22 @@
-"""Records in files, their tables, their page and their plot."""
+"""Tables, page and plot of a record."""
 
-import subprocess
-from collections.abc import Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import msgspec
-import pytest
-from tests.prove.transfer.transfer_values import nic, paired, record, run
+from tests.core.transfer.transfer_values import nic, paired, record, run
 
-from rackloom.errors import Refused
-from rackloom.prove.transfer.pairing import GpuNicPair
-from rackloom.prove.transfer.records import (
-    ToolFigure,
-    ToolOutput,
-    TransferRecord,
-    discover_or_none,
-    load_record,
-    partial_report,
-    save_record,
-)
-from rackloom.prove.transfer.render import (
-    kv_terms_of_all_models,
+from rackloom.core.transfer.kv_cache import kv_terms_of_all_models
+from rackloom.core.transfer.pairing import GpuNicPair
+from rackloom.core.transfer.records import ToolFigure, ToolOutput, TransferRecord, partial_report
+from rackloom.core.transfer.render import (
     matrix_rows,
     matrix_svg,
     rate_matrix,
     record_tables,
     render_page,
 )
-from rackloom.prove.transfer.values import Promise
-from rackloom.topology.machine import Machine
+from rackloom.core.transfer.values import Promise
 from rackloom.topology.profiles import load_machine
 
 PAIRS = [GpuNicPair("cuda:0", "mlx5_0:1", "PIX", "PIX"), GpuNicPair("cuda:1", "mlx5_5:1", "SYS", "PIX")]
@@ -45,70 +31,11 @@ def full() -> TransferRecord:
     )
 
 
-def test_a_record_survives_being_written_and_read(tmp_path: Path) -> None:
-    save_record(full(), tmp_path / "one.json")
-    assert load_record(tmp_path / "one.json") == full()
-    assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"format": "other"}'])
-def test_what_is_no_record_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "one.json").write_bytes(content)
-    with pytest.raises(Refused, match="no transfer record"):
-        load_record(tmp_path / "one.json")
-    with pytest.raises(Refused, match="No such file"):
-        load_record(tmp_path / "none.json")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 KiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", str(disk)], check=True, timeout=30)
-
-
-@pytest.mark.root
-def test_a_full_disk_is_told_and_leaves_the_older_record(small_disk: Path) -> None:
-    older = record([run(39.0)])
-    save_record(older, small_disk / "one.json")
-    with pytest.raises(Refused, match="No space left on device") as refused:
-        save_record(full(), small_disk / "one.json")
-    assert "RESULT lines" in str(refused.value.nearest_fix)
-    assert load_record(small_disk / "one.json") == older
-    assert [file.name for file in small_disk.iterdir()] == ["one.json"]
-
-
-def test_a_place_that_does_not_exist_is_told(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="could not be written"):
-        save_record(full(), tmp_path / "none" / "one.json")
-
-
 def test_runs_that_were_complete_are_kept_and_prove_nothing_as_a_whole() -> None:
     kept = partial_report([run(39.0), run(38.0)], "the target ended")
     assert len(kept.runs) == 2
     assert not kept.proved
     assert kept.label == "incomplete: the target ended"
-
-
-def test_a_machine_that_does_not_tell_is_none() -> None:
-    def refuse() -> Machine:
-        raise Refused("no /sys here")
-
-    assert discover_or_none(refuse) is None
-    assert discover_or_none(lambda: load_machine("oci-bm.gpu.h100.8")) is not None
 
 
 def test_the_matrix_has_a_row_per_gpu_and_says_what_was_not_measured() -> None:
@@ -130,7 +57,7 @@ def test_the_plot_is_well_formed_and_escapes_names() -> None:
 
 
 class Page(HTMLParser):
-    """Tags, and whatever would be fetched."""
+    """Tags, and the addresses that a browser would fetch."""
 
     def __init__(self) -> None:
         super().__init__()

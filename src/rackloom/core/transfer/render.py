@@ -1,14 +1,9 @@
-"""A transfer record for people: tables, the GPU x NIC matrix as SVG, an HTML page, KV-cache terms.
+"""A transfer record for people: tables, the GPU x NIC matrix as SVG, an HTML page.
 
 `record_tables` lists rates, proof, matrix, KV-cache hand-over, environment and links; the terminal and
 the page share them. `render_page` is one self-contained HTML page without scripts, in which everything
 that came out of a file is escaped. In the matrix a darker cell is faster, and a dashed edge marks a path
 that was not proved.
-
-`kv_terms` translates a rate for whoever serves a model: milliseconds to hand over the KV cache of a
-prompt, and its share of the time to first token if a prefill time is given. A token's entry has 2 (K and
-V) x layers x KV heads x head size x bytes per element; multi-head latent attention keeps one compressed
-vector per layer instead. The table of sizes is for bf16.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,63 +11,11 @@ from html import escape
 
 import msgspec
 
-from rackloom.errors import Refused
-from rackloom.prove.transfer.comparison import arm_title, contention_of_arm
-from rackloom.prove.transfer.records import TransferRecord
-from rackloom.prove.transfer.statistics import mean
-from rackloom.prove.transfer.values import AlignmentReport, Arm, HostFacts, TransferReport
-
-# KV-cache terms.
-
-
-BYTES_PER_TOKEN = {
-    "Llama-3.1-8B": 131_072,
-    "Llama-3.1-70B": 327_680,
-    "Qwen3-8B": 147_456,
-    "Qwen3-235B": 192_512,
-    "gpt-oss-120b": 73_728,
-    "gpt-oss-20b": 49_152,
-    "DeepSeek-R1": 70_272,
-}
-
-
-class KvTerms(msgspec.Struct, frozen=True):
-    """The hand-over of one prompt at a measured rate."""
-
-    model: str
-    tokens: int
-    cache_bytes: int
-    milliseconds: float
-    prefill_ms: float | None
-    ttft_share: float | None
-    """Hand-over / (prefill + hand-over); None where no prefill time was given."""
-
-
-def kv_terms(model: str, tokens: int, gigabytes_per_second: float, prefill_ms: float | None) -> KvTerms:
-    """The terms for a prompt of `tokens` at a positive rate; prefill in milliseconds.
-
-    Raises:
-        Refused: no such model in the table, or a number is not positive.
-    """
-    if model not in BYTES_PER_TOKEN:
-        raise Refused(
-            f"no KV size is known for {model!r}", nearest_fix=f"use one of {', '.join(BYTES_PER_TOKEN)}"
-        )
-    if tokens < 1 or (prefill_ms is not None and prefill_ms <= 0):
-        raise Refused("a prompt has at least one token and takes time to prefill", nearest_fix="give both")
-    size = tokens * BYTES_PER_TOKEN[model]
-    milliseconds = size / gigabytes_per_second / 1e6
-    share = None if prefill_ms is None else milliseconds / (prefill_ms + milliseconds)
-    return KvTerms(model, tokens, size, milliseconds, prefill_ms, share)
-
-
-def kv_terms_of_all_models(
-    tokens: int, gigabytes_per_second: float, prefill_ms: float | None
-) -> tuple[KvTerms, ...]:
-    """The same for every model of the table, smallest cache first."""
-    terms = [kv_terms(model, tokens, gigabytes_per_second, prefill_ms) for model in BYTES_PER_TOKEN]
-    return tuple(sorted(terms, key=lambda term: term.cache_bytes))
-
+from rackloom.core.transfer.comparison import arm_title, contention_of_arm
+from rackloom.core.transfer.kv_cache import KvTerms
+from rackloom.core.transfer.records import TransferRecord
+from rackloom.core.transfer.statistics import mean
+from rackloom.core.transfer.values import AlignmentReport, Arm, HostFacts, TransferReport
 
 # The GPU x NIC matrix.
 

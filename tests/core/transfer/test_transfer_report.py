@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.prove.transfer.transfer_values import RESULT_FIELDS
+from tests.core.transfer.transfer_values import RESULT_FIELDS
 
-from rackloom.errors import Refused
-from rackloom.prove.transfer.report import alignment_report, build_report, result_line, single_report
-from rackloom.prove.transfer.values import (
+from rackloom.core.transfer.pairing import lack_of_processors
+from rackloom.core.transfer.report import alignment_report, build_report, result_line, single_report
+from rackloom.core.transfer.values import (
     DeviceTraffic,
     EndRecord,
     EndUsage,
@@ -19,6 +19,7 @@ from rackloom.prove.transfer.values import (
     TransferSpec,
     UcxPins,
 )
+from rackloom.errors import Refused
 
 SPEC = TransferSpec(block_size=1 << 20, batch_size=2, iters=4, warmup_iters=1)
 
@@ -63,8 +64,8 @@ def test_the_result_line_starts_with_the_fields_of_the_example_in_its_order() ->
 
 
 def test_a_report_survives_being_written_and_read() -> None:
-    one = run()
-    assert msgspec.json.decode(msgspec.json.encode(one), type=TransferReport) == one
+    report = run()
+    assert msgspec.json.decode(msgspec.json.encode(report), type=TransferReport) == report
 
 
 def test_verified_comes_from_the_comparison_alone() -> None:
@@ -111,6 +112,12 @@ def test_contention_is_said_beside_the_rate_and_leaves_the_proof_alone() -> None
     assert "NOT reliable" not in quiet.verdict
     assert "NOT reliable" in busy.verdict
     assert busy.proved
+
+
+def test_ends_of_one_host_need_a_processor_each() -> None:
+    assert lack_of_processors([measured(), measured()]) is None
+    lacking = lack_of_processors([measured(), measured(), measured()])
+    assert lacking == "2 of 6 polling ends on node have no processor of their own"
 
 
 def test_no_runs_is_refused() -> None:

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
+from rackloom.core.transfer.kv_cache import BYTES_PER_TOKEN, kv_terms, kv_terms_of_all_models
+from rackloom.core.transfer.records import read_nccl, read_nvbandwidth
 from rackloom.errors import Refused
-from rackloom.prove.transfer.records import read_nccl, read_nvbandwidth
-from rackloom.prove.transfer.render import BYTES_PER_TOKEN, kv_terms, kv_terms_of_all_models
 
 
 def nvbandwidth(*cases: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a transfer is asked for and what its report says, as values.
+"""The request of a transfer and its report, as values.
 
 `TransferSpec` and `EndConfig` describe a measurement: sizes, iterations, memory, UCX pins, processors,
 allocation. `Promise` is what the placement promises of the path. `EndRecord` and `Measurement` are what
@@ -14,9 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from rackloom.core.transfer.statistics import Interval
 from rackloom.errors import Refused
-from rackloom.prove.transfer.devices import AllocatedDevices, Link, VisibleDevices
-from rackloom.prove.transfer.statistics import Interval
 
 TransferOp = Literal["WRITE", "READ"]
 PathVerdict = Literal["holds", "does not hold", "unknown", "no promise"]
@@ -32,6 +31,12 @@ MAX_ITERS = 100_000
 def _require_range(name: str, number: float, low: int, high: int) -> None:
     if not low <= number <= high:
         raise Refused(f"{name}: {number}", nearest_fix=f"give {low} to {high}")
+
+
+class AllocatedDevices(msgspec.Struct, frozen=True):
+    """What a claim allocated, by any name: HCA, netdev or PCI address."""
+
+    names: tuple[str, ...]
 
 
 class UcxPins(msgspec.Struct, frozen=True):
@@ -120,19 +125,48 @@ class PathProof(msgspec.Struct, frozen=True):
     """Devices whose counters rose by the payload on the initiator's side; empty within one memory."""
     expected_bytes: int
     protocols: tuple[str, ...]
-    """What UCX says that it uses for this operation, such as tcp/rdma0 or cma/memory."""
+    """What UCX reports to use for this operation, such as tcp/rdma0 or cma/memory."""
     initiator: tuple[DeviceTraffic, ...]
     target: tuple[DeviceTraffic, ...]
 
 
 class EndUsage(msgspec.Struct, frozen=True):
-    """What one end spent during the timed iterations."""
+    """CPU time and context switches of one end during the timed iterations."""
 
     wall_seconds: float
     cpu_seconds: float
     """CPU time of this end, all threads."""
     voluntary_switches: int
     involuntary_switches: int
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """One netdev or one port of an RDMA device. None: the kernel does not report it."""
+
+    name: str
+    """`rdma0`, or `mlx5_0:1` with the port."""
+    kind: Literal["netdev", "rdma"]
+    state: str | None = None
+    mtu: int | None = None
+    gigabits: float | None = None
+    """Current rate. None for virtual devices: the rate that the kernel prints for a veth means nothing."""
+    numa_node: int | None = None
+    pci_address: str | None = None
+    pcie: str | None = None
+    """Current PCIe link, such as `32.0 GT/s x16`."""
+    pcie_best: str | None = None
+    """What both ends of that PCIe link could do."""
+
+
+class VisibleDevices(msgspec.Struct, frozen=True):
+    """What one end sees."""
+
+    rdma_files: tuple[str, ...] = ()
+    """Names in /dev/infiniband."""
+    hcas: tuple[str, ...] = ()
+    """HCAs that those files open; a file with an unknown HCA is listed by its own name."""
+    netdevs: tuple[str, ...] = ()
+    """All but `lo`."""
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -187,7 +221,7 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 class RunEnvironment(msgspec.Struct, frozen=True):
-    """The circumstances of a measurement; a number without them means little."""
+    """The circumstances of a measurement; rates cannot be compared without them."""
 
     initiator: HostFacts
     target: HostFacts

@@ -16,17 +16,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rackloom.errors import Refused
-from rackloom.prove.transfer.pairing import GpuNicPair
-from rackloom.prove.transfer.proof import contention_reason, expect_rate, prove_path
-from rackloom.prove.transfer.statistics import (
+from rackloom.core.transfer.pairing import GpuNicPair
+from rackloom.core.transfer.proof import contention_reason, expect_rate, prove_path
+from rackloom.core.transfer.statistics import (
     gigabytes_per_second,
     mean,
     mean_interval,
     relative_spread,
     summarize,
 )
-from rackloom.prove.transfer.values import (
+from rackloom.core.transfer.values import (
     AlignmentReport,
     Arm,
     Measurement,
@@ -35,6 +34,7 @@ from rackloom.prove.transfer.values import (
     TransferReport,
     TransferSpec,
 )
+from rackloom.errors import Refused
 
 
 def alignment_report(

@@ -1,27 +1,21 @@
-"""Measurements kept in files: what was measured and where, with the output of other tools.
+"""The record of a measurement: what was measured and where, with the output of other tools.
 
 A `TransferRecord` holds the request, the report with the circumstances of every run, the discovered
 machine of the initiator, and the output of nvbandwidth or nccl-tests where the user added it. If a run
-fails after others were complete, the record keeps those and says why it is incomplete.
-
-Files are written atomically: to a temporary file beside the target, synced, then renamed. A file that
-cannot be written leaves the old one as it was.
+fails after others were complete, the record keeps those and the reason why it is incomplete. `prove.transfer`
+reads and writes the files.
 """
 
 import json
-import os
 import re
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer.report import single_report
-from rackloom.prove.transfer.values import AlignmentReport, TransferReport, TransferSpec
+from rackloom.core.transfer.report import single_report
+from rackloom.core.transfer.values import AlignmentReport, TransferReport, TransferSpec
+from rackloom.errors import Refused
 from rackloom.topology.machine import Machine
 
 # Output of other tools.
@@ -49,7 +43,7 @@ class ToolOutput(msgspec.Struct, frozen=True):
     tool: Literal["nvbandwidth", "nccl-tests"]
     file: str
     correct: bool | None
-    """Whether the tool says that its data were right, or its tests passed; None if it says neither."""
+    """Whether the tool reports that its data were right, or its tests passed; None if it reports neither."""
     figures: tuple[ToolFigure, ...]
 
 
@@ -107,11 +101,11 @@ def _nccl_rows(text: str) -> Iterator[ToolFigure]:
             yield ToolFigure(f"bus bandwidth at {int(line.split()[0])} bytes", float(figures[2]))
 
 
-# Record files.
+# Records.
 
 
 class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One file. `report` carries the environment of every run."""
+    """The content of one file. `report` has the environment of every run."""
 
     format: Literal["rackloom-transfer/1"] = "rackloom-transfer/1"
     recorded_at: str
@@ -125,64 +119,8 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Why runs are missing, or None."""
 
 
-def discover_or_none(discover: Callable[[], Machine]) -> Machine | None:
-    """The machine, or None where kernel and driver do not describe it."""
-    with suppress(Refused, Retry):
-        return discover()
-    return None
-
-
 def partial_report(runs: Sequence[TransferReport], reason: str) -> AlignmentReport:
     """The runs that were complete when the next one failed (at least one)."""
     return msgspec.structs.replace(
         single_report("partial", list(runs), f"incomplete: {reason}"), emulated=runs[0].emulated, proved=False
     )
-
-
-def save_record(record: TransferRecord, file: Path) -> None:
-    """Write the record whole or not at all; a file of that name stays as it was if it cannot be written.
-
-    Raises:
-        Refused: the disk is full, or the place cannot be written to.
-    """
-    write_atomically(msgspec.json.format(msgspec.json.encode(record), indent=1), file)
-
-
-def write_atomically(content: bytes, file: Path) -> None:
-    """Put `content` beside `file`, then in its place.
-
-    Raises:
-        Refused: the disk is full, or the place cannot be written to.
-    """
-    beside = ""
-    try:
-        handle, beside = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-        with os.fdopen(handle, "wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        Path(beside).chmod(0o644)  # a record holds no secret, and mkstemp gives it to its owner alone
-        Path(beside).replace(file)
-    except OSError as error:
-        with suppress(OSError):
-            Path(beside).unlink()
-        raise Refused(
-            f"{file} could not be written: {error.strerror}",
-            nearest_fix="name a place with room for it; the RESULT lines above are the runs",
-        ) from error
-
-
-def load_record(file: Path) -> TransferRecord:
-    """The record in `file`.
-
-    Raises:
-        Refused: there is none.
-    """
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=TransferRecord)
-    except OSError as error:
-        raise Refused(f"{file}: {error.strerror}", nearest_fix="name a file that can be read") from error
-    except msgspec.DecodeError as error:
-        raise Refused(
-            f"{file} is no transfer record: {error}", nearest_fix="save one with `transfer run --save`"
-        ) from error

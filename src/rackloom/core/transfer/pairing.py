@@ -3,7 +3,7 @@
 `pair_up` gives each GPU a NIC of its own: as few pairs as possible of the farthest PCIe path class, then
 of the next nearer, and so on. It is a minimum-cost bipartite matching by successive shortest augmenting
 paths; a pair of one class costs more than one pair for every GPU of all nearer classes, so the sum
-compares the classes in that order. `every_pair` is the whole matrix instead. `disjoint` says whether
+compares the classes in that order. `every_pair` is the whole matrix instead. `are_disjoint` tests whether
 pairs can be driven at once without sharing a GPU or a NIC.
 
 Both ends of a transfer poll. `spread_cores` gives each end an equal part of the processors, and
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rackloom.core.transfer.values import EndConfig, Measurement, UcxPins
 from rackloom.errors import Refused
 from rackloom.topology.affinity import classes, partner
 from rackloom.topology.machine import Machine, Nic, PathClass
@@ -90,6 +91,12 @@ def describe_pair(machine: Machine | None, device: str, address: str | None, nic
     return msgspec.structs.replace(_pair_classes(machine, gpu.index, found.index), device=device, nic=nic)
 
 
+def pinned_config(config: EndConfig, pair: GpuNicPair) -> EndConfig:
+    """The configuration of an end that drives a pair: its memory, and UCX pinned to its NIC."""
+    pins = UcxPins(config.ucx.transports, (pair.nic,))
+    return msgspec.structs.replace(config, device=pair.device, ucx=pins)
+
+
 def every_pair(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple[GpuNicPair, ...]:
     """The whole matrix, row by row."""
     return tuple(_named_pair(machine, gpu, nic) for gpu in gpus for nic in nics)
@@ -103,9 +110,23 @@ def are_disjoint(pairs: Sequence[GpuNicPair]) -> bool:
 
 
 def spread_cores(ends: int, usable: Sequence[int]) -> list[tuple[int, ...]]:
-    """Equal parts of the processors, one part for each polling end; at least as many as ends."""
+    """Equal parts of the processors, one part for each polling end; empty parts if there are fewer than ends.
+
+    An empty part leaves the choice to the scheduler, as in `EndConfig.cores`.
+    """
     each = len(usable) // ends
     return [tuple(usable[k * each : (k + 1) * each]) for k in range(ends)]
+
+
+def lack_of_processors(measured: Sequence[Measurement]) -> str | None:
+    """One sentence if the ends of one host have fewer processors than they need for polling, else None."""
+    hosts: dict[str, list[Sequence[int]]] = {}
+    for host in (end.host for measurement in measured for end in (measurement.initiator, measurement.target)):
+        hosts.setdefault(host.hostname, []).append(host.cores or range(host.usable_processors))
+    for name, cores in hosts.items():
+        if lacking := without_core(cores):
+            return f"{lacking} of {len(cores)} polling ends on {name} have no processor of their own"
+    return None
 
 
 def without_core(cores: Sequence[Sequence[int]]) -> int:

@@ -77,7 +77,7 @@ _STEPS = 200
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A two-sided interval of `CONFIDENCE`, in the unit of what it is about."""
+    """A two-sided interval of `CONFIDENCE`, in the unit of its numbers."""
 
     low: float
     high: float

@@ -1,9 +1,7 @@
 """Proof of a transfer: which device carried the bytes, and whether the rate met the promise.
 
-A rate cannot tell a wrong device from a slow one, and a fast wrong device looks perfect. Counters can.
-/sys/class/net/<device>/statistics counts bytes with headers in the reader's network namespace;
-/sys/class/infiniband/<hca>/ports/<n>/counters/port_xmit_data counts 4-byte words. They belong to the
-device, not to one process, so other traffic shows up too.
+A rate cannot distinguish a wrong device from a slow one, and a fast wrong device looks perfect. Byte
+counters of the devices can. They belong to a device, not to one process, so other traffic shows up too.
 
 `prove_path` compares counters before and after. A device that moved less than 5% of the payload did not
 carry it; all devices together must account for 95%, at both ends. The promise holds if the promised
@@ -19,15 +17,13 @@ the hypervisor.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Literal
 
-from rackloom.prove.transfer.devices import SYSFS_ROOT, Link, sysfs_entries
-from rackloom.prove.transfer.values import (
+from rackloom.core.transfer.values import (
     DeviceTraffic,
     EndUsage,
     HostFacts,
+    Link,
     PathProof,
     PathVerdict,
     Promise,
@@ -50,23 +46,6 @@ CARRIED_SHARE = 0.05
 """A device that moved less than this share of the payload did not carry it."""
 ACCOUNTED_SHARE = 0.95
 """The counters have to show at least this share of the payload, or they prove nothing."""
-_RDMA_WORD_BYTES = 4
-
-
-def read_counters(sys: Path = SYSFS_ROOT) -> DeviceCounters:
-    """The byte counters of all devices visible here; devices that vanish while reading are left out."""
-    counters: dict[tuple[DeviceKind, str], tuple[int, int]] = {}
-    for device in sysfs_entries(sys / "class/net"):
-        with suppress(OSError, ValueError):
-            files = device / "statistics"
-            counters["netdev", device.name] = _counter_pair(files / "tx_bytes", files / "rx_bytes", 1)
-    for hca in sysfs_entries(sys / "class/infiniband"):
-        for port in sysfs_entries(hca / "ports"):
-            with suppress(OSError, ValueError):
-                words = port / "counters"
-                pair = _counter_pair(words / "port_xmit_data", words / "port_rcv_data", _RDMA_WORD_BYTES)
-                counters["rdma", f"{hca.name}:{port.name}"] = pair
-    return counters
 
 
 def traffic_between(before: DeviceCounters, after: DeviceCounters) -> tuple[DeviceTraffic, ...]:
@@ -145,10 +124,6 @@ def _judge_path(
     if carried == (promised,) or carried == (f"{promised}:1",):
         return "holds", evidence
     return "does not hold", f"{evidence}, {promised} was promised"
-
-
-def _counter_pair(sent: Path, received: Path, unit: int) -> tuple[int, int]:
-    return int(sent.read_text()) * unit, int(received.read_text()) * unit
 
 
 # Rate: measured against promised.

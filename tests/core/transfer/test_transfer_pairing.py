@@ -7,17 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.errors import Refused
-from rackloom.prove.transfer.pairing import (
+from rackloom.core.transfer.pairing import (
     GpuNicPair,
     are_disjoint,
     describe_pair,
     device_indices,
     every_pair,
     pair_up,
+    pinned_config,
     spread_cores,
     without_core,
 )
+from rackloom.core.transfer.values import EndConfig, UcxPins
+from rackloom.errors import Refused
 from rackloom.topology.affinity import classes, guest_view
 from rackloom.topology.machine import Machine, PathClass
 from rackloom.topology.profiles import load_machine, machine_names
@@ -105,6 +107,16 @@ def test_ends_never_share_a_processor_while_there_are_enough(ends: int, more: in
     assert len({core for part in parts for core in part}) == sum(map(len, parts))
     assert all(parts)
     assert without_core(parts) == 0
+
+
+def test_where_processors_are_too_few_the_scheduler_chooses() -> None:
+    assert spread_cores(3, range(2)) == [(), (), ()]
+
+
+def test_a_pair_pins_memory_and_nic_and_keeps_the_rest() -> None:
+    shared = EndConfig(ucx=UcxPins(("rc",), ("mlx5_9:1",)), cores=(3,))
+    pinned = pinned_config(shared, GpuNicPair("cuda:0", "mlx5_0:1"))
+    assert pinned == EndConfig(ucx=UcxPins(("rc",), ("mlx5_0:1",)), device="cuda:0", cores=(3,))
 
 
 def test_ends_that_must_share_are_told() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.prove.transfer.statistics import (
+from rackloom.core.transfer.statistics import (
     gigabytes_per_second,
     mean,
     percentile,

@@ -2,7 +2,7 @@
 
 Records can be compared only if they measured the same thing: operation, sizes, iterations, both emulated
 or neither. Arms are matched by name, else by GPU, which may have been given another NIC.
-`statistics.compare_rates` says whether the rates differ beyond noise.
+`statistics.compare_rates` decides whether the rates differ beyond noise.
 
 `check_baseline` refuses a baseline that is incomplete, unproved, contended or has fewer than three runs
 per arm. `judge_record` then decides for each arm of the baseline, in this order: data not intact, wrong
@@ -18,12 +18,11 @@ from typing import Literal
 
 import msgspec
 
+from rackloom.core.transfer.proof import degraded_reason, is_farther, link_named
+from rackloom.core.transfer.records import TransferRecord
+from rackloom.core.transfer.statistics import Ratio, compare_rates
+from rackloom.core.transfer.values import Arm, HostFacts, Link
 from rackloom.errors import Refused
-from rackloom.prove.transfer.devices import Link
-from rackloom.prove.transfer.proof import degraded_reason, is_farther, link_named
-from rackloom.prove.transfer.records import TransferRecord
-from rackloom.prove.transfer.statistics import Ratio, compare_rates
-from rackloom.prove.transfer.values import Arm, HostFacts
 from rackloom.topology.machine import Machine
 
 # Comparison of two records.
@@ -53,7 +52,7 @@ class ArmComparison(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """What can be said of the difference."""
+        """The difference in words."""
         if self.ratio.interval is None:
             return "cannot be told: a single run has no known noise"
         low, high = self.ratio.interval.low, self.ratio.interval.high
@@ -73,7 +72,17 @@ def compare_records(before: TransferRecord, after: TransferRecord) -> tuple[ArmC
             f"the two records cannot be compared: {reason}", nearest_fix="measure both the same way"
         )
     pairs = [(arm, matching_arm(arm, after.report.arms)) for arm in before.report.arms]
-    compared = tuple(_compare_arms(old, new) for old, new in pairs if new is not None)
+    compared = tuple(
+        ArmComparison(
+            arm_title(new),
+            old.mean_GBps,
+            new.mean_GBps,
+            compare_rates(run_rates(old), run_rates(new)),
+            contention_of_arm(old) or contention_of_arm(new),
+        )
+        for old, new in pairs
+        if new is not None
+    )
     if not compared:
         names = " and ".join(", ".join(arm.name for arm in record.report.arms) for record in (before, after))
         raise Refused(
@@ -114,23 +123,13 @@ def record_difference(before: TransferRecord, after: TransferRecord) -> str | No
     return None
 
 
-def _compare_arms(before: Arm, after: Arm) -> ArmComparison:
-    return ArmComparison(
-        arm_title(after),
-        before.mean_GBps,
-        after.mean_GBps,
-        compare_rates(run_rates(before), run_rates(after)),
-        contention_of_arm(before) or contention_of_arm(after),
-    )
-
-
 # Gate: a record against a baseline.
 
 
 TOLERANCE = 0.02
 """A slowdown below this share is no regression however certain it is: emulated pairs repeat within 1%."""
 HIDDEN_LOSS = 0.25
-"""A measurement too noisy to show a loss of this share says nothing: misalignment cost the example 29.5%."""
+"""Noise that could hide a loss of this share proves nothing: misalignment cost the example 29.5%."""
 ENOUGH_RUNS = 3
 
 BaselineOutcome = Literal["holds", "regressed", "unknown"]

@@ -1,0 +1,107 @@
+"""The work of `rackloom claim check`: files in, findings with file and line out.
+
+The classes, slices and nodes of the files count, with those of the cluster where slices are given. With
+neither slices nor a profile, claims are checked against every published machine.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rackloom.claim.manifests.documents import Document, read_documents
+from rackloom.claim.manifests.read import Manifests, claim_from_template, decode_object, read_manifests
+from rackloom.cli.claim_template import stock_of
+from rackloom.core.allocate.lint.claims import claim_findings, class_findings
+from rackloom.core.allocate.lint.selectors import (
+    FieldPath,
+    LintContext,
+    LintFinding,
+    dotted_path,
+    lint_context,
+)
+from rackloom.core.allocate.objects import DeviceClass, ResourceClaim, ResourceClaimTemplate
+from rackloom.core.allocate.templates.inventory import inventory_of_machine
+from rackloom.errors import Refused
+from rackloom.topology import profiles
+
+
+class LocatedFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding with its place in a file."""
+
+    where: str
+    """`file:line`."""
+    object: str
+    path: str
+    trap: str
+    why: str
+    fix: str
+
+
+def located_findings(
+    files: Sequence[Path], profile: str | None, slices: Sequence[Path]
+) -> Iterator[LocatedFinding]:
+    """The findings of all claims, templates and classes in the files. Raises Refused where there is none."""
+    decoded = [(document, decode_object(document)) for path in files for document in read_documents(path)]
+    checked = [
+        (document, value)
+        for document, value in decoded
+        if isinstance(value, ResourceClaim | ResourceClaimTemplate | DeviceClass)
+    ]
+    if not checked:
+        raise Refused("there is nothing to check", nearest_fix="name files with claims, templates or classes")
+    evidence = _check_evidence(files, profile, slices)
+    for document, value in checked:
+        prefix: FieldPath = ("spec",)
+        if isinstance(value, ResourceClaimTemplate):
+            prefix, value = ("spec", "spec"), claim_from_template(value)
+        found = (
+            class_findings(value, evidence)
+            if isinstance(value, DeviceClass)
+            else claim_findings(value, evidence)
+        )
+        yield from (_located_finding(document, prefix, finding) for finding in found)
+
+
+def _check_evidence(files: Sequence[Path], profile: str | None, slices: Sequence[Path]) -> LintContext:
+    own, cluster = read_manifests(files), read_manifests(slices)
+    found = Manifests(
+        classes=(*cluster.classes, *own.classes),
+        slices=(*cluster.slices, *own.slices),
+        nodes=(*cluster.nodes, *own.nodes),
+    )
+    if found.slices or profile is not None:
+        return lint_context(stock_of(profile, found if found.slices else None), found.classes)
+    machines = (inventory_of_machine(profiles.load_machine(name)) for name in profiles.machine_names())
+    return lint_context(None, found.classes, machines)
+
+
+def _located_finding(document: Document, prefix: FieldPath, finding: LintFinding) -> LocatedFinding:
+    path = _as_written(document, (*prefix, *finding.path))
+    metadata = document.value.get("metadata") or {}
+    return LocatedFinding(
+        where=document.where(path),
+        object=f"{document.value.get('kind')} {metadata.get('name', '(unnamed)')}",
+        path=dotted_path(path),
+        trap=finding.trap.value,
+        why=finding.why,
+        fix=finding.fix,
+    )
+
+
+def _as_written(document: Document, path: FieldPath) -> FieldPath:
+    """The path in the file: requests of v1beta1 are flat, without `exactly`."""
+    if "exactly" in path and path[: path.index("exactly") + 1] not in document.lines:
+        return tuple(part for part in path if part != "exactly")
+    return path
+
+
+def findings_page(found: Sequence[LocatedFinding]) -> str:
+    """The findings as text, each with its reason and fix."""
+    if not found:
+        return "no traps found"
+    return "\n".join(
+        f"{finding.where}: {finding.trap}: {finding.object}, {finding.path}\n"
+        f"  {finding.why}\n  fix: {finding.fix}"
+        for finding in found
+    )

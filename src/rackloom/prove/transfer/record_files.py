@@ -1,0 +1,64 @@
+"""Transfer records in files.
+
+Files are written atomically: to a temporary file beside the target, synced, then renamed. A file that
+cannot be written leaves the old one as it was.
+"""
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from rackloom.core.transfer.records import TransferRecord
+from rackloom.errors import Refused
+
+
+def save_record(record: TransferRecord, file: Path) -> None:
+    """Write the record whole or not at all; a file of that name stays as it was if it cannot be written.
+
+    Raises:
+        Refused: the disk is full, or the place cannot be written to.
+    """
+    write_atomically(msgspec.json.format(msgspec.json.encode(record), indent=1), file)
+
+
+def write_atomically(content: bytes, file: Path) -> None:
+    """Put `content` beside `file`, then in its place.
+
+    Raises:
+        Refused: the disk is full, or the place cannot be written to.
+    """
+    beside = ""
+    try:
+        handle, beside = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+        with os.fdopen(handle, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        Path(beside).chmod(0o644)  # a record holds no secret, and mkstemp gives it to its owner alone
+        Path(beside).replace(file)
+    except OSError as error:
+        with suppress(OSError):
+            Path(beside).unlink()
+        raise Refused(
+            f"{file} could not be written: {error.strerror}",
+            nearest_fix="name a place with room for it; the RESULT lines above are the runs",
+        ) from error
+
+
+def load_record(file: Path) -> TransferRecord:
+    """The record in `file`.
+
+    Raises:
+        Refused: there is none.
+    """
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=TransferRecord)
+    except OSError as error:
+        raise Refused(f"{file}: {error.strerror}", nearest_fix="name a file that can be read") from error
+    except msgspec.DecodeError as error:
+        raise Refused(
+            f"{file} is no transfer record: {error}", nearest_fix="save one with `transfer run --save`"
+        ) from error
