@@ -2,14 +2,17 @@
 
 Names and texts are limited to what every database stores: no NUL, no unpaired surrogates, finite
 numbers. `OpenBody` keeps unknown fields, so that clients of the wider API find their fields again;
-nothing acts on them. Unknown query parameters are ignored. Response models only describe the API;
-responses are plain values.
+nothing acts on them. Unknown query parameters are ignored.
+
+A response model describes a response in /openapi.json, and `shape` builds the response from it. The
+models validate nothing that is sent: responses are plain values.
 
 Model names appear in /openapi.json: renaming one changes the generated clients.
 """
 
 from collections.abc import Collection
 from datetime import datetime
+from functools import cache
 from math import isfinite
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -19,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 from pydantic import model_validator as validator
 from pydantic.alias_generators import to_camel
 
+from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store.values import NAME_MAX_LENGTH, NAME_MIN_LENGTH, NAME_PATTERN, NAME_RULE, invalid
 
 # Requests.
@@ -213,3 +217,38 @@ class Org(Timed):
 
     id: UUID
     org: str
+
+
+# From rows to responses.
+
+
+Json = dict[str, Any]
+
+
+def shape(model: type[Answer], row: Any, **computed: object) -> Json:
+    """The response `model` of a row: its columns under their names on the wire, and the fields `computed`.
+
+    A field that the model does not require is left out unless it is computed. Times are seconds since the
+    epoch in `row` and `computed`, and RFC 3339 on the wire.
+    """
+    shown: Json = {}
+    for name, key, is_required, is_time in _fields(model):
+        if name in computed:
+            value = computed[name]
+        elif is_required:
+            value = getattr(row, name)
+        else:
+            continue
+        shown[key] = rfc3339(value) if is_time and value is not None else value
+    return shown
+
+
+@cache
+def _fields(model: type[Answer]) -> list[tuple[str, str, bool, bool]]:
+    """Name, name on the wire, whether it is required and whether it is a time, of each field of a model."""
+    fields = [
+        (name, str(field.alias), field.is_required(), field.annotation in (datetime, datetime | None))
+        for name, field in model.model_fields.items()
+    ]
+    # The times of creation and change are inherited, and come last on the wire.
+    return sorted(fields, key=lambda field: field[0] in Timed.model_fields)
