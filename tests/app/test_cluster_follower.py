@@ -81,7 +81,7 @@ def test_each_kind_is_listed_once_however_often_it_is_looked_at():
             for _ in range(50):
                 await asyncio.sleep(1)
                 layer, snapshot = await layer_of(follower)
-            assert (layer.unknown_since, [one.name for one in snapshot.nodes]) == (None, ["a"])
+            assert (layer.unknown_since, [node.name for node in snapshot.nodes]) == (None, ["a"])
         return {(call.verb, call.resource): n for call, n in kube.calls.items() if call.user == "map"}
 
     counted = event_loop.run_simulation(1, run)
@@ -124,7 +124,7 @@ def test_what_is_lost_is_unknown_since_it_was_last_heard_of_and_comes_back():
             again, snapshot = await layer_of(follower)
             assert again.unknown_since is None
             assert again.at > lost.unknown_since
-            assert [one.name for one in snapshot.nodes] == ["a"]
+            assert [node.name for node in snapshot.nodes] == ["a"]
 
     event_loop.run_simulation(1, run)
 
@@ -255,7 +255,7 @@ def test_a_defect_makes_the_cluster_unknown_and_ends_nothing(caplog, monkeypatch
             known = follower.version()
             await asyncio.sleep(2 * LONG)
             again, snapshot = await layer_of(follower)
-            assert (again.unknown_since, [one.name for one in snapshot.nodes]) == (None, ["a"])
+            assert (again.unknown_since, [node.name for node in snapshot.nodes]) == (None, ["a"])
             assert follower.version() != known
 
     event_loop.run_simulation(1, run)

@@ -76,7 +76,7 @@ def test_upstreams_section_is_read_as_it_is(written):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[nvlink_confg]\na = 1", "unknown key nvlink_confg"),
         ("[server]\nlisten_on = 'x'", "unknown key server.listen_on"),
@@ -98,8 +98,8 @@ def test_upstreams_section_is_read_as_it_is(written):
         ("[map]\ntransfer = '/x'", "unknown key map.transfer"),
     ],
 )
-def test_what_is_wrong_is_named(refused, text, told):
-    assert told in refused(LEAST + text)
+def test_what_is_wrong_is_named(refused, text, message):
+    assert message in refused(LEAST + text)
 
 
 @pytest.mark.parametrize("text", ["a = ", "[site", "\x00"])
@@ -144,5 +144,5 @@ def test_no_setting_is_documented_that_does_not_exist():
     page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
     table = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
     sections = {setting.partition(".")[0] for setting in setting_names()}
-    told = {name for name in table if "." in name and name.partition(".")[0] in sections}
-    assert told == set(setting_names())
+    documented = {name for name in table if "." in name and name.partition(".")[0] in sections}
+    assert documented == set(setting_names())

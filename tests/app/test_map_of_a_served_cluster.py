@@ -104,11 +104,11 @@ class Map:
 
         return await until(found, f"the map says {words!r}")
 
-    async def chains(self, said=""):
+    async def chains(self, label_part=""):
         """Of the GPUs of which the map says this, each through all layers."""
         cells = re.findall(r'<rect id="(\w+)-(\d+)-(\d+)"[^>]*aria-label="([^"]*)"', await self.page())
         assert len(cells) == 72
-        spots = ["/".join(spot) for *spot, label in cells if said in label]
+        spots = ["/".join(spot) for *spot, label in cells if label_part in label]
         return [(await self._http.get(f"/map/gpu/{spot}")).text for spot in spots]
 
     async def shows_the_job(self):
@@ -138,7 +138,7 @@ async def tenant_has_trays(ground, site, org):
         assert answer.status_code == 201, answer.text
 
         async def all_ready():
-            return {one["status"] for one in (await http.get("instance")).json()} == {"Ready"}
+            return {instance["status"] for instance in (await http.get("instance")).json()} == {"Ready"}
 
         await until(all_ready, "all are ready")
 
@@ -178,7 +178,7 @@ async def job_runs(cluster, org):
 
     async def all_running():
         pods = (await api.list(POD, "jobs")).items
-        return [one["status"].get("phase") for one in pods] == ["Running"] * TRAYS
+        return [pod["status"].get("phase") for pod in pods] == ["Running"] * TRAYS
 
     await until(all_running, "the job runs")
 
@@ -232,8 +232,8 @@ async def told_to_its_tenant_alone(ground, site):
         Map(ground, site.rest_port, "green", "TENANT_ADMIN") as other,
     ):
         await own.shows_the_job()
-        told = await other.page() + "".join(await other.chains())
-        assert not re.search("jobs/|train|imex-minimal|blue", told)
+        text = await other.page() + "".join(await other.chains())
+        assert not re.search("jobs/|train|imex-minimal|blue", text)
 
 
 class Seen(msgspec.Struct):
@@ -250,7 +250,7 @@ async def a_glance_is_enough(cluster):
     api = DirectApi(cluster.kube, "kubectl")
     whole = {kind: (await api.list(kind)).items for kind in SNAPSHOT_KINDS}
     kept = {
-        kind: [one for one in map(partial(project_object, kind), objects) if one]
+        kind: [projected for projected in map(partial(project_object, kind), objects) if projected]
         for kind, objects in whole.items()
     }
     assert all(whole.values()), "something of every kind is there"

@@ -76,13 +76,17 @@ def test_an_operator_brings_up_a_rack_and_a_tenant_uses_it(ground):
             await admin.register(switch)
             found = await until(admin.machines, "the machines are found")
             assert len(found) == 18
-            assert all(len(one.nvlink_info.gpus) == 4 for one in found)
+            assert all(len(machine.nvlink_info.gpus) == 4 for machine in found)
             async with ground.rest(site.rest_port, role="PROVIDER_ADMIN") as http:
                 kind = await furnish(http, found)
             async with ground.rest(site.rest_port, org="tenant") as http:
                 await tenant_uses(http, kind)
             seen = await admin.machines()
-            joined = [one for one in seen if one.nvlink_status_observation.gpu_status[0].partition_id.value]
+            joined = [
+                machine
+                for machine in seen
+                if machine.nvlink_status_observation.gpu_status[0].partition_id.value
+            ]
             assert len(joined) == 2
             assert "nico_nvlink_instance_ready_seconds_count 2.0" in await metrics(site.metrics_port)
 
@@ -96,7 +100,7 @@ def test_an_operator_brings_up_a_rack_and_a_tenant_uses_it(ground):
         assert answer.status_code == 201, answer.text
 
         async def all_ready():
-            return {one["status"] for one in (await http.get("instance")).json()} == {"Ready"}
+            return {instance["status"] for instance in (await http.get("instance")).json()} == {"Ready"}
 
         await until(all_ready, "all are ready")
 
@@ -131,7 +135,7 @@ def test_an_endpoint_is_used_without_a_restart_and_forgotten_without_one(ground)
                     for machine in await admin.machines()
                     if machine.nvlink_info.chassis_serial == serial
                 ]
-                return not any(one.HasField("nvlink_status_observation") for one in lost)
+                return not any(machine.HasField("nvlink_status_observation") for machine in lost)
 
             await until(unknown, "what is lost is unknown")
 

@@ -121,7 +121,7 @@ class Stage:
     async def ready(self, count):
         async def all_ready():
             found = await ok(self.tenant.get("instance"))
-            return found if [one["status"] for one in found] == ["Ready"] * count else None
+            return found if [instance["status"] for instance in found] == ["Ready"] * count else None
 
         return await until(all_ready, "all are ready")
 
@@ -146,8 +146,8 @@ def test_one_site_with_a_rack_behind_each_protocol(ground):
             await site.register(first, switch.url)
             await site.register(second, manager.url)
             found = await machines(site.provider, 36)
-            here = [one for one in found if domain(one) == first.domain]
-            there = [one for one in found if domain(one) == second.domain]
+            here = [machine for machine in found if domain(machine) == first.domain]
+            there = [machine for machine in found if domain(machine) == second.domain]
             kinds = [await site.kind("rack-c", here), await site.kind("rack-m", there)]
             vpc = await site.net()
             for name, kind in zip(("on-c", "on-m"), kinds, strict=True):
@@ -161,8 +161,8 @@ def test_one_site_with_a_rack_behind_each_protocol(ground):
                 assert f'{counted}{{operation="create",status="completed"}} 1.0' in page
             assert f'nmxm_gpu_count{{health="healthy",nvlink_domain_uuid="{second.domain}"}} 72.0' in page
             assert f'nmxc_gpu_count{{health="healthy",nvlink_domain_uuid="{second.domain}"}}' not in page
-            for one in await ok(site.tenant.get("instance")):
-                assert (await site.tenant.delete(f"instance/{one['id']}")).status_code == 202
+            for instance in await ok(site.tenant.get("instance")):
+                assert (await site.tenant.delete(f"instance/{instance['id']}")).status_code == 202
 
             async def empty():
                 return held(first) == held(second) == {}
@@ -215,7 +215,7 @@ def test_free_gpus_are_where_the_policy_wants_them(ground, policy, at_rest, in_u
 
             async def given_back():
                 listed = await ok(site.provider.get("nvlink-partition", params={"pageSize": 100}))
-                owners = Counter(one["owner"] for one in listed)
+                owners = Counter(partition["owner"] for partition in listed)
                 owner = "tray" if policy == "tray" else "default"
                 return owners == Counter({owner: sum(at_rest.values())}) and not await ok(
                     site.tenant.get("instance")
@@ -238,11 +238,13 @@ def test_the_nmxm_of_the_configuration_needs_no_registration(ground):
             line = f'nmx_m_endpoint = "{manager.origin}"\nnmx_m_operation_timeout = "20s"'
             async with stage(ground, nvlink_config=line) as site:
                 found = await machines(site.provider, 36)
-                assert {domain(one) for one in found} == {first.domain, second.domain}
+                assert {domain(machine) for machine in found} == {first.domain, second.domain}
                 (serial,) = serials(first)
                 shown = await ok(site.provider.get(f"nvlink-nmxc-endpoint/{serial}"))
                 assert shown["endpoint"] == f"{manager.url}?domain={first.domain}"
-                kind = await site.kind("rack", [one for one in found if domain(one) == second.domain])
+                kind = await site.kind(
+                    "rack", [machine for machine in found if domain(machine) == second.domain]
+                )
                 await site.instance("job", await site.net(), kind)
                 await site.ready(1)
                 await until_so(lambda: sorted(held(second).values()) == [4], "four GPUs are held")
@@ -298,8 +300,8 @@ def test_an_nmxm_can_be_browsed(ground):
         async with nmxm(ground, fabric) as manager:
             switches = Switches(config.nvlink_config, secret_provider(config.secrets), clock=lambda: 0.0)
             endpoint = Endpoint(id="e", url=manager.url, chassis_serials=(serial,), domain=None)
-            one = json.loads(await switches.browse(endpoint, "GetGpuInfoList", guid))
-            assert [gpu["DeviceUID"] for gpu in one] == [guid]
+            listed = json.loads(await switches.browse(endpoint, "GetGpuInfoList", guid))
+            assert [gpu["DeviceUID"] for gpu in listed] == [guid]
             assert len(json.loads(await switches.browse(endpoint, "GetGpuInfoList", 0))) == 72
             assert len(json.loads(await switches.browse(endpoint, "GetComputeNodeInfoList", 0))) == 18
             manager.faults.next("GET gpus", NmxmFault(status=404))

@@ -29,10 +29,10 @@ def test_stacks_are_told_and_the_process_goes_on():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGUSR2)
-        said = list(itertools.takewhile(lambda line: line != "end of stacks\n", process.stderr))
+        lines = list(itertools.takewhile(lambda line: line != "end of stacks\n", process.stderr))
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stopped\n"
-    text = "".join(said)
+    text = "".join(lines)
     assert "most recent call first" in text
     assert "waits_for_a_switch" in text
     assert process.returncode == 0

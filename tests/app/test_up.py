@@ -62,7 +62,9 @@ def order_rack(http):
 
 def ready(http):
     """All 18 instances, once they are; nothing before."""
-    seen = [one for one in http.get("instance?pageSize=100").json() if one["status"] == "Ready"]
+    seen = [
+        instance for instance in http.get("instance?pageSize=100").json() if instance["status"] == "Ready"
+    ]
     return seen if len(seen) == 18 else []
 
 
@@ -91,7 +93,7 @@ def test_a_ready_site_stays_ready_over_a_kill(tmp_path):
         process.wait(PATIENCE)
     with up(tmp_path) as (_, url), client(tmp_path, url) as http:
         # The switches kept their partitions, so the first look after the start confirms everything.
-        assert [one["id"] for one in ready(http)] == [one["id"] for one in before]
+        assert [instance["id"] for instance in ready(http)] == [instance["id"] for instance in before]
         endpoints = len(list((tmp_path / "twin").glob("*-*.json")))
         assert endpoints == 2
 
@@ -194,7 +196,7 @@ def test_the_example_gives_back_what_it_made_where_there_are_no_machines(tmp_pat
     with up(tmp_path, "--racks", "1") as (_, url), client(tmp_path, url) as http:
         ordered = order_rack(http)
         done = carved(tmp_path, url)
-        assert [one["id"] for one in http.get("nvlink-logical-partition").json()] == [ordered]
+        assert [partition["id"] for partition in http.get("nvlink-logical-partition").json()] == [ordered]
         assert len(http.get("vpc").json()) == 1
     assert done.returncode == 1
     assert "POST instance/batch: " in done.stderr
@@ -240,7 +242,7 @@ def key_is_garbage(home):
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         (store_is_lost, "site.db has lost its records"),
         (racks_are_lost, "racks.json is missing, though the store has machines"),
@@ -250,13 +252,13 @@ def key_is_garbage(home):
         (key_is_garbage, "cannot be used"),
     ],
 )
-def test_a_home_that_is_not_whole_is_refused_with_the_file(tmp_path, harm, said):
+def test_a_home_that_is_not_whole_is_refused_with_the_file(tmp_path, harm, message):
     with up(tmp_path):
         pass
     harm(tmp_path)
     refused = rackloom("up", "--port", "0", "--home", str(tmp_path))
     assert refused.returncode == 1
-    assert said in refused.stderr
+    assert message in refused.stderr
     assert "\n  fix: " in refused.stderr
     assert "Traceback" not in refused.stderr
 

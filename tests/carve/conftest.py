@@ -98,7 +98,11 @@ class SmallSite:
         self.tenant = self.read(entitlements.get_tenant, "demo")
         self.type_id = self.read(lambda conn: conn.execute(sa.select(schema.instance_type.c.id)).scalar_one())
         self.endpoint = {
-            domain: next(one.id for one in self.read(endpoints.all_endpoints) if one.url.endswith(domain))
+            domain: next(
+                endpoint.id
+                for endpoint in self.read(endpoints.all_endpoints)
+                if endpoint.url.endswith(domain)
+            )
             for domain in DOMAINS
         }
 

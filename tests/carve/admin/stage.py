@@ -56,13 +56,13 @@ class Stage:
         return made.value[0]
 
     async def join(self, instance, partition, devices=(0, 1, 2, 3)):
-        wishes = [
+        specs = [
             pb.InstanceNVLinkGpuConfig(
                 device_instance=device, logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=partition)
             )
             for device in devices
         ]
-        config = pb.InstanceConfig(nvlink=pb.InstanceNVLinkConfig(gpu_configs=wishes))
+        config = pb.InstanceConfig(nvlink=pb.InstanceNVLinkConfig(gpu_configs=specs))
         request = pb.InstanceConfigUpdateRequest(instance_id=ids_pb.InstanceId(value=instance), config=config)
         return await self.forge.UpdateInstanceConfig(request)
 

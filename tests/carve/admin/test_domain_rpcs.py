@@ -46,8 +46,8 @@ def test_a_domain_is_shown_with_its_age_its_pause_and_what_is_blocked(small_site
     small_site.observe_all()
     seen = small_site.now - 0.5
     guid = small_site.guid(D0, 2, 3)
-    told = [BlockedGpus(guids=(guid,), reason="no room", fix=None)]
-    small_site.run(records.record_blocked, D0, told, small_site.now)
+    blockers = [BlockedGpus(guids=(guid,), reason="no room", fix=None)]
+    small_site.run(records.record_blocked, D0, blockers, small_site.now)
     small_site.lose(D0, "no route")
 
     async def scenario(stage):
@@ -76,7 +76,11 @@ def test_a_domain_in_dispute_says_who_contradicts_whom_and_is_not_planned_for(sm
     small_site.run(
         endpoints.register_endpoint, "http://second", ["CHASSIS9"], small_site.tick(), small_site.ids
     )
-    second = next(one.id for one in small_site.read(endpoints.all_endpoints) if one.url == "http://second")
+    second = next(
+        endpoint.id
+        for endpoint in small_site.read(endpoints.all_endpoints)
+        if endpoint.url == "http://second"
+    )
     whole = small_site.observation(D0, at=small_site.tick())
     less = msgspec.structs.replace(whole, gpus=whole.gpus[4:])
     small_site.run(records.record_observation, second, less, small_site.tick())
@@ -109,8 +113,8 @@ def test_no_plan_without_an_observation(on_stage):
 
 def test_the_first_call_of_every_client_is_answered(on_stage):
     async def scenario(stage):
-        told = await stage.forge.Version(pb.VersionRequest(display_config=True))
-        assert told.build_version.startswith("rackloom ")
-        assert told.build_hostname == ""
+        version = await stage.forge.Version(pb.VersionRequest(display_config=True))
+        assert version.build_version.startswith("rackloom ")
+        assert version.build_hostname == ""
 
     on_stage(scenario)

@@ -15,7 +15,7 @@ def test_endpoints(on_stage):
         assert (await stage.refused(stage.forge.CreateNvlinkNmxcEndpoint(moved)))[0] is Code.ALREADY_EXISTS
         assert await stage.forge.UpdateNvlinkNmxcEndpoint(moved) == moved
         listed = (await stage.forge.ListNvlinkNmxcEndpoints(Empty())).entries
-        assert [one.chassis_serial for one in listed] == ["CHASSIS0", "CHASSIS1", "S1"]
+        assert [endpoint.chassis_serial for endpoint in listed] == ["CHASSIS0", "CHASSIS1", "S1"]
         assert listed[2] == moved
         await stage.forge.DeleteNvlinkNmxcEndpoint(pb.DeleteNvlinkNmxcEndpointRequest(chassis_serial="S1"))
         assert len((await stage.forge.ListNvlinkNmxcEndpoints(Empty())).entries) == 2

@@ -33,12 +33,12 @@ def test_an_instance_joins_and_leaves_and_says_only_what_was_seen(small_site, on
         machine = pb.MachinesByIdsRequest(machine_ids=[ready.machine_id])
         (seen,) = (await stage.forge.FindMachinesByIds(machine)).machines
         gpus = seen.nvlink_status_observation.gpu_status
-        assert [one.device_instance for one in gpus] == [0, 1, 2, 3]
-        assert {one.logical_partition_id.value for one in gpus} == {partition}
+        assert [gpu.device_instance for gpu in gpus] == [0, 1, 2, 3]
+        assert {gpu.logical_partition_id.value for gpu in gpus} == {partition}
         (physical,) = (
             await stage.forge.NVLinkPartitionsForTenant(pb.TenantSearchQuery(tenantOrganizationId="demo"))
         ).partitions
-        assert {one.partition_id.value for one in gpus} == {physical.id.value}
+        assert {gpu.partition_id.value for gpu in gpus} == {physical.id.value}
         by_id = pb.NVLinkPartitionsByIdsRequest(partition_ids=[physical.id])
         assert list((await stage.forge.FindNVLinkPartitionsByIds(by_id)).partitions) == [physical]
         by_machine = await stage.forge.FindInstanceByMachineID(ready.machine_id)
@@ -91,7 +91,7 @@ def test_force_delete_first_releases_then_forgets(small_site, on_stage):
         assert (await stage.forge.AdminForceDeleteMachine(request)).all_done
         assert (await stage.refused(stage.forge.AdminForceDeleteMachine(request)))[0] is Code.NOT_FOUND
         ids = (await stage.forge.FindMachineIds(pb.MachineSearchConfig())).machine_ids
-        assert machine not in [one.id for one in ids]
+        assert machine not in [row.id for row in ids]
         assert len(ids) == 5
 
     on_stage(finish)

@@ -19,7 +19,7 @@ def test_a_gpu_mapping_is_repaired_and_the_next_observation_overrules_it(small_s
         return pb.MachineNVLinkInfo(
             domain_uuid=ids_pb.NVLinkDomainId(value=D0),
             chassis_serial="CHASSIS0",
-            gpus=[pb.NVLinkGpu(**place, device_id=one, guid=guid + one) for one in (1, 2, 3, 4)],
+            gpus=[pb.NVLinkGpu(**place, device_id=module, guid=guid + module) for module in (1, 2, 3, 4)],
         )
 
     async def scenario(stage):
@@ -61,7 +61,7 @@ def test_who_shares_memory_with_a_machine_that_is_no_more_is_told_at_once(small_
 
     instance = on_stage(order)
     small_site.converge()
-    domain = next(one for one, held in small_site.partitions.items() if held)
+    domain = next(uuid for uuid, held in small_site.partitions.items() if held)
     ((name, members),) = small_site.partitions[domain].items()
     mine = {guid >> 8 & 0xFF for guid in members}
     free = min(set(range(3)) - mine)
@@ -77,7 +77,7 @@ def test_who_shares_memory_with_a_machine_that_is_no_more_is_told_at_once(small_
             request = pb.AdminForceDeleteMachineRequest(host_query=machine)
             assert (await stage.forge.AdminForceDeleteMachine(request)).all_done
         else:
-            gpus = [pb.NVLinkGpu(slot_id=9, device_id=one, guid=one) for one in (1, 2, 3, 4)]
+            gpus = [pb.NVLinkGpu(slot_id=9, device_id=module, guid=module) for module in (1, 2, 3, 4)]
             info = pb.MachineNVLinkInfo(chassis_serial="ELSEWHERE", gpus=gpus)
             await stage.forge.UpdateMachineNvLinkInfo(
                 pb.UpdateMachineNvLinkInfoRequest(machine_id=ids_pb.MachineId(id=machine), nvlink_info=info)

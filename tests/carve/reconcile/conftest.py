@@ -92,7 +92,7 @@ class Replica:
 
     def domains(self) -> set[str]:
         """Domains that it reconciles now."""
-        return {one.work.domain for one in self.reconciler.loops if one.work.domain is not None}
+        return {loop.work.domain for loop in self.reconciler.loops if loop.work.domain is not None}
 
     async def kill(self) -> None:
         """End it without a word to the database."""
