@@ -150,7 +150,7 @@ async def list_allocations(
     deps: Deps, caller: Reader, query: Annotated[AllocationQuery, Param()]
 ) -> Response:
     """The allocations that the caller gave or was given."""
-    return routing.page_response(*await deps.store.read(_list_allocations, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_list_allocations, caller, query), query)
 
 
 @router.post("/allocation", operation_id="create-allocation", response_model=Allocation, status_code=201)

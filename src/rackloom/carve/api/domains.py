@@ -134,7 +134,7 @@ ONE = "/nvlink-domain/{nvLinkDomainId}"
 @router.get("/nvlink-domain", operation_id="get-all-nvlink-domain", response_model=list[NVLinkDomain])
 async def list_domains(deps: Deps, caller: Reader, query: Annotated[DomainQuery, Param()]) -> Response:
     """The domains where the caller operates machines or may use some, with the room in each."""
-    return routing.page_response(*await deps.store.read(_list, caller, query, deps.clock()), query.page)
+    return routing.page_response(*await deps.store.read(_list, caller, query, deps.clock()), query)
 
 
 @router.get(ONE, operation_id="get-nvlink-domain", response_model=NVLinkDomain)

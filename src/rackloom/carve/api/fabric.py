@@ -204,7 +204,7 @@ async def list_endpoints(
     deps: Deps, caller: ProviderReader, query: Annotated[PageQuery, Param()]
 ) -> Response:
     """The switch controllers that the provider has registered, one row for each chassis."""
-    return routing.page_response(*await deps.store.read(_endpoints, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_endpoints, caller, query), query)
 
 
 @router.post(
@@ -275,7 +275,7 @@ async def list_partitions(
     deps: Deps, caller: ProviderReader, query: Annotated[PhysicalPartitionQuery, Param()]
 ) -> Response:
     """The partitions in the newest observations, and whose they are."""
-    return routing.sliced_response(await deps.store.read(_partitions, caller, query), query.page)
+    return routing.sliced_response(await deps.store.read(_partitions, caller, query), query)
 
 
 @router.post("/nvlink-partition/adopt", operation_id="adopt-nvlink-partition", response_model=NVLinkPartition)
@@ -316,13 +316,13 @@ async def list_operations(
     deps: Deps, caller: ProviderReader, query: Annotated[OperationQuery, Param()]
 ) -> Response:
     """What was asked of the switch controllers, for whom, why, and what came of it."""
-    return routing.page_response(*await deps.store.read(_operations, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_operations, caller, query), query)
 
 
 @router.get("/operator-step", operation_id="get-all-operator-step", response_model=list[OperatorStep])
 async def list_steps(deps: Deps, caller: ProviderReader, query: Annotated[FabricQuery, Param()]) -> Response:
     """What operators did, and why."""
-    return routing.page_response(*await deps.store.read(_steps, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_steps, caller, query), query)
 
 
 def _endpoints(conn: sa.Connection, caller: Caller, query: PageQuery) -> Page:

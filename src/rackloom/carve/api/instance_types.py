@@ -199,7 +199,7 @@ TypeId = Annotated[UUID, Path(alias="instanceTypeId")]
 @router.get("/instance/type", operation_id="get-all-instance-type", response_model=list[InstanceType])
 async def list_types(deps: Deps, caller: Reader, query: Annotated[InstanceTypeQuery, Param()]) -> Response:
     """The instance types that the caller may see."""
-    return routing.page_response(*await deps.store.read(_list_types, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_list_types, caller, query), query)
 
 
 @router.post(
@@ -280,7 +280,7 @@ async def list_machines(
     def read(conn: sa.Connection) -> Page:
         return ASSOCIATIONS.page(conn, _associations(conn, caller, type_id), query)
 
-    return routing.page_response(*await deps.store.read(read), query.page)
+    return routing.page_response(*await deps.store.read(read), query)
 
 
 @router.post(

@@ -82,7 +82,7 @@ _BY_IDS = INSTANCE_LISTING.where(table.c.id.in_(sa.bindparam("ids", expanding=Tr
 @router.get("", operation_id="get-all-instance", response_model=list[Instance])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InstanceQuery, Param()]) -> Response:
     """The tenant's instances."""
-    return routing.page_response(*await deps.store.read(_list, caller.org, query), query.page)
+    return routing.page_response(*await deps.store.read(_list, caller.org, query), query)
 
 
 @router.post(
@@ -197,7 +197,7 @@ async def list_network(
 ) -> Response:
     """The network interfaces that the instance was asked for with."""
     row = await deps.store.read(_row, caller, instance_id)
-    return routing.sliced_response(kept_interface_shapes(row, "interfaces", query), query.page)
+    return routing.sliced_response(kept_interface_shapes(row, "interfaces", query), query)
 
 
 @router.get(
@@ -210,7 +210,7 @@ async def list_infiniband(
 ) -> Response:
     """The InfiniBand interfaces that the instance was asked for with."""
     row = await deps.store.read(_row, caller, instance_id)
-    return routing.sliced_response(kept_interface_shapes(row, "infinibandInterfaces", query), query.page)
+    return routing.sliced_response(kept_interface_shapes(row, "infinibandInterfaces", query), query)
 
 
 def _request(

@@ -54,7 +54,7 @@ INTERFACE_RELATIONS = ("Site", "Instance", "NVLinkLogicalPartition")
 )
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InterfaceQuery, Param()]) -> Response:
     """The interfaces of all instances of the tenant."""
-    return routing.page_response(*await deps.store.read(_list_all, caller.org, query), query.page)
+    return routing.page_response(*await deps.store.read(_list_all, caller.org, query), query)
 
 
 @router.get(
@@ -70,7 +70,7 @@ async def list_of_instance(
 ) -> Response:
     """The interfaces of one instance."""
     return routing.page_response(
-        *await deps.store.read(_list_of_instance, caller.org, str(instance_id), query), query.page
+        *await deps.store.read(_list_of_instance, caller.org, str(instance_id), query), query
     )
 
 

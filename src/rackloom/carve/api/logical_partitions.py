@@ -99,7 +99,7 @@ ONE = "/{nvLinkLogicalPartitionId}"
 @router.get("", operation_id="get-all-nvlink-logical-partition", response_model=list[NVLinkLogicalPartition])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[PartitionQuery, Param()]) -> Response:
     """The tenant's logical partitions."""
-    return routing.page_response(*await deps.store.read(_list, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_list, caller, query), query)
 
 
 @router.post(

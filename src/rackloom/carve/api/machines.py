@@ -193,7 +193,7 @@ MachineId = Annotated[str, Path(alias="machineId", max_length=64, pattern=wire.N
 @router.get("/machine", operation_id="get-all-machine", response_model=list[Machine])
 async def list_machines(deps: Deps, caller: Reader, query: Annotated[MachineQuery, Param()]) -> Response:
     """The machines that the caller may see."""
-    return routing.page_response(*await deps.store.read(_list_machines, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_list_machines, caller, query), query)
 
 
 # Before `/machine/{machineId}`, or "gpu" would be read as an id.

@@ -118,7 +118,7 @@ async def end_drain(deps: Deps, caller: ProviderAdmin, machine_id: MachineId, bo
 @router.get("/nvlink-drain", operation_id="get-all-nvlink-drain", response_model=list[Drain])
 async def list_drains(deps: Deps, caller: ProviderReader, query: Annotated[DrainQuery, Param()]) -> Response:
     """The drains of the provider's trays, past ones too."""
-    return routing.page_response(*await deps.store.read(_drains, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_drains, caller, query), query)
 
 
 async def _run_step(

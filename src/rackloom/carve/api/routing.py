@@ -30,7 +30,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from rackloom.carve.api import wire
 from rackloom.carve.api.auth import Caller, Role, TokenVerifier
-from rackloom.carve.api.wire import Because, Json, PageQuery, PageRequest, shape
+from rackloom.carve.api.wire import Because, Json, PageQuery, shape
 from rackloom.carve.store import journal, schema
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder, StatusRecord
@@ -173,16 +173,18 @@ def created_response(value: object) -> Response:
     return json_response(value, HTTPStatus.CREATED)
 
 
-def page_response(values: Sequence[Json], total: int, page: PageRequest) -> Response:
+def page_response(values: Sequence[Json], total: int, query: PageQuery) -> Response:
     """A page as a bare array; the X-Pagination header describes it."""
-    page_info = {"pageNumber": page.number, "pageSize": page.size, "total": total, "orderBy": page.order_by}
-    return json_response(values, headers={"X-Pagination": msgspec.json.encode(page_info).decode()})
+    numbers = {"pageNumber": query.page_number, "pageSize": query.page_size, "total": total}
+    header = msgspec.json.encode({**numbers, "orderBy": query.order_by}).decode()
+    return json_response(values, headers={"X-Pagination": header})
 
 
-def sliced_response(values: Sequence[Json], page: PageRequest) -> Response:
+def sliced_response(values: Sequence[Json], query: PageQuery) -> Response:
     """One page of a complete list, in its present order unless the request names another."""
-    first = (page.number - 1) * page.size
-    return page_response(_sort_values(values, page.order_by)[first : first + page.size], len(values), page)
+    first = (query.page_number - 1) * query.page_size
+    part = _sort_values(values, query.order_by)[first : first + query.page_size]
+    return page_response(part, len(values), query)
 
 
 def _sort_values(values: Sequence[Json], order_by: str | None) -> Sequence[Json]:
@@ -393,4 +395,4 @@ async def history_response(
         check(conn)
         return status_history_shape(journal.status_histories(conn, [str(object_id)])[str(object_id)])
 
-    return sliced_response(await deps.store.read(read), query.page)
+    return sliced_response(await deps.store.read(read), query)

@@ -158,7 +158,7 @@ SiteId = Annotated[UUID, Path(alias="siteId")]
 @router.get("/site", operation_id="get-all-site", response_model=list[Site])
 async def list_sites(deps: Deps, caller: Reader, query: Annotated[SiteQuery, Param()]) -> Response:
     """The sites that the caller may see."""
-    return routing.page_response(*await deps.store.read(_list_sites, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_list_sites, caller, query), query)
 
 
 @router.get("/site/{siteId}", operation_id="get-site", response_model=Site)

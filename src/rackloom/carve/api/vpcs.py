@@ -113,7 +113,7 @@ VpcId = Annotated[UUID, Path(alias="vpcId")]
 @router.get("", operation_id="get-all-vpc", response_model=list[Vpc])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[VpcQuery, Param()]) -> Response:
     """The tenant's VPCs."""
-    return routing.page_response(*await deps.store.read(_list, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_list, caller, query), query)
 
 
 @router.post("", operation_id="create-vpc", response_model=Vpc, status_code=201)
@@ -280,10 +280,10 @@ subnet_router = APIRouter()
 @subnet_router.get("/subnet", operation_id="get-all-subnet", response_model=list[wire.Summary])
 async def list_subnets(_caller: TenantAdmin, query: Annotated[wire.PageQuery, Param()]) -> Response:
     """No subnet."""
-    return routing.page_response([], 0, query.page)
+    return routing.page_response([], 0, query)
 
 
 @subnet_router.get("/vpc-prefix", operation_id="get-all-vpc-prefix", response_model=list[wire.Summary])
 async def list_prefixes(_caller: TenantAdmin, query: Annotated[wire.PageQuery, Param()]) -> Response:
     """No VPC prefix."""
-    return routing.page_response([], 0, query.page)
+    return routing.page_response([], 0, query)

@@ -17,7 +17,6 @@ from math import isfinite
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 from pydantic import model_validator as validator
 from pydantic.alias_generators import to_camel
@@ -112,14 +111,6 @@ class Because(Body):
 Url = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=1024)]
 
 
-class PageRequest(msgspec.Struct, frozen=True):
-    """Which page is wanted. `order_by` is `FIELD_ASC` or `FIELD_DESC`; None: oldest first."""
-
-    number: int = 1
-    size: int = 20
-    order_by: str | None = None
-
-
 # Queries.
 
 
@@ -156,11 +147,7 @@ class PageQuery(Query):
     page_number: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     page_size: Annotated[int, Field(ge=1, le=100)] = 20
     order_by: Annotated[str, Field(pattern=r"^[A-Z0-9_]+_(ASC|DESC)$")] | None = None
-
-    @property
-    def page(self) -> PageRequest:
-        """As the records take it."""
-        return PageRequest(self.page_number, self.page_size, self.order_by)
+    """`FIELD_ASC` or `FIELD_DESC`; None: oldest first."""
 
 
 # Responses.

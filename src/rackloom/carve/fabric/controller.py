@@ -133,6 +133,17 @@ def parse_controller_url(url: str) -> ControllerAddress:
     return ControllerAddress(kind=kind, scheme=parts.scheme, host=bracketed, port=port, domain=domain)
 
 
+def canonical_domain(text: str) -> str:
+    """Domain uuid in lower case. Raises FabricUnavailable unless it is a uuid that names something."""
+    try:
+        domain = uuid.UUID(text)
+    except ValueError:
+        domain = uuid.UUID(int=0)
+    if domain.int == 0:
+        raise FabricUnavailable(f"Hello: domain uuid {text!r} names no domain")
+    return str(domain)
+
+
 def controller_kind(url: str) -> ControllerKind:
     """The protocol of a registered controller; NMX-C for an address that was never checked."""
     try:
