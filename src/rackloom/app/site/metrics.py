@@ -78,13 +78,14 @@ class _ControllerSeries:
             registry=registry,
         )
         labels = ("nvlink_domain_uuid", "health")
-        self.partitions = Gauge(
-            f"{base}{kind}_partition_count", "Partitions as observed", labels, registry=registry
-        )
-        self.gpus = Gauge(f"{base}{kind}_gpu_count", "GPUs as observed", labels, registry=registry)
-        self.nodes = Gauge(
-            f"{base}{kind}_compute_node_count", "Compute nodes by their GPUs", labels, registry=registry
-        )
+        self.observed = {
+            name: Gauge(f"{base}{kind}_{name}_count", about, labels, registry=registry)
+            for name, about in (
+                ("partition", "Partitions as observed"),
+                ("gpu", "GPUs as observed"),
+                ("compute_node", "Compute nodes by their GPUs"),
+            )
+        }
         for error in KNOWN_ERRORS:
             self.connect_errors.labels(error)
         for operation in OPERATIONS:
@@ -191,18 +192,14 @@ class SiteMetrics(ReconcileMetrics):
         # The series of a domain that is gone must disappear.
         self.age.clear()
         for controllers in (self.nmxc, self.nmxm):
-            controllers.partitions.clear()
-            controllers.gpus.clear()
-            controllers.nodes.clear()
+            for gauge in controllers.observed.values():
+                gauge.clear()
         for domain in counts.domains:
             self.age.labels(domain.uuid).set(max(0.0, now - domain.observed_at))
-            controllers = self._family(domain.kind)
-            for health, number in domain.partitions.items():
-                controllers.partitions.labels(domain.uuid, health).set(number)
-            for health, number in domain.gpus.items():
-                controllers.gpus.labels(domain.uuid, health).set(number)
-            for health, number in domain.nodes.items():
-                controllers.nodes.labels(domain.uuid, health).set(number)
+            numbers = {"partition": domain.partitions, "gpu": domain.gpus, "compute_node": domain.nodes}
+            for name, by_health in numbers.items():
+                for health, number in by_health.items():
+                    self._family(domain.kind).observed[name].labels(domain.uuid, health).set(number)
         for seconds in counts.ready_seconds:
             self.ready.observe(seconds)
         return generate_latest(self.registry)

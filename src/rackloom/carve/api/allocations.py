@@ -269,7 +269,7 @@ def _constraint_filter(query: AllocationQuery) -> AnySelect | None:
 
 
 def _order() -> dict[str, sa.ColumnElement[Any]]:
-    """An allocation of several types stands where the first of them does; none gives IP blocks."""
+    """An allocation of several types is sorted by its first; no allocation has IP blocks."""
     mine = allocation_constraint.c.allocation_id == allocation.c.id
     org = sa.select(tenant.c.org).where(tenant.c.id == allocation.c.tenant_id)
     kinds = sa.select(sa.func.min(instance_type.c.name)).join(

@@ -5,6 +5,7 @@ released. The operation list is the audit of everything that was requested from 
 of one plan share a plan id. A provider sees only the domains, chassis and machines that it operates.
 """
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -17,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import Deps, Page, ProviderAdmin, ProviderReader, Row, Rows
+from rackloom.carve.api.routing import ApiDeps, Deps, Page, ProviderAdmin, ProviderReader, Row, Rows
 from rackloom.carve.api.wire import NO_NUL, Answer, Because, Json, PageQuery, Reason, Text, Timed, Url, shape
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.observation.latest import rfc3339
@@ -25,7 +26,7 @@ from rackloom.carve.partitions import found
 from rackloom.carve.partitions.found import FoundPartitionView, Owner
 from rackloom.carve.store.journal import OperatorOrder, Step
 from rackloom.carve.store.schema import endpoint, endpoint_chassis, machine, operation, operator_step
-from rackloom.carve.store.values import Changed
+from rackloom.carve.store.values import Changed, IdFactory
 from rackloom.carve.tenancy import entitlements
 from rackloom.core.partitions.domain import PartitionHealth
 
@@ -212,16 +213,8 @@ async def list_endpoints(
 )
 async def create_endpoint(deps: Deps, caller: ProviderAdmin, body: EndpointCreate) -> Response:
     """Register the switch controller of a chassis; it is used at once."""
-    serial = body.chassis_serial
-
-    def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_chassis(conn, caller.org, serial)
-        made = endpoints.create_chassis_endpoint(
-            conn, serial, body.endpoint, routing.operator_order(deps, caller, body), deps.ids
-        )
-        return Changed(_endpoint_shape(endpoints.get_chassis_endpoint(conn, serial)), made.domains)
-
-    return routing.created_response(await deps.change(change))
+    serial, create = body.chassis_serial, endpoints.create_chassis_endpoint
+    return routing.created_response(await _register(deps, caller, serial, body, create))
 
 
 @router.get(ENDPOINT, operation_id="get-nvlink-nmxc-endpoint", response_model=NmxcEndpoint)
@@ -240,14 +233,8 @@ async def update_endpoint(
     deps: Deps, caller: ProviderAdmin, serial: Serial, body: EndpointUpdate
 ) -> Response:
     """Let another URL speak for a chassis."""
-
-    def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_chassis(conn, caller.org, serial)
-        asked = routing.operator_order(deps, caller, body)
-        changed = endpoints.update_chassis_endpoint(conn, serial, body.endpoint, asked, deps.ids)
-        return Changed(_endpoint_shape(endpoints.get_chassis_endpoint(conn, serial)), changed.domains)
-
-    return routing.json_response(await deps.change(change))
+    update = endpoints.update_chassis_endpoint
+    return routing.json_response(await _register(deps, caller, serial, body, update))
 
 
 @router.delete(
@@ -261,8 +248,8 @@ async def delete_endpoint(deps: Deps, caller: ProviderAdmin, serial: Serial) -> 
 
     def change(conn: sa.Connection) -> Changed[None]:
         entitlements.check_operates_chassis(conn, caller.org, serial)
-        asked = OperatorOrder(caller.subject, "deleted over REST", deps.clock())
-        return endpoints.delete_chassis_endpoint(conn, serial, asked)
+        order = OperatorOrder(caller.subject, "deleted over REST", deps.clock())
+        return endpoints.delete_chassis_endpoint(conn, serial, order)
 
     await deps.change(change)
     return routing.deletion_response()
@@ -282,16 +269,10 @@ async def list_partitions(
 async def adopt(deps: Deps, caller: ProviderAdmin, body: Adoption) -> Response:
     """Make a found partition the physical partition of a logical partition; no GPU is moved."""
 
-    def change(conn: sa.Connection) -> Changed[Json]:
-        domain = body.nvlink_domain_id
-        entitlements.check_operates_domain(conn, caller.org, domain)
-        wanted = str(body.nvlink_logical_partition_id)
-        done = found.adopt_partition(
-            conn, domain, body.name, wanted, routing.operator_order(deps, caller, body)
-        )
-        return Changed(_partition(conn, domain, body.name), done.domains)
+    def adopt(conn: sa.Connection, domain: str, name: str, order: OperatorOrder) -> Changed[None]:
+        return found.adopt_partition(conn, domain, name, str(body.nvlink_logical_partition_id), order)
 
-    return routing.json_response(await deps.change(change))
+    return await _take_over(deps, caller, body, adopt)
 
 
 @router.post(
@@ -299,14 +280,7 @@ async def adopt(deps: Deps, caller: ProviderAdmin, body: Adoption) -> Response:
 )
 async def release(deps: Deps, caller: ProviderAdmin, body: FoundPartition) -> Response:
     """Let a found partition be taken apart."""
-
-    def change(conn: sa.Connection) -> Changed[Json]:
-        domain = body.nvlink_domain_id
-        entitlements.check_operates_domain(conn, caller.org, domain)
-        done = found.release_partition(conn, domain, body.name, routing.operator_order(deps, caller, body))
-        return Changed(_partition(conn, domain, body.name), done.domains)
-
-    return routing.json_response(await deps.change(change))
+    return await _take_over(deps, caller, body, found.release_partition)
 
 
 @router.get(
@@ -323,6 +297,39 @@ async def list_operations(
 async def list_steps(deps: Deps, caller: ProviderReader, query: Annotated[FabricQuery, Param()]) -> Response:
     """What operators did, and why."""
     return routing.page_response(*await deps.store.read(_steps, caller, query), query)
+
+
+async def _register(
+    deps: ApiDeps,
+    caller: Caller,
+    serial: str,
+    body: EndpointCreate | EndpointUpdate,
+    step: Callable[[sa.Connection, str, str, OperatorOrder, IdFactory], Changed[None]],
+) -> Json:
+    def change(conn: sa.Connection) -> Changed[Json]:
+        entitlements.check_operates_chassis(conn, caller.org, serial)
+        order = routing.operator_order(deps, caller, body)
+        changed = step(conn, serial, body.endpoint, order, deps.ids)
+        return Changed(_endpoint_shape(endpoints.get_chassis_endpoint(conn, serial)), changed.domains)
+
+    return await deps.change(change)
+
+
+async def _take_over(
+    deps: ApiDeps,
+    caller: Caller,
+    body: FoundPartition,
+    step: Callable[[sa.Connection, str, str, OperatorOrder], Changed[None]],
+) -> Response:
+    def change(conn: sa.Connection) -> Changed[Json]:
+        domain = body.nvlink_domain_id
+        entitlements.check_operates_domain(conn, caller.org, domain)
+        changed = step(conn, domain, body.name, routing.operator_order(deps, caller, body))
+        views = found.partitions_of_domains(conn, [domain])
+        shown = next(_partition_shape(view) for view in views if view.partition.name == body.name)
+        return Changed(shown, changed.domains)
+
+    return routing.json_response(await deps.change(change))
 
 
 def _endpoints(conn: sa.Connection, caller: Caller, query: PageQuery) -> Page:
@@ -343,11 +350,6 @@ def _partitions(conn: sa.Connection, caller: Caller, query: PhysicalPartitionQue
         if query.owner in (None, partition.owner)
         and (logical is None or partition.logical_partition == str(logical))
     ]
-
-
-def _partition(conn: sa.Connection, domain: str, name: str) -> Json:
-    partitions = found.partitions_of_domains(conn, [domain])
-    return next(_partition_shape(view) for view in partitions if view.partition.name == name)
 
 
 def _operations(conn: sa.Connection, caller: Caller, query: OperationQuery) -> Page:

@@ -46,7 +46,7 @@ from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest
 
 
 DryRun = Annotated[bool, QueryParam(alias="dryRun")]
-"""Whether to say what would be done, and do nothing."""
+"""Whether to return the plan and change nothing."""
 
 
 class InstanceQuery(PageQuery):

@@ -225,7 +225,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """How the objects of one kind are filtered, searched, ordered and shown."""
 
     shapes: Callable[[sa.Connection, Rows, Any], list[Json]]
-    """Converts rows, as the query asks for them."""
+    """Converts rows, with the related objects that the query names."""
     order: Order
     filters: Mapping[str, sa.ColumnElement[Any]] = {}
     """Field of the query -> the column that must have its value, or one of its values."""

@@ -218,24 +218,25 @@ def shape(model: type[Answer], row: Any, **computed: object) -> Json:
     A field that the model does not require is left out unless it is computed. Times are seconds since the
     epoch in `row` and `computed`, and RFC 3339 on the wire.
     """
-    shown: Json = {}
-    for name, key, is_required, is_time in _fields(model):
-        if name in computed:
-            value = computed[name]
-        elif is_required:
-            value = getattr(row, name)
-        else:
-            continue
-        shown[key] = rfc3339(value) if is_time and value is not None else value
+    fields, times = _conversion(model, tuple(computed))
+    shown = {key: computed[name] if name in computed else getattr(row, name) for name, key in fields}
+    for key in times:
+        if shown[key] is not None:
+            shown[key] = rfc3339(shown[key])
     return shown
 
 
 @cache
-def _fields(model: type[Answer]) -> list[tuple[str, str, bool, bool]]:
-    """Name, name on the wire, whether it is required and whether it is a time, of each field of a model."""
-    fields = [
-        (name, str(field.alias), field.is_required(), field.annotation in (datetime, datetime | None))
-        for name, field in model.model_fields.items()
-    ]
+def _conversion(model: type[Answer], computed: tuple[str, ...]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Fields of `model` with their names on the wire, and which of these are times.
+
+    Worked out once for a model and its computed fields: a page may have hundreds of rows.
+    """
+    shown = {
+        name: field for name, field in model.model_fields.items() if field.is_required() or name in computed
+    }
     # The times of creation and change are inherited, and come last on the wire.
-    return sorted(fields, key=lambda field: field[0] in Timed.model_fields)
+    ordered = sorted(shown, key=lambda name: name in Timed.model_fields)
+    fields = [(name, str(shown[name].alias)) for name in ordered]
+    times = [key for name, key in fields if shown[name].annotation in (datetime, datetime | None)]
+    return fields, times

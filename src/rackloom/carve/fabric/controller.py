@@ -1,4 +1,4 @@
-"""A switch controller, whatever protocol it speaks: driver interface, errors, TLS material, address.
+"""A switch controller of any protocol: driver interface, errors, TLS material, address.
 
 `FabricDriver` observes a whole domain and executes one operation. `FabricUnavailable` means that the
 state or the outcome is unknown, never that the domain is empty. `FabricRefused` means that the
@@ -52,7 +52,7 @@ class FabricDriver(Protocol):
     async def execute(self, operation: PartitionOperation) -> int:
         """Execute one operation and return the partition id it acted on.
 
-        Raises FabricRefused when the controller says no, FabricUnavailable when the outcome is unknown.
+        Raises FabricRefused when the controller refuses, FabricUnavailable when the outcome is unknown.
         """
 
     def notifications(self) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""Switch controller endpoints: a URL, the chassis it speaks for, and the domain it last reported.
+"""Switch controller endpoints: a URL, its registered chassis, and the domain that it last reported.
 
 Operators register one URL for each chassis serial. `register_endpoint` assigns chassis to a URL: a
 controller that moved keeps its row and its history; an endpoint that is left without chassis is
@@ -52,7 +52,7 @@ _ENDPOINT_STATE = (
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A switch controller that the site speaks to."""
+    """A switch controller that the site uses."""
 
     id: str
     url: str
@@ -73,7 +73,7 @@ class EndpointState(msgspec.Struct, frozen=True):
 
 
 def all_endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:
-    """All endpoints that speak for a chassis, by URL."""
+    """All endpoints that are registered for a chassis, by URL."""
     serials: dict[str, list[str]] = {}
     for row in conn.execute(sa.select(endpoint_chassis).order_by(endpoint_chassis.c.chassis_serial)):
         serials.setdefault(row.endpoint_id, []).append(row.chassis_serial)
@@ -93,7 +93,7 @@ def domain_of_endpoint(conn: sa.Connection, endpoint_id: str) -> str | None:
 def endpoint_state(conn: sa.Connection, endpoint_id: str, domain: str | None = None) -> EndpointState | None:
     """The state of an endpoint that was just read and reported `domain` (None: it did not answer).
 
-    None for an endpoint that speaks for no chassis any more.
+    None for an endpoint that is no longer registered for any chassis.
     """
     row = conn.execute(_ENDPOINT_STATE, {"of": endpoint_id, "answered": domain}).one_or_none()
     return None if row is None else EndpointState(row.domain, row.observed_at, bool(row.is_shared))
@@ -110,7 +110,7 @@ def register_endpoint(
     """Make `url` the endpoint of these chassis, whichever endpoint they had.
 
     A controller that moved keeps its row, and with it its history; an endpoint that is left without any
-    chassis is no longer spoken to.
+    chassis is no longer used.
     """
     emptied = [known for known in all_endpoints(conn) if set(known.chassis_serials) <= set(chassis_serials)]
     existing = find_row(conn, endpoint, url=url)

@@ -122,7 +122,7 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def machine_id(self) -> str:
         """The id to use."""
-        return self.id or f"{self.chassis_serial}-{self.slot}".lower()
+        return self.id or machine_id_of_tray(self)
 
 
 class DeclaredGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,7 +221,7 @@ def declare_gpus(
     values = {"chassis_serial": serial, "slot": slot, "tray_index": tray, "domain": domain, "updated": now}
     update_rows(conn, machine, {"id": machine_id}, **values)
     delete_rows(conn, machine_gpu, machine_id=machine_id)
-    _insert_machine_gpus(conn, machine_id, guids, Source.DECLARED)
+    _insert_gpus(conn, machine_id, guids, Source.DECLARED)
     return Changed(None, _update_domains(conn, {found.domain, domain}, now))
 
 
@@ -265,7 +265,7 @@ def _insert_machine(
     row = _machine_row(record.machine_id, record, now)
     insert_row(conn, machine, **row, site_id=site_id, status=status)
     modules: dict[int, int | None] = dict.fromkeys(range(1, record.gpus + 1))
-    _insert_machine_gpus(conn, record.machine_id, modules, source)
+    _insert_gpus(conn, record.machine_id, modules, source)
 
 
 def _machine_row(machine_id: str, tray: MachineRecord | ComputeTray, now: float) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def _machine_row(machine_id: str, tray: MachineRecord | ComputeTray, now: float)
     return row
 
 
-def _insert_machine_gpus(
+def _insert_gpus(
     conn: sa.Connection, machine_id: str, gpus: Mapping[int, int | None], source: Source
 ) -> None:
     rows = [
@@ -341,7 +341,7 @@ def seed_embedded_site(
     return site_id
 
 
-def machine_id_of_tray(tray: ComputeTray) -> str:
+def machine_id_of_tray(tray: MachineRecord | ComputeTray) -> str:
     """The machine id of a tray: where it sits, as letters that are safe in a URL."""
     return f"{tray.chassis_serial}-{tray.slot}".lower()
 

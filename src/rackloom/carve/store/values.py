@@ -94,7 +94,7 @@ NAME_MIN_LENGTH, NAME_MAX_LENGTH = 2, 256
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is too short, too long, or holds characters that nobody can see."""
+    """Refuse a name that is too short, too long, or holds control characters."""
     if not NAME_MIN_LENGTH <= len(name) <= NAME_MAX_LENGTH:
         raise invalid(
             "Error validating name", name=f"must have {NAME_MIN_LENGTH} to {NAME_MAX_LENGTH} characters"

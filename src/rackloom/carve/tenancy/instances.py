@@ -60,7 +60,7 @@ class InstanceWarning(msgspec.Struct, frozen=True):
 def warnings_for(
     conn: sa.Connection, wanted: Sequence[InterfaceSpec], domains: Collection[str | None], gpus: int
 ) -> tuple[InstanceWarning, ...]:
-    """What to say of machines of `gpus` NVLink GPUs in `domains`, each with `wanted`."""
+    """The warnings about instances with `wanted` on machines with `gpus` NVLink GPUs in `domains`."""
     partitions = sorted({spec.logical_partition_id for spec in wanted})
     members = interfaces.partition_members(conn, partitions)
     spanning = [
@@ -72,7 +72,7 @@ def warnings_for(
 
 
 def warnings_of_instance(conn: sa.Connection, row: sa.Row[Any]) -> tuple[InstanceWarning, ...]:
-    """What to say of an instance as it is wanted now."""
+    """The warnings about an instance as its intent is now."""
     wanted = [
         InterfaceSpec(interface.logical_partition_id, interface.device_instance)
         for interface in interfaces.interfaces_of(conn, row.id)

@@ -61,7 +61,7 @@ _interface_exists = sa.select(nvlink_interface.c.id).where(
 _EMPTIED_PARTITIONS = sa.select(partitions).where(
     partitions.c.status == Status.DELETING, ~_partition_exists.exists(), ~_interface_exists.exists()
 )
-"""Built once: every pass asks it."""
+"""Built once: every pass runs it."""
 
 
 def find_logical_partition(conn: sa.Connection, partition_id: str) -> sa.Row[Any] | None:

@@ -177,7 +177,7 @@ class NmxcSession:
     async def call(self, rpc: str, request: Message, *, seconds: float = CALL_SECONDS) -> Any:
         """The reply of `rpc`, which the caller annotates with its type.
 
-        Raises FabricRefused when the controller says no, FabricUnavailable when it is not known what it did.
+        Raises FabricRefused when the controller refuses, FabricUnavailable when the outcome is unknown.
         """
         try:
             reply = await getattr(self._stub, rpc)(request, timeout=seconds)
@@ -212,7 +212,7 @@ class NmxcSession:
 HEART_BEAT_SECONDS = 30
 """How often the controller shall send its state when nothing changes."""
 SILENCE_SECONDS = 4.0 * HEART_BEAT_SECONDS
-"""A controller that is silent for so long, four heart beats, is taken for gone."""
+"""After four missed heart beats the subscription counts as lost."""
 FIRST_RESUBSCRIBE_DELAY, MAX_RESUBSCRIBE_DELAY = 0.5, 30.0
 """Seconds before a lost subscription is tried again; doubled until one holds."""
 

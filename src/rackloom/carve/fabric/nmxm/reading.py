@@ -95,7 +95,7 @@ class GpuGuids(dict[str, int]):
 
 
 def read_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> DomainReading:
-    """What `lists` say of `domain`.
+    """The content of `domain` according to `lists`.
 
     The lists are read one after the other, and were seen to lag behind each other: raises
     FabricUnavailable when they cannot all be true.
