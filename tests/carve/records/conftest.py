@@ -20,7 +20,7 @@ from rackloom.core.partitions.domain import DomainObservation
 
 
 class Tenancy:
-    """Record functions as one tenant uses them."""
+    """Record functions, called for one tenant."""
 
     def __init__(self, site: Any, tenant: Any) -> None:
         self.site = site

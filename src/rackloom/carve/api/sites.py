@@ -19,7 +19,7 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
-from rackloom.carve.store.schema import allocation, site
+from rackloom.carve.store.schema import allocation, provider, site
 from rackloom.carve.store.values import Status, require
 from rackloom.carve.tenancy import catalog, entitlements
 from rackloom.carve.tenancy.catalog import SITE_CAPABILITIES
@@ -129,7 +129,7 @@ class Site(wire.Timed):
 
 def _shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
     histories = journal.status_histories(conn, [row.id for row in rows])
-    orgs = entitlements.orgs_of_providers(conn, {row.provider_id for row in rows})
+    orgs = entitlements.orgs_by_id(conn, provider, {row.provider_id for row in rows})
     shapes = [
         row.extra
         | wire.shape(

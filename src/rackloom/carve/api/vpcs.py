@@ -18,7 +18,7 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import Deps, Page, Row, Rows, TenantAdmin
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
-from rackloom.carve.store.schema import logical_partition
+from rackloom.carve.store.schema import logical_partition, tenant
 from rackloom.carve.store.schema import vpc as table
 from rackloom.carve.store.values import invalid
 from rackloom.carve.tenancy import entitlements, logical_partitions
@@ -239,7 +239,7 @@ def _shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
         row.id: routing.summary_shape(row)
         for row in conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(defaults)))
     }
-    orgs = entitlements.orgs_of_tenants(conn, {row.tenant_id for row in rows})
+    orgs = entitlements.orgs_by_id(conn, tenant, {row.tenant_id for row in rows})
     shapes = [
         row.extra
         | wire.shape(

@@ -45,11 +45,6 @@ from rackloom.carve.tenancy import catalog
 # Organizations as tenants and providers.
 
 
-_ORGS_OF_TENANTS = sa.select(tenant.c.id, tenant.c.org).where(
-    tenant.c.id.in_(sa.bindparam("tenants", expanding=True))
-)
-
-
 def find_tenant(conn: sa.Connection, org: str) -> sa.Row[Any] | None:
     """The tenant of `org`, or None."""
     return find_row(conn, tenant, org=org)
@@ -65,11 +60,6 @@ def get_tenant(conn: sa.Connection, org: str) -> sa.Row[Any]:
 def tenant_id_of(conn: sa.Connection, org: str) -> str:
     """The id of the tenant of `org`; refused when it has none."""
     return str(get_tenant(conn, org).id)
-
-
-def orgs_of_tenants(conn: sa.Connection, tenant_ids: Collection[str]) -> dict[str, str]:
-    """The org of each tenant."""
-    return {row.id: row.org for row in conn.execute(_ORGS_OF_TENANTS, {"tenants": list(tenant_ids)})}
 
 
 def ensure_tenant(conn: sa.Connection, org: str, now: float, ids: IdFactory) -> sa.Row[Any]:
@@ -98,9 +88,9 @@ def provider_id_of(conn: sa.Connection, org: str) -> str:
     return str(get_provider(conn, org).id)
 
 
-def orgs_of_providers(conn: sa.Connection, provider_ids: Collection[str]) -> dict[str, str]:
-    """The org of each infrastructure provider."""
-    rows = conn.execute(sa.select(provider.c.id, provider.c.org).where(provider.c.id.in_(provider_ids)))
+def orgs_by_id(conn: sa.Connection, table: sa.Table, ids: Collection[str]) -> dict[str, str]:
+    """The org of each tenant or infrastructure provider; `table` says which."""
+    rows = conn.execute(sa.select(table.c.id, table.c.org).where(table.c.id.in_(ids)))
     return {row.id: row.org for row in rows}
 
 
