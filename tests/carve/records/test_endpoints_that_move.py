@@ -115,7 +115,7 @@ def test_a_look_that_ends_after_its_endpoint_was_given_up_teaches_nothing(
     )
     for record, seen in ((records.record_observation, late), (records.record_unreadable, "gone")):
         small_site.run(record, given_up, seen, small_site.tick())
-        assert small_site.read(endpoints.domain_of_endpoint, given_up) is None
+        assert small_site.row(schema.endpoint, given_up).domain is None
         assert demo.status(instance_id) == "Unknown"
 
 

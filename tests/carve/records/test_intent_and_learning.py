@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.inventory import endpoints
 from rackloom.carve.reconcile import records
 from rackloom.carve.store import schema
 from rackloom.core.partitions.domain import DefaultPartitionPolicy, DeletePartition, GpuAssignment, GpuHealth
@@ -24,9 +23,9 @@ def test_an_unknown_domain_is_left_exactly_as_it_is(small_site: Any) -> None:
 
 def test_machines_learn_domain_and_guids_from_the_first_observation(small_site: Any) -> None:
     first, second = small_site.partitions
-    assert small_site.read(endpoints.domain_of_endpoint, small_site.endpoint[first]) is None
+    assert small_site.row(schema.endpoint, small_site.endpoint[first]).domain is None
     small_site.observe(first)
-    assert small_site.read(endpoints.domain_of_endpoint, small_site.endpoint[first]) == first
+    assert small_site.row(schema.endpoint, small_site.endpoint[first]).domain == first
     assert intent(small_site, first).managed == {
         small_site.guid(first, slot, device) for slot in range(3) for device in range(4)
     }

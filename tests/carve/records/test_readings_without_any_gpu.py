@@ -86,7 +86,7 @@ def test_one_that_takes_the_place_of_another_is_of_its_domain_before_it_lists_an
     chassis = f"CHASSIS{list(pair.site.endpoint).index(pair.domain)}"
     pair.site.run(endpoints.delete_chassis_endpoint, chassis, pair.order())
     assert pair.record(pair.second, pair.seen(gpus=(), partitions=())) is None
-    assert pair.site.read(endpoints.domain_of_endpoint, pair.second) == pair.domain
+    assert pair.site.row(schema.endpoint, pair.second).domain == pair.domain
     assert pair.known().operators_doubt.endswith("lists no GPU where 12 are recorded")
     assert pair.status() == "Unknown"
     pair.record(pair.second, pair.seen())

@@ -154,10 +154,6 @@ def _endpoint_shape(row: Row) -> Json:
     return shape(NmxcEndpoint, row, endpoint=row.url, **known)
 
 
-def _endpoint_shapes(_conn: sa.Connection, rows: Rows, _query: PageQuery) -> list[Json]:
-    return [_endpoint_shape(row) for row in rows]
-
-
 def _partition_shape(found_partition: FoundPartitionView) -> Json:
     partition = found_partition.partition
     return shape(
@@ -184,10 +180,6 @@ def _operation_shapes(_conn: sa.Connection, rows: Rows, _query: OperationQuery) 
         )
         for row in rows
     ]
-
-
-def _step_shapes(_conn: sa.Connection, rows: Rows, _query: FabricQuery) -> list[Json]:
-    return [shape(OperatorStep, row, nvlink_domain_id=row.domain) for row in rows]
 
 
 # Routes.
@@ -372,7 +364,7 @@ def _steps(conn: sa.Connection, caller: Caller, query: FabricQuery) -> Page:
 
 
 ENDPOINT_LISTING = routing.Listing(
-    shapes=_endpoint_shapes,
+    shapes=lambda _conn, rows, _query: [_endpoint_shape(row) for row in rows],
     order={
         "CREATED": endpoint.c.created,
         "UPDATED": endpoint.c.updated,
@@ -385,7 +377,9 @@ OPERATION_LISTING = routing.Listing(
     filters={"nvlink_domain_id": operation.c.domain, "state": operation.c.state},
 )
 STEP_LISTING = routing.Listing(
-    shapes=_step_shapes,
+    shapes=lambda _conn, rows, _query: [
+        shape(OperatorStep, row, nvlink_domain_id=row.domain) for row in rows
+    ],
     order=routing.order_by_creation(operator_step.c.created, operator_step.c.id),
     filters={"nvlink_domain_id": operator_step.c.domain},
 )

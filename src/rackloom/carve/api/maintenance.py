@@ -14,7 +14,7 @@ from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.machines import Machine, MachineId, MachineIncludes, NVLinkInfo, nvlink_info_shape
 from rackloom.carve.api.machines import shown_machine as machine_shape
-from rackloom.carve.api.routing import ApiDeps, Deps, Page, ProviderAdmin, ProviderReader, Row, Rows
+from rackloom.carve.api.routing import ApiDeps, Deps, Page, ProviderAdmin, ProviderReader, Row
 from rackloom.carve.api.wire import Answer, Because, Json, PageQuery, Text, shape
 from rackloom.carve.inventory import maintenance
 from rackloom.carve.store.journal import OperatorOrder
@@ -56,10 +56,6 @@ class Drain(Answer):
 def _drain_shape(row: Row) -> Json:
     status = "Ended" if row.ended is not None else "Draining" if row.drained is None else "Drained"
     return shape(Drain, row, status=status)
-
-
-def _drain_shapes(_conn: sa.Connection, rows: Rows, _query: DrainQuery) -> list[Json]:
-    return [_drain_shape(row) for row in rows]
 
 
 # Routes.
@@ -157,7 +153,7 @@ def _drains(conn: sa.Connection, caller: Caller, query: DrainQuery) -> Page:
 
 
 DRAINS = routing.Listing(
-    shapes=_drain_shapes,
+    shapes=lambda _conn, rows, _query: [_drain_shape(row) for row in rows],
     order=routing.order_by_creation(drain.c.started, drain.c.id),
     filters={"machine_id": drain.c.machine_id},
 )

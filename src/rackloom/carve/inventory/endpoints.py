@@ -84,12 +84,6 @@ def all_endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:
     )
 
 
-def domain_of_endpoint(conn: sa.Connection, endpoint_id: str) -> str | None:
-    """Domain uuid that the endpoint last answered with; None until it has answered."""
-    row = find_row(conn, endpoint, id=endpoint_id)
-    return None if row is None else row.domain
-
-
 def endpoint_state(conn: sa.Connection, endpoint_id: str, domain: str | None = None) -> EndpointState | None:
     """The state of an endpoint that was just read and reported `domain` (None: it did not answer).
 

@@ -75,11 +75,6 @@ def drain_reason_column(machine_id: sa.Column[str]) -> sa.ScalarSelect[str]:
     return mine.limit(1).scalar_subquery()
 
 
-def drained_machine_ids() -> sa.Select[tuple[str]]:
-    """Ids of the machines whose GPUs shall be in no partition."""
-    return sa.select(drain.c.machine_id).where(drain.c.ended.is_(None))
-
-
 def drained_gpus(conn: sa.Connection, domain: str) -> frozenset[int]:
     """Fabric GUIDs in `domain` that shall be in no partition."""
     return frozenset(int(guid) for guid in conn.execute(_DRAINED_GPUS, {"domain": domain}).scalars())
@@ -129,7 +124,7 @@ _ASSIGNMENTS = (
         machine_gpu.c.guid.is_not(None),
         nvlink_interface.c.status != Status.DELETING,
         instance.c.status != Status.TERMINATING,
-        machine.c.id.not_in(drained_machine_ids()),
+        machine.c.id.not_in(sa.select(drain.c.machine_id).where(drain.c.ended.is_(None))),
     )
     .order_by(machine_gpu.c.guid)
 )
