@@ -34,12 +34,12 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _ACCEPT_BATCH = 16
-"""Connections that are taken from the kernel before others are served again."""
+"""Connections that are accepted at once, before the event loop serves others again."""
 _BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted."""
 _ACCEPT_RETRY_SECONDS = 0.5
 _LINGER_RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: close at once, and leave nothing behind."""
+"""SO_LINGER with 0 seconds: `close` sends a reset, and the kernel keeps no state of the connection."""
 _SILENT_LOGGER = logging.getLogger("rackloom.http_server.strangers")
 """A line for each bad request would let an attacker fill the log: they are counted instead."""
 _SILENT_LOGGER.setLevel(logging.CRITICAL)
@@ -75,7 +75,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 class HeldShare:
-    """What one holder has of a `FairShare`, until it is released or evicted."""
+    """The part of a `FairShare` that one connection holds, until it is released or evicted."""
 
     def __init__(self, of: "FairShare", owner: str, amount: int, evict: Callable[[], None]) -> None:
         self.owner = owner
@@ -86,7 +86,7 @@ class HeldShare:
         self._of = of
 
     def release(self) -> None:
-        """Give it back; a second call changes nothing."""
+        """Release it; a second call changes nothing."""
         self._of.give_back(self)
 
     def renew(self) -> None:
@@ -115,7 +115,7 @@ class FairShare:
         return sum(self._held.values())
 
     def take(self, owner: str, amount: int, evict: Callable[[], None]) -> HeldShare | None:
-        """A share of `amount`; None where its owner has its part already. `evict` is called if it is lost."""
+        """A share of `amount`; None where its owner has its part already. An eviction calls `evict`."""
         if amount > self._total or self._held.get(owner, 0) + amount > self._most:
             return None
         while self.held + amount > self._total:

@@ -104,11 +104,11 @@ class Map:
 
         return await until(found, f"the map says {words!r}")
 
-    async def chains(self, label=""):
+    async def chains(self, label_part=""):
         """Of the GPUs of which the map says this, each through all layers."""
         cells = re.findall(r'<rect id="(\w+)-(\d+)-(\d+)"[^>]*aria-label="([^"]*)"', await self.page())
         assert len(cells) == 72
-        spots = ["/".join(spot) for *spot, text in cells if label in text]
+        spots = ["/".join(spot) for *spot, label in cells if label_part in label]
         return [(await self._http.get(f"/map/gpu/{spot}")).text for spot in spots]
 
     async def shows_the_job(self):
@@ -232,8 +232,8 @@ async def shown_to_its_tenant_alone(ground, site):
         Map(ground, site.rest_port, "green", "TENANT_ADMIN") as other,
     ):
         await own.shows_the_job()
-        shown = await other.page() + "".join(await other.chains())
-        assert not re.search("jobs/|train|imex-minimal|blue", shown)
+        text = await other.page() + "".join(await other.chains())
+        assert not re.search("jobs/|train|imex-minimal|blue", text)
 
 
 class Seen(msgspec.Struct):

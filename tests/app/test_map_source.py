@@ -73,8 +73,8 @@ async def test_nobody_operates_the_sites_of_another_provider(store):
 
 async def test_what_others_do_leaves_a_tenant_its_timeline(store):
     await store.run(_operations, "acme", *["blue"] * (2 * TIMELINE_PER_ORG))
-    events = (await SiteSource(store, lambda: NOW).read()).happenings
-    assert [event.tenant for event in events] == [*["blue"] * TIMELINE_PER_ORG, "acme"]
+    entries = (await SiteSource(store, lambda: NOW).read()).happenings
+    assert [entry.tenant for entry in entries] == [*["blue"] * TIMELINE_PER_ORG, "acme"]
 
 
 async def test_an_operation_says_what_it_was_asked_of_and_how_long_it_took(store):

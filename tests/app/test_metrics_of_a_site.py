@@ -219,7 +219,7 @@ def test_pages_that_are_not_there(ground):
 
 def test_what_an_nmxm_does_is_counted_as_its_own():
     metrics = SiteMetrics("")
-    metrics.speaks("m", ControllerKind.NMX_M)
+    metrics.set_kind("m", ControllerKind.NMX_M)
     done = OperationOutcome(kind="", partition_name="p", state="done", message="")
     metrics.operated("m", DeletePartition(partition_id=1, name="p"), done, 0.25)
     metrics.unreachable("m", "Hello: UNAVAILABLE: connection refused")

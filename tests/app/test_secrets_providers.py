@@ -162,12 +162,12 @@ def test_a_path_means_one_place(provider, path):
 
 
 def test_the_environment_is_read_only():
-    values = {
+    texts = {
         f"{variable_prefix(PATH)}USERNAME": "root",
         f"{variable_prefix(PATH)}PASSWORD": "hush",
         "HOME": "/",
     }
-    provider = EnvironmentSecrets(values)
+    provider = EnvironmentSecrets(texts)
 
     async def scenario():
         assert await provider.read(PATH) == {"username": Secret("root"), "password": Secret("hush")}

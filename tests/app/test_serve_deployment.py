@@ -32,7 +32,7 @@ BASE = SITE / "base"
 
 def _objects():
     names = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
-    return [obj for name in names for obj in yaml.safe_load_all((BASE / name).read_text())]
+    return [manifest for name in names for manifest in yaml.safe_load_all((BASE / name).read_text())]
 
 
 def _metric_names():

@@ -63,34 +63,34 @@ def asked():
     asyncio.run(store.close())
 
 
-def response(state):
+def reported_state(state):
     return httpx2.Response(200, content=json.dumps(state))
 
 
 def test_a_ready_host_is_ready_and_a_silent_one_is_not(asked):
-    changed, statuses = asked(c_0=response({"state": "ready"}))
+    changed, statuses = asked(c_0=reported_state({"state": "ready"}))
     assert statuses == {"c-0": "Ready", "c-1": "Unknown"}
     assert changed == {"d1"}
-    assert asked(c_0=response({"state": "ready"})) == (frozenset(), statuses)
-    assert asked(c_0=response({"state": "error"}))[1]["c-0"] == "Error"
-    assert asked(c_0=response({"state": "initializing"}))[1]["c-0"] == "Initializing"
+    assert asked(c_0=reported_state({"state": "ready"})) == (frozenset(), statuses)
+    assert asked(c_0=reported_state({"state": "error"}))[1]["c-0"] == "Error"
+    assert asked(c_0=reported_state({"state": "initializing"}))[1]["c-0"] == "Initializing"
 
 
 @pytest.mark.parametrize(
     "answer",
     [
         httpx2.Response(500, content='{"state": "ready"}'),
-        response({"state": "READY "}),
-        response({"state": ["ready"]}),
-        response({}),
-        response(["ready"]),
+        reported_state({"state": "READY "}),
+        reported_state({"state": ["ready"]}),
+        reported_state({}),
+        reported_state(["ready"]),
         httpx2.Response(200, content="ready"),
         httpx2.Response(200, content="[" * 100_000),
         httpx2.Response(200, content=json.dumps({"state": "ready", "also": "x" * host_state.MAX_BYTES})),
     ],
 )
 def test_what_is_not_understood_is_unknown(asked, answer):
-    both = {"c_0": response({"state": "ready"}), "c_1": response({"state": "ready"})}
+    both = {"c_0": reported_state({"state": "ready"}), "c_1": reported_state({"state": "ready"})}
     asked(**both)
     assert asked(**both | {"c_0": answer})[1] == {"c-0": "Unknown", "c-1": "Ready"}
 
@@ -104,6 +104,9 @@ def test_an_answer_that_never_ends_holds_up_nobody(asked):
                 yield b" "
                 await asyncio.sleep(0.01)
 
-    asked(c_0=response({"state": "ready"}))
+    asked(c_0=reported_state({"state": "ready"}))
     dripping = httpx2.Response(200, stream=Drip())
-    assert asked(c_0=dripping, c_1=response({"state": "ready"}))[1] == {"c-0": "Unknown", "c-1": "Ready"}
+    assert asked(c_0=dripping, c_1=reported_state({"state": "ready"}))[1] == {
+        "c-0": "Unknown",
+        "c-1": "Ready",
+    }

@@ -146,8 +146,8 @@ def test_one_site_with_a_rack_behind_each_protocol(ground):
             await site.register(first, switch.url)
             await site.register(second, manager.url)
             found = await machines(site.provider, 36)
-            here = [instance for instance in found if domain(instance) == first.domain]
-            there = [instance for instance in found if domain(instance) == second.domain]
+            here = [machine for machine in found if domain(machine) == first.domain]
+            there = [machine for machine in found if domain(machine) == second.domain]
             kinds = [await site.kind("rack-c", here), await site.kind("rack-m", there)]
             vpc = await site.net()
             for name, kind in zip(("on-c", "on-m"), kinds, strict=True):
@@ -238,12 +238,12 @@ def test_the_nmxm_of_the_configuration_needs_no_registration(ground):
             line = f'nmx_m_endpoint = "{manager.origin}"\nnmx_m_operation_timeout = "20s"'
             async with stage(ground, nvlink_config=line) as site:
                 found = await machines(site.provider, 36)
-                assert {domain(instance) for instance in found} == {first.domain, second.domain}
+                assert {domain(machine) for machine in found} == {first.domain, second.domain}
                 (serial,) = serials(first)
                 shown = await ok(site.provider.get(f"nvlink-nmxc-endpoint/{serial}"))
                 assert shown["endpoint"] == f"{manager.url}?domain={first.domain}"
                 kind = await site.kind(
-                    "rack", [instance for instance in found if domain(instance) == second.domain]
+                    "rack", [machine for machine in found if domain(machine) == second.domain]
                 )
                 await site.instance("job", await site.net(), kind)
                 await site.ready(1)
@@ -300,8 +300,8 @@ def test_an_nmxm_can_be_browsed(ground):
         async with nmxm(ground, fabric) as manager:
             switches = Switches(config.nvlink_config, secret_provider(config.secrets), clock=lambda: 0.0)
             endpoint = Endpoint(id="e", url=manager.url, chassis_serials=(serial,), domain=None)
-            printed = json.loads(await switches.browse(endpoint, "GetGpuInfoList", guid))
-            assert [gpu["DeviceUID"] for gpu in printed] == [guid]
+            listed = json.loads(await switches.browse(endpoint, "GetGpuInfoList", guid))
+            assert [gpu["DeviceUID"] for gpu in listed] == [guid]
             assert len(json.loads(await switches.browse(endpoint, "GetGpuInfoList", 0))) == 72
             assert len(json.loads(await switches.browse(endpoint, "GetComputeNodeInfoList", 0))) == 18
             manager.faults.next("GET gpus", NmxmFault(status=404))

@@ -1,4 +1,4 @@
-"""A small site whose fabric is played by the test: two domains of three trays with four GPUs each."""
+"""A small site whose fabric the test simulates: two domains of three trays with four GPUs each."""
 
 import asyncio
 import itertools
@@ -85,7 +85,7 @@ class Runner:
 
 
 class SmallSite:
-    """The store of a seeded site, a clock that moves when told, and two domains' worth of fabric."""
+    """The store of a seeded site, a clock that the test moves, and the fabric of two domains."""
 
     def __init__(self, store: Store, runner: Runner, last_id: int) -> None:
         self.store = store
@@ -98,7 +98,11 @@ class SmallSite:
         self.tenant = self.read(entitlements.get_tenant, "demo")
         self.type_id = self.read(lambda conn: conn.execute(sa.select(schema.instance_type.c.id)).scalar_one())
         self.endpoint = {
-            domain: next(one.id for one in self.read(endpoints.all_endpoints) if one.url.endswith(domain))
+            domain: next(
+                endpoint.id
+                for endpoint in self.read(endpoints.all_endpoints)
+                if endpoint.url.endswith(domain)
+            )
             for domain in DOMAINS
         }
 
@@ -173,7 +177,7 @@ class SmallSite:
         self.run(records.record_unreadable, self.endpoint[domain], reason, self.tick())
 
     def lease(self, domain: str) -> leases.Lease:
-        """The lease under which the test plays the reconciler of `domain`."""
+        """The lease under which the test acts as the reconciler of `domain`."""
         taken: leases.Lease = self.run(
             leases.try_acquire_lease, self.endpoint[domain], "test", self.now, self.now + 60.0
         )
@@ -188,7 +192,7 @@ class SmallSite:
         self.run(records.finish_operation, operation, state, code, None, self.tick())
 
     def converge(self) -> None:
-        """Make the fabric what the records want, the way a reconciler would, and look again."""
+        """Make the fabric meet the intent, as a reconciler would, and observe it."""
         self.observe_all()
         for domain in DOMAINS:
             wanted: dict[str, set[int]] = {}
@@ -243,7 +247,7 @@ def _uuid(number: int) -> str:
 
 
 class Server:
-    """A PostgreSQL server of the test session's own."""
+    """A PostgreSQL server of this test session."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -287,7 +291,7 @@ def postgres_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres_server: Server) -> str:
-    """Name of a database with the schema, to copy from; one for each worker and room that asks for it."""
+    """Name of a database with the schema, which tests copy; one for each worker."""
     name = f"template_{uuid.uuid4().hex}"
     postgres_server.execute(f"CREATE DATABASE {name}")
 

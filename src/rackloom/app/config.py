@@ -36,7 +36,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
 
 def _parse_duration(value: object) -> object:
-    """`60s`, `1h`, `1h 30m`; anything else is left for pydantic to refuse."""
+    """Parse `60s`, `1h`, `1h 30m`. Values that are no text are left to pydantic."""
     if not isinstance(value, str):
         return value
     parts = _DURATION.findall(value)
@@ -51,7 +51,7 @@ Listen = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):\d{1,5}$")]
 
 
 class Section(BaseModel):
-    """A part of the file in which no unknown key is let through."""
+    """A table of the file, which forbids unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -125,7 +125,7 @@ class DatabaseConfig(Section):
 
 
 class IssuerConfig(Section):
-    """`[[auth.issuers]]`: who may sign bearer tokens, with which keys."""
+    """`[[auth.issuers]]`: an issuer of bearer tokens, and its keys."""
 
     issuer: str
     audience: str
@@ -169,7 +169,7 @@ class MetricsConfig(Section):
 
 
 class HostStateConfig(Section):
-    """`[site.host_state]`: who else must say that a host is ready before its instance is."""
+    """`[site.host_state]`: an external provider of host states; an instance is ready only on a ready host."""
 
     provider: Literal["none", "http"] = "none"
     url: str | None = None
@@ -183,7 +183,7 @@ class HostStateConfig(Section):
 
 
 class SiteConfig(Section):
-    """`[site]`: what the site is called and where its machines come from."""
+    """`[site]`: the name of the site, its provider, and the sources of its machines."""
 
     name: Annotated[str, Field(min_length=2, max_length=256)]
     provider_org: Annotated[str, Field(min_length=1)]
@@ -193,7 +193,7 @@ class SiteConfig(Section):
 
 
 class ClusterConfig(Section):
-    """`[kubernetes]`: the cluster on the site's racks, which the map draws."""
+    """`[kubernetes]`: the cluster on the site's racks, which the map shows."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -210,7 +210,7 @@ class ClusterConfig(Section):
 
 
 class MapConfig(Section):
-    """`[map]`: what the map draws beside records and cluster."""
+    """`[map]`: what the map shows beside records and cluster."""
 
     transfers: Path | None = None
 
@@ -241,7 +241,7 @@ class KubernetesSecretsConfig(Section):
 
 
 class SecretsConfig(Section):
-    """`[secrets]`: where passwords and keys lie."""
+    """`[secrets]`: where passwords and keys are stored."""
 
     provider: Literal["file", "environment", "kubernetes", "vault"] = "environment"
     directory: Path | None = None

@@ -24,7 +24,7 @@ from rackloom.errors import Refused
 
 
 class Home(msgspec.Struct, frozen=True):
-    """Paths below one home directory. Everything in it is readable by its owner only."""
+    """Paths below one home directory, which only its owner can read."""
 
     path: Path
 
@@ -40,11 +40,11 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def twin(self) -> Path:
-        """What the simulated switch controllers keep over a restart."""
+        """State of the simulated switch controllers that survives a restart."""
         return self.path / "twin"
 
     def create(self) -> None:
-        """Make the directories that are missing. What is written from now on is its owner's alone."""
+        """Create the directories; later files of this process are readable by their owner only."""
         os.umask(0o077)
         try:
             for directory in (self.path, self.keys, self.log.parent, self.twin):

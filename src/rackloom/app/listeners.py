@@ -1,13 +1,13 @@
 """HTTP listeners of a process, and plain endpoints for probes and Prometheus.
 
 `serve_http` serves an ASGI application at `host:port` while its context is entered, and gives the port
-that it is bound to. uvicorn would install signal handlers for each server; the subclasses in
+that it is bound to. uvicorn installs signal handlers for each server; the subclasses in
 `rackloom.http_server` do not, because the process handles signals. TLS comes from files, or from an
 `SSLContext` whose certificate its owner may replace while the server runs. With `bounds`, connections,
-handshakes and requests are limited, so that nobody who can connect can exhaust the process; `ended` hears
-of each connection that a limit has cost.
+handshakes and requests are limited, so that no client can exhaust the process; `ended` is called with the
+reason for each connection that a limit closes.
 
-A port that is taken and a certificate that cannot be used raise `Refused` with the way to mend it.
+A port that is taken and a certificate that cannot be used raise `Refused` with the nearest fix.
 
 `PlainEndpoints` answers requests by path, without reading any input: /metrics, /healthz, /readyz.
 """
@@ -56,8 +56,8 @@ async def serve_http(
     """Serve an ASGI application at `host:port` while the context is entered; gives the port.
 
     For TLS, either files, or a context whose certificate its owner may change meanwhile. A connection that is
-    idle for `keep_alive` seconds is closed. With `bounds` nobody who connects can exhaust the process, and
-    `ended` hears of each connection that they cost.
+    idle for `keep_alive` seconds is closed. With `bounds` no client can exhaust the process; `ended` gets the
+    reason for each connection that a bound closes.
     """
     try:
         options = {**_UVICORN_OPTIONS, "timeout_keep_alive": keep_alive}
@@ -99,7 +99,7 @@ EndpointHandler = Callable[[], Awaitable[Response]]
 
 
 class PlainEndpoints:
-    """An ASGI application of these pages, by their path."""
+    """An ASGI application that answers each path with a page, without reading any input."""
 
     def __init__(self, pages: Mapping[str, EndpointHandler]) -> None:
         self._pages = pages
@@ -114,15 +114,15 @@ class PlainEndpoints:
 
 
 def ok_response() -> Response:
-    """What a probe hears when all is well."""
+    """The response to a probe that succeeds."""
     return PlainTextResponse("ok\n")
 
 
 def unavailable_response(why: str) -> Response:
-    """What a probe hears when it is not."""
+    """The response to a probe that fails."""
     return PlainTextResponse(f"{why}\n", 503)
 
 
 def metrics_response(content: bytes) -> Response:
-    """A page as Prometheus reads it."""
+    """A page in the text format of Prometheus."""
     return Response(content, media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""What every long-running process sets up: signals, its log file, and the settings of the interpreter.
+"""Set-up of every long-running process: signals, its log file, and the settings of the interpreter.
 
 SIGTERM and SIGINT set an event, and the process then closes everything in order. SIGUSR2 prints all
 stacks to stderr and the process goes on: threads are printed by faulthandler from the signal handler
@@ -33,7 +33,7 @@ from structlog.typing import Processor
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event of the running loop that SIGTERM and SIGINT set; the process then ends in good order.
+    """An event of the running loop that SIGTERM and SIGINT set; the process then closes everything and ends.
 
     SIGUSR2 prints all stacks to stderr, and the process goes on.
     """
@@ -46,7 +46,7 @@ def stop_on_signals() -> asyncio.Event:
 
 
 async def run_until_stopped(stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Let `work` go on until told to stop, and then end it. Raises what it fails with."""
+    """Run `work` until `stopped` is set, then cancel it. Raises the error that it fails with."""
     task = asyncio.create_task(work)
     await wait_stopped_or_ended(stopped, task)
     task.cancel()
@@ -67,7 +67,7 @@ async def background_task(work: Coroutine[Any, Any, None]) -> "AsyncIterator[asy
 
 
 async def wait_stopped_or_ended(stopped: asyncio.Event, *work: "asyncio.Task[None]") -> None:
-    """Return when told to stop, or when any of `work` has ended, however it did."""
+    """Return when `stopped` is set, or when any task of `work` has ended or failed."""
     waiting = asyncio.create_task(_wait_for_event(stopped))
     await asyncio.wait({waiting, *work}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -130,7 +130,7 @@ FULL_COLLECTION_AFTER = 100
 
 
 def freeze_loaded_objects() -> None:
-    """Exempt everything that lives now from all later collections, of which full ones become rare."""
+    """Exempt all present objects from later collections, and make full collections rare."""
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()
@@ -141,12 +141,12 @@ def freeze_loaded_objects() -> None:
 
 
 SWITCH_INTERVAL = 0.001
-"""Seconds; CPython's own are 0.005. A request of REST changes threads a few times, and beside a thread that
-computes (a reading of the map, an examination) each change waits for a turn to end; beside two, for two."""
+"""Seconds; CPython's default is 0.005. A REST request changes threads several times. Beside a thread that
+computes (a reading of the map, an examination) each change waits for one interval; beside two, for two."""
 
 
 def shorten_switch_interval() -> None:
-    """Let whoever answers wait less for whoever computes."""
+    """Let a thread that answers requests wait less for threads that compute."""
     sys.setswitchinterval(SWITCH_INTERVAL)
 
 

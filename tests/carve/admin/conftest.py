@@ -1,4 +1,4 @@
-"""An admin server on a real socket, and clients of it with certificates of their own."""
+"""An admin server on a real socket, and clients with certificates."""
 
 import itertools
 import time
@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from tests.carve.admin.stage import Stage
+from tests.carve.admin.admin_site import AdminSite
 
 from rackloom.carve.admin import forge_pb2_grpc, operator_pb2_grpc
 from rackloom.carve.admin.deps import AdminDeps
@@ -17,7 +17,7 @@ from rackloom.carve.admin.server import AdminServer, AdminTls, ClientIdentities
 
 
 class Client:
-    """The admin interface as a client with one certificate sees it."""
+    """A client of the admin interface, with its certificate."""
 
     def __init__(self, port: int, ca: bytes, pem: Any) -> None:
         key, certificate = (pem.key, pem.certificate) if pem else (None, None)
@@ -27,8 +27,8 @@ class Client:
         self.operator = operator_pb2_grpc.OperatorStub(self.channel)
 
 
-class Kept:
-    """Credentials that were kept."""
+class StoredCredentials:
+    """A credential store in memory."""
 
     def __init__(self) -> None:
         self.fields: dict[str, dict[str, str]] = {}
@@ -40,14 +40,14 @@ class Kept:
         self.fields.pop(path, None)
 
 
-class Door:
-    """A running admin server and what it tells others."""
+class RunningAdminServer:
+    """A running admin server, and a record of its callbacks."""
 
     def __init__(self, authority: Any) -> None:
         self.authority = authority
         self.woken: list[frozenset[str]] = []
         self.refreshed = 0
-        self.kept = Kept()
+        self.credentials = StoredCredentials()
         self.port = 0
         self._numbers = itertools.count(1)
 
@@ -72,12 +72,12 @@ class Door:
             ids=self.ids,
             wake=self.woken.append,
             endpoints_changed=self.endpoints_changed,
-            credentials=self.kept,
+            credentials=self.credentials,
             **(defaults | others),
         )
 
     @asynccontextmanager
-    async def open(self, deps: AdminDeps) -> AsyncIterator["Door"]:
+    async def open(self, deps: AdminDeps) -> AsyncIterator["RunningAdminServer"]:
         """Serve `deps`: certificates named admin may write, those named viewer read."""
         pem = self.authority.issue("server")
         tls = AdminTls(certificate=pem.certificate, key=pem.key, client_ca=self.authority.certificate)
@@ -97,8 +97,8 @@ class Door:
 
 
 @pytest.fixture
-def door(authority: Any) -> Door:
-    return Door(authority)
+def admin_server(authority: Any) -> RunningAdminServer:
+    return RunningAdminServer(authority)
 
 
 @pytest.fixture
@@ -114,14 +114,16 @@ def refusal() -> Callable[[Any], Any]:
 
 
 @pytest.fixture
-def on_stage(small_site: Any, door: Door, refusal: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Runs a scenario on a stage whose clock is the site's."""
+def run_on_site(
+    small_site: Any, admin_server: RunningAdminServer, refusal: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """Runs a scenario on an admin site whose clock is the site's."""
 
-    def run(scenario: Callable[[Stage], Any], **deps: Any) -> Any:
+    def run(scenario: Callable[[AdminSite], Any], **deps: Any) -> Any:
         async def play() -> Any:
-            given = door.deps(small_site.store, clock=lambda: small_site.tick(0.01), **deps)
-            async with door.open(given), door.client() as client:
-                return await scenario(Stage(small_site, door, client, refusal))
+            given = admin_server.deps(small_site.store, clock=lambda: small_site.tick(0.01), **deps)
+            async with admin_server.open(given), admin_server.client() as client:
+                return await scenario(AdminSite(small_site, admin_server, client, refusal))
 
         return small_site.runner.run(play())
 

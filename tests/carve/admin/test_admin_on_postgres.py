@@ -46,10 +46,13 @@ def observation():
 
 
 @pytest.mark.slow
-def test_what_an_operator_asks(postgres_url, door, observation):
+def test_what_an_operator_asks(postgres_url, admin_server, observation):
     async def furnish(store):
-        site = await store.run(ensure_site, "lab", "acme", DefaultPartitionPolicy.NONE, 1.0, door.ids)
-        assert await store.run(ensure_site, "lab", "acme", DefaultPartitionPolicy.KEEP, 2.0, door.ids) == site
+        site = await store.run(ensure_site, "lab", "acme", DefaultPartitionPolicy.NONE, 1.0, admin_server.ids)
+        assert (
+            await store.run(ensure_site, "lab", "acme", DefaultPartitionPolicy.KEEP, 2.0, admin_server.ids)
+            == site
+        )
         provider = await store.read(entitlements.get_provider, "acme")
         await store.run(
             catalog.create_instance_type,
@@ -60,10 +63,10 @@ def test_what_an_operator_asks(postgres_url, door, observation):
             labels={},
             capabilities=[],
             now=3.0,
-            ids=door.ids,
+            ids=admin_server.ids,
         )
-        tenant = await store.run(entitlements.ensure_tenant, "demo", 3.0, door.ids)
-        await store.run(entitlements.grant_everything, tenant.id, 3.0, door.ids)
+        tenant = await store.run(entitlements.ensure_tenant, "demo", 3.0, admin_server.ids)
+        await store.run(entitlements.grant_everything, tenant.id, 3.0, admin_server.ids)
         await store.run(
             endpoints.create_chassis_endpoint, "C0", "https://s", OperatorOrder("t", "", 4.0), lambda: "e1"
         )
@@ -95,7 +98,7 @@ def test_what_an_operator_asks(postgres_url, door, observation):
         store = await Store.connect(postgres_url)
         try:
             await furnish(store)
-            await ask(door.deps(store, clock=lambda: 30.0))
+            await ask(admin_server.deps(store, clock=lambda: 30.0))
             counts = await store.read(record_counts.count_site_records, 0)
             assert (counts.logical_partitions, counts.endpoints["known"]) == (1, 1)
             assert counts.domains[0].gpus == {"healthy": 4}

@@ -126,7 +126,7 @@ def test_every_rpc_of_the_proto_is_served_and_takes_its_own_request():
 def test_the_generated_code_is_that_of_the_proto(tmp_path):
     source = Path(__file__).parents[3] / "src"
     room = source / "rackloom" / "carve" / "admin"
-    protos = sorted(str(one) for one in room.glob("*.proto"))
+    protos = sorted(str(path) for path in room.glob("*.proto"))
     subprocess.run(
         [
             *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={source}"),

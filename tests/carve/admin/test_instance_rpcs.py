@@ -1,97 +1,97 @@
-"""RPCs about instances: what is wanted, what was seen, and the way out, through the real door."""
+"""RPCs about instances: what is wanted, what was seen, and the way out, through a real server."""
 
-from tests.carve.admin.stage import D0, D1, Code
+from tests.carve.admin.admin_site import D0, D1, Code
 
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
 
 
-def test_an_instance_joins_and_leaves_and_says_only_what_was_seen(small_site, on_stage):
+def test_an_instance_joins_and_leaves_and_says_only_what_was_seen(small_site, run_on_site):
     small_site.observe_all()
 
-    async def order(stage):
-        partition = (await stage.partition()).id.value
-        instance = await stage.instance()
-        joined = await stage.join(instance, partition)
+    async def order(admin):
+        partition = (await admin.partition()).id.value
+        instance = await admin.instance()
+        joined = await admin.join(instance, partition)
         assert [config.device_instance for config in joined.config.nvlink.gpu_configs] == [0, 1, 2, 3]
         assert joined.status.nvlink.configs_synced == pb.PENDING
         assert joined.status.tenant.state == pb.PROVISIONING
         assert all(not status.logical_partition_id.value for status in joined.status.nvlink.gpu_statuses)
-        assert stage.door.woken[-1] == {D0} or stage.door.woken[-1] == {D1}
+        assert admin.server.woken[-1] == {D0} or admin.server.woken[-1] == {D1}
         return partition, instance
 
-    partition, instance = on_stage(order)
+    partition, instance = run_on_site(order)
     small_site.converge()
 
-    async def look(stage):
-        ready = await stage.find(instance)
+    async def look(admin):
+        ready = await admin.find(instance)
         assert (ready.status.configs_synced, ready.status.tenant.state) == (pb.SYNCED, pb.READY)
         assert {status.logical_partition_id.value for status in ready.status.nvlink.gpu_statuses} == {
             partition
         }
         assert {status.domain_id.value for status in ready.status.nvlink.gpu_statuses} <= {D0, D1}
         machine = pb.MachinesByIdsRequest(machine_ids=[ready.machine_id])
-        (seen,) = (await stage.forge.FindMachinesByIds(machine)).machines
+        (seen,) = (await admin.forge.FindMachinesByIds(machine)).machines
         gpus = seen.nvlink_status_observation.gpu_status
-        assert [one.device_instance for one in gpus] == [0, 1, 2, 3]
-        assert {one.logical_partition_id.value for one in gpus} == {partition}
+        assert [gpu.device_instance for gpu in gpus] == [0, 1, 2, 3]
+        assert {gpu.logical_partition_id.value for gpu in gpus} == {partition}
         (physical,) = (
-            await stage.forge.NVLinkPartitionsForTenant(pb.TenantSearchQuery(tenantOrganizationId="demo"))
+            await admin.forge.NVLinkPartitionsForTenant(pb.TenantSearchQuery(tenantOrganizationId="demo"))
         ).partitions
-        assert {one.partition_id.value for one in gpus} == {physical.id.value}
+        assert {gpu.partition_id.value for gpu in gpus} == {physical.id.value}
         by_id = pb.NVLinkPartitionsByIdsRequest(partition_ids=[physical.id])
-        assert list((await stage.forge.FindNVLinkPartitionsByIds(by_id)).partitions) == [physical]
-        by_machine = await stage.forge.FindInstanceByMachineID(ready.machine_id)
+        assert list((await admin.forge.FindNVLinkPartitionsByIds(by_id)).partitions) == [physical]
+        by_machine = await admin.forge.FindInstanceByMachineID(ready.machine_id)
         assert list(by_machine.instances) == [ready]
         stale = pb.InstanceConfigUpdateRequest(
             instance_id=ready.id, if_version_match="V1-T1", config=pb.InstanceConfig()
         )
-        assert (await stage.refused(stage.forge.UpdateInstanceConfig(stale)))[0] is Code.FAILED_PRECONDITION
-        left = await stage.join(instance, partition, devices=())
+        assert (await admin.refused(admin.forge.UpdateInstanceConfig(stale)))[0] is Code.FAILED_PRECONDITION
+        left = await admin.join(instance, partition, devices=())
         assert list(left.config.nvlink.gpu_configs) == []
         assert left.status.configs_synced == pb.PENDING
         return ready.machine_id.id
 
-    machine = on_stage(look)
+    machine = run_on_site(look)
     for domain in (D0, D1):
         small_site.lose(domain)
 
-    async def blind(stage):
+    async def blind(admin):
         request = pb.MachinesByIdsRequest(machine_ids=[ids_pb.MachineId(id=machine)])
-        (unseen,) = (await stage.forge.FindMachinesByIds(request)).machines
+        (unseen,) = (await admin.forge.FindMachinesByIds(request)).machines
         assert not unseen.HasField("nvlink_status_observation")
         assert unseen.HasField("nvlink_info")
 
-    on_stage(blind)
+    run_on_site(blind)
 
 
-def test_force_delete_first_releases_then_forgets(small_site, on_stage):
+def test_force_delete_first_releases_then_forgets(small_site, run_on_site):
     small_site.observe_all()
 
-    async def order(stage):
-        partition = (await stage.partition()).id.value
-        instance = await stage.instance()
-        await stage.join(instance, partition)
-        return (await stage.find(instance)).machine_id.id
+    async def order(admin):
+        partition = (await admin.partition()).id.value
+        instance = await admin.instance()
+        await admin.join(instance, partition)
+        return (await admin.find(instance)).machine_id.id
 
-    machine = on_stage(order)
+    machine = run_on_site(order)
     small_site.converge()
 
-    async def delete(stage):
+    async def delete(admin):
         request = pb.AdminForceDeleteMachineRequest(host_query=machine)
-        reply = await stage.forge.AdminForceDeleteMachine(request)
+        reply = await admin.forge.AdminForceDeleteMachine(request)
         assert (reply.all_done, reply.managed_host_machine_id) == (False, machine)
-        assert not (await stage.forge.AdminForceDeleteMachine(request)).all_done
+        assert not (await admin.forge.AdminForceDeleteMachine(request)).all_done
 
-    on_stage(delete)
+    run_on_site(delete)
     small_site.converge()
 
-    async def finish(stage):
+    async def finish(admin):
         request = pb.AdminForceDeleteMachineRequest(host_query=machine)
-        assert (await stage.forge.AdminForceDeleteMachine(request)).all_done
-        assert (await stage.refused(stage.forge.AdminForceDeleteMachine(request)))[0] is Code.NOT_FOUND
-        ids = (await stage.forge.FindMachineIds(pb.MachineSearchConfig())).machine_ids
-        assert machine not in [one.id for one in ids]
+        assert (await admin.forge.AdminForceDeleteMachine(request)).all_done
+        assert (await admin.refused(admin.forge.AdminForceDeleteMachine(request)))[0] is Code.NOT_FOUND
+        ids = (await admin.forge.FindMachineIds(pb.MachineSearchConfig())).machine_ids
+        assert machine not in [row.id for row in ids]
         assert len(ids) == 5
 
-    on_stage(finish)
+    run_on_site(finish)

@@ -1,8 +1,8 @@
-"""RPCs about machines: their GPUs, files of them, and their trays, through the real door."""
+"""RPCs about machines: their GPUs, files of them, and their trays, through a real server."""
 
 import pytest
 import sqlalchemy as sa
-from tests.carve.admin.stage import D0, D1, Code
+from tests.carve.admin.admin_site import D0, D1, Code
 
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
@@ -10,7 +10,7 @@ from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.carve.store import schema
 
 
-def test_a_gpu_mapping_is_repaired_and_the_next_observation_overrules_it(small_site, on_stage):
+def test_a_gpu_mapping_is_repaired_and_the_next_observation_overrules_it(small_site, run_on_site):
     small_site.observe_all()
     wrong, taken = 4711, small_site.guid(D1, 2, 0)
 
@@ -19,25 +19,25 @@ def test_a_gpu_mapping_is_repaired_and_the_next_observation_overrules_it(small_s
         return pb.MachineNVLinkInfo(
             domain_uuid=ids_pb.NVLinkDomainId(value=D0),
             chassis_serial="CHASSIS0",
-            gpus=[pb.NVLinkGpu(**place, device_id=one, guid=guid + one) for one in (1, 2, 3, 4)],
+            gpus=[pb.NVLinkGpu(**place, device_id=module, guid=guid + module) for module in (1, 2, 3, 4)],
         )
 
-    async def scenario(stage):
+    async def scenario(admin):
         machine = ids_pb.MachineId(id="chassis0-0")
         request = pb.UpdateMachineNvLinkInfoRequest(machine_id=machine, nvlink_info=info(wrong))
-        await stage.forge.UpdateMachineNvLinkInfo(request)
+        await admin.forge.UpdateMachineNvLinkInfo(request)
         (shown,) = (
-            await stage.forge.FindMachinesByIds(pb.MachinesByIdsRequest(machine_ids=[machine]))
+            await admin.forge.FindMachinesByIds(pb.MachinesByIdsRequest(machine_ids=[machine]))
         ).machines
         assert shown.nvlink_info == request.nvlink_info
         request.nvlink_info.CopyFrom(info(taken))
-        code, details = await stage.refused(stage.forge.UpdateMachineNvLinkInfo(request))
+        code, details = await admin.refused(admin.forge.UpdateMachineNvLinkInfo(request))
         assert code is Code.ALREADY_EXISTS
         assert "chassis1-2" in details
         request.nvlink_info.chassis_serial = ""
-        assert (await stage.refused(stage.forge.UpdateMachineNvLinkInfo(request)))[0] is Code.INVALID_ARGUMENT
+        assert (await admin.refused(admin.forge.UpdateMachineNvLinkInfo(request)))[0] is Code.INVALID_ARGUMENT
 
-    on_stage(scenario)
+    run_on_site(scenario)
     small_site.observe(D0)
     rows = small_site.read(
         lambda conn: conn.execute(
@@ -50,18 +50,18 @@ def test_a_gpu_mapping_is_repaired_and_the_next_observation_overrules_it(small_s
 
 
 @pytest.mark.parametrize("forgotten", [True, False])
-def test_who_shares_memory_with_a_machine_that_is_no_more_is_told_at_once(small_site, on_stage, forgotten):
+def test_who_shares_memory_with_a_machine_that_is_no_more_is_told_at_once(small_site, run_on_site, forgotten):
     """At rest a reading only confirms what is known, so nothing else would tell for ten minutes."""
     small_site.observe_all()
 
-    async def order(stage):
-        instance = await stage.instance()
-        await stage.join(instance, (await stage.partition()).id.value)
+    async def order(admin):
+        instance = await admin.instance()
+        await admin.join(instance, (await admin.partition()).id.value)
         return instance
 
-    instance = on_stage(order)
+    instance = run_on_site(order)
     small_site.converge()
-    domain = next(one for one, held in small_site.partitions.items() if held)
+    domain = next(uuid for uuid, held in small_site.partitions.items() if held)
     ((name, members),) = small_site.partitions[domain].items()
     mine = {guid >> 8 & 0xFF for guid in members}
     free = min(set(range(3)) - mine)
@@ -71,42 +71,42 @@ def test_who_shares_memory_with_a_machine_that_is_no_more_is_told_at_once(small_
     small_site.observe_all()
     machine = f"chassis{list(small_site.partitions).index(domain)}-{free}"
 
-    async def take_away(stage):
-        assert (await stage.find(instance)).status.tenant.state == pb.READY
+    async def take_away(admin):
+        assert (await admin.find(instance)).status.tenant.state == pb.READY
         if forgotten:
             request = pb.AdminForceDeleteMachineRequest(host_query=machine)
-            assert (await stage.forge.AdminForceDeleteMachine(request)).all_done
+            assert (await admin.forge.AdminForceDeleteMachine(request)).all_done
         else:
-            gpus = [pb.NVLinkGpu(slot_id=9, device_id=one, guid=one) for one in (1, 2, 3, 4)]
+            gpus = [pb.NVLinkGpu(slot_id=9, device_id=module, guid=module) for module in (1, 2, 3, 4)]
             info = pb.MachineNVLinkInfo(chassis_serial="ELSEWHERE", gpus=gpus)
-            await stage.forge.UpdateMachineNvLinkInfo(
+            await admin.forge.UpdateMachineNvLinkInfo(
                 pb.UpdateMachineNvLinkInfoRequest(machine_id=ids_pb.MachineId(id=machine), nvlink_info=info)
             )
 
-    on_stage(take_away)
+    run_on_site(take_away)
     small_site.observe_all()
 
-    async def look(stage):
-        assert (await stage.find(instance)).status.tenant.state == pb.CONFIGURING
+    async def look(admin):
+        assert (await admin.find(instance)).status.tenant.state == pb.CONFIGURING
 
-    on_stage(look)
+    run_on_site(look)
 
 
-def test_machines_are_imported_all_or_none(on_stage):
+def test_machines_are_imported_all_or_none(run_on_site):
     def record(**fields):
         return ours.MachineRecord(**({"chassis_serial": "NEW", "rack": "r9", "gpus": 4} | fields))
 
-    async def scenario(stage):
+    async def scenario(admin):
         both = ours.ImportRequest(machines=[record(slot=1), record(slot=2, id="my-own-id")])
-        reply = await stage.operator.ImportMachines(both)
+        reply = await admin.operator.ImportMachines(both)
         assert (list(reply.created), list(reply.unchanged)) == (["new-1", "my-own-id"], [])
-        again = await stage.operator.ImportMachines(both)
+        again = await admin.operator.ImportMachines(both)
         assert (list(again.created), list(again.unchanged)) == ([], ["new-1", "my-own-id"])
         clash = ours.ImportRequest(machines=[record(slot=3), record(slot=9, id="my-own-id")])
-        assert (await stage.refused(stage.operator.ImportMachines(clash)))[0] is Code.ALREADY_EXISTS
-        ids = (await stage.forge.FindMachineIds(pb.MachineSearchConfig())).machine_ids
+        assert (await admin.refused(admin.operator.ImportMachines(clash)))[0] is Code.ALREADY_EXISTS
+        ids = (await admin.forge.FindMachineIds(pb.MachineSearchConfig())).machine_ids
         assert len(ids) == 8
-        sources = await stage.site.store.read(
+        sources = await admin.site.store.read(
             lambda conn: (
                 conn.execute(
                     sa.select(schema.machine_gpu.c.source).where(schema.machine_gpu.c.machine_id == "new-1")
@@ -117,12 +117,12 @@ def test_machines_are_imported_all_or_none(on_stage):
         )
         assert sources == ["declared"] * 4
 
-    on_stage(scenario)
+    run_on_site(scenario)
 
 
-def test_a_site_may_take_no_files(on_stage):
-    async def scenario(stage):
-        code, _ = await stage.refused(stage.operator.ImportMachines(ours.ImportRequest()))
+def test_a_site_may_take_no_files(run_on_site):
+    async def scenario(admin):
+        code, _ = await admin.refused(admin.operator.ImportMachines(ours.ImportRequest()))
         assert code is Code.FAILED_PRECONDITION
 
-    on_stage(scenario, imports=False)
+    run_on_site(scenario, imports=False)

@@ -40,12 +40,12 @@ def listed_twice(api: Any, domain: str) -> None:
 
 def register_second(site: Any) -> str:
     site.run(endpoints.register_endpoint, SECOND, ["CHASSIS9"], site.tick(), site.ids)
-    return next(one.id for one in site.read(endpoints.all_endpoints) if one.url == SECOND)
+    return next(endpoint.id for endpoint in site.read(endpoints.all_endpoints) if endpoint.url == SECOND)
 
 
 def one_joined(api: Any, name: str) -> Any:
-    wish = {"nvLinkLogicalPartitionId": api.partition(f"lp-{name}"), "deviceInstance": 0}
-    return api.instance(api.vpc(f"net-{name}"), name, nvLinkInterfaces=[wish])
+    spec = {"nvLinkLogicalPartitionId": api.partition(f"lp-{name}"), "deviceInstance": 0}
+    return api.instance(api.vpc(f"net-{name}"), name, nvLinkInterfaces=[spec])
 
 
 def everything_readable(api: Any, ids: dict[str, str]) -> dict[str, str]:
@@ -65,11 +65,11 @@ def everything_readable(api: Any, ids: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("happens", "told"),
+    ("happens", "message"),
     [(lost, UNREADABLE_REASON), (contradicted, CONFLICT_REASON), (listed_twice, CONFLICT_REASON)],
 )
 def test_a_tenant_reads_since_when_and_no_address(
-    api: Any, happens: Callable[[Any, str], None], told: str
+    api: Any, happens: Callable[[Any, str], None], message: str
 ) -> None:
     site = api.site
     stays, leaves = one_joined(api, "one"), one_joined(api, "two")
@@ -79,7 +79,7 @@ def test_a_tenant_reads_since_when_and_no_address(
     happens(api, domain)
     api.delete(f"instance/{leaves['id']}")
     shown = api.get(f"nvlink-domain/{domain}").json()
-    doubt = f"unknown since {shown['unknownSince']}: {told}"
+    doubt = f"unknown since {shown['unknownSince']}: {message}"
     assert shown["statusMessage"] == doubt
     (row,) = api.get(f"instance/{stays['id']}/nvlink-interface").json()
     assert row["statusMessage"] == doubt
@@ -90,8 +90,8 @@ def test_a_tenant_reads_since_when_and_no_address(
     texts["events"] = repr(site.read(journal.events_after, tenant, 0, 1000))
     # A place there is not given away, and the refusal is read as well.
     more = {"namePrefix": "more", "count": 2, "vpcId": stays["vpcId"], "instanceTypeId": site.type_id}
-    wish = {"nvLinkLogicalPartitionId": row["nvLinkLogicalPartitionId"], "deviceInstance": 0}
-    more |= {"requireSameDomain": True, "nvLinkInterfaces": [wish]}
+    spec = {"nvLinkLogicalPartitionId": row["nvLinkLogicalPartitionId"], "deviceInstance": 0}
+    more |= {"requireSameDomain": True, "nvLinkInterfaces": [spec]}
     refusal = api.post("instance/batch", more)
     assert refusal.status_code == 409, refusal.text
     texts["refusal"] = refusal.text

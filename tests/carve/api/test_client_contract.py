@@ -29,7 +29,7 @@ PUBLISHED_INSTANCE_STATUSES = {
 
 def names(answer: Any) -> list[str]:
     assert answer.status_code == 200, answer.text
-    return [one["name"] for one in answer.json()]
+    return [row["name"] for row in answer.json()]
 
 
 @pytest.fixture
@@ -87,14 +87,14 @@ def test_a_client_that_looks_for_networks_at_its_start_finds_none(api: Any, kind
 
 def test_filters_may_be_repeated(api: Any) -> None:
     site, kind = api.site.site_id, api.site.type_id
-    one, two = api.vpc("one"), api.vpc("two")
-    api.instance(one, "first")
+    first, two = api.vpc("one"), api.vpc("two")
+    api.instance(first, "first")
     api.instance(two, "second")
-    assert names(api.get(f"instance?vpcId={one}&vpcId={two}&status=Pending&status=Provisioning")) == [
+    assert names(api.get(f"instance?vpcId={first}&vpcId={two}&status=Pending&status=Provisioning")) == [
         "first",
         "second",
     ]
-    assert names(api.get(f"instance?vpcId={one}&vpcId={UNKNOWN}")) == ["first"]
+    assert names(api.get(f"instance?vpcId={first}&vpcId={UNKNOWN}")) == ["first"]
     assert names(api.get(f"instance?instanceTypeId={UNKNOWN}&instanceTypeId={kind}")) == ["first", "second"]
     assert names(api.get(f"vpc?siteId={UNKNOWN}&siteId={site}&status=Ready&status=Error")) == ["one", "two"]
     assert names(api.get("site?status=Pending&status=Registered")) == names(api.get("site"))
@@ -139,11 +139,11 @@ def test_orders_by_what_is_joined(api: Any, running: Any) -> None:
     api.instance(vpc, "fast", **infiniband)
     assert names(api.get("instance?orderBy=HAS_INFINIBAND_DESC"))[0] == "fast"
     assert names(api.get("instance?orderBy=NETWORK_SECURITY_GROUP_NAME_DESC"))[-1] != "grouped"
-    ids = [one["id"] for one in api.get("machine?orderBy=ID_DESC", role=ADMIN).json()]
+    ids = [machine["id"] for machine in api.get("machine?orderBy=ID_DESC", role=ADMIN).json()]
     assert ids == sorted(ids, reverse=True)
     past = api.get(f"instance/{running['id']}/status-history").json()
     turned = api.get(f"instance/{running['id']}/status-history?orderBy=CREATED_ASC").json()
-    assert sorted(one["created"] for one in past) == [one["created"] for one in turned]
+    assert sorted(entry["created"] for entry in past) == [entry["created"] for entry in turned]
     refused = api.get(f"instance/{running['id']}/status-history?orderBy=NAME_ASC")
     assert (refused.status_code, list(refused.json()["data"])) == (400, ["orderBy"])
 
@@ -173,7 +173,7 @@ def test_every_published_relation_is_known(
 
 def test_what_a_provider_says_of_its_site_is_kept(api: Any) -> None:
     path = f"site/{api.site.site_id}"
-    said = {
+    texts = {
         "name": "sjc04",
         "description": "Datacenter 4",
         "serialConsoleHostname": "console.example",
@@ -185,9 +185,9 @@ def test_what_a_provider_says_of_its_site_is_kept(api: Any) -> None:
         "contact": {"email": "ops@example.com"},
     }
     before = api.get(path).json()
-    answer = api.patch(path, {**said, "renewRegistrationToken": False}, role=ADMIN)
+    answer = api.patch(path, {**texts, "renewRegistrationToken": False}, role=ADMIN)
     assert answer.status_code == 200, answer.text
-    assert {name: answer.json()[name] for name in said} == said
+    assert {name: answer.json()[name] for name in texts} == texts
     assert answer.json()["capabilities"] == before["capabilities"]
     moved = api.patch(path, {"location": {"city": "Zug"}, "name": None}, role=ADMIN).json()
     assert (moved["location"], moved["name"]) == ({"city": "Zug"}, "sjc04")
@@ -259,18 +259,18 @@ def test_many_applications_share_one_table_of_routes(api: Any) -> None:
 def test_a_client_that_keeps_whole_objects_sends_back_what_it_read(api: Any, running: Any) -> None:
     """Terraform patches with every field of its state, of which one was changed."""
     api.woken.clear()
-    wishes = [
+    specs = [
         {key: interface[key] for key in ("nvLinkLogicalPartitionId", "deviceInstance")}
         for interface in running["nvLinkInterfaces"]
     ]
     kept = ("name", "labels", "sshKeyGroupIds", "alwaysBootWithCustomIpxe", "phoneHomeEnabled")
-    body = {key: running[key] for key in kept} | {"description": "new", "nvLinkInterfaces": wishes}
+    body = {key: running[key] for key in kept} | {"description": "new", "nvLinkInterfaces": specs}
     after = api.patch(f"instance/{running['id']}", body)
     assert after.status_code == 200, after.text
     assert (after.json()["description"], after.json()["status"]) == ("new", "Ready")
     assert after.json()["nvLinkInterfaces"] == running["nvLinkInterfaces"]
     assert set().union(*api.woken) == set()
-    fewer = api.patch(f"instance/{running['id']}", {"nvLinkInterfaces": wishes[1:]})
+    fewer = api.patch(f"instance/{running['id']}", {"nvLinkInterfaces": specs[1:]})
     assert fewer.status_code == 400
 
     vpc = api.get(f"vpc/{running['vpcId']}").json()
@@ -285,6 +285,6 @@ def test_a_client_that_keeps_whole_objects_sends_back_what_it_read(api: Any, run
     after = api.patch(path, same, role=ADMIN)
     assert (after.status_code, after.json()["description"]) == (200, "new")
 
-    path = f"nvlink-logical-partition/{wishes[0]['nvLinkLogicalPartitionId']}"
+    path = f"nvlink-logical-partition/{specs[0]['nvLinkLogicalPartitionId']}"
     after = api.patch(path, {"name": api.get(path).json()["name"], "description": "new"})
     assert (after.status_code, after.json()["description"]) == (200, "new")

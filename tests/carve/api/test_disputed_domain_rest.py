@@ -24,7 +24,7 @@ def disputed(api: Any) -> tuple[str, dict[str, Any], str]:
     (row,) = api.get(f"instance/{made['id']}").json()["nvLinkInterfaces"]
     domain = row["nvLinkDomainId"]
     site.run(endpoints.register_endpoint, SECOND, ["CHASSIS9"], site.tick(), site.ids)
-    second = next(one.id for one in site.read(endpoints.all_endpoints) if one.url == SECOND)
+    second = next(endpoint.id for endpoint in site.read(endpoints.all_endpoints) if endpoint.url == SECOND)
     seen = msgspec.structs.replace(site.observation(domain, at=site.tick()), partitions=())
     site.run(records.record_observation, second, seen, site.tick())
     return domain, made, latest.rfc3339(seen.observed_at)
@@ -43,12 +43,12 @@ def test_everything_says_since_when_and_its_operator_who_contradicts_whom(
     assert now["status"] == "Configuring"
     assert now["unknownSince"] == now["statusHistory"][0]["created"]
     assert now["statusHistory"][0]["status"] == "Unknown"
-    told = f"unknown since {since}: {latest.CONFLICT_REASON}"
-    assert told in now["statusHistory"][0]["message"]
+    message = f"unknown since {since}: {latest.CONFLICT_REASON}"
+    assert message in now["statusHistory"][0]["message"]
     (row,) = api.get(f"instance/{made['id']}/nvlink-interface").json()
-    assert (row["status"], row["statusMessage"]) == ("Pending", told)
+    assert (row["status"], row["statusMessage"]) == ("Pending", message)
     found = api.get("nvlink-partition", role=Role.PROVIDER_ADMIN).json()
-    assert [one for one in found if one["nvLinkDomainId"] == domain] == []
+    assert [row for row in found if row["nvLinkDomainId"] == domain] == []
 
 
 def test_two_domains_that_list_the_same_hardware_both_say_so(api: Any) -> None:
@@ -56,12 +56,12 @@ def test_two_domains_that_list_the_same_hardware_both_say_so(api: Any) -> None:
     site.observe_all()
     domain = min(site.endpoint)
     site.run(endpoints.register_endpoint, SECOND, ["CHASSIS9"], site.tick(), site.ids)
-    second = next(one.id for one in site.read(endpoints.all_endpoints) if one.url == SECOND)
+    second = next(endpoint.id for endpoint in site.read(endpoints.all_endpoints) if endpoint.url == SECOND)
     copy = "00000000-0000-4000-8000-00000000dead"
     seen = msgspec.structs.replace(site.observation(domain, at=site.tick()), domain=copy)
     site.run(records.record_observation, second, seen, site.tick())
-    for one in (domain, copy):
-        shown = api.get(f"nvlink-domain/{one}", role=Role.PROVIDER_ADMIN).json()
+    for name in (domain, copy):
+        shown = api.get(f"nvlink-domain/{name}", role=Role.PROVIDER_ADMIN).json()
         assert (shown["status"], shown["unknownSince"]) == ("Unknown", latest.rfc3339(seen.observed_at))
         assert f"domain {domain} " in shown["statusMessage"]
         assert f"domain {copy} " in shown["statusMessage"]
@@ -79,4 +79,4 @@ def test_it_is_told_as_it_happens_and_when_it_ends(
     assert (shown["status"], shown["unknownSince"], shown["statusMessage"]) == ("Observed", None, None)
     now = api.get(f"instance/{made['id']}").json()
     assert (now["status"], now["unknownSince"]) == ("Ready", None)
-    assert [one["status"] for one in now["statusHistory"]][:2] == ["Ready", "Unknown"]
+    assert [entry["status"] for entry in now["statusHistory"]][:2] == ["Ready", "Unknown"]

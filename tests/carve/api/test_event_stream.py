@@ -24,7 +24,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told(api: Any) -> Any:
+def events(api: Any) -> Any:
     def read(org: str = "demo", after: int = 0) -> list[Any]:
         tenant = api.get("tenant/current", org=org).json()["id"]
         found: list[Any] = api.site.read(journal.events_after, tenant, after, 10_000)
@@ -33,7 +33,7 @@ def told(api: Any) -> Any:
     return read
 
 
-def test_a_life_is_told_from_beginning_to_end(api: Any, told: Any) -> None:
+def test_a_life_is_told_from_beginning_to_end(api: Any, events: Any) -> None:
     api.site.observe_all()
     partition = api.partition()
     vpc = api.vpc(partition=partition)
@@ -43,10 +43,10 @@ def test_a_life_is_told_from_beginning_to_end(api: Any, told: Any) -> None:
     api.site.converge()
     api.delete(f"vpc/{vpc}")
     api.delete(f"nvlink-logical-partition/{partition}")
-    found = told()
-    assert [one.number for one in found] == list(range(1, len(found) + 1))
+    found = events()
+    assert [event.number for event in found] == list(range(1, len(found) + 1))
     of = {
-        key: [one.note.status for one in found if one.note.object_id == key]
+        key: [event.note.status for event in found if event.note.object_id == key]
         for key in (partition, vpc, made["id"])
     }
     assert of[partition] == ["Pending", "Ready", "Deleting", "Deleted"]
@@ -58,50 +58,50 @@ def test_a_life_is_told_from_beginning_to_end(api: Any, told: Any) -> None:
         "Terminating",
         "Deleted",
     ]
-    interfaces = [one.note for one in found if one.note.kind is journal.EventKind.INTERFACE]
+    interfaces = [event.note for event in found if event.note.kind is journal.EventKind.INTERFACE]
     assert sum(note.status == "Ready" for note in interfaces) == 4
 
 
-def test_what_was_refused_is_not_told(api: Any, told: Any) -> None:
+def test_what_was_refused_is_not_told(api: Any, events: Any) -> None:
     vpc = api.vpc()
-    before = told()
+    before = events()
     api.post("vpc", {"name": "net", "siteId": api.site.site_id})
     api.post("instance?dryRun=true", {"name": "vm", "vpcId": vpc, "instanceTypeId": api.site.type_id})
-    assert told() == before
+    assert events() == before
 
 
-def test_a_force_delete_is_told_to_the_tenant(api: Any, told: Any) -> None:
+def test_a_force_delete_is_told_to_the_tenant(api: Any, events: Any) -> None:
     api.site.observe_all()
     made = api.instance(api.vpc())
     path = f"machine/{made['machineId']}/force-delete"
     assert api.post(path, {"reason": "smoke"}, role="PROVIDER_ADMIN").status_code == 200
-    assert "released by the operator: smoke" in [one.note.message for one in told()]
+    assert "released by the operator: smoke" in [event.note.message for event in events()]
 
 
-def test_tenants_hear_of_their_own_only(api: Any, told: Any) -> None:
+def test_tenants_hear_of_their_own_only(api: Any, events: Any) -> None:
     api.vpc("mine")
     api.vpc("theirs", org="rival")
-    mine, theirs = told(), told("rival")
-    assert {one.note.object_id for one in mine}.isdisjoint(their.note.object_id for their in theirs)
+    mine, theirs = events(), events("rival")
+    assert {own.note.object_id for own in mine}.isdisjoint(their.note.object_id for their in theirs)
     assert [their.number for their in theirs] == list(range(1, len(theirs) + 1))
 
 
 def test_only_so_many_are_kept_and_a_late_client_is_told(
-    api: Any, told: Any, monkeypatch: pytest.MonkeyPatch
+    api: Any, events: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "MAX_TENANT_EVENTS", 3)
     for number in range(6):
         api.vpc(f"net {number}")
-    numbers = [one.number for one in told()]
+    numbers = [event.number for event in events()]
     assert len(numbers) == 3
     heard = follow(api, after=1, newest=numbers[-1])
-    assert [one.event for one in heard] == ["reset", "vpc", "vpc", "vpc"]
-    assert [int(one.id) for one in heard] == [numbers[0] - 1, *numbers]
+    assert [event.event for event in heard] == ["reset", "vpc", "vpc", "vpc"]
+    assert [int(event.id) for event in heard] == [numbers[0] - 1, *numbers]
 
 
-def test_a_client_from_before_a_restore_is_told(api: Any, told: Any) -> None:
+def test_a_client_from_before_a_restore_is_told(api: Any, events: Any) -> None:
     api.vpc()
-    newest = told()[-1].number
+    newest = events()[-1].number
     (only,) = follow(api, after=newest + 50, newest=newest)
     assert (only.event, only.id) == ("reset", str(newest))
 
@@ -120,7 +120,7 @@ def follow(api: Any, after: int, newest: int) -> list[Any]:
 
     async def collect() -> list[Any]:
         source = stream.follow(deps, api.site.tenant.id, after, newest, until=10.0)
-        return [one async for one in source]
+        return [event async for event in source]
 
     found: list[Any] = api.site.runner.run(collect())
     return found

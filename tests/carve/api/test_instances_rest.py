@@ -15,7 +15,7 @@ BOTH_STORES = True
 UNKNOWN = "11111111-1111-4111-8111-111111111111"
 
 
-def wish(partition: str, device: int, key: str = "nvLinkLogicalPartitionId") -> dict[str, Any]:
+def spec(partition: str, device: int, key: str = "nvLinkLogicalPartitionId") -> dict[str, Any]:
     return {key: partition, "deviceInstance": device}
 
 
@@ -45,7 +45,7 @@ def test_network_and_system_fields_are_kept_and_returned(api: Any) -> None:
     assert "NVLink domain is not yet observed" in made["placementReason"]
     changed = api.patch(f"instance/{made['id']}", {"userData": "x", "labels": {}}).json()
     assert (changed["userData"], changed["labels"], changed["ipxeScript"]) == ("x", {}, "#!ipxe")
-    assert [one["id"] for one in api.get(f"instance?operatingSystemId={UNKNOWN}").json()] == [made["id"]]
+    assert [row["id"] for row in api.get(f"instance?operatingSystemId={UNKNOWN}").json()] == [made["id"]]
     assert api.get(f"instance?networkSecurityGroupId={UNKNOWN}").json() == []
 
 
@@ -66,19 +66,19 @@ def test_an_empty_list_asks_for_no_interfaces_even_with_a_default(api: Any) -> N
 @pytest.mark.parametrize("key", ["nvLinkLogicalPartitionId", "nvLinklogicalPartitionId"])
 def test_both_spellings_are_read_and_shown(api: Any, key: str) -> None:
     partition = api.partition()
-    made = api.instance(api.vpc(), nvLinkInterfaces=[wish(partition, 2, key)])
+    made = api.instance(api.vpc(), nvLinkInterfaces=[spec(partition, 2, key)])
     (shown,) = made["nvLinkInterfaces"]
     assert shown["nvLinkLogicalPartitionId"] == shown["nvLinklogicalPartitionId"] == partition
 
 
 def test_spellings_that_contradict_each_other_are_refused(api: Any) -> None:
-    both = wish(api.partition(), 0) | {"nvLinklogicalPartitionId": UNKNOWN}
+    both = spec(api.partition(), 0) | {"nvLinklogicalPartitionId": UNKNOWN}
     assert "nvLinkInterfaces.0" in refused(api, 400, vpcId=api.vpc(), nvLinkInterfaces=[both])["data"]
 
 
 def test_different_gpus_may_join_different_partitions(api: Any) -> None:
     first, second = api.partition("first"), api.partition("second")
-    made = api.instance(api.vpc(), nvLinkInterfaces=[wish(first, 0), wish(second, 3)])
+    made = api.instance(api.vpc(), nvLinkInterfaces=[spec(first, 0), spec(second, 3)])
     assert [interface["nvLinkLogicalPartitionId"] for interface in made["nvLinkInterfaces"]] == [
         first,
         second,
@@ -89,20 +89,20 @@ def test_different_gpus_may_join_different_partitions(api: Any) -> None:
 def test_devices_are_within_the_machine_and_unique(api: Any, devices: list[int]) -> None:
     partition = api.partition()
     answer = refused(
-        api, 400, vpcId=api.vpc(), nvLinkInterfaces=[wish(partition, device) for device in devices]
+        api, 400, vpcId=api.vpc(), nvLinkInterfaces=[spec(partition, device) for device in devices]
     )
     assert "deviceInstance must be" in answer["message"]
 
 
 @pytest.mark.parametrize("device", ["0", 1.5, None, True])
 def test_a_device_is_a_number(api: Any, device: Any) -> None:
-    answer = refused(api, 400, vpcId=api.vpc(), nvLinkInterfaces=[wish(api.partition(), device)])
+    answer = refused(api, 400, vpcId=api.vpc(), nvLinkInterfaces=[spec(api.partition(), device)])
     assert list(answer["data"]) == ["nvLinkInterfaces.0.deviceInstance"]
 
 
 def test_interfaces_must_agree_with_the_default_of_the_vpc(api: Any) -> None:
     partition, other = api.partition(), api.partition("other")
-    answer = refused(api, 400, vpcId=api.vpc(partition=partition), nvLinkInterfaces=[wish(other, 0)])
+    answer = refused(api, 400, vpcId=api.vpc(partition=partition), nvLinkInterfaces=[spec(other, 0)])
     assert "does not match NVLink Logical Partition of VPC" in answer["message"]
 
 
@@ -110,14 +110,14 @@ def test_interfaces_must_name_a_ready_partition_of_the_tenant(api: Any) -> None:
     vpc = api.vpc()
     theirs = api.partition("theirs", org="rival")
     for partition in (UNKNOWN, theirs):
-        answer = refused(api, 400, vpcId=vpc, nvLinkInterfaces=[wish(partition, 0)])
+        answer = refused(api, 400, vpcId=vpc, nvLinkInterfaces=[spec(partition, 0)])
         assert answer["message"] == f"Could not find NVLink Logical Partition {partition} of Tenant"
 
 
 def test_a_type_without_nvlink_gpus_has_no_interfaces(api: Any) -> None:
     partition = api.partition()
     api.site.run(lambda conn: conn.execute(sa.update(schema.instance_type).values(capabilities=[])))
-    refused(api, 400, vpcId=api.vpc(), nvLinkInterfaces=[wish(partition, 0)])
+    refused(api, 400, vpcId=api.vpc(), nvLinkInterfaces=[spec(partition, 0)])
     assert api.instance(api.vpc("default", partition))["nvLinkInterfaces"] == []
 
 
@@ -194,17 +194,17 @@ def test_sick_machines_are_passed_over_unless_allowed(api: Any) -> None:
 def test_a_list_of_interfaces_replaces_the_whole(api: Any) -> None:
     api.site.observe_all()
     first, second = api.partition("first"), api.partition("second")
-    one = api.instance(api.vpc(), nvLinkInterfaces=[wish(first, 0), wish(first, 1)])
+    instance = api.instance(api.vpc(), nvLinkInterfaces=[spec(first, 0), spec(first, 1)])
     api.site.converge()
-    body = {"nvLinkInterfaces": [wish(first, 0), wish(second, 1)]}
-    changed = api.patch(f"instance/{one['id']}", body).json()
+    body = {"nvLinkInterfaces": [spec(first, 0), spec(second, 1)]}
+    changed = api.patch(f"instance/{instance['id']}", body).json()
     assert changed["status"] == "Configuring"
     assert changed["isUpdatePending"] is True
     rows = [(row["deviceInstance"], row["status"]) for row in changed["nvLinkInterfaces"]]
     assert sorted(rows) == [(0, "Ready"), (1, "Deleting"), (1, "Pending")]
     assert len(api.woken[-1]) == 1
     api.site.converge()
-    settled = api.get(f"instance/{one['id']}").json()
+    settled = api.get(f"instance/{instance['id']}").json()
     assert settled["status"] == "Ready"
     assert settled["isUpdatePending"] is False
     assert [row["nvLinkLogicalPartitionId"] for row in settled["nvLinkInterfaces"]] == [first, second]
@@ -213,72 +213,72 @@ def test_a_list_of_interfaces_replaces_the_whole(api: Any) -> None:
 def test_an_empty_list_detaches_every_gpu(api: Any) -> None:
     api.site.observe_all()
     partition = api.partition()
-    one = api.instance(api.vpc(), nvLinkInterfaces=[wish(partition, 0), wish(partition, 1)])
+    instance = api.instance(api.vpc(), nvLinkInterfaces=[spec(partition, 0), spec(partition, 1)])
     api.site.converge()
-    changed = api.patch(f"instance/{one['id']}", {"nvLinkInterfaces": []}).json()
+    changed = api.patch(f"instance/{instance['id']}", {"nvLinkInterfaces": []}).json()
     assert {row["status"] for row in changed["nvLinkInterfaces"]} == {"Deleting"}
     api.site.converge()
-    settled = api.get(f"instance/{one['id']}").json()
+    settled = api.get(f"instance/{instance['id']}").json()
     assert (settled["status"], settled["nvLinkInterfaces"]) == ("Ready", [])
 
 
 def test_interfaces_under_a_default_are_fixed_once_there(api: Any) -> None:
     partition = api.partition()
     vpc = api.vpc(partition=partition)
-    one = api.instance(vpc)
-    for wishes in ([], [wish(partition, 0)]):
-        answer = api.patch(f"instance/{one['id']}", {"nvLinkInterfaces": wishes})
+    instance = api.instance(vpc)
+    for specs in ([], [spec(partition, 0)]):
+        answer = api.patch(f"instance/{instance['id']}", {"nvLinkInterfaces": specs})
         assert answer.status_code == 400
         assert answer.json()["message"].startswith("Cannot update NVLink Interfaces if VPC has default")
     bare = api.instance(vpc, "bare", nvLinkInterfaces=[])
-    answer = api.patch(f"instance/{bare['id']}", {"nvLinkInterfaces": [wish(partition, 0)]})
+    answer = api.patch(f"instance/{bare['id']}", {"nvLinkInterfaces": [spec(partition, 0)]})
     assert answer.status_code == 200
 
 
 def test_a_bad_change_changes_nothing(api: Any) -> None:
     partition = api.partition()
-    one = api.instance(api.vpc(), nvLinkInterfaces=[wish(partition, 0)])
-    before = api.get(f"instance/{one['id']}").json()
-    body = {"name": "renamed", "nvLinkInterfaces": [wish(UNKNOWN, 0)]}
-    assert api.patch(f"instance/{one['id']}", body).status_code == 400
-    assert api.get(f"instance/{one['id']}").json() == before
+    instance = api.instance(api.vpc(), nvLinkInterfaces=[spec(partition, 0)])
+    before = api.get(f"instance/{instance['id']}").json()
+    body = {"name": "renamed", "nvLinkInterfaces": [spec(UNKNOWN, 0)]}
+    assert api.patch(f"instance/{instance['id']}", body).status_code == 400
+    assert api.get(f"instance/{instance['id']}").json() == before
 
 
 def test_a_terminating_instance_takes_no_changes_and_may_be_deleted_again(api: Any) -> None:
     api.site.observe_all()
-    one = api.instance(api.vpc())
-    assert api.delete(f"instance/{one['id']}").status_code == 202
-    assert api.patch(f"instance/{one['id']}", {"name": "late"}).status_code == 409
-    assert api.delete(f"instance/{one['id']}").status_code == 202
+    instance = api.instance(api.vpc())
+    assert api.delete(f"instance/{instance['id']}").status_code == 202
+    assert api.patch(f"instance/{instance['id']}", {"name": "late"}).status_code == 409
+    assert api.delete(f"instance/{instance['id']}").status_code == 202
 
 
 def test_a_terminating_instance_claims_nothing_of_its_gpus(api: Any) -> None:
     api.site.observe_all()
-    one = api.instance(api.vpc(partition=api.partition()))
+    instance = api.instance(api.vpc(partition=api.partition()))
     api.site.converge()
-    assert api.delete(f"instance/{one['id']}").status_code == 202
-    shown = api.get(f"instance/{one['id']}").json()["nvLinkInterfaces"]
+    assert api.delete(f"instance/{instance['id']}").status_code == 202
+    shown = api.get(f"instance/{instance['id']}").json()["nvLinkInterfaces"]
     assert {row["status"] for row in shown} == {"Deleting"}
     assert {row["statusMessage"] for row in shown} == {WAITING_REASON}
     api.site.observe_all()
-    shown = api.get(f"instance/{one['id']}").json()["nvLinkInterfaces"]
+    shown = api.get(f"instance/{instance['id']}").json()["nvLinkInterfaces"]
     (name,) = {name for held in api.site.partitions.values() for name in held}
     assert {(row["status"], row["statusMessage"]) for row in shown} == {
         ("Deleting", f"the GPU is still in partition {name}")
     }
     domain = shown[0]["nvLinkDomainId"]
     api.site.lose(domain, "no route")
-    shown = api.get(f"instance/{one['id']}").json()["nvLinkInterfaces"]
+    shown = api.get(f"instance/{instance['id']}").json()["nvLinkInterfaces"]
     assert all(latest.UNREADABLE_REASON in row["statusMessage"] for row in shown)
     api.site.converge()
-    assert api.get(f"instance/{one['id']}").status_code == 404
+    assert api.get(f"instance/{instance['id']}").status_code == 404
 
 
 def test_the_history_is_paged_newest_first(api: Any) -> None:
     api.site.observe_all()
-    one = api.instance(api.vpc())
+    instance = api.instance(api.vpc())
     api.site.converge()
-    answer = api.get(f"instance/{one['id']}/status-history?pageSize=1")
+    answer = api.get(f"instance/{instance['id']}/status-history?pageSize=1")
     assert [entry["status"] for entry in answer.json()] == ["Ready"]
     assert '"total":3' in answer.headers["x-pagination"]
 
@@ -286,19 +286,19 @@ def test_the_history_is_paged_newest_first(api: Any) -> None:
 def test_instances_are_listed_by_every_filter(api: Any) -> None:
     api.site.observe_all()
     vpc = api.vpc()
-    one, two = api.instance(vpc, "vm one"), api.instance(api.vpc("net b"), "vm two")
+    first, two = api.instance(vpc, "vm one"), api.instance(api.vpc("net b"), "vm two")
     for query in (
         f"vpcId={vpc}",
-        f"machineId={one['machineId']}",
+        f"machineId={first['machineId']}",
         "name=vm one",
         "query=ONE",
     ):
-        assert [found["id"] for found in api.get(f"instance?{query}").json()] == [one["id"]], query
-    both = {one["id"], two["id"]}
+        assert [found["id"] for found in api.get(f"instance?{query}").json()] == [first["id"]], query
+    both = {first["id"], two["id"]}
     for query in (
         f"siteId={api.site.site_id}",
         f"instanceTypeId={api.site.type_id}",
-        f"infrastructureProviderId={one['infrastructureProviderId']}",
+        f"infrastructureProviderId={first['infrastructureProviderId']}",
         "status=Provisioning",
     ):
         assert {found["id"] for found in api.get(f"instance?{query}").json()} == both, query
@@ -315,10 +315,10 @@ def batch(api: Any, vpc: str, count: Any, **fields: Any) -> Any:
 def test_a_batch_is_in_one_domain_and_named_after_its_prefix(api: Any) -> None:
     api.site.observe_all()
     made = batch(api, api.vpc(partition=api.partition()), 3).json()
-    assert len({one["nvLinkInterfaces"][0]["nvLinkDomainId"] for one in made}) == 1
-    prefixes = {one["name"].rpartition("-")[0] for one in made}
+    assert len({instance["nvLinkInterfaces"][0]["nvLinkDomainId"] for instance in made}) == 1
+    prefixes = {instance["name"].rpartition("-")[0] for instance in made}
     assert len(prefixes) == 1
-    assert [one["name"].rpartition("-")[2] for one in made] == ["1", "2", "3"]
+    assert [instance["name"].rpartition("-")[2] for instance in made] == ["1", "2", "3"]
 
 
 @pytest.mark.slow
@@ -345,8 +345,8 @@ def test_a_batch_that_fits_no_domain_says_so_and_spreads_when_allowed(api: Any) 
     api.site.observe_all()
     vpc, anchored = api.vpc(), {}
     for number in range(2):
-        one = api.instance(vpc, f"vm {number}")
-        anchored[one["id"]] = one
+        instance = api.instance(vpc, f"vm {number}")
+        anchored[instance["id"]] = instance
     api.site.run(
         lambda conn: conn.execute(
             sa.update(schema.machine).where(schema.machine.c.id == "chassis1-0").values(status="Maintenance")

@@ -92,7 +92,7 @@ def test_machines_are_given_to_a_type_once(api: Any) -> None:
     answer = api.post(f"instance/type/{kind}/machine", {"machineIds": ["nowhere"]}, role=ADMIN)
     assert answer.json()["data"] == {"machineIds": "nowhere"}
     same = api.post(f"instance/type/{api.site.type_id}/machine", {"machineIds": ["chassis0-0"]}, role=ADMIN)
-    assert [one["machineId"] for one in same.json()] == ["chassis0-0"]
+    assert [row["machineId"] for row in same.json()] == ["chassis0-0"]
     assert same.json()[0]["instanceTypeId"] == api.site.type_id
 
 
@@ -113,8 +113,8 @@ def test_machines_show_what_was_learnt_and_nothing_before(api: Any) -> None:
 
 
 def test_machines_are_listed_by_every_filter_and_shown_to_their_user_only(api: Any) -> None:
-    one = api.instance(api.vpc())
-    assert [found["id"] for found in api.get("machine").json()] == [one["machineId"]]
+    instance = api.instance(api.vpc())
+    assert [found["id"] for found in api.get("machine").json()] == [instance["machineId"]]
     for query, count in (
         ("", 6),
         ("status=InUse", 1),
@@ -128,7 +128,7 @@ def test_machines_are_listed_by_every_filter_and_shown_to_their_user_only(api: A
     ):
         assert len(api.get(f"machine?{query}", role=VIEWER).json()) == count, query
     assert api.get("machine/nowhere", role=VIEWER).status_code == 404
-    assert api.get(f"machine/{one['machineId']}", org="rival").status_code == 404
+    assert api.get(f"machine/{instance['machineId']}", org="rival").status_code == 404
 
 
 def test_an_org_that_is_neither_provider_nor_user_sees_no_inventory(api: Any) -> None:
@@ -185,15 +185,17 @@ def test_an_instance_type_is_changed_and_deleted_when_nothing_uses_it(api: Any) 
 def test_a_machine_leaves_its_type_only_when_empty(api: Any) -> None:
     base = f"instance/type/{api.site.type_id}"
     listed = api.get(f"{base}/machine?pageSize=2", role=VIEWER)
-    assert [one["machineId"] for one in listed.json()] == ["chassis0-0", "chassis0-1"]
+    assert [row["machineId"] for row in listed.json()] == ["chassis0-0", "chassis0-1"]
     assert '"total":6' in listed.headers["x-pagination"]
     carrying = api.instance(api.vpc())["machineId"]
     assert api.delete(f"{base}/machine/{carrying}", role=ADMIN).status_code == 409
     assert api.delete(f"{base}/machine/nowhere", role=ADMIN).status_code == 404
-    free = next(one["machineId"] for one in listed.json() if one["machineId"] != carrying)
+    free = next(row["machineId"] for row in listed.json() if row["machineId"] != carrying)
     assert api.delete(f"{base}/machine/{free}", role=ADMIN).status_code == 202
     assert api.get(f"machine/{free}", role=VIEWER).json()["instanceTypeId"] is None
-    assert [one["id"] for one in api.get("machine?hasInstanceType=false", role=VIEWER).json()] == [free]
+    assert [machine["id"] for machine in api.get("machine?hasInstanceType=false", role=VIEWER).json()] == [
+        free
+    ]
 
 
 def test_the_numbers_of_a_type(api: Any) -> None:
@@ -233,8 +235,8 @@ def test_an_allocation_is_changed_and_taken_back_unless_it_is_used(api: Any) -> 
         assert len(api.get(f"allocation?{query}", role=VIEWER).json()) == 1, query
     for query in (f"resourceTypeId={UNKNOWN}", "constraintValue=4", f"id={UNKNOWN}", "status=Error"):
         assert api.get(f"allocation?{query}", role=VIEWER).json() == [], query
-    for one in api.get("instance").json():
-        api.delete(f"instance/{one['id']}")
+    for instance in api.get("instance").json():
+        api.delete(f"instance/{instance['id']}")
     api.site.observe_all()
     assert api.delete(path, role=ADMIN).status_code == 202
     assert api.get("nvlink-domain").json() == []
@@ -280,7 +282,7 @@ def test_relations_and_histories_of_the_inventory(api: Any) -> None:
         found = api.get(f"{listing}?includeRelation=InfrastructureProvider", role=VIEWER).json()
         assert found[0]["infrastructureProvider"]["id"] == provider, listing
     history = api.get(f"site/{api.site.site_id}/status-history").json()
-    assert [one["status"] for one in history] == ["Registered"]
+    assert [entry["status"] for entry in history] == ["Registered"]
     assert api.get(f"site/{UNKNOWN}/status-history").status_code == 404
     assert api.get(f"site?infrastructureProviderId={UNKNOWN}").json() == []
     assert api.get("site?isFlowEnabled=true").json() == []
@@ -291,15 +293,15 @@ def test_network_interfaces_are_listed_as_they_were_asked_for(api: Any) -> None:
     made = api.instance(api.vpc(), interfaces=wanted, infinibandInterfaces=[{"device": "ib0"}])
     path = f"instance/{made['id']}"
     shown = api.get(f"{path}/interface").json()
-    assert [one.get("ipAddress") for one in shown] == ["10.1.2.3", None]
-    assert {one["instanceId"] for one in shown} == {made["id"]}
-    assert {one["status"] for one in shown} == {"Pending"}
-    assert len({one["id"] for one in shown}) == 2
+    assert [row.get("ipAddress") for row in shown] == ["10.1.2.3", None]
+    assert {row["instanceId"] for row in shown} == {made["id"]}
+    assert {row["status"] for row in shown} == {"Pending"}
+    assert len({row["id"] for row in shown}) == 2
     assert shown == api.get(f"{path}/interface?status=Pending").json()
     assert api.get(f"{path}/interface?status=Ready").json() == []
     assert api.get(f"{path}/infiniband-interface").json()[0]["device"] == "ib0"
     assert api.get(f"{path}/interface", org="rival").status_code == 403
-    assert [one["id"] for one in api.get("instance?ipAddress=10.1.2.3").json()] == [made["id"]]
+    assert [instance["id"] for instance in api.get("instance?ipAddress=10.1.2.3").json()] == [made["id"]]
     assert api.get("instance?ipAddress=10.1.2.30").json() == []
     assert api.get("instance?ipAddress=here").status_code == 400
 
@@ -313,7 +315,7 @@ def test_the_virtualization_of_an_empty_vpc_is_kept(api: Any) -> None:
     assert changed["org"] == "demo"
     api.instance(vpc)
     assert api.patch(path, {"networkVirtualizationType": "FNN"}).status_code == 400
-    assert [one["status"] for one in api.get(f"vpc/{vpc}/status-history").json()] == ["Ready"]
+    assert [entry["status"] for entry in api.get(f"vpc/{vpc}/status-history").json()] == ["Ready"]
 
 
 def test_text_that_no_database_takes_is_refused(api: Any) -> None:

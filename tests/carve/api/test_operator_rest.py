@@ -45,7 +45,7 @@ def test_a_pause_is_shown_kept_and_ended(api: Any) -> None:
     assert step(api, f"nvlink-domain/{domain}/resume")["isPaused"] is False
     step(api, f"nvlink-domain/{domain}/resume", 409)
     step(api, "nvlink-domain/nowhere/pause", 404)
-    steps = [one["step"] for one in api.get("operator-step", role=VIEWER).json()]
+    steps = [row["step"] for row in api.get("operator-step", role=VIEWER).json()]
     assert steps == ["pause", "resume"]
 
 
@@ -53,9 +53,11 @@ def test_the_operator_sees_which_gpus_are_blocked_and_the_tenant_does_not(api: A
     api.site.observe_all()
     domain, other = api.site.partitions
     guid = api.site.guid(domain, 0, 1)
-    told = [BlockedGpus(guids=(guid,), reason="in somebody else's partition", fix="adopt it, or release it")]
+    blocked = [
+        BlockedGpus(guids=(guid,), reason="in somebody else's partition", fix="adopt it, or release it")
+    ]
     since = api.site.tick()
-    api.site.run(records.record_blocked, domain, told, since)
+    api.site.run(records.record_blocked, domain, blocked, since)
     shown = api.get(f"nvlink-domain/{domain}", role=VIEWER).json()["blockedGpus"]
     assert shown == [
         {
@@ -65,9 +67,9 @@ def test_the_operator_sees_which_gpus_are_blocked_and_the_tenant_does_not(api: A
             "since": rfc3339(since),
         }
     ]
-    listed = {one["id"]: one["blockedGpus"] for one in api.get("nvlink-domain", role=ADMIN).json()}
+    listed = {domain["id"]: domain["blockedGpus"] for domain in api.get("nvlink-domain", role=ADMIN).json()}
     assert listed == {domain: shown, other: []}
-    assert {one["id"]: one["blockedGpus"] for one in api.get("nvlink-domain").json()} == {
+    assert {domain["id"]: domain["blockedGpus"] for domain in api.get("nvlink-domain").json()} == {
         domain: None,
         other: None,
     }
@@ -104,7 +106,7 @@ def test_a_cordoned_tray_gets_nothing_new(api: Any) -> None:
     step(api, "machine/chassis0-1/uncordon", 409)
     assert api.instance(vpc, "late")["machineId"] == "chassis0-1"
     history = api.get("machine/chassis0-1/status-history", role=VIEWER).json()
-    assert [one["message"] for one in history] == ["uncordoned", "cordoned: the fan is loud"]
+    assert [entry["message"] for entry in history] == ["uncordoned", "cordoned: the fan is loud"]
 
 
 def test_a_drain_takes_the_gpus_out_and_gives_them_back(api: Any, running: dict[str, Any]) -> None:

@@ -88,12 +88,14 @@ def test_a_partition_in_use_is_not_deleted(api: Any) -> None:
     assert refused.json()["data"]["vpcIds"] == vpc
     bare = api.vpc("bare")
     api.patch(f"vpc/{vpc}", {"nvLinkLogicalPartitionId": ""})
-    one = api.instance(bare, nvLinkInterfaces=[{"nvLinkLogicalPartitionId": partition, "deviceInstance": 0}])
+    instance = api.instance(
+        bare, nvLinkInterfaces=[{"nvLinkLogicalPartitionId": partition, "deviceInstance": 0}]
+    )
     refused = api.delete(f"nvlink-logical-partition/{partition}")
     assert refused.json()["message"] == (
         "1 active Instances are associated with this NVLink Logical Partition, unable to delete"
     )
-    api.delete(f"instance/{one['id']}")
+    api.delete(f"instance/{instance['id']}")
     assert api.delete(f"nvlink-logical-partition/{partition}").status_code == 202
 
 
@@ -101,9 +103,11 @@ def test_a_deleted_partition_is_seen_deleting_until_the_fabric_lets_go(api: Any)
     api.site.observe_all()
     partition = api.partition()
     vpc = api.vpc()
-    one = api.instance(vpc, nvLinkInterfaces=[{"nvLinkLogicalPartitionId": partition, "deviceInstance": 0}])
+    instance = api.instance(
+        vpc, nvLinkInterfaces=[{"nvLinkLogicalPartitionId": partition, "deviceInstance": 0}]
+    )
     api.site.converge()
-    api.delete(f"instance/{one['id']}")
+    api.delete(f"instance/{instance['id']}")
     api.delete(f"nvlink-logical-partition/{partition}")
     seen = api.get(f"nvlink-logical-partition/{partition}").json()
     assert seen["status"] == "Deleting"
@@ -117,11 +121,11 @@ def test_a_deleted_partition_is_seen_deleting_until_the_fabric_lets_go(api: Any)
 def test_what_is_included_and_what_is_counted(api: Any) -> None:
     partition = api.partition()
     vpc = api.vpc(partition=partition)
-    one = api.instance(vpc)
+    instance = api.instance(vpc)
     path = f"nvlink-logical-partition/{partition}?includeVpcs=true&includeInterfaces=true&includeStats=true"
     shown = api.get(path + "&includeRelation=Site&includeRelation=Tenant").json()
     assert [found["id"] for found in shown["vpcs"]] == [vpc]
-    assert {found["instanceId"] for found in shown["nvLinkInterfaces"]} == {one["id"]}
+    assert {found["instanceId"] for found in shown["nvLinkInterfaces"]} == {instance["id"]}
     assert shown["nvLinkLogicalPartitionStats"] == {"totalGpus": 4, "totalDistinctInstances": 1}
     assert shown["site"]["name"] == "small"
     assert shown["tenant"]["org"] == "demo"
@@ -133,12 +137,12 @@ def test_what_is_included_and_what_is_counted(api: Any) -> None:
 def test_detached_gpus_are_no_longer_counted(api: Any) -> None:
     api.site.observe_all()
     partition = api.partition()
-    one = api.instance(
+    instance = api.instance(
         api.vpc(),
         nvLinkInterfaces=[{"nvLinkLogicalPartitionId": partition, "deviceInstance": 0}],
     )
     api.site.converge()
-    api.patch(f"instance/{one['id']}", {"nvLinkInterfaces": []})
+    api.patch(f"instance/{instance['id']}", {"nvLinkInterfaces": []})
     shown = api.get(f"nvlink-logical-partition/{partition}?includeStats=true").json()
     assert shown["nvLinkLogicalPartitionStats"] == {"totalGpus": 0, "totalDistinctInstances": 0}
 
@@ -146,19 +150,19 @@ def test_detached_gpus_are_no_longer_counted(api: Any) -> None:
 def test_interfaces_are_listed_by_every_filter(api: Any) -> None:
     api.site.observe_all()
     first, second = api.partition("first"), api.partition("second")
-    one = api.instance(api.vpc("net a", first), "vm a")
+    instance = api.instance(api.vpc("net a", first), "vm a")
     api.instance(api.vpc("net b", second), "vm b")
-    domain = one["nvLinkInterfaces"][0]["nvLinkDomainId"]
+    domain = instance["nvLinkInterfaces"][0]["nvLinkDomainId"]
     assert len(api.get("nvlink-interface").json()) == 8
     assert len(api.get(f"nvlink-interface?nvLinkLogicalPartitionId={first}").json()) == 4
     both = f"nvLinkLogicalPartitionId={first}&nvLinkLogicalPartitionId={second}"
     assert len(api.get(f"nvlink-interface?{both}").json()) == 8
-    assert len(api.get(f"nvlink-interface?instanceId={one['id']}&status=Pending").json()) == 4
+    assert len(api.get(f"nvlink-interface?instanceId={instance['id']}&status=Pending").json()) == 4
     assert len(api.get(f"nvlink-interface?nvLinkDomainId={domain}").json()) == 8
     assert api.get(f"nvlink-interface?nvLinkDomainId={UNKNOWN}").json() == []
     assert api.get("nvlink-interface?status=Ready&status=Error").json() == []
     mine = api.get(
-        f"instance/{one['id']}/nvlink-interface?includeRelation=Instance&orderBy=CREATED_DESC"
+        f"instance/{instance['id']}/nvlink-interface?includeRelation=Instance&orderBy=CREATED_DESC"
     ).json()
     assert {found["instance"]["name"] for found in mine} == {"vm a"}
     assert all(found["nvLinkLogicalPartitionId"] == found["nvLinklogicalPartitionId"] for found in mine)
@@ -178,16 +182,16 @@ def test_one_tenant_sees_nothing_of_another(api: Any) -> None:
     api.site.observe_all()
     partition = api.partition()
     vpc = api.vpc(partition=partition)
-    one = api.instance(vpc)["id"]
+    instance = api.instance(vpc)["id"]
     for listing in ("nvlink-logical-partition", "nvlink-interface", "vpc", "instance", "machine"):
         assert api.get(listing, org="rival").json() == [], listing
-    for path in (f"nvlink-logical-partition/{partition}", f"vpc/{vpc}", f"instance/{one}"):
+    for path in (f"nvlink-logical-partition/{partition}", f"vpc/{vpc}", f"instance/{instance}"):
         assert api.get(path, org="rival").status_code == 403
         assert api.patch(path, {"name": "stolen"}, org="rival").status_code == 403
         assert api.delete(path, org="rival").status_code == 403
-    for path in (f"instance/{one}/nvlink-interface", f"instance/{one}/status-history"):
+    for path in (f"instance/{instance}/nvlink-interface", f"instance/{instance}/status-history"):
         assert api.get(path, org="rival").status_code == 403
     use = {"name": "theirs", "siteId": api.site.site_id, "nvLinkLogicalPartitionId": partition}
     assert api.post("vpc", use, org="rival").status_code == 403
-    shown = {one["tenantId"] for one in api.get("allocation", org="rival").json()}
+    shown = {row["tenantId"] for row in api.get("allocation", org="rival").json()}
     assert shown.isdisjoint({api.site.tenant.id})

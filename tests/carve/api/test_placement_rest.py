@@ -48,7 +48,9 @@ def test_a_dry_run_says_what_would_be_made_and_makes_nothing(api: Any, count: in
     assert len(api.woken) == woken
     made = api.new(path, wanted)
     made = [made] if count is None else made
-    assert [one["machineId"] for one in made] == [instance["machineId"] for instance in plan["instances"]]
+    assert [instance["machineId"] for instance in made] == [
+        instance["machineId"] for instance in plan["instances"]
+    ]
 
 
 def test_a_dry_run_refuses_what_would_be_refused(api: Any) -> None:
@@ -75,7 +77,7 @@ def test_new_members_land_where_the_partition_lives_when_required(api: Any) -> N
 
 def test_a_full_home_is_not_left_when_the_same_domain_is_required(api: Any) -> None:
     vpc = api.vpc(partition=api.partition())
-    (home,) = {one["nvLinkInterfaces"][0]["nvLinkDomainId"] for one in fill(api, vpc, 3)}
+    (home,) = {instance["nvLinkInterfaces"][0]["nvLinkDomainId"] for instance in fill(api, vpc, 3)}
     refused = api.post("instance", body(api, vpc, requireSameDomain=True))
     assert refused.status_code == 409
     assert f"NVLink domain {home}, where the logical partition lives, has 0 free" in refused.json()["message"]
@@ -85,7 +87,7 @@ def test_a_partition_that_spans_domains_is_warned_about(api: Any) -> None:
     partition = api.partition()
     vpc = api.vpc(partition=partition)
     inside = fill(api, vpc, 3)
-    assert [one["warnings"] for one in inside] == [[], [], []]
+    assert [instance["warnings"] for instance in inside] == [[], [], []]
     plan = api.post("instance?dryRun=true", body(api, vpc)).json()
     spilled = api.new("instance", body(api, vpc))
     assert plan["warnings"] == spilled["warnings"]
@@ -94,22 +96,22 @@ def test_a_partition_that_spans_domains_is_warned_about(api: Any) -> None:
     api.site.converge()
     # The spill is a second physical partition in another rack; both are whole.
     owned = api.get(f"nvlink-partition?nvLinkLogicalPartitionId={partition}", role=VIEWER).json()
-    assert sorted(len(one["gpuGuids"]) for one in owned) == [4, 12]
-    assert {one["status"] for one in api.get("instance").json()} == {"Ready"}
+    assert sorted(len(partition["gpuGuids"]) for partition in owned) == [4, 12]
+    assert {instance["status"] for instance in api.get("instance").json()} == {"Ready"}
 
 
 def test_a_split_tray_is_warned_about(api: Any) -> None:
     first, second = api.partition("first"), api.partition("second")
 
-    def wishes(*partitions: str) -> list[dict[str, Any]]:
+    def specs(*partitions: str) -> list[dict[str, Any]]:
         return [
             {"nvLinkLogicalPartitionId": partition, "deviceInstance": device}
             for device, partition in enumerate(partitions)
         ]
 
-    made = api.instance(api.vpc(), nvLinkInterfaces=wishes(first, first, first, first))
+    made = api.instance(api.vpc(), nvLinkInterfaces=specs(first, first, first, first))
     assert made["warnings"] == []
-    for wanted in (wishes(first, second, first, first), wishes(first, first)):
+    for wanted in (specs(first, second, first, first), specs(first, first)):
         changed = api.patch(f"instance/{made['id']}", {"nvLinkInterfaces": wanted}).json()
         assert [warning["type"] for warning in changed["warnings"]] == ["TraySplit"]
         assert "nvidia.com/gpu.clique" in changed["warnings"][0]["message"]
@@ -162,7 +164,7 @@ def test_a_type_of_one_racks_machines_keeps_placement_in_that_rack(api: Any) -> 
     api.new("allocation", given, role=ADMIN)
     vpc = api.vpc()
     made = api.new("instance/batch", batch(api, vpc, 3, instanceTypeId=rack))
-    assert {one["machineId"] for one in made} == set(machines)
+    assert {instance["machineId"] for instance in made} == set(machines)
     assert api.post("instance", body(api, vpc, instanceTypeId=rack)).status_code == 409
 
 
@@ -176,16 +178,16 @@ def test_room_is_shown_per_domain_and_tells_nothing_of_others(api: Any) -> None:
         org="rival",
     )
     api.site.observe_all()
-    found = {one["id"]: one for one in api.get("nvlink-domain").json()}
+    found = {domain["id"]: domain for domain in api.get("nvlink-domain").json()}
     assert found.keys() == api.site.partitions.keys()
     home = found[domain]
     assert (home["status"], home["unknownSince"], home["isPaused"]) == ("Observed", None, False)
     assert (home["totalTrays"], home["ownInstances"], home["ownGpus"]) == (3, 1, 4)
     assert home["ownLogicalPartitions"] == [{"id": partition, "gpus": 4}]
-    assert sum(one["freeTrays"] for one in found.values()) == 4
+    assert sum(domain["freeTrays"] for domain in found.values()) == 4
     assert home["largestBatch"] == home["freeTrays"]
     assert theirs["id"] not in api.get("nvlink-domain").text
-    rivals = {one["id"]: one for one in api.get("nvlink-domain", org="rival").json()}
+    rivals = {domain["id"]: domain for domain in api.get("nvlink-domain", org="rival").json()}
     assert sum(rival["ownInstances"] for rival in rivals.values()) == 1
     assert partition not in str(rivals)
 

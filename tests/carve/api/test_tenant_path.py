@@ -13,17 +13,17 @@ def test_a_job_gets_its_gpus_joined_and_returns_them(api: Any) -> None:
         "instance/batch",
         {"namePrefix": "job", "count": 2, "vpcId": vpc, "instanceTypeId": api.site.type_id},
     )
-    assert [one["status"] for one in batch] == ["Provisioning", "Provisioning"]
-    assert len({one["nvLinkInterfaces"][0]["nvLinkDomainId"] for one in batch}) == 1
+    assert [instance["status"] for instance in batch] == ["Provisioning", "Provisioning"]
+    assert len({instance["nvLinkInterfaces"][0]["nvLinkDomainId"] for instance in batch}) == 1
     assert api.woken[-1] == {batch[0]["nvLinkInterfaces"][0]["nvLinkDomainId"]}
 
     api.site.converge()
-    one = api.get(f"instance/{batch[0]['id']}").json()
-    assert one["status"] == "Ready"
-    assert [entry["status"] for entry in one["statusHistory"]] == ["Ready", "Provisioning", "Pending"]
-    assert [entry["deviceInstance"] for entry in one["nvLinkInterfaces"]] == [0, 1, 2, 3]
-    assert {entry["status"] for entry in one["nvLinkInterfaces"]} == {"Ready"}
-    assert all(int(entry["gpuGuid"]) > 2**63 for entry in one["nvLinkInterfaces"])
+    instance = api.get(f"instance/{batch[0]['id']}").json()
+    assert instance["status"] == "Ready"
+    assert [entry["status"] for entry in instance["statusHistory"]] == ["Ready", "Provisioning", "Pending"]
+    assert [entry["deviceInstance"] for entry in instance["nvLinkInterfaces"]] == [0, 1, 2, 3]
+    assert {entry["status"] for entry in instance["nvLinkInterfaces"]} == {"Ready"}
+    assert all(int(entry["gpuGuid"]) > 2**63 for entry in instance["nvLinkInterfaces"])
 
     for each in batch:
         answer = api.delete(f"instance/{each['id']}")

@@ -198,8 +198,8 @@ FORGED = {
 def with_header(api: Any, **header: Any) -> str:
     """A token whose header was changed after it was signed."""
     _, claims, signature = api.token().split(".")
-    told = {"alg": "EdDSA", "typ": "JWT", "kid": api.issuer._key_id, **header}
-    encoded = base64.urlsafe_b64encode(json.dumps(told).encode()).rstrip(b"=").decode()
+    header_fields = {"alg": "EdDSA", "typ": "JWT", "kid": api.issuer._key_id, **header}
+    encoded = base64.urlsafe_b64encode(json.dumps(header_fields).encode()).rstrip(b"=").decode()
     return f"Bearer {encoded}.{claims}.{signature}"
 
 

@@ -71,7 +71,7 @@ def test_many_vpcs_may_share_a_default(api: Any) -> None:
     made = {api.vpc("net a", partition), api.vpc("net b", partition)}
     api.vpc("net c")
     found = api.get(f"vpc?nvLinkLogicalPartitionId={partition}").json()
-    assert {one["id"] for one in found} == made
+    assert {vpc["id"] for vpc in found} == made
     assert api.get(f"vpc?nvLinkLogicalPartitionId={UNKNOWN}").status_code == 400
 
 
@@ -109,8 +109,8 @@ def test_a_vpc_without_default_may_get_one_though_it_holds_instances(api: Any) -
 
 def test_a_vpc_with_instances_is_not_deleted(api: Any) -> None:
     vpc = api.vpc()
-    one = api.instance(vpc)
+    instance = api.instance(vpc)
     assert api.delete(f"vpc/{vpc}").status_code == 400
-    api.delete(f"instance/{one['id']}")
+    api.delete(f"instance/{instance['id']}")
     assert api.delete(f"vpc/{vpc}").status_code == 202
     assert api.get(f"vpc/{vpc}").status_code == 404

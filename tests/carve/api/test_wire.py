@@ -90,7 +90,7 @@ def test_pages_are_bare_arrays_with_a_header(api: Any) -> None:
         api.site.tick()
         api.vpc(name)
     first = api.get("vpc?pageSize=2&orderBy=NAME_DESC")
-    assert [one["name"] for one in first.json()] == ["net 4", "net 3"]
+    assert [row["name"] for row in first.json()] == ["net 4", "net 3"]
     assert json.loads(first.headers["x-pagination"]) == {
         "pageNumber": 1,
         "pageSize": 2,
@@ -98,7 +98,7 @@ def test_pages_are_bare_arrays_with_a_header(api: Any) -> None:
         "orderBy": "NAME_DESC",
     }
     last = api.get("vpc?pageSize=2&pageNumber=3")
-    assert [one["name"] for one in last.json()] == ["net 4"]
+    assert [row["name"] for row in last.json()] == ["net 4"]
     assert json.loads(last.headers["x-pagination"])["orderBy"] is None
     assert api.get("vpc?pageNumber=9").json() == []
 
@@ -106,8 +106,8 @@ def test_pages_are_bare_arrays_with_a_header(api: Any) -> None:
 def test_a_text_query_is_taken_literally(api: Any) -> None:
     api.vpc("100% mine")
     api.vpc("1000 yours")
-    assert [one["name"] for one in api.get("vpc", params={"query": " 100% "}).json()] == ["100% mine"]
-    assert [one["name"] for one in api.get("vpc", params={"query": "MINE"}).json()] == ["100% mine"]
+    assert [vpc["name"] for vpc in api.get("vpc", params={"query": " 100% "}).json()] == ["100% mine"]
+    assert [vpc["name"] for vpc in api.get("vpc", params={"query": "MINE"}).json()] == ["100% mine"]
 
 
 def test_times_are_rfc_3339(api: Any) -> None:

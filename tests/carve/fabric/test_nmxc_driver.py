@@ -67,9 +67,9 @@ def test_every_operation_does_what_it_says(fabric: SimulatedFabric, rig: Any) ->
             made = await driver.execute(create(a, b))
             assert await driver.execute(AddGpus(partition_id=made, name="rl-a", guids=(c,))) == made
             assert await driver.execute(RemoveGpus(partition_id=made, name="rl-a", guids=(a,))) == made
-            (one,) = (await driver.observe()).partitions
-            assert (one.id, one.name, one.members) == (made, "rl-a", {b, c})
-            assert (one.guid_based, one.multicast_groups) == (True, 16)
+            (partition,) = (await driver.observe()).partitions
+            assert (partition.id, partition.name, partition.members) == (made, "rl-a", {b, c})
+            assert (partition.guid_based, partition.multicast_groups) == (True, 16)
 
     asyncio.run(scenario())
 

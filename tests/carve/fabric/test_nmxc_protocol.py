@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rackloom.carve.fabric import nmxc
-from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable
+from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, canonical_domain
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
 from rackloom.carve.fabric.nmxc.driver import read_gpus, read_partitions
-from rackloom.carve.fabric.nmxc.protocol import domain_of_header, require_success, return_code_name
+from rackloom.carve.fabric.nmxc.protocol import require_success, return_code_name
 from rackloom.core.partitions.domain import GpuHealth, PartitionHealth
 
 HERE = Path(next(iter(nmxc.__path__)))
@@ -85,8 +85,8 @@ def test_a_code_that_is_not_published_is_a_refusal_by_number() -> None:
 
 
 def test_a_domain_has_one_spelling() -> None:
-    upper = pb.ServerHeader(domain_uuid="0A5DCC40-211E-48A7-ABF7-9E32D199285F")
-    assert domain_of_header(upper) == "0a5dcc40-211e-48a7-abf7-9e32d199285f"
+    upper = "0A5DCC40-211E-48A7-ABF7-9E32D199285F"
+    assert canonical_domain(upper) == "0a5dcc40-211e-48a7-abf7-9e32d199285f"
 
 
 def test_gpus_without_a_guid_of_their_own_are_no_reading() -> None:

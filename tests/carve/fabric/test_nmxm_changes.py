@@ -83,7 +83,7 @@ def test_an_operation_that_takes_too_long_is_cancelled_and_unknown(fabric: Simul
         server.faults.next("POST partitions", NmxmFault(stalls=True))
         with pytest.raises(FabricUnavailable, match="not done in 10 s"):
             await driver.execute(create(a))
-        assert [one["Status"] for one in server.service.operations.all()][-2] == "cancelled"
+        assert [operation["Status"] for operation in server.service.operations.all()][-2] == "cancelled"
         server.service.operations.resume()
         assert await driver.execute(create(a)) == 1
         assert list(fabric.partitions) == [1]

@@ -14,7 +14,7 @@ from rackloom.lab.switches.servers import NmxmServer
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("request_kind", "fault", "told"),
+    ("request_kind", "fault", "message"),
     [
         ("GET chassis", NmxmFault(status=401), "Hello: UNAUTHENTICATED"),
         ("GET chassis", NmxmFault(status=503), "Hello: UNAVAILABLE"),
@@ -25,11 +25,11 @@ from rackloom.lab.switches.servers import NmxmServer
     ],
 )
 def test_half_a_reading_is_none(
-    fabric: SimulatedFabric, request_kind: str, fault: NmxmFault, told: str
+    fabric: SimulatedFabric, request_kind: str, fault: NmxmFault, message: str
 ) -> None:
     async def scenario(server: NmxmServer, driver: NmxmDriver) -> None:
         server.faults.next(request_kind, fault)
-        with pytest.raises(FabricUnavailable, match=told):
+        with pytest.raises(FabricUnavailable, match=message):
             await driver.observe()
         await driver.observe()
 

@@ -26,7 +26,7 @@ from rackloom.topology.rack import build_site
 PROFILE = profiles.load_rack("gb200-nvl72")
 PATIENCE = 60.0
 NEVER = 36000.0
-"""Interval of the timer: what happens in a test was woken by something else."""
+"""Interval of the timer, so long that only wake-ups start passes in a test."""
 
 
 def new_id() -> str:
@@ -34,7 +34,7 @@ def new_id() -> str:
 
 
 class MortalBackend:
-    """The database as one replica reaches it, until it is cut off."""
+    """The database of one replica, until the test cuts the replica off."""
 
     is_shared = True
 
@@ -63,7 +63,7 @@ class MortalBackend:
 
 
 class WatchedDriver(NmxcDriver):
-    """Notes when it asks the fabric for what."""
+    """Records its requests to the fabric."""
 
     def __init__(self, replica: str, url: str, asked: list[tuple[str, str, PartitionOperation]]) -> None:
         super().__init__(url, clock=time.time)
@@ -75,7 +75,7 @@ class WatchedDriver(NmxcDriver):
 
 
 class Replica:
-    """One process of several: its own connections, its own reconciler."""
+    """One replica, with its own connections and reconciler."""
 
     def __init__(self, name: str, store: Store, backend: MortalBackend, asked: list[Any]) -> None:
         self.name = name
@@ -92,10 +92,10 @@ class Replica:
 
     def domains(self) -> set[str]:
         """Domains that it reconciles now."""
-        return {one.work.domain for one in self.reconciler.loops if one.work.domain is not None}
+        return {loop.work.domain for loop in self.reconciler.loops if loop.work.domain is not None}
 
     async def kill(self) -> None:
-        """End it without a word to the database."""
+        """End it without releasing anything in the database."""
         self.backend.cut_off = True
         await self.stop()
 
@@ -113,7 +113,7 @@ class Racks:
         self.servers = servers
         self.asked: list[tuple[str, str, PartitionOperation]] = []
         self.made: list[tuple[str, str]] = []
-        """Domain and name of each partition that a fabric began to have."""
+        """Domain and name of each partition that was created."""
         self._stack = stack
         for server in servers:
             self._watch(server)
@@ -159,7 +159,7 @@ class Racks:
         )
 
     async def order(self, store: Store, count: int) -> None:
-        """Wish for instances whose GPUs are joined; nobody but the database hears of it."""
+        """Create instances whose GPUs shall join a partition, in the database only; no replica is woken."""
         now = time.time()
         tenant = await store.read(entitlements.get_tenant, "demo")
         kind = await store.read(lambda conn: conn.execute(sa.select(schema.instance_type)).one())
@@ -190,7 +190,7 @@ class Racks:
 
 
 async def until(look: Callable[[], Any]) -> None:
-    """Wait for something to be so."""
+    """Wait until `look` returns something true."""
     async with asyncio.timeout(PATIENCE):
         while True:
             seen = look()

@@ -114,9 +114,9 @@ def test_hardware_under_two_uuids_is_left_alone_until_one_endpoint_is_deleted(
             async with NmxcServer(twice) as liar:
                 await store.run(endpoints.register_endpoint, liar.url, ["SECOND"], time.time(), new_id)
                 await eventually(lambda: dispute_of(store, domain))
-                told, asked = await dispute_of(store, copy), len(site.asked)
-                assert told is not None
-                assert told.rival == domain
+                conflict, asked = await dispute_of(store, copy), len(site.asked)
+                assert conflict is not None
+                assert conflict.rival == domain
                 await store.run(wish_for_trays, domain)
                 ordered = time.time()
                 await eventually(lambda: both_were_read_after(store, ordered))
@@ -164,7 +164,7 @@ class InOneProcess:
     ) -> Reconciler:
         return Reconciler(
             self.store,
-            lambda one: drivers.get(one.url, NmxcDriver)(one.url, clock=time.time),
+            lambda endpoint: drivers.get(endpoint.url, NmxcDriver)(endpoint.url, clock=time.time),
             time.time,
             NEVER,
             hooks=hooks,
@@ -354,7 +354,9 @@ class Lied(NmxcDriver):
         store, url = self._site.store, self._site.servers[1].url
         seen = await NmxcDriver(url, clock=time.time).observe()
         lying = msgspec.structs.replace(seen, gpus=seen.gpus[4:])
-        second = next(one.id for one in await store.read(endpoints.all_endpoints) if one.url == url)
+        second = next(
+            endpoint.id for endpoint in await store.read(endpoints.all_endpoints) if endpoint.url == url
+        )
         assert await store.run(records.record_observation, second, lying, time.time()) is not None
 
 
@@ -368,7 +370,7 @@ def test_a_plan_stops_between_two_operations_when_the_other_contradicts(
             trays = sa.update(schema.site).values(default_partition=DefaultPartitionPolicy.TRAY)
             await site.store.run(lambda conn: conn.execute(trays))
             share = await site.store.run(leases.take_share, "me", time.time(), math.inf)
-            (mine,) = (one for one in share if one.endpoint.url == site.servers[0].url)
+            (mine,) = (held for held in share if held.endpoint.url == site.servers[0].url)
             driver, hold = Lied(site), LeaseGuard(mine.lease, math.inf)
             work = DomainPass(mine.endpoint, hold, driver, site.store, time.time, DomainTurns())
             assert await work.run() is False

@@ -257,9 +257,9 @@ def test_a_removal_that_is_refused_for_ever_keeps_nobody_else_waiting():
             await site.until(lambda: _operation_count(site, "delete-partition", 2))
             await site.order(1)
             await site.until(lambda: _are(site, ["Ready", "Terminating"]))
-            told = await site.store.read(intent.blocked_gpus_of_domain, site.domain)
-            assert len(told) == 4
-            assert all("refused delete-partition" in row.reason for row in told)
+            blocked = await site.store.read(intent.blocked_gpus_of_domain, site.domain)
+            assert len(blocked) == 4
+            assert all("refused delete-partition" in row.reason for row in blocked)
 
     asyncio.run(scenario())
 

@@ -25,13 +25,13 @@ async def check_nothing_was_done_twice(site, store):
 def test_the_domains_are_shared_between_replicas_and_shared_again_when_one_leaves(racks, eventually):
     async def main():
         async with racks(3) as site:
-            one = await site.replica("one")
-            assert one.domains() == site.domains
+            first = await site.replica("one")
+            assert first.domains() == site.domains
             two = await site.replica("two")
-            await eventually(lambda: one.domains() | two.domains() == site.domains and two.domains())
-            assert not one.domains() & two.domains()
-            assert {len(one.domains()), len(two.domains())} == {1, 2}
-            await one.stop()
+            await eventually(lambda: first.domains() | two.domains() == site.domains and two.domains())
+            assert not first.domains() & two.domains()
+            assert {len(first.domains()), len(two.domains())} == {1, 2}
+            await first.stop()
             await eventually(lambda: two.domains() == site.domains)
 
     asyncio.run(main())
@@ -92,7 +92,7 @@ def test_a_controller_that_moved_is_followed(racks, eventually):
         async with racks(2) as site:
             replica = await site.replica("only")
             (first, *_), seen = await replica.store.read(endpoints.all_endpoints), len(site.asked)
-            server = next(one for one in site.servers if one.url == first.url)
+            server = next(endpoint for endpoint in site.servers if endpoint.url == first.url)
             other = type(server)(server.fabric)
             async with other:
                 await server.go_away()
@@ -101,7 +101,7 @@ def test_a_controller_that_moved_is_followed(racks, eventually):
                 )
                 await site.order(replica.store, 36)
                 await eventually(lambda: site.all_ready(replica.store))
-            others = {one.url for one in site.servers if one is not server}
+            others = {endpoint.url for endpoint in site.servers if endpoint is not server}
             assert {url for _, url, _ in site.asked[seen:]} == {other.url, *others}
 
     asyncio.run(main())

@@ -117,20 +117,20 @@ def test_nobody_joins_the_partition_that_a_gpu_may_not_leave() -> None:
     intent = intended("old", old=(2, 5))
     _, plan = after_refusal(intent, observed(**{"p-old": (1, 2)}))
     assert plan.operations == ()
-    assert {guid for one in plan.blocked for guid in one.guids} == {1, 5}
+    assert {guid for blocker in plan.blocked for guid in blocker.guids} == {1, 5}
 
 
 def test_a_partition_that_may_not_be_deleted_still_counts() -> None:
     intent = intended("old", old=(), new=(3,))
     _, plan = after_refusal(intent, observed(1, **{"p-old": (1, 2)}))
     assert plan.operations == ()
-    assert any("1 partitions of at most 1" in one.reason for one in plan.blocked)
+    assert any("1 partitions of at most 1" in blocker.reason for blocker in plan.blocked)
 
 
 def test_a_refused_addition_holds_up_no_other() -> None:
     intent = intended(a=(1,), b=(2,))
-    one, other = make_plan(intent, observed()).operations
-    assert make_plan(intent, observed(), {one: "no"}).operations == (other,)
+    first, other = make_plan(intent, observed()).operations
+    assert make_plan(intent, observed(), {first: "no"}).operations == (other,)
 
 
 class Switch:
@@ -183,7 +183,7 @@ def switch(small_site: Any) -> Switch:
 def run_pass(site: Any, switch: Switch) -> bool:
     async def one_pass() -> bool:
         found = await site.store.read(endpoints.all_endpoints)
-        endpoint = next(one for one in found if one.domain == switch.domain)
+        endpoint = next(candidate for candidate in found if candidate.domain == switch.domain)
         hold = LeaseGuard(lease, float("inf"))
         wake = switch.woken.append
         work = DomainPass(endpoint, hold, switch, site.store, site.tick, DomainTurns(), wake=wake)
@@ -200,11 +200,11 @@ def test_a_refused_removal_is_told_and_tried_again(small_site: Any, switch: Swit
     small_site.partitions[domain] = {"old": frozenset({small_site.guid(domain, 0, 0)})}
     switch.refuses = "old"
     assert run_pass(small_site, switch) is False, "a refusal is tried again soon"
-    assert [type(one) for one in switch.asked] == [DeletePartition]
-    told = small_site.read(intent.blocked_gpus_of_domain, domain)
+    assert [type(operation) for operation in switch.asked] == [DeletePartition]
+    blocked = small_site.read(intent.blocked_gpus_of_domain, domain)
     # By number, and by the name of the refusal: a tenant reads this. The words are in the audit.
     reason = "the switch controller refused delete-partition on partition 1: GENERIC_ERROR"
-    assert [(row.guid, row.reason) for row in told] == [(str(small_site.guid(domain, 0, 0)), reason)]
+    assert [(row.guid, row.reason) for row in blocked] == [(str(small_site.guid(domain, 0, 0)), reason)]
     messages = small_site.read(
         lambda conn: conn.execute(sa.select(schema.operation.c.message)).scalars().all()
     )

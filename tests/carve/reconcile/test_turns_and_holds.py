@@ -76,7 +76,7 @@ def test_two_endpoints_of_one_domain_never_act_at_the_same_time(monkeypatch):
             store, servers = await seeded(stack, controllers=2)
             for server in servers:
                 server.faults.delay_next("DeletePartition", 0.2)
-            reconciler = Reconciler(store, lambda one: Watched(one.url, clock=time.time), time.time)
+            reconciler = Reconciler(store, lambda endpoint: Watched(endpoint.url, clock=time.time), time.time)
             running = asyncio.create_task(reconciler.run())
             await reconciler.first_passes()
             assert len(reconciler.loops) == 2
@@ -117,7 +117,9 @@ def test_an_endpoint_that_no_driver_takes_does_not_stop_the_others():
         async with AsyncExitStack() as stack:
             store, (server,) = await seeded(stack)
             await store.run(endpoints.register_endpoint, "ftp://nonsense", ["OTHER"], time.time(), new_id)
-            reconciler = Reconciler(store, lambda one: NmxcDriver(one.url, clock=time.time), time.time)
+            reconciler = Reconciler(
+                store, lambda endpoint: NmxcDriver(endpoint.url, clock=time.time), time.time
+            )
             running = asyncio.create_task(reconciler.run())
             await reconciler.first_passes()
             running.cancel()

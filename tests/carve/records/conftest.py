@@ -20,7 +20,7 @@ from rackloom.core.partitions.domain import DomainObservation
 
 
 class Tenancy:
-    """Record functions as one tenant uses them."""
+    """Record functions, called for one tenant."""
 
     def __init__(self, site: Any, tenant: Any) -> None:
         self.site = site
@@ -122,7 +122,7 @@ class Pair:
         self.domain, self.slot = demo.where(self.instance)
         self.first = site.endpoint[self.domain]
         site.run(endpoints.register_endpoint, self.second_url, ["CHASSIS9"], site.tick(), site.ids)
-        found = {one.url: one.id for one in site.read(endpoints.all_endpoints)}
+        found = {endpoint.url: endpoint.id for endpoint in site.read(endpoints.all_endpoints)}
         self.second = found[self.second_url]
         self.url = next(url for url, key in found.items() if key == self.first)
 
@@ -133,7 +133,7 @@ class Pair:
     def without_partitions(self) -> DomainObservation:
         return self.seen(partitions=())
 
-    def tell(self, endpoint: str, seen: DomainObservation) -> ControllerConflict | None:
+    def record(self, endpoint: str, seen: DomainObservation) -> ControllerConflict | None:
         found: ControllerConflict | None = self.site.run(
             records.record_observation, endpoint, seen, self.site.tick(0.5)
         )

@@ -14,43 +14,43 @@ from rackloom.core.partitions.domain import DeletePartition, GpuHealth
 @pytest.fixture
 def removed(pair: Any) -> Any:
     """The instance is released, and the second controller has accepted it and shows it done."""
-    assert pair.tell(pair.second, pair.seen()) is None
+    assert pair.record(pair.second, pair.seen()) is None
     (partition,) = pair.site.partitions[pair.domain]
     pair.demo.release(pair.instance)
     site = pair.site
     lease = site.run(leases.try_acquire_lease, pair.second, "test", site.now, site.now + 60.0)
     removal = DeletePartition(partition_id=1, name=partition)
     site.finish(site.run(records.begin_operation, lease, removal, site.now, site.tick()))
-    assert pair.tell(pair.second, pair.without_partitions()) is None
+    assert pair.record(pair.second, pair.without_partitions()) is None
     return pair
 
 
 def test_a_machine_is_not_given_back_by_the_word_of_one(removed: Any) -> None:
     assert removed.status() == "Terminating"
     # The other one still has the GPU in the partition: who leads cannot be told.
-    assert removed.tell(removed.first, removed.seen()) is not None
+    assert removed.record(removed.first, removed.seen()) is not None
     assert removed.status() == "Terminating"
 
 
 def test_it_is_once_the_other_shows_it_too(removed: Any) -> None:
-    assert removed.tell(removed.first, removed.without_partitions()) is None
+    assert removed.record(removed.first, removed.without_partitions()) is None
     assert removed.demo.status(removed.instance) is None
 
 
 def test_one_that_is_lost_or_that_nobody_reads_is_not_waited_for(removed: Any) -> None:
     removed.lose(removed.first)
-    assert removed.tell(removed.second, removed.without_partitions()) is None
+    assert removed.record(removed.second, removed.without_partitions()) is None
     assert removed.demo.status(removed.instance) is None
 
 
 def test_one_that_nobody_has_read_for_long_is_not_waited_for(removed: Any) -> None:
     removed.site.tick(READING_VALID_SECONDS)
-    assert removed.tell(removed.second, removed.without_partitions()) is None
+    assert removed.record(removed.second, removed.without_partitions()) is None
     assert removed.demo.status(removed.instance) is None
 
 
 def test_an_instance_is_ready_once_all_have_shown_it(pair: Any) -> None:
-    pair.tell(pair.second, pair.seen())
+    pair.record(pair.second, pair.seen())
     made = pair.demo.instance([(pair.demo.partition("other"), 0)])
     pair.site.observe(pair.domain)
     domain, slot = pair.demo.where(made)
@@ -63,22 +63,22 @@ def test_an_instance_is_ready_once_all_have_shown_it(pair: Any) -> None:
     guids = frozenset({pair.site.guid(domain, slot, 0)})
     pair.site.finish(pair.site.begin_create(domain, wanted, "p-other", guids))
     pair.site.partitions[domain]["p-other"] = guids
-    assert pair.tell(pair.first, pair.seen()) is None
+    assert pair.record(pair.first, pair.seen()) is None
     assert pair.demo.status(made) == "Provisioning"
-    assert pair.tell(pair.second, pair.seen()) is None
+    assert pair.record(pair.second, pair.seen()) is None
     assert pair.demo.status(made) == "Ready"
 
 
 @pytest.fixture
 def joining(pair: Any) -> Any:
     """Another instance, and a create for its GPU that the first controller is carrying out."""
-    pair.tell(pair.second, pair.seen())
+    pair.record(pair.second, pair.seen())
     made = pair.demo.instance([(pair.demo.partition("other"), 0)])
     domain, slot = pair.demo.where(made)
     assert domain == pair.domain
     guid = pair.site.guid(domain, slot, 0)
     assigned = pair.site.read(records.load_intent, domain).assignments
-    (wanted,) = (one.logical_partition for one in assigned if one.guid == guid)
+    (wanted,) = (assignment.logical_partition for assignment in assigned if assignment.guid == guid)
     operation = pair.site.begin_create(domain, wanted, "p-other", frozenset({guid}))
 
     def carry_out() -> None:
@@ -92,25 +92,25 @@ def joining(pair: Any) -> Any:
 
 def test_a_machine_is_not_given_back_while_one_shows_its_gpu_in_a_partition(joining: Any) -> None:
     joining.demo.release(joining.made)
-    assert joining.tell(joining.second, joining.seen()) is None
+    assert joining.record(joining.second, joining.seen()) is None
     joining.carry_out()
     # What the second one showed is later than the release, and older than the join.
-    assert joining.tell(joining.first, joining.seen()) is None
+    assert joining.record(joining.first, joining.seen()) is None
     assert joining.demo.status(joining.made) == "Terminating"
 
 
 def test_a_machine_is_not_given_back_by_what_was_shown_before_a_join_was_done(joining: Any) -> None:
     joining.demo.release(joining.made)
-    assert joining.tell(joining.second, joining.seen()) is None
+    assert joining.record(joining.second, joining.seen()) is None
     joining.carry_out()
     joining.lose(joining.first)
     assert joining.demo.status(joining.made) == "Terminating"
-    assert joining.tell(joining.second, joining.seen()) is None
+    assert joining.record(joining.second, joining.seen()) is None
     assert joining.demo.status(joining.made) == "Terminating"
 
 
 def test_an_instance_is_not_ready_while_one_shows_its_gpu_in_no_partition(pair: Any) -> None:
-    pair.tell(pair.second, pair.seen())
+    pair.record(pair.second, pair.seen())
     (name,) = pair.site.partitions[pair.domain]
     (mine,) = pair.site.read(ownership.owned_partitions, pair.domain)
     pair.demo.rewire(pair.instance, [(pair.demo.partition("q"), 0)])
@@ -118,40 +118,40 @@ def test_an_instance_is_not_ready_while_one_shows_its_gpu_in_no_partition(pair: 
     lease = pair.site.lease(pair.domain)
     operation = pair.site.run(records.begin_operation, lease, removal, pair.site.now, pair.site.tick())
     pair.demo.rewire(pair.instance, [(mine.logical_partition, 0)])
-    pair.tell(pair.second, pair.seen())
+    pair.record(pair.second, pair.seen())
     pair.site.tick()
     del pair.site.partitions[pair.domain][name]
     pair.site.finish(operation)
-    assert pair.tell(pair.first, pair.seen()) is None
+    assert pair.record(pair.first, pair.seen()) is None
     assert pair.status() == "Configuring"
     # A name stays ours as long as any controller lists the partition.
-    assert name in {one.name for one in pair.site.read(ownership.owned_partitions, pair.domain)}
+    assert name in {partition.name for partition in pair.site.read(ownership.owned_partitions, pair.domain)}
 
 
 @pytest.mark.parametrize("which", ["first", "second"])
 def test_a_gpu_without_nvlink_is_told_by_one_of_them(pair: Any, which: str) -> None:
     for endpoint in (pair.first, pair.second):
-        assert pair.tell(endpoint, pair.seen()) is None
+        assert pair.record(endpoint, pair.seen()) is None
     assert pair.status() == "Ready"
     pair.site.health[pair.site.guid(pair.domain, pair.slot, 0)] = GpuHealth.NO_NVLINK
-    assert pair.tell(getattr(pair, which), pair.seen()) is None
+    assert pair.record(getattr(pair, which), pair.seen()) is None
     assert pair.status() == "Configuring"
     pair.site.health.clear()
     other = pair.second if which == "first" else pair.first
-    assert pair.tell(other, pair.seen()) is None
+    assert pair.record(other, pair.seen()) is None
     assert pair.status() == "Configuring", "one of them still says so"
-    assert pair.tell(getattr(pair, which), pair.seen()) is None
+    assert pair.record(getattr(pair, which), pair.seen()) is None
     assert pair.status() == "Ready"
 
 
 def test_the_newest_is_what_is_looked_at(pair: Any) -> None:
-    pair.tell(pair.first, pair.seen())
+    pair.record(pair.first, pair.seen())
     newest = pair.seen()
-    pair.tell(pair.second, newest)
+    pair.record(pair.second, newest)
     known = pair.known()
     assert known.observation == newest
-    assert [one.observed_at for one in known.shown] == sorted(
-        (one.observed_at for one in known.shown), reverse=True
+    assert [reading.observed_at for reading in known.shown] == sorted(
+        (reading.observed_at for reading in known.shown), reverse=True
     )
     assert len(known.shown) == 2
 
@@ -159,18 +159,18 @@ def test_the_newest_is_what_is_looked_at(pair: Any) -> None:
 def test_the_name_of_a_partition_that_was_seen_while_its_deletion_was_under_way_is_forgotten(
     pair: Any,
 ) -> None:
-    pair.tell(pair.second, pair.seen())
+    pair.record(pair.second, pair.seen())
     (name,) = pair.site.partitions[pair.domain]
     pair.demo.release(pair.instance)
     removal = DeletePartition(partition_id=1, name=name)
     lease = pair.site.lease(pair.domain)
     operation = pair.site.run(records.begin_operation, lease, removal, pair.site.now, pair.site.tick())
-    pair.tell(pair.second, pair.seen())
+    pair.record(pair.second, pair.seen())
     pair.site.tick()
     del pair.site.partitions[pair.domain][name]
     pair.site.finish(operation)
     for endpoint in (pair.first, pair.second):
-        assert pair.tell(endpoint, pair.seen()) is None
+        assert pair.record(endpoint, pair.seen()) is None
     assert pair.site.read(ownership.owned_partitions, pair.domain) == ()
 
 
@@ -178,11 +178,11 @@ def test_what_was_begun_through_one_that_never_answers_again_is_given_up_in_the_
     joining.demo.release(joining.made)
     joining.lose(joining.first)
     joining.site.tick(READING_VALID_SECONDS)
-    assert joining.tell(joining.second, joining.seen()) is None
+    assert joining.record(joining.second, joining.seen()) is None
     assert joining.demo.status(joining.made) == "Terminating", "it may be under way"
     joining.site.tick(ABANDONED_SECONDS)
-    assert joining.tell(joining.second, joining.seen()) is None
+    assert joining.record(joining.second, joining.seen()) is None
     assert joining.demo.status(joining.made) == "Terminating", "it may be carried out late"
     joining.site.tick(LATE_SECONDS)
-    assert joining.tell(joining.second, joining.seen()) is None
+    assert joining.record(joining.second, joining.seen()) is None
     assert joining.demo.status(joining.made) is None

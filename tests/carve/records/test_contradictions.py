@@ -74,27 +74,27 @@ def test_it_is_told_who_shows_what(first: DomainObservation, second: DomainObser
 
 
 def test_measurements_and_order_are_no_difference() -> None:
-    one = shown(partition(1, 1), partition(2, 2))
-    gpus = tuple(msgspec.structs.replace(gpu, health=GpuHealth.DEGRADED) for gpu in reversed(one.gpus))
+    first = shown(partition(1, 1), partition(2, 2))
+    gpus = tuple(msgspec.structs.replace(gpu, health=GpuHealth.DEGRADED) for gpu in reversed(first.gpus))
     sick = tuple(
         msgspec.structs.replace(part, health=PartitionHealth.UNHEALTHY, multicast_groups=7)
-        for part in reversed(one.partitions)
+        for part in reversed(first.partitions)
     )
     other = msgspec.structs.replace(
-        one, gpus=gpus, partitions=sick, limits=DomainLimits(max_partitions=1), observed_at=11.0
+        first, gpus=gpus, partitions=sick, limits=DomainLimits(max_partitions=1), observed_at=11.0
     )
-    assert between(one, other) is None
+    assert between(first, other) is None
 
 
 @pytest.mark.parametrize("at", [(9.0, 12.0), (12.0, 9.0), (9.0, 9.0)])
 def test_partitions_are_compared_after_the_last_change_and_hardware_always(at: tuple[float, float]) -> None:
-    one, other = shown(partition(1, 1), at=at[0]), shown(at=at[1])
-    assert between(one, other, changed_at=10.0) is None
-    assert between(one, other, changed_at=8.0) is not None
-    assert between(one, shown(gpus=1, at=at[1]), changed_at=10.0) == SAID + "only a lists 3 of the GPUs"
+    first, other = shown(partition(1, 1), at=at[0]), shown(at=at[1])
+    assert between(first, other, changed_at=10.0) is None
+    assert between(first, other, changed_at=8.0) is not None
+    assert between(first, shown(gpus=1, at=at[1]), changed_at=10.0) == SAID + "only a lists 3 of the GPUs"
 
 
 def test_one_that_lists_no_gpu_contradicts_nobody() -> None:
-    one, other = shown(partition(1, 1)), shown(gpus=0)
-    assert between(one, other) is None
-    assert between(other, one) is None
+    first, other = shown(partition(1, 1)), shown(gpus=0)
+    assert between(first, other) is None
+    assert between(other, first) is None

@@ -16,14 +16,14 @@ from rackloom.core.partitions.domain import DeletePartition
 
 
 def test_two_that_show_the_same_are_one_domain(pair: Any) -> None:
-    assert pair.tell(pair.second, pair.seen()) is None
-    assert pair.tell(pair.first, pair.seen()) is None
+    assert pair.record(pair.second, pair.seen()) is None
+    assert pair.record(pair.first, pair.seen()) is None
     assert pair.status() == "Ready"
 
 
 def test_two_that_do_not_leave_everything_unknown_and_say_who_says_what(pair: Any) -> None:
     seen = pair.without_partitions()
-    dispute = pair.tell(pair.second, seen)
+    dispute = pair.record(pair.second, seen)
     assert dispute == pair.dispute()
     assert dispute == ControllerConflict(
         pair.domain,
@@ -43,39 +43,39 @@ def test_two_that_do_not_leave_everything_unknown_and_say_who_says_what(pair: An
 
 
 def test_it_is_unknown_since_it_began_and_not_since_it_was_last_heard(pair: Any) -> None:
-    first = pair.tell(pair.second, pair.without_partitions())
-    told = pair.site.read(journal.newest_event_number, pair.site.tenant.id)
+    first = pair.record(pair.second, pair.without_partitions())
+    newest = pair.site.read(journal.newest_event_number, pair.site.tenant.id)
     for endpoint in (pair.first, pair.second, pair.first):
         seen = pair.seen() if endpoint == pair.first else pair.without_partitions()
-        assert pair.tell(endpoint, seen) == first
+        assert pair.record(endpoint, seen) == first
     # Nothing is said twice.
-    assert pair.site.read(journal.newest_event_number, pair.site.tenant.id) == told
+    assert pair.site.read(journal.newest_event_number, pair.site.tenant.id) == newest
 
 
 def test_it_ends_when_they_agree_and_what_they_show_then_is_taken_over(pair: Any) -> None:
-    pair.tell(pair.second, pair.without_partitions())
-    assert pair.tell(pair.first, pair.without_partitions()) is None
+    pair.record(pair.second, pair.without_partitions())
+    assert pair.record(pair.first, pair.without_partitions()) is None
     assert pair.dispute() is None
     assert pair.status() == "Configuring"
-    pair.tell(pair.first, pair.seen())
-    assert pair.tell(pair.second, pair.seen()) is None
+    pair.record(pair.first, pair.seen())
+    assert pair.record(pair.second, pair.seen()) is None
     assert pair.status() == "Ready"
 
 
 def test_it_ends_when_one_of_them_is_deleted(pair: Any) -> None:
-    pair.tell(pair.second, pair.without_partitions())
+    pair.record(pair.second, pair.without_partitions())
     pair.site.run(endpoints.delete_chassis_endpoint, "CHASSIS9", pair.order())
     assert pair.dispute() is None
     assert pair.status() == "Ready"
 
 
 def test_what_the_last_one_showed_meanwhile_is_taken_over_when_the_other_is_deleted(pair: Any) -> None:
-    pair.tell(pair.second, pair.without_partitions())
+    pair.record(pair.second, pair.without_partitions())
     guid = pair.site.guid(pair.domain, pair.slot, 0)
     swapped = tuple(
         msgspec.structs.replace(gpu, guid=0xF00D) if gpu.guid == guid else gpu for gpu in pair.seen().gpus
     )
-    pair.tell(pair.first, pair.seen(gpus=swapped, partitions=()))
+    pair.record(pair.first, pair.seen(gpus=swapped, partitions=()))
     assert guid in pair.site.read(records.load_intent, pair.domain).managed
     pair.site.run(endpoints.delete_chassis_endpoint, "CHASSIS9", pair.order())
     assert pair.dispute() is None
@@ -85,7 +85,7 @@ def test_what_the_last_one_showed_meanwhile_is_taken_over_when_the_other_is_dele
 
 
 def test_no_operation_is_begun_in_a_dispute(pair: Any) -> None:
-    pair.tell(pair.second, pair.without_partitions())
+    pair.record(pair.second, pair.without_partitions())
     for endpoint in (pair.first, pair.second):
         until = pair.site.now + 60.0
         lease = pair.site.run(leases.try_acquire_lease, endpoint, "test", pair.site.now, until)
@@ -105,12 +105,12 @@ def test_a_machine_that_only_a_contradicted_controller_shows_is_not_enrolled(pai
         msgspec.structs.replace(gpu, guid=gpu.guid + 0xF0000, chassis_serial="GHOST")
         for gpu in pair.seen().gpus
     )
-    assert pair.tell(pair.second, pair.seen(gpus=ghosts)) is not None
+    assert pair.record(pair.second, pair.seen(gpus=ghosts)) is not None
     enrol(pair)
     assert of_chassis(pair, "GHOST") == []
     # Both show it: then it is there.
-    pair.tell(pair.second, pair.seen(gpus=pair.seen().gpus + ghosts))
-    assert pair.tell(pair.first, pair.seen(gpus=pair.seen().gpus + ghosts)) is None
+    pair.record(pair.second, pair.seen(gpus=pair.seen().gpus + ghosts))
+    assert pair.record(pair.first, pair.seen(gpus=pair.seen().gpus + ghosts)) is None
     enrol(pair)
     assert {row.domain for row in of_chassis(pair, "GHOST")} == {pair.domain}
     assert {gpu.guid for gpu in ghosts} <= pair.site.read(records.load_intent, pair.domain).managed
@@ -133,7 +133,7 @@ def test_a_new_instance_goes_where_no_controllers_contradict(pair: Any) -> None:
 
     pair.site.observe_all()
     assert room() == (2, 0)
-    assert pair.tell(pair.second, pair.without_partitions()) is not None
+    assert pair.record(pair.second, pair.without_partitions()) is not None
     assert room() == (0, 2)
     new = pair.demo.instance([(pair.demo.partition("other"), 0)])
     assert pair.demo.where(new)[0] != pair.domain

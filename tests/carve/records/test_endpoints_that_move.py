@@ -19,7 +19,7 @@ def register(site: Any, url: str, *serials: str) -> None:
 
 
 def known(site: Any) -> dict[str, Any]:
-    return {one.url: one for one in site.read(endpoints.all_endpoints)}
+    return {endpoint.url: endpoint for endpoint in site.read(endpoints.all_endpoints)}
 
 
 def unanswered(site: Any) -> list[str]:
@@ -59,28 +59,28 @@ def test_an_endpoint_that_keeps_a_chassis_keeps_its_address(small_site: Any) -> 
 def test_an_endpoint_without_a_chassis_is_not_spoken_to_any_more(
     small_site: Any, demo: Any, domain: str
 ) -> None:
-    one = demo.instance()
-    mine = demo.where(one)[0]
+    instance_id = demo.instance()
+    mine = demo.where(instance_id)[0]
     small_site.observe(mine)
-    assert demo.status(one) == "Ready"
+    assert demo.status(instance_id) == "Ready"
     serial, other = (f"CHASSIS{list(small_site.endpoint).index(mine)}", "CHASSIS9")
     register(small_site, "http://else", other)
     register(small_site, "http://else", other, serial)
     assert small_site.endpoint[mine] not in {found.id for found in known(small_site).values()}
     # What the old one saw counts no longer, and the new one has not answered.
-    assert demo.status(one) == "Unknown"
+    assert demo.status(instance_id) == "Unknown"
     again = known(small_site)["http://else"].id
     seen = small_site.observation(mine, at=small_site.tick())
     small_site.run(records.record_observation, again, seen, small_site.tick())
-    assert demo.status(one) == "Ready"
+    assert demo.status(instance_id) == "Ready"
 
 
 def test_what_a_retired_endpoint_left_open_is_closed_by_its_successor(
     small_site: Any, demo: Any, domain: str
 ) -> None:
     partition = demo.partition()
-    one = demo.instance([(partition, 0)])
-    mine, slot = demo.where(one)
+    instance_id = demo.instance([(partition, 0)])
+    mine, slot = demo.where(instance_id)
     small_site.begin_create(mine, partition, "ours", frozenset({small_site.guid(mine, slot, 0)}))
     serial = f"CHASSIS{list(small_site.endpoint).index(mine)}"
     register(small_site, "http://else", "CHASSIS9")
@@ -93,7 +93,7 @@ def test_what_a_retired_endpoint_left_open_is_closed_by_its_successor(
 
 
 def test_an_endpoint_that_gets_its_chassis_back_is_spoken_to_again(small_site: Any, domain: str) -> None:
-    old = next(url for url, one in known(small_site).items() if one.domain == domain)
+    old = next(url for url, endpoint in known(small_site).items() if endpoint.domain == domain)
     register(small_site, "http://else", "CHASSIS9")
     register(small_site, "http://else", "CHASSIS9", "CHASSIS0")
     register(small_site, old, "CHASSIS0")
@@ -104,8 +104,8 @@ def test_an_endpoint_that_gets_its_chassis_back_is_spoken_to_again(small_site: A
 def test_a_look_that_ends_after_its_endpoint_was_given_up_teaches_nothing(
     small_site: Any, demo: Any, domain: str
 ) -> None:
-    one = demo.instance()
-    mine = demo.where(one)[0]
+    instance_id = demo.instance()
+    mine = demo.where(instance_id)[0]
     small_site.observe(mine)
     late = small_site.observation(mine, at=small_site.tick())
     given_up = small_site.endpoint[mine]
@@ -115,8 +115,8 @@ def test_a_look_that_ends_after_its_endpoint_was_given_up_teaches_nothing(
     )
     for record, seen in ((records.record_observation, late), (records.record_unreadable, "gone")):
         small_site.run(record, given_up, seen, small_site.tick())
-        assert small_site.read(endpoints.domain_of_endpoint, given_up) is None
-        assert demo.status(one) == "Unknown"
+        assert small_site.row(schema.endpoint, given_up).domain is None
+        assert demo.status(instance_id) == "Unknown"
 
 
 RENAMED = "00000000-0000-4000-8000-00000000beef"
@@ -134,16 +134,16 @@ def answers_as(site: Any, domain: str, other: str, *, without: frozenset[int] = 
 @pytest.fixture
 def joined(small_site: Any, demo: Any, domain: str) -> Any:
     """An instance whose first GPU is in its partition, and the domain that it is in."""
-    one = demo.instance([(demo.partition(), 0)])
+    instance_id = demo.instance([(demo.partition(), 0)])
     small_site.converge()
-    assert demo.status(one) == "Ready"
-    return one, demo.where(one)[0]
+    assert demo.status(instance_id) == "Ready"
+    return instance_id, demo.where(instance_id)[0]
 
 
 def test_a_domain_under_another_uuid_keeps_what_was_made_in_it(
     small_site: Any, demo: Any, joined: Any
 ) -> None:
-    one, mine = joined
+    instance_id, mine = joined
     before = small_site.read(records.load_intent, mine)
     answers_as(small_site, mine, RENAMED)
     after = small_site.read(records.load_intent, RENAMED)
@@ -152,18 +152,18 @@ def test_a_domain_under_another_uuid_keeps_what_was_made_in_it(
         before.assignments,
         before.managed,
     )
-    assert demo.status(one) == "Ready"
+    assert demo.status(instance_id) == "Ready"
     assert small_site.read(records.load_intent, mine).owned == ()
 
 
 def test_a_machine_that_is_away_while_its_domain_is_renamed_follows(
     small_site: Any, demo: Any, joined: Any
 ) -> None:
-    one, mine = joined
-    slot = demo.where(one)[1]
+    instance_id, mine = joined
+    slot = demo.where(instance_id)[1]
     away = frozenset(small_site.guid(mine, slot, device) for device in range(4))
     answers_as(small_site, mine, RENAMED, without=away)
-    assert demo.where(one)[0] == RENAMED
+    assert demo.where(instance_id)[0] == RENAMED
     assert [owned.name for owned in small_site.read(records.load_intent, RENAMED).owned]
 
 
@@ -177,13 +177,13 @@ def test_a_paused_domain_stays_paused_under_another_uuid(small_site: Any, joined
 def test_a_released_machine_waits_for_its_gpus_under_another_uuid(
     small_site: Any, demo: Any, joined: Any
 ) -> None:
-    one, mine = joined
-    demo.release(one)
+    instance_id, mine = joined
+    demo.release(instance_id)
     answers_as(small_site, mine, RENAMED)
-    assert demo.status(one) == "Terminating"
+    assert demo.status(instance_id) == "Terminating"
     small_site.partitions[mine] = {}
     answers_as(small_site, mine, RENAMED)
-    assert demo.status(one) is None
+    assert demo.status(instance_id) is None
 
 
 def test_a_create_without_an_answer_is_remembered_under_another_uuid(
@@ -202,4 +202,6 @@ def test_a_create_without_an_answer_is_remembered_under_another_uuid(
     small_site.finish(begun)
     small_site.partitions[mine] = {}
     answers_as(small_site, mine, RENAMED)
-    assert [one.name for one in small_site.read(records.load_intent, RENAMED).owned] == [owned.name]
+    assert [partition.name for partition in small_site.read(records.load_intent, RENAMED).owned] == [
+        owned.name
+    ]

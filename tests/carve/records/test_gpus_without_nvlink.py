@@ -17,10 +17,10 @@ def falls(site: Any, demo: Any, instance: str, health: GpuHealth, device: int = 
 @pytest.fixture
 def joined(small_site: Any, demo: Any) -> str:
     """An instance whose first GPU is in its partition."""
-    one: str = demo.instance([(demo.partition(), 0)])
+    instance_id: str = demo.instance([(demo.partition(), 0)])
     small_site.converge()
-    assert demo.status(one) == "Ready"
-    return one
+    assert demo.status(instance_id) == "Ready"
+    return instance_id
 
 
 def test_a_member_that_loses_nvlink_is_not_ready_until_it_has_it_again(

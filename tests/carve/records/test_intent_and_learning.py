@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.inventory import endpoints
 from rackloom.carve.reconcile import records
 from rackloom.carve.store import schema
 from rackloom.core.partitions.domain import DefaultPartitionPolicy, DeletePartition, GpuAssignment, GpuHealth
@@ -24,9 +23,9 @@ def test_an_unknown_domain_is_left_exactly_as_it_is(small_site: Any) -> None:
 
 def test_machines_learn_domain_and_guids_from_the_first_observation(small_site: Any) -> None:
     first, second = small_site.partitions
-    assert small_site.read(endpoints.domain_of_endpoint, small_site.endpoint[first]) is None
+    assert small_site.row(schema.endpoint, small_site.endpoint[first]).domain is None
     small_site.observe(first)
-    assert small_site.read(endpoints.domain_of_endpoint, small_site.endpoint[first]) == first
+    assert small_site.row(schema.endpoint, small_site.endpoint[first]).domain == first
     assert intent(small_site, first).managed == {
         small_site.guid(first, slot, device) for slot in range(3) for device in range(4)
     }
@@ -45,8 +44,8 @@ def test_the_same_observation_again_changes_nothing(small_site: Any) -> None:
 def test_assignments_are_the_live_interfaces_only(small_site: Any, demo: Any) -> None:
     small_site.observe_all()
     partition = demo.partition()
-    one = demo.instance([(partition, 0), (partition, 3)])
-    domain, slot = demo.where(one)
+    instance_id = demo.instance([(partition, 0), (partition, 3)])
+    domain, slot = demo.where(instance_id)
     before = intent(small_site, domain)
     assert set(before.assignments) == {
         GpuAssignment(
@@ -54,10 +53,10 @@ def test_assignments_are_the_live_interfaces_only(small_site: Any, demo: Any) ->
         )
         for device in (0, 3)
     }
-    demo.rewire(one, [(partition, 3)])
+    demo.rewire(instance_id, [(partition, 3)])
     after = intent(small_site, domain)
     assert [found.guid for found in after.assignments] == [small_site.guid(domain, slot, 3)]
-    demo.release(one)
+    demo.release(instance_id)
     assert intent(small_site, domain).assignments == ()
     assert before.revision < after.revision < intent(small_site, domain).revision
 
@@ -65,18 +64,18 @@ def test_assignments_are_the_live_interfaces_only(small_site: Any, demo: Any) ->
 def test_a_wish_for_what_already_is_changes_nothing(small_site: Any, demo: Any) -> None:
     small_site.observe_all()
     partition = demo.partition()
-    one = demo.instance([(partition, 0)])
+    instance_id = demo.instance([(partition, 0)])
     small_site.converge()
-    before = intent(small_site, demo.where(one)[0])
-    assert demo.rewire(one, [(partition, 0)]).domains == frozenset()
-    assert intent(small_site, demo.where(one)[0]) == before
-    assert demo.status(one) == "Ready"
+    before = intent(small_site, demo.where(instance_id)[0])
+    assert demo.rewire(instance_id, [(partition, 0)]).domains == frozenset()
+    assert intent(small_site, demo.where(instance_id)[0]) == before
+    assert demo.status(instance_id) == "Ready"
 
 
 def test_a_swapped_tray_is_learnt_by_its_place(small_site: Any, demo: Any) -> None:
     small_site.observe_all()
-    one = demo.instance([(demo.partition(), 0)])
-    domain, slot = demo.where(one)
+    instance_id = demo.instance([(demo.partition(), 0)])
+    domain, slot = demo.where(instance_id)
     revision = intent(small_site, domain).revision
     seen = small_site.observation(domain, at=small_site.tick())
     gpus = tuple(
@@ -85,7 +84,7 @@ def test_a_swapped_tray_is_learnt_by_its_place(small_site: Any, demo: Any) -> No
     swapped = msgspec.structs.replace(seen, gpus=gpus)
     small_site.run(records.record_observation, small_site.endpoint[domain], swapped, small_site.tick())
     found = intent(small_site, domain)
-    assert [wish.guid for wish in found.assignments] == [small_site.guid(domain, slot, 0) + 2**20]
+    assert [assignment.guid for assignment in found.assignments] == [small_site.guid(domain, slot, 0) + 2**20]
     assert small_site.guid(domain, slot, 0) not in found.managed
     assert found.revision > revision
 
@@ -118,18 +117,18 @@ def test_trays_that_changed_places_take_their_gpus_out_of_where_others_are(
 ) -> None:
     """A machine is a place, and a partition holds GPUs: the two tenants' GPUs are never left together."""
     small_site.observe_all()
-    one, other = demo.instance([(demo.partition(), 0)]), rival.instance()
+    instance_id, other = demo.instance([(demo.partition(), 0)]), rival.instance()
     small_site.converge()
-    (domain, slot), (there, beside) = demo.where(one), rival.where(other)
-    assert (there, demo.status(one), rival.status(other)) == (domain, "Ready", "Ready")
+    (domain, slot), (there, beside) = demo.where(instance_id), rival.where(other)
+    assert (there, demo.status(instance_id), rival.status(other)) == (domain, "Ready", "Ready")
     places = {slot: beside, beside: slot}
     seen = small_site.observation(domain, at=small_site.tick())
     gpus = tuple(msgspec.structs.replace(gpu, slot=places.get(gpu.slot, gpu.slot)) for gpu in seen.gpus)
     exchanged = msgspec.structs.replace(seen, gpus=gpus)
     small_site.run(records.record_observation, small_site.endpoint[domain], exchanged, small_site.tick())
-    assert "Ready" not in (demo.status(one), rival.status(other))
+    assert "Ready" not in (demo.status(instance_id), rival.status(other))
     wanted = intent(small_site, domain)
-    assert [wish.guid for wish in wanted.assignments] == [small_site.guid(domain, beside, 0)]
+    assert [assignment.guid for assignment in wanted.assignments] == [small_site.guid(domain, beside, 0)]
     (first,) = make_plan(wanted, exchanged).operations
     assert isinstance(first, DeletePartition), (
         "what left the place leaves the partition before anything joins it"
@@ -140,13 +139,13 @@ def test_an_endpoint_that_answers_with_a_new_domain_takes_its_machines_along(
     small_site: Any, demo: Any
 ) -> None:
     small_site.observe_all()
-    one = demo.instance()
-    domain, _ = demo.where(one)
+    instance_id = demo.instance()
+    domain, _ = demo.where(instance_id)
     small_site.observe(domain)
-    assert demo.status(one) == "Ready"
+    assert demo.status(instance_id) == "Ready"
     renamed = msgspec.structs.replace(small_site.observation(domain, at=small_site.tick()), domain="d-new")
     small_site.run(records.record_observation, small_site.endpoint[domain], renamed, small_site.tick())
-    assert demo.where(one)[0] == "d-new"
+    assert demo.where(instance_id)[0] == "d-new"
     assert intent(small_site, domain).managed == frozenset()
     assert len(intent(small_site, "d-new").managed) == 12
 
@@ -155,8 +154,8 @@ def test_two_endpoints_of_one_domain_are_one_domain_and_one_good_one_is_enough(
     small_site: Any, demo: Any
 ) -> None:
     small_site.observe_all()
-    one = demo.instance()
-    domain, _ = demo.where(one)
+    instance_id = demo.instance()
+    domain, _ = demo.where(instance_id)
     other = next(endpoint for name, endpoint in small_site.endpoint.items() if name != domain)
     for endpoint in (small_site.endpoint[domain], other):
         small_site.run(
@@ -165,11 +164,11 @@ def test_two_endpoints_of_one_domain_are_one_domain_and_one_good_one_is_enough(
             small_site.observation(domain, at=small_site.tick()),
             small_site.tick(),
         )
-    assert demo.status(one) == "Ready"
+    assert demo.status(instance_id) == "Ready"
     small_site.lose(domain)
-    assert demo.status(one) == "Ready"
+    assert demo.status(instance_id) == "Ready"
     small_site.run(records.record_unreadable, other, "gone too", small_site.tick())
-    assert demo.status(one) == "Unknown"
+    assert demo.status(instance_id) == "Unknown"
 
 
 def test_health_is_learnt_without_counting_as_a_change_of_intent(small_site: Any) -> None:

@@ -33,7 +33,7 @@ def begin(site: Any, lease: Any) -> Any:
 
 def share(site: Any, holder: str) -> set[str]:
     held = site.run(leases.take_share, holder, site.now, site.now + LEASE)
-    return {one.endpoint.id for one in held}
+    return {share.endpoint.id for share in held}
 
 
 def many(site: Any, count: int) -> None:
@@ -107,10 +107,10 @@ def test_an_operation_is_begun_under_the_newest_lease_only(small_site: Any, firs
 def test_of_two_replicas_that_turn_out_to_hold_one_domain_only_one_may_act(small_site: Any) -> None:
     small_site.observe_all()
     domain = next(iter(small_site.endpoint))
-    one, other = sorted(small_site.endpoint.values())
-    winner, loser = acquire(small_site, one, "a"), acquire(small_site, other, "b")
+    first, other = sorted(small_site.endpoint.values())
+    winner, loser = acquire(small_site, first, "a"), acquire(small_site, other, "b")
     begin(small_site, loser)
-    for endpoint in (one, other):
+    for endpoint in (first, other):
         seen = small_site.observation(domain, at=small_site.tick())
         small_site.run(records.record_observation, endpoint, seen, small_site.now)
     with pytest.raises(LeaseLost):
@@ -118,7 +118,7 @@ def test_of_two_replicas_that_turn_out_to_hold_one_domain_only_one_may_act(small
     begin(small_site, winner)
     assert share(small_site, "b") == set()
     small_site.run(leases.release_leases, "b", [other])
-    assert share(small_site, "a") == {one, other}
+    assert share(small_site, "a") == {first, other}
 
 
 def test_one_replica_has_everything(small_site: Any) -> None:
@@ -131,7 +131,7 @@ def test_domains_are_shared_evenly_and_each_has_one_holder(small_site: Any) -> N
     assert share(small_site, "b") == set()
     kept = share(small_site, "a")
     assert len(kept) == 4
-    everything = {one.id for one in small_site.read(endpoints.all_endpoints)}
+    everything = {endpoint.id for endpoint in small_site.read(endpoints.all_endpoints)}
     small_site.run(leases.release_leases, "a", everything - kept)
     assert share(small_site, "b") == everything - kept
     for _ in range(3):

@@ -15,10 +15,10 @@ from rackloom.core.partitions.domain import GpuHealth
 @pytest.fixture
 def held(small_site: Any, demo: Any) -> Any:
     """An instance, its domain, its slot, and a slot where nobody is."""
-    one = demo.instance([(demo.partition(), 0)])
+    instance_id = demo.instance([(demo.partition(), 0)])
     small_site.converge()
-    domain, slot = demo.where(one)
-    return one, domain, slot, (slot + 1) % 3
+    domain, slot = demo.where(instance_id)
+    return instance_id, domain, slot, (slot + 1) % 3
 
 
 def exchange(site: Any, domain: str, first: int, second: int) -> None:
@@ -57,12 +57,12 @@ def test_it_is_forgotten_when_they_are_back(small_site: Any, held: Any) -> None:
 
 
 def test_it_says_nothing_of_whoever_has_the_machine_next(small_site: Any, demo: Any, held: Any) -> None:
-    one, domain, slot, free = held
+    instance_id, domain, slot, free = held
     exchange(small_site, domain, slot, free)
-    demo.release(one)
+    demo.release(instance_id)
     small_site.partitions[domain] = {}
     exchange(small_site, domain, slot, free)
-    assert demo.status(one) is None
+    assert demo.status(instance_id) is None
     assert lost(small_site) == []
     for _ in range(3):
         demo.instance()
@@ -70,13 +70,13 @@ def test_it_says_nothing_of_whoever_has_the_machine_next(small_site: Any, demo: 
 
 
 def test_a_machine_can_be_removed_after_it(small_site: Any, demo: Any, held: Any) -> None:
-    one, domain, slot, free = held
+    instance_id, domain, slot, free = held
     exchange(small_site, domain, slot, free)
     chosen = sa.select(schema.machine.c.id).where(
         schema.machine.c.domain == domain, schema.machine.c.slot == slot
     )
     machine = small_site.read(lambda conn: conn.execute(chosen).scalar_one())
-    demo.release(one)
+    demo.release(instance_id)
     small_site.partitions[domain] = {}
     exchange(small_site, domain, slot, free)
     small_site.run(enrolment.remove_machine, machine, small_site.tick())

@@ -43,7 +43,7 @@ def test_a_drain_withdraws_the_wishes_of_its_tray_only(small_site: Any, demo: An
     machine = f"chassis{list(small_site.partitions).index(domain)}-{slot}"
     small_site.run(maintenance.drain_machine, machine, order(small_site), small_site.ids)
     wanted = small_site.read(records.load_intent, domain).assignments
-    assert [one.guid for one in wanted] == [small_site.guid(domain, demo.where(second)[1], 0)]
+    assert [assignment.guid for assignment in wanted] == [small_site.guid(domain, demo.where(second)[1], 0)]
     assert demo.status(first) == "Repairing"
     small_site.converge()
     assert demo.status(second) == "Ready"

@@ -14,7 +14,9 @@ from rackloom.errors import Refused
 
 
 def owned(site: Any, domain: str) -> dict[str, int | None]:
-    return {one.name: one.partition_id for one in site.read(records.load_intent, domain).owned}
+    return {
+        partition.name: partition.partition_id for partition in site.read(records.load_intent, domain).owned
+    }
 
 
 def operations(site: Any) -> list[Any]:
@@ -27,11 +29,11 @@ def begun(small_site: Any, demo: Any) -> Any:
     """A partition whose create was recorded, and the process died before any answer was."""
     small_site.observe_all()
     partition = demo.partition()
-    one = demo.instance([(partition, 0)])
-    domain, slot = demo.where(one)
+    instance_id = demo.instance([(partition, 0)])
+    domain, slot = demo.where(instance_id)
     guids = frozenset({small_site.guid(domain, slot, 0)})
     operation = small_site.begin_create(domain, partition, "ours", guids)
-    return domain, partition, one, guids, operation
+    return domain, partition, instance_id, guids, operation
 
 
 def test_a_create_is_recorded_before_it_is_asked_for(small_site: Any, begun: Any) -> None:
@@ -47,11 +49,11 @@ def test_a_create_is_recorded_before_it_is_asked_for(small_site: Any, begun: Any
 def test_after_a_crash_the_partition_is_recognised_by_its_name(
     small_site: Any, demo: Any, begun: Any
 ) -> None:
-    domain, _, one, guids, _ = begun
+    domain, _, instance_id, guids, _ = begun
     small_site.partitions[domain] = {"ours": guids}
     small_site.observe(domain)
     assert owned(small_site, domain) == {"ours": 1}
-    assert demo.status(one) == "Ready"
+    assert demo.status(instance_id) == "Ready"
     (row,) = operations(small_site)
     assert row.state == "unknown"
 
@@ -162,39 +164,39 @@ def test_a_partition_that_nobody_lists_for_a_day_is_forgotten(small_site: Any, s
 def test_a_standby_that_is_left_alone_for_a_day_takes_neither_partitions_nor_machines(
     small_site: Any, demo: Any, seen: Any
 ) -> None:
-    domain, partition, one, *_ = seen
-    demo.release(one)
+    domain, partition, instance_id, *_ = seen
+    demo.release(instance_id)
     for _ in range(2):
         small_site.tick(FORGET_NAME_SECONDS)
         nothing = msgspec.structs.replace(small_site.observation(domain), gpus=(), partitions=())
         small_site.run(records.record_observation, small_site.endpoint[domain], nothing, small_site.tick())
         assert owned(small_site, domain) == {"ours": 1}
-        assert demo.status(one) == "Terminating"
+        assert demo.status(instance_id) == "Terminating"
     small_site.observe(domain)
     assert owned(small_site, domain) == {"ours": 1}
     (ours,) = small_site.read(records.load_intent, domain).owned
     assert ours.logical_partition == partition
-    assert demo.status(one) == "Terminating"
+    assert demo.status(instance_id) == "Terminating"
 
 
 def test_a_machine_is_not_given_away_on_a_reading_without_any_gpu(small_site: Any, demo: Any) -> None:
     small_site.observe_all()
-    one = demo.instance()
-    domain, _ = demo.where(one)
-    demo.release(one)
+    instance_id = demo.instance()
+    domain, _ = demo.where(instance_id)
+    demo.release(instance_id)
     small_site.tick()
     nothing = msgspec.structs.replace(small_site.observation(domain), gpus=(), partitions=())
     small_site.run(records.record_observation, small_site.endpoint[domain], nothing, small_site.tick())
-    assert demo.status(one) == "Terminating"
+    assert demo.status(instance_id) == "Terminating"
     small_site.observe(domain)
-    assert demo.status(one) is None
+    assert demo.status(instance_id) is None
 
 
 def test_a_machine_that_is_away_is_not_given_away_while_a_list_omits_our_partition(
     small_site: Any, demo: Any, seen: Any
 ) -> None:
-    domain, _, one, guids, _ = seen
-    demo.release(one)
+    domain, _, instance_id, guids, _ = seen
+    demo.release(instance_id)
     small_site.partitions[domain] = {}
     small_site.tick()
     listed = small_site.observation(domain)
@@ -205,9 +207,9 @@ def test_a_machine_that_is_away_is_not_given_away_while_a_list_omits_our_partiti
         msgspec.structs.replace(listed, gpus=away),
         small_site.tick(),
     )
-    assert demo.status(one) == "Terminating"
+    assert demo.status(instance_id) == "Terminating"
     small_site.observe(domain)
-    assert demo.status(one) is None
+    assert demo.status(instance_id) is None
 
 
 def test_a_name_is_forgotten_after_a_day_without_a_sign(small_site: Any, begun: Any) -> None:
@@ -228,16 +230,16 @@ def test_partitions_under_other_names_are_nobodys(small_site: Any, begun: Any) -
 def test_a_deleted_logical_partition_stays_until_its_partitions_are_gone(
     small_site: Any, demo: Any, begun: Any
 ) -> None:
-    domain, partition, one, guids, operation = begun
+    domain, partition, instance_id, guids, operation = begun
     small_site.finish(operation)
     small_site.partitions[domain] = {"ours": guids}
     small_site.observe(domain)
-    demo.release(one)
+    demo.release(instance_id)
     assert demo.drop(partition).domains == {domain}
     small_site.observe(domain)
     assert small_site.row(schema.logical_partition, partition).status == "Deleting"
     intent = small_site.read(records.load_intent, domain)
-    assert [one.name for one in intent.owned] == ["ours"]
+    assert [partition.name for partition in intent.owned] == ["ours"]
     assert intent.assignments == ()
     small_site.partitions[domain] = {}
     small_site.observe(domain)
@@ -247,9 +249,9 @@ def test_a_deleted_logical_partition_stays_until_its_partitions_are_gone(
 def test_a_create_that_lands_after_its_logical_partition_is_gone_is_still_ours(
     small_site: Any, demo: Any, begun: Any
 ) -> None:
-    domain, partition, one, guids, operation = begun
+    domain, partition, instance_id, guids, operation = begun
     small_site.finish(operation, "unknown")
-    demo.release(one)
+    demo.release(instance_id)
     small_site.tick(LATE_SECONDS)
     small_site.observe(domain)
     demo.drop(partition)
@@ -294,9 +296,9 @@ def test_the_audit_says_for_whom_and_why(small_site: Any, demo: Any, begun: Any)
 
 
 def test_a_plan_that_intent_has_overtaken_is_refused(small_site: Any, demo: Any, begun: Any) -> None:
-    domain, _, one, guids, operation = begun
+    domain, _, instance_id, guids, operation = begun
     small_site.finish(operation, "unknown")
-    demo.rewire(one, [])
+    demo.rewire(instance_id, [])
     for wanted in (
         AddGpus(partition_id=1, name="ours", guids=tuple(guids)),
         CreatePartition(name="ours", logical_partition=begun[1], guids=tuple(guids)),
@@ -317,35 +319,35 @@ def test_a_machine_is_not_given_away_while_an_operation_may_still_join_its_gpu(
 ) -> None:
     small_site.observe_all()
     partition = demo.partition()
-    one = demo.instance([(partition, 0)])
-    domain, slot = demo.where(one)
+    instance_id = demo.instance([(partition, 0)])
+    domain, slot = demo.where(instance_id)
     operation = small_site.begin_create(
         domain, partition, "ours", frozenset({small_site.guid(domain, slot, 0)})
     )
-    demo.release(one)
+    demo.release(instance_id)
     # Seen through another endpoint of the same domain, while the first one still waits for its answer.
     other = next(endpoint for name, endpoint in small_site.endpoint.items() if name != domain)
     seen = small_site.observation(domain, at=small_site.tick())
     small_site.run(records.record_observation, other, seen, small_site.tick())
-    assert demo.status(one) == "Terminating"
+    assert demo.status(instance_id) == "Terminating"
     small_site.finish(operation)
     for endpoint, status in ((other, "Terminating"), (small_site.endpoint[domain], None)):
         seen = small_site.observation(domain, at=small_site.tick())
         small_site.run(records.record_observation, endpoint, seen, small_site.tick())
-        assert demo.status(one) == status
+        assert demo.status(instance_id) == status
 
 
 def test_a_machine_is_not_given_away_while_an_unanswered_operation_may_be_carried_out_late(
     small_site: Any, demo: Any, begun: Any
 ) -> None:
-    domain, _, one, _, operation = begun
+    domain, _, instance_id, _, operation = begun
     small_site.finish(operation, "unknown")
-    demo.release(one)
+    demo.release(instance_id)
     small_site.observe(domain)
-    assert demo.status(one) == "Terminating"
+    assert demo.status(instance_id) == "Terminating"
     small_site.tick(LATE_SECONDS)
     small_site.observe(domain)
-    assert demo.status(one) is None
+    assert demo.status(instance_id) is None
 
 
 def test_an_endpoint_never_observed_gets_no_operations(small_site: Any, demo: Any) -> None:

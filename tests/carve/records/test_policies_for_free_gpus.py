@@ -75,8 +75,8 @@ def test_a_tray_gets_free_gpus_only(small_site: Any, domain: str) -> None:
     make_tray(small_site, domain, 1)
     small_site.observe(domain)
     shown = {
-        one.partition.name: (one.owner.value, one.logical_partition)
-        for one in small_site.read(found.partitions_of_domains, [domain])
+        partition.partition.name: (partition.owner.value, partition.logical_partition)
+        for partition in small_site.read(found.partitions_of_domains, [domain])
     }
     assert shown[f"rl-{SECOND}"] == ("tray", None)
     row = small_site.read(

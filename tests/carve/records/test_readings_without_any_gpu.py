@@ -28,37 +28,37 @@ def tell_nothing(site: Any, speaks_for: str, **changed: Any) -> float:
 @pytest.fixture
 def held(small_site: Any, demo: Any) -> Any:
     """An instance whose GPU is in its partition, and its domain."""
-    one = demo.instance([(demo.partition(), 0)])
+    instance_id = demo.instance([(demo.partition(), 0)])
     small_site.converge()
-    assert demo.status(one) == "Ready"
-    return one, demo.where(one)[0]
+    assert demo.status(instance_id) == "Ready"
+    return instance_id, demo.where(instance_id)[0]
 
 
 def test_a_lone_controller_that_lists_none_makes_its_domain_unknown_since_then(
     small_site: Any, demo: Any, held: Any
 ) -> None:
-    one, domain = held
+    instance_id, domain = held
     since = tell_nothing(small_site, domain)
     tell_nothing(small_site, domain)
     known = small_site.read(latest.latest_of_domain, domain)
     assert (known.observation, known.unknown_since) == (None, since)
     assert known.operators_doubt.endswith(": the switch controller lists no GPU where 12 are recorded")
     assert known.doubt.endswith(latest.UNREADABLE_REASON)
-    assert demo.status(one) == "Unknown"
+    assert demo.status(instance_id) == "Unknown"
     small_site.observe(domain)
-    assert demo.status(one) == "Ready"
+    assert demo.status(instance_id) == "Ready"
 
 
 def test_nothing_is_released_forgotten_or_missed_by_it(small_site: Any, demo: Any, held: Any) -> None:
-    one, domain = held
+    instance_id, domain = held
     before = small_site.read(records.load_intent, domain)
-    demo.release(one)
+    demo.release(instance_id)
     tell_nothing(small_site, domain)
     small_site.tick(2 * FORGET_NAME_SECONDS)
     tell_nothing(small_site, domain)
     after = small_site.read(records.load_intent, domain)
     assert (after.owned, after.managed) == (before.owned, before.managed)
-    assert demo.status(one) == "Terminating"
+    assert demo.status(instance_id) == "Terminating"
     away = sa.select(schema.machine.c.id).where(schema.machine.c.missing_since.is_not(None))
     assert small_site.read(lambda conn: conn.execute(away).all()) == []
 
@@ -85,11 +85,11 @@ def test_an_empty_domain_whose_machines_come_is_known_all_along(small_site: Any)
 def test_one_that_takes_the_place_of_another_is_of_its_domain_before_it_lists_any(pair: Any) -> None:
     chassis = f"CHASSIS{list(pair.site.endpoint).index(pair.domain)}"
     pair.site.run(endpoints.delete_chassis_endpoint, chassis, pair.order())
-    assert pair.tell(pair.second, pair.seen(gpus=(), partitions=())) is None
-    assert pair.site.read(endpoints.domain_of_endpoint, pair.second) == pair.domain
+    assert pair.record(pair.second, pair.seen(gpus=(), partitions=())) is None
+    assert pair.site.row(schema.endpoint, pair.second).domain == pair.domain
     assert pair.known().operators_doubt.endswith("lists no GPU where 12 are recorded")
     assert pair.status() == "Unknown"
-    pair.tell(pair.second, pair.seen())
+    pair.record(pair.second, pair.seen())
     assert pair.status() == "Ready"
 
 
@@ -98,12 +98,12 @@ def give_up_the_first(pair: Any, how: str) -> None:
         chassis = f"CHASSIS{list(pair.site.endpoint).index(pair.domain)}"
         pair.site.run(endpoints.delete_chassis_endpoint, chassis, pair.order())
     else:
-        pair.tell(pair.first, pair.seen(gpus=(), partitions=(), domain=NEW))
+        pair.record(pair.first, pair.seen(gpus=(), partitions=(), domain=NEW))
 
 
 @pytest.mark.parametrize("how", ["deleted", "of another domain"])
 def test_what_a_standby_showed_before_it_was_alone_is_no_reading_either(pair: Any, how: str) -> None:
-    pair.tell(pair.second, pair.seen(gpus=(), partitions=()))
+    pair.record(pair.second, pair.seen(gpus=(), partitions=()))
     owned = pair.site.read(records.load_intent, pair.domain).owned
     give_up_the_first(pair, how)
     known = pair.known()
@@ -112,17 +112,17 @@ def test_what_a_standby_showed_before_it_was_alone_is_no_reading_either(pair: An
     assert known.operators_doubt.endswith("lists no GPU where 12 are recorded")
     assert pair.status() == "Unknown"
     assert pair.site.read(records.load_intent, pair.domain).owned == owned
-    pair.tell(pair.second, pair.seen(gpus=(), partitions=()))
+    pair.record(pair.second, pair.seen(gpus=(), partitions=()))
     assert pair.status() == "Unknown"
-    pair.tell(pair.second, pair.seen())
+    pair.record(pair.second, pair.seen())
     assert pair.status() == "Ready"
 
 
 def test_a_standby_is_not_lost_while_another_one_has_listed_gpus(pair: Any) -> None:
-    pair.tell(pair.second, pair.seen(gpus=(), partitions=()))
+    pair.record(pair.second, pair.seen(gpus=(), partitions=()))
     pair.lose(pair.first)
     since = pair.known().unknown_since
-    pair.tell(pair.second, pair.seen(gpus=(), partitions=()))
+    pair.record(pair.second, pair.seen(gpus=(), partitions=()))
     assert pair.known().unknown_since == since
     lost = sa.select(schema.observation.c.endpoint_id).where(schema.observation.c.unknown_since.is_not(None))
     assert pair.site.read(lambda conn: conn.execute(lost).scalars().all()) == [pair.first]

@@ -18,11 +18,11 @@ from rackloom.core.partitions.domain import GpuHealth
 def domain(small_site: Any, demo: Any) -> str:
     """The domain of an instance that is Ready, seen so twice."""
     partition = demo.partition()
-    one = demo.instance([(partition, 0), (partition, 1)])
+    instance_id = demo.instance([(partition, 0), (partition, 1)])
     small_site.converge()
     small_site.observe_all()
-    assert demo.status(one) == "Ready"
-    return str(demo.where(one)[0])
+    assert demo.status(instance_id) == "Ready"
+    return str(demo.where(instance_id)[0])
 
 
 def _repeats(site: Any, domain: str) -> bool:

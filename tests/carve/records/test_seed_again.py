@@ -67,7 +67,7 @@ def test_a_new_domain_is_added_and_every_tenant_may_use_it(small_site: Any, riva
     gpus = (GpuKey(),) * 4
     new = ComputeTray(chassis_serial="NEW", slot=0, tray_index=0, rack="rack9", gpus=gpus)
     seed(small_site, NvlinkDomain(uuid="d9", racks=("rack9",), trays=(new,)))
-    urls = {one.url: one.chassis_serials for one in small_site.read(endpoints.all_endpoints)}
+    urls = {endpoint.url: endpoint.chassis_serials for endpoint in small_site.read(endpoints.all_endpoints)}
     assert urls["http://switch/d9"] == ("NEW",)
     values = small_site.read(
         lambda conn: conn.execute(sa.select(schema.allocation_constraint.c.value)).scalars().all()

@@ -59,6 +59,6 @@ def test_controllers_of_other_domains_cost_nothing(small_site: Any, domain: str)
     for number in range(100):
         url, serial = f"http://another-{number}", f"ANOTHER{number}"
         small_site.run(endpoints.register_endpoint, url, [serial], small_site.tick(), small_site.ids)
-        (one,) = (known.id for known in small_site.read(endpoints.all_endpoints) if known.url == url)
-        small_site.run(endpoints.set_endpoint_domain, one, f"domain {number}", small_site.tick())
+        (endpoint_id,) = (known.id for known in small_site.read(endpoints.all_endpoints) if known.url == url)
+        small_site.run(endpoints.set_endpoint_domain, endpoint_id, f"domain {number}", small_site.tick())
     assert cost() == before

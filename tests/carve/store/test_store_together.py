@@ -52,10 +52,10 @@ def test_a_write_that_fails_takes_no_other_with_it(
         asked = (store.run(_put, name, fails) for name, fails in zip(names, fates, strict=True))
         return await asyncio.gather(*asked, return_exceptions=True), await store.read(_names)
 
-    told, _ = _in_store(home, work)
+    outcomes, _ = _in_store(home, work)
     kept = [name for name, fails in zip(names, fates, strict=True) if not fails]
-    assert [one for one in told if isinstance(one, str)] == kept
-    assert [str(one) for one in told if isinstance(one, ValueError)] == [
+    assert [outcome for outcome in outcomes if isinstance(outcome, str)] == kept
+    assert [str(outcome) for outcome in outcomes if isinstance(outcome, ValueError)] == [
         name for name, fails in zip(names, fates, strict=True) if fails
     ]
     assert _in_store(home, lambda store: store.read(_names)) == kept
@@ -89,9 +89,9 @@ def test_a_change_that_undoes_the_whole_transaction_fails_the_others_too(tmp_pat
         blocked = asyncio.gather(*asked, return_exceptions=True)
         return await blocked, await store.read(_names)
 
-    told, names = _in_store(tmp_path, work)
-    assert names == [one for one in told if isinstance(one, str)]
-    assert all(isinstance(one, str | OSError | Retry) for one in told)
+    outcomes, names = _in_store(tmp_path, work)
+    assert names == [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert all(isinstance(outcome, str | OSError | Retry) for outcome in outcomes)
 
 
 def test_a_change_that_hides_such_an_end_fails_the_others_too(tmp_path: Path) -> None:
@@ -102,11 +102,11 @@ def test_a_change_that_hides_such_an_end_fails_the_others_too(tmp_path: Path) ->
     async def work(store: Store) -> Any:
         # The first is done alone, and those that come meanwhile are done together.
         asked = [store.run(_put, name) for name in ("first", "before")] + [store.run(ruin)]
-        told = await asyncio.gather(*asked, store.run(_put, "after"), return_exceptions=True)
-        return told, await store.read(_names)
+        outcomes = await asyncio.gather(*asked, store.run(_put, "after"), return_exceptions=True)
+        return outcomes, await store.read(_names)
 
-    told, names = _in_store(tmp_path, work)
-    assert names == sorted(one for one in told if one in ("first", "before", "after"))
+    outcomes, names = _in_store(tmp_path, work)
+    assert names == sorted(outcome for outcome in outcomes if outcome in ("first", "before", "after"))
 
 
 @pytest.mark.parametrize("together", [1, 2, 40])
@@ -114,18 +114,18 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, togethe
     async def work(store: Store) -> Any:
         await store.run(lambda conn: conn.exec_driver_sql("PRAGMA max_page_count=1"))  # as few as it has
         names = [f"{number:03}-{'x' * 3000}" for number in range(200)]
-        told: list[Any] = []
+        outcomes: list[Any] = []
         for start in range(0, len(names), together):
             asked = [store.run(_put, name) for name in names[start : start + together]]
-            told += await asyncio.gather(*asked, return_exceptions=True)
+            outcomes += await asyncio.gather(*asked, return_exceptions=True)
         kept = await store.read(_names)
         await store.run(lambda conn: conn.exec_driver_sql("PRAGMA max_page_count=1000000"))
         await store.run(_put, "when there is room again")
-        return told, kept
+        return outcomes, kept
 
-    told, kept = _in_store(tmp_path, work)
-    assert [one for one in told if isinstance(one, str)] == kept
-    assert any(isinstance(one, sa.exc.OperationalError | Retry) for one in told)
+    outcomes, kept = _in_store(tmp_path, work)
+    assert [outcome for outcome in outcomes if isinstance(outcome, str)] == kept
+    assert any(isinstance(outcome, sa.exc.OperationalError | Retry) for outcome in outcomes)
     after = _in_store(tmp_path, lambda store: store.read(_names))
     assert after == [*kept, "when there is room again"]
 
@@ -174,9 +174,9 @@ asyncio.run(main())
             timeout=120,
         )
         assert died.returncode == -signal.SIGKILL, died.stderr
-        told = died.stdout.split()
-        assert len(told) >= acknowledged
-        assert set(told) <= set(_in_store(home, lambda store: store.read(_names)))
+        lines = died.stdout.split()
+        assert len(lines) >= acknowledged
+        assert set(lines) <= set(_in_store(home, lambda store: store.read(_names)))
 
 
 def test_who_is_cancelled_in_the_middle_takes_nobody_along(tmp_path: Path) -> None:
@@ -189,11 +189,11 @@ def test_who_is_cancelled_in_the_middle_takes_nobody_along(tmp_path: Path) -> No
         for number, task in enumerate(asking.values()):
             if number % 3 == 0:
                 task.cancel()
-        told = await asyncio.gather(*asking.values(), return_exceptions=True)
+        outcomes = await asyncio.gather(*asking.values(), return_exceptions=True)
         assert await store.run(_put, "and it goes on") == "and it goes on"
-        return [one for one in told if isinstance(one, str)], await store.read(_names)
+        return [outcome for outcome in outcomes if isinstance(outcome, str)], await store.read(_names)
 
-    told, kept = _in_store(tmp_path, work)
-    assert len(told) >= 150
-    assert set(told) <= set(kept)
+    outcomes, kept = _in_store(tmp_path, work)
+    assert len(outcomes) >= 150
+    assert set(outcomes) <= set(kept)
     assert not {name for name in kept if name.isdigit() and int(name) % 7 == 3}

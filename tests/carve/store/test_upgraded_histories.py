@@ -62,7 +62,7 @@ def _old(conn: sa.Connection) -> None:
     """A database of the version before, with one object for each text, and with many."""
     _to(conn, "0008")
     made = {"targeted_instance_creation": False, "created": 1.0, "updated": 1.0}
-    conn.execute(sa.insert(schema.tenant), [{**made, "id": one, "org": one} for one in ("t0", "t1")])
+    conn.execute(sa.insert(schema.tenant), [{**made, "id": name, "org": name} for name in ("t0", "t1")])
     many = (f"GPU {number}: {SINCE}10.1.2.3:{number} is not there" for number in range(MANY))
     texts = list(enumerate([*TEXTS, *many]))
     rows = [
@@ -71,11 +71,11 @@ def _old(conn: sa.Connection) -> None:
     ]
     conn.execute(sa.insert(schema.status_history), [{**row, "updated": 1.0} for row in rows])
     about = [{"tenant_id": f"t{number % 2}", "number": number, "kind": "Instance"} for number, _ in texts]
-    events = [{**row, **one} for row, one in zip(rows, about, strict=True)]
+    events = [{**row, **fields} for row, fields in zip(rows, about, strict=True)]
     conn.execute(sa.insert(schema.tenant_event), events)
 
 
-def _told(conn: sa.Connection) -> list[tuple[str, str]]:
+def _events(conn: sa.Connection) -> list[tuple[str, str]]:
     past = sa.select(schema.status_history.c.message).order_by(schema.status_history.c.id)
     events = sa.select(schema.tenant_event.c.message).order_by(schema.tenant_event.c.number)
     both = (conn.execute(past).scalars().all(), conn.execute(events).scalars().all())
@@ -91,17 +91,17 @@ def old_home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _check(told: list[tuple[str, str]]) -> None:
-    assert told[: len(TEXTS)] == [(text, text) for text in TEXTS.values()]
+def _check(events: list[tuple[str, str]]) -> None:
+    assert events[: len(TEXTS)] == [(text, text) for text in TEXTS.values()]
     rest = [f"GPU {number}: {SINCE}{latest.UNREADABLE_REASON}" for number in range(MANY)]
-    assert told[len(TEXTS) :] == [(text, text) for text in rest]
+    assert events[len(TEXTS) :] == [(text, text) for text in rest]
 
 
 def test_what_controllers_said_is_gone_and_all_else_stays(old_home: Path) -> None:
     async def run() -> list[tuple[str, str]]:
         store = Store.open(old_home)
         try:
-            return await store.read(_told)
+            return await store.read(_events)
         finally:
             await store.close()
 
@@ -119,7 +119,7 @@ def test_it_is_so_on_postgresql(postgres_server: Any) -> None:
             async with engine.begin() as conn:
                 await conn.run_sync(_old)
                 await conn.run_sync(_to, "head")
-                return await conn.run_sync(_told)
+                return await conn.run_sync(_events)
         finally:
             await engine.dispose()
 
@@ -133,9 +133,9 @@ def test_texts_are_read_and_written_in_pages_and_not_one_by_one(old_home: Path) 
     engine = sa.create_engine(f"sqlite:///{old_home / DATABASE}")
     asked: list[str] = []
     with engine.begin() as conn:
-        sa.event.listen(conn, "before_cursor_execute", lambda *told: asked.append(told[2]))
+        sa.event.listen(conn, "before_cursor_execute", lambda *arguments: asked.append(arguments[2]))
         _to(conn, "0009")
     engine.dispose()
     pages = MANY // 1000 + 1
     for table in ("status_history", "tenant_event"):
-        assert len([one for one in asked if one.startswith(f"UPDATE {table} ")]) == pages
+        assert len([statement for statement in asked if statement.startswith(f"UPDATE {table} ")]) == pages

@@ -73,8 +73,8 @@ def test_work_that_will_not_end_keeps_nobody_waiting(monkeypatch: pytest.MonkeyP
 
 def test_work_that_fails_after_its_caller_was_cancelled_is_not_told_as_overlooked() -> None:
     async def main() -> list[object]:
-        told: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        outcomes: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: outcomes.append(context))
         other, began, let_go = BackgroundLoop("test"), threading.Event(), threading.Event()
 
         async def failing() -> None:
@@ -93,6 +93,6 @@ def test_work_that_fails_after_its_caller_was_cancelled_is_not_told_as_overlooke
         await other.do(asyncio.sleep(0.05))
         await other.close(nothing)
         gc.collect()
-        return told
+        return outcomes
 
     assert asyncio.run(asyncio.wait_for(main(), 60.0)) == []

@@ -7,9 +7,11 @@ import pytest
 import sqlalchemy as sa
 from tests.simulation.planted.plans import CALM, LYING, TWICE, Bug, only
 
-from rackloom.carve.inventory import endpoints, sync
+from rackloom.carve.inventory import sync
 from rackloom.carve.observation import conflicts, latest
 from rackloom.carve.reconcile import records
+from rackloom.carve.store.rows import find_row
+from rackloom.carve.store.schema import endpoint
 from rackloom.carve.tenancy import interfaces, status
 from rackloom.lab.carving.run import LoadPlan as SimPlan
 
@@ -71,7 +73,7 @@ def contradiction_told_and_not_minded(patch: pytest.MonkeyPatch) -> None:
     compare = sync.apply_if_consistent
     patch.setattr(sync, "apply_if_consistent", lambda *told: compare(*told) and None)
     patch.setattr(
-        conflicts, "conflict_of_endpoint", lambda conn, one: (endpoints.domain_of_endpoint(conn, one), None)
+        conflicts, "conflict_of_endpoint", lambda conn, key: (find_row(conn, endpoint, id=key).domain, None)
     )
 
 

@@ -34,12 +34,12 @@ from rackloom.errors import Refused
 
 _NOT_READ_YET = KubeError(0, "Unread", "it was not read yet")
 _RESTART_SECONDS = 30.0
-"""Seconds after a defect, before what was told is taken in again."""
+"""Seconds after a defect, before an informer is started again."""
 _log = logging.getLogger(__name__)
 
 
 class ClusterFollower:
-    """All kinds that a snapshot is made of, as last told. Made in a running event loop; `run` follows."""
+    """A cache of all kinds that a snapshot shows. Construct it in a running event loop; `run` fills it."""
 
     def __init__(self, api: KubeApi, clock: Callable[[], float], rng: random.Random) -> None:
         """`clock` gives seconds since the epoch; `rng` draws the jitter of retries."""
@@ -47,20 +47,20 @@ class ClusterFollower:
             kind: Informer(api, kind, excuses=partial(is_excused, kind), rng=rng) for kind in SNAPSHOT_KINDS
         }
         for kind, informer in self._informers.items():
-            informer.on_change(partial(self._hear, kind))
+            informer.on_change(partial(self._count_change, kind))
         self._began = asyncio.get_running_loop().time()
         self._epoch = clock() - self._began
-        self._drawn: dict[tuple[ResourceKind, str, str], int] = {}
+        self._fingerprints: dict[tuple[ResourceKind, str, str], int] = {}
         self._changes = 0
 
     async def run(self) -> None:
-        """Follow the API server until cancelled, however long it is away and whatever it tells."""
+        """Follow the API server until cancelled, also while it cannot be reached."""
         async with asyncio.TaskGroup() as tasks:
             for kind in self._informers:
                 tasks.create_task(self._follow(kind))
 
     async def _follow(self, kind: ResourceKind) -> None:
-        """A defect makes the cluster unknown; the site is served without it."""
+        """Run one informer. A defect makes the cluster unknown, and the site is served without it."""
         while True:
             try:
                 await self._informers[kind].run()
@@ -79,20 +79,20 @@ class ClusterFollower:
         return ObjectList(tuple(informer.cache), "")
 
     def version(self) -> object:
-        """Something that differs after every change worth drawing; heartbeats of nodes are none."""
+        """A value that differs after every change that the map shows; heartbeats of nodes do not count."""
         informers = self._informers.items()
         return self._changes, frozenset(
             kind for kind, informer in informers if informer.problem is not None or _is_behind(informer)
         )
 
     def reach(self) -> ClusterFreshness:
-        """How far the cluster is known."""
-        heard = [informer.observed_at for informer in self._informers.values()]
-        at = None if None in heard else min(moment for moment in heard if moment is not None)
-        return ClusterFreshness(self._moment(at), self._moment(self._unknown_since()))
+        """When all kinds were last observed, and since when any of them is unknown."""
+        times = [informer.observed_at for informer in self._informers.values()]
+        oldest = None if None in times else min(time for time in times if time is not None)
+        return ClusterFreshness(self._epoch_time(oldest), self._epoch_time(self._unknown_since()))
 
     def _unknown_since(self) -> float | None:
-        """Loop time. A kind that was never listed counts only where nothing else is behind."""
+        """Loop time. A kind that was never listed counts only where no other kind is behind."""
         behind = [informer for informer in self._informers.values() if _is_behind(informer)]
         since = [
             informer.unknown_since
@@ -101,19 +101,19 @@ class ClusterFollower:
         ]
         return min(since, default=self._began if behind else None)
 
-    def _moment(self, loop_time: float | None) -> float | None:
+    def _epoch_time(self, loop_time: float | None) -> float | None:
         return None if loop_time is None else self._epoch + loop_time
 
-    def _hear(self, kind: ResourceKind, obj: Object) -> None:
-        """Count a change, unless what is drawn of the object is as before."""
+    def _count_change(self, kind: ResourceKind, obj: Object) -> None:
+        """Count a change, unless the map shows the same of the object as before."""
         namespace, name = key_of(obj)
         shown = (
             None if self._informers[kind].cache.get(name, namespace) is None else project_object(kind, obj)
         )
-        before = self._drawn.pop((kind, namespace, name), None)
+        before = self._fingerprints.pop((kind, namespace, name), None)
         if shown is not None:
-            self._drawn[kind, namespace, name] = _fingerprint(shown)
-        self._changes += before != self._drawn.get((kind, namespace, name))
+            self._fingerprints[kind, namespace, name] = _fingerprint(shown)
+        self._changes += before != self._fingerprints.get((kind, namespace, name))
 
 
 def _is_behind(informer: Informer) -> bool:
@@ -134,7 +134,7 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def cluster_client(config: ClusterConfig, user_agent: str) -> KubeClient:
-    """A client, which gives of each object what a snapshot is made of; nothing is asked of the server yet.
+    """A client that keeps of each object only what a snapshot uses. It connects at its first request.
 
     Raises Refused when the configuration names no API server.
     """
@@ -150,7 +150,7 @@ def cluster_client(config: ClusterConfig, user_agent: str) -> KubeClient:
 
 
 def _check_account(folder: Path) -> None:
-    # Without this, a kubeconfig that lies around would do for the pod's account.
+    # Without this check, a kubeconfig on the disk would be used in place of the pod's account.
     if "KUBERNETES_SERVICE_HOST" not in os.environ or not (folder / "token").is_file():
         raise Refused(
             f"[kubernetes]: in_cluster: there is no service account in {folder}",
@@ -160,9 +160,9 @@ def _check_account(folder: Path) -> None:
 
 @asynccontextmanager
 async def follow_cluster(config: ClusterConfig, clock: Callable[[], float]) -> AsyncIterator[ClusterFollower]:
-    """Who follows the cluster, connected while the context is entered; `clock` gives seconds since the epoch.
+    """A follower of the cluster, connected while the context is entered. `clock`: seconds since the epoch.
 
-    Raises Refused when the configuration names no API server. One that does not answer is waited for.
+    Raises Refused when the configuration names no API server. It waits for a server that does not answer.
     """
     async with cluster_client(config, "rackloom-map") as api:
         yield ClusterFollower(api, clock, random.Random())  # noqa: S311 (jitter)

@@ -1,7 +1,7 @@
 """Host states from an external provider: `GET <url>/<machine id>` answers `{"state": "ready"}`.
 
-All machines are asked at each interval, 16 at a time, with limits on time and size of an answer. An
-answer that is missing or not understood is Unknown, never Ready. Changed states are written with a
+All machines are polled at each interval, 16 at a time, with limits on time and size of a response. A
+response that is missing or not understood means Unknown, never Ready. Changed states are written with a
 history entry, the status of the affected domains is derived again, and the reconciler is woken for them.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx2
+import msgspec
 import sqlalchemy as sa
 import structlog
 
@@ -24,57 +25,51 @@ from rackloom.carve.tenancy import status as tenancy_status
 log = structlog.get_logger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""For one answer, all of it."""
+"""Limit of the time for one complete response."""
 MAX_BYTES = 65_536
-"""Of an answer: no state is longer."""
+"""Limit of the size of a response; no state is longer."""
 MAX_CONCURRENT = 16
 STATES = {"ready": Status.READY, "initializing": "Initializing", "error": Status.ERROR}
-"""What a provider may say, and the machine status it means."""
+"""State in a response -> status of the machine."""
 
 
-class HostStatePoller:
-    """Asks for every machine each `interval` seconds, and writes what has changed."""
+class HostStatePoller(msgspec.Struct, frozen=True):
+    """Reads the state of every machine each `interval` seconds, and writes what has changed."""
 
-    def __init__(
-        self,
-        url: str,
-        interval: float,
-        store: Store,
-        clock: Callable[[], float],
-        transport: httpx2.AsyncBaseTransport | None = None,
-    ) -> None:
-        self._url = url.rstrip("/")
-        self._interval = interval
-        self._store = store
-        self._clock = clock
-        self._transport = transport
+    url: str
+    interval: float
+    store: Store
+    clock: Callable[[], float]
+    transport: httpx2.AsyncBaseTransport | None = None
 
     async def run(self, wake: Callable[[frozenset[str]], None]) -> None:
-        """Ask until cancelled; `wake` hears of domains with machines whose state changed."""
+        """Poll until cancelled; `wake` gets the domains with machines whose state changed."""
         while True:
             try:
                 wake(await self.ask())
             except Exception:
                 log.exception("host-state.failed")
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(self.interval)
 
     async def ask(self) -> frozenset[str]:
-        """Ask once for all machines; returns the domains of those whose state changed."""
-        machines = await self._store.read(_machine_ids)
+        """Poll all machines once; returns the domains of those whose state changed."""
+        machines = await self.store.read(_machine_ids)
         slots = asyncio.Semaphore(MAX_CONCURRENT)
-        async with httpx2.AsyncClient(timeout=ANSWER_SECONDS, transport=self._transport) as client:
+        async with httpx2.AsyncClient(timeout=ANSWER_SECONDS, transport=self.transport) as client:
             states = await asyncio.gather(
                 *(self._state(client, slots, machine_id) for machine_id in machines)
             )
-        return await self._store.run(
-            lambda conn: write_states(conn, dict(zip(machines, states, strict=True)), self._clock())
+        return await self.store.run(
+            lambda conn: write_states(conn, dict(zip(machines, states, strict=True)), self.clock())
         )
 
     async def _state(self, client: httpx2.AsyncClient, slots: asyncio.Semaphore, machine_id: str) -> str:
         async with slots:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    answer: Any = await _get_json(client, f"{self._url}/{quote(machine_id, safe='')}")
+                    answer: Any = await _get_json(
+                        client, f"{self.url.rstrip('/')}/{quote(machine_id, safe='')}"
+                    )
             except (httpx2.HTTPError, TimeoutError, ValueError, RecursionError):
                 return Status.UNKNOWN
         state = answer.get("state") if isinstance(answer, dict) else None
@@ -82,7 +77,7 @@ class HostStatePoller:
 
 
 async def _get_json(client: httpx2.AsyncClient, url: str) -> Any:
-    """JSON from `url`. Raises ValueError for what is none, and for more of it than there can be."""
+    """JSON from `url`. Raises ValueError for anything else, and for more than `MAX_BYTES`."""
     body = b""
     async with client.stream("GET", url) as reply:
         reply.raise_for_status()

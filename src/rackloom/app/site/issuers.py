@@ -1,10 +1,9 @@
 """Bearer tokens of the issuers that the site trusts: their signing keys, fetched and refreshed.
 
 Keys are fetched outside of requests: a caller with an unknown key id must not be able to make the service
-call anybody. A failed refresh keeps the keys that were good before. The issuer that an unverified token
-claims decides only which keys are tried; a token verifies only with the keys and the audience of that
-issuer. A key counts only for signatures, and for the one algorithm that its type and the configuration
-allow.
+call another server. A failed refresh keeps the keys of before. The issuer that an unverified token claims
+decides only which keys are tried; a token verifies only with the keys and the audience of that issuer.
+A key counts only for signatures, and for the one algorithm that its type and the configuration allow.
 """
 
 import asyncio
@@ -37,17 +36,17 @@ class IssuerVerifier(TokenVerifier):
     def verify(self, authorization: str | None, org: str) -> Caller:
         """As `TokenVerifier.verify`; the issuer that the token names decides only which keys are tried."""
         verifier = self._verifiers.get(_claimed_issuer(authorization))
-        # Without keys of that issuer nothing verifies; the empty verifier says so in the usual words.
+        # Without keys of that issuer nothing verifies; the empty verifier refuses with the usual message.
         empty = TokenVerifier([], issuer="", audience="", clock=self._clock)
         return (verifier or empty).verify(authorization, org)
 
     async def load(self) -> None:
-        """Fetch the keys of every issuer once. One that cannot be had is tried again by `refresh`."""
+        """Fetch the keys of every issuer once. Keys that cannot be fetched are left to `refresh`."""
         for issuer in self._issuers.values():
             await self._load(issuer)
 
     async def refresh(self) -> None:
-        """Keep the keys of every issuer fresh, until cancelled."""
+        """Fetch the keys of every issuer at its interval, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for issuer in self._issuers.values():
                 tasks.create_task(self._refresh(issuer))
@@ -61,7 +60,7 @@ class IssuerVerifier(TokenVerifier):
         try:
             keys = trusted_keys(await _fetch_keys(issuer), issuer)
         except (Refused, OSError, httpx2.HTTPError, jwt.PyJWTError, ValueError) as error:
-            # The keys that were good a moment ago still are.
+            # Keep the keys of before: an issuer that cannot be reached has not revoked them.
             log.warning("auth.keys-not-read", issuer=issuer.issuer, reason=str(error))
             return
         self._verifiers[issuer.issuer] = TokenVerifier(
@@ -105,7 +104,7 @@ async def _fetch_keys(issuer: IssuerConfig) -> bytes:
 
 
 def _claimed_issuer(authorization: str | None) -> str:
-    """What the token claims, unverified; empty where it claims nothing."""
+    """The issuer that the token claims, unverified; empty where it claims none."""
     token = (authorization or "").partition(" ")[2].strip()
     try:
         claims = jwt.decode(token, options={"verify_signature": False})

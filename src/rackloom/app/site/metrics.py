@@ -45,7 +45,7 @@ from rackloom.errors import Retry, Unknown
 OPERATIONS: Final = ("create", "update", "remove", "remove_default_partition")
 STATUSES: Final = {"done": "completed", "refused": "failed", "unknown": "timedout"}
 KNOWN_ERRORS: Final = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "UNAUTHENTICATED", "client")
-"""Errors that are seeded; another one makes its own series when it first comes."""
+"""Errors whose series exist from the start; any other error makes its series when it first occurs."""
 MAX_ERROR_LABEL = 32
 """Characters of the `error` label, as upstream."""
 
@@ -78,13 +78,14 @@ class _ControllerSeries:
             registry=registry,
         )
         labels = ("nvlink_domain_uuid", "health")
-        self.partitions = Gauge(
-            f"{base}{kind}_partition_count", "Partitions as observed", labels, registry=registry
-        )
-        self.gpus = Gauge(f"{base}{kind}_gpu_count", "GPUs as observed", labels, registry=registry)
-        self.nodes = Gauge(
-            f"{base}{kind}_compute_node_count", "Compute nodes by their GPUs", labels, registry=registry
-        )
+        self.observed = {
+            name: Gauge(f"{base}{kind}_{name}_count", about, labels, registry=registry)
+            for name, about in (
+                ("partition", "Partitions as observed"),
+                ("gpu", "GPUs as observed"),
+                ("compute_node", "Compute nodes by their GPUs"),
+            )
+        }
         for error in KNOWN_ERRORS:
             self.connect_errors.labels(error)
         for operation in OPERATIONS:
@@ -94,7 +95,7 @@ class _ControllerSeries:
 
 
 class SiteMetrics(ReconcileMetrics):
-    """The `Meter` of the reconciler, and the counts of the records at the time of a scrape."""
+    """The metrics of the reconciler, and the counts of the records at the time of a scrape."""
 
     def __init__(self, prefix: str) -> None:
         self.registry = registry = CollectorRegistry()
@@ -141,8 +142,8 @@ class SiteMetrics(ReconcileMetrics):
             f"{ours}refused_plans", "Plans that no longer held when they were checked", registry=registry
         )
 
-    def speaks(self, endpoint_id: str, kind: ControllerKind) -> None:
-        """What comes from this endpoint is counted for this kind of controller."""
+    def set_kind(self, endpoint_id: str, kind: ControllerKind) -> None:
+        """Count this endpoint for this kind of controller."""
         self._kinds[endpoint_id] = kind
 
     def passed(self, _endpoint_id: str, seconds: float) -> None:
@@ -158,10 +159,10 @@ class SiteMetrics(ReconcileMetrics):
         """An endpoint could not be read; counted as a connect error when it did not get beyond Hello."""
         error = connect_error(reason)
         if error is not None:
-            self._of(endpoint_id).connect_errors.labels(error).inc()
+            self._series_of(endpoint_id).connect_errors.labels(error).inc()
 
     def drifted(self, domain: str, operations: int) -> None:
-        """A domain differs from an intent that it was once seen to meet."""
+        """A domain differs from an intent that it met before."""
         self.drift.labels(domain).inc(operations)
 
     def refused(self, _domain: str) -> None:
@@ -171,43 +172,39 @@ class SiteMetrics(ReconcileMetrics):
     def operated(
         self, endpoint_id: str, operation: PartitionOperation, outcome: OperationOutcome, seconds: float
     ) -> None:
-        """An operation was asked for."""
+        """An operation was requested."""
         labels = (_operation_name(operation), STATUSES[outcome.state])
-        controllers = self._of(endpoint_id)
+        controllers = self._series_of(endpoint_id)
         controllers.changes.labels(*labels).inc()
         controllers.op_latency.labels(*labels).observe(seconds * 1000)
 
     def applied(self, _domain: str, seconds: float) -> None:
-        """All operations of a plan were asked for."""
+        """All operations of a plan were requested."""
         self.apply.observe(seconds * 1000)
 
     def page(self, counts: SiteCounts, now: float) -> bytes:
-        """The page that Prometheus reads. `counts` are of this moment; `now` is seconds since the epoch."""
+        """The page that Prometheus reads, with the present `counts`; `now` is seconds since the epoch."""
         self.logical.set(counts.logical_partitions)
         self.physical.set(counts.physical_partitions)
         for state, number in counts.endpoints.items():
             self.endpoints.labels(state).set(number)
         self.disputed.set(counts.disputed_domains)
-        # A domain that is gone must not leave its last numbers behind.
+        # The series of a domain that is gone must disappear.
         self.age.clear()
         for controllers in (self.nmxc, self.nmxm):
-            controllers.partitions.clear()
-            controllers.gpus.clear()
-            controllers.nodes.clear()
+            for gauge in controllers.observed.values():
+                gauge.clear()
         for domain in counts.domains:
             self.age.labels(domain.uuid).set(max(0.0, now - domain.observed_at))
-            controllers = self._family(domain.kind)
-            for health, number in domain.partitions.items():
-                controllers.partitions.labels(domain.uuid, health).set(number)
-            for health, number in domain.gpus.items():
-                controllers.gpus.labels(domain.uuid, health).set(number)
-            for health, number in domain.nodes.items():
-                controllers.nodes.labels(domain.uuid, health).set(number)
+            numbers = {"partition": domain.partitions, "gpu": domain.gpus, "compute_node": domain.nodes}
+            for name, by_health in numbers.items():
+                for health, number in by_health.items():
+                    self._family(domain.kind).observed[name].labels(domain.uuid, health).set(number)
         for seconds in counts.ready_seconds:
             self.ready.observe(seconds)
         return generate_latest(self.registry)
 
-    def _of(self, endpoint_id: str) -> _ControllerSeries:
+    def _series_of(self, endpoint_id: str) -> _ControllerSeries:
         return self._family(self._kinds.get(endpoint_id, ControllerKind.NMX_C))
 
     def _family(self, kind: ControllerKind) -> _ControllerSeries:
@@ -215,7 +212,7 @@ class SiteMetrics(ReconcileMetrics):
 
 
 def connect_error(reason: str) -> str | None:
-    """The label of a failure to say hello; None for a failure after it."""
+    """The `error` label of a failed Hello; None for a failure after it."""
     failure = _FAILED_RPC.match(reason)
     if failure is None:
         return "client"
@@ -238,23 +235,23 @@ def _operation_name(operation: PartitionOperation) -> str:
 
 
 class MetricsEndpoints(PlainEndpoints):
-    """An ASGI application on what is counted, and on the records."""
+    """ASGI application of /metrics, /healthz and /readyz."""
 
-    def __init__(self, counted: SiteMetrics, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: SiteMetrics, store: Store, clock: Callable[[], float]) -> None:
         super().__init__({"/metrics": self._page, "/healthz": self._alive, "/readyz": self._ready})
-        self._metrics = counted
+        self._metrics = metrics
         self._store = store
         self._clock = clock
         self._history = 0
-        # Two scrapes at once would count the same turns to Ready twice.
-        self._one_at_a_time = asyncio.Lock()
+        # Two scrapes at once would count the same transitions to Ready twice.
+        self._scrape_lock = asyncio.Lock()
 
     async def begin(self) -> None:
-        """Count from now on."""
+        """Count transitions to Ready from now on."""
         self._history = await self._store.read(record_counts.newest_history_entry)
 
     async def _page(self) -> Response:
-        async with self._one_at_a_time:
+        async with self._scrape_lock:
             counts = await self._store.read(record_counts.count_site_records, self._history)
             self._history = counts.newest_history
             page = self._metrics.page(counts, self._clock())
@@ -267,6 +264,6 @@ class MetricsEndpoints(PlainEndpoints):
         """Ready when the records can be read: requests can be answered though a switch cannot be reached."""
         try:
             await self._store.read(lambda conn: conn.execute(sa.select(1)).scalar_one())
-        except (Retry, Unknown) as trouble:
-            return unavailable_response(trouble.reason)
+        except (Retry, Unknown) as error:
+            return unavailable_response(error.reason)
         return ok_response()

@@ -1,18 +1,17 @@
-"""What a site service is made of, before anything of it runs or listens.
+"""The parts of a site service, built from its configuration; none of them runs or listens yet.
 
 `assemble` opens the store, records the site at the first start, and builds reconciler, switch access,
 token verification and metrics. All parts share one store and one monotonic clock, which starts after the
-newest moment in the records: whether an observation answers an intent is decided by their times.
+newest time in the records: whether an observation answers an intent is decided by their times.
 
 The reconciler records each observation, and enrols machines from it where the configuration takes
 machines from that kind of controller. The monitor interval may be at most half of the time for which an
-observation stands; otherwise controllers of one domain that contradict one another would never be
+observation is valid; otherwise controllers of one domain that contradict one another would never be
 compared.
 
-A site may have one NMX-M for all its chassis (`nmx_m_endpoint`). `NmxmDiscovery` asks it at each
-interval, and registers every chassis that it names and no endpoint speaks for as an endpoint of its
-domain. A chassis with an NMX-C endpoint keeps it, so that a site can move from one protocol to the other
-rack by rack.
+A site may have one NMX-M for all its chassis (`nmx_m_endpoint`). `NmxmDiscovery` reads it at each
+interval, and registers an endpoint for every chassis that it lists and that has none. A chassis with an
+NMX-C endpoint keeps it, so that a site can move from one protocol to the other rack by rack.
 """
 
 import asyncio
@@ -60,57 +59,47 @@ from rackloom.errors import Refused
 log = structlog.get_logger(__name__)
 
 NO_NMXM = "localhost"
-"""The default of upstream's key, by which it says that there is no NMX-M."""
+"""Default of upstream's key; it means that the site has no NMX-M."""
 NMXM_SUBJECT = "nvlink_config.nmx_m_endpoint"
 
 
 def configured_nmxm_url(config: NvlinkConfig) -> str | None:
-    """Where the site's NMX-M is; None without one. Raises Refused for what is no address."""
-    named = config.nmx_m_endpoint
-    return None if named == NO_NMXM else url_of_kind(named, ControllerKind.NMX_M)
+    """URL of the site's NMX-M; None without one. Raises Refused for an invalid address."""
+    endpoint = config.nmx_m_endpoint
+    return None if endpoint == NO_NMXM else url_of_kind(endpoint, ControllerKind.NMX_M)
 
 
-class NmxmDiscovery:
-    """Looks which chassis the NMX-M at `url` names, now and every `interval` seconds."""
+class NmxmDiscovery(msgspec.Struct, frozen=True, kw_only=True):
+    """Reads which chassis the NMX-M at `url` names, now and every `interval` seconds."""
 
-    def __init__(
-        self,
-        url: str,
-        switches: Switches,
-        store: Store,
-        clock: Callable[[], float],
-        ids: IdFactory,
-        interval: float,
-        meter: ReconcileMetrics,
-    ) -> None:
-        self._url = url
-        self._switches = switches
-        self._store = store
-        self._clock = clock
-        self._ids = ids
-        self._interval = interval
-        self._meter = meter
+    url: str
+    switches: Switches
+    store: Store
+    clock: Callable[[], float]
+    ids: IdFactory
+    interval: float
+    metrics: ReconcileMetrics
 
     async def run(self, endpoints_changed: Callable[[], None]) -> None:
-        """Look until cancelled; `endpoints_changed` hears of new endpoints."""
+        """Read until cancelled; `endpoints_changed` is called after new endpoints."""
         while True:
             try:
                 if await self.enrol():
                     endpoints_changed()
-            except (FabricRefused, FabricUnavailable) as trouble:
-                self._meter.unreachable(NMXM_SUBJECT, str(trouble))
-                log.warning("nmxm.unreachable", url=self._url, reason=str(trouble))
+            except (FabricRefused, FabricUnavailable) as error:
+                self.metrics.unreachable(NMXM_SUBJECT, str(error))
+                log.warning("nmxm.unreachable", url=self.url, reason=str(error))
             except Exception:
-                log.exception("nmxm.failed", url=self._url)
-            await asyncio.sleep(self._interval)
+                log.exception("nmxm.failed", url=self.url)
+            await asyncio.sleep(self.interval)
 
     async def enrol(self) -> tuple[str, ...]:
-        """Ask once; returns the chassis that have an endpoint now and had none.
+        """Read once; returns the chassis that have an endpoint now and had none.
 
         Raises FabricUnavailable and FabricRefused when NMX-M does not answer.
         """
-        session = await self._switches.nmxm_session(
-            Endpoint(id=NMXM_SUBJECT, url=self._url, chassis_serials=(), domain=None)
+        session = await self.switches.nmxm_session(
+            Endpoint(id=NMXM_SUBJECT, url=self.url, chassis_serials=(), domain=None)
         )
         try:
             chassis = await session.hello()
@@ -118,14 +107,14 @@ class NmxmDiscovery:
         finally:
             await session.close()
         domains = domains_of(NmxmLists(chassis=chassis, nodes=(), gpus=gpus, partitions=()))
-        return await self._store.run(self._register, domains)
+        return await self.store.run(self._register, domains)
 
     def _register(self, conn: sa.Connection, domains: dict[str, set[str]]) -> tuple[str, ...]:
         known = {serial for endpoint in endpoints.all_endpoints(conn) for serial in endpoint.chassis_serials}
-        order = OperatorOrder(NMXM_SUBJECT, "named by the site's NMX-M", self._clock())
+        order = OperatorOrder(NMXM_SUBJECT, "named by the site's NMX-M", self.clock())
         new = [(serial, domain) for domain, theirs in domains.items() for serial in theirs - known]
         for serial, domain in sorted(new):
-            endpoints.create_chassis_endpoint(conn, serial, f"{self._url}?domain={domain}", order, self._ids)
+            endpoints.create_chassis_endpoint(conn, serial, f"{self.url}?domain={domain}", order, self.ids)
         return tuple(sorted(serial for serial, _ in new))
 
 
@@ -150,7 +139,7 @@ class ServiceParts(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def assemble(config: Config) -> AsyncIterator[ServiceParts]:
-    """The parts as configured; their store is closed at the end. Raises Refused for what cannot be."""
+    """The parts as configured; their store is closed at the end. Raises Refused for invalid ones."""
     _check_interval(config.nvlink_config.monitor_run_interval.total_seconds())
     store = await _open_store(config)
     try:
@@ -165,7 +154,10 @@ async def _assemble_on(store: Store, config: Config) -> ServiceParts:
     switches = Switches(config.nvlink_config, secrets, clock)
     metrics = SiteMetrics(config.metrics.prefix)
     nmxm = _register_nmxm(config, switches, metrics)
-    site_id = await _record_site(config, store, clock)
+    site = config.site
+    site_id = await store.run(
+        ensure_site, site.name, site.provider_org, site.default_partition, clock(), new_id
+    )
     reconciler = _reconciler(config, store, switches, metrics, site_id, clock)
     issuers = IssuerVerifier(config.auth.issuers, clock)
     await issuers.load()
@@ -186,7 +178,7 @@ async def _assemble_on(store: Store, config: Config) -> ServiceParts:
 
 
 def _check_interval(seconds: float) -> None:
-    # Two looks at one domain are compared while both say something of the present.
+    # Two readings of one domain are compared only while both are valid.
     if seconds > READING_VALID_SECONDS / 2:
         raise Refused(
             f"[nvlink_config]: monitor_run_interval is {seconds:g} s: controllers of one domain that"
@@ -199,7 +191,7 @@ async def _open_store(config: Config) -> Store:
     """The records, on the database of the configuration."""
     if config.database.postgresql is not None:
         return await Store.connect(config.database.postgresql)
-    assert config.database.sqlite is not None  # noqa: S101 - one of them is there, by validation
+    assert config.database.sqlite is not None  # noqa: S101 - the configuration has one of the two
     try:
         return Store.open(config.database.sqlite)
     except OSError as error:
@@ -209,17 +201,11 @@ async def _open_store(config: Config) -> Store:
         ) from error
 
 
-async def _record_site(config: Config, store: Store, clock: Callable[[], float]) -> str:
-    """The id of the site, which is made at the first start."""
-    site = config.site
-    return await store.run(ensure_site, site.name, site.provider_org, site.default_partition, clock(), new_id)
-
-
 def _register_nmxm(config: Config, switches: Switches, metrics: SiteMetrics) -> str | None:
     url = configured_nmxm_url(config.nvlink_config)
     if url is not None:
         switches.check(url)
-        metrics.speaks(NMXM_SUBJECT, ControllerKind.NMX_M)
+        metrics.set_kind(NMXM_SUBJECT, ControllerKind.NMX_M)
     return url
 
 
@@ -235,38 +221,32 @@ def _reconciler(
     kinds: dict[str, ControllerKind] = {}
 
     def record(
-        conn: sa.Connection, endpoint_id: str, seen: DomainObservation, now: float
+        conn: sa.Connection, endpoint_id: str, observation: DomainObservation, now: float
     ) -> ControllerConflict | None:
-        dispute = records.record_observation(conn, endpoint_id, seen, now)
+        conflict = records.record_observation(conn, endpoint_id, observation, now)
         if kinds[endpoint_id] in config.site.machine_sources:
-            enrolment.enrol_machines_of_domain(
-                conn, site_id, seen.domain, initial_machine_status(config), now
-            )
-        return dispute
+            status = initial_machine_status(config)
+            enrolment.enrol_machines_of_domain(conn, site_id, observation.domain, status, now)
+        return conflict
 
     def driver_for(endpoint: Endpoint) -> FabricDriver:
         kinds[endpoint.id] = controller_kind(endpoint.url)
-        metrics.speaks(endpoint.id, kinds[endpoint.id])
+        metrics.set_kind(endpoint.id, kinds[endpoint.id])
         return switches.driver_for(endpoint)
 
-    hooks = ReconcileHooks(
-        record=record,
-        metrics=metrics,
-        read_only=not nvlink.enabled,
-    )
     return Reconciler(
         store,
         driver_for,
         clock,
         nvlink.monitor_run_interval.total_seconds(),
         holder=new_id(),
-        hooks=hooks,
+        hooks=ReconcileHooks(record=record, metrics=metrics, read_only=not nvlink.enabled),
         slots=ConcurrencySlots(nvlink.partition_monitor_max_concurrent_groups),
     )
 
 
 def initial_machine_status(config: Config) -> str:
-    """Of a host that nobody was asked about yet."""
+    """Status of a host whose state was not read yet."""
     return Status.READY if config.site.host_state.provider == "none" else Status.UNKNOWN
 
 

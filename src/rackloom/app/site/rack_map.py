@@ -2,15 +2,16 @@
 
 `SiteSource` reads the site for the map: records, and where there are any, cluster and transfer records. A
 reading joins the layers in a thread and takes the newest findings of the examiner, which pauses while a
-snapshot is made. A change is noticed within 0.1 s by polling small versions from indexes: SQLite tells
-nobody of another process's commit. Readings go through the store's survey connections, so that REST does
+snapshot is made. A change is noticed within 0.1 s by polling small versions from indexes: SQLite does not
+notify of another process's commit. Readings go through the store's survey connections, so that REST does
 not wait for them.
 
-The timeline holds the newest 50 operations of each organisation, so that nobody's entries are displaced
-by what others do; operations are never deleted, so only the newest 100,000 are searched.
+The timeline holds the newest 50 operations of each organisation, so that one organisation cannot displace
+the entries of another. Operations are never deleted, so only the newest 100,000 are searched.
 
-`authenticator_of` admits whom REST admits. A provider role shows the whole site only to the organisation
-that provides it. `mount_rack_map` routes `/` and `/map/` to the map, and everything else to REST.
+`authenticator_of` admits the callers that REST admits. A provider role shows the whole site only to the
+organisation that provides it. `mount_rack_map` routes `/` and `/map/` to the map, and every other path to
+REST.
 """
 
 import asyncio
@@ -41,12 +42,12 @@ from rackloom.web.pages import Authenticator, Viewer, create_pages
 
 T = TypeVar("T")
 POLL_SECONDS = 0.1
-"""How long a change may lie in the records before the map looks: it is there within a second."""
+"""How often the map looks for changes in the records."""
 TIMELINE_PER_ORG = 50
-"""Of each organisation: nobody's timeline is emptied by what others do."""
+"""Operations of each organisation, so that one cannot displace the entries of another."""
 _OPERATOR_ROLES = frozenset({Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER})
 OPERATIONS_SEARCHED = 100_000
-"""How many operations of a site a reading looks through for them: they are never deleted."""
+"""The newest operations that a reading searches for them: operations are never deleted."""
 _NEWEST = sa.select(sa.func.max(operation.c.id)).scalar_subquery()
 _IN_ORG = sa.func.row_number().over(partition_by=operation.c.asked_by, order_by=operation.c.id.desc())
 _RANKED_OPERATIONS = (
@@ -72,7 +73,7 @@ _LATEST_OPERATIONS = (
 
 
 class _SurveyStore:
-    """A store as those read it who read all of it: REST does not wait for them."""
+    """A store whose reads are surveys, so that REST does not wait for them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -82,10 +83,10 @@ class _SurveyStore:
 
 
 class SiteSource:
-    """The site as its records and, where there are any, its cluster and its transfers tell of it.
+    """The site as its records show it, with its cluster and its transfers where there are any.
 
-    A cluster may be given later: one that is followed (`follow`), or an API server that is asked anew at each
-    reading, with `cluster_version`, which says cheaply whether it changed.
+    A cluster may be set later: one that is followed (`follow`), or an API server that is listed anew for each
+    reading, with `cluster_version`, a cheap value that differs after a change.
     """
 
     def __init__(
@@ -103,21 +104,21 @@ class SiteSource:
         self.cluster_version: Callable[[], object] | None = None
         self._reach: Callable[[], ClusterFreshness] | None = None
         self._namespace = DEFAULT_DAEMON_NAMESPACE
-        self._seen: object = None
+        self._read_version: object = None
         self._known = ReadCache()
         self._joined = JoinedShares()
         self._examiner = Examiner()
 
     def follow(self, cluster: ClusterFollower, namespace: str = DEFAULT_DAEMON_NAMESPACE) -> None:
-        """Draw what this one has been told; IMEX daemons run in `namespace`."""
+        """Show the cluster of this follower; IMEX daemons run in `namespace`."""
         self._namespace = namespace
         self.cluster, self.cluster_version, self._reach = cluster, cluster.version, cluster.reach
 
     async def read(self) -> SiteReading:
         """The whole site now."""
-        self._seen = await self._version()
+        self._read_version = await self._version()
         with self._examiner.halted():
-            snapshot = await self._picture()
+            snapshot = await self._snapshot()
             self._joined = joined = await asyncio.to_thread(join_shares, snapshot, self._joined)
             happenings = await self._store.survey(_timeline)
         examined = await self._examiner.newest(snapshot, joined)
@@ -129,7 +130,7 @@ class SiteSource:
             happenings=happenings,
         )
 
-    async def _picture(self) -> SiteSnapshot:
+    async def _snapshot(self) -> SiteSnapshot:
         now, folder = self._clock(), self._transfers
         return await site_snapshot(
             now,
@@ -143,13 +144,13 @@ class SiteSource:
         )
 
     async def changed(self) -> None:
-        """Return when the records, the cluster or the findings are other than at the last reading."""
-        # The records are other processes' too, and SQLite tells nobody of a commit.
-        while await self._version() == self._seen:  # noqa: ASYNC110
+        """Return when the records, the cluster or the findings have changed since the last reading."""
+        # Other processes may write the records too, and SQLite does not notify of their commits.
+        while await self._version() == self._read_version:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
 
     async def is_operated_by(self, org: str) -> bool:
-        """Whether all that is read here is of sites that the organisation provides."""
+        """Whether the organisation provides every site that is read here."""
         return set(await self._store.read(_provider_orgs)) == {org}
 
     async def _version(self) -> object:
@@ -158,7 +159,7 @@ class SiteSource:
 
 
 def _records_version(conn: sa.Connection) -> tuple[object, ...]:
-    """Something that differs after every change worth drawing, from indexes alone."""
+    """A value that differs after every change that the map shows, from indexes alone."""
     last = conn.execute(sa.select(operation.c.id, operation.c.state).order_by(operation.c.id.desc()).limit(1))
     return (
         conn.execute(sa.select(sa.func.sum(domain_revision.c.revision))).scalar_one(),
@@ -190,7 +191,7 @@ def _timeline(conn: sa.Connection) -> tuple[TimelineEntry, ...]:
 def authenticator_of(
     verifier: TokenVerifier, is_operated_by: Callable[[str], Awaitable[bool]]
 ) -> Authenticator:
-    """Admits whom REST admits. As there, a provider's role counts only in the organisation that provides."""
+    """Admits the callers that REST admits. A provider role counts only in the organisation that provides."""
 
     async def admit(token: str, org: str) -> Viewer | None:
         try:
@@ -213,13 +214,13 @@ def mount_rack_map(
     *,
     switch_trays: int = 0,
 ) -> ASGIApp:
-    """REST with the map beside it: `/` and `/map/` are the map's, everything else is REST's."""
-    doorman = authenticator_of(verifier, source.is_operated_by)
-    pages = create_pages(source, doorman, clock, switch_trays=switch_trays)
+    """The map at `/` and below `/map/`, and REST at every other path."""
+    authenticate = authenticator_of(verifier, source.is_operated_by)
+    pages = create_pages(source, authenticate, clock, switch_trays=switch_trays)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        ours = scope["type"] == "http" and (path == "/" or path.startswith("/map/"))
-        await (pages if ours else api)(scope, receive, send)
+        is_map = scope["type"] == "http" and (path == "/" or path.startswith("/map/"))
+        await (pages if is_map else api)(scope, receive, send)
 
     return answer

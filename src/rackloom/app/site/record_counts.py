@@ -1,9 +1,9 @@
-"""What the site's records say at the moment of a Prometheus scrape.
+"""Counts of the site's records at the moment of a Prometheus scrape.
 
-Counted are logical and physical partitions, endpoints by what is known of them, disputed domains, and for
-each domain its partitions, GPUs and compute nodes by health. Of the controllers of a domain the
-observation that counts is taken; of a domain that nobody can read now, only the time of its last
-observation is reported, because what was there before is not what is there now.
+Counted are logical and physical partitions, endpoints by state, domains in conflict, and for each domain
+its partitions, GPUs and compute nodes by health. A domain is counted from its newest valid observation.
+Of a domain that cannot be read now only the time of its last observation is reported, because its present
+content is unknown.
 
 The time from a change of intent to Ready is counted once per instance: each call counts the status
 history after the entry that the previous call returned. A change of intent after that Ready waits for a
@@ -34,7 +34,7 @@ from rackloom.core.partitions.domain import DomainObservation, GpuHealth
 
 
 class DomainCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The reading of a domain that counts, by health; only its time while nobody can read the domain."""
+    """Numbers of the latest observation of a domain, by health; empty while the domain cannot be read."""
 
     uuid: str
     kind: ControllerKind
@@ -47,7 +47,7 @@ class DomainCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def newest_history_entry(conn: sa.Connection) -> int:
-    """Number of the newest entry in the status history; what is older was counted by somebody else."""
+    """Number of the newest entry in the status history; older entries were counted before."""
     return conn.execute(sa.select(sa.func.max(history.c.id))).scalar_one() or 0
 
 
@@ -56,26 +56,26 @@ class SiteCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     logical_partitions: int
     physical_partitions: int
-    """Made by the site and seen; one that was only asked for is none yet."""
+    """Created by the site and observed; a partition that was only requested does not count yet."""
     endpoints: Mapping[str, int]
-    """known, unknown and never read."""
+    """By state: known, unknown, never (read)."""
     disputed_domains: int = 0
-    """Domains whose controllers contradict one another."""
+    """Domains with conflicting controllers."""
     domains: tuple[DomainCounts, ...]
     ready_seconds: tuple[float, ...]
-    """Of each instance that turned Ready since the last count: seconds since its wish was written."""
+    """Of each instance that became Ready since the last count: seconds since its intent changed."""
     newest_history: int
 
 
 class _ControllerReading(msgspec.Struct, frozen=True):
-    """What one controller of a domain showed last."""
+    """The newest reading of one controller of a domain."""
 
     row: Any
     kind: ControllerKind
 
 
 def count_site_records(conn: sa.Connection, since: int) -> SiteCounts:
-    """Count everything now; turns to Ready are those after history entry `since`."""
+    """Count everything now; transitions to Ready are those after history entry `since`."""
     states = Counter({"known": 0, "unknown": 0, "never": 0})
     readings: defaultdict[str, list[_ControllerReading]] = defaultdict(list)
     rows = {row.endpoint_id: row for row in conn.execute(sa.select(observation))}
@@ -111,7 +111,7 @@ def _domain_counts(uuid: str, readings: list[_ControllerReading]) -> DomainCount
     counts = latest.newest_valid_row([reading.row for reading in readings])
     observed = latest.observation_of_row(counts)
     if counts.unknown_since is not None:
-        # What was there before it fell silent is not what is there now.
+        # The last reading is no evidence of the present.
         observed = msgspec.structs.replace(observed, gpus=(), partitions=())
     return DomainCounts(
         uuid=uuid,
@@ -131,7 +131,7 @@ def _node_counts(observed: DomainObservation) -> Mapping[str, int]:
 
 
 def node_health(of_gpus: set[GpuHealth]) -> str:
-    """In the words of NMX-C: one sick GPU makes its node degraded, none with NVLink makes it unhealthy."""
+    """Health as NMX-C defines it: one unhealthy GPU degrades its node; without any NVLink it is unhealthy."""
     names = {GpuHealth.HEALTHY: "healthy", GpuHealth.UNKNOWN: "unknown", GpuHealth.NO_NVLINK: "unhealthy"}
     return names.get(next(iter(of_gpus)), "degraded") if len(of_gpus) == 1 else "degraded"
 
@@ -141,7 +141,7 @@ def _ready_since(conn: sa.Connection, since: int) -> tuple[float, ...]:
         sa.select(history.c.created - instance.c.intent_at)
         .join(instance, instance.c.id == history.c.object_id)
         .where(history.c.id > since, history.c.status == Status.READY)
-        # A wish that came after this Ready is still waiting for its own.
+        # An intent that is newer than this Ready waits for a Ready of its own.
         .where(history.c.created >= instance.c.intent_at)
     )
     return tuple(conn.execute(turned).scalars())

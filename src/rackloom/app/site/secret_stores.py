@@ -57,7 +57,7 @@ class KubernetesSecrets:
         }
 
     async def write(self, path: str, fields: Mapping[str, Secret]) -> None:
-        """Replace the Secret, or make it."""
+        """Replace the Secret, or create it."""
         secret = _secret_manifest(secret_name(path), fields)
         reply = await self._ask("PUT", f"/{secret_name(path)}", secret)
         if reply.status_code == HTTPStatus.NOT_FOUND:
@@ -72,7 +72,7 @@ class KubernetesSecrets:
 
     async def _ask(self, method: str, below: str, body: Any = None) -> httpx2.Response:
         try:
-            # The token is renewed by the kubelet while we run, so it is read for each request.
+            # Kubelet renews the token while the process runs, so it is read for each request.
             token = (self._account / "token").read_text().strip()
             async with self._client() as client:
                 return await client.request(
@@ -99,7 +99,7 @@ class KubernetesSecrets:
 
 
 def secret_name(path: str) -> str:
-    """The name of the Secret: lower case letters, digits, '-' and '.', as Kubernetes wants it."""
+    """The name of the Secret: lower case letters, digits, '-' and '.', as Kubernetes requires."""
     return "rackloom-" + "-".join(path_words(path)).lower().replace("_", "-")
 
 
@@ -109,7 +109,7 @@ def _secret_manifest(name: str, fields: Mapping[str, Secret]) -> dict[str, Any]:
 
 
 def _checked_reply(reply: httpx2.Response) -> httpx2.Response:
-    """`reply` if it is one of success. Its body is never told: it may be the secret."""
+    """`reply` if it reports success. Its body is never reported: it may hold the secret."""
     if reply.is_success:
         return reply
     if reply.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -148,7 +148,7 @@ def login_with_service_account(role: str, token: Path) -> VaultLogin:
 
 
 class VaultSecrets:
-    """One KV mount. The client library blocks, so each call has a thread of its own."""
+    """One KV mount. The client library blocks, so each call runs in a thread."""
 
     def __init__(self, url: str, mount: str, login: VaultLogin, ca: Path | None = None) -> None:
         self._mount = mount
@@ -191,7 +191,7 @@ class VaultSecrets:
             try:
                 return work(self._client.secrets.kv.v2)
             except hvac.exceptions.Forbidden:
-                # A token that has run out is answered like one that may not: a new one decides which it was.
+                # Vault answers an expired token like one without rights: a new token decides which it was.
                 self._login(self._client)
                 return work(self._client.secrets.kv.v2)
         except hvac.exceptions.InvalidPath:

@@ -31,7 +31,7 @@ _WORD = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 class Secret:
-    """Text that shows itself only to `reveal`: logs, tracebacks and format strings get stars."""
+    """Text that only `reveal` returns: logs, tracebacks and format strings show stars."""
 
     __slots__ = ("_text",)
 
@@ -63,7 +63,7 @@ class Secret:
 class SecretProvider(Protocol):
     """Named secrets, each a few fields: `nmxm/default/auth` has `username` and `password`.
 
-    Raises Retry where the place cannot be reached, Refused where it does not let us.
+    Raises Retry where the store cannot be reached, Refused where it denies access.
     """
 
     async def read(self, path: str) -> Mapping[str, Secret] | None:
@@ -71,16 +71,16 @@ class SecretProvider(Protocol):
         ...
 
     async def write(self, path: str, fields: Mapping[str, Secret]) -> None:
-        """Keep `fields` at `path`, in place of what was there."""
+        """Store `fields` at `path`, in place of its present fields."""
         ...
 
     async def delete(self, path: str) -> None:
-        """Forget `path`; nothing happens when it does not exist."""
+        """Delete `path`; nothing happens when it does not exist."""
         ...
 
 
 def secret_of(content: bytes, where: str) -> Secret:
-    """What is kept at `where`. Refused for bytes that are no text, which are not told."""
+    """The secret that `where` holds. Refused for bytes that are no text; the refusal does not show them."""
     try:
         return Secret(content.decode())
     except UnicodeDecodeError:
@@ -90,7 +90,7 @@ def secret_of(content: bytes, where: str) -> Secret:
 
 
 def path_words(path: str) -> list[str]:
-    """The words of a path. Refused for one that could mean another place than it says (`..`)."""
+    """The words of a path. Refused for a path that could lead elsewhere (`..`)."""
     words = path.split("/")
     if not all(_WORD.fullmatch(word) for word in words):
         raise Refused(
@@ -101,7 +101,7 @@ def path_words(path: str) -> list[str]:
 
 
 def read_only_refusal(what: str) -> Refused:
-    """The refusal of a place that we only read."""
+    """The refusal of a write to a store that is read only."""
     return Refused(f"secrets in {what} are read only", nearest_fix=f"change them with the tools of {what}")
 
 
@@ -128,7 +128,7 @@ class EnvironmentSecrets:
         return found or None
 
     async def write(self, path: str, fields: Mapping[str, Secret]) -> None:
-        """Refused: a process cannot change what it will be started with."""
+        """Refused: a process cannot change the environment of its next start."""
         raise read_only_refusal("the environment")
 
     async def delete(self, path: str) -> None:
@@ -137,7 +137,7 @@ class EnvironmentSecrets:
 
 
 def variable_prefix(path: str) -> str:
-    """What the variables of `path` begin with."""
+    """The prefix of the variables of `path`."""
     return VARIABLE_PREFIX + re.sub(r"[^A-Z0-9]", "_", "_".join(path_words(path)).upper()) + "__"
 
 
@@ -194,7 +194,7 @@ class FileSecrets:
 
 
 def _is_field(file: Path) -> bool:
-    # Kubernetes keeps its own bookkeeping beside the fields, under names that begin with two dots.
+    # Kubernetes keeps links and directories of its own beside the fields; their names begin with two dots.
     return file.is_file() and not file.name.startswith(".") and file.suffix != ".partial"
 
 
@@ -212,7 +212,7 @@ def _field_content(file: Path) -> Secret:
 
 
 def secret_provider(config: SecretsConfig) -> SecretProvider:
-    """The one provider of this site. A client library is imported only where it is used."""
+    """The provider of this site. A client library is imported only where it is used."""
     if config.provider == "file" and config.directory is not None:
         return FileSecrets(config.directory)
     if config.kubernetes is not None and config.provider == "kubernetes":

@@ -1,8 +1,7 @@
-"""`rackloom serve` as a process: how a site service is started, listens, and is stopped.
+"""`rackloom serve` as a process: how a site service starts, listens and stops.
 
-The embedded site of `rackloom up` has the same parts over simulated switches. Here the switches are real
-and nothing is invented: machines come from what the switch controllers show, or from what an operator
-imports.
+The embedded site of `rackloom up` has the same parts over simulated switches. Here the switches are real:
+machines come from the observations of the switch controllers, or from a file that an operator imports.
 
 `site_service` enters the parts in this order: records and reconciler, the cluster that the map follows,
 background jobs, then the listeners (REST with the map, metrics, admin). Background jobs are the refresh
@@ -47,8 +46,8 @@ from rackloom.errors import Refused
 # Listeners: REST with the rack map, and the operators' gRPC.
 
 
-def serve_rest(parts: ServiceParts, drawn: SiteSource) -> AbstractAsyncContextManager[int]:
-    """REST, with the map of what is `drawn`; gives the port."""
+def serve_rest(parts: ServiceParts, source: SiteSource) -> AbstractAsyncContextManager[int]:
+    """Serve REST, with the map of `source`; gives the port."""
     server = parts.config.server
     api = create_app(
         ApiDeps(
@@ -60,13 +59,13 @@ def serve_rest(parts: ServiceParts, drawn: SiteSource) -> AbstractAsyncContextMa
             auto_tenant=parts.config.auth.auto_tenant,
         )
     )
-    page = mount_rack_map(api, drawn, parts.issuers, parts.clock)
+    page = mount_rack_map(api, source, parts.issuers, parts.clock)
     return serve_http(page, server.listen, cert=server.tls_cert, key=server.tls_key)
 
 
 @asynccontextmanager
 async def serve_admin(parts: ServiceParts) -> AsyncIterator[int | None]:
-    """The operators' gRPC; gives the port, None without `[admin]`."""
+    """Serve the operators' gRPC; gives the port, None without `[admin]`."""
     config = parts.config.admin
     if config is None:
         yield None
@@ -136,7 +135,7 @@ class SiteService(msgspec.Struct, frozen=True, kw_only=True):
     store: Store
     reconciler: Reconciler
     background: "tuple[asyncio.Task[None], ...]"
-    """One of them ends only when it has failed."""
+    """Background jobs; each of them ends only by failing."""
 
 
 def run_serve(path: Path, announce: Callable[[str], None]) -> None:
@@ -163,15 +162,15 @@ def run_serve(path: Path, announce: Callable[[str], None]) -> None:
 
 @asynccontextmanager
 async def site_service(config: Config) -> AsyncIterator[SiteService]:
-    """A service that answers while the context is entered. Raises Refused when it cannot be as configured."""
+    """A service that answers while the context is entered. Raises Refused for an invalid configuration."""
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(assemble(config))
         cluster = await stack.enter_async_context(_followed_cluster(parts))
-        drawn = _map_source(parts, cluster)
+        source = _map_source(parts, cluster)
         freeze_loaded_objects()
         background = await stack.enter_async_context(_running_jobs(_background_jobs(parts, cluster)))
         yield SiteService(
-            rest_port=await stack.enter_async_context(serve_rest(parts, drawn)),
+            rest_port=await stack.enter_async_context(serve_rest(parts, source)),
             metrics_port=await stack.enter_async_context(serve_http(parts.page, config.metrics.listen)),
             admin_port=await stack.enter_async_context(serve_admin(parts)),
             store=parts.store,
@@ -182,7 +181,7 @@ async def site_service(config: Config) -> AsyncIterator[SiteService]:
 
 @asynccontextmanager
 async def _followed_cluster(parts: ServiceParts) -> AsyncIterator[ClusterFollower | None]:
-    """Who follows the cluster of `[kubernetes]`."""
+    """The follower of the cluster of `[kubernetes]`; None without that section."""
     config = parts.config.kubernetes
     if config is None:
         yield None
@@ -192,7 +191,7 @@ async def _followed_cluster(parts: ServiceParts) -> AsyncIterator[ClusterFollowe
 
 
 def _map_source(parts: ServiceParts, cluster: ClusterFollower | None) -> SiteSource:
-    """What the map is drawn from."""
+    """The source of the rack map."""
     folder = parts.config.map.transfers
     if folder is not None and not folder.is_dir():
         raise Refused(
@@ -208,7 +207,7 @@ def _map_source(parts: ServiceParts, cluster: ClusterFollower | None) -> SiteSou
 
 
 def _background_jobs(parts: ServiceParts, cluster: ClusterFollower | None) -> Iterator[Job]:
-    """All that goes on by itself."""
+    """The jobs that run beside the listeners."""
     yield parts.issuers.refresh()
     nvlink = parts.config.nvlink_config
     if nvlink.enabled or nvlink.domain_discovery_enabled:
@@ -225,11 +224,16 @@ def _background_jobs(parts: ServiceParts, cluster: ClusterFollower | None) -> It
 
 def _nmxm_jobs(parts: ServiceParts) -> Iterator[Job]:
     if parts.nmxm is not None:
-        seconds = parts.config.nvlink_config.monitor_run_interval.total_seconds()
-        found = NmxmDiscovery(
-            parts.nmxm, parts.switches, parts.store, parts.clock, new_id, seconds, parts.metrics
+        discovery = NmxmDiscovery(
+            url=parts.nmxm,
+            switches=parts.switches,
+            store=parts.store,
+            clock=parts.clock,
+            ids=new_id,
+            interval=parts.config.nvlink_config.monitor_run_interval.total_seconds(),
+            metrics=parts.metrics,
         )
-        yield found.run(parts.reconciler.endpoints_changed)
+        yield discovery.run(parts.reconciler.endpoints_changed)
 
 
 @asynccontextmanager
@@ -245,7 +249,7 @@ async def _running_jobs(jobs: Iterable[Job]) -> "AsyncIterator[tuple[asyncio.Tas
 
 
 async def _wait_stopped_or_failed(stopped: asyncio.Event, background: "Iterable[asyncio.Task[None]]") -> None:
-    """Return when the service was told to stop. Raises what a part of it has failed with."""
+    """Return when the service shall stop. Raises the error of a background job that has failed."""
     tasks = tuple(background)
     await wait_stopped_or_ended(stopped, *tasks)
     for task in tasks:

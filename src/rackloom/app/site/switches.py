@@ -58,14 +58,14 @@ SECRET_FAMILY = {ControllerKind.NMX_C: "nmxc", ControllerKind.NMX_M: "nmxm"}
 
 
 class SwitchSecrets:
-    """Reads afresh at every call."""
+    """TLS material and logins of the controllers, read anew at every call."""
 
     def __init__(self, config: NvlinkConfig, secrets: SecretProvider) -> None:
         self._config = config
         self._secrets = secrets
 
     async def tls(self, kind: ControllerKind, serials: Sequence[str]) -> TlsMaterial:
-        """What to use towards the controller of these chassis.
+        """The TLS material for the controller of these chassis.
 
         Raises Refused and Retry as the provider does, OSError where a file cannot be read.
         """
@@ -123,20 +123,20 @@ def _file_content(path: Path | None) -> bytes | None:
 log = structlog.get_logger(__name__)
 
 FIRST_DELAY, MAX_DELAY = 0.5, 30.0
-"""Seconds before TLS material that cannot be read is tried again; doubled each time."""
+"""Seconds before TLS material that cannot be read is read again; doubled each time."""
 
 
 class ControllerAccess(msgspec.Struct, frozen=True):
-    """Where a controller is, and what to show and to trust there; None for plaintext."""
+    """The address of a controller, and the TLS material for it; None for plaintext."""
 
     address: ControllerAddress
     tls: TlsMaterial | None
 
 
 class SwitchDriver:
-    """`FabricDriver` over whatever `reach` finds now, opened by `connect`; both raise FabricUnavailable.
+    """`FabricDriver` that reads its address and material with `reach` and opens a driver with `connect`.
 
-    `clock` gives seconds since the epoch.
+    Both raise FabricUnavailable. `clock` gives seconds since the epoch.
     """
 
     def __init__(
@@ -151,12 +151,12 @@ class SwitchDriver:
         self._config = config
         self._clock = clock
         self._driver: FabricDriver | None = None
-        self._way: ControllerAccess | None = None
+        self._access: ControllerAccess | None = None
         self._opening = asyncio.Lock()
         self._replaced = asyncio.Event()
         self._retired: list[FabricDriver] = []
-        """Replaced, and not yet closed: somebody may listen to them."""
-        self._looked = clock()
+        """Replaced, and not yet closed: a notification stream may still read from them."""
+        self._read_at = clock()
 
     async def observe(self) -> DomainObservation:
         """Read the whole domain. Raises FabricUnavailable."""
@@ -170,17 +170,17 @@ class SwitchDriver:
             raise FabricUnavailable(f"the domain was not read within {bound:.0f} s") from error
 
     async def execute(self, operation: PartitionOperation) -> int:
-        """Carry out one operation; see `FabricDriver`."""
+        """Execute one operation; see `FabricDriver`."""
         return await (await self._open()).execute(operation)
 
     async def notifications(self) -> AsyncIterator[None]:
-        """Wake-ups, once the controller can be spoken to at all."""
+        """Notifications, from when the controller can be reached."""
         while True:
             driver, replaced = await self._opened(), self._replaced
-            heard = driver.notifications()
-            assert isinstance(heard, AsyncGenerator)  # noqa: S101 - narrows the type; closing needs one
-            async with aclosing(heard), aclosing(_until_replaced(replaced, heard)) as still:
-                async for _ in still:
+            stream = driver.notifications()
+            assert isinstance(stream, AsyncGenerator)  # noqa: S101 - narrows the type; closing needs one
+            async with aclosing(stream), aclosing(_until_replaced(replaced, stream)) as notifications:
+                async for _ in notifications:
                     yield
             await self._close_retired()
 
@@ -192,52 +192,52 @@ class SwitchDriver:
 
     async def _observe(self) -> DomainObservation:
         driver = await self._open()
-        if self._is_due() and (seen := await self._observe_afresh()) is not None:
-            return seen
+        if self._is_due() and (observation := await self._observe_with_new_material()) is not None:
+            return observation
         try:
             return await driver.observe()
         except FabricUnavailable:
-            seen = await self._observe_afresh()
-            if seen is None:
+            observation = await self._observe_with_new_material()
+            if observation is None:
                 raise
-            return seen
+            return observation
 
     def _is_due(self) -> bool:
         rotation = self._config.nmx_c_certificate_rotation
-        return rotation.enabled and self._clock() - self._looked >= rotation.run_interval.total_seconds()
+        return rotation.enabled and self._clock() - self._read_at >= rotation.run_interval.total_seconds()
 
-    async def _observe_afresh(self) -> DomainObservation | None:
-        """Read the domain with other material than before; None without any, or when it does not do."""
-        self._looked = self._clock()
+    async def _observe_with_new_material(self) -> DomainObservation | None:
+        """Read the domain with changed material; None where it has not changed or does not work."""
+        self._read_at = self._clock()
         try:
-            way = await self._reach()
-            _warn_of_expiry(way, self._config.nmx_c_certificate_rotation, self._clock())
-            return None if way == self._way else await self._try(way)
-        except (FabricUnavailable, TimeoutError) as trouble:
-            log.warning("switch.new-material-does-not-do", reason=str(trouble))
+            access = await self._reach()
+            _warn_of_expiry(access, self._config.nmx_c_certificate_rotation, self._clock())
+            return None if access == self._access else await self._replace_driver(access)
+        except (FabricUnavailable, TimeoutError) as error:
+            log.warning("switch.new-material-does-not-do", reason=str(error))
             return None
 
-    async def _try(self, way: ControllerAccess) -> DomainObservation:
-        driver = await self._connect(way)
+    async def _replace_driver(self, access: ControllerAccess) -> DomainObservation:
+        driver = await self._connect(access)
         try:
             async with asyncio.timeout(self._config.nmx_c_certificate_rotation.probe_timeout.total_seconds()):
-                seen = await driver.observe()
+                observation = await driver.observe()
         except BaseException:
             await driver.close()
             raise
         if self._driver is not None:
             self._retired.append(self._driver)
-        self._driver, self._way = driver, way
+        self._driver, self._access = driver, access
         self._replaced.set()
         self._replaced = asyncio.Event()
-        log.info("switch.material-replaced", host=way.address.host)
-        return seen
+        log.info("switch.material-replaced", host=access.address.host)
+        return observation
 
     async def _open(self) -> FabricDriver:
         async with self._opening:
             if self._driver is None:
-                way = await self._reach()
-                self._driver, self._way = await self._connect(way), way
+                access = await self._reach()
+                self._driver, self._access = await self._connect(access), access
             return self._driver
 
     async def _opened(self) -> FabricDriver:
@@ -246,7 +246,7 @@ class SwitchDriver:
             try:
                 return await self._open()
             except FabricUnavailable:
-                # Whoever observes meets the same trouble and says so.
+                # The next observation meets the same error and reports it.
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, MAX_DELAY)
 
@@ -256,14 +256,14 @@ class SwitchDriver:
 
 
 async def _until_replaced(
-    ended: asyncio.Event, heard: AsyncGenerator[None, None]
+    ended: asyncio.Event, notifications: AsyncGenerator[None, None]
 ) -> AsyncGenerator[None, None]:
-    """What is heard, until `ended` is set."""
+    """The notifications, until `ended` is set."""
     end = asyncio.create_task(ended.wait())
     following: asyncio.Task[None] | None = None
     try:
         while not end.done():
-            following = asyncio.create_task(_next_notification(heard))
+            following = asyncio.create_task(_next_notification(notifications))
             await asyncio.wait({following, end}, return_when=asyncio.FIRST_COMPLETED)
             if following.done():
                 yield following.result()
@@ -274,19 +274,19 @@ async def _until_replaced(
         await asyncio.gather(*begun, return_exceptions=True)
 
 
-async def _next_notification(heard: AsyncGenerator[None, None]) -> None:
-    await anext(heard)
+async def _next_notification(notifications: AsyncGenerator[None, None]) -> None:
+    await anext(notifications)
 
 
-def _warn_of_expiry(way: ControllerAccess, rotation: CertificateRotation, now: float) -> None:
-    if way.tls is None or way.tls.certificate is None:
+def _warn_of_expiry(access: ControllerAccess, rotation: CertificateRotation, now: float) -> None:
+    if access.tls is None or access.tls.certificate is None:
         return
     try:
-        ends = x509.load_pem_x509_certificate(way.tls.certificate).not_valid_after_utc
+        ends = x509.load_pem_x509_certificate(access.tls.certificate).not_valid_after_utc
     except ValueError:
-        return  # it is of no use, which the attempt to use it tells
+        return  # the attempt to use it reports the error
     if ends - datetime.fromtimestamp(now, UTC) < rotation.rotate_before_expiry:
-        log.warning("switch.certificate-expires", host=way.address.host, at=ends.isoformat())
+        log.warning("switch.certificate-expires", host=access.address.host, at=ends.isoformat())
 
 
 # All controllers of the site.
@@ -294,7 +294,7 @@ def _warn_of_expiry(way: ControllerAccess, rotation: CertificateRotation, now: f
 
 GATEWAY_ID = "rackloom"
 _NMXM_COLLECTIONS = {"GetComputeNodeInfoList": "compute-nodes", "GetGpuInfoList": "gpus"}
-"""What NMX-M has for the questions of NMX-C that can be browsed."""
+"""RPC of NMX-C that can be browsed -> collection of NMX-M with the same content."""
 
 
 class Switches:
@@ -306,7 +306,7 @@ class Switches:
         self.clock = clock
 
     def check(self, url: str) -> None:
-        """Raise Refused for an address that is none, or that is plaintext where that is not allowed."""
+        """Raise Refused for an invalid address, and for plaintext where the site does not allow it."""
         if parse_controller_url(url).scheme == "http" and not self.config.allow_insecure:
             raise Refused(
                 f"{url} is plaintext, which this site does not allow",
@@ -318,8 +318,8 @@ class Switches:
         reach, connect = partial(self._reach, endpoint), partial(self._connect, endpoint)
         return SwitchDriver(reach, connect, self.config, self.clock)
 
-    async def _connect(self, endpoint: Endpoint, way: ControllerAccess) -> FabricDriver:
-        address, tls = way.address, way.tls
+    async def _connect(self, endpoint: Endpoint, access: ControllerAccess) -> FabricDriver:
+        address, tls = access.address, access.tls
         if address.kind is ControllerKind.NMX_C:
             return NmxcDriver(self._nmxc_url(address), clock=self.clock, tls=tls, gateway_id=GATEWAY_ID)
         return NmxmDriver(
@@ -334,33 +334,33 @@ class Switches:
         )
 
     async def nmxm_session(self, endpoint: Endpoint) -> NmxmSession:
-        """A connection to an NMX-M, for questions that are not about one domain."""
-        way = await self._reach(endpoint)
+        """A connection to an NMX-M, for requests that are not about one domain."""
+        access = await self._reach(endpoint)
         return NmxmSession(
-            _nmxm_url(way.address),
+            _nmxm_url(access.address),
             lambda: self.secrets.login(endpoint.chassis_serials),
-            tls=await _tls_context(way.tls),
-            server_name=way.tls.authority if way.tls else None,
+            tls=await _tls_context(access.tls),
+            server_name=access.tls.authority if access.tls else None,
         )
 
     async def browse(self, endpoint: Endpoint, rpc: str, gpu_uid: int) -> str:
-        """What the controller answers to `rpc`, as JSON; of a GPU list only `gpu_uid` unless that is 0.
+        """The controller's response to `rpc`, as JSON; of a GPU list only `gpu_uid` unless that is 0.
 
-        NMX-M is asked for the same list of its own.
+        From an NMX-M it is the collection with the same content.
         """
         if parse_controller_url(endpoint.url).kind is ControllerKind.NMX_M:
             return await self._browse_nmxm(endpoint, rpc, gpu_uid)
-        way = await self._reach(endpoint)
-        session = NmxcSession(self._nmxc_url(way.address), way.tls, GATEWAY_ID, open_channel)
+        access = await self._reach(endpoint)
+        session = NmxcSession(self._nmxc_url(access.address), access.tls, GATEWAY_ID, open_channel)
         try:
             await session.hello()
             if rpc == "GetComputeNodeInfoList":
                 nodes = pb.GetComputeNodeInfoListRequest(context=pb.Context(), gateway_id=GATEWAY_ID)
                 return _message_json(await session.call(rpc, nodes))
-            asked = pb.GetGpuInfoListRequest(
+            request = pb.GetGpuInfoListRequest(
                 context=pb.Context(), attr=pb.NMX_GPU_ATTR_ALL, gateway_id=GATEWAY_ID
             )
-            reply = await session.call(rpc, asked)
+            reply = await session.call(rpc, request)
         finally:
             await session.close()
         return _message_json(_only_gpu(reply, gpu_uid) if gpu_uid else reply)

@@ -20,6 +20,7 @@ from rackloom.carve.inventory.endpoints import Endpoint
 from rackloom.carve.reconcile.domain_pass import OperationOutcome
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder
+from rackloom.carve.store.schema import tenant
 from rackloom.carve.store.values import Changed, IdFactory, Status, conflict, invalid
 from rackloom.core.partitions.domain import PartitionPlan
 
@@ -75,6 +76,15 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
         changed = await self.store.run(work)
         self.wake(changed.domains)
         return changed.value
+
+
+# Rows of tenants, with the org of each.
+
+
+def rows_with_org(table: sa.Table) -> sa.Select[Any]:
+    """The rows of a table of tenants' objects, with the `org` of the tenant, by name."""
+    rows = sa.select(table, tenant.c.org).join(tenant, tenant.c.id == table.c.tenant_id)
+    return rows.order_by(table.c.name, table.c.id)
 
 
 # Shared translations.

@@ -11,7 +11,14 @@ import sqlalchemy as sa
 
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
-from rackloom.carve.admin.deps import AdminDeps, check_ids, check_version, config_version, tenant_state
+from rackloom.carve.admin.deps import (
+    AdminDeps,
+    check_ids,
+    check_version,
+    config_version,
+    rows_with_org,
+    tenant_state,
+)
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import nvlink_interface, tenant
@@ -23,7 +30,7 @@ _Row = sa.Row[Any]
 
 async def find_ids(deps: AdminDeps, request: pb.InstanceSearchFilter) -> pb.InstanceIdList:
     """Ids by tenant, VPC or instance type, or all."""
-    query = _listing()
+    query = rows_with_org(table)
     if request.HasField("tenant_org_id"):
         query = query.where(tenant.c.org == request.tenant_org_id)
     if request.HasField("vpc_id"):
@@ -89,18 +96,13 @@ def _interface_specs(config: pb.InstanceConfig) -> list[InterfaceSpec]:
     ]
 
 
-def _listing() -> sa.Select[Any]:
-    query = sa.select(table, tenant.c.org).join(tenant, tenant.c.id == table.c.tenant_id)
-    return query.order_by(table.c.name, table.c.id)
-
-
 def _get(conn: sa.Connection, instance_id: str) -> _Row:
-    row = conn.execute(_listing().where(table.c.id == instance_id)).one_or_none()
+    row = conn.execute(rows_with_org(table).where(table.c.id == instance_id)).one_or_none()
     return require(row, f"there is no instance {instance_id}")
 
 
 def _load(conn: sa.Connection, which: "sa.ColumnElement[bool]") -> list[pb.Instance]:
-    rows = conn.execute(_listing().where(which)).all()
+    rows = conn.execute(rows_with_org(table).where(which)).all()
     listing = interfaces.interface_listing().where(which).order_by(nvlink_interface.c.device_instance)
     attached = conn.execute(listing).all()
     histories = journal.status_histories(conn, [row.id for row in rows])

@@ -14,6 +14,7 @@ from rackloom.carve.admin.deps import (
     check_ids,
     check_version,
     config_version,
+    rows_with_org,
     tenant_state,
     timestamp,
 )
@@ -29,7 +30,7 @@ async def find_ids(
     deps: AdminDeps, request: pb.NVLinkLogicalPartitionSearchFilter
 ) -> pb.NVLinkLogicalPartitionIdList:
     """Ids by name, or all."""
-    query = _listing()
+    query = rows_with_org(table)
     if request.HasField("name"):
         query = query.where(table.c.name == request.name)
     rows = await deps.store.read(_all, query)
@@ -44,13 +45,13 @@ async def find_by_ids(
     """Logical partitions; ids that mean none are left out."""
     check_ids(request.partition_ids)
     wanted = [partition_id.value for partition_id in request.partition_ids]
-    rows = await deps.store.read(_all, _listing().where(table.c.id.in_(wanted)))
+    rows = await deps.store.read(_all, rows_with_org(table).where(table.c.id.in_(wanted)))
     return pb.NVLinkLogicalPartitionList(partitions=[_message(row) for row in rows])
 
 
 async def of_tenant(deps: AdminDeps, request: pb.TenantSearchQuery) -> pb.NVLinkLogicalPartitionList:
     """The logical partitions of a tenant."""
-    query = _listing().where(tenant.c.org == request.tenantOrganizationId)
+    query = rows_with_org(table).where(tenant.c.org == request.tenantOrganizationId)
     return pb.NVLinkLogicalPartitionList(
         partitions=[_message(row) for row in await deps.store.read(_all, query)]
     )
@@ -121,17 +122,12 @@ def _create(
     return _get(conn, new)
 
 
-def _listing() -> sa.Select[Any]:
-    query = sa.select(table, tenant.c.org).join(tenant, tenant.c.id == table.c.tenant_id)
-    return query.order_by(table.c.name, table.c.id)
-
-
 def _all(conn: sa.Connection, query: sa.Select[Any]) -> list[_Row]:
     return list(conn.execute(query))
 
 
 def _get(conn: sa.Connection, partition_id: str) -> _Row:
-    row = conn.execute(_listing().where(table.c.id == partition_id)).one_or_none()
+    row = conn.execute(rows_with_org(table).where(table.c.id == partition_id)).one_or_none()
     return require(row, f"there is no NVLink logical partition {partition_id}")
 
 

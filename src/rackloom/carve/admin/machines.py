@@ -88,7 +88,7 @@ def _force_delete(
 def _load(conn: sa.Connection, wanted: Sequence[str]) -> list[pb.Machine]:
     rows = conn.execute(catalog.machine_listing().where(table.c.id.in_(wanted)).order_by(table.c.id)).all()
     gpus = catalog.gpus_of_machines(conn, [row.id for row in rows])
-    owners = {(partition.domain, partition.name): partition for partition in list_partitions(conn)}
+    owners = {(listed.view.domain, listed.view.partition.name): listed for listed in list_partitions(conn)}
     observed = {
         domain: latest.latest_of_domain(conn, domain).observation for domain in {row.domain for row in rows}
     }
@@ -145,6 +145,6 @@ def _gpu_status(
     if held_by is not None:
         status.domain_id.value = domain
         status.partition_id.value = held_by.id
-        if held_by.logical_partition is not None:
-            status.logical_partition_id.value = held_by.logical_partition
+        if held_by.view.logical_partition is not None:
+            status.logical_partition_id.value = held_by.view.logical_partition
     return status

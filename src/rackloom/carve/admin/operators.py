@@ -7,6 +7,7 @@ refuses it when fabric or intent have changed. `ImportMachines` adds all machine
 blocked GPUs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from rackloom.carve.observation.latest import LatestObservation
 from rackloom.carve.partitions import found, intent
 from rackloom.carve.reconcile import records
 from rackloom.carve.reconcile.domain_pass import OperationOutcome
+from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import site
 from rackloom.carve.store.values import Changed, invalid, not_found
 from rackloom.core.partitions.domain import PartitionPlan
@@ -78,65 +80,67 @@ async def import_machines(deps: AdminDeps, request: pb.ImportRequest) -> pb.Impo
 
 async def pause(deps: AdminDeps, request: pb.DomainRequest) -> pb.Done:
     """Begin no operation in a domain from now on; it is observed as before."""
-    await deps.change(lambda conn: intent.pause_domain(conn, request.domain, deps.order(request.reason)))
+    await _run_step(deps, request, lambda conn, order: intent.pause_domain(conn, request.domain, order))
     return pb.Done(message=f"domain {request.domain} is paused")
 
 
 async def resume(deps: AdminDeps, request: pb.DomainRequest) -> pb.Done:
     """Begin operations in a domain again."""
-    await deps.change(lambda conn: intent.resume_domain(conn, request.domain, deps.order(request.reason)))
+    await _run_step(deps, request, lambda conn, order: intent.resume_domain(conn, request.domain, order))
     return pb.Done(message=f"domain {request.domain} is resumed")
 
 
 async def cordon(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
     """Place nothing new on a tray."""
-    await deps.store.run(
-        lambda conn: maintenance.cordon_machine(conn, request.machine_id, deps.order(request.reason))
-    )
+    order = deps.order(request.reason)
+    # No reconciler is woken: a cordon changes no intent.
+    await deps.store.run(maintenance.cordon_machine, request.machine_id, order)
     return pb.Done(message=f"machine {request.machine_id} is cordoned")
 
 
 async def uncordon(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
     """Use a tray again; a drain of it ends first."""
 
-    def work(conn: sa.Connection) -> Changed[None]:
-        order = deps.order(request.reason)
+    def work(conn: sa.Connection, order: OperatorOrder) -> Changed[None]:
         ended: Changed[None] = Changed(None, frozenset())
         if intent.active_drains(conn, [request.machine_id]):
             ended = maintenance.end_machine_drain(conn, request.machine_id, order)
         maintenance.uncordon_machine(conn, request.machine_id, order)
         return ended
 
-    await deps.change(work)
+    await _run_step(deps, request, work)
     return pb.Done(message=f"machine {request.machine_id} is in use again")
 
 
 async def drain(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
     """Take a tray's GPUs out of all partitions, and record it."""
-    await deps.change(
-        lambda conn: maintenance.drain_machine(conn, request.machine_id, deps.order(request.reason), deps.ids)
+    machine_id = request.machine_id
+    await _run_step(
+        deps, request, lambda conn, order: maintenance.drain_machine(conn, machine_id, order, deps.ids)
     )
-    return pb.Done(message=f"machine {request.machine_id} is being drained")
+    return pb.Done(message=f"machine {machine_id} is being drained")
 
 
 async def adopt(deps: AdminDeps, request: pb.AdoptRequest) -> pb.Done:
     """Make a found partition the physical partition of a logical partition; no GPU moves."""
-    order = deps.order(request.reason)
-    await deps.change(
-        lambda conn: found.adopt_partition(
-            conn, request.domain, request.partition_name, request.logical_partition_id, order
-        )
-    )
+    names = (request.domain, request.partition_name, request.logical_partition_id)
+    await _run_step(deps, request, lambda conn, order: found.adopt_partition(conn, *names, order))
     return pb.Done(message=f"partition {request.partition_name} is adopted")
 
 
 async def release(deps: AdminDeps, request: pb.ReleaseRequest) -> pb.Done:
     """Let the reconciler remove a found partition."""
-    order = deps.order(request.reason)
-    await deps.change(
-        lambda conn: found.release_partition(conn, request.domain, request.partition_name, order)
-    )
+    names = (request.domain, request.partition_name)
+    await _run_step(deps, request, lambda conn, order: found.release_partition(conn, *names, order))
     return pb.Done(message=f"partition {request.partition_name} is released")
+
+
+async def _run_step(
+    deps: AdminDeps, request: Any, step: Callable[[sa.Connection, OperatorOrder], Changed[Any]]
+) -> None:
+    # The order is dated inside the transaction: an observation that began before the step was known must
+    # not seem to answer it.
+    await deps.change(lambda conn: step(conn, deps.order(request.reason)))
 
 
 def _outcome_message(outcome: OperationOutcome) -> pb.OperationOutcome:

@@ -16,23 +16,20 @@ from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin.deps import AdminDeps, check_ids
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.partitions import found
+from rackloom.carve.partitions.found import FoundPartitionView
 from rackloom.carve.store.schema import logical_partition, tenant
 
 
-class PartitionListing(msgspec.Struct, frozen=True, kw_only=True):
-    """An observed partition; `number` is the controller's id for it."""
+class PartitionListing(msgspec.Struct, frozen=True):
+    """An observed partition, and the org of the tenant that it is for."""
 
-    domain: str
-    name: str
-    number: int
-    owner: found.Owner
-    logical_partition: str | None
+    view: FoundPartitionView
     org: str | None
 
     @property
     def id(self) -> str:
         """A uuid that depends on domain and name only, because controllers number partitions anew."""
-        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.domain}/{self.name}"))
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.view.domain}/{self.view.partition.name}"))
 
 
 async def find_ids(deps: AdminDeps, request: pb.NVLinkPartitionSearchFilter) -> pb.NVLinkPartitionIdList:
@@ -41,7 +38,7 @@ async def find_ids(deps: AdminDeps, request: pb.NVLinkPartitionSearchFilter) -> 
         partition
         for partition in await deps.store.read(list_partitions)
         if not request.HasField("tenant_organization_id") or partition.org == request.tenant_organization_id
-        if not request.HasField("name") or partition.name == request.name
+        if not request.HasField("name") or partition.view.partition.name == request.name
     ]
     ids = [ids_pb.NVLinkPartitionId(value=partition.id) for partition in chosen]
     return pb.NVLinkPartitionIdList(partition_ids=ids)
@@ -67,15 +64,8 @@ def list_partitions(conn: sa.Connection) -> list[PartitionListing]:
     owners = owners.join(tenant, tenant.c.id == logical_partition.c.tenant_id)
     orgs = {row.id: row.org for row in conn.execute(owners)}
     return [
-        PartitionListing(
-            domain=partition.domain,
-            name=partition.partition.name,
-            number=partition.partition.id,
-            owner=partition.owner,
-            logical_partition=partition.logical_partition,
-            org=orgs.get(partition.logical_partition or ""),
-        )
-        for partition in found.partitions_of_domains(conn, domains)
+        PartitionListing(view, orgs.get(view.logical_partition or ""))
+        for view in found.partitions_of_domains(conn, domains)
     ]
 
 
@@ -86,11 +76,11 @@ def _messages(
         partitions=[
             pb.NVLinkPartition(
                 id=ids_pb.NVLinkPartitionId(value=partition.id),
-                name=partition.name,
-                nmx_m_id=str(partition.number),
-                domain_uuid=ids_pb.NVLinkDomainId(value=partition.domain),
-                logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=partition.logical_partition)
-                if partition.logical_partition
+                name=partition.view.partition.name,
+                nmx_m_id=str(partition.view.partition.id),
+                domain_uuid=ids_pb.NVLinkDomainId(value=partition.view.domain),
+                logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=partition.view.logical_partition)
+                if partition.view.logical_partition
                 else None,
             )
             for partition in listed

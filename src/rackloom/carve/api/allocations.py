@@ -14,10 +14,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import AnySelect, Deps, Json, ProviderAdmin, Reader, Row, Rows
+from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, Reader, Row, Rows
+from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, site, tenant
-from rackloom.carve.store.values import IdFactory, not_found
+from rackloom.carve.store.values import require
 from rackloom.carve.tenancy import entitlements
 
 # Request models.
@@ -104,43 +105,35 @@ class Allocation(wire.Timed):
 # From rows to responses.
 
 
-def allocation_shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
-    """Allocations (rows with provider_id) with their constraints."""
+def _allocation_shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
-    shapes: dict[str, Json] = {
-        row.id: {
-            "id": row.id,
-            "name": row.name,
-            "description": row.description,
-            "infrastructureProviderId": row.provider_id,
-            "tenantId": row.tenant_id,
-            "siteId": row.site_id,
-            "allocationConstraints": [],
-            "status": row.status,
-            "statusHistory": routing.status_history_shape(histories[row.id]),
-            **routing.times_shape(row),
-        }
+    constraints: dict[str, list[Json]] = {allocation_id: [] for allocation_id in ids}
+    for constraint in entitlements.constraints_of_allocations(conn, ids):
+        constraints[constraint.allocation_id].append(_constraint_shape(constraint))
+    shapes = [
+        wire.shape(
+            Allocation,
+            row,
+            infrastructure_provider_id=row.provider_id,
+            allocation_constraints=constraints[row.id],
+            status_history=routing.status_history_shape(histories[row.id]),
+        )
         for row in rows
-    }
-    for row in entitlements.constraints_of_allocations(conn, ids):
-        shapes[row.allocation_id]["allocationConstraints"].append(constraint_shape(row))
-    found = list(shapes.values())
-    routing.add_relations(conn, found, query.relations("InfrastructureProvider", "Tenant", "Site"))
-    return found
+    ]
+    routing.add_relations(conn, shapes, query.relations("InfrastructureProvider", "Tenant", "Site"))
+    return shapes
 
 
-def constraint_shape(row: Row) -> Json:
-    """So many machines of a type."""
-    return {
-        "id": row.id,
-        "allocationId": row.allocation_id,
-        "resourceType": "InstanceType",
-        "resourceTypeId": row.instance_type_id,
-        "constraintType": "Reserved",
-        "constraintValue": row.value,
-        **routing.times_shape(row),
-    }
+def _constraint_shape(row: Row) -> Json:
+    return wire.shape(
+        AllocationConstraintAnswer,
+        row,
+        resource_type="InstanceType",
+        resource_type_id=row.instance_type_id,
+        constraint_type="Reserved",
+        constraint_value=row.value,
+    )
 
 
 # Routes.
@@ -157,15 +150,31 @@ async def list_allocations(
     deps: Deps, caller: Reader, query: Annotated[AllocationQuery, Param()]
 ) -> Response:
     """The allocations that the caller gave or was given."""
-    return routing.page_response(*await deps.store.read(_list_allocations, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_list_allocations, caller, query), query)
 
 
 @router.post("/allocation", operation_id="create-allocation", response_model=Allocation, status_code=201)
 async def create_allocation(deps: Deps, caller: ProviderAdmin, body: AllocationCreate) -> Response:
     """Let a tenant use machines of a site."""
-    return routing.created_response(
-        await deps.store.run(_create_allocation, caller, body, deps.clock(), deps.ids)
-    )
+
+    def create(conn: sa.Connection) -> Json:
+        new = entitlements.create_allocation(
+            conn,
+            entitlements.provider_id_of(conn, caller.org),
+            name=body.name,
+            description=body.description,
+            tenant_id=str(body.tenant_id),
+            site_id=str(body.site_id),
+            types={
+                str(constraint.resource_type_id): constraint.constraint_value
+                for constraint in body.allocation_constraints
+            },
+            now=deps.clock(),
+            ids=deps.ids,
+        )
+        return _get_allocation(conn, caller, new)
+
+    return routing.created_response(await deps.store.run(create))
 
 
 @router.get(ONE, operation_id="get-allocation", response_model=Allocation)
@@ -173,7 +182,7 @@ async def get_allocation(
     deps: Deps, caller: Reader, allocation_id: AllocationId, query: Annotated[wire.Query, Param()]
 ) -> Response:
     """One allocation."""
-    return routing.json_response(await deps.store.read(_get_allocation, caller, str(allocation_id), query))
+    return routing.json_response(await deps.store.read(_get_allocation, caller, allocation_id, query))
 
 
 @router.patch(ONE, operation_id="update-allocation", response_model=Allocation)
@@ -181,9 +190,15 @@ async def update_allocation(
     deps: Deps, caller: ProviderAdmin, allocation_id: AllocationId, body: AllocationUpdate
 ) -> Response:
     """Change the name or description."""
-    return routing.json_response(
-        await deps.store.run(_update_allocation, caller, str(allocation_id), body, deps.clock())
-    )
+
+    def update(conn: sa.Connection) -> Json:
+        provider_id, now = entitlements.provider_id_of(conn, caller.org), deps.clock()
+        entitlements.update_allocation(
+            conn, provider_id, str(allocation_id), name=body.name, description=body.description, now=now
+        )
+        return _get_allocation(conn, caller, allocation_id)
+
+    return routing.json_response(await deps.store.run(update))
 
 
 @router.patch(
@@ -207,7 +222,7 @@ async def update_constraint(
             conn, provider_id, *chosen, body.constraint_value, deps.clock()
         )
         found = entitlements.constraints_of_allocations(conn, [str(allocation_id)])
-        return next(constraint_shape(row) for row in found if row.id == str(constraint_id))
+        return next(_constraint_shape(row) for row in found if row.id == str(constraint_id))
 
     return routing.json_response(await deps.store.run(update))
 
@@ -233,22 +248,11 @@ def _allocations(conn: sa.Connection, caller: Caller) -> AnySelect:
     )
 
 
-def _list_allocations(conn: sa.Connection, caller: Caller, query: AllocationQuery) -> tuple[list[Json], int]:
-    listing = _allocations(conn, caller)
-    listing = routing.filter_rows(
-        listing,
-        (site.c.provider_id, query.infrastructure_provider_id),
-        (allocation.c.id, query.id),
-        (allocation.c.site_id, query.site_id),
-        (allocation.c.tenant_id, query.tenant_id),
-        (allocation.c.status, query.status),
-    )
+def _list_allocations(conn: sa.Connection, caller: Caller, query: AllocationQuery) -> Page:
+    visible = _allocations(conn, caller)
     if (constraint := _constraint_filter(query)) is not None:
-        listing = listing.where(allocation.c.id.in_(constraint))
-    columns = (allocation.c.name, allocation.c.description, allocation.c.status)
-    listing = routing.search_rows(listing, query.query, *columns)
-    rows, total = routing.fetch_page(conn, listing, query.page, _order())
-    return allocation_shapes(conn, rows, query), total
+        visible = visible.where(allocation.c.id.in_(constraint))
+    return LISTING.page(conn, visible, query)
 
 
 def _constraint_filter(query: AllocationQuery) -> AnySelect | None:
@@ -265,7 +269,7 @@ def _constraint_filter(query: AllocationQuery) -> AnySelect | None:
 
 
 def _order() -> dict[str, sa.ColumnElement[Any]]:
-    """An allocation of several types stands where the first of them does; none gives IP blocks."""
+    """An allocation of several types is sorted by its first; no allocation has IP blocks."""
     mine = allocation_constraint.c.allocation_id == allocation.c.id
     org = sa.select(tenant.c.org).where(tenant.c.id == allocation.c.tenant_id)
     kinds = sa.select(sa.func.min(instance_type.c.name)).join(
@@ -281,38 +285,23 @@ def _order() -> dict[str, sa.ColumnElement[Any]]:
     }
 
 
-def _get_allocation(conn: sa.Connection, caller: Caller, allocation_id: str, query: wire.Query) -> Json:
-    row = conn.execute(_allocations(conn, caller).where(allocation.c.id == allocation_id)).one_or_none()
-    if row is None:
-        raise not_found("Could not find Allocation with specified ID")
-    return allocation_shapes(conn, [row], query)[0]
-
-
-def _update_allocation(
-    conn: sa.Connection, caller: Caller, allocation_id: str, body: AllocationUpdate, now: float
+def _get_allocation(
+    conn: sa.Connection, caller: Caller, allocation_id: UUID | str, query: wire.Query = routing.NO_QUERY
 ) -> Json:
-    provider_id = entitlements.provider_id_of(conn, caller.org)
-    entitlements.update_allocation(
-        conn, provider_id, allocation_id, name=body.name, description=body.description, now=now
-    )
-    return _get_allocation(conn, caller, allocation_id, wire.Query())
+    mine = _allocations(conn, caller).where(allocation.c.id == str(allocation_id))
+    row = require(conn.execute(mine).one_or_none(), "Could not find Allocation with specified ID")
+    return _allocation_shapes(conn, [row], query)[0]
 
 
-def _create_allocation(
-    conn: sa.Connection, caller: Caller, body: AllocationCreate, now: float, ids: IdFactory
-) -> Json:
-    new = entitlements.create_allocation(
-        conn,
-        entitlements.provider_id_of(conn, caller.org),
-        name=body.name,
-        description=body.description,
-        tenant_id=str(body.tenant_id),
-        site_id=str(body.site_id),
-        types={
-            str(constraint.resource_type_id): constraint.constraint_value
-            for constraint in body.allocation_constraints
-        },
-        now=now,
-        ids=ids,
-    )
-    return _get_allocation(conn, caller, new, wire.Query())
+LISTING = routing.Listing(
+    shapes=_allocation_shapes,
+    order=_order(),
+    filters={
+        "infrastructure_provider_id": site.c.provider_id,
+        "id": allocation.c.id,
+        "site_id": allocation.c.site_id,
+        "tenant_id": allocation.c.tenant_id,
+        "status": allocation.c.status,
+    },
+    searched=(allocation.c.name, allocation.c.description, allocation.c.status),
+)

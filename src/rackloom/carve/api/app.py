@@ -1,8 +1,8 @@
 """The REST application: middleware, error mapping, OpenAPI description, and the order of routes.
 
 A request passes `AuthenticationMiddleware` first: every path below an organization needs a verified
-token before routing, so a route that forgets to ask for a role is still unreachable for strangers, and
-no body is parsed for them. `BodyLimitMiddleware` then admits at most `MAX_BODY` bytes of JSON, received
+token before routing, so a route that forgets to require a role cannot be reached without a token, and
+no body is parsed without one. `BodyLimitMiddleware` then admits at most `MAX_BODY` bytes of JSON, received
 within `BODY_SECONDS`.
 
 The error handlers are the only place where refusals become HTTP status codes. Every error has the same

@@ -16,13 +16,12 @@ from starlette.responses import Response
 
 from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Json, ProviderAdmin, Reader, Row
-from rackloom.carve.api.wire import NO_NUL, Answer, Because, PageQuery
-from rackloom.carve.observation.latest import rfc3339
+from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, ProviderAdmin, Reader, Row
+from rackloom.carve.api.wire import NO_NUL, Answer, Because, Json, PageQuery, shape
 from rackloom.carve.partitions import intent
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import allocation, machine
-from rackloom.carve.store.values import Changed, not_found
+from rackloom.carve.store.values import Changed, require
 from rackloom.carve.tenancy import entitlements, placement
 from rackloom.carve.tenancy.placement import DomainCapacity
 
@@ -99,39 +98,28 @@ def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | 
     """
     observation = capacity.known.observation
     doubt = capacity.known.doubt if blocked is None else capacity.known.operators_doubt
-    return {
-        "id": capacity.domain,
-        "siteId": capacity.site_id,
-        "status": "Unknown" if observation is None else "Observed",
-        "observedAt": None if observation is None else rfc3339(observation.observed_at),
-        "observationAgeSeconds": None if observation is None else max(0.0, now - observation.observed_at),
-        "unknownSince": routing.optional_time(capacity.known.unknown_since),
-        "statusMessage": doubt or None,
-        "isPaused": capacity.pause_reason is not None,
-        "pauseReason": None if blocked is None else capacity.pause_reason,
-        "totalTrays": capacity.trays,
-        "freeTrays": capacity.free,
-        "unhealthyTrays": capacity.unhealthy,
-        "closedTrays": capacity.closed,
-        "largestBatch": capacity.largest_batch,
-        "fragmentation": capacity.fragmentation,
-        "blockedGpus": None if blocked is None else [_blocked_gpu_shape(row) for row in blocked],
-        "instanceTypes": [
-            {
-                "instanceTypeId": type_.instance_type_id,
-                "freeTrays": type_.free,
-                "largestBatch": type_.largest_batch,
-            }
-            for type_ in capacity.types
-        ],
-        "ownInstances": capacity.own_instances,
-        "ownGpus": sum(capacity.own_gpus.values()),
-        "ownLogicalPartitions": [{"id": name, "gpus": gpus} for name, gpus in capacity.own_gpus.items()],
-    }
-
-
-def _blocked_gpu_shape(row: Row) -> Json:
-    return {"gpuGuid": row.guid, "reason": row.reason, "fix": row.fix, "since": rfc3339(row.since)}
+    return shape(
+        NVLinkDomain,
+        capacity,
+        id=capacity.domain,
+        status="Unknown" if observation is None else "Observed",
+        observed_at=None if observation is None else observation.observed_at,
+        observation_age_seconds=None if observation is None else max(0.0, now - observation.observed_at),
+        unknown_since=capacity.known.unknown_since,
+        status_message=doubt or None,
+        is_paused=capacity.pause_reason is not None,
+        pause_reason=None if blocked is None else capacity.pause_reason,
+        total_trays=capacity.trays,
+        free_trays=capacity.free,
+        unhealthy_trays=capacity.unhealthy,
+        closed_trays=capacity.closed,
+        blocked_gpus=None
+        if blocked is None
+        else [shape(BlockedGpu, row, gpu_guid=row.guid) for row in blocked],
+        instance_types=[shape(TypeCapacity, type_, free_trays=type_.free) for type_ in capacity.types],
+        own_gpus=sum(capacity.own_gpus.values()),
+        own_logical_partitions=[{"id": name, "gpus": gpus} for name, gpus in capacity.own_gpus.items()],
+    )
 
 
 # Routes.
@@ -146,7 +134,7 @@ ONE = "/nvlink-domain/{nvLinkDomainId}"
 @router.get("/nvlink-domain", operation_id="get-all-nvlink-domain", response_model=list[NVLinkDomain])
 async def list_domains(deps: Deps, caller: Reader, query: Annotated[DomainQuery, Param()]) -> Response:
     """The domains where the caller operates machines or may use some, with the room in each."""
-    return routing.page_response(*await deps.store.read(_list, caller, query, deps.clock()), query.page)
+    return routing.page_response(*await deps.store.read(_list, caller, query, deps.clock()), query)
 
 
 @router.get(ONE, operation_id="get-nvlink-domain", response_model=NVLinkDomain)
@@ -196,20 +184,24 @@ def _domains(provider_id: str, tenant_id: str) -> AnySelect:
     )
 
 
-def _list(conn: sa.Connection, caller: Caller, query: DomainQuery, now: float) -> tuple[list[Json], int]:
+def _list(conn: sa.Connection, caller: Caller, query: DomainQuery, now: float) -> Page:
     provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
-    listing = _domains(provider_id, tenant_id)
-    known = routing.filter_rows(listing, (machine.c.site_id, query.site_id)).subquery()
-    order_by = routing.order_by_creation(known.c.created, known.c.domain)
-    rows, total = routing.fetch_page(conn, sa.select(known), query.page, order_by)
-    return _shapes(conn, [row.domain for row in rows], provider_id, tenant_id, now), total
+    visible = _domains(provider_id, tenant_id)
+    known = routing.filter_rows(visible, (machine.c.site_id, query.site_id)).subquery()
+    listing = routing.Listing(
+        shapes=lambda conn, rows, _query: _shapes(
+            conn, [row.domain for row in rows], provider_id, tenant_id, now
+        ),
+        order=routing.order_by_creation(known.c.created, known.c.domain),
+    )
+    return listing.page(conn, sa.select(known), query)
 
 
 def _get(conn: sa.Connection, caller: Caller, domain: str, now: float) -> Json:
     provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     known = _domains(provider_id, tenant_id).subquery()
-    if conn.execute(sa.select(known.c.domain).where(known.c.domain == domain)).first() is None:
-        raise not_found("Could not find NVLink Domain with specified ID")
+    found = conn.execute(sa.select(known.c.domain).where(known.c.domain == domain)).first()
+    require(found, "Could not find NVLink Domain with specified ID")
     return _shapes(conn, [domain], provider_id, tenant_id, now)[0]
 
 

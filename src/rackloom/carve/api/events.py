@@ -2,7 +2,7 @@
 
 Events are read from the outbox, so it does not matter which replica wrote them. A client resumes with
 the `Last-Event-ID` header. When events were pruned, or the records are older than what the client has
-seen (a restored backup), a `reset` event tells it to list the objects again. A stream ends when its
+seen (a restored backup), a `reset` event makes it list the objects again. A stream ends when its
 token expires; an organization has at most `STREAMS_PER_ORG` streams.
 """
 

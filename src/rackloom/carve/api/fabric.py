@@ -5,6 +5,7 @@ released. The operation list is the audit of everything that was requested from 
 of one plan share a plan id. A provider sees only the domains, chassis and machines that it operates.
 """
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -17,15 +18,15 @@ from starlette.responses import PlainTextResponse, Response
 
 from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import Deps, Json, ProviderAdmin, ProviderReader, Row
-from rackloom.carve.api.wire import NO_NUL, Answer, Because, PageQuery, Reason, Text, Timed, Url
+from rackloom.carve.api.routing import ApiDeps, Deps, Page, ProviderAdmin, ProviderReader, Row, Rows
+from rackloom.carve.api.wire import NO_NUL, Answer, Because, Json, PageQuery, Reason, Text, Timed, Url, shape
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.partitions import found
 from rackloom.carve.partitions.found import FoundPartitionView, Owner
 from rackloom.carve.store.journal import OperatorOrder, Step
 from rackloom.carve.store.schema import endpoint, endpoint_chassis, machine, operation, operator_step
-from rackloom.carve.store.values import Changed
+from rackloom.carve.store.values import Changed, IdFactory
 from rackloom.carve.tenancy import entitlements
 from rackloom.core.partitions.domain import PartitionHealth
 
@@ -148,68 +149,37 @@ class OperatorStep(Answer):
 # From rows to responses.
 
 
-def endpoint_shape(row: Row) -> Json:
-    """The switch controller of a chassis."""
-    return {
-        "chassisSerial": row.chassis_serial,
-        "endpoint": row.url,
-        "nvLinkDomainId": row.domain,
-        "observedAt": routing.optional_time(row.observed_at),
-        "unknownSince": routing.optional_time(row.unknown_since),
-        "statusMessage": row.unknown_reason,
-        **routing.times_shape(row),
-    }
+def _endpoint_shape(row: Row) -> Json:
+    known = {"nvlink_domain_id": row.domain, "status_message": row.unknown_reason}
+    return shape(NmxcEndpoint, row, endpoint=row.url, **known)
 
 
-def physical_partition_shape(partition_view: FoundPartitionView) -> Json:
-    """A partition as the switch controller shows it."""
-    return {
-        "id": partition_view.partition.id,
-        "name": partition_view.partition.name,
-        "nvLinkDomainId": partition_view.domain,
-        "owner": partition_view.owner,
-        "nvLinkLogicalPartitionId": partition_view.logical_partition,
-        "gpuGuids": [str(guid) for guid in sorted(partition_view.partition.members)],
-        "health": PartitionHealth(partition_view.partition.health).name.lower(),
-        "isGuidBased": partition_view.partition.guid_based,
-        "multicastGroups": partition_view.partition.multicast_groups,
-        "observedAt": rfc3339(partition_view.observed_at),
-    }
+def _partition_shape(found_partition: FoundPartitionView) -> Json:
+    partition = found_partition.partition
+    return shape(
+        NVLinkPartition,
+        partition,
+        nvlink_domain_id=found_partition.domain,
+        owner=found_partition.owner,
+        nvlink_logical_partition_id=found_partition.logical_partition,
+        gpu_guids=[str(guid) for guid in sorted(partition.members)],
+        health=PartitionHealth(partition.health).name.lower(),
+        is_guid_based=partition.guid_based,
+        observed_at=found_partition.observed_at,
+    )
 
 
-def operation_shape(row: Row) -> Json:
-    """Something that was asked of a switch controller; operations of one plan have one plan id."""
-    detail: dict[str, Any] = row.detail
-    return {
-        "id": row.id,
-        "nvLinkDomainId": row.domain,
-        "planId": f"{row.endpoint_id}@{rfc3339(row.observed_at)}",
-        "kind": row.kind,
-        "partitionName": row.partition_name,
-        "askedBy": row.asked_by,
-        "reason": row.reason,
-        "detail": detail,
-        "state": row.state,
-        "code": row.code,
-        "message": row.message,
-        "observedAt": rfc3339(row.observed_at),
-        "started": rfc3339(row.started),
-        "finished": routing.optional_time(row.finished),
-        "observedAfter": routing.optional_time(row.observed_after),
-    }
-
-
-def operator_step_shape(row: Row) -> Json:
-    """Something that an operator did."""
-    return {
-        "id": row.id,
-        "step": row.step,
-        "subject": row.subject,
-        "nvLinkDomainId": row.domain,
-        "askedBy": row.asked_by,
-        "reason": row.reason,
-        "created": rfc3339(row.created),
-    }
+def _operation_shapes(_conn: sa.Connection, rows: Rows, _query: OperationQuery) -> list[Json]:
+    """Operations; those of one plan have one plan id."""
+    return [
+        shape(
+            NVLinkOperation,
+            row,
+            nvlink_domain_id=row.domain,
+            plan_id=f"{row.endpoint_id}@{rfc3339(row.observed_at)}",
+        )
+        for row in rows
+    ]
 
 
 # Routes.
@@ -227,7 +197,7 @@ async def list_endpoints(
     deps: Deps, caller: ProviderReader, query: Annotated[PageQuery, Param()]
 ) -> Response:
     """The switch controllers that the provider has registered, one row for each chassis."""
-    return routing.page_response(*await deps.store.read(_endpoints, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_endpoints, caller, query), query)
 
 
 @router.post(
@@ -235,16 +205,8 @@ async def list_endpoints(
 )
 async def create_endpoint(deps: Deps, caller: ProviderAdmin, body: EndpointCreate) -> Response:
     """Register the switch controller of a chassis; it is used at once."""
-    serial = body.chassis_serial
-
-    def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_chassis(conn, caller.org, serial)
-        made = endpoints.create_chassis_endpoint(
-            conn, serial, body.endpoint, routing.operator_order(deps, caller, body), deps.ids
-        )
-        return Changed(endpoint_shape(endpoints.get_chassis_endpoint(conn, serial)), made.domains)
-
-    return routing.created_response(await deps.change(change))
+    serial, create = body.chassis_serial, endpoints.create_chassis_endpoint
+    return routing.created_response(await _register(deps, caller, serial, body, create))
 
 
 @router.get(ENDPOINT, operation_id="get-nvlink-nmxc-endpoint", response_model=NmxcEndpoint)
@@ -253,7 +215,7 @@ async def get_endpoint(deps: Deps, caller: ProviderReader, serial: Serial) -> Re
 
     def read(conn: sa.Connection) -> Json:
         entitlements.check_operates_chassis(conn, caller.org, serial)
-        return endpoint_shape(endpoints.get_chassis_endpoint(conn, serial))
+        return _endpoint_shape(endpoints.get_chassis_endpoint(conn, serial))
 
     return routing.json_response(await deps.store.read(read))
 
@@ -263,14 +225,8 @@ async def update_endpoint(
     deps: Deps, caller: ProviderAdmin, serial: Serial, body: EndpointUpdate
 ) -> Response:
     """Let another URL speak for a chassis."""
-
-    def change(conn: sa.Connection) -> Changed[Json]:
-        entitlements.check_operates_chassis(conn, caller.org, serial)
-        asked = routing.operator_order(deps, caller, body)
-        changed = endpoints.update_chassis_endpoint(conn, serial, body.endpoint, asked, deps.ids)
-        return Changed(endpoint_shape(endpoints.get_chassis_endpoint(conn, serial)), changed.domains)
-
-    return routing.json_response(await deps.change(change))
+    update = endpoints.update_chassis_endpoint
+    return routing.json_response(await _register(deps, caller, serial, body, update))
 
 
 @router.delete(
@@ -284,8 +240,8 @@ async def delete_endpoint(deps: Deps, caller: ProviderAdmin, serial: Serial) -> 
 
     def change(conn: sa.Connection) -> Changed[None]:
         entitlements.check_operates_chassis(conn, caller.org, serial)
-        asked = OperatorOrder(caller.subject, "deleted over REST", deps.clock())
-        return endpoints.delete_chassis_endpoint(conn, serial, asked)
+        order = OperatorOrder(caller.subject, "deleted over REST", deps.clock())
+        return endpoints.delete_chassis_endpoint(conn, serial, order)
 
     await deps.change(change)
     return routing.deletion_response()
@@ -298,23 +254,17 @@ async def list_partitions(
     deps: Deps, caller: ProviderReader, query: Annotated[PhysicalPartitionQuery, Param()]
 ) -> Response:
     """The partitions in the newest observations, and whose they are."""
-    return routing.sliced_response(await deps.store.read(_partitions, caller, query), query.page)
+    return routing.sliced_response(await deps.store.read(_partitions, caller, query), query)
 
 
 @router.post("/nvlink-partition/adopt", operation_id="adopt-nvlink-partition", response_model=NVLinkPartition)
 async def adopt(deps: Deps, caller: ProviderAdmin, body: Adoption) -> Response:
     """Make a found partition the physical partition of a logical partition; no GPU is moved."""
 
-    def change(conn: sa.Connection) -> Changed[Json]:
-        domain = body.nvlink_domain_id
-        entitlements.check_operates_domain(conn, caller.org, domain)
-        wanted = str(body.nvlink_logical_partition_id)
-        done = found.adopt_partition(
-            conn, domain, body.name, wanted, routing.operator_order(deps, caller, body)
-        )
-        return Changed(_partition(conn, domain, body.name), done.domains)
+    def adopt(conn: sa.Connection, domain: str, name: str, order: OperatorOrder) -> Changed[None]:
+        return found.adopt_partition(conn, domain, name, str(body.nvlink_logical_partition_id), order)
 
-    return routing.json_response(await deps.change(change))
+    return await _take_over(deps, caller, body, adopt)
 
 
 @router.post(
@@ -322,14 +272,7 @@ async def adopt(deps: Deps, caller: ProviderAdmin, body: Adoption) -> Response:
 )
 async def release(deps: Deps, caller: ProviderAdmin, body: FoundPartition) -> Response:
     """Let a found partition be taken apart."""
-
-    def change(conn: sa.Connection) -> Changed[Json]:
-        domain = body.nvlink_domain_id
-        entitlements.check_operates_domain(conn, caller.org, domain)
-        done = found.release_partition(conn, domain, body.name, routing.operator_order(deps, caller, body))
-        return Changed(_partition(conn, domain, body.name), done.domains)
-
-    return routing.json_response(await deps.change(change))
+    return await _take_over(deps, caller, body, found.release_partition)
 
 
 @router.get(
@@ -339,22 +282,52 @@ async def list_operations(
     deps: Deps, caller: ProviderReader, query: Annotated[OperationQuery, Param()]
 ) -> Response:
     """What was asked of the switch controllers, for whom, why, and what came of it."""
-    return routing.page_response(*await deps.store.read(_operations, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_operations, caller, query), query)
 
 
 @router.get("/operator-step", operation_id="get-all-operator-step", response_model=list[OperatorStep])
 async def list_steps(deps: Deps, caller: ProviderReader, query: Annotated[FabricQuery, Param()]) -> Response:
     """What operators did, and why."""
-    return routing.page_response(*await deps.store.read(_steps, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_steps, caller, query), query)
 
 
-def _endpoints(conn: sa.Connection, caller: Caller, query: PageQuery) -> tuple[list[Json], int]:
+async def _register(
+    deps: ApiDeps,
+    caller: Caller,
+    serial: str,
+    body: EndpointCreate | EndpointUpdate,
+    step: Callable[[sa.Connection, str, str, OperatorOrder, IdFactory], Changed[None]],
+) -> Json:
+    def change(conn: sa.Connection) -> Changed[Json]:
+        entitlements.check_operates_chassis(conn, caller.org, serial)
+        order = routing.operator_order(deps, caller, body)
+        changed = step(conn, serial, body.endpoint, order, deps.ids)
+        return Changed(_endpoint_shape(endpoints.get_chassis_endpoint(conn, serial)), changed.domains)
+
+    return await deps.change(change)
+
+
+async def _take_over(
+    deps: ApiDeps,
+    caller: Caller,
+    body: FoundPartition,
+    step: Callable[[sa.Connection, str, str, OperatorOrder], Changed[None]],
+) -> Response:
+    def change(conn: sa.Connection) -> Changed[Json]:
+        domain = body.nvlink_domain_id
+        entitlements.check_operates_domain(conn, caller.org, domain)
+        changed = step(conn, domain, body.name, routing.operator_order(deps, caller, body))
+        views = found.partitions_of_domains(conn, [domain])
+        shown = next(_partition_shape(view) for view in views if view.partition.name == body.name)
+        return Changed(shown, changed.domains)
+
+    return routing.json_response(await deps.change(change))
+
+
+def _endpoints(conn: sa.Connection, caller: Caller, query: PageQuery) -> Page:
     provider_id = entitlements.provider_id_of(conn, caller.org)
-    serial = endpoint_chassis.c.chassis_serial
-    listing = endpoints.chassis_endpoint_listing().where(entitlements.operates_chassis(provider_id, serial))
-    order_by = {"CREATED": endpoint.c.created, "UPDATED": endpoint.c.updated, routing.TIE_BREAKER: serial}
-    rows, total = routing.fetch_page(conn, listing, query.page, order_by)
-    return [endpoint_shape(row) for row in rows], total
+    mine = entitlements.operates_chassis(provider_id, endpoint_chassis.c.chassis_serial)
+    return ENDPOINT_LISTING.page(conn, endpoints.chassis_endpoint_listing().where(mine), query)
 
 
 def _partitions(conn: sa.Connection, caller: Caller, query: PhysicalPartitionQuery) -> list[Json]:
@@ -364,30 +337,19 @@ def _partitions(conn: sa.Connection, caller: Caller, query: PhysicalPartitionQue
         wanted = wanted.where(mine.c.domain == query.nvlink_domain_id)
     logical = query.nvlink_logical_partition_id
     return [
-        physical_partition_shape(partition)
+        _partition_shape(partition)
         for partition in found.partitions_of_domains(conn, conn.execute(wanted).scalars().all())
         if query.owner in (None, partition.owner)
         and (logical is None or partition.logical_partition == str(logical))
     ]
 
 
-def _partition(conn: sa.Connection, domain: str, name: str) -> Json:
-    partitions = found.partitions_of_domains(conn, [domain])
-    return next(physical_partition_shape(view) for view in partitions if view.partition.name == name)
-
-
-def _operations(conn: sa.Connection, caller: Caller, query: OperationQuery) -> tuple[list[Json], int]:
+def _operations(conn: sa.Connection, caller: Caller, query: OperationQuery) -> Page:
     mine = entitlements.operated_domains(entitlements.provider_id_of(conn, caller.org))
-    listing: sa.Select[Any] = sa.select(operation).where(operation.c.domain.in_(mine))
-    listing = routing.filter_rows(
-        listing, (operation.c.domain, query.nvlink_domain_id), (operation.c.state, query.state)
-    )
-    order_by = routing.order_by_creation(operation.c.started, operation.c.id)
-    rows, total = routing.fetch_page(conn, listing, query.page, order_by)
-    return [operation_shape(row) for row in rows], total
+    return OPERATION_LISTING.page(conn, sa.select(operation).where(operation.c.domain.in_(mine)), query)
 
 
-def _steps(conn: sa.Connection, caller: Caller, query: FabricQuery) -> tuple[list[Json], int]:
+def _steps(conn: sa.Connection, caller: Caller, query: FabricQuery) -> Page:
     provider_id = entitlements.provider_id_of(conn, caller.org)
     machines = sa.select(machine.c.id).where(entitlements.operates_machine(provider_id))
     mine = sa.or_(
@@ -398,9 +360,26 @@ def _steps(conn: sa.Connection, caller: Caller, query: FabricQuery) -> tuple[lis
             entitlements.operates_chassis(provider_id, operator_step.c.subject),
         ),
     )
-    wanted = (operator_step.c.domain, query.nvlink_domain_id)
-    listing = routing.filter_rows(sa.select(operator_step).where(mine), wanted)
-    rows, total = routing.fetch_page(
-        conn, listing, query.page, routing.order_by_creation(operator_step.c.created, operator_step.c.id)
-    )
-    return [operator_step_shape(row) for row in rows], total
+    return STEP_LISTING.page(conn, sa.select(operator_step).where(mine), query)
+
+
+ENDPOINT_LISTING = routing.Listing(
+    shapes=lambda _conn, rows, _query: [_endpoint_shape(row) for row in rows],
+    order={
+        "CREATED": endpoint.c.created,
+        "UPDATED": endpoint.c.updated,
+        routing.TIE_BREAKER: endpoint_chassis.c.chassis_serial,
+    },
+)
+OPERATION_LISTING = routing.Listing(
+    shapes=_operation_shapes,
+    order=routing.order_by_creation(operation.c.started, operation.c.id),
+    filters={"nvlink_domain_id": operation.c.domain, "state": operation.c.state},
+)
+STEP_LISTING = routing.Listing(
+    shapes=lambda _conn, rows, _query: [
+        shape(OperatorStep, row, nvlink_domain_id=row.domain) for row in rows
+    ],
+    order=routing.order_by_creation(operator_step.c.created, operator_step.c.id),
+    filters={"nvlink_domain_id": operator_step.c.domain},
+)

@@ -15,10 +15,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import AnySelect, Deps, Json, ProviderAdmin, ProviderReader, Reader, Row, Rows
+from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, ProviderReader, Reader, Rows
+from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, machine, site
-from rackloom.carve.store.values import IdFactory, not_found
+from rackloom.carve.store.values import require
 from rackloom.carve.tenancy import catalog, entitlements
 from rackloom.carve.tenancy.catalog import InstanceTypeStats
 
@@ -73,6 +74,9 @@ class InstanceTypeIncludes(wire.Query):
 
     include_machine_assignment: bool = False
     include_allocation_stats: bool = False
+
+
+NOTHING_MORE = InstanceTypeIncludes()
 
 
 class InstanceTypeQuery(wire.PageQuery, InstanceTypeIncludes):
@@ -136,22 +140,17 @@ class InstanceType(wire.Timed):
 # From rows to responses.
 
 
-def instance_type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeIncludes) -> list[Json]:
-    """Instance types (rows with provider_id), with the machines and the numbers of each when wanted."""
+def _type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeIncludes) -> list[Json]:
+    """Instance types, with the machines and the numbers of each when wanted."""
     histories = journal.status_histories(conn, [row.id for row in rows])
-    shapes: dict[str, Json] = {
-        row.id: {
-            "id": row.id,
-            "name": row.name,
-            "description": row.description,
-            "siteId": row.site_id,
-            "infrastructureProviderId": row.provider_id,
-            "labels": row.labels,
-            "machineCapabilities": row.capabilities,
-            "status": row.status,
-            "statusHistory": routing.status_history_shape(histories[row.id]),
-            **routing.times_shape(row),
-        }
+    shapes = {
+        row.id: wire.shape(
+            InstanceType,
+            row,
+            infrastructure_provider_id=row.provider_id,
+            machine_capabilities=row.capabilities,
+            status_history=routing.status_history_shape(histories[row.id]),
+        )
         for row in rows
     }
     if query.include_machine_assignment:
@@ -164,31 +163,26 @@ def instance_type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeInc
     return found
 
 
-def association_shape(row: Row) -> Json:
-    """A machine of an instance type."""
-    return {
-        "id": row.id,
-        "machineId": row.id,
-        "instanceTypeId": row.instance_type_id,
-        **routing.times_shape(row),
-    }
+def _association_shapes(_conn: sa.Connection, rows: Rows, query: object) -> list[Json]:
+    return [wire.shape(MachineAssociationAnswer, row, machine_id=row.id) for row in rows]
 
 
 def _add_machine_associations(conn: sa.Connection, shapes: dict[str, Json]) -> None:
     for shape in shapes.values():
         shape["machineInstanceTypes"] = []
     wanted = sa.select(machine).where(machine.c.instance_type_id.in_(shapes)).order_by(machine.c.id)
-    for row in conn.execute(wanted):
-        shapes[row.instance_type_id]["machineInstanceTypes"].append(association_shape(row))
+    for association in _association_shapes(conn, conn.execute(wanted).all(), query=None):
+        shapes[association["instanceTypeId"]]["machineInstanceTypes"].append(association)
 
 
 def _allocation_stats_shape(stats: InstanceTypeStats) -> Json:
+    unused = stats.allocated - stats.used
     return {
         "assigned": stats.machines,
         "total": stats.allocated,
         "used": stats.used,
-        "unused": stats.allocated - stats.used,
-        "unusedUsable": min(stats.allocated - stats.used, stats.usable),
+        "unused": unused,
+        "unusedUsable": min(unused, stats.usable),
         "maxAllocatable": max(0, stats.machines - stats.allocated),
     }
 
@@ -205,7 +199,7 @@ TypeId = Annotated[UUID, Path(alias="instanceTypeId")]
 @router.get("/instance/type", operation_id="get-all-instance-type", response_model=list[InstanceType])
 async def list_types(deps: Deps, caller: Reader, query: Annotated[InstanceTypeQuery, Param()]) -> Response:
     """The instance types that the caller may see."""
-    return routing.page_response(*await deps.store.read(_list_types, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_list_types, caller, query), query)
 
 
 @router.post(
@@ -213,7 +207,22 @@ async def list_types(deps: Deps, caller: Reader, query: Annotated[InstanceTypeQu
 )
 async def create_type(deps: Deps, caller: ProviderAdmin, body: InstanceTypeCreate) -> Response:
     """A new instance type."""
-    return routing.created_response(await deps.store.run(_create_type, caller, body, deps.clock(), deps.ids))
+
+    def create(conn: sa.Connection) -> Json:
+        new = catalog.create_instance_type(
+            conn,
+            entitlements.provider_id_of(conn, caller.org),
+            site_id=str(body.site_id),
+            name=body.name,
+            description=body.description,
+            labels=body.labels,
+            capabilities=_stored_capabilities(body.machine_capabilities),
+            now=deps.clock(),
+            ids=deps.ids,
+        )
+        return _get_type(conn, caller, new)
+
+    return routing.created_response(await deps.store.run(create))
 
 
 @router.get(ONE, operation_id="get-instance-type", response_model=InstanceType)
@@ -221,7 +230,7 @@ async def get_type(
     deps: Deps, caller: Reader, type_id: TypeId, query: Annotated[InstanceTypeIncludes, Param()]
 ) -> Response:
     """One instance type."""
-    return routing.json_response(await deps.store.read(_get_type, caller, str(type_id), query))
+    return routing.json_response(await deps.store.read(_get_type, caller, type_id, query))
 
 
 @router.patch(ONE, operation_id="update-instance-type", response_model=InstanceType)
@@ -229,7 +238,22 @@ async def update_type(
     deps: Deps, caller: ProviderAdmin, type_id: TypeId, body: InstanceTypeUpdate
 ) -> Response:
     """Change an instance type."""
-    return routing.json_response(await deps.store.run(_update_type, caller, str(type_id), body, deps.clock()))
+    capabilities = body.machine_capabilities
+
+    def update(conn: sa.Connection) -> Json:
+        catalog.update_instance_type(
+            conn,
+            entitlements.provider_id_of(conn, caller.org),
+            str(type_id),
+            name=body.name,
+            description=body.description,
+            labels=body.labels,
+            capabilities=None if capabilities is None else _stored_capabilities(capabilities),
+            now=deps.clock(),
+        )
+        return _get_type(conn, caller, type_id)
+
+    return routing.json_response(await deps.store.run(update))
 
 
 @router.delete(ONE, operation_id="delete-instance-type", status_code=202, response_class=PlainTextResponse)
@@ -252,9 +276,11 @@ async def list_machines(
     deps: Deps, caller: ProviderReader, type_id: TypeId, query: Annotated[wire.PageQuery, Param()]
 ) -> Response:
     """The machines of an instance type."""
-    return routing.page_response(
-        *await deps.store.read(_list_machines, caller, str(type_id), query), query.page
-    )
+
+    def read(conn: sa.Connection) -> Page:
+        return ASSOCIATIONS.page(conn, _associations(conn, caller, type_id), query)
+
+    return routing.page_response(*await deps.store.read(read), query)
 
 
 @router.post(
@@ -267,9 +293,14 @@ async def assign_machines(
     deps: Deps, caller: ProviderAdmin, type_id: TypeId, body: MachineAssociation
 ) -> Response:
     """Make machines of the site machines of this type."""
-    return routing.created_response(
-        await deps.store.run(_assign, caller, str(type_id), body.machine_ids, deps.clock())
-    )
+
+    def assign(conn: sa.Connection) -> list[Json]:
+        provider_id = entitlements.provider_id_of(conn, caller.org)
+        catalog.assign_machines_to_type(conn, provider_id, str(type_id), body.machine_ids, deps.clock())
+        chosen = _associations(conn, caller, type_id).where(machine.c.id.in_(body.machine_ids))
+        return _association_shapes(conn, conn.execute(chosen.order_by(machine.c.id)).all(), query=None)
+
+    return routing.created_response(await deps.store.run(assign))
 
 
 @router.delete(
@@ -311,89 +342,44 @@ def _allocated(tenant_id: str | None) -> sa.Select[tuple[str]]:
     return found if tenant_id is None else found.where(allocation.c.tenant_id == tenant_id)
 
 
-def _list_types(conn: sa.Connection, caller: Caller, query: InstanceTypeQuery) -> tuple[list[Json], int]:
-    listing = _types(conn, caller)
-    listing = routing.filter_rows(
-        listing,
-        (instance_type.c.site_id, query.site_id),
-        (site.c.provider_id, query.infrastructure_provider_id),
-        (instance_type.c.status, query.status),
-    )
+def _list_types(conn: sa.Connection, caller: Caller, query: InstanceTypeQuery) -> Page:
+    visible = _types(conn, caller)
     if query.tenant_id is not None or query.exclude_unallocated:
         tenant_id = None if query.tenant_id is None else str(query.tenant_id)
-        listing = listing.where(instance_type.c.id.in_(_allocated(tenant_id)))
-    columns = (instance_type.c.name, instance_type.c.description, instance_type.c.status)
-    listing = routing.search_rows(listing, query.query, *columns)
-    rows, total = routing.fetch_page(
-        conn, listing, query.page, routing.order_of(instance_type, "name", "status")
-    )
-    return instance_type_shapes(conn, rows, query), total
+        visible = visible.where(instance_type.c.id.in_(_allocated(tenant_id)))
+    return LISTING.page(conn, visible, query)
 
 
-def _get_type(conn: sa.Connection, caller: Caller, type_id: str, query: InstanceTypeIncludes) -> Json:
-    row = conn.execute(_types(conn, caller).where(instance_type.c.id == type_id)).one_or_none()
-    if row is None:
-        raise not_found("Could not find Instance Type with specified ID")
-    return instance_type_shapes(conn, [row], query)[0]
-
-
-def _create_type(
-    conn: sa.Connection, caller: Caller, body: InstanceTypeCreate, now: float, ids: IdFactory
+def _get_type(
+    conn: sa.Connection,
+    caller: Caller,
+    type_id: UUID | str,
+    query: InstanceTypeIncludes = NOTHING_MORE,
 ) -> Json:
-    new = catalog.create_instance_type(
-        conn,
-        entitlements.provider_id_of(conn, caller.org),
-        site_id=str(body.site_id),
-        name=body.name,
-        description=body.description,
-        labels=body.labels,
-        capabilities=_kept(body.machine_capabilities),
-        now=now,
-        ids=ids,
-    )
-    return _get_type(conn, caller, new, InstanceTypeIncludes())
+    mine = _types(conn, caller).where(instance_type.c.id == str(type_id))
+    row = require(conn.execute(mine).one_or_none(), "Could not find Instance Type with specified ID")
+    return _type_shapes(conn, [row], query)[0]
 
 
-def _update_type(
-    conn: sa.Connection, caller: Caller, type_id: str, body: InstanceTypeUpdate, now: float
-) -> Json:
-    catalog.update_instance_type(
-        conn,
-        entitlements.provider_id_of(conn, caller.org),
-        type_id,
-        name=body.name,
-        description=body.description,
-        labels=body.labels,
-        capabilities=None if body.machine_capabilities is None else _kept(body.machine_capabilities),
-        now=now,
-    )
-    return _get_type(conn, caller, type_id, InstanceTypeIncludes())
-
-
-def _kept(capabilities: list[MachineCapability]) -> list[Json]:
+def _stored_capabilities(capabilities: list[MachineCapability]) -> list[Json]:
     return [
         capability.model_dump(mode="json", by_alias=True, exclude_none=True) for capability in capabilities
     ]
 
 
-def _associations(conn: sa.Connection, caller: Caller, type_id: str) -> AnySelect:
-    catalog.instance_type_of_provider(conn, entitlements.provider_id_of(conn, caller.org), type_id)
-    return sa.select(machine).where(machine.c.instance_type_id == type_id)
+def _associations(conn: sa.Connection, caller: Caller, type_id: UUID) -> AnySelect:
+    catalog.instance_type_of_provider(conn, entitlements.provider_id_of(conn, caller.org), str(type_id))
+    return sa.select(machine).where(machine.c.instance_type_id == str(type_id))
 
 
-def _list_machines(
-    conn: sa.Connection, caller: Caller, type_id: str, query: wire.PageQuery
-) -> tuple[list[Json], int]:
-    rows, total = routing.fetch_page(
-        conn, _associations(conn, caller, type_id), query.page, routing.order_of(machine)
-    )
-    return [association_shape(row) for row in rows], total
-
-
-def _assign(
-    conn: sa.Connection, caller: Caller, type_id: str, machine_ids: list[str], now: float
-) -> list[Json]:
-    provider_id = entitlements.provider_id_of(conn, caller.org)
-    catalog.assign_machines_to_type(conn, provider_id, type_id, machine_ids, now)
-    chosen = _associations(conn, caller, type_id).where(machine.c.id.in_(machine_ids))
-    return [association_shape(row) for row in conn.execute(chosen.order_by(machine.c.id))]
+LISTING = routing.Listing(
+    shapes=_type_shapes,
+    order=routing.order_of(instance_type, "name", "status"),
+    filters={
+        "site_id": instance_type.c.site_id,
+        "infrastructure_provider_id": site.c.provider_id,
+        "status": instance_type.c.status,
+    },
+    searched=(instance_type.c.name, instance_type.c.description, instance_type.c.status),
+)
+ASSOCIATIONS = routing.Listing(shapes=_association_shapes, order=routing.order_of(machine))

@@ -19,8 +19,8 @@ from pydantic import Field, StrictBool, StrictInt, StringConstraints
 from pydantic import model_validator as validator
 
 from rackloom.carve.api import routing, wire
-from rackloom.carve.api.routing import Json, Row, Rows
-from rackloom.carve.observation.latest import rfc3339
+from rackloom.carve.api.routing import Row, Rows
+from rackloom.carve.api.wire import Json, shape
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import StatusRecord
 from rackloom.carve.store.schema import instance as table
@@ -84,26 +84,26 @@ class NVLinkInterface(InterfaceSummary, wire.Timed):
 
 def interface_summary(row: Row | InterfaceRow) -> Json:
     """An NVLink interface in one line."""
-    return {
-        "id": row.id,
-        "instanceId": row.instance_id,
-        "nvLinkLogicalPartitionId": row.logical_partition_id,
-        "nvLinklogicalPartitionId": row.logical_partition_id,
-        "deviceInstance": row.device_instance,
-        "status": row.status,
-    }
+    partition = row.logical_partition_id
+    return shape(
+        InterfaceSummary,
+        row,
+        nvlink_logical_partition_id=partition,
+        nvlink_logical_partition_id_too=partition,
+    )
 
 
-def interface_shape(interface_row: InterfaceRow) -> Json:
+def interface_shape(row: InterfaceRow) -> Json:
     """An interface, with what was observed of its GPU; `statusMessage` says why it is not Ready."""
-    return {
-        **interface_summary(interface_row),
-        "siteId": interface_row.site_id,
-        "nvLinkDomainId": interface_row.domain,
-        "gpuGuid": interface_row.guid,
-        "statusMessage": interface_row.reason,
-        **routing.times_shape(interface_row),
-    }
+    return shape(
+        NVLinkInterface,
+        row,
+        nvlink_logical_partition_id=row.logical_partition_id,
+        nvlink_logical_partition_id_too=row.logical_partition_id,
+        nvlink_domain_id=row.domain,
+        gpu_guid=row.guid,
+        status_message=row.reason,
+    )
 
 
 def interface_specs(bodies: Sequence[InterfaceBody] | None) -> tuple[InterfaceSpec, ...] | None:
@@ -299,35 +299,30 @@ def _instance_shape(row: InstanceRow, nvlink: Sequence[InterfaceRow], past: Sequ
     return {
         **KEPT_DEFAULTS,
         **row.extra,
-        "id": row.id,
-        "name": row.name,
-        "description": row.description,
-        "tenantId": row.tenant_id,
-        "infrastructureProviderId": row.provider_id,
-        "siteId": row.site_id,
-        "instanceTypeId": row.instance_type_id,
-        "vpcId": row.vpc_id,
-        "machineId": row.machine_id,
-        "controllerInstanceId": row.id,
-        "nvLinkInterfaces": [interface_shape(interface) for interface in nvlink],
-        "isUpdatePending": row.status not in SETTLED_STATUSES,
-        "placementReason": row.placement,
-        "status": routing.shown_instance_status(row.status),
-        "unknownSince": rfc3339(past[0].created) if row.status == Status.UNKNOWN else None,
-        "statusHistory": routing.status_history_shape(past),
-        **routing.times_shape(row),
+        **shape(
+            Instance,
+            row,
+            infrastructure_provider_id=row.provider_id,
+            controller_instance_id=row.id,
+            nvlink_interfaces=[interface_shape(interface) for interface in nvlink],
+            is_update_pending=row.status not in SETTLED_STATUSES,
+            placement_reason=row.placement,
+            status=routing.shown_instance_status(row.status),
+            unknown_since=past[0].created if row.status == Status.UNKNOWN else None,
+            status_history=routing.status_history_shape(past),
+        ),
     }
 
 
 def warning_shapes(found: Sequence[InstanceWarning]) -> list[Json]:
     """The warnings of a response."""
-    return [{"type": warning.kind, "message": warning.message} for warning in found]
+    return [shape(CautionAnswer, warning, type=warning.kind) for warning in found]
 
 
 def plan_shape(planned: CreationPlan) -> Json:
     """The plan of a dry run."""
     interfaces = [
-        {"nvLinkLogicalPartitionId": spec.logical_partition_id, "deviceInstance": spec.device_instance}
+        shape(PlannedInterface, spec, nvlink_logical_partition_id=spec.logical_partition_id)
         for spec in planned.interfaces
     ]
     return {
@@ -335,12 +330,9 @@ def plan_shape(planned: CreationPlan) -> Json:
         "reason": planned.reason,
         "nvLinkDomainIds": list(dict.fromkeys(assignment.domain for assignment in planned.assignments)),
         "instances": [
-            {
-                "name": assignment.name,
-                "machineId": assignment.machine_id,
-                "nvLinkDomainId": assignment.domain,
-                "nvLinkInterfaces": interfaces,
-            }
+            shape(
+                PlannedInstance, assignment, nvlink_domain_id=assignment.domain, nvlink_interfaces=interfaces
+            )
             for assignment in planned.assignments
         ],
         "warnings": warning_shapes(planned.warnings),
@@ -355,10 +347,13 @@ def kept_interface_shapes(row: Row, field: str, query: KeptInterfaceQuery) -> li
     return [
         {
             **(interface if isinstance(interface, dict) else {}),
-            "id": str(uuid5(UUID(row.id), f"{field}/{position}")),
-            "instanceId": row.id,
-            "status": Status.PENDING,
-            **routing.times_shape(row),
+            **shape(
+                KeptInterface,
+                row,
+                id=str(uuid5(UUID(row.id), f"{field}/{position}")),
+                instance_id=row.id,
+                status=Status.PENDING,
+            ),
         }
         for position, interface in enumerate(kept)
     ]

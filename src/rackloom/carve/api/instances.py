@@ -6,7 +6,6 @@ replaces the whole list.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
@@ -35,8 +34,8 @@ from rackloom.carve.api.instance_wire import (
     plan_shape,
     warning_shapes,
 )
-from rackloom.carve.api.routing import ApiDeps, Deps, Json, Row, TenantAdmin
-from rackloom.carve.api.wire import PageQuery, Query, StatusDetail, Text, TextFilter, UuidFilter
+from rackloom.carve.api.routing import NO_QUERY, ApiDeps, Deps, Page, Row, TenantAdmin
+from rackloom.carve.api.wire import Json, PageQuery, Query, StatusDetail, Text, TextFilter, UuidFilter
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import instance_type, site, tenant
 from rackloom.carve.store.values import Changed, Status
@@ -47,7 +46,7 @@ from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest
 
 
 DryRun = Annotated[bool, QueryParam(alias="dryRun")]
-"""Whether to say what would be done, and do nothing."""
+"""Whether to return the plan and change nothing."""
 
 
 class InstanceQuery(PageQuery):
@@ -83,7 +82,7 @@ _BY_IDS = INSTANCE_LISTING.where(table.c.id.in_(sa.bindparam("ids", expanding=Tr
 @router.get("", operation_id="get-all-instance", response_model=list[Instance])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InstanceQuery, Param()]) -> Response:
     """The tenant's instances."""
-    return routing.page_response(*await deps.store.read(_list, caller.org, query), query.page)
+    return routing.page_response(*await deps.store.read(_list, caller.org, query), query)
 
 
 @router.post(
@@ -155,7 +154,7 @@ async def update(deps: Deps, caller: TenantAdmin, instance_id: InstanceId, body:
             now=deps.clock(),
             ids=deps.ids,
         )
-        shown = _get(conn, caller.org, str(instance_id), Query())
+        shown = _get(conn, caller.org, str(instance_id), NO_QUERY)
         row = instances.get_instance(conn, shown["tenantId"], str(instance_id))
         shown["warnings"] = warning_shapes(instances.warnings_of_instance(conn, row))
         return Changed(shown, changed.domains)
@@ -188,7 +187,7 @@ async def get_history(
 ) -> Response:
     """How the instance came to its status, newest first."""
     return await routing.history_response(
-        deps, query, str(instance_id), lambda conn: _row(conn, caller, instance_id)
+        deps, query, instance_id, lambda conn: _row(conn, caller, instance_id)
     )
 
 
@@ -198,7 +197,7 @@ async def list_network(
 ) -> Response:
     """The network interfaces that the instance was asked for with."""
     row = await deps.store.read(_row, caller, instance_id)
-    return routing.sliced_response(kept_interface_shapes(row, "interfaces", query), query.page)
+    return routing.sliced_response(kept_interface_shapes(row, "interfaces", query), query)
 
 
 @router.get(
@@ -211,7 +210,7 @@ async def list_infiniband(
 ) -> Response:
     """The InfiniBand interfaces that the instance was asked for with."""
     row = await deps.store.read(_row, caller, instance_id)
-    return routing.sliced_response(kept_interface_shapes(row, "infinibandInterfaces", query), query.page)
+    return routing.sliced_response(kept_interface_shapes(row, "infinibandInterfaces", query), query)
 
 
 def _request(
@@ -238,34 +237,19 @@ def _request(
 def _make(conn: sa.Connection, deps: ApiDeps, planned: CreationPlan) -> Changed[list[Json]]:
     made = instances.execute_creation(conn, planned, deps.clock(), deps.ids)
     rows = {row.id: row for row in conn.execute(_BY_IDS, {"ids": list(made.value)})}
-    found = instance_shapes(conn, [rows[new] for new in made.value], Query())
+    found = instance_shapes(conn, [rows[new] for new in made.value], NO_QUERY)
     warnings = warning_shapes(planned.warnings)
     return Changed([{**shape, "warnings": warnings} for shape in found], made.domains)
 
 
-def _list(conn: sa.Connection, org: str, query: InstanceQuery) -> tuple[list[Json], int]:
-    listing = routing.filter_rows(
-        _OF_TENANT,
-        (table.c.name, query.name),
-        (site.c.provider_id, query.infrastructure_provider_id),
-        (table.c.site_id, query.site_id),
-        (table.c.vpc_id, query.vpc_id),
-        (table.c.instance_type_id, query.instance_type_id),
-        (table.c.machine_id, query.machine_id),
-        (table.c.status, _stored_statuses(query.status)),
-        (_OPERATING_SYSTEM, query.operating_system_id),
-        (_SECURITY_GROUP, query.network_security_group_id),
-    )
+def _list(conn: sa.Connection, org: str, query: InstanceQuery) -> Page:
+    visible = routing.filter_rows(_OF_TENANT, (table.c.status, _stored_statuses(query.status)))
     if query.ip_address:
         # The interfaces are stored as they came: an address is searched as a whole JSON string.
         kept = sa.cast(table.c.extra["interfaces"], sa.Text)
         wanted = (kept.contains(f'"{address}"', autoescape=True) for address in query.ip_address)
-        listing = listing.where(sa.or_(*wanted))
-    listing = routing.search_rows(listing, query.query, table.c.name, table.c.description, table.c.status)
-    rows, total = routing.fetch_page(
-        conn, listing, query.page, _order(), tenant=entitlements.tenant_id_of(conn, org)
-    )
-    return instance_shapes(conn, rows, query), total
+        visible = visible.where(sa.or_(*wanted))
+    return LISTING.page(conn, visible, query, tenant=entitlements.tenant_id_of(conn, org))
 
 
 def _stored_statuses(shown: Sequence[str]) -> list[str]:
@@ -273,20 +257,35 @@ def _stored_statuses(shown: Sequence[str]) -> list[str]:
     return [*shown, Status.UNKNOWN] if routing.shown_instance_status(Status.UNKNOWN) in shown else [*shown]
 
 
-@cache
 def _order() -> dict[str, sa.ColumnElement[Any]]:
-    """Of joined objects the names are known here, except of security groups, which have ids only."""
-    ours = routing.order_of(table, "name", "status", "machine_id")
+    """The names of joined objects are known here, except those of security groups, which have ids only."""
     org = sa.select(tenant.c.org).where(tenant.c.id == table.c.tenant_id)
     kind = sa.select(instance_type.c.name).where(instance_type.c.id == table.c.instance_type_id)
     infiniband = sa.func.coalesce(sa.cast(table.c.extra["infinibandInterfaces"], sa.Text), "null")
-    joined: dict[str, sa.ColumnElement[Any]] = {
+    return {
         "TENANT_ORG_DISPLAY_NAME": org.scalar_subquery(),
         "INSTANCE_TYPE_NAME": kind.scalar_subquery(),
         "HAS_INFINIBAND": infiniband.not_in(("[]", "null")),
         "NETWORK_SECURITY_GROUP_NAME": _SECURITY_GROUP,
+        **routing.order_of(table, "name", "status", "machine_id"),
     }
-    return joined | ours
+
+
+LISTING = routing.Listing(
+    shapes=instance_shapes,
+    order=_order(),
+    filters={
+        "name": table.c.name,
+        "infrastructure_provider_id": site.c.provider_id,
+        "site_id": table.c.site_id,
+        "vpc_id": table.c.vpc_id,
+        "instance_type_id": table.c.instance_type_id,
+        "machine_id": table.c.machine_id,
+        "operating_system_id": _OPERATING_SYSTEM,
+        "network_security_group_id": _SECURITY_GROUP,
+    },
+    searched=(table.c.name, table.c.description, table.c.status),
+)
 
 
 def _get(conn: sa.Connection, org: str, instance_id: str, query: Query) -> Json:

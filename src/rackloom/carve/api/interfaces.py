@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from rackloom.carve.api import routing
 from rackloom.carve.api.instance_wire import NVLinkInterface, interface_shape
-from rackloom.carve.api.routing import Deps, Json, Row, TenantAdmin, add_relations, fetch_page, order_of
-from rackloom.carve.api.wire import InterfaceStatus, PageQuery, UuidFilter
+from rackloom.carve.api.routing import Deps, Page, Row, Rows, TenantAdmin
+from rackloom.carve.api.wire import InterfaceStatus, Json, PageQuery, UuidFilter
 from rackloom.carve.store.schema import instance, machine
 from rackloom.carve.store.schema import nvlink_interface as table
 from rackloom.carve.store.values import forbidden
@@ -54,7 +54,7 @@ INTERFACE_RELATIONS = ("Site", "Instance", "NVLinkLogicalPartition")
 )
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InterfaceQuery, Param()]) -> Response:
     """The interfaces of all instances of the tenant."""
-    return routing.page_response(*await deps.store.read(_list_all, caller.org, query), query.page)
+    return routing.page_response(*await deps.store.read(_list_all, caller.org, query), query)
 
 
 @router.get(
@@ -70,48 +70,51 @@ async def list_of_instance(
 ) -> Response:
     """The interfaces of one instance."""
     return routing.page_response(
-        *await deps.store.read(_list_of_instance, caller.org, str(instance_id), query), query.page
+        *await deps.store.read(_list_of_instance, caller.org, str(instance_id), query), query
     )
 
 
-def _list_all(conn: sa.Connection, org: str, query: InterfaceQuery) -> tuple[list[Json], int]:
+def _list_all(conn: sa.Connection, org: str, query: InterfaceQuery) -> Page:
     tenant = _tenant(conn, org)
     for site_id in query.site_id:
         entitlements.check_site_access(conn, tenant.id, str(site_id))
     for instance_id in query.instance_id:
         instances.get_instance(conn, tenant.id, str(instance_id))
-    listing = interfaces.interface_listing().where(instance.c.tenant_id == tenant.id)
-    listing = routing.filter_rows(
-        listing, (instance.c.site_id, query.site_id), (table.c.instance_id, query.instance_id)
-    )
-    return _page(conn, tenant, listing, query)
+    visible = interfaces.interface_listing().where(instance.c.tenant_id == tenant.id)
+    wanted = (instance.c.site_id, query.site_id), (table.c.instance_id, query.instance_id)
+    return _page(conn, tenant, routing.filter_rows(visible, *wanted), query)
 
 
-def _list_of_instance(
-    conn: sa.Connection, org: str, instance_id: str, query: InstanceInterfaceQuery
-) -> tuple[list[Json], int]:
+def _list_of_instance(conn: sa.Connection, org: str, instance_id: str, query: InstanceInterfaceQuery) -> Page:
     tenant = _tenant(conn, org)
     instances.get_instance(conn, tenant.id, instance_id)
-    return _page(
-        conn, tenant, interfaces.interface_listing().where(table.c.instance_id == instance_id), query
-    )
+    mine = interfaces.interface_listing().where(table.c.instance_id == instance_id)
+    return _page(conn, tenant, mine, query)
 
 
 def _page(
-    conn: sa.Connection, tenant: Row, listing: sa.Select[tuple[object, ...]], query: InstanceInterfaceQuery
-) -> tuple[list[Json], int]:
+    conn: sa.Connection, tenant: Row, visible: routing.AnySelect, query: InstanceInterfaceQuery
+) -> Page:
     for partition_id in query.nvlink_logical_partition_id:
         logical_partitions.get_logical_partition(conn, tenant.id, str(partition_id))
-    listing = routing.filter_rows(
-        listing,
-        (table.c.logical_partition_id, query.nvlink_logical_partition_id),
-        (sa.func.lower(machine.c.domain), query.nvlink_domain_id),
-        (table.c.status, query.status),
-    )
-    rows, total = fetch_page(conn, listing, query.page, order_of(table, "status"))
+    return LISTING.page(conn, visible, query)
+
+
+def _shapes(conn: sa.Connection, rows: Rows, query: InstanceInterfaceQuery) -> list[Json]:
     shapes = [interface_shape(InterfaceRow._make(row)) for row in rows]
-    add_relations(conn, shapes, query.relations(*INTERFACE_RELATIONS))
-    return shapes, total
+    routing.add_relations(conn, shapes, query.relations(*INTERFACE_RELATIONS))
+    return shapes
+
+
+LISTING = routing.Listing(
+    shapes=_shapes,
+    order=routing.order_of(table, "status"),
+    filters={
+        "nvlink_logical_partition_id": table.c.logical_partition_id,
+        "nvlink_domain_id": sa.func.lower(machine.c.domain),
+        "status": table.c.status,
+    },
+)
 
 
 def _tenant(conn: sa.Connection, org: str) -> Row:

@@ -10,12 +10,14 @@ from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
 from rackloom.carve.api import routing, wire
+from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_wire import InterfaceSummary, interface_summary
-from rackloom.carve.api.routing import Deps, Json, Row, Rows, TenantAdmin
+from rackloom.carve.api.routing import Deps, Page, Row, Rows, TenantAdmin
+from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import logical_partition as table
 from rackloom.carve.store.schema import nvlink_interface, vpc
-from rackloom.carve.store.values import IdFactory, RefusalKind, Rejected, Status, invalid
+from rackloom.carve.store.values import RefusalKind, Rejected, Status, invalid
 from rackloom.carve.tenancy import catalog, entitlements, interfaces, logical_partitions
 
 # Request models.
@@ -45,6 +47,9 @@ class PartitionIncludes(wire.Query):
     include_interfaces: bool = False
     include_vpcs: bool = False
     include_stats: bool = False
+
+
+NOTHING_MORE = PartitionIncludes()
 
 
 class PartitionQuery(wire.PageQuery, PartitionIncludes):
@@ -94,7 +99,7 @@ ONE = "/{nvLinkLogicalPartitionId}"
 @router.get("", operation_id="get-all-nvlink-logical-partition", response_model=list[NVLinkLogicalPartition])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[PartitionQuery, Param()]) -> Response:
     """The tenant's logical partitions."""
-    return routing.page_response(*await deps.store.read(_list, caller.org, query), query.page)
+    return routing.page_response(*await deps.store.read(_list, caller, query), query)
 
 
 @router.post(
@@ -102,7 +107,20 @@ async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[PartitionQu
 )
 async def create(deps: Deps, caller: TenantAdmin, body: LogicalPartitionCreate) -> Response:
     """A new logical partition."""
-    return routing.created_response(await deps.store.run(_create, caller.org, body, deps.clock(), deps.ids))
+
+    def create(conn: sa.Connection) -> Json:
+        new = logical_partitions.create_logical_partition(
+            conn,
+            entitlements.tenant_id_of(conn, caller.org),
+            site_id=str(body.site_id),
+            name=body.name,
+            description=body.description,
+            now=deps.clock(),
+            ids=deps.ids,
+        )
+        return _get(conn, caller, new)
+
+    return routing.created_response(await deps.store.run(create))
 
 
 @router.get(ONE, operation_id="get-nvlink-logical-partition", response_model=NVLinkLogicalPartition)
@@ -110,7 +128,7 @@ async def get(
     deps: Deps, caller: TenantAdmin, partition_id: PartitionId, query: Annotated[PartitionIncludes, Param()]
 ) -> Response:
     """One logical partition."""
-    return routing.json_response(await deps.store.read(_get, caller.org, str(partition_id), query))
+    return routing.json_response(await deps.store.read(_get, caller, partition_id, query))
 
 
 @router.patch(ONE, operation_id="update-nvlink-logical-partition", response_model=NVLinkLogicalPartition)
@@ -118,9 +136,15 @@ async def update(
     deps: Deps, caller: TenantAdmin, partition_id: PartitionId, body: LogicalPartitionUpdate
 ) -> Response:
     """Change the name or description."""
-    return routing.json_response(
-        await deps.store.run(_update, caller.org, str(partition_id), body, deps.clock())
-    )
+
+    def update(conn: sa.Connection) -> Json:
+        tenant_id, now = entitlements.tenant_id_of(conn, caller.org), deps.clock()
+        logical_partitions.update_logical_partition(
+            conn, tenant_id, str(partition_id), name=body.name, description=body.description, now=now
+        )
+        return _get(conn, caller, partition_id)
+
+    return routing.json_response(await deps.store.run(update))
 
 
 @router.delete(
@@ -147,19 +171,15 @@ async def get_history(
 ) -> Response:
     """How the logical partition came to its status, newest first."""
     return await routing.history_response(
-        deps, query, str(partition_id), lambda conn: _row(conn, caller.org, str(partition_id))
+        deps, query, partition_id, lambda conn: _row(conn, caller, partition_id)
     )
 
 
-def _list(conn: sa.Connection, org: str, query: PartitionQuery) -> tuple[list[Json], int]:
-    tenant = entitlements.get_tenant(conn, org)
-    listing = sa.select(table).where(table.c.tenant_id == tenant.id)
+def _list(conn: sa.Connection, caller: Caller, query: PartitionQuery) -> Page:
+    tenant_id = entitlements.tenant_id_of(conn, caller.org)
     if query.site_id is not None:
-        _check_site(conn, tenant.id, str(query.site_id))
-    listing = routing.filter_rows(listing, (table.c.site_id, query.site_id), (table.c.status, query.status))
-    listing = routing.search_rows(listing, query.query, table.c.name, table.c.description, table.c.status)
-    rows, total = routing.fetch_page(conn, listing, query.page, routing.order_of(table, "name", "status"))
-    return _shapes(conn, rows, query), total
+        _check_site(conn, tenant_id, str(query.site_id))
+    return LISTING.page(conn, sa.select(table).where(table.c.tenant_id == tenant_id), query)
 
 
 def _check_site(conn: sa.Connection, tenant_id: str, site_id: str) -> None:
@@ -172,52 +192,29 @@ def _check_site(conn: sa.Connection, tenant_id: str, site_id: str) -> None:
     entitlements.check_site_access(conn, tenant_id, site_id)
 
 
-def _row(conn: sa.Connection, org: str, partition_id: str) -> Row:
-    tenant_id = entitlements.tenant_id_of(conn, org)
-    return logical_partitions.get_logical_partition(conn, tenant_id, partition_id)
+def _row(conn: sa.Connection, caller: Caller, partition_id: UUID | str) -> Row:
+    tenant_id = entitlements.tenant_id_of(conn, caller.org)
+    return logical_partitions.get_logical_partition(conn, tenant_id, str(partition_id))
 
 
-def _get(conn: sa.Connection, org: str, partition_id: str, query: PartitionIncludes) -> Json:
-    return _shapes(conn, [_row(conn, org, partition_id)], query)[0]
-
-
-def _create(conn: sa.Connection, org: str, body: LogicalPartitionCreate, now: float, ids: IdFactory) -> Json:
-    new = logical_partitions.create_logical_partition(
-        conn,
-        entitlements.tenant_id_of(conn, org),
-        site_id=str(body.site_id),
-        name=body.name,
-        description=body.description,
-        now=now,
-        ids=ids,
-    )
-    return _get(conn, org, new, PartitionIncludes())
-
-
-def _update(
-    conn: sa.Connection, org: str, partition_id: str, body: LogicalPartitionUpdate, now: float
+def _get(
+    conn: sa.Connection,
+    caller: Caller,
+    partition_id: UUID | str,
+    query: PartitionIncludes = NOTHING_MORE,
 ) -> Json:
-    tenant_id = entitlements.tenant_id_of(conn, org)
-    logical_partitions.update_logical_partition(
-        conn, tenant_id, partition_id, name=body.name, description=body.description, now=now
-    )
-    return _get(conn, org, partition_id, PartitionIncludes())
+    return _shapes(conn, [_row(conn, caller, partition_id)], query)[0]
 
 
 def _shapes(conn: sa.Connection, rows: Rows, query: PartitionIncludes) -> list[Json]:
     histories = journal.status_histories(conn, [row.id for row in rows])
     shapes = [
-        {
-            "id": row.id,
-            "name": row.name,
-            "description": row.description,
-            "siteId": row.site_id,
-            "tenantId": row.tenant_id,
-            "nvLinkLogicalPartitionStats": None,
-            "status": row.status,
-            "statusHistory": routing.status_history_shape(histories[row.id]),
-            **routing.times_shape(row),
-        }
+        wire.shape(
+            NVLinkLogicalPartition,
+            row,
+            nvlink_logical_partition_stats=None,
+            status_history=routing.status_history_shape(histories[row.id]),
+        )
         for row in rows
     ]
     routing.add_relations(conn, shapes, query.relations("Site", "Tenant"))
@@ -250,3 +247,11 @@ def _add_interfaces(conn: sa.Connection, shapes: list[Json], query: PartitionInc
                 "totalGpus": len(live),
                 "totalDistinctInstances": len(instances),
             }
+
+
+LISTING = routing.Listing(
+    shapes=_shapes,
+    order=routing.order_of(table, "name", "status"),
+    filters={"site_id": table.c.site_id, "status": table.c.status},
+    searched=(table.c.name, table.c.description, table.c.status),
+)

@@ -19,10 +19,11 @@ from starlette.responses import Response
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_types import Capability, CapabilityType
-from rackloom.carve.api.routing import AnySelect, Deps, Json, Reader, Row, Rows
+from rackloom.carve.api.routing import AnySelect, Deps, Page, Reader, Row, Rows
+from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import instance, instance_type, machine, machine_gpu, site
-from rackloom.carve.store.values import Status, not_found
+from rackloom.carve.store.values import Status, require
 from rackloom.carve.tenancy import catalog
 from rackloom.core.partitions.domain import GpuHealth
 
@@ -127,32 +128,31 @@ class GpuStats(wire.Answer):
 # From rows to responses.
 
 
-def machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes) -> list[Json]:
-    """Machines (rows of machines.listing with provider_id)."""
+GPU_SKU_TYPE = "gpu"
+"""The only device type of hardware SKUs that is known here: a machine with GPUs."""
+
+
+def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes) -> list[Json]:
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
     gpus = catalog.gpus_of_machines(conn, ids)
     types = sa.select(instance_type).where(instance_type.c.id.in_({row.instance_type_id for row in rows}))
     capabilities = {row.id: row.capabilities for row in conn.execute(types)}
     shapes = [
-        {
-            "id": row.id,
-            "infrastructureProviderId": row.provider_id,
-            "siteId": row.site_id,
-            "instanceTypeId": row.instance_type_id,
-            "instanceId": row.instance_id,
-            "tenantId": row.tenant_id,
-            "controllerMachineId": row.id,
-            "hwSkuDeviceType": "gpu" if gpus[row.id] else None,
-            "serialNumber": None,
-            "machineCapabilities": capabilities.get(row.instance_type_id, []),
-            "maintenanceMessage": row.cordon_reason,
-            "isMissingOnSite": row.missing_since is not None,
-            "isUsableByTenant": row.shown_status == Status.READY and row.missing_since is None,
-            "status": row.shown_status,
-            "statusHistory": routing.status_history_shape(histories[row.id]),
-            **routing.times_shape(row),
-        }
+        wire.shape(
+            Machine,
+            row,
+            infrastructure_provider_id=row.provider_id,
+            controller_machine_id=row.id,
+            hw_sku_device_type=GPU_SKU_TYPE if gpus[row.id] else None,
+            serial_number=None,
+            machine_capabilities=capabilities.get(row.instance_type_id, []),
+            maintenance_message=row.cordon_reason,
+            is_missing_on_site=row.missing_since is not None,
+            is_usable_by_tenant=row.shown_status == Status.READY and row.missing_since is None,
+            status=row.shown_status,
+            status_history=routing.status_history_shape(histories[row.id]),
+        )
         for row in rows
     ]
     if query.include_metadata:
@@ -188,14 +188,12 @@ def nvlink_info_shape(row: Row, gpus: Rows) -> Json:
 router = APIRouter()
 
 MachineId = Annotated[str, Path(alias="machineId", max_length=64, pattern=wire.NO_NUL)]
-GPU_SKU_TYPE = "gpu"
-"""The one device type of hardware SKUs that is known here: a machine with GPUs."""
 
 
 @router.get("/machine", operation_id="get-all-machine", response_model=list[Machine])
 async def list_machines(deps: Deps, caller: Reader, query: Annotated[MachineQuery, Param()]) -> Response:
     """The machines that the caller may see."""
-    return routing.page_response(*await deps.store.read(_list_machines, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_list_machines, caller, query), query)
 
 
 # Before `/machine/{machineId}`, or "gpu" would be read as an id.
@@ -237,8 +235,8 @@ def _machines(conn: sa.Connection, caller: Caller) -> AnySelect:
     )
 
 
-def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> tuple[list[Json], int]:
-    listing = _machines(conn, caller)
+def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> Page:
+    visible = _machines(conn, caller)
     wanted = (
         (query.has_instance_type, machine.c.instance_type_id.is_not(None) == query.has_instance_type),
         (query.has_instance, instance.c.id.is_not(None) == query.has_instance),
@@ -247,21 +245,10 @@ def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> 
     )
     for value, condition in wanted:
         if value is not None:
-            listing = listing.where(condition)
-    listing = routing.filter_rows(
-        listing,
-        (machine.c.site_id, query.site_id),
-        (machine.c.id, query.id),
-        (machine.c.instance_type_id, query.instance_type_id),
-        (instance.c.tenant_id, query.tenant_id),
-        (catalog.shown_machine_status, query.status),
-    )
+            visible = visible.where(condition)
     if query.capability_type is not None or query.capability_name:
-        listing = listing.where(machine.c.instance_type_id.in_(_types_with(conn, query)))
-    columns = (machine.c.id, machine.c.chassis_serial, machine.c.rack, catalog.shown_machine_status)
-    listing = routing.search_rows(listing, query.query, *columns)
-    rows, total = routing.fetch_page(conn, listing, query.page, routing.order_of(machine, "id", "status"))
-    return machine_shapes(conn, rows, query), total
+        visible = visible.where(machine.c.instance_type_id.in_(_types_with(conn, query)))
+    return LISTING.page(conn, visible, query)
 
 
 def _has_sku(kinds: Sequence[str]) -> sa.ColumnElement[bool]:
@@ -303,11 +290,23 @@ def _gpu_stats(conn: sa.Connection, caller: Caller, query: GpuStatsQuery) -> lis
 
 def shown_machine(conn: sa.Connection, caller: Caller, machine_id: str, query: MachineIncludes) -> Json:
     """One machine, as the caller may see it."""
-    return machine_shapes(conn, [_row(conn, caller, machine_id)], query)[0]
+    return _machine_shapes(conn, [_row(conn, caller, machine_id)], query)[0]
 
 
 def _row(conn: sa.Connection, caller: Caller, machine_id: str) -> Row:
     row = conn.execute(_machines(conn, caller).where(machine.c.id == machine_id)).one_or_none()
-    if row is None:
-        raise not_found("Could not find Machine with specified ID")
-    return row
+    return require(row, "Could not find Machine with specified ID")
+
+
+LISTING = routing.Listing(
+    shapes=_machine_shapes,
+    order=routing.order_of(machine, "id", "status"),
+    filters={
+        "site_id": machine.c.site_id,
+        "id": machine.c.id,
+        "instance_type_id": machine.c.instance_type_id,
+        "tenant_id": instance.c.tenant_id,
+        "status": catalog.shown_machine_status,
+    },
+    searched=(machine.c.id, machine.c.chassis_serial, machine.c.rack, catalog.shown_machine_status),
+)

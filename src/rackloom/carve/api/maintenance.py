@@ -14,10 +14,9 @@ from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.machines import Machine, MachineId, MachineIncludes, NVLinkInfo, nvlink_info_shape
 from rackloom.carve.api.machines import shown_machine as machine_shape
-from rackloom.carve.api.routing import ApiDeps, Deps, Json, ProviderAdmin, ProviderReader, Row
-from rackloom.carve.api.wire import Answer, Because, PageQuery, Text
+from rackloom.carve.api.routing import ApiDeps, Deps, Page, ProviderAdmin, ProviderReader, Row
+from rackloom.carve.api.wire import Answer, Because, Json, PageQuery, Text, shape
 from rackloom.carve.inventory import maintenance
-from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import drain, machine
 from rackloom.carve.store.values import Changed
@@ -54,21 +53,9 @@ class Drain(Answer):
 # From rows to responses.
 
 
-def drain_shape(row: Row) -> Json:
-    """The drain of a tray."""
+def _drain_shape(row: Row) -> Json:
     status = "Ended" if row.ended is not None else "Draining" if row.drained is None else "Drained"
-    return {
-        "id": row.id,
-        "machineId": row.machine_id,
-        "instanceId": row.instance_id,
-        "status": status,
-        "message": row.message,
-        "reason": row.reason,
-        "askedBy": row.asked_by,
-        "started": rfc3339(row.started),
-        "drained": routing.optional_time(row.drained),
-        "ended": routing.optional_time(row.ended),
-    }
+    return shape(Drain, row, status=status)
 
 
 # Routes.
@@ -113,7 +100,7 @@ async def start_drain(deps: Deps, caller: ProviderAdmin, machine_id: MachineId, 
             conn, machine_id, routing.operator_order(deps, caller, body), deps.ids
         )
         row = conn.execute(sa.select(drain).where(drain.c.id == begun.value)).one()
-        return Changed(drain_shape(row), begun.domains)
+        return Changed(_drain_shape(row), begun.domains)
 
     return routing.created_response(await deps.change(change))
 
@@ -127,7 +114,7 @@ async def end_drain(deps: Deps, caller: ProviderAdmin, machine_id: MachineId, bo
 @router.get("/nvlink-drain", operation_id="get-all-nvlink-drain", response_model=list[Drain])
 async def list_drains(deps: Deps, caller: ProviderReader, query: Annotated[DrainQuery, Param()]) -> Response:
     """The drains of the provider's trays, past ones too."""
-    return routing.page_response(*await deps.store.read(_drains, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_drains, caller, query), query)
 
 
 async def _run_step(
@@ -154,16 +141,19 @@ def _nvlink_info(conn: sa.Connection, caller: Caller, machine_id: str) -> Json:
     )
 
 
-def _drains(conn: sa.Connection, caller: Caller, query: DrainQuery) -> tuple[list[Json], int]:
-    listing: sa.Select[Any] = (
+def _drains(conn: sa.Connection, caller: Caller, query: DrainQuery) -> Page:
+    visible: sa.Select[Any] = (
         sa.select(drain)
         .join(machine, machine.c.id == drain.c.machine_id)
         .where(entitlements.operates_machine(entitlements.provider_id_of(conn, caller.org)))
     )
-    listing = routing.filter_rows(listing, (drain.c.machine_id, query.machine_id))
     if query.is_active is not None:
-        listing = listing.where(drain.c.ended.is_(None) == query.is_active)
-    rows, total = routing.fetch_page(
-        conn, listing, query.page, routing.order_by_creation(drain.c.started, drain.c.id)
-    )
-    return [drain_shape(row) for row in rows], total
+        visible = visible.where(drain.c.ended.is_(None) == query.is_active)
+    return DRAINS.page(conn, visible, query)
+
+
+DRAINS = routing.Listing(
+    shapes=lambda _conn, rows, _query: [_drain_shape(row) for row in rows],
+    order=routing.order_by_creation(drain.c.started, drain.c.id),
+    filters={"machine_id": drain.c.machine_id},
+)

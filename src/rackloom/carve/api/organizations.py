@@ -15,8 +15,8 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from rackloom.carve.api import routing
-from rackloom.carve.api.routing import AnyCaller, Deps, Json, ProviderReader, Row, TenantAdmin, times_shape
-from rackloom.carve.api.wire import Answer, Org
+from rackloom.carve.api.routing import AnyCaller, Deps, ProviderReader, TenantAdmin
+from rackloom.carve.api.wire import Answer, Json, Org, shape
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.tenancy import entitlements
 
@@ -74,7 +74,8 @@ async def metadata(_caller: AnyCaller) -> Response:
 async def tenant(deps: Deps, caller: TenantAdmin) -> Response:
     """The tenant of the org, made by the first call."""
     found = await deps.store.run(entitlements.ensure_tenant, caller.org, deps.clock(), deps.ids)
-    return routing.json_response(_tenant(found))
+    capabilities = {"targetedInstanceCreation": found.targeted_instance_creation}
+    return routing.json_response(shape(Tenant, found, capabilities=capabilities))
 
 
 @router.get(
@@ -108,8 +109,3 @@ def _service_account(conn: sa.Connection, org: str) -> Json:
         "infrastructureProviderId": provider.id if provider and both else None,
         "tenantId": tenant.id if tenant and both else None,
     }
-
-
-def _tenant(row: Row) -> Json:
-    capabilities = {"targetedInstanceCreation": row.targeted_instance_creation}
-    return {"id": row.id, "org": row.org, "capabilities": capabilities, **times_shape(row)}

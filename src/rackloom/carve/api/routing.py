@@ -7,9 +7,10 @@ the transaction: an intent dated before its commit would seem to be answered by 
 began before anyone knew of it. With `auto_tenant`, an organization becomes a tenant at its first
 request, with every machine allocated.
 
-`fetch_page` returns the rows of one page and the total. The order may name only known fields, and the
-id breaks ties. Page data go into the `X-Pagination` header. `add_relations` adds related objects with
-one query per kind, not per row. There is one error body.
+Each kind of object has one `Listing`: its filters, searched columns, orders, and its conversion to the
+wire. `Listing.page` applies it to the rows that the caller may see. The order may name only known
+fields, and the id breaks ties. Page data go into the `X-Pagination` header. `add_relations` adds related
+objects with one query per kind, not per row. There is one error body.
 
 The wire has no Unknown status for instances: it is shown as Configuring, which claims nothing. Clients
 generated from the published description reject a whole response for an unknown status value.
@@ -18,7 +19,7 @@ generated from the published description reject a whole response for an unknown 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -27,9 +28,9 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from rackloom.carve.api import wire
 from rackloom.carve.api.auth import Caller, Role, TokenVerifier
-from rackloom.carve.api.wire import Because, PageQuery, PageRequest
-from rackloom.carve.observation.latest import rfc3339
+from rackloom.carve.api.wire import Because, Json, PageQuery, shape
 from rackloom.carve.store import journal, schema
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder, StatusRecord
@@ -156,8 +157,6 @@ def operator_order(deps: ApiDeps, caller: Caller, body: Because) -> OperatorOrde
 # Responses.
 
 
-Json = dict[str, Any]
-
 ERROR_SOURCE = "nico"
 SLICE_ORDER_FIELDS = ("STATUS", "CREATED", "UPDATED")
 
@@ -174,16 +173,18 @@ def created_response(value: object) -> Response:
     return json_response(value, HTTPStatus.CREATED)
 
 
-def page_response(values: Sequence[Json], total: int, page: PageRequest) -> Response:
+def page_response(values: Sequence[Json], total: int, query: PageQuery) -> Response:
     """A page as a bare array; the X-Pagination header describes it."""
-    page_info = {"pageNumber": page.number, "pageSize": page.size, "total": total, "orderBy": page.order_by}
-    return json_response(values, headers={"X-Pagination": msgspec.json.encode(page_info).decode()})
+    numbers = {"pageNumber": query.page_number, "pageSize": query.page_size, "total": total}
+    header = msgspec.json.encode({**numbers, "orderBy": query.order_by}).decode()
+    return json_response(values, headers={"X-Pagination": header})
 
 
-def sliced_response(values: Sequence[Json], page: PageRequest) -> Response:
+def sliced_response(values: Sequence[Json], query: PageQuery) -> Response:
     """One page of a complete list, in its present order unless the request names another."""
-    first = (page.number - 1) * page.size
-    return page_response(_sort_values(values, page.order_by)[first : first + page.size], len(values), page)
+    first = (query.page_number - 1) * query.page_size
+    part = _sort_values(values, query.order_by)[first : first + query.page_size]
+    return page_response(part, len(values), query)
 
 
 def _sort_values(values: Sequence[Json], order_by: str | None) -> Sequence[Json]:
@@ -212,40 +213,55 @@ def problem_response(
 # Pages.
 
 
+Order = Mapping[str, sa.ColumnElement[Any]]
+"""Name of an order -> the column to sort by; has CREATED and TIE_BREAKER."""
 TIE_BREAKER = ""
 """Key of the column that decides between equals in an order; no caller can name it."""
+Page = tuple[list[Json], int]
+"""The objects of a page, and how many there are on all pages."""
 
 
-def fetch_page(
-    conn: sa.Connection,
-    listing: sa.Select[Any],
-    page: PageRequest,
-    order: Mapping[str, sa.ColumnElement[Any]],
-    **parameters: object,
-) -> tuple[Rows, int]:
-    """Rows of `page` and the total. `order` maps names to columns and holds CREATED and TIE_BREAKER.
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """How the objects of one kind are filtered, searched, ordered and shown."""
 
-    A `listing` with parameters, whose values are `parameters`, can be built once for all callers.
-    """
-    field, direction = _parse_order(page.order_by, order)
-    counted, ordered = _page_queries(listing, order[field], direction, order[TIE_BREAKER])
-    total = conn.execute(counted, parameters).scalar_one()
-    part = {"page_size": page.size, "page_start": (page.number - 1) * page.size}
-    return conn.execute(ordered, {**parameters, **part}).all(), total
+    shapes: Callable[[sa.Connection, Rows, Any], list[Json]]
+    """Converts rows, with the related objects that the query names."""
+    order: Order
+    filters: Mapping[str, sa.ColumnElement[Any]] = {}
+    """Field of the query -> the column that must have its value, or one of its values."""
+    searched: Sequence[sa.ColumnElement[Any]] = ()
+    """Columns in which the `query` of a request is searched."""
+
+    def page(self, conn: sa.Connection, visible: AnySelect, query: PageQuery, **parameters: object) -> Page:
+        """The wanted page of the `visible` rows.
+
+        A select with parameters, whose values are `parameters`, can be built once for all callers.
+        """
+        rows = filter_rows(
+            visible, *((column, getattr(query, name)) for name, column in self.filters.items())
+        )
+        if self.searched and (text := query.query):  # type: ignore[attr-defined]
+            found = (column.icontains(text.strip(), autoescape=True) for column in self.searched)
+            rows = rows.where(sa.or_(*found))
+        field, direction = _parse_order(query.order_by, self.order)
+        counted, ordered = _page_queries(rows, self.order[field], direction, self.order[TIE_BREAKER])
+        total = conn.execute(counted, parameters).scalar_one()
+        part = {"page_size": query.page_size, "page_start": (query.page_number - 1) * query.page_size}
+        return self.shapes(conn, conn.execute(ordered, {**parameters, **part}).all(), query), total
 
 
 @lru_cache(maxsize=64)
 def _page_queries(
-    listing: sa.Select[Any], by: sa.ColumnElement[Any], direction: str, tie: sa.ColumnElement[Any]
-) -> tuple[sa.Select[Any], sa.Select[Any]]:
-    """The queries of the count and of a page. Cached for listings that are the same object each time."""
-    counted = sa.select(sa.func.count()).select_from(listing.order_by(None).subquery())
-    ordered = listing.order_by(by.desc() if direction == "DESC" else by.asc(), tie.asc())
+    rows: AnySelect, by: sa.ColumnElement[Any], direction: str, tie: sa.ColumnElement[Any]
+) -> tuple[AnySelect, AnySelect]:
+    """The queries of the count and of a page. Cached for selects that are the same object each time."""
+    counted = sa.select(sa.func.count()).select_from(rows.order_by(None).subquery())
+    ordered = rows.order_by(by.desc() if direction == "DESC" else by.asc(), tie.asc())
     size, start = (sa.bindparam(name, type_=sa.Integer) for name in ("page_size", "page_start"))
     return counted, ordered.limit(size).offset(start)
 
 
-def _parse_order(order_by: str | None, order: Mapping[str, sa.ColumnElement[Any]]) -> tuple[str, str]:
+def _parse_order(order_by: str | None, order: Order) -> tuple[str, str]:
     field, _, direction = (order_by or "CREATED_ASC").rpartition("_")
     if not field or field not in order or direction not in ("ASC", "DESC"):
         wanted = ", ".join(f"{name}_ASC, {name}_DESC" for name in order if name)
@@ -269,11 +285,8 @@ def order_by_creation(
 # Filters.
 
 
-def search_rows(listing: AnySelect, text: str | None, *columns: sa.ColumnElement[Any]) -> AnySelect:
-    """The rows that hold `text` in one of `columns`, whatever its case; all rows without a text."""
-    if not text:
-        return listing
-    return listing.where(sa.or_(*(column.icontains(text.strip(), autoescape=True) for column in columns)))
+NO_QUERY = wire.Query()
+"""For a response without a query: no related objects."""
 
 
 def filter_rows(listing: AnySelect, *wanted: tuple[sa.ColumnElement[Any], object]) -> AnySelect:
@@ -292,31 +305,9 @@ def filter_rows(listing: AnySelect, *wanted: tuple[sa.ColumnElement[Any], object
 # Shapes that several resources share.
 
 
-class TimedRow(Protocol):
-    """A record with the times of its creation and last change."""
-
-    @property
-    def created(self) -> float:
-        """Seconds since the epoch."""
-
-    @property
-    def updated(self) -> float:
-        """Seconds since the epoch."""
-
-
-def times_shape(row: Row | TimedRow) -> Json:
-    """The times of creation and of the last change."""
-    return {"created": rfc3339(row.created), "updated": rfc3339(row.updated)}
-
-
 def status_history_shape(past: Sequence[StatusRecord]) -> list[Json]:
     """A status history, newest first."""
-    return [{"status": entry.status, "message": entry.message, **times_shape(entry)} for entry in past]
-
-
-def summary_shape(row: Row) -> Json:
-    """A logical partition, VPC or instance type in one line."""
-    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
+    return [shape(wire.StatusDetail, entry) for entry in past]
 
 
 class Relation(msgspec.Struct, frozen=True):
@@ -329,42 +320,47 @@ class Relation(msgspec.Struct, frozen=True):
     summary: Callable[[Row], Json]
 
 
-def _site_shape(row: Row) -> Json:
-    return {"id": row.id, "name": row.name, "infrastructureProviderId": row.provider_id, "status": row.status}
-
-
-def org_shape(row: Row) -> Json:
-    """A tenant or an infrastructure provider."""
-    return {"id": row.id, "org": row.org, **times_shape(row)}
-
-
 def shown_instance_status(status: str) -> str:
     """The status of an instance on this wire, which has no unknown; Configuring claims nothing.
 
-    Clients generated from the published description reject a whole answer for a status that is not in it.
+    Clients generated from the published description reject a whole response for a status that is not in it.
     """
     return Status.CONFIGURING if status == Status.UNKNOWN else status
 
 
-def _instance_shape(row: Row) -> Json:
-    return {**summary_shape(row), "status": shown_instance_status(row.status)}
+def summary_shape(row: Row) -> Json:
+    """A logical partition, VPC or instance type in one line."""
+    return shape(wire.Summary, row)
 
 
-def _machine_shape(row: Row) -> Json:
+def _site_summary(row: Row) -> Json:
+    return shape(wire.SiteSummary, row, infrastructure_provider_id=row.provider_id)
+
+
+def org_shape(row: Row) -> Json:
+    """A tenant or an infrastructure provider."""
+    return shape(wire.Org, row)
+
+
+def _instance_summary(row: Row) -> Json:
+    return shape(wire.Summary, row, status=shown_instance_status(row.status))
+
+
+def _machine_summary(row: Row) -> Json:
     return {"id": row.id, "controllerMachineId": row.id, "status": row.status}
 
 
 RELATIONS: Mapping[str, Relation] = {
-    "Site": Relation("siteId", "site", schema.site, _site_shape),
+    "Site": Relation("siteId", "site", schema.site, _site_summary),
     "Tenant": Relation("tenantId", "tenant", schema.tenant, org_shape),
     "InfrastructureProvider": Relation(
         "infrastructureProviderId", "infrastructureProvider", schema.provider, org_shape
     ),
-    "Instance": Relation("instanceId", "instance", schema.instance, _instance_shape),
+    "Instance": Relation("instanceId", "instance", schema.instance, _instance_summary),
     "InstanceType": Relation("instanceTypeId", "instanceType", schema.instance_type, summary_shape),
     "Vpc": Relation("vpcId", "vpc", schema.vpc, summary_shape),
     "VPC": Relation("vpcId", "vpc", schema.vpc, summary_shape),
-    "Machine": Relation("machineId", "machine", schema.machine, _machine_shape),
+    "Machine": Relation("machineId", "machine", schema.machine, _machine_summary),
     "NVLinkLogicalPartition": Relation(
         "nvLinkLogicalPartitionId", "nvLinkLogicalPartition", schema.logical_partition, summary_shape
     ),
@@ -378,30 +374,25 @@ def add_relations(conn: sa.Connection, objects: Sequence[Json], wanted: Collecti
     """
     for name in sorted(RELATIONS.keys() & wanted):
         relation = RELATIONS[name]
-        referring = [shape for shape in objects if shape.get(relation.key) is not None]
+        referring = [referrer for referrer in objects if referrer.get(relation.key) is not None]
         if referring:
-            ids = {shape[relation.key] for shape in referring}
+            ids = {referrer[relation.key] for referrer in referring}
             rows = conn.execute(sa.select(relation.table).where(relation.table.c.id.in_(ids)))
             summaries = {row.id: relation.summary(row) for row in rows}
-            for shape in referring:
-                shape[relation.shown_as] = summaries.get(shape[relation.key])
-
-
-def optional_time(seconds: float | None) -> str | None:
-    """Format a time as RFC 3339, or keep None."""
-    return None if seconds is None else rfc3339(seconds)
+            for referrer in referring:
+                referrer[relation.shown_as] = summaries.get(referrer[relation.key])
 
 
 # Status histories.
 
 
 async def history_response(
-    deps: ApiDeps, query: PageQuery, object_id: str, check: Callable[[sa.Connection], object]
+    deps: ApiDeps, query: PageQuery, object_id: UUID | str, check: Callable[[sa.Connection], object]
 ) -> Response:
     """The history of an object, newest first. `check` refuses a caller that may not see the object."""
 
     def read(conn: sa.Connection) -> list[Json]:
         check(conn)
-        return status_history_shape(journal.status_histories(conn, [object_id])[object_id])
+        return status_history_shape(journal.status_histories(conn, [str(object_id)])[str(object_id)])
 
-    return sliced_response(await deps.store.read(read), query.page)
+    return sliced_response(await deps.store.read(read), query)

@@ -16,10 +16,11 @@ from starlette.responses import Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import AnySelect, Deps, Json, ProviderAdmin, Reader, Row, Rows
+from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, Reader, Row, Rows
+from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
-from rackloom.carve.store.schema import allocation, site
-from rackloom.carve.store.values import Status, not_found
+from rackloom.carve.store.schema import allocation, provider, site
+from rackloom.carve.store.values import Status, require
 from rackloom.carve.tenancy import catalog, entitlements
 from rackloom.carve.tenancy.catalog import SITE_CAPABILITIES
 
@@ -126,26 +127,24 @@ class Site(wire.Timed):
 # From rows to responses.
 
 
-def site_shapes(conn: sa.Connection, rows: Rows) -> list[Json]:
-    """Sites, with every capability as true or false."""
+def _shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
     histories = journal.status_histories(conn, [row.id for row in rows])
-    orgs = entitlements.orgs_of_providers(conn, {row.provider_id for row in rows})
-    return [
-        {
-            **row.extra,
-            "id": row.id,
-            "name": row.name,
-            "description": row.description,
-            "org": orgs[row.provider_id],
-            "infrastructureProviderId": row.provider_id,
-            "isOnline": row.status == Status.REGISTERED,
-            "capabilities": {name: bool(row.capabilities.get(name)) for name in SITE_CAPABILITIES},
-            "status": row.status,
-            "statusHistory": routing.status_history_shape(histories[row.id]),
-            **routing.times_shape(row),
-        }
+    orgs = entitlements.orgs_by_id(conn, provider, {row.provider_id for row in rows})
+    shapes = [
+        row.extra
+        | wire.shape(
+            Site,
+            row,
+            org=orgs[row.provider_id],
+            infrastructure_provider_id=row.provider_id,
+            is_online=row.status == Status.REGISTERED,
+            capabilities={name: bool(row.capabilities.get(name)) for name in SITE_CAPABILITIES},
+            status_history=routing.status_history_shape(histories[row.id]),
+        )
         for row in rows
     ]
+    routing.add_relations(conn, shapes, query.relations("InfrastructureProvider"))
+    return shapes
 
 
 # Routes.
@@ -159,7 +158,7 @@ SiteId = Annotated[UUID, Path(alias="siteId")]
 @router.get("/site", operation_id="get-all-site", response_model=list[Site])
 async def list_sites(deps: Deps, caller: Reader, query: Annotated[SiteQuery, Param()]) -> Response:
     """The sites that the caller may see."""
-    return routing.page_response(*await deps.store.read(_list_sites, caller, query), query.page)
+    return routing.page_response(*await deps.store.read(_list_sites, caller, query), query)
 
 
 @router.get("/site/{siteId}", operation_id="get-site", response_model=Site)
@@ -167,13 +166,27 @@ async def get_site(
     deps: Deps, caller: Reader, site_id: SiteId, query: Annotated[wire.Query, Param()]
 ) -> Response:
     """One site."""
-    return routing.json_response(await deps.store.read(_get_site, caller, str(site_id), query))
+    return routing.json_response(await deps.store.read(_get_site, caller, site_id, query))
 
 
 @router.patch("/site/{siteId}", operation_id="update-site", response_model=Site)
 async def update_site(deps: Deps, caller: ProviderAdmin, site_id: SiteId, body: SiteUpdate) -> Response:
     """Change what is said of a site, and switch its capabilities."""
-    return routing.json_response(await deps.store.run(_update_site, caller, str(site_id), body, deps.clock()))
+
+    def update(conn: sa.Connection) -> Json:
+        catalog.update_site(
+            conn,
+            entitlements.provider_id_of(conn, caller.org),
+            str(site_id),
+            name=body.name,
+            description=body.description,
+            capabilities={} if body.capabilities is None else body.capabilities.model_dump(by_alias=True),
+            extra=body.kept,
+            now=deps.clock(),
+        )
+        return _get_site(conn, caller, site_id)
+
+    return routing.json_response(await deps.store.run(update))
 
 
 @router.get(
@@ -185,9 +198,7 @@ async def get_history(
     deps: Deps, caller: Reader, site_id: SiteId, query: Annotated[wire.PageQuery, Param()]
 ) -> Response:
     """How the site came to its status, newest first."""
-    return await routing.history_response(
-        deps, query, str(site_id), lambda conn: _row(conn, caller, str(site_id))
-    )
+    return await routing.history_response(deps, query, site_id, lambda conn: _row(conn, caller, site_id))
 
 
 def _sites(conn: sa.Connection, caller: Caller) -> AnySelect:
@@ -196,9 +207,8 @@ def _sites(conn: sa.Connection, caller: Caller) -> AnySelect:
     return sa.select(site).where(sa.or_(site.c.provider_id == provider_id, site.c.id.in_(allocated)))
 
 
-def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery) -> tuple[list[Json], int]:
-    wanted_provider = (site.c.provider_id, query.infrastructure_provider_id)
-    listing = routing.filter_rows(_sites(conn, caller), (site.c.status, query.status), wanted_provider)
+def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery) -> Page:
+    visible = _sites(conn, caller)
     for capability, wanted in (
         ("nativeNetworking", query.is_native_networking_enabled),
         ("networkSecurityGroup", query.is_network_security_group_enabled),
@@ -207,43 +217,25 @@ def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery) -> tuple[
     ):
         if wanted is not None:
             enabled = sa.func.coalesce(site.c.capabilities[capability].as_boolean(), sa.false())
-            listing = listing.where(enabled == wanted)
-    listing = routing.search_rows(listing, query.query, site.c.name, site.c.description, site.c.status)
-    rows, total = routing.fetch_page(conn, listing, query.page, _order())
-    return _shapes(conn, rows, query), total
+            visible = visible.where(enabled == wanted)
+    return LISTING.page(conn, visible, query)
 
 
-def _order() -> dict[str, sa.ColumnElement[Any]]:
-    stored = {name.upper(): sa.cast(site.c.extra[name], sa.Text) for name in ("location", "contact")}
-    return routing.order_of(site, "name", "status", "description") | stored
+def _row(conn: sa.Connection, caller: Caller, site_id: UUID) -> Row:
+    row = conn.execute(_sites(conn, caller).where(site.c.id == str(site_id))).one_or_none()
+    return require(row, "Could not find Site with specified ID")
 
 
-def _row(conn: sa.Connection, caller: Caller, site_id: str) -> Row:
-    row = conn.execute(_sites(conn, caller).where(site.c.id == site_id)).one_or_none()
-    if row is None:
-        raise not_found("Could not find Site with specified ID")
-    return row
-
-
-def _get_site(conn: sa.Connection, caller: Caller, site_id: str, query: wire.Query) -> Json:
+def _get_site(
+    conn: sa.Connection, caller: Caller, site_id: UUID, query: wire.Query = routing.NO_QUERY
+) -> Json:
     return _shapes(conn, [_row(conn, caller, site_id)], query)[0]
 
 
-def _shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
-    found = site_shapes(conn, rows)
-    routing.add_relations(conn, found, query.relations("InfrastructureProvider"))
-    return found
-
-
-def _update_site(conn: sa.Connection, caller: Caller, site_id: str, body: SiteUpdate, now: float) -> Json:
-    catalog.update_site(
-        conn,
-        entitlements.provider_id_of(conn, caller.org),
-        site_id,
-        name=body.name,
-        description=body.description,
-        capabilities={} if body.capabilities is None else body.capabilities.model_dump(by_alias=True),
-        extra=body.kept,
-        now=now,
-    )
-    return _get_site(conn, caller, site_id, wire.Query())
+LISTING = routing.Listing(
+    shapes=_shapes,
+    order=routing.order_of(site, "name", "status", "description")
+    | {name.upper(): sa.cast(site.c.extra[name], sa.Text) for name in ("location", "contact")},
+    filters={"status": site.c.status, "infrastructure_provider_id": site.c.provider_id},
+    searched=(site.c.name, site.c.description, site.c.status),
+)

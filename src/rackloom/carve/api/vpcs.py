@@ -14,11 +14,13 @@ from pydantic import Field, StrictInt
 from starlette.responses import PlainTextResponse, Response
 
 from rackloom.carve.api import routing, wire
-from rackloom.carve.api.routing import Deps, Json, Row, Rows, TenantAdmin
+from rackloom.carve.api.auth import Caller
+from rackloom.carve.api.routing import Deps, Page, Row, Rows, TenantAdmin
+from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
-from rackloom.carve.store.schema import logical_partition
+from rackloom.carve.store.schema import logical_partition, tenant
 from rackloom.carve.store.schema import vpc as table
-from rackloom.carve.store.values import IdFactory, invalid
+from rackloom.carve.store.values import invalid
 from rackloom.carve.tenancy import entitlements, logical_partitions
 
 # Request models.
@@ -111,13 +113,30 @@ VpcId = Annotated[UUID, Path(alias="vpcId")]
 @router.get("", operation_id="get-all-vpc", response_model=list[Vpc])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[VpcQuery, Param()]) -> Response:
     """The tenant's VPCs."""
-    return routing.page_response(*await deps.store.read(_list, caller.org, query), query.page)
+    return routing.page_response(*await deps.store.read(_list, caller, query), query)
 
 
 @router.post("", operation_id="create-vpc", response_model=Vpc, status_code=201)
 async def create(deps: Deps, caller: TenantAdmin, body: VpcCreate) -> Response:
     """A new VPC."""
-    return routing.created_response(await deps.store.run(_create, caller.org, body, deps.clock(), deps.ids))
+    partition = body.nvlink_logical_partition_id
+
+    def create(conn: sa.Connection) -> Json:
+        new = logical_partitions.create_vpc(
+            conn,
+            entitlements.tenant_id_of(conn, caller.org),
+            site_id=str(body.site_id),
+            name=body.name,
+            description=body.description,
+            logical_partition_id=None if partition is None else str(partition),
+            extra=body.kept,
+            wanted_id=None if body.id is None else str(body.id),
+            now=deps.clock(),
+            ids=deps.ids,
+        )
+        return _get(conn, caller, new)
+
+    return routing.created_response(await deps.store.run(create))
 
 
 @router.get("/{vpcId}", operation_id="get-vpc", response_model=Vpc)
@@ -125,13 +144,28 @@ async def get(
     deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[wire.Query, Param()]
 ) -> Response:
     """One VPC."""
-    return routing.json_response(await deps.store.read(_get, caller.org, str(vpc_id), query))
+    return routing.json_response(await deps.store.read(_get, caller, vpc_id, query))
 
 
 @router.patch("/{vpcId}", operation_id="update-vpc", response_model=Vpc)
 async def update(deps: Deps, caller: TenantAdmin, vpc_id: VpcId, body: VpcUpdate) -> Response:
     """Change a VPC."""
-    return routing.json_response(await deps.store.run(_update, caller.org, str(vpc_id), body, deps.clock()))
+    partition = body.nvlink_logical_partition_id
+
+    def update(conn: sa.Connection) -> Json:
+        logical_partitions.update_vpc(
+            conn,
+            entitlements.tenant_id_of(conn, caller.org),
+            str(vpc_id),
+            name=body.name,
+            description=body.description,
+            logical_partition_id=None if partition is None else str(partition),
+            extra=body.kept,
+            now=deps.clock(),
+        )
+        return _get(conn, caller, vpc_id)
+
+    return routing.json_response(await deps.store.run(update))
 
 
 @router.patch("/{vpcId}/virtualization", operation_id="update-vpc-virtualization", response_model=Vpc)
@@ -139,10 +173,13 @@ async def update_virtualization(
     deps: Deps, caller: TenantAdmin, vpc_id: VpcId, body: VpcVirtualization
 ) -> Response:
     """Name another network virtualization for an empty VPC."""
-    kind = body.network_virtualization_type
-    return routing.json_response(
-        await deps.store.run(_virtualize, caller.org, str(vpc_id), kind, deps.clock())
-    )
+
+    def virtualize(conn: sa.Connection) -> Json:
+        tenant_id, kind = entitlements.tenant_id_of(conn, caller.org), body.network_virtualization_type
+        logical_partitions.set_virtualization(conn, tenant_id, str(vpc_id), kind, deps.clock())
+        return _get(conn, caller, vpc_id)
+
+    return routing.json_response(await deps.store.run(virtualize))
 
 
 @router.get(
@@ -152,33 +189,25 @@ async def get_history(
     deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[wire.PageQuery, Param()]
 ) -> Response:
     """How the VPC came to its status, newest first."""
-    return await routing.history_response(
-        deps, query, str(vpc_id), lambda conn: _row(conn, caller.org, str(vpc_id))
-    )
+    return await routing.history_response(deps, query, vpc_id, lambda conn: _row(conn, caller, vpc_id))
 
 
 @router.delete("/{vpcId}", operation_id="delete-vpc", response_class=PlainTextResponse, status_code=202)
 async def delete(deps: Deps, caller: TenantAdmin, vpc_id: VpcId) -> Response:
     """Delete an empty VPC."""
-    await deps.store.run(_delete, caller.org, str(vpc_id), deps.clock())
+
+    def delete(conn: sa.Connection) -> None:
+        tenant_id = entitlements.tenant_id_of(conn, caller.org)
+        logical_partitions.delete_vpc(conn, tenant_id, str(vpc_id), deps.clock())
+
+    await deps.store.run(delete)
     return routing.deletion_response()
 
 
-def _list(conn: sa.Connection, org: str, query: VpcQuery) -> tuple[list[Json], int]:
-    tenant_id = entitlements.tenant_id_of(conn, org)
-    listing = sa.select(table).where(table.c.tenant_id == tenant_id)
-    listing = routing.filter_rows(
-        listing,
-        (table.c.name, query.name),
-        (table.c.site_id, query.site_id),
-        (table.c.status, query.status),
-        (table.c.extra["networkSecurityGroupId"].as_string(), query.network_security_group_id),
-        (table.c.logical_partition_id, query.nvlink_logical_partition_id),
-    )
+def _list(conn: sa.Connection, caller: Caller, query: VpcQuery) -> Page:
+    tenant_id = entitlements.tenant_id_of(conn, caller.org)
     _check_partitions(conn, tenant_id, {str(uuid) for uuid in query.nvlink_logical_partition_id})
-    listing = routing.search_rows(listing, query.query, table.c.name, table.c.description, table.c.status)
-    rows, total = routing.fetch_page(conn, listing, query.page, routing.order_of(table, "name", "status"))
-    return _shapes(conn, rows, query), total
+    return LISTING.page(conn, sa.select(table).where(table.c.tenant_id == tenant_id), query)
 
 
 def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: set[str]) -> None:
@@ -193,53 +222,14 @@ def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: set[str]) -> 
         )
 
 
-def _row(conn: sa.Connection, org: str, vpc_id: str) -> Row:
-    return logical_partitions.get_vpc(conn, entitlements.tenant_id_of(conn, org), vpc_id)
+def _row(conn: sa.Connection, caller: Caller, vpc_id: UUID | str) -> Row:
+    return logical_partitions.get_vpc(conn, entitlements.tenant_id_of(conn, caller.org), str(vpc_id))
 
 
-def _get(conn: sa.Connection, org: str, vpc_id: str, query: wire.Query) -> Json:
-    return _shapes(conn, [_row(conn, org, vpc_id)], query)[0]
-
-
-def _create(conn: sa.Connection, org: str, body: VpcCreate, now: float, ids: IdFactory) -> Json:
-    partition = body.nvlink_logical_partition_id
-    new = logical_partitions.create_vpc(
-        conn,
-        entitlements.tenant_id_of(conn, org),
-        site_id=str(body.site_id),
-        name=body.name,
-        description=body.description,
-        logical_partition_id=None if partition is None else str(partition),
-        extra=body.kept,
-        wanted_id=None if body.id is None else str(body.id),
-        now=now,
-        ids=ids,
-    )
-    return _get(conn, org, new, wire.Query())
-
-
-def _update(conn: sa.Connection, org: str, vpc_id: str, body: VpcUpdate, now: float) -> Json:
-    partition = body.nvlink_logical_partition_id
-    logical_partitions.update_vpc(
-        conn,
-        entitlements.tenant_id_of(conn, org),
-        vpc_id,
-        name=body.name,
-        description=body.description,
-        logical_partition_id=None if partition is None else str(partition),
-        extra=body.kept,
-        now=now,
-    )
-    return _get(conn, org, vpc_id, wire.Query())
-
-
-def _virtualize(conn: sa.Connection, org: str, vpc_id: str, kind: str, now: float) -> Json:
-    logical_partitions.set_virtualization(conn, entitlements.tenant_id_of(conn, org), vpc_id, kind, now)
-    return _get(conn, org, vpc_id, wire.Query())
-
-
-def _delete(conn: sa.Connection, org: str, vpc_id: str, now: float) -> None:
-    logical_partitions.delete_vpc(conn, entitlements.tenant_id_of(conn, org), vpc_id, now)
+def _get(
+    conn: sa.Connection, caller: Caller, vpc_id: UUID | str, query: wire.Query = routing.NO_QUERY
+) -> Json:
+    return _shapes(conn, [_row(conn, caller, vpc_id)], query)[0]
 
 
 def _shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
@@ -249,27 +239,36 @@ def _shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
         row.id: routing.summary_shape(row)
         for row in conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(defaults)))
     }
-    orgs = entitlements.orgs_of_tenants(conn, {row.tenant_id for row in rows})
+    orgs = entitlements.orgs_by_id(conn, tenant, {row.tenant_id for row in rows})
     shapes = [
-        {
-            **row.extra,
-            "org": orgs[row.tenant_id],
-            "id": row.id,
-            "name": row.name,
-            "description": row.description,
-            "siteId": row.site_id,
-            "tenantId": row.tenant_id,
-            "controllerVpcId": row.id,
-            "nvLinkLogicalPartitionId": row.logical_partition_id,
-            "nvLinkLogicalPartitionSummary": partitions.get(row.logical_partition_id),
-            "status": row.status,
-            "statusHistory": routing.status_history_shape(histories[row.id]),
-            **routing.times_shape(row),
-        }
+        row.extra
+        | wire.shape(
+            Vpc,
+            row,
+            org=orgs[row.tenant_id],
+            controller_vpc_id=row.id,
+            nvlink_logical_partition_id=row.logical_partition_id,
+            nvlink_logical_partition_summary=partitions.get(row.logical_partition_id),
+            status_history=routing.status_history_shape(histories[row.id]),
+        )
         for row in rows
     ]
     routing.add_relations(conn, shapes, query.relations(*RELATIONS))
     return shapes
+
+
+LISTING = routing.Listing(
+    shapes=_shapes,
+    order=routing.order_of(table, "name", "status"),
+    filters={
+        "name": table.c.name,
+        "site_id": table.c.site_id,
+        "status": table.c.status,
+        "network_security_group_id": table.c.extra["networkSecurityGroupId"].as_string(),
+        "nvlink_logical_partition_id": table.c.logical_partition_id,
+    },
+    searched=(table.c.name, table.c.description, table.c.status),
+)
 
 
 # Subnets and VPC prefixes.
@@ -281,10 +280,10 @@ subnet_router = APIRouter()
 @subnet_router.get("/subnet", operation_id="get-all-subnet", response_model=list[wire.Summary])
 async def list_subnets(_caller: TenantAdmin, query: Annotated[wire.PageQuery, Param()]) -> Response:
     """No subnet."""
-    return routing.page_response([], 0, query.page)
+    return routing.page_response([], 0, query)
 
 
 @subnet_router.get("/vpc-prefix", operation_id="get-all-vpc-prefix", response_model=list[wire.Summary])
 async def list_prefixes(_caller: TenantAdmin, query: Annotated[wire.PageQuery, Param()]) -> Response:
     """No VPC prefix."""
-    return routing.page_response([], 0, query.page)
+    return routing.page_response([], 0, query)

@@ -2,23 +2,26 @@
 
 Names and texts are limited to what every database stores: no NUL, no unpaired surrogates, finite
 numbers. `OpenBody` keeps unknown fields, so that clients of the wider API find their fields again;
-nothing acts on them. Unknown query parameters are ignored. Response models only describe the API;
-responses are plain values.
+nothing acts on them. Unknown query parameters are ignored.
+
+A response model describes a response in /openapi.json, and `shape` builds the response from it. The
+models validate nothing that is sent: responses are plain values.
 
 Model names appear in /openapi.json: renaming one changes the generated clients.
 """
 
 from collections.abc import Collection
 from datetime import datetime
+from functools import cache
 from math import isfinite
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 from pydantic import model_validator as validator
 from pydantic.alias_generators import to_camel
 
+from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store.values import NAME_MAX_LENGTH, NAME_MIN_LENGTH, NAME_PATTERN, NAME_RULE, invalid
 
 # Requests.
@@ -108,14 +111,6 @@ class Because(Body):
 Url = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=1024)]
 
 
-class PageRequest(msgspec.Struct, frozen=True):
-    """Which page is wanted. `order_by` is `FIELD_ASC` or `FIELD_DESC`; None: oldest first."""
-
-    number: int = 1
-    size: int = 20
-    order_by: str | None = None
-
-
 # Queries.
 
 
@@ -152,11 +147,7 @@ class PageQuery(Query):
     page_number: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     page_size: Annotated[int, Field(ge=1, le=100)] = 20
     order_by: Annotated[str, Field(pattern=r"^[A-Z0-9_]+_(ASC|DESC)$")] | None = None
-
-    @property
-    def page(self) -> PageRequest:
-        """As the records take it."""
-        return PageRequest(self.page_number, self.page_size, self.order_by)
+    """`FIELD_ASC` or `FIELD_DESC`; None: oldest first."""
 
 
 # Responses.
@@ -213,3 +204,39 @@ class Org(Timed):
 
     id: UUID
     org: str
+
+
+# From rows to responses.
+
+
+Json = dict[str, Any]
+
+
+def shape(model: type[Answer], row: Any, **computed: object) -> Json:
+    """The response `model` of a row: its columns under their names on the wire, and the fields `computed`.
+
+    A field that the model does not require is left out unless it is computed. Times are seconds since the
+    epoch in `row` and `computed`, and RFC 3339 on the wire.
+    """
+    fields, times = _conversion(model, tuple(computed))
+    shown = {key: computed[name] if name in computed else getattr(row, name) for name, key in fields}
+    for key in times:
+        if shown[key] is not None:
+            shown[key] = rfc3339(shown[key])
+    return shown
+
+
+@cache
+def _conversion(model: type[Answer], computed: tuple[str, ...]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Fields of `model` with their names on the wire, and which of these are times.
+
+    Worked out once for a model and its computed fields: a page may have hundreds of rows.
+    """
+    shown = {
+        name: field for name, field in model.model_fields.items() if field.is_required() or name in computed
+    }
+    # The times of creation and change are inherited, and come last on the wire.
+    ordered = sorted(shown, key=lambda name: name in Timed.model_fields)
+    fields = [(name, str(shown[name].alias)) for name in ordered]
+    times = [key for name, key in fields if shown[name].annotation in (datetime, datetime | None)]
+    return fields, times

@@ -1,4 +1,4 @@
-"""A switch controller, whatever protocol it speaks: driver interface, errors, TLS material, address.
+"""A switch controller of any protocol: driver interface, errors, TLS material, address.
 
 `FabricDriver` observes a whole domain and executes one operation. `FabricUnavailable` means that the
 state or the outcome is unknown, never that the domain is empty. `FabricRefused` means that the
@@ -52,7 +52,7 @@ class FabricDriver(Protocol):
     async def execute(self, operation: PartitionOperation) -> int:
         """Execute one operation and return the partition id it acted on.
 
-        Raises FabricRefused when the controller says no, FabricUnavailable when the outcome is unknown.
+        Raises FabricRefused when the controller refuses, FabricUnavailable when the outcome is unknown.
         """
 
     def notifications(self) -> AsyncIterator[None]:
@@ -131,6 +131,17 @@ def parse_controller_url(url: str) -> ControllerAddress:
         raise refusal
     bracketed = f"[{host}]" if ":" in host else host
     return ControllerAddress(kind=kind, scheme=parts.scheme, host=bracketed, port=port, domain=domain)
+
+
+def canonical_domain(text: str) -> str:
+    """Domain uuid in lower case. Raises FabricUnavailable unless it is a uuid that names something."""
+    try:
+        domain = uuid.UUID(text)
+    except ValueError:
+        domain = uuid.UUID(int=0)
+    if domain.int == 0:
+        raise FabricUnavailable(f"Hello: domain uuid {text!r} names no domain")
+    return str(domain)
 
 
 def controller_kind(url: str) -> ControllerKind:

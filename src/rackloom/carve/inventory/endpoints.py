@@ -1,4 +1,4 @@
-"""Switch controller endpoints: a URL, the chassis it speaks for, and the domain it last reported.
+"""Switch controller endpoints: a URL, its registered chassis, and the domain that it last reported.
 
 Operators register one URL for each chassis serial. `register_endpoint` assigns chassis to a URL: a
 controller that moved keeps its row and its history; an endpoint that is left without chassis is
@@ -20,8 +20,9 @@ from rackloom.carve.inventory import sync
 from rackloom.carve.partitions import ownership
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
+from rackloom.carve.store.rows import delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import domain_dispute, endpoint, endpoint_chassis, observation
-from rackloom.carve.store.values import Changed, IdFactory, invalid, require, require_unused
+from rackloom.carve.store.values import Changed, IdFactory, conflict, invalid, require
 from rackloom.carve.tenancy import status
 from rackloom.errors import Refused
 
@@ -29,8 +30,6 @@ from rackloom.errors import Refused
 
 
 # Built once: every pass runs these.
-_by_endpoint_id = endpoint.c.id == sa.bindparam("of")
-_ENDPOINT_DOMAIN = sa.select(endpoint.c.domain).where(_by_endpoint_id)
 _other_endpoint = endpoint.alias()
 _domains_concerned = (endpoint.c.domain, sa.bindparam("answered", type_=sa.Text))
 _ENDPOINT_STATE = (
@@ -45,13 +44,15 @@ _ENDPOINT_STATE = (
         ).label("is_shared"),
     )
     .join(observation, observation.c.endpoint_id == endpoint.c.id, isouter=True)
-    .where(_by_endpoint_id, sa.exists().where(endpoint_chassis.c.endpoint_id == endpoint.c.id))
+    .where(
+        endpoint.c.id == sa.bindparam("of"),
+        sa.exists().where(endpoint_chassis.c.endpoint_id == endpoint.c.id),
+    )
 )
-_UPDATE_ENDPOINT = sa.update(endpoint).where(_by_endpoint_id)
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A switch controller that the site speaks to."""
+    """A switch controller that the site uses."""
 
     id: str
     url: str
@@ -72,7 +73,7 @@ class EndpointState(msgspec.Struct, frozen=True):
 
 
 def all_endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:
-    """All endpoints that speak for a chassis, by URL."""
+    """All endpoints that are registered for a chassis, by URL."""
     serials: dict[str, list[str]] = {}
     for row in conn.execute(sa.select(endpoint_chassis).order_by(endpoint_chassis.c.chassis_serial)):
         serials.setdefault(row.endpoint_id, []).append(row.chassis_serial)
@@ -83,15 +84,10 @@ def all_endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:
     )
 
 
-def domain_of_endpoint(conn: sa.Connection, endpoint_id: str) -> str | None:
-    """Domain uuid that the endpoint last answered with; None until it has answered."""
-    return conn.execute(_ENDPOINT_DOMAIN, {"of": endpoint_id}).scalar_one_or_none()
-
-
 def endpoint_state(conn: sa.Connection, endpoint_id: str, domain: str | None = None) -> EndpointState | None:
     """The state of an endpoint that was just read and reported `domain` (None: it did not answer).
 
-    None for an endpoint that speaks for no chassis any more.
+    None for an endpoint that is no longer registered for any chassis.
     """
     row = conn.execute(_ENDPOINT_STATE, {"of": endpoint_id, "answered": domain}).one_or_none()
     return None if row is None else EndpointState(row.domain, row.observed_at, bool(row.is_shared))
@@ -99,7 +95,7 @@ def endpoint_state(conn: sa.Connection, endpoint_id: str, domain: str | None = N
 
 def set_endpoint_domain(conn: sa.Connection, endpoint_id: str, domain: str, now: float) -> None:
     """Record which domain the endpoint reports."""
-    conn.execute(_UPDATE_ENDPOINT, {"of": endpoint_id, "domain": domain, "updated": now})
+    update_rows(conn, endpoint, {"id": endpoint_id}, domain=domain, updated=now)
 
 
 def register_endpoint(
@@ -108,17 +104,19 @@ def register_endpoint(
     """Make `url` the endpoint of these chassis, whichever endpoint they had.
 
     A controller that moved keeps its row, and with it its history; an endpoint that is left without any
-    chassis is no longer spoken to.
+    chassis is no longer used.
     """
     emptied = [known for known in all_endpoints(conn) if set(known.chassis_serials) <= set(chassis_serials)]
-    chosen = conn.execute(sa.select(endpoint.c.id).where(endpoint.c.url == url)).scalar_one_or_none()
-    if chosen is None and emptied:
+    existing = find_row(conn, endpoint, url=url)
+    if existing is not None:
+        chosen = existing.id
+    elif emptied:
         # The controller moved to another address: it keeps its row, and with it its last reading.
         chosen = emptied[0].id
-        conn.execute(sa.update(endpoint).where(endpoint.c.id == chosen).values(url=url, updated=now))
-    elif chosen is None:
+        update_rows(conn, endpoint, {"id": chosen}, url=url, updated=now)
+    else:
         chosen = ids()
-        conn.execute(sa.insert(endpoint).values(id=chosen, url=url, created=now, updated=now))
+        insert_row(conn, endpoint, id=chosen, url=url, created=now, updated=now)
     moved = endpoint_chassis.c.chassis_serial.in_(chassis_serials)
     conn.execute(sa.delete(endpoint_chassis).where(moved))
     rows = [{"chassis_serial": serial, "endpoint_id": chosen} for serial in sorted(chassis_serials)]
@@ -139,8 +137,8 @@ def retire_endpoint(
         ownership.close_interrupted_operations(conn, endpoint_id, now, now)
     else:
         ownership.hand_over_operations(conn, endpoint_id, successor)
-    conn.execute(sa.delete(observation).where(observation.c.endpoint_id == endpoint_id))
-    conn.execute(sa.update(endpoint).where(endpoint.c.id == endpoint_id).values(domain=None, updated=now))
+    delete_rows(conn, observation, endpoint_id=endpoint_id)
+    update_rows(conn, endpoint, {"id": endpoint_id}, domain=None, updated=now)
     if domain is None:
         status.update_statuses(conn, None, now)
     else:
@@ -171,9 +169,9 @@ def create_chassis_endpoint(
     """Register the controller of a chassis that has none yet."""
     _check_chassis_serial(chassis_serial)
     _check_controller_url(url)
-    mine = endpoint_chassis.c.chassis_serial == chassis_serial
-    existing = conn.execute(sa.select(endpoint_chassis.c.endpoint_id).where(mine)).scalar_one_or_none()
-    require_unused(existing, "Chassis with specified serial already has an NMX-C endpoint")
+    if existing := find_row(conn, endpoint_chassis, chassis_serial=chassis_serial):
+        message = "Chassis with specified serial already has an NMX-C endpoint"
+        raise conflict(message, id=existing.endpoint_id)
     register_endpoint(conn, url, [chassis_serial], order.now, ids)
     journal.record_operator_step(conn, Step.CREATE_ENDPOINT, chassis_serial, None, order)
     return Changed(None, frozenset())
@@ -193,9 +191,8 @@ def update_chassis_endpoint(
 def delete_chassis_endpoint(conn: sa.Connection, chassis_serial: str, order: OperatorOrder) -> Changed[None]:
     """Delete the endpoint of a chassis; statuses that rested on its controller become unknown."""
     before = get_chassis_endpoint(conn, chassis_serial)
-    conn.execute(sa.delete(endpoint_chassis).where(endpoint_chassis.c.chassis_serial == chassis_serial))
-    left = sa.select(endpoint_chassis.c.chassis_serial).where(endpoint_chassis.c.endpoint_id == before.id)
-    if conn.execute(left).first() is None:
+    delete_rows(conn, endpoint_chassis, chassis_serial=chassis_serial)
+    if not has_row(conn, endpoint_chassis, endpoint_id=before.id):
         retire_endpoint(conn, before.id, before.domain, None, order.now)
     journal.record_operator_step(conn, Step.DELETE_ENDPOINT, chassis_serial, before.domain, order)
     return Changed(None, _domains_to_wake(before))

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from rackloom.carve.inventory import endpoints, sync
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
+from rackloom.carve.store.rows import delete_rows, find_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     allocation,
     cordon,
@@ -63,7 +64,7 @@ def ensure_site(
     Refused when the records are those of another site: a database serves one.
     """
     provider = entitlements.ensure_provider(conn, provider_org.lower(), now, ids)
-    found = conn.execute(sa.select(site)).one_or_none()
+    found = find_row(conn, site)
     if found is None:
         return _insert_site(conn, provider.id, name, policy, now, ids)
     if found.name != name:
@@ -88,9 +89,18 @@ def _insert_site(
     ids: IdFactory,
 ) -> str:
     new = ids()
-    row: dict[str, Any] = {"id": new, "provider_id": provider_id, "name": name, "status": Status.REGISTERED}
-    row |= {"capabilities": {"nvLinkPartition": True}, "default_partition": policy}
-    conn.execute(sa.insert(site).values(**row, created=now, updated=now))
+    insert_row(
+        conn,
+        site,
+        id=new,
+        provider_id=provider_id,
+        name=name,
+        status=Status.REGISTERED,
+        capabilities={"nvLinkPartition": True},
+        default_partition=policy,
+        created=now,
+        updated=now,
+    )
     journal.record_status(conn, new, Status.REGISTERED, "Site is registered", now)
     return new
 
@@ -112,7 +122,7 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def machine_id(self) -> str:
         """The id to use."""
-        return self.id or f"{self.chassis_serial}-{self.slot}".lower()
+        return self.id or machine_id_of_tray(self)
 
 
 class DeclaredGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,9 +219,9 @@ def declare_gpus(
     _check_slot_free(conn, machine_id, serial, slot)
     _check_guids_free(conn, machine_id, guids)
     values = {"chassis_serial": serial, "slot": slot, "tray_index": tray, "domain": domain, "updated": now}
-    conn.execute(sa.update(machine).where(machine.c.id == machine_id).values(**values))
-    conn.execute(sa.delete(machine_gpu).where(machine_gpu.c.machine_id == machine_id))
-    _insert_machine_gpus(conn, machine_id, guids, Source.DECLARED)
+    update_rows(conn, machine, {"id": machine_id}, **values)
+    delete_rows(conn, machine_gpu, machine_id=machine_id)
+    _insert_gpus(conn, machine_id, guids, Source.DECLARED)
     return Changed(None, _update_domains(conn, {found.domain, domain}, now))
 
 
@@ -221,8 +231,8 @@ def remove_machine(conn: sa.Connection, machine_id: str, now: float) -> frozense
     if found.instance_id is not None:
         raise conflict(f"machine {machine_id} carries instance {found.instance_id}")
     for table in (machine_gpu, moved_gpu, cordon, drain):
-        conn.execute(sa.delete(table).where(table.c.machine_id == machine_id))
-    conn.execute(sa.delete(machine).where(machine.c.id == machine_id))
+        delete_rows(conn, table, machine_id=machine_id)
+    delete_rows(conn, machine, id=machine_id)
     return _update_domains(conn, {found.domain}, now)
 
 
@@ -253,9 +263,9 @@ def _insert_machine(
     if not record.chassis_serial or not 1 <= record.gpus <= 64:
         raise invalid(f"machine {record.machine_id} needs a chassis serial, and 1 to 64 GPUs")
     row = _machine_row(record.machine_id, record, now)
-    conn.execute(sa.insert(machine).values(row | {"site_id": site_id, "status": status}))
+    insert_row(conn, machine, **row, site_id=site_id, status=status)
     modules: dict[int, int | None] = dict.fromkeys(range(1, record.gpus + 1))
-    _insert_machine_gpus(conn, record.machine_id, modules, source)
+    _insert_gpus(conn, record.machine_id, modules, source)
 
 
 def _machine_row(machine_id: str, tray: MachineRecord | ComputeTray, now: float) -> dict[str, Any]:
@@ -264,7 +274,7 @@ def _machine_row(machine_id: str, tray: MachineRecord | ComputeTray, now: float)
     return row
 
 
-def _insert_machine_gpus(
+def _insert_gpus(
     conn: sa.Connection, machine_id: str, gpus: Mapping[int, int | None], source: Source
 ) -> None:
     rows = [
@@ -331,25 +341,24 @@ def seed_embedded_site(
     return site_id
 
 
-def machine_id_of_tray(tray: ComputeTray) -> str:
+def machine_id_of_tray(tray: MachineRecord | ComputeTray) -> str:
     """The machine id of a tray: where it sits, as letters that are safe in a URL."""
     return f"{tray.chassis_serial}-{tray.slot}".lower()
 
 
 def _seed_site(conn: sa.Connection, provider_id: str, name: str, now: float, ids: IdFactory) -> str:
-    found = conn.execute(sa.select(site.c.id).where(site.c.name == name)).scalar_one_or_none()
+    found = find_row(conn, site, name=name)
     if found is not None:
-        return str(found)
+        return str(found.id)
     return _insert_site(conn, provider_id, name, DefaultPartitionPolicy.NONE, now, ids)
 
 
 def _seed_instance_type(
     conn: sa.Connection, provider_id: str, site_id: str, profile: RackProfile, now: float, ids: IdFactory
 ) -> str:
-    same = sa.and_(instance_type.c.site_id == site_id, instance_type.c.name == profile.name)
-    found = conn.execute(sa.select(instance_type.c.id).where(same)).scalar_one_or_none()
+    found = find_row(conn, instance_type, site_id=site_id, name=profile.name)
     if found is not None:
-        return str(found)
+        return str(found.id)
     gpus = {"type": "GPU", "name": profile.product, "count": profile.gpus_per_tray, "deviceType": "NVLink"}
     return catalog.create_instance_type(
         conn,

@@ -9,13 +9,12 @@ uncordoned.
 the tenant. Every step is recorded with who asked and why. Pauses of domains are in `partitions.intent`.
 """
 
-from typing import Any
-
 import sqlalchemy as sa
 
 from rackloom.carve.partitions import intent
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
+from rackloom.carve.store.rows import delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import cordon as cordon_table
 from rackloom.carve.store.schema import drain as drain_table
 from rackloom.carve.store.schema import instance
@@ -28,10 +27,10 @@ DRAIN_STARTED_MESSAGE = "waiting for the switch controller to be read after the 
 def cordon_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder) -> None:
     """Place nothing new on the machine; a second cordon keeps the first reason."""
     machine = catalog.get_machine(conn, machine_id)
-    if _is_machine_cordoned(conn, machine_id):
+    if has_row(conn, cordon_table, machine_id=machine_id):
         return
     row = {"machine_id": machine_id, "reason": order.reason, "asked_by": order.by, "created": order.now}
-    conn.execute(sa.insert(cordon_table).values(**row))
+    insert_row(conn, cordon_table, **row)
     journal.record_status(
         conn, machine_id, catalog.MACHINE_MAINTENANCE, f"cordoned: {order.reason}", order.now
     )
@@ -43,9 +42,8 @@ def uncordon_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder)
     machine = catalog.get_machine(conn, machine_id)
     if intent.active_drains(conn, [machine_id]):
         raise Rejected(RefusalKind.CONFLICT, "Machine is drained", nearest_fix="end its drain first")
-    if not _is_machine_cordoned(conn, machine_id):
+    if not delete_rows(conn, cordon_table, machine_id=machine_id):
         raise conflict("Machine is not cordoned")
-    conn.execute(sa.delete(cordon_table).where(cordon_table.c.machine_id == machine_id))
     journal.record_status(conn, machine_id, machine.status, "uncordoned", order.now)
     journal.record_operator_step(conn, Step.UNCORDON, machine_id, machine.domain, order)
 
@@ -60,16 +58,18 @@ def drain_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder, id
     if running is not None:
         raise conflict("Machine is already drained", id=running.id)
     cordon_machine(conn, machine_id, order)
-    carried = conn.execute(sa.select(instance.c.id).where(instance.c.machine_id == machine_id))
-    new = ids()
-    row: dict[str, Any] = {"id": new, "machine_id": machine_id, "instance_id": carried.scalar_one_or_none()}
-    row |= {
-        "reason": order.reason,
-        "asked_by": order.by,
-        "message": DRAIN_STARTED_MESSAGE,
-        "started": order.now,
-    }
-    conn.execute(sa.insert(drain_table).values(**row))
+    carried, new = find_row(conn, instance, machine_id=machine_id), ids()
+    insert_row(
+        conn,
+        drain_table,
+        id=new,
+        machine_id=machine_id,
+        instance_id=None if carried is None else carried.id,
+        reason=order.reason,
+        asked_by=order.by,
+        message=DRAIN_STARTED_MESSAGE,
+        started=order.now,
+    )
     journal.record_operator_step(conn, Step.DRAIN, machine_id, machine.domain, order)
     return Changed(new, instances.publish_intent_change(conn, [machine_id], order.now))
 
@@ -80,7 +80,7 @@ def end_machine_drain(conn: sa.Connection, machine_id: str, order: OperatorOrder
     running = intent.active_drains(conn, [machine_id]).get(machine_id)
     if running is None:
         raise conflict("Machine is not drained")
-    conn.execute(sa.update(drain_table).where(drain_table.c.id == running.id).values(ended=order.now))
+    update_rows(conn, drain_table, {"id": running.id}, ended=order.now)
     journal.record_operator_step(conn, Step.END_DRAIN, machine_id, machine.domain, order)
     return Changed(None, instances.publish_intent_change(conn, [machine_id], order.now))
 
@@ -92,14 +92,9 @@ def force_delete_instance(conn: sa.Connection, machine_id: str, order: OperatorO
     partitions of the site.
     """
     machine = catalog.get_machine(conn, machine_id)
-    found = conn.execute(sa.select(instance).where(instance.c.machine_id == machine_id)).one_or_none()
+    found = find_row(conn, instance, machine_id=machine_id)
     if found is None:
         raise conflict("Machine carries no Instance")
     journal.record_operator_step(conn, Step.FORCE_DELETE, machine_id, machine.domain, order)
     released = instances.release_instance(conn, found, f"released by the operator: {order.reason}", order.now)
     return Changed(found.id, released)
-
-
-def _is_machine_cordoned(conn: sa.Connection, machine_id: str) -> bool:
-    found = sa.select(cordon_table.c.machine_id).where(cordon_table.c.machine_id == machine_id)
-    return conn.execute(found).first() is not None

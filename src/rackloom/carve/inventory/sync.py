@@ -11,7 +11,7 @@ trays) are recorded until they return.
 `apply_observations` runs the sync, carries ownership and pauses over when a chassis reports another
 domain uuid, updates owned partitions, and then updates statuses. `apply_if_consistent` does so only
 where the controllers of the domain agree, and returns the conflict otherwise. `withdraw_reading` is for
-a controller that no longer says anything about a domain.
+a controller that no longer reports a domain.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -26,6 +26,7 @@ import sqlalchemy as sa
 from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import READING_VALID_SECONDS
 from rackloom.carve.store import journal
+from rackloom.carve.store.rows import delete_rows, find_row, insert_row, update_rows
 from rackloom.carve.store.schema import domain_dispute, endpoint, machine, observation, operation
 from rackloom.carve.store.values import OperationState
 from rackloom.core.partitions.domain import DomainObservation, ObservedPartition
@@ -121,7 +122,6 @@ def _describe_difference(first: ObservedPartition | None, second: ObservedPartit
 _FOREVER = 1e300
 
 # Built once: every pass runs these.
-_CONFLICT_OF_DOMAIN = sa.select(domain_dispute).where(domain_dispute.c.domain == sa.bindparam("domain"))
 _READINGS_WITH_FACTS = (
     sa.select(endpoint.c.url, endpoint.c.domain, observation)
     .join(endpoint, endpoint.c.id == observation.c.endpoint_id)
@@ -183,7 +183,7 @@ def conflict_of_endpoint(
 
 def conflict_of_domain(conn: sa.Connection, domain: str) -> ControllerConflict | None:
     """The recorded conflict of `domain`."""
-    row = conn.execute(_CONFLICT_OF_DOMAIN, {"domain": domain}).one_or_none()
+    row = find_row(conn, domain_dispute, domain=domain)
     return None if row is None else _conflict_of_row(row)
 
 
@@ -208,17 +208,16 @@ def update_conflict(
     )
     if found is None:
         if before is not None:
-            conn.execute(sa.delete(domain_dispute).where(domain_dispute.c.domain == domain))
+            delete_rows(conn, domain_dispute, domain=domain)
         return None
     if before is None:
-        conn.execute(sa.insert(domain_dispute).values(msgspec.structs.asdict(found)))
+        insert_row(conn, domain_dispute, **msgspec.structs.asdict(found))
         # Earlier plans no longer hold, and the replicas that read the other controllers must do so now.
         journal.increment_revisions(conn, [domain])
         return found
     found = msgspec.structs.replace(found, since=before.since)
     if found != before:
-        changes = {"reason": found.reason, "rival": found.rival}
-        conn.execute(sa.update(domain_dispute).where(domain_dispute.c.domain == domain).values(changes))
+        update_rows(conn, domain_dispute, {"domain": domain}, reason=found.reason, rival=found.rival)
     return found
 
 

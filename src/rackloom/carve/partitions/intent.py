@@ -23,6 +23,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
+from rackloom.carve.store.rows import delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     blocked_gpu,
     domain_pause,
@@ -74,11 +75,6 @@ def drain_reason_column(machine_id: sa.Column[str]) -> sa.ScalarSelect[str]:
     return mine.limit(1).scalar_subquery()
 
 
-def drained_machine_ids() -> sa.Select[tuple[str]]:
-    """Ids of the machines whose GPUs shall be in no partition."""
-    return sa.select(drain.c.machine_id).where(drain.c.ended.is_(None))
-
-
 def drained_gpus(conn: sa.Connection, domain: str) -> frozenset[int]:
     """Fabric GUIDs in `domain` that shall be in no partition."""
     return frozenset(int(guid) for guid in conn.execute(_DRAINED_GPUS, {"domain": domain}).scalars())
@@ -105,7 +101,7 @@ def update_drains(
         waiting = list(dict.fromkeys(reason for reason in reasons if reason))
         outcome = {"message": "; ".join(waiting)} if waiting else {"message": DRAINED_MESSAGE, "drained": now}
         if outcome != {"message": row.message}:
-            conn.execute(sa.update(drain).where(drain.c.id == row.id).values(**outcome))
+            update_rows(conn, drain, {"id": row.id}, **outcome)
 
 
 # Assignments.
@@ -128,7 +124,7 @@ _ASSIGNMENTS = (
         machine_gpu.c.guid.is_not(None),
         nvlink_interface.c.status != Status.DELETING,
         instance.c.status != Status.TERMINATING,
-        machine.c.id.not_in(drained_machine_ids()),
+        machine.c.id.not_in(sa.select(drain.c.machine_id).where(drain.c.ended.is_(None))),
     )
     .order_by(machine_gpu.c.guid)
 )
@@ -195,10 +191,7 @@ def replace_blocked_gpus(
     if known == wanted:
         return False
     for guid, reason in known.keys() - wanted.keys():
-        mine = sa.and_(
-            blocked_gpu.c.domain == domain, blocked_gpu.c.guid == guid, blocked_gpu.c.reason == reason
-        )
-        conn.execute(sa.delete(blocked_gpu).where(mine))
+        delete_rows(conn, blocked_gpu, domain=domain, guid=guid, reason=reason)
     new = [
         {"domain": domain, "guid": guid, "reason": reason, "fix": fix, "since": now}
         for (guid, reason), fix in sorted(wanted.items())
@@ -235,19 +228,16 @@ def blocker_reasons(conn: sa.Connection, domain: str | None) -> dict[int, str]:
 
 def delete_blocked_gpus(conn: sa.Connection, domain: str) -> None:
     """Delete the blockers of `domain`, whose chassis report another domain uuid now."""
-    conn.execute(sa.delete(blocked_gpu).where(blocked_gpu.c.domain == domain))
+    delete_rows(conn, blocked_gpu, domain=domain)
 
 
 # Paused domains.
 
 
-_PAUSE_REASON = sa.select(domain_pause.c.reason).where(domain_pause.c.domain == sa.bindparam("domain"))
-"""Built once: every pass runs it."""
-
-
 def pause_reason(conn: sa.Connection, domain: str) -> str | None:
     """Why `domain` is paused; None when it is not."""
-    return conn.execute(_PAUSE_REASON, {"domain": domain}).scalar_one_or_none()
+    row = find_row(conn, domain_pause, domain=domain)
+    return None if row is None else row.reason
 
 
 def pause_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Changed[None]:
@@ -256,7 +246,7 @@ def pause_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Chan
     if pause_reason(conn, domain) is not None:
         return Changed(None, frozenset())
     row = {"domain": domain, "reason": order.reason, "asked_by": order.by, "created": order.now}
-    conn.execute(sa.insert(domain_pause).values(**row))
+    insert_row(conn, domain_pause, **row)
     journal.record_operator_step(conn, Step.PAUSE, domain, domain, order)
     return Changed(None, journal.increment_revisions(conn, [domain]))
 
@@ -264,7 +254,7 @@ def pause_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Chan
 def resume_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Changed[None]:
     """Begin operations in `domain` again."""
     _check_domain_known(conn, domain)
-    if conn.execute(sa.delete(domain_pause).where(domain_pause.c.domain == domain)).rowcount == 0:
+    if not delete_rows(conn, domain_pause, domain=domain):
         raise conflict("NVLink Domain is not paused")
     journal.record_operator_step(conn, Step.RESUME, domain, domain, order)
     return Changed(None, journal.increment_revisions(conn, [domain]))
@@ -272,15 +262,11 @@ def resume_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Cha
 
 def copy_pause(conn: sa.Connection, domain: str, successor: str) -> None:
     """Pause `successor` too when `domain` is paused: its chassis report this domain uuid now."""
-    row = (
-        conn.execute(sa.select(domain_pause).where(domain_pause.c.domain == domain)).mappings().one_or_none()
-    )
+    row = find_row(conn, domain_pause, domain=domain)
     if row is not None and pause_reason(conn, successor) is None:
-        conn.execute(sa.insert(domain_pause).values(**{**row, "domain": successor}))
+        insert_row(conn, domain_pause, **{**row._mapping, "domain": successor})
 
 
 def _check_domain_known(conn: sa.Connection, domain: str) -> None:
-    for column in (endpoint.c.domain, machine.c.domain):
-        if conn.execute(sa.select(column).where(column == domain).limit(1)).first() is not None:
-            return
-    raise not_found("Could not find NVLink Domain with specified ID")
+    if not has_row(conn, endpoint, domain=domain) and not has_row(conn, machine, domain=domain):
+        raise not_found("Could not find NVLink Domain with specified ID")

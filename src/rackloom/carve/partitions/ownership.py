@@ -24,6 +24,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.store.journal import OperatorOrder
+from rackloom.carve.store.rows import delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     endpoint,
     logical_partition,
@@ -199,8 +200,8 @@ def confirm_operations(conn: sa.Connection, endpoint_id: str, observed_at: float
 
 def hand_over_operations(conn: sa.Connection, endpoint_id: str, successor: str) -> None:
     """Let observations through another endpoint close what this one left unanswered."""
-    open_ones = sa.and_(operation.c.endpoint_id == endpoint_id, operation.c.state == OperationState.PENDING)
-    conn.execute(sa.update(operation).where(open_ones).values(endpoint_id=successor))
+    pending = {"endpoint_id": endpoint_id, "state": OperationState.PENDING}
+    update_rows(conn, operation, pending, endpoint_id=successor)
 
 
 def gpus_maybe_joining(conn: sa.Connection, domain: str | None, observed_at: float) -> frozenset[int]:
@@ -257,9 +258,6 @@ _OWNED_WITH_OPERATION = (
     .join(operation, operation.c.id == owned_partition.c.operation_id)
     .where(_owned_in_domain)
 )
-_UPDATE_OWNED = sa.update(owned_partition).where(
-    _owned_in_domain, owned_partition.c.name == sa.bindparam("called")
-)
 _OMITTED = sa.select(owned_partition.c.name).where(
     _owned_in_domain, owned_partition.c.seen_at.is_not(None), owned_partition.c.partition_id.is_(None)
 )
@@ -284,13 +282,13 @@ def claim_name(
     This is what makes a partition ours: whatever happens to the answer, a partition that is found under a
     recorded name was created here. Raises Refused if the name belongs to another logical partition.
     """
-    same = sa.and_(owned_partition.c.domain == domain, owned_partition.c.name == wanted.name)
-    existing = conn.execute(sa.select(owned_partition).where(same)).one_or_none()
+    name = {"domain": domain, "name": wanted.name}
+    existing = find_row(conn, owned_partition, **name)
+    claim = {"operation_id": operation_id, "created": now}
     if existing is None:
-        row = {"domain": domain, "name": wanted.name, "logical_partition_id": wanted.logical_partition}
-        conn.execute(sa.insert(owned_partition).values(**row, operation_id=operation_id, created=now))
+        insert_row(conn, owned_partition, **name, logical_partition_id=wanted.logical_partition, **claim)
     elif existing.logical_partition_id == wanted.logical_partition:
-        conn.execute(sa.update(owned_partition).where(same).values(operation_id=operation_id, created=now))
+        update_rows(conn, owned_partition, name, **claim)
     else:
         raise Refused(f"partition name {wanted.name} already stands for another logical partition")
 
@@ -306,7 +304,7 @@ def take_ownership(
     """Own a partition that was found, for the logical partition `owner` or for RELEASED_OWNER."""
     row: dict[str, Any] = {"domain": observation.domain, "name": partition.name, "partition_id": partition.id}
     row |= {"logical_partition_id": owner, "operation_id": operation_id, "seen_at": observation.observed_at}
-    conn.execute(sa.insert(owned_partition).values(**row, created=now))
+    insert_row(conn, owned_partition, **row, created=now)
 
 
 def update_owned_partitions(conn: sa.Connection, readings: Sequence[DomainObservation], now: float) -> None:
@@ -326,19 +324,15 @@ def update_owned_partitions(conn: sa.Connection, readings: Sequence[DomainObserv
         for partition in reading.partitions
     }
     for row in conn.execute(_OWNED_WITH_OPERATION, {"here": newest.domain}).all():
-        key = {"here": row.domain, "called": row.name}
+        name = {"domain": row.domain, "name": row.name}
         if row.name in listed:
             number, seen_at = listed[row.name]
-            found = {"partition_id": number, "seen_at": max(seen_at, row.seen_at or 0.0)}
-            conn.execute(_UPDATE_OWNED, {**key, **found})
+            seen_at = max(seen_at, row.seen_at or 0.0)
+            update_rows(conn, owned_partition, name, partition_id=number, seen_at=seen_at)
         elif _is_known_gone(conn, row, newest, now):
-            conn.execute(
-                sa.delete(owned_partition).where(
-                    owned_partition.c.domain == row.domain, owned_partition.c.name == row.name
-                )
-            )
+            delete_rows(conn, owned_partition, **name)
         elif row.partition_id is not None and row.seen_at < newest.observed_at:
-            conn.execute(_UPDATE_OWNED, {**key, "partition_id": None})
+            update_rows(conn, owned_partition, name, partition_id=None)
 
 
 def omitted_partitions(conn: sa.Connection, domain: str) -> frozenset[str]:
@@ -358,8 +352,8 @@ def copy_ownership(conn: sa.Connection, domain: str, successor: str) -> None:
     new = [{**row, "domain": successor} for row in rows if row["name"] not in known]
     if new:
         conn.execute(sa.insert(owned_partition), new)
-    if conn.execute(sa.select(machine.c.id).where(machine.c.domain == domain).limit(1)).first() is None:
-        conn.execute(sa.delete(owned_partition).where(owned_partition.c.domain == domain))
+    if not has_row(conn, machine, domain=domain):
+        delete_rows(conn, owned_partition, domain=domain)
 
 
 def _is_known_gone(conn: sa.Connection, row: sa.Row[Any], newest: DomainObservation, now: float) -> bool:

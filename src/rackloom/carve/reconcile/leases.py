@@ -27,6 +27,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.endpoints import Endpoint
+from rackloom.carve.store.rows import delete_rows, find_row, insert_row, update_rows
 from rackloom.carve.store.schema import domain_lease as lease_table
 from rackloom.carve.store.schema import endpoint as endpoint_table
 from rackloom.carve.store.schema import replica
@@ -75,16 +76,14 @@ def try_acquire_lease(
     Invariant: the epoch grows with each acquisition and release, and never shrinks. Each lease value that
     was ever handed out is therefore valid in at most one period.
     """
-    row = conn.execute(sa.select(lease_table).where(lease_table.c.endpoint_id == endpoint_id)).one_or_none()
+    row = find_row(conn, lease_table, endpoint_id=endpoint_id)
     if row is None:
-        conn.execute(
-            sa.insert(lease_table).values(endpoint_id=endpoint_id, holder=holder, until=until, epoch=1)
-        )
+        insert_row(conn, lease_table, endpoint_id=endpoint_id, holder=holder, until=until, epoch=1)
         return Lease(endpoint_id, holder, 1)
     if row.holder != holder and row.until > now:
         return None
     lease = {"holder": holder, "until": until, "epoch": row.epoch + 1}
-    conn.execute(sa.update(lease_table).where(lease_table.c.endpoint_id == endpoint_id).values(**lease))
+    update_rows(conn, lease_table, {"endpoint_id": endpoint_id}, **lease)
     return Lease(endpoint_id, holder, row.epoch + 1)
 
 
@@ -147,9 +146,8 @@ def take_share(conn: sa.Connection, holder: str, now: float, until: float) -> tu
     `release_leases` it once no work runs under it, or two replicas would work on one domain.
     """
     conn.execute(sa.delete(replica).where(replica.c.until <= now))
-    renewed = conn.execute(sa.update(replica).where(replica.c.holder == holder).values(until=until))
-    if renewed.rowcount == 0:
-        conn.execute(sa.insert(replica).values(holder=holder, until=until))
+    if not update_rows(conn, replica, {"holder": holder}, until=until):
+        insert_row(conn, replica, holder=holder, until=until)
     mine = _share_of_endpoints(conn, endpoints.all_endpoints(conn), holder, now)
     held = leases_held_by(conn, holder, now)
     renew_leases(conn, holder, [endpoint.id for endpoint in mine if endpoint.id in held], until)
@@ -175,7 +173,7 @@ def share_of_sole_replica(conn: sa.Connection, holder: str, now: float) -> tuple
 def leave_replicas(conn: sa.Connection, holder: str) -> None:
     """Release everything of `holder`, so that the other replicas take it over at once."""
     release_leases(conn, holder, [endpoint.id for endpoint in endpoints.all_endpoints(conn)])
-    conn.execute(sa.delete(replica).where(replica.c.holder == holder))
+    delete_rows(conn, replica, holder=holder)
 
 
 def start_as_sole_replica(conn: sa.Connection) -> None:

@@ -1,4 +1,4 @@
-"""The site's records: schema, transactions on SQLite or PostgreSQL, journals, revisions, values.
+"""The site's records: schema, transactions on SQLite or PostgreSQL, rows, journals, revisions, values.
 
 Other packages write record functions `fn(conn, ...)`. `database.Store` runs each one as a transaction.
 """

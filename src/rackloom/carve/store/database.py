@@ -334,7 +334,7 @@ def _begin_transaction(conn: sa.Connection) -> None:
 
 
 class DatabaseBackend(Protocol):
-    """One database; `Store` says what each method guarantees."""
+    """A database behind `Store`, whose methods document the guarantees of these."""
 
     is_shared: bool
 

@@ -15,7 +15,7 @@ This module imports neither SQLAlchemy nor a web framework, because light comman
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -79,10 +79,10 @@ def require(row: T | None, message: str) -> T:
     return row
 
 
-def require_unused(existing: str | None, message: str) -> None:
-    """Refuse a name or id that the object `existing` has."""
+def require_unused(existing: Any | None, message: str) -> None:
+    """Refuse a name or id that the row `existing` has."""
     if existing is not None:
-        raise conflict(message, id=existing)
+        raise conflict(message, id=existing.id)
 
 
 # Names of objects that people refer to.
@@ -94,7 +94,7 @@ NAME_MIN_LENGTH, NAME_MAX_LENGTH = 2, 256
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is too short, too long, or holds characters that nobody can see."""
+    """Refuse a name that is too short, too long, or holds control characters."""
     if not NAME_MIN_LENGTH <= len(name) <= NAME_MAX_LENGTH:
         raise invalid(
             "Error validating name", name=f"must have {NAME_MIN_LENGTH} to {NAME_MAX_LENGTH} characters"

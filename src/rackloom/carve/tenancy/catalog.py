@@ -19,6 +19,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.store import journal
+from rackloom.carve.store.rows import count_rows, delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     allocation_constraint,
     cordon,
@@ -51,13 +52,9 @@ SITE_CAPABILITIES = (
 )
 
 
-_SITE_BY_ID = sa.select(site_table).where(site_table.c.id == sa.bindparam("id"))
-
-
 def get_site(conn: sa.Connection, site_id: str) -> sa.Row[Any]:
     """The site. Raises Rejected (not found)."""
-    row = conn.execute(_SITE_BY_ID, {"id": site_id}).one_or_none()
-    return require(row, "Could not find Site with specified ID")
+    return require(find_row(conn, site_table, id=site_id), "Could not find Site with specified ID")
 
 
 def check_site_registered(site: sa.Row[Any]) -> None:
@@ -94,9 +91,8 @@ def update_site(
     }
     changes |= changed_values(site, name=name, description=description) | {"updated": now}
     if name not in (None, site.name):
-        existing = conn.execute(sa.select(site_table.c.id).where(site_table.c.name == name))
-        require_unused(existing.scalar_one_or_none(), "A Site with specified name already exists")
-    conn.execute(sa.update(site_table).where(site_table.c.id == site_id).values(**changes))
+        require_unused(find_row(conn, site_table, name=name), "A Site with specified name already exists")
+    update_rows(conn, site_table, {"id": site_id}, **changes)
 
 
 def changed_values(row: sa.Row[Any], **wanted: object) -> dict[str, Any]:
@@ -120,13 +116,12 @@ shown_machine_status = sa.case(
 
 def has_machines(conn: sa.Connection) -> bool:
     """Whether the store has any machine."""
-    return conn.execute(sa.select(machine.c.id).limit(1)).first() is not None
+    return has_row(conn, machine)
 
 
 def get_machine(conn: sa.Connection, machine_id: str) -> sa.Row[Any]:
     """The machine. Raises Rejected (not found)."""
-    row = conn.execute(sa.select(machine).where(machine.c.id == machine_id)).one_or_none()
-    return require(row, "Could not find Machine with specified ID")
+    return require(find_row(conn, machine, id=machine_id), "Could not find Machine with specified ID")
 
 
 @cache
@@ -186,7 +181,7 @@ CAPABILITY_DEVICE_TYPES = {"Network": "DPU", "GPU": "NVLink"}
 
 def get_instance_type(conn: sa.Connection, type_id: str) -> sa.Row[Any]:
     """The instance type. Raises Rejected (not found)."""
-    row = conn.execute(sa.select(instance_type).where(instance_type.c.id == type_id)).one_or_none()
+    row = find_row(conn, instance_type, id=type_id)
     return require(row, "Could not find Instance Type with specified ID")
 
 
@@ -244,9 +239,19 @@ def create_instance_type(
     _check_capabilities(capabilities)
     _check_type_name(conn, site_id, name)
     new = ids()
-    row: dict[str, Any] = {"id": new, "site_id": site_id, "name": name, "description": description}
-    row |= {"labels": dict(labels), "capabilities": [dict(capability) for capability in capabilities]}
-    conn.execute(sa.insert(instance_type).values(**row, status=Status.READY, created=now, updated=now))
+    insert_row(
+        conn,
+        instance_type,
+        id=new,
+        site_id=site_id,
+        name=name,
+        description=description,
+        labels=labels,
+        capabilities=capabilities,
+        status=Status.READY,
+        created=now,
+        updated=now,
+    )
     journal.record_status(conn, new, Status.READY, "Instance Type is ready for use", now)
     return new
 
@@ -272,23 +277,20 @@ def update_instance_type(
     if capabilities is not None:
         _check_capabilities(capabilities)
     if changes:
-        conn.execute(
-            sa.update(instance_type).where(instance_type.c.id == type_id).values(**changes, updated=now)
-        )
+        update_rows(conn, instance_type, {"id": type_id}, **changes, updated=now)
 
 
 def delete_instance_type(conn: sa.Connection, provider_id: str, type_id: str) -> None:
     """Remove an instance type that nothing refers to."""
     instance_type_of_provider(conn, provider_id, type_id)
-    for user, column in (
-        ("Machines", machine.c.instance_type_id),
-        ("Instances", instance.c.instance_type_id),
-        ("Allocations", allocation_constraint.c.instance_type_id),
+    for user, table in (
+        ("Machines", machine),
+        ("Instances", instance),
+        ("Allocations", allocation_constraint),
     ):
-        count = conn.execute(sa.select(sa.func.count()).where(column == type_id)).scalar_one()
-        if count:
+        if count := count_rows(conn, table, instance_type_id=type_id):
             raise conflict(f"{count} {user} are associated with this Instance Type, unable to delete")
-    conn.execute(sa.delete(instance_type).where(instance_type.c.id == type_id))
+    delete_rows(conn, instance_type, id=type_id)
     journal.delete_histories(conn, [type_id])
 
 
@@ -305,12 +307,11 @@ def remove_machine_from_type(
 ) -> None:
     """Remove a machine without an instance from the type."""
     instance_type_of_provider(conn, provider_id, type_id)
-    mine = sa.and_(machine.c.id == machine_id, machine.c.instance_type_id == type_id)
-    if conn.execute(sa.select(machine.c.id).where(mine)).first() is None:
-        raise not_found("Could not find Machine association with specified ID")
-    if conn.execute(sa.select(instance.c.id).where(instance.c.machine_id == machine_id)).first() is not None:
+    mine = {"id": machine_id, "instance_type_id": type_id}
+    require(find_row(conn, machine, **mine), "Could not find Machine association with specified ID")
+    if has_row(conn, instance, machine_id=machine_id):
         raise conflict("Machine carries an Instance of this Instance Type")
-    conn.execute(sa.update(machine).where(mine).values(instance_type_id=None, updated=now))
+    update_rows(conn, machine, mine, instance_type_id=None, updated=now)
 
 
 def assign_machines_to_type(
@@ -330,10 +331,7 @@ def assign_machines_to_type(
 
 
 def _check_type_name(conn: sa.Connection, site_id: str, name: str) -> None:
-    same = sa.select(instance_type.c.id).where(
-        instance_type.c.site_id == site_id, instance_type.c.name == name
-    )
-    existing = conn.execute(same).scalar_one_or_none()
+    existing = find_row(conn, instance_type, site_id=site_id, name=name)
     require_unused(existing, "An Instance Type with specified name already exists at Site")
 
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind, EventNote
+from rackloom.carve.store.rows import delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     allocation,
     allocation_constraint,
@@ -44,18 +45,9 @@ from rackloom.carve.tenancy import catalog
 # Organizations as tenants and providers.
 
 
-# Built once: every request asks this.
-_TENANT_BY_ORG = sa.select(tenant).where(tenant.c.org == sa.bindparam("org"))
-
-
-_ORGS_OF_TENANTS = sa.select(tenant.c.id, tenant.c.org).where(
-    tenant.c.id.in_(sa.bindparam("tenants", expanding=True))
-)
-
-
 def find_tenant(conn: sa.Connection, org: str) -> sa.Row[Any] | None:
     """The tenant of `org`, or None."""
-    return conn.execute(_TENANT_BY_ORG, {"org": org}).one_or_none()
+    return find_row(conn, tenant, org=org)
 
 
 def get_tenant(conn: sa.Connection, org: str) -> sa.Row[Any]:
@@ -70,23 +62,18 @@ def tenant_id_of(conn: sa.Connection, org: str) -> str:
     return str(get_tenant(conn, org).id)
 
 
-def orgs_of_tenants(conn: sa.Connection, tenant_ids: Collection[str]) -> dict[str, str]:
-    """The org of each tenant."""
-    return {row.id: row.org for row in conn.execute(_ORGS_OF_TENANTS, {"tenants": list(tenant_ids)})}
-
-
 def ensure_tenant(conn: sa.Connection, org: str, now: float, ids: IdFactory) -> sa.Row[Any]:
     """The tenant of `org`, made now if this is its first use. A provider may choose among its machines."""
     if find_tenant(conn, org) is None:
-        row = {"id": ids(), "org": org, "created": now, "updated": now}
         provides = find_provider(conn, org) is not None
-        conn.execute(sa.insert(tenant).values(**row, targeted_instance_creation=provides))
+        times = {"created": now, "updated": now}
+        insert_row(conn, tenant, id=ids(), org=org, targeted_instance_creation=provides, **times)
     return get_tenant(conn, org)
 
 
 def find_provider(conn: sa.Connection, org: str) -> sa.Row[Any] | None:
     """The infrastructure provider of `org`, or None."""
-    return conn.execute(sa.select(provider).where(provider.c.org == org)).one_or_none()
+    return find_row(conn, provider, org=org)
 
 
 def get_provider(conn: sa.Connection, org: str) -> sa.Row[Any]:
@@ -101,17 +88,28 @@ def provider_id_of(conn: sa.Connection, org: str) -> str:
     return str(get_provider(conn, org).id)
 
 
-def orgs_of_providers(conn: sa.Connection, provider_ids: Collection[str]) -> dict[str, str]:
-    """The org of each infrastructure provider."""
-    rows = conn.execute(sa.select(provider.c.id, provider.c.org).where(provider.c.id.in_(provider_ids)))
+def orgs_by_id(conn: sa.Connection, table: sa.Table, ids: Collection[str]) -> dict[str, str]:
+    """The org of each tenant or infrastructure provider; `table` says which."""
+    rows = conn.execute(sa.select(table.c.id, table.c.org).where(table.c.id.in_(ids)))
     return {row.id: row.org for row in rows}
 
 
 def ensure_provider(conn: sa.Connection, org: str, now: float, ids: IdFactory) -> sa.Row[Any]:
     """The infrastructure provider of `org`, made now if there is none."""
     if find_provider(conn, org) is None:
-        conn.execute(sa.insert(provider).values(id=ids(), org=org, created=now, updated=now))
+        insert_row(conn, provider, id=ids(), org=org, created=now, updated=now)
     return get_provider(conn, org)
+
+
+# A tenant's own objects.
+
+
+def own_row(conn: sa.Connection, table: sa.Table, tenant_id: str, object_id: str, kind: str) -> sa.Row[Any]:
+    """The tenant's object. Raises Rejected: not found, or forbidden for another tenant's."""
+    found = require(find_row(conn, table, id=object_id), f"Could not find {kind} with specified ID")
+    if found.tenant_id != tenant_id:
+        raise forbidden(f"{kind} is not owned by Tenant")
+    return found
 
 
 # Hardware that a provider operates.
@@ -179,10 +177,7 @@ EVERYTHING_ALLOCATION = "everything"
 
 def check_site_access(conn: sa.Connection, tenant_id: str, site_id: str) -> None:
     """Refuse a tenant that has no allocation at the site."""
-    found = sa.select(allocation.c.id).where(
-        allocation.c.tenant_id == tenant_id, allocation.c.site_id == site_id
-    )
-    if conn.execute(found.limit(1)).first() is None:
+    if not has_row(conn, allocation, tenant_id=tenant_id, site_id=site_id):
         raise forbidden("Tenant does not have access to Site")
 
 
@@ -249,8 +244,7 @@ def update_allocation(
     if "name" in changes:
         _check_allocation_name(conn, row.tenant_id, row.site_id, str(name))
     if changes:
-        mine = sa.update(allocation).where(allocation.c.id == allocation_id)
-        conn.execute(mine.values(**changes, updated=now))
+        update_rows(conn, allocation, {"id": allocation_id}, **changes, updated=now)
 
 
 def update_allocation_constraint(
@@ -258,13 +252,10 @@ def update_allocation_constraint(
 ) -> None:
     """Change how many machines a constraint reserves; never fewer than the tenant uses."""
     row = get_allocation(conn, provider_id, allocation_id)
-    mine = sa.and_(
-        allocation_constraint.c.id == constraint_id, allocation_constraint.c.allocation_id == allocation_id
-    )
-    found = conn.execute(sa.select(allocation_constraint).where(mine)).one_or_none()
+    found = find_row(conn, allocation_constraint, id=constraint_id, allocation_id=allocation_id)
     constraint = require(found, "Could not find Allocation Constraint with specified ID")
     _check_unused_quota(conn, row.tenant_id, {constraint.instance_type_id: constraint.value - value})
-    conn.execute(sa.update(allocation_constraint).where(mine).values(value=value, updated=now))
+    update_rows(conn, allocation_constraint, {"id": constraint_id}, value=value, updated=now)
 
 
 def delete_allocation(conn: sa.Connection, provider_id: str, allocation_id: str, now: float) -> None:
@@ -273,9 +264,8 @@ def delete_allocation(conn: sa.Connection, provider_id: str, allocation_id: str,
     constraints = constraints_of_allocations(conn, [allocation_id])
     reserved = {constraint.instance_type_id: constraint.value for constraint in constraints}
     _check_unused_quota(conn, row.tenant_id, reserved)
-    mine = allocation_constraint.c.allocation_id == allocation_id
-    conn.execute(sa.delete(allocation_constraint).where(mine))
-    conn.execute(sa.delete(allocation).where(allocation.c.id == allocation_id))
+    delete_rows(conn, allocation_constraint, allocation_id=allocation_id)
+    delete_rows(conn, allocation, id=allocation_id)
     journal.delete_histories(conn, [allocation_id])
     journal.publish_events(
         conn, row.tenant_id, [EventNote(EventKind.ALLOCATION, allocation_id, journal.EVENT_DELETED)], now
@@ -297,7 +287,7 @@ def create_allocation(
     """Give a tenant machines of `types` (instance type id -> number) at a site; returns the id."""
     if catalog.get_site(conn, site_id).provider_id != provider_id:
         raise forbidden("Site is not associated with org's Infrastructure Provider")
-    if conn.execute(sa.select(tenant.c.id).where(tenant.c.id == tenant_id)).first() is None:
+    if not has_row(conn, tenant, id=tenant_id):
         raise invalid("Could not find Tenant with ID specified in request", tenantId="does not exist")
     _check_instance_types(conn, site_id, types)
     return _insert_allocation(conn, name, description, tenant_id, site_id, types, now, ids)
@@ -306,14 +296,14 @@ def create_allocation(
 def grant_everything(conn: sa.Connection, tenant_id: str, now: float, ids: IdFactory) -> None:
     """Let a tenant use every machine of every type of every site; repeating it follows new machines."""
     for site_id, types in _machines_by_type(conn).items():
-        existing = _find_allocation(conn, tenant_id, site_id, EVERYTHING_ALLOCATION)
+        existing = find_row(
+            conn, allocation, tenant_id=tenant_id, site_id=site_id, name=EVERYTHING_ALLOCATION
+        )
         if existing is None:
             _insert_allocation(conn, EVERYTHING_ALLOCATION, None, tenant_id, site_id, types, now, ids)
         else:
-            conn.execute(
-                sa.delete(allocation_constraint).where(allocation_constraint.c.allocation_id == existing)
-            )
-            _insert_constraints(conn, existing, types, now, ids)
+            delete_rows(conn, allocation_constraint, allocation_id=existing.id)
+            _insert_constraints(conn, existing.id, types, now, ids)
 
 
 def constraints_of_allocations(conn: sa.Connection, allocation_ids: list[str]) -> list[sa.Row[Any]]:
@@ -335,15 +325,8 @@ def _check_instance_types(conn: sa.Connection, site_id: str, types: Mapping[str,
 
 
 def _check_allocation_name(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> None:
-    existing = _find_allocation(conn, tenant_id, site_id, name)
+    existing = find_row(conn, allocation, tenant_id=tenant_id, site_id=site_id, name=name)
     require_unused(existing, "An Allocation with specified name already exists for Tenant at Site")
-
-
-def _find_allocation(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> str | None:
-    same = sa.select(allocation.c.id).where(
-        allocation.c.tenant_id == tenant_id, allocation.c.site_id == site_id, allocation.c.name == name
-    )
-    return conn.execute(same).scalar_one_or_none()
 
 
 def _check_unused_quota(conn: sa.Connection, tenant_id: str, less: Mapping[str, int]) -> None:
@@ -383,7 +366,7 @@ def _insert_allocation(
     _check_allocation_name(conn, tenant_id, site_id, name)
     new = ids()
     row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
-    conn.execute(sa.insert(allocation).values(**row, status=Status.REGISTERED, created=now, updated=now))
+    insert_row(conn, allocation, **row, status=Status.REGISTERED, created=now, updated=now)
     note = EventNote(EventKind.ALLOCATION, new, Status.REGISTERED, "Allocation is in force")
     journal.record_and_publish(conn, tenant_id, note, now)
     _insert_constraints(conn, new, types, now, ids)

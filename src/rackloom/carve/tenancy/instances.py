@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind, EventNote
+from rackloom.carve.store.rows import find_row, insert_row, update_rows
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import instance_type, machine
 from rackloom.carve.store.values import (
@@ -34,7 +35,6 @@ from rackloom.carve.store.values import (
     conflict,
     forbidden,
     invalid,
-    require,
     require_unused,
 )
 from rackloom.carve.tenancy import catalog, entitlements, interfaces, logical_partitions, placement, status
@@ -60,7 +60,7 @@ class InstanceWarning(msgspec.Struct, frozen=True):
 def warnings_for(
     conn: sa.Connection, wanted: Sequence[InterfaceSpec], domains: Collection[str | None], gpus: int
 ) -> tuple[InstanceWarning, ...]:
-    """What to say of machines of `gpus` NVLink GPUs in `domains`, each with `wanted`."""
+    """The warnings about instances with `wanted` on machines with `gpus` NVLink GPUs in `domains`."""
     partitions = sorted({spec.logical_partition_id for spec in wanted})
     members = interfaces.partition_members(conn, partitions)
     spanning = [
@@ -72,7 +72,7 @@ def warnings_for(
 
 
 def warnings_of_instance(conn: sa.Connection, row: sa.Row[Any]) -> tuple[InstanceWarning, ...]:
-    """What to say of an instance as it is wanted now."""
+    """The warnings about an instance as its intent is now."""
     wanted = [
         InterfaceSpec(interface.logical_partition_id, interface.device_instance)
         for interface in interfaces.interfaces_of(conn, row.id)
@@ -113,16 +113,9 @@ def _tray_split_warnings(wanted: Sequence[InterfaceSpec], gpus: int) -> list[Ins
 # Change and release.
 
 
-_INSTANCE_BY_ID = sa.select(table).where(table.c.id == sa.bindparam("id"))
-
-
 def get_instance(conn: sa.Connection, tenant_id: str, instance_id: str) -> sa.Row[Any]:
     """The tenant's instance. Raises Rejected: not found, or forbidden for another tenant's."""
-    row = conn.execute(_INSTANCE_BY_ID, {"id": instance_id}).one_or_none()
-    found = require(row, "Could not find Instance with specified ID")
-    if found.tenant_id != tenant_id:
-        raise forbidden("Instance is not owned by Tenant")
-    return found
+    return entitlements.own_row(conn, table, tenant_id, instance_id, "Instance")
 
 
 def update_instance(
@@ -142,16 +135,13 @@ def update_instance(
     if instance.status == Status.TERMINATING:
         raise conflict("Instance is terminating and cannot be changed")
     catalog.check_site_registered(catalog.get_site(conn, instance.site_id))
-    changes: dict[str, Any] = {"extra": instance.extra | dict(extra), "updated": now}
-    if name is not None and name != instance.name:
-        check_instance_name(conn, tenant_id, instance.site_id, name)
-        changes["name"] = name
-    if description is not None:
-        changes["description"] = description
-    conn.execute(sa.update(table).where(table.c.id == instance_id).values(**changes))
+    changes = catalog.changed_values(instance, name=name, description=description)
+    if "name" in changes:
+        check_instance_name(conn, tenant_id, instance.site_id, str(name))
+    update_rows(conn, table, {"id": instance_id}, extra=instance.extra | dict(extra), **changes, updated=now)
     if wanted is None or not _change_interfaces(conn, instance, wanted, now, ids):
         return Changed(None, frozenset())
-    conn.execute(sa.update(table).where(table.c.id == instance_id).values(intent_at=now))
+    update_rows(conn, table, {"id": instance_id}, intent_at=now)
     return Changed(None, publish_intent_change(conn, [instance.machine_id], now))
 
 
@@ -165,8 +155,7 @@ def release_instance(conn: sa.Connection, instance: sa.Row[Any], reason: str, no
     """Begin to release an instance; returns the domains to wake. Repeating it does nothing."""
     if instance.status == Status.TERMINATING:
         return frozenset()
-    mine = sa.update(table).where(table.c.id == instance.id)
-    conn.execute(mine.values(status=Status.TERMINATING, intent_at=now, updated=now))
+    update_rows(conn, table, {"id": instance.id}, status=Status.TERMINATING, intent_at=now, updated=now)
     interfaces.detach_all_interfaces(conn, instance.id, now)
     journal.record_and_publish(
         conn, instance.tenant_id, EventNote(EventKind.INSTANCE, instance.id, Status.TERMINATING, reason), now
@@ -176,10 +165,7 @@ def release_instance(conn: sa.Connection, instance: sa.Row[Any], reason: str, no
 
 def check_instance_name(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> None:
     """Refuse a name that another instance of the tenant has at the site."""
-    same = sa.select(table.c.id).where(
-        table.c.tenant_id == tenant_id, table.c.site_id == site_id, table.c.name == name
-    )
-    existing = conn.execute(same).scalar_one_or_none()
+    existing = find_row(conn, table, tenant_id=tenant_id, site_id=site_id, name=name)
     require_unused(existing, "An Instance with specified name already exists at Site")
 
 
@@ -406,16 +392,24 @@ def _insert_instance(
     conn: sa.Connection, planned: CreationPlan, assignment: MachineAssignment, now: float, ids: IdFactory
 ) -> str:
     new, request = ids(), planned.request
-    row: dict[str, Any] = {"id": new, "tenant_id": planned.tenant_id, "site_id": planned.site_id}
-    row |= {"vpc_id": request.vpc_id, "name": assignment.name, "description": request.description}
-    row |= {
-        "instance_type_id": planned.type_id,
-        "machine_id": assignment.machine_id,
-        "placement": planned.reason,
-    }
-    row |= {"extra": dict(request.extra), "status": Status.PENDING}
-    row |= {"intent_at": now, "created": now, "updated": now}
-    conn.execute(sa.insert(table).values(**row))
+    insert_row(
+        conn,
+        table,
+        id=new,
+        tenant_id=planned.tenant_id,
+        site_id=planned.site_id,
+        vpc_id=request.vpc_id,
+        name=assignment.name,
+        description=request.description,
+        instance_type_id=planned.type_id,
+        machine_id=assignment.machine_id,
+        placement=planned.reason,
+        extra=request.extra,
+        status=Status.PENDING,
+        intent_at=now,
+        created=now,
+        updated=now,
+    )
     note = EventNote(EventKind.INSTANCE, new, Status.PENDING, f"Placed {planned.reason}")
     journal.record_and_publish(conn, planned.tenant_id, note, now)
     interfaces.replace_interfaces(conn, new, planned.interfaces, now, ids)

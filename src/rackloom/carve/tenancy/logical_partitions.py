@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind as Event
 from rackloom.carve.store.journal import EventNote
+from rackloom.carve.store.rows import count_rows, delete_rows, find_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     instance,
     nvlink_interface,
@@ -39,15 +40,12 @@ from rackloom.carve.store.values import (
     Status,
     forbidden,
     invalid,
-    require,
     require_unused,
 )
 from rackloom.carve.tenancy import catalog, entitlements, interfaces
 
 # Logical partitions.
 
-
-_BY_ID = sa.select(partitions).where(partitions.c.id == sa.bindparam("id"))
 
 _partition_exists = (
     sa.select(owned_partition.c.name)
@@ -63,21 +61,17 @@ _interface_exists = sa.select(nvlink_interface.c.id).where(
 _EMPTIED_PARTITIONS = sa.select(partitions).where(
     partitions.c.status == Status.DELETING, ~_partition_exists.exists(), ~_interface_exists.exists()
 )
-"""Built once: every pass asks it."""
+"""Built once: every pass runs it."""
 
 
 def find_logical_partition(conn: sa.Connection, partition_id: str) -> sa.Row[Any] | None:
     """The logical partition, whoever owns it, or None."""
-    return conn.execute(_BY_ID, {"id": partition_id}).one_or_none()
+    return find_row(conn, partitions, id=partition_id)
 
 
 def get_logical_partition(conn: sa.Connection, tenant_id: str, partition_id: str) -> sa.Row[Any]:
     """The tenant's logical partition. Raises Rejected: not found, or forbidden for another tenant's."""
-    row = find_logical_partition(conn, partition_id)
-    found = require(row, "Could not find NVLink Logical Partition with specified ID")
-    if found.tenant_id != tenant_id:
-        raise forbidden("NVLink Logical Partition is not owned by Tenant")
-    return found
+    return entitlements.own_row(conn, partitions, tenant_id, partition_id, "NVLink Logical Partition")
 
 
 def create_logical_partition(
@@ -98,7 +92,7 @@ def create_logical_partition(
     _check_name(conn, tenant_id, name)
     new = ids()
     row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
-    conn.execute(sa.insert(partitions).values(**row, status=Status.READY, created=now, updated=now))
+    insert_row(conn, partitions, **row, status=Status.READY, created=now, updated=now)
     received = "received NVLink Logical Partition creation request, pending"
     notes = (
         EventNote(Event.LOGICAL_PARTITION, new, Status.PENDING, received),
@@ -123,9 +117,7 @@ def update_logical_partition(
     if "name" in changes:
         _check_name(conn, tenant_id, str(name))
     if changes:
-        conn.execute(
-            sa.update(partitions).where(partitions.c.id == partition_id).values(**changes, updated=now)
-        )
+        update_rows(conn, partitions, {"id": partition_id}, **changes, updated=now)
         note = EventNote(
             Event.LOGICAL_PARTITION, partition_id, partition.status, f"{', '.join(changes)} changed"
         )
@@ -139,13 +131,10 @@ def delete_logical_partition(
     partition = get_logical_partition(conn, tenant_id, partition_id)
     _check_unreferenced(conn, partition_id)
     if partition.status != Status.DELETING:
-        conn.execute(
-            sa.update(partitions)
-            .where(partitions.c.id == partition_id)
-            .values(status=Status.DELETING, updated=now)
-        )
+        update_rows(conn, partitions, {"id": partition_id}, status=Status.DELETING, updated=now)
         received = "Received request for deletion, pending processing"
-        _record_event(conn, tenant_id, partition_id, Status.DELETING, received, now)
+        note = EventNote(Event.LOGICAL_PARTITION, partition_id, Status.DELETING, received)
+        journal.record_and_publish(conn, tenant_id, note, now)
     domains = conn.execute(
         sa.select(owned_partition.c.domain).where(owned_partition.c.logical_partition_id == partition_id)
     )
@@ -166,17 +155,8 @@ def remove_emptied_partitions(conn: sa.Connection, now: float) -> None:
         journal.delete_histories(conn, gone)
 
 
-def _record_event(
-    conn: sa.Connection, tenant_id: str, partition_id: str, status: Status, message: str, now: float
-) -> None:
-    journal.record_and_publish(
-        conn, tenant_id, EventNote(Event.LOGICAL_PARTITION, partition_id, status, message), now
-    )
-
-
 def _check_name(conn: sa.Connection, tenant_id: str, name: str) -> None:
-    same = sa.select(partitions.c.id).where(partitions.c.tenant_id == tenant_id, partitions.c.name == name)
-    existing = conn.execute(same).scalar_one_or_none()
+    existing = find_row(conn, partitions, tenant_id=tenant_id, name=name)
     require_unused(existing, "An NVLink Logical Partition with specified name already exists for Tenant")
 
 
@@ -216,16 +196,9 @@ def _fix_for_vpc_defaults(conn: sa.Connection, partition_id: str, vpcs: Sequence
 # VPCs.
 
 
-_VPC_BY_ID = sa.select(vpc).where(vpc.c.id == sa.bindparam("id"))
-
-
 def get_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
     """The tenant's VPC. Raises Rejected: not found, or forbidden for another tenant's."""
-    row = conn.execute(_VPC_BY_ID, {"id": vpc_id}).one_or_none()
-    found = require(row, "Could not find VPC with specified ID")
-    if found.tenant_id != tenant_id:
-        raise forbidden("VPC is not owned by Tenant")
-    return found
+    return entitlements.own_row(conn, vpc, tenant_id, vpc_id, "VPC")
 
 
 def create_vpc(
@@ -249,11 +222,10 @@ def create_vpc(
     if logical_partition_id is not None:
         _check_default_partition(conn, tenant_id, site, logical_partition_id)
     new = wanted_id or ids()
-    existing = conn.execute(sa.select(vpc.c.id).where(vpc.c.id == new)).scalar_one_or_none()
-    require_unused(existing, "A VPC with specified ID already exists")
+    require_unused(find_row(conn, vpc, id=new), "A VPC with specified ID already exists")
     row: dict[str, Any] = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name}
-    row |= {"description": description, "logical_partition_id": logical_partition_id, "status": Status.READY}
-    conn.execute(sa.insert(vpc).values(**row, extra=dict(extra), created=now, updated=now))
+    row |= {"description": description, "logical_partition_id": logical_partition_id, "extra": extra}
+    insert_row(conn, vpc, **row, status=Status.READY, created=now, updated=now)
     journal.record_and_publish(
         conn, tenant_id, EventNote(Event.VPC, new, Status.READY, "VPC is ready for use"), now
     )
@@ -273,12 +245,9 @@ def update_vpc(
 ) -> None:
     """Change a VPC; None leaves a field, an empty `logical_partition_id` clears the default."""
     row = get_vpc(conn, tenant_id, vpc_id)
-    changes: dict[str, Any] = {"extra": row.extra | dict(extra), "updated": now}
-    if name is not None and name != row.name:
-        _check_vpc_name(conn, tenant_id, row.site_id, name)
-        changes["name"] = name
-    if description is not None:
-        changes["description"] = description
+    changes = catalog.changed_values(row, name=name, description=description)
+    if "name" in changes:
+        _check_vpc_name(conn, tenant_id, row.site_id, str(name))
     if logical_partition_id is not None and (logical_partition_id or None) != row.logical_partition_id:
         _check_default_unused(conn, row)
         if logical_partition_id:
@@ -286,7 +255,7 @@ def update_vpc(
                 conn, tenant_id, catalog.get_site(conn, row.site_id), logical_partition_id
             )
         changes["logical_partition_id"] = logical_partition_id or None
-    conn.execute(sa.update(vpc).where(vpc.c.id == vpc_id).values(**changes))
+    update_rows(conn, vpc, {"id": vpc_id}, extra=row.extra | dict(extra), **changes, updated=now)
     journal.publish_events(conn, tenant_id, [EventNote(Event.VPC, vpc_id, row.status, "changed")], now)
 
 
@@ -295,29 +264,25 @@ def set_virtualization(conn: sa.Connection, tenant_id: str, vpc_id: str, kind: s
     row = get_vpc(conn, tenant_id, vpc_id)
     _check_vpc_empty(conn, vpc_id, "unable to change its virtualization")
     extra = row.extra | {"networkVirtualizationType": kind}
-    conn.execute(sa.update(vpc).where(vpc.c.id == vpc_id).values(extra=extra, updated=now))
+    update_rows(conn, vpc, {"id": vpc_id}, extra=extra, updated=now)
 
 
 def delete_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str, now: float) -> None:
     """Remove a VPC that holds no instance."""
     get_vpc(conn, tenant_id, vpc_id)
     _check_vpc_empty(conn, vpc_id, "unable to delete")
-    conn.execute(sa.delete(vpc).where(vpc.c.id == vpc_id))
+    delete_rows(conn, vpc, id=vpc_id)
     journal.delete_histories(conn, [vpc_id])
     journal.publish_events(conn, tenant_id, [EventNote(Event.VPC, vpc_id, journal.EVENT_DELETED)], now)
 
 
 def _check_vpc_empty(conn: sa.Connection, vpc_id: str, unable: str) -> None:
-    held = conn.execute(sa.select(sa.func.count()).where(instance.c.vpc_id == vpc_id)).scalar_one()
-    if held:
+    if held := count_rows(conn, instance, vpc_id=vpc_id):
         raise invalid(f"{held} Instances are associated with this VPC, {unable}")
 
 
 def _check_vpc_name(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> None:
-    same = sa.select(vpc.c.id).where(
-        vpc.c.tenant_id == tenant_id, vpc.c.site_id == site_id, vpc.c.name == name
-    )
-    existing = conn.execute(same).scalar_one_or_none()
+    existing = find_row(conn, vpc, tenant_id=tenant_id, site_id=site_id, name=name)
     require_unused(existing, "A VPC with specified name already exists at Site")
 
 

@@ -49,8 +49,8 @@ from rackloom.errors import Refused
 UNHEALTHY_STATES = (GpuHealth.DEGRADED, GpuHealth.NO_NVLINK, GpuHealth.DEGRADED_BANDWIDTH)
 
 
-# Built once: every new instance asks these.
-_unhealthy_param: sa.BindParameter[str] = sa.bindparam("sick", expanding=True)
+# Built once: every new instance runs these.
+_unhealthy_param: sa.BindParameter[str] = sa.bindparam("unhealthy", expanding=True)
 _closed_domains = sa.union_all(sa.select(domain_pause.c.domain), sa.select(domain_dispute.c.domain))
 is_in_service = sa.and_(
     machine.c.status == Status.READY,
@@ -58,13 +58,13 @@ is_in_service = sa.and_(
     sa.or_(machine.c.domain.is_(None), machine.c.domain.not_in(_closed_domains)),
     ~catalog.is_cordoned,
 )
-"""Machines that may be given away when they are empty: of no domain that is paused or in dispute."""
+"""Machines that may get an instance when empty: not those of a domain that is paused or in conflict."""
 _empty_and_in_service = sa.and_(
     machine.c.instance_type_id == sa.bindparam("type"),
     is_in_service,
     machine.c.id.not_in(sa.select(instance.c.machine_id)),
 )
-"""Empty machines of a type that may be given away, whatever is wrong with their GPUs."""
+"""Empty machines of a type that may get an instance, healthy or not."""
 _empty_and_healthy = sa.and_(_empty_and_in_service, machine.c.id.not_in(_unhealthy_param))
 _rack_order = (machine.c.rack, machine.c.chassis_serial, machine.c.slot)
 _HEALTHY_BY_DOMAIN = (
@@ -86,7 +86,7 @@ _FIRST_WITHOUT_DOMAIN = _FIRST_HEALTHY.where(machine.c.domain.is_(None))
 
 
 class MachineSlot(msgspec.Struct, frozen=True):
-    """Stands for one of the healthy machines of `domain`: the choice needs no more than their number."""
+    """A healthy machine of `domain`. These are interchangeable, so the search needs only their number."""
 
     domain: str | None
     number: int
@@ -103,28 +103,29 @@ def place_instances(
     standing = Counter[str]()
     for in_domain in partition_members(conn, logical_partitions).values():
         standing.update(in_domain)
-    # Of many machines few are sick: those are named to the database, the others counted by it.
-    sick = unhealthy_gpus(conn, None)
+    # Few machines are unhealthy: only these are passed to the database by id, and the others are counted.
+    unhealthy = unhealthy_gpus(conn, None)
     try:
-        chosen = choose_trays(request, domain_rooms(conn, type_id, standing, sick))
+        chosen = choose_trays(request, domain_rooms(conn, type_id, standing, unhealthy))
     except Refused as refusal:
         raise Rejected(RefusalKind.CONFLICT, refusal.reason, nearest_fix=refusal.nearest_fix) from None
-    return TrayChoice(_machines_of_slots(conn, type_id, chosen.trays, sick), chosen.reason)
+    return TrayChoice(_machines_of_slots(conn, type_id, chosen.trays, unhealthy), chosen.reason)
 
 
 def domain_rooms(
-    conn: sa.Connection, type_id: str, members: Mapping[str, int], sick: Mapping[str, str]
+    conn: sa.Connection, type_id: str, members: Mapping[str, int], unhealthy: Mapping[str, str]
 ) -> list[DomainFreeTrays[MachineOrSlot]]:
-    """The empty machines of a type by domain: slots for the healthy ones, then the sick ones themselves.
+    """The empty machines of a type by domain: a slot for each healthy one, then the unhealthy ones by id.
 
-    A domain with members is told of even where it has no room: they are to be joined there or nowhere.
+    A domain with members is listed even without room: where a request must join the members of its logical
+    partitions, no other domain will do.
     """
-    asked = {"type": type_id, "sick": list(sick)}
+    parameters = {"type": type_id, "unhealthy": list(unhealthy)}
     by_domain: dict[str | None, tuple[FreeTray[MachineOrSlot], ...]] = dict.fromkeys(members, ())
-    for domain, count in conn.execute(_HEALTHY_BY_DOMAIN, asked):
+    for domain, count in conn.execute(_HEALTHY_BY_DOMAIN, parameters):
         by_domain[domain] = _machine_slots(domain, count)
-    for machine_id, domain in conn.execute(_UNHEALTHY_MACHINES, asked) if sick else ():
-        by_domain[domain] = (*by_domain.get(domain, ()), FreeTray(machine_id, sick[machine_id]))
+    for machine_id, domain in conn.execute(_UNHEALTHY_MACHINES, parameters) if unhealthy else ():
+        by_domain[domain] = (*by_domain.get(domain, ()), FreeTray(machine_id, unhealthy[machine_id]))
     return [
         DomainFreeTrays(domain, trays, members.get(domain, 0) if domain else 0)
         for domain, trays in by_domain.items()
@@ -137,27 +138,28 @@ def _machine_slots(domain: str | None, count: int) -> tuple[FreeTray[MachineOrSl
 
 
 def _machines_of_slots(
-    conn: sa.Connection, type_id: str, trays: Sequence[MachineOrSlot], sick: Collection[str]
+    conn: sa.Connection, type_id: str, trays: Sequence[MachineOrSlot], unhealthy: Collection[str]
 ) -> tuple[str, ...]:
-    """The machines behind the chosen slots, each domain filled in the order of its racks."""
+    """The machines for the chosen slots: in each domain the first ones in rack order."""
     wanted = Counter(tray.domain for tray in trays if isinstance(tray, MachineSlot))
     found = {
-        domain: iter(_first_machines(conn, type_id, domain, most, sick)) for domain, most in wanted.items()
+        domain: iter(_first_machines(conn, type_id, domain, most, unhealthy))
+        for domain, most in wanted.items()
     }
     return tuple(next(found[tray.domain]) if isinstance(tray, MachineSlot) else tray for tray in trays)
 
 
 def _first_machines(
-    conn: sa.Connection, type_id: str, domain: str | None, most: int, sick: Collection[str]
+    conn: sa.Connection, type_id: str, domain: str | None, most: int, unhealthy: Collection[str]
 ) -> Sequence[str]:
-    asked: dict[str, Any] = {"type": type_id, "sick": list(sick), "most": most}
+    parameters: dict[str, Any] = {"type": type_id, "unhealthy": list(unhealthy), "most": most}
     if domain is None:
-        return conn.execute(_FIRST_WITHOUT_DOMAIN, asked).scalars().all()
-    return conn.execute(_FIRST_IN_DOMAIN, {**asked, "domain": domain}).scalars().all()
+        return conn.execute(_FIRST_WITHOUT_DOMAIN, parameters).scalars().all()
+    return conn.execute(_FIRST_IN_DOMAIN, {**parameters, "domain": domain}).scalars().all()
 
 
 def unhealthy_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, str]:
-    """What switch controllers say is wrong with the GPUs of machines (None: of all), where something is."""
+    """Machine -> its unhealthy GPUs as the switch controllers report them; of all machines where None."""
     wanted = sa.select(machine_gpu).where(machine_gpu.c.health.in_(UNHEALTHY_STATES))
     if machine_ids is not None:
         wanted = wanted.where(machine_gpu.c.machine_id.in_(machine_ids))
@@ -181,7 +183,7 @@ class InstanceTypeCapacity(msgspec.Struct, frozen=True):
 
 
 class DomainCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """A domain: what is known of it, how full it is, and what the viewer has in it."""
+    """The state of a domain, its free capacity, and what the viewer has in it."""
 
     domain: str
     site_id: str | None
@@ -190,9 +192,9 @@ class DomainCapacity(msgspec.Struct, frozen=True, kw_only=True):
     trays: int
     free: int
     unhealthy: int
-    """Empty, and passed over for what is wrong with their GPUs."""
+    """Empty, and not used because of unhealthy GPUs."""
     closed: int
-    """Empty, and not in service: cordoned, missing, in maintenance, or in a paused or disputed domain."""
+    """Empty, and not in service: cordoned, missing, in maintenance, or in a paused or conflicting domain."""
     types: tuple[InstanceTypeCapacity, ...]
     own_instances: int
     own_gpus: Mapping[str, int]
@@ -216,7 +218,7 @@ def capacity_of_domains(
     by_domain: dict[str, list[sa.Row[Any]]] = defaultdict(list)
     for row in _machines_in_domains(conn, domains):
         by_domain[row.domain].append(row)
-    sick = unhealthy_gpus(conn, [row.id for rows in by_domain.values() for row in rows])
+    unhealthy = unhealthy_gpus(conn, [row.id for rows in by_domain.values() for row in rows])
     known = latest.latest_of_domains(conn, domains)
     pauses = {row.domain: row.reason for row in conn.execute(sa.select(domain_pause))}
     own = _gpus_of_tenant(conn, domains, tenant_id)
@@ -224,7 +226,7 @@ def capacity_of_domains(
         domain: _domain_capacity(
             domain,
             by_domain[domain],
-            sick,
+            unhealthy,
             known[domain],
             pauses.get(domain),
             tenant_id,
@@ -266,7 +268,7 @@ def _gpus_of_tenant(
 def _domain_capacity(
     domain: str,
     rows: list[sa.Row[Any]],
-    sick: Mapping[str, str],
+    unhealthy: Mapping[str, str],
     known: LatestObservation,
     pause: str | None,
     tenant_id: str,
@@ -276,7 +278,7 @@ def _domain_capacity(
     empty = [row for row in rows if row.instance_id is None]
     open_trays = [row for row in empty if row.in_service]
     usable = [row for row in open_trays if quota is None or row.instance_type_id in quota]
-    free = Counter(row.instance_type_id for row in usable if row.id not in sick and row.instance_type_id)
+    free = Counter(row.instance_type_id for row in usable if row.id not in unhealthy and row.instance_type_id)
     return DomainCapacity(
         domain=domain,
         site_id=min((row.site_id for row in rows), default=None),
@@ -284,7 +286,7 @@ def _domain_capacity(
         pause_reason=pause,
         trays=len(rows),
         free=free.total(),
-        unhealthy=sum(row.id in sick for row in usable),
+        unhealthy=sum(row.id in unhealthy for row in usable),
         closed=len(empty) - len(open_trays),
         types=tuple(
             InstanceTypeCapacity(

@@ -13,7 +13,6 @@ once per change. A heartbeat that repeats the last state is no change.
 """
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any
@@ -23,7 +22,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, TlsMaterial
+from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, TlsMaterial, canonical_domain
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
 from rackloom.carve.fabric.nmxc.nmx_c_pb2 import NMX_ST_SUCCESS, ServerHeader, StReturnCode
 from rackloom.carve.fabric.nmxc.nmx_c_pb2_grpc import NMX_ControllerStub
@@ -139,17 +138,6 @@ def return_code_name(code: StReturnCode.ValueType) -> str:
         return str(code)
 
 
-def domain_of_header(header: ServerHeader) -> str:
-    """Domain uuid in lower case. Raises FabricUnavailable unless it is a uuid that names something."""
-    try:
-        domain = uuid.UUID(header.domain_uuid)
-    except ValueError:
-        domain = uuid.UUID(int=0)
-    if domain.int == 0:
-        raise FabricUnavailable(f"Hello: domain uuid {header.domain_uuid!r} names no domain")
-    return str(domain)
-
-
 def error_from_status(rpc: str, error: grpc.aio.AioRpcError) -> FabricUnavailable | FabricRefused:
     """What a failed call means to the caller of `execute`."""
     message = f"{rpc}: {error.code().name}: {error.details()}"
@@ -184,12 +172,12 @@ class NmxcSession:
             gateway_id=self.gateway_id, major_version=MAJOR_VERSION, minor_version=MINOR_VERSION
         )
         reply: pb.ServerHello = await self.call("Hello", request, seconds=CONNECT_SECONDS)
-        return domain_of_header(reply.server_header)
+        return canonical_domain(reply.server_header.domain_uuid)
 
     async def call(self, rpc: str, request: Message, *, seconds: float = CALL_SECONDS) -> Any:
         """The reply of `rpc`, which the caller annotates with its type.
 
-        Raises FabricRefused when the controller says no, FabricUnavailable when it is not known what it did.
+        Raises FabricRefused when the controller refuses, FabricUnavailable when the outcome is unknown.
         """
         try:
             reply = await getattr(self._stub, rpc)(request, timeout=seconds)
@@ -201,7 +189,7 @@ class NmxcSession:
     async def call_in(self, domain: str, rpc: str, request: Message) -> Any:
         """As `call`. Raises FabricUnavailable for a reply of another domain than `domain`."""
         reply = await self.call(rpc, request)
-        speaker = domain_of_header(reply.server_header)
+        speaker = canonical_domain(reply.server_header.domain_uuid)
         if speaker != domain:
             raise FabricUnavailable(f"{rpc}: answered by domain {speaker}, {domain} had said hello")
         return reply
@@ -224,7 +212,7 @@ class NmxcSession:
 HEART_BEAT_SECONDS = 30
 """How often the controller shall send its state when nothing changes."""
 SILENCE_SECONDS = 4.0 * HEART_BEAT_SECONDS
-"""A controller that is silent for so long, four heart beats, is taken for gone."""
+"""After four missed heart beats the subscription counts as lost."""
 FIRST_RESUBSCRIBE_DELAY, MAX_RESUBSCRIBE_DELAY = 0.5, 30.0
 """Seconds before a lost subscription is tried again; doubled until one holds."""
 

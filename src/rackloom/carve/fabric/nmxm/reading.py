@@ -13,12 +13,11 @@ not a member, but part of the full member list that a change must send.
 """
 
 import hashlib
-import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from rackloom.carve.fabric.controller import FabricUnavailable
+from rackloom.carve.fabric.controller import FabricUnavailable, canonical_domain
 from rackloom.carve.fabric.nmxm import protocol
 from rackloom.core.partitions.domain import GpuHealth, ObservedGpu, ObservedPartition, PartitionHealth
 
@@ -96,16 +95,16 @@ class GpuGuids(dict[str, int]):
 
 
 def read_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> DomainReading:
-    """What `lists` say of `domain`.
+    """The content of `domain` according to `lists`.
 
     The lists are read one after the other, and were seen to lag behind each other: raises
     FabricUnavailable when they cannot all be true.
     """
-    mine = [gpu for gpu in lists.gpus if canonical_uuid(gpu.domain_uuid) == domain]
+    mine = [gpu for gpu in lists.gpus if canonical_domain(gpu.domain_uuid) == domain]
     serials = {
         chassis.internal_id: chassis.serial_number
         for chassis in lists.chassis
-        if canonical_uuid(chassis.domain_uuid) == domain
+        if canonical_domain(chassis.domain_uuid) == domain
     }
     _require_unique_guids(mine)
     _require_nodes_filled(lists.nodes, mine, domain)
@@ -139,27 +138,16 @@ def domains_of(lists: NmxmLists) -> dict[str, set[str]]:
     """Domain -> serials of its chassis."""
     found: dict[str, set[str]] = {}
     for chassis in lists.chassis:
-        found.setdefault(canonical_uuid(chassis.domain_uuid), set()).add(chassis.serial_number.strip())
+        found.setdefault(canonical_domain(chassis.domain_uuid), set()).add(chassis.serial_number.strip())
     for gpu in lists.gpus:
         serial = gpu.location_info.chassis_serial_number.strip()
-        found.setdefault(canonical_uuid(gpu.domain_uuid), set()).add(serial)
+        found.setdefault(canonical_domain(gpu.domain_uuid), set()).add(serial)
     return {domain: serials - {""} for domain, serials in found.items()}
-
-
-def canonical_uuid(text: str) -> str:
-    """Domain uuid in lower case. Raises FabricUnavailable unless it is a uuid that names something."""
-    try:
-        domain = uuid.UUID(text)
-    except ValueError:
-        domain = uuid.UUID(int=0)
-    if domain.int == 0:
-        raise FabricUnavailable(f"Hello: domain uuid {text!r} names no domain")
-    return str(domain)
 
 
 def _partitions_of_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> dict[int, PartitionState]:
     only_domain = len(domains_of(lists)) == 1
-    entities = {gpu.id: canonical_uuid(gpu.domain_uuid) for gpu in lists.gpus}
+    entities = {gpu.id: canonical_domain(gpu.domain_uuid) for gpu in lists.gpus}
     locations = {_canonical_location(member_location(gpu)): gpu.device_uid for gpu in lists.gpus}
     found: dict[int, PartitionState] = {}
     for partition in lists.partitions:
@@ -176,7 +164,7 @@ def _partitions_of_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> dic
 
 def _domains_of_members(nmxm_partition: protocol.NmxmPartition, entities: Mapping[str, str]) -> set[str]:
     return {
-        canonical_uuid(member.domain_uuid)
+        canonical_domain(member.domain_uuid)
         if isinstance(member, protocol.MemberLocation)
         else entities.get(member, "")
         for member in nmxm_partition.members or ()
@@ -238,7 +226,7 @@ def _require_nodes_filled(
 ) -> None:
     filled = {_tray_location(gpu.location_info) for gpu in gpus}
     for node in nodes:
-        if canonical_uuid(node.domain_uuid) != domain or node.health != "HEALTHY":
+        if canonical_domain(node.domain_uuid) != domain or node.health != "HEALTHY":
             continue
         if _tray_location(node.location_info) not in filled:
             slot = node.location_info.slot_id
@@ -272,4 +260,4 @@ def member_location(gpu: protocol.NmxmGpu) -> protocol.MemberLocation:
 
 
 def _canonical_location(location: protocol.MemberLocation) -> protocol.MemberLocation:
-    return msgspec.structs.replace(location, domain_uuid=canonical_uuid(location.domain_uuid))
+    return msgspec.structs.replace(location, domain_uuid=canonical_domain(location.domain_uuid))

@@ -1,4 +1,4 @@
-"""A small site, its admin door, and a client of it that may do everything."""
+"""A small site, its admin server, and a client of it that may do everything."""
 
 import grpc
 
@@ -13,11 +13,11 @@ Code = grpc.StatusCode
 D0, D1 = "00000000-0000-4000-8000-00000000d001", "00000000-0000-4000-8000-00000000d002"
 
 
-class Stage:
-    """A small site, its door, and a client that may do everything."""
+class AdminSite:
+    """A small site, its admin server, and a client that may do everything."""
 
-    def __init__(self, site, door, client, refusal):
-        self.site, self.door, self.refusal = site, door, refusal
+    def __init__(self, site, admin_server, client, refusal):
+        self.site, self.server, self.refusal = site, admin_server, refusal
         self.forge, self.operator = client.forge, client.operator
 
     async def write(self, fn, *args, **kwargs):
@@ -56,13 +56,13 @@ class Stage:
         return made.value[0]
 
     async def join(self, instance, partition, devices=(0, 1, 2, 3)):
-        wishes = [
+        specs = [
             pb.InstanceNVLinkGpuConfig(
                 device_instance=device, logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=partition)
             )
             for device in devices
         ]
-        config = pb.InstanceConfig(nvlink=pb.InstanceNVLinkConfig(gpu_configs=wishes))
+        config = pb.InstanceConfig(nvlink=pb.InstanceNVLinkConfig(gpu_configs=specs))
         request = pb.InstanceConfigUpdateRequest(instance_id=ids_pb.InstanceId(value=instance), config=config)
         return await self.forge.UpdateInstanceConfig(request)
 
