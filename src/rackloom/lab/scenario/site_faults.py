@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, GpuHealth, PartitionHealth
+from rackloom.lab.invariants.fabric import foreign_change
 from rackloom.lab.scenario.model import ONLY_VIRTUAL, NotObserved, action, require
 from rackloom.lab.scenario.parameters import (
     ForeignPartition,
@@ -66,7 +67,7 @@ async def switch_restarts(
     """It restarts, and may have forgotten something: names of partitions, all partitions, its domain uuid."""
     switch = stage.truth.rack(rack)
     await switch.go_away()
-    with stage.truth.another_writer():
+    with foreign_change():
         _FORGET_BY_NAME[forgets](switch)
     await asyncio.sleep(SWITCH_RESTART_SECONDS)
     await _start(stage, rack)
@@ -142,7 +143,7 @@ async def tray_pulled(stage: Stage, *, instance: Instance) -> str:
     """The tray of an instance is taken out."""
     machine = stage.rest.instance(instance).machine
     switch, gpus = stage.truth.locate(machine)
-    with stage.truth.another_writer():
+    with foreign_change():
         switch.fabric.remove_gpus([gpu.guid for gpu in gpus])
     stage.damage.pulled[machine] = switch, gpus
     return f"{len(gpus)} GPUs of machine {machine} are gone"
@@ -180,7 +181,7 @@ async def gpu_health(
     """A GPU gets worse or better."""
     switch, gpus = stage.truth.locate(stage.rest.instance(instance).machine)
     guid = gpus[gpu - 1].guid
-    with stage.truth.another_writer():
+    with foreign_change():
         switch.fabric.set_health(guid, GpuHealth[health.replace("-", "_").upper()])
     return f"GPU {guid:x} is {health}"
 
@@ -195,9 +196,9 @@ async def partition_by_hand(
     number = next(free for free in itertools.count(1) if free not in fabric.partitions)
     guids = tuple(sorted(present[module - 1].guid for module in gpus))
     made = FabricPartition(id=number, name=name, guids=guids)
-    with stage.truth.another_writer():
+    with foreign_change():
         fabric.put(made)
-    stage.truth.foreign[name] = fabric, made
+    stage.truth.invariants.foreign[name] = fabric, made
     return f"partition {number} {name!r} holds {len(guids)} GPUs"
 
 
@@ -205,7 +206,7 @@ async def partition_by_hand(
 async def partition_gone(stage: Stage, *, instance: Instance) -> str:
     """Somebody deletes, on the switch, the partition that holds the first GPU of an instance."""
     switch, partition = _partition_of(stage, instance)
-    with stage.truth.another_writer():
+    with foreign_change():
         switch.fabric.delete(partition.id)
     return f"partition {partition.id} {partition.name!r} of {len(partition.guids)} GPUs is deleted"
 
@@ -224,7 +225,7 @@ async def list_written_by_hand(stage: Stage, *, name: ListRead) -> str:
     now = switch.fabric.partitions.get(read.id, read)
     dropped = set(now.guids) - set(read.guids)
     require(dropped, f"{read.name!r} has no member that was not there when {name} read it")
-    with stage.truth.another_writer():
+    with foreign_change():
         switch.fabric.replace(read.id, read.guids)
     return f"{name} wrote {len(read.guids)} members, and dropped {len(dropped)}"
 
@@ -274,7 +275,7 @@ async def heal_site(stage: Stage) -> str:
         _put_back(stage, machine, swapped=False)
     while stage.damage.exchanged:
         _exchange(stage, *stage.damage.exchanged.pop())
-    for name in list(stage.truth.foreign):
+    for name in list(stage.truth.invariants.foreign):
         _delete_foreign(stage, name)
     stage.site.mend()
     return "everything is repaired"
@@ -297,7 +298,7 @@ async def _heal_switch(stage: Stage, number: int, switch: SwitchControl) -> None
     fabric.domain = domain
     if number in stopped:
         await _start(stage, number)
-    with stage.truth.another_writer():
+    with foreign_change():
         for gpu in list(fabric.gpus.values()):
             if gpu.health is not GpuHealth.HEALTHY:
                 fabric.set_health(gpu.guid, GpuHealth.HEALTHY)
@@ -315,7 +316,7 @@ def _put_back(stage: Stage, machine: str, *, swapped: bool) -> str:
     switch, gpus = stage.damage.pulled.pop(machine)
     if swapped:
         gpus = tuple(msgspec.structs.replace(gpu, guid=next(stage.new_guids)) for gpu in gpus)
-    with stage.truth.another_writer():
+    with foreign_change():
         switch.fabric.insert_gpus(gpus)
     return f"{'other' if swapped else 'the same'} {len(gpus)} GPUs are in machine {machine}"
 
@@ -323,7 +324,7 @@ def _put_back(stage: Stage, machine: str, *, swapped: bool) -> str:
 def _exchange(stage: Stage, machine: str, neighbour: str) -> None:
     switch, gpus = stage.truth.locate(machine)
     _, others = stage.truth.locate(neighbour)
-    with stage.truth.another_writer():
+    with foreign_change():
         switch.fabric.insert_gpus([*map(_gpu_in_slot_of, gpus, others), *map(_gpu_in_slot_of, others, gpus)])
 
 
@@ -332,8 +333,8 @@ def _gpu_in_slot_of(gpu: FabricGpu, there: FabricGpu) -> FabricGpu:
 
 
 def _delete_foreign(stage: Stage, name: str) -> str:
-    fabric, made = stage.truth.foreign.pop(name)
-    with stage.truth.another_writer():
+    fabric, made = stage.truth.invariants.foreign.pop(name)
+    with foreign_change():
         if made.id in fabric.partitions:
             fabric.delete(made.id)
     return f"partition {made.id} {made.name!r} is deleted"
@@ -341,7 +342,7 @@ def _delete_foreign(stage: Stage, name: str) -> str:
 
 def _set_bandwidth(stage: Stage, rack: int, gpus: GpuHealth, partitions: PartitionHealth) -> int:
     fabric = stage.truth.rack(rack).fabric
-    with stage.truth.another_writer():
+    with foreign_change():
         for guid in list(fabric.gpus):
             fabric.set_health(guid, gpus)
         for partition in list(fabric.partitions.values()):
