@@ -69,7 +69,6 @@ class VirtualSite(SiteControl):
         fabrics = tuple(rack.fabric for rack in racks.racks)
         self.racks = SimulatedRacks(site=racks.site, profile=racks.profile, seed="nodes", fabrics=fabrics)
         """As a cluster whose nodes are their trays needs them."""
-        self._killed = 0
         self._service = service
         self._issuer = issuer
         self._diagnose = diagnose
@@ -94,7 +93,6 @@ class VirtualSite(SiteControl):
 
     async def kill(self, down: float) -> None:
         """Kill all replicas; new ones start on the same records."""
-        self._killed += len(self._service.living)
         self._service.kill(down)
         await asyncio.sleep(down)
         await self._service.is_open.wait()
@@ -102,7 +100,7 @@ class VirtualSite(SiteControl):
     @property
     def ended(self) -> int:  # type: ignore[override]
         """Lives that were killed, at once or at a point."""
-        return self._killed + sum(_reached_fuse(*live) for _, lives in self._fuses for live in lives)
+        return sum(replica.ended for replica in self._service.replicas)
 
     def kill_at(self, point: int) -> None:
         """Set a fuse on each replica, `point` writes or calls from here."""
