@@ -40,7 +40,7 @@ from rackloom.carve.store.database import SqliteBackend, Store
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
 from rackloom.errors import Refused
 from rackloom.lab.carving.clients import PROVIDER_ORG, RandomOperator, RandomTenant
-from rackloom.lab.faults import FAULT_WEIGHTS, FaultInjector
+from rackloom.lab.carving.injector import FAULT_WEIGHTS, FaultInjector
 from rackloom.lab.invariants.ledger import InvariantViolated, Ledger
 from rackloom.lab.invariants.service import ServiceInvariants, check_settled
 from rackloom.lab.switches.fabric import FabricSnapshot

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
 from rackloom.lab.switches.fabric import FabricPartition, FabricSnapshot, SimulatedFabric, machine_id_of
 
@@ -61,8 +62,8 @@ class FabricInvariants:
         """Changes of fabrics that were checked."""
         self.broken: list[str] = []
         """Violations, each with the name of its promise."""
-        self.foreign: dict[str, tuple[SimulatedFabric, FabricPartition]] = {}
-        """Partitions that another writer made on a switch, as it made them."""
+        self.foreign: dict[str, tuple[Any, FabricPartition]] = {}
+        """Partitions that another writer made, as it made them, with the switch."""
         self._holder = holder
         self._before: dict[int, FabricSnapshot] = {}
         for fabric in fabrics:

@@ -186,8 +186,8 @@ async def partitions(stage: Stage, *, count: Count, rack: Rack = 1) -> str:
 @expectation()
 async def untouched(stage: Stage, *, name: ForeignPartition) -> str:
     """A partition that somebody made by hand is as they made it."""
-    fabric, made = stage.truth.invariants.foreign[name]
-    now = fabric.partitions.get(made.id)
+    switch, made = stage.truth.invariants.foreign[name]
+    now = switch.fabric.partitions.get(made.id)
     require(now == made, f"it is {'gone' if now is None else f'{len(now.guids)} GPUs, {now.name!r}'}")
     return f"partition {made.id} {made.name!r} still holds its {len(made.guids)} GPUs"
 

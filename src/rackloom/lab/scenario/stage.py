@@ -16,7 +16,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -26,6 +26,7 @@ from rackloom.core.domains.names import GPU_CLIQUE_LABEL
 from rackloom.core.gangs.record import GangKey, read_record
 from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, POD, Object, ResourceKind
 from rackloom.core.place.placement_values import GangPlan
+from rackloom.lab.faults import NetworkFault, SwitchControl
 from rackloom.lab.imex.in_process import ImexNetwork
 from rackloom.lab.invariants.fabric import FabricInvariants
 from rackloom.lab.kube.server import FakeKube
@@ -35,17 +36,7 @@ from rackloom.lab.scenario.feature_discovery import FeatureDiscovery
 from rackloom.lab.scenario.model import NotObserved
 from rackloom.lab.scenario.rest_client import Json, RestAnswer, ScenarioRestClient
 from rackloom.lab.switches.fabric import FabricGpu, FabricPartition, SimulatedFabric, machine_id_of
-from rackloom.lab.switches.servers import NmxcServer
-from rackloom.lab.virtual.racks import SimRack
 from rackloom.topology.rack import RackProfile, RackSite
-
-NetworkFault = Literal["applied-late", "applied-twice", "accepted-only", "dark", "slow", "notices-lost"]
-"""What the network does to the next change that is asked of a rack, or from now on to all calls."""
-
-
-SwitchControl = SimRack | NmxcServer
-"""The controller of one NVLink domain, and the fabric behind it as it truly is."""
-
 
 ONLY_VIRTUAL = "a real network, clock or write cannot be spoiled: steps that do are refused before the start"
 
