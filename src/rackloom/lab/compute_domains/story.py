@@ -15,29 +15,20 @@ points; a test plays the story with each disruption at each of them.
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from rackloom.claim.node.plugin import PrepareState
 from rackloom.core.domains import names
 from rackloom.core.domains.names import ImexIsolation
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.record import read_record
-from rackloom.core.gangs.snapshot import reserving_plans
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
-    COMPUTE_DOMAIN_CLIQUE,
-    DAEMON_SET,
     GANG_PLAN,
-    NETWORK_POLICY,
     NODE,
     POD,
-    RESOURCE_CLAIM,
-    RESOURCE_CLAIM_TEMPLATE,
-    RESOURCE_SLICE,
-    SECRET,
     Object,
 )
 from rackloom.core.kubernetes.pods import GANG_LABEL
@@ -50,8 +41,8 @@ from rackloom.lab.compute_domains.cluster import (
     StoryKind,
     retry_until_answered,
 )
-from rackloom.lab.compute_domains.machines import TrayMachine
-from rackloom.lab.compute_domains.tray import ImexTray
+from rackloom.lab.compute_domains.machines import StoryTray
+from rackloom.lab.invariants.leftovers import find_leftovers, find_stray_labels, leftovers_on_tray
 from rackloom.lab.invariants.memory import JOB_LABEL
 from rackloom.lab.virtual import event_loop
 
@@ -243,10 +234,12 @@ class SimulatedGang(SimulatedJob):
 
 
 class ComputeDomainStory:
-    """One telling on one plant."""
+    """The story on one cluster."""
 
     def __init__(self, cluster: ComputeDomainCluster) -> None:
         self._cluster = cluster
+        self._store = cluster.kube.store
+        self._on = cluster.machines.on
         self.steps = 0
         self.gone_after = 0.0
 
@@ -262,7 +255,10 @@ class ComputeDomainStory:
             )
         await self._release_cliques()
         await wait_until(
-            "nothing is left", lambda: not any(find_leftovers(self._cluster)), self._left, SWEEP_TIMEOUT
+            "nothing is left",
+            lambda: not any(find_leftovers(self._store, self._on)),
+            self._left,
+            SWEEP_TIMEOUT,
         )
         self.steps = self._cluster.steps.taken
         await self._run_on_every_tray()
@@ -275,8 +271,8 @@ class ComputeDomainStory:
         # While the ComputeDomain lives no controller takes the label of a node away: its plugin has to.
         await wait_until(
             "only the jobs' nodes are labelled",
-            lambda: not find_stray_labels(self._cluster),
-            lambda: ", ".join(find_stray_labels(self._cluster)),
+            lambda: not find_stray_labels(self._store, self._on, JOB_NAMESPACE),
+            lambda: ", ".join(find_stray_labels(self._store, self._on, JOB_NAMESPACE)),
             SWEEP_TIMEOUT,
         )
         await asyncio.gather(*(job.delete_domain() for job in jobs))
@@ -288,10 +284,10 @@ class ComputeDomainStory:
         await self._until_all("runs", [gang], lambda job: job.runs())
         lost = await self._lose_a_tray(gang)
         await self._until_all("runs without the tray that is lost", [gang], lambda job: job.runs())
-        await self._cluster.switch_on(*lost)
+        await self._cluster.boot(lost)
         await wait_until(
             "the tray that is back is free",
-            lambda: not leftovers_on_tray(self._cluster, lost[0]),
+            lambda: not leftovers_on_tray(self._store, self._on, lost),
             self._state,
             SWEEP_TIMEOUT,
         )
@@ -302,11 +298,12 @@ class ComputeDomainStory:
         await asyncio.sleep(2 * POLL_SECONDS)
         await self._end([gang])
 
-    async def _lose_a_tray(self, gang: SimulatedGang) -> tuple[str, int]:
+    async def _lose_a_tray(self, gang: SimulatedGang) -> StoryTray:
         """One on which a member runs, as soon as there is one: another may be lost already."""
         await wait_until("a member runs", lambda: bool(gang.nodes()), self._state)
-        node = gang.nodes()[0]
-        return node, await self._cluster.cut_off(node)
+        tray = self._cluster.machines.on[gang.nodes()[0]]
+        await self._cluster.cut_off(tray)
+        return tray
 
     async def _end(self, jobs: Sequence[SimulatedJob]) -> None:
         await asyncio.gather(*(job.stop() for job in jobs))
@@ -330,7 +327,7 @@ class ComputeDomainStory:
 
     async def _run_on_every_tray(self) -> None:
         await self._set_mode(self._cluster.isolation)
-        job = SimulatedJob(self._cluster, "after", pods=len(self._cluster.living_trays))
+        job = SimulatedJob(self._cluster, "after", pods=len(self._cluster.machines.on))
         await job.begin()
         await self._until_all("runs", [job], lambda job: job.runs())
         await job.delete_domain()
@@ -343,7 +340,7 @@ class ComputeDomainStory:
             await wait_until(f"{job.name} {what}", lambda job=job: holds(job), self._state)  # type: ignore[misc]
 
     def _left(self) -> str:
-        return ", ".join(find_leftovers(self._cluster))
+        return ", ".join(find_leftovers(self._store, self._on))
 
     def _state(self) -> str:
         """What a reader needs to see why nothing goes on."""
@@ -366,96 +363,3 @@ async def wait_until(
         if loop.time() > deadline:
             raise StoryStuck(f"not in {seconds:g} s: {what}; {state()}")
         await asyncio.sleep(POLL_SECONDS)
-
-
-# What is left of ComputeDomains after they are gone. Anything is a violation.
-
-
-_KINDS_TO_BE_GONE = (
-    COMPUTE_DOMAIN,
-    COMPUTE_DOMAIN_CLIQUE,
-    DAEMON_SET,
-    GANG_PLAN,
-    NETWORK_POLICY,
-    POD,
-    RESOURCE_CLAIM,
-    RESOURCE_CLAIM_TEMPLATE,
-    SECRET,
-)
-_LABELS_TO_BE_GONE = (names.COMPUTE_DOMAIN_LABEL, names.WARM_CLIQUE_LABEL, names.CHANNELS_READY_LABEL)
-
-
-def find_leftovers(cluster: ComputeDomainCluster) -> Iterator[str]:
-    """All of it, named."""
-    yield from _leftover_objects(cluster)
-    for machine in cluster.machines.on.values():
-        yield from _leftovers_of_machine(machine)
-
-
-def find_stray_labels(cluster: ComputeDomainCluster) -> tuple[str, ...]:
-    """Labels of nodes that are on and belong to a ComputeDomain, but have no pod of a job, named."""
-    store = cluster.kube.store
-    used = {
-        pod["spec"].get("nodeName") for pod in store.all(POD) if pod["metadata"]["namespace"] == JOB_NAMESPACE
-    }
-    labelled = {
-        node["metadata"]["name"]
-        for node in store.all(NODE)
-        if names.COMPUTE_DOMAIN_LABEL in (node["metadata"].get("labels") or {})
-    }
-    stray = sorted((labelled - used) & cluster.machines.on.keys())
-    return tuple(f"label {names.COMPUTE_DOMAIN_LABEL} of node {node}" for node in stray)
-
-
-def leftovers_on_tray(cluster: ComputeDomainCluster, name: str) -> tuple[str, ...]:
-    """What is left on one tray that no job uses, if it is on, while ComputeDomains live.
-
-    The mark of a claim that was given up stays until the next sweep, and is in nobody's way.
-    """
-    node, machine = cluster.kube.store.find(NODE, (None, name)), cluster.machines.on.get(name)
-    labels = () if node is None else _leftover_node_labels(node)
-    return (*labels, *(() if machine is None else _leftover_claims(machine, but_for=PrepareState.ABORTED)))
-
-
-def _leftover_objects(cluster: ComputeDomainCluster) -> Iterator[str]:
-    store = cluster.kube.store
-    for kind in _KINDS_TO_BE_GONE:
-        for obj in store.all(kind):
-            yield f"{kind.kind} {obj['metadata']['name']}"
-    for node in store.all(NODE):
-        yield from _leftover_node_labels(node)
-    for slice_ in store.all(RESOURCE_SLICE):
-        if names.clique_of_pool(slice_["spec"]["pool"]["name"]) is not None:
-            yield f"ResourceSlice {slice_['metadata']['name']}"
-
-
-def _leftover_node_labels(node: Object) -> Iterator[str]:
-    name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
-    for label in _LABELS_TO_BE_GONE:
-        if label in labels:
-            yield f"label {label} of node {name}"
-    for uid in reserving_plans(node):
-        yield f"node {name} is reserved for the gang {uid}"
-
-
-def _leftovers_of_machine(machine: TrayMachine) -> Iterator[str]:
-    tray = machine.tray
-    yield from _leftover_claims(machine)
-    yield from _leftover_files(tray, tray.domains)
-
-
-def _leftover_claims(machine: TrayMachine, but_for: PrepareState | None = None) -> Iterator[str]:
-    tray = machine.tray
-    if machine.running is None:
-        yield f"no plugin answers on {tray.name}"
-    else:
-        for uid, entry in machine.running.checkpoint.claims.items():
-            if entry.state is not but_for:
-                yield f"checkpoint entry {uid} ({entry.state}) on {tray.name}"
-    yield from _leftover_files(tray, tray.places.cdi)
-
-
-def _leftover_files(tray: ImexTray, directory: Path) -> Iterator[str]:
-    if directory.is_dir():
-        for path in directory.iterdir():
-            yield f"{path.relative_to(tray.disk)} on {tray.name}"

@@ -6,6 +6,5 @@
   settled.
 - `memory`: S8 on IMEX channels, the identity of IMEX members, and no pod that waits for a kubelet
   resync.
-
-`lab.compute_domains.story` checks that nothing is left behind.
+- `leftovers`: nothing of a ComputeDomain is left behind.
 """
