@@ -123,9 +123,9 @@ def test_names_of_the_cluster_say_nothing_of_the_site() -> None:
     nodes = [names.node(tray.chassis_serial, tray.slot) for tray in trays]
     assert nodes == [again.node(tray.chassis_serial, tray.slot) for tray in trays]
     assert len(set(nodes)) == len(trays)
-    told = "".join(nodes) + "".join(names.gpu_uuid(guid) for guid in fabric.gpus)
-    assert trays[0].chassis_serial.lower() not in told.lower()
-    assert not any(f"{guid:x}" in told or str(guid) in told for guid in fabric.gpus)
+    shown = "".join(nodes) + "".join(names.gpu_uuid(guid) for guid in fabric.gpus)
+    assert trays[0].chassis_serial.lower() not in shown.lower()
+    assert not any(f"{guid:x}" in shown or str(guid) in shown for guid in fabric.gpus)
 
 
 def test_a_node_follows_its_partition(tmp_path: Path) -> None:

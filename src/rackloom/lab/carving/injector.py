@@ -76,7 +76,7 @@ class FaultInjector:
         task.add_done_callback(self._running.remove)
 
     async def _last(self, kind: str, rack: SimRack) -> None:
-        begin, lasts = _KINDS[kind]
+        _, begin, lasts = _KINDS[kind]
         fault = begin(self, rack)
         if fault is None:
             return
@@ -172,56 +172,37 @@ def _apply_late(run: FaultInjector, rack: SimRack) -> None:
 
 
 _Begin = Callable[[FaultInjector, SimRack], LastingFault | None]
-_KINDS: Mapping[str, tuple[_Begin, float | tuple[float, float]]] = {
-    "unreachable": (lambda run, rack: unreachable(rack), 40),
-    "restart": (lambda run, rack: unreachable(rack), (1, 8)),
-    "dark": (lambda run, rack: network_fault(rack, dark=True), 30),
-    "slow": (lambda run, rack: network_fault(rack, slow=run.rng.uniform(0.2, 4.0)), 60),
-    "reply-lost": (_next_mutation("reply-lost"), 0),
-    "applied-late": (_apply_late, 0),
-    "applied-twice": (_next_mutation("applied-twice"), 0),
-    "accepted-only": (_next_mutation("accepted-only"), 0),
-    "refused": (FaultInjector._refuse, 0),
-    "no-header": (FaultInjector._omit_header, 0),
-    "list-omits": (FaultInjector._hide_partition, 0),
-    "notices-lost": (lambda run, rack: network_fault(rack, notice_loss=0.8), 120),
-    "notices-twice": (lambda run, rack: network_fault(rack, notice_copies=2), 60),
-    "by-hand": (FaultInjector._foreign_partition, 90),
-    "sick-gpu": (FaultInjector._unhealthy_gpu, 90),
-    "tray-away": (lambda run, rack: tray_pulled(rack, run._host(rack)), 40),
-    "tray-swapped": (lambda run, rack: tray_pulled(rack, run._host(rack), run._new_guid), 20),
-    "new-domain-uuid": (lambda run, rack: _new_domain_uuid(rack, run.plane.ids()), (1, 8)),
-    "second-lies": (FaultInjector._same_domain, 120),
-    "listed-twice": (FaultInjector._same_hardware, 120),
-    "clock-jump": (FaultInjector._set_clock, 0),
-    "kill": (FaultInjector._kill, 0),
-    "kill-soon": (FaultInjector._kill_soon, 0),
+_KINDS: Mapping[str, tuple[int, _Begin, float | tuple[float, float]]] = {
+    "unreachable": (4, lambda run, rack: unreachable(rack), 40),
+    "restart": (3, lambda run, rack: unreachable(rack), (1, 8)),
+    "dark": (3, lambda run, rack: network_fault(rack, dark=True), 30),
+    "slow": (4, lambda run, rack: network_fault(rack, slow=run.rng.uniform(0.2, 4.0)), 60),
+    "reply-lost": (5, _next_mutation("reply-lost"), 0),
+    "applied-late": (4, _apply_late, 0),
+    "applied-twice": (4, _next_mutation("applied-twice"), 0),
+    "accepted-only": (3, _next_mutation("accepted-only"), 0),
+    "refused": (4, FaultInjector._refuse, 0),
+    "no-header": (2, FaultInjector._omit_header, 0),
+    "notices-lost": (3, lambda run, rack: network_fault(rack, notice_loss=0.8), 120),
+    "notices-twice": (2, lambda run, rack: network_fault(rack, notice_copies=2), 60),
+    "by-hand": (4, FaultInjector._foreign_partition, 90),
+    "sick-gpu": (4, FaultInjector._unhealthy_gpu, 90),
+    "tray-away": (3, lambda run, rack: tray_pulled(rack, run._host(rack)), 40),
+    "tray-swapped": (3, lambda run, rack: tray_pulled(rack, run._host(rack), run._new_guid), 20),
+    "list-omits": (4, FaultInjector._hide_partition, 0),
+    "new-domain-uuid": (1, lambda run, rack: _new_domain_uuid(rack, run.plane.ids()), (1, 8)),
+    "clock-jump": (3, FaultInjector._set_clock, 0),
+    "kill": (2, FaultInjector._kill, 0),
+    "kill-soon": (4, FaultInjector._kill_soon, 0),
+    "second-lies": (0, FaultInjector._same_domain, 120),
+    "listed-twice": (0, FaultInjector._same_hardware, 120),
 }
-"""How each kind begins and how long it lasts: the mean of an exponential distribution, or a range (s)."""
+"""By kind: how often it comes, relative to the others, how it begins, and how long it lasts in seconds.
 
-FAULT_WEIGHTS = {
-    "unreachable": 4,
-    "restart": 3,
-    "dark": 3,
-    "slow": 4,
-    "reply-lost": 5,
-    "applied-late": 4,
-    "applied-twice": 4,
-    "accepted-only": 3,
-    "refused": 4,
-    "no-header": 2,
-    "notices-lost": 3,
-    "notices-twice": 2,
-    "by-hand": 4,
-    "sick-gpu": 4,
-    "tray-away": 3,
-    "tray-swapped": 3,
-    "list-omits": 4,
-    "new-domain-uuid": 1,
-    "clock-jump": 3,
-    "kill": 2,
-    "kill-soon": 4,
-}
+The duration is the mean of an exponential distribution, or a range.
+"""
+
+FAULT_WEIGHTS = {kind: weight for kind, (weight, _, _) in _KINDS.items() if weight}
 """Kinds of fault and how often each comes, relative to the others."""
 
 CONFLICT_FAULT_WEIGHTS = {

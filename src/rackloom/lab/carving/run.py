@@ -182,10 +182,6 @@ class LoadRun:
             if self.plan.pause is not None:
                 tasks.create_task(self.faults.run(self.plan.seconds, self.plan.pause))
 
-    async def pause(self, seconds: float) -> None:
-        """Let time pass."""
-        await asyncio.sleep(seconds)
-
     async def _play(self) -> None:
         await self.act()
         self.points_in_act = self.plane.points
@@ -382,14 +378,14 @@ class ScriptedRun(LoadRun):
             await _repeat_until_created(tenant, "partitions", tenant.create_partition)
             await _repeat_until_created(tenant, "vpcs", tenant.create_vpc)
             await _repeat_until_created(tenant, "instances", tenant.create_instance)
-            await self.pause(2)
+            await asyncio.sleep(2)
         await red.rewire_instance()
-        await self.pause(2)
+        await asyncio.sleep(2)
         await red.release_instance()
-        await self.pause(2)
+        await asyncio.sleep(2)
         await blue.create_instance()
         await blue.rewire_instance()
-        await self.pause(2)
+        await asyncio.sleep(2)
 
 
 def run_script(death: int | None) -> RunResult:

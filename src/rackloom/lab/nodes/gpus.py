@@ -130,6 +130,11 @@ class TrayGpuDriver:
         self._lost.discard(module_id)
         self._index_uuids()
 
+    def find_all(self) -> None:
+        """Every lost GPU answers again."""
+        self._lost.clear()
+        self._index_uuids()
+
     def strike(self, module_id: int, xid: int) -> None:
         """The driver will report an Xid error of a GPU."""
         self._xids.append((module_id, xid))

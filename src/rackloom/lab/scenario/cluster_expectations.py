@@ -51,9 +51,7 @@ async def object_(
     for key in path:
         found = found.get(key) if isinstance(found, dict) else None
     value = None if found is None else str(found)
-    text = f"{'.'.join(path)} of {kind} {name} is {value}"
-    require(value == equals, text)
-    return text
+    return require(value == equals, f"{'.'.join(path)} of {kind} {name} is {value}")
 
 
 @expectation(layer="cluster")
@@ -71,8 +69,7 @@ async def condition(
     found = _condition_of(await _read(stage, kind, name, namespace) or {}, type)
     text = f"{type} of {kind} {name} is {found.get('status')}, {found.get('reason')}"
     text = f"{text}: {found['message']}" if found.get("message") else text
-    require(found.get("status") == status and reason in (None, found.get("reason")), text)
-    return text
+    return require(found.get("status") == status and reason in (None, found.get("reason")), text)
 
 
 @expectation(layer="cluster")
@@ -112,9 +109,7 @@ async def pods(
     present = [pod for pod in await stage.pods(namespace, labels) if not _is_on_lost_node(stage, pod)]
     phases = Counter(pod["status"].get("phase", "Pending") for pod in present)
     counts = ", ".join(f"{number} {found}" for found, number in sorted(phases.items())) or "none"
-    text = f"pods {labels}: {counts}"
-    require(phases[phase] == count, text)
-    return text
+    return require(phases[phase] == count, f"pods {labels}: {counts}")
 
 
 @expectation(layer="cluster")
@@ -124,9 +119,10 @@ async def one_clique(stage: Stage, *, labels: str, namespace: str = "default") -
     nodes = [pod["spec"]["nodeName"] for pod in found if pod["spec"].get("nodeName")]
     cliques = {stage.truth.clique(node) for node in nodes}
     require(nodes, f"no pod {labels} is on a node")
-    text = f"{len(nodes)} pods {labels} are in {', '.join(sorted(map(str, cliques)))}"
-    require(len(cliques) == 1 and None not in cliques, text)
-    return text
+    return require(
+        len(cliques) == 1 and None not in cliques,
+        f"{len(nodes)} pods {labels} are in {', '.join(sorted(map(str, cliques)))}",
+    )
 
 
 def _is_on_lost_node(stage: Stage, pod: Object) -> bool:
@@ -160,9 +156,7 @@ async def node(stage: Stage, *, tray: Tray, rack: Rack = 1, ready: bool = True) 
     """A node is Ready, or (`ready` false) is not."""
     name = stage.truth.node(rack, tray)
     status = _condition_of(await stage.cluster.api.get(NODE, name), "Ready").get("status", "absent")
-    text = f"Ready of {name} is {status}"
-    require((status == "True") == ready, text)
-    return text
+    return require((status == "True") == ready, f"Ready of {name} is {status}")
 
 
 @expectation(layer="cluster")
@@ -174,9 +168,10 @@ async def devices(
     counted = [
         device for device in await _devices(stage, name, driver) if device.get("taints") or not tainted
     ]
-    text = f"{name} publishes {len(counted)}{' tainted' if tainted else ''} devices of {driver}"
-    require(len(counted) == count, text)
-    return text
+    return require(
+        len(counted) == count,
+        f"{name} publishes {len(counted)}{' tainted' if tainted else ''} devices of {driver}",
+    )
 
 
 @expectation(layer="cluster")
@@ -287,18 +282,17 @@ async def gang(
     stage.record(key, trays)
     changed = sum(before.get(member) != tray for member, tray in trays.items())
     written = stage.plans_written[record.key]
-    text = f"{text}; {changed} moved; {written} plans were recorded"
-    require(moved in (None, changed) and plans in (None, written), text)
-    return text
+    return require(
+        moved in (None, changed) and plans in (None, written),
+        f"{text}; {changed} moved; {written} plans were recorded",
+    )
 
 
 @expectation(layer="cluster")
 async def reserved_trays(stage: Stage, *, count: Count) -> str:
     """So many trays are reserved for gangs."""
     reserved = sum(len(holders) > 0 for holders in (await _holders(stage)).values())
-    text = f"{reserved} trays are reserved"
-    require(reserved == count, text)
-    return text
+    return require(reserved == count, f"{reserved} trays are reserved")
 
 
 async def _holders(stage: Stage) -> dict[str, tuple[str, ...]]:

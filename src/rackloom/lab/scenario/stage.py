@@ -216,10 +216,6 @@ class Damage(msgspec.Struct):
     """Racks whose leader is not where their chassis are registered."""
     succeeded: set[int] = msgspec.field(default_factory=set)
     """Racks where another controller led before."""
-    off: set[str] = msgspec.field(default_factory=set)
-    """Nodes without power."""
-    lost_gpus: set[tuple[str, int]] = msgspec.field(default_factory=set)
-    """GPUs that fell off the bus, by node and module id."""
 
 
 class Stage:
