@@ -47,6 +47,7 @@ from rackloom.lab.switches.fabric import FabricSnapshot
 from rackloom.lab.virtual import event_loop
 from rackloom.lab.virtual.racks import ExecutedChange, SimRack, SimSite
 from rackloom.lab.virtual.service import SERVICE_EPOCH, SimulatedService, rest_application
+from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile
 
 TENANT_ORGS = ("red", "blue")
@@ -306,19 +307,14 @@ def _delete_all_records(conn: sa.Connection) -> None:
 
 
 def _rack_profile(plan: LoadPlan) -> RackProfile:
-    return RackProfile(
+    """A small rack of the shipped kind."""
+    return msgspec.structs.replace(
+        profiles.load_rack("gb200-nvl72"),
         name="sim-rack",
-        product="NVIDIA GB200",
-        racks_per_domain=1,
-        domains_per_rack=1,
         trays_per_domain=plan.trays,
         gpus_per_tray=plan.gpus,
-        nvlink_links_per_gpu=18,
-        nvlink_gbytes_per_s_per_gpu=1800,
         switch_trays_per_domain=2,
         tray_machine=None,
-        note="a small rack for simulations",
-        origin=(),
     )
 
 

@@ -96,9 +96,9 @@ class StoryKind(StrEnum):
 
 
 class Disruption(StrEnum):
-    """Who dies at a step, or is stopped there and goes on later.
+    """What is killed at a step, or stopped there and resumed later.
 
-    Where it is about a tray, it is the one on which the step was taken.
+    A disruption of a tray strikes the tray on which the step was taken.
     """
 
     CONTROLLER = "controller"
@@ -117,7 +117,7 @@ STOP_DISRUPTIONS = {
     Disruption.PLUGIN_STOPS: Disruption.PLUGIN,
     Disruption.DAEMON_STOPS: Disruption.DAEMON,
 }
-"""Who is stopped instead of killed."""
+"""Disruptions that stop a process instead of killing it."""
 
 
 class ComputeDomainCluster:
@@ -189,7 +189,7 @@ class ComputeDomainCluster:
         self._work: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
-        """Everything comes up."""
+        """Start everything."""
         for klass in self._classes:
             await self.user.create(DEVICE_CLASS, klass)
         rng = random.Random(1)  # noqa: S311 (reproducible on purpose)
@@ -257,7 +257,7 @@ class ComputeDomainCluster:
     def _was_ready(self, node: str, address: str) -> bool:
         """Whether a daemon was READY there, of any: in channel mode all show those of their clique.
 
-        Also on a tray that is off: what it said may arrive late.
+        Also on a tray that is off: its last report may arrive late.
         """
         return address in self.trays[node].ready_addresses
 
@@ -295,7 +295,7 @@ class ComputeDomainCluster:
                     asyncio.get_running_loop().call_later(STOPPED_SECONDS, life.resume)
 
     def _lives(self, who: Disruption, tray: StoryTray) -> list[Process]:
-        """The processes that a death is about."""
+        """The processes that a disruption strikes."""
         match who:
             case Disruption.CONTROLLER:
                 return [self._leader]
@@ -306,12 +306,13 @@ class ComputeDomainCluster:
 
     def _busy(self) -> StoryTray:
         """A tray with a job on it, else any."""
-        nodes = (pod["spec"].get("nodeName") for pod in self.kube.store.all(POD) if _is_job_pod(pod))
+        pods = (pod for pod in self.kube.store.all(POD) if pod["metadata"]["namespace"] == JOB_NAMESPACE)
+        nodes = (pod["spec"].get("nodeName") for pod in pods)
         busy = (self.machines.on[node] for node in nodes if node in self.machines.on)
         return next(busy, next(iter(self.machines.on.values())))
 
     def _stop_server(self) -> None:
-        """It comes back with the records, and remembers no change that a watch could go on from."""
+        """It comes back with its objects, and without the history that a watch could continue from."""
         self.steps.server_is_down = True
         for lost in ("request", "reply"):
             self.kube.faults.add(RequestFault(lost=lost))
@@ -365,7 +366,3 @@ async def retry_until_answered(call: Callable[[], Coroutine[Any, Any, Any]]) -> 
             if error.code not in (0, 409):
                 raise
             await asyncio.sleep(0.5)
-
-
-def _is_job_pod(pod: Object) -> bool:
-    return bool(pod["metadata"]["namespace"] == JOB_NAMESPACE)

@@ -30,6 +30,8 @@ from rackloom.core.kubernetes.objects import (
     NODE,
     POD,
     Object,
+    ResourceKind,
+    is_pod_ready,
 )
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.lab.compute_domains.cluster import (
@@ -49,12 +51,12 @@ from rackloom.lab.virtual import event_loop
 STORY_TIMEOUT = 600.0
 """Seconds for a job to run, or to go, whatever died."""
 SWEEP_TIMEOUT = 1500.0
-"""Seconds for the last thing to be cleared away: two sweeps of ten minutes, and what comes after."""
+"""Seconds until everything is cleaned up: two sweeps of ten minutes, and the work after them."""
 POLL_SECONDS = 1.0
 
 
 class StoryStuck(Exception):
-    """Something that must come true did not."""
+    """A condition was not met in time."""
 
 
 class StoryResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +134,7 @@ class SimulatedJob:
     async def _keep(self) -> None:
         while True:
             for name in self._pods:
-                if self._cluster.kube.store.find(POD, (JOB_NAMESPACE, name)) is None:
+                if self._find(POD, name) is None:
                     await retry_until_answered(
                         lambda name=name: self._cluster.user.create(POD, self._pod(name))  # type: ignore[misc]
                     )
@@ -148,28 +150,22 @@ class SimulatedJob:
 
     def nodes(self) -> tuple[str, ...]:
         """Where its pods are that are ready."""
-        found = (
-            self._cluster.kube.store.find(POD, (JOB_NAMESPACE, name))
-            for name in self._pods
-            if self._is_ready(name)
-        )
-        return tuple(pod["spec"]["nodeName"] for pod in found if pod is not None)
+        return tuple(pod["spec"]["nodeName"] for pod in map(self._ready_pod, self._pods) if pod)
 
     def runs(self) -> bool:
         """Whether every pod is ready on a machine that is on, and the ComputeDomain is Ready."""
-        domain = self._cluster.kube.store.find(COMPUTE_DOMAIN, (JOB_NAMESPACE, self.name))
+        domain = self._find(COMPUTE_DOMAIN, self.name)
         ready = domain is not None and (domain.get("status") or {}).get("status") == "Ready"
-        return ready and all(self._is_ready(name) for name in self._pods)
+        return ready and all(map(self._ready_pod, self._pods))
 
-    def _is_ready(self, name: str) -> bool:
-        pod = self._cluster.kube.store.find(POD, (JOB_NAMESPACE, name))
-        if pod is None or "deletionTimestamp" in pod["metadata"]:
-            return False
-        conditions = pod.get("status", {}).get("conditions", ())
-        ready = any(
-            condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
-        )
-        return ready and pod["spec"]["nodeName"] in self._cluster.machines.on
+    def _find(self, kind: ResourceKind, name: str) -> Object | None:
+        return self._cluster.kube.store.find(kind, (JOB_NAMESPACE, name))
+
+    def _ready_pod(self, name: str) -> Object | None:
+        pod = self._find(POD, name)
+        if pod is None or "deletionTimestamp" in pod["metadata"] or not is_pod_ready(pod):
+            return None
+        return pod if pod["spec"]["nodeName"] in self._cluster.machines.on else None
 
     async def replace_a_pod(self) -> None:
         """Delete the first pod, and wait until another one has its name."""
@@ -177,7 +173,7 @@ class SimulatedJob:
         await self._cluster.delete_pod(before)
 
         def replaced() -> bool:
-            now = self._cluster.kube.store.find(POD, (JOB_NAMESPACE, self._pods[0]))
+            now = self._find(POD, self._pods[0])
             return now is not None and now["metadata"]["uid"] != before["metadata"]["uid"]
 
         await wait_until(f"{self._pods[0]} is replaced", replaced)
@@ -189,20 +185,18 @@ class SimulatedJob:
         )
 
     async def stop(self) -> None:
-        """The pods come to their end."""
+        """Delete the pods and create no new ones."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         for name in self._pods:
-            pod = self._cluster.kube.store.find(POD, (JOB_NAMESPACE, name))
-            if pod is not None:
+            if pod := self._find(POD, name):
                 await self._cluster.delete_pod(pod)
 
     def is_gone(self) -> bool:
         """Whether neither its pods nor its ComputeDomain is left."""
-        store = self._cluster.kube.store
-        pods = any(store.find(POD, (JOB_NAMESPACE, name)) is not None for name in self._pods)
-        return not pods and store.find(COMPUTE_DOMAIN, (JOB_NAMESPACE, self.name)) is None
+        pods = any(self._find(POD, name) is not None for name in self._pods)
+        return not pods and self._find(COMPUTE_DOMAIN, self.name) is None
 
 
 class SimulatedGang(SimulatedJob):
@@ -222,15 +216,13 @@ class SimulatedGang(SimulatedJob):
 
     def runs(self) -> bool:
         """The same, and all are where the plan has them."""
-        plan = self._cluster.kube.store.find(GANG_PLAN, (JOB_NAMESPACE, self.name))
+        plan = self._find(GANG_PLAN, self.name)
         bound = None if plan is None else read_record(plan).condition("Bound")
         return super().runs() and bound is not None and bound.reason == "AllBound"
 
     def is_gone(self) -> bool:
         """The same, and no tray is reserved for it."""
-        return (
-            super().is_gone() and self._cluster.kube.store.find(GANG_PLAN, (JOB_NAMESPACE, self.name)) is None
-        )
+        return super().is_gone() and self._find(GANG_PLAN, self.name) is None
 
 
 class ComputeDomainStory:
@@ -244,7 +236,7 @@ class ComputeDomainStory:
         self.gone_after = 0.0
 
     async def live(self) -> None:
-        """All of it. Raises `Stuck`."""
+        """Play the whole story. Raises `StoryStuck`."""
         await self._cluster.begin()
         if self._cluster.kind is StoryKind.GANG:
             await self._gang_story(SimulatedGang(self._cluster, "gang", pods=2))
@@ -299,7 +291,7 @@ class ComputeDomainStory:
         await self._end([gang])
 
     async def _lose_a_tray(self, gang: SimulatedGang) -> StoryTray:
-        """One on which a member runs, as soon as there is one: another may be lost already."""
+        """Cut a tray on which a member runs, as soon as there is one: another may be lost already."""
         await wait_until("a member runs", lambda: bool(gang.nodes()), self._state)
         tray = self._cluster.machines.on[gang.nodes()[0]]
         await self._cluster.cut_off(tray)
@@ -343,7 +335,7 @@ class ComputeDomainStory:
         return ", ".join(find_leftovers(self._store, self._on))
 
     def _state(self) -> str:
-        """What a reader needs to see why nothing goes on."""
+        """The state that explains why the story does not continue."""
         domains = self._cluster.kube.store.all(COMPUTE_DOMAIN)
         conditions = [
             f"{domain['metadata']['name']}: {condition['reason']} {condition['message']}"
@@ -356,7 +348,7 @@ class ComputeDomainStory:
 async def wait_until(
     what: str, holds: Callable[[], bool], state: Callable[[], str] = str, seconds: float = STORY_TIMEOUT
 ) -> None:
-    """Wait. Raises `Stuck` with the state when it does not come true in so many virtual seconds."""
+    """Wait for a condition. Raises `StoryStuck` with the state after so many virtual seconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not holds():

@@ -255,7 +255,7 @@ def _connection(connected: bool) -> ImexConnection:
 
 
 def _trusted_authority(settings: ImexOptions) -> bytes:
-    """Whom it trusts; nothing without authentication."""
+    """The authority that it trusts; empty without authentication."""
     file = settings.options.get("IMEX_SERVER_CERT_AUTH") if settings.authenticated else None
     return Path(file).read_bytes() if file else b""
 

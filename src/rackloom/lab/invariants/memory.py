@@ -33,7 +33,7 @@ class ChannelInvariants:
     """The channels of all running containers. `broken` lists the violations.
 
     No pod may need kubelet's resync to start. Where the resync did start one, whatever its claims had lacked
-    was there before; and where nothing has changed in the cluster for `MOST_WAIT` seconds, it was there for
+    was there before; and where nothing has changed in the cluster for `MAX_WAIT_SECONDS`, it was there for
     that long.
     """
 

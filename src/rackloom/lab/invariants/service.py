@@ -1,8 +1,8 @@
 """The invariants of the site service, checked at every change of a fabric and at every REST answer.
 
-`ServiceInvariants` compares three independent sources: the fabrics as they are, the ledger of what
-tenants were told, and what controllers answered when they were read. It never asks the service what it
-believes.
+`ServiceInvariants` compares three independent sources: the fabrics as they are, the ledger of
+answers to tenants, and what controllers answered when they were read. It never asks the service for its
+own state.
 
 - After every change of a fabric: a GPU is in at most one partition (S1), and no partition that the
   service created holds GPUs of two tenants (S2).

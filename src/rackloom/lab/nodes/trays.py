@@ -1,13 +1,12 @@
 """The trays of a simulated site as nodes of a cluster, each with the three production plugins.
 
 `TrayNode` is a `SimulatedNode` with the IMEX, GPU and NIC plugins of one tray. The plugins' periodic
-loops do not run, because thousands of them share one process: whoever
-changes something about a tray calls `look`, which is when those loops would find out. Checkpoints and
-CDI files are real files, so a boot starts from what was written. The node label is written by a model
-of GPU Feature Discovery.
+loops do not run, because thousands of them share one process. Instead, a change of a tray is followed by
+a call of `look`, which does what those loops do. Checkpoints and CDI files are real files, so a boot
+starts from what was written. A model of GPU Feature Discovery writes the node label.
 
 `TrayNodes` registers all nodes and follows the switches: each change of a fabric updates the GPUs of
-its trays and has the changed ones looked at. It can lose, heal and reboot a node, and tells the plugins
+its trays, and the changed trays are checked. It can lose, heal and reboot a node, and notifies the plugins
 when the API server answers again.
 """
 
@@ -83,7 +82,7 @@ class TrayNode(SimulatedNode):
         self.boot()
 
     def boot(self) -> None:
-        """The node starts: its kernel has forgotten all, and its plugins read again what they wrote down."""
+        """The node starts. Its kernel has no state, and its plugins read their checkpoints."""
         self.boots += 1
         shared, places = self._environment, self.places
         self._fabric = FabricMonitor(self.gpus.node_fabric, shared.wall)
@@ -125,7 +124,7 @@ class TrayNode(SimulatedNode):
     async def look(self) -> None:
         """Have the plugins read their devices, and publish label and slices.
 
-        Raises `KubeError`. What a plugin cannot say now stays as it was published.
+        Raises `KubeError`. A plugin that cannot read its devices now leaves its slices as they are.
         """
         await self._fabric.observe()
         await self._monitor.observe()
@@ -144,7 +143,7 @@ class TrayNode(SimulatedNode):
         return self.running[driver]
 
     async def _write_label(self) -> None:
-        """GPU Feature Discovery: it reads the same driver, and knows nothing of our plugins."""
+        """Write the label as GPU Feature Discovery does: it reads the same driver, and no plugin."""
         label = clique_label(self.gpus.answering)
         if label != self._label:
             patch = {"metadata": {"labels": {GPU_CLIQUE_LABEL: label}}}
@@ -314,7 +313,7 @@ class TrayNodes:
                 await self._until_accepted(TrayNode.look, node)
 
     async def _notice_api_server(self) -> None:
-        """Tell the plugins when the API server is back: each has a watch for that, and here all have one."""
+        """Notify the plugins when the API server is back: real ones have a watch each, these share one."""
         is_cut_off = False
         while True:
             try:
