@@ -60,7 +60,7 @@ class Rack:
         )
         self.nodes = TrayNodes(made.values(), kubelets, [self.fabric], names, self.api)
         first = self.site.domains[0].trays[0]
-        self.first = self.nodes.name_of(first.chassis_serial, first.slot)
+        self.first = next(node.name for node in self.nodes if node.tray == first)
 
     def guids(self, slot: int) -> list[int]:
         return sorted(

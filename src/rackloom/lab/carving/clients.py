@@ -93,6 +93,7 @@ class RandomTenant(RestClient):
 
     async def live(self, until: float, think: float) -> None:
         """Make one request after another, `think` seconds apart on average."""
+        await self.read_ids()
         while self.plane.now() < until:
             await asyncio.sleep(self.rng.expovariate(1 / think))
             action = self.rng.choices(list(_ACTIONS), list(_ACTIONS.values()))[0]

@@ -177,7 +177,7 @@ class LoadRun:
         """Tenants and the operator work, and faults strike."""
         async with asyncio.TaskGroup() as tasks:
             for tenant in self.tenants:
-                tasks.create_task(self._tenancy(tenant))
+                tasks.create_task(tenant.live(self.plan.seconds, self.plan.think))
             if self.plan.operator is not None and self.plan.patience is None:
                 tasks.create_task(self.operator.work(self.plan.seconds, self.plan.operator))
             if self.plan.pause is not None:
@@ -198,10 +198,6 @@ class LoadRun:
         for tenant in self.tenants:
             await tenant.audit()
         await check_settled(self.world, self.plane, self.ledger, self.tenants)
-
-    async def _tenancy(self, tenant: RandomTenant) -> None:
-        await tenant.read_ids()
-        await tenant.live(self.plan.seconds, self.plan.think)
 
     def note(self, what: str) -> None:
         """A line of the trace."""

@@ -245,10 +245,6 @@ class TrayNodes:
         """All nodes, domain by domain."""
         return iter(self._nodes.values())
 
-    def name_of(self, chassis_serial: str, slot: int) -> str:
-        """The node that a tray is."""
-        return self._names.node(chassis_serial, slot)
-
     async def run(self) -> None:
         """Register all nodes and keep them in step with their switches, until cancelled."""
         try:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rackloom.claim.kube.api import NotFound
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
+from rackloom.core.domains.names import GPU_CLIQUE_LABEL
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.conditions import PLACED
 from rackloom.core.gangs.record import read_record, read_tray_node
@@ -141,7 +142,8 @@ async def clique_label(
     Or (`present` false) there is none, or (`stale`) it is old.
     """
     node = stage.truth.node(rack, tray)
-    label, clique = await stage.label(node), stage.truth.clique(node)
+    labels = (await stage.cluster.api.get(NODE, node))["metadata"].get("labels", {})
+    label, clique = labels.get(GPU_CLIQUE_LABEL), stage.truth.clique(node)
     if stale:
         text = f"{node} says {label or 'no clique'}, its fabric {clique or 'none'}"
         require(label is not None and label != clique, text)

@@ -22,9 +22,8 @@ import msgspec
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.core.diagnosis.findings import Finding
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL
 from rackloom.core.gangs.record import GangKey, read_record
-from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, POD, Object, ResourceKind
+from rackloom.core.kubernetes.objects import GANG_PLAN, POD, Object, ResourceKind
 from rackloom.core.place.placement_values import GangPlan
 from rackloom.lab.faults import NetworkFault, SwitchControl
 from rackloom.lab.imex.in_process import ImexNetwork
@@ -284,12 +283,6 @@ class Stage:
         return self._first.setdefault(key, value)
 
     # Access to the cluster.
-
-    async def label(self, node: str) -> str | None:
-        """The clique that the node object says."""
-        found = await self.cluster.api.get(NODE, node)
-        label: str | None = found["metadata"].get("labels", {}).get(GPU_CLIQUE_LABEL)
-        return label
 
     async def pods(self, namespace: str | None, labels: str) -> list[Object]:
         """Pods with these labels that nobody deletes."""

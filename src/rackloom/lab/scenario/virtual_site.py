@@ -138,7 +138,7 @@ class VirtualSite(SiteControl):
 
 def _reached_fuse(life: Process, fuse: int) -> bool:
     """Whether a process ended at this fuse. A later fuse replaces an earlier one, which never strikes."""
-    return life.fuse == fuse and life.points >= fuse
+    return life.fuse == fuse and life.reached_fuse
 
 
 def virtual_wall() -> float:
