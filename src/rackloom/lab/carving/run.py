@@ -311,6 +311,8 @@ def _rack_profile(plan: LoadPlan) -> RackProfile:
         gpus_per_tray=plan.gpus,
         switch_trays_per_domain=2,
         tray_machine=None,
+        note="a small rack for simulations",
+        origin=(),
     )
 
 
