@@ -40,7 +40,7 @@ class Tray:
         machine = Machine(root, clique, number)
         self.name, self.clique = machine.name, machine.clique
         api = DirectApi(kube, "plugin")
-        self.plugin = machine.running(machine.plugin(api, isolation), api)
+        self.plugin = machine.plugin_process(machine.imex_plugin(api, isolation), api)
 
     def node(self) -> Object:
         """As its kubelet and the plugin have registered it."""

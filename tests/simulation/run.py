@@ -41,7 +41,7 @@ def summary(results: Sequence[RunResult], plan: LoadPlan) -> str:
     rack_seconds = sum(result.rack_seconds for result in results)
     hours = rack_seconds / 3600
     rates = ", ".join(f"{kind} {count / hours:.2f}" for kind, count in sorted(faults.items()))
-    told = {
+    counts = {
         "seeds": len(results),
         "simulated": f"{rack_seconds / YEAR:.4f} rack-years",
         "faults per rack-hour": f"{faults.total() / hours:.1f} ({rates})",
@@ -55,7 +55,7 @@ def summary(results: Sequence[RunResult], plan: LoadPlan) -> str:
         "interval": f"{plan.interval:.0f} s",
         "violations": sum(result.broken is not None for result in results),
     }
-    return "; ".join(f"{what}: {value}" for what, value in told.items())
+    return "; ".join(f"{what}: {value}" for what, value in counts.items())
 
 
 def _without_trace(result: RunResult) -> RunResult:
@@ -84,15 +84,15 @@ def main() -> int:
         seeds = range(first, first + (arguments.seeds or (1 if arguments.seed is not None else 100)))
         with multiprocessing.Pool(arguments.jobs) as pool:
             results = []
-            for one in pool.imap_unordered(outcome, seeds, chunksize=4):
-                results.append(one)
-                if one.broken:
-                    say(f"seed {one.seed}: {one.broken}")
+            for result in pool.imap_unordered(outcome, seeds, chunksize=4):
+                results.append(result)
+                if result.broken:
+                    say(f"seed {result.seed}: {result.broken}")
     if arguments.deaths:
         with multiprocessing.Pool(arguments.jobs) as pool:
             deaths = pool.map(death, range(1, count_crash_points() + 1), chunksize=4)
-        say(f"points of death: {len(deaths)}; not survived: {sum(one is not None for one in deaths)}")
-        results += [one for one in deaths if one is not None]
+        say(f"points of death: {len(deaths)}; not survived: {sum(result is not None for result in deaths)}")
+        results += [result for result in deaths if result is not None]
     say(summary(results, LoadPlan()))
     return 1 if any(result.broken for result in results) else 0
 

@@ -36,16 +36,16 @@ def outcome(case: Case) -> StoryResult:
     return play_story(classes(), *case)
 
 
-def summary(told: Sequence[StoryResult], steps: dict[StoryKind, int], seconds: float) -> str:
+def summary(results: Sequence[StoryResult], steps: dict[StoryKind, int], seconds: float) -> str:
     facts = {
         "steps": ", ".join(f"{plot.value} {count}" for plot, count in steps.items()),
-        "kinds of death": len({one.death for one in told if one.death}),
-        "stories": len(told),
-        "deaths": sum(one.died for one in told),
-        "longest teardown": f"{max((one.gone_after for one in told), default=0.0):.0f} s",
-        "judgements of S8": sum(one.checks for one in told),
+        "kinds of death": len({result.death for result in results if result.death}),
+        "stories": len(results),
+        "deaths": sum(result.died for result in results),
+        "longest teardown": f"{max((result.gone_after for result in results), default=0.0):.0f} s",
+        "judgements of S8": sum(result.checks for result in results),
         "wall": f"{seconds:.0f} s",
-        "violations": sum(bool(one.broken) for one in told),
+        "violations": sum(bool(result.broken) for result in results),
     }
     return "; ".join(f"{what}: {value}" for what, value in facts.items())
 
@@ -54,8 +54,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=[one.value for one in StoryKind], help="one plot instead of all")
-    parser.add_argument("--death", choices=[one.value for one in Disruption], help="one kind instead of all")
+    parser.add_argument("--only", choices=[kind.value for kind in StoryKind], help="one plot instead of all")
+    parser.add_argument(
+        "--death", choices=[death.value for death in Disruption], help="one kind instead of all"
+    )
     parser.add_argument(
         "--every",
         type=int,
@@ -83,20 +85,20 @@ def main() -> int:
     plots = [StoryKind(arguments.only)] if arguments.only else list(StoryKind)
     kinds = [Disruption(arguments.death)] if arguments.death else list(Disruption)
     with multiprocessing.Pool(arguments.jobs, initializer=quiet) as pool:
-        told = pool.map(outcome, [(plot, None, 0) for plot in plots])
-        steps = {one.kind: one.steps for one in told}
+        results = pool.map(outcome, [(plot, None, 0) for plot in plots])
+        steps = {result.kind: result.steps for result in results}
         cases: list[Case] = [
             (plot, kind, at)
             for plot in plots
             for kind in kinds
             for at in ([arguments.at] if arguments.at else steps_of(plot, kind, steps[plot], arguments.every))
         ]
-        for one in pool.imap_unordered(outcome, cases, chunksize=2):
-            told.append(one)
-            if one.broken:
-                say(f"{one.kind.value} {one.death} at {one.at}: {'; '.join(one.broken)}")
-    say(summary(told, steps, time.perf_counter() - began))
-    return 1 if any(one.broken for one in told) else 0
+        for result in pool.imap_unordered(outcome, cases, chunksize=2):
+            results.append(result)
+            if result.broken:
+                say(f"{result.kind.value} {result.death} at {result.at}: {'; '.join(result.broken)}")
+    say(summary(results, steps, time.perf_counter() - began))
+    return 1 if any(result.broken for result in results) else 0
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from rackloom.lab.carving.injector import CONFLICT_FAULT_WEIGHTS, FAULT_WEIGHTS
 from rackloom.lab.carving.run import LoadPlan, count_crash_points, run_script, simulate
-from rackloom.lab.faults import CONFLICT_FAULT_WEIGHTS, FAULT_WEIGHTS
 
 SHORT = LoadPlan(seconds=400)
 

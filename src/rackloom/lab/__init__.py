@@ -7,11 +7,11 @@ themselves.
   site service.
 - `switches`: NVLink fabrics and the NMX-C and NMX-M controllers in front of them.
 - `kube`: an in-process Kubernetes API server with small controllers and a scheduler.
-- `nodes`: compute trays as Kubernetes nodes: kubelets, DRA manager, GPU driver, host files, NRI
-  runtime.
+- `nodes`: the node model, and compute trays as Kubernetes nodes: kubelets, DRA manager, GPU driver,
+  host files, NRI runtime.
 - `imex`: stand-ins for nvidia-imex and nvidia-imex-ctl, as programs, over loopback sockets, and in
   memory.
-- `faults`: the fault catalogue: each fault once, as a context that repairs it at its end.
+- `faults`: the fault catalogue: each fault of racks once, for random runs and for scenarios.
 - `invariants`: the promises S1 to S10 and L1 to L5 of the design, checked against ground truth.
 - `carving`: random tenants, an operator and injected faults on the site service.
 - `compute_domains`: the life of ComputeDomains and gangs with one disruption at every crash point.

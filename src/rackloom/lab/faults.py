@@ -1,44 +1,73 @@
-"""The fault catalogue of simulated racks, and the injector that draws from it in a random run.
+"""The fault catalogue: each fault of racks and of their network once, and how it is repaired.
 
-A fault that lasts is a context manager: entering it breaks something, leaving it repairs exactly that.
-Other faults strike the next call, the clock or the service once. Each kind has been seen on real racks:
-the network (unreachable, dark, slow, lost replies, late, duplicated and swallowed requests, lost and
-duplicated notifications), the controller (restart, refusals, replies without a header, incomplete lists,
-a new domain UUID), the hardware (unhealthy GPUs, trays pulled, returned or swapped), other writers, the
-clock, and the service itself (killed now, or at one of its next crash points).
+Steps of scenarios and the injector of random runs (`lab.carving.injector`) break things through these
+functions alone. Each kind has been seen on real racks: controllers that cannot be reached, restart or
+forget; changes that are refused, lost, late or repeated; lists that omit something; unhealthy GPUs and
+links; trays that are pulled, returned, swapped or exchanged; partitions that somebody makes, changes or
+deletes on the switch; a second controller that contradicts the rack's own. Faults of the API server are
+in `lab.kube.faults`, those of a node's devices in `lab.nodes`.
 
-`FAULT_WEIGHTS` gives the relative frequency of each kind. Faults strike random racks at exponentially
-distributed intervals; each ends by itself, and several may overlap. `FaultInjector.heal` waits for the
-last one, repairs networks and GPU health, and then lets one interval pass.
-
-`CONFLICT_FAULT_WEIGHTS` adds a second controller that contradicts a rack's own. These runs leave the
-true controller readable, because a conflicting controller that is read alone cannot be recognised.
+A switch is a `SimRack` in virtual time or an `NmxcServer` on a socket. Whatever changes a fabric does so
+inside `another_writer`, so that the invariants do not blame the service. A fault that lasts is a context
+manager: entering it breaks something, leaving it repairs exactly that.
 """
 
-import asyncio
-import random
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Literal
 
 import msgspec
 
-from rackloom.core.partitions.domain import GpuHealth
-from rackloom.lab.switches.fabric import FabricPartition
-from rackloom.lab.virtual.network import MUTATIONS, CallFate, SimNetwork
-from rackloom.lab.virtual.process import Process
-from rackloom.lab.virtual.racks import (
-    ConflictingController,
-    SimRack,
-    SimSite,
-    controller_of_other_domain,
-    controller_without_tray,
-)
+from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, GpuHealth, PartitionHealth
+from rackloom.lab.invariants.fabric import foreign_change
+from rackloom.lab.switches.fabric import FabricGpu, FabricPartition, SimulatedFabric
+from rackloom.lab.switches.faults import NmxcFaults
+from rackloom.lab.switches.servers import NmxcServer
+from rackloom.lab.virtual.network import CallFate, SimNetwork
+from rackloom.lab.virtual.racks import ConflictingController, SimRack
 from rackloom.lab.virtual.service import SimulatedService
 
-TraceLine = Callable[[str], None]
-LastingFault = AbstractAsyncContextManager[None]
+SwitchControl = SimRack | NmxcServer
+"""The controller of one NVLink domain, and the fabric behind it as it truly is."""
+
+
+@contextmanager
+def another_writer(switch: SwitchControl) -> Iterator[SimulatedFabric]:
+    """Somebody else than the service changes the fabric: what the service has read no longer holds."""
+    if isinstance(switch, SimRack):
+        switch.disturb()
+    with foreign_change():
+        yield switch.fabric
+
+
+# The network, and the controllers behind it.
+
+
+NetworkFault = Literal["applied-late", "applied-twice", "accepted-only", "dark", "slow", "notices-lost"]
+"""What the network does to the next change that is requested of a rack, or from now on to all calls."""
+CALL_FATES: Mapping[str, CallFate] = {
+    "reply-lost": CallFate(back=None),
+    # The driver gives up after 10 s.
+    "applied-late": CallFate(there=12.0),
+    "applied-twice": CallFate(copies=2),
+    "accepted-only": CallFate(copies=0),
+}
+"""What may happen to a single change."""
+_NETWORK_STATES: Mapping[str, Mapping[str, Any]] = {
+    "dark": {"dark": True},
+    "slow": {"slow": 2.0},
+    "notices-lost": {"notice_loss": 0.9},
+}
+
+
+def spoil_network(network: SimNetwork, how: NetworkFault) -> None:
+    """Decide the fate of the next change, or of every call until the network is healed."""
+    if how in CALL_FATES:
+        network.next_mutations.append(CALL_FATES[how])
+    for name, value in _NETWORK_STATES.get(how, {}).items():
+        setattr(network, name, value)
 
 
 @asynccontextmanager
@@ -47,8 +76,6 @@ async def network_fault(rack: SimRack, **fields: Any) -> AsyncIterator[None]:
     network = rack.network
     for name, value in fields.items():
         setattr(network, name, value)
-    if network.down:
-        rack.switch.break_streams()
     yield
     # Back to the healthy value, not to the previous one, which an overlapping fault may have set.
     for name in fields:
@@ -56,56 +83,54 @@ async def network_fault(rack: SimRack, **fields: Any) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def new_domain_uuid(rack: SimRack, uuid: str) -> AsyncIterator[None]:
-    """The controller restarts and comes back under another domain UUID."""
-    rack.disturb()
-    async with network_fault(rack, down=True):
-        yield
-        rack.fabric.domain = uuid
-
-
-@asynccontextmanager
-async def foreign_partition(rack: SimRack, guids: Collection[int]) -> AsyncIterator[None]:
-    """Somebody creates a partition on the switch, of any GPUs, and deletes it later."""
-    number = next(free for free in range(1, 1000) if free not in rack.fabric.partitions)
-    rack.disturb()
-    rack.fabric.put(FabricPartition(id=number, name=f"by-hand-{number}", guids=tuple(sorted(guids))))
+async def unreachable(switch: SwitchControl) -> AsyncIterator[None]:
+    """The controller refuses connections, and subscriptions end; the fabric keeps working."""
+    await switch.go_away()
     yield
-    if number in rack.fabric.partitions:
-        rack.disturb()
-        rack.fabric.delete(number)
+    await switch.come_back()
 
 
-@asynccontextmanager
-async def unhealthy_gpu(rack: SimRack, guid: int, health: GpuHealth) -> AsyncIterator[None]:
-    """A GPU degrades and recovers."""
-    set_health(rack, guid, health)
-    yield
-    set_health(rack, guid, GpuHealth.HEALTHY)
+def set_domain(switch: SwitchControl, domain: str) -> None:
+    """The controller names another domain UUID from its next answer on."""
+    switch.fabric.domain = domain
 
 
-def set_health(rack: SimRack, guid: int, health: GpuHealth) -> None:
-    """Change the health of a GPU if it is in the rack."""
-    gpu = rack.fabric.gpus.get(guid)
-    if gpu is not None and gpu.health is not health:
-        rack.disturb()
-        rack.fabric.set_health(guid, health)
+def _forget_names(fabric: SimulatedFabric) -> None:
+    for partition in list(fabric.partitions.values()):
+        if partition.id != DEFAULT_PARTITION_ID:
+            fabric.put(msgspec.structs.replace(partition, name=""))
 
 
-@asynccontextmanager
-async def tray_pulled(
-    rack: SimRack, host_id: int | None, new_guid: Callable[[], int] | None = None
-) -> AsyncIterator[None]:
-    """A tray is pulled and returned; with `new_guid`, another one takes its slot."""
-    gpus = [gpu for gpu in rack.fabric.gpus.values() if gpu.host_id == host_id]
-    if gpus:
-        rack.disturb()
-        rack.fabric.remove_gpus([gpu.guid for gpu in gpus])
-    yield
-    rack.disturb()
-    if new_guid is not None:
-        gpus = [msgspec.structs.replace(gpu, guid=new_guid()) for gpu in gpus]
-    rack.fabric.insert_gpus(gpus)
+def _forget_domain(fabric: SimulatedFabric) -> None:
+    fabric.rename(str(uuid.uuid5(uuid.UUID(fabric.domain), "reborn")))
+
+
+Forgotten = Literal["nothing", "names", "partitions", "domain"]
+_FORGET: Mapping[Forgotten, Callable[[SimulatedFabric], None]] = {
+    "nothing": lambda fabric: None,
+    "names": _forget_names,
+    "partitions": SimulatedFabric.factory_reset,
+    "domain": _forget_domain,
+}
+
+
+def forget(switch: SwitchControl, what: Forgotten) -> None:
+    """The controller loses a part of what it remembers, as by a restart."""
+    with another_writer(switch) as fabric:
+        _FORGET[what](fabric)
+
+
+Mistreatment = Literal["refuses", "loses-reply", "omits-header"]
+
+
+def mistreat_call(faults: NmxcFaults, rpc: str, how: Mistreatment) -> None:
+    """The next call of an RPC is refused, answered without a header, or carried out without an answer."""
+    if how == "refuses":
+        faults.refuse_next(rpc, "NOT_READY")
+    elif how == "loses-reply":
+        faults.drop_reply_of_next(rpc)
+    else:
+        faults.omit_header_of_next(rpc)
 
 
 @asynccontextmanager
@@ -118,187 +143,110 @@ async def conflicting_controller(
     await plane.remove(controller)
 
 
-class FaultInjector:
-    """Strikes random racks of one run; all draws come from `rng`."""
-
-    def __init__(
-        self,
-        world: SimSite,
-        plane: SimulatedService,
-        rng: random.Random,
-        kinds: Mapping[str, int],
-        trace: TraceLine,
-    ) -> None:
-        self.world = world
-        self.plane = plane
-        self.rng = rng
-        self.kinds = kinds
-        self.counts: Counter[str] = Counter()
-        self._trace = trace
-        self._running: list[asyncio.Task[None]] = []
-
-    async def run(self, until: float, pause: float) -> None:
-        """Strike until then, at intervals of `pause` seconds on average over the whole site."""
-        while self.plane.now() < until:
-            await asyncio.sleep(self.rng.expovariate(1 / pause))
-            kind = self.rng.choices(list(self.kinds), list(self.kinds.values()))[0]
-            self.strike(kind, self.rng.choice(self.world.racks))
-
-    def strike(self, kind: str, rack: SimRack) -> None:
-        """Begin one fault on one rack."""
-        self.counts[kind] += 1
-        self._trace(f"fault {rack.name} {kind}")
-        task = asyncio.create_task(self._last(kind, rack))
-        self._running.append(task)
-        task.add_done_callback(self._running.remove)
-
-    async def _last(self, kind: str, rack: SimRack) -> None:
-        begin, lasts = _KINDS[kind]
-        fault = begin(self, rack)
-        if fault is None:
-            return
-        async with fault:
-            if isinstance(lasts, tuple):
-                await asyncio.sleep(self.rng.uniform(*lasts))
-            else:
-                await asyncio.sleep(min(self.rng.expovariate(1 / lasts), 5 * lasts))
-
-    async def heal(self) -> None:
-        """Wait for the faults that last, and repair everything."""
-        while self._running:
-            await asyncio.gather(*self._running)
-        for rack in self.world.racks:
-            rack.network.heal()
-            rack.faults.clear()
-            # A GPU that was pulled while it was unhealthy came back unhealthy.
-            for guid in sorted(rack.fabric.gpus):
-                set_health(rack, guid, GpuHealth.HEALTHY)
-        # A notification that was lost before this moment is made up for within an interval.
-        await asyncio.sleep(self.plane.interval)
-
-    def _foreign_partition(self, rack: SimRack) -> LastingFault:
-        guids = sorted(rack.fabric.gpus)
-        return foreign_partition(rack, self.rng.sample(guids, min(self.rng.randint(1, 3), len(guids))))
-
-    def _unhealthy_gpu(self, rack: SimRack) -> LastingFault:
-        guid = self.rng.choice(sorted(rack.fabric.gpus))
-        health = self.rng.choice((GpuHealth.DEGRADED, GpuHealth.NO_NVLINK, GpuHealth.DEGRADED_BANDWIDTH))
-        return unhealthy_gpu(rack, guid, health)
-
-    def _host(self, rack: SimRack) -> int | None:
-        hosts = sorted({gpu.host_id for gpu in rack.fabric.gpus.values()})
-        return self.rng.choice(hosts) if hosts else None
-
-    def _new_guid(self) -> int:
-        return self.rng.getrandbits(63) | 1 << 63
-
-    def _same_domain(self, rack: SimRack) -> LastingFault | None:
-        if self.plane.conflict_of(rack) is not None:
-            return None
-        return conflicting_controller(self.plane, controller_without_tray(rack, self.rng))
-
-    def _same_hardware(self, rack: SimRack) -> LastingFault | None:
-        others = [other.fabric.domain for other in self.world.racks if other is not rack]
-        domain = self.rng.choice([self.plane.ids(), *others])
-        if self.plane.conflict_of(rack) is not None:
-            return None
-        return conflicting_controller(self.plane, controller_of_other_domain(rack, domain, self.rng))
-
-    def _refuse(self, rack: SimRack) -> None:
-        rpc = self.rng.choice([*sorted(MUTATIONS), "GetGpuInfoList", "GetPartitionInfoList", "Hello"])
-        rack.faults.refuse_next(rpc, "NOT_READY")
-
-    def _omit_header(self, rack: SimRack) -> None:
-        rack.faults.omit_header_of_next(self.rng.choice([*sorted(MUTATIONS), "GetPartitionInfoList"]))
-
-    def _hide_partition(self, rack: SimRack) -> None:
-        rack.faults.hide_partition(self.rng.choice([*sorted(rack.fabric.partitions), 1]), 1)
-
-    def _set_clock(self, _: SimRack) -> None:
-        self.plane.skew += self.rng.choice((-1, 1)) * self.rng.choice((0.5, 30.0, 600.0))
-
-    def _kill(self, _: SimRack) -> None:
-        if process := self._any_process():
-            process.kill()
-
-    def _kill_soon(self, _: SimRack) -> None:
-        if process := self._any_process():
-            process.fuse = process.points + self.rng.randint(1, 12)
-
-    def _any_process(self) -> Process | None:
-        living = self.plane.living
-        return self.rng.choice(living) if living else None
+# Partitions that somebody makes, changes or deletes on the switch.
 
 
-def _next_mutation(fate: Callable[[random.Random], CallFate]) -> "_Begin":
-    """Decide the fate of the next change that is requested of a rack's controller."""
-    return lambda run, rack: rack.network.next_mutations.append(fate(run.rng))
+def put_partition(switch: SwitchControl, guids: Iterable[int], name: str = "") -> FabricPartition:
+    """Somebody makes a partition of any GPUs, wherever they are."""
+    number = next(free for free in itertools.count(1) if free not in switch.fabric.partitions)
+    made = FabricPartition(id=number, name=name or f"by-hand-{number}", guids=tuple(sorted(guids)))
+    with another_writer(switch) as fabric:
+        fabric.put(made)
+    return made
 
 
-_Begin = Callable[[FaultInjector, SimRack], LastingFault | None]
-_KINDS: Mapping[str, tuple[_Begin, float | tuple[float, float]]] = {
-    "unreachable": (lambda run, rack: network_fault(rack, down=True), 40),
-    "restart": (lambda run, rack: network_fault(rack, down=True), (1, 8)),
-    "dark": (lambda run, rack: network_fault(rack, dark=True), 30),
-    "slow": (lambda run, rack: network_fault(rack, slow=run.rng.uniform(0.2, 4.0)), 60),
-    "reply-lost": (_next_mutation(lambda rng: CallFate(back=None)), 0),
-    # The driver's deadline is 10 s: it has given up by then.
-    "applied-late": (_next_mutation(lambda rng: CallFate(there=rng.uniform(10.5, 25))), 0),
-    "applied-twice": (_next_mutation(lambda rng: CallFate(copies=2)), 0),
-    "accepted-only": (_next_mutation(lambda rng: CallFate(copies=0)), 0),
-    "refused": (FaultInjector._refuse, 0),
-    "no-header": (FaultInjector._omit_header, 0),
-    "list-omits": (FaultInjector._hide_partition, 0),
-    "notices-lost": (lambda run, rack: network_fault(rack, notice_loss=0.8), 120),
-    "notices-twice": (lambda run, rack: network_fault(rack, notice_copies=2), 60),
-    "by-hand": (FaultInjector._foreign_partition, 90),
-    "sick-gpu": (FaultInjector._unhealthy_gpu, 90),
-    "tray-away": (lambda run, rack: tray_pulled(rack, run._host(rack)), 40),
-    "tray-swapped": (lambda run, rack: tray_pulled(rack, run._host(rack), run._new_guid), 20),
-    "new-domain-uuid": (lambda run, rack: new_domain_uuid(rack, run.plane.ids()), (1, 8)),
-    "second-lies": (FaultInjector._same_domain, 120),
-    "listed-twice": (FaultInjector._same_hardware, 120),
-    "clock-jump": (FaultInjector._set_clock, 0),
-    "kill": (FaultInjector._kill, 0),
-    "kill-soon": (FaultInjector._kill_soon, 0),
-}
-"""How each kind begins and how long it lasts: the mean of an exponential distribution, or a range (s)."""
+def delete_partition(switch: SwitchControl, partition: FabricPartition) -> None:
+    """Somebody deletes a partition, if it is there."""
+    if partition.id in switch.fabric.partitions:
+        with another_writer(switch) as fabric:
+            fabric.delete(partition.id)
 
-FAULT_WEIGHTS = {
-    "unreachable": 4,
-    "restart": 3,
-    "dark": 3,
-    "slow": 4,
-    "reply-lost": 5,
-    "applied-late": 4,
-    "applied-twice": 4,
-    "accepted-only": 3,
-    "refused": 4,
-    "no-header": 2,
-    "notices-lost": 3,
-    "notices-twice": 2,
-    "by-hand": 4,
-    "sick-gpu": 4,
-    "tray-away": 3,
-    "tray-swapped": 3,
-    "list-omits": 4,
-    "new-domain-uuid": 1,
-    "clock-jump": 3,
-    "kill": 2,
-    "kill-soon": 4,
-}
-"""Kinds of fault and how often each comes, relative to the others."""
 
-CONFLICT_FAULT_WEIGHTS = {
-    "second-lies": 4,
-    "listed-twice": 1,
-    "by-hand": 3,
-    "sick-gpu": 3,
-    "tray-away": 2,
-    "tray-swapped": 2,
-    "notices-lost": 3,
-    "notices-twice": 2,
-    "kill": 1,
-    "kill-soon": 2,
-}
-"""A conflicting controller, and faults that leave the true controller readable."""
+def replace_members(switch: SwitchControl, partition: FabricPartition) -> None:
+    """Somebody writes the member list of a partition back as it once was (NMX-M: PUT)."""
+    with another_writer(switch) as fabric:
+        fabric.replace(partition.id, partition.guids)
+
+
+@asynccontextmanager
+async def foreign_partition(rack: SimRack, guids: Collection[int]) -> AsyncIterator[None]:
+    """Somebody makes a partition on the switch, and deletes it later."""
+    made = put_partition(rack, guids)
+    yield
+    delete_partition(rack, made)
+
+
+# Trays, GPUs and links.
+
+
+def set_health(switch: SwitchControl, guid: int, health: GpuHealth) -> None:
+    """Change the health of a GPU if it is in the rack."""
+    gpu = switch.fabric.gpus.get(guid)
+    if gpu is not None and gpu.health is not health:
+        with another_writer(switch) as fabric:
+            fabric.set_health(guid, health)
+
+
+def set_links(switch: SwitchControl, gpus: GpuHealth, partitions: PartitionHealth) -> None:
+    """Every GPU and partition has lost or regained links: each GPU has links to every switch tray."""
+    for guid in sorted(switch.fabric.gpus):
+        set_health(switch, guid, gpus)
+    for partition in list(switch.fabric.partitions.values()):
+        if partition.health is not partitions:
+            with another_writer(switch) as fabric:
+                fabric.put(msgspec.structs.replace(partition, health=partitions))
+
+
+def heal_fabric(switch: SwitchControl) -> None:
+    """Every GPU and partition is healthy."""
+    set_links(switch, GpuHealth.HEALTHY, PartitionHealth.HEALTHY)
+
+
+@asynccontextmanager
+async def unhealthy_gpu(rack: SimRack, guid: int, health: GpuHealth) -> AsyncIterator[None]:
+    """A GPU degrades and recovers."""
+    set_health(rack, guid, health)
+    yield
+    set_health(rack, guid, GpuHealth.HEALTHY)
+
+
+def pull_tray(switch: SwitchControl, gpus: Collection[FabricGpu]) -> None:
+    """The tray with these GPUs is taken out."""
+    if gpus:
+        with another_writer(switch) as fabric:
+            fabric.remove_gpus([gpu.guid for gpu in gpus])
+
+
+def return_tray(
+    switch: SwitchControl, gpus: Iterable[FabricGpu], new_guid: Callable[[], int] | None = None
+) -> None:
+    """The tray is put back; with `new_guid`, another one takes its slot."""
+    if new_guid is not None:
+        gpus = [msgspec.structs.replace(gpu, guid=new_guid()) for gpu in gpus]
+    with another_writer(switch) as fabric:
+        fabric.insert_gpus(gpus)
+
+
+@asynccontextmanager
+async def tray_pulled(
+    rack: SimRack, host_id: int | None, new_guid: Callable[[], int] | None = None
+) -> AsyncIterator[None]:
+    """A tray is pulled and returned; with `new_guid`, another one takes its slot."""
+    gpus = [gpu for gpu in rack.fabric.gpus.values() if gpu.host_id == host_id]
+    pull_tray(rack, gpus)
+    yield
+    return_tray(rack, gpus, new_guid)
+
+
+def exchange_trays(switch: SwitchControl, gpus: Iterable[FabricGpu], others: Iterable[FabricGpu]) -> None:
+    """Two trays of a rack are put into one another's slots."""
+    pairs = list(zip(gpus, others, strict=True))
+    moved = [_in_slot_of(gpu, other) for gpu, other in pairs] + [
+        _in_slot_of(other, gpu) for gpu, other in pairs
+    ]
+    with another_writer(switch) as fabric:
+        fabric.insert_gpus(moved)
+
+
+def _in_slot_of(gpu: FabricGpu, there: FabricGpu) -> FabricGpu:
+    return msgspec.structs.replace(there, guid=gpu.guid, health=gpu.health)

@@ -17,7 +17,7 @@ def daemon(folder, around, index):
     here.mkdir()
     files = ImexFiles(here, here / "hosts")
     files.write_config(ImexConfig(f"10.0.9.{index + 1}", files.nodes, None))
-    files.write_nodes(nodes_text([daemon_host(one) for one in range(2)]))
+    files.write_nodes(nodes_text([daemon_host(slot) for slot in range(2)]))
     return LoopbackImexChild(files.config, around), LoopbackImexControl(files.config, around)
 
 

@@ -92,7 +92,7 @@ def test_a_mesh_is_whole_when_all_run_and_know_one_another(tmp_path: Path) -> No
         assert not (await a.mesh()).complete
         c.start(0, 1, 2)
         await asyncio.sleep(START_SECONDS + 0.01)
-        assert [one.split(":")[0] for one in (await a.mesh()).missing] == ["0 -> 2", "2 -> 0"]
+        assert [link.split(":")[0] for link in (await a.mesh()).missing] == ["0 -> 2", "2 -> 0"]
         a.know(0, 1, 2)
         await asyncio.sleep(RELOAD_WINDOW)
         a.child.send_signal(signal.SIGUSR1)

@@ -40,7 +40,7 @@ def claim(name: str, *users: str, uid: str = "") -> Object:
 
 
 def names(claims: Sequence[PodClaim]) -> list[str]:
-    return [one.ref.name for one in claims]
+    return [used.ref.name for used in claims]
 
 
 def start(users: ClaimInfoCache, name: str, *claims: Object) -> list[str]:
@@ -146,10 +146,10 @@ class Asked(KubeletPluginManager):
         self._ask("-", claims)
 
     def _ask(self, sign: str, claims: Sequence[PodClaim]) -> None:
-        for one in claims:
-            if one.ref.name in self.refused:
-                raise NotPrepared(f"{one.ref.name} is not done")
-            self.asked.append(sign + one.ref.name)
+        for used in claims:
+            if used.ref.name in self.refused:
+                raise NotPrepared(f"{used.ref.name} is not done")
+            self.asked.append(sign + used.ref.name)
 
 
 def test_plugins_are_asked_for_the_first_and_the_last_pod(tmp_path: Path) -> None:

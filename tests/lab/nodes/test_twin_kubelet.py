@@ -91,7 +91,7 @@ def test_slices_of_a_plugin_that_stays_away_are_wiped_and_no_others(registry):
                 await kubelet.prepare(CLAIM)
             while len(left := (await api.list(RESOURCE_SLICE)).items) == 3:
                 await asyncio.sleep(0.01)
-            assert [one["metadata"]["name"] for one in left] == ["b", "c"]
+            assert [slice_["metadata"]["name"] for slice_ in left] == ["b", "c"]
 
     asyncio.run(asyncio.wait_for(story(), 60))
 

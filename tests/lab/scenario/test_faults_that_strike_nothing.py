@@ -21,7 +21,7 @@ MOVES = '[[step]]\ndo = "switch-leader-moves"'
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "message"),
     [
         (NEVER_CALLED, "2 calls of RemoveGpusFromPartition of rack 1"),
         ('do = "network-bad"\nhow = "accepted-only"', "1 changes of rack 1"),
@@ -30,10 +30,10 @@ MOVES = '[[step]]\ndo = "switch-leader-moves"'
         ('do = "switch-hides"\ninstance = "job/1"\nlists = 99', "99 lists without partition 1 of rack 1"),
     ],
 )
-def test_at_the_end(step, told):
+def test_at_the_end(step, message):
     ok, what, seen = last_line(f"{HEAD}{CARVED}{READY}[[step]]\n{step}\n{END}")
     assert (ok, what) == (False, "the end")
-    assert seen == f"still to come: {told}; the scenario shows nothing of it"
+    assert seen == f"still to come: {message}; the scenario shows nothing of it"
 
 
 def test_when_all_is_repaired():

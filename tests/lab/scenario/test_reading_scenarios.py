@@ -91,16 +91,16 @@ def test_neither_done_nor_expected():
 
 
 def test_an_unknown_step():
-    told = refusal(HEAD + CARVED + '[[step]]\ndo = "switch-explodes"\n' + END)
-    assert told.startswith("incident.toml, line 16, step 4: do = 'switch-explodes' is not known / ")
-    assert ", or one of api-server-" in told
+    message = refusal(HEAD + CARVED + '[[step]]\ndo = "switch-explodes"\n' + END)
+    assert message.startswith("incident.toml, line 16, step 4: do = 'switch-explodes' is not known / ")
+    assert ", or one of api-server-" in message
 
 
 def test_the_step_that_was_perhaps_meant_comes_first():
-    told = refusal(HEAD + '[[step]]\ndo = "switch-stop"\n' + END)
-    assert "do = 'switch-stop' is not known / switch-stops, or one of api-server-" in told
-    told = refusal(HEAD + "[[step]]\nexpect = 7\n" + END)
-    assert "expect = 7 is not known / one of alone, " in told
+    message = refusal(HEAD + '[[step]]\ndo = "switch-stop"\n' + END)
+    assert "do = 'switch-stop' is not known / switch-stops, or one of api-server-" in message
+    message = refusal(HEAD + "[[step]]\nexpect = 7\n" + END)
+    assert "expect = 7 is not known / one of alone, " in message
 
 
 def test_an_unknown_key_of_a_step():
@@ -152,7 +152,7 @@ def test_an_expectation_needs_a_time():
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "message"),
     [
         (
             'do = "switch-stops"\nrack = 2',
@@ -238,8 +238,8 @@ def test_an_expectation_needs_a_time():
         ('do = "delete-object"\nkind = "Jobb"\nname = "x"', "kind Jobb is not known / one of "),
     ],
 )
-def test_what_cannot_be(step, told):
-    assert told in refusal(f"{HEAD}{CARVED}[[step]]\n{step}\n{END}")
+def test_what_cannot_be(step, message):
+    assert message in refusal(f"{HEAD}{CARVED}[[step]]\n{step}\n{END}")
 
 
 @pytest.mark.parametrize("name", ["sent", "of-a-template", "seen"])

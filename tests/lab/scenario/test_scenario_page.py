@@ -55,7 +55,7 @@ def test_every_incident_is_played_by_files_that_ship():
     rows = dict(re.findall(r"^\| (?!incident)(.+?) \| (`.+`) \|$", section, re.MULTILINE))
     assert rows.keys() == set(INCIDENTS)
     names = {scenario.name for scenario in shipped_scenarios()}
-    missing = {what: set(re.findall("`(.+?)`", told)) - names for what, told in rows.items()}
+    missing = {what: set(re.findall("`(.+?)`", text)) - names for what, text in rows.items()}
     assert {what: left for what, left in missing.items() if left} == {}
 
 

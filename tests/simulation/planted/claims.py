@@ -30,7 +30,7 @@ class Sought(msgspec.Struct, frozen=True):
     """Where a bug is found first, and by which words."""
 
     plot: StoryKind
-    said: str
+    violation: str
     death: Disruption | None = None
     steps: Iterable[int] = (0,)
 
@@ -105,7 +105,7 @@ def background_work_ends_piece_by_piece(patch: pytest.MonkeyPatch) -> None:
 
     @asynccontextmanager
     async def background(*work: Any) -> Any:
-        begun = [asyncio.create_task(one) for one in work]
+        begun = [asyncio.create_task(coroutine) for coroutine in work]
         try:
             yield tasks.BackgroundTasks(begun)
         finally:

@@ -71,7 +71,7 @@ def newest_of_two_controllers_believed(patch: pytest.MonkeyPatch) -> None:
 
 def contradiction_told_and_not_minded(patch: pytest.MonkeyPatch) -> None:
     compare = sync.apply_if_consistent
-    patch.setattr(sync, "apply_if_consistent", lambda *told: compare(*told) and None)
+    patch.setattr(sync, "apply_if_consistent", lambda *arguments: compare(*arguments) and None)
     patch.setattr(
         conflicts, "conflict_of_endpoint", lambda conn, key: (find_row(conn, endpoint, id=key).domain, None)
     )

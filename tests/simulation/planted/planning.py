@@ -62,7 +62,7 @@ def unknown_partitions_deleted(patch: pytest.MonkeyPatch) -> None:
 
     def thorough(intent: Any, observation: Any, *rest: Any) -> PartitionPlan:
         plan = make_plan(intent, observation, *rest)
-        ours = {one.name for one in intent.owned}
+        ours = {partition.name for partition in intent.owned}
         strange = [
             DeletePartition(partition_id=partition.id, name=partition.name)
             for partition in observation.partitions
@@ -109,8 +109,10 @@ def wrong_tenant_in_a_partition(patch: pytest.MonkeyPatch) -> None:
     def mixed(conn: sa.Connection, of: str) -> Any:
         found = assignments(conn, of)
         return tuple(
-            msgspec.structs.replace(one, logical_partition=found[0].logical_partition, tenant=found[0].tenant)
-            for one in found
+            msgspec.structs.replace(
+                assignment, logical_partition=found[0].logical_partition, tenant=found[0].tenant
+            )
+            for assignment in found
         )
 
     patch.setattr(intent, "gpu_assignments", mixed)

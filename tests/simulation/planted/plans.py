@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from rackloom.lab.carving.injector import CONFLICT_FAULT_WEIGHTS, FAULT_WEIGHTS
 from rackloom.lab.carving.run import LoadPlan as SimPlan
-from rackloom.lab.faults import CONFLICT_FAULT_WEIGHTS, FAULT_WEIGHTS
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 """Changes production code."""

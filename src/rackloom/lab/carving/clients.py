@@ -28,6 +28,7 @@ from rackloom.lab.invariants.ledger import (
     LedgerVpc,
     OnAnswer,
     desired_partitions_of,
+    lost_object,
 )
 from rackloom.lab.virtual.racks import SimRack, SimSite
 from rackloom.lab.virtual.service import SimulatedService
@@ -92,6 +93,7 @@ class RandomTenant(RestClient):
 
     async def live(self, until: float, think: float) -> None:
         """Make one request after another, `think` seconds apart on average."""
+        await self.read_ids()
         while self.plane.now() < until:
             await asyncio.sleep(self.rng.expovariate(1 / think))
             action = self.rng.choices(list(_ACTIONS), list(_ACTIONS.values()))[0]
@@ -162,10 +164,8 @@ class RandomTenant(RestClient):
                     f"S10 instance {instance.name} wants {desired}, acknowledged was {instance.desired}"
                 )
             instance.change_desired(desired, now)
-        if answer["machineId"] != instance.machine:
-            raise InvariantViolated(
-                f"S10 instance {instance.name} moved from {instance.machine} to {answer['machineId']}"
-            )
+        for text in lost_object(f"instance {instance.name}", instance.machine, answer):
+            raise InvariantViolated(f"S10 {text}")
 
     def _audit_kept(self, kind: str, listed: dict[str, Json]) -> None:
         recorded: dict[str, LedgerObject] = getattr(self.ledger, kind)
@@ -179,7 +179,7 @@ class RandomTenant(RestClient):
             if obj.id in listed:
                 continue
             if obj.state == "live" and not obj.in_doubt:
-                raise InvariantViolated(f"S10 {kind[:-1]} {obj.name} was acknowledged, and is gone")
+                raise InvariantViolated(f"S10 {next(lost_object(f'{kind[:-1]} {obj.name}'))}")
             if isinstance(obj, LedgerInstance):
                 self.ledger.forget_instance(obj)
             obj.state = "gone"

@@ -40,13 +40,14 @@ from rackloom.carve.store.database import SqliteBackend, Store
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
 from rackloom.errors import Refused
 from rackloom.lab.carving.clients import PROVIDER_ORG, RandomOperator, RandomTenant
-from rackloom.lab.faults import FAULT_WEIGHTS, FaultInjector
+from rackloom.lab.carving.injector import FAULT_WEIGHTS, FaultInjector
 from rackloom.lab.invariants.ledger import InvariantViolated, Ledger
 from rackloom.lab.invariants.service import ServiceInvariants, check_settled
 from rackloom.lab.switches.fabric import FabricSnapshot
 from rackloom.lab.virtual import event_loop
 from rackloom.lab.virtual.racks import ExecutedChange, SimRack, SimSite
 from rackloom.lab.virtual.service import SERVICE_EPOCH, SimulatedService, rest_application
+from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile
 
 TENANT_ORGS = ("red", "blue")
@@ -176,15 +177,11 @@ class LoadRun:
         """Tenants and the operator work, and faults strike."""
         async with asyncio.TaskGroup() as tasks:
             for tenant in self.tenants:
-                tasks.create_task(self._tenancy(tenant))
+                tasks.create_task(tenant.live(self.plan.seconds, self.plan.think))
             if self.plan.operator is not None and self.plan.patience is None:
                 tasks.create_task(self.operator.work(self.plan.seconds, self.plan.operator))
             if self.plan.pause is not None:
                 tasks.create_task(self.faults.run(self.plan.seconds, self.plan.pause))
-
-    async def pause(self, seconds: float) -> None:
-        """Let time pass."""
-        await asyncio.sleep(seconds)
 
     async def _play(self) -> None:
         await self.act()
@@ -201,10 +198,6 @@ class LoadRun:
         for tenant in self.tenants:
             await tenant.audit()
         await check_settled(self.world, self.plane, self.ledger, self.tenants)
-
-    async def _tenancy(self, tenant: RandomTenant) -> None:
-        await tenant.read_ids()
-        await tenant.live(self.plan.seconds, self.plan.think)
 
     def note(self, what: str) -> None:
         """A line of the trace."""
@@ -310,15 +303,12 @@ def _delete_all_records(conn: sa.Connection) -> None:
 
 
 def _rack_profile(plan: LoadPlan) -> RackProfile:
-    return RackProfile(
+    """A small rack of the shipped kind."""
+    return msgspec.structs.replace(
+        profiles.load_rack("gb200-nvl72"),
         name="sim-rack",
-        product="NVIDIA GB200",
-        racks_per_domain=1,
-        domains_per_rack=1,
         trays_per_domain=plan.trays,
         gpus_per_tray=plan.gpus,
-        nvlink_links_per_gpu=18,
-        nvlink_gbytes_per_s_per_gpu=1800,
         switch_trays_per_domain=2,
         tray_machine=None,
         note="a small rack for simulations",
@@ -382,14 +372,14 @@ class ScriptedRun(LoadRun):
             await _repeat_until_created(tenant, "partitions", tenant.create_partition)
             await _repeat_until_created(tenant, "vpcs", tenant.create_vpc)
             await _repeat_until_created(tenant, "instances", tenant.create_instance)
-            await self.pause(2)
+            await asyncio.sleep(2)
         await red.rewire_instance()
-        await self.pause(2)
+        await asyncio.sleep(2)
         await red.release_instance()
-        await self.pause(2)
+        await asyncio.sleep(2)
         await blue.create_instance()
         await blue.rewire_instance()
-        await self.pause(2)
+        await asyncio.sleep(2)
 
 
 def run_script(death: int | None) -> RunResult:

@@ -43,8 +43,8 @@ from rackloom.core.kubernetes.objects import (
     Object,
     has_pod_ended,
 )
-from rackloom.lab.compute_domains.machines import TrayMachine, TrayMachines
-from rackloom.lab.compute_domains.tray import ImexTray, write_kernel_files
+from rackloom.lab.compute_domains.machines import StoryTray, TrayMachines
+from rackloom.lab.compute_domains.tray import write_kernel_files
 from rackloom.lab.invariants.memory import ChannelInvariants, ImexMemberInvariants
 from rackloom.lab.kube.controllers.claims import ResourceClaimController
 from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
@@ -96,9 +96,9 @@ class StoryKind(StrEnum):
 
 
 class Disruption(StrEnum):
-    """Who dies at a step, or is stopped there and goes on later.
+    """What is killed at a step, or stopped there and resumed later.
 
-    Where it is about a tray, it is the one on which the step was taken.
+    A disruption of a tray strikes the tray on which the step was taken.
     """
 
     CONTROLLER = "controller"
@@ -117,7 +117,7 @@ STOP_DISRUPTIONS = {
     Disruption.PLUGIN_STOPS: Disruption.PLUGIN,
     Disruption.DAEMON_STOPS: Disruption.DAEMON,
 }
-"""Who is stopped instead of killed."""
+"""Disruptions that stop a process instead of killing it."""
 
 
 class ComputeDomainCluster:
@@ -146,7 +146,6 @@ class ComputeDomainCluster:
         )
         self.kube.faults.delay(API_SECONDS)
         self.user = DirectApi(self.kube, "user")
-        self.trays = {tray.name: tray for tray in (ImexTray(root, 1, number) for number in range(kind.trays))}
         self.channels = ChannelInvariants(loop_wall_time)
         self._members = ImexMemberInvariants(
             self._is_there, self._runs_daemon, self._was_ready, self.channels.broken
@@ -156,10 +155,14 @@ class ComputeDomainCluster:
         # A disruption runs outside the process whose step it is, since it may stop that process.
         context = contextvars.copy_context()
         self.steps = CrashPoints(lambda step, tray: context.copy().run(self._strike, step, tray))
+        trays = (
+            StoryTray(root, number, self.kube, self.isolation, self.steps, self.channels)
+            for number in range(kind.trays)
+        )
+        self.trays = {tray.name: tray for tray in trays}
         self._tasks = ProcessTasks()
         asyncio.get_running_loop().set_task_factory(self._tasks.make)
         self.died = False
-        self._ready_on: dict[str, list[set[tuple[str, str]]]] = {}
         self._death, self._at = death, at
         self._classes = classes
         api = DirectApi(self.kube, "kubelet")
@@ -186,7 +189,7 @@ class ComputeDomainCluster:
         self._work: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
-        """Everything comes up."""
+        """Start everything."""
         for klass in self._classes:
             await self.user.create(DEVICE_CLASS, klass)
         rng = random.Random(1)  # noqa: S311 (reproducible on purpose)
@@ -200,23 +203,18 @@ class ComputeDomainCluster:
         if self.kind is StoryKind.GANG:
             self._spawn(NodeLifecycleController(self.kube, loop_wall_time).run())
         for tray in self.trays.values():
-            await self._boot(tray, 1)
+            await self.boot(tray)
 
     async def end(self) -> None:
         """Stop everything. A task that had ended by itself is reported as a violation."""
         self.kube.store.listeners.remove(self._members.written)
-        tasks = [*self._work, *(machine.keeper for machine in self.machines.on.values())]
+        tasks = [*self._work, *(tray.keeper for tray in self.machines.on.values())]
         self.channels.broken += self._tasks.of_the_dead()
         ended = [task for task in tasks if task.done() and not task.cancelled()]
         self.channels.broken += [repr(failed) for task in ended if (failed := task.exception()) is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    @property
-    def living_trays(self) -> tuple[ImexTray, ...]:
-        """Those that are switched on."""
-        return tuple(machine.tray for machine in self.machines.on.values())
 
     async def _control(self, life: Process) -> None:
         """One candidate, until cancelled. Its identity is of this process alone, as the name of a pod is."""
@@ -259,17 +257,16 @@ class ComputeDomainCluster:
     def _was_ready(self, node: str, address: str) -> bool:
         """Whether a daemon was READY there, of any: in channel mode all show those of their clique.
 
-        Also on a tray that is off: what it said may arrive late.
+        Also on a tray that is off: its last report may arrive late.
         """
-        boots = self._ready_on.get(node, ())
-        return any(address == known for ready in boots for _, known in ready)
+        return address in self.trays[node].ready_addresses
 
-    async def _boot(self, tray: ImexTray, boot: int) -> None:
-        machine = TrayMachine(self.kube, tray, self.isolation, self.steps, self.channels, boot=boot)
-        self.machines.on[tray.name] = machine
-        self._ready_on.setdefault(tray.name, []).append(machine.was_ready)
+    async def boot(self, tray: StoryTray) -> None:
+        """A tray has power, for the first time or again."""
+        tray.boot()
+        self.machines.on[tray.name] = tray
         capacity = {"cpu": "96", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": GPUS_PER_TRAY}
-        spec = NodeSpec(tray.name, labels=tray.labels, capacity=capacity, boot_id=str(boot))
+        spec = NodeSpec(tray.name, labels=tray.labels, capacity=capacity, boot_id=tray.boot_id)
         await retry_until_answered(lambda: self._kubelets.register(spec))
 
     def _spawn(self, *work: Coroutine[Any, Any, None]) -> None:
@@ -279,42 +276,43 @@ class ComputeDomainCluster:
         if step != self._at or self._death is None:
             return
         self.died = True
-        machine = self.machines.on.get(tray) or self._busy()
+        struck = self.machines.on.get(tray) or self._busy()
         match self._death:
             case Disruption.SERVER:
                 self._stop_server()
             case Disruption.REBOOT:
-                self._cut(machine)
-                self._spawn(self._reboot(machine))
+                self._cut(struck)
+                self._spawn(self._reboot(struck))
             case Disruption.LOST:
-                self._cut(machine)
-                self._spawn(self._lose(machine.tray.name))
+                self._cut(struck)
+                self._spawn(self._lose(struck))
             case Disruption.CONTROLLER | Disruption.PLUGIN | Disruption.DAEMON as who:
-                for life in self._lives(who, machine):
+                for life in self._lives(who, struck):
                     life.kill()
             case stops:
-                for life in self._lives(STOP_DISRUPTIONS[stops], machine):
+                for life in self._lives(STOP_DISRUPTIONS[stops], struck):
                     life.stop()
                     asyncio.get_running_loop().call_later(STOPPED_SECONDS, life.resume)
 
-    def _lives(self, who: Disruption, machine: TrayMachine) -> list[Process]:
-        """The processes that a death is about."""
+    def _lives(self, who: Disruption, tray: StoryTray) -> list[Process]:
+        """The processes that a disruption strikes."""
         match who:
             case Disruption.CONTROLLER:
                 return [self._leader]
             case Disruption.PLUGIN:
-                return [machine.plugin.life]
+                return [tray.plugin.life]
             case _:
-                return [kept.life for kept in machine.daemons.values()]
+                return [daemon.life for daemon in tray.daemons.values()]
 
-    def _busy(self) -> TrayMachine:
-        """A machine with a job on it, else any."""
-        nodes = (pod["spec"].get("nodeName") for pod in self.kube.store.all(POD) if _is_job_pod(pod))
+    def _busy(self) -> StoryTray:
+        """A tray with a job on it, else any."""
+        pods = (pod for pod in self.kube.store.all(POD) if pod["metadata"]["namespace"] == JOB_NAMESPACE)
+        nodes = (pod["spec"].get("nodeName") for pod in pods)
         busy = (self.machines.on[node] for node in nodes if node in self.machines.on)
         return next(busy, next(iter(self.machines.on.values())))
 
     def _stop_server(self) -> None:
-        """It comes back with the records, and remembers no change that a watch could go on from."""
+        """It comes back with its objects, and without the history that a watch could continue from."""
         self.steps.server_is_down = True
         for lost in ("request", "reply"):
             self.kube.faults.add(RequestFault(lost=lost))
@@ -327,32 +325,26 @@ class ComputeDomainCluster:
         self.channels.changed()
         self.kube.faults.clear()
 
-    def _cut(self, machine: TrayMachine) -> None:
-        del self.machines.on[machine.tray.name]
-        machine.cut()
+    def _cut(self, tray: StoryTray) -> None:
+        del self.machines.on[tray.name]
+        tray.power_off()
 
-    async def _reboot(self, machine: TrayMachine) -> None:
-        await self._kubelets.lose(machine.tray.name)
+    async def _reboot(self, tray: StoryTray) -> None:
+        await self._kubelets.lose(tray.name)
         await asyncio.sleep(REBOOT_SECONDS)
-        await self._boot(machine.tray, machine.boot + 1)
+        await self.boot(tray)
 
-    async def cut_off(self, node: str) -> int:
-        """The power of a tray fails for a while; the number of its boots."""
-        machine = self.machines.on[node]
-        self._cut(machine)
-        await self._kubelets.lose(node)
-        return machine.boot
+    async def cut_off(self, tray: StoryTray) -> None:
+        """The power of a tray fails until it is booted."""
+        self._cut(tray)
+        await self._kubelets.lose(tray.name)
 
-    async def switch_on(self, node: str, boots: int) -> None:
-        """It has power again."""
-        await self._boot(self.trays[node], boots + 1)
-
-    async def _lose(self, node: str) -> None:
-        await self._kubelets.lose(node)
+    async def _lose(self, tray: StoryTray) -> None:
+        await self._kubelets.lose(tray.name)
         await asyncio.sleep(LOST_AFTER_SECONDS)
-        await retry_until_answered(lambda: self.user.delete(NODE, node))
+        await retry_until_answered(lambda: self.user.delete(NODE, tray.name))
         for pod in self.kube.store.all(POD):
-            if pod["spec"].get("nodeName") == node:
+            if pod["spec"].get("nodeName") == tray.name:
                 await self.delete_pod(pod, grace_seconds=0)
 
     async def delete_pod(self, pod: Object, grace_seconds: int | None = None) -> None:
@@ -374,7 +366,3 @@ async def retry_until_answered(call: Callable[[], Coroutine[Any, Any, Any]]) -> 
             if error.code not in (0, 409):
                 raise
             await asyncio.sleep(0.5)
-
-
-def _is_job_pod(pod: Object) -> bool:
-    return bool(pod["metadata"]["namespace"] == JOB_NAMESPACE)

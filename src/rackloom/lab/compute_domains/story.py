@@ -15,29 +15,23 @@ points; a test plays the story with each disruption at each of them.
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from rackloom.claim.node.plugin import PrepareState
 from rackloom.core.domains import names
 from rackloom.core.domains.names import ImexIsolation
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.snapshot import read_record, reserving_plans
+from rackloom.core.gangs.snapshot import read_record
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
-    COMPUTE_DOMAIN_CLIQUE,
-    DAEMON_SET,
     GANG_PLAN,
-    NETWORK_POLICY,
     NODE,
     POD,
-    RESOURCE_CLAIM,
-    RESOURCE_CLAIM_TEMPLATE,
-    RESOURCE_SLICE,
-    SECRET,
     Object,
+    ResourceKind,
+    is_pod_ready,
 )
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.lab.compute_domains.cluster import (
@@ -49,20 +43,20 @@ from rackloom.lab.compute_domains.cluster import (
     StoryKind,
     retry_until_answered,
 )
-from rackloom.lab.compute_domains.machines import TrayMachine
-from rackloom.lab.compute_domains.tray import ImexTray
+from rackloom.lab.compute_domains.machines import StoryTray
+from rackloom.lab.invariants.leftovers import find_leftovers, find_stray_labels, leftovers_on_tray
 from rackloom.lab.invariants.memory import JOB_LABEL
 from rackloom.lab.virtual import event_loop
 
 STORY_TIMEOUT = 600.0
 """Seconds for a job to run, or to go, whatever died."""
 SWEEP_TIMEOUT = 1500.0
-"""Seconds for the last thing to be cleared away: two sweeps of ten minutes, and what comes after."""
+"""Seconds until everything is cleaned up: two sweeps of ten minutes, and the work after them."""
 POLL_SECONDS = 1.0
 
 
 class StoryStuck(Exception):
-    """Something that must come true did not."""
+    """A condition was not met in time."""
 
 
 class StoryResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +134,7 @@ class SimulatedJob:
     async def _keep(self) -> None:
         while True:
             for name in self._pods:
-                if self._cluster.kube.store.find(POD, (JOB_NAMESPACE, name)) is None:
+                if self._find(POD, name) is None:
                     await retry_until_answered(
                         lambda name=name: self._cluster.user.create(POD, self._pod(name))  # type: ignore[misc]
                     )
@@ -156,28 +150,22 @@ class SimulatedJob:
 
     def nodes(self) -> tuple[str, ...]:
         """Where its pods are that are ready."""
-        found = (
-            self._cluster.kube.store.find(POD, (JOB_NAMESPACE, name))
-            for name in self._pods
-            if self._is_ready(name)
-        )
-        return tuple(pod["spec"]["nodeName"] for pod in found if pod is not None)
+        return tuple(pod["spec"]["nodeName"] for pod in map(self._ready_pod, self._pods) if pod)
 
     def runs(self) -> bool:
         """Whether every pod is ready on a machine that is on, and the ComputeDomain is Ready."""
-        domain = self._cluster.kube.store.find(COMPUTE_DOMAIN, (JOB_NAMESPACE, self.name))
+        domain = self._find(COMPUTE_DOMAIN, self.name)
         ready = domain is not None and (domain.get("status") or {}).get("status") == "Ready"
-        return ready and all(self._is_ready(name) for name in self._pods)
+        return ready and all(map(self._ready_pod, self._pods))
 
-    def _is_ready(self, name: str) -> bool:
-        pod = self._cluster.kube.store.find(POD, (JOB_NAMESPACE, name))
-        if pod is None or "deletionTimestamp" in pod["metadata"]:
-            return False
-        conditions = pod.get("status", {}).get("conditions", ())
-        ready = any(
-            condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
-        )
-        return ready and pod["spec"]["nodeName"] in self._cluster.machines.on
+    def _find(self, kind: ResourceKind, name: str) -> Object | None:
+        return self._cluster.kube.store.find(kind, (JOB_NAMESPACE, name))
+
+    def _ready_pod(self, name: str) -> Object | None:
+        pod = self._find(POD, name)
+        if pod is None or "deletionTimestamp" in pod["metadata"] or not is_pod_ready(pod):
+            return None
+        return pod if pod["spec"]["nodeName"] in self._cluster.machines.on else None
 
     async def replace_a_pod(self) -> None:
         """Delete the first pod, and wait until another one has its name."""
@@ -185,7 +173,7 @@ class SimulatedJob:
         await self._cluster.delete_pod(before)
 
         def replaced() -> bool:
-            now = self._cluster.kube.store.find(POD, (JOB_NAMESPACE, self._pods[0]))
+            now = self._find(POD, self._pods[0])
             return now is not None and now["metadata"]["uid"] != before["metadata"]["uid"]
 
         await wait_until(f"{self._pods[0]} is replaced", replaced)
@@ -197,20 +185,18 @@ class SimulatedJob:
         )
 
     async def stop(self) -> None:
-        """The pods come to their end."""
+        """Delete the pods and create no new ones."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         for name in self._pods:
-            pod = self._cluster.kube.store.find(POD, (JOB_NAMESPACE, name))
-            if pod is not None:
+            if pod := self._find(POD, name):
                 await self._cluster.delete_pod(pod)
 
     def is_gone(self) -> bool:
         """Whether neither its pods nor its ComputeDomain is left."""
-        store = self._cluster.kube.store
-        pods = any(store.find(POD, (JOB_NAMESPACE, name)) is not None for name in self._pods)
-        return not pods and store.find(COMPUTE_DOMAIN, (JOB_NAMESPACE, self.name)) is None
+        pods = any(self._find(POD, name) is not None for name in self._pods)
+        return not pods and self._find(COMPUTE_DOMAIN, self.name) is None
 
 
 class SimulatedGang(SimulatedJob):
@@ -230,27 +216,27 @@ class SimulatedGang(SimulatedJob):
 
     def runs(self) -> bool:
         """The same, and all are where the plan has them."""
-        plan = self._cluster.kube.store.find(GANG_PLAN, (JOB_NAMESPACE, self.name))
+        plan = self._find(GANG_PLAN, self.name)
         bound = None if plan is None else read_record(plan).condition("Bound")
         return super().runs() and bound is not None and bound.reason == "AllBound"
 
     def is_gone(self) -> bool:
         """The same, and no tray is reserved for it."""
-        return (
-            super().is_gone() and self._cluster.kube.store.find(GANG_PLAN, (JOB_NAMESPACE, self.name)) is None
-        )
+        return super().is_gone() and self._find(GANG_PLAN, self.name) is None
 
 
 class ComputeDomainStory:
-    """One telling on one plant."""
+    """The story on one cluster."""
 
     def __init__(self, cluster: ComputeDomainCluster) -> None:
         self._cluster = cluster
+        self._store = cluster.kube.store
+        self._on = cluster.machines.on
         self.steps = 0
         self.gone_after = 0.0
 
     async def live(self) -> None:
-        """All of it. Raises `Stuck`."""
+        """Play the whole story. Raises `StoryStuck`."""
         await self._cluster.begin()
         if self._cluster.kind is StoryKind.GANG:
             await self._gang_story(SimulatedGang(self._cluster, "gang", pods=2))
@@ -261,7 +247,10 @@ class ComputeDomainStory:
             )
         await self._release_cliques()
         await wait_until(
-            "nothing is left", lambda: not any(find_leftovers(self._cluster)), self._left, SWEEP_TIMEOUT
+            "nothing is left",
+            lambda: not any(find_leftovers(self._store, self._on)),
+            self._left,
+            SWEEP_TIMEOUT,
         )
         self.steps = self._cluster.steps.taken
         await self._run_on_every_tray()
@@ -274,8 +263,8 @@ class ComputeDomainStory:
         # While the ComputeDomain lives no controller takes the label of a node away: its plugin has to.
         await wait_until(
             "only the jobs' nodes are labelled",
-            lambda: not find_stray_labels(self._cluster),
-            lambda: ", ".join(find_stray_labels(self._cluster)),
+            lambda: not find_stray_labels(self._store, self._on, JOB_NAMESPACE),
+            lambda: ", ".join(find_stray_labels(self._store, self._on, JOB_NAMESPACE)),
             SWEEP_TIMEOUT,
         )
         await asyncio.gather(*(job.delete_domain() for job in jobs))
@@ -287,10 +276,10 @@ class ComputeDomainStory:
         await self._until_all("runs", [gang], lambda job: job.runs())
         lost = await self._lose_a_tray(gang)
         await self._until_all("runs without the tray that is lost", [gang], lambda job: job.runs())
-        await self._cluster.switch_on(*lost)
+        await self._cluster.boot(lost)
         await wait_until(
             "the tray that is back is free",
-            lambda: not leftovers_on_tray(self._cluster, lost[0]),
+            lambda: not leftovers_on_tray(self._store, self._on, lost),
             self._state,
             SWEEP_TIMEOUT,
         )
@@ -301,11 +290,12 @@ class ComputeDomainStory:
         await asyncio.sleep(2 * POLL_SECONDS)
         await self._end([gang])
 
-    async def _lose_a_tray(self, gang: SimulatedGang) -> tuple[str, int]:
-        """One on which a member runs, as soon as there is one: another may be lost already."""
+    async def _lose_a_tray(self, gang: SimulatedGang) -> StoryTray:
+        """Cut a tray on which a member runs, as soon as there is one: another may be lost already."""
         await wait_until("a member runs", lambda: bool(gang.nodes()), self._state)
-        node = gang.nodes()[0]
-        return node, await self._cluster.cut_off(node)
+        tray = self._cluster.machines.on[gang.nodes()[0]]
+        await self._cluster.cut_off(tray)
+        return tray
 
     async def _end(self, jobs: Sequence[SimulatedJob]) -> None:
         await asyncio.gather(*(job.stop() for job in jobs))
@@ -329,7 +319,7 @@ class ComputeDomainStory:
 
     async def _run_on_every_tray(self) -> None:
         await self._set_mode(self._cluster.isolation)
-        job = SimulatedJob(self._cluster, "after", pods=len(self._cluster.living_trays))
+        job = SimulatedJob(self._cluster, "after", pods=len(self._cluster.machines.on))
         await job.begin()
         await self._until_all("runs", [job], lambda job: job.runs())
         await job.delete_domain()
@@ -342,10 +332,10 @@ class ComputeDomainStory:
             await wait_until(f"{job.name} {what}", lambda job=job: holds(job), self._state)  # type: ignore[misc]
 
     def _left(self) -> str:
-        return ", ".join(find_leftovers(self._cluster))
+        return ", ".join(find_leftovers(self._store, self._on))
 
     def _state(self) -> str:
-        """What a reader needs to see why nothing goes on."""
+        """The state that explains why the story does not continue."""
         domains = self._cluster.kube.store.all(COMPUTE_DOMAIN)
         conditions = [
             f"{domain['metadata']['name']}: {condition['reason']} {condition['message']}"
@@ -358,103 +348,10 @@ class ComputeDomainStory:
 async def wait_until(
     what: str, holds: Callable[[], bool], state: Callable[[], str] = str, seconds: float = STORY_TIMEOUT
 ) -> None:
-    """Wait. Raises `Stuck` with the state when it does not come true in so many virtual seconds."""
+    """Wait for a condition. Raises `StoryStuck` with the state after so many virtual seconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not holds():
         if loop.time() > deadline:
             raise StoryStuck(f"not in {seconds:g} s: {what}; {state()}")
         await asyncio.sleep(POLL_SECONDS)
-
-
-# What is left of ComputeDomains after they are gone. Anything is a violation.
-
-
-_KINDS_TO_BE_GONE = (
-    COMPUTE_DOMAIN,
-    COMPUTE_DOMAIN_CLIQUE,
-    DAEMON_SET,
-    GANG_PLAN,
-    NETWORK_POLICY,
-    POD,
-    RESOURCE_CLAIM,
-    RESOURCE_CLAIM_TEMPLATE,
-    SECRET,
-)
-_LABELS_TO_BE_GONE = (names.COMPUTE_DOMAIN_LABEL, names.WARM_CLIQUE_LABEL, names.CHANNELS_READY_LABEL)
-
-
-def find_leftovers(cluster: ComputeDomainCluster) -> Iterator[str]:
-    """All of it, named."""
-    yield from _leftover_objects(cluster)
-    for machine in cluster.machines.on.values():
-        yield from _leftovers_of_machine(machine)
-
-
-def find_stray_labels(cluster: ComputeDomainCluster) -> tuple[str, ...]:
-    """Labels of nodes that are on and belong to a ComputeDomain, but have no pod of a job, named."""
-    store = cluster.kube.store
-    used = {
-        pod["spec"].get("nodeName") for pod in store.all(POD) if pod["metadata"]["namespace"] == JOB_NAMESPACE
-    }
-    labelled = {
-        node["metadata"]["name"]
-        for node in store.all(NODE)
-        if names.COMPUTE_DOMAIN_LABEL in (node["metadata"].get("labels") or {})
-    }
-    stray = sorted((labelled - used) & cluster.machines.on.keys())
-    return tuple(f"label {names.COMPUTE_DOMAIN_LABEL} of node {node}" for node in stray)
-
-
-def leftovers_on_tray(cluster: ComputeDomainCluster, name: str) -> tuple[str, ...]:
-    """What is left on one tray that no job uses, if it is on, while ComputeDomains live.
-
-    The mark of a claim that was given up stays until the next sweep, and is in nobody's way.
-    """
-    node, machine = cluster.kube.store.find(NODE, (None, name)), cluster.machines.on.get(name)
-    labels = () if node is None else _leftover_node_labels(node)
-    return (*labels, *(() if machine is None else _leftover_claims(machine, but_for=PrepareState.ABORTED)))
-
-
-def _leftover_objects(cluster: ComputeDomainCluster) -> Iterator[str]:
-    store = cluster.kube.store
-    for kind in _KINDS_TO_BE_GONE:
-        for obj in store.all(kind):
-            yield f"{kind.kind} {obj['metadata']['name']}"
-    for node in store.all(NODE):
-        yield from _leftover_node_labels(node)
-    for slice_ in store.all(RESOURCE_SLICE):
-        if names.clique_of_pool(slice_["spec"]["pool"]["name"]) is not None:
-            yield f"ResourceSlice {slice_['metadata']['name']}"
-
-
-def _leftover_node_labels(node: Object) -> Iterator[str]:
-    name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
-    for label in _LABELS_TO_BE_GONE:
-        if label in labels:
-            yield f"label {label} of node {name}"
-    for uid in reserving_plans(node):
-        yield f"node {name} is reserved for the gang {uid}"
-
-
-def _leftovers_of_machine(machine: TrayMachine) -> Iterator[str]:
-    tray = machine.tray
-    yield from _leftover_claims(machine)
-    yield from _leftover_files(tray, tray.domains)
-
-
-def _leftover_claims(machine: TrayMachine, but_for: PrepareState | None = None) -> Iterator[str]:
-    tray = machine.tray
-    if machine.running is None:
-        yield f"no plugin answers on {tray.name}"
-    else:
-        for uid, entry in machine.running.checkpoint.claims.items():
-            if entry.state is not but_for:
-                yield f"checkpoint entry {uid} ({entry.state}) on {tray.name}"
-    yield from _leftover_files(tray, tray.places.cdi)
-
-
-def _leftover_files(tray: ImexTray, directory: Path) -> Iterator[str]:
-    if directory.is_dir():
-        for path in directory.iterdir():
-            yield f"{path.relative_to(tray.disk)} on {tray.name}"

@@ -1,9 +1,7 @@
 """One tray of a ComputeDomain story: its disk, the real IMEX plugin, and a model of nvidia-imex.
 
-`ImexTray` keeps the files that the plugin reads and writes below one directory: the checkpoint, CDI
-specs and the directories of ComputeDomains. `power_off` removes what is in memory on a real host
-(/var/run), and nothing else. `write_kernel_files` writes what the NVIDIA kernel modules show under
-/proc, once for all trays.
+`ImexTray` is a `SimulatedNode` with the IMEX plugin alone. `write_kernel_files` writes what the NVIDIA
+kernel modules show under /proc, once for all trays.
 
 `SimulatedImexProgram` stands in for both the supervisor and the control tool of one daemon. It becomes
 READY a declared time after it first knows its peers, and then reports a connection to each of them.
@@ -11,7 +9,6 @@ READY a declared time after it first knows its peers, and then reports a connect
 
 import asyncio
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,11 +20,11 @@ from rackloom.claim.node.fabric import FabricMonitor, read_declared_fabric
 from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
-from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess
 from rackloom.core.domains import names
 from rackloom.core.domains.names import ImexIsolation
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.errors import Retry
+from rackloom.lab.nodes.node import SimulatedNode
 from rackloom.lab.virtual.event_loop import loop_wall_time
 
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
@@ -39,30 +36,23 @@ def write_kernel_files(root: Path) -> None:
     (root / "capability").write_text("DeviceFileMinor: 512\nDeviceFileMode: 438\n")
 
 
-class ImexTray:
-    """One tray of one clique, with its disk below `root` (see `install_kernel`)."""
+class ImexTray(SimulatedNode):
+    """One tray of one clique, with its disk below `root` (see `write_kernel_files`)."""
 
     def __init__(self, root: Path, clique_number: int, number: int) -> None:
+        name = f"n{clique_number}-{number}"
+        super().__init__(name, root / name, loop_wall_time)
         self.root = root
         self.clique_number = clique_number
-        self.name = f"n{clique_number}-{number}"
-        """Of its node."""
         self.clique = f"{CLUSTER_UUID}.{clique_number}"
         """As its node's label says."""
         self.labels = {names.GPU_CLIQUE_LABEL: self.clique}
         """Of its node, as GPU Feature Discovery writes them."""
-        self.disk = root / self.name
-        """All that this tray keeps."""
-        self.places = PluginDirectories(
-            registry=self.disk / "reg", plugins=self.disk / "plug", cdi=self.disk / "cdi"
-        )
-        """Where the plugin meets kubelet and the runtime."""
         self.domains = self.places.home(names.IMEX_DRIVER) / "domains"
         """The directories of ComputeDomains."""
 
-    def plugin(self, api: KubeApi, isolation: ImexIsolation, boot_id: str = "1") -> ImexPlugin:
+    def imex_plugin(self, api: KubeApi, isolation: ImexIsolation) -> ImexPlugin:
         """The real plugin, as it comes up after any end."""
-        self.places.home(names.IMEX_DRIVER).mkdir(parents=True, exist_ok=True)
         fabric = self.root / f"fabric-{self.clique_number}.json"
         if not fabric.exists():
             declared = {"clusterUUID": CLUSTER_UUID, "cliqueId": self.clique_number, "gpus": [{}]}
@@ -73,19 +63,10 @@ class ImexTray:
             domains=self.domains,
             isolation=isolation,
             kernel=ImexKernel(proc_devices=self.root / "devices", imex_capability=self.root / "capability"),
-            boot_id=boot_id,
+            boot_id=self.boot_id,
         )
         monitor = FabricMonitor(lambda: read_declared_fabric(fabric), loop_wall_time)
         return ImexPlugin(api, settings, monitor, HostImexDaemon(root=self.disk))
-
-    def running(self, plugin: ImexPlugin, api: KubeApi, boot_id: str = "1") -> PluginProcess:
-        """What answers kubelet, without sockets. Reads the checkpoint that is on the disk."""
-        host = PluginHost(node=self.name, boot_id=boot_id, directories=self.places, wall=loop_wall_time)
-        return PluginProcess(plugin, api, host)
-
-    def power_off(self) -> None:
-        """What does not outlive the power: /var/run is in memory."""
-        shutil.rmtree(self.places.cdi, ignore_errors=True)
 
 
 # A model of nvidia-imex and its supervisor.

@@ -12,9 +12,11 @@ configurations and takes the same times as the program, in the event loop's time
 
 import asyncio
 import json
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGKILL, SIGUSR1
+from typing import Any
 
 from rackloom.claim.imex.nvidia_imex import (
     CONNECTED,
@@ -36,6 +38,33 @@ from rackloom.lab.imex.service import (
 )
 from rackloom.lab.imex.settings import ImexHost, ImexOptions, ImexRefusal, read_imex_options
 
+
+class ImexTask:
+    """A daemon as a task of this process, which `Supervisor` may take for its child process."""
+
+    def __init__(self, work: Coroutine[Any, Any, int]) -> None:
+        self.complaint = ""
+        """Why it did not start."""
+        self._running = asyncio.create_task(work)
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._code() if self._running.done() else None
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        await asyncio.wait({self._running})
+        return self._code()
+
+    def _code(self) -> int:
+        return -SIGKILL if self._running.cancelled() else self._running.result()
+
+    def _refuse(self, error: ImexRefusal | OSError) -> int:
+        self.complaint = "; ".join(map(str, error.args)) if isinstance(error, ImexRefusal) else str(error)
+        return EXIT_REFUSED
+
+
 # Over loopback sockets.
 
 
@@ -43,42 +72,26 @@ CONTROL_TIMEOUT = 5.0
 """Seconds for an answer, as the control tool waits."""
 
 
-class LoopbackImexChild:
-    """A daemon that `Supervisor` may take for its child process."""
+class LoopbackImexChild(ImexTask):
+    """A daemon that serves its real sockets."""
 
     def __init__(self, config: Path, host: ImexHost) -> None:
-        self.complaint = ""
-        """Why it did not start."""
         self._service: ImexService | None = None
-        self._serving = asyncio.create_task(self._serve(config, host))
-
-    @property
-    def returncode(self) -> int | None:
-        """None while it serves."""
-        return self._code() if self._serving.done() else None
+        super().__init__(self._serve(config, host))
 
     def send_signal(self, signal: int) -> None:
         """Signal it; SIGKILL leaves no time for a farewell, nor does any signal before it takes them."""
         if signal == SIGKILL or self._service is None:
-            self._serving.cancel()
+            self._running.cancel()
         else:
             self._service.take(signal)
-
-    async def wait(self) -> int:
-        """Its exit code, once it has ended."""
-        await asyncio.wait({self._serving})
-        return self._code()
-
-    def _code(self) -> int:
-        return -SIGKILL if self._serving.cancelled() else self._serving.result()
 
     async def _serve(self, config: Path, host: ImexHost) -> int:
         try:
             self._service = ImexService(read_imex_options(config, host), lambda *_: None)
             await self._service.serve()
         except (ImexRefusal, OSError) as error:
-            self.complaint = "; ".join(map(str, error.args)) if isinstance(error, ImexRefusal) else str(error)
-            return EXIT_REFUSED
+            return self._refuse(error)
         except asyncio.CancelledError:
             return -SIGKILL
         return 0
@@ -134,15 +147,13 @@ class ImexNetwork:
         )
 
 
-class InMemoryImex:
-    """A daemon that `Supervisor` may take for its child process."""
+class InMemoryImex(ImexTask):
+    """A daemon without sockets."""
 
     def __init__(self, config: Path, host: ImexHost, network: ImexNetwork) -> None:
         self.address = ""
         self.authority = b""
         self.peers: set[str] = set()
-        self.complaint = ""
-        """Why it did not start."""
         self._config = config
         self._host = host
         self._network = network
@@ -151,12 +162,7 @@ class InMemoryImex:
         self._reloaded = float("-inf")
         self._reloading: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
-        self._running = asyncio.create_task(self._run())
-
-    @property
-    def returncode(self) -> int | None:
-        """None while it runs."""
-        return self._code() if self._running.done() else None
+        super().__init__(self._run())
 
     def send_signal(self, signal: int) -> None:
         """SIGUSR1 makes it read its peers again; any other signal ends it."""
@@ -167,21 +173,12 @@ class InMemoryImex:
         else:
             self._stopped.set()
 
-    async def wait(self) -> int:
-        """Its exit code, once it has ended."""
-        await asyncio.wait({self._running})
-        return self._code()
-
-    def _code(self) -> int:
-        return -SIGKILL if self._running.cancelled() else self._running.result()
-
     async def _run(self) -> int:
         seconds = self._host.seconds
         try:
             self._start(read_imex_options(self._config, self._host))
         except ImexRefusal as refusal:
-            self.complaint = "; ".join(map(str, refusal.args))
-            return EXIT_REFUSED
+            return self._refuse(refusal)
         await asyncio.sleep(seconds(START_SECONDS))
         self._network.running[self.address] = self
         try:
@@ -258,7 +255,7 @@ def _connection(connected: bool) -> ImexConnection:
 
 
 def _trusted_authority(settings: ImexOptions) -> bytes:
-    """Whom it trusts; nothing without authentication."""
+    """The authority that it trusts; empty without authentication."""
     file = settings.options.get("IMEX_SERVER_CERT_AUTH") if settings.authenticated else None
     return Path(file).read_bytes() if file else b""
 

@@ -311,13 +311,12 @@ class ImexService:
     def _row(self) -> dict[str, Any]:
         now = asyncio.get_running_loop().time()
         connections = {
-            str(peer): {
-                "host": link.address or self._settings.nodes[peer],
-                "status": link.status,
-                "changed": False,
-                "sec_since_last_change": int(now - link.changed_at),
-                "reconnects": link.reconnects,
-            }
+            str(peer): _connection_row(
+                link.address or self._settings.nodes[peer],
+                link.status,
+                int(now - link.changed_at),
+                link.reconnects,
+            )
             for peer, link in enumerate(self._links.to)
         }
         return self._node(self._index, "READY", connections, "STAND-IN")
@@ -343,16 +342,8 @@ class ImexService:
             patience = self._settings.host.seconds(ABSENT_SECONDS)
             with contextlib.suppress(OSError, TimeoutError, ValueError):
                 return await ask_daemon((address, self._settings.command_port), "row", patience=patience)
-        unknown = {
-            str(other): {
-                "host": node,
-                "status": "INVALID",
-                "changed": False,
-                "sec_since_last_change": 0,
-                "reconnects": 0,
-            }
-            for other, node in enumerate(self._settings.nodes)
-        }
+        nodes = enumerate(self._settings.nodes)
+        unknown = {str(other): _connection_row(node, "INVALID") for other, node in nodes}
         return self._node(peer, "UNAVAILABLE", unknown, "")
 
     def _node(self, index: int, status: str, connections: dict[str, Any], version: str) -> dict[str, Any]:
@@ -364,6 +355,16 @@ class ImexService:
             "changed": False,
             "version": version,
         }
+
+
+def _connection_row(host: str, status: str, seconds: int = 0, reconnects: int = 0) -> dict[str, Any]:
+    return {
+        "host": host,
+        "status": status,
+        "changed": False,
+        "sec_since_last_change": seconds,
+        "reconnects": reconnects,
+    }
 
 
 def open_log(options: dict[str, str]) -> TextIO:

@@ -53,7 +53,7 @@ class ImexHost:
         return self.hosts is not None or bool(self.network)
 
     def seconds(self, observed: float) -> float:
-        """How long something takes here that took NVIDIA's program so long."""
+        """The duration here of what took NVIDIA's program `observed` seconds."""
         return observed / self.speed
 
     def address(self, named: str) -> str:

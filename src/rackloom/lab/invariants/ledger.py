@@ -1,4 +1,4 @@
-"""The ledger of REST answers: what tenants were told, kept apart from the service's own records.
+"""The ledger of REST answers to tenants, kept apart from the service's own records.
 
 The ledger is the oracle for durability (S10) and for tenant isolation. An object that was acknowledged
 must exist until its deletion was acknowledged. A change without an answer leaves the object `in_doubt`:
@@ -7,12 +7,12 @@ organisations that do not know yet whether a create succeeded.
 
 For each instance the ledger keeps the logical partition that each GPU should be in, and since when, so
 that the invariants can tell an outdated status from a recent change. It also keeps which instance was
-last told to be on each machine, which racks are paused, and until when a machine is being drained.
+last acknowledged on each machine, which racks are paused, and until when a machine is being drained.
 
 `InvariantViolated` is raised for a broken promise; its text begins with the promise's name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -83,7 +83,7 @@ class Ledger:
         return None if found is None else found.org
 
     def on_machine(self, machine: str) -> LedgerInstance | None:
-        """Who has a machine."""
+        """The instance on a machine."""
         held = self.holder.get(machine)
         return None if held is None else self.instances[held]
 
@@ -127,6 +127,14 @@ def desired_partitions_of(answer: Json) -> dict[int, str]:
         for interface in answer["nvLinkInterfaces"]
         if interface["status"] != "Deleting"
     }
+
+
+def lost_object(name: str, machine: str = "", shown: Json | None = None) -> Iterator[str]:
+    """S10: an acknowledged object is there, an instance on the machine on which it was acknowledged."""
+    if shown is None:
+        yield f"{name} was acknowledged, and is gone"
+    elif shown["machineId"] != machine:
+        yield f"{name} moved from {machine} to {shown['machineId']}"
 
 
 class InvariantViolated(AssertionError):

@@ -22,7 +22,6 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
-from rackloom.lab.compute_domains.tray import ImexTray
 
 MAX_WAIT_SECONDS = 10.0
 """Seconds that a pod may wait after a failure that has cleared."""
@@ -34,7 +33,7 @@ class ChannelInvariants:
     """The channels of all running containers. `broken` lists the violations.
 
     No pod may need kubelet's resync to start. Where the resync did start one, whatever its claims had lacked
-    was there before; and where nothing has changed in the cluster for `MOST_WAIT` seconds, it was there for
+    was there before; and where nothing has changed in the cluster for `MAX_WAIT_SECONDS`, it was there for
     that long.
     """
 
@@ -47,18 +46,20 @@ class ChannelInvariants:
         self.checks = 0
 
     @contextmanager
-    def job(self, tray: ImexTray, pod: Object, channels: tuple[str, ...]) -> Iterator[None]:
+    def job(self, node: str, clique: str, pod: Object, channels: tuple[str, ...]) -> Iterator[None]:
         """A pod's containers run with these channels while the context is entered."""
         uid, job = pod["metadata"]["uid"], pod["metadata"]["labels"][JOB_LABEL]
         if not channels:
-            self.broken.append(f"{pod['metadata']['name']} runs on {tray.name} without a channel")
-        for channel in channels:
-            self._enter((_channel_scope(tray, channel), channel), uid, job)
+            self.broken.append(f"{pod['metadata']['name']} runs on {node} without a channel")
+        # Channel 0 is of the one IMEX domain that its node is in; the others are of the whole clique.
+        keys = [(node if channel.endswith("/channel0") else clique, channel) for channel in channels]
+        for key in keys:
+            self._enter(key, uid, job)
         try:
             yield
         finally:
-            for channel in channels:
-                del self._held[_channel_scope(tray, channel), channel][uid]
+            for key in keys:
+                del self._held[key][uid]
 
     def written(self, kind: ResourceKind, obj: Object) -> None:
         """An object was written. Heartbeats and events help no pod to start."""
@@ -84,11 +85,6 @@ class ChannelInvariants:
         self.checks += 1
         if len(jobs := set(users.values())) > 1:
             self.broken.append(f"S8: jobs {', '.join(sorted(jobs))} share {key[1]} of {key[0]}")
-
-
-def _channel_scope(tray: ImexTray, channel: str) -> str:
-    """Channel 0 is of the one IMEX domain that its node is in; the others are of the whole clique."""
-    return tray.name if channel.endswith("/channel0") else tray.clique
 
 
 class ImexMemberInvariants:

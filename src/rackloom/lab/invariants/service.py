@@ -1,8 +1,8 @@
 """The invariants of the site service, checked at every change of a fabric and at every REST answer.
 
-`ServiceInvariants` compares three independent sources: the fabrics as they are, the ledger of what
-tenants were told, and what controllers answered when they were read. It never asks the service what it
-believes.
+`ServiceInvariants` compares three independent sources: the fabrics as they are, the ledger of
+answers to tenants, and what controllers answered when they were read. It never asks the service for its
+own state.
 
 - After every change of a fabric: a GPU is in at most one partition (S1), and no partition that the
   service created holds GPUs of two tenants (S2).
@@ -28,8 +28,15 @@ from rackloom.core.partitions.domain import (
     ObservedPartition,
 )
 from rackloom.lab.carving.clients import RandomTenant
-from rackloom.lab.invariants.ledger import InvariantViolated, Json, Ledger, LedgerInstance
-from rackloom.lab.switches.fabric import FabricPartition, FabricSnapshot, machine_id_of
+from rackloom.lab.invariants.fabric import changed_foreign, mixed_tenants, shared_gpus
+from rackloom.lab.invariants.ledger import (
+    InvariantViolated,
+    Json,
+    Ledger,
+    LedgerInstance,
+    desired_partitions_of,
+)
+from rackloom.lab.switches.fabric import FabricPartition, machine_id_of
 from rackloom.lab.virtual.racks import ConflictingController, ExecutedChange, SimRack, SimSite
 from rackloom.lab.virtual.service import WRITE_DELAY, ReadOutcome, SimulatedService
 
@@ -50,7 +57,7 @@ class ServiceInvariants:
         """S1 and S2, whoever made the change."""
         # S1 holds for every partition. S2 holds only for ours: other writers may mix tenants.
         snapshot = rack.fabric.snapshot()
-        self._one_partition_each(rack, snapshot)
+        _require_none("S1", rack, shared_gpus(snapshot))
         for partition in snapshot.partitions:
             if rack.made.get(partition.id) == partition.name:
                 self._one_tenant(rack, partition)
@@ -95,23 +102,16 @@ class ServiceInvariants:
         for rack in self.world.racks:
             self.fabric_changed(rack)
 
-    def _one_partition_each(self, rack: SimRack, snapshot: FabricSnapshot) -> None:
-        held = [guid for partition in snapshot.partitions for guid in partition.guids]
-        if len(held) != len(set(held)):
-            raise InvariantViolated(f"S1 {rack.name}: a GPU is in two partitions")
-
     def _one_tenant(self, rack: SimRack, partition: FabricPartition) -> None:
         if self.world.is_of_tray(partition.name):
             self._one_tray(rack, partition)
         owner = self.ledger.owner_of(self.world.lp_of_name.get(partition.name, ""))
-        for guid in partition.guids:
-            holder = self._holder(rack, guid)
-            if holder is None or owner is None or self._may_have_passed(holder, owner):
-                continue
-            if holder.org != owner:
-                raise InvariantViolated(
-                    f"S2 {rack.name}: partition {partition.name} of {owner} holds {guid:#x} of {holder.org}"
-                )
+        if owner is not None:
+            holders = [self._holder(rack, guid) for guid in partition.guids]
+            present = {
+                holder.org for holder in holders if holder and not self._may_have_passed(holder, owner)
+            }
+            _require_none("S2", rack, mixed_tenants(partition, {owner, *present}))
 
     def _may_have_passed(self, holder: LedgerInstance, owner: str) -> bool:
         """Whether a machine that is being released may belong to another tenant whose answer was lost."""
@@ -147,12 +147,12 @@ class ServiceInvariants:
         left = {
             guid for partition in event.after.partitions if partition.id == number for guid in partition.guids
         }
-        if number != DEFAULT_PARTITION_ID and target.name not in self.world.lp_of_name:
-            raise InvariantViolated(
-                f"S4 {rack.name}: {event.rpc} on {target.name}, which the plane did not make"
-            )
+        _require_none("S4", rack, changed_foreign(event.before, event.after, self._is_foreign))
         for guid in set(target.guids) - left:
             self._may_leave(rack, guid, target, event)
+
+    def _is_foreign(self, partition: FabricPartition) -> bool:
+        return partition.id != DEFAULT_PARTITION_ID and partition.name not in self.world.lp_of_name
 
     def _may_leave(self, rack: SimRack, guid: int, target: FabricPartition, event: ExecutedChange) -> None:
         gpu = rack.fabric.gpus.get(guid)
@@ -191,11 +191,7 @@ class ServiceInvariants:
                 device, partition = row["deviceInstance"], row["nvLinkLogicalPartitionId"]
                 self._supported(rack, answer, recorded, {device: partition}, outcomes, (device,))
         if answer["status"] == "Ready":
-            desired = {
-                interface["deviceInstance"]: interface["nvLinkLogicalPartitionId"]
-                for interface in answer["nvLinkInterfaces"]
-                if interface["status"] != "Deleting"
-            }
+            desired = desired_partitions_of(answer)
             devices = range(self.world.profile.gpus_per_tray)
             self._supported(rack, answer, recorded, desired, outcomes, devices)
 
@@ -292,6 +288,11 @@ class ServiceInvariants:
                 if mine and other and other.org != mine.org:
                     return f"was seen with a GPU of {other.org}"
         return None
+
+
+def _require_none(promise: str, rack: SimRack, violations: Iterable[str]) -> None:
+    for text in violations:
+        raise InvariantViolated(f"{promise} {rack.name}: {text}")
 
 
 def _requested_after(recorded: LedgerInstance, device: int, outcome: ReadOutcome) -> bool:

@@ -3,6 +3,7 @@
 - `pods` and `kubelets` take the pods of hundreds of nodes through their lives over any `KubeApi`.
 - `dra_manager` is a kubelet's bookkeeping of claims; `plugin_manager` calls plugins over their real
   sockets.
+- `node` is the node model: a disk, boots, and plugins that answer kubelet.
 - `trays` runs the three production plugins of each tray, kept in step with the simulated switches by
   `gpus`.
 - `host_files` lays out a machine profile as sysfs and procfs; `nri_runtime` is a container runtime as

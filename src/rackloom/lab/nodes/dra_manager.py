@@ -1,12 +1,12 @@
-"""A kubelet's DRA manager: whose plugins prepare the claims of a pod, and when.
+"""A kubelet's DRA manager: which plugins prepare the claims of a pod, and when.
 
 `ClaimInfoCache` is the checkpoint of one node: the claims by namespace and name, each with the UIDs of
 the pods that use it (k8s.io/kubernetes, pkg/kubelet/cm/dra). A claim that several pods share is
 prepared for the first of them and unprepared with the last. A new claim of the same name waits until
-the old one was given back. After a restart kubelet knows the users from its checkpoint, but prepares
+the old one was unprepared. After a restart kubelet knows the users from its checkpoint, but prepares
 again.
 
-A pod whose plugin is not registered uses nothing, so that it can go without one.
+A pod whose plugin is not registered uses nothing, so that it can end without one.
 
 `DraManager` outlives the simulated kubelets of a process: it is what their disks remember.
 """
@@ -67,14 +67,14 @@ class ClaimInfoCache:
         self._started: set[str] = set()
 
     def add_pod(self, pod: Object) -> None:
-        """Note that a pod is here, though nothing may be prepared for it yet."""
+        """Note a pod on this node, also before anything is prepared for it."""
         self._pods.add(pod["metadata"]["uid"])
 
     def begin(self, pod: Object, claims: Sequence[Object]) -> list[PodClaim]:
         """Note that `pod` uses these; returns those that are to be prepared for it.
 
         Raises:
-            Retry: another claim of such a name has not been given back yet.
+            Retry: an older claim of the same name is still prepared.
         """
         self.add_pod(pod)
         if pod["metadata"]["uid"] in self._started:
@@ -99,7 +99,7 @@ class ClaimInfoCache:
         return entry
 
     def note_started(self, pod: Object, claims: Iterable[PodClaim]) -> None:
-        """These were prepared, which is all that the pod lacked."""
+        """Note that these were prepared: the pod has all its claims."""
         self._started.add(pod["metadata"]["uid"])
         for claim in claims:
             self._entries[claim.ref.namespace, claim.ref.name].is_prepared = True
@@ -107,7 +107,7 @@ class ClaimInfoCache:
     def end(self, pod: Object, claims: Sequence[Object]) -> list[PodClaim]:
         """Note that `pod` no longer uses these; returns those that nobody else does: to be unprepared.
 
-        Of those it stays a user until `forget`, so that it can be asked again.
+        The pod stays a user of those until `forget`, so that a failed call can be repeated.
         """
         uid, last = pod["metadata"]["uid"], []
         is_known = uid in self._pods
@@ -130,7 +130,7 @@ class ClaimInfoCache:
 
 
 def require_plugins(registered: Container[str], claims: Sequence[Object]) -> None:
-    """A pod whose plugin was never there uses nothing, so that it can go without one.
+    """A pod whose plugin was never registered uses nothing, so that it can end without one.
 
     Raises:
         Retry: the driver of a claim is not registered.

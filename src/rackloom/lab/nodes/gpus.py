@@ -13,7 +13,14 @@ from collections.abc import Mapping
 import msgspec
 
 from rackloom.claim.node.fabric import FabricState, GpuFabric, NodeFabric
-from rackloom.claim.node.gpu.inventory import DeclaredGpu, DeclaredInventory, GpuInventory, NodeGpu, XidError
+from rackloom.claim.node.gpu.inventory import (
+    DeclaredGpu,
+    DeclaredInventory,
+    GpuFacts,
+    GpuInventory,
+    NodeGpu,
+    XidError,
+)
 from rackloom.claim.node.plugin import Health
 from rackloom.core.partitions.domain import GpuHealth
 from rackloom.lab.switches.fabric import FabricGpu, FabricSnapshot, SeededNames
@@ -24,7 +31,7 @@ from rackloom.topology.rack import ComputeTray
 
 
 _HEALTH = {GpuHealth.HEALTHY: Health.HEALTHY, GpuHealth.UNKNOWN: Health.UNKNOWN}
-"""NVML's summary of what the switches say; everything else is unhealthy."""
+"""NVML's summary of the health on the switches; any other is unhealthy."""
 
 
 class FabricSlot(msgspec.Struct, frozen=True):
@@ -100,7 +107,7 @@ def _slot_key(gpu: FabricGpu) -> SlotKey:
 
 
 class TrayGpuDriver:
-    """The GPUs by module id. A `GpuSource`; nothing of it blocks.
+    """The GPUs by module id. A `GpuSource` that never blocks.
 
     `declared` is what the model has, one for each module, in their order. A fault shows at the next read.
     """
@@ -114,7 +121,7 @@ class TrayGpuDriver:
         """UUIDs of the GPUs that answer, by PCI address."""
 
     def set_gpus(self, gpus: tuple[TrayGpu, ...]) -> bool:
-        """Take the GPUs as the switches have them now; whether anything changed."""
+        """Set the GPUs from the state of the switches; returns whether anything changed."""
         changed = gpus != self._gpus
         self._gpus = gpus
         self._index_uuids()
@@ -128,6 +135,11 @@ class TrayGpuDriver:
     def find(self, module_id: int) -> None:
         """A lost GPU answers again, as after a reset."""
         self._lost.discard(module_id)
+        self._index_uuids()
+
+    def find_all(self) -> None:
+        """Every lost GPU answers again."""
+        self._lost.clear()
         self._index_uuids()
 
     def strike(self, module_id: int, xid: int) -> None:
@@ -175,19 +187,11 @@ class TrayGpuDriver:
 
 def _inventory_gpu(model: DeclaredGpu, gpu: TrayGpu) -> NodeGpu:
     fabric = gpu.fabric
-    return NodeGpu(
-        minor=model.minor,
-        uuid=gpu.uuid,
-        pci_address=model.pci_address,
-        product=model.product,
-        memory_bytes=model.memory_bytes,
-        brand=model.brand,
-        architecture=model.architecture,
-        compute_capability=model.compute_capability,
-        addressing_mode=model.addressing_mode,
-        key=msgspec.structs.replace(fabric.key, pci_address=Fact(model.pci_address, Source.NVML)),
-        clique=clique_of_gpu(fabric),
-        tray=fabric.tray,
-        fabric_health=fabric.health,
-        fabric_message=fabric.health_message,
-    )
+    facts = {name: getattr(model, name) for name in GpuFacts.__struct_fields__} | {
+        "uuid": gpu.uuid,
+        "clique": clique_of_gpu(fabric),
+        "tray": fabric.tray,
+        "fabric_health": fabric.health,
+    }
+    key = msgspec.structs.replace(fabric.key, pci_address=Fact(model.pci_address, Source.NVML))
+    return NodeGpu(**facts, key=key, fabric_message=fabric.health_message)

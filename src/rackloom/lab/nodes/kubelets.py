@@ -7,9 +7,9 @@ was late reports its status again, because the node controller has marked it unk
 All pods are seen through one list and watch; each pod has one task (`PodWorker`), so its steps are in
 order and no pod waits for another. A pod address is never used twice.
 
-`lose` is a power failure: no heartbeat, and pods stop where they are without a word. The claims that
-were prepared stay on the disk. After the node is back, claims of pods that are gone are given back at
-the reconcile interval of kubelet's DRA manager (60 s).
+`lose` is a power failure: no heartbeat, and pods stop where they are without a further write. The claims
+that were prepared stay on the disk. After the node is back, claims of pods that are gone are unprepared
+at the reconcile interval of kubelet's DRA manager (60 s).
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _KUBELET = "v1.36.4"
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """A node to play."""
+    """A node to simulate."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -139,7 +139,7 @@ _MAX_CONCURRENT_CALLS = 50
 _HEARTBEAT_GROUPS = 50
 """Of nodes whose heartbeats go out together."""
 _RECONCILE_S = 60.0
-"""Seconds after which a kubelet gives back claims of pods that are gone (`defaultReconcilePeriod` of its DRA
+"""Seconds after which a kubelet unprepares claims of pods that are gone (`defaultReconcilePeriod` of its DRA
 manager): it learns that they are gone when it is back."""
 _RETRY_S = 1.0
 """Between attempts at an API server that does not answer."""
@@ -212,7 +212,7 @@ class SimulatedKubelets:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _reconcile(self, node: str) -> None:
-        """Give back the claims of pods that went while a node was off."""
+        """Unprepare the claims of pods that were deleted while a node was off."""
         await asyncio.sleep(_RECONCILE_S)
         if node not in self._nodes:
             return  # off again, and still to be done
@@ -221,14 +221,14 @@ class SimulatedKubelets:
         await asyncio.gather(*(life.unprepare() for life in lives))
 
     async def run(self) -> None:
-        """Play the nodes until cancelled, which is what the death of all kubelets at once is."""
+        """Simulate the nodes until cancelled. A cancellation is the death of all kubelets at once."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._keep_alive())
             tasks.create_task(self._follow())
 
     async def _keep_alive(self) -> None:
-        """Not all at once: a process that plays thousands of nodes has other things to do in between."""
+        """Renew in groups: a process that simulates thousands of nodes has other work in between."""
         while True:
             nodes = list(self._nodes.values())
             # Interleaved groups: every node is renewed once per period, and no burst holds up other work.
@@ -265,7 +265,7 @@ class SimulatedKubelets:
         self._beats[spec.name] = self._wall()
 
     async def _follow(self) -> None:
-        """See every pod, from a list and then from watches, and from a list again where those have a gap."""
+        """Read every pod: from a list, then from watches, and from a new list after a gap."""
         since = ""
         while True:
             try:
@@ -301,7 +301,7 @@ class SimulatedKubelets:
             self._lives[uid][0].note_deleted()
 
     def _lead(self, pod: Object) -> None:
-        """Tell the pod's life of its new state, or begin it where the pod is new to a node of ours."""
+        """Update the pod's worker, or start one for a pod that is new to a simulated node."""
         uid = pod["metadata"]["uid"]
         self._pods[uid] = pod
         if uid in self._lives:
@@ -314,7 +314,7 @@ class SimulatedKubelets:
             task.add_done_callback(functools.partial(self._let_go, uid))
 
     def _address(self, pod: Object) -> str:
-        """The one it has, when its kubelet was restarted; else one that no pod has had yet."""
+        """Its present address after a restart of kubelet; otherwise one that no pod has had yet."""
         number = address_number(pod)
         if not number:
             self._newest = number = self._newest + 1
@@ -324,7 +324,7 @@ class SimulatedKubelets:
         return pod["spec"].get("nodeName") in self._nodes and has_work(pod)
 
     def _let_go(self, uid: str, task: asyncio.Task[None]) -> None:
-        """A pod that a finalizer keeps has had its life; one of a lost node goes on with the node."""
+        """A pod that a finalizer keeps is done; a pod of a lost node continues when the node is back."""
         del self._lives[uid]
         if uid in self._pods and not task.cancelled():
             self._done.add(uid)

@@ -12,7 +12,7 @@ choice:
 - Between two syncs of a pod the runtime's state is listed anew, once a second (GetNewerThan).
 - After a failed unprepare, SyncTerminatingPod returns the error: the next one comes after 10 to 15 s.
 
-`PodWorker` prepares the claims, writes the running status, runs the containers, gives the claims back,
+`PodWorker` prepares the claims, writes the running status, runs the containers, unprepares the claims,
 writes the final status and deletes the pod. Writes are repeated until the API server answers. Devices
 and containers are behind the protocols `DeviceManager` and `ContainerRuntime`.
 
@@ -58,7 +58,7 @@ class DeviceManager(Protocol):
         ...
 
     async def unprepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        """Give back what `prepare` took; the claims are as they were then.
+        """Unprepare what `prepare` prepared; the claims are as they were then.
 
         Raises:
             Retry, Refused: something is still held. The caller asks again, and the pod stays until then.
@@ -78,10 +78,10 @@ class NoDeviceManager:
     """No plugin: a pod with claims starts at once."""
 
     async def prepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        """Take nothing."""
+        """Prepare nothing."""
 
     async def unprepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        """Give nothing back."""
+        """Unprepare nothing."""
 
 
 class IdleContainers:
@@ -105,7 +105,7 @@ _POD_NETWORK = ipaddress.IPv4Address("10.0.0.0")
 
 
 def is_being_deleted(pod: Object) -> bool:
-    """Whether somebody asked for its deletion."""
+    """Whether its deletion was requested."""
     return "deletionTimestamp" in pod["metadata"]
 
 
@@ -273,7 +273,7 @@ class PodHost:
 
 
 class PodWorker:
-    """Leads one pod: `run` is its life, `update` brings the newest object of the API server.
+    """Runs one pod: `run` takes it to its end, `update` gives it the newest object of the API server.
 
     `claims` are those that the kubelet had prepared for it before it was restarted.
     """
@@ -316,7 +316,7 @@ class PodWorker:
         self._leaving.set()
 
     async def run(self) -> None:
-        """Lead the pod to its end; cancelled where the kubelet dies."""
+        """Run the pod to its end; cancelled where the kubelet dies."""
         code = await self._until_leaving(self._start_and_run()) if not has_pod_ended(self._pod) else None
         exit_code = _KILLED_EXIT_CODE if code is None else code
         # Kubelet unprepares before it reports the end: then the claim may go to another pod.
@@ -353,7 +353,7 @@ class PodWorker:
         await self._write(lambda pod: self._running(pod, ready=True))
 
     async def _keep_ready(self) -> None:
-        """Say again that the pod is ready where the node controller took it for lost in the meantime."""
+        """Report readiness again after the node controller marked the pod as lost."""
         while True:
             await self._updated.wait()
             self._updated.clear()
@@ -364,7 +364,7 @@ class PodWorker:
         return running_status(pod, self._host.wall(), self._address, ready=ready)
 
     async def _prepare(self) -> None:
-        """Ask at each sync until the pod's claims are prepared, whatever the error is."""
+        """Prepare at each sync until the pod's claims are prepared, whatever the error is."""
         is_resync = False
         while True:
             self._changed.clear()
@@ -380,7 +380,7 @@ class PodWorker:
                 return
 
     async def _next_sync(self) -> bool:
-        """Until the resync interval is over (True), or something of the pod that counts has changed."""
+        """Wait for the resync interval (True), or for a change of the pod that causes a sync."""
         relisted = asyncio.create_task(asyncio.sleep(self._host.timing.relist))
         try:
             with contextlib.suppress(TimeoutError):
@@ -416,7 +416,7 @@ class PodWorker:
                 return
 
     async def _claims_left(self) -> tuple[Object, ...]:
-        """What a kubelet that was restarted in between finds; a claim that is gone holds nothing."""
+        """The claims that a restarted kubelet finds; a deleted claim holds nothing."""
         namespace = self._pod["metadata"]["namespace"]
         get = partial(self._host.api.get, RESOURCE_CLAIM, namespace=namespace)
         found = [await self._until_answered(partial(get, name)) for name in pod_claim_names(self._pod)]
@@ -432,7 +432,7 @@ class PodWorker:
             )
             self._warned = message
         except KubeError:
-            pass  # Told with the next failure.
+            pass  # The next failure is reported instead.
 
     async def _write(self, status: Callable[[Object], Object]) -> None:
         """Change the pod's status, on top of whatever others wrote meanwhile."""
@@ -455,7 +455,7 @@ class PodWorker:
             self.update(found)
 
     async def _delete(self) -> None:
-        """Let go of the pod; one with finalizers stays until their owners are done."""
+        """Delete the pod; one with finalizers stays until their owners are done."""
         meta = self._pod["metadata"]
         delete = partial(self._host.api.delete, POD, meta["name"], meta["namespace"])
         with contextlib.suppress(Conflict):  # Another pod has the name now.

@@ -1,19 +1,18 @@
 """The trays of a simulated site as nodes of a cluster, each with the three production plugins.
 
-`TrayNode` holds the IMEX, GPU and NIC plugins of one tray and answers prepare and unprepare as kubelet
-calls them. The plugins' periodic loops do not run, because thousands of them share one process: whoever
-changes something about a tray calls `look`, which is when those loops would find out. Checkpoints and
-CDI files are real files, so a boot starts from what was written. The node label is written by a model
-of GPU Feature Discovery.
+`TrayNode` is a `SimulatedNode` with the IMEX, GPU and NIC plugins of one tray. The plugins' periodic
+loops do not run, because thousands of them share one process. Instead, a change of a tray is followed by
+a call of `look`, which does what those loops do. Checkpoints and CDI files are real files, so a boot
+starts from what was written. A model of GPU Feature Discovery writes the node label.
 
 `TrayNodes` registers all nodes and follows the switches: each change of a fabric updates the GPUs of
-its trays and has the changed ones looked at. It can lose, heal and reboot a node, and tells the plugins
+its trays, and the changed trays are checked. It can lose, heal and reboot a node, and notifies the plugins
 when the API server answers again.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -34,27 +33,23 @@ from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
 from rackloom.claim.node.nic.dhcp import LeaseStore
 from rackloom.claim.node.nic.plugin import NIC_DRIVER, NicPlugin, NicSettings
-from rackloom.claim.node.plugin import ClaimRef, NodePlugin
+from rackloom.claim.node.plugin import NodePlugin
 from rackloom.claim.node.prepare import PluginMetrics
-from rackloom.claim.node.requests import ClaimAnswer, Requests
-from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess
+from rackloom.claim.node.run import PluginDirectories, PluginProcess
 from rackloom.claim.node.slices import RETRY_SECONDS, SlicePublisher
 from rackloom.claim.node.storage import Checkpoint
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, SIMULATED_LABEL
 from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
 from rackloom.errors import Refused, Retry
-from rackloom.lab.nodes.dra_manager import PodClaim
 from rackloom.lab.nodes.gpus import TrayGpuDriver, clique_label, fabric_slots_of, gpus_of_tray
 from rackloom.lab.nodes.host_files import TrayHostFiles, TrayNics
 from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
+from rackloom.lab.nodes.node import CALL_RETRY_SECONDS, SimulatedNode
 from rackloom.lab.switches.fabric import FabricSnapshot, SeededNames, SimulatedFabric
 from rackloom.topology.nics import NO_CLUSTER_NETWORK, ClusterNetwork
 from rackloom.topology.rack import ComputeTray, RackSite
 
 # One tray.
-
-
-_AGAIN_S = 1.0
 
 
 class TrayEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,23 +71,22 @@ class TrayEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """One set of metrics for all trays: nothing scrapes a single simulated node."""
 
 
-class TrayNode:
+class TrayNode(SimulatedNode):
     """A tray as a node. `domain` is the uuid of its NVLink domain."""
 
     def __init__(self, name: str, tray: ComputeTray, domain: str, shared: TrayEnvironment) -> None:
-        self.name = name
+        super().__init__(name, shared.root / name, shared.wall)
         self.tray = tray
         self.domain = domain
-        self.boots = 0
         self.gpus = TrayGpuDriver(shared.gpus)
         self.nics = TrayNics(shared.host, self.gpus.uuids)
         self._environment = shared
         self.boot()
 
     def boot(self) -> None:
-        """The node starts: its kernel has forgotten all, and its plugins read again what they wrote down."""
+        """The node starts. Its kernel has no state, and its plugins read their checkpoints."""
         self.boots += 1
-        shared, places = self._environment, self._places
+        shared, places = self._environment, self.places
         self._fabric = FabricMonitor(self.gpus.node_fabric, shared.wall)
         self._monitor = GpuMonitor(
             GpuReader(self.gpus, lambda: shared.host.machine), HARMLESS_XIDS, shared.wall
@@ -100,13 +94,12 @@ class TrayNode:
         plugins: tuple[NodePlugin, ...] = (
             _imex_plugin(self.name, self._fabric, places, shared),
             _gpu_plugin(self.name, self._monitor, places, shared),
-            _nic_plugin(self.name, self.nics, places, self._boot_id, shared),
+            _nic_plugin(self.name, self.nics, places, self.boot_id, shared),
         )
         self._plugins = {plugin.driver: plugin for plugin in plugins}
         self._publishers = [
             SlicePublisher(plugin, shared.plugins, self.name, shared.metrics) for plugin in plugins
         ]
-        self._running: dict[str, PluginProcess] = {}
         self._work: list[asyncio.Task[None]] = []
         self._label: str | None = ""
         """What the node was labelled with since this boot; "" before it was."""
@@ -115,14 +108,14 @@ class TrayNode:
         """The node's plugins end where they are."""
         for task in self._work:
             task.cancel()
-        for running in self._running.values():
+        for running in self.running.values():
             await running.requests.close()
         self._work.clear()
-        self._running.clear()
+        self.running.clear()
 
     def notice_api_server(self) -> None:
         """The API server answers again after a time when it did not, which each plugin's watch would show."""
-        for running in self._running.values():
+        for running in self.running.values():
             running.pods.wake()
 
     @property
@@ -133,7 +126,7 @@ class TrayNode:
     async def look(self) -> None:
         """Have the plugins read their devices, and publish label and slices.
 
-        Raises `KubeError`. What a plugin cannot say now stays as it was published.
+        Raises `KubeError`. A plugin that cannot read its devices now leaves its slices as they are.
         """
         await self._fabric.observe()
         await self._monitor.observe()
@@ -143,43 +136,16 @@ class TrayNode:
             with suppress(Retry, Refused):
                 await publisher.publish()
 
-    async def prepare(self, claims: Sequence[PodClaim]) -> None:
-        """NodePrepareResources, as kubelet calls it. Raises `Retry` with the plugins' errors."""
-        for driver, refs in _claims_by_driver(claims).items():
-            _require_success(await self._requests(driver).prepare(refs))
-
-    async def unprepare(self, claims: Sequence[PodClaim]) -> None:
-        """NodeUnprepareResources, as kubelet calls it. Raises `Retry` with the plugins' errors."""
-        for driver, refs in _claims_by_driver(claims).items():
-            _require_success(await self._requests(driver).unprepare(refs))
-
-    def cdi_files(self, claim_uid: str) -> tuple[Path, ...]:
-        """The CDI specs that a claim has here, which a container runtime would read."""
-        return tuple(sorted(self._places.cdi.glob(f"*-claim_{claim_uid}.yaml")))
-
-    @property
-    def _places(self) -> PluginDirectories:
-        here = self._environment.root / self.name
-        return PluginDirectories(registry=here / "registry", plugins=here / "plugins", cdi=here / "cdi")
-
-    @property
-    def _boot_id(self) -> str:
-        return f"{self.name}-{self.boots}"
-
-    def _requests(self, driver: str) -> Requests:
-        """What answers kubelet; made for the first pod, since most nodes of a simulation never have one."""
-        if driver not in self._running:
-            host = PluginHost(
-                node=self.name, boot_id=self._boot_id, directories=self._places, wall=self._environment.wall
-            )
-            host.directories.home(driver).mkdir(parents=True, exist_ok=True)
-            running = PluginProcess(self._plugins[driver], self._environment.plugins, host)
-            self._running[driver] = running
-            self._work.append(asyncio.create_task(running.pods.run()))
-        return self._running[driver].requests
+    def _plugin(self, driver: str) -> PluginProcess:
+        """Made for the first pod, since most nodes of a simulation never have one."""
+        if driver not in self.running:
+            process = self.plugin_process(self._plugins[driver], self._environment.plugins)
+            self.running[driver] = process
+            self._work.append(asyncio.create_task(process.pods.run()))
+        return self.running[driver]
 
     async def _write_label(self) -> None:
-        """GPU Feature Discovery: it reads the same driver, and knows nothing of our plugins."""
+        """Write the label as GPU Feature Discovery does: it reads the same driver, and no plugin."""
         label = clique_label(self.gpus.answering)
         if label != self._label:
             patch = {"metadata": {"labels": {GPU_CLIQUE_LABEL: label}}}
@@ -228,17 +194,6 @@ def _nic_plugin(
 async def _no_network() -> ClusterNetwork:
     """A tray's interfaces are in no network namespace: none of them carries anything."""
     return NO_CLUSTER_NETWORK
-
-
-def _claims_by_driver(claims: Sequence[PodClaim]) -> dict[str, list[ClaimRef]]:
-    drivers = sorted({driver for claim in claims for driver in claim.drivers})
-    return {driver: [claim.ref for claim in claims if driver in claim.drivers] for driver in drivers}
-
-
-def _require_success(answers: Mapping[str, ClaimAnswer]) -> None:
-    problems = [answer.error for answer in answers.values() if answer.error]
-    if problems:
-        raise Retry("; ".join(problems), after=_AGAIN_S)
 
 
 # All trays of a site.
@@ -291,10 +246,6 @@ class TrayNodes:
     def __iter__(self) -> Iterator[TrayNode]:
         """All nodes, domain by domain."""
         return iter(self._nodes.values())
-
-    def name_of(self, chassis_serial: str, slot: int) -> str:
-        """The node that a tray is."""
-        return self._names.node(chassis_serial, slot)
 
     async def run(self) -> None:
         """Register all nodes and keep them in step with their switches, until cancelled."""
@@ -360,7 +311,7 @@ class TrayNodes:
                 await self._until_accepted(TrayNode.look, node)
 
     async def _notice_api_server(self) -> None:
-        """Tell the plugins when the API server is back: each has a watch for that, and here all have one."""
+        """Notify the plugins when the API server is back: real ones have a watch each, these share one."""
         is_cut_off = False
         while True:
             try:
@@ -381,9 +332,7 @@ class TrayNodes:
 
     async def _register(self, node: TrayNode) -> None:
         await self.kubelets.register(
-            NodeSpec(
-                node.name, labels=_NODE_LABELS, capacity=_capacity(node), boot_id=f"{node.name}-{node.boots}"
-            )
+            NodeSpec(node.name, labels=_NODE_LABELS, capacity=_capacity(node), boot_id=node.boot_id)
         )
 
     async def _until_accepted(self, act: Callable[[TrayNode], Awaitable[None]], node: TrayNode) -> None:
@@ -393,7 +342,7 @@ class TrayNodes:
                 await act(node)
             except KubeError as error:
                 logger.warning("twin.node", node=node.name, reason=str(error))
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(CALL_RETRY_SECONDS)
             else:
                 return
 

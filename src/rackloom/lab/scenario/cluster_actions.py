@@ -62,7 +62,6 @@ async def node_lost(stage: Stage, *, tray: Tray, rack: Rack = 1) -> str:
     """The power of a tray fails."""
     node = stage.truth.node(rack, tray)
     await stage.cluster.nodes.lose(node)
-    stage.damage.off.add(node)
     return f"{node} has no power"
 
 
@@ -71,7 +70,6 @@ async def node_back(stage: Stage, *, tray: Tray, rack: Rack = 1) -> str:
     """It starts again."""
     node = stage.truth.node(rack, tray)
     await stage.cluster.nodes.heal(node)
-    stage.damage.off.discard(node)
     return f"{node} has started"
 
 
@@ -88,7 +86,6 @@ async def gpu_lost(stage: Stage, *, tray: Tray, rack: Rack = 1, gpu: Gpu) -> str
     """A GPU falls off the bus of its tray."""
     node = stage.truth.node(rack, tray)
     stage.cluster.nodes[node].gpus.lose(gpu)
-    stage.damage.lost_gpus.add((node, gpu))
     await stage.cluster.nodes.look(node)
     return f"GPU {gpu} of {node} does not answer"
 
@@ -200,15 +197,12 @@ async def _kill(stage: Stage, pods: Sequence[Object]) -> None:
 
 async def heal_nodes(stage: Stage) -> str:
     """Nodes run, GPUs and links are back, labels come at once."""
-    nodes, damage = stage.cluster.nodes, stage.damage
+    nodes = stage.cluster.nodes
     stage.cluster.discovery.lag = 0.0
-    for name in sorted(damage.off):
+    for name in sorted(nodes.off):
         await nodes.heal(name)
-    damage.off.clear()
-    for name, gpu in damage.lost_gpus:
-        nodes[name].gpus.find(gpu)
-    damage.lost_gpus.clear()
     for node in nodes:
+        node.gpus.find_all()
         node.nics.down = frozenset()
         await nodes.look(node.name)
     return "the nodes are repaired"

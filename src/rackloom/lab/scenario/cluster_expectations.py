@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rackloom.claim.kube.api import NotFound
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
+from rackloom.core.domains.names import GPU_CLIQUE_LABEL
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.snapshot import PLACED, read_record, read_tray_node
 from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, RESOURCE_SLICE, Object
@@ -50,9 +51,7 @@ async def object_(
     for key in path:
         found = found.get(key) if isinstance(found, dict) else None
     value = None if found is None else str(found)
-    text = f"{'.'.join(path)} of {kind} {name} is {value}"
-    require(value == equals, text)
-    return text
+    return require(value == equals, f"{'.'.join(path)} of {kind} {name} is {value}")
 
 
 @expectation(layer="cluster")
@@ -70,8 +69,7 @@ async def condition(
     found = _condition_of(await _read(stage, kind, name, namespace) or {}, type)
     text = f"{type} of {kind} {name} is {found.get('status')}, {found.get('reason')}"
     text = f"{text}: {found['message']}" if found.get("message") else text
-    require(found.get("status") == status and reason in (None, found.get("reason")), text)
-    return text
+    return require(found.get("status") == status and reason in (None, found.get("reason")), text)
 
 
 @expectation(layer="cluster")
@@ -111,9 +109,7 @@ async def pods(
     present = [pod for pod in await stage.pods(namespace, labels) if not _is_on_lost_node(stage, pod)]
     phases = Counter(pod["status"].get("phase", "Pending") for pod in present)
     counts = ", ".join(f"{number} {found}" for found, number in sorted(phases.items())) or "none"
-    text = f"pods {labels}: {counts}"
-    require(phases[phase] == count, text)
-    return text
+    return require(phases[phase] == count, f"pods {labels}: {counts}")
 
 
 @expectation(layer="cluster")
@@ -123,9 +119,10 @@ async def one_clique(stage: Stage, *, labels: str, namespace: str = "default") -
     nodes = [pod["spec"]["nodeName"] for pod in found if pod["spec"].get("nodeName")]
     cliques = {stage.truth.clique(node) for node in nodes}
     require(nodes, f"no pod {labels} is on a node")
-    text = f"{len(nodes)} pods {labels} are in {', '.join(sorted(map(str, cliques)))}"
-    require(len(cliques) == 1 and None not in cliques, text)
-    return text
+    return require(
+        len(cliques) == 1 and None not in cliques,
+        f"{len(nodes)} pods {labels} are in {', '.join(sorted(map(str, cliques)))}",
+    )
 
 
 def _is_on_lost_node(stage: Stage, pod: Object) -> bool:
@@ -144,7 +141,8 @@ async def clique_label(
     Or (`present` false) there is none, or (`stale`) it is old.
     """
     node = stage.truth.node(rack, tray)
-    label, clique = await stage.label(node), stage.truth.clique(node)
+    labels = (await stage.cluster.api.get(NODE, node))["metadata"].get("labels", {})
+    label, clique = labels.get(GPU_CLIQUE_LABEL), stage.truth.clique(node)
     if stale:
         text = f"{node} says {label or 'no clique'}, its fabric {clique or 'none'}"
         require(label is not None and label != clique, text)
@@ -159,9 +157,7 @@ async def node(stage: Stage, *, tray: Tray, rack: Rack = 1, ready: bool = True) 
     """A node is Ready, or (`ready` false) is not."""
     name = stage.truth.node(rack, tray)
     status = _condition_of(await stage.cluster.api.get(NODE, name), "Ready").get("status", "absent")
-    text = f"Ready of {name} is {status}"
-    require((status == "True") == ready, text)
-    return text
+    return require((status == "True") == ready, f"Ready of {name} is {status}")
 
 
 @expectation(layer="cluster")
@@ -173,9 +169,10 @@ async def devices(
     counted = [
         device for device in await _devices(stage, name, driver) if device.get("taints") or not tainted
     ]
-    text = f"{name} publishes {len(counted)}{' tainted' if tainted else ''} devices of {driver}"
-    require(len(counted) == count, text)
-    return text
+    return require(
+        len(counted) == count,
+        f"{name} publishes {len(counted)}{' tainted' if tainted else ''} devices of {driver}",
+    )
 
 
 @expectation(layer="cluster")
@@ -286,18 +283,17 @@ async def gang(
     stage.record(key, trays)
     changed = sum(before.get(member) != tray for member, tray in trays.items())
     written = stage.plans_written[record.key]
-    text = f"{text}; {changed} moved; {written} plans were recorded"
-    require(moved in (None, changed) and plans in (None, written), text)
-    return text
+    return require(
+        moved in (None, changed) and plans in (None, written),
+        f"{text}; {changed} moved; {written} plans were recorded",
+    )
 
 
 @expectation(layer="cluster")
 async def reserved_trays(stage: Stage, *, count: Count) -> str:
     """So many trays are reserved for gangs."""
     reserved = sum(len(holders) > 0 for holders in (await _holders(stage)).values())
-    text = f"{reserved} trays are reserved"
-    require(reserved == count, text)
-    return text
+    return require(reserved == count, f"{reserved} trays are reserved")
 
 
 async def _holders(stage: Stage) -> dict[str, tuple[str, ...]]:

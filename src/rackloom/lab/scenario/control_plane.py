@@ -141,9 +141,10 @@ async def controllers_die(stage: Stage, *, point: Ordinal, lives: Ordinal = 1) -
 @expectation(layer="cluster", needs="single process")
 async def controllers_ended(stage: Stage, *, count: Count) -> str:
     """So many lives of Rackloom's controllers have ended."""
-    text = f"{stage.cluster.controllers.ended} lives of the controllers have ended"
-    require(stage.cluster.controllers.ended == count, text)
-    return text
+    return require(
+        stage.cluster.controllers.ended == count,
+        f"{stage.cluster.controllers.ended} lives of the controllers have ended",
+    )
 
 
 @action(layer="cluster", needs="single process")

@@ -1,8 +1,7 @@
 """Rackloom's controllers in the twin as processes: killed, restarted, doubled, elected, and cut off.
 
-`ControllerProcess` runs the controllers life after life. A life can be killed at once, or at the n-th
-step from now; steps are counted before each write is sent and after it was carried out, so that a process
-can die with its answer lost. The next life knows only what the API server knows. `double` starts a second
+`ControllerProcess` is a `RestartedProcess` (lab.virtual.process): it can be killed at once, or at its
+n-th crash point from now. The next life knows only what the API server knows. `double` starts a second
 set of controllers that also believe that they lead.
 
 `ControllerReplicas` are two replicas under a real Lease election. It records every moment at which the
@@ -28,7 +27,7 @@ from rackloom.claim.kube.api import KubeApi, WatchEvent
 from rackloom.claim.kube.leader import LeaderElection
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 from rackloom.lab.kube.faults import RequestFault
-from rackloom.lab.virtual.process import CrashPoints, Process, with_crash_points
+from rackloom.lab.virtual.process import CrashPoints, Process, RestartedProcess, with_crash_points
 
 CONTROLLER_LEASE = "rackloom-controller"
 """The Lease of the controllers, and their name as a user of the API server."""
@@ -137,19 +136,14 @@ ControllerTerm = Callable[[KubeApi], Coroutine[Any, Any, None]]
 RESTART_SECONDS = 1.0
 
 
-class ControllerProcess:
-    """The controllers as a process that starts again whenever it ends. `api` is their API client."""
+class ControllerProcess(RestartedProcess):
+    """The controllers as a process that starts again whenever it is killed. `api` is their API client."""
 
     def __init__(self, lead: ControllerTerm, api: KubeApi) -> None:
-        self.ended = 0
-        """Lives that were ended."""
+        super().__init__(Process("controllers"), self._serve_controllers, RESTART_SECONDS, [])
         self._lead = lead
         self._api = api
-        self._steps = CrashPoints(self._strike)
-        self._life = Process("controllers")
-        self._term: asyncio.Task[None] | None = None
-        self._down = RESTART_SECONDS
-        self._point = self._lives = self._due = 0
+        self._point = self._lives = 0
         self._second: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -157,22 +151,21 @@ class ControllerProcess:
         """Run until cancelled. Raises the error with which the controllers fail."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            await self._keep()
+            await super().run()
 
     async def kill(self, down: float) -> None:
         """End the process now. The next one starts `down` seconds later, without its memory."""
-        self._down = down
-        self._life.kill()
-        if self._term is not None:
-            await asyncio.wait({self._term})
+        self.restart_s = down
+        self.life.kill()
+        await self.life.wait_ended()
 
     def die(self, point: int, lives: int) -> None:
         """Let this life, and those after it, end at their `point`-th step from here: `lives` in all.
 
         Steps are counted before each write is sent, and after it was carried out.
         """
-        self._point, self._lives, self._down = point, lives, RESTART_SECONDS
-        self._set_fuse()
+        self._point, self._lives, self.restart_s = point, lives, RESTART_SECONDS
+        self.life.fuse = self.life.points + point
 
     def double(self) -> None:
         """Start a second set of controllers that also believe that they lead."""
@@ -186,29 +179,18 @@ class ControllerProcess:
             await asyncio.wait({self._second})
             self._second = None
 
-    async def _keep(self) -> None:
-        while True:
-            self._life = Process("controllers")
+    async def _serve_controllers(self, life: Process) -> None:
+        if self._lives:
             # Each life counts its steps from its own start.
-            self._set_fuse()
-            self._term = self._life.spawn(self._lead(with_crash_points(self._api, self._life, self._steps)))
-            try:
-                await asyncio.wait({self._term})
-                # Nobody killed it, so it failed by itself: that is a defect, and no part of the scenario.
-                if self._life.is_alive:
-                    return self._term.result()
-            finally:
-                self._life.kill()
-            self.ended += 1
-            await asyncio.sleep(self._down)
+            life.fuse = life.points + self._point
+        try:
+            await self._lead(with_crash_points(self._api, life, CrashPoints()))
+        finally:
+            self._lives -= bool(self._lives and life.reached_fuse)
 
-    def _set_fuse(self) -> None:
-        self._due = self._steps.taken + self._point if self._lives else 0
-
-    def _strike(self, step: int, _: str) -> None:
-        if step == self._due:
-            self._lives -= 1
-            self._life.kill()
+    def _report(self, error: BaseException) -> None:
+        # Nobody killed it, so it failed by itself: that is a defect, and no part of the scenario.
+        raise error
 
 
 # Elected replicas.

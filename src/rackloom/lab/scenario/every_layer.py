@@ -1,5 +1,6 @@
 """Steps that concern every layer of a site, and what must hold at the end of each scenario."""
 
+from rackloom.lab.invariants.ledger import lost_object
 from rackloom.lab.scenario.cluster_actions import heal_nodes
 from rackloom.lab.scenario.control_plane import heal_api_server, heal_controllers, require_one_leader
 from rackloom.lab.scenario.model import action, expectation, require
@@ -21,17 +22,14 @@ async def heal(stage: Stage) -> str:
 @expectation()
 async def invariants(stage: Stage) -> str:
     """S1, S2 and S4 held at every change of a fabric so far; what was acknowledged is there (S10)."""
-    broken = list(stage.truth.broken)
+    broken = list(stage.truth.invariants.broken)
     kept = list(stage.rest.kept())
     for made in kept:
-        shown = await stage.rest.shown(made)
-        if shown is None:
-            broken.append(f"S10: instance {made.id} was acknowledged, and is gone")
-        elif shown["machineId"] != made.machine:
-            broken.append(f"S10: instance {made.id} moved from {made.machine} to {shown['machineId']}")
+        lost = lost_object(f"instance {made.id}", made.machine, await stage.rest.shown(made))
+        broken += [f"S10: {text}" for text in lost]
     require(not broken, "; ".join(broken))
     require_one_leader(stage)
-    text = f"S1, S2, S4 at {stage.truth.judged} changes of fabrics; S10 of {len(kept)} instances"
+    text = f"S1, S2, S4 at {stage.truth.invariants.checks} changes of fabrics; S10 of {len(kept)} instances"
     return f"{text}; never did two of Rackloom's controllers lead at once" if stage.candidates else text
 
 

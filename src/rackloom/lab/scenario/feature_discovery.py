@@ -4,12 +4,13 @@ The real one checks the GPUs once a minute, so a label may be as old as that.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from rackloom.claim.kube.api import KubeError
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.kubernetes.objects import Object
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 
@@ -25,30 +26,20 @@ class FeatureDiscovery(DirectApi):
         self.lag = 0.0
         self._late: set[asyncio.Task[None]] = set()
 
-    async def patch(
-        self,
-        kind: ResourceKind,
-        name: str,
-        namespace: str | None,
-        patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...],
-        *,
-        subresource: str = "",
-        dry_run: bool = False,
-    ) -> Object:
+    async def patch(self, *args: Any, dry_run: bool = False, **kwargs: Any) -> Object:
         """Write now, or later; a late write has no answer. Writes stay in order while one is late."""
+        write = partial(super().patch, *args, **kwargs)
         if dry_run or (not self.lag and not self._late):
-            return await super().patch(kind, name, namespace, patch, subresource=subresource, dry_run=dry_run)
-        task = asyncio.create_task(self._write_late(kind, name, patch))
+            return await write(dry_run=dry_run)
+        task = asyncio.create_task(self._write_late(write))
         self._late.add(task)
         task.add_done_callback(self._late.discard)
         return {}
 
-    async def _write_late(
-        self, kind: ResourceKind, name: str, patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...]
-    ) -> None:
+    async def _write_late(self, write: Callable[[], Awaitable[Object]]) -> None:
         await asyncio.sleep(self.lag)
         while True:
             with suppress(KubeError):
-                await super().patch(kind, name, None, patch)
+                await write()
                 return
             await asyncio.sleep(_RETRY_SECONDS)

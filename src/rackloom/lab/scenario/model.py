@@ -38,10 +38,11 @@ class NotObserved(Exception):
     """A step did not come about; the text says what was observed instead."""
 
 
-def require(holds: object, otherwise: str) -> None:
-    """Raise `NotObserved` unless it holds."""
+def require(holds: object, observed: str) -> str:
+    """Return what was observed. Raises `NotObserved` with it unless it holds."""
     if not holds:
-        raise NotObserved(otherwise)
+        raise NotObserved(observed)
+    return observed
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):

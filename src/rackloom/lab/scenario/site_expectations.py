@@ -54,9 +54,7 @@ async def interface(stage: Stage, *, instance: Instance, gpu: Gpu, status: str, 
     listed = shown["nvLinkInterfaces"] if shown else ()
     found = next((listed_gpu for listed_gpu in listed if listed_gpu["deviceInstance"] == gpu - 1), None)
     now, why = _status_and_reason(found)
-    text = f"GPU {gpu} of {instance} is {now}: {why}"
-    require(now == status and because in why, text)
-    return text
+    return require(now == status and because in why, f"GPU {gpu} of {instance} is {now}: {why}")
 
 
 @expectation()
@@ -118,9 +116,7 @@ async def read_again(stage: Stage, *, rack: Rack = 1) -> str:
 @expectation()
 async def service_ended(stage: Stage, *, count: Count) -> str:
     """So many lives of the site service have ended."""
-    text = f"{stage.site.ended} lives of the service have ended"
-    require(stage.site.ended == count, text)
-    return text
+    return require(stage.site.ended == count, f"{stage.site.ended} lives of the service have ended")
 
 
 @expectation(needs="nmx-c")
@@ -178,16 +174,14 @@ async def partitions(stage: Stage, *, count: Count, rack: Rack = 1) -> str:
         for partition in fabric.partitions.values()
         if set(partition.guids) & fabric.gpus.keys()
     ]
-    text = f"rack {rack} holds {', '.join(held) or 'none'}"
-    require(len(held) == count, text)
-    return text
+    return require(len(held) == count, f"rack {rack} holds {', '.join(held) or 'none'}")
 
 
 @expectation()
 async def untouched(stage: Stage, *, name: ForeignPartition) -> str:
     """A partition that somebody made by hand is as they made it."""
-    fabric, made = stage.truth.foreign[name]
-    now = fabric.partitions.get(made.id)
+    switch, made = stage.truth.invariants.foreign[name]
+    now = switch.fabric.partitions.get(made.id)
     require(now == made, f"it is {'gone' if now is None else f'{len(now.guids)} GPUs, {now.name!r}'}")
     return f"partition {made.id} {made.name!r} still holds its {len(made.guids)} GPUs"
 

@@ -11,14 +11,11 @@ not: the scenario would show nothing of it.
 """
 
 import asyncio
-import itertools
-import uuid
-from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
-import msgspec
-
 from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, GpuHealth, PartitionHealth
+from rackloom.lab import faults
 from rackloom.lab.scenario.model import ONLY_VIRTUAL, NotObserved, action, require
 from rackloom.lab.scenario.parameters import (
     ForeignPartition,
@@ -36,8 +33,8 @@ from rackloom.lab.scenario.parameters import (
     Seconds,
     Tray,
 )
-from rackloom.lab.scenario.stage import NetworkFault, Stage, SwitchControl
-from rackloom.lab.switches.fabric import FabricGpu, FabricPartition
+from rackloom.lab.scenario.stage import Stage
+from rackloom.lab.switches.fabric import FabricPartition
 
 SWITCH_RESTART_SECONDS = 1.0
 
@@ -60,16 +57,13 @@ async def switch_answers(stage: Stage, *, rack: Rack = 1) -> str:
 
 
 @action()
-async def switch_restarts(
-    stage: Stage, *, rack: Rack = 1, forgets: Literal["nothing", "names", "partitions", "domain"] = "nothing"
-) -> str:
+async def switch_restarts(stage: Stage, *, rack: Rack = 1, forgets: faults.Forgotten = "nothing") -> str:
     """It restarts, and may have forgotten something: names of partitions, all partitions, its domain uuid."""
     switch = stage.truth.rack(rack)
-    await switch.go_away()
-    with stage.truth.another_writer():
-        _FORGET_BY_NAME[forgets](switch)
-    await asyncio.sleep(SWITCH_RESTART_SECONDS)
-    await _start(stage, rack)
+    async with faults.unreachable(switch):
+        faults.forget(switch, forgets)
+        await asyncio.sleep(SWITCH_RESTART_SECONDS)
+    stage.damage.stopped.discard(rack)
     return f"the controller of rack {rack} restarted, and forgot {forgets}"
 
 
@@ -77,9 +71,9 @@ async def switch_restarts(
 async def switch_claims_domain(stage: Stage, *, rack: Rack, domain_of: OtherRack) -> str:
     """The controller of a rack says that it is the domain of another rack: the two contradict each other."""
     switch, claimed = stage.truth.rack(rack), stage.truth.domains[domain_of - 1]
-    await switch.go_away()
-    switch.fabric.domain = claimed
-    await _start(stage, rack)
+    async with faults.unreachable(switch):
+        faults.set_domain(switch, claimed)
+    stage.damage.stopped.discard(rack)
     return f"the controller of rack {rack} says it is domain {claimed}"
 
 
@@ -88,19 +82,13 @@ async def switch_mistreats(
     stage: Stage,
     *,
     rpc: Rpc,
-    how: Literal["refuses", "loses-reply", "omits-header"],
+    how: faults.Mistreatment,
     rack: Rack = 1,
     times: Ordinal = 1,
 ) -> str:
     """Coming calls of one RPC are refused, answered without a header, or carried out without an answer."""
-    faults = stage.truth.rack(rack).faults
     for _ in range(times):
-        if how == "refuses":
-            faults.refuse_next(rpc, "NOT_READY")
-        elif how == "loses-reply":
-            faults.drop_reply_of_next(rpc)
-        else:
-            faults.omit_header_of_next(rpc)
+        faults.mistreat_call(stage.truth.rack(rack).faults, rpc, how)
     return f"{times} coming calls of {rpc}: {how}"
 
 
@@ -113,7 +101,7 @@ async def switch_hides(stage: Stage, *, instance: Instance, lists: Ordinal = 1) 
 
 
 @action(needs="nmx-c", speeds=ONLY_VIRTUAL)
-async def network_bad(stage: Stage, *, how: NetworkFault, rack: Rack = 1) -> str:
+async def network_bad(stage: Stage, *, how: faults.NetworkFault, rack: Rack = 1) -> str:
     """What the network does to the next change that is asked of a rack, or from now on to all calls."""
     stage.site.spoil(rack - 1, how)
     return f"the network before rack {rack}: {how}"
@@ -122,16 +110,17 @@ async def network_bad(stage: Stage, *, how: NetworkFault, rack: Rack = 1) -> str
 @action()
 async def switch_tray_out(stage: Stage, *, rack: Rack = 1) -> str:
     """One of the switch trays of a rack goes: every GPU and partition of it has less bandwidth."""
-    # Each GPU has links to every switch tray.
-    count = _set_bandwidth(stage, rack, GpuHealth.DEGRADED_BANDWIDTH, PartitionHealth.DEGRADED_BANDWIDTH)
-    return f"{count} GPUs of rack {rack} lost a part of their links"
+    switch = stage.truth.rack(rack)
+    faults.set_links(switch, GpuHealth.DEGRADED_BANDWIDTH, PartitionHealth.DEGRADED_BANDWIDTH)
+    return f"{len(switch.fabric.gpus)} GPUs of rack {rack} lost a part of their links"
 
 
 @action()
 async def switch_tray_back(stage: Stage, *, rack: Rack = 1) -> str:
     """It is put back."""
-    count = _set_bandwidth(stage, rack, GpuHealth.HEALTHY, PartitionHealth.HEALTHY)
-    return f"{count} GPUs of rack {rack} have all their links"
+    switch = stage.truth.rack(rack)
+    faults.heal_fabric(switch)
+    return f"{len(switch.fabric.gpus)} GPUs of rack {rack} have all their links"
 
 
 # What happens to trays, GPUs and partitions behind the site's back.
@@ -142,8 +131,7 @@ async def tray_pulled(stage: Stage, *, instance: Instance) -> str:
     """The tray of an instance is taken out."""
     machine = stage.rest.instance(instance).machine
     switch, gpus = stage.truth.locate(machine)
-    with stage.truth.another_writer():
-        switch.fabric.remove_gpus([gpu.guid for gpu in gpus])
+    faults.pull_tray(switch, gpus)
     stage.damage.pulled[machine] = switch, gpus
     return f"{len(gpus)} GPUs of machine {machine} are gone"
 
@@ -180,8 +168,7 @@ async def gpu_health(
     """A GPU gets worse or better."""
     switch, gpus = stage.truth.locate(stage.rest.instance(instance).machine)
     guid = gpus[gpu - 1].guid
-    with stage.truth.another_writer():
-        switch.fabric.set_health(guid, GpuHealth[health.replace("-", "_").upper()])
+    faults.set_health(switch, guid, GpuHealth[health.replace("-", "_").upper()])
     return f"GPU {guid:x} is {health}"
 
 
@@ -191,22 +178,16 @@ async def partition_by_hand(
 ) -> str:
     """Somebody makes a partition on the switch, of GPUs wherever they are."""
     switch, present = stage.truth.locate(stage.rest.instance(instance).machine)
-    fabric = switch.fabric
-    number = next(free for free in itertools.count(1) if free not in fabric.partitions)
-    guids = tuple(sorted(present[module - 1].guid for module in gpus))
-    made = FabricPartition(id=number, name=name, guids=guids)
-    with stage.truth.another_writer():
-        fabric.put(made)
-    stage.truth.foreign[name] = fabric, made
-    return f"partition {number} {name!r} holds {len(guids)} GPUs"
+    made = faults.put_partition(switch, [present[module - 1].guid for module in gpus], name)
+    stage.truth.invariants.foreign[name] = switch, made
+    return f"partition {made.id} {name!r} holds {len(made.guids)} GPUs"
 
 
 @action()
 async def partition_gone(stage: Stage, *, instance: Instance) -> str:
     """Somebody deletes, on the switch, the partition that holds the first GPU of an instance."""
     switch, partition = _partition_of(stage, instance)
-    with stage.truth.another_writer():
-        switch.fabric.delete(partition.id)
+    faults.delete_partition(switch, partition)
     return f"partition {partition.id} {partition.name!r} of {len(partition.guids)} GPUs is deleted"
 
 
@@ -224,8 +205,7 @@ async def list_written_by_hand(stage: Stage, *, name: ListRead) -> str:
     now = switch.fabric.partitions.get(read.id, read)
     dropped = set(now.guids) - set(read.guids)
     require(dropped, f"{read.name!r} has no member that was not there when {name} read it")
-    with stage.truth.another_writer():
-        switch.fabric.replace(read.id, read.guids)
+    faults.replace_members(switch, read)
     return f"{name} wrote {len(read.guids)} members, and dropped {len(dropped)}"
 
 
@@ -274,7 +254,7 @@ async def heal_site(stage: Stage) -> str:
         _put_back(stage, machine, swapped=False)
     while stage.damage.exchanged:
         _exchange(stage, *stage.damage.exchanged.pop())
-    for name in list(stage.truth.foreign):
+    for name in list(stage.truth.invariants.foreign):
         _delete_foreign(stage, name)
     stage.site.mend()
     return "everything is repaired"
@@ -288,22 +268,16 @@ def require_all_struck(stage: Stage) -> None:
     require(not untaken, f"still to come: {untaken}; the scenario shows nothing of it")
 
 
-async def _heal_switch(stage: Stage, number: int, switch: SwitchControl) -> None:
+async def _heal_switch(stage: Stage, number: int, switch: faults.SwitchControl) -> None:
     switch.faults.clear()
-    fabric, domain, stopped = switch.fabric, stage.truth.domains[number - 1], stage.damage.stopped
-    if fabric.domain != domain and number not in stopped:
+    domain, stopped = stage.truth.domains[number - 1], stage.damage.stopped
+    if switch.fabric.domain != domain and number not in stopped:
         await switch.go_away()
         stopped.add(number)
-    fabric.domain = domain
+    faults.set_domain(switch, domain)
     if number in stopped:
         await _start(stage, number)
-    with stage.truth.another_writer():
-        for gpu in list(fabric.gpus.values()):
-            if gpu.health is not GpuHealth.HEALTHY:
-                fabric.set_health(gpu.guid, GpuHealth.HEALTHY)
-        for partition in list(fabric.partitions.values()):
-            if partition.health is not PartitionHealth.HEALTHY:
-                fabric.put(msgspec.structs.replace(partition, health=PartitionHealth.HEALTHY))
+    faults.heal_fabric(switch)
 
 
 async def _start(stage: Stage, rack: int) -> None:
@@ -313,63 +287,25 @@ async def _start(stage: Stage, rack: int) -> None:
 
 def _put_back(stage: Stage, machine: str, *, swapped: bool) -> str:
     switch, gpus = stage.damage.pulled.pop(machine)
-    if swapped:
-        gpus = tuple(msgspec.structs.replace(gpu, guid=next(stage.new_guids)) for gpu in gpus)
-    with stage.truth.another_writer():
-        switch.fabric.insert_gpus(gpus)
+    faults.return_tray(switch, gpus, partial(next, stage.new_guids) if swapped else None)
     return f"{'other' if swapped else 'the same'} {len(gpus)} GPUs are in machine {machine}"
 
 
 def _exchange(stage: Stage, machine: str, neighbour: str) -> None:
     switch, gpus = stage.truth.locate(machine)
     _, others = stage.truth.locate(neighbour)
-    with stage.truth.another_writer():
-        switch.fabric.insert_gpus([*map(_gpu_in_slot_of, gpus, others), *map(_gpu_in_slot_of, others, gpus)])
-
-
-def _gpu_in_slot_of(gpu: FabricGpu, there: FabricGpu) -> FabricGpu:
-    return msgspec.structs.replace(there, guid=gpu.guid, health=gpu.health)
+    faults.exchange_trays(switch, gpus, others)
 
 
 def _delete_foreign(stage: Stage, name: str) -> str:
-    fabric, made = stage.truth.foreign.pop(name)
-    with stage.truth.another_writer():
-        if made.id in fabric.partitions:
-            fabric.delete(made.id)
+    switch, made = stage.truth.invariants.foreign.pop(name)
+    faults.delete_partition(switch, made)
     return f"partition {made.id} {made.name!r} is deleted"
 
 
-def _set_bandwidth(stage: Stage, rack: int, gpus: GpuHealth, partitions: PartitionHealth) -> int:
-    fabric = stage.truth.rack(rack).fabric
-    with stage.truth.another_writer():
-        for guid in list(fabric.gpus):
-            fabric.set_health(guid, gpus)
-        for partition in list(fabric.partitions.values()):
-            fabric.put(msgspec.structs.replace(partition, health=partitions))
-    return len(fabric.gpus)
-
-
-def _partition_of(stage: Stage, instance: str) -> tuple[SwitchControl, FabricPartition]:
+def _partition_of(stage: Stage, instance: str) -> tuple[faults.SwitchControl, FabricPartition]:
     switch, gpus = stage.truth.locate(stage.rest.instance(instance).machine)
     number = switch.fabric.partition_of(gpus[0].guid)
     if number in (0, DEFAULT_PARTITION_ID):
         raise NotObserved(f"the first GPU of {instance} is in no partition that could be broken")
     return switch, switch.fabric.partitions[number]
-
-
-def _forget_names(switch: SwitchControl) -> None:
-    for partition in list(switch.fabric.partitions.values()):
-        if partition.id != DEFAULT_PARTITION_ID:
-            switch.fabric.put(msgspec.structs.replace(partition, name=""))
-
-
-def _forget_domain(switch: SwitchControl) -> None:
-    switch.fabric.rename(str(uuid.uuid5(uuid.UUID(switch.fabric.domain), "reborn")))
-
-
-_FORGET_BY_NAME: dict[str, Callable[[SwitchControl], None]] = {
-    "nothing": lambda _: None,
-    "names": _forget_names,
-    "partitions": lambda switch: switch.fabric.factory_reset(),
-    "domain": _forget_domain,
-}

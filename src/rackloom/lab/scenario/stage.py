@@ -4,11 +4,8 @@
 the virtual site and the real-time site implement it. A `SwitchControl` is a simulated rack in virtual
 time, or a controller on a socket. `ClusterControl` is the simulated cluster.
 
-`Truth` watches every fabric from the start and never asks the service what it believes. At each change
-it checks that a GPU is in one partition (S1), that a changed partition holds no GPUs of two tenants
-(S2), and that the service left alone what another writer made (S4). Changes made by a scenario's own
-faults are excluded (`another_writer`). For a cluster it also says which node a tray is, and which
-clique its label must name.
+`Truth` reads the fabrics and never asks the service what it believes: where a machine is, which node a
+tray is, and which clique its label must name. Its `invariants` watch every fabric from the start.
 
 A step often compares with what an earlier step of its kind observed. `previous` gives that, fixed when
 the step began; `record` is for later steps only. So a step that checks many times compares with the
@@ -18,44 +15,27 @@ same value each time.
 import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.core.diagnosis.findings import Finding
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL
 from rackloom.core.gangs.snapshot import GangKey, read_record
-from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, POD, Object, ResourceKind
+from rackloom.core.kubernetes.objects import GANG_PLAN, POD, Object, ResourceKind
 from rackloom.core.place.placement_values import GangPlan
+from rackloom.lab.faults import NetworkFault, SwitchControl
 from rackloom.lab.imex.in_process import ImexNetwork
+from rackloom.lab.invariants.fabric import FabricInvariants
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.trays import TrayNodes
 from rackloom.lab.scenario.controllers import ControllerProcess, ControllerReplicas, ControllersClock
 from rackloom.lab.scenario.feature_discovery import FeatureDiscovery
 from rackloom.lab.scenario.model import NotObserved
 from rackloom.lab.scenario.rest_client import Json, RestAnswer, ScenarioRestClient
-from rackloom.lab.switches.fabric import (
-    FabricGpu,
-    FabricPartition,
-    FabricSnapshot,
-    SimulatedFabric,
-    machine_id_of,
-)
-from rackloom.lab.switches.servers import NmxcServer
-from rackloom.lab.virtual.racks import SimRack
+from rackloom.lab.switches.fabric import FabricGpu, FabricPartition, SimulatedFabric, machine_id_of
 from rackloom.topology.rack import RackProfile, RackSite
-
-NetworkFault = Literal["applied-late", "applied-twice", "accepted-only", "dark", "slow", "notices-lost"]
-"""What the network does to the next change that is asked of a rack, or from now on to all calls."""
-
-
-SwitchControl = SimRack | NmxcServer
-"""The controller of one NVLink domain, and the fabric behind it as it truly is."""
-
 
 ONLY_VIRTUAL = "a real network, clock or write cannot be spoiled: steps that do are refused before the start"
 
@@ -144,26 +124,19 @@ class ClusterControl(msgspec.Struct, frozen=True, kw_only=True):
     """By node, the address of the next IMEX daemon's pod there; as they come, where there is none."""
 
 
-# The ground truth, and the promises checked on it.
+# The ground truth.
 
 
 class Truth:
-    """Every fabric, watched from now on. `holder` says which tenant was last given a machine."""
+    """Every fabric as it is. `holder` says which tenant was last given a machine."""
 
     def __init__(
         self, switches: Sequence[SwitchControl], holder: Mapping[str, str], nodes: TrayNodes | None = None
     ) -> None:
         self.switches = switches
-        self.judged = 0
-        """Changes of fabrics that were judged."""
-        self.broken: list[str] = []
-        """Promises that were not kept, in words."""
-        self.foreign: dict[str, tuple[SimulatedFabric, FabricPartition]] = {}
-        """Partitions that another writer made on a switch, as it made them."""
+        self.invariants = FabricInvariants([switch.fabric for switch in switches], holder)
         self.joining: set[str] = set()
         """Nodes with a GPU that says that it is joining its fabric."""
-        self._holder = holder
-        self._is_foreign_change = False
         self.domains = [switch.fabric.domain for switch in switches]
         """The domain UUID of each rack at the start."""
         self.serials = [
@@ -171,13 +144,10 @@ class Truth:
         ]
         """The chassis of each rack at the start."""
         self._machines = [_machines_by_tray(switch.fabric) for switch in switches]
-        self._before = {id(switch.fabric): switch.fabric.snapshot() for switch in switches}
         self._nodes = nodes
         self._names = [
             [node.name for node in nodes or () if node.domain == switch.fabric.domain] for switch in switches
         ]
-        for switch in switches:
-            switch.fabric.on_change(partial(self._judge, switch.fabric))
 
     def rack(self, number: int) -> SwitchControl:
         """The switch of a rack, the first being 1."""
@@ -193,15 +163,6 @@ class Truth:
             if found := _gpus_in(switch.fabric, machine):
                 return switch, found
         raise NotObserved(f"no fabric shows a GPU of machine {machine}")
-
-    @contextmanager
-    def another_writer(self) -> Iterator[None]:
-        """What is changed meanwhile is not the service's doing."""
-        self._is_foreign_change = True
-        try:
-            yield
-        finally:
-            self._is_foreign_change = False
 
     # The nodes of the trays.
 
@@ -225,40 +186,6 @@ class Truth:
         if len(held) != 1 or 0 in held or node in self.joining:
             return None
         return f"{fabric.domain}.{held.pop()}"
-
-    # The promises.
-
-    def _judge(self, fabric: SimulatedFabric, after: FabricSnapshot) -> None:
-        """Compare a change with what may never happen."""
-        before, self._before[id(fabric)] = self._before[id(fabric)], after
-        self.judged += 1
-        # S1 binds the switch itself. S2 and S4 bind the service, so another writer's change breaks neither.
-        self._one_partition_each(after)
-        if not self._is_foreign_change:
-            self._tenants_apart(before, after)
-            self._foreign_untouched(before, after)
-
-    def _one_partition_each(self, after: FabricSnapshot) -> None:
-        held: set[int] = set()
-        for partition in after.partitions:
-            if twice := held & set(partition.guids):
-                self.broken.append(
-                    f"S1: {len(twice)} GPUs of {partition.name!r} are in another partition too"
-                )
-            held |= set(partition.guids)
-
-    def _tenants_apart(self, before: FabricSnapshot, after: FabricSnapshot) -> None:
-        machines = {gpu.guid: machine_id_of(gpu.chassis_serial, gpu.slot) for gpu in after.gpus}
-        for partition in set(after.partitions) - set(before.partitions):
-            held = {machines[guid] for guid in partition.guids if guid in machines}
-            tenants = {self._holder[machine] for machine in held if machine in self._holder}
-            if len(tenants) > 1:
-                self.broken.append(f"S2: {partition.name!r} holds GPUs of {', '.join(sorted(tenants))}")
-
-    def _foreign_untouched(self, before: FabricSnapshot, after: FabricSnapshot) -> None:
-        for partition in set(before.partitions) - set(after.partitions):
-            if partition.name in self.foreign:
-                self.broken.append(f"S4: the service changed {partition.name!r}, which somebody made by hand")
 
 
 def _gpus_in(fabric: SimulatedFabric, machine: str) -> tuple[FabricGpu, ...]:
@@ -288,10 +215,6 @@ class Damage(msgspec.Struct):
     """Racks whose leader is not where their chassis are registered."""
     succeeded: set[int] = msgspec.field(default_factory=set)
     """Racks where another controller led before."""
-    off: set[str] = msgspec.field(default_factory=set)
-    """Nodes without power."""
-    lost_gpus: set[tuple[str, int]] = msgspec.field(default_factory=set)
-    """GPUs that fell off the bus, by node and module id."""
 
 
 class Stage:
@@ -360,12 +283,6 @@ class Stage:
         return self._first.setdefault(key, value)
 
     # Access to the cluster.
-
-    async def label(self, node: str) -> str | None:
-        """The clique that the node object says."""
-        found = await self.cluster.api.get(NODE, node)
-        label: str | None = found["metadata"].get("labels", {}).get(GPU_CLIQUE_LABEL)
-        return label
 
     async def pods(self, namespace: str | None, labels: str) -> list[Object]:
         """Pods with these labels that nobody deletes."""

@@ -20,11 +20,12 @@ from rackloom.carve.inventory.enrolment import seed_embedded_site
 from rackloom.carve.store.database import SqliteBackend, Store
 from rackloom.claim.kube.api import KubeApi
 from rackloom.core.diagnosis.findings import Finding
+from rackloom.lab.faults import NetworkFault, spoil_network
 from rackloom.lab.scenario.model import Scenario
 from rackloom.lab.scenario.rest_client import Json, RestAnswer
-from rackloom.lab.scenario.stage import NetworkFault, SimulatedRacks, SiteControl
+from rackloom.lab.scenario.stage import SimulatedRacks, SiteControl
 from rackloom.lab.switches.fabric import FabricLimits
-from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, CallFate
+from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS
 from rackloom.lab.virtual.process import Process
 from rackloom.lab.virtual.racks import SimRack, SimSite
 from rackloom.lab.virtual.service import (
@@ -41,11 +42,6 @@ INTERVAL_SECONDS = 60.0
 OPERATOR_ORG = "operator"
 ACCEPTED_STATUS = 202
 """Its body is plain text, not JSON."""
-LATE_SECONDS = 12.0
-"""Seconds; the driver gives up after 10."""
-SLOW_SECONDS = 2.0
-"""Mean seconds that a slow network adds to each way."""
-NOTICE_LOSS_RATE = 0.9
 
 Diagnose = Callable[[Store, float, KubeApi | None], Awaitable[Sequence[Finding]]]
 """What the doctor finds in the records and the cluster of a site at a time (seconds since the epoch)."""
@@ -69,7 +65,6 @@ class VirtualSite(SiteControl):
         fabrics = tuple(rack.fabric for rack in racks.racks)
         self.racks = SimulatedRacks(site=racks.site, profile=racks.profile, seed="nodes", fabrics=fabrics)
         """As a cluster whose nodes are their trays needs them."""
-        self._killed = 0
         self._service = service
         self._issuer = issuer
         self._diagnose = diagnose
@@ -94,7 +89,6 @@ class VirtualSite(SiteControl):
 
     async def kill(self, down: float) -> None:
         """Kill all replicas; new ones start on the same records."""
-        self._killed += len(self._service.living)
         self._service.kill(down)
         await asyncio.sleep(down)
         await self._service.is_open.wait()
@@ -102,7 +96,7 @@ class VirtualSite(SiteControl):
     @property
     def ended(self) -> int:  # type: ignore[override]
         """Lives that were killed, at once or at a point."""
-        return self._killed + sum(_reached_fuse(*live) for _, lives in self._fuses for live in lives)
+        return sum(replica.ended for replica in self._service.replicas)
 
     def kill_at(self, point: int) -> None:
         """Set a fuse on each replica, `point` writes or calls from here."""
@@ -117,15 +111,7 @@ class VirtualSite(SiteControl):
 
     def spoil(self, switch: int, how: NetworkFault) -> None:
         """The next change, or every call from now on."""
-        network = self.switches[switch].network
-        if (trip := _CALL_FATES.get(how)) is not None:
-            network.next_mutations.append(trip)
-        elif how == "dark":
-            network.dark = True
-        elif how == "slow":
-            network.slow = SLOW_SECONDS
-        else:
-            network.notice_loss = NOTICE_LOSS_RATE
+        spoil_network(self.switches[switch].network, how)
 
     def untaken(self) -> Sequence[str]:
         """Fates of changes that nobody asked for yet, and crash points that no process reached."""
@@ -152,14 +138,7 @@ class VirtualSite(SiteControl):
 
 def _reached_fuse(life: Process, fuse: int) -> bool:
     """Whether a process ended at this fuse. A later fuse replaces an earlier one, which never strikes."""
-    return life.fuse == fuse and life.points >= fuse
-
-
-_CALL_FATES = {
-    "applied-late": CallFate(there=LATE_SECONDS),
-    "applied-twice": CallFate(copies=2),
-    "accepted-only": CallFate(copies=0),
-}
+    return life.fuse == fuse and life.reached_fuse
 
 
 def virtual_wall() -> float:

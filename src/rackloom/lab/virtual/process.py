@@ -96,6 +96,11 @@ class Process:
             self.is_stopped = False
             _simulation_loop().resume()
 
+    @property
+    def reached_fuse(self) -> bool:
+        """Whether it has come to the crash point of its fuse."""
+        return self.fuse is not None and self.points >= self.fuse
+
     def check(self) -> None:
         """Raise `Killed` once it is dead."""
         if not self.is_alive:
@@ -191,6 +196,8 @@ class RestartedProcess:
         may_fail: tuple[type[Exception], ...] = (),
     ) -> None:
         self.life = life
+        self.ended = 0
+        """Processes that have ended so far."""
         self._serve = serve
         self._defects = defects
         self.restart_s = restart_s
@@ -214,6 +221,7 @@ class RestartedProcess:
             if self.life.is_alive and error is not None and not self._is_allowed(error):
                 self._report(error)
             self.life.kill()
+            self.ended += 1
             await asyncio.sleep(self.restart_s)
             self.life = Process(self.life.name, self.life.tray)
 
@@ -233,12 +241,12 @@ _READS = ("get", "list")
 
 
 class CrashPoints:
-    """Counts crash points. `strike(number, tray)` is called at each, and may kill any process.
+    """Counts crash points. `strike(step number, tray)` is called at each, and may kill any process.
 
     `server_is_down` is set while the server answers no request.
     """
 
-    def __init__(self, strike: Callable[[int, str], None]) -> None:
+    def __init__(self, strike: Callable[[int, str], None] = lambda step, tray: None) -> None:
         self._strike = strike
         self.taken = 0
         self.server_is_down = False
@@ -253,7 +261,7 @@ class CrashPoints:
         """A step of a process, which may be its last. Raises `Killed`."""
         life.check()
         self.take(life.tray)
-        life.check()
+        life.checkpoint()
 
     @contextmanager
     def of_files(self) -> Iterator[None]:
