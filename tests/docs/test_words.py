@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "rackloom"
 LAYERS = sorted(path.name for path in SOURCES.iterdir() if (path / "__init__.py").exists())
+OTHERS = ("tests", "benchmarks", "deploy", "examples")
 REPLACED = {
     "desk": "the subject: allocation problem, webhook, placer",
     "echoes": "expectations",
@@ -28,8 +29,8 @@ REPLACED = {
 """Words that were names here, and what to call it instead."""
 
 
-def trees(layer: str) -> Iterator[tuple[Path, ast.Module]]:
-    for path in sorted((SOURCES / layer).rglob("*.py")):
+def trees(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(folder.rglob("*.py")):
         if "_pb2" not in path.name and "migrations" not in path.parts:  # what has run is never edited
             yield path, ast.parse(path.read_text())
 
@@ -37,18 +38,18 @@ def trees(layer: str) -> Iterator[tuple[Path, ast.Module]]:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_public_classes_have_names_of_their_own_within_a_layer(layer: str) -> None:
     defined = defaultdict(list)
-    for path, tree in trees(layer):
+    for path, tree in trees(SOURCES / layer):
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 defined[node.name].append(str(path.relative_to(SOURCES)))
     assert {name: paths for name, paths in defined.items() if len(paths) > 1} == {}
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_replaced_words_do_not_return_as_names(layer: str) -> None:
+@pytest.mark.parametrize("folder", [*(f"src/rackloom/{layer}" for layer in LAYERS), *OTHERS])
+def test_replaced_words_do_not_return_as_names(folder: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}: {REPLACED[name.strip('_')]}"
-        for path, tree in trees(layer)
+        for path, tree in trees(ROOT / folder)
         for line, name in names(tree)
         if name.strip("_") in REPLACED
     ]
