@@ -87,11 +87,18 @@ def unuse(world, make, name):
 
 
 def lose(world, make, name):
-    """The kubelet has been silent for long enough."""
+    """The kubelet has been silent for long enough. The node controller then reports its pods as not ready."""
     node = world.at(NODE, None, name)
     if node is not None:
         uid = node["metadata"]["labels"].get(names.COMPUTE_DOMAIN_LABEL)
         world.put(NODE, make.node(name, uid, not_ready_since="2025-12-31T23:00:00Z"))
+        report_pod(world, make, name, ready=False)
+
+
+def report_pod(world, make, name, *, ready):
+    pod = world.at(POD, "rackloom-imex", f"daemon-{UID}-{name}")
+    if pod is not None and "deletionTimestamp" not in pod["metadata"]:
+        world.put(POD, make.pod(name, UID, ready=ready))
 
 
 def back(world, make, name):
@@ -100,6 +107,7 @@ def back(world, make, name):
     if node is not None:
         uid = node["metadata"]["labels"].get(names.COMPUTE_DOMAIN_LABEL)
         world.put(NODE, make.node(name, uid))
+        report_pod(world, make, name, ready=True)
         if uid is None:
             end(world, make, name)
 
@@ -133,9 +141,11 @@ def steal(world, make, name):
 
 
 def enter(world, make, name):
-    """A daemon starts where its node is labelled, and joins its clique object."""
+    """A daemon starts where its node is labelled and has a kubelet, and joins its clique object."""
     node = world.at(NODE, None, name)
     if node is None or node["metadata"]["labels"].get(names.COMPUTE_DOMAIN_LABEL) != UID:
+        return
+    if is_silent(world, name):
         return
     if not world.of(DAEMON_SET):
         return
