@@ -18,6 +18,7 @@ again, late.
 
 import asyncio
 import contextvars
+import gc
 import random
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 TIMER_RESOLUTION = 1e-6
 """Seconds. Timers nearer than this to one another are due together: sums of floats are not exact."""
+COLLECT_TICKS = 20_000
+"""Ticks of a loop between two collections of cyclic garbage."""
 
 
 class Deadlock(RuntimeError):
@@ -86,6 +89,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._clock_resolution = TIMER_RESOLUTION
         self._selector = _TimeJump()
         self._order = random.Random(seed)  # noqa: S311 (reproducible on purpose)
+        self._ticks = 0
 
     def time(self) -> float:
         """Virtual seconds."""
@@ -118,6 +122,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self._order.shuffle(ready)
         queue.clear()
         queue.extend(ready)
+        self._ticks += 1
+        if self._ticks % COLLECT_TICKS == 0:
+            gc.collect()
         super()._run_once()  # type: ignore[misc]
 
     def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
@@ -134,9 +141,21 @@ class SimLoop(asyncio.BaseEventLoop):
 
 
 def run_simulation(seed: int, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run `main()` to its end in a fresh SimLoop."""
-    with asyncio.Runner(loop_factory=lambda: SimLoop(seed)) as runner:
-        return runner.run(main())
+    """Run `main()` to its end in a fresh SimLoop.
+
+    Python collects cycles when so many objects were made since, whoever made them. An asynchronous generator that
+    is collected schedules its end, so the trace would depend on what ran in this process before. Cycles
+    are collected at fixed ticks of the loop instead.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.collect()
+    try:
+        with asyncio.Runner(loop_factory=lambda: SimLoop(seed)) as runner:
+            return runner.run(main())
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 # The wall clock of a simulated cluster.
