@@ -161,7 +161,7 @@ class ComputeDomainCluster:
         )
         self.trays = {tray.name: tray for tray in trays}
         self._tasks = ProcessTasks()
-        asyncio.get_running_loop().set_task_factory(self._tasks.make)
+        asyncio.get_running_loop().set_task_factory(self._tasks.make)  # type: ignore[arg-type]  # the loop is a SimLoop
         self.died = False
         self._death, self._at = death, at
         self._classes = classes

@@ -19,9 +19,10 @@ again, late.
 import asyncio
 import contextvars
 import gc
+import itertools
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -78,6 +79,27 @@ class _ReadyQueue(deque[asyncio.Handle]):
         self._aside.clear()
 
 
+class SimTask(asyncio.Task[T]):
+    """A task whose hash is its number in its loop.
+
+    Sets of tasks, those of asyncio too, then have the same order in every run. By default the hash of an
+    object is its address.
+    """
+
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        *,
+        loop: "SimLoop",
+        context: contextvars.Context | None = None,
+    ) -> None:
+        self._number = next(loop.task_numbers)
+        super().__init__(work, loop=loop, context=context)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """Virtual time, seeded interleaving. `time()` is in seconds since the loop was made."""
 
@@ -90,6 +112,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._selector = _TimeJump()
         self._order = random.Random(seed)  # noqa: S311 (reproducible on purpose)
         self._ticks = 0
+        self.task_numbers = itertools.count()
+        self.set_task_factory(lambda loop, work, context=None: SimTask(work, loop=self, context=context))
 
     def time(self) -> float:
         """Virtual seconds."""
@@ -143,9 +167,9 @@ class SimLoop(asyncio.BaseEventLoop):
 def run_simulation(seed: int, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run `main()` to its end in a fresh SimLoop.
 
-    Python collects cycles when so many objects were made since, whoever made them. An asynchronous generator that
-    is collected schedules its end, so the trace would depend on what ran in this process before. Cycles
-    are collected at fixed ticks of the loop instead.
+    Python collects cycles after so many new objects, whoever made them. An asynchronous generator that is
+    collected schedules its end, so the trace would depend on what ran in this process before. Cycles are
+    collected at fixed ticks of the loop instead.
     """
     was_enabled = gc.isenabled()
     gc.disable()

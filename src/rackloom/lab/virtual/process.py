@@ -29,7 +29,7 @@ from unittest.mock import patch
 from rackloom.claim.kube.api import KubeApi
 from rackloom.core.kubernetes.objects import LEASE
 from rackloom.lab.kube.faults import RequestFault
-from rackloom.lab.virtual.event_loop import SimLoop
+from rackloom.lab.virtual.event_loop import SimLoop, SimTask
 
 T = TypeVar("T")
 _CURRENT: ContextVar["Process | None"] = ContextVar("life", default=None)
@@ -142,12 +142,12 @@ class ProcessTasks:
 
     def make(
         self,
-        loop: asyncio.AbstractEventLoop,
+        loop: SimLoop,
         work: Coroutine[Any, Any, T] | Generator[Any, None, T],
         context: contextvars.Context | None = None,
     ) -> "asyncio.Task[T]":
         """A task of the process whose code makes it."""
-        task = asyncio.Task(work, loop=loop, context=context)
+        task = SimTask(work, loop=loop, context=context)
         life = current_process()
         if life is not None:
             mine = self._of.setdefault(life, set())
