@@ -162,7 +162,7 @@ async def started(racks: int, folder: Path) -> Any:
             "measure": "start",
             "racks": racks,
             "gpus": sum(len(node.tray.gpus) for node in whole.nodes),
-            "slices": len(whole.kube.store.all(RESOURCE_SLICE)),
+            "slices": len(whole.cluster.kube.store.all(RESOURCE_SLICE)),
             "answers_s": round(answers, 2),
             "nodes_s": round(time.perf_counter() - began, 2),
             "resident_mib": resident_mib(),
