@@ -337,6 +337,8 @@ class PodWorker:
             leaving.cancel()
             running.cancel()
             await asyncio.wait({running, leaving})
+            if not running.cancelled():
+                running.exception()  # marks it as retrieved, where this worker is cancelled with its machine
         return None if running.cancelled() else running.result()
 
     async def _start_and_run(self) -> int:
