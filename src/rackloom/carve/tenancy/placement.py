@@ -100,13 +100,13 @@ def place_instances(
     conn: sa.Connection, request: TrayRequest, *, type_id: str, logical_partitions: Collection[str]
 ) -> TrayChoice[str]:
     """Machines of the type for `request`; refused as a conflict when the site has no room."""
-    standing = Counter[str]()
+    placed_by_domain = Counter[str]()
     for in_domain in partition_members(conn, logical_partitions).values():
-        standing.update(in_domain)
+        placed_by_domain.update(in_domain)
     # Few machines are unhealthy: only these are passed to the database by id, and the others are counted.
     unhealthy = unhealthy_gpus(conn, None)
     try:
-        chosen = choose_trays(request, domain_rooms(conn, type_id, standing, unhealthy))
+        chosen = choose_trays(request, domain_rooms(conn, type_id, placed_by_domain, unhealthy))
     except Refused as refusal:
         raise Rejected(RefusalKind.CONFLICT, refusal.reason, nearest_fix=refusal.nearest_fix) from None
     return TrayChoice(_machines_of_slots(conn, type_id, chosen.trays, unhealthy), chosen.reason)

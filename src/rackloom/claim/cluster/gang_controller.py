@@ -142,7 +142,7 @@ class GangMetrics:
         self._placements = Counter("rackloom_gang_placements", "Gangs that were placed.", registry=registry)
         self._refusals = Counter(
             "rackloom_gang_refusals",
-            "Times that a gang was told what is wrong, by reason.",
+            "Problems of gangs reported as events, by reason.",
             ["reason"],
             registry=registry,
         )
