@@ -15,6 +15,8 @@ PATH = re.compile(
 )
 
 
+FOLDERS = ("src", "tests", "benchmarks", "deploy", "examples")
+
 OTHERS = {"topology/block"}
 """What looks like a path of ours and is not: a plugin of Slurm."""
 
@@ -32,3 +34,12 @@ def test_paths_of_the_code_that_a_page_names_exist(page: Path) -> None:
         if not any((base / path).exists() for base in (ROOT, ROOT / "src/rackloom", ROOT / "src"))
     }
     assert missing == set()
+
+
+BARE_NAME = re.compile(r"`(\w+\.py)`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_source_files_that_a_page_names_without_a_folder_exist(page: Path) -> None:
+    tracked = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    assert set(BARE_NAME.findall(page.read_text())) - tracked == set()
