@@ -183,6 +183,11 @@ def tray_partition_of(gpu: ObservedGpu) -> str | None:
     return f"{_TRAY_PREFIX}{serial}-{gpu.slot}"
 
 
+def gpus_of_tray(tray: str, observation: DomainObservation) -> frozenset[int]:
+    """The GPUs that the controller lists in the tray of a tray's logical partition."""
+    return frozenset(gpu.guid for gpu in observation.gpus if tray_partition_of(gpu) == tray)
+
+
 def with_tray_partitions(
     desired: DesiredPartitions, intent: DomainIntent, observation: DomainObservation
 ) -> DesiredPartitions:
