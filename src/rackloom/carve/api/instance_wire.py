@@ -174,7 +174,7 @@ InstanceStatus = Literal[
 class CautionAnswer(wire.Answer):
     """What is allowed and probably not meant."""
 
-    type: Literal["LogicalPartitionSpansDomains", "TraySplit"]
+    type: Literal["LogicalPartitionSpansDomains", "TraySplit", "ForeignPartition"]
     message: str
 
 

@@ -2,13 +2,14 @@
 
 `place_instances` builds the input of the placement search: for each domain, the empty machines of the
 type that are in service. Not in service are machines that are cordoned, missing, not Ready, or in a
-domain that is paused or has a conflict. Few machines are unhealthy, so only these are named; the
-healthy ones are counted in the database and stand in the search as interchangeable slots. After the
-search each slot becomes the next machine in rack, chassis and slot order. A request that the site
-cannot place is refused as a conflict, with the nearest fix.
+domain that is paused or has a conflict. Trays with GPUs in a partition that the site did not make are
+not free. Few machines are unhealthy or foreign, so only these are named; the others are counted in the
+database and stand in the search as interchangeable slots. After the search each slot becomes the next
+machine in rack, chassis and slot order. A request that the site cannot place is refused as a conflict,
+with the nearest fix.
 
-`capacity_of_domains` counts free, unhealthy and closed trays, and the largest batch that one request
-can get. Fragmentation is the share of free trays that no single request can get. Of other tenants it
+`capacity_of_domains` counts free, unhealthy, foreign and closed trays, and the largest batch that one
+request can get. Fragmentation is the share of free trays that no single request can get. Of other tenants it
 shows only numbers of trays.
 """
 
@@ -22,9 +23,12 @@ import sqlalchemy as sa
 
 from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import LatestObservation
+from rackloom.carve.partitions import foreign
+from rackloom.carve.partitions.foreign import ForeignTray, foreign_partition_text, is_in_foreign_partition
 from rackloom.carve.store.schema import (
     domain_dispute,
     domain_pause,
+    foreign_tray,
     instance,
     machine,
     machine_gpu,
@@ -64,15 +68,23 @@ _empty_and_in_service = sa.and_(
     is_in_service,
     machine.c.id.not_in(sa.select(instance.c.machine_id)),
 )
-"""Empty machines of a type that may get an instance, healthy or not."""
-_empty_and_healthy = sa.and_(_empty_and_in_service, machine.c.id.not_in(_unhealthy_param))
+"""Empty machines of a type that are in service: healthy or not, foreign or not."""
+_empty_and_healthy = sa.and_(
+    _empty_and_in_service, ~is_in_foreign_partition, machine.c.id.not_in(_unhealthy_param)
+)
 _rack_order = (machine.c.rack, machine.c.chassis_serial, machine.c.slot)
 _HEALTHY_BY_DOMAIN = (
     sa.select(machine.c.domain, sa.func.count()).where(_empty_and_healthy).group_by(machine.c.domain)
 )
 _UNHEALTHY_MACHINES = (
     sa.select(machine.c.id, machine.c.domain)
-    .where(_empty_and_in_service, machine.c.id.in_(_unhealthy_param))
+    .where(_empty_and_in_service, ~is_in_foreign_partition, machine.c.id.in_(_unhealthy_param))
+    .order_by(*_rack_order)
+)
+_FOREIGN_MACHINES = (
+    sa.select(machine.c.id, machine.c.domain, foreign_tray.c.partition_id)
+    .join(foreign_tray, foreign_tray.c.machine_id == machine.c.id)
+    .where(_empty_and_in_service)
     .order_by(*_rack_order)
 )
 _FIRST_HEALTHY = (
@@ -93,7 +105,9 @@ class MachineSlot(msgspec.Struct, frozen=True):
 
 
 MachineOrSlot = str | MachineSlot
-"""An unhealthy machine by its id, or a slot for a healthy one."""
+"""An unhealthy or foreign machine by its id, or a slot for any other."""
+
+OPERATOR_FIX = "have the operator of the site adopt or release the partitions that it did not make"
 
 
 def place_instances(
@@ -105,17 +119,20 @@ def place_instances(
         placed_by_domain.update(in_domain)
     # Few machines are unhealthy: only these are passed to the database by id, and the others are counted.
     unhealthy = unhealthy_gpus(conn, None)
+    rooms = domain_rooms(conn, type_id, placed_by_domain, unhealthy)
     try:
-        chosen = choose_trays(request, domain_rooms(conn, type_id, placed_by_domain, unhealthy))
+        chosen = choose_trays(request, rooms)
     except Refused as refusal:
-        raise Rejected(RefusalKind.CONFLICT, refusal.reason, nearest_fix=refusal.nearest_fix) from None
+        any_foreign = any(tray.shut is not None for room in rooms for tray in room.trays)
+        fix = refusal.nearest_fix or (OPERATOR_FIX if any_foreign else None)
+        raise Rejected(RefusalKind.CONFLICT, refusal.reason, nearest_fix=fix) from None
     return TrayChoice(_machines_of_slots(conn, type_id, chosen.trays, unhealthy), chosen.reason)
 
 
 def domain_rooms(
     conn: sa.Connection, type_id: str, members: Mapping[str, int], unhealthy: Mapping[str, str]
 ) -> list[DomainFreeTrays[MachineOrSlot]]:
-    """The empty machines of a type by domain: a slot for each healthy one, then the unhealthy ones by id.
+    """The empty machines of a type by domain: a slot for each, but unhealthy and foreign ones by id.
 
     A domain with members is listed even without room: where a request must join the members of its logical
     partitions, no other domain will do.
@@ -126,10 +143,23 @@ def domain_rooms(
         by_domain[domain] = _machine_slots(domain, count)
     for machine_id, domain in conn.execute(_UNHEALTHY_MACHINES, parameters) if unhealthy else ():
         by_domain[domain] = (*by_domain.get(domain, ()), FreeTray(machine_id, unhealthy[machine_id]))
+    for domain, shut in _foreign_by_domain(conn, type_id).items():
+        by_domain[domain] = (*by_domain.get(domain, ()), *shut)
     return [
         DomainFreeTrays(domain, trays, members.get(domain, 0) if domain else 0)
         for domain, trays in by_domain.items()
     ]
+
+
+def _foreign_by_domain(conn: sa.Connection, type_id: str) -> dict[str | None, list[FreeTray[MachineOrSlot]]]:
+    holders: dict[tuple[str | None, str], list[int]] = {}
+    for machine_id, domain, partition in conn.execute(_FOREIGN_MACHINES, {"type": type_id}):
+        holders.setdefault((domain, machine_id), []).append(partition)
+    found: dict[str | None, list[FreeTray[MachineOrSlot]]] = {}
+    for (domain, machine_id), numbers in holders.items():
+        tray = FreeTray[MachineOrSlot](machine_id, shut=foreign_partition_text(numbers))
+        found.setdefault(domain, []).append(tray)
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -193,12 +223,20 @@ class DomainCapacity(msgspec.Struct, frozen=True, kw_only=True):
     free: int
     unhealthy: int
     """Empty, and not used because of unhealthy GPUs."""
+    foreign: tuple[ForeignTray, ...]
+    """Empty, and not used because a partition that the site did not make holds GPUs of theirs. A tray in
+    several such partitions is listed with each of them."""
     closed: int
     """Empty, and not in service: cordoned, missing, in maintenance, or in a paused or conflicting domain."""
     types: tuple[InstanceTypeCapacity, ...]
     own_instances: int
     own_gpus: Mapping[str, int]
     """GPUs by logical partition of the viewer."""
+
+    @property
+    def foreign_count(self) -> int:
+        """Trays that are not used because of partitions that the site did not make."""
+        return len({tray.machine_id for tray in self.foreign})
 
     @property
     def largest_batch(self) -> int:
@@ -218,7 +256,9 @@ def capacity_of_domains(
     by_domain: dict[str, list[sa.Row[Any]]] = defaultdict(list)
     for row in _machines_in_domains(conn, domains):
         by_domain[row.domain].append(row)
-    unhealthy = unhealthy_gpus(conn, [row.id for rows in by_domain.values() for row in rows])
+    machine_ids = [row.id for rows in by_domain.values() for row in rows]
+    unhealthy = unhealthy_gpus(conn, machine_ids)
+    held = foreign.foreign_trays(conn, machine_ids)
     known = latest.latest_of_domains(conn, domains)
     pauses = {row.domain: row.reason for row in conn.execute(sa.select(domain_pause))}
     own = _gpus_of_tenant(conn, domains, tenant_id)
@@ -227,6 +267,7 @@ def capacity_of_domains(
             domain,
             by_domain[domain],
             unhealthy,
+            held,
             known[domain],
             pauses.get(domain),
             tenant_id,
@@ -269,6 +310,7 @@ def _domain_capacity(
     domain: str,
     rows: list[sa.Row[Any]],
     unhealthy: Mapping[str, str],
+    held: Mapping[str, Sequence[ForeignTray]],
     known: LatestObservation,
     pause: str | None,
     tenant_id: str,
@@ -277,7 +319,8 @@ def _domain_capacity(
 ) -> DomainCapacity:
     empty = [row for row in rows if row.instance_id is None]
     open_trays = [row for row in empty if row.in_service]
-    usable = [row for row in open_trays if quota is None or row.instance_type_id in quota]
+    allowed = [row for row in open_trays if quota is None or row.instance_type_id in quota]
+    usable = [row for row in allowed if row.id not in held]
     free = Counter(row.instance_type_id for row in usable if row.id not in unhealthy and row.instance_type_id)
     return DomainCapacity(
         domain=domain,
@@ -287,6 +330,7 @@ def _domain_capacity(
         trays=len(rows),
         free=free.total(),
         unhealthy=sum(row.id in unhealthy for row in usable),
+        foreign=tuple(tray for row in allowed for tray in held.get(row.id, ())),
         closed=len(empty) - len(open_trays),
         types=tuple(
             InstanceTypeCapacity(
