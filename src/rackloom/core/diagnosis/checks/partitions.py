@@ -88,8 +88,8 @@ def _foreign_partition(partition: PartitionRecord, gpus: list[GpuChain]) -> Find
     idle = sorted({chain.machine.id for chain in gpus if chain.machine and not chain.machine.instance})
     content = f"it holds GPUs of instances on {first_few(busy)}" if busy else "nobody asked for it"
     if idle:
-        trays = "tray gets" if len(idle) == 1 else "trays get"
-        content += f"; {len(idle)} {trays} no instance: {first_few(idle)}"
+        trays = "tray" if len(idle) == 1 else "trays"
+        content += f"; it keeps instances off {len(idle)} empty {trays}: {first_few(idle)}"
     title, reason = f"partition {partition.name}", "it was made by somebody else"
     if not partition.name:
         title = f"partition {partition.id} without a name"
