@@ -104,16 +104,34 @@ def partition_adopt(
     *,
     domain: Domain,
     name: Annotated[str, Parameter(help="Name of the partition.")],
-    logical_partition: Annotated[
-        str, Parameter(help="Id of the logical partition, which must want exactly the GPUs that are in it.")
-    ],
     reason: Reason,
+    logical_partition: Annotated[
+        str | None,
+        Parameter(help="Id of the logical partition, which must want all the GPUs that are in it."),
+    ] = None,
+    tenant: Annotated[
+        str | None,
+        Parameter(
+            name=["--tenant", "-t"],
+            help="In place of an id: the organisation of the owner. What does not exist of the owner is"
+            " created, with an instance on each machine that the partition holds GPUs of.",
+        ),
+    ] = None,
+    vpc: Annotated[str, Parameter(help="With --tenant: name of the VPC of the instances.")] = "adopted",
+    logical_partition_name: Annotated[
+        str | None, Parameter(help="With --tenant: name of the logical partition; that of the partition.")
+    ] = None,
     at: ConnectionParameters = DEFAULT_CONNECTION,
 ) -> None:
     """Make a partition that was found that of a logical partition. No GPU moves."""
+    if (logical_partition is None) == (tenant is None):
+        raise Refused("a partition is adopted for one of --logical-partition and --tenant")
     request = ours.AdoptRequest(
-        domain=domain, partition_name=name, logical_partition_id=logical_partition, reason=reason
+        domain=domain, partition_name=name, logical_partition_id=logical_partition or "", reason=reason
     )
+    if tenant is not None:
+        owner = {"vpc": vpc, "logical_partition": logical_partition_name or name}
+        request.owner.CopyFrom(ours.PartitionOwner(tenant_organization_id=tenant, **owner))
     send_order(at, "AdoptPartition", request)
 
 

@@ -374,10 +374,16 @@ class AdoptRequest(_message.Message):
     PARTITION_NAME_FIELD_NUMBER: _builtins.int
     LOGICAL_PARTITION_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     domain: _builtins.str
     partition_name: _builtins.str
     logical_partition_id: _builtins.str
+    """Empty where an owner is named."""
     reason: _builtins.str
+    @_builtins.property
+    def owner(self) -> Global___PartitionOwner:
+        """What does not exist of it is created, with an instance on each machine that the partition holds GPUs of."""
+
     def __init__(
         self,
         *,
@@ -385,14 +391,42 @@ class AdoptRequest(_message.Message):
         partition_name: _builtins.str = ...,
         logical_partition_id: _builtins.str = ...,
         reason: _builtins.str = ...,
+        owner: Global___PartitionOwner | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["domain", b"domain", "logical_partition_id", b"logical_partition_id", "partition_name", b"partition_name", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["domain", b"domain", "logical_partition_id", b"logical_partition_id", "owner", b"owner", "partition_name", b"partition_name", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdoptRequest: _TypeAlias = AdoptRequest  # noqa: Y015
+
+@_typing.final
+class PartitionOwner(_message.Message):
+    """Names."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ORGANIZATION_ID_FIELD_NUMBER: _builtins.int
+    VPC_FIELD_NUMBER: _builtins.int
+    LOGICAL_PARTITION_FIELD_NUMBER: _builtins.int
+    tenant_organization_id: _builtins.str
+    vpc: _builtins.str
+    logical_partition: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant_organization_id: _builtins.str = ...,
+        vpc: _builtins.str = ...,
+        logical_partition: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logical_partition", b"logical_partition", "tenant_organization_id", b"tenant_organization_id", "vpc", b"vpc"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionOwner: _TypeAlias = PartitionOwner  # noqa: Y015
 
 @_typing.final
 class ReleaseRequest(_message.Message):

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 
 from rackloom.carve.admin import operator_pb2 as pb
 from rackloom.carve.admin.deps import AdminDeps, timestamp
-from rackloom.carve.inventory import endpoints, enrolment, maintenance
+from rackloom.carve.inventory import adoption, endpoints, enrolment, maintenance
+from rackloom.carve.inventory.adoption import PartitionOwner
 from rackloom.carve.inventory.enrolment import MachineRecord
 from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import LatestObservation
@@ -123,9 +124,23 @@ async def drain(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
 
 async def adopt(deps: AdminDeps, request: pb.AdoptRequest) -> pb.Done:
     """Make a found partition the physical partition of a logical partition; no GPU moves."""
-    names = (request.domain, request.partition_name, request.logical_partition_id)
-    await _run_step(deps, request, lambda conn, order: found.adopt_partition(conn, *names, order))
-    return pb.Done(message=f"partition {request.partition_name} is adopted")
+    names = (request.domain, request.partition_name)
+    if request.HasField("owner") == bool(request.logical_partition_id):
+        raise invalid("exactly one of logical_partition_id and owner must be given")
+    if not request.HasField("owner"):
+        wanted = request.logical_partition_id
+        await _run_step(deps, request, lambda conn, order: found.adopt_partition(conn, *names, wanted, order))
+        return pb.Done(message=f"partition {request.partition_name} is adopted")
+    owner = PartitionOwner(
+        org=request.owner.tenant_organization_id.lower(),
+        vpc=request.owner.vpc,
+        logical_partition=request.owner.logical_partition,
+    )
+    created = await deps.change(
+        lambda conn: adoption.adopt_for_owner(conn, *names, owner, deps.order(request.reason), deps.ids)
+    )
+    new = f"; created: {', '.join(created)}" if created else ""
+    return pb.Done(message=f"partition {request.partition_name} is adopted{new}")
 
 
 async def release(deps: AdminDeps, request: pb.ReleaseRequest) -> pb.Done:

@@ -6,10 +6,11 @@ partition, a released partition, or foreign. A domain that cannot be read contri
 
 A foreign partition has no owner until an operator decides. `adopt_partition` makes it the physical
 partition of a logical partition and never moves a GPU: the partition may hold only GPUs that the
-logical partition wants. `release_partition` lets the reconciler remove it. Both refuse the default
-partition, which follows the site's policy; a location-based partition, because NMX-C fixes the type at
-creation and the site works by GUID; and a partition with GPUs of machines that the site does not know.
-Both steps are recorded as operations.
+logical partition wants (`inventory.adoption` creates an owner that wants them). `release_partition` lets
+the reconciler remove it. Both refuse the default partition, which follows the site's policy; a
+location-based partition, because NMX-C fixes the type at creation and the site works by GUID; and a
+partition with GPUs of machines that the site does not know. Both steps are recorded as operations, and
+the trays are no longer foreign from then on.
 """
 
 from collections.abc import Collection, Sequence
@@ -133,7 +134,8 @@ def adopt_partition(
         raise Rejected(
             RefusalKind.CONFLICT,
             f"{unwanted} GPUs of the partition are not wanted in the NVLink Logical Partition",
-            nearest_fix="create its Instances on the machines of these GPUs first, or release the partition",
+            nearest_fix="create its Instances on the machines of these GPUs first, name an owner for whom"
+            " they are created, or release the partition",
         )
     return _record_takeover(conn, readings, partition, row.id, Step.ADOPT, order)
 
@@ -142,6 +144,11 @@ def release_partition(conn: sa.Connection, domain: str, name: str, order: Operat
     """Let the reconciler remove a found partition; the record says who ordered it and why."""
     readings, partition = _foreign_partition(conn, domain, name)
     return _record_takeover(conn, readings, partition, RELEASED_OWNER, Step.RELEASE, order)
+
+
+def adoptable_partition(conn: sa.Connection, domain: str, name: str) -> ObservedPartition:
+    """The foreign partition of that name. Raises Rejected if it may be neither adopted nor released."""
+    return _foreign_partition(conn, domain, name)[1]
 
 
 def _foreign_partition(
