@@ -12,13 +12,14 @@ from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.inventory import enrolment, maintenance
 from rackloom.carve.inventory.enrolment import seed_embedded_site
 from rackloom.carve.observation import latest
-from rackloom.carve.partitions import intent
+from rackloom.carve.partitions import foreign, intent
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store import schema
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.tenancy import entitlements, instances, logical_partitions
 from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID
+from rackloom.errors import Refused
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
 from rackloom.lab.switches.servers import NmxcServer
 from rackloom.topology import profiles
@@ -245,6 +246,22 @@ def test_a_foreign_partition_is_left_alone():
     asyncio.run(scenario())
 
 
+def test_instances_get_the_clean_trays_beside_a_partition_that_was_made_by_hand():
+    async def scenario():
+        async with plane() as site, reconciling(site.reconciler):
+            await site.reconciler.first_passes()
+            held = [gpu.guid for gpu in site.server.fabric.snapshot().gpus if gpu.slot < 9]
+            site.server.fabric.create("by-hand", held)
+            await site.until(lambda: _foreign_trays(site, 9))
+            await site.order(9)
+            await site.until(lambda: _all(site, "Ready", 9))
+            assert site.partitions()["by-hand"] == len(held) == 36
+            with pytest.raises(Refused, match=r"requested 1, available 0; passed over .*, 6 more"):
+                await site.order(1)
+
+    asyncio.run(scenario())
+
+
 def test_a_removal_that_is_refused_for_ever_keeps_nobody_else_waiting():
     async def scenario():
         async with plane() as site, reconciling(site.reconciler):
@@ -291,6 +308,10 @@ def test_a_machine_that_is_removed_after_its_instance_leaves_no_partition_of_its
             assert blocked == []
 
     asyncio.run(scenario())
+
+
+async def _foreign_trays(site, count):
+    return len(await site.store.read(foreign.foreign_trays, None)) == count
 
 
 async def _stands(site, name):

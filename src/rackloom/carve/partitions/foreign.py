@@ -37,10 +37,11 @@ class ForeignTray(msgspec.Struct, frozen=True, order=True):
 # Built once: every new instance, and every pass that applies an observation, runs these.
 is_in_foreign_partition = machine.c.id.in_(sa.select(foreign_tray.c.machine_id))
 """Whether a row of the machine table is a foreign tray."""
-_RECORDED_IN_DOMAIN = (
-    sa.select(foreign_tray.c.machine_id, foreign_tray.c.partition_id, foreign_tray.c.name)
-    .join(machine, machine.c.id == foreign_tray.c.machine_id)
-    .where(machine.c.domain == sa.bindparam("domain"))
+_ALL = sa.select(foreign_tray.c.machine_id, foreign_tray.c.partition_id, foreign_tray.c.name).order_by(
+    foreign_tray.c.machine_id, foreign_tray.c.partition_id
+)
+_RECORDED_IN_DOMAIN = _ALL.join(machine, machine.c.id == foreign_tray.c.machine_id).where(
+    machine.c.domain == sa.bindparam("domain")
 )
 _MACHINES_OF_GPUS = (
     sa.select(machine_gpu.c.guid, machine_gpu.c.machine_id)
@@ -74,12 +75,12 @@ def update_foreign_trays(conn: sa.Connection, domain: str, readings: Sequence[Do
         conn.execute(sa.insert(foreign_tray), [msgspec.structs.asdict(tray) for tray in new])
 
 
-def foreign_trays(conn: sa.Connection, machine_ids: Collection[str]) -> dict[str, list[ForeignTray]]:
-    """The foreign trays among `machine_ids`, each with the partitions that hold its GPUs, by number."""
-    wanted = sa.select(foreign_tray).where(foreign_tray.c.machine_id.in_(machine_ids))
+def foreign_trays(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, list[ForeignTray]]:
+    """Foreign trays with the partitions that hold their GPUs, by number; of all machines where None."""
+    wanted = _ALL if machine_ids is None else _ALL.where(foreign_tray.c.machine_id.in_(machine_ids))
     found: dict[str, list[ForeignTray]] = {}
-    for row in conn.execute(wanted.order_by(foreign_tray.c.machine_id, foreign_tray.c.partition_id)):
-        found.setdefault(row.machine_id, []).append(ForeignTray(row.machine_id, row.partition_id, row.name))
+    for machine_id, partition_id, name in conn.execute(wanted):
+        found.setdefault(machine_id, []).append(ForeignTray(machine_id, partition_id, name))
     return found
 
 

@@ -28,7 +28,6 @@ from rackloom.carve.partitions.foreign import ForeignTray, foreign_partition_tex
 from rackloom.carve.store.schema import (
     domain_dispute,
     domain_pause,
-    foreign_tray,
     instance,
     machine,
     machine_gpu,
@@ -69,27 +68,24 @@ _empty_and_in_service = sa.and_(
     machine.c.id.not_in(sa.select(instance.c.machine_id)),
 )
 """Empty machines of a type that are in service: healthy or not, foreign or not."""
-_empty_and_healthy = sa.and_(
-    _empty_and_in_service, ~is_in_foreign_partition, machine.c.id.not_in(_unhealthy_param)
-)
+_empty_and_healthy = sa.and_(_empty_and_in_service, machine.c.id.not_in(_unhealthy_param))
 _rack_order = (machine.c.rack, machine.c.chassis_serial, machine.c.slot)
 _HEALTHY_BY_DOMAIN = (
     sa.select(machine.c.domain, sa.func.count()).where(_empty_and_healthy).group_by(machine.c.domain)
 )
 _UNHEALTHY_MACHINES = (
     sa.select(machine.c.id, machine.c.domain)
-    .where(_empty_and_in_service, ~is_in_foreign_partition, machine.c.id.in_(_unhealthy_param))
+    .where(_empty_and_in_service, machine.c.id.in_(_unhealthy_param))
     .order_by(*_rack_order)
 )
 _FOREIGN_MACHINES = (
-    sa.select(machine.c.id, machine.c.domain, foreign_tray.c.partition_id)
-    .join(foreign_tray, foreign_tray.c.machine_id == machine.c.id)
-    .where(_empty_and_in_service)
+    sa.select(machine.c.id, machine.c.domain)
+    .where(_empty_and_in_service, is_in_foreign_partition)
     .order_by(*_rack_order)
 )
 _FIRST_HEALTHY = (
     sa.select(machine.c.id)
-    .where(_empty_and_healthy)
+    .where(_empty_and_healthy, ~is_in_foreign_partition)
     .order_by(*_rack_order)
     .limit(sa.bindparam("most", type_=sa.Integer))
 )
@@ -138,28 +134,27 @@ def domain_rooms(
     partitions, no other domain will do.
     """
     parameters = {"type": type_id, "unhealthy": list(unhealthy)}
-    by_domain: dict[str | None, tuple[FreeTray[MachineOrSlot], ...]] = dict.fromkeys(members, ())
-    for domain, count in conn.execute(_HEALTHY_BY_DOMAIN, parameters):
-        by_domain[domain] = _machine_slots(domain, count)
+    held = foreign.foreign_trays(conn, None)
+    foreign_machines = conn.execute(_FOREIGN_MACHINES, {"type": type_id}).all() if held else ()
+    # To subtract the few foreign ones costs less than to look each machine up in their table.
+    uncounted = Counter(domain for machine_id, domain in foreign_machines if machine_id not in unhealthy)
+    named: dict[str | None, list[FreeTray[MachineOrSlot]]] = defaultdict(list)
     for machine_id, domain in conn.execute(_UNHEALTHY_MACHINES, parameters) if unhealthy else ():
-        by_domain[domain] = (*by_domain.get(domain, ()), FreeTray(machine_id, unhealthy[machine_id]))
-    for domain, shut in _foreign_by_domain(conn, type_id).items():
-        by_domain[domain] = (*by_domain.get(domain, ()), *shut)
+        if machine_id not in held:
+            named[domain].append(FreeTray(machine_id, unhealthy[machine_id]))
+    for machine_id, domain in foreign_machines:
+        numbers = [tray.partition_id for tray in held[machine_id]]
+        named[domain].append(FreeTray(machine_id, shut=foreign_partition_text(numbers)))
+    slots = {
+        domain: _machine_slots(domain, count - uncounted[domain])
+        for domain, count in conn.execute(_HEALTHY_BY_DOMAIN, parameters)
+    }
     return [
-        DomainFreeTrays(domain, trays, members.get(domain, 0) if domain else 0)
-        for domain, trays in by_domain.items()
+        DomainFreeTrays(
+            domain, (*slots.get(domain, ()), *named.get(domain, ())), members.get(domain, 0) if domain else 0
+        )
+        for domain in dict.fromkeys((*members, *slots, *named))
     ]
-
-
-def _foreign_by_domain(conn: sa.Connection, type_id: str) -> dict[str | None, list[FreeTray[MachineOrSlot]]]:
-    holders: dict[tuple[str | None, str], list[int]] = {}
-    for machine_id, domain, partition in conn.execute(_FOREIGN_MACHINES, {"type": type_id}):
-        holders.setdefault((domain, machine_id), []).append(partition)
-    found: dict[str | None, list[FreeTray[MachineOrSlot]]] = {}
-    for (domain, machine_id), numbers in holders.items():
-        tray = FreeTray[MachineOrSlot](machine_id, shut=foreign_partition_text(numbers))
-        found.setdefault(domain, []).append(tray)
-    return found
 
 
 @lru_cache(maxsize=4096)
