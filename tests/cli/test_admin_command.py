@@ -155,6 +155,7 @@ def test_an_operators_day(terminal):
     tray = [gpu.guid for gpu in switch.fabric.gpus.values() if gpu.slot == 3]
     switch.fabric.create("by-hand", tray)
     terminal.until("partition show", lambda output: "by-hand" in output)
+    terminal.run("domain show")
     terminal.run(f"partition adopt --domain {domain} --name by-hand --reason 'was there before'")
     owner = "--tenant acme --vpc lab --logical-partition-name training"
     terminal.run(f"partition adopt --domain {domain} --name by-hand {owner} --reason 'was there before'")

@@ -217,7 +217,7 @@ def domain_show(
     at: ConnectionParameters = DEFAULT_CONNECTION,
     output: Printed = "table",
 ) -> None:
-    """Show what is known of domains, and which GPUs something stands in the way of."""
+    """Show what is known of domains, which GPUs are blocked, and which trays get no instance."""
     found = call(at, "ShowDomains", ours.DomainsRequest(domain=domain or "")).domains
     emit([as_dict(row) for row in found], output, lambda: _domains_table(found))
 
@@ -283,12 +283,19 @@ def _domains_table(found: Sequence[Any]) -> str:
         for row in found
     ]
     table = columns(("DOMAIN", "OBSERVED", "PAUSED", "BLOCKED"), rows)
-    return "\n".join((table, *(_blocked_line(gpu) for row in found for gpu in row.blocked)))
+    lines = [table, *(_blocked_line(gpu) for row in found for gpu in row.blocked)]
+    lines += [_foreign_line(tray) for row in found for tray in row.foreign_trays]
+    return "\n".join(lines)
 
 
 def _blocked_line(gpu: Any) -> str:
     fix = f"; fix: {gpu.fix}" if gpu.HasField("fix") else ""
     return f"blocked: GPU {gpu.guid:#x} since {_utc_time(gpu.since.seconds)}: {gpu.reason}{fix}"
+
+
+def _foreign_line(tray: Any) -> str:
+    partition = f"partition {tray.partition_name!r} ({tray.partition_id})"
+    return f"gets no instance: {tray.machine_id} is in {partition}, which the site did not make"
 
 
 def _guid_list(guids: Sequence[int]) -> str:

@@ -258,6 +258,7 @@ class DomainState(_message.Message):
     DOUBT_FIELD_NUMBER: _builtins.int
     PAUSE_REASON_FIELD_NUMBER: _builtins.int
     BLOCKED_FIELD_NUMBER: _builtins.int
+    FOREIGN_TRAYS_FIELD_NUMBER: _builtins.int
     domain: _builtins.str
     doubt: _builtins.str
     """Why it cannot be read; empty when it can be."""
@@ -269,6 +270,8 @@ class DomainState(_message.Message):
 
     @_builtins.property
     def blocked(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockedGpu]: ...
+    @_builtins.property
+    def foreign_trays(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForeignTray]: ...
     def __init__(
         self,
         *,
@@ -277,16 +280,44 @@ class DomainState(_message.Message):
         doubt: _builtins.str = ...,
         pause_reason: _builtins.str | None = ...,
         blocked: _abc.Iterable[Global___BlockedGpu] | None = ...,
+        foreign_trays: _abc.Iterable[Global___ForeignTray] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason", "observed_at", b"observed_at", "pause_reason", b"pause_reason"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason", "blocked", b"blocked", "domain", b"domain", "doubt", b"doubt", "observed_at", b"observed_at", "pause_reason", b"pause_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason", "blocked", b"blocked", "domain", b"domain", "doubt", b"doubt", "foreign_trays", b"foreign_trays", "observed_at", b"observed_at", "pause_reason", b"pause_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pause_reason: _TypeAlias = _typing.Literal["pause_reason"]  # noqa: Y015
     _WhichOneofArgType__pause_reason: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pause_reason) -> _WhichOneofReturnType__pause_reason | None: ...
 
 Global___DomainState: _TypeAlias = DomainState  # noqa: Y015
+
+@_typing.final
+class ForeignTray(_message.Message):
+    """A tray that gets no instance, because a partition that the site did not make holds GPUs of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MACHINE_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_NAME_FIELD_NUMBER: _builtins.int
+    machine_id: _builtins.str
+    partition_id: _builtins.int
+    partition_name: _builtins.str
+    def __init__(
+        self,
+        *,
+        machine_id: _builtins.str = ...,
+        partition_id: _builtins.int = ...,
+        partition_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["machine_id", b"machine_id", "partition_id", b"partition_id", "partition_name", b"partition_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForeignTray: _TypeAlias = ForeignTray  # noqa: Y015
 
 @_typing.final
 class BlockedGpu(_message.Message):

@@ -68,7 +68,7 @@ def update_foreign_trays(conn: sa.Connection, domain: str, readings: Sequence[Do
         for guid, partition in holders
         if guid in located
     }
-    recorded = {ForeignTray(*row) for row in conn.execute(_RECORDED_IN_DOMAIN, {"domain": domain})}
+    recorded = set(foreign_trays_in_domain(conn, domain))
     for tray in sorted(recorded - trays):
         delete_rows(conn, foreign_tray, machine_id=tray.machine_id, partition_id=tray.partition_id)
     if new := sorted(trays - recorded):
@@ -82,6 +82,11 @@ def foreign_trays(conn: sa.Connection, machine_ids: Collection[str] | None) -> d
     for machine_id, partition_id, name in conn.execute(wanted):
         found.setdefault(machine_id, []).append(ForeignTray(machine_id, partition_id, name))
     return found
+
+
+def foreign_trays_in_domain(conn: sa.Connection, domain: str) -> list[ForeignTray]:
+    """The foreign trays of `domain`, by machine; one in several partitions is listed with each."""
+    return [ForeignTray(*row) for row in conn.execute(_RECORDED_IN_DOMAIN, {"domain": domain})]
 
 
 def foreign_partition_text(numbers: Collection[int]) -> str:
