@@ -52,6 +52,14 @@ class OwnPartition(Answer):
     gpus: int
 
 
+class TrayInForeignPartition(Answer):
+    """A tray with GPUs in a partition that the site did not make."""
+
+    machine_id: str
+    partition_id: int
+    partition_name: str
+
+
 class BlockedGpu(Answer):
     """A GPU that is wanted somewhere, and what stands in the way; without a fix the site can do nothing."""
 
@@ -76,6 +84,9 @@ class NVLinkDomain(Answer):
     total_trays: int
     free_trays: int
     unhealthy_trays: int
+    foreign_trays: int
+    trays_in_foreign_partitions: list[TrayInForeignPartition] | None
+    """For whoever operates the domain; null for its tenants."""
     closed_trays: int
     largest_batch: int
     fragmentation: float
@@ -93,8 +104,8 @@ class NVLinkDomain(Answer):
 def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | None) -> Json:
     """A domain as the caller may see it.
 
-    Blocked GPUs, the reason of a pause and the answers of controllers are for the operator of the domain;
-    `blocked` is None for anybody else.
+    Blocked GPUs, the names of foreign trays, the reason of a pause and the answers of controllers are for the
+    operator of the domain; `blocked` is None for anybody else.
     """
     observation = capacity.known.observation
     doubt = capacity.known.doubt if blocked is None else capacity.known.operators_doubt
@@ -112,6 +123,10 @@ def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | 
         total_trays=capacity.trays,
         free_trays=capacity.free,
         unhealthy_trays=capacity.unhealthy,
+        foreign_trays=capacity.foreign_count,
+        trays_in_foreign_partitions=None
+        if blocked is None
+        else [shape(TrayInForeignPartition, tray, partition_name=tray.name) for tray in capacity.foreign],
         closed_trays=capacity.closed,
         blocked_gpus=None
         if blocked is None

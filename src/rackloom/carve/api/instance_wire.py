@@ -145,6 +145,14 @@ class InstanceBatchCreate(_InstanceBase):
     count: StrictInt
     topology_optimized: StrictBool = True
 
+    @validator(mode="after")
+    def _no_single_address(self) -> Self:
+        kept = self.extra.get("interfaces")
+        interfaces = [entry for entry in kept if isinstance(entry, dict)] if isinstance(kept, list) else []
+        if any(interface.get("ipAddress") is not None for interface in interfaces):
+            raise ValueError("interfaces must name no ipAddress: one address cannot serve several instances")
+        return self
+
 
 class InstanceUpdate(wire.OpenBody):
     """Changes of an instance; a list of interfaces replaces the present one."""
@@ -166,7 +174,7 @@ InstanceStatus = Literal[
 class CautionAnswer(wire.Answer):
     """What is allowed and probably not meant."""
 
-    type: Literal["LogicalPartitionSpansDomains", "TraySplit"]
+    type: Literal["LogicalPartitionSpansDomains", "TraySplit", "ForeignPartition"]
     message: str
 
 

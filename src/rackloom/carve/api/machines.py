@@ -21,6 +21,7 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_types import Capability, CapabilityType
 from rackloom.carve.api.routing import AnySelect, Deps, Page, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
+from rackloom.carve.partitions import foreign
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import instance, instance_type, machine, machine_gpu, site
 from rackloom.carve.store.values import Status, require
@@ -112,6 +113,8 @@ class Machine(wire.Timed):
     maintenance_message: str | None
     is_missing_on_site: bool
     is_usable_by_tenant: bool
+    foreign_partition_ids: list[int]
+    """Partitions that the site did not make and that hold GPUs of it: no instance is placed on it."""
     status: MachineStatus
     status_history: list[wire.StatusDetail]
     metadata: MachineMetadata | None = None
@@ -136,6 +139,7 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes) -> 
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
     gpus = catalog.gpus_of_machines(conn, ids)
+    held = foreign.foreign_trays(conn, ids)
     types = sa.select(instance_type).where(instance_type.c.id.in_({row.instance_type_id for row in rows}))
     capabilities = {row.id: row.capabilities for row in conn.execute(types)}
     shapes = [
@@ -149,7 +153,10 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes) -> 
             machine_capabilities=capabilities.get(row.instance_type_id, []),
             maintenance_message=row.cordon_reason,
             is_missing_on_site=row.missing_since is not None,
-            is_usable_by_tenant=row.shown_status == Status.READY and row.missing_since is None,
+            is_usable_by_tenant=row.shown_status == Status.READY
+            and row.missing_since is None
+            and row.id not in held,
+            foreign_partition_ids=[tray.partition_id for tray in held.get(row.id, ())],
             status=row.shown_status,
             status_history=routing.status_history_shape(histories[row.id]),
         )

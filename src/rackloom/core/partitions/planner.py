@@ -48,6 +48,8 @@ from rackloom.core.partitions.partition_layout import (
     DesiredPartitions,
     PartitionLayout,
     SitePartition,
+    gpus_of_tray,
+    is_tray_partition,
     read_desired_partitions,
     read_layout,
     with_tray_partitions,
@@ -214,15 +216,24 @@ def _held_elsewhere(partition: ObservedPartition, *, ours: bool) -> Blocker:
 
 def plan_removals(given: PlanningInput, blockers: BlockerSet) -> list[PartitionOperation]:
     """Removals and deletions by partition id, the default partition (highest id) last."""
-    # A GPU that is gone for good (its tray was swapped) is on no machine any more. The site put its GUID into
-    # its own partition, and there it would keep other GPUs from joining permanently.
-    touchable = given.intent.managed | given.layout.absent
     planned = [
-        _removal_from_site_partition(our, touchable, given.desired, blockers) for our in given.layout.ours
+        _removal_from_site_partition(our, _touchable(our, given), given.desired, blockers)
+        for our in given.layout.ours
     ]
     if given.layout.default:
         planned.append(_removal_from_default(given.layout.default, given, blockers))
     return [operation for operation in planned if operation]
+
+
+def _touchable(ours: SitePartition, given: PlanningInput) -> frozenset[int]:
+    """The GPUs that may be taken out of a partition of the site."""
+    # A GPU that is gone for good (its tray was swapped) is on no machine any more. The site put its GUID into
+    # its own partition, and there it would keep other GPUs from joining permanently.
+    touchable = given.intent.managed | given.layout.absent
+    if is_tray_partition(ours.logical_partition):
+        # A machine that was removed from the site leaves nothing behind that the site made for its tray.
+        touchable |= gpus_of_tray(ours.logical_partition, given.observation)
+    return touchable
 
 
 def _removal_from_site_partition(
