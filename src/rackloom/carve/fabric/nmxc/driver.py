@@ -18,7 +18,15 @@ from typing import Any, TypeVar
 
 from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, TlsMaterial
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
-from rackloom.carve.fabric.nmxc.protocol import NmxcSession, OpenChannel, open_channel, wake_ups
+from rackloom.carve.fabric.nmxc.protocol import (
+    CONNECT_SECONDS,
+    MAX_HEART_BEAT_SECONDS,
+    PROBE_SECONDS,
+    NmxcSession,
+    OpenChannel,
+    open_channel,
+    wake_ups,
+)
 from rackloom.core.partitions.domain import (
     AddGpus,
     CreatePartition,
@@ -174,8 +182,8 @@ _LIMITS_UNSUPPORTED = ("NOT_SUPPORTED", "UNIMPLEMENTED")
 class NmxcDriver:
     """One NMX-C endpoint. Construct it in the event loop that uses it, and close it there.
 
-    `clock` gives seconds since the epoch. The controller tells its clients apart by `gateway_id`. Simulations
-    replace `sleep` and `connect`.
+    `clock` gives seconds since the epoch. The controller tells its clients apart by `gateway_id`, and is asked
+    for a sign of life every `heart_beat_seconds`. Simulations replace `sleep` and `connect`.
     """
 
     def __init__(
@@ -185,12 +193,14 @@ class NmxcDriver:
         clock: Callable[[], float],
         tls: TlsMaterial | None = None,
         gateway_id: str = "rackloom",
+        heart_beat_seconds: int = MAX_HEART_BEAT_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         connect: OpenChannel = open_channel,
     ) -> None:
         self._session = NmxcSession(endpoint_url, tls, gateway_id, connect)
         self._clock = clock
         self._sleep = sleep
+        self._heart_beat_seconds = heart_beat_seconds
         self._domain: str | None = None
 
     async def observe(self) -> DomainObservation:
@@ -225,11 +235,11 @@ class NmxcDriver:
         return operation.partition_id
 
     def notifications(self) -> AsyncIterator[None]:
-        """One item for each notification of a change, and after each (re)connection.
+        """One item for each notification of a change, after each (re)connection, and when one is lost.
 
         It renews a lost subscription and never ends; close the iterator before the driver.
         """
-        return wake_ups(self._session, self._sleep)
+        return wake_ups(self._session, self._sleep, self._heart_beat_seconds)
 
     async def close(self) -> None:
         """Release the connection."""
@@ -237,7 +247,8 @@ class NmxcDriver:
 
     async def _read(self, observed_at: float) -> DomainObservation:
         client: dict[str, Any] = {"context": pb.Context(), "gateway_id": self._session.gateway_id}
-        domain = await self._session.hello()
+        patience = PROBE_SECONDS if self._session.is_suspect else CONNECT_SECONDS
+        domain = await self._session.hello(patience)
         limits = await self._limits(domain)
         gpus: pb.GetGpuInfoListResponse = await self._session.call_in(
             domain, "GetGpuInfoList", pb.GetGpuInfoListRequest(attr=pb.NMX_GPU_ATTR_ALL, **client)
