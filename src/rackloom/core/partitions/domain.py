@@ -181,6 +181,19 @@ class AddGpus(msgspec.Struct, frozen=True, tag="add-gpus", kw_only=True):
 PartitionOperation = RemoveGpus | DeletePartition | CreatePartition | AddGpus
 
 
+def is_carried_out(operation: PartitionOperation, observation: DomainObservation) -> bool:
+    """Whether `observation` shows what `operation` asks for."""
+    members = {partition.name: partition.members for partition in observation.partitions}
+    present = members.get(operation.name)
+    match operation:
+        case DeletePartition():
+            return present is None
+        case RemoveGpus():
+            return present is None or present.isdisjoint(operation.guids)
+        case CreatePartition() | AddGpus():
+            return present is not None and present.issuperset(operation.guids)
+
+
 class BlockedGpus(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs whose desired state the plan does not reach, and why."""
 

@@ -1,0 +1,87 @@
+"""What a controller leaves open about one tenant's GPUs makes no other tenant's instance unknown."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.carve.reconcile.served_rack import make_fabric, served_rack
+
+from rackloom.carve.reconcile import loop
+from rackloom.lab.switches.servers import NmxcServer
+
+
+def test_answers_without_an_id_for_one_tenant_leave_another_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "FIRST_RETRY_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        async with (
+            NmxcServer(make_fabric()) as switch,
+            served_rack(switch.url, tmp_path) as site,
+            site.tenant("one") as one,
+            site.tenant("two") as two,
+            one.listening(),
+            two.listening(),
+        ):
+            mine = await one.instance()
+            await one.until_told(mine, "Ready")
+            told = len(one.events)
+            for _ in range(1000):
+                switch.faults.omit_id_of_next("CreatePartition")
+            asked = switch.faults.calls["CreatePartition"]
+            theirs = await two.instance()
+            shown = set()
+            while switch.faults.calls["CreatePartition"] < asked + 3:
+                shown.add(await one.status(mine))
+                domains = await one.get("nvlink-domain")
+                shown.update(domain["status"] for domain in domains)
+            assert shown == {"Ready", "Observed"}
+            assert [event for _, event in one.events[told:] if event["id"] == mine] == []
+            assert await two.status(theirs) == "Provisioning"
+            (row, *_) = await two.get(f"instance/{theirs}/nvlink-interface")
+            assert "the outcome of create-partition on partition 'rl-" in row["statusMessage"]
+            messages = [event["message"] for _, event in two.events if event["id"] == row["id"]]
+            assert len(messages) == len(set(messages)), "a reason that was withdrawn came back"
+            switch.faults.clear()
+            site.reconciler.wake(frozenset({switch.fabric.domain}))
+            await two.until(theirs, "Ready")
+
+    asyncio.run(scenario())
+
+
+def test_what_was_carried_out_without_a_valid_answer_is_found_in_the_same_pass(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            NmxcServer(make_fabric()) as switch,
+            served_rack(switch.url, tmp_path) as site,
+            site.tenant("one") as one,
+        ):
+            switch.faults.omit_id_of_next("CreatePartition", carried_out=True)
+            mine = await one.instance()
+            await one.until(mine, "Ready")
+            assert switch.faults.calls["CreatePartition"] == 1
+
+    asyncio.run(scenario())
+
+
+def test_one_lost_call_of_a_reading_makes_nothing_unknown(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            NmxcServer(make_fabric()) as switch,
+            served_rack(switch.url, tmp_path) as site,
+            site.tenant("one") as one,
+            one.listening(),
+        ):
+            mine = await one.instance()
+            await one.until_told(mine, "Ready")
+            told = len(one.events)
+            switch.faults.omit_header_of_next("GetGpuInfoList")
+            read = switch.faults.calls["GetPartitionInfoList"]
+            site.reconciler.wake(frozenset({switch.fabric.domain}))
+            while switch.faults.calls["GetPartitionInfoList"] == read:
+                assert await one.status(mine) == "Ready"
+            assert await one.status(mine) == "Ready"
+            assert [event for _, event in one.events[told:] if event["id"] == mine] == []
+
+    asyncio.run(scenario())
