@@ -5,8 +5,8 @@ import itertools
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rackloom.carve.api.app import create_app
 from rackloom.carve.api.auth import LocalIssuer, Role
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.inventory.enrolment import seed_embedded_site
+from rackloom.carve.inventory.enrolment import DEMO_ORG, seed_embedded_site
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
@@ -39,8 +39,8 @@ def make_fabric() -> Any:
 class Tenant:
     """REST and events of one organization."""
 
-    def __init__(self, base: str, org: str, issuer: LocalIssuer) -> None:
-        headers = {"Authorization": f"Bearer {issuer.mint(org, [Role.TENANT_ADMIN], time.time(), 3600)}"}
+    def __init__(self, base: str, org: str, issuer: LocalIssuer, role: Role = Role.TENANT_ADMIN) -> None:
+        headers = {"Authorization": f"Bearer {issuer.mint(org, [role], time.time(), 3600)}"}
         self.http = httpx2.AsyncClient(base_url=f"{base}/v2/org/{org}/nico/", headers=headers, timeout=60)
         self.events: list[tuple[float, dict[str, Any]]] = []
         """What the event stream said, and when (seconds of `time.monotonic`)."""
@@ -118,6 +118,13 @@ class ServedRack:
         async with tenant.http:
             yield tenant
 
+    @asynccontextmanager
+    async def operator(self) -> AsyncIterator[Tenant]:
+        """REST of whoever operates the site."""
+        operator = Tenant(self._base, DEMO_ORG, self._issuer, Role.PROVIDER_ADMIN)
+        async with operator.http:
+            yield operator
+
 
 @asynccontextmanager
 async def served_rack(
@@ -149,11 +156,3 @@ async def served_rack(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await store.close()
-
-
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Fail when the block takes longer: for what is promised in seconds, not for what may hang."""
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < seconds

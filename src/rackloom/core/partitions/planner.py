@@ -14,11 +14,11 @@ Removals and additions are never in one plan. Additions are planned from an obse
 removals done, so between any two operations a GPU is in at most one partition, and no partition holds
 GPUs of two tenants.
 
-Operations that the controller has just refused, or answered in no usable way (`failed`), are not repeated;
-they are reported as blockers. A refused removal delays only what depends on it, because the observation still shows its GPUs
-where they are. A create reuses the recorded name: its reply may have been lost, and the controller
-refuses a second partition of that name. In a paused domain nothing is planned, and what would have been
-done is reported.
+Operations that the controller has just refused, or answered in no valid way (`failed`), are not repeated;
+they are reported as blockers. A failed removal delays only what depends on it, because the observation
+still shows its GPUs where they are. A create reuses the recorded name: its reply may have been lost, and
+the controller refuses a second partition of that name. In a paused domain nothing is planned, and what
+would have been done is reported.
 """
 
 from collections import defaultdict
@@ -75,7 +75,8 @@ def make_plan(
 ) -> PartitionPlan:
     """The next operations for one domain; none when nothing can or need be done.
 
-    The operations of `failed` are reported, and not planned again. Raises Refused when intent and observation are of different domains.
+    The operations of `failed` are reported, and not planned again. Raises Refused when intent and observation
+    are of different domains.
     """
     if intent.domain != observation.domain:
         raise Refused(
@@ -138,16 +139,17 @@ class BlockerSet:
         return tuple(sorted(blocked, key=lambda gpus: (gpus.guids, gpus.reason)))
 
 
+NO_VALID_ANSWER = "the switch controller gave no valid answer"
+
+
 def _block_failed(failed: FailedOperations, observation: DomainObservation, blockers: BlockerSet) -> None:
     for operation, code in failed.items():
         kind = str(operation.__struct_config__.tag)
         # Tenants read this. The name of another owner's partition would show whose it is; a number does not.
         named = operation.name if isinstance(operation, CreatePartition) else operation.partition_id
-        reason = (
-            f"the outcome of {kind} on partition {named!r} is unknown: the switch controller gave no valid answer"
-            if code is None
-            else f"the switch controller refused {kind} on partition {named!r}: {code}"
-        )
+        reason = f"the switch controller refused {kind} on partition {named!r}: {code}"
+        if code is None:
+            reason = f"the outcome of {kind} on partition {named!r} is unknown: {NO_VALID_ANSWER}"
         again = "find out why on the switch controller; it is asked again in the next pass"
         blockers.add(Blocker(reason, again), _gpus_touched([operation], observation))
 

@@ -182,8 +182,8 @@ _LIMITS_UNSUPPORTED = ("NOT_SUPPORTED", "UNIMPLEMENTED")
 class NmxcDriver:
     """One NMX-C endpoint. Construct it in the event loop that uses it, and close it there.
 
-    `clock` gives seconds since the epoch. The controller tells its clients apart by `gateway_id`, and is asked
-    for a sign of life every `heart_beat_seconds`. Simulations replace `sleep` and `connect`.
+    `clock` gives seconds since the epoch. The controller tells its clients apart by `gateway_id`, and shall
+    give a sign of life every `heart_beat_seconds`. Simulations replace `sleep` and `connect`.
     """
 
     def __init__(
