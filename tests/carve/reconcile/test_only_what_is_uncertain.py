@@ -7,6 +7,8 @@ import pytest
 from tests.carve.reconcile.served_rack import make_fabric, served_rack
 
 from rackloom.carve.reconcile import loop
+from rackloom.core.partitions.domain import UNCERTAIN_REASON
+from rackloom.lab.faults import put_partition, write_between_lists
 from rackloom.lab.switches.servers import NmxcServer
 
 
@@ -83,5 +85,58 @@ def test_one_lost_call_of_a_reading_makes_nothing_unknown(tmp_path: Path) -> Non
                 assert await one.status(mine) == "Ready"
             assert await one.status(mine) == "Ready"
             assert [event for _, event in one.events[told:] if event["id"] == mine] == []
+
+    asyncio.run(scenario())
+
+
+def test_a_change_between_two_lists_is_read_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            NmxcServer(make_fabric()) as switch,
+            served_rack(switch.url, tmp_path) as site,
+            site.tenant("one") as one,
+            one.listening(),
+        ):
+            mine = await one.instance()
+            await one.until_told(mine, "Ready")
+            (partition,) = switch.fabric.partitions.values()
+            free = max(gpu for gpu in switch.fabric.gpus if gpu not in partition.guids)
+            foreign = put_partition(switch, [free])
+            write_between_lists(switch, lambda fabric: fabric.delete(foreign.id))
+            read = switch.faults.calls["GetGpuInfoList"]
+            site.reconciler.wake(frozenset({switch.fabric.domain}))
+            while switch.faults.calls["GetGpuInfoList"] < read + 2:
+                assert await one.status(mine) == "Ready"
+            assert "Unknown" not in {event["status"] for _, event in one.events}
+
+    asyncio.run(scenario())
+
+
+def test_a_list_that_omits_a_partition_leaves_the_other_tenants_ready(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            NmxcServer(make_fabric()) as switch,
+            served_rack(switch.url, tmp_path) as site,
+            site.tenant("one") as one,
+            site.tenant("two") as two,
+        ):
+            mine, theirs = await one.instance(), await two.instance()
+            await one.until(mine, "Ready")
+            await two.until(theirs, "Ready")
+            (row, *_) = await two.get(f"instance/{theirs}/nvlink-interface")
+            omitted = switch.fabric.partition_of(int(row["gpuGuid"]))
+            switch.faults.hide_partition(omitted, lists=1000)
+            changes = switch.faults.calls["CreatePartition"]
+            site.reconciler.wake(frozenset({switch.fabric.domain}))
+            await two.until(theirs, "Unknown")
+            (row, *_) = await two.get(f"instance/{theirs}/nvlink-interface")
+            assert row["statusMessage"] == f"unknown: {UNCERTAIN_REASON}"
+            assert await one.status(mine) == "Ready"
+            (domain,) = await one.get("nvlink-domain")
+            assert domain["status"] == "Observed"
+            assert switch.faults.calls["CreatePartition"] == changes, "nothing is asked for in doubt"
+            switch.faults.clear()
+            site.reconciler.wake(frozenset({switch.fabric.domain}))
+            await two.until(theirs, "Ready")
 
     asyncio.run(scenario())

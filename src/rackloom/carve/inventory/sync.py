@@ -270,7 +270,9 @@ def apply_observations(
         ownership.copy_ownership(conn, previous, newest.domain)
         intent.copy_pause(conn, previous, newest.domain)
         intent.delete_blocked_gpus(conn, previous)
-    ownership.update_owned_partitions(conn, readings, now)
+    # A list that contradicts itself may omit a partition, or show it before it is complete.
+    if not any(reading.uncertain for reading in readings):
+        ownership.update_owned_partitions(conn, readings, now)
     for domain in sorted({newest.domain, *changed, *previous_domains}):
         status.update_statuses(conn, domain, now)
 

@@ -6,8 +6,9 @@ controller is called, and the state of a partition is taken only from an observa
 
 Each round of `DomainPass.run`:
 
-1. Observe and record. A reading that fails at once is repeated twice before anything is concluded
-   (`read_again_in_doubt`). A controller that stays unreadable makes the domain unknown and ends the pass.
+1. Observe and record. A reading that fails at once, or contradicts itself, is repeated twice before
+   anything is concluded (`read_again_in_doubt`). A controller that stays unreadable makes the domain
+   unknown and ends the pass.
 2. Stop in read-only mode, or when this controller is a standby, which lists no GPUs while another does.
 3. Plan from intent and observation. Equal inputs give the plan of the last round.
 4. Record what blocks the plan, unless removals come first; what blocks additions is known only after
@@ -158,22 +159,27 @@ REREAD_SECONDS = 1.0
 async def read_again_in_doubt(driver: FabricDriver) -> DomainObservation:
     """The domain as `driver` reads it. Raises FabricUnavailable when no attempt in a row succeeds.
 
-    One lost call is no lost controller: without a second attempt a domain would be unknown for a moment.
+    One lost call is no lost controller, and one change between two lists makes no GPU uncertain: without
+    further attempts a domain, or some GPUs of it, would be unknown for a moment.
     """
     time = asyncio.get_running_loop().time
     began = time()
     result = await _attempt_reading(driver)
-    if isinstance(result, FabricUnavailable) and time() - began < QUICK_SECONDS:
+    if _is_doubtful(result) and time() - began < QUICK_SECONDS:
         with suppress(TimeoutError):
             async with asyncio.timeout(REREAD_SECONDS):
                 for pause in REREAD_PAUSES:
                     await asyncio.sleep(pause)
                     result = await _attempt_reading(driver)
-                    if not isinstance(result, FabricUnavailable):
+                    if not _is_doubtful(result):
                         break
     if isinstance(result, FabricUnavailable):
         raise result
     return result
+
+
+def _is_doubtful(result: DomainObservation | FabricUnavailable) -> bool:
+    return isinstance(result, FabricUnavailable) or bool(result.uncertain)
 
 
 async def _attempt_reading(driver: FabricDriver) -> DomainObservation | FabricUnavailable:
@@ -318,7 +324,7 @@ class DomainPass:
         await self._record_blockers(plan)
         if not plan.operations:
             self._announced_changes = ()
-            return not failed
+            return not (failed or observation.uncertain)
         async with self.turns.act(observation.domain, before) as is_current:
             outcomes = await self._execute(plan) if is_current else ()
         for operation, outcome in zip(plan.operations, outcomes, strict=False):

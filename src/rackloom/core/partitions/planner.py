@@ -18,7 +18,8 @@ Operations that the controller has just refused, or answered in no valid way (`f
 they are reported as blockers. A failed removal delays only what depends on it, because the observation
 still shows its GPUs where they are. A create reuses the recorded name: its reply may have been lost, and
 the controller refuses a second partition of that name. In a paused domain nothing is planned, and what
-would have been done is reported.
+would have been done is reported. The same holds while an observation contradicts itself about some GPUs:
+the GPUs that an operation would join might be in another partition.
 """
 
 from collections import defaultdict
@@ -29,6 +30,7 @@ from typing import NamedTuple
 import msgspec
 
 from rackloom.core.partitions.domain import (
+    UNCERTAIN_REASON,
     AddGpus,
     BlockedGpus,
     CreatePartition,
@@ -97,6 +99,11 @@ def make_plan(
     if not operations:
         added = plan_additions(given, frozenset(blocked_gpus), blockers)
         operations = [step for step in added if step not in failed]
+    if observation.uncertain:
+        blockers.add(UNCERTAIN, observation.uncertain & intent.managed)
+        waiting = _gpus_touched(operations, observation) - observation.uncertain
+        blockers.add(NO_CERTAIN_READING, waiting)
+        operations = []
     if intent.paused is not None:
         paused = Blocker(f"the domain is paused: {intent.paused}", "resume the domain")
         blockers.add(paused, _gpus_touched(operations, observation))
@@ -167,6 +174,13 @@ def _gpus_touched(
     return touched
 
 
+UNCERTAIN = Blocker(
+    UNCERTAIN_REASON, "find out on the switch controller who changes its partitions; it is read again"
+)
+NO_CERTAIN_READING = Blocker(
+    "the domain waits until the lists of its switch controller agree about all of its GPUs",
+    "find out on the switch controller who changes its partitions; it is read again",
+)
 NOT_MANAGED = Blocker(
     "the GPU is on no machine that the site knows in this domain", "register its machine with the site"
 )

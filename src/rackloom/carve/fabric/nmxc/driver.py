@@ -1,9 +1,10 @@
 """`FabricDriver` over NMX-C: reads a domain into one observation and executes partition operations.
 
-An observation is complete or fails. The GPU list and the partition list are read one after the other,
-and both must be consistent: each GPU has a unique GUID, each partition a unique id, and a GPU's
-partition lists the GPU as a member. A controller was seen to omit a partition for a while; without this
-check the partition would be taken for one that is gone. Members of location-based partitions are looked
+An observation is complete or fails. The GPU list and the partition list are read one after the other.
+Each GPU must have a unique GUID and each partition a unique id. A GPU whose partition does not list it is
+uncertain, with all that shares these partitions: another client changed something between the lists, or
+the controller omits a partition, which it was seen to do for a while. Without this the partition would be
+taken for one that is gone. Members of location-based partitions are looked
 up by location. A controller that does not report domain limits has none.
 
 `protocol` maps errors of calls to refused or unknown. Operations name a partition by id and name, so that
@@ -39,6 +40,7 @@ from rackloom.core.partitions.domain import (
     PartitionHealth,
     PartitionOperation,
     RemoveGpus,
+    contradicted_gpus,
 )
 
 # Requests.
@@ -104,9 +106,7 @@ def read_partitions(
 ) -> tuple[ObservedPartition, ...]:
     """Partitions by id, the members of location-based ones looked up.
 
-    The two lists are read one after the other. Raises FabricUnavailable when they cannot both be true: a
-    controller was seen to omit a partition for a while, and a partition that is missing from an observation
-    would be taken for one that is gone.
+    Raises FabricUnavailable when one has no id, or two have the same.
     """
     locations = {_gpu_location(gpu.loc.location, gpu.gpu_id): gpu.gpu_uid for gpu in gpus}
     partitions = {info.partition_id.partition_id: _observed_partition(info, locations) for info in infos}
@@ -114,12 +114,6 @@ def read_partitions(
         raise FabricUnavailable("GetPartitionInfoList: a partition without an id")
     if len(partitions) != len(infos):
         raise FabricUnavailable("GetPartitionInfoList: two partitions with one id")
-    for gpu in gpus:
-        held_by = gpu.partition_id.partition_id
-        if held_by and (held_by not in partitions or gpu.gpu_uid not in partitions[held_by].members):
-            raise FabricUnavailable(
-                f"GPU {gpu.gpu_uid:#x} is in partition {held_by}, which the list of partitions denies"
-            )
     return tuple(partitions[number] for number in sorted(partitions))
 
 
@@ -256,12 +250,15 @@ class NmxcDriver:
         partitions: pb.GetPartitionInfoListResponse = await self._session.call_in(
             domain, "GetPartitionInfoList", pb.GetPartitionInfoListRequest(**client)
         )
+        listed = read_partitions(partitions.partition_info_list, gpus.gpu_info_list)
+        claims = {gpu.gpu_uid: gpu.partition_id.partition_id for gpu in gpus.gpu_info_list}
         return DomainObservation(
             domain=domain,
             gpus=read_gpus(gpus.gpu_info_list),
-            partitions=read_partitions(partitions.partition_info_list, gpus.gpu_info_list),
+            partitions=listed,
             limits=limits,
             observed_at=observed_at,
+            uncertain=contradicted_gpus(claims, listed),
         )
 
     async def _limits(self, domain: str) -> DomainLimits:
