@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 LOST_SECONDS = 2.0
 """From the loss of a subscription to Unknown."""
 INTERVAL = 6.0
-"""Of the site's passes. Heart beats are as often as it asks for, so a longer one takes longer to show this."""
+"""Of the site's passes, from which the rate of heart beats follows; a longer one takes longer to test."""
 
 
 async def seconds_to_unknown(tenant: Tenant, instance: str, began: float) -> tuple[float, float]:
