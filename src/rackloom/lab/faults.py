@@ -154,6 +154,23 @@ def write_between_lists(switch: SwitchControl, write: Callable[[SimulatedFabric]
 
 
 @asynccontextmanager
+async def partition_between_lists(rack: SimRack, guids: Collection[int]) -> AsyncIterator[None]:
+    """Somebody makes a partition between the two lists of a reading, and deletes it later."""
+    made: list[FabricPartition] = []
+    is_over = False
+
+    def act() -> None:
+        if not is_over:
+            made.append(put_partition(rack, guids))
+
+    rack.faults.act_after_next("GetGpuInfoList", act)
+    yield
+    is_over = True
+    for partition in made:
+        delete_partition(rack, partition)
+
+
+@asynccontextmanager
 async def conflicting_controller(
     plane: SimulatedService, controller: ConflictingController
 ) -> AsyncIterator[None]:
