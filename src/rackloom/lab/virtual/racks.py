@@ -196,12 +196,12 @@ class SimRack:
             self._note_change(rpc, request, reply)
             self.disturb()
             return
-        if rpc == "CreatePartition" and reply.server_header.return_code == pb.NMX_ST_SUCCESS:
-            if not reply.partition_id.partition_id:
-                # Without an id neither: the client cannot tell what was made.
-                self._note_change(rpc, request, reply)
-                self.disturb()
-                return
+        succeeded = reply.server_header.return_code == pb.NMX_ST_SUCCESS
+        if rpc == "CreatePartition" and succeeded and not reply.partition_id.partition_id:
+            # Without an id neither: the client cannot tell what was made.
+            self._note_change(rpc, request, reply)
+            self.disturb()
+            return
         code = pb.StReturnCode.Name(reply.server_header.return_code).removeprefix("NMX_ST_")
         done = code == "SUCCESS"
         # A refused change left the fabric as it is, so before and after are the same.
