@@ -270,8 +270,10 @@ def apply_observations(
         ownership.copy_ownership(conn, previous, newest.domain)
         intent.copy_pause(conn, previous, newest.domain)
         intent.delete_blocked_gpus(conn, previous)
-    ownership.update_owned_partitions(conn, readings, now)
-    foreign.update_foreign_trays(conn, newest.domain, readings)
+    # A list that contradicts itself may omit a partition, or show it before it is complete.
+    if not any(reading.uncertain for reading in readings):
+        ownership.update_owned_partitions(conn, readings, now)
+        foreign.update_foreign_trays(conn, newest.domain, readings)
     for domain in sorted({newest.domain, *changed, *previous_domains}):
         status.update_statuses(conn, domain, now)
 

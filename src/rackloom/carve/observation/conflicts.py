@@ -57,7 +57,9 @@ def compare_readings(first: ControllerReading, second: ControllerReading, change
     # Operations move no hardware, so GPUs are comparable whenever they were read.
     differences = _differing_gpus(first, second)
     # A reading that began before the last change shows the partitions of before: that is lag, no conflict.
-    if min(first.observation.observed_at, second.observation.observed_at) > changed_at:
+    # One that contradicts itself about partitions is no evidence of them.
+    is_certain = not (first.observation.uncertain or second.observation.uncertain)
+    if is_certain and min(first.observation.observed_at, second.observation.observed_at) > changed_at:
         differences += _differing_partitions(first.observation, second.observation)
     if not differences:
         return None

@@ -5,8 +5,9 @@ for each new endpoint and ends the loops of those that left the share. The lease
 released only when its loop has ended. Without a shared database there is one replica, whose leases
 never end.
 
-`EndpointLoop` runs passes over one endpoint. A change of intent, a notification of the fabric or a
-timer starts a pass. A failed pass is retried with exponential backoff up to the interval. The first
+`EndpointLoop` runs passes over one endpoint. A change of intent, a notification of the fabric, the loss
+of the notifications or a timer starts a pass. A failed pass is retried with exponential backoff up to the
+interval. The first
 rest differs by endpoint, so that loops that began together do not all wake together. A defect in one
 pass is logged and ends neither the loop nor any other domain.
 
@@ -120,7 +121,7 @@ class ConcurrencySlots:
 log = structlog.get_logger(__name__)
 
 FIRST_RETRY_SECONDS = 0.5
-"""Seconds; the pause after a failed pass is twice this at first, and doubles up to the interval."""
+"""Seconds; the pause after the first failed pass. It doubles with each further one, up to the interval."""
 
 
 class EndpointLoop:
@@ -163,9 +164,12 @@ class EndpointLoop:
                 self._is_awaited = False
                 converged = await self._pass()
             self.first_pass.set()
-            retry = FIRST_RETRY_SECONDS if converged else min(2 * retry, self.interval)
-            await self._wait(rest if converged else retry)
-            rest = self.interval if converged else rest
+            if converged:
+                await self._wait(rest)
+                retry, rest = FIRST_RETRY_SECONDS, self.interval
+            else:
+                await self._wait(min(retry, self.interval))
+                retry = min(2 * retry, self.interval)
 
     def _first_rest(self) -> float:
         """A share of the interval that differs by endpoint, so that not all loops wake at the same time."""

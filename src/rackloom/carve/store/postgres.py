@@ -6,7 +6,8 @@ side by side then abort each other nearly always. The isolation level is SERIALI
 protect against writers that use the database by other means. A transaction that the server rolled back
 (serialization failure, deadlock, lock timeout), or that could not be served, runs again with
 exponential backoff and random delay; after the last attempt the caller gets `Retry`. A connection lost
-during a commit raises `Unknown`: running the transaction again could apply it twice.
+during a commit raises `Unknown`: running the transaction again could apply it twice. Tenants read the
+reasons of both, so the error itself, which may hold an address, is only logged.
 
 Migrations: an advisory lock lets one replica migrate while the others wait.
 
@@ -38,6 +39,8 @@ from rackloom.errors import Refused, Retry, Unknown
 
 # Transactions with retries.
 
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -76,10 +79,11 @@ async def run_with_retries(
         except (sa.exc.DBAPIError, asyncpg.PostgresError, OSError) as error:
             if not _is_retryable(error):
                 raise
-            reason = str(getattr(error, "orig", error))
+            reason = str(getattr(error, "orig", error)) or repr(error)
         await asyncio.sleep(random.uniform(0, longest))  # noqa: S311 - spreads load, guards nothing
         longest = min(2 * longest, MAX_RETRY_DELAY)
-    raise Retry(f"the database did not take the transaction: {reason}", after=MAX_RETRY_DELAY)
+    log.warning("store.not-taken", reason=reason, attempts=MAX_ATTEMPTS)
+    raise Retry("the database did not take the transaction", after=MAX_RETRY_DELAY)
 
 
 async def _run_once(engine: AsyncEngine, work: Callable[[sa.Connection], T], options: Mapping[str, Any]) -> T:
@@ -100,7 +104,8 @@ async def _commit(transaction: AsyncTransaction) -> None:
         if _sqlstate(error) in _ROLLED_BACK:
             raise
         # Whether it is durable cannot be known, so running it again could do it twice.
-        raise Unknown(f"the database went away during a commit: {error}", since=time.time()) from error
+        log.warning("store.commit-unknown", reason=str(error) or repr(error))
+        raise Unknown("the database went away during a commit", since=time.time()) from error
 
 
 def _is_retryable(error: Exception) -> bool:
@@ -115,8 +120,6 @@ def _sqlstate(error: Exception) -> str | None:
 
 # LISTEN: wake-ups from other replicas.
 
-
-log = structlog.get_logger(__name__)
 
 FIRST_RECONNECT_DELAY, MAX_RECONNECT_DELAY = 0.1, 5.0
 """Seconds before a lost connection is opened again; doubled until one holds."""

@@ -3,7 +3,7 @@
 `check_plan` raises Refused unless the plan may be executed now:
 
 1. It is current: same domain, not paused, same intent revision, and the facts of the newest observation
-   equal those that the plan is based on.
+   equal those that the plan is based on and do not contradict themselves.
 2. It either removes or adds, never both.
 3. Each operation is replayed on the model (`apply_operation`), and the result is judged from the intent
    alone. Removals touch only partitions of the site or the default partition, only managed GPUs (or those
@@ -71,6 +71,11 @@ def _require_current(plan: PartitionPlan, intent: DomainIntent, observation: Dom
     if plan.intent_revision != intent.revision:
         raise Refused(
             f"the plan was made from intent {plan.intent_revision}, which is now {intent.revision}",
+            nearest_fix=PLAN_AGAIN,
+        )
+    if observation.uncertain and plan.operations:
+        raise Refused(
+            f"the switch controller contradicts itself about {_guid_text(observation.uncertain)}",
             nearest_fix=PLAN_AGAIN,
         )
     if plan.observation.facts != observation.facts:
