@@ -113,9 +113,9 @@ class PlainEndpoints:
         await reply(scope, receive, send)
 
 
-def ok_response() -> Response:
-    """The response to a probe that succeeds."""
-    return PlainTextResponse("ok\n")
+def ok_response(*remarks: str) -> Response:
+    """The response to a probe that succeeds; remarks follow, a line each."""
+    return PlainTextResponse("".join(f"{line}\n" for line in ("ok", *remarks)))
 
 
 def unavailable_response(why: str) -> Response:

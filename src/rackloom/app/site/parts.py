@@ -43,7 +43,6 @@ from rackloom.carve.inventory import endpoints, enrolment
 from rackloom.carve.inventory.endpoints import Endpoint
 from rackloom.carve.inventory.enrolment import ensure_site
 from rackloom.carve.observation.conflicts import ControllerConflict
-from rackloom.carve.observation.latest import READING_VALID_SECONDS
 from rackloom.carve.reconcile import records
 from rackloom.carve.reconcile.domain_pass import ReconcileHooks, ReconcileMetrics
 from rackloom.carve.reconcile.loop import ConcurrencySlots, Reconciler
@@ -51,6 +50,7 @@ from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
 from rackloom.carve.store.values import IdFactory, Status
 from rackloom.core.partitions.domain import DomainObservation
+from rackloom.core.partitions.reading_age import READING_VALID_SECONDS
 from rackloom.errors import Refused
 
 # Endpoints that the site's own NMX-M names.
@@ -161,7 +161,7 @@ async def _assemble_on(store: Store, config: Config) -> ServiceParts:
     reconciler = _reconciler(config, store, switches, metrics, site_id, clock)
     issuers = IssuerVerifier(config.auth.issuers, clock)
     await issuers.load()
-    page = MetricsEndpoints(metrics, store, clock)
+    page = MetricsEndpoints(metrics, store, clock, config.nvlink_config.reading_valid_seconds)
     await page.begin()
     return ServiceParts(
         config=config,

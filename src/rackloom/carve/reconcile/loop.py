@@ -49,6 +49,7 @@ from rackloom.carve.reconcile.leases import (
 )
 from rackloom.carve.store.database import Store
 from rackloom.core.partitions.domain import PartitionPlan
+from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL
 from rackloom.errors import Refused, Retry, Unknown
 
 # Bounded concurrency.
@@ -281,7 +282,7 @@ class Reconciler:
         store: Store,
         driver_for: Callable[[endpoints.Endpoint], FabricDriver],
         clock: Callable[[], float],
-        interval: float = 60.0,
+        interval: float = DEFAULT_INTERVAL,
         holder: str = SOLE_REPLICA,
         hooks: ReconcileHooks = NO_HOOKS,
         slots: ConcurrencySlots | None = None,
