@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.carve.conftest import DOMAINS
 
 from rackloom.carve.api import events as stream
 from rackloom.carve.api.auth import Role
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS, READING_VALID_SECONDS, valid_seconds
-from tests.carve.conftest import DOMAINS
 
 BOTH_STORES = True
 

@@ -15,9 +15,10 @@ import msgspec
 
 from rackloom.app.snapshot.cache import ReadCache
 from rackloom.app.snapshot.cluster import ClusterFreshness, Lister, read_cluster
-from rackloom.app.snapshot.fabric import Staleness, read_fabrics
+from rackloom.app.snapshot.fabric import FabricSnapshot, Staleness, read_fabrics
 from rackloom.app.snapshot.readers import RecordReader
-from rackloom.app.snapshot.records import read_records
+from rackloom.app.snapshot.records import read_records, with_doubts
+from rackloom.carve.observation.latest import rfc3339
 from rackloom.claim.kube.api import KubeError
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
@@ -71,10 +72,21 @@ async def _with_records(
     if stale.start:
         since = snapshot.at if at is None else at
         status = msgspec.structs.replace(status, unknown_since=since, problem=stale.reason, fix=stale.start)
+    else:
+        site = with_doubts(site, _doubts(fabrics))
     with_fabric = _with_layer(snapshot, status, **msgspec.structs.asdict(fabrics))
     return _with_layer(
         with_fabric, LayerStatus(layer=Layer.SITE, at=snapshot.at), **msgspec.structs.asdict(site)
     )
+
+
+def _doubts(fabrics: FabricSnapshot) -> dict[str, str]:
+    """Domain -> since when and why it is unknown."""
+    return {
+        domain.uuid: f"unknown since {rfc3339(domain.unknown_since)}: {domain.problem}"
+        for domain in fabrics.domains
+        if domain.unknown_since is not None
+    }
 
 
 async def _with_cluster(

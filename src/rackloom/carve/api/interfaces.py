@@ -123,8 +123,8 @@ def _shapes(
     shapes = [interface_shape(outdated.shown_interface(row, domains)) for row in known]
     routing.add_relations(conn, shapes, query.relations(*INTERFACE_RELATIONS))
     for shape, row in zip(shapes, known, strict=True):
-        if row.domain in domains and shape.get("instance"):
-            status = outdated.shown_status(shape["instance"]["status"], domains[row.domain])
+        if shape.get("instance"):
+            status = outdated.shown_status(shape["instance"]["status"], domains.get(row.domain or ""))
             shape["instance"] = {**shape["instance"], "status": routing.shown_instance_status(status)}
     return shapes
 

@@ -153,7 +153,7 @@ def latest_of_domains(
 
     Readings from before `valid_from` do not count.
     """
-    rows: dict[str, list[sa.Row[Any]]] = {domain: [] for domain in domains}
+    rows: dict[str, list[Any]] = {domain: [] for domain in domains}
     for row in conn.execute(_READINGS_OF_DOMAINS, {"domains": list(rows), "valid_from": valid_from}):
         rows[row.domain].append(row)
     latest = {domain: _choose_reading(domain, readings) for domain, readings in rows.items()}

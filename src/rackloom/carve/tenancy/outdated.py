@@ -38,7 +38,11 @@ def machine_doubts(
     if not outdated:
         return {}
     domains = catalog.domains_of_machines(conn, machine_ids)
-    return {machine_id: outdated[domain] for machine_id, domain in domains.items() if domain in outdated}
+    return {
+        machine_id: outdated[domain]
+        for machine_id, domain in domains.items()
+        if domain is not None and domain in outdated
+    }
 
 
 def shown_status(status: str, doubt: LatestObservation | None) -> str:
