@@ -1,18 +1,13 @@
 """Who operates the site of a map, and whose operations its timeline shows."""
 
-import asyncio
-
 import pytest
 import sqlalchemy as sa
 
 from rackloom.app.site.rack_map import TIMELINE_PER_ORG, SiteSource, authenticator_of
 from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.carve.api.auth import Caller, Role
-from rackloom.carve.inventory import endpoints
-from rackloom.carve.observation import latest
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.schema import endpoint, operation, provider, site
-from rackloom.core.partitions.domain import DomainLimits, DomainObservation
 
 NOW = 1_800_000_000.0
 TIMES = {"created": NOW, "updated": NOW}
@@ -101,25 +96,3 @@ async def test_the_map_calls_readings_old_when_it_is_told_to(store, monkeypatch)
     monkeypatch.setattr("rackloom.app.site.rack_map.site_snapshot", look)
     await SiteSource(store, lambda: NOW, stale_seconds=30.0).read()
     assert seen == [30.0]
-
-
-async def test_a_watched_map_is_drawn_again_when_its_reading_becomes_outdated(store):
-    """No record changes: time alone makes the domain unknown."""
-    now = NOW
-    await store.run(_read_domain)
-    source = SiteSource(store, lambda: now, stale_seconds=30.0)
-    await source.read()  # its findings are news for the next
-    assert (await source.read()).snapshot.domains[0].unknown_since is None
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3):
-            await source.changed()
-    now = NOW + 30.1
-    await source.changed()
-    assert (await source.read()).snapshot.domains[0].unknown_since == NOW
-
-
-def _read_domain(conn):
-    endpoints.register_endpoint(conn, "http://switch", ["c"], NOW, lambda: "e")
-    reading = DomainObservation(domain="d", gpus=(), partitions=(), limits=DomainLimits(), observed_at=NOW)
-    latest.save_reading(conn, "e", reading)
-    endpoints.set_endpoint_domain(conn, "e", "d", NOW)

@@ -27,7 +27,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from rackloom.app.process import split_listen
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Retry, Unknown
 from rackloom.http_server import BoundedServer, ConnectionEnded, ConnectionLimits, HttpServer, bound_socket
 
 _UVICORN_OPTIONS: dict[str, Any] = {
@@ -99,7 +99,10 @@ EndpointHandler = Callable[[], Awaitable[Response]]
 
 
 class PlainEndpoints:
-    """An ASGI application that answers each path with a page, without reading any input."""
+    """An ASGI application that answers each path with a page, without reading any input.
+
+    A page that cannot be made at present (`Retry`, `Unknown`) is answered 503 with the reason.
+    """
 
     def __init__(self, pages: Mapping[str, EndpointHandler]) -> None:
         self._pages = pages
@@ -109,7 +112,10 @@ class PlainEndpoints:
         if scope["type"] != "http":
             return
         page = self._pages.get(Request(scope, receive).url.path)
-        reply = PlainTextResponse("not found\n", 404) if page is None else await page()
+        try:
+            reply = PlainTextResponse("not found\n", 404) if page is None else await page()
+        except (Retry, Unknown) as error:
+            reply = unavailable_response(error.reason)
         await reply(scope, receive, send)
 
 

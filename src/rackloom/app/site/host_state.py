@@ -18,6 +18,7 @@ import structlog
 
 from rackloom.carve.store import journal
 from rackloom.carve.store.database import Store
+from rackloom.carve.store.failures import StoreUnavailable
 from rackloom.carve.store.schema import machine
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import status as tenancy_status
@@ -47,6 +48,8 @@ class HostStatePoller(msgspec.Struct, frozen=True):
         while True:
             try:
                 wake(await self.ask())
+            except StoreUnavailable:
+                pass  # the store has logged it
             except Exception:
                 log.exception("host-state.failed")
             await asyncio.sleep(self.interval)

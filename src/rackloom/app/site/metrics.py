@@ -22,7 +22,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.responses import Response
 
-from rackloom.app.listeners import PlainEndpoints, metrics_response, ok_response, unavailable_response
+from rackloom.app.listeners import PlainEndpoints, metrics_response, ok_response
 from rackloom.app.site import record_counts
 from rackloom.app.site.record_counts import SiteCounts
 from rackloom.carve.fabric.controller import ControllerKind
@@ -38,7 +38,6 @@ from rackloom.core.partitions.domain import (
     PartitionOperation,
     RemoveGpus,
 )
-from rackloom.errors import Retry, Unknown
 
 # The series.
 
@@ -269,8 +268,5 @@ class MetricsEndpoints(PlainEndpoints):
 
     async def _ready(self) -> Response:
         """Ready when the records can be read, though they may say that a domain is unknown."""
-        try:
-            doubts = await self._store.read(latest.doubts_by_domain, self._clock() - self._valid_seconds)
-        except (Retry, Unknown) as error:
-            return unavailable_response(error.reason)
+        doubts = await self._store.read(latest.doubts_by_domain, self._clock() - self._valid_seconds)
         return ok_response(*(f"domain {domain}: {doubt}" for domain, doubt in sorted(doubts.items())))

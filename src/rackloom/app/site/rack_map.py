@@ -3,9 +3,8 @@
 `SiteSource` reads the site for the map: records, and where there are any, cluster and transfer records. A
 reading joins the layers in a thread and takes the newest findings of the examiner, which pauses while a
 snapshot is made. A change is noticed within 0.1 s by polling small versions from indexes: SQLite does not
-notify of another process's commit. The map is also read again when a reading that it shows as current becomes
-outdated, where no record changes. Readings go through the store's survey connections, so that REST does not
-wait for them.
+notify of another process's commit. Readings go through the store's survey connections, so that REST does
+not wait for them.
 
 The timeline holds the newest 50 operations of each organisation, so that one organisation cannot displace
 the entries of another. Operations are never deleted, so only the newest 100,000 are searched.
@@ -16,7 +15,6 @@ REST.
 """
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -108,8 +106,6 @@ class SiteSource:
         self._reach: Callable[[], ClusterFreshness] | None = None
         self._namespace = DEFAULT_DAEMON_NAMESPACE
         self._read_version: object = None
-        self._outdated_at = math.inf
-        """When the first reading that the map shows as current becomes outdated."""
         self._known = ReadCache()
         self._joined = JoinedShares()
         self._examiner = Examiner()
@@ -137,7 +133,7 @@ class SiteSource:
 
     async def _snapshot(self) -> SiteSnapshot:
         now, folder = self._clock(), self._transfers
-        snapshot = await site_snapshot(
+        return await site_snapshot(
             now,
             records=_SurveyStore(self._store),
             stale=Staleness(now, self._stale_seconds),
@@ -147,18 +143,11 @@ class SiteSource:
             known=self._known,
             namespace=self._namespace,
         )
-        current = (domain.observed_at for domain in snapshot.domains if domain.unknown_since is None)
-        oldest = min((at for at in current if at is not None), default=math.inf)
-        self._outdated_at = oldest + self._stale_seconds
-        return snapshot
 
     async def changed(self) -> None:
-        """Return when the records, the cluster or the findings have changed since the last reading.
-
-        Time alone changes a map too: a reading that it shows as current becomes outdated.
-        """
+        """Return when the records, the cluster or the findings have changed since the last reading."""
         # Other processes may write the records too, and SQLite does not notify of their commits.
-        while self._clock() <= self._outdated_at and await self._version() == self._read_version:  # noqa: ASYNC110
+        while await self._version() == self._read_version:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
 
     async def is_operated_by(self, org: str) -> bool:

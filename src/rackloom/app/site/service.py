@@ -25,6 +25,7 @@ from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
     freeze_loaded_objects,
     log_to_file,
+    log_to_output,
     shorten_switch_interval,
     stop_on_signals,
     wait_stopped_or_ended,
@@ -144,7 +145,9 @@ def run_serve(path: Path, announce: Callable[[str], None]) -> None:
     import uvloop
 
     config = load_config(path)
-    if config.log.file is not None:
+    if config.log.file is None:
+        log_to_output()
+    else:
         log_to_file(config.log.file)
 
     async def until_stopped() -> None:

@@ -48,6 +48,7 @@ from rackloom.carve.reconcile.leases import (
     LeaseGuard,
 )
 from rackloom.carve.store.database import Store
+from rackloom.carve.store.failures import StoreUnavailable
 from rackloom.core.partitions.domain import PartitionPlan
 from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL
 from rackloom.errors import Refused, Retry, Unknown
@@ -178,6 +179,9 @@ class EndpointLoop:
     async def _pass(self) -> bool:
         try:
             return await self.work.run()
+        except StoreUnavailable:
+            # The store has logged it. Readers see that no reading is recorded.
+            return False
         except Exception:
             # A defect in one domain's pass must not end the loop, nor that of any other domain.
             log.exception("domain.pass-failed", endpoint=self.work.endpoint.id)
@@ -400,6 +404,8 @@ class Reconciler:
     async def _leave(self) -> None:
         try:
             await self.store.run(leases.leave_replicas, self.holder)
+        except StoreUnavailable as failure:
+            log.warning("leases.not-released", holder=self.holder, reason=failure.problem)
         except Exception:
             log.exception("leases.not-released", holder=self.holder)
 
