@@ -19,8 +19,8 @@ caller hears of success before the shared commit is durable. When the whole tran
 for example by a full disk, every member fails with `Retry`.
 
 A database that does not serve (no room, read-only, locked by another program, out of reach) raises
-`StoreUnavailable`, also a `Retry`, which `failures` defines. `Store` logs it, once for all callers. Opening a
-SQLite database writes to it: one that takes no writes is noticed at the start.
+`StoreUnavailable`, also a `Retry`, which `failures` defines. `Store` logs it, once for all callers. Opening
+a database writes to it: one that takes no writes is noticed at the start.
 
 PostgreSQL, which replicas share, is in `postgres`; `Store.connect` imports it when it is wanted.
 """
