@@ -12,9 +12,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 
+import httpx2
 import pytest
 import sqlalchemy as sa
 import structlog
@@ -186,6 +187,83 @@ def test_a_read_only_server_is_unknown_since_the_last_reading(ground, read_only,
                     pass
             await read_only("off")
             await until(rack.takes_writes, "the database takes writes")
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(scenario())
+    assert not [entry for entry in logs if entry.get("exc_info")]
+
+
+class Gate:
+    """Connections to a server, which end when it is shut, and are refused until it is opened again."""
+
+    def __init__(self, socket_path):
+        self._socket = socket_path
+        self._server = None
+        self._open = set()
+        self.port = 0
+
+    async def open(self):
+        self._server = await asyncio.start_server(self._pass, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def shut(self):
+        self._server.close()
+        for writer in self._open:
+            writer.transport.abort()
+        await self._server.wait_closed()
+
+    async def _pass(self, reader, writer):
+        inner_reader, inner_writer = await asyncio.open_unix_connection(self._socket)
+        both = {writer, inner_writer}
+        self._open |= both
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._copy(reader, inner_writer))
+                tasks.create_task(self._copy(inner_reader, writer))
+        finally:
+            self._open -= both
+
+    async def _copy(self, reader, writer):
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
+
+
+def test_a_server_that_is_gone_is_answered_503_until_it_is_back(ground, postgres_url):  # noqa: F811
+    """No read can be answered then either; nobody is told where the server is."""
+    path = configured(ground)
+    home = f'sqlite = "{ground.directory / "home"}"'
+    url = sa.make_url(postgres_url)
+    gate = Gate(f"{url.query['host']}/.s.PGSQL.5432")
+
+    async def probe(port):
+        async with httpx2.AsyncClient(timeout=PATIENCE) as client:
+            return await client.get(f"http://127.0.0.1:{port}/readyz")
+
+    async def scenario():
+        await gate.open()
+        through = f"postgresql://{url.username}@127.0.0.1:{gate.port}/{url.database}"
+        path.write_text(path.read_text().replace(home, f'postgresql = "{through}"'))
+        async with served_rack(ground, path) as (rack, _):
+            await gate.shut()
+            async with rack.rest() as http:
+                answer = await http.get("instance")
+            assert answer.status_code == 503, answer.text
+            assert "the site's database cannot be reached" in answer.json()["message"]
+            assert "127.0.0.1" not in answer.text
+            not_ready = await probe(rack.metrics_port)
+            assert (not_ready.status_code, "127.0.0.1" in not_ready.text) == (503, False)
+            await gate.open()
+
+            async def again():
+                async with rack.rest() as http:
+                    return (await http.get("instance")).status_code == 200 and await rack.is_ready()
+
+            await until(again, "the database is back")
+            await until(rack.takes_writes, "it takes writes")
+        await gate.shut()
 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(scenario())

@@ -18,10 +18,10 @@ import structlog
 
 from rackloom.carve.store import journal
 from rackloom.carve.store.database import Store
-from rackloom.carve.store.failures import StoreUnavailable
 from rackloom.carve.store.schema import machine
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import status as tenancy_status
+from rackloom.errors import Retry, Unknown
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ class HostStatePoller(msgspec.Struct, frozen=True):
         while True:
             try:
                 wake(await self.ask())
-            except StoreUnavailable:
+            except (Retry, Unknown):
                 pass  # the store has logged it
             except Exception:
                 log.exception("host-state.failed")

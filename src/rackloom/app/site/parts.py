@@ -55,7 +55,7 @@ from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newe
 from rackloom.carve.store.values import IdFactory, Status
 from rackloom.core.partitions.domain import DomainObservation
 from rackloom.core.partitions.reading_age import READING_VALID_SECONDS
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Retry, Unknown
 
 # Endpoints that the site's own NMX-M names.
 
@@ -93,7 +93,7 @@ class NmxmDiscovery(msgspec.Struct, frozen=True, kw_only=True):
             except (FabricRefused, FabricUnavailable) as error:
                 self.metrics.unreachable(NMXM_SUBJECT, str(error))
                 log.warning("nmxm.unreachable", url=self.url, reason=str(error))
-            except StoreUnavailable:
+            except (Retry, Unknown):
                 pass  # the store has logged it
             except Exception:
                 log.exception("nmxm.failed", url=self.url)

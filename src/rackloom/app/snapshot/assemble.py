@@ -81,9 +81,9 @@ async def _with_records(
 
 
 def _doubts(fabrics: FabricSnapshot) -> dict[str, str]:
-    """Domain -> since when and why it is unknown."""
+    """Domain -> since when it is unknown. Tenants read this: a reason may hold what a controller answered."""
     return {
-        domain.uuid: f"unknown since {rfc3339(domain.unknown_since)}: {domain.problem}"
+        domain.uuid: f"unknown since {rfc3339(domain.unknown_since)}"
         for domain in fabrics.domains
         if domain.unknown_since is not None
     }

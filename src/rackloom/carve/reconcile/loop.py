@@ -48,7 +48,6 @@ from rackloom.carve.reconcile.leases import (
     LeaseGuard,
 )
 from rackloom.carve.store.database import Store
-from rackloom.carve.store.failures import StoreUnavailable
 from rackloom.core.partitions.domain import PartitionPlan
 from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL
 from rackloom.errors import Refused, Retry, Unknown
@@ -179,7 +178,7 @@ class EndpointLoop:
     async def _pass(self) -> bool:
         try:
             return await self.work.run()
-        except StoreUnavailable:
+        except (Retry, Unknown):
             # The store has logged it. Readers see that no reading is recorded.
             return False
         except Exception:
@@ -404,8 +403,8 @@ class Reconciler:
     async def _leave(self) -> None:
         try:
             await self.store.run(leases.leave_replicas, self.holder)
-        except StoreUnavailable as failure:
-            log.warning("leases.not-released", holder=self.holder, reason=failure.problem)
+        except (Retry, Unknown) as error:
+            log.warning("leases.not-released", holder=self.holder, reason=error.reason)
         except Exception:
             log.exception("leases.not-released", holder=self.holder)
 
