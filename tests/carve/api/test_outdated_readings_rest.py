@@ -103,6 +103,20 @@ def test_what_is_read_again_is_ready_again(api: Any) -> None:
     assert shown["statusHistory"][0]["status"] == "Ready"
 
 
+def test_a_loss_that_is_recorded_late_is_of_the_same_time(api: Any) -> None:
+    """Readers were shown that time already."""
+    made, _ = ready(api)
+    since = age(api)
+    api.site.tick(READING_VALID_SECONDS)
+    assert api.get(f"instance/{made['id']}").json()["unknownSince"] == since
+    for domain in DOMAINS:
+        api.site.lose(domain)
+    domains = api.get("nvlink-domain").json()
+    assert since in {domain["unknownSince"] for domain in domains}
+    shown = api.get(f"instance/{made['id']}").json()
+    assert shown["statusHistory"][0]["message"].count(f"unknown since {since}")
+
+
 def test_a_domain_that_is_still_read_is_not_affected(api: Any) -> None:
     made, _ = ready(api)
     domain = made["nvLinkInterfaces"][0]["nvLinkDomainId"]

@@ -89,7 +89,7 @@ _OTHER_READINGS = (
     )
 )
 _of_endpoint = observation.c.endpoint_id == sa.bindparam("through")
-_UNKNOWN_SINCE = sa.select(observation.c.unknown_since).where(_of_endpoint)
+_TIMES = sa.select(observation.c.observed_at, observation.c.unknown_since).where(_of_endpoint)
 _UPDATE_READING = sa.update(observation).where(_of_endpoint)
 
 
@@ -297,9 +297,16 @@ def decode_facts(facts: str) -> DomainObservation:
 
 
 def mark_unreadable(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:
-    """Record that the endpoint could not be read; it is lost since the first failure after a good reading."""
-    before = conn.execute(_UNKNOWN_SINCE, {"through": endpoint_id}).scalar_one_or_none()
-    _upsert_reading(conn, endpoint_id, unknown_since=now if before is None else before, unknown_reason=reason)
+    """Record that the endpoint could not be read; it is lost since the first failure after a good reading.
+
+    Where nothing could be recorded for long, it is lost since that reading, as readers were shown meanwhile.
+    """
+    times = conn.execute(_TIMES, {"through": endpoint_id}).one_or_none()
+    read_at, since = (None, None) if times is None else times
+    if since is None:
+        is_outdated = read_at is not None and now - read_at > READING_VALID_SECONDS
+        since = read_at if is_outdated else now
+    _upsert_reading(conn, endpoint_id, unknown_since=since, unknown_reason=reason)
 
 
 def _upsert_reading(conn: sa.Connection, endpoint_id: str, **values: object) -> None:
