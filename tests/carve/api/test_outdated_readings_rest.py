@@ -8,8 +8,11 @@ import msgspec
 import pytest
 from tests.carve.conftest import DOMAINS
 
+from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.carve.api import events as stream
 from rackloom.carve.api.auth import Role
+from rackloom.carve.observation.latest import rfc3339
+from rackloom.core.diagnosis.snapshot import SiteSnapshot
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS, READING_VALID_SECONDS, valid_seconds
 
 BOTH_STORES = True
@@ -92,6 +95,20 @@ def test_domains_endpoints_partitions_and_machines_are_unknown(api: Any) -> None
     machines = api.get("machine?includeMetadata=true", role=Role.PROVIDER_ADMIN).json()
     healths = {gpu["health"] for machine in machines for gpu in machine["metadata"]["nvLinkInfo"]["gpus"]}
     assert healths == {"unknown"}
+
+
+def test_snapshots_of_the_map_and_the_doctor_are_unknown(api: Any) -> None:
+    ready(api)
+
+    def snapshot() -> SiteSnapshot:
+        found: SiteSnapshot = api.site.runner.run(site_snapshot(api.site.now, records=api.site.store))
+        return found
+
+    assert {gpu.status for gpu in snapshot().instance_gpus} == {"Ready"}
+    since = age(api)
+    shown = snapshot()
+    assert {(gpu.status, gpu.problem[:14]) for gpu in shown.instance_gpus} == {("Pending", "unknown since ")}
+    assert since in {rfc3339(domain.unknown_since or 0.0) for domain in shown.domains}
 
 
 def test_what_is_read_again_is_ready_again(api: Any) -> None:
