@@ -42,7 +42,7 @@ _decoder = msgspec.json.Decoder(PartitionPlan)
 
 async def make_domain_plan(deps: AdminDeps, request: pb.PlanRequest) -> pb.PlanReply:
     """The plan that the reconciler would carry out now, with the observation it was made from."""
-    plan = await deps.store.read(_current_plan, request.domain)
+    plan = await deps.store.read(_current_plan, request.domain, deps.valid_from())
     return pb.PlanReply(plan=_encoder.encode(plan).decode())
 
 
@@ -166,8 +166,8 @@ def _outcome_message(outcome: OperationOutcome) -> pb.OperationOutcome:
     )
 
 
-def _current_plan(conn: sa.Connection, domain: str) -> PartitionPlan:
-    known = latest.latest_of_domain(conn, domain)
+def _current_plan(conn: sa.Connection, domain: str, valid_from: float) -> PartitionPlan:
+    known = latest.latest_of_domain(conn, domain, valid_from)
     if known.observation is None:
         raise Refused(
             f"no plan for domain {domain}: {known.operators_doubt}",
@@ -192,15 +192,15 @@ def _import_machines(
 
 async def show_domains(deps: AdminDeps, request: pb.DomainsRequest) -> pb.DomainList:
     """Every domain by uuid, or one; NOT_FOUND when no switch controller ever answered as that one."""
-    return await deps.store.read(_domain_list, request.domain)
+    return await deps.store.read(_domain_list, request.domain, deps.valid_from())
 
 
-def _domain_list(conn: sa.Connection, wanted: str) -> pb.DomainList:
+def _domain_list(conn: sa.Connection, wanted: str, valid_from: float) -> pb.DomainList:
     reported = {endpoint.domain for endpoint in endpoints.all_endpoints(conn) if endpoint.domain is not None}
     if wanted and wanted not in reported:
         raise not_found(f"no switch controller speaks for domain {wanted}")
     chosen = sorted(reported & {wanted} if wanted else reported)
-    known = latest.latest_of_domains(conn, chosen)
+    known = latest.latest_of_domains(conn, chosen, valid_from)
     blocked = intent.blocked_gpus_of_domains(conn, chosen)
     return pb.DomainList(
         domains=[

@@ -227,7 +227,7 @@ async def list_endpoints(
     deps: Deps, caller: ProviderReader, query: Annotated[PageQuery, Param()]
 ) -> Response:
     """The switch controllers that the provider has registered, one row for each chassis."""
-    return routing.page_response(*await deps.store.read(_endpoints, caller, query), query)
+    return routing.page_response(*await deps.store.read(_endpoints, caller, query, deps.valid_from()), query)
 
 
 @router.post(
@@ -242,10 +242,11 @@ async def create_endpoint(deps: Deps, caller: ProviderAdmin, body: EndpointCreat
 @router.get(ENDPOINT, operation_id="get-nvlink-nmxc-endpoint", response_model=NmxcEndpoint)
 async def get_endpoint(deps: Deps, caller: ProviderReader, serial: Serial) -> Response:
     """The switch controller of one chassis."""
+    valid_from = deps.valid_from()
 
     def read(conn: sa.Connection) -> Json:
         entitlements.check_operates_chassis(conn, caller.org, serial)
-        return _endpoint_shape(endpoints.get_chassis_endpoint(conn, serial))
+        return _endpoint_shape(endpoints.get_chassis_endpoint(conn, serial, valid_from))
 
     return routing.json_response(await deps.store.read(read))
 
@@ -284,7 +285,9 @@ async def list_partitions(
     deps: Deps, caller: ProviderReader, query: Annotated[PhysicalPartitionQuery, Param()]
 ) -> Response:
     """The partitions in the newest observations, and whose they are."""
-    return routing.sliced_response(await deps.store.read(_partitions, caller, query), query)
+    return routing.sliced_response(
+        await deps.store.read(_partitions, caller, query, deps.valid_from()), query
+    )
 
 
 @router.post("/nvlink-partition/adopt", operation_id="adopt-nvlink-partition", response_model=NVLinkPartition)
@@ -361,13 +364,16 @@ async def _take_over(
     return routing.json_response(await deps.change(change))
 
 
-def _endpoints(conn: sa.Connection, caller: Caller, query: PageQuery) -> Page:
+def _endpoints(conn: sa.Connection, caller: Caller, query: PageQuery, valid_from: float) -> Page:
     provider_id = entitlements.provider_id_of(conn, caller.org)
     mine = entitlements.operates_chassis(provider_id, endpoint_chassis.c.chassis_serial)
-    return ENDPOINT_LISTING.page(conn, endpoints.chassis_endpoint_listing().where(mine), query)
+    visible = endpoints.chassis_endpoint_listing().where(mine)
+    return ENDPOINT_LISTING.page(conn, visible, query, valid_from=valid_from)
 
 
-def _partitions(conn: sa.Connection, caller: Caller, query: PhysicalPartitionQuery) -> list[Json]:
+def _partitions(
+    conn: sa.Connection, caller: Caller, query: PhysicalPartitionQuery, valid_from: float
+) -> list[Json]:
     mine = entitlements.operated_domains(entitlements.provider_id_of(conn, caller.org)).subquery()
     wanted = sa.select(mine.c.domain)
     if query.nvlink_domain_id is not None:
@@ -375,7 +381,7 @@ def _partitions(conn: sa.Connection, caller: Caller, query: PhysicalPartitionQue
     logical = query.nvlink_logical_partition_id
     return [
         _partition_shape(partition)
-        for partition in found.partitions_of_domains(conn, conn.execute(wanted).scalars().all())
+        for partition in found.partitions_of_domains(conn, conn.execute(wanted).scalars().all(), valid_from)
         if query.owner in (None, partition.owner)
         and (logical is None or partition.logical_partition == str(logical))
     ]

@@ -65,10 +65,12 @@ class FoundPartitionView(msgspec.Struct, frozen=True, kw_only=True):
     logical_partition: str | None
 
 
-def partitions_of_domains(conn: sa.Connection, domains: Collection[str]) -> list[FoundPartitionView]:
+def partitions_of_domains(
+    conn: sa.Connection, domains: Collection[str], valid_from: float = 0.0
+) -> list[FoundPartitionView]:
     """The partitions in the newest observations of `domains`, by domain and id.
 
-    A domain that cannot be read adds nothing: what it holds is not known.
+    A domain that cannot be read, or was not since `valid_from`, adds nothing: what it holds is not known.
     """
     owners = _recorded_owners(conn, domains)
     return [
@@ -79,7 +81,7 @@ def partitions_of_domains(conn: sa.Connection, domains: Collection[str]) -> list
             owner=classify_owner(partition, owners.get((domain, partition.name))),
             logical_partition=_logical_partition_of(owners.get((domain, partition.name))),
         )
-        for domain, known in sorted(latest.latest_of_domains(conn, domains).items())
+        for domain, known in sorted(latest.latest_of_domains(conn, domains, valid_from).items())
         if known.observation is not None
         for partition in sorted(known.observation.partitions, key=lambda partition: partition.id)
     ]

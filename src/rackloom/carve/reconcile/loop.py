@@ -50,6 +50,7 @@ from rackloom.carve.reconcile.leases import (
 )
 from rackloom.carve.store.database import Store
 from rackloom.core.partitions.domain import PartitionPlan
+from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL
 from rackloom.errors import Refused, Retry, Unknown
 
 # Bounded concurrency.
@@ -181,6 +182,9 @@ class EndpointLoop:
     async def _pass(self) -> bool:
         try:
             return await self.work.run()
+        except (Retry, Unknown):
+            # The store has logged it. Readers see that no reading is recorded.
+            return False
         except Exception:
             # A defect in one domain's pass must not end the loop, nor that of any other domain.
             log.exception("domain.pass-failed", endpoint=self.work.endpoint.id)
@@ -285,7 +289,7 @@ class Reconciler:
         store: Store,
         driver_for: Callable[[endpoints.Endpoint], FabricDriver],
         clock: Callable[[], float],
-        interval: float = 60.0,
+        interval: float = DEFAULT_INTERVAL,
         holder: str = SOLE_REPLICA,
         hooks: ReconcileHooks = NO_HOOKS,
         slots: ConcurrencySlots | None = None,
@@ -403,6 +407,8 @@ class Reconciler:
     async def _leave(self) -> None:
         try:
             await self.store.run(leases.leave_replicas, self.holder)
+        except (Retry, Unknown) as error:
+            log.warning("leases.not-released", holder=self.holder, reason=error.reason)
         except Exception:
             log.exception("leases.not-released", holder=self.holder)
 

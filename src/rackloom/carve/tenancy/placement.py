@@ -245,16 +245,23 @@ class DomainCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capacity_of_domains(
-    conn: sa.Connection, domains: Collection[str], tenant_id: str, quota: Mapping[str, int] | None
+    conn: sa.Connection,
+    domains: Collection[str],
+    tenant_id: str,
+    quota: Mapping[str, int] | None,
+    valid_from: float = 0.0,
 ) -> dict[str, DomainCapacity]:
-    """The room in `domains` for a tenant with `quota` (instance type -> machines left; None: a provider)."""
+    """The room in `domains` for a tenant with `quota` (instance type -> machines left; None: a provider).
+
+    Readings from before `valid_from` do not count.
+    """
     by_domain: dict[str, list[sa.Row[Any]]] = defaultdict(list)
     for row in _machines_in_domains(conn, domains):
         by_domain[row.domain].append(row)
     machine_ids = [row.id for rows in by_domain.values() for row in rows]
     unhealthy = unhealthy_gpus(conn, machine_ids)
     held = foreign.foreign_trays(conn, machine_ids)
-    known = latest.latest_of_domains(conn, domains)
+    known = latest.latest_of_domains(conn, domains, valid_from)
     pauses = {row.domain: row.reason for row in conn.execute(sa.select(domain_pause))}
     own = _gpus_of_tenant(conn, domains, tenant_id)
     return {

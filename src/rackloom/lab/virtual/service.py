@@ -44,6 +44,7 @@ from rackloom.carve.store.database import DatabaseBackend, Store
 from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
 from rackloom.carve.store.schema import domain_revision
 from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
+from rackloom.core.partitions.reading_age import valid_seconds
 from rackloom.lab.switches.nmxm import NmxmService
 from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, NmxmTransport, SimController
 from rackloom.lab.virtual.process import Process, RestartedProcess, T
@@ -280,6 +281,7 @@ class SimulatedService:
             wake=reconciler.wake,
             verifier=state.deps.verifier,
             auto_tenant=True,
+            valid_seconds=valid_seconds(self.interval),
         )
         state.tenants_seen.clear()
         life.spawn(reconciler.run())
