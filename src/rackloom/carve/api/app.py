@@ -19,6 +19,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -26,6 +27,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackloom.carve.api import (
+    access,
     allocations,
     domains,
     events,
@@ -284,11 +286,15 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 def _routes() -> APIRouter:
     base = APIRouter(prefix=BASE, responses=ERRORS)
     # Types before instances: /instance/type would else be read as an instance id.
-    for router in (
+    routers = (
         organizations.router, sites.router, instance_types.router, machines.router, maintenance.router,
         domains.router, fabric.router, events.router, allocations.router, logical_partitions.router,
         interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
-    ):  # fmt: skip
+    )  # fmt: skip
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                route.openapi_extra = access.described_roles(routing.roles_of(route))
         base.include_router(router)
     return base
 
