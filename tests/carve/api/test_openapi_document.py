@@ -32,9 +32,7 @@ def test_the_document_is_valid(document: Any) -> None:
 def test_every_name_in_a_path_is_a_described_parameter(document: Any) -> None:
     for method, path, operation in operations(document):
         named = {part[1:-1] for part in path.split("/") if part.startswith("{")}
-        described = {
-            parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"
-        }
+        described = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"}
         assert described == named, (method, path)
 
 

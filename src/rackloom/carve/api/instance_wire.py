@@ -115,7 +115,17 @@ def interface_specs(bodies: Sequence[InterfaceBody] | None) -> tuple[InterfaceSp
     )
 
 
-class _InstanceBase(wire.OpenBody):
+class _Labelled(wire.OpenBody):
+    """Labels are checked, and stored with what has no meaning here."""
+
+    labels: wire.Labels | None = None
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        return super().extra | ({} if self.labels is None else {"labels": self.labels})
+
+
+class _InstanceBase(_Labelled):
     vpc_id: UUID
     instance_type_id: UUID | None = None
     description: wire.Description | None = None
@@ -146,7 +156,7 @@ class InstanceBatchCreate(_InstanceBase):
     topology_optimized: StrictBool = True
 
 
-class InstanceUpdate(wire.OpenBody):
+class InstanceUpdate(_Labelled):
     """Changes of an instance; a list of interfaces replaces the present one."""
 
     name: wire.Name | None = None
