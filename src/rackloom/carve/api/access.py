@@ -22,8 +22,8 @@ from fastapi.dependencies.utils import get_flat_params
 from pydantic import JsonValue
 from starlette.datastructures import QueryParams
 
-from rackloom.carve.api.auth import Caller, Role
-from rackloom.carve.store.values import invalid
+from rackloom.carve.api.auth import Caller, Role, titles
+from rackloom.carve.store.values import forbidden, invalid
 
 ROLES_KEY = "x-rackloom-roles"
 MEMBER = "MEMBER"
@@ -60,11 +60,16 @@ def _check_parameter(
         if name.casefold().startswith("include"):
             raise invalid("Unknown parameter in query", **{name: "is not a parameter of this operation"})
     elif declared[name] and not _OFF.issuperset(value.strip().lower() for value in values):
-        caller.require(*declared[name])
+        _require_for_parameter(caller, name, declared[name])
+
+
+def _require_for_parameter(caller: Caller, name: str, roles: Sequence[Role]) -> None:
+    if caller.roles.isdisjoint(roles):
+        raise forbidden(f"Only {titles(roles)} can specify query param `{name}`")
 
 
 def _query_roles(route: Dependant) -> dict[str, Sequence[Role]]:
-    """The query parameters of an operation, each with the roles that it needs; none: those of the operation."""
+    """The query parameters of an operation, each with the roles that it needs besides."""
     found: dict[str, Sequence[Role]] = {}
     for field in get_flat_params(route):
         extra = field.field_info.json_schema_extra

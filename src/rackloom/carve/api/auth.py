@@ -44,6 +44,11 @@ class Role(StrEnum):
     PROVIDER_VIEWER = "PROVIDER_VIEWER"
 
 
+def titles(roles: Sequence[Role]) -> str:
+    """Alternative roles as a message names them."""
+    return " or ".join(role.replace("_", " ").title() for role in roles)
+
+
 class UnauthenticatedCaller(Exception):
     """The request has no valid token."""
 
@@ -69,8 +74,7 @@ class Caller(msgspec.Struct, frozen=True):
     def require(self, *roles: Role) -> None:
         """Refuse a caller that has none of `roles`."""
         if self.roles.isdisjoint(roles):
-            wanted = " or ".join(role.replace("_", " ").title() for role in roles)
-            raise forbidden(f"User does not have {wanted} role with org")
+            raise forbidden(f"User does not have {titles(roles)} role with org")
 
 
 DEFAULT_LIFETIME = 24 * 3600.0

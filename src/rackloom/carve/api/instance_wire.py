@@ -236,7 +236,7 @@ class KeptInterface(wire.Timed):
     status: wire.InterfaceStatus
 
 
-class KeptInterfaceQuery(wire.PageQuery):
+class KeptInterfaceQuery(wire.PageQuery, wire.RelationQuery):
     """Filters on network interfaces, which are kept and not acted on."""
 
     status: list[wire.InterfaceStatus] = []
@@ -293,7 +293,7 @@ INSTANCE_LISTING: sa.Select[Any] = sa.select(*(_instance_columns[name] for name 
 )
 
 
-def instance_shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
+def instance_shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[Json]:
     """Instances (rows of `INSTANCE_LISTING`) with their interfaces and histories."""
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
@@ -349,12 +349,20 @@ def plan_shape(planned: CreationPlan) -> Json:
     }
 
 
-def kept_interface_shapes(row: Row, field: str, query: KeptInterfaceQuery) -> list[Json]:
+KEPT_INTERFACE_RELATIONS = {
+    "interfaces": ("Instance", "Subnet", "VpcPrefix"),
+    "infinibandInterfaces": ("Instance", "Site", "InfiniBandPartition"),
+}
+"""Field of the request -> the relations of its interfaces."""
+
+
+def kept_interface_shapes(conn: sa.Connection, row: Row, field: str, query: KeptInterfaceQuery) -> list[Json]:
     """The network interfaces as the request named them, always Pending."""
+    relations = query.relations(*KEPT_INTERFACE_RELATIONS[field])
     kept = row.extra.get(field)
     if not isinstance(kept, list) or (query.status and Status.PENDING not in query.status):
         return []
-    return [
+    shapes = [
         {
             **(interface if isinstance(interface, dict) else {}),
             **shape(
@@ -367,3 +375,5 @@ def kept_interface_shapes(row: Row, field: str, query: KeptInterfaceQuery) -> li
         }
         for position, interface in enumerate(kept)
     ]
+    routing.add_relations(conn, shapes, relations)
+    return shapes

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from rackloom.carve.api import routing
 from rackloom.carve.api.instance_wire import NVLinkInterface, interface_shape
 from rackloom.carve.api.routing import Deps, Page, Row, Rows, TenantAdmin
-from rackloom.carve.api.wire import InterfaceStatus, Json, PageQuery, UuidFilter
+from rackloom.carve.api.wire import InterfaceStatus, Json, PageQuery, RelationQuery, UuidFilter
 from rackloom.carve.store.schema import instance, machine
 from rackloom.carve.store.schema import nvlink_interface as table
 from rackloom.carve.store.values import forbidden
@@ -26,7 +26,7 @@ from rackloom.carve.tenancy.interfaces import InterfaceRow
 # Query parameters.
 
 
-class InstanceInterfaceQuery(PageQuery):
+class InstanceInterfaceQuery(PageQuery, RelationQuery):
     """Filters on the interfaces of one instance."""
 
     nvlink_logical_partition_id: UuidFilter = Field([], alias="nvLinkLogicalPartitionId")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
-from rackloom.carve.api import routing, wire
+from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_types import Capability, CapabilityType
 from rackloom.carve.api.routing import AnySelect, Deps, Page, Reader, Row, Rows
@@ -35,10 +36,12 @@ MachineStatus = Literal[
 ]
 
 
-class MachineIncludes(wire.Query):
+class MachineIncludes(wire.RelationQuery):
     """What to add to a machine."""
 
-    include_metadata: bool = False
+    include_metadata: Annotated[bool, Field(json_schema_extra=access.only_for(*access.PROVIDER_ROLES))] = (
+        False
+    )
 
 
 class MachineQuery(wire.PageQuery, MachineIncludes):
@@ -157,6 +160,8 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes) -> 
     ]
     if query.include_metadata:
         for shape, row in zip(shapes, rows, strict=True):
+            if not row.is_provided:
+                continue
             shape["metadata"] = {"nvLinkInfo": nvlink_info_shape(row, gpus[row.id]), "rack": row.rack}
     routing.add_relations(conn, shapes, query.relations("InfrastructureProvider", "Site", "InstanceType"))
     return shapes
@@ -225,18 +230,19 @@ async def get_history(
     )
 
 
-def _machines(conn: sa.Connection, caller: Caller) -> AnySelect:
-    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
+def _machines(provider_id: str, tenant_id: str) -> AnySelect:
+    """The visible machines, and whether the reader provides each."""
     return (
         catalog.machine_listing()
-        .add_columns(site.c.provider_id)
+        .add_columns(site.c.provider_id, (site.c.provider_id == provider_id).label("is_provided"))
         .join(site, site.c.id == machine.c.site_id)
         .where(sa.or_(site.c.provider_id == provider_id, instance.c.tenant_id == tenant_id))
     )
 
 
 def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> Page:
-    visible = _machines(conn, caller)
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
+    visible = _machines(provider_id, tenant_id)
     wanted = (
         (query.has_instance_type, machine.c.instance_type_id.is_not(None) == query.has_instance_type),
         (query.has_instance, instance.c.id.is_not(None) == query.has_instance),
@@ -248,7 +254,13 @@ def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> 
             visible = visible.where(condition)
     if query.capability_type is not None or query.capability_name:
         visible = visible.where(machine.c.instance_type_id.in_(_types_with(conn, query)))
-    return LISTING.page(conn, visible, query)
+    # Where a machine is, a tenant may not find out by searching either.
+    places = (
+        sa.case((site.c.provider_id == provider_id, column), else_="")
+        for column in (machine.c.chassis_serial, machine.c.rack)
+    )
+    listing = msgspec.structs.replace(LISTING, searched=(*LISTING.searched, *places))
+    return listing.page(conn, visible, query)
 
 
 def _has_sku(kinds: Sequence[str]) -> sa.ColumnElement[bool]:
@@ -271,7 +283,7 @@ def _types_with(conn: sa.Connection, query: MachineQuery) -> list[str]:
 
 
 def _gpu_stats(conn: sa.Connection, caller: Caller, query: GpuStatsQuery) -> list[Json]:
-    visible = _machines(conn, caller).subquery()
+    visible = _machines(*routing.provider_and_tenant(conn, caller)).subquery()
     counted = (
         sa.select(instance_type.c.capabilities, sa.func.count().label("machines"))
         .join(visible, visible.c.instance_type_id == instance_type.c.id)
@@ -294,7 +306,8 @@ def shown_machine(conn: sa.Connection, caller: Caller, machine_id: str, query: M
 
 
 def _row(conn: sa.Connection, caller: Caller, machine_id: str) -> Row:
-    row = conn.execute(_machines(conn, caller).where(machine.c.id == machine_id)).one_or_none()
+    visible = _machines(*routing.provider_and_tenant(conn, caller))
+    row = conn.execute(visible.where(machine.c.id == machine_id)).one_or_none()
     return require(row, "Could not find Machine with specified ID")
 
 
@@ -308,5 +321,5 @@ LISTING = routing.Listing(
         "tenant_id": instance.c.tenant_id,
         "status": catalog.shown_machine_status,
     },
-    searched=(machine.c.id, machine.c.chassis_serial, machine.c.rack, catalog.shown_machine_status),
+    searched=(machine.c.id, catalog.shown_machine_status),
 )

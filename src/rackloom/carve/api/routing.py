@@ -79,7 +79,7 @@ Org = Annotated[str, Path(alias="org", description="The organisation for which t
 
 
 class CallerWith:
-    """A dependency: the caller of a request, if it has one of `roles`; without roles, any member of the org."""
+    """A dependency: the caller, if it has one of `roles`. Without roles it may be any member of the org."""
 
     def __init__(self, *roles: Role) -> None:
         self.roles = roles
@@ -286,7 +286,7 @@ def order_by_creation(
 # Filters.
 
 
-NO_QUERY = wire.Query()
+NO_QUERY = wire.RelationQuery()
 """For a response without a query: no related objects."""
 
 

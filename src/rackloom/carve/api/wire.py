@@ -3,7 +3,7 @@
 Names, descriptions, labels and reasons hold nothing that hides or reorders text where it is shown
 (`TEXT_PATTERN`). Other texts are limited to what every database stores: no NUL, no unpaired surrogates,
 finite numbers. `OpenBody` keeps unknown fields, so that clients of the wider API find their fields again;
-nothing acts on them. Unknown query parameters are ignored.
+nothing acts on them.
 
 A response model describes a response in /openapi.json, and `shape` builds the response from it. The
 models validate nothing that is sent: responses are plain values.
@@ -133,9 +133,13 @@ TextFilter = Annotated[list[Text], Field(max_length=100)]
 
 
 class Query(BaseModel):
-    """camelCase on the wire; unknown parameters are ignored."""
+    """camelCase on the wire. Unknown parameters are ignored, except those that `access` refuses."""
 
     model_config = ConfigDict(alias_generator=to_camel)
+
+
+class RelationQuery(Query):
+    """The related objects to include. Only operations that include some take it."""
 
     include_relation: list[str] = []
 
