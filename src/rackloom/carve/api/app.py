@@ -44,6 +44,7 @@ from rackloom.carve.api import (
     vpcs,
 )
 from rackloom.carve.api.auth import TokenVerifier, UnauthenticatedCaller
+from rackloom.carve.api.docs_page import docs_routes
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.api.wire import PATTERN_RULES, Problem
 from rackloom.carve.store.values import RefusalKind, Rejected
@@ -305,7 +306,7 @@ ROUTES = _routes()
 
 def create_app(deps: ApiDeps) -> FastAPI:
     """The ASGI application over `deps`. It runs requests, and no background tasks."""
-    # No documentation pages: they load scripts from other sites. /openapi.json needs none.
+    # The documentation pages of the framework load scripts from other sites; `docs_page` does not.
     app = FastAPI(
         title="Rackloom",
         version=version("rackloom"),
@@ -321,5 +322,6 @@ def create_app(deps: ApiDeps) -> FastAPI:
     app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier)
     install_error_handlers(app)
     app.include_router(ROUTES)
+    app.router.routes.extend(docs_routes())
     complete_openapi(app)
     return app
