@@ -73,6 +73,6 @@ def _query_roles(route: Dependant) -> dict[str, Sequence[Role]]:
     found: dict[str, Sequence[Role]] = {}
     for field in get_flat_params(route):
         extra = field.field_info.json_schema_extra
-        needed = extra.get(ROLES_KEY, []) if isinstance(extra, dict) else []
-        found[field.alias] = [Role(name) for name in needed] if isinstance(needed, list) else []
+        needed = extra.get(ROLES_KEY) if isinstance(extra, dict) else None
+        found[field.alias] = [role for role in Role if isinstance(needed, list) and role in needed]
     return found

@@ -369,9 +369,9 @@ def _list_types(conn: sa.Connection, caller: Caller, query: InstanceTypeQuery) -
     if query.tenant_id is not None or query.exclude_unallocated:
         tenant_id = None if query.tenant_id is None else str(query.tenant_id)
         visible = visible.where(instance_type.c.id.in_(_allocated(tenant_id)))
-        if tenant_id is not None:
+        if tenant_id not in (None, own_tenant_id):
             # To whom a type was given is known to its provider and to that tenant.
-            visible = visible.where(sa.or_(site.c.provider_id == provider_id, tenant_id == own_tenant_id))
+            visible = visible.where(site.c.provider_id == provider_id)
     return LISTING.page(conn, visible, query)
 
 

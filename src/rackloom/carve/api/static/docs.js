@@ -37,7 +37,7 @@ function typeText(schema, root) {
     if (one.enum) return one.enum.join(" | ");
     if ("const" in one) return String(one.const);
     if (one.type === "array") return `${typeText(one.items, root)} …`;
-    return [one.title && one.type === "object" ? one.title : one.type || "any", one.format].filter(Boolean).join(" ");
+    return [one.type || "any", one.format].filter(Boolean).join(" ");
   }).join(" or ");
 }
 
@@ -69,7 +69,9 @@ function requiredOnly(schema, root) {
 function parameterField(parameter, root) {
   const schema = choices(parameter.schema, root)[0] || {};
   const values = schema.type === "boolean" ? ["true", "false"] : schema.enum;
-  const field = values ? element("select", {}, element("option", { value: "" }, "")) : element("input", { spellcheck: "false", autocomplete: "off" });
+  const field = values
+    ? element("select", {}, element("option", { value: "" }, ""))
+    : element("input", { spellcheck: "false", autocomplete: "off" });
   for (const value of values || []) field.append(element("option", { value }, String(value)));
   if (parameter.required) field.required = true;
   return field;
@@ -81,17 +83,27 @@ function parameterRow(parameter, root, fields) {
   field.id = id;
   fields.push({ parameter, field });
   const roles = (parameter.schema || {})[ROLES];
-  const notes = [typeText(parameter.schema, root), parameter.in, parameter.required ? "required" : "", roles ? `only ${roles.join(", ")}` : "", parameter.description || ""];
-  return element("tr", {}, element("th", { scope: "row" }, element("label", { for: id }, element("code", {}, parameter.name))),
-    element("td", {}, field), element("td", { class: "note" }, notes.filter(Boolean).join(", ")));
+  const notes = [
+    typeText(parameter.schema, root),
+    parameter.in,
+    parameter.required && "required",
+    roles && `only ${roles.join(", ")}`,
+    parameter.description,
+  ];
+  return element("tr", {},
+    element("th", { scope: "row" }, element("label", { for: id }, element("code", {}, parameter.name))),
+    element("td", {}, field),
+    element("td", { class: "note" }, notes.filter(Boolean).join(", ")));
 }
+
+const json = (value) => element("pre", {}, JSON.stringify(value, null, 2));
 
 function answersTable(operation, root) {
   const table = element("table");
   for (const [status, answer] of Object.entries(operation.responses)) {
     const content = Object.values(answer.content || {})[0];
     const row = element("td", {}, answer.description || "");
-    if (content && content.schema && Number(status) < 400) row.append(element("pre", {}, JSON.stringify(example(content.schema, root, 0), null, 2)));
+    if (content && content.schema && Number(status) < 400) row.append(json(example(content.schema, root, 0)));
     table.append(element("tr", {}, element("th", { scope: "row" }, status), row));
   }
   return table;
@@ -106,21 +118,24 @@ function requestOf(path, method, fields, body) {
     if (parameter.in === "path") url = url.replace(`{${parameter.name}}`, encodeURIComponent(value));
     else if (value === "") continue;
     else if (parameter.in === "header") headers[parameter.name] = value;
-    else if (choicesAreLists(parameter)) value.split(",").forEach((part) => query.append(parameter.name, part.trim()));
+    else if ((parameter.schema || {}).type === "array") value.split(",").forEach((part) => query.append(parameter.name, part.trim()));
     else query.append(parameter.name, value);
   }
   if (token.value.trim()) headers.Authorization = `Bearer ${token.value.trim()}`;
   if (body) headers["Content-Type"] = "application/json";
-  return [query.size ? `${url}?${query}` : url, { method: method.toUpperCase(), headers, body: body ? body.value : undefined, credentials: "omit", cache: "no-store" }];
+  const options = { method: method.toUpperCase(), headers, credentials: "omit", cache: "no-store" };
+  if (body) options.body = body.value;
+  return [query.size ? `${url}?${query}` : url, options];
 }
-
-const choicesAreLists = (parameter) => (parameter.schema || {}).type === "array";
 
 async function show(answer, output) {
   const good = answer.status < 400;
   const pages = answer.headers.get("X-Pagination");
   const text = element("pre");
-  output.replaceChildren(element("p", { class: `status ${good ? "good" : "bad"}` }, `${answer.status} ${answer.statusText}`), ...(pages ? [element("p", { class: "note" }, `X-Pagination: ${pages}`)] : []), text);
+  const status = `${answer.status} ${answer.statusText}`;
+  output.replaceChildren(element("p", { class: `status ${good ? "good" : "bad"}` }, status));
+  if (pages) output.append(element("p", { class: "note" }, `X-Pagination: ${pages}`));
+  output.append(text);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let whole = "";
   for (let part = await reader.read(); !part.done && whole.length < MAX_SHOWN; part = await reader.read()) {
@@ -146,7 +161,8 @@ function sender(path, method, fields, body) {
   send.addEventListener("click", async () => {
     const empty = missing(fields);
     if (empty) {
-      output.replaceChildren(element("p", { class: "status bad" }, empty === org ? "Name the organisation first." : "Fill in what is required."));
+      const problem = empty === org ? "Name the organisation first." : "Fill in what is required.";
+      output.replaceChildren(element("p", { class: "status bad" }, problem));
       empty.focus();
       return;
     }
@@ -157,7 +173,8 @@ function sender(path, method, fields, body) {
       const [url, options] = requestOf(path, method, fields, body);
       await show(await fetch(url, { ...options, signal: running.signal }), output);
     } catch (error) {
-      output.append(element("p", { class: "status bad" }, error.name === "AbortError" ? "Stopped." : String(error.message)));
+      const problem = error.name === "AbortError" ? "Stopped." : String(error.message);
+      output.append(element("p", { class: "status bad" }, problem));
     } finally {
       send.disabled = false;
       stop.hidden = true;
@@ -181,8 +198,8 @@ function fillOperation(box, path, method, operation, root) {
     body = element("textarea", { "aria-label": "Body", spellcheck: "false" });
     body.value = JSON.stringify(requiredOnly(schema, root), null, 2);
     inside.append(element("h3", {}, "Body"), body);
-    const whole = element("details", {}, element("summary", {}, "All fields of the body"), element("pre", {}, JSON.stringify(example(schema, root, 0), null, 2)));
-    inside.append(whole);
+    const whole = json(example(schema, root, 0));
+    inside.append(element("details", {}, element("summary", {}, "All fields of the body"), whole));
   }
   inside.append(...sender(path, method, fields, body), element("h3", {}, "Answers"), answersTable(operation, root));
   box.append(inside);
@@ -192,7 +209,10 @@ function operationBox(path, method, operation, root) {
   const shown = path.replace("/v2/org/{org}/nico", "");
   const roles = (operation[ROLES] || []).join(", ");
   const box = element("details", { id: operation.operationId },
-    element("summary", {}, element("span", { class: `method ${method}` }, method.toUpperCase()), element("span", { class: "path" }, shown), element("span", { class: "soft" }, roles)));
+    element("summary", {},
+      element("span", { class: `method ${method}` }, method.toUpperCase()),
+      element("span", { class: "path" }, shown),
+      element("span", { class: "soft" }, roles)));
   box.dataset.words = `${operation.operationId} ${method} ${path} ${roles}`.toLowerCase();
   box.addEventListener("toggle", () => {
     if (box.open && box.children.length === 1) fillOperation(box, path, method, operation, root);
