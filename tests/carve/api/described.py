@@ -21,6 +21,8 @@ class Operation(NamedTuple):
     declared: frozenset[str]
     parameters: Mapping[str, Any]
     """Name of a query parameter -> its schema."""
+    answer: Any
+    """The schema of its 200, if that is JSON."""
 
     @property
     def names(self) -> list[str]:
@@ -49,6 +51,11 @@ def operations(document: Any) -> list[Operation]:
                 for parameter in described["parameters"]
                 if parameter["in"] == "query"
             },
+            answer=described["responses"]
+            .get("200", {})
+            .get("content", {})
+            .get("application/json", {})
+            .get("schema"),
         )
         for path, methods in document["paths"].items()
         for method, described in methods.items()
@@ -66,3 +73,19 @@ def plain_values(schema: Any) -> Iterator[str]:
             yield choice["const"]
         else:
             yield from choice.get("enum", ())
+
+
+def restricted_fields(document: Any, schema: Any, value: Any) -> Iterator[tuple[str, frozenset[str]]]:
+    """The fields of an answer that hold something and are declared for some roles only, with these roles."""
+    for choice in schema.get("anyOf", [schema]):
+        name = choice.get("$ref", "").rpartition("/")[2]
+        found = document["components"]["schemas"][name] if name else choice
+        if isinstance(value, list) and "items" in found:
+            for inner in value:
+                yield from restricted_fields(document, found["items"], inner)
+        elif isinstance(value, dict):
+            for field, inner_schema in found.get("properties", {}).items():
+                if value.get(field) is not None:
+                    if ROLES_KEY in inner_schema:
+                        yield field, frozenset(inner_schema[ROLES_KEY])
+                    yield from restricted_fields(document, inner_schema, value[field])

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from tests.carve.api.described import STREAM, Operation, operations, plain_values
+from tests.carve.api.described import STREAM, Operation, operations, plain_values, restricted_fields
 
 from rackloom.carve.api.auth import Role
 from rackloom.carve.api.routing import RELATIONS
@@ -125,22 +125,27 @@ def queries(operation: Operation, *known: dict[str, str]) -> Iterator[tuple[str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", list(Role))
-def test_a_parameter_is_for_the_roles_that_it_declares(
+def test_parameters_and_fields_are_for_the_roles_that_they_declare(
     api: Any, described: list[Operation], planted: Planted, role: Role
 ) -> None:
-    headers = bearer(api, [role])
+    headers, document, read = bearer(api, [role]), api.client.get("/openapi.json").json(), set()
     for operation in described:
         if operation.method != "GET" or not operation.admits(role):
             continue
-        for name, value in queries(operation):
-            answer = send(api, operation, headers, planted.ids, [(name, value)])
+        for name, value in [("", ""), *queries(operation)]:
+            answer = send(api, operation, headers, planted.ids, [(name, value)] if name else [])
             what = (operation.name, name, value, answer.text)
-            if value != "false" and not operation.admits_parameter(role, name):
+            if name and value != "false" and not operation.admits_parameter(role, name):
                 assert answer.status_code == 403, what
             elif name != "includeRelation":
                 assert answer.status_code == 200, what
             else:
                 assert answer.status_code == 200 or "Invalid includeRelation" in answer.text, what
+            if answer.status_code == 200:
+                read.update(restricted_fields(document, operation.answer, answer.json()))
+    assert {field for field, roles in read if role not in roles} == set()
+    fields = {field for field, _ in read}
+    assert role is TENANT or {"pauseReason", "blockedGpus", "metadata", "assigned"} <= fields
 
 
 @pytest.mark.slow

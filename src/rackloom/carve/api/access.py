@@ -1,10 +1,11 @@
 """Who may call an operation and use its parameters: what is declared, and what is refused.
 
 A route declares its roles by the type of its caller (`routing.TenantAdmin` and its neighbours): one of these
-roles is enough. A field of a query model declares its roles with `only_for`. These declarations are the only
-ones: `check_call` enforces them, and /openapi.json shows them under `x-rackloom-roles`, at the operation and
-at the schema of the parameter. An operation for every member of the organisation, whatever its roles,
-declares `MEMBER`.
+roles is enough. A field of a query model declares its roles with `PROVIDERS_ONLY`. These declarations are the
+only ones: `check_call` enforces them, and /openapi.json shows them under `x-rackloom-roles`, at the operation
+and at the schema of the parameter. An operation for every member of the organisation, whatever its roles,
+declares `MEMBER`. A field of an answer that others do not see is marked in the same way; the route leaves it
+out, and a test compares.
 
 `check_call` decides in this order. A caller without a role of the operation is refused (403). A parameter
 that begins with `include` and is not one of the operation's is refused (400): a client that asks for more
@@ -29,18 +30,15 @@ ROLES_KEY = "x-rackloom-roles"
 MEMBER = "MEMBER"
 """In a declaration: every member of the organisation, also without a role."""
 PROVIDER_ROLES = (Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
+PROVIDERS_ONLY: dict[str, JsonValue] = {ROLES_KEY: [str(role) for role in PROVIDER_ROLES]}
+"""The `json_schema_extra` of a query parameter, or of the field of an answer, that only providers have."""
 _OFF = frozenset({"0", "f", "false", "n", "no", "off"})
 """How a flag is written that is switched off."""
 
 
-def only_for(*roles: Role) -> dict[str, JsonValue]:
-    """The `json_schema_extra` of a query parameter that only callers with one of `roles` may use."""
-    return {ROLES_KEY: [str(role) for role in roles]}
-
-
 def described_roles(roles: Sequence[Role]) -> dict[str, JsonValue]:
     """The declaration of an operation in /openapi.json; without roles every member may call it."""
-    return only_for(*roles) if roles else {ROLES_KEY: [MEMBER]}
+    return {ROLES_KEY: [str(role) for role in roles] or [MEMBER]}
 
 
 def check_call(caller: Caller, roles: Sequence[Role], route: Dependant, query: QueryParams) -> None:

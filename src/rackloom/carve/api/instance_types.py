@@ -72,9 +72,7 @@ TypeStatus = Literal["Pending", "Registering", "Ready", "Deleting", "Error"]
 class InstanceTypeIncludes(wire.RelationQuery):
     """What to add to an instance type."""
 
-    include_machine_assignment: Annotated[
-        bool, Field(json_schema_extra=access.only_for(*access.PROVIDER_ROLES))
-    ] = False
+    include_machine_assignment: Annotated[bool, Field(json_schema_extra=access.PROVIDERS_ONLY)] = False
     include_allocation_stats: bool = False
 
 
@@ -119,14 +117,12 @@ class MachineAssociationAnswer(wire.Timed):
 class AllocationStats(wire.Answer):
     """How many machines of a type there are, and how many are spoken for."""
 
-    assigned: int | None
-    """For the provider of the type; null for its tenants."""
+    assigned: Annotated[int | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
     total: int
     used: int
     unused: int
     unused_usable: int
-    max_allocatable: int | None
-    """For the provider of the type; null for its tenants."""
+    max_allocatable: Annotated[int | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
 
 
 class InstanceType(wire.Timed):
@@ -141,7 +137,9 @@ class InstanceType(wire.Timed):
     machine_capabilities: list[Capability]
     status: TypeStatus
     status_history: list[wire.StatusDetail]
-    machine_instance_types: list[MachineAssociationAnswer] | None = None
+    machine_instance_types: Annotated[
+        list[MachineAssociationAnswer] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)
+    ] = None
     allocation_stats: AllocationStats | None = None
 
 

@@ -39,9 +39,7 @@ MachineStatus = Literal[
 class MachineIncludes(wire.RelationQuery):
     """What to add to a machine."""
 
-    include_metadata: Annotated[bool, Field(json_schema_extra=access.only_for(*access.PROVIDER_ROLES))] = (
-        False
-    )
+    include_metadata: Annotated[bool, Field(json_schema_extra=access.PROVIDERS_ONLY)] = False
 
 
 class MachineQuery(wire.PageQuery, MachineIncludes):
@@ -117,7 +115,7 @@ class Machine(wire.Timed):
     is_usable_by_tenant: bool
     status: MachineStatus
     status_history: list[wire.StatusDetail]
-    metadata: MachineMetadata | None = None
+    metadata: Annotated[MachineMetadata | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = None
 
 
 class GpuStats(wire.Answer):
