@@ -52,7 +52,7 @@ def newest_history_entry(conn: sa.Connection) -> int:
 
 
 class SiteCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of records; `newest_history` goes into the next call of `count`."""
+    """Counts of records; `newest_history` goes into the next call of `count_site_records`."""
 
     logical_partitions: int
     physical_partitions: int

@@ -28,7 +28,7 @@ import msgspec
 import sqlalchemy.exc
 from fastapi import FastAPI
 
-from rackloom.app.home import Home, write_durably
+from rackloom.app.home import Home
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import background_task, log_to_file
 from rackloom.app.site.rack_map import SiteSource, mount_rack_map
@@ -41,6 +41,7 @@ from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import MonotonicSiteClock, newest_recorded_time
 from rackloom.carve.tenancy import catalog
+from rackloom.durable_files import write_durably
 from rackloom.errors import Refused
 from rackloom.lab.scenario.stage import SimulatedRacks
 from rackloom.lab.switches.fabric import MOST_RACKS, FabricSnapshot, SeededNames, SimulatedFabric, fabrics_of

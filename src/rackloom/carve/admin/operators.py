@@ -92,9 +92,10 @@ async def resume(deps: AdminDeps, request: pb.DomainRequest) -> pb.Done:
 
 async def cordon(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
     """Place nothing new on a tray."""
-    order = deps.order(request.reason)
     # No reconciler is woken: a cordon changes no intent.
-    await deps.store.run(maintenance.cordon_machine, request.machine_id, order)
+    await deps.store.run(
+        lambda conn: maintenance.cordon_machine(conn, request.machine_id, deps.order(request.reason))
+    )
     return pb.Done(message=f"machine {request.machine_id} is cordoned")
 
 

@@ -152,10 +152,9 @@ async def update(
 )
 async def delete(deps: Deps, caller: TenantAdmin, partition_id: PartitionId) -> Response:
     """Delete a logical partition that nothing refers to."""
-    now = deps.clock()
     await deps.change(
         lambda conn: logical_partitions.delete_logical_partition(
-            conn, entitlements.tenant_id_of(conn, caller.org), str(partition_id), now
+            conn, entitlements.tenant_id_of(conn, caller.org), str(partition_id), deps.clock()
         )
     )
     return routing.deletion_response()

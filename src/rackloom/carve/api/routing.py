@@ -283,11 +283,11 @@ def order_by_creation(
     return {"CREATED": created, TIE_BREAKER: tie_breaker}
 
 
-# Filters.
-
-
 NO_QUERY = wire.RelationQuery()
 """For a response without a query: no related objects."""
+
+
+# Filters.
 
 
 def filter_rows(listing: AnySelect, *wanted: tuple[sa.ColumnElement[Any], object]) -> AnySelect:
