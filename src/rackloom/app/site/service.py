@@ -23,6 +23,7 @@ import msgspec
 from rackloom.app.config import AdminConfig, Config, load_config
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
+    allow_open_files,
     freeze_loaded_objects,
     log_to_file,
     shorten_switch_interval,
@@ -42,6 +43,7 @@ from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.errors import Refused
+from rackloom.limits import PROBES, SITE_REST, Process, files_needed
 
 # Listeners: REST with the rack map, and the operators' gRPC.
 
@@ -60,7 +62,7 @@ def serve_rest(parts: ServiceParts, source: SiteSource) -> AbstractAsyncContextM
         )
     )
     page = mount_rack_map(api, source, parts.issuers, parts.clock)
-    return serve_http(page, server.listen, cert=server.tls_cert, key=server.tls_key)
+    return serve_http(page, server.listen, cert=server.tls_cert, key=server.tls_key, limits=SITE_REST)
 
 
 @asynccontextmanager
@@ -143,6 +145,7 @@ def run_serve(path: Path, announce: Callable[[str], None]) -> None:
     import uvloop
 
     config = load_config(path)
+    allow_open_files(files_needed(Process.SERVE))
     if config.log.file is not None:
         log_to_file(config.log.file)
 
@@ -171,7 +174,9 @@ async def site_service(config: Config) -> AsyncIterator[SiteService]:
         background = await stack.enter_async_context(_running_jobs(_background_jobs(parts, cluster)))
         yield SiteService(
             rest_port=await stack.enter_async_context(serve_rest(parts, source)),
-            metrics_port=await stack.enter_async_context(serve_http(parts.page, config.metrics.listen)),
+            metrics_port=await stack.enter_async_context(
+                serve_http(parts.page, config.metrics.listen, limits=PROBES)
+            ),
             admin_port=await stack.enter_async_context(serve_admin(parts)),
             store=parts.store,
             reconciler=parts.reconciler,
