@@ -17,6 +17,7 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Sequence
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -100,6 +101,7 @@ class _ClientSide(asyncio.Protocol):
         self._relays = relays
         self._server_side: _ServerSide | None = None
         self._joining: asyncio.Task[None] | None = None
+        self._early = bytearray()
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -108,26 +110,37 @@ class _ClientSide(asyncio.Protocol):
         return self._connection.transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Read nothing before there is a connection to gRPC."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 (of a stream)
-        self._connection.transport = transport
+        """Read no more before there is a connection to gRPC."""
+        # uvloop's transports are no subclasses of asyncio's.
+        self._connection.transport = cast("asyncio.Transport", transport)
         self._relays.add(self)
-        transport.pause_reading()
+        self.transport.pause_reading()
         self._joining = asyncio.get_running_loop().create_task(self._join())
 
     async def _join(self) -> None:
-        loop = asyncio.get_running_loop()
+        joined = socket.socket(socket.AF_UNIX)
         try:
-            _, self._server_side = await loop.create_unix_connection(lambda: _ServerSide(self), self._address)
+            # uvloop connects to no name that begins with NUL, but takes a socket. This does not wait.
+            joined.setblocking(False)
+            joined.connect(self._address)
+            _, self._server_side = await asyncio.get_running_loop().create_unix_connection(
+                lambda: _ServerSide(self), sock=joined
+            )
         except OSError:
+            joined.close()
             self.abort()
             return
+        self._server_side.transport.write(bytes(self._early))
+        self._early.clear()
         self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         """Pass it on."""
         self._connection.rest()
-        if self._server_side is not None:
+        if self._server_side is None:
+            # uvloop reads once although reading is paused.
+            self._early += data
+        else:
             self._server_side.transport.write(data)
 
     def eof_received(self) -> bool:
@@ -170,8 +183,7 @@ class _ServerSide(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is ready."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 (of a stream)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Pass it on."""

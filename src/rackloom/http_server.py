@@ -79,7 +79,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.ws_protocol_class = None
         self._limits = limits
         self._connection = connection
-        self._deadline: asyncio.TimerHandle | None = None
+        self._due: tuple[float, str] | None = None
+        """By when the client must have sent something, and what."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Rings when something may be due, or before: most requests need no timer of their own."""
         self._unread: asyncio.TimerHandle | None = None
         """Runs while the client does not read; beside the other one, because it may still send."""
         self._in_head = False
@@ -98,13 +101,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Release its share."""
         super().connection_lost(exc)
-        self._expect_nothing()
+        self._due = None
+        if self._timer is not None:
+            self._timer.cancel()
         self._stop_watching_reader()
         self._connection.lost()
 
     def data_received(self, data: bytes) -> None:
         """Refuse a head that does not end: the parser buffers an incomplete field without a limit."""
-        if self._deadline is None and not self._is_answering():
+        if self._due is None and not self._is_answering():
             self._expect("head", self._limits.head_seconds)
         super().data_received(data)
         if self._in_head:
@@ -147,7 +152,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._connection.need()
         if self._limits.answer_seconds is None:
-            self._expect_nothing()
+            self._due = None
         else:
             self._expect("answer", self._limits.answer_seconds)
 
@@ -155,7 +160,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """An idle connection may be closed for others, after the older ones of its address."""
         self._connection.rest()
         if not self._in_body:
-            self._expect_nothing()
+            self._due = None
         if self.transport.is_closing():
             self._watch_reader()
         super().on_response_complete()
@@ -182,7 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request, and close the connection."""
         super().send_400_response(msg)
-        self._expect_nothing()
+        self._due = None
         self._watch_reader()
 
     def _is_answering(self) -> bool:
@@ -194,13 +199,22 @@ class BoundedProtocol(HttpToolsProtocol):
             raise ValueError("the head is too long")
 
     def _expect(self, what: str, seconds: float) -> None:
-        self._expect_nothing()
-        self._deadline = self.loop.call_later(seconds, self._connection.end, what)
+        until = self.loop.time() + seconds
+        self._due = until, what
+        if self._timer is not None and self._timer.when() > until:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self.loop.call_at(until, self._ring)
 
-    def _expect_nothing(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    def _ring(self) -> None:
+        self._timer = None
+        if self._due is not None:
+            until, what = self._due
+            if until <= self.loop.time():
+                self._connection.end(what)
+            else:
+                self._timer = self.loop.call_at(until, self._ring)
 
     def _watch_reader(self) -> None:
         """Close the connection if the client reads nothing of what it is sent for `unread_seconds`."""

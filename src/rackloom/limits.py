@@ -54,6 +54,14 @@ class HttpLimits(ConnectionLimits, frozen=True, kw_only=True):
     head_fields: int = 64
 
 
+class ProbeLimits(ConnectionLimits, frozen=True, kw_only=True):
+    """Limits of a server without TLS that answers one request of each connection and reads only its head."""
+
+    head_seconds: float = 2.0
+    head_bytes: int = 2 << 10
+    unread_seconds: float = 2.0
+
+
 class GrpcLimits(ConnectionLimits, frozen=True, kw_only=True):
     """Limits of a gRPC server."""
 
@@ -88,9 +96,7 @@ SIMULATED_API_SERVER = HttpLimits()
 SIMULATED_NMX_C = GrpcLimits(connections=32, connections_of_an_address=24)
 SIMULATED_NMX_M = HttpLimits()
 PLUGIN_SOCKET = GrpcLimits(connections=32, connections_of_an_address=32)
-IMEX_PROBE = HttpLimits(
-    connections=16, connections_of_an_address=16, head_seconds=2.0, unread_seconds=2.0, head_bytes=2048
-)
+IMEX_PROBE = ProbeLimits(connections=16, connections_of_an_address=16)
 TRANSFER_CONTROL = ConnectionLimits(connections=1, connections_of_an_address=1, handshake_seconds=10.0)
 
 
@@ -132,7 +138,7 @@ LISTENERS = (
         name="REST and rack map",
         opener="app/listeners.py",
         reachable=_CONFIGURED,
-        requires="a bearer token; `/openapi.json` and the page of the map nothing",
+        requires="a bearer token; `/openapi.json` and the login page nothing",
         limits=SITE_REST,
     ),
     Listener(
@@ -156,7 +162,7 @@ LISTENERS = (
         name="REST and rack map",
         opener="app/listeners.py",
         reachable=_THIS_MACHINE,
-        requires="a bearer token; `/openapi.json` and the page of the map nothing",
+        requires="a bearer token; `/openapi.json` and the login page nothing",
         limits=SITE_REST,
     ),
     Listener(

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 import httpx2
 import pytest
+import uvloop
 from tests.app.test_serve import Operator
 from tests.attacks import answers_others_in_a_crowd, cuts_endless_heads, grpc_is_bounded, http_is_bounded
 from tests.claim.cluster.admission.test_over_tls import installed, trusted
@@ -115,7 +116,8 @@ def fabric():
     return fabrics_of(site, "lab")[0]
 
 
-def test_a_simulated_nmx_c(fabric):
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_simulated_nmx_c(fabric, run):
     async def scenario():
         async with NmxcServer(fabric) as server:
             port = int(server.url.rsplit(":", 1)[1])
@@ -129,7 +131,7 @@ def test_a_simulated_nmx_c(fabric):
 
             await grpc_is_bounded(port, SIMULATED_NMX_C, ask)
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_simulated_nmx_m(fabric):
