@@ -39,9 +39,10 @@ _LINGER_RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with 0 seconds: `close` sends a reset, and the kernel keeps no state of the connection."""
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
+END_REASONS = ("full", "evicted", "handshake", "head", "body", "answer", "unread")
+"""Why a connection was refused or closed; the last ones are what a protocol waited for too long."""
 ConnectionEnded = Callable[[str], None]
-"""Called with the reason why a connection was refused or closed: `full`, `evicted`, `handshake`, or what a
-protocol waited for too long: `head`, `body`, `answer`, `unread`."""
+"""Called with the reason."""
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

@@ -22,7 +22,7 @@ from typing import cast
 import grpc
 import grpc.aio
 
-from rackloom.acceptor import AcceptedConnection, Acceptor
+from rackloom.acceptor import AcceptedConnection, Acceptor, ConnectionEnded
 from rackloom.limits import GrpcLimits
 
 _CLOSE_SECONDS = 5.0
@@ -57,8 +57,10 @@ class GrpcServer:
         handlers: Sequence[grpc.GenericRpcHandler],
         limits: GrpcLimits,
         credentials: grpc.ServerCredentials | None = None,
+        ended: ConnectionEnded = lambda _: None,
     ) -> None:
         self._limits = limits
+        self._ended = ended
         name = f"rackloom-{secrets.token_hex(16)}"
         self._address = f"\0{name}"
         # Twice as many: a connection that has just given way may still be open here.
@@ -76,7 +78,7 @@ class GrpcServer:
         """Serve what connects to `listener`, which is closed at the end."""
         await self._server.start()
         self._listener = listener
-        self._acceptor = Acceptor(listener, self._limits, self._relay)
+        self._acceptor = Acceptor(listener, self._limits, self._relay, ended=self._ended)
 
     async def stop(self, grace: float) -> None:
         """Accept no more, finish the calls under way within `grace` seconds, and close all connections."""

@@ -117,6 +117,16 @@ def test_a_site_is_attacked(ground):
         Attacked(served.pid, admin, ask, False).endures(silent, half_sent)
 
 
+def test_a_process_that_may_open_too_few_files_does_not_start(ground):
+    command = ["bash", "-c", 'ulimit -n 700 && exec "$@"', "bash", *RACKLOOM, "serve"]
+    ended = subprocess.run(
+        [*command, "--config", str(ground.config())], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode != 0
+    assert "this process may have 700 files open" in ended.stderr
+    assert "fix: raise the hard limit of open files to" in ended.stderr
+
+
 def test_a_twin_is_attacked(tmp_path):
     home = tmp_path / "home"
     with process("up", "--port", "0", "--home", str(home)) as (twin, line):

@@ -41,12 +41,21 @@ from rackloom.topology import profiles
 from rackloom.topology.rack import build_site
 
 
+def counted(page, listener, why):
+    series = f'nico_nvlink_connections_ended_total{{listener="{listener}",why="{why}"}}'
+    return next(float(line.split()[-1]) for line in page.splitlines() if line.startswith(series))
+
+
 def test_the_listeners_of_a_site(ground):
     async def scenario():
         async with site_service(load_config(ground.config())) as site:
             tls = ssl.create_default_context(cafile=str(ground.ca))
             await http_is_bounded(site.rest_port, SITE_REST, "/openapi.json", tls)
             await http_is_bounded(site.metrics_port, PROBES, "/metrics")
+            async with httpx2.AsyncClient() as http:
+                page = (await http.get(f"http://localhost:{site.metrics_port}/metrics")).text
+            assert counted(page, "rest", "full") > 0
+            assert counted(page, "admin", "full") == 0
 
             async def ask():
                 async with Operator(ground, site.admin_port) as admin:

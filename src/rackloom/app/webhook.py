@@ -33,6 +33,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from rackloom.acceptor import END_REASONS
 from rackloom.app.listeners import metrics_response, ok_response, serve_http, unavailable_response
 from rackloom.app.process import allow_open_files, stop_on_signals
 from rackloom.claim.cluster.admission.gates import GateController
@@ -82,7 +83,7 @@ class WebhookMetrics:
             "Connections that were refused or cut, by what they would have taken too much of.",
             ["why"],
         )
-        for why in ("full", "evicted", "handshake", "head", "body", "answer", "unread", "bodies"):
+        for why in (*END_REASONS, "bodies"):
             self._ended.labels(why)
         self._seconds = Histogram(
             "rackloom_admission_seconds",

@@ -62,7 +62,14 @@ def serve_rest(parts: ServiceParts, source: SiteSource) -> AbstractAsyncContextM
         )
     )
     page = mount_rack_map(api, source, parts.issuers, parts.clock)
-    return serve_http(page, server.listen, cert=server.tls_cert, key=server.tls_key, limits=SITE_REST)
+    return serve_http(
+        page,
+        server.listen,
+        cert=server.tls_cert,
+        key=server.tls_key,
+        limits=SITE_REST,
+        ended=parts.metrics.connections_ended("rest"),
+    )
 
 
 @asynccontextmanager
@@ -73,7 +80,10 @@ async def serve_admin(parts: ServiceParts) -> AsyncIterator[int | None]:
         yield None
         return
     identities = ClientIdentities(frozenset(config.admin_names), frozenset(config.reader_names))
-    async with AdminServer(_admin_deps(parts), identities, _admin_tls(config), config.listen) as server:
+    ended = parts.metrics.connections_ended("admin")
+    async with AdminServer(
+        _admin_deps(parts), identities, _admin_tls(config), config.listen, ended
+    ) as server:
         yield server.port
 
 
@@ -175,7 +185,12 @@ async def site_service(config: Config) -> AsyncIterator[SiteService]:
         yield SiteService(
             rest_port=await stack.enter_async_context(serve_rest(parts, source)),
             metrics_port=await stack.enter_async_context(
-                serve_http(parts.page, config.metrics.listen, limits=PROBES)
+                serve_http(
+                    parts.page,
+                    config.metrics.listen,
+                    limits=PROBES,
+                    ended=parts.metrics.connections_ended("metrics"),
+                )
             ),
             admin_port=await stack.enter_async_context(serve_admin(parts)),
             store=parts.store,

@@ -20,7 +20,7 @@ import msgspec
 import structlog
 from google.protobuf.empty_pb2 import Empty
 
-from rackloom.acceptor import bound_socket, split_listen
+from rackloom.acceptor import ConnectionEnded, bound_socket, split_listen
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import endpoints, instances, logical_partitions, machines, operators, partitions
 from rackloom.carve.admin import forge_pb2 as pb
@@ -200,8 +200,16 @@ class AdminTls(msgspec.Struct, frozen=True, kw_only=True):
 class AdminServer:
     """Serves the admin RPCs on `listen` (`host:port`, port 0 for a free one) while the context is entered."""
 
-    def __init__(self, deps: AdminDeps, identities: ClientIdentities, tls: AdminTls, listen: str) -> None:
+    def __init__(
+        self,
+        deps: AdminDeps,
+        identities: ClientIdentities,
+        tls: AdminTls,
+        listen: str,
+        ended: ConnectionEnded = lambda _: None,
+    ) -> None:
         self._deps = deps
+        self._ended = ended
         self._identities = identities
         self._tls = tls
         self._listen = listen
@@ -215,7 +223,7 @@ class AdminServer:
             credentials = grpc.ssl_server_credentials(
                 [(self._tls.key, self._tls.certificate)], self._tls.client_ca, require_client_auth=True
             )
-            server = GrpcServer(handlers, SITE_ADMIN, credentials)
+            server = GrpcServer(handlers, SITE_ADMIN, credentials, self._ended)
             listener = bound_socket(*split_listen(self._listen))
         except (RuntimeError, ValueError, OSError, OverflowError) as error:
             raise Refused(
