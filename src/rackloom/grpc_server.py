@@ -41,8 +41,9 @@ def grpc_options(limits: GrpcLimits, connections: int) -> Sequence[tuple[str, in
         "grpc.absolute_max_metadata_size": limits.metadata_bytes,
         "grpc.max_receive_message_length": limits.message_bytes,
         "grpc.max_concurrent_streams": limits.streams,
-        "grpc.max_connection_idle_ms": round(limits.idle_seconds * _MILLISECONDS),
     }
+    if limits.idle_seconds is not None:
+        options["grpc.max_connection_idle_ms"] = round(limits.idle_seconds * _MILLISECONDS)
     if limits.age_seconds is not None:
         options["grpc.max_connection_age_ms"] = round(limits.age_seconds * _MILLISECONDS)
         options["grpc.max_connection_age_grace_ms"] = round(limits.age_seconds * _MILLISECONDS)

@@ -70,7 +70,7 @@ class GrpcLimits(ConnectionLimits, frozen=True, kw_only=True):
     metadata_bytes: int = 16 << 10
     """The head of a call. gRPC refuses at random between half of it and all of it."""
     message_bytes: int = 4 << 20
-    idle_seconds: float = 300.0
+    idle_seconds: float | None = 300.0
     """Without a call."""
     age_seconds: float | None = None
     """Then a connection takes no more calls; None where subscriptions stay for as long as they like."""
@@ -95,7 +95,12 @@ WEBHOOK = HttpLimits(
 SIMULATED_API_SERVER = HttpLimits()
 SIMULATED_NMX_C = GrpcLimits(connections=32, connections_of_an_address=24)
 SIMULATED_NMX_M = HttpLimits()
-PLUGIN_SOCKET = GrpcLimits(connections=32, connections_of_an_address=32)
+PLUGIN_SOCKET = GrpcLimits(
+    connections=32,
+    connections_of_an_address=32,
+    # kubelet takes a plugin whose connection ends for gone, and may delete its slices.
+    idle_seconds=None,
+)
 IMEX_PROBE = ProbeLimits(connections=16, connections_of_an_address=16)
 TRANSFER_CONTROL = ConnectionLimits(connections=1, connections_of_an_address=1, handshake_seconds=10.0)
 

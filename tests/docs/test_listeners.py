@@ -34,11 +34,12 @@ def limits_in_words(limits: ConnectionLimits) -> str:
             f" answer {answer}, unread {limits.unread_seconds:g} s, idle {limits.idle_seconds} s"
         )
     if isinstance(limits, GrpcLimits):
+        idle = "" if limits.idle_seconds is None else f", idle {limits.idle_seconds:g} s"
         age = "" if limits.age_seconds is None else f", age {limits.age_seconds:g} s"
         return (
             f"handshake {limits.handshake_seconds:g} s, metadata {limits.metadata_bytes >> 10} KiB,"
-            f" message {limits.message_bytes >> 20} MiB, {limits.streams} calls at a time,"
-            f" idle {limits.idle_seconds:g} s{age}"
+            f" message {limits.message_bytes >> 20} MiB, {limits.streams} calls at a time"
+            f"{idle}{age}"
         )
     if isinstance(limits, ProbeLimits):
         head = f"head {limits.head_bytes >> 10} KiB and {limits.head_seconds:g} s"
