@@ -158,6 +158,11 @@ def test_objects_do_not_explain_each_other():
     assert [violation.object for violation in found] == ["y"]
 
 
+def test_a_list_says_nothing_about_objects_with_another_prefix():
+    elsewhere = msgspec.structs.replace(event("list", 2, 3), object="y")
+    assert reasons([event("create", 0, 1, "one"), elsewhere]) == []
+
+
 def test_a_violation_shows_the_answer_that_nothing_explains():
     (violation,) = find_violations([*LIFE, event("read", 18, 19, "two", client="late")])
     assert "18.000..19.000 late read x two acknowledged" in violation.reason

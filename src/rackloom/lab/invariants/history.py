@@ -18,13 +18,13 @@ itself. The search is that of Wing and Gong (1993) with the memory of Lowe (2017
 A request without an answer (a timeout, a lost connection, a 5xx) may have been carried out at any time since
 it was made, also after its client gave up, or never. It may be taken, and need not be.
 
-A list is a read of every object of the history at the same moment. Checking it object by object finds what
-is missing, old or back, but not two objects that were never there together. An object that is listed twice
-is a violation by itself.
+A list is a read of every object whose name begins with its prefix, at the same moment. Checking it object
+by object finds what is missing, old or back, but not two objects that were never there together. An object
+that is listed twice is a violation by itself.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
 from math import inf
 
@@ -47,7 +47,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     client: str
     action: Action
     object: str = ""
-    """"" for a list."""
+    """Of a list: what the names of all objects begin with that it shows."""
     value: str | None = None
     """What a create or write stores, and what a read returned; None: the object was not there."""
     listed: tuple[tuple[str, str], ...] = ()
@@ -111,6 +111,8 @@ def _by_object(history: Iterable[Event]) -> dict[str, list[Event]]:
     for event in lists:
         values = dict(event.listed)
         for name, events in objects.items():
+            if not name.startswith(event.object):
+                continue
             read = {"action": Action.READ, "object": name, "value": values.get(name), "listed": ()}
             events.append(msgspec.structs.replace(event, **read))
     return objects
@@ -146,14 +148,20 @@ def _has_effect(event: Event) -> bool:
     return event.action is not Action.READ and not event.refused
 
 
+def _may_matter(unanswered: Event, read: Collection[str | None]) -> bool:
+    """Whether taking it can explain an answer: not a read, nor a write of what nobody read."""
+    is_write = unanswered.action is Action.WRITE
+    return unanswered.value in read if is_write else _has_effect(unanswered)
+
+
 class _Search:
     """The requests of one object, as bits: bit i of `taken` stands for request i."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         in_order = sorted(events, key=lambda event: event.invoked_at)
+        read = {event.value for event in in_order if event.action is Action.READ}
         answered = [event for event in in_order if event.returned_at is not None]
-        # A read without an answer says nothing.
-        unknown = [event for event in in_order if event.returned_at is None and _has_effect(event)]
+        unknown = [event for event in in_order if event.returned_at is None and _may_matter(event, read)]
         self.events = answered + unknown
         self.answered = len(answered)
         self.returned = [inf if event.returned_at is None else event.returned_at for event in answered]
@@ -199,7 +207,8 @@ def _longest_order(events: Iterable[Event]) -> list[Event] | None:
         if taken & search.all_answered == search.all_answered:
             return None
         longest = max(longest, taken, key=lambda bits: (bits & search.all_answered).bit_count())
-        for step in search.steps(taken, state):
+        # The last is tried first: those with an answer before those that perhaps never happened.
+        for step in reversed(search.steps(taken, state)):
             if step not in seen:
                 seen.add(step)
                 open_ends.append(step)
