@@ -2,7 +2,8 @@
 
 Faults strike at exponentially distributed intervals; each ends by itself, and several may overlap.
 `FAULT_WEIGHTS` gives the relative frequency of each kind. Beside the catalogue there are the clock, and
-the service itself, which is killed now or at one of its next crash points. `FaultInjector.heal` waits for
+the service itself: a process is killed, or stopped for longer than a lease, now or at one of its next
+crash points. `FaultInjector.heal` waits for
 the last one, repairs networks and GPU health, and then lets one interval pass.
 
 `CONFLICT_FAULT_WEIGHTS` adds a second controller that contradicts a rack's own. These runs leave the
@@ -10,6 +11,7 @@ true controller readable, because a conflicting controller that is read alone ca
 """
 
 import asyncio
+import contextvars
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -36,6 +38,12 @@ from rackloom.lab.virtual.racks import (
     controller_without_tray,
 )
 from rackloom.lab.virtual.service import SimulatedService
+
+STOP_SECONDS = (25.0, 60.0)
+"""How long a process is stopped: longer than a lease, which is 20 s in these runs."""
+
+CLOCK_LEAD = 40.0
+"""Seconds, twice a lease."""
 
 TraceLine = Callable[[str], None]
 LastingFault = AbstractAsyncContextManager[None]
@@ -88,6 +96,8 @@ class FaultInjector:
 
     async def heal(self) -> None:
         """Wait for the faults that last, and repair everything."""
+        for process in self.plane.living:
+            process.stop_fuse, process.stops_after_record = None, False
         while self._running:
             await asyncio.gather(*self._running)
         for rack in self.world.racks:
@@ -139,6 +149,14 @@ class FaultInjector:
     def _set_clock(self, _: SimRack) -> None:
         self.plane.skew += self.rng.choice((-1, 1)) * self.rng.choice((0.5, 30.0, 600.0))
 
+    @asynccontextmanager
+    async def _clock_ahead(self, _: SimRack) -> AsyncIterator[None]:
+        """The clock of one process is ahead: it takes the leases of the others too early."""
+        replica = self.rng.choice(self.plane.replicas)
+        replica.clock_lead = CLOCK_LEAD
+        yield
+        replica.clock_lead = 0.0
+
     def _kill(self, _: SimRack) -> None:
         if process := self._any_process():
             process.kill()
@@ -146,6 +164,28 @@ class FaultInjector:
     def _kill_soon(self, _: SimRack) -> None:
         if process := self._any_process():
             process.fuse = process.points + self.rng.randint(1, 12)
+
+    def _stop(self, _: SimRack) -> LastingFault | None:
+        process = self._any_process()
+        return None if process is None else _stopped(process)
+
+    def _stop_soon(self, _: SimRack) -> None:
+        if process := self._any_process():
+            process.stopper = lambda: self._stop_now(process)
+            process.stop_fuse = process.points + self.rng.randint(1, 12)
+
+    def _stop_recorded(self, _: SimRack) -> None:
+        if process := self._any_process():
+            process.stopper = lambda: self._stop_now(process)
+            process.stops_after_record = True
+
+    def _stop_now(self, process: Process) -> None:
+        process.stop()
+        seconds = self.rng.uniform(*STOP_SECONDS)
+        # Not as this process, which is stopped.
+        task = asyncio.create_task(_resume_later(process, seconds), context=contextvars.Context())
+        self._running.append(task)
+        task.add_done_callback(self._running.remove)
 
     def _any_process(self) -> Process | None:
         living = self.plane.living
@@ -159,6 +199,20 @@ async def _new_domain_uuid(rack: SimRack, domain: str) -> AsyncIterator[None]:
     async with unreachable(rack):
         yield
         set_domain(rack, domain)
+
+
+@asynccontextmanager
+async def _stopped(process: Process) -> AsyncIterator[None]:
+    process.stop()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+async def _resume_later(process: Process, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    process.resume()
 
 
 def _next_mutation(fate: str) -> "_Begin":
@@ -194,6 +248,10 @@ _KINDS: Mapping[str, tuple[int, _Begin, float | tuple[float, float]]] = {
     "clock-jump": (3, FaultInjector._set_clock, 0),
     "kill": (2, FaultInjector._kill, 0),
     "kill-soon": (4, FaultInjector._kill_soon, 0),
+    "stop": (2, FaultInjector._stop, STOP_SECONDS),
+    "stop-soon": (4, FaultInjector._stop_soon, 0),
+    "stop-recorded": (2, FaultInjector._stop_recorded, 0),
+    "clock-ahead": (0, FaultInjector._clock_ahead, (5, 15)),
     "second-lies": (0, FaultInjector._same_domain, 120),
     "listed-twice": (0, FaultInjector._same_hardware, 120),
 }

@@ -21,6 +21,7 @@ notes to decide which statuses are supported by an observation.
 import asyncio
 import random
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -42,7 +43,7 @@ from rackloom.carve.inventory.endpoints import Endpoint
 from rackloom.carve.reconcile.loop import SOLE_REPLICA, Reconciler
 from rackloom.carve.store.database import DatabaseBackend, Store
 from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
-from rackloom.carve.store.schema import domain_revision
+from rackloom.carve.store.schema import domain_revision, operation
 from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
 from rackloom.lab.switches.nmxm import NmxmService
 from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, NmxmTransport, SimController
@@ -72,19 +73,34 @@ class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
     def was_written_down(self, now: float) -> bool:
         """Whether its process had the time to write it down."""
         until = now if self.life.ended_at is None else min(now, self.life.ended_at)
-        return self.ended < until - WRITE_DELAY
+        return self.life.running_seconds(self.ended, until) > WRITE_DELAY
+
+
+class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that a process began to request of a controller, and the reading that it rests on."""
+
+    read: ReadOutcome
+    requested_at: float
 
 
 class RecordingDriver:
     """The driver, with its readings recorded for the invariants."""
 
     def __init__(
-        self, driver: FabricDriver, world: SimSite, outcomes: list[ReadOutcome], life: Process
+        self,
+        driver: FabricDriver,
+        world: SimSite,
+        outcomes: list[ReadOutcome],
+        life: Process,
+        requested: Callable[["ChangeRequest"], None],
     ) -> None:
         self._driver = driver
         self._world = world
         self._outcomes = outcomes
         self._life = life
+        self._requested = requested
+        self._newest: ReadOutcome | None = None
+        """The newest complete reading of this driver, from which changes are planned."""
 
     async def observe(self) -> DomainObservation:
         """Read, and note the outcome."""
@@ -96,6 +112,8 @@ class RecordingDriver:
     async def execute(self, operation: PartitionOperation) -> int:
         """Carry out, and note what a new partition is for, or that the outcome is unknown."""
         self._world.asked(operation)
+        if self._newest is not None:
+            self._requested(ChangeRequest(read=self._newest, requested_at=_now()))
         with self._failure_noted():
             return await self._driver.execute(operation)
 
@@ -117,9 +135,10 @@ class RecordingDriver:
         await self._driver.close()
 
     def _note(self, observation: DomainObservation | None, begun: float) -> None:
-        self._outcomes.append(
-            ReadOutcome(observation=observation, begun=begun, ended=_now(), life=self._life)
-        )
+        outcome = ReadOutcome(observation=observation, begun=begun, ended=_now(), life=self._life)
+        self._outcomes.append(outcome)
+        if observation is not None:
+            self._newest = outcome
 
 
 class ServiceReplica(RestartedProcess):
@@ -131,6 +150,8 @@ class ServiceReplica(RestartedProcess):
         super().__init__(Process(name), lambda life: serve(self, life), RESTART_SECONDS, [])
         self.app = app
         self.is_open = False
+        self.clock_lead = 0.0
+        """Seconds that its clock is ahead of the others."""
 
     def _report(self, error: BaseException) -> None:
         # The service survives whatever a controller does: a replica that ends by itself ends the run.
@@ -155,6 +176,10 @@ class SimulatedService:
         self.interval = interval
         self.skew = 0.0
         self.outcomes: dict[str, list[ReadOutcome]] = {rack.url: [] for rack in world.racks}
+        self.requests: dict[str, list[ChangeRequest]] = defaultdict(list)
+        """By URL: changes that were requested of a controller, oldest first."""
+        self.on_request: Callable[[str], None] = lambda url: None
+        """Called with the URL of the controller when a change is requested."""
         self.conflicting: dict[str, ConflictingController] = {}
         """By URL: controllers that are registered beside the one of a rack, and contradict it."""
         self.is_open = asyncio.Event()
@@ -268,7 +293,11 @@ class SimulatedService:
         """Start the service as production does, and wait for its first pass over all domains."""
         rng = random.Random(self._rng.getrandbits(64))  # noqa: S311
         store = Store(CrashingBackend(self._records, life, rng, self._feed))
-        clock = MonotonicSiteClock(self.wall, _now, await store.read(newest_recorded_time))
+        site_clock = MonotonicSiteClock(self.wall, _now, await store.read(newest_recorded_time))
+
+        def clock() -> float:
+            return site_clock() + replica.clock_lead
+
         reconciler = Reconciler(
             store,
             lambda endpoint: self._driver(life, clock, endpoint),
@@ -292,7 +321,14 @@ class SimulatedService:
     def _driver(self, life: Process, clock: Callable[[], float], endpoint: Endpoint) -> RecordingDriver:
         channel: Any = self._switch_at(endpoint.url).connect(life.checkpoint)
         driver = NmxcDriver(endpoint.url, clock=clock, connect=lambda _url, _tls: channel)
-        return RecordingDriver(driver, self.world, self.outcomes.setdefault(endpoint.url, []), life)
+        return self._recording(driver, endpoint.url, life)
+
+    def _recording(self, driver: FabricDriver, url: str, life: Process) -> RecordingDriver:
+        def requested(change: ChangeRequest) -> None:
+            self.requests[url].append(change)
+            self.on_request(url)
+
+        return RecordingDriver(driver, self.world, self.outcomes.setdefault(url, []), life, requested)
 
     def _switch_at(self, url: str) -> SimController:
         controller = self.conflicting.get(url)
@@ -382,11 +418,18 @@ class CrashingBackend:
         """As the real one, with a point of death on both sides of every write."""
         await self._elsewhere()
         self._die_here(write)
+        waits_for_record = write and self._life.stops_after_record
+        before = await self._newest_operation() if waits_for_record else None
         result = await self._records.transact(work, write=write)
         if write and self._feed is not None:
             # Notified before the crash point, as PostgreSQL delivers at commit even if the writer dies.
             await self._feed.post()
         self._die_here(write)
+        if waits_for_record and await self._newest_operation() != before:
+            self._life.stops_after_record = False
+            self._life.stopper()
+            # It stops here, and not only when it waits for the controller.
+            await asyncio.sleep(0)
         await self._elsewhere()
         return result
 
@@ -406,6 +449,10 @@ class CrashingBackend:
             self._life.checkpoint()
         else:
             self._life.check()
+
+    async def _newest_operation(self) -> int | None:
+        newest = sa.select(sa.func.max(operation.c.id))
+        return await self._records.transact(lambda conn: conn.execute(newest).scalar_one(), write=False)
 
     async def _elsewhere(self) -> None:
         for _ in range(self._rng.randrange(3)):
@@ -446,7 +493,7 @@ class SimulatedServiceOverNmxm(SimulatedService):
         network = self.world.rack_at(endpoint.url).network
         wire = NmxmTransport(self._nmxm, network, life.checkpoint)
         driver = NmxmDriver(base, _static_login, clock=clock, domain=domain, transport=wire)
-        return RecordingDriver(driver, self.world, self.outcomes[endpoint.url], life)
+        return self._recording(driver, endpoint.url, life)
 
 
 async def _static_login() -> NmxmLogin:
