@@ -1,10 +1,10 @@
 """The injector of a random run: it strikes random racks with faults of the catalogue (`lab.faults`).
 
 Faults strike at exponentially distributed intervals; each ends by itself, and several may overlap.
-`FAULT_WEIGHTS` gives the relative frequency of each kind. Beside the catalogue there are the clock, and
-the service itself: a process is killed, or stopped for longer than a lease, now or at one of its next
-crash points. `FaultInjector.heal` waits for
-the last one, repairs networks and GPU health, and then lets one interval pass.
+`FAULT_WEIGHTS` gives the relative frequency of each kind. Beside the catalogue there are the clock, the
+disk of the records, and the service itself: a process is killed, or stopped for longer than a lease, now
+or at one of its next crash points. `FaultInjector.heal` waits for the last one, repairs networks and GPU
+health, and then lets one interval pass.
 
 `CONFLICT_FAULT_WEIGHTS` adds a second controller that contradicts a rack's own. These runs leave the
 true controller readable, because a conflicting controller that is read alone cannot be recognised.
@@ -96,7 +96,9 @@ class FaultInjector:
 
     async def heal(self) -> None:
         """Wait for the faults that last, and repair everything."""
+        self.plane.disk.failing = 0
         for process in self.plane.living:
+            # What is armed and has not struck yet never does.
             process.stop_fuse, process.stops_after_record = None, False
         while self._running:
             await asyncio.gather(*self._running)
@@ -156,6 +158,15 @@ class FaultInjector:
         replica.clock_lead = CLOCK_LEAD
         yield
         replica.clock_lead = 0.0
+
+    @asynccontextmanager
+    async def _full_disk(self, _: SimRack) -> AsyncIterator[None]:
+        self.plane.disk.is_full = True
+        yield
+        self.plane.disk.is_full = False
+
+    def _failing_disk(self, _: SimRack) -> None:
+        self.plane.disk.failing += self.rng.randint(1, 4)
 
     def _kill(self, _: SimRack) -> None:
         if process := self._any_process():
@@ -251,6 +262,8 @@ _KINDS: Mapping[str, tuple[int, _Begin, float | tuple[float, float]]] = {
     "stop": (2, FaultInjector._stop, STOP_SECONDS),
     "stop-soon": (4, FaultInjector._stop_soon, 0),
     "stop-recorded": (2, FaultInjector._stop_recorded, 0),
+    "disk-full": (2, FaultInjector._full_disk, (2, 30)),
+    "disk-error": (3, FaultInjector._failing_disk, 0),
     "clock-ahead": (0, FaultInjector._clock_ahead, (5, 15)),
     "second-lies": (0, FaultInjector._same_domain, 120),
     "listed-twice": (0, FaultInjector._same_hardware, 120),

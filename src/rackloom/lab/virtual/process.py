@@ -60,6 +60,8 @@ class Process:
         self.stops_after_record = False
         """Whether `stopper` is called when it has recorded its next operation, before it requests that."""
         self.stopper: Callable[[], None] = lambda: None
+        self.failed_writes: list[float] = []
+        """Loop times at which the records did not take what it wrote."""
         self._stops: list[tuple[float, float]] = []
         """When it was stopped and went on; infinite while it is stopped."""
         self._tasks: set[asyncio.Task[Any]] = set()

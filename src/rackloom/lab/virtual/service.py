@@ -9,8 +9,9 @@ first pass over its domains, and only then answers requests. A request goes to a
 is lost when that process dies before the answer.
 
 `CrashingBackend` is the store as one process reaches it: a crash point lies before and after every
-write. Between them other tasks run. With several replicas `ChangeFeed` delivers changed domains to the
-others, as PostgreSQL's LISTEN and NOTIFY do.
+write. Between them other tasks run. `RecordsDisk` makes transactions fail at their end, as a full disk and
+I/O errors do: SQLite undoes them, and the process gets `Retry`. With several replicas `ChangeFeed`
+delivers changed domains to the others, as PostgreSQL's LISTEN and NOTIFY do.
 
 `RecordingDriver` notes when each reading of a controller began and ended. The invariants use these
 notes to decide which statuses are supported by an observation.
@@ -20,6 +21,7 @@ notes to decide which statuses are supported by an observation.
 
 import asyncio
 import random
+import sqlite3
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -45,6 +47,7 @@ from rackloom.carve.store.database import DatabaseBackend, Store
 from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
 from rackloom.carve.store.schema import domain_revision, operation
 from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
+from rackloom.errors import Retry
 from rackloom.lab.switches.nmxm import NmxmService
 from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, NmxmTransport, SimController
 from rackloom.lab.virtual.process import Process, RestartedProcess, T
@@ -71,8 +74,11 @@ class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The process that made the attempt."""
 
     def was_written_down(self, now: float) -> bool:
-        """Whether its process had the time to write it down."""
+        """Whether its process had the time to write it down, and the records took it."""
         until = now if self.life.ended_at is None else min(now, self.life.ended_at)
+        failed = [at for at in self.life.failed_writes if at >= self.ended]
+        if failed and self.life.running_seconds(self.ended, failed[0]) <= WRITE_DELAY:
+            return False
         return self.life.running_seconds(self.ended, until) > WRITE_DELAY
 
 
@@ -147,7 +153,7 @@ class ServiceReplica(RestartedProcess):
     def __init__(
         self, name: str, app: Any, serve: Callable[["ServiceReplica", Process], Coroutine[Any, Any, None]]
     ) -> None:
-        super().__init__(Process(name), lambda life: serve(self, life), RESTART_SECONDS, [])
+        super().__init__(Process(name), lambda life: serve(self, life), RESTART_SECONDS, [], (Retry,))
         self.app = app
         self.is_open = False
         self.clock_lead = 0.0
@@ -184,6 +190,7 @@ class SimulatedService:
         """By URL: controllers that are registered beside the one of a rack, and contradict it."""
         self.is_open = asyncio.Event()
         """Whether any process answers."""
+        self.disk = RecordsDisk()
         self.started: list[Process] = []
         """Every process of every replica so far."""
         self.next_fuse: int | None = None
@@ -290,9 +297,12 @@ class SimulatedService:
         return next((second for second in self.conflicting.values() if second.concerns(rack)), None)
 
     async def _start(self, replica: ServiceReplica, life: Process) -> None:
-        """Start the service as production does, and wait for its first pass over all domains."""
+        """Start the service as production does, and wait for its first pass over all domains.
+
+        Raises Retry where the records cannot be reached: such a process ends, and is started again.
+        """
         rng = random.Random(self._rng.getrandbits(64))  # noqa: S311
-        store = Store(CrashingBackend(self._records, life, rng, self._feed))
+        store = Store(CrashingBackend(self._records, life, rng, self.disk, self._feed))
         site_clock = MonotonicSiteClock(self.wall, _now, await store.read(newest_recorded_time))
 
         def clock() -> float:
@@ -315,8 +325,10 @@ class SimulatedService:
             auto_tenant=True,
         )
         state.tenants_seen.clear()
-        life.spawn(reconciler.run())
-        await reconciler.first_passes()
+        running, first = life.spawn(reconciler.run()), life.spawn(reconciler.first_passes())
+        await asyncio.wait({running, first}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
 
     def _driver(self, life: Process, clock: Callable[[], float], endpoint: Endpoint) -> RecordingDriver:
         channel: Any = self._switch_at(endpoint.url).connect(life.checkpoint)
@@ -394,6 +406,39 @@ class ChangeFeed:
             self._listeners.remove(mine)
 
 
+class RecordsDisk:
+    """The disk of the records, and what is wrong with it."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        """Every write fails, and reads do not."""
+        self.failing = 0
+        """So many of the next transactions fail with an I/O error."""
+        self.failures = 0
+        """Transactions that failed so far."""
+
+    def spoil(self, work: Callable[[sa.Connection], T], *, write: bool) -> Callable[[sa.Connection], T]:
+        """`work`, or `work` that fails at its end, when all its statements were executed."""
+        if self.failing:
+            self.failing -= 1
+            return self._failing(work, "disk I/O error", sqlite3.SQLITE_IOERR)
+        if self.is_full and write:
+            return self._failing(work, "database or disk is full", sqlite3.SQLITE_FULL)
+        return work
+
+    def _failing(
+        self, work: Callable[[sa.Connection], T], text: str, code: int
+    ) -> Callable[[sa.Connection], T]:
+        def fail(conn: sa.Connection) -> T:
+            work(conn)
+            self.failures += 1
+            error = sqlite3.OperationalError(text)
+            error.sqlite_errorcode = code
+            raise error
+
+        return fail
+
+
 class CrashingBackend:
     """The records as one process reaches them: other tasks run meanwhile, and the process may end there.
 
@@ -406,12 +451,14 @@ class CrashingBackend:
         records: DatabaseBackend,
         life: Process,
         rng: random.Random,
+        disk: RecordsDisk,
         feed: ChangeFeed | None = None,
     ) -> None:
         self.is_shared = feed is not None
         self._records = records
         self._life = life
         self._rng = rng
+        self._disk = disk
         self._feed = feed
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
@@ -420,7 +467,12 @@ class CrashingBackend:
         self._die_here(write)
         waits_for_record = write and self._life.stops_after_record
         before = await self._newest_operation() if waits_for_record else None
-        result = await self._records.transact(work, write=write)
+        try:
+            result = await self._records.transact(self._disk.spoil(work, write=write), write=write)
+        except sqlite3.OperationalError as error:
+            if write:
+                self._life.failed_writes.append(_now())
+            raise Retry("the records cannot be reached", after=1.0) from error
         if write and self._feed is not None:
             # Notified before the crash point, as PostgreSQL delivers at commit even if the writer dies.
             await self._feed.post()
