@@ -19,15 +19,32 @@ import httpx2
 from tests.waiting import PATIENCE, until_so
 
 from rackloom.carve.reconcile.leases import LEASE_SECONDS
-from rackloom.lab.invariants.history import Action, Event
+from rackloom.lab.invariants.history import ClientAction, Event
 
 ANSWER_SECONDS = 2.0
 """How long a client waits. A stopped process goes on after that, with what its clients gave up."""
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout)
-STATUSES = {Action.CREATE: 201, Action.WRITE: 200, Action.DELETE: 202, Action.READ: 200, Action.LIST: 200}
-REFUSALS = {Action.CREATE: 409, Action.WRITE: 404, Action.DELETE: 404, Action.READ: 404}
-METHODS = {Action.CREATE: "POST", Action.WRITE: "PATCH", Action.DELETE: "DELETE"}
-WEIGHTS = {Action.CREATE: 5, Action.WRITE: 4, Action.DELETE: 3, Action.READ: 4, Action.LIST: 1}
+STATUSES = {
+    ClientAction.CREATE: 201,
+    ClientAction.WRITE: 200,
+    ClientAction.DELETE: 202,
+    ClientAction.READ: 200,
+    ClientAction.LIST: 200,
+}
+REFUSALS = {
+    ClientAction.CREATE: 409,
+    ClientAction.WRITE: 404,
+    ClientAction.DELETE: 404,
+    ClientAction.READ: 404,
+}
+METHODS = {ClientAction.CREATE: "POST", ClientAction.WRITE: "PATCH", ClientAction.DELETE: "DELETE"}
+WEIGHTS = {
+    ClientAction.CREATE: 5,
+    ClientAction.WRITE: 4,
+    ClientAction.DELETE: 3,
+    ClientAction.READ: 4,
+    ClientAction.LIST: 1,
+}
 OBJECTS = 20
 """That clients write at the same time."""
 GENERATION_SECONDS = 15.0
@@ -143,15 +160,15 @@ class RecordingClient:
             generation = f"g{int((time.monotonic() - since) / GENERATION_SECONDS)}-"
             action = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
             name = generation
-            if action is not Action.LIST:
+            if action is not ClientAction.LIST:
                 name += f"{self._rng.randrange(OBJECTS):02}"
             if http := self._rng.choice(self._processes).http:
                 await self.request(http, action, name)
 
-    async def request(self, http: httpx2.AsyncClient, action: Action, name: str) -> None:
+    async def request(self, http: httpx2.AsyncClient, action: ClientAction, name: str) -> None:
         """Make one request, and record what became of it."""
         value = None
-        if action in (Action.CREATE, Action.WRITE):
+        if action in (ClientAction.CREATE, ClientAction.WRITE):
             self._writes += 1
             value = f"{self.name}-{self._writes}"
         began = time.monotonic()
@@ -169,9 +186,9 @@ class RecordingClient:
             assert known.status_code == STATUSES[action], f"{action} {name}: {known.text}"
         listed: tuple[tuple[str, str], ...] = ()
         if known is not None and not refused:
-            if action is Action.LIST:
+            if action is ClientAction.LIST:
                 listed = tuple((vpc["name"], vpc["description"]) for vpc in known.json())
-            elif action is Action.READ:
+            elif action is ClientAction.READ:
                 value = known.json()["description"]
         self._history.append(
             Event(
@@ -180,23 +197,23 @@ class RecordingClient:
                 object=name,
                 value=value,
                 listed=listed,
-                refused=refused and action is not Action.READ,
+                refused=refused and action is not ClientAction.READ,
                 invoked_at=began,
                 returned_at=None if unknown else time.monotonic(),
             )
         )
 
     async def _send(
-        self, http: httpx2.AsyncClient, action: Action, name: str, value: str | None
+        self, http: httpx2.AsyncClient, action: ClientAction, name: str, value: str | None
     ) -> httpx2.Response:
         place = uuid.uuid5(uuid.NAMESPACE_URL, name)
         match action:
-            case Action.LIST:
+            case ClientAction.LIST:
                 return await http.get("vpc", params={"pageSize": 100, "query": name})
-            case Action.CREATE:
+            case ClientAction.CREATE:
                 body = {"id": str(place), "name": name, "siteId": self._site, "description": value}
                 return await http.post("vpc", json=body)
-            case Action.WRITE:
+            case ClientAction.WRITE:
                 return await http.patch(f"vpc/{place}", json={"description": value})
             case _:
                 return await http.request(METHODS.get(action, "GET"), f"vpc/{place}")

@@ -50,8 +50,8 @@ def tools(postgres_url):  # noqa: F811
     programs = [*shipped, *installed, *([Path(found)] if found else [])]
     versions = {}
     for program in programs:
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-        versions[major_version(said)] = program.parent
+        reported = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+        versions[major_version(reported)] = program.parent
     if wanted not in versions:
         pytest.skip(f"NO BACKUP TESTED: the server is {wanted}, pg_dump there is of {sorted(versions)}")
     return versions[wanted]

@@ -1,6 +1,6 @@
 """Two processes of `rackloom serve` on one PostgreSQL die, stop and go on while 16 clients write.
 
-Whatever a client was answered must be explained by some order of all requests (`lab/invariants/history`),
+Whatever a client was answered must be explained by some order of all requests (`lab/invariants/history.py`),
 and no GPU may ever be in two partitions. RACKLOOM_HISTORY_SECONDS makes the run longer.
 """
 
@@ -20,7 +20,7 @@ from tests.app.test_serve import Operator, furnish
 from tests.carve.conftest import postgres_server, postgres_template, postgres_url  # noqa: F401
 from tests.waiting import until
 
-from rackloom.lab.invariants.history import Action, count_outcomes, find_violations
+from rackloom.lab.invariants.history import ClientAction, count_outcomes, find_violations
 
 CLIENTS = 16
 SECONDS = float(os.environ.get("RACKLOOM_HISTORY_SECONDS", "30"))
@@ -160,7 +160,7 @@ def test_every_answer_is_explained_by_an_order_of_the_requests(ground, configs):
         reader = RecordingClient("reader", processes, site, history, CLIENTS)
         for prefix in sorted({event.object.split("-")[0] + "-" for event in history}):
             for process in processes:
-                await reader.request(process.http, Action.LIST, prefix)
+                await reader.request(process.http, ClientAction.LIST, prefix)
         assert all(event.returned_at is not None for event in history if event.client == "reader")
 
     watch, mover = asyncio.run(scenario())
@@ -170,8 +170,11 @@ def test_every_answer_is_explained_by_an_order_of_the_requests(ground, configs):
     met = f"{dict(outcomes)}, struck: {disturber.struck}, moves: {mover.moves}, changes: {watch.changes}"
     sys.stdout.write(met)
     # A run is worth what it met.
-    assert all(outcomes[f"{action} acknowledged"] > 5 for action in Action), met
-    assert any(outcomes[f"{action} unknown"] for action in (Action.CREATE, Action.WRITE, Action.DELETE)), met
+    assert all(outcomes[f"{action} acknowledged"] > 5 for action in ClientAction), met
+    assert any(
+        outcomes[f"{action} unknown"]
+        for action in (ClientAction.CREATE, ClientAction.WRITE, ClientAction.DELETE)
+    ), met
     assert all(disturber.struck.values()), met
     assert mover.moves > 2, met
     assert watch.changes > 2, met

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.lab.invariants.history import Action, Event, count_outcomes, find_violations
+from rackloom.lab.invariants.history import ClientAction, Event, count_outcomes, find_violations
 
 
 def event(action, invoked_at, returned_at, value=None, *, refused=False, client="a", name="x", listed=()):
     return Event(
         client=client,
-        action=Action(action),
+        action=ClientAction(action),
         object="" if action == "list" else name,
         value=value,
         listed=listed,
@@ -152,8 +152,10 @@ def test_a_planted_violation_is_found(planted):
 
 
 def test_objects_do_not_explain_each_other():
-    other = [msgspec.structs.replace(each, object="y") for each in LIFE if each.action is not Action.LIST]
-    lists = [each for each in LIFE if each.action is Action.LIST]
+    other = [
+        msgspec.structs.replace(each, object="y") for each in LIFE if each.action is not ClientAction.LIST
+    ]
+    lists = [each for each in LIFE if each.action is ClientAction.LIST]
     found = find_violations([*LIFE, *other[:2], *lists])
     assert [violation.object for violation in found] == ["y"]
 
@@ -196,12 +198,12 @@ def holds(order):
     for each in order:
         exists = state is not None
         match each.action, each.refused:
-            case Action.READ, _:
+            case ClientAction.READ, _:
                 right = each.value == state
-            case Action.CREATE, refused:
+            case ClientAction.CREATE, refused:
                 right = exists == refused
                 state = state if refused else each.value
-            case Action.WRITE, refused:
+            case ClientAction.WRITE, refused:
                 right = exists != refused
                 state = state if refused else each.value
             case _, refused:
@@ -274,7 +276,7 @@ def run_of_a_register(seed, requests):
 def test_a_long_run_is_explained_and_one_wrong_read_in_it_is_found(seed):
     history = run_of_a_register(seed, 300)
     assert find_violations(history) == []
-    reads = [number for number, each in enumerate(history) if each.action is Action.READ]
+    reads = [number for number, each in enumerate(history) if each.action is ClientAction.READ]
     at = random.Random(seed).choice(reads[20:])
     history[at] = msgspec.structs.replace(history[at], value="never written")
     assert len(find_violations(history)) == 1

@@ -31,7 +31,7 @@ from math import inf
 import msgspec
 
 
-class Action(StrEnum):
+class ClientAction(StrEnum):
     """What a client requests."""
 
     CREATE = "create"
@@ -45,7 +45,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a client. Times are of one clock, which does not go back."""
 
     client: str
-    action: Action
+    action: ClientAction
     object: str = ""
     """Of a list: what the names of all objects begin with that it shows."""
     value: str | None = None
@@ -100,7 +100,7 @@ def _by_object(history: Iterable[Event]) -> dict[str, list[Event]]:
     for event in history:
         if event.returned_at is not None and event.returned_at < event.invoked_at:
             raise ValueError(f"answered before it was requested: {_line(event)}")
-        if event.action is Action.LIST:
+        if event.action is ClientAction.LIST:
             lists.append(event)
         else:
             objects[event.object].append(event)
@@ -113,7 +113,7 @@ def _by_object(history: Iterable[Event]) -> dict[str, list[Event]]:
         for name, events in objects.items():
             if not name.startswith(event.object):
                 continue
-            read = {"action": Action.READ, "object": name, "value": values.get(name), "listed": ()}
+            read = {"action": ClientAction.READ, "object": name, "value": values.get(name), "listed": ()}
             events.append(msgspec.structs.replace(event, **read))
     return objects
 
@@ -135,22 +135,22 @@ _IMPOSSIBLE = object()
 def _after(event: Event, state: _State) -> object:
     """The state after `event` where its answer is right in `state`; else _IMPOSSIBLE."""
     exists = state is not None
-    if event.action is Action.READ:
+    if event.action is ClientAction.READ:
         return state if event.value == state else _IMPOSSIBLE
     if event.refused:
-        return state if exists == (event.action is Action.CREATE) else _IMPOSSIBLE
-    if exists == (event.action is Action.CREATE):
+        return state if exists == (event.action is ClientAction.CREATE) else _IMPOSSIBLE
+    if exists == (event.action is ClientAction.CREATE):
         return _IMPOSSIBLE
-    return None if event.action is Action.DELETE else event.value
+    return None if event.action is ClientAction.DELETE else event.value
 
 
 def _has_effect(event: Event) -> bool:
-    return event.action is not Action.READ and not event.refused
+    return event.action is not ClientAction.READ and not event.refused
 
 
 def _may_matter(unanswered: Event, read: Collection[str | None]) -> bool:
     """Whether taking it can explain an answer: not a read, nor a write of what nobody read."""
-    is_write = unanswered.action is Action.WRITE
+    is_write = unanswered.action is ClientAction.WRITE
     return unanswered.value in read if is_write else _has_effect(unanswered)
 
 
@@ -159,7 +159,7 @@ class _Search:
 
     def __init__(self, events: Iterable[Event]) -> None:
         in_order = sorted(events, key=lambda event: event.invoked_at)
-        read = {event.value for event in in_order if event.action is Action.READ}
+        read = {event.value for event in in_order if event.action is ClientAction.READ}
         answered = [event for event in in_order if event.returned_at is not None]
         unknown = [event for event in in_order if event.returned_at is None and _may_matter(event, read)]
         self.events = answered + unknown
