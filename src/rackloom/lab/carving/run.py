@@ -38,7 +38,7 @@ from rackloom.carve.reconcile import leases, loop
 from rackloom.carve.store import schema
 from rackloom.carve.store.database import SqliteBackend, Store
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
-from rackloom.errors import Refused, Retry
+from rackloom.errors import Refused
 from rackloom.lab.carving.clients import PROVIDER_ORG, RandomOperator, RandomTenant
 from rackloom.lab.carving.injector import FAULT_WEIGHTS, FaultInjector
 from rackloom.lab.invariants.ledger import InvariantViolated, Ledger
@@ -332,7 +332,7 @@ def _collect_defects(defects: list[BaseException]) -> Iterator[None]:
 
     def listen(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Never:
         error = sys.exception()
-        if event.get("exc_info") and error is not None and not isinstance(error, Refused | Retry):
+        if event.get("exc_info") and error is not None and not isinstance(error, Refused):
             defects.append(error)
         raise structlog.DropEvent
 

@@ -10,7 +10,7 @@ is lost when that process dies before the answer.
 
 `CrashingBackend` is the store as one process reaches it: a crash point lies before and after every
 write. Between them other tasks run. `RecordsDisk` makes transactions fail at their end, as a full disk and
-I/O errors do: SQLite undoes them, and the process gets `Retry`. With several replicas `ChangeFeed`
+I/O errors do: SQLite undoes them, and the process gets `StoreUnavailable`. With several replicas `ChangeFeed`
 delivers changed domains to the others, as PostgreSQL's LISTEN and NOTIFY do.
 
 `RecordingDriver` notes when each reading of a controller began and ended. The invariants use these
@@ -24,8 +24,7 @@ import random
 import sqlite3
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -42,12 +41,14 @@ from rackloom.carve.fabric.nmxm.driver import NmxmDriver
 from rackloom.carve.fabric.nmxm.protocol import NmxmLogin
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.endpoints import Endpoint
+from rackloom.carve.reconcile.domain_pass import REREAD_SECONDS
 from rackloom.carve.reconcile.loop import SOLE_REPLICA, Reconciler
 from rackloom.carve.store.database import DatabaseBackend, Store
+from rackloom.carve.store.failures import StoreUnavailable
 from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
 from rackloom.carve.store.schema import domain_revision, operation
 from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
-from rackloom.errors import Retry
+from rackloom.core.partitions.reading_age import valid_seconds
 from rackloom.lab.switches.nmxm import NmxmService
 from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, NmxmTransport, SimController
 from rackloom.lab.virtual.process import Process, RestartedProcess, T
@@ -64,10 +65,10 @@ WRITE_DELAY = 1e-3
 
 
 class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt to read or to change a domain ended, as far as something is known by it."""
+    """How an attempt to read a domain ended."""
 
     observation: DomainObservation | None
-    """None: it failed, and the state is unknown."""
+    """None: it failed. The state is unknown unless the attempt is repeated at once."""
     begun: float
     ended: float
     life: Process
@@ -76,10 +77,12 @@ class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
     def was_written_down(self, now: float) -> bool:
         """Whether its process had the time to write it down, and the records took it."""
         until = now if self.life.ended_at is None else min(now, self.life.ended_at)
+        # A reading that failed is repeated before it is written down.
+        delay = WRITE_DELAY if self.observation is not None else WRITE_DELAY + REREAD_SECONDS
         failed = [at for at in self.life.failed_writes if at >= self.ended]
-        if failed and self.life.running_seconds(self.ended, failed[0]) <= WRITE_DELAY:
+        if failed and self.life.running_seconds(self.ended, failed[0]) <= delay:
             return False
-        return self.life.running_seconds(self.ended, until) > WRITE_DELAY
+        return self.life.running_seconds(self.ended, until) > delay
 
 
 class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,27 +113,21 @@ class RecordingDriver:
 
     async def observe(self) -> DomainObservation:
         """Read, and note the outcome."""
-        with self._failure_noted() as begun:
-            observation = await self._driver.observe()
-            self._note(observation, begun)
-            return observation
-
-    async def execute(self, operation: PartitionOperation) -> int:
-        """Carry out, and note what a new partition is for, or that the outcome is unknown."""
-        self._world.asked(operation)
-        if self._newest is not None:
-            self._requested(ChangeRequest(read=self._newest, requested_at=_now()))
-        with self._failure_noted():
-            return await self._driver.execute(operation)
-
-    @contextmanager
-    def _failure_noted(self) -> Iterator[float]:
         begun = _now()
         try:
-            yield begun
+            observation = await self._driver.observe()
         except FabricUnavailable:
             self._note(None, begun)
             raise
+        self._note(observation, begun)
+        return observation
+
+    async def execute(self, operation: PartitionOperation) -> int:
+        """Carry out, and note what a new partition is for, and on which reading the change rests."""
+        self._world.asked(operation)
+        if self._newest is not None:
+            self._requested(ChangeRequest(read=self._newest, requested_at=_now()))
+        return await self._driver.execute(operation)
 
     def notifications(self) -> AsyncIterator[None]:
         """As they come."""
@@ -153,7 +150,9 @@ class ServiceReplica(RestartedProcess):
     def __init__(
         self, name: str, app: Any, serve: Callable[["ServiceReplica", Process], Coroutine[Any, Any, None]]
     ) -> None:
-        super().__init__(Process(name), lambda life: serve(self, life), RESTART_SECONDS, [], (Retry,))
+        super().__init__(
+            Process(name), lambda life: serve(self, life), RESTART_SECONDS, [], (StoreUnavailable,)
+        )
         self.app = app
         self.is_open = False
         self.clock_lead = 0.0
@@ -299,7 +298,7 @@ class SimulatedService:
     async def _start(self, replica: ServiceReplica, life: Process) -> None:
         """Start the service as production does, and wait for its first pass over all domains.
 
-        Raises Retry where the records cannot be reached: such a process ends, and is started again.
+        Raises StoreUnavailable where the records fail: such a process ends, and is started again.
         """
         rng = random.Random(self._rng.getrandbits(64))  # noqa: S311
         store = Store(CrashingBackend(self._records, life, rng, self.disk, self._feed))
@@ -323,6 +322,7 @@ class SimulatedService:
             wake=reconciler.wake,
             verifier=state.deps.verifier,
             auto_tenant=True,
+            valid_seconds=valid_seconds(self.interval),
         )
         state.tenants_seen.clear()
         running, first = life.spawn(reconciler.run()), life.spawn(reconciler.first_passes())
@@ -469,10 +469,10 @@ class CrashingBackend:
         before = await self._newest_operation() if waits_for_record else None
         try:
             result = await self._records.transact(self._disk.spoil(work, write=write), write=write)
-        except sqlite3.OperationalError as error:
+        except StoreUnavailable:
             if write:
                 self._life.failed_writes.append(_now())
-            raise Retry("the records cannot be reached", after=1.0) from error
+            raise
         if write and self._feed is not None:
             # Notified before the crash point, as PostgreSQL delivers at commit even if the writer dies.
             await self._feed.post()
