@@ -25,6 +25,7 @@ from starlette.responses import Response
 from rackloom.app.listeners import PlainEndpoints, metrics_response, ok_response, unavailable_response
 from rackloom.app.site import record_counts
 from rackloom.app.site.record_counts import SiteCounts
+from rackloom.carve.api.limits import CallerClass
 from rackloom.carve.fabric.controller import ControllerKind
 from rackloom.carve.reconcile.domain_pass import OperationOutcome, ReconcileMetrics
 from rackloom.carve.store.database import Store
@@ -141,6 +142,14 @@ class SiteMetrics(ReconcileMetrics):
         self.refusals = Counter(
             f"{ours}refused_plans", "Plans that no longer held when they were checked", registry=registry
         )
+        self.refused_requests = Counter(
+            f"{ours}refused_requests",
+            "REST requests answered with 429, by the class of their caller",
+            ("caller",),
+            registry=registry,
+        )
+        for kind in CallerClass:
+            self.refused_requests.labels(kind)
 
     def set_kind(self, endpoint_id: str, kind: ControllerKind) -> None:
         """Count this endpoint for this kind of controller."""
@@ -168,6 +177,10 @@ class SiteMetrics(ReconcileMetrics):
     def refused(self, _domain: str) -> None:
         """A plan was refused."""
         self.refusals.inc()
+
+    def refused_request(self, kind: CallerClass) -> None:
+        """A REST request was refused because too many of its organisation wait."""
+        self.refused_requests.labels(kind).inc()
 
     def operated(
         self, endpoint_id: str, operation: PartitionOperation, outcome: OperationOutcome, seconds: float

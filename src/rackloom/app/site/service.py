@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from rackloom.app.config import AdminConfig, Config, load_config
+from rackloom.app.config import AdminConfig, Config, LimitsConfig, TenantLimitsConfig, load_config
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
     freeze_loaded_objects,
@@ -38,6 +38,7 @@ from rackloom.app.snapshot.assemble import stale_after
 from rackloom.carve.admin.deps import AdminDeps
 from rackloom.carve.admin.server import AdminServer, AdminTls, ClientIdentities
 from rackloom.carve.api.app import create_app
+from rackloom.carve.api.limits import CallerClass, CallerLimits, RequestLimits
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.database import Store
@@ -57,10 +58,26 @@ def serve_rest(parts: ServiceParts, source: SiteSource) -> AbstractAsyncContextM
             wake=parts.reconciler.wake,
             verifier=parts.issuers,
             auto_tenant=parts.config.auth.auto_tenant,
-        )
+        ),
+        caller_limits(parts.config.limits, parts.metrics.refused_request),
     )
     page = mount_rack_map(api, source, parts.issuers, parts.clock)
     return serve_http(page, server.listen, cert=server.tls_cert, key=server.tls_key)
+
+
+def caller_limits(config: LimitsConfig, refused: Callable[[CallerClass], None]) -> CallerLimits:
+    """The limits on requests as configured; `refused` is called for each request that they refuse."""
+    tenant, provider = (_request_limits(limits) for limits in (config.tenant, config.provider))
+    return CallerLimits(tenant=tenant, provider=provider, refused=refused)
+
+
+def _request_limits(config: TenantLimitsConfig) -> RequestLimits:
+    return RequestLimits(
+        rate=config.requests_per_second,
+        burst=config.burst,
+        concurrent=config.concurrent,
+        waiting=config.waiting,
+    )
 
 
 @asynccontextmanager

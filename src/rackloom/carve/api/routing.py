@@ -50,11 +50,18 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
     clock: Callable[[], float]
     """Seconds since the epoch."""
     ids: IdFactory
-    wake: Callable[[frozenset[str]], None]
-    """Called after a commit with the NVLink domains whose intent changed; empty when none is known yet."""
+    wake: Callable[[frozenset[str], str], None]
+    """Called after a commit with the NVLink domains whose intent changed (empty when none is known yet), and
+    the organisation that changed it."""
     verifier: TokenVerifier
     auto_tenant: bool = False
     """An org with a valid token becomes a tenant at first use, with every machine of every type allocated."""
+    org: str = ""
+    """The organisation whose request is answered."""
+
+    def on_behalf_of(self, org: str) -> "ApiDeps":
+        """The dependencies of a request of `org`, which waits in turns with other organisations."""
+        return msgspec.structs.replace(self, org=org, store=self.store.on_behalf_of(org))
 
     async def change(self, work: Callable[[sa.Connection], Changed[T]]) -> T:
         """Run `work` in a write transaction, then wake the reconciler of the domains that it touched.
@@ -63,13 +70,8 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
         must not seem to answer it.
         """
         changed = await self.store.run(work)
-        self.wake(changed.domains)
+        self.wake(changed.domains, self.org)
         return changed.value
-
-
-async def _request_deps(request: Request) -> ApiDeps:
-    deps: ApiDeps = request.app.state.deps
-    return deps
 
 
 async def _request_caller(request: Request) -> Caller:
@@ -77,8 +79,15 @@ async def _request_caller(request: Request) -> Caller:
     return caller
 
 
-Deps = Annotated[ApiDeps, Depends(_request_deps)]
 AnyCaller = Annotated[Caller, Depends(_request_caller)]
+
+
+async def _request_deps(request: Request, caller: AnyCaller) -> ApiDeps:
+    deps: ApiDeps = request.app.state.deps
+    return deps.on_behalf_of(caller.org)
+
+
+Deps = Annotated[ApiDeps, Depends(_request_deps)]
 
 
 async def _tenant_admin(request: Request, deps: Deps, caller: AnyCaller) -> Caller:

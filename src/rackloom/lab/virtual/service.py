@@ -305,7 +305,7 @@ def rest_application(records: Store, issuer: LocalIssuer) -> Any:
         store=records,
         clock=lambda: SERVICE_EPOCH,
         ids=str,
-        wake=lambda _: None,
+        wake=lambda _domains, _org: None,
         verifier=issuer.verifier(lambda: SERVICE_EPOCH),
         auto_tenant=True,
     )
@@ -378,11 +378,11 @@ class CrashingBackend:
         self._rng = rng
         self._feed = feed
 
-    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
+    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool, org: str = "") -> T:
         """As the real one, with a point of death on both sides of every write."""
         await self._elsewhere()
         self._die_here(write)
-        result = await self._records.transact(work, write=write)
+        result = await self._records.transact(work, write=write, org=org)
         if write and self._feed is not None:
             # Notified before the crash point, as PostgreSQL delivers at commit even if the writer dies.
             await self._feed.post()
