@@ -32,7 +32,11 @@ QUIET, BUSY = "quiet", "busy"
 async def measured(rounds: int, seconds: int, folder: Path) -> list[dict[str, Any]]:
     """A row for a busy tenant that waits when it is asked to, and one for a busy tenant that never waits."""
     limits = caller_limits(LimitsConfig(), lambda _: None)
-    async with plant(1, folder, limits) as site, site.reconciling(), serve_http(site.app, "127.0.0.1:0") as port:
+    async with (
+        plant(1, folder, limits) as site,
+        site.reconciling(),
+        serve_http(site.app, "127.0.0.1:0") as port,
+    ):
         where = (await site.ask("GET", "site"))[0]["id"]
         tenants = {org: Tenant(port, org, site.token_of(org), where) for org in (QUIET, BUSY)}
         return [await _row(tenants, polite, rounds, seconds) for polite in (True, False)]

@@ -94,9 +94,7 @@ class Plant(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def plant(
-    domains: int, folder: Path, limits: CallerLimits | None = None
-) -> AsyncIterator[Plant]:
+async def plant(domains: int, folder: Path, limits: CallerLimits | None = None) -> AsyncIterator[Plant]:
     """A new site of `domains` racks, with its database below `folder`."""
     async with switches(domains) as endpoints:
         with TemporaryDirectory(dir=folder) as home:

@@ -11,7 +11,13 @@ import pytest
 from rackloom.carve.api import limits as module
 from rackloom.carve.api.app import create_app
 from rackloom.carve.api.auth import Caller, Role
-from rackloom.carve.api.limits import CallerClass, CallerLimits, OrgQueue, RequestLimitMiddleware, RequestLimits
+from rackloom.carve.api.limits import (
+    CallerClass,
+    CallerLimits,
+    OrgQueue,
+    RequestLimitMiddleware,
+    RequestLimits,
+)
 from rackloom.lab.virtual.event_loop import run_simulation
 
 LIMITS = RequestLimits(rate=10.0, burst=2, concurrent=2, waiting=3)

@@ -16,7 +16,7 @@ from rackloom.carve.store import schema
 from rackloom.carve.store.database import DATABASE, Store
 from rackloom.carve.store.schema import metadata
 
-OLD = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"]
+OLD = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"]
 Rows = dict[str, dict[str, Any]]
 
 

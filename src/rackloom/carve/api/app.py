@@ -38,6 +38,7 @@ from rackloom.carve.api import (
     machines,
     maintenance,
     organizations,
+    quotas,
     routing,
     sites,
     vpcs,
@@ -288,7 +289,7 @@ def _routes() -> APIRouter:
     base = APIRouter(prefix=BASE, responses=ERRORS)
     # Types before instances: /instance/type would else be read as an instance id.
     for router in (
-        organizations.router, sites.router, instance_types.router, machines.router, maintenance.router,
+        organizations.router, quotas.router, sites.router, instance_types.router, machines.router, maintenance.router,
         domains.router, fabric.router, events.router, allocations.router, logical_partitions.router,
         interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
     ):  # fmt: skip

@@ -453,9 +453,7 @@ class Store:
         may be run more than once, and only the last run counts, so it changes nothing but records.
         Cancelling the caller does not cancel a transaction that has begun.
         """
-        return await self._backend.transact(
-            lambda conn: fn(conn, *args, **kwargs), write=True, org=self._org
-        )
+        return await self._backend.transact(lambda conn: fn(conn, *args, **kwargs), write=True, org=self._org)
 
     async def read(
         self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
