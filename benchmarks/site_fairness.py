@@ -1,8 +1,8 @@
 """What one tenant's requests wait for while another tenant writes with all its might, over HTTP on sockets.
 
-The quiet tenant sends a write or a read every `PAUSE` seconds. The busy tenant has `WRITERS` connections, each
-of which creates and deletes logical partitions, one request after another. Each tenant is a process of its
-own. Rounds with and without the busy tenant take turns, so that what else the machine does meets both.
+The quiet tenant sends a write or a read every `PAUSE` seconds. The busy tenant has `WRITERS` connections,
+each of which creates and deletes logical partitions, one request after another. Each tenant is a process of
+its own. Rounds with and without the busy tenant take turns, so that what else the machine does meets both.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Limits on the requests of an organisation: rate, places, waiting, refusals, and whom they do not concern."""
+"""Limits on the requests of an organisation: rate, places, waiting, refusals."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

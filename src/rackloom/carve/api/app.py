@@ -289,8 +289,8 @@ def _routes() -> APIRouter:
     base = APIRouter(prefix=BASE, responses=ERRORS)
     # Types before instances: /instance/type would else be read as an instance id.
     for router in (
-        organizations.router, quotas.router, sites.router, instance_types.router, machines.router, maintenance.router,
-        domains.router, fabric.router, events.router, allocations.router, logical_partitions.router,
+        organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
+        maintenance.router, domains.router, fabric.router, events.router, allocations.router, logical_partitions.router,
         interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
     ):  # fmt: skip
         base.include_router(router)

@@ -62,7 +62,7 @@ class CallerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def class_of(caller: Caller) -> CallerClass:
-    """The class of a caller. Those who only read for a provider do not share the limits of its administrators."""
+    """The class of a caller. Who only reads for a provider does not use up what its administrators may."""
     return CallerClass.PROVIDER if Role.PROVIDER_ADMIN in caller.roles else CallerClass.TENANT
 
 

@@ -1,4 +1,4 @@
-"""REST: the quotas of a tenant. The tenant reads them with what it uses; a provider of its machines sets them."""
+"""REST: the quotas of a tenant, which reads them with what it uses. A provider of its machines sets them."""
 
 from typing import Annotated
 from uuid import UUID

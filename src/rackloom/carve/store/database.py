@@ -29,7 +29,7 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Set
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -121,7 +121,7 @@ class TransactionQueue:
         """Whether any write waits, or any read."""
         return bool(self._of(write).flows)
 
-    def begin(self, *, write: bool, group: Set[str] = frozenset()) -> PendingTransaction | None:
+    def begin(self, *, write: bool, group: frozenset[str] = frozenset()) -> PendingTransaction | None:
         """The next write or read; it can no longer be cancelled. None when nothing waits.
 
         `group` are the organisations that share the transaction already. None too when the next is one of
@@ -179,7 +179,9 @@ def run_group_commit(
             outcomes.append(_run_member(conn, job))
             waiting.charge(job, clock() - began)
             full = len(group) == MAX_GROUP_SIZE
-            job = None if full else waiting.begin(write=write, group={member.org for member in group})
+            job = (
+                None if full else waiting.begin(write=write, group=frozenset(member.org for member in group))
+            )
             if job is not None:
                 group.append(job)
 
