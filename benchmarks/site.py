@@ -39,14 +39,14 @@ FULL: Arguments = {
     "passes": [(100,)],
     "rest": [(2, 7, 200)],
     "memory": [(100,), (1000,)],
-    "fairness": [(4, 10)],
+    "fairness": [(3, 10)],
 }
 QUICK: Arguments = {
     "latency": [(2, 3)],
     "passes": [(2,)],
     "rest": [(1, 3, 32)],
     "memory": [(2,)],
-    "fairness": [(1, 1)],
+    "fairness": [(1, 2)],
 }
 """Measure -> the arguments of each of its runs."""
 

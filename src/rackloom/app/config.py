@@ -261,8 +261,8 @@ class TenantLimitsConfig(Section):
     """`[limits.tenant]`: the requests of one organisation, in each process."""
 
     requests_per_second: Annotated[float, Field(gt=0)] = 50.0
-    burst: Annotated[int, Field(ge=1)] = 50
-    concurrent: Annotated[int, Field(ge=1)] = 4
+    burst: Annotated[int, Field(ge=1)] = 25
+    concurrent: Annotated[int, Field(ge=1)] = 2
     waiting: Annotated[int, Field(ge=1)] = 64
 
 

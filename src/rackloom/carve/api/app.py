@@ -290,8 +290,8 @@ def _routes() -> APIRouter:
     # Types before instances: /instance/type would else be read as an instance id.
     for router in (
         organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
-        maintenance.router, domains.router, fabric.router, events.router, allocations.router, logical_partitions.router,
-        interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
+        maintenance.router, domains.router, fabric.router, events.router, allocations.router,
+        logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
     ):  # fmt: skip
         base.include_router(router)
     return base
