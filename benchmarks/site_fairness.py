@@ -8,9 +8,9 @@ its own. Rounds with and without the busy tenant take turns, so that what else t
 import asyncio
 import json
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import msgspec
@@ -68,18 +68,19 @@ async def _row(quiet: Tenant, busy: Tenant, rounds: int) -> dict[str, Any]:
     return row | {"busy_per_s": round(served / sent), "busy_429_per_s": round(answers[429] / sent), **load()}
 
 
-async def _begin(kind: str, tenant: Tenant) -> Process:
+async def _begin(kind: str, tenant: Tenant) -> Popen[bytes]:
     script = Path(__file__).with_name("site_tenants.py")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, script, kind, msgspec.json.encode(tenant), stdout=PIPE, limit=2**24
-    )
+    # Not through the event loop, which forks: gRPC does not survive that.
+    process = Popen([sys.executable, script, kind, msgspec.json.encode(tenant)], stdout=PIPE)
     assert process.stdout is not None
-    await process.stdout.readline()
+    await asyncio.to_thread(process.stdout.readline)
     return process
 
 
-async def _measured(process: Process) -> Any:
-    output, _ = await process.communicate()
+async def _measured(process: Popen[bytes]) -> Any:
+    output, _ = await asyncio.to_thread(process.communicate)
+    if process.returncode:
+        raise RuntimeError(f"a tenant ended with {process.returncode}")
     return json.loads(output)
 
 

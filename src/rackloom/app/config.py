@@ -262,7 +262,7 @@ class TenantLimitsConfig(Section):
 
     requests_per_second: Annotated[float, Field(gt=0)] = 50.0
     burst: Annotated[int, Field(ge=1)] = 25
-    concurrent: Annotated[int, Field(ge=1)] = 2
+    concurrent: Annotated[int, Field(ge=1)] = 1
     waiting: Annotated[int, Field(ge=1)] = 64
 
 
