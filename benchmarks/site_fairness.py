@@ -71,7 +71,8 @@ async def _row(quiet: Tenant, busy: Tenant, rounds: int) -> dict[str, Any]:
 async def _begin(kind: str, tenant: Tenant) -> Popen[bytes]:
     script = Path(__file__).with_name("site_tenants.py")
     # Not through the event loop, which forks: gRPC does not survive that.
-    process = Popen([sys.executable, script, kind, msgspec.json.encode(tenant)], stdout=PIPE)
+    words = [sys.executable, script, kind, msgspec.json.encode(tenant)]
+    process = await asyncio.to_thread(Popen, words, stdout=PIPE)
     assert process.stdout is not None
     await asyncio.to_thread(process.stdout.readline)
     return process
