@@ -26,6 +26,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from rackloom.app.process import is_loopback
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
+from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
 from rackloom.errors import Refused
 
 # How values are written: durations, addresses, and tables that forbid unknown keys.
@@ -72,7 +73,7 @@ class NvlinkConfig(Section):
     """`[nvlink_config]`: the switch controllers and the reconciler."""
 
     enabled: bool = False
-    monitor_run_interval: Duration = timedelta(seconds=60)
+    monitor_run_interval: Duration = timedelta(seconds=DEFAULT_INTERVAL)
     allow_insecure: bool
     nmx_m_operation_timeout: Duration = timedelta(seconds=10)
     nmx_m_endpoint: str = "localhost"
@@ -85,6 +86,11 @@ class NvlinkConfig(Section):
     partition_monitor_max_concurrent_groups: Annotated[int, Field(ge=1)] = 16
     domain_discovery_enabled: bool = False
     domain_discovery_operation_timeout: Duration = timedelta(seconds=30)
+
+    @property
+    def reading_valid_seconds(self) -> float:
+        """The age at which a reading of a switch controller says nothing about now."""
+        return valid_seconds(self.monitor_run_interval.total_seconds())
 
     @model_validator(mode="after")
     def _whole_client_identity(self) -> "NvlinkConfig":

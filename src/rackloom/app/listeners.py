@@ -27,7 +27,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from rackloom.app.process import split_listen
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Retry, Unknown
 from rackloom.http_server import BoundedServer, ConnectionEnded, ConnectionLimits, HttpServer, bound_socket
 
 _UVICORN_OPTIONS: dict[str, Any] = {
@@ -99,7 +99,10 @@ EndpointHandler = Callable[[], Awaitable[Response]]
 
 
 class PlainEndpoints:
-    """An ASGI application that answers each path with a page, without reading any input."""
+    """An ASGI application that answers each path with a page, without reading any input.
+
+    A page that cannot be made at present (`Retry`, `Unknown`) is answered 503 with the reason.
+    """
 
     def __init__(self, pages: Mapping[str, EndpointHandler]) -> None:
         self._pages = pages
@@ -109,13 +112,16 @@ class PlainEndpoints:
         if scope["type"] != "http":
             return
         page = self._pages.get(Request(scope, receive).url.path)
-        reply = PlainTextResponse("not found\n", 404) if page is None else await page()
+        try:
+            reply = PlainTextResponse("not found\n", 404) if page is None else await page()
+        except (Retry, Unknown) as error:
+            reply = unavailable_response(error.reason)
         await reply(scope, receive, send)
 
 
-def ok_response() -> Response:
-    """The response to a probe that succeeds."""
-    return PlainTextResponse("ok\n")
+def ok_response(*remarks: str) -> Response:
+    """The response to a probe that succeeds; remarks follow, a line each."""
+    return PlainTextResponse("".join(f"{line}\n" for line in ("ok", *remarks)))
 
 
 def unavailable_response(why: str) -> Response:

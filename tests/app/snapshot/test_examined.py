@@ -1,6 +1,7 @@
 """The doctor's findings beside a map that changes faster: they name the snapshot they belong to."""
 
 import asyncio
+import threading
 
 import msgspec
 import pytest
@@ -115,3 +116,16 @@ async def asked_again_and_again(examiner):
     while True:
         await asyncio.sleep(0.01)
         await newest(examiner, at(SICK, EVERY_SECONDS))
+
+
+async def test_the_chains_of_the_site_are_sorted_beside_the_event_loop(monkeypatch):
+    threads, sort = [], JoinedShares.chains.fget
+
+    def watched(joined):
+        threads.append(threading.current_thread())
+        return sort(joined)
+
+    monkeypatch.setattr(JoinedShares, "chains", property(watched))
+    await newest(Examiner(), at(SICK, 0))
+    assert threads
+    assert threading.main_thread() not in threads

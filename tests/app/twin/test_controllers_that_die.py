@@ -85,6 +85,18 @@ def test_what_ends_by_itself_is_told():
     assert raised.value.subgroup(ValueError) is not None
 
 
+def test_controllers_that_return_are_a_defect():
+    async def short(api):
+        await asyncio.sleep(5)
+
+    async def story(kube):
+        await ControllerProcess(short, DirectApi(kube, "controller")).run()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        run(story)
+    assert raised.value.subgroup(RuntimeError) is not None
+
+
 def test_labels_come_late_in_their_order_and_also_after_a_server_that_did_not_answer():
     async def story(kube):
         user, discovery = DirectApi(kube, "user"), FeatureDiscovery(kube)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from rackloom.carve.api import wire
+
 UNKNOWN = "11111111-1111-4111-8111-111111111111"
 
 
@@ -153,3 +155,8 @@ def queries(api: Any, path: str) -> int:
     assert api.get(path).status_code == 200
     sa.event.remove(engine, "before_cursor_execute", note)
     return len(seen)
+
+
+def test_a_computed_field_that_the_answer_does_not_have_is_an_error() -> None:
+    with pytest.raises(TypeError, match="has no field statuss"):
+        wire.shape(wire.StatusDetail, object(), statuss="Ready")

@@ -4,11 +4,11 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
 
 import msgspec
-from tests.core.transfer.transfer_values import nic, paired, record, run
+from tests.core.transfer.transfer_values import EVIL, MATRIX, full, nic, paired, record, run
 
 from rackloom.core.transfer.kv_cache import kv_terms_of_all_models
 from rackloom.core.transfer.pairing import GpuNicPair
-from rackloom.core.transfer.records import ToolFigure, ToolOutput, TransferRecord, partial_report
+from rackloom.core.transfer.records import partial_report
 from rackloom.core.transfer.render import (
     matrix_rows,
     matrix_svg,
@@ -17,18 +17,6 @@ from rackloom.core.transfer.render import (
     render_page,
 )
 from rackloom.core.transfer.values import Promise
-from rackloom.topology.profiles import load_machine
-
-PAIRS = [GpuNicPair("cuda:0", "mlx5_0:1", "PIX", "PIX"), GpuNicPair("cuda:1", "mlx5_5:1", "SYS", "PIX")]
-MATRIX = paired([(39.0, 39.2, 39.1), (27.0, 27.5, 27.2)], PAIRS)
-EVIL = "<script>alert('&')</script>"
-
-
-def full() -> TransferRecord:
-    evidence = ToolOutput("nccl-tests", EVIL, True, (ToolFigure("average bus bandwidth", 98.9),))
-    return msgspec.structs.replace(
-        MATRIX, machine=load_machine("azure-nd96isr-h100-v5"), evidence=(evidence,), incomplete=None
-    )
 
 
 def test_runs_that_were_complete_are_kept_and_prove_nothing_as_a_whole() -> None:

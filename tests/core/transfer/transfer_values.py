@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rackloom.core.transfer.pairing import GpuNicPair
-from rackloom.core.transfer.records import TransferRecord
+from rackloom.core.transfer.records import ToolFigure, ToolOutput, TransferRecord
 from rackloom.core.transfer.report import build_report, matrix_report, single_report
 from rackloom.core.transfer.values import (
     DeviceTraffic,
@@ -20,6 +20,7 @@ from rackloom.core.transfer.values import (
     UcxPins,
 )
 from rackloom.topology.machine import Machine
+from rackloom.topology.profiles import load_machine
 
 SPEC = TransferSpec(block_size=1 << 20, batch_size=2, iters=4, warmup_iters=1)
 RESULT_FIELDS = [
@@ -125,3 +126,16 @@ def paired(rates: Sequence[Sequence[float]], pairs: Sequence[GpuNicPair]) -> Tra
 
 def _promised(pair: GpuNicPair) -> Promise:
     return Promise(pair.nic, path_class=pair.path_class, nearest_class=pair.nearest_class)
+
+
+PAIRS = [GpuNicPair("cuda:0", "mlx5_0:1", "PIX", "PIX"), GpuNicPair("cuda:1", "mlx5_5:1", "SYS", "PIX")]
+MATRIX = paired([(39.0, 39.2, 39.1), (27.0, 27.5, 27.2)], PAIRS)
+EVIL = "<script>alert('&')</script>"
+
+
+def full() -> TransferRecord:
+    """A record with every part: pairs, a machine, and the output of another tool."""
+    evidence = ToolOutput("nccl-tests", EVIL, True, (ToolFigure("average bus bandwidth", 98.9),))
+    return msgspec.structs.replace(
+        MATRIX, machine=load_machine("azure-nd96isr-h100-v5"), evidence=(evidence,), incomplete=None
+    )

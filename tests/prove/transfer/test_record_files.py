@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.core.transfer.transfer_values import record, run
+from tests.core.transfer.transfer_values import full, record, run
 
 from rackloom.errors import Refused
 from rackloom.prove.transfer.record_files import load_record, save_record
-from rackloom.topology.profiles import load_machine
 
-FULL = record([run(39.0), run(38.0)], load_machine("azure-nd96isr-h100-v5"))
+FULL = full()
 
 
 def test_a_record_survives_being_written_and_read(tmp_path: Path) -> None:

@@ -102,14 +102,14 @@ async def _not_attempted() -> Evidence:
 
 OBSERVATION_SECONDS = 60.0
 """Seconds until something in the cluster must have been seen."""
-POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 async def wait_until(
     look: Callable[[], Awaitable[Any]],
     complaint: str,
     seconds: float = OBSERVATION_SECONDS,
-    pause: float = POLL_SECONDS,
+    pause: float = _POLL_SECONDS,
 ) -> Any:
     """The first true result of `look`, called after each pause. Raises NotObserved after `seconds`."""
     deadline = time.monotonic() + seconds

@@ -19,7 +19,7 @@ from rackloom.core.partitions.domain import DomainObservation
 
 REQUEST_SECONDS = 10.0
 """Seconds to wait for something to become true before saying that it did not."""
-POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 OccupiedPartition = tuple[str, str, frozenset[int]]
 """Domain, partition name, fabric GUIDs of the members."""
 TOKEN_SECONDS = 600.0
@@ -185,7 +185,7 @@ class DemoTenant:
 _SHOWN_FIELDS = ("instanceId", "deviceInstance", "gpuGuid", "nvLinkDomainId", "status")
 
 
-_wait_until = partial(wait_until, seconds=REQUEST_SECONDS, pause=POLL_SECONDS)
+_wait_until = partial(wait_until, seconds=REQUEST_SECONDS, pause=_POLL_SECONDS)
 
 
 async def _observe_domain(url: str) -> DomainObservation:

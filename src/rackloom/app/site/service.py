@@ -25,6 +25,7 @@ from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
     freeze_loaded_objects,
     log_to_file,
+    log_to_output,
     shorten_switch_interval,
     stop_on_signals,
     wait_stopped_or_ended,
@@ -34,7 +35,6 @@ from rackloom.app.site.host_state import HostStatePoller
 from rackloom.app.site.parts import NmxmDiscovery, ServiceParts, assemble, initial_machine_status, new_id
 from rackloom.app.site.rack_map import SiteSource, mount_rack_map
 from rackloom.app.site.secrets import Secret, SecretProvider
-from rackloom.app.snapshot.assemble import stale_after
 from rackloom.carve.admin.deps import AdminDeps
 from rackloom.carve.admin.server import AdminServer, AdminTls, ClientIdentities
 from rackloom.carve.api.app import create_app
@@ -58,6 +58,7 @@ def serve_rest(parts: ServiceParts, source: SiteSource) -> AbstractAsyncContextM
             wake=parts.reconciler.wake,
             verifier=parts.issuers,
             auto_tenant=parts.config.auth.auto_tenant,
+            valid_seconds=parts.config.nvlink_config.reading_valid_seconds,
         ),
         caller_limits(parts.config.limits, parts.metrics.refused_request),
     )
@@ -105,6 +106,7 @@ def _admin_deps(parts: ServiceParts) -> AdminDeps:
         check_endpoint=parts.switches.check,
         new_machine_status=initial_machine_status(parts.config),
         imports="import" in parts.config.site.machine_sources,
+        valid_seconds=parts.config.nvlink_config.reading_valid_seconds,
     )
 
 
@@ -160,7 +162,9 @@ def run_serve(path: Path, announce: Callable[[str], None]) -> None:
     import uvloop
 
     config = load_config(path)
-    if config.log.file is not None:
+    if config.log.file is None:
+        log_to_output()
+    else:
         log_to_file(config.log.file)
 
     async def until_stopped() -> None:
@@ -215,8 +219,8 @@ def _map_source(parts: ServiceParts, cluster: ClusterFollower | None) -> SiteSou
             f"[map]: transfers: {folder} is no directory",
             nearest_fix="make it, or name the one in which `rackloom transfer run --save` keeps records",
         )
-    stale = stale_after(parts.config.nvlink_config.monitor_run_interval)
-    source = SiteSource(parts.store, parts.clock, folder, stale_seconds=stale)
+    valid_seconds = parts.config.nvlink_config.reading_valid_seconds
+    source = SiteSource(parts.store, parts.clock, folder, stale_seconds=valid_seconds)
     config = parts.config.kubernetes
     if cluster is not None and config is not None:
         source.follow(cluster, config.namespace)

@@ -81,7 +81,8 @@ class Examiner:
 
     async def _examine(self, snapshot: SiteSnapshot, joined: JoinedShares, after: float) -> Examination:
         await asyncio.sleep(after)
-        findings = await asyncio.to_thread(examine, snapshot, joined.chains, between=self._wait)
+        # `joined.chains` sorts the GPUs of the whole site: in the thread as well.
+        findings = await asyncio.to_thread(lambda: examine(snapshot, joined.chains, between=self._wait))
         found = Examination(snapshot.at, findings)
         self.news += self._newest is None or self._newest.findings != found.findings
         self._newest = found

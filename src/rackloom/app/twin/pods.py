@@ -18,7 +18,6 @@ import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import structlog
@@ -37,6 +36,7 @@ from rackloom.errors import Retry
 from rackloom.lab.imex.in_process import ImexNetwork, InMemoryImex, InMemoryImexControl
 from rackloom.lab.imex.settings import ImexHost
 from rackloom.lab.nodes.kubelets import SimulatedKubelets
+from rackloom.lab.nodes.pods import ContainerRuntime, DeviceManager
 
 # Addresses of pods.
 
@@ -44,8 +44,17 @@ from rackloom.lab.nodes.kubelets import SimulatedKubelets
 class AddressedKubelets(SimulatedKubelets):
     """Kubelets with a plan: `planned` is the address, by node, of the next IMEX daemon's pod there."""
 
-    def __init__(self, planned: dict[str, str], *basis: Any, **more: Any) -> None:
-        super().__init__(*basis, **more)
+    def __init__(
+        self,
+        planned: dict[str, str],
+        api: KubeApi,
+        wall: Callable[[], float],
+        rng: random.Random,
+        *,
+        devices: DeviceManager,
+        containers: ContainerRuntime,
+    ) -> None:
+        super().__init__(api, wall, rng, devices=devices, containers=containers)
         self._planned = planned
 
     def _address(self, pod: Object) -> str:

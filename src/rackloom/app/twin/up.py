@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.app.home import Home, write_durably
+from rackloom.app.home import Home
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
     freeze_loaded_objects,
@@ -41,6 +41,7 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
 from rackloom.core.kubernetes.objects import LEASE, Object, ResourceKind
+from rackloom.durable_files import write_durably
 from rackloom.lab.kube.direct import DirectApi, SharedReadApi
 from rackloom.lab.kube.kubectl.serving import KubeApplication
 from rackloom.lab.kube.server import FakeKube

@@ -163,7 +163,7 @@ def _type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeIncludes) -
     return found
 
 
-def _association_shapes(_conn: sa.Connection, rows: Rows, query: object) -> list[Json]:
+def _association_shapes(_conn: sa.Connection, rows: Rows, _query: object) -> list[Json]:
     return [wire.shape(MachineAssociationAnswer, row, machine_id=row.id) for row in rows]
 
 
@@ -171,7 +171,7 @@ def _add_machine_associations(conn: sa.Connection, shapes: dict[str, Json]) -> N
     for shape in shapes.values():
         shape["machineInstanceTypes"] = []
     wanted = sa.select(machine).where(machine.c.instance_type_id.in_(shapes)).order_by(machine.c.id)
-    for association in _association_shapes(conn, conn.execute(wanted).all(), query=None):
+    for association in _association_shapes(conn, conn.execute(wanted).all(), None):
         shapes[association["instanceTypeId"]]["machineInstanceTypes"].append(association)
 
 
@@ -298,7 +298,7 @@ async def assign_machines(
         provider_id = entitlements.provider_id_of(conn, caller.org)
         catalog.assign_machines_to_type(conn, provider_id, str(type_id), body.machine_ids, deps.clock())
         chosen = _associations(conn, caller, type_id).where(machine.c.id.in_(body.machine_ids))
-        return _association_shapes(conn, conn.execute(chosen.order_by(machine.c.id)).all(), query=None)
+        return _association_shapes(conn, conn.execute(chosen.order_by(machine.c.id)).all(), None)
 
     return routing.created_response(await deps.store.run(assign))
 

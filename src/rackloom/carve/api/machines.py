@@ -6,9 +6,11 @@ GPU the module id, GUID, the source of the GUID, and health.
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Literal
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
@@ -21,6 +23,8 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_types import Capability, CapabilityType
 from rackloom.carve.api.routing import AnySelect, Deps, Page, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
+from rackloom.carve.observation import latest
+from rackloom.carve.partitions import foreign
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import instance, instance_type, machine, machine_gpu, site
 from rackloom.carve.store.values import Status, require
@@ -112,6 +116,8 @@ class Machine(wire.Timed):
     maintenance_message: str | None
     is_missing_on_site: bool
     is_usable_by_tenant: bool
+    foreign_partition_ids: list[int]
+    """Partitions that the site did not make and that hold GPUs of it: no instance is placed on it."""
     status: MachineStatus
     status_history: list[wire.StatusDetail]
     metadata: MachineMetadata | None = None
@@ -132,10 +138,11 @@ GPU_SKU_TYPE = "gpu"
 """The only device type of hardware SKUs that is known here: a machine with GPUs."""
 
 
-def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes) -> list[Json]:
+def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes, valid_from: float) -> list[Json]:
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
     gpus = catalog.gpus_of_machines(conn, ids)
+    held = foreign.foreign_trays(conn, ids)
     types = sa.select(instance_type).where(instance_type.c.id.in_({row.instance_type_id for row in rows}))
     capabilities = {row.id: row.capabilities for row in conn.execute(types)}
     shapes = [
@@ -149,21 +156,27 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes) -> 
             machine_capabilities=capabilities.get(row.instance_type_id, []),
             maintenance_message=row.cordon_reason,
             is_missing_on_site=row.missing_since is not None,
-            is_usable_by_tenant=row.shown_status == Status.READY and row.missing_since is None,
+            is_usable_by_tenant=row.shown_status == Status.READY
+            and row.missing_since is None
+            and row.id not in held,
+            foreign_partition_ids=[tray.partition_id for tray in held.get(row.id, ())],
             status=row.shown_status,
             status_history=routing.status_history_shape(histories[row.id]),
         )
         for row in rows
     ]
     if query.include_metadata:
+        known = latest.latest_of_domains(conn, {row.domain for row in rows} - {None}, valid_from)
         for shape, row in zip(shapes, rows, strict=True):
-            shape["metadata"] = {"nvLinkInfo": nvlink_info_shape(row, gpus[row.id]), "rack": row.rack}
+            is_known = row.domain is not None and known[row.domain].observation is not None
+            info = nvlink_info_shape(row, gpus[row.id], is_known=is_known)
+            shape["metadata"] = {"nvLinkInfo": info, "rack": row.rack}
     routing.add_relations(conn, shapes, query.relations("InfrastructureProvider", "Site", "InstanceType"))
     return shapes
 
 
-def nvlink_info_shape(row: Row, gpus: Rows) -> Json:
-    """Where a machine sits in the NVLink fabric."""
+def nvlink_info_shape(row: Row, gpus: Rows, *, is_known: bool) -> Json:
+    """Where a machine sits in the NVLink fabric; `is_known`: whether its domain is known now."""
     return {
         "domainUuid": row.domain,
         "chassisSerial": row.chassis_serial,
@@ -175,7 +188,8 @@ def nvlink_info_shape(row: Row, gpus: Rows) -> Json:
                 "trayIndex": row.tray_index,
                 "guid": gpu.guid,
                 "source": gpu.source,
-                "health": GpuHealth(gpu.health).name.lower(),
+                # A health is a measurement: where the domain is unknown, so is each of its GPUs.
+                "health": GpuHealth(gpu.health if is_known else GpuHealth.UNKNOWN).name.lower(),
             }
             for gpu in gpus
         ],
@@ -193,7 +207,9 @@ MachineId = Annotated[str, Path(alias="machineId", max_length=64, pattern=wire.N
 @router.get("/machine", operation_id="get-all-machine", response_model=list[Machine])
 async def list_machines(deps: Deps, caller: Reader, query: Annotated[MachineQuery, Param()]) -> Response:
     """The machines that the caller may see."""
-    return routing.page_response(*await deps.store.read(_list_machines, caller, query), query)
+    return routing.page_response(
+        *await deps.store.read(_list_machines, caller, query, deps.valid_from()), query
+    )
 
 
 # Before `/machine/{machineId}`, or "gpu" would be read as an id.
@@ -208,7 +224,9 @@ async def get_machine(
     deps: Deps, caller: Reader, machine_id: MachineId, query: Annotated[MachineIncludes, Param()]
 ) -> Response:
     """One machine."""
-    return routing.json_response(await deps.store.read(shown_machine, caller, machine_id, query))
+    return routing.json_response(
+        await deps.store.read(shown_machine, caller, machine_id, query, deps.valid_from())
+    )
 
 
 @router.get(
@@ -235,7 +253,7 @@ def _machines(conn: sa.Connection, caller: Caller) -> AnySelect:
     )
 
 
-def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> Page:
+def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery, valid_from: float) -> Page:
     visible = _machines(conn, caller)
     wanted = (
         (query.has_instance_type, machine.c.instance_type_id.is_not(None) == query.has_instance_type),
@@ -248,7 +266,8 @@ def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> 
             visible = visible.where(condition)
     if query.capability_type is not None or query.capability_name:
         visible = visible.where(machine.c.instance_type_id.in_(_types_with(conn, query)))
-    return LISTING.page(conn, visible, query)
+    listing = msgspec.structs.replace(LISTING, shapes=partial(_machine_shapes, valid_from=valid_from))
+    return listing.page(conn, visible, query)
 
 
 def _has_sku(kinds: Sequence[str]) -> sa.ColumnElement[bool]:
@@ -288,9 +307,11 @@ def _gpu_stats(conn: sa.Connection, caller: Caller, query: GpuStatsQuery) -> lis
     return [{"name": name, "gpus": gpus[name], "machines": having[name]} for name in sorted(having)]
 
 
-def shown_machine(conn: sa.Connection, caller: Caller, machine_id: str, query: MachineIncludes) -> Json:
+def shown_machine(
+    conn: sa.Connection, caller: Caller, machine_id: str, query: MachineIncludes, valid_from: float
+) -> Json:
     """One machine, as the caller may see it."""
-    return _machine_shapes(conn, [_row(conn, caller, machine_id)], query)[0]
+    return _machine_shapes(conn, [_row(conn, caller, machine_id)], query, valid_from)[0]
 
 
 def _row(conn: sa.Connection, caller: Caller, machine_id: str) -> Row:
@@ -299,7 +320,7 @@ def _row(conn: sa.Connection, caller: Caller, machine_id: str) -> Row:
 
 
 LISTING = routing.Listing(
-    shapes=_machine_shapes,
+    shapes=partial(_machine_shapes, valid_from=0.0),
     order=routing.order_of(machine, "id", "status"),
     filters={
         "site_id": machine.c.site_id,

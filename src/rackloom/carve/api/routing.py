@@ -36,6 +36,7 @@ from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder, StatusRecord
 from rackloom.carve.store.values import Changed, IdFactory, Status, invalid
 from rackloom.carve.tenancy import entitlements
+from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 
 # Dependencies of routes.
 
@@ -56,12 +57,18 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
     verifier: TokenVerifier
     auto_tenant: bool = False
     """An org with a valid token becomes a tenant at first use, with every machine of every type allocated."""
+    valid_seconds: float = DEFAULT_VALID_SECONDS
+    """The age at which a reading of a switch controller says nothing about now."""
     org: str = ""
     """The organisation whose request is answered."""
 
     def on_behalf_of(self, org: str) -> "ApiDeps":
         """The dependencies of a request of `org`, which waits in turns with other organisations."""
         return msgspec.structs.replace(self, org=org, store=self.store.on_behalf_of(org))
+
+    def valid_from(self) -> float:
+        """The time before which a reading is outdated for a request that is answered now."""
+        return self.clock() - self.valid_seconds
 
     async def change(self, work: Callable[[sa.Connection], Changed[T]]) -> T:
         """Run `work` in a write transaction, then wake the reconciler of the domains that it touched.
@@ -123,7 +130,9 @@ async def _ensure_tenant(request: Request, deps: ApiDeps, caller: Caller) -> Non
     # Tenants are never removed, so each org is looked up once.
     known: set[str] = request.app.state.tenants_seen
     if deps.auto_tenant and caller.org not in known:
-        await deps.store.run(_create_tenant, caller.org, deps.clock(), deps.ids)
+        # Read first: where the database takes no writes, the tenants that it has can still read.
+        if await deps.store.read(entitlements.find_tenant, caller.org) is None:
+            await deps.store.run(_create_tenant, caller.org, deps.clock(), deps.ids)
         known.add(caller.org)
 
 
@@ -291,11 +300,11 @@ def order_by_creation(
     return {"CREATED": created, TIE_BREAKER: tie_breaker}
 
 
-# Filters.
-
-
 NO_QUERY = wire.Query()
 """For a response without a query: no related objects."""
+
+
+# Filters.
 
 
 def filter_rows(listing: AnySelect, *wanted: tuple[sa.ColumnElement[Any], object]) -> AnySelect:
@@ -395,13 +404,24 @@ def add_relations(conn: sa.Connection, objects: Sequence[Json], wanted: Collecti
 # Status histories.
 
 
+ShownHistory = Callable[[sa.Connection, Sequence[StatusRecord]], Sequence[StatusRecord]]
+"""What a reader sees of a recorded history, newest first."""
+
+
 async def history_response(
-    deps: ApiDeps, query: PageQuery, object_id: UUID | str, check: Callable[[sa.Connection], object]
+    deps: ApiDeps,
+    query: PageQuery,
+    object_id: UUID | str,
+    check: Callable[[sa.Connection], object],
+    shown: Callable[[sa.Connection, Sequence[StatusRecord]], Sequence[StatusRecord]] = lambda _conn, past: (
+        past
+    ),
 ) -> Response:
     """The history of an object, newest first. `check` refuses a caller that may not see the object."""
 
     def read(conn: sa.Connection) -> list[Json]:
         check(conn)
-        return status_history_shape(journal.status_histories(conn, [str(object_id)])[str(object_id)])
+        past = journal.status_histories(conn, [str(object_id)])[str(object_id)]
+        return status_history_shape(shown(conn, past))
 
     return sliced_response(await deps.store.read(read), query)

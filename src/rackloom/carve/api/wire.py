@@ -232,6 +232,8 @@ def _conversion(model: type[Answer], computed: tuple[str, ...]) -> tuple[list[tu
 
     Worked out once for a model and its computed fields: a page may have hundreds of rows.
     """
+    if unknown := set(computed) - model.model_fields.keys():
+        raise TypeError(f"{model.__name__} has no field {', '.join(sorted(unknown))}")
     shown = {
         name: field for name, field in model.model_fields.items() if field.is_required() or name in computed
     }

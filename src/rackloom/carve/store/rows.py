@@ -1,7 +1,8 @@
 """Rows by the values of their columns: find, insert, update, delete.
 
 Each statement is built once for its table and columns: to build one costs more than most of its execution.
-A value must not be None, because NULL equals nothing. Queries that join tables stay with their callers.
+A wanted value must not be None, because NULL equals nothing, and updates and deletions need at least one:
+none of them may touch a whole table by mistake. Queries that join tables stay with their callers.
 """
 
 from collections.abc import Mapping
@@ -18,18 +19,18 @@ def find_row(conn: sa.Connection, table: sa.Table, **wanted: object) -> sa.Row[A
 
 def has_row(conn: sa.Connection, table: sa.Table, **wanted: object) -> bool:
     """Whether any row has these values."""
-    return conn.execute(_select(table, *wanted).limit(1), _parameters(wanted)).first() is not None
+    return conn.execute(_select_first(table, *wanted), _parameters(wanted)).first() is not None
 
 
 def count_rows(conn: sa.Connection, table: sa.Table, **wanted: object) -> int:
     """How many rows have these values."""
-    counted = _select(table, *wanted).with_only_columns(sa.func.count(), maintain_column_froms=True)
-    return conn.execute(counted, _parameters(wanted)).scalar_one()
+    counted: int = conn.execute(_count(table, *wanted), _parameters(wanted)).scalar_one()
+    return counted
 
 
 def insert_row(conn: sa.Connection, table: sa.Table, **values: object) -> None:
     """Insert one row."""
-    conn.execute(sa.insert(table), values)
+    conn.execute(_insert(table), values)
 
 
 def update_rows(conn: sa.Connection, table: sa.Table, wanted: Mapping[str, object], **values: object) -> int:
@@ -43,6 +44,8 @@ def delete_rows(conn: sa.Connection, table: sa.Table, **wanted: object) -> int:
 
 
 def _parameters(wanted: Mapping[str, object]) -> dict[str, object]:
+    if None in wanted.values():
+        raise ValueError(f"NULL equals nothing: {dict(wanted)}")
     # Prefixed: SQLAlchemy takes a parameter with the name of a column as a value to write.
     return {f"wanted_{name}": value for name, value in wanted.items()}
 
@@ -51,16 +54,38 @@ def _conditions(table: sa.Table, names: tuple[str, ...]) -> list[sa.ColumnElemen
     return [table.c[name] == sa.bindparam(f"wanted_{name}") for name in names]
 
 
+def _require_condition(table: sa.Table, names: tuple[str, ...]) -> None:
+    if not names:
+        raise ValueError(f"no condition: this would change every row of {table.name}")
+
+
 @cache
 def _select(table: sa.Table, *names: str) -> sa.Select[Any]:
     return sa.select(table).where(*_conditions(table, names))
 
 
 @cache
+def _select_first(table: sa.Table, *names: str) -> sa.Select[Any]:
+    return _select(table, *names).limit(1)
+
+
+@cache
+def _count(table: sa.Table, *names: str) -> sa.Select[Any]:
+    return _select(table, *names).with_only_columns(sa.func.count(), maintain_column_froms=True)
+
+
+@cache
+def _insert(table: sa.Table) -> sa.Insert:
+    return sa.insert(table)
+
+
+@cache
 def _update(table: sa.Table, *names: str) -> sa.Update:
+    _require_condition(table, names)
     return sa.update(table).where(*_conditions(table, names))
 
 
 @cache
 def _delete(table: sa.Table, *names: str) -> sa.Delete:
+    _require_condition(table, names)
     return sa.delete(table).where(*_conditions(table, names))

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from rackloom.carve.partitions.foreign import is_in_foreign_partition
 from rackloom.carve.store import journal
 from rackloom.carve.store.rows import count_rows, delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
@@ -201,7 +202,7 @@ class InstanceTypeStats(msgspec.Struct, frozen=True):
     allocated: int
     used: int
     usable: int
-    """Empty, and neither cordoned nor in maintenance."""
+    """Empty, neither cordoned nor in maintenance, and in no partition that the site did not make."""
 
 
 def instance_type_stats(conn: sa.Connection, type_ids: Collection[str]) -> dict[str, InstanceTypeStats]:
@@ -211,11 +212,17 @@ def instance_type_stats(conn: sa.Connection, type_ids: Collection[str]) -> dict[
     reserved = reserved.where(type_id_column.in_(type_ids)).group_by(type_id_column)
     allocated: dict[str, int] = {row[0]: row[1] for row in conn.execute(reserved)}
     by_status: dict[str, Counter[str]] = {type_id: Counter() for type_id in type_ids}
-    for row in conn.execute(machine_listing().where(machine.c.instance_type_id.in_(type_ids))):
+    foreign = Counter[str]()
+    listed = machine_listing().add_columns(is_in_foreign_partition.label("foreign"))
+    for row in conn.execute(listed.where(machine.c.instance_type_id.in_(type_ids))):
         by_status[row.instance_type_id][row.shown_status] += 1
+        foreign[row.instance_type_id] += row.shown_status == Status.READY and row.foreign
     return {
         type_id: InstanceTypeStats(
-            count.total(), allocated.get(type_id, 0), count[MACHINE_IN_USE], count[Status.READY]
+            count.total(),
+            allocated.get(type_id, 0),
+            count[MACHINE_IN_USE],
+            count[Status.READY] - foreign[type_id],
         )
         for type_id, count in by_status.items()
     }

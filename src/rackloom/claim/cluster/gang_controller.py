@@ -142,7 +142,7 @@ class GangMetrics:
         self._placements = Counter("rackloom_gang_placements", "Gangs that were placed.", registry=registry)
         self._refusals = Counter(
             "rackloom_gang_refusals",
-            "Problems of gangs reported as events, by reason.",
+            "Warnings recorded for gangs, by reason.",
             ["reason"],
             registry=registry,
         )

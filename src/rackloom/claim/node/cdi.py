@@ -6,7 +6,7 @@ share one spec with the files of NVIDIA's driver (`DriverSpec`). Files hold JSON
 the oldest CDI version that knows what they use, so that old runtimes accept them.
 
 The driver's libraries, programs and firmware must match the kernel module, so no image brings them: they
-are bind-mounted from the host. `topology.discovery.driver` finds them. `workload_edits` is the set for
+are bind-mounted from the host. `topology.discovery.nvidia_driver` finds them. `workload_edits` is the set for
 containers with a GPU, `daemon_edits` the set for IMEX daemons.
 
 How the loader in a container finds the libraries depends on nvidia-cdi-hook, where the host has it. The
@@ -45,7 +45,7 @@ from rackloom.claim.node.plugin import (
     PreparedClaim,
     PreparedDevice,
 )
-from rackloom.claim.node.storage import PARTIAL, remove_durably, write_durably
+from rackloom.durable_files import PARTIAL, remove_durably, write_durably
 from rackloom.errors import Retry
 from rackloom.topology.discovery.nvidia_driver import (
     PROGRAM_PLACES,

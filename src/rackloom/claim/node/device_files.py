@@ -134,7 +134,7 @@ def vfio_device_files(vfio: VfioGpu, iommu: IommuConfig) -> tuple[str, ...]:
 
 
 class ImexKernel(NodeValue, frozen=True, kw_only=True):
-    """Where the kernel lists the devices of NVIDIA's driver."""
+    """Where the kernel lists the IMEX channels, and the capability to manage IMEX."""
 
     proc_devices: Path = Path("/proc/devices")
     imex_capability: Path = Path("/proc/driver/nvidia/capabilities/fabric-imex-mgmt")

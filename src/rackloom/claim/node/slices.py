@@ -13,7 +13,7 @@ server adds and treats quantities by value (`1024Mi` equals `1Gi`).
 
 `SlicePublisher` publishes at the start, when the driver reports a change, when a watch shows that
 somebody else changed a slice (kubelet deletes the slices of a plugin that it lost), and every ten
-minutes. After an outage of the API server it wakes the pod sync of `requests`.
+minutes. After an outage of the API server it wakes `pod_sync`.
 """
 
 import asyncio

@@ -27,7 +27,7 @@ and for a condition that became True. The status is written only if it differs f
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 
@@ -65,12 +65,16 @@ from rackloom.errors import Refused
 # Conditions.
 
 
-MOST_NAMES = 4
-"""Names in one message; the rest are counted."""
+_MOST_NAMES = 4
 WARNING_REASONS = ("DoesNotFit", "InvalidGang", "NotHeld", "TrayLost", "CannotBind", "TrayTaken")
 """Reasons that are reported as warnings."""
 API_REFUSED = "ApiRefused"
 """Reason of an event: the API server, or a policy, forbids a write."""
+
+
+def _shorten(names: Collection[str]) -> str:
+    """The first names, and how many more: a message about a large gang stays readable."""
+    return list_names(names, _MOST_NAMES)
 
 
 def gang_condition(type_: str, status: str, reason: str, message: str) -> Condition:
@@ -88,7 +92,7 @@ def waiting_for_members(snapshot: GangSnapshot, declared: GangSpec) -> Condition
     if snapshot.is_answered:
         message += "; their owners do not say that fewer are to come"
         if ended := [member.name for member in snapshot.members if member.ended and not member.is_done]:
-            message += f"; {list_names(ended, MOST_NAMES)} ended, and may be made anew"
+            message += f"; {_shorten(ended)} ended, and may be made anew"
     return gang_condition(PLACED, "False", "WaitingForMembers", message)
 
 
@@ -105,7 +109,7 @@ def waiting_for_others(snapshot: GangSnapshot) -> Condition | None:
         (gates, "WaitingForGates", "scheduling gates of others"),
     ):
         if names:
-            return gang_condition(PLACED, "False", reason, f"{what}: {list_names(sorted(names), MOST_NAMES)}")
+            return gang_condition(PLACED, "False", reason, f"{what}: {_shorten(sorted(names))}")
     return None
 
 
@@ -116,7 +120,7 @@ def bound_condition(
     if lost := snapshot.lost(lost_after):
         why = snapshot.refusal or "its members are being replaced"
         since = f"gone or not ready for {lost_after:.0f} s"
-        return gang_condition(BOUND, "False", "TrayLost", f"{list_names(lost, MOST_NAMES)} {since}: {why}")
+        return gang_condition(BOUND, "False", "TrayLost", f"{_shorten(lost)} {since}: {why}")
     nodes = [member.node for member in seated if member.node is not None]
     if len(nodes) < slots:
         progress = f"{len(nodes)} of {slots} members are on their trays"
@@ -128,12 +132,12 @@ def bound_condition(
                 break
         return gang_condition(BOUND, "False", "Binding", progress)
     if silent := [node for node in nodes if snapshot.is_lost(node, 0.0)]:
-        return gang_condition(BOUND, "Unknown", "TrayNotReady", f"{list_names(silent, MOST_NAMES)} not ready")
+        return gang_condition(BOUND, "Unknown", "TrayNotReady", f"{_shorten(silent)} not ready")
     message = f"{slots} members are on their trays"
     # Pods without a slot: the job was enlarged or recreated after the gang was placed.
     if surplus := [member.name for member in snapshot.gated]:
         why = "for which the gang has no seat: it is placed anew when all of its other pods have ended"
-        message += f"; beside them {list_names(surplus, MOST_NAMES)}, {why}"
+        message += f"; beside them {_shorten(surplus)}, {why}"
     return gang_condition(BOUND, "True", "AllBound", message)
 
 
@@ -375,10 +379,10 @@ class PlannedGang:
 
     def _reserved_condition(self) -> Condition:
         if contested := [name for name in self.unreserved if self._holders(name)]:
-            taken = f"{list_names(contested, MOST_NAMES)} reserved for another gang"
+            taken = f"{_shorten(contested)} reserved for another gang"
             return gang_condition(RESERVED, "False", "TrayTaken", taken)
         if self.unreserved:
-            missing = f"{list_names(self.unreserved, MOST_NAMES)} still to be reserved"
+            missing = f"{_shorten(self.unreserved)} still to be reserved"
             return gang_condition(RESERVED, "False", "Reserving", missing)
         return gang_condition(RESERVED, "True", "Reserved", f"{len(self.record.reserved)} trays are reserved")
 
@@ -461,7 +465,7 @@ def _why_not_planned(snapshot: GangSnapshot, settings: GangSettings) -> Conditio
         declared = remaining_spec(snapshot)
         if loose := [member.name for member in (*snapshot.unmanaged, *snapshot.ungated)]:
             fix = "delete all pods of the gang, and have them made anew"
-            why = f"{list_names(loose, MOST_NAMES)} were not held until the gang was placed: {fix}"
+            why = f"{_shorten(loose)} were not held until the gang was placed: {fix}"
             return gang_condition(PLACED, "False", "NotHeld", why)
         terms.check_terms(snapshot.living, settings.clique_label, is_together=declared.segment is None)
     except Refused as refused:

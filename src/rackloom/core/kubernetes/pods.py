@@ -311,7 +311,7 @@ def narrow_nodes(
 ) -> Iterator[PatchOperation]:
     """Have a pod bound only to nodes that meet one more requirement, beside all that it asks for itself.
 
-    Of a gated pod, the API server lets only the node affinity be narrowed (Kubernetes, "Pod Scheduling
+    Of a gated pod, the API server lets node affinity be narrowed but not widened (Kubernetes, "Pod Scheduling
     Readiness").
     """
     rule = {"nodeSelectorTerms": [{field: [requirement]}]}

@@ -54,8 +54,8 @@ def with_claim_capacity(
 def gpus_per_member(devices: DraDevices, claims: Sequence[ResourceClaim], labels: SchedulerLabels) -> int:
     """GPUs that the allocator gives a member for its claims on an empty tray: the fewest, where trays differ.
 
-    0 where no tray can serve it. Classes have any name, and a request may be for all
-    devices of a tray.
+    0 where no tray can serve it. The number cannot be read from the claims: classes have any name, and a
+    request may be for all devices of a tray.
     """
     fleet, gpus, everything = _fleet_with(devices, {}), devices.gpus(labels), _all_devices(devices)
     given: dict[str, int] = {}

@@ -169,7 +169,9 @@ class StoryTray(ImexTray):
         try:
             await process.run()
         finally:
-            del self.daemons[uid]
+            # After a reboot a new daemon may have this entry already.
+            if self.daemons.get(uid) is process:
+                del self.daemons[uid]
 
     def _daemon_identity(self, pod: Object) -> DaemonIdentity:
         meta = pod["metadata"]

@@ -223,9 +223,9 @@ def immutable_spec(kind: ResourceKind, message: str = "field is immutable") -> O
 
 def require_paths(kind: ResourceKind, *paths: str) -> ObjectRule:
     """Each path (dotted) leads to a value."""
+    names = {path: tuple(f"f:{name}" for name in path.split(".")) for path in paths}
 
     def rule(new: Object, _: Object | None) -> Object:
-        names = {path: tuple(f"f:{name}" for name in path.split(".")) for path in paths}
         missing = [path for path in paths if find_value(new, names[path]) is ABSENT]
         if missing:
             problems = [f"{path}: Required value" for path in missing]

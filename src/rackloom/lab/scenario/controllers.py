@@ -185,6 +185,7 @@ class ControllerProcess(RestartedProcess):
             life.fuse = life.points + self._point
         try:
             await self._lead(with_crash_points(self._api, life, CrashPoints()))
+            raise RuntimeError("the controllers ended without an error")
         finally:
             self._lives -= bool(self._lives and life.reached_fuse)
 

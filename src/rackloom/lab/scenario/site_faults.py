@@ -167,8 +167,9 @@ async def gpu_health(
 ) -> str:
     """A GPU gets worse or better."""
     switch, gpus = stage.truth.locate(stage.rest.instance(instance).machine)
-    guid = gpus[gpu - 1].guid
-    faults.set_health(switch, guid, GpuHealth[health.replace("-", "_").upper()])
+    guid, wanted = gpus[gpu - 1].guid, GpuHealth[health.replace("-", "_").upper()]
+    require(gpus[gpu - 1].health is not wanted, f"GPU {guid:x} is {health} already")
+    faults.set_health(switch, guid, wanted)
     return f"GPU {guid:x} is {health}"
 
 

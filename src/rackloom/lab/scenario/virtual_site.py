@@ -95,7 +95,7 @@ class VirtualSite(SiteControl):
 
     @property
     def ended(self) -> int:  # type: ignore[override]
-        """Lives that were killed, at once or at a point."""
+        """Lives that have ended: killed at once, at a point, or by themselves."""
         return sum(replica.ended for replica in self._service.replicas)
 
     def kill_at(self, point: int) -> None:

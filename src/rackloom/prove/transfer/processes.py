@@ -231,13 +231,12 @@ def serve_targets(
     """
     require_nixl()
     with ExitStack() as stack:
-        pool = stack.enter_context(
-            ThreadPoolExecutor(len(configs))
-        )  # left last: its threads end with the ends
+        # Left last: its threads end with the ends.
+        pool = stack.enter_context(ThreadPoolExecutor(len(configs)))
         ends = []
         cores = spread_cores(len(configs), sorted(os.sched_getaffinity(0)))
         for k, config in enumerate(configs):
-            pinned = msgspec.structs.replace(config, cores=cores[k])
+            pinned = msgspec.structs.replace(config, cores=cores[k] or config.cores)
             order = BeTarget(host, port + k, pinned, once, timeout)
             ends.append(stack.enter_context(EndProcess((), secret, order)))
             ends[-1].expect(Listening, time.monotonic() + _START_SECONDS)

@@ -367,7 +367,9 @@ def _lanes_on_own_cores(lanes: Sequence[Lane]) -> list[Lane]:
 
 def _lane_on_cores(lane: Lane, cores: Iterator[tuple[int, ...]]) -> Lane:
     here, there = (
-        msgspec.structs.replace(end, config=msgspec.structs.replace(end.config, cores=next(cores)))
+        msgspec.structs.replace(
+            end, config=msgspec.structs.replace(end.config, cores=next(cores) or end.config.cores)
+        )
         if isinstance(end, EndLocation)
         else end
         for end in (lane.initiator, lane.target)

@@ -119,11 +119,12 @@ class Host(Netns):
 
         self.ip(make)
 
-    def address(self, name: str, cidr: str) -> None:
+    def address(self, name: str, cidr: str, peer: str | None = None) -> None:
         def add(ipr):
             (index,) = ipr.link_lookup(ifname=name)
             address, _, length = cidr.partition("/")
-            ipr.addr("add", index=index, address=address, prefixlen=int(length))
+            ends = {"address": address} if peer is None else {"local": address, "address": peer}
+            ipr.addr("add", index=index, prefixlen=int(length), **ends)
 
         self.ip(add)
 

@@ -47,6 +47,13 @@ def test_a_link_moves_into_a_pod_and_back_as_it_was(host):
     assert now(host, identity) == before
 
 
+def test_the_address_of_a_link_with_a_peer_is_its_own(host):
+    host.veth("nic0", "tor0")
+    host.address("nic0", "10.9.0.1/32", peer="10.9.0.2")
+    _, before, _ = held(host, "nic0", interface={"name": "net1"})
+    assert before.addresses == ("10.9.0.1/32",)
+
+
 def test_attaching_and_detaching_twice_changes_nothing(host):
     host.veth("nic0", "tor0")
     host.address("nic0", "10.9.0.2/24")

@@ -132,7 +132,8 @@ def read_all_addresses(rtnetlink: Rtnetlink) -> Iterator[tuple[int, str, bool]]:
     """Addresses of universe scope: index of the link, CIDR, and whether the kernel lets it stay."""
     for message in rtnetlink.dump(NetlinkRequest("reading addresses", "address", netlink.GETADDR)):
         if message["scope"] == UNIVERSE_SCOPE:
-            address = message.get_attr("IFA_LOCAL_TABLE") or message.get_attr("IFA_ADDRESS")
+            # On a link with a peer IFA_ADDRESS is the peer's address; IPv6 has IFA_LOCAL only there.
+            address = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
             lasting = bool((message.get_attr("IFA_FLAGS") or message["flags"]) & netlink.PERMANENT)
             yield message["index"], f"{address}/{message['prefixlen']}", lasting
 

@@ -57,9 +57,8 @@ def _extreme(name: str, better: Callable[[Any, Any], bool]) -> Any:
 
 
 def _sum(nothing: Any) -> Any:
-    plus = FUNCTIONS["_+_"]
     return lambda items: functools.reduce(
-        lambda first, second: dispatch(plus, (first, second)), items, nothing
+        lambda first, second: dispatch(FUNCTIONS["_+_"], (first, second)), items, nothing
     )
 
 
