@@ -24,6 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rackloom.app.process import is_loopback
+from rackloom.carve.api.auth import DEFAULT_LIFETIME
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
 from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
@@ -139,6 +140,7 @@ class IssuerConfig(Section):
     jwks_url: str | None = None
     algorithms: tuple[Literal["EdDSA", "ES256", "RS256"], ...] = Field(default=("RS256",), min_length=1)
     refresh: Duration = timedelta(minutes=5)
+    max_token_lifetime: Duration = timedelta(seconds=DEFAULT_LIFETIME)
 
     @model_validator(mode="after")
     def _one_source(self) -> "IssuerConfig":

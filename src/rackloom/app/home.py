@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.carve.api.auth import LocalIssuer
+from rackloom.carve.api.auth import LOCAL_LIFETIME, LocalIssuer
 from rackloom.errors import Refused
 
 
@@ -60,7 +60,7 @@ def default_home() -> Path:
 
 
 _ORG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_MAX_TOKEN_HOURS = 24 * 366
+_MAX_TOKEN_HOURS = int(LOCAL_LIFETIME / 3600)
 
 
 def mint_token(home: Home, *, org: str, roles: Sequence[str], hours: float) -> str:

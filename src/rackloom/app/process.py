@@ -9,6 +9,8 @@ Logs are JSON lines, one event each, from structlog and the standard library ali
 INFO on, those of libraries from WARNING on. Lines with the same cause are limited (`repeated_lines`). A log
 file whose disk has no room loses lines, and ends nothing.
 
+`allow_open_files` raises the limit of open files to what the listeners of a process may need.
+
 Two interpreter settings bound the pauses of a large site. `freeze_loaded_objects` takes what is loaded at
 the start out of the garbage collector (`gc.freeze`) and makes full collections ten times rarer: with
 CPython's thresholds a site of a hundred racks paused for 0.15 s in every three seconds.
@@ -20,6 +22,7 @@ import asyncio
 import faulthandler
 import gc
 import logging
+import resource
 import signal
 import sys
 import time
@@ -31,8 +34,10 @@ from typing import Any
 import structlog
 from structlog.typing import Processor
 
+from rackloom.acceptor import split_listen
 from rackloom.app.repeated_lines import RepeatedLines
 from rackloom.errors import file_error_text
+from rackloom.limits import plan_file_limit
 
 # Signals.
 
@@ -181,13 +186,20 @@ def shorten_switch_interval() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL)
 
 
+# Open files.
+
+
+def allow_open_files(needed: int) -> None:
+    """Let this process have so many files open. Raises Refused if it may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    limits = [sys.maxsize if limit == unlimited else limit for limit in (soft, hard)]
+    planned = plan_file_limit(needed, *limits)
+    if planned != limits[0]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (planned, hard))
+
+
 # Listen addresses, already validated by the configuration.
-
-
-def split_listen(listen: str) -> tuple[str, int]:
-    """Host and port of a checked `host:port`."""
-    host, _, port = listen.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def is_loopback(listen: str) -> bool:

@@ -22,6 +22,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.responses import Response
 
+from rackloom.acceptor import END_REASONS, ConnectionEnded
 from rackloom.app.listeners import PlainEndpoints, metrics_response, ok_response
 from rackloom.app.site import record_counts
 from rackloom.app.site.record_counts import SiteCounts
@@ -150,6 +151,18 @@ class SiteMetrics(ReconcileMetrics):
         )
         for kind in CallerClass:
             self.refused_requests.labels(kind)
+        self.ended = Counter(
+            f"{ours}connections_ended",
+            "Connections that a limit refused or closed",
+            ("listener", "why"),
+            registry=registry,
+        )
+
+    def connections_ended(self, listener: str) -> ConnectionEnded:
+        """Counts the connections of a listener that a limit ends; all reasons from zero."""
+        for why in END_REASONS:
+            self.ended.labels(listener, why)
+        return lambda why: self.ended.labels(listener, why).inc()
 
     def set_kind(self, endpoint_id: str, kind: ControllerKind) -> None:
         """Count this endpoint for this kind of controller."""

@@ -23,6 +23,7 @@ import msgspec
 from rackloom.app.config import AdminConfig, Config, LimitsConfig, TenantLimitsConfig, load_config
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
+    allow_open_files,
     freeze_loaded_objects,
     log_to_file,
     log_to_output,
@@ -43,6 +44,7 @@ from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.errors import Refused
+from rackloom.limits import PROBES, SITE_REST, Process, files_needed
 
 # Listeners: REST with the rack map, and the operators' gRPC.
 
@@ -63,7 +65,14 @@ def serve_rest(parts: ServiceParts, source: SiteSource) -> AbstractAsyncContextM
         caller_limits(parts.config.limits, parts.metrics.refused_request),
     )
     page = mount_rack_map(api, source, parts.issuers, parts.clock)
-    return serve_http(page, server.listen, cert=server.tls_cert, key=server.tls_key)
+    return serve_http(
+        page,
+        server.listen,
+        cert=server.tls_cert,
+        key=server.tls_key,
+        limits=SITE_REST,
+        ended=parts.metrics.connections_ended("rest"),
+    )
 
 
 def caller_limits(config: LimitsConfig, refused: Callable[[CallerClass], None]) -> CallerLimits:
@@ -89,7 +98,10 @@ async def serve_admin(parts: ServiceParts) -> AsyncIterator[int | None]:
         yield None
         return
     identities = ClientIdentities(frozenset(config.admin_names), frozenset(config.reader_names))
-    async with AdminServer(_admin_deps(parts), identities, _admin_tls(config), config.listen) as server:
+    ended = parts.metrics.connections_ended("admin")
+    async with AdminServer(
+        _admin_deps(parts), identities, _admin_tls(config), config.listen, ended
+    ) as server:
         yield server.port
 
 
@@ -162,6 +174,7 @@ def run_serve(path: Path, announce: Callable[[str], None]) -> None:
     import uvloop
 
     config = load_config(path)
+    allow_open_files(files_needed(Process.SERVE))
     if config.log.file is None:
         log_to_output()
     else:
@@ -192,7 +205,14 @@ async def site_service(config: Config) -> AsyncIterator[SiteService]:
         background = await stack.enter_async_context(_running_jobs(_background_jobs(parts, cluster)))
         yield SiteService(
             rest_port=await stack.enter_async_context(serve_rest(parts, source)),
-            metrics_port=await stack.enter_async_context(serve_http(parts.page, config.metrics.listen)),
+            metrics_port=await stack.enter_async_context(
+                serve_http(
+                    parts.page,
+                    config.metrics.listen,
+                    limits=PROBES,
+                    ended=parts.metrics.connections_ended("metrics"),
+                )
+            ),
             admin_port=await stack.enter_async_context(serve_admin(parts)),
             store=parts.store,
             reconciler=parts.reconciler,

@@ -45,6 +45,7 @@ from rackloom.errors import Refused
 from rackloom.lab.scenario.stage import SimulatedRacks
 from rackloom.lab.switches.fabric import MOST_RACKS, FabricSnapshot, SeededNames, SimulatedFabric, fabrics_of
 from rackloom.lab.switches.servers import NmxcServer
+from rackloom.limits import SITE_REST
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackSite, build_site
 
@@ -228,7 +229,7 @@ async def embedded_service(
         mapped = mount_rack_map(
             app, source, deps.verifier, clock, switch_trays=twin.profile.switch_trays_per_domain
         )
-        async with serve_http(mapped, f"{LOOPBACK}:{port}") as bound:
+        async with serve_http(mapped, f"{LOOPBACK}:{port}", limits=SITE_REST) as bound:
             url = f"http://{LOOPBACK}:{bound}"
             yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling)
 

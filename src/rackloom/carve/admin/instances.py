@@ -23,7 +23,14 @@ from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import nvlink_interface, tenant
-from rackloom.carve.store.values import Changed, InterfaceSpec, Status, require
+from rackloom.carve.store.values import (
+    Changed,
+    InterfaceSpec,
+    Status,
+    check_description,
+    check_name,
+    require,
+)
 from rackloom.carve.tenancy import instances, interfaces, outdated
 from rackloom.carve.tenancy.interfaces import InterfaceRow
 
@@ -63,6 +70,9 @@ async def update_config(deps: AdminDeps, request: pb.InstanceConfigUpdateRequest
     def work(conn: sa.Connection) -> Changed[pb.Instance]:
         row = _get(conn, request.instance_id.value)
         check_version(request, row.updated)
+        if request.metadata.name:
+            check_name(request.metadata.name)
+        check_description(request.metadata.description)
         changed = instances.update_instance(
             conn,
             row.tenant_id,

@@ -12,9 +12,10 @@ from uuid import UUID
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
+from pydantic import Field
 from starlette.responses import Response
 
-from rackloom.carve.api import routing
+from rackloom.carve.api import access, routing
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, ProviderAdmin, Reader, Row
 from rackloom.carve.api.wire import NO_NUL, Answer, Because, Json, PageQuery, shape
@@ -80,7 +81,7 @@ class NVLinkDomain(Answer):
     unknown_since: datetime | None
     status_message: str | None
     is_paused: bool
-    pause_reason: str | None
+    pause_reason: Annotated[str | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
     total_trays: int
     free_trays: int
     unhealthy_trays: int
@@ -90,8 +91,7 @@ class NVLinkDomain(Answer):
     closed_trays: int
     largest_batch: int
     fragmentation: float
-    blocked_gpus: list[BlockedGpu] | None
-    """For whoever operates the domain; null for its tenants."""
+    blocked_gpus: Annotated[list[BlockedGpu] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
     instance_types: list[TypeCapacity]
     own_instances: int
     own_gpus: int

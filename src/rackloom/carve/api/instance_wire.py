@@ -117,7 +117,17 @@ def interface_specs(bodies: Sequence[InterfaceBody] | None) -> tuple[InterfaceSp
     )
 
 
-class _InstanceBase(wire.OpenBody):
+class _Labelled(wire.OpenBody):
+    """Labels are checked, and stored with what has no meaning here."""
+
+    labels: wire.Labels | None = None
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        return super().extra | ({} if self.labels is None else {"labels": self.labels})
+
+
+class _InstanceBase(_Labelled):
     vpc_id: UUID
     instance_type_id: UUID | None = None
     description: wire.Description | None = None
@@ -156,7 +166,7 @@ class InstanceBatchCreate(_InstanceBase):
         return self
 
 
-class InstanceUpdate(wire.OpenBody):
+class InstanceUpdate(_Labelled):
     """Changes of an instance; a list of interfaces replaces the present one."""
 
     name: wire.Name | None = None
@@ -236,7 +246,7 @@ class KeptInterface(wire.Timed):
     status: wire.InterfaceStatus
 
 
-class KeptInterfaceQuery(wire.PageQuery):
+class KeptInterfaceQuery(wire.PageQuery, wire.RelationQuery):
     """Filters on network interfaces, which are kept and not acted on."""
 
     status: list[wire.InterfaceStatus] = []
@@ -294,7 +304,7 @@ INSTANCE_LISTING: sa.Select[Any] = sa.select(*(_instance_columns[name] for name 
 
 
 def instance_shapes(
-    conn: sa.Connection, rows: Rows, query: wire.Query, domains: OutdatedDomains
+    conn: sa.Connection, rows: Rows, query: wire.RelationQuery, domains: OutdatedDomains
 ) -> list[Json]:
     """Instances (rows of `INSTANCE_LISTING`) with their interfaces and histories.
 
@@ -372,12 +382,20 @@ def plan_shape(planned: CreationPlan) -> Json:
     }
 
 
-def kept_interface_shapes(row: Row, field: str, query: KeptInterfaceQuery) -> list[Json]:
+KEPT_INTERFACE_RELATIONS = {
+    "interfaces": ("Instance", "Subnet", "VpcPrefix"),
+    "infinibandInterfaces": ("Instance", "Site", "InfiniBandPartition"),
+}
+"""Field of the request -> the relations of its interfaces."""
+
+
+def kept_interface_shapes(conn: sa.Connection, row: Row, field: str, query: KeptInterfaceQuery) -> list[Json]:
     """The network interfaces as the request named them, always Pending."""
+    relations = query.relations(*KEPT_INTERFACE_RELATIONS[field])
     kept = row.extra.get(field)
     if not isinstance(kept, list) or (query.status and Status.PENDING not in query.status):
         return []
-    return [
+    shapes = [
         {
             **(interface if isinstance(interface, dict) else {}),
             **shape(
@@ -390,3 +408,5 @@ def kept_interface_shapes(row: Row, field: str, query: KeptInterfaceQuery) -> li
         }
         for position, interface in enumerate(kept)
     ]
+    routing.add_relations(conn, shapes, relations)
+    return shapes

@@ -37,7 +37,7 @@ from rackloom.carve.api.instance_wire import (
     warning_shapes,
 )
 from rackloom.carve.api.routing import NO_QUERY, ApiDeps, Deps, Page, Row, TenantAdmin
-from rackloom.carve.api.wire import Json, PageQuery, Query, StatusDetail, Text, TextFilter, UuidFilter
+from rackloom.carve.api.wire import Json, PageQuery, RelationQuery, StatusDetail, Text, TextFilter, UuidFilter
 from rackloom.carve.observation import latest
 from rackloom.carve.store.journal import StatusRecord
 from rackloom.carve.store.schema import instance as table
@@ -53,7 +53,7 @@ DryRun = Annotated[bool, QueryParam(alias="dryRun")]
 """Whether to return the plan and change nothing."""
 
 
-class InstanceQuery(PageQuery):
+class InstanceQuery(PageQuery, RelationQuery):
     """Filters on instances."""
 
     infrastructure_provider_id: UUID | None = None
@@ -136,7 +136,7 @@ async def create_batch(
 
 @router.get("/{instanceId}", operation_id="get-instance", response_model=Instance)
 async def get(
-    deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[Query, Param()]
+    deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[RelationQuery, Param()]
 ) -> Response:
     """One instance."""
     return routing.json_response(
@@ -209,8 +209,8 @@ async def list_network(
     deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[KeptInterfaceQuery, Param()]
 ) -> Response:
     """The network interfaces that the instance was asked for with."""
-    row = await deps.store.read(_row, caller, instance_id)
-    return routing.sliced_response(kept_interface_shapes(row, "interfaces", query), query)
+    kept = await deps.store.read(_kept_interfaces, caller, instance_id, "interfaces", query)
+    return routing.sliced_response(kept, query)
 
 
 @router.get(
@@ -222,8 +222,8 @@ async def list_infiniband(
     deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[KeptInterfaceQuery, Param()]
 ) -> Response:
     """The InfiniBand interfaces that the instance was asked for with."""
-    row = await deps.store.read(_row, caller, instance_id)
-    return routing.sliced_response(kept_interface_shapes(row, "infinibandInterfaces", query), query)
+    kept = await deps.store.read(_kept_interfaces, caller, instance_id, "infinibandInterfaces", query)
+    return routing.sliced_response(kept, query)
 
 
 def _request(
@@ -305,7 +305,7 @@ LISTING = routing.Listing(
 )
 
 
-def _get(conn: sa.Connection, org: str, instance_id: str, query: Query, valid_from: float) -> Json:
+def _get(conn: sa.Connection, org: str, instance_id: str, query: RelationQuery, valid_from: float) -> Json:
     instances.get_instance(conn, entitlements.tenant_id_of(conn, org), instance_id)
     row = conn.execute(_BY_IDS, {"ids": [instance_id]}).one()
     return instance_shapes(conn, [row], query, latest.outdated_domains(conn, valid_from))[0]
@@ -313,3 +313,9 @@ def _get(conn: sa.Connection, org: str, instance_id: str, query: Query, valid_fr
 
 def _row(conn: sa.Connection, caller: Caller, instance_id: UUID) -> Row:
     return instances.get_instance(conn, entitlements.tenant_id_of(conn, caller.org), str(instance_id))
+
+
+def _kept_interfaces(
+    conn: sa.Connection, caller: Caller, instance_id: UUID, field: str, query: KeptInterfaceQuery
+) -> list[Json]:
+    return kept_interface_shapes(conn, _row(conn, caller, instance_id), field, query)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from rackloom.carve.api import routing
 from rackloom.carve.api.instance_wire import NVLinkInterface, interface_shape
 from rackloom.carve.api.routing import Deps, Page, Row, Rows, TenantAdmin
-from rackloom.carve.api.wire import InterfaceStatus, Json, PageQuery, UuidFilter
+from rackloom.carve.api.wire import InterfaceStatus, Json, PageQuery, RelationQuery, UuidFilter
 from rackloom.carve.observation import latest
 from rackloom.carve.store.schema import instance, machine
 from rackloom.carve.store.schema import nvlink_interface as table
@@ -30,7 +30,7 @@ from rackloom.carve.tenancy.outdated import OutdatedDomains
 # Query parameters.
 
 
-class InstanceInterfaceQuery(PageQuery):
+class InstanceInterfaceQuery(PageQuery, RelationQuery):
     """Filters on the interfaces of one instance."""
 
     nvlink_logical_partition_id: UuidFilter = Field([], alias="nvLinkLogicalPartitionId")

@@ -46,7 +46,7 @@ class LogicalPartitionUpdate(wire.Body):
 # Query parameters.
 
 
-class PartitionIncludes(wire.Query):
+class PartitionIncludes(wire.RelationQuery):
     """What to add to a logical partition."""
 
     include_interfaces: bool = False

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
-from rackloom.carve.api import routing, wire
+from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_types import Capability, CapabilityType
 from rackloom.carve.api.routing import AnySelect, Deps, Page, Reader, Row, Rows
@@ -39,10 +39,10 @@ MachineStatus = Literal[
 ]
 
 
-class MachineIncludes(wire.Query):
+class MachineIncludes(wire.RelationQuery):
     """What to add to a machine."""
 
-    include_metadata: bool = False
+    include_metadata: Annotated[bool, Field(json_schema_extra=access.PROVIDERS_ONLY)] = False
 
 
 class MachineQuery(wire.PageQuery, MachineIncludes):
@@ -120,7 +120,7 @@ class Machine(wire.Timed):
     """Partitions that the site did not make and that hold GPUs of it: no instance is placed on it."""
     status: MachineStatus
     status_history: list[wire.StatusDetail]
-    metadata: MachineMetadata | None = None
+    metadata: Annotated[MachineMetadata | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = None
 
 
 class GpuStats(wire.Answer):
@@ -168,6 +168,8 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes, val
     if query.include_metadata:
         known = latest.latest_of_domains(conn, {row.domain for row in rows} - {None}, valid_from)
         for shape, row in zip(shapes, rows, strict=True):
+            if not row.is_provided:
+                continue
             is_known = row.domain is not None and known[row.domain].observation is not None
             info = nvlink_info_shape(row, gpus[row.id], is_known=is_known)
             shape["metadata"] = {"nvLinkInfo": info, "rack": row.rack}
@@ -243,18 +245,19 @@ async def get_history(
     )
 
 
-def _machines(conn: sa.Connection, caller: Caller) -> AnySelect:
-    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
+def _machines(provider_id: str, tenant_id: str) -> AnySelect:
+    """The visible machines, and whether the reader provides each."""
     return (
         catalog.machine_listing()
-        .add_columns(site.c.provider_id)
+        .add_columns(site.c.provider_id, (site.c.provider_id == provider_id).label("is_provided"))
         .join(site, site.c.id == machine.c.site_id)
         .where(sa.or_(site.c.provider_id == provider_id, instance.c.tenant_id == tenant_id))
     )
 
 
 def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery, valid_from: float) -> Page:
-    visible = _machines(conn, caller)
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
+    visible = _machines(provider_id, tenant_id)
     wanted = (
         (query.has_instance_type, machine.c.instance_type_id.is_not(None) == query.has_instance_type),
         (query.has_instance, instance.c.id.is_not(None) == query.has_instance),
@@ -266,7 +269,16 @@ def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery, val
             visible = visible.where(condition)
     if query.capability_type is not None or query.capability_name:
         visible = visible.where(machine.c.instance_type_id.in_(_types_with(conn, query)))
-    listing = msgspec.structs.replace(LISTING, shapes=partial(_machine_shapes, valid_from=valid_from))
+    # Where a machine is, a tenant may not find out by searching either.
+    places = (
+        sa.case((site.c.provider_id == provider_id, column), else_="")
+        for column in (machine.c.chassis_serial, machine.c.rack)
+    )
+    listing = msgspec.structs.replace(
+        LISTING,
+        shapes=partial(_machine_shapes, valid_from=valid_from),
+        searched=(*LISTING.searched, *places),
+    )
     return listing.page(conn, visible, query)
 
 
@@ -290,7 +302,7 @@ def _types_with(conn: sa.Connection, query: MachineQuery) -> list[str]:
 
 
 def _gpu_stats(conn: sa.Connection, caller: Caller, query: GpuStatsQuery) -> list[Json]:
-    visible = _machines(conn, caller).subquery()
+    visible = _machines(*routing.provider_and_tenant(conn, caller)).subquery()
     counted = (
         sa.select(instance_type.c.capabilities, sa.func.count().label("machines"))
         .join(visible, visible.c.instance_type_id == instance_type.c.id)
@@ -315,7 +327,8 @@ def shown_machine(
 
 
 def _row(conn: sa.Connection, caller: Caller, machine_id: str) -> Row:
-    row = conn.execute(_machines(conn, caller).where(machine.c.id == machine_id)).one_or_none()
+    visible = _machines(*routing.provider_and_tenant(conn, caller))
+    row = conn.execute(visible.where(machine.c.id == machine_id)).one_or_none()
     return require(row, "Could not find Machine with specified ID")
 
 
@@ -329,5 +342,5 @@ LISTING = routing.Listing(
         "tenant_id": instance.c.tenant_id,
         "status": catalog.shown_machine_status,
     },
-    searched=(machine.c.id, machine.c.chassis_serial, machine.c.rack, catalog.shown_machine_status),
+    searched=(machine.c.id, catalog.shown_machine_status),
 )

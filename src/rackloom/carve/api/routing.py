@@ -1,7 +1,8 @@
 """What routes share: dependencies and callers, pages, filters, related objects, histories, responses.
 
 `Deps` and the caller types (`TenantAdmin`, `ProviderAdmin`, `ProviderReader`, `Reader`, `AnyCaller`)
-are FastAPI dependencies; a route declares the role that it needs. `ApiDeps.change` runs a change in a
+are FastAPI dependencies; a route declares the roles that it needs by the type of its caller, and
+`access` says what follows from that. `ApiDeps.change` runs a change in a
 write transaction and then wakes the reconciler of the affected domains. The work reads the clock inside
 the transaction: an intent dated before its commit would seem to be answered by an observation that
 began before anyone knew of it. With `auto_tenant`, an organization becomes a tenant at its first
@@ -24,11 +25,12 @@ from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import Depends
+from fastapi import Depends, Path
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import wire
+from rackloom.carve.api import access, wire
 from rackloom.carve.api.auth import Caller, Role, TokenVerifier
 from rackloom.carve.api.wire import Because, Json, PageQuery, shape
 from rackloom.carve.store import journal, schema
@@ -81,49 +83,46 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
         return changed.value
 
 
-async def _request_caller(request: Request) -> Caller:
-    caller: Caller = request.state.caller
-    return caller
-
-
-AnyCaller = Annotated[Caller, Depends(_request_caller)]
-
-
-async def _request_deps(request: Request, caller: AnyCaller) -> ApiDeps:
+async def _request_deps(request: Request) -> ApiDeps:
     deps: ApiDeps = request.app.state.deps
-    return deps.on_behalf_of(caller.org)
+    return deps.on_behalf_of(request.state.caller.org)
 
 
 Deps = Annotated[ApiDeps, Depends(_request_deps)]
+Org = Annotated[str, Path(alias="org", description="The organisation for which the caller acts")]
 
 
-async def _tenant_admin(request: Request, deps: Deps, caller: AnyCaller) -> Caller:
-    caller.require(Role.TENANT_ADMIN)
-    await _ensure_tenant(request, deps, caller)
-    return caller
+class CallerWith:
+    """A dependency: the caller, if it has one of `roles`. Without roles it may be any member of the org."""
+
+    def __init__(self, *roles: Role) -> None:
+        self.roles = roles
+
+    async def __call__(self, request: Request, deps: Deps, _org: Org) -> Caller:
+        """The caller. Refused as `access.check_call` decides."""
+        # `AuthenticationMiddleware` has verified it, for the org of the path.
+        caller: Caller = request.state.caller
+        access.check_call(caller, self.roles, request.scope["route"].dependant, request.query_params)
+        if Role.TENANT_ADMIN in caller.roles and Role.TENANT_ADMIN in self.roles:
+            await _ensure_tenant(request, deps, caller)
+        return caller
 
 
-async def _provider_admin(caller: AnyCaller) -> Caller:
-    caller.require(Role.PROVIDER_ADMIN)
-    return caller
+AnyCaller = Annotated[Caller, Depends(CallerWith())]
+TenantAdmin = Annotated[Caller, Depends(CallerWith(Role.TENANT_ADMIN))]
+ProviderAdmin = Annotated[Caller, Depends(CallerWith(Role.PROVIDER_ADMIN))]
+ProviderReader = Annotated[Caller, Depends(CallerWith(*access.PROVIDER_ROLES))]
+Reader = Annotated[Caller, Depends(CallerWith(*Role))]
 
 
-async def _provider_reader(caller: AnyCaller) -> Caller:
-    caller.require(Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
-    return caller
-
-
-async def _reader(request: Request, deps: Deps, caller: AnyCaller) -> Caller:
-    caller.require(Role.TENANT_ADMIN, Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
-    if Role.TENANT_ADMIN in caller.roles:
-        await _ensure_tenant(request, deps, caller)
-    return caller
-
-
-TenantAdmin = Annotated[Caller, Depends(_tenant_admin)]
-ProviderAdmin = Annotated[Caller, Depends(_provider_admin)]
-ProviderReader = Annotated[Caller, Depends(_provider_reader)]
-Reader = Annotated[Caller, Depends(_reader)]
+def roles_of(route: APIRoute) -> Sequence[Role]:
+    """The roles that an operation declares by the type of its caller. An operation must have exactly one."""
+    (guard,) = (
+        dependency.call
+        for dependency in route.dependant.dependencies
+        if isinstance(dependency.call, CallerWith)
+    )
+    return guard.roles
 
 
 async def _ensure_tenant(request: Request, deps: ApiDeps, caller: Caller) -> None:
@@ -157,7 +156,7 @@ def provider_and_tenant(conn: sa.Connection, caller: Caller) -> tuple[str, str]:
     """
     provider = entitlements.find_provider(conn, caller.org)
     tenant = entitlements.find_tenant(conn, caller.org)
-    provides = not caller.roles.isdisjoint((Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER))
+    provides = not caller.roles.isdisjoint(access.PROVIDER_ROLES)
     return (
         provider.id if provider and provides else "",
         tenant.id if tenant and Role.TENANT_ADMIN in caller.roles else "",
@@ -300,7 +299,7 @@ def order_by_creation(
     return {"CREATED": created, TIE_BREAKER: tie_breaker}
 
 
-NO_QUERY = wire.Query()
+NO_QUERY = wire.RelationQuery()
 """For a response without a query: no related objects."""
 
 
