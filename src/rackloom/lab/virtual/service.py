@@ -353,7 +353,7 @@ def rest_application(records: Store, issuer: LocalIssuer) -> Any:
         store=records,
         clock=lambda: SERVICE_EPOCH,
         ids=str,
-        wake=lambda _: None,
+        wake=lambda _domains, _org: None,
         verifier=issuer.verifier(lambda: SERVICE_EPOCH),
         auto_tenant=True,
     )
@@ -461,14 +461,14 @@ class CrashingBackend:
         self._disk = disk
         self._feed = feed
 
-    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
+    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool, org: str = "") -> T:
         """As the real one, with a point of death on both sides of every write."""
         await self._elsewhere()
         self._die_here(write)
         waits_for_record = write and self._life.stops_after_record
         before = await self._newest_operation() if waits_for_record else None
         try:
-            result = await self._records.transact(self._disk.spoil(work, write=write), write=write)
+            result = await self._records.transact(self._disk.spoil(work, write=write), write=write, org=org)
         except StoreUnavailable:
             if write:
                 self._life.failed_writes.append(_now())
