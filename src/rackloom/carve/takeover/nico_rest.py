@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx2
 import msgspec
@@ -76,7 +76,7 @@ class NicoClient:
 
     def get(self, reader: NicoReader, path: str) -> Json:
         """One object of an organisation."""
-        return _as(Json, self._answer(reader, path, {}).json(), path)
+        return _decode(self._answer(reader, path, {}), Json, path)
 
     def list_all(self, reader: NicoReader, path: str, **filters: str) -> list[Json]:
         """All objects of a list. Raises Retry where the list changed between two pages."""
@@ -86,7 +86,7 @@ class NicoClient:
             page = {"pageNumber": str(len(found) // PAGE_SIZE + 1), "pageSize": str(PAGE_SIZE)}
             answer = self._answer(reader, path, filters | page)
             total = _total(answer, path)
-            entries = _as(list[Json], answer.json(), path)
+            entries = _decode(answer, list[Json], path)
             found += entries
             if len(entries) < PAGE_SIZE:
                 break
@@ -96,7 +96,7 @@ class NicoClient:
 
     def _answer(self, reader: NicoReader, path: str, query: Mapping[str, str]) -> httpx2.Response:
         headers = {"Authorization": f"Bearer {reader.token}"}
-        place = f"/v2/org/{reader.org}/{self._api_name}/{path}"
+        place = f"/v2/org/{quote(reader.org, safe='')}/{self._api_name}/{path}"
         try:
             answer = self._http.get(place, params=dict(query), headers=headers)
         except httpx2.TransportError as error:
@@ -143,11 +143,22 @@ def _total(answer: httpx2.Response, path: str) -> int:
         raise Refused(f"NICo's list {path} does not say in X-Pagination how long it is") from None
 
 
+def _decode(answer: httpx2.Response, kind: type[T], path: str) -> T:
+    try:
+        return msgspec.json.decode(answer.content, type=kind)
+    except msgspec.DecodeError as error:
+        raise _unknown_form(path, error) from None
+
+
 def _as(kind: type[T], value: Any, path: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise Refused(f"NICo answered {path} in a form that is not known: {error}") from None
+        raise _unknown_form(path, error) from None
+
+
+def _unknown_form(path: str, error: msgspec.DecodeError) -> Refused:
+    return Refused(f"NICo answered {path} in a form that is not known: {error}")
 
 
 # Objects on the wire. Fields that are not named here are ignored, or kept in `extra`.
@@ -245,7 +256,10 @@ def _read_once(
 ) -> NicoReading:
     everybody = [*([provider] if provider else []), *tenants]
     site = _choose_site(client.list_all(everybody[0], "site"), wanted_site)
-    ids = {reader.org: str(client.get(reader, "tenant/current")["id"]) for reader in tenants}
+    ids = {
+        reader.org: _as(_Wire, client.get(reader, "tenant/current"), "tenant/current").id
+        for reader in tenants
+    }
 
     def records(path: str, make: Callable[[Json, str], T]) -> tuple[T, ...]:
         return tuple(

@@ -29,9 +29,9 @@ from rackloom.carve.store.schema import (
 from rackloom.carve.store.values import Status
 from rackloom.core.takeover.records import (
     OwnedRecord,
+    ShownPartition,
     SiteInstance,
     SiteMachine,
-    ShownPartition,
     SiteReading,
 )
 

@@ -41,8 +41,8 @@ from rackloom.core.takeover.records import (
     PlannedInterface,
     RecordedStep,
     SettleDomain,
-    SiteMachine,
     ShownPartition,
+    SiteMachine,
     SiteReading,
     Step,
     TakeoverPlan,
@@ -116,8 +116,9 @@ class _Planner:
         """Organisations that are, or will be, tenants here."""
         self._with_access = {allocation.org for allocation in site.allocations}
         self._types = set(site.types)
-        self._logical_partitions = {record.id for record in site.logical_partitions}
-        self._vpcs = {record.id for record in site.vpcs}
+        self._logical_partitions: set[tuple[str, str]] = set()
+        """(organisation, id) of what is here, or will be, and is in NICo."""
+        self._vpcs: set[tuple[str, str]] = set()
         self._machines = _MachineFinder(nico, site)
         self._busy = {machine.id for machine in site.machines if machine.instance is not None}
         self._wanted: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
@@ -200,7 +201,7 @@ class _Planner:
             )
             refusal = self._why_not_ready(partition.status) or self._why_no_access(partition.org)
             if self._add_record(step, self._site.logical_partitions, refusal):
-                self._logical_partitions.add(partition.id)
+                self._logical_partitions.add((partition.org, partition.id))
 
     def _plan_vpcs(self) -> None:
         for vpc in self._nico.vpcs:
@@ -213,10 +214,11 @@ class _Planner:
                 extra=vpc.extra,
             )
             refusal = self._why_not_ready(vpc.status) or self._why_no_access(vpc.org)
-            if vpc.logical_partition not in {None, *self._logical_partitions}:
-                refusal = refusal or f"its default logical partition {vpc.logical_partition} is not imported"
+            default = vpc.logical_partition
+            if default is not None and (vpc.org, default) not in self._logical_partitions:
+                refusal = refusal or f"its default logical partition {default} is not imported"
             if self._add_record(step, self._site.vpcs, refusal):
-                self._vpcs.add(vpc.id)
+                self._vpcs.add((vpc.org, vpc.id))
 
     def _add_record(
         self,
@@ -308,7 +310,7 @@ class _Planner:
         """Why an instance is not imported, with its machine found here."""
         if (refusal := self._why_no_owner(known.org)) or machine is None:
             return refusal
-        if known.vpc not in self._vpcs:
+        if (known.org, known.vpc) not in self._vpcs:
             return f"its VPC {known.vpc} is not imported"
         if known.type_id is not None and known.type_id not in self._types:
             return f"its instance type {known.type_id} is not here"
@@ -327,7 +329,7 @@ class _Planner:
             return f"NICo has several interfaces of its GPU {repeated[0]}"
         for entry in interfaces:
             guid = machine.gpus.get(entry.device + 1)
-            if entry.logical_partition not in self._logical_partitions:
+            if (known.org, entry.logical_partition) not in self._logical_partitions:
                 return f"logical partition {entry.logical_partition} is not imported"
             if machine.domain is None or guid is None:
                 return f"no controller here lists GPU {entry.device} of machine {machine.id}"
@@ -390,7 +392,7 @@ class _Planner:
             return "NICo made it for the free GPUs of a tray, which no logical partition wants"
         if named is None:
             return "NICo did not name it: it was made by hand or by another program"
-        if named not in self._logical_partitions:
+        if all(named != partition_id for _, partition_id in self._logical_partitions):
             return f"logical partition {named} in its name is not imported"
         if not partition.is_guid_based:
             return "it is location-based, and the site only works on GUID-based partitions"
@@ -403,6 +405,8 @@ class _Planner:
 
     def _why_unequal(self, partition: ShownPartition, named: str) -> str | None:
         wanted, held = self._wanted[named, partition.domain], set(partition.guids)
+        if not held:
+            return "it holds no GPU"
         parts = []
         if surplus := held - wanted:
             parts.append(f"{_gpu_list(surplus)} in it that no imported instance wants there")
