@@ -6,7 +6,6 @@ read-only mode; the lab makes the partitions, as NICo's monitor would.
 """
 
 import ssl
-import time
 
 import httpx2
 from tests.waiting import until_seen
@@ -25,7 +24,7 @@ def nico_name(logical_partition, guids):
     return (logical_partition + ",".join(map(str, guids)))[:NAME_LENGTH]
 
 
-def empty_fabric(fabric):
+async def empty_fabric(fabric):
     """Without the factory default partition, as NICo leaves a fabric that it uses whole."""
     if DEFAULT_PARTITION_ID in fabric.partitions:
         fabric.delete(DEFAULT_PARTITION_ID)
@@ -51,7 +50,7 @@ class ServedSite:
         with connect(self.connection) as call:
             return call(name, request)
 
-    def rest(self, method, path, body=None, *, org="acme", role="TENANT_ADMIN"):
+    def rest(self, method, path, body=None, *, org="acme", role="TENANT_ADMIN", is_json=True):
         headers = {"Authorization": f"Bearer {self.ground.token(org, role)}"}
         answer = httpx2.request(
             method,
@@ -62,7 +61,7 @@ class ServedSite:
             timeout=60,
         )
         assert answer.is_success, answer.text
-        return answer.json()
+        return answer.json() if is_json else answer.text
 
     def register(self, switch):
         for serial in sorted({gpu.chassis_serial for gpu in switch.fabric.gpus.values()}):
@@ -146,14 +145,3 @@ class NicoStandIn(ServedSite):
             )
             self.rpc("AdoptPartition", request)
         return name
-
-
-def wait_for_new_reading(site, domain):
-    """Until our site has read the domain anew."""
-    begun = time.time()
-    until_seen(
-        lambda: (
-            site.rpc("ShowDomains", ours.DomainsRequest(domain=domain)).domains[0].observed_at.seconds > begun
-        ),
-        "a new observation",
-    )

@@ -1,7 +1,9 @@
 """`rackloom admin import nico` against a whole stand-in of NICo and a whole site over the same racks."""
 
 import importlib.util
+import itertools
 import shlex
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -9,14 +11,19 @@ import pytest
 import structlog
 from anyio.from_thread import start_blocking_portal
 from tests.cli.nico_stand_in import NicoStandIn, ServedSite, empty_fabric, read_only
+from tests.docs.markdown import lines
+from tests.waiting import until_seen
 
 from rackloom.app.config import load_config
 from rackloom.app.site.service import site_service
 from rackloom.carve.admin import operator_pb2 as ours
-from rackloom.cli.admin import app
-from rackloom.core.takeover.records import SiteReading, TakeoverPlan
+from rackloom.cli import admin_import
+from rackloom.cli.admin import app, connect
+from rackloom.core.takeover.records import AdoptPartition, SiteReading, TakeoverPlan
+from rackloom.errors import Refused, Retry
 
 pytestmark = pytest.mark.slow
+PAGE = "docs/migrate-from-nico.md"
 KEEP = {"site": 'default_partition = "keep"'}
 
 
@@ -28,48 +35,33 @@ def ground_class():
     return module.Ground
 
 
-class Takeover:
-    """Both control planes over the same racks, and an operator's terminal."""
+class World:
+    """Both control planes over two racks: acme and globex have equal partitions, globex an unequal one."""
 
-    def __init__(self, nico, site, switches, directory, capsys):
+    def __init__(self, nico, site, switches):
         self.nico, self.site, self.switches = nico, site, switches
-        self.directory, self.capsys = directory, capsys
         self.writes = []
+        self.ids = {
+            "train": nico.tenant("acme", "train", 2),
+            "serve": nico.tenant("globex", "serve", 1),
+            "odd": nico.tenant("globex", "odd", 1),
+        }
+        self.names = {
+            name: nico.make_partition(self.fabric_of(org, name), org, self.ids[name], without=without)
+            for name, org, without in (("train", "acme", 0), ("serve", "globex", 0), ("odd", "globex", 1))
+        }
+        fabric = self.switches[1].fabric
+        free = [guid for guid in sorted(fabric.gpus) if not fabric.partition_of(guid)]
+        fabric.create("made-by-hand", free[-2:])
+        nico.until_ready("acme", "train-0", "train-1")
+        nico.until_ready("globex", "serve-0")
+        site.until_listed("made-by-hand", *self.names.values())
         for switch in switches:
             switch.fabric.on_change(self.writes.append)
 
-    @property
-    def fabric(self):
-        return self.switches[0].fabric
-
-    def admin(self, line):
-        self.capsys.readouterr()
-        code = app(shlex.split(line), result_action="return_value") or 0
-        return code, self.capsys.readouterr().out
-
-    def token(self, org, role="TENANT_ADMIN"):
-        file = self.directory / f"{org}-{role}.token"
-        file.write_text(self.nico.ground.token(org, role) + "\n")
-        return file
-
-    def plan(self, name="plan.json", orgs=("acme", "globex"), more=""):
-        chosen = " ".join(f"--org {org}={self.token(org)}" for org in orgs)
-        provider = (
-            f"--provider-org acme={self.token('acme', 'PROVIDER_VIEWER')}"
-            if "--no-provider" not in more
-            else ""
-        )
-        more = more.replace("--no-provider", "")
-        _, output = self.admin(
-            f"import nico plan --url {self.nico.url} --nico-ca {self.nico.ground.ca} {chosen} {provider}"
-            f" --out {name} {more}"
-        )
-        return msgspec.json.decode(Path(name).read_bytes(), type=TakeoverPlan), output
-
-    def admin_options(self):
-        at = self.nico.connection
-        options = {"": at.site, "-ca": at.ca, "-cert": at.cert, "-key": at.key}
-        return " ".join(f"--nico-admin{name} {value}" for name, value in options.items())
+    def fabric_of(self, org, name):
+        guid = self.nico.guids(org, self.ids[name])[0]
+        return next(switch.fabric for switch in self.switches if guid in switch.fabric.gpus)
 
     def reading(self):
         text = self.site.rpc("ShowTakeoverSite", ours.TakeoverSiteRequest()).reading
@@ -77,122 +69,231 @@ class Takeover:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory, authority):
-    """Two services over two racks; the records of the stand-in and its partitions."""
+def world(tmp_path_factory, authority):
     structlog.configure(
         processors=[structlog.processors.JSONRenderer()],
         wrapper_class=structlog.BoundLogger,
         logger_factory=structlog.ReturnLoggerFactory(),
     )
-    ground = ground_class()
-    theirs = ground(tmp_path_factory.mktemp("nico"), authority)
-    mine = ground(tmp_path_factory.mktemp("site"), authority)
+    theirs = ground_class()(tmp_path_factory.mktemp("nico"), authority)
+    mine = ground_class()(tmp_path_factory.mktemp("site"), authority)
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(mine.racks(2)) as switches,
-        portal.wrap_async_context_manager(
-            site_service(load_config(read_only(theirs.config(**KEEP))))
-        ) as nico_service,
+        portal.wrap_async_context_manager(site_service(load_config(read_only(theirs.config(**KEEP))))) as old,
+        portal.wrap_async_context_manager(site_service(load_config(mine.config(**KEEP)))) as new,
     ):
         for switch in switches:
-            portal.call(lambda switch=switch: as_coroutine(empty_fabric, switch.fabric))
-        nico = NicoStandIn(theirs, nico_service)
+            portal.call(empty_fabric, switch.fabric)
+        nico, site = NicoStandIn(theirs, old), ServedSite(mine, new)
         nico.furnish(switches)
-        nico.portal = portal
-        with portal.wrap_async_context_manager(site_service(load_config(mine.config(**KEEP)))) as service:
-            site = ServedSite(mine, service)
-            for switch in switches:
-                site.register(switch)
-            yield nico, site, switches
+        for switch in switches:
+            site.register(switch)
+        yield World(nico, site, switches)
     structlog.reset_defaults()
 
 
-async def as_coroutine(fn, *args):
-    return fn(*args)
+class Operator:
+    """An operator's terminal, with tokens and certificates in files."""
 
+    def __init__(self, world, directory, monkeypatch, capsys):
+        self.world, self.capsys, self.monkeypatch = world, capsys, monkeypatch
+        self.tokens = {}
+        roles = {"acme": ("acme", "TENANT_ADMIN"), "globex": ("globex", "TENANT_ADMIN")}
+        for name, (org, role) in (roles | {"provider": ("acme", "PROVIDER_VIEWER")}).items():
+            self.tokens[name] = world.nico.ground.token(org, role)
+            (directory / f"{name}.token").write_text(self.tokens[name] + "\n")
+        at = world.nico.connection
+        for name, file in (("nico-ca.crt", at.ca), ("nico-admin.crt", at.cert), ("nico-admin.key", at.key)):
+            (directory / name).write_bytes(file.read_bytes())
+        monkeypatch.chdir(directory)
+        at = world.site.connection
+        for key, value in (("SITE", at.site), ("CA", at.ca)):
+            monkeypatch.setenv(f"RACKLOOM_ADMIN_{key}", str(value))
+        self.sit_down("admin")
+        page = [line for line in lines(PAGE) if line.startswith("rackloom admin import nico")]
+        self.plan_line, self.apply_line, self.rollback_line = map(self.local, page)
 
-@pytest.fixture(scope="module")
-def partitions(running):
-    """acme has two equal partitions, globex an unequal one; one was made by hand."""
-    nico, site, switches = running
-    fabric = switches[0].fabric
-    made = {
-        "train": nico.tenant("acme", "train", 2),
-        "serve": nico.tenant("globex", "serve", 1),
-        "odd": nico.tenant("globex", "odd", 1),
-    }
-    names = {}
-    where = {}
-    for name, org in (("train", "acme"), ("serve", "globex"), ("odd", "globex")):
-        first = nico.guids(org, made[name])[0]
-        where[name] = next(switch.fabric for switch in switches if first in switch.fabric.gpus)
-    for name, org, without in (("train", "acme", 0), ("serve", "globex", 0), ("odd", "globex", 1)):
-        names[name] = nico.make_partition(where[name], org, made[name], without=without)
-    used = {guid for switch in switches for p in switch.fabric.partitions.values() for guid in p.guids}
-    free = [guid for guid in sorted(fabric.gpus) if guid not in used]
-    fabric.create("made-by-hand", free[-2:])
-    nico.until_ready("acme", "train-0", "train-1")
-    nico.until_ready("globex", "serve-0")
-    site.until_listed("made-by-hand", *names.values())
-    return made, names, where
+    def local(self, line):
+        """A command of the page, with the addresses of this test."""
+        line = line.removeprefix("rackloom admin ").replace("https://nico.example.com", self.world.nico.url)
+        return line.replace("nico.example.com:1079", self.world.nico.connection.site)
+
+    def sit_down(self, name):
+        crt, key = self.world.site.ground.files[name]
+        self.monkeypatch.setenv("RACKLOOM_ADMIN_CERT", str(crt))
+        self.monkeypatch.setenv("RACKLOOM_ADMIN_KEY", str(key))
+
+    def run(self, line):
+        self.capsys.readouterr()
+        code = app(shlex.split(line), result_action="return_value") or 0
+        return code, self.capsys.readouterr().out
+
+    def plan(self, name="plan.json"):
+        _, text = self.run(self.plan_line.replace("plan.json", name))
+        return msgspec.json.decode(Path(name).read_bytes(), type=TakeoverPlan), text
 
 
 @pytest.fixture
-def takeover(running, partitions, tmp_path, monkeypatch, capsys):
-    nico, site, switches = running
-    monkeypatch.chdir(tmp_path)
-    at = site.connection
-    for key, value in (("SITE", at.site), ("CA", at.ca), ("CERT", at.cert), ("KEY", at.key)):
-        monkeypatch.setenv(f"RACKLOOM_ADMIN_{key}", str(value))
-    return Takeover(nico, site, switches, tmp_path, capsys)
+def operator(world, tmp_path, monkeypatch, capsys):
+    operator = Operator(world, tmp_path, monkeypatch, capsys)
+    world.writes.clear()
+    before = world.reading()
+    yield operator
+    operator.sit_down("admin")
+    if Path("plan.json").exists():
+        operator.run(operator.rollback_line)
+    assert world.reading() == before
 
 
-def test_a_whole_takeover_and_its_rollback(takeover, partitions):
-    _made, names, _where = partitions
-    before = takeover.reading()
-    plan, text = takeover.plan(more=takeover.admin_options())
-    assert sorted(step.name for step in plan.steps if step.__struct_config__.tag == "adopt") == sorted(
-        [names["train"], names["serve"]]
-    )
+def shown(side, path, org, *keys):
+    found = side.rest("GET", f"{path}?pageSize=100", org=org)
+    return sorted(tuple(str(entry[key]) for key in keys) for entry in found)
+
+
+def test_the_commands_of_the_page_take_over_a_site_and_roll_back(world, operator):
+    before = world.reading()
+    plan, text = operator.plan()
+    adopted = {step.name for step in plan.steps if isinstance(step, AdoptPartition)}
+    assert adopted == {world.names["train"], world.names["serve"]}
     left = {entry.name: entry.reason for entry in plan.left_alone}
-    assert "1 GPUs" in left[names["odd"]]
-    assert "missing in it that imported instances want" in left[names["odd"]]
+    assert "1 GPUs" in left[world.names["odd"]]
+    assert "missing in it that imported instances want" in left[world.names["odd"]]
     assert "NICo did not name it" in left["made-by-hand"]
-    assert takeover.reading() == before
+    assert "left as it is: partition made-by-hand" in text
+    assert world.reading() == before
 
-    code, output = takeover.admin("import nico apply plan.json")
-    assert "stays paused, because the site would change the fabric: create-partition" in output
-    assert code == 1
-    takeover.site.until_ready("acme", "train-0", "train-1")
-    takeover.site.until_ready("globex", "serve-0")
+    code, text = operator.run(operator.apply_line)
+    # The GPU that is missing in the unequal partition: only an operator lets the site join it.
+    assert (code, "stays paused, because the site would change the fabric: create-partition" in text) == (
+        1,
+        True,
+    )
+    world.site.until_ready("acme", "train-0", "train-1")
+    world.site.until_ready("globex", "serve-0")
+    assert world.site.statuses("globex")["odd-0"] != "Ready"
+    fields = {
+        "instance": ("id", "name", "vpcId", "instanceTypeId", "labels", "machineId", "tenantId"),
+        "nvlink-logical-partition": ("id", "name", "description", "tenantId"),
+        "vpc": ("id", "name", "nvLinkLogicalPartitionId", "tenantId"),
+        "allocation": ("id", "name", "tenantId"),
+        "nvlink-interface": ("id", "instanceId", "nvLinkLogicalPartitionId", "deviceInstance", "gpuGuid"),
+    }
     for org in ("acme", "globex"):
-        kept = ("id", "name", "vpcId", "instanceTypeId", "labels", "machineId", "tenantId")
-        shown = [
-            sorted(tuple(str(entry[key]) for key in kept) for entry in side.rest("GET", "instance", org=org))
-            for side in (takeover.nico, takeover.site)
-        ]
-        assert shown[0] == shown[1]
-        for path in ("nvlink-logical-partition", "vpc", "allocation"):
-            ids = [
-                {entry["id"] for entry in side.rest("GET", path, org=org)}
-                for side in (takeover.nico, takeover.site)
-            ]
-            assert ids[0] == ids[1]
-    interfaces = [
-        {
-            (entry["id"], entry["gpuGuid"])
-            for entry in side.rest("GET", "nvlink-interface?pageSize=100", org="acme")
-        }
-        for side in (takeover.nico, takeover.site)
+        for path, keys in fields.items():
+            assert shown(world.site, path, org, *keys) == shown(world.nico, path, org, *keys)
+
+    with pytest.raises(Refused, match="a rollback may need it"):
+        operator.plan()
+    again, text = operator.plan("again.json")
+    assert (again.steps, "nothing to do" in text) == ((), True)
+    assert world.writes == []
+
+
+def test_a_rollback_restores_the_site_and_touches_no_partition(world, operator):
+    before = world.reading()
+    operator.plan()
+    operator.run(operator.apply_line)
+    for _ in range(2):
+        code, _ = operator.run(operator.rollback_line)
+        assert (code, world.reading()) == (0, before)
+    assert world.writes == []
+
+
+class Interrupted:
+    """A connection that breaks after so many steps have been done, and before the answer is read."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    @contextmanager
+    def connect(self, at):
+        with connect(at) as call_rpc:
+
+            def call(rpc, request):
+                reply = call_rpc(rpc, request)
+                if rpc == "RunTakeoverStep":
+                    self.left -= 1
+                    if self.left < 0:
+                        raise Retry("the connection was lost", after=1.0)
+                return reply
+
+            yield call
+
+
+def interrupted_runs(operator, line, monkeypatch):
+    """Runs that break, each a few steps later than the run before, until a run is whole."""
+    for steps in itertools.count(step=3):
+        with monkeypatch.context() as patch:
+            patch.setattr(admin_import, "connect", Interrupted(steps).connect)
+            try:
+                operator.run(line)
+            except Retry:
+                yield steps
+            else:
+                return
+
+
+def test_an_import_and_a_rollback_interrupted_again_and_again_end_the_same(world, operator, monkeypatch):
+    """After every transaction: tests/carve/records/test_takeover_steps.py. This is the command line's part."""
+    before = world.reading()
+    operator.plan()
+    operator.run(operator.apply_line)
+    whole = world.reading()
+    operator.run(operator.rollback_line)
+    for line, end in ((operator.apply_line, whole), (operator.rollback_line, before)):
+        runs = sum(1 for _ in interrupted_runs(operator, line, monkeypatch))
+        assert world.reading() == end
+        assert runs > 4  # a rollback has fewer: it leaves out what is undone
+    assert world.writes == []
+
+
+def test_what_was_built_on_imported_records_is_not_rolled_back(world, operator):
+    operator.plan()
+    operator.run(operator.apply_line)
+    (vpc,) = [
+        found["id"] for found in world.site.rest("GET", "vpc", org="globex") if found["name"] == "serve-net"
     ]
-    assert interfaces[0] == interfaces[1]
+    body = {"name": "later", "vpcId": vpc, "instanceTypeId": world.nico.type_id, "nvLinkInterfaces": []}
+    made = world.site.rest("POST", "instance", body, org="globex")
+    applied = world.reading()
+    with pytest.raises(Refused, match="instance later of globex is in the imported VPC serve-net"):
+        operator.run(operator.rollback_line)
+    assert world.reading() == applied
+    world.site.rest("DELETE", f"instance/{made['id']}", org="globex", is_json=False)
+    until_seen(lambda: "later" not in world.site.statuses("globex"), "the instance is gone")
 
-    again, text = takeover.plan("again.json", more=takeover.admin_options())
-    assert again.steps == ()
-    assert "nothing to do" in text
 
-    code, output = takeover.admin("import nico rollback plan.json")
-    assert takeover.reading() == before
-    code, output = takeover.admin("import nico rollback plan.json")
-    assert takeover.reading() == before
-    assert takeover.writes == []
+def test_a_plan_is_private_sealed_and_without_tokens(world, operator):
+    _, text = operator.plan()
+    file = Path("plan.json")
+    written = file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    for token in operator.tokens.values():
+        assert token not in written + text
+    file.write_text(written.replace("train-0", "train-9"))
+    with pytest.raises(Refused, match="was changed after it was written"):
+        operator.run(operator.apply_line)
+    file.write_text("{}")
+    with pytest.raises(Refused, match="is not a plan of a takeover"):
+        operator.run(operator.apply_line)
+    file.unlink()
+
+
+def test_a_reader_plans_and_only_an_administrator_applies(world, operator):
+    before = world.reading()
+    operator.sit_down("viewer")
+    operator.plan()
+    with pytest.raises(Refused, match="PERMISSION_DENIED"):
+        operator.run(operator.apply_line)
+    assert world.reading() == before
+
+
+def test_a_token_that_nico_refuses_is_named_without_its_text(world, operator):
+    Path("globex.token").write_text(operator.tokens["acme"])
+    with pytest.raises(Refused, match="403") as refused:
+        operator.plan()
+    assert operator.tokens["acme"] not in str(refused.value)
+    Path("globex.token").write_text("not a token\n")
+    with pytest.raises(Refused, match="holds no token"):
+        operator.plan()

@@ -191,13 +191,19 @@ def _read_site(call_rpc: RpcCaller) -> SiteReading:
 
 
 def _write_plan(file: Path, made: TakeoverPlan) -> None:
-    """Into a file that only its owner may read: user data of instances may hold secrets of tenants."""
+    """Into a new file that only its owner may read: user data of instances may hold secrets of tenants.
+
+    An older plan is not overwritten, because a rollback needs it.
+    """
     text = msgspec.json.format(msgspec.json.encode(made), indent=2)
     try:
-        file.unlink(missing_ok=True)
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
         with os.fdopen(handle, "wb") as stream:
             stream.write(text + b"\n")
+    except FileExistsError:
+        raise Refused(
+            f"{file} is there already, and a rollback may need it", nearest_fix="give --out another name"
+        ) from None
     except OSError as error:
         raise Refused(f"cannot write {file}: {error.strerror}") from error
 

@@ -94,7 +94,7 @@ def test_all_pages_are_read_with_the_token_of_the_organisation(nico, client):
 
 
 def test_both_spellings_of_an_interface_and_unknown_fields_are_read(nico, client):
-    one = {
+    instance = {
         "id": "i1",
         "name": "job",
         "status": "Ready",
@@ -103,11 +103,13 @@ def test_both_spellings_of_an_interface_and_unknown_fields_are_read(nico, client
         "instanceTypeId": None,
     }
     interface = {"id": "n1", "deviceInstance": 0, "status": "Ready", "gpuGuid": "18000000000000000000"}
-    one["nvLinkInterfaces"] = [
+    instance["nvLinkInterfaces"] = [
         interface | {"nvLinkLogicalPartitionId": "p1"},
         interface | {"nvLinklogicalPartitionId": "p2"},
     ]
-    nico.answers["instance"] = [one | {"labels": {"a": "b"}, "siteId": "s1", "serialConsoleUrl": "ssh://x"}]
+    nico.answers["instance"] = [
+        instance | {"labels": {"a": "b"}, "siteId": "s1", "serialConsoleUrl": "ssh://x"}
+    ]
     (found,) = read(client).instances
     assert [entry.logical_partition for entry in found.interfaces] == ["p1", "p2"]
     assert found.extra == {"labels": {"a": "b"}, "serialConsoleUrl": "ssh://x"}

@@ -8,7 +8,7 @@ here already under its id is not created again, so a second plan is empty.
 A machine of NICo is found here by its place, by its id, or by the GUIDs of its GPUs, and all evidence must
 agree. An instance is imported if NICo calls it neither terminating nor failed, its machine is known and
 free, and our controller lists the GUIDs that NICo knows. The machine of an instance that is not imported
-is cordoned, because NICo still uses it.
+is cordoned, because NICo still uses it; so is one with GPUs in a partition of NICo that is left alone.
 
 NICo names a partition with the id of its logical partition and then the GUIDs of its first members. The
 name only says which logical partition to compare: a partition is adopted if its GPUs are exactly those
@@ -137,10 +137,10 @@ class _Planner:
         self._plan_logical_partitions()
         self._plan_vpcs()
         instances = self._instances()
+        adoptions = self._adoptions()
         self._plan_machine_types(instances)
-        self._plan_cordons(instances)
-        self.steps += instances
-        self._plan_adoptions()
+        self._plan_cordons(instances, adoptions)
+        self.steps += [*instances, *adoptions]
 
     # Records.
 
@@ -340,7 +340,7 @@ class _Planner:
                 )
         return None
 
-    def _plan_cordons(self, instances: Sequence[CreateInstance]) -> None:
+    def _plan_cordons(self, instances: Sequence[CreateInstance], adoptions: Sequence[AdoptPartition]) -> None:
         """Keep new instances off machines that NICo uses for what is not imported."""
         used = {step.machine for step in instances}
         reasons: dict[str, str] = {}
@@ -352,6 +352,12 @@ class _Planner:
             machine, _ = self._machines.find(known_machine.id, ())
             if machine is not None and known_machine.is_used:
                 reasons.setdefault(machine.id, "an instance that was not read is in NICo only")
+        adopted = {(step.domain, step.name) for step in adoptions}
+        for partition in self._site.partitions:
+            named = None if partition.owner != FOREIGN else logical_partition_in_name(partition.name)
+            if named is not None and (partition.domain, partition.name) not in adopted:
+                for carrier in self._machines.find_by_gpus(partition.guids):
+                    reasons.setdefault(carrier.id, f"GPUs of it are in the partition of {named}")
         free = {
             machine.id: machine
             for machine in self._site.machines
@@ -366,7 +372,8 @@ class _Planner:
 
     # Adoption.
 
-    def _plan_adoptions(self) -> None:
+    def _adoptions(self) -> list[AdoptPartition]:
+        adoptions = []
         for domain in self._site.unreadable:
             unread = "no controller of it can be read, so nothing in it can be compared"
             fix = "make its switch controller reachable, then plan again"
@@ -375,7 +382,7 @@ class _Planner:
             if partition.owner == FOREIGN:
                 reason = self._why_not_adopted(partition)
                 if reason is None:
-                    self.steps.append(
+                    adoptions.append(
                         AdoptPartition(
                             domain=partition.domain,
                             name=partition.name,
@@ -385,6 +392,8 @@ class _Planner:
                     )
                 else:
                     self._leave("partition", f"{partition.domain}/{partition.number}", partition.name, reason)
+
+        return adoptions
 
     def _why_not_adopted(self, partition: ShownPartition) -> str | None:
         named = logical_partition_in_name(partition.name)
@@ -447,6 +456,10 @@ class _MachineFinder:
         if known.machine is None:
             return None, "it has no machine in NICo"
         return self.find(known.machine, [entry.guid for entry in known.interfaces if entry.guid is not None])
+
+    def find_by_gpus(self, guids: Iterable[str]) -> list[SiteMachine]:
+        """The machines that have any of these GPUs."""
+        return [self._by_guid[guid] for guid in guids if guid in self._by_guid]
 
     def find(self, machine_id: str, guids: Sequence[str]) -> tuple[SiteMachine | None, str | None]:
         """The machine with this id in NICo whose GPUs have these GUIDs, or why it is not known."""
