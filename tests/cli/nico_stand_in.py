@@ -113,18 +113,27 @@ class NicoStandIn(ServedSite):
         ids = {"machineIds": [machine.id.id for machine in self.machines()]}
         self.rest("POST", f"instance/type/{self.type_id}/machine", ids, role="PROVIDER_ADMIN")
 
-    def tenant(self, org, name, instances):
-        """A logical partition, a VPC with it as default, and instances; returns the partition's id."""
+    def tenant(self, org, name, instances, *, on=None):
+        """A logical partition, a VPC with it as default, and instances; returns the partition's id.
+
+        `on` is a domain in which the provider's own instances are to be.
+        """
         partition = self.rest(
             "POST", "nvlink-logical-partition", {"name": name, "siteId": self.site_id}, org=org
         )["id"]
         body = {"name": f"{name}-net", "siteId": self.site_id, "nvLinkLogicalPartitionId": partition}
         vpc = self.rest("POST", "vpc", body, org=org)["id"]
         for number in range(instances):
-            body = {"name": f"{name}-{number}", "vpcId": vpc, "instanceTypeId": self.type_id}
+            body = {"name": f"{name}-{number}", "vpcId": vpc}
+            body |= {"instanceTypeId": self.type_id} if on is None else {"machineId": self.free_machine(on)}
             body["labels"] = {"job": name}
             self.rest("POST", "instance", body, org=org)
         return partition
+
+    def free_machine(self, domain):
+        free = self.rest("GET", "machine?status=Ready&pageSize=100", role="PROVIDER_ADMIN")
+        here = {found.id.id for found in self.machines() if found.nvlink_info.domain_uuid.value == domain}
+        return next(found["id"] for found in free if found["id"] in here)
 
     def guids(self, org, partition):
         """The GPUs of a logical partition, as NICo's REST shows them."""
