@@ -197,6 +197,14 @@ def test_a_token_is_not_sent_in_the_clear(url):
         NicoClient(url)
 
 
+def test_a_certificate_authority_that_cannot_be_used_is_named(tmp_path):
+    with pytest.raises(Refused, match=r"ca\.crt cannot be used: No such file"):
+        NicoClient("https://nico.example", ca=tmp_path / "ca.crt")
+    (tmp_path / "ca.crt").write_text("no certificate")
+    with pytest.raises(Refused, match="it holds no certificate"):
+        NicoClient("https://nico.example", ca=tmp_path / "ca.crt")
+
+
 def test_a_site_is_chosen_where_there_are_several(nico, client):
     nico.answers["site"] = [SITE, {"id": "s2", "name": "new"}]
     with pytest.raises(Refused, match="it has: old, new"):

@@ -181,7 +181,7 @@ def test_a_domain_that_cannot_be_read_is_reported():
     ("changes", "reason"),
     [
         ({"status": "Terminating"}, "it is Terminating in NICo"),
-        ({"status": "Error"}, "it is Error in NICo"),
+        ({"status": "Pending", "machine": None}, "it has no machine in NICo"),
         ({"vpc": uuid(77)}, "its VPC"),
         ({"type_id": uuid(77)}, "its instance type"),
         ({"interfaces": (nico_interface(0, 0, guid=guid(2, 0)),)}, "could be tray-0 or tray-2"),
@@ -197,6 +197,7 @@ def test_an_instance_that_cannot_be_imported_keeps_its_machine(changes, reason):
     assert reason in left(plan)["instance", "job-0"]
     cordons = [step.machine for step in plan.steps if isinstance(step, CordonMachine)]
     assert "tray-0" in cordons
+    assert ("tray-2" in cordons) == ("could be" in reason)
     assert adopted(plan) == []
 
 
@@ -214,6 +215,19 @@ def test_a_machine_is_found_by_its_place_or_its_gpus_under_another_id():
     places = tuple(NicoMachine(id=f"tray-{tray}", chassis_serial="C1", slot=tray) for tray in range(2))
     by_place = plan_takeover(nico_reading(instances=blind, machines=places), site)
     assert [step.machine for step in by_place.steps if isinstance(step, CreateInstance)] == ["m0", "m1"]
+
+
+@pytest.mark.parametrize("status", ["Provisioning", "Error", "Unknown", "BootCompleted"])
+def test_an_instance_that_keeps_its_machine_is_imported_whatever_its_health(status):
+    plan = plan_takeover(replaced(nico_reading(), "instances", 0, status=status), site_reading())
+    assert kinds(plan).count("instance") == 2
+
+
+def test_a_partition_that_became_equal_is_adopted_by_the_next_plan():
+    unequal = site_reading(partitions=(shown_partition(all_guids(0)),))
+    site = here_after(plan_takeover(nico_reading(), unequal), unequal)
+    site = msgspec.structs.replace(site, partitions=(shown_partition(all_guids(0, 1)),))
+    assert kinds(plan_takeover(nico_reading(), site)) == ["pause-domain", "adopt", "settle-domain"]
 
 
 def test_two_instances_on_a_machine_are_not_both_imported():

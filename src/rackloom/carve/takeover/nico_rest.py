@@ -33,7 +33,7 @@ from rackloom.core.takeover.records import (
     NicoTenant,
     NicoVpc,
 )
-from rackloom.errors import Refused, Retry
+from rackloom.errors import Refused, Retry, file_error_text
 
 PAGE_SIZE = 100
 REQUEST_SECONDS = 50.0
@@ -67,7 +67,7 @@ class NicoClient:
             base_url=url.rstrip("/"),
             timeout=REQUEST_SECONDS,
             trust_env=False,
-            verify=ssl.create_default_context(cafile=None if ca is None else str(ca)),
+            verify=_trust(ca),
         )
 
     def close(self) -> None:
@@ -107,6 +107,17 @@ class NicoClient:
         if answer.status_code == _TOO_MANY_REQUESTS or answer.status_code >= _SERVER_ERROR:
             raise Retry(text, after=1.0)
         raise Refused(text, nearest_fix="check --url, --org, --api-name, and the roles and age of the token")
+
+
+def _trust(ca: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=None if ca is None else str(ca))
+    except OSError as error:  # also what is no certificate
+        reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else file_error_text(error)
+        raise Refused(
+            f"{ca} cannot be used: {reason}",
+            nearest_fix="give the authority of NICo's REST as PEM",
+        ) from error
 
 
 def _check_url(url: str) -> None:

@@ -6,8 +6,8 @@ machines, cordons, instances, adoptions, ends of the pauses. Every record keeps 
 here already under its id is not created again, so a second plan is empty.
 
 A machine of NICo is found here by its place, by its id, or by the GUIDs of its GPUs, and all evidence must
-agree. An instance is imported if NICo calls it neither terminating nor failed, its machine is known and
-free, and our controller lists the GUIDs that NICo knows. The machine of an instance that is not imported
+agree. An instance is imported if NICo does not call it terminating, its machine is known and free, and our
+controller lists the GUIDs that NICo knows. The machine of an instance that is not imported
 is cordoned, because NICo still uses it; so is one with GPUs in a partition of NICo that is left alone.
 
 NICo names a partition with the id of its logical partition and then the GUIDs of its first members. The
@@ -20,6 +20,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+from rackloom.core.takeover.machines import MachineFinder
 from rackloom.core.takeover.records import (
     PLAN_VERSION,
     AdoptPartition,
@@ -55,8 +56,6 @@ from rackloom.core.takeover.records import (
 FOREIGN = "foreign"
 READY = "Ready"
 DELETING = "Deleting"
-IMPORTED_STATUSES = frozenset({"Provisioning", "Configuring", READY, "Updating", "Repairing", "Rebooting"})
-"""Instances that have a machine and keep it."""
 _NICO_NAME = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _NICO_TRAY = "tray_partition_"
 _SHOWN_GPUS = 4
@@ -119,7 +118,7 @@ class _Planner:
         self._logical_partitions: set[tuple[str, str]] = set()
         """(organisation, id) of what is here, or will be, and is in NICo."""
         self._vpcs: set[tuple[str, str]] = set()
-        self._machines = _MachineFinder(nico, site)
+        self._machines = MachineFinder(nico, site)
         self._busy = {machine.id for machine in site.machines if machine.instance is not None}
         self._wanted: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         """(logical partition, domain) -> GUIDs that instances here want, those of the plan too."""
@@ -258,9 +257,9 @@ class _Planner:
         machines = {machine.id: machine for machine in self._site.machines}
         wanted = {step.machine: step.type_id for step in instances if step.type_id is not None}
         for known in self._nico.machines:
-            here, _ = self._machines.find(known.id, ())
-            if here is not None and known.type_id is not None:
-                wanted.setdefault(here.id, known.type_id)
+            here = self._machines.candidates(known.id)
+            if len(here) == 1 and known.type_id is not None:
+                wanted.setdefault(here[0].id, known.type_id)
         for machine_id, type_id in sorted(wanted.items()):
             recorded = machines[machine_id].type_id
             step = AssignMachineType(machine=machine_id, type_id=type_id)
@@ -343,21 +342,7 @@ class _Planner:
     def _plan_cordons(self, instances: Sequence[CreateInstance], adoptions: Sequence[AdoptPartition]) -> None:
         """Keep new instances off machines that NICo uses for what is not imported."""
         used = {step.machine for step in instances}
-        reasons: dict[str, str] = {}
-        for known in self._nico.instances:
-            machine, _ = self._machines.find_of_instance(known)
-            if machine is not None:
-                reasons.setdefault(machine.id, f"instance {known.name} of {known.org} is in NICo only")
-        for known_machine in self._nico.machines:
-            machine, _ = self._machines.find(known_machine.id, ())
-            if machine is not None and known_machine.is_used:
-                reasons.setdefault(machine.id, "an instance that was not read is in NICo only")
-        adopted = {(step.domain, step.name) for step in adoptions}
-        for partition in self._site.partitions:
-            named = None if partition.owner != FOREIGN else logical_partition_in_name(partition.name)
-            if named is not None and (partition.domain, partition.name) not in adopted:
-                for carrier in self._machines.find_by_gpus(partition.guids):
-                    reasons.setdefault(carrier.id, f"GPUs of it are in the partition of {named}")
+        reasons = self._machines_used_by_nico(adoptions)
         free = {
             machine.id: machine
             for machine in self._site.machines
@@ -369,6 +354,24 @@ class _Planner:
                 self.present.append(subject_of_step(step))
             else:
                 self.steps.append(step)
+
+    def _machines_used_by_nico(self, adoptions: Sequence[AdoptPartition]) -> dict[str, str]:
+        """Machine id to why it is not free, as far as NICo and its partitions show."""
+        reasons: dict[str, str] = {}
+        for known in self._nico.instances:
+            for machine in self._machines.candidates_of_instance(known):
+                reasons.setdefault(machine.id, f"instance {known.name} of {known.org} is in NICo only")
+        for known_machine in self._nico.machines:
+            if known_machine.is_used:
+                for machine in self._machines.candidates(known_machine.id):
+                    reasons.setdefault(machine.id, "an instance that was not read is in NICo only")
+        adopted = {(step.domain, step.name) for step in adoptions}
+        for partition in self._site.partitions:
+            named = None if partition.owner != FOREIGN else logical_partition_in_name(partition.name)
+            if named is not None and (partition.domain, partition.name) not in adopted:
+                for carrier in self._machines.find_by_gpus(partition.guids):
+                    reasons.setdefault(carrier.id, f"GPUs of it are in the partition of {named}")
+        return reasons
 
     # Adoption.
 
@@ -435,44 +438,6 @@ class _Planner:
 
     def _leave(self, kind: str, id_: str, name: str, reason: str, fix: str | None = None) -> None:
         self.left_alone.append(LeftAlone(kind=kind, id=id_, name=name, reason=reason, fix=fix))
-
-
-class _MachineFinder:
-    """Finds the machines of NICo here, by place, id and GUIDs."""
-
-    def __init__(self, nico: NicoReading, site: SiteReading) -> None:
-        self._known = {machine.id: machine for machine in nico.machines}
-        self._by_id = {machine.id: machine for machine in site.machines}
-        self._by_place = {(machine.chassis_serial, machine.slot): machine for machine in site.machines}
-        self._by_guid = {
-            guid: machine for machine in site.machines for guid in machine.gpus.values() if guid is not None
-        }
-
-    def find_of_instance(self, known: NicoInstance) -> tuple[SiteMachine | None, str | None]:
-        """The machine of an instance, or why it is not known."""
-        if known.status not in IMPORTED_STATUSES:
-            found = None if known.machine is None else self.find(known.machine, ())[0]
-            return found, f"it is {known.status} in NICo"
-        if known.machine is None:
-            return None, "it has no machine in NICo"
-        return self.find(known.machine, [entry.guid for entry in known.interfaces if entry.guid is not None])
-
-    def find_by_gpus(self, guids: Iterable[str]) -> list[SiteMachine]:
-        """The machines that have any of these GPUs."""
-        return [self._by_guid[guid] for guid in guids if guid in self._by_guid]
-
-    def find(self, machine_id: str, guids: Sequence[str]) -> tuple[SiteMachine | None, str | None]:
-        """The machine with this id in NICo whose GPUs have these GUIDs, or why it is not known."""
-        place = self._known.get(machine_id)
-        evidence = [self._by_id.get(machine_id), *(self._by_guid.get(guid) for guid in guids)]
-        if place is not None and place.chassis_serial is not None and place.slot is not None:
-            evidence.append(self._by_place.get((place.chassis_serial, place.slot)))
-        found = {machine.id: machine for machine in evidence if machine is not None}
-        if not found:
-            return None, f"its machine {machine_id} is not known here"
-        if len(found) > 1:
-            return None, f"its machine {machine_id} could be {' or '.join(sorted(found))} here"
-        return next(iter(found.values())), None
 
 
 def _kept_interfaces(known: NicoInstance) -> list[NicoInterface]:
