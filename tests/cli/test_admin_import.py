@@ -294,6 +294,20 @@ def test_a_reader_plans_and_only_an_administrator_applies(world, operator):
     assert world.reading() == before
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--org a=acme.token --org A=acme.token", "is to be named once"),
+        ("--org acme", "has no token"),
+        ("--org acme --token-file nowhere", "cannot be read"),
+        ("--org acme --token-file acme.token --nico-admin localhost:1", "needs an authority"),
+    ],
+)
+def test_options_that_cannot_be_used_are_named_before_anything_is_read(operator, options, message):
+    with pytest.raises(Refused, match=message):
+        operator.run(f"import nico plan --url https://localhost:1 --out plan.json {options}")
+
+
 def test_a_token_that_nico_refuses_is_named_without_its_text(world, operator):
     Path("globex.token").write_text(operator.tokens["acme"])
     with pytest.raises(Refused, match="403") as refused:

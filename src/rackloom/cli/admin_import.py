@@ -65,7 +65,9 @@ def plan(
     url: Annotated[str, Parameter(help="https://HOST[:PORT] of NICo's REST.")],
     org: Annotated[
         tuple[str, ...],
-        Parameter(help="Organisation to take over; NAME=FILE for a token of its own. Repeat it."),
+        Parameter(
+            negative="", help="Organisation to take over; NAME=FILE for a token of its own. Repeat it."
+        ),
     ],
     out: Annotated[Path, Parameter(help="The plan is written here.")],
     token_file: Annotated[Path | None, Parameter(help="File with a token for every organisation.")] = None,
@@ -88,14 +90,24 @@ def plan(
 ) -> None:
     """Read NICo and our site, and write what an import would do. Nothing is changed."""
     tenants = [_reader(entry, token_file) for entry in org]
+    if not tenants or len({reader.org for reader in tenants}) < len(tenants):
+        raise Refused("each organisation is to be named once", nearest_fix="give --org NAME for each")
     provider = None if provider_org is None else _reader(provider_org, token_file)
+    admin = None
+    if nico_admin is not None:
+        admin = Connection(nico_admin, nico_admin_ca, nico_admin_cert, nico_admin_key)
+        if None in (admin.ca, admin.cert, admin.key):
+            fix = "give --nico-admin-ca, --nico-admin-cert and --nico-admin-key"
+            raise Refused(
+                "NICo's admin gRPC needs an authority, our certificate and its key", nearest_fix=fix
+            )
     client = NicoClient(url, api_name=api_name, ca=nico_ca)
     try:
         reading = read_nico(client, tenants, provider=provider, site=nico_site)
     finally:
         client.close()
-    if nico_admin is not None:
-        with connect(Connection(nico_admin, nico_admin_ca, nico_admin_cert, nico_admin_key)) as call_rpc:
+    if admin is not None:
+        with connect(admin) as call_rpc:
             reading = _with_admin_records(reading, call_rpc)
     with connect(at) as call_rpc:
         made = plan_takeover(reading, _read_site(call_rpc))
