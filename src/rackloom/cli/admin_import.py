@@ -50,6 +50,8 @@ from rackloom.core.takeover.rollback import imported_steps, rollback_obstacles
 from rackloom.errors import Refused
 
 OWNER_ONLY = 0o600
+SHOWN_LENGTH = 80
+"""Two uuids fit: a domain, and the logical partition in the name of its partition."""
 
 app = App(name="import", help="Take over what another control plane has run.")
 nico = App(name="nico", help="Take over from NVIDIA Infra Controller (NICo).")
@@ -254,7 +256,7 @@ def _run_steps(
                 {"step": kind, "subject": subject, "state": reply.state, "message": reply.message}
             )
             if output == "table":
-                print("  ".join(part for part in outcomes[-1].values() if part), flush=True)
+                print("  ".join(_short(part) for part in outcomes[-1].values() if part), flush=True)
     finally:
         # What was done before a failure is printed too.
         if output != "table":
@@ -269,15 +271,24 @@ def _step_words(step: Step) -> tuple[str, str]:
 
 
 def _plan_text(made: TakeoverPlan) -> str:
-    rows = [(*_step_words(step), _step_detail(step)) for step in made.steps]
+    words = [_step_words(step) for step in made.steps]
+    rows = [
+        (kind, _short(subject), _step_detail(step))
+        for (kind, subject), step in zip(words, made.steps, strict=True)
+    ]
     lines = [
         f"site {made.nico_site.name} of NICo into {made.site.name}, organisations {', '.join(made.orgs)}",
         columns(("STEP", "ID", "DETAIL"), rows) if rows else "nothing to do",
         f"{len(made.present)} records are here already",
     ]
-    lines += [f"left as it is: {left.kind} {left.name}: {left.reason}" for left in made.left_alone]
+    lines += [f"left as it is: {left.kind} {_short(left.name)}: {left.reason}" for left in made.left_alone]
     lines += [f"note: {note}" for note in made.notes]
     return "\n".join(lines)
+
+
+def _short(name: str) -> str:
+    """A name for people: NICo's names of partitions list the GUIDs of all members."""
+    return name if len(name) <= SHOWN_LENGTH or " " in name else f"{name[:SHOWN_LENGTH]}..."
 
 
 def _step_detail(step: Step) -> str:
