@@ -1,12 +1,10 @@
 """Who operates the site of a map, and whose operations its timeline shows."""
 
-from datetime import timedelta
-
 import pytest
 import sqlalchemy as sa
 
 from rackloom.app.site.rack_map import TIMELINE_PER_ORG, SiteSource, authenticator_of
-from rackloom.app.snapshot.assemble import site_snapshot, stale_after
+from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.carve.api.auth import Caller, Role
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.schema import endpoint, operation, provider, site
@@ -86,10 +84,6 @@ async def test_an_operation_says_what_it_was_asked_of_and_how_long_it_took(store
 
 
 _BLUES = operation.c.asked_by == "blue"
-
-
-def test_a_reading_is_old_after_three_intervals():
-    assert stale_after(timedelta(seconds=10)) == 30.0
 
 
 async def test_the_map_calls_readings_old_when_it_is_told_to(store, monkeypatch):

@@ -18,6 +18,7 @@ from grpc_health.v1 import (
     health_pb2,  # type: ignore[import-untyped]
     health_pb2_grpc,
 )
+from tests.attacks import grpc_is_bounded, http_is_bounded
 from tests.ports import reserved_ports
 from tests.waiting import PATIENCE, until
 
@@ -32,6 +33,7 @@ from rackloom.errors import Refused
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.plugin_manager import PluginManagerTiming, plugin_manager_on
+from rackloom.limits import HEALTH, PROBES
 
 CLUSTER = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 PROC_DEVICES = "Character devices:\n235 nvidia-caps-imex-channels\n236 nvidia-caps\n\nBlock devices:\n"
@@ -106,6 +108,21 @@ def test_it_registers_publishes_labels_and_answers_probes(host):
 
     async def is_labelled(api):
         return GPU_CLIQUE_LABEL in (await api.get(NODE, "n1"))["metadata"].get("labels", {})
+
+    with reserved_ports(2) as first:
+        asyncio.run(story(f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"))
+
+
+def test_strangers_cannot_take_its_probes(host):
+    async def story(listen, health):
+        async with imex_node(*options(host, listen=listen, health_listen=health), await a_node()):
+
+            async def ask():
+                async with grpc.aio.insecure_channel(health) as channel:
+                    return await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+
+            await http_is_bounded(int(listen.rpartition(":")[2]), PROBES, "/metrics")
+            await grpc_is_bounded(int(health.rpartition(":")[2]), HEALTH, ask)
 
     with reserved_ports(2) as first:
         asyncio.run(story(f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from datetime import timedelta
 
 import jwt
 import pytest
@@ -85,6 +86,17 @@ def test_an_issuer_speaks_only_for_itself(signers):
     ):
         with pytest.raises(UnauthenticatedCaller):
             verifier.verify(forged, "acme")
+
+
+def test_a_token_lasts_as_long_as_its_issuer_is_trusted_for(signers):
+    first, second = signers
+    short = first.issuer().model_copy(update={"max_token_lifetime": timedelta(minutes=5)})
+    verifier = loaded(short, second.issuer())
+    assert verifier.verify(first.token(exp=NOW + 300), "acme").expires == NOW + 300
+    assert verifier.verify(second.token(exp=NOW + 24 * 3600), "acme").expires == NOW + 24 * 3600
+    for longer in (first.token(exp=NOW + 301), second.token(exp=NOW + 24 * 3600 + 1)):
+        with pytest.raises(UnauthenticatedCaller, match="valid for longer than"):
+            verifier.verify(longer, "acme")
 
 
 def test_keys_are_rotated_and_old_ones_end(signers):

@@ -86,3 +86,17 @@ def test_a_standby_hides_nothing_and_what_a_lost_controller_showed_is_not_counte
     both, lost = asyncio.run(scenario())
     assert (both.uuid, both.observed_at, both.gpus, both.nodes) == ("d", 5.0, {"healthy": 2}, {"healthy": 1})
     assert (lost.observed_at, lost.gpus, lost.nodes, lost.partitions) == (5.0, {}, {}, {})
+
+
+def test_a_reading_that_is_outdated_counts_as_lost():
+    async def scenario():
+        store = Store.inline()
+        await store.run(_leader_and_standby)
+        counts = [await store.read(count_site_records, 0, valid_from) for valid_from in (5.0, 5.1)]
+        await store.close()
+        return counts
+
+    valid, outdated = asyncio.run(scenario())
+    assert (valid.endpoints["known"], valid.domains[0].gpus) == (2, {"healthy": 2})
+    assert (outdated.endpoints["known"], outdated.domains[0].gpus) == (1, {})
+    assert outdated.domains[0].observed_at == 5.0

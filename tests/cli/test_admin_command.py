@@ -152,6 +152,16 @@ def test_an_operators_day(terminal):
     terminal.until("partition show", lambda output: "left-over" not in output)
     terminal.run("apply plan.json")
     terminal.run(f"plan {domain}")
+    tray = [gpu.guid for gpu in switch.fabric.gpus.values() if gpu.slot == 3]
+    switch.fabric.create("by-hand", tray)
+    terminal.until("partition show", lambda output: "by-hand" in output)
+    terminal.run("domain show")
+    terminal.run(f"partition adopt --domain {domain} --name by-hand --reason 'was there before'")
+    owner = "--tenant acme --vpc lab --logical-partition-name training"
+    terminal.run(f"partition adopt --domain {domain} --name by-hand {owner} --reason 'was there before'")
+    terminal.run("logical-partition show")
+    terminal.run("partition show")
+    terminal.run(f"plan {domain}")
     terminal.run(f"tray cordon {machine} --reason 'fan is loud'")
     terminal.run(f"tray drain {machine} --reason 'fan is replaced'")
     terminal.run(f"tray uncordon {machine}")

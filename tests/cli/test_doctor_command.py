@@ -114,7 +114,7 @@ examined:
 what is simulated says nothing of real machines
 
 WARNING   partition owned: partition by-hand
-  it was made by somebody else: nobody asked for it
+  it was made by somebody else: nobody asked for it; it keeps instances off 1 empty tray: serial-0
     switch controller: partition 9 of domain DOMAIN, with 4 GPUs
     records: nobody here made it
   fix: rackloom token --home HOME --org demo --role PROVIDER_ADMIN  # rackloom up serves REST alone: with this token it does what elsewhere does rackloom admin partition release --domain DOMAIN --name by-hand --reason unknown; or adopt it

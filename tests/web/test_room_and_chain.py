@@ -6,7 +6,7 @@ from tests.web.snapshots import AT, GPUS, snapshot
 
 from rackloom.core.diagnosis.findings import fails
 from rackloom.core.diagnosis.index import places_around
-from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
+from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, PartitionRecord
 from rackloom.web.chain import LayerReport, findings_on_gpu, layer_reports
 from rackloom.web.frames import ColourMode, MapColours, rack_frames
 from rackloom.web.model import SiteReading, site_map
@@ -23,7 +23,7 @@ def left(seen) -> FreeCapacity:
 def test_the_largest_gang_stays_within_one_domain():
     seen = snapshot(2, 3, ("acme", None, None, None, "acme", None))
     assert left(seen) == FreeCapacity(
-        free_trays=4, unknown_trays=0, gang_trays=2, gang_gpus=2 * GPUS, stranded_gpus=0
+        free_trays=4, unknown_trays=0, foreign_trays=0, gang_trays=2, gang_gpus=2 * GPUS, stranded_gpus=0
     )
 
 
@@ -32,6 +32,27 @@ def test_a_cordoned_tray_is_not_free_and_a_full_site_has_no_room():
     cordoned = tuple(msgspec.structs.replace(machine, cordoned=True) for machine in seen.machines)
     assert left(msgspec.structs.replace(seen, machines=cordoned)).free_trays == 0
     assert left(snapshot(1, 2, ("acme",))).gang_trays == 0
+
+
+def test_an_empty_tray_in_a_foreign_partition_is_not_free_and_is_counted_and_named():
+    seen = snapshot(1, 2, ("acme", None))
+    partition = PartitionRecord(
+        domain=seen.domains[0].uuid, id=7, name="theirs", healthy=True, owner="foreign"
+    )
+    empty = [machine.id for machine in seen.machines if machine.instance is None]
+    slots = {(machine.chassis_serial, machine.slot) for machine in seen.machines if machine.id in empty[:1]}
+    gpus = tuple(
+        msgspec.structs.replace(gpu, partition=7)
+        if (gpu.place.chassis_serial, gpu.place.slot) in slots
+        else gpu
+        for gpu in seen.fabric_gpus
+    )
+    held = msgspec.structs.replace(seen, fabric_gpus=gpus, partitions=(*seen.partitions, partition))
+    before, after = left(seen), left(held)
+    assert (after.free_trays, after.foreign_trays) == (before.free_trays - 1, 1)
+    (frame,) = rack_frames(site_map(SiteReading(snapshot=held))).values()
+    notes = [tray.notes for tray in drawn_rack(frame, ColourMode.TENANT, MapColours()).trays]
+    assert notes.count(("in foreign partition theirs",)) == 1
 
 
 def test_gpus_beside_a_pod_in_a_tray_that_no_instance_has_are_stranded():

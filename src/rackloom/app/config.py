@@ -24,8 +24,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rackloom.app.process import is_loopback
+from rackloom.carve.api.auth import DEFAULT_LIFETIME
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
+from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
 from rackloom.errors import Refused
 
 # How values are written: durations, addresses, and tables that forbid unknown keys.
@@ -72,7 +74,7 @@ class NvlinkConfig(Section):
     """`[nvlink_config]`: the switch controllers and the reconciler."""
 
     enabled: bool = False
-    monitor_run_interval: Duration = timedelta(seconds=60)
+    monitor_run_interval: Duration = timedelta(seconds=DEFAULT_INTERVAL)
     allow_insecure: bool
     nmx_m_operation_timeout: Duration = timedelta(seconds=10)
     nmx_m_endpoint: str = "localhost"
@@ -85,6 +87,11 @@ class NvlinkConfig(Section):
     partition_monitor_max_concurrent_groups: Annotated[int, Field(ge=1)] = 16
     domain_discovery_enabled: bool = False
     domain_discovery_operation_timeout: Duration = timedelta(seconds=30)
+
+    @property
+    def reading_valid_seconds(self) -> float:
+        """The age at which a reading of a switch controller says nothing about now."""
+        return valid_seconds(self.monitor_run_interval.total_seconds())
 
     @model_validator(mode="after")
     def _whole_client_identity(self) -> "NvlinkConfig":
@@ -133,6 +140,7 @@ class IssuerConfig(Section):
     jwks_url: str | None = None
     algorithms: tuple[Literal["EdDSA", "ES256", "RS256"], ...] = Field(default=("RS256",), min_length=1)
     refresh: Duration = timedelta(minutes=5)
+    max_token_lifetime: Duration = timedelta(seconds=DEFAULT_LIFETIME)
 
     @model_validator(mode="after")
     def _one_source(self) -> "IssuerConfig":

@@ -33,7 +33,7 @@ from rackloom.app.listeners import (
     serve_http,
     unavailable_response,
 )
-from rackloom.app.process import run_until_stopped, stop_on_signals
+from rackloom.app.process import allow_open_files, run_until_stopped, stop_on_signals
 from rackloom.claim.cluster.domain_controller import DomainController
 from rackloom.claim.cluster.gang_controller import GangController, GangMetrics
 from rackloom.claim.kube.api import KubeApi
@@ -48,6 +48,7 @@ from rackloom.core.domains.settings import DEFAULT_NAMESPACE, ControllerSettings
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, GANG_PLAN
 from rackloom.errors import Refused
+from rackloom.limits import PROBES, Process, files_needed
 
 # What runs while this process leads.
 
@@ -156,6 +157,7 @@ def run_controller(
 ) -> None:
     """Control ComputeDomains and gangs until SIGTERM or SIGINT."""
     check_settings(settings)
+    allow_open_files(files_needed(Process.CONTROLLER))
     asyncio.run(_run_controller(settings, gangs, options, announce))
 
 
@@ -183,7 +185,7 @@ async def _run_controller(
         leadership = Leadership(api, settings, identity, gang_settings=gangs)
         if options.listen is not None:
             port = await stack.enter_async_context(
-                serve_http(ControllerEndpoints(leadership), options.listen)
+                serve_http(ControllerEndpoints(leadership), options.listen, limits=PROBES)
             )
             announce(f"rackloom: metrics on port {port}")
         rng = random.Random()  # noqa: S311

@@ -29,7 +29,7 @@ from sqlalchemy import make_url
 from rackloom.app.config import AdminConfig, Config, load_config
 from rackloom.app.home import Home, default_home
 from rackloom.app.site.cluster import cluster_client
-from rackloom.app.snapshot.assemble import DEFAULT_STALE_SECONDS, site_snapshot, stale_after
+from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.snapshot.fabric import Staleness
 from rackloom.app.snapshot.readers import PostgresRecordReader, RecordReader, SqliteRecordReader, is_running
 from rackloom.claim.kube.api import KubeError, NotFound
@@ -43,6 +43,7 @@ from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
 from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.kubernetes.objects import NAMESPACE
+from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 from rackloom.errors import Refused, Retry
 from rackloom.prove.collectors.host import collect_host
 from rackloom.topology.discovery.discover import build_machine
@@ -332,10 +333,10 @@ def _sqlite_reader(folder: Path, config: Path) -> SqliteRecordReader:
 def _staleness(sources: DoctorSources, config: Config | None, now: float) -> Staleness:
     """How old readings may be; with SQLite also whether the service that reads the fabrics runs."""
     if config is None:
-        home, seconds = sources.home, DEFAULT_STALE_SECONDS
+        home, seconds = sources.home, DEFAULT_VALID_SECONDS
         start = f"rackloom up --home {quote(str(home))}"
     else:
-        home, seconds = config.database.sqlite, stale_after(config.nvlink_config.monitor_run_interval)
+        home, seconds = config.database.sqlite, config.nvlink_config.reading_valid_seconds
         start = f"rackloom serve --config {quote(str(sources.config))}"
     if home is None or is_running(home):
         return Staleness(now, seconds)

@@ -1,10 +1,7 @@
-"""The home directory of an embedded site: paths, durable writes, and tokens signed with its key.
+"""The home directory of an embedded site: paths, and tokens signed with its key.
 
 A home holds the store, the private key of the local token issuer, the logs, and what the simulated
 switches remember. All of it is readable by its owner only (umask 077, directories 0700).
-
-`write_durably` replaces a file atomically: it writes and syncs a partial file, renames it over the old
-one, and syncs the directory. A crash or a power loss leaves either the old content or the new one.
 
 `mint_token` signs a token for an organisation. It works whether or not the site runs, because the service
 verifies with the key in the same home. It refuses a home without a site, a name that cannot be part of a
@@ -19,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.carve.api.auth import LocalIssuer
+from rackloom.carve.api.auth import LOCAL_LIFETIME, LocalIssuer
 from rackloom.errors import Refused
 
 
@@ -62,24 +59,8 @@ def default_home() -> Path:
     return Path(data) / "rackloom"
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file so that a crash leaves either the old content or the new one, on disk."""
-    partial = path.with_suffix(path.suffix + ".partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 _ORG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_MAX_TOKEN_HOURS = 24 * 366
+_MAX_TOKEN_HOURS = int(LOCAL_LIFETIME / 3600)
 
 
 def mint_token(home: Home, *, org: str, roles: Sequence[str], hours: float) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from rackloom.app.process import run_until_stopped, stop_on_signals
+from rackloom.app.process import allow_open_files, run_until_stopped, stop_on_signals
 from rackloom.claim.imex.config import (
     ImexConfig,
     ImexFiles,
@@ -35,6 +35,7 @@ from rackloom.claim.kube.client import connect
 from rackloom.core.domains import names
 from rackloom.core.domains.clique import ObjectRef, is_ip_address
 from rackloom.errors import Refused, Retry
+from rackloom.limits import Process, files_needed
 
 _log = structlog.get_logger(__name__)
 
@@ -82,6 +83,7 @@ def member_from_environment(environment: Mapping[str, str]) -> DaemonIdentity:
 
 def run_imex(settings: ImexDaemonOptions) -> None:
     """Run the daemon until SIGTERM or SIGINT."""
+    allow_open_files(files_needed(Process.IMEX))
     asyncio.run(_run_daemon(settings, member_from_environment(os.environ)))
 
 

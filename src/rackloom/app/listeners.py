@@ -1,11 +1,9 @@
 """HTTP listeners of a process, and plain endpoints for probes and Prometheus.
 
 `serve_http` serves an ASGI application at `host:port` while its context is entered, and gives the port
-that it is bound to. uvicorn installs signal handlers for each server; the subclasses in
-`rackloom.http_server` do not, because the process handles signals. TLS comes from files, or from an
-`SSLContext` whose certificate its owner may replace while the server runs. With `bounds`, connections,
-handshakes and requests are limited, so that no client can exhaust the process; `ended` is called with the
-reason for each connection that a limit closes.
+that it is bound to. Connections, handshakes and requests are limited (`rackloom.http_server`), so that no
+client can exhaust the process; `ended` is called with the reason for each connection that a limit closes.
+TLS comes from files, or from an `SSLContext` whose certificate its owner may replace while the server runs.
 
 A port that is taken and a certificate that cannot be used raise `Refused` with the nearest fix.
 
@@ -26,9 +24,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from rackloom.app.process import split_listen
-from rackloom.errors import Refused
-from rackloom.http_server import BoundedServer, ConnectionEnded, ConnectionLimits, HttpServer, bound_socket
+from rackloom.acceptor import ConnectionEnded, bound_socket, split_listen
+from rackloom.errors import Refused, Retry, Unknown
+from rackloom.http_server import HttpServer
+from rackloom.limits import HttpLimits
 
 _UVICORN_OPTIONS: dict[str, Any] = {
     "log_config": None,
@@ -36,9 +35,8 @@ _UVICORN_OPTIONS: dict[str, Any] = {
     "lifespan": "off",
     # Event streams never end by themselves.
     "timeout_graceful_shutdown": 5,
-    "limit_concurrency": 1000,
-    "h11_max_incomplete_event_size": 16384,
 }
+DEFAULT_LIMITS = HttpLimits()
 
 
 @asynccontextmanager
@@ -49,20 +47,17 @@ async def serve_http(
     cert: Path | None = None,
     key: Path | None = None,
     tls: ssl.SSLContext | None = None,
-    keep_alive: int = 5,
-    bounds: ConnectionLimits | None = None,
+    limits: HttpLimits = DEFAULT_LIMITS,
     ended: ConnectionEnded = lambda _: None,
 ) -> AsyncIterator[int]:
     """Serve an ASGI application at `host:port` while the context is entered; gives the port.
 
-    For TLS, either files, or a context whose certificate its owner may change meanwhile. A connection that is
-    idle for `keep_alive` seconds is closed. With `bounds` no client can exhaust the process; `ended` gets the
-    reason for each connection that a bound closes.
+    For TLS, either files, or a context whose certificate its owner may change meanwhile. `ended` gets the
+    reason for each connection that a limit closes.
     """
     try:
-        options = {**_UVICORN_OPTIONS, "timeout_keep_alive": keep_alive}
-        config = uvicorn.Config(app, ssl_certfile=cert, ssl_keyfile=key, **options)
-        server = HttpServer(config) if bounds is None else BoundedServer(config, bounds, ended)
+        config = uvicorn.Config(app, ssl_certfile=cert, ssl_keyfile=key, **_UVICORN_OPTIONS)
+        server = HttpServer(config, limits, ended)
         server.config.load()
         server.config.ssl = tls or server.config.ssl
     except OSError as error:
@@ -99,7 +94,10 @@ EndpointHandler = Callable[[], Awaitable[Response]]
 
 
 class PlainEndpoints:
-    """An ASGI application that answers each path with a page, without reading any input."""
+    """An ASGI application that answers each path with a page, without reading any input.
+
+    A page that cannot be made at present (`Retry`, `Unknown`) is answered 503 with the reason.
+    """
 
     def __init__(self, pages: Mapping[str, EndpointHandler]) -> None:
         self._pages = pages
@@ -109,13 +107,16 @@ class PlainEndpoints:
         if scope["type"] != "http":
             return
         page = self._pages.get(Request(scope, receive).url.path)
-        reply = PlainTextResponse("not found\n", 404) if page is None else await page()
+        try:
+            reply = PlainTextResponse("not found\n", 404) if page is None else await page()
+        except (Retry, Unknown) as error:
+            reply = unavailable_response(error.reason)
         await reply(scope, receive, send)
 
 
-def ok_response() -> Response:
-    """The response to a probe that succeeds."""
-    return PlainTextResponse("ok\n")
+def ok_response(*remarks: str) -> Response:
+    """The response to a probe that succeeds; remarks follow, a line each."""
+    return PlainTextResponse("".join(f"{line}\n" for line in ("ok", *remarks)))
 
 
 def unavailable_response(why: str) -> Response:

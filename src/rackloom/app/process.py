@@ -6,7 +6,10 @@ itself, which works while the event loop hangs; tasks are printed from the loop.
 one coroutine until the event is set and raises what the coroutine fails with.
 
 Logs are JSON lines, one event each, from structlog and the standard library alike: Rackloom's events from
-INFO on, those of libraries from WARNING on.
+INFO on, those of libraries from WARNING on. Lines with the same cause are limited (`repeated_lines`). A log
+file whose disk has no room loses lines, and ends nothing.
+
+`allow_open_files` raises the limit of open files to what the listeners of a process may need.
 
 Two interpreter settings bound the pauses of a large site. `freeze_loaded_objects` takes what is loaded at
 the start out of the garbage collector (`gc.freeze`) and makes full collections ten times rarer: with
@@ -19,8 +22,10 @@ import asyncio
 import faulthandler
 import gc
 import logging
+import resource
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -28,6 +33,11 @@ from typing import Any
 
 import structlog
 from structlog.typing import Processor
+
+from rackloom.acceptor import split_listen
+from rackloom.app.repeated_lines import RepeatedLines
+from rackloom.errors import file_error_text
+from rackloom.limits import plan_file_limit
 
 # Signals.
 
@@ -101,9 +111,31 @@ _SHARED_PROCESSORS: tuple[Processor, ...] = (
 )
 
 
+class _LogFile(logging.FileHandler):
+    """A log file whose disk may have no room: then one sentence on stderr says so."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file)
+        self._reported = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging calls it)
+        """Report a line that could not be written, as logging does where its own output is at fault."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._reported and sys.stderr is not None:
+            self._reported = True
+            sys.stderr.write(f"rackloom: log lines are lost: {file_error_text(error)}\n")
+
+
+def log_to_output() -> None:
+    """Send our events to standard output, as text."""
+    structlog.configure(processors=[RepeatedLines(time.monotonic), *structlog.get_config()["processors"]])
+
+
 def log_to_file(file: Path) -> None:
     """Send our events from INFO on, and those of the libraries from WARNING on, to `file`."""
-    handler = logging.FileHandler(file)
+    handler = _LogFile(file)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=_SHARED_PROCESSORS,
@@ -116,7 +148,11 @@ def log_to_file(file: Path) -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("rackloom").setLevel(logging.INFO)
     structlog.configure(
-        processors=[*_SHARED_PROCESSORS, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[
+            RepeatedLines(time.monotonic),
+            *_SHARED_PROCESSORS,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
     )
@@ -150,13 +186,20 @@ def shorten_switch_interval() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL)
 
 
+# Open files.
+
+
+def allow_open_files(needed: int) -> None:
+    """Let this process have so many files open. Raises Refused if it may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    limits = [sys.maxsize if limit == unlimited else limit for limit in (soft, hard)]
+    planned = plan_file_limit(needed, *limits)
+    if planned != limits[0]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (planned, hard))
+
+
 # Listen addresses, already validated by the configuration.
-
-
-def split_listen(listen: str) -> tuple[str, int]:
-    """Host and port of a checked `host:port`."""
-    host, _, port = listen.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def is_loopback(listen: str) -> bool:

@@ -33,8 +33,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from rackloom.acceptor import END_REASONS
 from rackloom.app.listeners import metrics_response, ok_response, serve_http, unavailable_response
-from rackloom.app.process import stop_on_signals
+from rackloom.app.process import allow_open_files, stop_on_signals
 from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import (
     AdmissionVerdict,
@@ -51,7 +52,8 @@ from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.kube.leader import LeaderElection
 from rackloom.errors import Refused
-from rackloom.http_server import ConnectionLimits, FairShare, address_key
+from rackloom.fair_share import FairShare, address_key
+from rackloom.limits import WEBHOOK, Process, files_needed
 
 # Metrics.
 
@@ -81,7 +83,7 @@ class WebhookMetrics:
             "Connections that were refused or cut, by what they would have taken too much of.",
             ["why"],
         )
-        for why in ("full", "evicted", "handshake", "head", "request", "bodies"):
+        for why in (*END_REASONS, "bodies"):
             self._ended.labels(why)
         self._seconds = Histogram(
             "rackloom_admission_seconds",
@@ -253,9 +255,6 @@ log = structlog.get_logger(__name__)
 RENEWAL_CHECK_SECONDS = 60.0
 """Seconds between two looks at the certificate, and at the API server's trust in it."""
 RETRY_SECONDS = 2.0
-KEEP_ALIVE = 120
-"""Seconds; longer than the 90 after which the API server lets an idle connection go. If both closed it at the
-same moment, a question would be lost, and with it a pod refused."""
 REQUESTS_PER_SECOND = 200.0
 BURST = 1000
 
@@ -276,6 +275,7 @@ def run_webhook(
     settings: AdmissionSettings, options: WebhookOptions, announce: Callable[[str], None]
 ) -> None:
     """Answer reviews until SIGTERM or SIGINT."""
+    allow_open_files(files_needed(Process.WEBHOOK))
     asyncio.run(_run_webhook(settings, options, announce))
 
 
@@ -313,8 +313,7 @@ async def webhook(api: KubeApi, settings: AdmissionSettings, options: WebhookOpt
         app,
         options.listen,
         tls=certificate.context,
-        keep_alive=KEEP_ALIVE,
-        bounds=ConnectionLimits(),
+        limits=WEBHOOK,
         ended=metrics.connection_ended,
     ) as port:
         informers = [informer.run() for informer in known.informers]

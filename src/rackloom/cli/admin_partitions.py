@@ -104,16 +104,34 @@ def partition_adopt(
     *,
     domain: Domain,
     name: Annotated[str, Parameter(help="Name of the partition.")],
-    logical_partition: Annotated[
-        str, Parameter(help="Id of the logical partition, which must want exactly the GPUs that are in it.")
-    ],
     reason: Reason,
+    logical_partition: Annotated[
+        str | None,
+        Parameter(help="Id of the logical partition, which must want all the GPUs that are in it."),
+    ] = None,
+    tenant: Annotated[
+        str | None,
+        Parameter(
+            name=["--tenant", "-t"],
+            help="In place of an id: the organisation of the owner. What does not exist of the owner is"
+            " created, with an instance on each machine that the partition holds GPUs of.",
+        ),
+    ] = None,
+    vpc: Annotated[str, Parameter(help="With --tenant: name of the VPC of the instances.")] = "adopted",
+    logical_partition_name: Annotated[
+        str | None, Parameter(help="With --tenant: name of the logical partition; that of the partition.")
+    ] = None,
     at: ConnectionParameters = DEFAULT_CONNECTION,
 ) -> None:
     """Make a partition that was found that of a logical partition. No GPU moves."""
+    if (logical_partition is None) == (tenant is None):
+        raise Refused("a partition is adopted for one of --logical-partition and --tenant")
     request = ours.AdoptRequest(
-        domain=domain, partition_name=name, logical_partition_id=logical_partition, reason=reason
+        domain=domain, partition_name=name, logical_partition_id=logical_partition or "", reason=reason
     )
+    if tenant is not None:
+        owner = {"vpc": vpc, "logical_partition": logical_partition_name or name}
+        request.owner.CopyFrom(ours.PartitionOwner(tenant_organization_id=tenant, **owner))
     send_order(at, "AdoptPartition", request)
 
 
@@ -199,7 +217,7 @@ def domain_show(
     at: ConnectionParameters = DEFAULT_CONNECTION,
     output: Printed = "table",
 ) -> None:
-    """Show what is known of domains, and which GPUs something stands in the way of."""
+    """Show what is known of domains, which GPUs are blocked, and which trays get no instance."""
     found = call(at, "ShowDomains", ours.DomainsRequest(domain=domain or "")).domains
     emit([as_dict(row) for row in found], output, lambda: _domains_table(found))
 
@@ -265,12 +283,19 @@ def _domains_table(found: Sequence[Any]) -> str:
         for row in found
     ]
     table = columns(("DOMAIN", "OBSERVED", "PAUSED", "BLOCKED"), rows)
-    return "\n".join((table, *(_blocked_line(gpu) for row in found for gpu in row.blocked)))
+    lines = [table, *(_blocked_line(gpu) for row in found for gpu in row.blocked)]
+    lines += [_foreign_line(tray) for row in found for tray in row.foreign_trays]
+    return "\n".join(lines)
 
 
 def _blocked_line(gpu: Any) -> str:
     fix = f"; fix: {gpu.fix}" if gpu.HasField("fix") else ""
     return f"blocked: GPU {gpu.guid:#x} since {_utc_time(gpu.since.seconds)}: {gpu.reason}{fix}"
+
+
+def _foreign_line(tray: Any) -> str:
+    partition = f"partition {tray.partition_name!r} ({tray.partition_id})"
+    return f"gets no instance: {tray.machine_id} is in {partition}, which the site did not make"
 
 
 def _guid_list(guids: Sequence[int]) -> str:

@@ -63,6 +63,7 @@ for _place, (_name, _path, _help) in enumerate(COMMANDS):
 def main() -> None:
     """Entry point of the console script."""
     _open_missing_streams()
+    _silence_grpc()
     _use_docstring_as_help(sys.argv[1:2])
     try:
         result = _run_command()
@@ -107,6 +108,14 @@ def _open_missing_streams() -> None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (open until the end)
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+
+
+def _silence_grpc() -> None:
+    """Let no stranger fill the log: gRPC writes a line for each handshake that fails.
+
+    It reads this when it is imported, which the commands do.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def _discard_output() -> None:

@@ -1,7 +1,7 @@
 """`rackloom place`: where whole jobs would go, or what blocks them; nothing is changed.
 
-This module holds the options and their help. `place_site` reads the site, `place_plan` places the jobs,
-and `place_page` prints the result. They are imported when the command runs.
+This module holds the options and their help. `place_site` reads the site; `place_plan` reads the jobs, has
+them planned and prints the report. Both are imported when the command runs.
 """
 
 from dataclasses import dataclass
@@ -107,7 +107,18 @@ def place(
     # The allocator and its CEL library take longer to load than help may take to print.
     from rackloom.cli import place_plan
     from rackloom.core.place.placement_values import SchedulerLabels
+    from rackloom.core.place.site_planner import PlanRequest
 
-    labels = SchedulerLabels().changed(site.label or [])
-    request = place_plan.PlacementRequest(labels, how, what_if, exclusive_topology=render == "lws")
+    request = PlanRequest(
+        labels=SchedulerLabels().changed(site.label or []),
+        segment=how.segment,
+        spares=how.spares,
+        apart=how.apart,
+        exclusive=how.exclusive,
+        exclusive_topology=render == "lws",
+        without_trays=tuple(what_if.without_tray or ()),
+        drain=tuple(what_if.drain or ()),
+        defrag=what_if.defrag,
+        down=what_if.down,
+    )
     return place_plan.answer_placement(jobs, site, request, render, output)

@@ -4,13 +4,9 @@ A profile gives nodes that do not exist, with the devices that their drivers wou
 claims devices. Otherwise nodes and pods come from saved manifests or from the cluster that kubectl talks
 to; objects are checked for their shape first. A resource that the cluster does not have, or does not let
 the user read, is treated as absent where it is optional.
-
-`PriorityClasses` holds the values by name. Of several default classes the lowest counts, as in the API
-server. A class that the site does not have is refused where the site's classes are known, because the API
-server would refuse the pods; where they are not known it counts as priority 0, and a note says so.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,16 +18,11 @@ from rackloom.cli.place import SiteParameters
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.allocate.objects import Node
 from rackloom.core.place import object_shapes
-from rackloom.core.place.jobs import (
-    BUILT_IN_PRIORITIES,
-    DEFAULT_CLASS,
-    Job,
-    unknown_priority_classes,
-    value_at,
-)
+from rackloom.core.place.jobs import BUILT_IN_PRIORITIES, PriorityClass, PriorityClasses, value_at
 from rackloom.core.place.observed_site import DraDevices
-from rackloom.core.place.placement_values import SchedulerLabels, list_names
+from rackloom.core.place.placement_values import SchedulerLabels
 from rackloom.core.place.pod_constraints import PREEMPT_NEVER
+from rackloom.core.place.site_planner import SiteObjects
 from rackloom.errors import Refused
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile, build_site
@@ -49,14 +40,6 @@ _DEFAULT_PARTITION = 32766
 
 TEMPLATE_KINDS = ("ResourceClaimTemplate", "ComputeDomain")
 """Kinds that make claims for the pods of jobs."""
-
-
-class SiteObjects(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes and pods as objects, and what the allocator takes."""
-
-    nodes: tuple[dict[str, Any], ...]
-    pods: tuple[dict[str, Any], ...]
-    devices: DraDevices
 
 
 class ClusterObjects(msgspec.Struct, frozen=True):
@@ -187,50 +170,18 @@ _LOWEST_PRIORITY, _HIGHEST_PRIORITY = -(2**31), 1_000_000_000
 """Of classes that people make; those above are Kubernetes' own (scheduling.k8s.io/v1)."""
 
 
-class PriorityClasses:
-    """Values by name, and whether these are all classes of the site."""
+def priority_classes(documents: Iterable[Document], *, from_cluster: bool) -> PriorityClasses:
+    """Those of the documents; `from_cluster`: a cluster has listed all of its own.
 
-    def __init__(self, documents: Iterable[Document], *, from_cluster: bool) -> None:
-        """`from_cluster`: a cluster has listed its classes. Raises Refused for an impossible value."""
-        classes = [document for document in documents if document.value.get("kind") == _PRIORITY_CLASS]
-        self.values: dict[str, int] = dict(BUILT_IN_PRIORITIES)
-        self.never: set[str] = set()
-        self._is_known = from_cluster or bool(classes)
-        for klass in classes:
-            name, value = _read_class(klass)
-            self._add(name, value, klass)
-            # Of several defaults the API server takes the lowest.
-            is_default = klass.value.get("globalDefault") is True
-            if is_default and value <= self.values.get(DEFAULT_CLASS, value):
-                self._add(DEFAULT_CLASS, value, klass)
-
-    def _add(self, name: str, value: int, of: Document) -> None:
-        self.values[name] = value
-        self.never.discard(name)
-        if of.value.get("preemptionPolicy") == PREEMPT_NEVER:
-            self.never.add(name)
-
-    def check(self, job: Job) -> None:
-        """Refuse a class that the site does not have: the API server would refuse the pods."""
-        unknown = unknown_priority_classes(job, self.values)
-        if unknown and self._is_known:
-            known = sorted(name for name in self.values if name != DEFAULT_CLASS)
-            raise Refused(
-                f"{job.name} names the {_PRIORITY_CLASS} {unknown[0]}, which there is not",
-                nearest_fix=f"name one of {list_names(known, most=8)}, or add {unknown[0]} to the files",
-            )
-
-    def notes(self, job: Job) -> Iterator[str]:
-        """A note for each class whose value is in no file."""
-        for name in unknown_priority_classes(job, self.values):
-            yield (
-                f"nothing is known of the {_PRIORITY_CLASS} {name}:"
-                f" it counts as priority 0, so no preemption is"
-                " offered for it; add the site's priorityclasses to --site"
-            )
+    Raises Refused for an impossible value.
+    """
+    classes = [
+        _read_class(document) for document in documents if document.value.get("kind") == _PRIORITY_CLASS
+    ]
+    return PriorityClasses(classes, are_all_known=from_cluster or bool(classes))
 
 
-def _read_class(document: Document) -> tuple[str, int]:
+def _read_class(document: Document) -> PriorityClass:
     name, value = value_at(document.value, ("metadata", "name")), document.value.get("value", 0)
     if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, int):
         raise Refused(
@@ -244,4 +195,9 @@ def _read_class(document: Document) -> tuple[str, int]:
             nearest_fix=f"set it from {_LOWEST_PRIORITY} to {_HIGHEST_PRIORITY}"
             f": the API server takes no other",
         )
-    return name, value
+    return PriorityClass(
+        name=name,
+        value=value,
+        is_default=document.value.get("globalDefault") is True,
+        never_preempts=document.value.get("preemptionPolicy") == PREEMPT_NEVER,
+    )

@@ -120,17 +120,54 @@ def forget(switch: SwitchControl, what: Forgotten) -> None:
         _FORGET[what](fabric)
 
 
-Mistreatment = Literal["refuses", "loses-reply", "omits-header"]
+Mistreatment = Literal["refuses", "loses-reply", "omits-header", "omits-id"]
 
 
 def mistreat_call(faults: NmxcFaults, rpc: str, how: Mistreatment) -> None:
-    """The next call of an RPC is refused, answered without a header, or carried out without an answer."""
+    """The next call of an RPC is refused, carried out without an answer, or answered incompletely."""
     if how == "refuses":
         faults.refuse_next(rpc, "NOT_READY")
     elif how == "loses-reply":
         faults.drop_reply_of_next(rpc)
-    else:
+    elif how == "omits-header":
         faults.omit_header_of_next(rpc)
+    else:
+        faults.omit_id_of_next(rpc)
+
+
+@asynccontextmanager
+async def frozen(switch: SwitchControl) -> AsyncIterator[None]:
+    """The controller hangs: its connections stay open, and it answers and sends nothing."""
+    switch.faults.freeze()
+    yield
+    switch.faults.thaw()
+
+
+def write_between_lists(switch: SwitchControl, write: Callable[[SimulatedFabric], None]) -> None:
+    """Somebody else changes partitions after the next list of GPUs, before that of partitions is read."""
+
+    def act() -> None:
+        with another_writer(switch) as fabric:
+            write(fabric)
+
+    switch.faults.act_after_next("GetGpuInfoList", act)
+
+
+@asynccontextmanager
+async def partition_between_lists(rack: SimRack, guids: Collection[int]) -> AsyncIterator[None]:
+    """Somebody makes a partition between the two lists of a reading, and deletes it later."""
+    made: list[FabricPartition] = []
+    is_over = False
+
+    def act() -> None:
+        if not is_over:
+            made.append(put_partition(rack, guids))
+
+    rack.faults.act_after_next("GetGpuInfoList", act)
+    yield
+    is_over = True
+    for partition in made:
+        delete_partition(rack, partition)
 
 
 @asynccontextmanager

@@ -6,8 +6,8 @@ that the switch controller reports; a GPU that neither of them knows is listed b
 does not exist. A rack holds its trays with the highest slot first.
 
 Each GPU is taken, free or unknown. It is unknown where a layer that would say so was not read, or where
-the controllers of its domain do not answer. A tray that is cordoned, unhealthy, not ready or in a paused
-or disputed domain is held back.
+the controllers of its domain do not answer. A tray that is cordoned, unhealthy, not ready, in a paused or
+disputed domain or in a partition that the site did not make is held back.
 
 Updates are incremental: only shares and racks whose input changed are made again, and unchanged racks are
 the same objects as before.
@@ -114,7 +114,9 @@ class MapGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     taken: bool | None
     """Whether it is in use; None: unknown."""
     held_back: bool = False
-    """Whether its tray is not available: cordoned, unhealthy, not ready, or in a closed domain."""
+    """Whether its tray is not available: cordoned, unhealthy, not ready, in a closed domain, or foreign."""
+    foreign: bool = False
+    """Whether it is in a partition that the site did not make."""
     chain: GpuChain | None
     """The GPU through all layers; None: another tenant's, and hidden."""
 
@@ -265,6 +267,7 @@ def _gpus_by_rack(facts: _ShareFacts) -> _GpusByRack:
             domain=_domain_of(chain),
             taken=_is_taken(facts, chain),
             held_back=_is_held_back(facts, chain),
+            foreign=_is_foreign(chain),
             chain=chain,
         )
         for chain in facts.chains
@@ -330,4 +333,8 @@ def _is_held_back(facts: _ShareFacts, chain: GpuChain) -> bool:
     machine, node = chain.machine, chain.node
     if _domain_of(chain) in facts.closed or (machine and (machine.cordoned or machine.health)):
         return True
-    return node is not None and (node.unschedulable or node.ready is False)
+    return _is_foreign(chain) or (node is not None and (node.unschedulable or node.ready is False))
+
+
+def _is_foreign(chain: GpuChain) -> bool:
+    return chain.partition is not None and chain.partition.owner == "foreign"

@@ -34,6 +34,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rackloom.errors import Retry, Unknown
 from rackloom.web import render
 from rackloom.web.chain import findings_on_gpu, layer_reports
 from rackloom.web.frames import ColourMode
@@ -201,7 +202,14 @@ def create_pages(
             Mount("/map/static", StaticFiles(directory=STATIC)),
         ],
         middleware=[Middleware(SecurityHeaders)],
+        exception_handlers={Retry: _unavailable, Unknown: _unavailable},
     )
+
+
+async def _unavailable(_request: Request, error: Exception) -> Response:
+    """The answer while it cannot be found out who may look."""
+    assert isinstance(error, Retry | Unknown)  # noqa: S101 - narrows the type
+    return PlainTextResponse(f"{error.reason}\n", 503)
 
 
 class _MapPages:

@@ -159,7 +159,7 @@ def _drawn_tray(
         title=_tray_title(gpus[0], chain),
         cells=tuple(_drawn_gpu(frame, mode, colours, gpu, siblings) for gpu in gpus),
         free=tray_free(gpus),
-        notes=_tray_notes(frame, chain),
+        notes=_tray_notes(frame, chain) + _foreign_notes(gpus),
         lost=chain is not None and _is_node_lost(frame, chain),
         laid_over=laid[1] if laid else "",
         badge=None if laid is None else colours.badges.number(ColourGroup(*laid)),
@@ -194,6 +194,16 @@ def _tray_notes(frame: RackFrame, chain: GpuChain | None) -> tuple[str, ...]:
     if node is not None and node.unschedulable:
         found.append("unschedulable")
     return tuple(found)
+
+
+def _foreign_notes(gpus: tuple[MapGpu, ...]) -> tuple[str, ...]:
+    """The partitions that the site did not make and that hold GPUs of the tray, where the viewer may know."""
+    names = {
+        gpu.chain.partition.name or str(gpu.chain.partition.id)
+        for gpu in gpus
+        if gpu.foreign and gpu.chain is not None and gpu.chain.partition is not None
+    }
+    return tuple(f"in foreign partition {name}" for name in sorted(names))
 
 
 def _is_node_lost(frame: RackFrame, chain: GpuChain) -> bool:

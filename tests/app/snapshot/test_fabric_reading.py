@@ -138,6 +138,20 @@ async def test_a_reading_that_is_old_is_not_how_things_are(store):
     assert len((await fabrics(store)).fabric_gpus) == 72
 
 
+async def test_lists_that_contradict_each_other_accuse_nobody(store):
+    endpoint = await seeded(store)
+    guids = frozenset(gpu.guid for gpu in observed().gpus)
+    doubtful = msgspec.structs.replace(
+        observed(partitions=[partition(9, "by-hand", *guids)]), uncertain=guids
+    )
+    await store.run(records.record_observation, endpoint, doubtful, NOW)
+    (domain,) = (await fabrics(store)).domains
+    assert domain.unknown_since == domain.observed_at
+    assert domain.problem == "the lists of the switch controller contradict each other about 72 GPUs"
+    (found,) = examine(await site_snapshot(NOW, records=store, stale=FRESH))
+    assert found.check == Check.CONTROLLER
+
+
 async def test_a_controller_that_was_lost_says_since_when_and_why(store):
     endpoint = await seeded(store)
     await store.run(records.record_observation, endpoint, observed(), NOW - 5)

@@ -4,6 +4,8 @@ from tests.carve.admin.admin_site import D0, D1, Code
 
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
+from rackloom.carve.admin import operator_pb2 as ours
+from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 
 
 def test_an_instance_joins_and_leaves_and_says_only_what_was_seen(small_site, run_on_site):
@@ -63,6 +65,37 @@ def test_an_instance_joins_and_leaves_and_says_only_what_was_seen(small_site, ru
         assert unseen.HasField("nvlink_info")
 
     run_on_site(blind)
+
+
+def test_what_was_read_too_long_ago_is_claimed_of_nothing(small_site, run_on_site):
+    small_site.observe_all()
+
+    async def order(admin):
+        instance = await admin.instance()
+        await admin.join(instance, (await admin.partition()).id.value)
+        return instance
+
+    instance = run_on_site(order)
+    small_site.converge()
+    small_site.tick(DEFAULT_VALID_SECONDS + 2.0)
+
+    async def look(admin):
+        shown = await admin.find(instance)
+        assert (shown.status.configs_synced, shown.status.tenant.state) == (pb.PENDING, pb.CONFIGURING)
+        assert shown.status.tenant.state_details.startswith("unknown since ")
+        assert shown.status.nvlink.configs_synced == pb.PENDING
+        assert {status.logical_partition_id.value for status in shown.status.nvlink.gpu_statuses} == {""}
+        request = pb.MachinesByIdsRequest(machine_ids=[shown.machine_id])
+        (seen,) = (await admin.forge.FindMachinesByIds(request)).machines
+        assert not seen.HasField("nvlink_status_observation")
+        found = await admin.forge.FindNVLinkPartitionIds(pb.NVLinkPartitionSearchFilter())
+        assert list(found.partition_ids) == []
+        for domain in (await admin.operator.ShowDomains(ours.DomainsRequest())).domains:
+            assert domain.doubt.startswith("unknown since ")
+            plan = admin.operator.MakePlan(ours.PlanRequest(domain=domain.domain))
+            assert (await admin.refused(plan))[0] is Code.FAILED_PRECONDITION
+
+    run_on_site(look)
 
 
 def test_force_delete_first_releases_then_forgets(small_site, run_on_site):

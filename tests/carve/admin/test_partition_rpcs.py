@@ -109,7 +109,7 @@ def test_a_foreign_partition_is_shown_without_an_owner_and_can_be_released(small
     run_on_site(scenario)
 
 
-@pytest.mark.parametrize("name", ["", "x", "   ", " left", "right ", "a\tb", "n" * 257])
+@pytest.mark.parametrize("name", ["", "x", "   ", " left", "right ", "a\tb", "a\u202eb", "line\n", "n" * 257])
 def test_a_name_follows_the_rule_of_every_door(run_on_site, name):
     async def scenario(admin):
         code, why = await admin.refused(admin.partition(name))
@@ -124,5 +124,20 @@ def test_a_name_follows_the_rule_of_every_door(run_on_site, name):
             assert (await admin.refused(again))[0] == Code.INVALID_ARGUMENT
         else:
             await again
+
+    run_on_site(scenario)
+
+
+def test_a_description_holds_nothing_that_hides_text(run_on_site):
+    async def scenario(admin):
+        made = await admin.partition("good")
+        metadata = pb.Metadata(name="good", description="a\u2066b")
+        again = admin.forge.UpdateNVLinkLogicalPartition(
+            pb.NVLinkLogicalPartitionUpdateRequest(
+                id=made.id, config=pb.NVLinkLogicalPartitionConfig(metadata=metadata)
+            )
+        )
+        code, why = await admin.refused(again)
+        assert (code, "description" in why) == (Code.INVALID_ARGUMENT, True)
 
     run_on_site(scenario)

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 from rackloom.carve.api.app import ROUTES, create_app
 from rackloom.carve.api.auth import Role
+from rackloom.carve.store.values import NAME_RULE
 
 ADMIN = Role.PROVIDER_ADMIN
 UNKNOWN = "11111111-1111-4111-8111-111111111111"
@@ -226,7 +227,7 @@ def test_a_name_begins_and_ends_with_something_to_see(api: Any, kind: str, name:
     answer = api.post(kind, {"name": name, "siteId": api.site.site_id})
     assert (answer.status_code, answer.json()["data"]) == (
         400,
-        {"name": "must hold no control characters, and neither begin nor end with a space"},
+        {"name": NAME_RULE},
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,12 +11,13 @@ from typing import Any
 
 import httpx2
 import pytest
-import uvicorn
 
+from rackloom.app.listeners import serve_http
 from rackloom.carve.api import app
 from rackloom.carve.api import events as stream
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.store import journal
+from rackloom.limits import SITE_REST
 
 
 @pytest.fixture(autouse=True)
@@ -129,17 +131,20 @@ def follow(api: Any, after: int, newest: int) -> list[Any]:
 @pytest.fixture
 def url(api: Any) -> Iterator[str]:
     """The application behind a real server on loopback."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    config = uvicorn.Config(api.client.app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    started: queue.Queue[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        async with serve_http(api.client.app, "127.0.0.1:0", limits=SITE_REST) as port:
+            started.put((port, asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/v2/org/demo/nico"
-    server.should_exit = True
+    port, loop, stop = started.get(timeout=10)
+    yield f"http://127.0.0.1:{port}/v2/org/demo/nico"
+    loop.call_soon_threadsafe(stop.set)
     thread.join(10)
-    listener.close()
 
 
 def test_a_stream_is_resumed_over_a_socket(api: Any, url: str) -> None:

@@ -307,9 +307,9 @@ def test_instances_are_listed_by_every_filter(api: Any) -> None:
     assert related[0]["instanceType"]["name"] == "small-rack"
 
 
-def batch(api: Any, vpc: str, count: Any, **fields: Any) -> Any:
+def batch(api: Any, vpc: str, count: Any, query: str = "", **fields: Any) -> Any:
     body = {"namePrefix": "job", "count": count, "vpcId": vpc, "instanceTypeId": api.site.type_id}
-    return api.post("instance/batch", {**body, **fields})
+    return api.post(f"instance/batch{query}", {**body, **fields})
 
 
 def test_a_batch_is_in_one_domain_and_named_after_its_prefix(api: Any) -> None:
@@ -319,6 +319,23 @@ def test_a_batch_is_in_one_domain_and_named_after_its_prefix(api: Any) -> None:
     prefixes = {instance["name"].rpartition("-")[0] for instance in made}
     assert len(prefixes) == 1
     assert [instance["name"].rpartition("-")[2] for instance in made] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("query", ["", "?dryRun=true"])
+def test_a_batch_names_no_single_address(api: Any, query: str) -> None:
+    """One address cannot serve several instances."""
+    api.site.observe_all()
+    named = [{"subnetId": "s"}, {"subnetId": "t", "ipAddress": "10.0.0.7"}]
+    refused = batch(api, api.vpc(), 2, query, interfaces=named)
+    assert refused.status_code == 400
+    assert "ipAddress" in refused.text
+    assert api.get("instance").json() == []
+
+
+def test_a_batch_may_send_interfaces_without_an_address(api: Any) -> None:
+    api.site.observe_all()
+    unnamed = [{"subnetId": "s", "ipAddress": None}, {"subnetId": "t"}]
+    assert batch(api, api.vpc(), 2, interfaces=unnamed).status_code == 201
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def test_a_site_switches_one_capability_and_leaves_the_others(api: Any) -> None:
 
 
 def test_instance_types_with_their_machines(api: Any) -> None:
-    (found,) = api.get("instance/type?includeMachineAssignment=true").json()
+    (found,) = api.get("instance/type?includeMachineAssignment=true", role=VIEWER).json()
     assert found["machineCapabilities"] == [
         {"type": "GPU", "name": "NVIDIA GB200", "count": 4, "deviceType": "NVLink"}
     ]
@@ -201,7 +201,8 @@ def test_a_machine_leaves_its_type_only_when_empty(api: Any) -> None:
 def test_the_numbers_of_a_type(api: Any) -> None:
     api.instance(api.vpc())
     api.post("machine/chassis1-2/cordon", {"reason": "dust"}, role=ADMIN)
-    (kind,) = api.get("instance/type?includeAllocationStats=true&excludeUnallocated=true").json()
+    path = "instance/type?includeAllocationStats=true&excludeUnallocated=true"
+    (kind,) = api.get(path, role=VIEWER).json()
     assert kind["allocationStats"] == {
         "assigned": 6,
         "total": 6,

@@ -170,11 +170,8 @@ def test_a_found_partition_is_nobodys_until_it_is_adopted(api: Any) -> None:
     early = step(api, "nvlink-partition/adopt", 409, body)
     assert early["message"].startswith("4 GPUs of the partition are not wanted")
     assert "create its Instances" in early["data"]["nearestFix"]
-    for slot in (1, 2):
-        step(api, f"machine/chassis0-{slot}/cordon")
-    for slot in range(3):
-        step(api, f"machine/chassis1-{slot}/cordon")
-    made = api.instance(api.vpc(partition=partition))
+    chosen = {"name": "one", "vpcId": api.vpc(partition=partition), "machineId": "chassis0-0"}
+    made = api.new("instance", chosen)
     assert made["machineId"] == "chassis0-0"
     api.site.observe_all()
     waiting = api.get(f"instance/{made['id']}").json()["nvLinkInterfaces"][0]

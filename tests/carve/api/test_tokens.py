@@ -15,6 +15,7 @@ from rackloom.carve.api.auth import (
     LOCAL_AUDIENCE,
     LOCAL_ISSUER,
     LOCAL_KEY_FILE,
+    LOCAL_LIFETIME,
     Caller,
     LocalIssuer,
     Role,
@@ -58,6 +59,7 @@ def public_key_as_hmac_secret() -> str:
 
 
 INVALID = "Invalid authorization token in request"
+TOO_LONG = "Authorization token in request is valid for longer than 24 hours"
 
 
 @pytest.mark.parametrize(
@@ -82,13 +84,44 @@ INVALID = "Invalid authorization token in request"
         (signed(exp=int(NOW)), "Authorization token in request has expired"),
         (signed(exp=int(NOW) - 3600), "Authorization token in request has expired"),
         (signed(exp="tomorrow"), "Error parsing the token claims"),
+        (signed(exp=True), "Error parsing the token claims"),
+        (signed(exp=[int(NOW) + 60]), "Error parsing the token claims"),
+        (signed(exp=float("nan")), "Error parsing the token claims"),
+        (signed(exp=float("inf")), "Error parsing the token claims"),
+        (signed(exp=10**400), "Error parsing the token claims"),
+        (signed(exp=int(NOW) + 24 * 3600 + 1), TOO_LONG),
+        (signed(exp=4_000_000_000), TOO_LONG),
+        (signed(nbf="soon"), "Error parsing the token claims"),
+        (signed(nbf=float("nan")), "Error parsing the token claims"),
         (signed(nbf=int(NOW) + 10), "Authorization token in request is not valid yet"),
+        (signed(nbf=4_000_000_000), "Authorization token in request is not valid yet"),
+        (signed(iat="now"), "Error parsing the token claims"),
+        (signed(iat=int(NOW) + 61), "Authorization token in request is not valid yet"),
+        (signed(iat=4_000_000_000), "Authorization token in request is not valid yet"),
     ],
 )
 def test_a_wrong_token_is_told_what_is_wrong(header: str | None, message: str) -> None:
     with pytest.raises(UnauthenticatedCaller) as refusal:
         verifier().verify(header, "demo")
     assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    "times",
+    [{"exp": int(NOW) + 24 * 3600}, {"exp": NOW + 0.5}, {"iat": int(NOW) + 60}, {"iat": 0, "nbf": int(NOW)}],
+)
+def test_a_token_within_the_limits_is_believed(times: dict[str, float]) -> None:
+    assert verifier().verify(signed(**times), "demo").expires == times.get("exp", NOW + 60)
+
+
+def test_a_local_token_lasts_a_year_and_no_longer(tmp_path: Path) -> None:
+    issuer = LocalIssuer(tmp_path)
+    known = issuer.verifier(lambda: NOW)
+    year = issuer.mint("demo", ["TENANT_ADMIN"], NOW, LOCAL_LIFETIME)
+    assert known.verify(f"Bearer {year}", "demo").expires == NOW + LOCAL_LIFETIME
+    longer = issuer.mint("demo", ["TENANT_ADMIN"], NOW, LOCAL_LIFETIME + 1)
+    with pytest.raises(UnauthenticatedCaller, match="longer than 8784 hours"):
+        known.verify(f"Bearer {longer}", "demo")
 
 
 @pytest.mark.parametrize(

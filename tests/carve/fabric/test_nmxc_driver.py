@@ -195,15 +195,37 @@ def test_a_slow_controller_is_not_waited_for_forever(rig: Any, monkeypatch: pyte
     asyncio.run(scenario())
 
 
-def test_a_partition_left_out_of_the_list_is_not_taken_for_gone(fabric: SimulatedFabric, rig: Any) -> None:
+def test_the_gpus_of_a_partition_left_out_of_the_list_are_uncertain(
+    fabric: SimulatedFabric, rig: Any
+) -> None:
+    a, b, *others = sorted(fabric.gpus)
+    fabric.put(FabricPartition(id=5, name="five", guids=(a, b)))
+
     async def scenario() -> None:
         async with rig() as (server, driver):
             server.faults.hide_partition(DEFAULT_PARTITION_ID, lists=2)
             for _ in range(2):
-                with pytest.raises(FabricUnavailable, match="list of partitions denies"):
-                    await driver.observe()
-            (only,) = (await driver.observe()).partitions
-            assert only.members == set(fabric.gpus)
+                assert (await driver.observe()).uncertain == set(others)
+            seen = await driver.observe()
+            assert [partition.members for partition in seen.partitions] == [{a, b}, set(others)]
+            assert seen.uncertain == frozenset()
+
+    asyncio.run(scenario())
+
+
+def test_a_change_between_the_lists_makes_both_partitions_uncertain_and_no_other(
+    fabric: SimulatedFabric, rig: Any
+) -> None:
+    a, b, c, d, *_ = sorted(fabric.gpus)
+    for number, guids in ((5, (a, b)), (6, (c, d))):
+        fabric.put(FabricPartition(id=number, name=f"p{number}", guids=guids))
+
+    async def scenario() -> None:
+        async with rig() as (server, driver):
+            move = FabricPartition(id=6, name="p6", guids=(b, c, d))
+            server.faults.act_after_next("GetGpuInfoList", lambda: fabric.put(move))
+            assert (await driver.observe()).uncertain == {a, b, c, d}
+            assert (await driver.observe()).uncertain == frozenset()
 
     asyncio.run(scenario())
 

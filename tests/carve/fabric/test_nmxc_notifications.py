@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rackloom.carve.fabric.controller import FabricUnavailable
 from rackloom.carve.fabric.nmxc import protocol
 from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, DeletePartition, GpuHealth
 from rackloom.lab.switches.fabric import SimulatedFabric
@@ -75,6 +76,9 @@ def test_a_restart_is_survived_and_wakes(fabric: SimulatedFabric, rig: Any) -> N
             await anext(wakes)
             waiting = await quiet(wakes)
             await server.go_away()
+            await waiting
+            assert naps.asked == [], "the loss wakes at once, before the next attempt"
+            waiting = asyncio.ensure_future(anext(wakes))
             fabric.set_health(min(fabric.gpus), GpuHealth.DEGRADED)
             while len(naps.asked) < 9:
                 await asyncio.sleep(0.01)
@@ -99,6 +103,7 @@ def test_a_subscription_that_held_is_tried_again_at_once(fabric: SimulatedFabric
                 await anext(wakes)
                 before = len(naps.asked)
                 await server.go_away()
+                await anext(wakes)
                 waiting = asyncio.ensure_future(anext(wakes))
                 while len(naps.asked) == before:
                     await asyncio.sleep(0.01)
@@ -127,15 +132,45 @@ def test_a_refused_subscription_is_asked_for_again_with_patience(rig: Any) -> No
 
 
 def test_a_controller_that_falls_silent_is_left(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(protocol, "SILENT_BEATS", 0.05)
     naps = Naps()
 
     async def scenario() -> None:
-        async with rig(sleep=naps) as (_, driver):
+        async with rig(sleep=naps, heart_beat_seconds=1) as (_, driver):
             wakes = driver.notifications()
             await anext(wakes)
+            await anext(wakes)
+            assert naps.asked == []
             await anext(wakes)
             await wakes.aclose()
 
     asyncio.run(scenario())
     assert naps.asked == [0.5]
+
+
+def test_after_a_loss_a_reading_waits_less_for_the_first_answer(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "SILENT_BEATS", 0.05)
+
+    async def scenario() -> None:
+        async with rig(sleep=Naps(), heart_beat_seconds=1) as (server, driver):
+            wakes = driver.notifications()
+            await anext(wakes)
+            server.faults.freeze()
+            await anext(wakes)
+            with pytest.raises(FabricUnavailable, match="DEADLINE_EXCEEDED"):
+                async with asyncio.timeout(protocol.CONNECT_SECONDS / 2):
+                    await driver.observe()
+            server.faults.thaw()
+            await anext(wakes)
+            assert (await driver.observe()).gpus
+            await wakes.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("interval", [4.0, 5.0, 10.0, 30.0, 60.0, 300.0])
+def test_silence_is_noticed_within_an_interval(interval: float) -> None:
+    silence = protocol.SILENT_BEATS * protocol.heart_beat_rate(interval)
+    assert silence + protocol.PROBE_SECONDS < interval

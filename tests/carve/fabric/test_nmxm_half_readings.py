@@ -6,7 +6,7 @@ from tests.carve.fabric.nmxm_rig import run
 from rackloom.carve.fabric.controller import FabricUnavailable
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
 from rackloom.carve.fabric.nmxm.protocol import NmxmLogin
-from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID
+from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, DeletePartition
 from rackloom.lab.switches.fabric import FabricPartition, SimulatedFabric
 from rackloom.lab.switches.faults import NmxmFault
 from rackloom.lab.switches.servers import NmxmServer
@@ -57,15 +57,19 @@ def test_a_list_that_is_shorter_than_its_count_is_no_reading(fabric: SimulatedFa
     run(scenario, fabric)
 
 
-def test_a_list_that_lags_behind_the_gpus_is_no_reading(fabric: SimulatedFabric) -> None:
+def test_a_list_that_lags_behind_the_gpus_makes_its_partitions_uncertain(fabric: SimulatedFabric) -> None:
     a, b, *_ = sorted(fabric.gpus)
 
     async def scenario(server: NmxmServer, driver: NmxmDriver) -> None:
         await driver.observe()
         fabric.put(FabricPartition(id=9, name="nine", guids=(a, b)))
         server.faults.lag = 1
-        with pytest.raises(FabricUnavailable, match="which the list denies"):
-            await driver.observe()
+        # Both have left the default partition for one that the list does not have.
+        assert (await driver.observe()).uncertain == set(fabric.gpus)
+        server.faults.lag = 1
+        with pytest.raises(FabricUnavailable, match="that the list denies"):
+            await driver.execute(DeletePartition(partition_id=9, name="nine"))
+        assert (await driver.observe()).uncertain == frozenset()
         assert {partition.id for partition in (await driver.observe()).partitions} == {
             9,
             DEFAULT_PARTITION_ID,

@@ -9,14 +9,17 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
+from rackloom.carve.inventory import enrolment, maintenance
 from rackloom.carve.inventory.enrolment import seed_embedded_site
 from rackloom.carve.observation import latest
-from rackloom.carve.partitions import intent
+from rackloom.carve.partitions import foreign, intent
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store import schema
 from rackloom.carve.store.database import Store
+from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.tenancy import entitlements, instances, logical_partitions
 from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID
+from rackloom.errors import Refused
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
 from rackloom.lab.switches.servers import NmxcServer
 from rackloom.topology import profiles
@@ -243,6 +246,22 @@ def test_a_foreign_partition_is_left_alone():
     asyncio.run(scenario())
 
 
+def test_instances_get_the_clean_trays_beside_a_partition_that_was_made_by_hand():
+    async def scenario():
+        async with plane() as site, reconciling(site.reconciler):
+            await site.reconciler.first_passes()
+            held = [gpu.guid for gpu in site.server.fabric.snapshot().gpus if gpu.slot < 9]
+            site.server.fabric.create("by-hand", held)
+            await site.until(lambda: _foreign_trays(site, 9))
+            await site.order(9)
+            await site.until(lambda: _all(site, "Ready", 9))
+            assert site.partitions()["by-hand"] == len(held) == 36
+            with pytest.raises(Refused, match=r"requested 1, available 0; passed over .*, 6 more"):
+                await site.order(1)
+
+    asyncio.run(scenario())
+
+
 def test_a_removal_that_is_refused_for_ever_keeps_nobody_else_waiting():
     async def scenario():
         async with plane() as site, reconciling(site.reconciler):
@@ -262,6 +281,45 @@ def test_a_removal_that_is_refused_for_ever_keeps_nobody_else_waiting():
             assert all("refused delete-partition" in row.reason for row in blocked)
 
     asyncio.run(scenario())
+
+
+def test_a_machine_that_is_removed_after_its_instance_leaves_no_partition_of_its_tray():
+    async def scenario():
+        async with plane() as site, reconciling(site.reconciler):
+            keep_with_tray = sa.update(schema.site).values(default_partition="tray", updated=time.time())
+            await site.store.run(lambda conn: conn.execute(keep_with_tray))
+            await site.reconciler.first_passes()
+            (made,) = await site.order(1)
+            await site.until(lambda: _all(site, "Ready", 1))
+            (machine,) = await site.store.read(
+                lambda conn: conn.execute(sa.select(schema.instance.c.machine_id)).scalars().all()
+            )
+            order = OperatorOrder("op", "scrapped", time.time())
+            freed = await site.store.run(maintenance.force_delete_instance, machine, order)
+            assert freed.value == made
+            site.reconciler.wake(freed.domains)
+            await site.until(lambda: _are(site, []))
+            # Its GPUs are free again, and share memory within their tray.
+            await site.until(lambda: _stands(site, f"rl-tray-{machine}"))
+            site.reconciler.wake(await site.store.run(enrolment.remove_machine, machine, time.time()))
+            await site.until(lambda: _is_gone(site, f"rl-tray-{machine}"))
+            assert len(site.partitions()) == PROFILE.trays_per_domain - 1
+            blocked = await site.store.read(intent.blocked_gpus_of_domain, site.domain)
+            assert blocked == []
+
+    asyncio.run(scenario())
+
+
+async def _foreign_trays(site, count):
+    return len(await site.store.read(foreign.foreign_trays, None)) == count
+
+
+async def _stands(site, name):
+    return name.lower() in {known.lower() for known in site.partitions()}
+
+
+async def _is_gone(site, name):
+    return not await _stands(site, name)
 
 
 async def _are(site, statuses):

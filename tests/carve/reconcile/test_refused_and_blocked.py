@@ -217,17 +217,30 @@ def test_a_refused_removal_is_told_and_tried_again(small_site: Any, switch: Swit
     assert switch.woken == [frozenset({domain})]
 
 
-def test_an_unanswered_operation_wakes_nobody(small_site: Any, switch: Switch) -> None:
+def test_an_unanswered_operation_wakes_the_others_once_it_is_seen_done(
+    small_site: Any, switch: Switch
+) -> None:
     domain = switch.domain
     small_site.finish(small_site.begin_create(domain, "nobody's", "old", frozenset()))
-    small_site.partitions[domain] = {"old": frozenset({small_site.guid(domain, 0, 0)})}
+    standing = {"old": frozenset({small_site.guid(domain, 0, 0)})}
+    small_site.partitions[domain] = dict(standing)
+
+    async def lose_unexecuted() -> None:
+        small_site.partitions[domain] = dict(standing)
+        raise FabricUnavailable("no answer")
 
     async def lose() -> None:
         raise FabricUnavailable("no answer")
 
-    switch.after = lose
+    switch.after = lose_unexecuted
     assert run_pass(small_site, switch) is False
     assert switch.woken == []
+    (row,) = small_site.read(intent.blocked_gpus_of_domain, domain)
+    assert row.reason.startswith("the outcome of delete-partition on partition 1 is unknown")
+    switch.after = lose
+    assert run_pass(small_site, switch) is True
+    assert switch.woken == [frozenset({domain})]
+    assert small_site.read(intent.blocked_gpus_of_domain, domain) == []
 
 
 def test_what_is_accepted_and_never_done_wakes_the_others_once(small_site: Any, switch: Switch) -> None:

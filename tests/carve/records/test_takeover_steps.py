@@ -11,7 +11,7 @@ from rackloom.carve.store import schema
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.values import Rejected
 from rackloom.carve.takeover.site_reading import read_site
-from rackloom.carve.takeover.steps import PAUSE_REASON, do_step, undo_step
+from rackloom.carve.takeover.steps import PAUSE_REASON, StepOrder, do_step, undo_step
 from rackloom.carve.tenancy import logical_partitions
 from rackloom.core.takeover.planner import plan_takeover
 from rackloom.core.takeover.records import (
@@ -36,7 +36,7 @@ from rackloom.core.takeover.records import (
 OLD = 0xA000
 RECORDS = (
     "tenant", "instance_type", "allocation", "allocation_constraint", "logical_partition", "vpc", "instance",
-    "nvlink_interface", "owned_partition", "cordon", "domain_pause",
+    "nvlink_interface", "owned_partition", "cordon", "domain_pause", "foreign_tray",
 )  # fmt: skip
 TIMES = {"created", "updated", "intent_at", "seen_at", "operation_id", "status", "reason"}
 
@@ -139,13 +139,13 @@ class Operator:
         return plan_takeover(self.old.reading(), self.site.read(read_site))
 
     def do(self, *steps):
-        return [self.site.run(do_step, step, self.order(), self.site.ids).value for step in steps]
+        return [self.site.run(do_step, step, self.order()).value for step in steps]
 
     def undo(self, *steps):
         return [self.site.run(undo_step, step, self.order()).value for step in steps]
 
     def order(self):
-        return OperatorOrder("operator", "takeover", self.site.tick(0.01))
+        return StepOrder(OperatorOrder("operator", "takeover", self.site.tick(0.01)), self.site.ids)
 
     def rows(self):
         """All records of tenants, without times and without what observations write."""
@@ -284,7 +284,7 @@ def test_an_adoption_is_proved_again_when_it_is_done(operator):
     site.observe_all()
     adoption = next(step for step in plan.steps if isinstance(step, AdoptPartition))
     operator.do(*plan.steps[: plan.steps.index(adoption)])
-    with pytest.raises(Rejected, match="has other GPUs than when it was planned"):
+    with pytest.raises(Rejected, match="or has other GPUs than when it was planned"):
         operator.do(adoption)
     (outcome,) = operator.do(SettleDomain(domain=DOMAINS[0]))
     assert outcome.state is StepState.KEPT

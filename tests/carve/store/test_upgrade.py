@@ -1,6 +1,7 @@
 """A database of an older version, with something in every table, loses nothing when it is upgraded."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from rackloom.carve.store import schema
 from rackloom.carve.store.database import DATABASE, Store
 from rackloom.carve.store.schema import metadata
 
-OLD = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"]
+OLD = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"]
 Rows = dict[str, dict[str, Any]]
+FACTS = json.dumps({"partitions": [{"id": 7, "name": "theirs", "guid_based": True, "members": [9]}]})
+"""The reading of a controller, with a partition that is not in the records."""
 
 
 def _as_of(conn: sa.Connection, revision: str) -> Rows:
@@ -39,7 +42,9 @@ def _row(table: sa.Table) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for column in table.columns:
         kind = column.type
-        if isinstance(kind, sa.JSON):
+        if column.name == "facts":
+            values[column.name] = FACTS
+        elif isinstance(kind, sa.JSON):
             values[column.name] = {"kept": [1, "two"]}
         elif isinstance(kind, sa.Boolean):
             values[column.name] = True
@@ -80,6 +85,23 @@ def test_on_sqlite(tmp_path: Path, revision: str) -> None:
             await store.close()
 
     assert asyncio.run(run()) == []
+
+
+def test_trays_in_partitions_that_the_site_did_not_make_are_known_at_once(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / DATABASE}")
+    with engine.begin() as conn:
+        _as_of(conn, "0010")
+        conn.execute(sa.text("UPDATE machine_gpu SET guid = '9'"))
+    engine.dispose()
+
+    async def run() -> dict[str, Any]:
+        store = Store.open(tmp_path)
+        try:
+            return await store.read(_only, "foreign_tray")
+        finally:
+            await store.close()
+
+    assert asyncio.run(run()) == {"machine_id": "one", "partition_id": 7, "name": "theirs"}
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 from tests.ports import reserved_ports
 
-from rackloom.claim.imex.daemon import LONGEST_PROBE, PROBE_CONNECTIONS, answer_probes
+from rackloom.claim.imex.daemon import answer_probes
 from rackloom.errors import Refused, Retry
+from rackloom.limits import IMEX_PROBE
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: pod\r\nUser-Agent: kube-probe/1.36\r\n\r\n"
 
@@ -60,7 +61,7 @@ def test_requests_that_come_together_share_a_look(port: int) -> None:
             await asyncio.sleep(0.5)
 
         async with answer_probes("127.0.0.1", port, look):
-            answers = await asyncio.gather(*(ask(port) for _ in range(PROBE_CONNECTIONS)))
+            answers = await asyncio.gather(*(ask(port) for _ in range(IMEX_PROBE.connections)))
         assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
         assert len(looks) == 1
 
@@ -76,8 +77,8 @@ def test_who_sends_nothing_or_too_much_is_cut_off_and_kubelet_is_answered_after(
         async with answer_probes("127.0.0.1", port, look):
             began = time.monotonic()
             answers = await asyncio.gather(
-                *(ask(port, b"") for _ in range(3 * PROBE_CONNECTIONS)),
-                ask(port, b"x" * (16 * LONGEST_PROBE)),
+                *(ask(port, b"") for _ in range(3 * IMEX_PROBE.connections)),
+                ask(port, b"x" * (16 * IMEX_PROBE.head_bytes)),
             )
             assert not any(answers)
             assert time.monotonic() - began < 10
@@ -92,7 +93,9 @@ def test_connections_that_are_held_open_keep_no_probe_away(port: int) -> None:
             pass
 
         async with answer_probes("127.0.0.1", port, look):
-            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * PROBE_CONNECTIONS)]
+            held = [
+                await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * IMEX_PROBE.connections)
+            ]
             assert (await asyncio.wait_for(ask(port), 1)).startswith(b"HTTP/1.1 200")
             for _, writer in held:
                 writer.close()

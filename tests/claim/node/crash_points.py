@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rackloom.claim.node import storage
+from rackloom import durable_files
 from rackloom.claim.node.plugin import PrepareState
 from rackloom.claim.node.run import PluginProcess
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
@@ -64,7 +64,7 @@ def fuse_the_disk(fuse: Fuse, monkeypatch: pytest.MonkeyPatch) -> None:
         fuse.burn()
         unlink(path, missing_ok)
 
-    monkeypatch.setattr(storage.os, "fsync", lambda _handle: fuse.burn())
+    monkeypatch.setattr(durable_files.os, "fsync", lambda _handle: fuse.burn())
     monkeypatch.setattr(Path, "unlink", fused_unlink)
 
 

@@ -24,6 +24,7 @@ from rackloom.core.partitions.domain import (
     PartitionHealth,
     partition_name,
 )
+from rackloom.core.partitions.partition_layout import tray_partition_of
 from rackloom.core.partitions.planner import make_plan
 from rackloom.core.partitions.safety import apply_operation, check_plan
 
@@ -194,12 +195,18 @@ def test_s4_what_is_not_ours_stays_as_it_was(world: World) -> None:
         and (partition.name not in recorded or not partition.guid_based)
     }
     # A member of a partition of ours that the controller does not list is a name without hardware.
-    listed = {gpu.guid for gpu in before.gpus}
+    listed = {gpu.guid: tray_partition_of(gpu) for gpu in before.gpus}
+    # What the site made for a tray goes with the machine of the tray.
+    owner_of = {owned.name: owned.logical_partition for owned in intent.owned}
     unmanaged = {
         guid: partition.id
         for partition in before.partitions
         for guid in partition.members
-        if guid not in intent.managed and (guid in listed or partition.name not in recorded)
+        if guid not in intent.managed
+        and (
+            partition.name not in recorded
+            or listed.get(guid, owner_of[partition.name]) != owner_of[partition.name]
+        )
     }
     for _, observation, _ in play(world):
         standing = {partition.id: partition for partition in observation.partitions}

@@ -72,6 +72,23 @@ def test_a_tray_that_is_given_away_whole_has_no_partition(case: Any) -> None:
     assert planned(case) == (DeletePartition(partition_id=1, name=f"rl-{FIRST}"),)
 
 
+def test_a_tray_whose_machine_was_removed_keeps_no_partition(case: Any) -> None:
+    case.trays().owns(f"rl-{FIRST}", FIRST).stands(1, f"rl-{FIRST}", 1, 2, 3, 4).unmanaged(1, 2, 3, 4)
+    assert planned(case) == (DeletePartition(partition_id=1, name=f"rl-{FIRST}"),)
+    case.observe(partitions=())
+    assert planned(case) == (create(SECOND, 5, 6, 7, 8),)
+
+
+def test_an_unknown_gpu_of_another_tray_is_not_taken_out(case: Any) -> None:
+    case.trays().owns(f"rl-{FIRST}", FIRST).stands(1, f"rl-{FIRST}", 1, 2, 5).unmanaged(1, 2, 5)
+    plan = make_plan(case.intent, case.observation)
+    assert plan.operations == (RemoveGpus(partition_id=1, name=f"rl-{FIRST}", guids=(1, 2)),)
+    assert [blocked.guids for blocked in plan.blocked] == [(5,)]
+    assert "no machine of the site" in refused(
+        case, RemoveGpus(partition_id=1, name=f"rl-{FIRST}", guids=(5,))
+    )
+
+
 def test_under_another_policy_tray_partitions_are_taken_apart(case: Any) -> None:
     case.owns(f"rl-{FIRST}", FIRST).stands(1, f"rl-{FIRST}", 1, 2, 3, 4)
     assert planned(case) == (DeletePartition(partition_id=1, name=f"rl-{FIRST}"),)

@@ -15,6 +15,7 @@ from rackloom.core.place.placement_values import (
     PlacementSite,
     PlacementTray,
 )
+from rackloom.core.place.search import tray_assignment
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
@@ -133,6 +134,24 @@ def test_spare_trays_are_kept_in_the_clique_of_the_gang() -> None:
     plan = plan_gang(site(1), workers(16, spares=2))
     assert len(plan.spares) == 2
     assert not set(plan.spares) & set(plan.trays)
+
+
+@pytest.mark.parametrize("trays", [18, 20])
+def test_interchangeable_spares_are_the_last_trays(trays: int) -> None:
+    plan = plan_gang(site(1, trays), workers(16, spares=2))
+    assert plan.spares == (f"n0-{trays - 1}", f"n0-{trays - 2}")
+
+
+@pytest.mark.parametrize("trays", [18, 20])
+def test_the_preference_among_interchangeable_spares_is_one_function(
+    trays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tray_assignment, "in_spare_order", iter)
+    tray_assignment.solve_and_count.cache_clear()
+    try:
+        assert plan_gang(site(1, trays), workers(16, spares=2)).spares == ("n0-0", "n0-1")
+    finally:
+        tray_assignment.solve_and_count.cache_clear()
 
 
 def test_nodes_without_a_clique_share_memory_with_nobody() -> None:

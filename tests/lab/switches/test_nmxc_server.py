@@ -152,7 +152,7 @@ def test_faults_hit_one_call_each_in_the_order_asked_for(fabric: SimulatedFabric
 def test_two_controllers_do_not_share_a_port(fabric: SimulatedFabric) -> None:
     async def second(_: Any, server: NmxcServer) -> None:
         port = int(server.url.rsplit(":", 1)[1])
-        with pytest.raises(RuntimeError):
+        with pytest.raises(OSError, match="in use"):
             await NmxcServer(fabric, port=port).come_back()
 
     ask(fabric, second)

@@ -84,11 +84,11 @@ class Loop:
         )
 
     async def converge(self, rounds: int = 40) -> PartitionPlan:
-        """Work until a plan is empty."""
+        """Work until a plan from a reading without contradiction is empty."""
         for _ in range(rounds):
             try:
                 plan = self._plan(await self.driver.observe())
-                if not plan.operations:
+                if not (plan.operations or plan.observation.uncertain):
                     return plan
                 for operation in plan.operations:
                     if isinstance(operation, CreatePartition):

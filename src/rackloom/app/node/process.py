@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
-import grpc.aio
 import msgspec
 from starlette.responses import Response
 
+from rackloom.acceptor import bound_socket, split_listen
 from rackloom.app.listeners import (
     PlainEndpoints,
     metrics_response,
@@ -26,12 +26,14 @@ from rackloom.app.listeners import (
     serve_http,
     unavailable_response,
 )
-from rackloom.app.process import stop_on_signals
+from rackloom.app.process import allow_open_files, stop_on_signals
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.client import connect
 from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess, probe_handler
 from rackloom.claim.node.tasks import beside
 from rackloom.errors import Refused
+from rackloom.grpc_server import GrpcServer
+from rackloom.limits import HEALTH, PROBES, Process, files_needed
 
 BOOT_ID = Path("proc/sys/kernel/random/boot_id")
 
@@ -58,6 +60,7 @@ async def serve_plugin(
     announce: Callable[[str], None],
 ) -> None:
     """Serve one driver's plugin until SIGTERM or SIGINT, or until its own work fails."""
+    allow_open_files(files_needed(Process.NODE))
     stopped = stop_on_signals()
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(connect(common.kubeconfig, user_agent=f"rackloom-{driver}"))
@@ -85,7 +88,9 @@ async def plugin_listeners(common: NodeOptions, plugin_process: PluginProcess) -
     """Serve what probes and Prometheus ask for."""
     async with AsyncExitStack() as stack:
         if common.listen is not None:
-            await stack.enter_async_context(serve_http(PluginEndpoints(plugin_process), common.listen))
+            await stack.enter_async_context(
+                serve_http(PluginEndpoints(plugin_process), common.listen, limits=PROBES)
+            )
         if common.health_listen is not None:
             await stack.enter_async_context(_health_service(common.health_listen, plugin_process))
         yield
@@ -93,19 +98,18 @@ async def plugin_listeners(common: NodeOptions, plugin_process: PluginProcess) -
 
 @asynccontextmanager
 async def _health_service(listen: str, plugin_process: PluginProcess) -> AsyncIterator[None]:
-    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-    server.add_generic_rpc_handlers((probe_handler(plugin_process.is_serving),))
+    server = GrpcServer((probe_handler(plugin_process.is_serving),), HEALTH)
     try:
-        server.add_insecure_port(listen)
-    except RuntimeError as error:
+        listener = bound_socket(*split_listen(listen))
+    except (OSError, OverflowError) as error:
         raise Refused(
             f"cannot listen on {listen} for health probes", nearest_fix="choose another --healthcheck-port"
         ) from error
-    await server.start()
+    await server.start(listener)
     try:
         yield
     finally:
-        await server.stop(None)
+        await server.stop(0)
 
 
 class PluginEndpoints(PlainEndpoints):

@@ -21,6 +21,7 @@ from rackloom.carve.store.database import Store
 from rackloom.carve.store.schema import machine
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import status as tenancy_status
+from rackloom.errors import Retry, Unknown
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +48,8 @@ class HostStatePoller(msgspec.Struct, frozen=True):
         while True:
             try:
                 wake(await self.ask())
+            except (Retry, Unknown):
+                pass  # the store has logged it
             except Exception:
                 log.exception("host-state.failed")
             await asyncio.sleep(self.interval)

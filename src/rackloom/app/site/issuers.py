@@ -64,7 +64,11 @@ class IssuerVerifier(TokenVerifier):
             log.warning("auth.keys-not-read", issuer=issuer.issuer, reason=str(error))
             return
         self._verifiers[issuer.issuer] = TokenVerifier(
-            keys, issuer=issuer.issuer, audience=issuer.audience, clock=self._clock
+            keys,
+            issuer=issuer.issuer,
+            audience=issuer.audience,
+            clock=self._clock,
+            lifetime=issuer.max_token_lifetime.total_seconds(),
         )
 
 

@@ -9,8 +9,9 @@ series.
 happen; `record_counts` counts the records at each scrape. Series of a domain that is gone disappear.
 Scrapes run one at a time: two at once would count the same transitions to Ready twice.
 
-/readyz succeeds while the database answers, though a switch may be out of reach: REST can then still
-answer.
+/readyz succeeds while the database answers, though a switch may be out of reach, or no reading can be
+recorded: REST can then still answer that a domain is unknown. The page names these domains, since when each
+is unknown, and why.
 """
 
 import asyncio
@@ -18,14 +19,15 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-import sqlalchemy as sa
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.responses import Response
 
-from rackloom.app.listeners import PlainEndpoints, metrics_response, ok_response, unavailable_response
+from rackloom.acceptor import END_REASONS, ConnectionEnded
+from rackloom.app.listeners import PlainEndpoints, metrics_response, ok_response
 from rackloom.app.site import record_counts
 from rackloom.app.site.record_counts import SiteCounts
 from rackloom.carve.fabric.controller import ControllerKind
+from rackloom.carve.observation import latest
 from rackloom.carve.reconcile.domain_pass import OperationOutcome, ReconcileMetrics
 from rackloom.carve.store.database import Store
 from rackloom.core.partitions.domain import (
@@ -37,7 +39,6 @@ from rackloom.core.partitions.domain import (
     PartitionOperation,
     RemoveGpus,
 )
-from rackloom.errors import Retry, Unknown
 
 # The series.
 
@@ -141,6 +142,18 @@ class SiteMetrics(ReconcileMetrics):
         self.refusals = Counter(
             f"{ours}refused_plans", "Plans that no longer held when they were checked", registry=registry
         )
+        self.ended = Counter(
+            f"{ours}connections_ended",
+            "Connections that a limit refused or closed",
+            ("listener", "why"),
+            registry=registry,
+        )
+
+    def connections_ended(self, listener: str) -> ConnectionEnded:
+        """Counts the connections of a listener that a limit ends; all reasons from zero."""
+        for why in END_REASONS:
+            self.ended.labels(listener, why)
+        return lambda why: self.ended.labels(listener, why).inc()
 
     def set_kind(self, endpoint_id: str, kind: ControllerKind) -> None:
         """Count this endpoint for this kind of controller."""
@@ -237,11 +250,15 @@ def _operation_name(operation: PartitionOperation) -> str:
 class MetricsEndpoints(PlainEndpoints):
     """ASGI application of /metrics, /healthz and /readyz."""
 
-    def __init__(self, metrics: SiteMetrics, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, metrics: SiteMetrics, store: Store, clock: Callable[[], float], valid_seconds: float
+    ) -> None:
+        """`valid_seconds` is the age at which a reading of a switch controller is outdated."""
         super().__init__({"/metrics": self._page, "/healthz": self._alive, "/readyz": self._ready})
         self._metrics = metrics
         self._store = store
         self._clock = clock
+        self._valid_seconds = valid_seconds
         self._history = 0
         # Two scrapes at once would count the same transitions to Ready twice.
         self._scrape_lock = asyncio.Lock()
@@ -252,18 +269,17 @@ class MetricsEndpoints(PlainEndpoints):
 
     async def _page(self) -> Response:
         async with self._scrape_lock:
-            counts = await self._store.read(record_counts.count_site_records, self._history)
+            now = self._clock()
+            valid_from = now - self._valid_seconds
+            counts = await self._store.read(record_counts.count_site_records, self._history, valid_from)
             self._history = counts.newest_history
-            page = self._metrics.page(counts, self._clock())
+            page = self._metrics.page(counts, now)
         return metrics_response(page)
 
     async def _alive(self) -> Response:
         return ok_response()
 
     async def _ready(self) -> Response:
-        """Ready when the records can be read: requests can be answered though a switch cannot be reached."""
-        try:
-            await self._store.read(lambda conn: conn.execute(sa.select(1)).scalar_one())
-        except (Retry, Unknown) as error:
-            return unavailable_response(error.reason)
-        return ok_response()
+        """Ready when the records can be read, though they may say that a domain is unknown."""
+        doubts = await self._store.read(latest.doubts_by_domain, self._clock() - self._valid_seconds)
+        return ok_response(*(f"domain {domain}: {doubt}" for domain, doubt in sorted(doubts.items())))

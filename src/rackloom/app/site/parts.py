@@ -15,14 +15,17 @@ NMX-C endpoint keeps it, so that a site can move from one protocol to the other 
 """
 
 import asyncio
+import errno
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import sqlalchemy as sa
 import structlog
+from alembic.util import CommandError
 
 from rackloom.app.config import Config, NvlinkConfig
 from rackloom.app.site.issuers import IssuerVerifier
@@ -43,15 +46,16 @@ from rackloom.carve.inventory import endpoints, enrolment
 from rackloom.carve.inventory.endpoints import Endpoint
 from rackloom.carve.inventory.enrolment import ensure_site
 from rackloom.carve.observation.conflicts import ControllerConflict
-from rackloom.carve.observation.latest import READING_VALID_SECONDS
 from rackloom.carve.reconcile import records
 from rackloom.carve.reconcile.domain_pass import ReconcileHooks, ReconcileMetrics
 from rackloom.carve.reconcile.loop import ConcurrencySlots, Reconciler
 from rackloom.carve.store.database import Store
+from rackloom.carve.store.failures import StoreUnavailable
 from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
 from rackloom.carve.store.values import IdFactory, Status
 from rackloom.core.partitions.domain import DomainObservation
-from rackloom.errors import Refused
+from rackloom.core.partitions.reading_age import READING_VALID_SECONDS
+from rackloom.errors import Refused, Retry, Unknown
 
 # Endpoints that the site's own NMX-M names.
 
@@ -89,6 +93,8 @@ class NmxmDiscovery(msgspec.Struct, frozen=True, kw_only=True):
             except (FabricRefused, FabricUnavailable) as error:
                 self.metrics.unreachable(NMXM_SUBJECT, str(error))
                 log.warning("nmxm.unreachable", url=self.url, reason=str(error))
+            except (Retry, Unknown):
+                pass  # the store has logged it
             except Exception:
                 log.exception("nmxm.failed", url=self.url)
             await asyncio.sleep(self.interval)
@@ -139,13 +145,21 @@ class ServiceParts(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def assemble(config: Config) -> AsyncIterator[ServiceParts]:
-    """The parts as configured; their store is closed at the end. Raises Refused for invalid ones."""
+    """The parts as configured; their store is closed at the end.
+
+    Raises Refused for invalid ones, and for a database that cannot be opened or takes no writes.
+    """
     _check_interval(config.nvlink_config.monitor_run_interval.total_seconds())
-    store = await _open_store(config)
-    try:
-        yield await _assemble_on(store, config)
-    finally:
-        await store.close()
+    async with AsyncExitStack() as stack:
+        try:
+            store = await _open_store(config)
+            stack.push_async_callback(store.close)
+            parts = await _assemble_on(store, config)
+        except StoreUnavailable as failure:
+            raise Refused(
+                f"the site cannot start: {failure.problem} ({failure.detail})", nearest_fix=failure.fix
+            ) from failure
+        yield parts
 
 
 async def _assemble_on(store: Store, config: Config) -> ServiceParts:
@@ -161,7 +175,7 @@ async def _assemble_on(store: Store, config: Config) -> ServiceParts:
     reconciler = _reconciler(config, store, switches, metrics, site_id, clock)
     issuers = IssuerVerifier(config.auth.issuers, clock)
     await issuers.load()
-    page = MetricsEndpoints(metrics, store, clock)
+    page = MetricsEndpoints(metrics, store, clock, config.nvlink_config.reading_valid_seconds)
     await page.begin()
     return ServiceParts(
         config=config,
@@ -192,13 +206,29 @@ async def _open_store(config: Config) -> Store:
     if config.database.postgresql is not None:
         return await Store.connect(config.database.postgresql)
     assert config.database.sqlite is not None  # noqa: S101 - the configuration has one of the two
+    return open_home_store(config.database.sqlite)
+
+
+def open_home_store(home: Path) -> Store:
+    """The records in a home directory. Raises Refused when they cannot be opened, or take no writes."""
     try:
-        return Store.open(config.database.sqlite)
-    except OSError as error:
-        raise Refused(
-            f"cannot use {config.database.sqlite}: {error.strerror}",
-            nearest_fix="name a directory that this process may write in",
-        ) from error
+        return Store.open(home)
+    except (OSError, StoreUnavailable, sa.exc.DatabaseError, CommandError) as error:
+        raise _unopened_store(home, error) from error
+
+
+def _unopened_store(home: Path, error: Exception) -> Refused:
+    reason = f"the store in {home} cannot be opened"
+    match error:
+        case StoreUnavailable():
+            return Refused(f"{reason}: {error.problem} ({error.detail})", nearest_fix=error.fix)
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return Refused(f"{reason}: {error.strerror}", nearest_fix="make room on its disk")
+        case OSError():
+            fix = "name a directory that this process may write in"
+            return Refused(f"{reason}: {error.strerror}", nearest_fix=fix)
+    cause = getattr(error, "orig", None) or error
+    return Refused(f"{reason}: {cause}", nearest_fix="restore the home, or name another")
 
 
 def _register_nmxm(config: Config, switches: Switches, metrics: SiteMetrics) -> str | None:

@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rackloom.app.site.cluster import ClusterFollower
-from rackloom.app.snapshot.assemble import DEFAULT_STALE_SECONDS, site_snapshot
+from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.snapshot.background_examiner import Examiner
 from rackloom.app.snapshot.cache import ReadCache
 from rackloom.app.snapshot.cluster import ClusterFreshness, Lister
@@ -37,6 +37,7 @@ from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
 from rackloom.core.diagnosis.index import at_domain, at_partition
 from rackloom.core.diagnosis.snapshot import SiteSnapshot
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
+from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 from rackloom.web.model import SiteReading, TimelineEntry
 from rackloom.web.pages import Authenticator, Viewer, create_pages
 
@@ -94,7 +95,7 @@ class SiteSource:
         store: Store,
         clock: Callable[[], float],
         transfers: Path | None = None,
-        stale_seconds: float = DEFAULT_STALE_SECONDS,
+        stale_seconds: float = DEFAULT_VALID_SECONDS,
     ) -> None:
         self._store = store
         self._clock = clock

@@ -25,7 +25,6 @@ from rackloom.carve.store.schema import (
     domain_dispute,
     instance,
     logical_partition,
-    observation,
     owned_partition,
 )
 from rackloom.carve.store.schema import status_history as history
@@ -74,11 +73,15 @@ class _ControllerReading(msgspec.Struct, frozen=True):
     kind: ControllerKind
 
 
-def count_site_records(conn: sa.Connection, since: int) -> SiteCounts:
-    """Count everything now; transitions to Ready are those after history entry `since`."""
+def count_site_records(conn: sa.Connection, since: int, valid_from: float = 0.0) -> SiteCounts:
+    """Count everything now; transitions to Ready are those after history entry `since`.
+
+    Readings from before `valid_from` count as lost.
+    """
     states = Counter({"known": 0, "unknown": 0, "never": 0})
     readings: defaultdict[str, list[_ControllerReading]] = defaultdict(list)
-    rows = {row.endpoint_id: row for row in conn.execute(sa.select(observation))}
+    recorded = conn.execute(sa.select(*latest.READING_COLUMNS), {"valid_from": valid_from})
+    rows = {row.endpoint_id: row for row in recorded}
     for endpoint in endpoints.all_endpoints(conn):
         row = rows.get(endpoint.id)
         states[_endpoint_state(row)] += 1

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from rackloom.app.config import SecretsConfig, VaultConfig
-from rackloom.app.home import write_durably
+from rackloom.durable_files import PARTIAL, write_durably
 from rackloom.errors import Refused
 
 # The value and the protocol.
@@ -195,7 +195,7 @@ class FileSecrets:
 
 def _is_field(file: Path) -> bool:
     # Kubernetes keeps links and directories of its own beside the fields; their names begin with two dots.
-    return file.is_file() and not file.name.startswith(".") and file.suffix != ".partial"
+    return file.is_file() and not file.name.startswith(".") and file.suffix != PARTIAL
 
 
 def _field_content(file: Path) -> Secret:

@@ -23,8 +23,10 @@ import msgspec
 from rackloom.app.config import AdminConfig, Config, load_config
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
+    allow_open_files,
     freeze_loaded_objects,
     log_to_file,
+    log_to_output,
     shorten_switch_interval,
     stop_on_signals,
     wait_stopped_or_ended,
@@ -34,7 +36,6 @@ from rackloom.app.site.host_state import HostStatePoller
 from rackloom.app.site.parts import NmxmDiscovery, ServiceParts, assemble, initial_machine_status, new_id
 from rackloom.app.site.rack_map import SiteSource, mount_rack_map
 from rackloom.app.site.secrets import Secret, SecretProvider
-from rackloom.app.snapshot.assemble import stale_after
 from rackloom.carve.admin.deps import AdminDeps
 from rackloom.carve.admin.server import AdminServer, AdminTls, ClientIdentities
 from rackloom.carve.api.app import create_app
@@ -42,6 +43,7 @@ from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.errors import Refused
+from rackloom.limits import PROBES, SITE_REST, Process, files_needed
 
 # Listeners: REST with the rack map, and the operators' gRPC.
 
@@ -57,10 +59,18 @@ def serve_rest(parts: ServiceParts, source: SiteSource) -> AbstractAsyncContextM
             wake=parts.reconciler.wake,
             verifier=parts.issuers,
             auto_tenant=parts.config.auth.auto_tenant,
+            valid_seconds=parts.config.nvlink_config.reading_valid_seconds,
         )
     )
     page = mount_rack_map(api, source, parts.issuers, parts.clock)
-    return serve_http(page, server.listen, cert=server.tls_cert, key=server.tls_key)
+    return serve_http(
+        page,
+        server.listen,
+        cert=server.tls_cert,
+        key=server.tls_key,
+        limits=SITE_REST,
+        ended=parts.metrics.connections_ended("rest"),
+    )
 
 
 @asynccontextmanager
@@ -71,7 +81,10 @@ async def serve_admin(parts: ServiceParts) -> AsyncIterator[int | None]:
         yield None
         return
     identities = ClientIdentities(frozenset(config.admin_names), frozenset(config.reader_names))
-    async with AdminServer(_admin_deps(parts), identities, _admin_tls(config), config.listen) as server:
+    ended = parts.metrics.connections_ended("admin")
+    async with AdminServer(
+        _admin_deps(parts), identities, _admin_tls(config), config.listen, ended
+    ) as server:
         yield server.port
 
 
@@ -88,6 +101,7 @@ def _admin_deps(parts: ServiceParts) -> AdminDeps:
         check_endpoint=parts.switches.check,
         new_machine_status=initial_machine_status(parts.config),
         imports="import" in parts.config.site.machine_sources,
+        valid_seconds=parts.config.nvlink_config.reading_valid_seconds,
     )
 
 
@@ -143,7 +157,10 @@ def run_serve(path: Path, announce: Callable[[str], None]) -> None:
     import uvloop
 
     config = load_config(path)
-    if config.log.file is not None:
+    allow_open_files(files_needed(Process.SERVE))
+    if config.log.file is None:
+        log_to_output()
+    else:
         log_to_file(config.log.file)
 
     async def until_stopped() -> None:
@@ -171,7 +188,14 @@ async def site_service(config: Config) -> AsyncIterator[SiteService]:
         background = await stack.enter_async_context(_running_jobs(_background_jobs(parts, cluster)))
         yield SiteService(
             rest_port=await stack.enter_async_context(serve_rest(parts, source)),
-            metrics_port=await stack.enter_async_context(serve_http(parts.page, config.metrics.listen)),
+            metrics_port=await stack.enter_async_context(
+                serve_http(
+                    parts.page,
+                    config.metrics.listen,
+                    limits=PROBES,
+                    ended=parts.metrics.connections_ended("metrics"),
+                )
+            ),
             admin_port=await stack.enter_async_context(serve_admin(parts)),
             store=parts.store,
             reconciler=parts.reconciler,
@@ -198,8 +222,8 @@ def _map_source(parts: ServiceParts, cluster: ClusterFollower | None) -> SiteSou
             f"[map]: transfers: {folder} is no directory",
             nearest_fix="make it, or name the one in which `rackloom transfer run --save` keeps records",
         )
-    stale = stale_after(parts.config.nvlink_config.monitor_run_interval)
-    source = SiteSource(parts.store, parts.clock, folder, stale_seconds=stale)
+    valid_seconds = parts.config.nvlink_config.reading_valid_seconds
+    source = SiteSource(parts.store, parts.clock, folder, stale_seconds=valid_seconds)
     config = parts.config.kubernetes
     if cluster is not None and config is not None:
         source.follow(cluster, config.namespace)

@@ -44,7 +44,7 @@ from rackloom.carve.fabric.controller import (
 )
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.fabric.nmxc.protocol import NmxcSession, open_channel
+from rackloom.carve.fabric.nmxc.protocol import NmxcSession, heart_beat_rate, open_channel
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
 from rackloom.carve.fabric.nmxm.protocol import NmxmLogin, NmxmSession, client_tls_context
 from rackloom.carve.inventory.endpoints import Endpoint
@@ -321,7 +321,13 @@ class Switches:
     async def _connect(self, endpoint: Endpoint, access: ControllerAccess) -> FabricDriver:
         address, tls = access.address, access.tls
         if address.kind is ControllerKind.NMX_C:
-            return NmxcDriver(self._nmxc_url(address), clock=self.clock, tls=tls, gateway_id=GATEWAY_ID)
+            return NmxcDriver(
+                self._nmxc_url(address),
+                clock=self.clock,
+                tls=tls,
+                gateway_id=GATEWAY_ID,
+                heart_beat_seconds=heart_beat_rate(self.config.monitor_run_interval.total_seconds()),
+            )
         return NmxmDriver(
             _nmxm_url(address),
             lambda: self.secrets.login(endpoint.chassis_serials),

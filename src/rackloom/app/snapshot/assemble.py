@@ -5,39 +5,26 @@ out the others. An API server that does not answer, or a record that cannot be r
 unknown with the reason and a command that helps; the other layers are read all the same. Errors of the
 database pass through. The fabric layer is as old as its oldest reading; what a single domain lacks is
 part of that domain.
-
-A reading counts as old after three missed intervals of the reconciler.
 """
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 
 from rackloom.app.snapshot.cache import ReadCache
 from rackloom.app.snapshot.cluster import ClusterFreshness, Lister, read_cluster
-from rackloom.app.snapshot.fabric import Staleness, read_fabrics
+from rackloom.app.snapshot.fabric import FabricSnapshot, Staleness, read_fabrics
 from rackloom.app.snapshot.readers import RecordReader
-from rackloom.app.snapshot.records import read_records
+from rackloom.app.snapshot.records import read_records, with_doubts
+from rackloom.carve.observation.latest import rfc3339
 from rackloom.claim.kube.api import KubeError
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
+from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 from rackloom.errors import Refused
 from rackloom.prove.collectors.transfers import read_transfers
-
-MISSED_READINGS = 3
-"""Missed intervals after which a reading is old."""
-
-
-def stale_after(interval: timedelta) -> float:
-    """Age in seconds from which a reading is old, if the reconciler reads every `interval`."""
-    return MISSED_READINGS * interval.total_seconds()
-
-
-DEFAULT_STALE_SECONDS = stale_after(timedelta(seconds=60))
-"""With the reconciler's default interval."""
 
 
 async def site_snapshot(
@@ -54,7 +41,7 @@ async def site_snapshot(
     """What each layer reports at `now` (seconds since the epoch); a layer that is None was not asked.
 
     `records` is a `Store` or a reader of one; `stale` defines when its readings are old (default: after
-    `DEFAULT_STALE_SECONDS`). `reach` is how recent `cluster` is (default: it asks its API server now).
+    `DEFAULT_VALID_SECONDS`). `reach` is how recent `cluster` is (default: it asks its API server now).
     `transfers` is the folder of transfer records, `known` the cache of a frequent reader, `namespace` that of
     the IMEX daemons. An API server that does not answer, or a transfer record that cannot be read, makes its
     layer unknown. Errors of `records` pass through.
@@ -62,7 +49,7 @@ async def site_snapshot(
     snapshot = SiteSnapshot(at=now, layers=())
     if records is not None:
         snapshot = await _with_records(
-            snapshot, records, stale or Staleness(now, DEFAULT_STALE_SECONDS), known
+            snapshot, records, stale or Staleness(now, DEFAULT_VALID_SECONDS), known
         )
     if cluster is not None:
         snapshot = await _with_cluster(snapshot, cluster, reach, known, namespace)
@@ -85,10 +72,21 @@ async def _with_records(
     if stale.start:
         since = snapshot.at if at is None else at
         status = msgspec.structs.replace(status, unknown_since=since, problem=stale.reason, fix=stale.start)
+    else:
+        site = with_doubts(site, _doubts(fabrics))
     with_fabric = _with_layer(snapshot, status, **msgspec.structs.asdict(fabrics))
     return _with_layer(
         with_fabric, LayerStatus(layer=Layer.SITE, at=snapshot.at), **msgspec.structs.asdict(site)
     )
+
+
+def _doubts(fabrics: FabricSnapshot) -> dict[str, str]:
+    """Domain -> since when it is unknown. Tenants read this: a reason may hold what a controller answered."""
+    return {
+        domain.uuid: f"unknown since {rfc3339(domain.unknown_since)}"
+        for domain in fabrics.domains
+        if domain.unknown_since is not None
+    }
 
 
 async def _with_cluster(

@@ -11,6 +11,7 @@ changed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -102,21 +103,39 @@ def read_fabrics(conn: sa.Connection, stale: Staleness, cache: ReadCache | None 
         # Also a lost reading is shown: the map draws what was last known as unknown.
         if newest is not None:
             shown[uuid] = _DomainFacts(newest.facts, owners.get(uuid, {}))
-    decoded = cache.again(shown, _decoded)
+    decoded = dict(zip(shown, cache.again(shown, _decoded), strict=True))
     return FabricSnapshot(
-        domains=tuple(domains),
-        fabric_gpus=tuple(gpu for gpus, _ in decoded for gpu in gpus),
-        partitions=tuple(partition for _, partitions in decoded for partition in partitions),
+        domains=tuple(_with_contradiction(domain, decoded.get(domain.uuid)) for domain in domains),
+        fabric_gpus=tuple(gpu for reading in decoded.values() for gpu in reading.gpus),
+        partitions=tuple(partition for reading in decoded.values() for partition in reading.partitions),
         lost_partitions=tuple(_lost_partitions(conn)),
     )
 
 
-def _decoded(shown: _DomainFacts) -> tuple[tuple[FabricGpuRecord, ...], tuple[PartitionRecord, ...]]:
+class _DecodedReading(NamedTuple):
+    gpus: tuple[FabricGpuRecord, ...]
+    partitions: tuple[PartitionRecord, ...]
+    uncertain: int
+    """How many GPUs the lists of the controller contradict each other about."""
+
+
+def _decoded(shown: _DomainFacts) -> _DecodedReading:
     observed = latest.decode_facts(shown.facts)
     partitions = sorted(observed.partitions, key=lambda partition: partition.id)
-    return tuple(_gpus(observed, partitions)), tuple(
-        _partition(observed.domain, partition, shown.owners.get(partition.name)) for partition in partitions
+    owners = (shown.owners.get(partition.name) for partition in partitions)
+    return _DecodedReading(
+        tuple(_gpus(observed, partitions)),
+        tuple(map(partial(_partition, observed.domain), partitions, owners)),
+        len(observed.uncertain),
     )
+
+
+def _with_contradiction(domain: NvlinkDomainRecord, reading: _DecodedReading | None) -> NvlinkDomainRecord:
+    """Nobody can be accused by lists that contradict each other: what they show is not how things are."""
+    if reading is None or not reading.uncertain or domain.unknown_since is not None:
+        return domain
+    problem = f"the lists of the switch controller contradict each other about {reading.uncertain} GPUs"
+    return msgspec.structs.replace(domain, unknown_since=domain.observed_at, problem=problem)
 
 
 def _readings(conn: sa.Connection) -> Mapping[str, list[_EndpointReading]]:

@@ -110,6 +110,27 @@ def read_records(conn: sa.Connection, cache: ReadCache | None = None) -> SiteRec
     )
 
 
+def with_doubts(records: SiteRecords, doubts: Mapping[str, str]) -> SiteRecords:
+    """The records without what they claim of GPUs in unknown domains; `doubts` are by domain.
+
+    A record says Ready until a loss is recorded, and nobody may be able to record it.
+    """
+    machines = {
+        machine.id: doubts[machine.domain] for machine in records.machines if machine.domain in doubts
+    }
+    if not machines:
+        return records
+    return msgspec.structs.replace(
+        records,
+        instance_gpus=tuple(
+            msgspec.structs.replace(gpu, status=Status.PENDING, problem=machines[gpu.machine])
+            if gpu.machine in machines and gpu.status == Status.READY
+            else gpu
+            for gpu in records.instance_gpus
+        ),
+    )
+
+
 def _column_by_key(conn: sa.Connection, key: sa.Column[str], value: sa.Column[str]) -> dict[str, str]:
     """One column of a table by another."""
     return {row[0]: row[1] for row in conn.execute(sa.select(key, value))}

@@ -23,14 +23,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-import alembic.util
 import msgspec
-import sqlalchemy.exc
 from fastapi import FastAPI
 
-from rackloom.app.home import Home, write_durably
+from rackloom.app.home import Home
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import background_task, log_to_file
+from rackloom.app.site.parts import open_home_store
 from rackloom.app.site.rack_map import SiteSource, mount_rack_map
 from rackloom.carve.api.app import create_app
 from rackloom.carve.api.auth import LocalIssuer
@@ -41,10 +40,12 @@ from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import MonotonicSiteClock, newest_recorded_time
 from rackloom.carve.tenancy import catalog
+from rackloom.durable_files import write_durably
 from rackloom.errors import Refused
 from rackloom.lab.scenario.stage import SimulatedRacks
 from rackloom.lab.switches.fabric import MOST_RACKS, FabricSnapshot, SeededNames, SimulatedFabric, fabrics_of
 from rackloom.lab.switches.servers import NmxcServer
+from rackloom.limits import SITE_REST
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackSite, build_site
 
@@ -189,7 +190,7 @@ async def open_embedded_home(
     """What outlives a service: the records of `home`, and its racks behind their switch controllers."""
     simulated_site(racks, profile)
     home.create()
-    store = _open_store(home)
+    store = open_home_store(home.path)
     try:
         log_to_file(home.log)
         recorded = await store.read(catalog.has_machines)
@@ -202,17 +203,6 @@ async def open_embedded_home(
             yield store, twin
     finally:
         await store.close()
-
-
-def _open_store(home: Home) -> Store:
-    try:
-        return Store.open(home.path)
-    except (OSError, sqlalchemy.exc.DatabaseError, alembic.util.CommandError) as error:
-        cause = getattr(error, "orig", None) or error
-        raise Refused(
-            f"the store in {home.path} cannot be opened: {cause}",
-            nearest_fix="make room if its disk is full, else restore the home or give another --home",
-        ) from error
 
 
 @asynccontextmanager
@@ -239,7 +229,7 @@ async def embedded_service(
         mapped = mount_rack_map(
             app, source, deps.verifier, clock, switch_trays=twin.profile.switch_trays_per_domain
         )
-        async with serve_http(mapped, f"{LOOPBACK}:{port}") as bound:
+        async with serve_http(mapped, f"{LOOPBACK}:{port}", limits=SITE_REST) as bound:
             url = f"http://{LOOPBACK}:{bound}"
             yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling)
 

@@ -25,9 +25,10 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.app.home import Home, write_durably
+from rackloom.app.home import Home
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
+    allow_open_files,
     freeze_loaded_objects,
     shorten_switch_interval,
     stop_on_signals,
@@ -41,11 +42,13 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
 from rackloom.core.kubernetes.objects import LEASE, Object, ResourceKind
+from rackloom.durable_files import write_durably
 from rackloom.lab.kube.direct import DirectApi, SharedReadApi
 from rackloom.lab.kube.kubectl.serving import KubeApplication
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.trays import TrayNodes
 from rackloom.lab.switches.fabric import SimulatedFabric
+from rackloom.limits import SIMULATED_API_SERVER, Process, files_needed
 
 # Access to the simulated API server for kubectl and the doctor.
 
@@ -64,7 +67,8 @@ async def served_api(kube: FakeKube, user: str, kubeconfig: Path) -> AsyncIterat
     authority = new_authority(f"{CLUSTER_NAME} authority", time.time())
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load_identity(tls, issue_certificate(authority, (SERVER_NAME,), time.time()))
-    async with serve_http(KubeApplication(kube, token, user), f"{LOOPBACK}:0", tls=tls) as port:
+    app = KubeApplication(kube, token, user)
+    async with serve_http(app, f"{LOOPBACK}:0", tls=tls, limits=SIMULATED_API_SERVER) as port:
         url = f"https://{SERVER_NAME}:{port}"
         cluster = {
             "server": url,
@@ -168,6 +172,7 @@ def run_up(home: Home, options: UpOptions, announce: Announce) -> None:
     """Run a site in `home` until SIGTERM or SIGINT; `announce` gets its addresses once it answers."""
     import uvloop
 
+    allow_open_files(files_needed(Process.UP, racks=options.racks))
     shorten_switch_interval()
     uvloop.run(_run_until_signal(home, options, announce))
 

@@ -23,6 +23,7 @@ from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import tenant
 from rackloom.carve.store.values import Changed, IdFactory, Status, conflict, invalid
 from rackloom.core.partitions.domain import PartitionPlan
+from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 
 # Dependencies.
 
@@ -64,8 +65,14 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
     """Whether machines may come from an operator's file."""
     new_machine_status: str = Status.READY
     """The status of the host of an imported machine."""
+    valid_seconds: float = DEFAULT_VALID_SECONDS
+    """The age at which a reading of a switch controller says nothing about now."""
     caller: str = "unnamed"
     """Name in the certificate of the caller; set for each call."""
+
+    def valid_from(self) -> float:
+        """The time before which a reading is outdated for a call that is answered now."""
+        return self.clock() - self.valid_seconds
 
     def order(self, reason: str) -> OperatorOrder:
         """The caller's order, for the record of what operators did."""

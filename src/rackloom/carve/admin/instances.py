@@ -19,11 +19,20 @@ from rackloom.carve.admin.deps import (
     rows_with_org,
     tenant_state,
 )
+from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import nvlink_interface, tenant
-from rackloom.carve.store.values import Changed, InterfaceSpec, Status, require
-from rackloom.carve.tenancy import instances, interfaces
+from rackloom.carve.store.values import (
+    Changed,
+    InterfaceSpec,
+    Status,
+    check_description,
+    check_name,
+    require,
+)
+from rackloom.carve.tenancy import instances, interfaces, outdated
+from rackloom.carve.tenancy.interfaces import InterfaceRow
 
 _Row = sa.Row[Any]
 
@@ -45,12 +54,14 @@ async def find_by_ids(deps: AdminDeps, request: pb.InstancesByIdsRequest) -> pb.
     """Instances; ids that mean none are left out."""
     check_ids(request.instance_ids)
     wanted = [instance_id.value for instance_id in request.instance_ids]
-    return pb.InstanceList(instances=await deps.store.read(_load, table.c.id.in_(wanted)))
+    return pb.InstanceList(instances=await deps.store.read(_load, table.c.id.in_(wanted), deps.valid_from()))
 
 
 async def find_by_machine(deps: AdminDeps, request: ids_pb.MachineId) -> pb.InstanceList:
     """The instance on a machine, if there is one."""
-    return pb.InstanceList(instances=await deps.store.read(_load, table.c.machine_id == request.id))
+    return pb.InstanceList(
+        instances=await deps.store.read(_load, table.c.machine_id == request.id, deps.valid_from())
+    )
 
 
 async def update_config(deps: AdminDeps, request: pb.InstanceConfigUpdateRequest) -> pb.Instance:
@@ -59,6 +70,9 @@ async def update_config(deps: AdminDeps, request: pb.InstanceConfigUpdateRequest
     def work(conn: sa.Connection) -> Changed[pb.Instance]:
         row = _get(conn, request.instance_id.value)
         check_version(request, row.updated)
+        if request.metadata.name:
+            check_name(request.metadata.name)
+        check_description(request.metadata.description)
         changed = instances.update_instance(
             conn,
             row.tenant_id,
@@ -70,7 +84,7 @@ async def update_config(deps: AdminDeps, request: pb.InstanceConfigUpdateRequest
             now=deps.clock(),
             ids=deps.ids,
         )
-        (after,) = _load(conn, table.c.id == row.id)
+        (after,) = _load(conn, table.c.id == row.id, deps.valid_from())
         return Changed(after, changed.domains)
 
     return await deps.change(work)
@@ -101,18 +115,29 @@ def _get(conn: sa.Connection, instance_id: str) -> _Row:
     return require(row, f"there is no instance {instance_id}")
 
 
-def _load(conn: sa.Connection, which: "sa.ColumnElement[bool]") -> list[pb.Instance]:
+def _load(conn: sa.Connection, which: "sa.ColumnElement[bool]", valid_from: float) -> list[pb.Instance]:
     rows = conn.execute(rows_with_org(table).where(which)).all()
     listing = interfaces.interface_listing().where(which).order_by(nvlink_interface.c.device_instance)
-    attached = conn.execute(listing).all()
+    domains = latest.outdated_domains(conn, valid_from)
+    attached = [
+        outdated.shown_interface(InterfaceRow._make(gpu), domains) for gpu in conn.execute(listing).all()
+    ]
     histories = journal.status_histories(conn, [row.id for row in rows])
+    doubts = outdated.machine_doubts(conn, [row.machine_id for row in rows], domains)
     return [
-        _message(row, [gpu for gpu in attached if gpu.instance_id == row.id], histories.get(row.id, []))
+        _message(
+            row,
+            outdated.shown_status(row.status, doubts.get(row.machine_id)),
+            [gpu for gpu in attached if gpu.instance_id == row.id],
+            outdated.shown_history(row.id, row.status, histories[row.id], doubts.get(row.machine_id)),
+        )
         for row in rows
     ]
 
 
-def _message(row: _Row, attached: Sequence[_Row], history: Sequence[journal.StatusRecord]) -> pb.Instance:
+def _message(
+    row: _Row, status: str, attached: Sequence[InterfaceRow], history: Sequence[journal.StatusRecord]
+) -> pb.Instance:
     wanted = [gpu for gpu in attached if gpu.status != Status.DELETING]
     synced = pb.SYNCED if all(gpu.status == Status.READY for gpu in attached) else pb.PENDING
     return pb.Instance(
@@ -126,9 +151,9 @@ def _message(row: _Row, attached: Sequence[_Row], history: Sequence[journal.Stat
         ),
         status=pb.InstanceStatus(
             tenant=pb.InstanceTenantStatus(
-                state=tenant_state(row.status), state_details=history[0].message if history else ""
+                state=tenant_state(status), state_details=history[0].message if history else ""
             ),
-            configs_synced=pb.SYNCED if row.status == Status.READY else pb.PENDING,
+            configs_synced=pb.SYNCED if status == Status.READY else pb.PENDING,
             nvlink=pb.InstanceNVLinkStatus(
                 gpu_statuses=[_gpu_status(gpu) for gpu in wanted], configs_synced=synced
             ),
@@ -138,14 +163,14 @@ def _message(row: _Row, attached: Sequence[_Row], history: Sequence[journal.Stat
     )
 
 
-def _config(row: _Row) -> pb.InstanceNVLinkGpuConfig:
+def _config(row: InterfaceRow) -> pb.InstanceNVLinkGpuConfig:
     return pb.InstanceNVLinkGpuConfig(
         device_instance=row.device_instance,
         logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=row.logical_partition_id),
     )
 
 
-def _gpu_status(row: _Row) -> pb.InstanceNVLinkGpuStatus:
+def _gpu_status(row: InterfaceRow) -> pb.InstanceNVLinkGpuStatus:
     """Names a logical partition only for a GPU that was observed in it."""
     status = pb.InstanceNVLinkGpuStatus(gpu_guid=row.guid)
     if row.domain is not None:

@@ -20,7 +20,7 @@ from rackloom.carve.admin.deps import (
 )
 from rackloom.carve.store.schema import logical_partition as table
 from rackloom.carve.store.schema import site, tenant
-from rackloom.carve.store.values import Changed, check_name, conflict, invalid, require
+from rackloom.carve.store.values import Changed, check_description, check_name, conflict, invalid, require
 from rackloom.carve.tenancy import entitlements, logical_partitions
 
 _Row = sa.Row[Any]
@@ -78,6 +78,7 @@ async def update(
         metadata = request.config.metadata
         if metadata.name:
             check_name(metadata.name)
+        check_description(metadata.description)
         logical_partitions.update_logical_partition(
             conn,
             row.tenant_id,
@@ -108,6 +109,7 @@ def _create(
     conn: sa.Connection, config: pb.NVLinkLogicalPartitionConfig, chosen: str, deps: AdminDeps
 ) -> _Row:
     check_name(config.metadata.name)
+    check_description(config.metadata.description)
     if chosen and logical_partitions.find_logical_partition(conn, chosen) is not None:
         raise conflict("a logical partition has this id already", id=chosen)
     new = logical_partitions.create_logical_partition(

@@ -41,7 +41,7 @@ async def find_by_ids(deps: AdminDeps, request: pb.MachinesByIdsRequest) -> pb.M
     """Machines with their NVLink part; ids that mean none are left out."""
     check_ids(request.machine_ids)
     wanted = [machine_id.id for machine_id in request.machine_ids]
-    return pb.MachineList(machines=await deps.store.read(_load, wanted))
+    return pb.MachineList(machines=await deps.store.read(_load, wanted, deps.valid_from()))
 
 
 async def update_nvlink_info(deps: AdminDeps, request: pb.UpdateMachineNvLinkInfoRequest) -> Empty:
@@ -85,12 +85,14 @@ def _force_delete(
     return Changed(reply, maintenance.force_delete_instance(conn, machine_id, order).domains)
 
 
-def _load(conn: sa.Connection, wanted: Sequence[str]) -> list[pb.Machine]:
+def _load(conn: sa.Connection, wanted: Sequence[str], valid_from: float) -> list[pb.Machine]:
     rows = conn.execute(catalog.machine_listing().where(table.c.id.in_(wanted)).order_by(table.c.id)).all()
     gpus = catalog.gpus_of_machines(conn, [row.id for row in rows])
-    owners = {(listed.view.domain, listed.view.partition.name): listed for listed in list_partitions(conn)}
+    listed = list_partitions(conn, valid_from)
+    owners = {(partition.view.domain, partition.view.partition.name): partition for partition in listed}
     observed = {
-        domain: latest.latest_of_domain(conn, domain).observation for domain in {row.domain for row in rows}
+        domain: latest.latest_of_domain(conn, domain, valid_from).observation
+        for domain in {row.domain for row in rows}
     }
     return [_message(row, gpus[row.id], observed[row.domain], owners) for row in rows]
 

@@ -258,6 +258,7 @@ class DomainState(_message.Message):
     DOUBT_FIELD_NUMBER: _builtins.int
     PAUSE_REASON_FIELD_NUMBER: _builtins.int
     BLOCKED_FIELD_NUMBER: _builtins.int
+    FOREIGN_TRAYS_FIELD_NUMBER: _builtins.int
     domain: _builtins.str
     doubt: _builtins.str
     """Why it cannot be read; empty when it can be."""
@@ -269,6 +270,8 @@ class DomainState(_message.Message):
 
     @_builtins.property
     def blocked(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockedGpu]: ...
+    @_builtins.property
+    def foreign_trays(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForeignTray]: ...
     def __init__(
         self,
         *,
@@ -277,16 +280,44 @@ class DomainState(_message.Message):
         doubt: _builtins.str = ...,
         pause_reason: _builtins.str | None = ...,
         blocked: _abc.Iterable[Global___BlockedGpu] | None = ...,
+        foreign_trays: _abc.Iterable[Global___ForeignTray] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason", "observed_at", b"observed_at", "pause_reason", b"pause_reason"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason", "blocked", b"blocked", "domain", b"domain", "doubt", b"doubt", "observed_at", b"observed_at", "pause_reason", b"pause_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason", "blocked", b"blocked", "domain", b"domain", "doubt", b"doubt", "foreign_trays", b"foreign_trays", "observed_at", b"observed_at", "pause_reason", b"pause_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pause_reason: _TypeAlias = _typing.Literal["pause_reason"]  # noqa: Y015
     _WhichOneofArgType__pause_reason: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pause_reason) -> _WhichOneofReturnType__pause_reason | None: ...
 
 Global___DomainState: _TypeAlias = DomainState  # noqa: Y015
+
+@_typing.final
+class ForeignTray(_message.Message):
+    """A tray that gets no instance, because a partition that the site did not make holds GPUs of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MACHINE_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_NAME_FIELD_NUMBER: _builtins.int
+    machine_id: _builtins.str
+    partition_id: _builtins.int
+    partition_name: _builtins.str
+    def __init__(
+        self,
+        *,
+        machine_id: _builtins.str = ...,
+        partition_id: _builtins.int = ...,
+        partition_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["machine_id", b"machine_id", "partition_id", b"partition_id", "partition_name", b"partition_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForeignTray: _TypeAlias = ForeignTray  # noqa: Y015
 
 @_typing.final
 class BlockedGpu(_message.Message):
@@ -374,10 +405,16 @@ class AdoptRequest(_message.Message):
     PARTITION_NAME_FIELD_NUMBER: _builtins.int
     LOGICAL_PARTITION_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     domain: _builtins.str
     partition_name: _builtins.str
     logical_partition_id: _builtins.str
+    """Empty where an owner is named."""
     reason: _builtins.str
+    @_builtins.property
+    def owner(self) -> Global___PartitionOwner:
+        """What does not exist of it is created, with an instance on each machine that the partition holds GPUs of."""
+
     def __init__(
         self,
         *,
@@ -385,14 +422,42 @@ class AdoptRequest(_message.Message):
         partition_name: _builtins.str = ...,
         logical_partition_id: _builtins.str = ...,
         reason: _builtins.str = ...,
+        owner: Global___PartitionOwner | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["domain", b"domain", "logical_partition_id", b"logical_partition_id", "partition_name", b"partition_name", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["domain", b"domain", "logical_partition_id", b"logical_partition_id", "owner", b"owner", "partition_name", b"partition_name", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdoptRequest: _TypeAlias = AdoptRequest  # noqa: Y015
+
+@_typing.final
+class PartitionOwner(_message.Message):
+    """Names."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ORGANIZATION_ID_FIELD_NUMBER: _builtins.int
+    VPC_FIELD_NUMBER: _builtins.int
+    LOGICAL_PARTITION_FIELD_NUMBER: _builtins.int
+    tenant_organization_id: _builtins.str
+    vpc: _builtins.str
+    logical_partition: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant_organization_id: _builtins.str = ...,
+        vpc: _builtins.str = ...,
+        logical_partition: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logical_partition", b"logical_partition", "tenant_organization_id", b"tenant_organization_id", "vpc", b"vpc"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionOwner: _TypeAlias = PartitionOwner  # noqa: Y015
 
 @_typing.final
 class ReleaseRequest(_message.Message):

@@ -3,8 +3,8 @@
 `MakePlan` returns the plan that the reconciler would execute now, with the observation it was made
 from; a paused domain is planned as well. `ApplyPlan` executes such a plan after a new observation, and
 refuses it when fabric or intent have changed. `ImportMachines` adds all machines of a file or none.
-`ShowDomains` returns for each domain the time of the observation or the doubt, the pause, and the
-blocked GPUs.
+`ShowDomains` returns for each domain the time of the observation or the doubt, the pause, the blocked
+GPUs, and the trays in partitions that the site did not make.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,13 @@ import sqlalchemy as sa
 
 from rackloom.carve.admin import operator_pb2 as pb
 from rackloom.carve.admin.deps import AdminDeps, timestamp
-from rackloom.carve.inventory import endpoints, enrolment, maintenance
+from rackloom.carve.inventory import adoption, endpoints, enrolment, maintenance
+from rackloom.carve.inventory.adoption import PartitionOwner
 from rackloom.carve.inventory.enrolment import MachineRecord
 from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import LatestObservation
-from rackloom.carve.partitions import found, intent
+from rackloom.carve.partitions import foreign, found, intent
+from rackloom.carve.partitions.foreign import ForeignTray
 from rackloom.carve.reconcile.current_plan import plan_of_domain
 from rackloom.carve.reconcile.domain_pass import OperationOutcome
 from rackloom.carve.store.journal import OperatorOrder
@@ -38,7 +40,7 @@ _decoder = msgspec.json.Decoder(PartitionPlan)
 
 async def make_domain_plan(deps: AdminDeps, request: pb.PlanRequest) -> pb.PlanReply:
     """The plan that the reconciler would carry out now, with the observation it was made from."""
-    plan = await deps.store.read(plan_of_domain, request.domain)
+    plan = await deps.store.read(plan_of_domain, request.domain, deps.valid_from())
     return pb.PlanReply(plan=_encoder.encode(plan).decode())
 
 
@@ -122,9 +124,23 @@ async def drain(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
 
 async def adopt(deps: AdminDeps, request: pb.AdoptRequest) -> pb.Done:
     """Make a found partition the physical partition of a logical partition; no GPU moves."""
-    names = (request.domain, request.partition_name, request.logical_partition_id)
-    await _run_step(deps, request, lambda conn, order: found.adopt_partition(conn, *names, order))
-    return pb.Done(message=f"partition {request.partition_name} is adopted")
+    names = (request.domain, request.partition_name)
+    if request.HasField("owner") == bool(request.logical_partition_id):
+        raise invalid("exactly one of logical_partition_id and owner must be given")
+    if not request.HasField("owner"):
+        wanted = request.logical_partition_id
+        await _run_step(deps, request, lambda conn, order: found.adopt_partition(conn, *names, wanted, order))
+        return pb.Done(message=f"partition {request.partition_name} is adopted")
+    owner = PartitionOwner(
+        org=request.owner.tenant_organization_id.lower(),
+        vpc=request.owner.vpc,
+        logical_partition=request.owner.logical_partition,
+    )
+    created = await deps.change(
+        lambda conn: adoption.adopt_for_owner(conn, *names, owner, deps.order(request.reason), deps.ids)
+    )
+    new = f"; created: {', '.join(created)}" if created else ""
+    return pb.Done(message=f"partition {request.partition_name} is adopted{new}")
 
 
 async def release(deps: AdminDeps, request: pb.ReleaseRequest) -> pb.Done:
@@ -160,26 +176,36 @@ def _import_machines(
 
 async def show_domains(deps: AdminDeps, request: pb.DomainsRequest) -> pb.DomainList:
     """Every domain by uuid, or one; NOT_FOUND when no switch controller ever answered as that one."""
-    return await deps.store.read(_domain_list, request.domain)
+    return await deps.store.read(_domain_list, request.domain, deps.valid_from())
 
 
-def _domain_list(conn: sa.Connection, wanted: str) -> pb.DomainList:
+def _domain_list(conn: sa.Connection, wanted: str, valid_from: float) -> pb.DomainList:
     reported = {endpoint.domain for endpoint in endpoints.all_endpoints(conn) if endpoint.domain is not None}
     if wanted and wanted not in reported:
         raise not_found(f"no switch controller speaks for domain {wanted}")
     chosen = sorted(reported & {wanted} if wanted else reported)
-    known = latest.latest_of_domains(conn, chosen)
+    known = latest.latest_of_domains(conn, chosen, valid_from)
     blocked = intent.blocked_gpus_of_domains(conn, chosen)
     return pb.DomainList(
         domains=[
-            _domain_state(domain, known[domain], intent.pause_reason(conn, domain), blocked[domain])
+            _domain_state(
+                domain,
+                known[domain],
+                intent.pause_reason(conn, domain),
+                blocked[domain],
+                foreign.foreign_trays_in_domain(conn, domain),
+            )
             for domain in chosen
         ]
     )
 
 
 def _domain_state(
-    domain: str, known: LatestObservation, paused: str | None, blocked: list[sa.Row[Any]]
+    domain: str,
+    known: LatestObservation,
+    paused: str | None,
+    blocked: list[sa.Row[Any]],
+    trays: list[ForeignTray],
 ) -> pb.DomainState:
     observation = known.observation
     return pb.DomainState(
@@ -190,5 +216,11 @@ def _domain_state(
         blocked=[
             pb.BlockedGpu(guid=int(row.guid), reason=row.reason, fix=row.fix, since=timestamp(row.since))
             for row in blocked
+        ],
+        foreign_trays=[
+            pb.ForeignTray(
+                machine_id=tray.machine_id, partition_id=tray.partition_id, partition_name=tray.name
+            )
+            for tray in trays
         ],
     )

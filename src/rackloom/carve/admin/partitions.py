@@ -36,7 +36,7 @@ async def find_ids(deps: AdminDeps, request: pb.NVLinkPartitionSearchFilter) -> 
     """Ids by tenant or name, or all."""
     chosen = [
         partition
-        for partition in await deps.store.read(list_partitions)
+        for partition in await deps.store.read(list_partitions, deps.valid_from())
         if not request.HasField("tenant_organization_id") or partition.org == request.tenant_organization_id
         if not request.HasField("name") or partition.view.partition.name == request.name
     ]
@@ -48,16 +48,20 @@ async def find_by_ids(deps: AdminDeps, request: pb.NVLinkPartitionsByIdsRequest)
     """Partitions; ids that mean none are left out."""
     check_ids(request.partition_ids)
     wanted = {partition_id.value for partition_id in request.partition_ids}
-    return _messages(await deps.store.read(list_partitions), lambda partition: partition.id in wanted)
+    return _messages(
+        await deps.store.read(list_partitions, deps.valid_from()), lambda partition: partition.id in wanted
+    )
 
 
 async def of_tenant(deps: AdminDeps, request: pb.TenantSearchQuery) -> pb.NVLinkPartitionList:
     """The partitions that hold a tenant's GPUs."""
     org = request.tenantOrganizationId
-    return _messages(await deps.store.read(list_partitions), lambda partition: partition.org == org)
+    return _messages(
+        await deps.store.read(list_partitions, deps.valid_from()), lambda partition: partition.org == org
+    )
 
 
-def list_partitions(conn: sa.Connection) -> list[PartitionListing]:
+def list_partitions(conn: sa.Connection, valid_from: float) -> list[PartitionListing]:
     """All partitions in the newest observations of all domains, by domain and id."""
     domains = {endpoint.domain for endpoint in endpoints.all_endpoints(conn) if endpoint.domain is not None}
     owners = sa.select(logical_partition.c.id, tenant.c.org)
@@ -65,7 +69,7 @@ def list_partitions(conn: sa.Connection) -> list[PartitionListing]:
     orgs = {row.id: row.org for row in conn.execute(owners)}
     return [
         PartitionListing(view, orgs.get(view.logical_partition or ""))
-        for view in found.partitions_of_domains(conn, domains)
+        for view in found.partitions_of_domains(conn, domains, valid_from)
     ]
 
 

@@ -1,6 +1,7 @@
 """The admin gRPC server: mutual TLS, authorization by certificate name, dispatch, and error mapping.
 
-TLS already refuses a client without a certificate of the operator's CA. The common name or an
+TLS already refuses a client without a certificate of the operator's CA. `rackloom.grpc_server` limits what
+such a client can take before. The common name or an
 alternative name of the certificate then decides the access class: admin or reader; an admin may also
 read. `RPCS` is the complete table of services and methods, each with its request type, handler and
 required class.
@@ -15,11 +16,11 @@ from enum import StrEnum
 from typing import Any
 
 import grpc
-import grpc.aio
 import msgspec
 import structlog
 from google.protobuf.empty_pb2 import Empty
 
+from rackloom.acceptor import ConnectionEnded, bound_socket, split_listen
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import (
     endpoints,
@@ -36,6 +37,8 @@ from rackloom.carve.admin.deps import AdminDeps
 from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable
 from rackloom.carve.store.values import RefusalKind, Rejected
 from rackloom.errors import Refused, Retry, Unknown
+from rackloom.grpc_server import GrpcServer
+from rackloom.limits import SITE_ADMIN
 
 # Access classes.
 
@@ -193,7 +196,6 @@ RPCS: dict[str, dict[str, RpcMethod]] = {
 
 log = structlog.get_logger(__name__)
 
-_SERVER_OPTIONS = (("grpc.so_reuseport", 0),)
 GRACE_SECONDS = 2.0
 
 
@@ -208,30 +210,38 @@ class AdminTls(msgspec.Struct, frozen=True, kw_only=True):
 class AdminServer:
     """Serves the admin RPCs on `listen` (`host:port`, port 0 for a free one) while the context is entered."""
 
-    def __init__(self, deps: AdminDeps, identities: ClientIdentities, tls: AdminTls, listen: str) -> None:
+    def __init__(
+        self,
+        deps: AdminDeps,
+        identities: ClientIdentities,
+        tls: AdminTls,
+        listen: str,
+        ended: ConnectionEnded = lambda _: None,
+    ) -> None:
         self._deps = deps
+        self._ended = ended
         self._identities = identities
         self._tls = tls
         self._listen = listen
-        self._server: grpc.aio.Server | None = None
+        self._server: GrpcServer | None = None
         self.port = 0
 
     async def __aenter__(self) -> "AdminServer":
         """Begin to listen. Raises Refused when the address or the material cannot be used."""
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
-        for service, rpcs in RPCS.items():
-            server.add_generic_rpc_handlers((self._handlers(service, rpcs),))
+        handlers = [self._handlers(service, rpcs) for service, rpcs in RPCS.items()]
         try:
             credentials = grpc.ssl_server_credentials(
                 [(self._tls.key, self._tls.certificate)], self._tls.client_ca, require_client_auth=True
             )
-            self.port = server.add_secure_port(self._listen, credentials)
-        except (RuntimeError, ValueError) as error:
+            server = GrpcServer(handlers, SITE_ADMIN, credentials, self._ended)
+            listener = bound_socket(*split_listen(self._listen))
+        except (RuntimeError, ValueError, OSError, OverflowError) as error:
             raise Refused(
                 f"the admin interface cannot listen on {self._listen}",
                 nearest_fix="check [admin]: is the address in use, does the key fit the certificate?",
             ) from error
-        await server.start()
+        self.port = listener.getsockname()[1]
+        await server.start(listener)
         self._server = server
         return self
 

@@ -5,12 +5,13 @@ The site decides about each step itself, in one transaction, whatever the plan s
 """
 
 import msgspec
+import sqlalchemy as sa
 
 from rackloom.carve.admin import operator_pb2 as pb
 from rackloom.carve.admin.deps import AdminDeps
-from rackloom.carve.store.values import invalid
+from rackloom.carve.store.values import Changed, invalid
 from rackloom.carve.takeover.site_reading import read_site
-from rackloom.carve.takeover.steps import do_step, undo_step
+from rackloom.carve.takeover.steps import StepOrder, StepOutcome, do_step, undo_step
 from rackloom.core.takeover.records import Step
 
 _encoder = msgspec.json.Encoder()
@@ -19,7 +20,9 @@ _decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
 async def show_site(deps: AdminDeps, _request: pb.TakeoverSiteRequest) -> pb.TakeoverSite:
     """What a plan depends on."""
-    return pb.TakeoverSite(reading=_encoder.encode(await deps.store.read(read_site)).decode())
+    return pb.TakeoverSite(
+        reading=_encoder.encode(await deps.store.read(read_site, deps.valid_from())).decode()
+    )
 
 
 async def run_step(deps: AdminDeps, request: pb.TakeoverStepRequest) -> pb.TakeoverStepReply:
@@ -28,12 +31,11 @@ async def run_step(deps: AdminDeps, request: pb.TakeoverStepRequest) -> pb.Takeo
         step = _decoder.decode(request.step)
     except msgspec.DecodeError as error:
         raise invalid(f"this is not a step of a takeover: {error}") from error
-    # The order is dated inside the transaction, as for every operator step.
-    outcome = await deps.change(
-        lambda conn: (
-            undo_step(conn, step, deps.order(request.reason))
-            if request.undo
-            else do_step(conn, step, deps.order(request.reason), deps.ids)
-        )
-    )
+
+    def work(conn: sa.Connection) -> Changed[StepOutcome]:
+        # The order is dated inside the transaction, as for every operator step.
+        order = StepOrder(deps.order(request.reason), deps.ids, deps.valid_from())
+        return undo_step(conn, step, order) if request.undo else do_step(conn, step, order)
+
+    outcome = await deps.change(work)
     return pb.TakeoverStepReply(state=outcome.state, message=outcome.message)

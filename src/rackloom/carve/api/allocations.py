@@ -59,7 +59,7 @@ class AllocationConstraintUpdate(wire.Body):
 # Query parameters.
 
 
-class AllocationQuery(wire.PageQuery):
+class AllocationQuery(wire.PageQuery, wire.RelationQuery):
     """Filters on allocations."""
 
     infrastructure_provider_id: UUID | None = None
@@ -105,7 +105,7 @@ class Allocation(wire.Timed):
 # From rows to responses.
 
 
-def _allocation_shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
+def _allocation_shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[Json]:
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
     constraints: dict[str, list[Json]] = {allocation_id: [] for allocation_id in ids}
@@ -179,7 +179,7 @@ async def create_allocation(deps: Deps, caller: ProviderAdmin, body: AllocationC
 
 @router.get(ONE, operation_id="get-allocation", response_model=Allocation)
 async def get_allocation(
-    deps: Deps, caller: Reader, allocation_id: AllocationId, query: Annotated[wire.Query, Param()]
+    deps: Deps, caller: Reader, allocation_id: AllocationId, query: Annotated[wire.RelationQuery, Param()]
 ) -> Response:
     """One allocation."""
     return routing.json_response(await deps.store.read(_get_allocation, caller, allocation_id, query))
@@ -286,7 +286,10 @@ def _order() -> dict[str, sa.ColumnElement[Any]]:
 
 
 def _get_allocation(
-    conn: sa.Connection, caller: Caller, allocation_id: UUID | str, query: wire.Query = routing.NO_QUERY
+    conn: sa.Connection,
+    caller: Caller,
+    allocation_id: UUID | str,
+    query: wire.RelationQuery = routing.NO_QUERY,
 ) -> Json:
     mine = _allocations(conn, caller).where(allocation.c.id == str(allocation_id))
     row = require(conn.execute(mine).one_or_none(), "Could not find Allocation with specified ID")

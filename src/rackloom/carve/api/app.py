@@ -19,6 +19,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -26,6 +27,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackloom.carve.api import (
+    access,
     allocations,
     domains,
     events,
@@ -42,6 +44,7 @@ from rackloom.carve.api import (
     vpcs,
 )
 from rackloom.carve.api.auth import TokenVerifier, UnauthenticatedCaller
+from rackloom.carve.api.docs_page import docs_routes
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.api.wire import PATTERN_RULES, Problem
 from rackloom.carve.store.values import RefusalKind, Rejected
@@ -284,11 +287,15 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 def _routes() -> APIRouter:
     base = APIRouter(prefix=BASE, responses=ERRORS)
     # Types before instances: /instance/type would else be read as an instance id.
-    for router in (
+    routers = (
         organizations.router, sites.router, instance_types.router, machines.router, maintenance.router,
         domains.router, fabric.router, events.router, allocations.router, logical_partitions.router,
         interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
-    ):  # fmt: skip
+    )  # fmt: skip
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                route.openapi_extra = access.described_roles(routing.roles_of(route))
         base.include_router(router)
     return base
 
@@ -299,7 +306,7 @@ ROUTES = _routes()
 
 def create_app(deps: ApiDeps) -> FastAPI:
     """The ASGI application over `deps`. It runs requests, and no background tasks."""
-    # No documentation pages: they load scripts from other sites. /openapi.json needs none.
+    # The documentation pages of the framework load scripts from other sites; `docs_page` does not.
     app = FastAPI(
         title="Rackloom",
         version=version("rackloom"),
@@ -315,5 +322,6 @@ def create_app(deps: ApiDeps) -> FastAPI:
     app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier)
     install_error_handlers(app)
     app.include_router(ROUTES)
+    app.router.routes.extend(docs_routes())
     complete_openapi(app)
     return app

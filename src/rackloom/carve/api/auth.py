@@ -5,6 +5,10 @@ first underscore. The algorithm is a property of the trusted key and is never re
 token cannot select another algorithm. The current time is passed in, so tokens also expire in a
 simulation.
 
+A token must end, and within a limit: it may be valid for at most the maximum lifetime of its issuer from
+now on (`exp`). It must be valid by now (`nbf`), and must not have been issued later than now, with
+`CLOCK_SKEW` seconds for the clock of the issuer (`iat`). Times that are no plausible numbers are refused.
+
 `LocalIssuer` is the issuer of an embedded service. It has one Ed25519 key in its home, created at first
 use and readable by the owner only. Creation is atomic: a reader sees the whole key or none, and the
 first of two creators wins.
@@ -40,6 +44,11 @@ class Role(StrEnum):
     PROVIDER_VIEWER = "PROVIDER_VIEWER"
 
 
+def titles(roles: Sequence[Role]) -> str:
+    """Alternative roles as a message names them."""
+    return " or ".join(role.replace("_", " ").title() for role in roles)
+
+
 class UnauthenticatedCaller(Exception):
     """The request has no valid token."""
 
@@ -65,20 +74,37 @@ class Caller(msgspec.Struct, frozen=True):
     def require(self, *roles: Role) -> None:
         """Refuse a caller that has none of `roles`."""
         if self.roles.isdisjoint(roles):
-            wanted = " or ".join(role.replace("_", " ").title() for role in roles)
-            raise forbidden(f"User does not have {wanted} role with org")
+            raise forbidden(f"User does not have {titles(roles)} role with org")
+
+
+DEFAULT_LIFETIME = 24 * 3600.0
+"""Seconds for which a token may be valid."""
+CLOCK_SKEW = 60.0
+"""Seconds by which the clock of an issuer may be ahead."""
+_LATEST_TIME = 1e12
+"""No plausible time is later: some 30,000 years after the epoch."""
 
 
 class TokenVerifier:
-    """Verifies the tokens of one issuer. `clock` gives seconds since the epoch."""
+    """Verifies the tokens of one issuer.
+
+    `clock` gives seconds since the epoch; a token may be valid for `lifetime` seconds from now on.
+    """
 
     def __init__(
-        self, keys: Sequence[TrustedKey], *, issuer: str, audience: str, clock: Callable[[], float]
+        self,
+        keys: Sequence[TrustedKey],
+        *,
+        issuer: str,
+        audience: str,
+        clock: Callable[[], float],
+        lifetime: float = DEFAULT_LIFETIME,
     ) -> None:
         self._keys = {key.key_id: key for key in keys}
         self._issuer = issuer
         self._audience = audience
         self._clock = clock
+        self._lifetime = lifetime
 
     def verify(self, authorization: str | None, org: str) -> Caller:
         """The caller behind an Authorization header, for `org`.
@@ -123,11 +149,15 @@ class TokenVerifier:
 
     def _check_times(self, claims: dict[str, Any]) -> None:
         now = self._clock()
-        if not _is_number(claims["exp"]) or not _is_number(claims.get("nbf", 0)):
+        ends, begins, issued = claims["exp"], claims.get("nbf", 0), claims.get("iat", 0)
+        if not all(map(_is_time, (ends, begins, issued))):
             raise UnauthenticatedCaller("Error parsing the token claims")
-        if claims["exp"] <= now:
+        if ends <= now:
             raise UnauthenticatedCaller("Authorization token in request has expired")
-        if claims.get("nbf", 0) > now:
+        if ends > now + self._lifetime:
+            hours = f"{self._lifetime / 3600:g} hours"
+            raise UnauthenticatedCaller(f"Authorization token in request is valid for longer than {hours}")
+        if begins > now or issued > now + CLOCK_SKEW:
             raise UnauthenticatedCaller("Authorization token in request is not valid yet")
 
 
@@ -147,8 +177,9 @@ def _roles_by_name(names: list[Any]) -> list[Role]:
     return [known[part] for name in texts for part in (name, name.partition("_")[2]) if part in known]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_time(value: object) -> bool:
+    # False for NaN too: it compares with nothing.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LATEST_TIME
 
 
 # The local issuer.
@@ -157,6 +188,8 @@ def _is_number(value: object) -> bool:
 LOCAL_ISSUER = "rackloom"
 LOCAL_AUDIENCE = "rackloom"
 LOCAL_KEY_FILE = "token-ed25519.pem"
+LOCAL_LIFETIME = 366 * 24 * 3600.0
+"""Seconds for which a token of an embedded service may be valid: it has no login to get another one."""
 
 
 class LocalIssuer:
@@ -186,7 +219,9 @@ class LocalIssuer:
     def verifier(self, clock: Callable[[], float] = time.time) -> TokenVerifier:
         """Verifies this issuer's tokens and no others."""
         key = TrustedKey(self._key_id, "EdDSA", self._key.public_key())
-        return TokenVerifier([key], issuer=LOCAL_ISSUER, audience=LOCAL_AUDIENCE, clock=clock)
+        return TokenVerifier(
+            [key], issuer=LOCAL_ISSUER, audience=LOCAL_AUDIENCE, clock=clock, lifetime=LOCAL_LIFETIME
+        )
 
 
 _NEW_KEY_FIX = "restore it, or remove it to have a new one made (tokens of the old one end)"

@@ -12,9 +12,10 @@ from uuid import UUID
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
+from pydantic import Field
 from starlette.responses import Response
 
-from rackloom.carve.api import routing
+from rackloom.carve.api import access, routing
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, ProviderAdmin, Reader, Row
 from rackloom.carve.api.wire import NO_NUL, Answer, Because, Json, PageQuery, shape
@@ -52,6 +53,14 @@ class OwnPartition(Answer):
     gpus: int
 
 
+class TrayInForeignPartition(Answer):
+    """A tray with GPUs in a partition that the site did not make."""
+
+    machine_id: str
+    partition_id: int
+    partition_name: str
+
+
 class BlockedGpu(Answer):
     """A GPU that is wanted somewhere, and what stands in the way; without a fix the site can do nothing."""
 
@@ -72,15 +81,17 @@ class NVLinkDomain(Answer):
     unknown_since: datetime | None
     status_message: str | None
     is_paused: bool
-    pause_reason: str | None
+    pause_reason: Annotated[str | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
     total_trays: int
     free_trays: int
     unhealthy_trays: int
+    foreign_trays: int
+    trays_in_foreign_partitions: list[TrayInForeignPartition] | None
+    """For whoever operates the domain; null for its tenants."""
     closed_trays: int
     largest_batch: int
     fragmentation: float
-    blocked_gpus: list[BlockedGpu] | None
-    """For whoever operates the domain; null for its tenants."""
+    blocked_gpus: Annotated[list[BlockedGpu] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
     instance_types: list[TypeCapacity]
     own_instances: int
     own_gpus: int
@@ -93,8 +104,8 @@ class NVLinkDomain(Answer):
 def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | None) -> Json:
     """A domain as the caller may see it.
 
-    Blocked GPUs, the reason of a pause and the answers of controllers are for the operator of the domain;
-    `blocked` is None for anybody else.
+    Blocked GPUs, the names of foreign trays, the reason of a pause and the answers of controllers are for the
+    operator of the domain; `blocked` is None for anybody else.
     """
     observation = capacity.known.observation
     doubt = capacity.known.doubt if blocked is None else capacity.known.operators_doubt
@@ -112,6 +123,10 @@ def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | 
         total_trays=capacity.trays,
         free_trays=capacity.free,
         unhealthy_trays=capacity.unhealthy,
+        foreign_trays=capacity.foreign_count,
+        trays_in_foreign_partitions=None
+        if blocked is None
+        else [shape(TrayInForeignPartition, tray, partition_name=tray.name) for tray in capacity.foreign],
         closed_trays=capacity.closed,
         blocked_gpus=None
         if blocked is None
@@ -134,13 +149,13 @@ ONE = "/nvlink-domain/{nvLinkDomainId}"
 @router.get("/nvlink-domain", operation_id="get-all-nvlink-domain", response_model=list[NVLinkDomain])
 async def list_domains(deps: Deps, caller: Reader, query: Annotated[DomainQuery, Param()]) -> Response:
     """The domains where the caller operates machines or may use some, with the room in each."""
-    return routing.page_response(*await deps.store.read(_list, caller, query, deps.clock()), query)
+    return routing.page_response(*await deps.store.read(_list, caller, query, deps), query)
 
 
 @router.get(ONE, operation_id="get-nvlink-domain", response_model=NVLinkDomain)
 async def get_domain(deps: Deps, caller: Reader, domain: DomainId) -> Response:
     """One domain."""
-    return routing.json_response(await deps.store.read(_get, caller, domain, deps.clock()))
+    return routing.json_response(await deps.store.read(_get, caller, domain, deps))
 
 
 @router.post(f"{ONE}/pause", operation_id="pause-nvlink-domain", response_model=NVLinkDomain)
@@ -165,7 +180,7 @@ async def _run_step(
     def change(conn: sa.Connection) -> Changed[Json]:
         entitlements.check_operates_domain(conn, caller.org, domain)
         changed = step(conn, domain, routing.operator_order(deps, caller, body))
-        return Changed(_get(conn, caller, domain, deps.clock()), changed.domains)
+        return Changed(_get(conn, caller, domain, deps), changed.domains)
 
     return routing.json_response(await deps.change(change))
 
@@ -184,32 +199,33 @@ def _domains(provider_id: str, tenant_id: str) -> AnySelect:
     )
 
 
-def _list(conn: sa.Connection, caller: Caller, query: DomainQuery, now: float) -> Page:
+def _list(conn: sa.Connection, caller: Caller, query: DomainQuery, deps: ApiDeps) -> Page:
     provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     visible = _domains(provider_id, tenant_id)
     known = routing.filter_rows(visible, (machine.c.site_id, query.site_id)).subquery()
     listing = routing.Listing(
         shapes=lambda conn, rows, _query: _shapes(
-            conn, [row.domain for row in rows], provider_id, tenant_id, now
+            conn, [row.domain for row in rows], provider_id, tenant_id, deps
         ),
         order=routing.order_by_creation(known.c.created, known.c.domain),
     )
     return listing.page(conn, sa.select(known), query)
 
 
-def _get(conn: sa.Connection, caller: Caller, domain: str, now: float) -> Json:
+def _get(conn: sa.Connection, caller: Caller, domain: str, deps: ApiDeps) -> Json:
     provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     known = _domains(provider_id, tenant_id).subquery()
     found = conn.execute(sa.select(known.c.domain).where(known.c.domain == domain)).first()
     require(found, "Could not find NVLink Domain with specified ID")
-    return _shapes(conn, [domain], provider_id, tenant_id, now)[0]
+    return _shapes(conn, [domain], provider_id, tenant_id, deps)[0]
 
 
 def _shapes(
-    conn: sa.Connection, domains: list[str], provider_id: str, tenant_id: str, now: float
+    conn: sa.Connection, domains: list[str], provider_id: str, tenant_id: str, deps: ApiDeps
 ) -> list[Json]:
+    now = deps.clock()
     quota = entitlements.remaining_quota(conn, tenant_id) if tenant_id else None
-    capacities = placement.capacity_of_domains(conn, domains, tenant_id, quota)
+    capacities = placement.capacity_of_domains(conn, domains, tenant_id, quota, now - deps.valid_seconds)
     operated = (
         set(conn.execute(entitlements.operated_domains(provider_id)).scalars()) if provider_id else set()
     )

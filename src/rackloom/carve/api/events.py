@@ -4,11 +4,15 @@ Events are read from the outbox, so it does not matter which replica wrote them.
 the `Last-Event-ID` header. When events were pruned, or the records are older than what the client has
 seen (a restored backup), a `reset` event makes it list the objects again. A stream ends when its
 token expires; an organization has at most `STREAMS_PER_ORG` streams.
+
+When the readings under recorded statuses become outdated, nothing may be able to write an event. So each
+look at the outbox also looks for objects that are shown otherwise than recorded, and sends an event without
+a number for each, then another when the record holds again. The client's position is not changed by them.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -20,9 +24,9 @@ from starlette.requests import Request
 from rackloom.carve.api.routing import ApiDeps, Deps, TenantAdmin
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store import journal
-from rackloom.carve.store.journal import TenantEvent
-from rackloom.carve.tenancy import entitlements
-from rackloom.errors import Retry
+from rackloom.carve.store.journal import EventNote, TenantEvent
+from rackloom.carve.tenancy import entitlements, outdated
+from rackloom.errors import Retry, Unknown
 
 router = APIRouter()
 
@@ -70,15 +74,42 @@ async def follow(
         # The client has newer events than the records, which were restored from a backup.
         yield _reset(newest)
         after = newest
-    while deps.clock() < until:
-        found = await deps.store.read(journal.events_after, tenant_id, after, BATCH)
+    shown: dict[str, EventNote] = {}
+    while (now := deps.clock()) < until:
+        try:
+            found, outdated_now = await deps.store.read(_look, tenant_id, after, now - deps.valid_seconds)
+            back = await _recorded_again(deps, shown, outdated_now)
+        except (Retry, Unknown):
+            # The client connects again with the number that it has, and is answered 503 with the reason.
+            return
         if found and found[0].number > after + 1:
             yield _reset(found[0].number - 1)
         for event in found:
             after = event.number
             yield _sent_event(event)
+        new = [note for key, note in outdated_now.items() if shown.get(key) != note]
+        for note in [*back, *new]:
+            yield _unnumbered_event(note, now)
+        shown = outdated_now
         if len(found) < BATCH:
             await asyncio.sleep(POLL_SECONDS)
+
+
+def _look(
+    conn: sa.Connection, tenant_id: str, after: int, valid_from: float
+) -> tuple[tuple[TenantEvent, ...], dict[str, EventNote]]:
+    return (
+        journal.events_after(conn, tenant_id, after, BATCH),
+        outdated.notes_of_tenant(conn, tenant_id, valid_from),
+    )
+
+
+async def _recorded_again(
+    deps: ApiDeps, shown: Mapping[str, EventNote], now: Mapping[str, EventNote]
+) -> list[EventNote]:
+    """What is recorded of objects that were shown otherwise, and are no longer."""
+    ended = {key: note for key, note in shown.items() if key not in now}
+    return await deps.store.read(outdated.recorded_notes, ended) if ended else []
 
 
 async def _counted(
@@ -103,11 +134,19 @@ def _reset(number: int) -> ServerSentEvent:
 
 
 def _sent_event(event: TenantEvent) -> ServerSentEvent:
-    note = event.note
+    return _message(event.number, event.note.kind, _event_data(event.note, event.created))
+
+
+def _unnumbered_event(note: EventNote, now: float) -> ServerSentEvent:
+    """An event that is not in the outbox; it leaves the client's position as it is."""
+    return _message(None, note.kind, _event_data(note, now))
+
+
+def _event_data(note: EventNote, created: float) -> dict[str, Any]:
     data: dict[str, Any] = {"kind": note.kind, "id": note.object_id, "status": note.status}
-    data |= {"message": note.message, "created": rfc3339(event.created)}
-    return _message(event.number, note.kind, data)
+    return data | {"message": note.message, "created": rfc3339(created)}
 
 
-def _message(number: int, name: str, data: dict[str, Any]) -> ServerSentEvent:
-    return ServerSentEvent(id=str(number), event=name, data=msgspec.json.encode(data).decode(), sep="\n")
+def _message(number: int | None, name: str, data: dict[str, Any]) -> ServerSentEvent:
+    position = None if number is None else str(number)
+    return ServerSentEvent(id=position, event=name, data=msgspec.json.encode(data).decode(), sep="\n")

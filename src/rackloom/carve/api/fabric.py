@@ -7,20 +7,35 @@ of one plan share a plan id. A provider sees only the domains, chassis and machi
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
 from pydantic import Field, StringConstraints
+from pydantic import model_validator as validator
 from starlette.responses import PlainTextResponse, Response
 
 from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import ApiDeps, Deps, Page, ProviderAdmin, ProviderReader, Row, Rows
-from rackloom.carve.api.wire import NO_NUL, Answer, Because, Json, PageQuery, Reason, Text, Timed, Url, shape
-from rackloom.carve.inventory import endpoints
+from rackloom.carve.api.wire import (
+    NO_NUL,
+    Answer,
+    Because,
+    Body,
+    Json,
+    Name,
+    PageQuery,
+    Reason,
+    Text,
+    Timed,
+    Url,
+    shape,
+)
+from rackloom.carve.inventory import adoption, endpoints
+from rackloom.carve.inventory.adoption import PartitionOwner
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.partitions import found
 from rackloom.carve.partitions.found import FoundPartitionView, Owner
@@ -57,10 +72,25 @@ class FoundPartition(Because):
     name: Annotated[str, StringConstraints(strict=True, min_length=1, max_length=255)]
 
 
-class Adoption(FoundPartition):
-    """A found partition, and the logical partition that it shall serve."""
+class AdoptionOwner(Body):
+    """The owner of an adopted partition, by names. What does not exist of it is created."""
 
-    nvlink_logical_partition_id: UUID = Field(alias="nvLinkLogicalPartitionId")
+    tenant_org: Name
+    vpc_name: Name
+    nvlink_logical_partition_name: Name = Field(alias="nvLinkLogicalPartitionName")
+
+
+class Adoption(FoundPartition):
+    """A found partition, and the logical partition that it shall serve, or the owner."""
+
+    nvlink_logical_partition_id: UUID | None = Field(None, alias="nvLinkLogicalPartitionId")
+    owner: AdoptionOwner | None = None
+
+    @validator(mode="after")
+    def _one_choice(self) -> Self:
+        if (self.nvlink_logical_partition_id is None) == (self.owner is None):
+            raise ValueError("exactly one of nvLinkLogicalPartitionId and owner must be specified")
+        return self
 
 
 # Query parameters.
@@ -197,7 +227,7 @@ async def list_endpoints(
     deps: Deps, caller: ProviderReader, query: Annotated[PageQuery, Param()]
 ) -> Response:
     """The switch controllers that the provider has registered, one row for each chassis."""
-    return routing.page_response(*await deps.store.read(_endpoints, caller, query), query)
+    return routing.page_response(*await deps.store.read(_endpoints, caller, query, deps.valid_from()), query)
 
 
 @router.post(
@@ -212,10 +242,11 @@ async def create_endpoint(deps: Deps, caller: ProviderAdmin, body: EndpointCreat
 @router.get(ENDPOINT, operation_id="get-nvlink-nmxc-endpoint", response_model=NmxcEndpoint)
 async def get_endpoint(deps: Deps, caller: ProviderReader, serial: Serial) -> Response:
     """The switch controller of one chassis."""
+    valid_from = deps.valid_from()
 
     def read(conn: sa.Connection) -> Json:
         entitlements.check_operates_chassis(conn, caller.org, serial)
-        return _endpoint_shape(endpoints.get_chassis_endpoint(conn, serial))
+        return _endpoint_shape(endpoints.get_chassis_endpoint(conn, serial, valid_from))
 
     return routing.json_response(await deps.store.read(read))
 
@@ -254,15 +285,24 @@ async def list_partitions(
     deps: Deps, caller: ProviderReader, query: Annotated[PhysicalPartitionQuery, Param()]
 ) -> Response:
     """The partitions in the newest observations, and whose they are."""
-    return routing.sliced_response(await deps.store.read(_partitions, caller, query), query)
+    return routing.sliced_response(
+        await deps.store.read(_partitions, caller, query, deps.valid_from()), query
+    )
 
 
 @router.post("/nvlink-partition/adopt", operation_id="adopt-nvlink-partition", response_model=NVLinkPartition)
 async def adopt(deps: Deps, caller: ProviderAdmin, body: Adoption) -> Response:
     """Make a found partition the physical partition of a logical partition; no GPU is moved."""
 
-    def adopt(conn: sa.Connection, domain: str, name: str, order: OperatorOrder) -> Changed[None]:
-        return found.adopt_partition(conn, domain, name, str(body.nvlink_logical_partition_id), order)
+    def adopt(conn: sa.Connection, domain: str, name: str, order: OperatorOrder) -> Changed[Any]:
+        if body.owner is None:
+            return found.adopt_partition(conn, domain, name, str(body.nvlink_logical_partition_id), order)
+        owner = PartitionOwner(
+            org=body.owner.tenant_org.lower(),
+            vpc=body.owner.vpc_name,
+            logical_partition=body.owner.nvlink_logical_partition_name,
+        )
+        return adoption.adopt_for_owner(conn, domain, name, owner, order, deps.ids)
 
     return await _take_over(deps, caller, body, adopt)
 
@@ -311,7 +351,7 @@ async def _take_over(
     deps: ApiDeps,
     caller: Caller,
     body: FoundPartition,
-    step: Callable[[sa.Connection, str, str, OperatorOrder], Changed[None]],
+    step: Callable[[sa.Connection, str, str, OperatorOrder], Changed[Any]],
 ) -> Response:
     def change(conn: sa.Connection) -> Changed[Json]:
         domain = body.nvlink_domain_id
@@ -324,13 +364,16 @@ async def _take_over(
     return routing.json_response(await deps.change(change))
 
 
-def _endpoints(conn: sa.Connection, caller: Caller, query: PageQuery) -> Page:
+def _endpoints(conn: sa.Connection, caller: Caller, query: PageQuery, valid_from: float) -> Page:
     provider_id = entitlements.provider_id_of(conn, caller.org)
     mine = entitlements.operates_chassis(provider_id, endpoint_chassis.c.chassis_serial)
-    return ENDPOINT_LISTING.page(conn, endpoints.chassis_endpoint_listing().where(mine), query)
+    visible = endpoints.chassis_endpoint_listing().where(mine)
+    return ENDPOINT_LISTING.page(conn, visible, query, valid_from=valid_from)
 
 
-def _partitions(conn: sa.Connection, caller: Caller, query: PhysicalPartitionQuery) -> list[Json]:
+def _partitions(
+    conn: sa.Connection, caller: Caller, query: PhysicalPartitionQuery, valid_from: float
+) -> list[Json]:
     mine = entitlements.operated_domains(entitlements.provider_id_of(conn, caller.org)).subquery()
     wanted = sa.select(mine.c.domain)
     if query.nvlink_domain_id is not None:
@@ -338,7 +381,7 @@ def _partitions(conn: sa.Connection, caller: Caller, query: PhysicalPartitionQue
     logical = query.nvlink_logical_partition_id
     return [
         _partition_shape(partition)
-        for partition in found.partitions_of_domains(conn, conn.execute(wanted).scalars().all())
+        for partition in found.partitions_of_domains(conn, conn.execute(wanted).scalars().all(), valid_from)
         if query.owner in (None, partition.owner)
         and (logical is None or partition.logical_partition == str(logical))
     ]

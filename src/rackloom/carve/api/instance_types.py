@@ -13,7 +13,7 @@ from fastapi import Query as Param
 from pydantic import Field, StrictInt
 from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import routing, wire
+from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, ProviderReader, Reader, Rows
 from rackloom.carve.api.wire import Json
@@ -69,10 +69,10 @@ class MachineAssociation(wire.Body):
 TypeStatus = Literal["Pending", "Registering", "Ready", "Deleting", "Error"]
 
 
-class InstanceTypeIncludes(wire.Query):
+class InstanceTypeIncludes(wire.RelationQuery):
     """What to add to an instance type."""
 
-    include_machine_assignment: bool = False
+    include_machine_assignment: Annotated[bool, Field(json_schema_extra=access.PROVIDERS_ONLY)] = False
     include_allocation_stats: bool = False
 
 
@@ -88,6 +88,10 @@ class InstanceTypeQuery(wire.PageQuery, InstanceTypeIncludes):
     status: TypeStatus | None = None
     query: wire.Text | None = None
     exclude_unallocated: bool = False
+
+
+class AssociationQuery(wire.PageQuery, wire.RelationQuery):
+    """A page of the machines of an instance type."""
 
 
 # Response models.
@@ -113,12 +117,12 @@ class MachineAssociationAnswer(wire.Timed):
 class AllocationStats(wire.Answer):
     """How many machines of a type there are, and how many are spoken for."""
 
-    assigned: int
+    assigned: Annotated[int | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
     total: int
     used: int
     unused: int
     unused_usable: int
-    max_allocatable: int
+    max_allocatable: Annotated[int | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
 
 
 class InstanceType(wire.Timed):
@@ -133,7 +137,9 @@ class InstanceType(wire.Timed):
     machine_capabilities: list[Capability]
     status: TypeStatus
     status_history: list[wire.StatusDetail]
-    machine_instance_types: list[MachineAssociationAnswer] | None = None
+    machine_instance_types: Annotated[
+        list[MachineAssociationAnswer] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)
+    ] = None
     allocation_stats: AllocationStats | None = None
 
 
@@ -141,7 +147,10 @@ class InstanceType(wire.Timed):
 
 
 def _type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeIncludes) -> list[Json]:
-    """Instance types, with the machines and the numbers of each when wanted."""
+    """Instance types (rows of `_types`), with the machines and the numbers of each when wanted.
+
+    The provider of a type sees its machines and the numbers of all tenants; a tenant sees its own numbers.
+    """
     histories = journal.status_histories(conn, [row.id for row in rows])
     shapes = {
         row.id: wire.shape(
@@ -154,36 +163,45 @@ def _type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeIncludes) -
         for row in rows
     }
     if query.include_machine_assignment:
-        _add_machine_associations(conn, shapes)
+        _add_machine_associations(conn, {row.id: shapes[row.id] for row in rows if row.is_provided})
     if query.include_allocation_stats:
-        for type_id, stats in catalog.instance_type_stats(conn, list(shapes)).items():
-            shapes[type_id]["allocationStats"] = _allocation_stats_shape(stats)
+        _add_allocation_stats(conn, rows, shapes)
     found = list(shapes.values())
     routing.add_relations(conn, found, query.relations("InfrastructureProvider", "Site"))
     return found
 
 
-def _association_shapes(_conn: sa.Connection, rows: Rows, _query: object) -> list[Json]:
-    return [wire.shape(MachineAssociationAnswer, row, machine_id=row.id) for row in rows]
+def _association_shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[Json]:
+    shapes = [wire.shape(MachineAssociationAnswer, row, machine_id=row.id) for row in rows]
+    routing.add_relations(conn, shapes, query.relations("Machine", "InstanceType"))
+    return shapes
 
 
 def _add_machine_associations(conn: sa.Connection, shapes: dict[str, Json]) -> None:
     for shape in shapes.values():
         shape["machineInstanceTypes"] = []
     wanted = sa.select(machine).where(machine.c.instance_type_id.in_(shapes)).order_by(machine.c.id)
-    for association in _association_shapes(conn, conn.execute(wanted).all(), None):
+    for association in _association_shapes(conn, conn.execute(wanted).all(), routing.NO_QUERY):
         shapes[association["instanceTypeId"]]["machineInstanceTypes"].append(association)
 
 
-def _allocation_stats_shape(stats: InstanceTypeStats) -> Json:
+def _add_allocation_stats(conn: sa.Connection, rows: Rows, shapes: dict[str, Json]) -> None:
+    for is_provided, tenant_id in {(row.is_provided, row.reader) for row in rows}:
+        chosen = [row.id for row in rows if row.is_provided == is_provided]
+        stats = catalog.instance_type_stats(conn, chosen, None if is_provided else tenant_id)
+        for type_id, numbers in stats.items():
+            shapes[type_id]["allocationStats"] = _allocation_stats_shape(numbers, is_provided)
+
+
+def _allocation_stats_shape(stats: InstanceTypeStats, is_provided: bool) -> Json:
     unused = stats.allocated - stats.used
     return {
-        "assigned": stats.machines,
+        "assigned": stats.machines if is_provided else None,
         "total": stats.allocated,
         "used": stats.used,
         "unused": unused,
         "unusedUsable": min(unused, stats.usable),
-        "maxAllocatable": max(0, stats.machines - stats.allocated),
+        "maxAllocatable": max(0, stats.machines - stats.allocated) if is_provided else None,
     }
 
 
@@ -273,7 +291,7 @@ async def delete_type(deps: Deps, caller: ProviderAdmin, type_id: TypeId) -> Res
     response_model=list[MachineAssociationAnswer],
 )
 async def list_machines(
-    deps: Deps, caller: ProviderReader, type_id: TypeId, query: Annotated[wire.PageQuery, Param()]
+    deps: Deps, caller: ProviderReader, type_id: TypeId, query: Annotated[AssociationQuery, Param()]
 ) -> Response:
     """The machines of an instance type."""
 
@@ -298,7 +316,7 @@ async def assign_machines(
         provider_id = entitlements.provider_id_of(conn, caller.org)
         catalog.assign_machines_to_type(conn, provider_id, str(type_id), body.machine_ids, deps.clock())
         chosen = _associations(conn, caller, type_id).where(machine.c.id.in_(body.machine_ids))
-        return _association_shapes(conn, conn.execute(chosen.order_by(machine.c.id)).all(), None)
+        return _association_shapes(conn, conn.execute(chosen.order_by(machine.c.id)).all(), routing.NO_QUERY)
 
     return routing.created_response(await deps.store.run(assign))
 
@@ -325,10 +343,11 @@ async def remove_machine(
     return routing.deletion_response()
 
 
-def _types(conn: sa.Connection, caller: Caller) -> AnySelect:
-    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
+def _types(provider_id: str, tenant_id: str) -> AnySelect:
+    """The visible types, whether the reader provides each, and as which tenant it reads the others."""
+    is_provided = (site.c.provider_id == provider_id).label("is_provided")
     return (
-        sa.select(instance_type, site.c.provider_id)
+        sa.select(instance_type, site.c.provider_id, is_provided, sa.literal(tenant_id).label("reader"))
         .join(site, site.c.id == instance_type.c.site_id)
         .where(sa.or_(site.c.provider_id == provider_id, instance_type.c.id.in_(_allocated(tenant_id))))
     )
@@ -343,10 +362,14 @@ def _allocated(tenant_id: str | None) -> sa.Select[tuple[str]]:
 
 
 def _list_types(conn: sa.Connection, caller: Caller, query: InstanceTypeQuery) -> Page:
-    visible = _types(conn, caller)
+    provider_id, own_tenant_id = routing.provider_and_tenant(conn, caller)
+    visible = _types(provider_id, own_tenant_id)
     if query.tenant_id is not None or query.exclude_unallocated:
         tenant_id = None if query.tenant_id is None else str(query.tenant_id)
         visible = visible.where(instance_type.c.id.in_(_allocated(tenant_id)))
+        if tenant_id not in (None, own_tenant_id):
+            # To whom a type was given is known to its provider and to that tenant.
+            visible = visible.where(site.c.provider_id == provider_id)
     return LISTING.page(conn, visible, query)
 
 
@@ -356,7 +379,8 @@ def _get_type(
     type_id: UUID | str,
     query: InstanceTypeIncludes = NOTHING_MORE,
 ) -> Json:
-    mine = _types(conn, caller).where(instance_type.c.id == str(type_id))
+    visible = _types(*routing.provider_and_tenant(conn, caller))
+    mine = visible.where(instance_type.c.id == str(type_id))
     row = require(conn.execute(mine).one_or_none(), "Could not find Instance Type with specified ID")
     return _type_shapes(conn, [row], query)[0]
 

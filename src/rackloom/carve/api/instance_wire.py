@@ -21,14 +21,16 @@ from pydantic import model_validator as validator
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.routing import Row, Rows
 from rackloom.carve.api.wire import Json, shape
+from rackloom.carve.observation.latest import LatestObservation
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import StatusRecord
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import site
 from rackloom.carve.store.values import InterfaceSpec, Status
-from rackloom.carve.tenancy import interfaces
+from rackloom.carve.tenancy import interfaces, outdated
 from rackloom.carve.tenancy.instances import CreationPlan, InstanceWarning
 from rackloom.carve.tenancy.interfaces import InterfaceRow
+from rackloom.carve.tenancy.outdated import OutdatedDomains
 
 # Request models.
 
@@ -115,7 +117,17 @@ def interface_specs(bodies: Sequence[InterfaceBody] | None) -> tuple[InterfaceSp
     )
 
 
-class _InstanceBase(wire.OpenBody):
+class _Labelled(wire.OpenBody):
+    """Labels are checked, and stored with what has no meaning here."""
+
+    labels: wire.Labels | None = None
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        return super().extra | ({} if self.labels is None else {"labels": self.labels})
+
+
+class _InstanceBase(_Labelled):
     vpc_id: UUID
     instance_type_id: UUID | None = None
     description: wire.Description | None = None
@@ -145,8 +157,16 @@ class InstanceBatchCreate(_InstanceBase):
     count: StrictInt
     topology_optimized: StrictBool = True
 
+    @validator(mode="after")
+    def _no_single_address(self) -> Self:
+        kept = self.extra.get("interfaces")
+        interfaces = [entry for entry in kept if isinstance(entry, dict)] if isinstance(kept, list) else []
+        if any(interface.get("ipAddress") is not None for interface in interfaces):
+            raise ValueError("interfaces must name no ipAddress: one address cannot serve several instances")
+        return self
 
-class InstanceUpdate(wire.OpenBody):
+
+class InstanceUpdate(_Labelled):
     """Changes of an instance; a list of interfaces replaces the present one."""
 
     name: wire.Name | None = None
@@ -166,7 +186,7 @@ InstanceStatus = Literal[
 class CautionAnswer(wire.Answer):
     """What is allowed and probably not meant."""
 
-    type: Literal["LogicalPartitionSpansDomains", "TraySplit"]
+    type: Literal["LogicalPartitionSpansDomains", "TraySplit", "ForeignPartition"]
     message: str
 
 
@@ -226,7 +246,7 @@ class KeptInterface(wire.Timed):
     status: wire.InterfaceStatus
 
 
-class KeptInterfaceQuery(wire.PageQuery):
+class KeptInterfaceQuery(wire.PageQuery, wire.RelationQuery):
     """Filters on network interfaces, which are kept and not acted on."""
 
     status: list[wire.InterfaceStatus] = []
@@ -283,16 +303,39 @@ INSTANCE_LISTING: sa.Select[Any] = sa.select(*(_instance_columns[name] for name 
 )
 
 
-def instance_shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
-    """Instances (rows of `INSTANCE_LISTING`) with their interfaces and histories."""
+def instance_shapes(
+    conn: sa.Connection, rows: Rows, query: wire.RelationQuery, domains: OutdatedDomains
+) -> list[Json]:
+    """Instances (rows of `INSTANCE_LISTING`) with their interfaces and histories.
+
+    `domains` are those whose recorded statuses are outdated.
+    """
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
     attached = interfaces.interfaces_by_instance(conn, ids)
+    doubts = outdated.machine_doubts(conn, [row.machine_id for row in rows], domains)
     shapes = [
-        _instance_shape(row, attached[row.id], histories[row.id]) for row in map(InstanceRow._make, rows)
+        _shown_instance_shape(row, attached[row.id], histories[row.id], doubts.get(row.machine_id), domains)
+        for row in map(InstanceRow._make, rows)
     ]
     routing.add_relations(conn, shapes, query.relations(*INSTANCE_RELATIONS))
     return shapes
+
+
+def _shown_instance_shape(
+    row: InstanceRow,
+    nvlink: Sequence[InterfaceRow],
+    past: Sequence[StatusRecord],
+    doubt: LatestObservation | None,
+    domains: OutdatedDomains,
+) -> Json:
+    if doubt is None:
+        return _instance_shape(row, nvlink, past)
+    return _instance_shape(
+        row._replace(status=outdated.shown_status(row.status, doubt)),
+        [outdated.shown_interface(interface, domains) for interface in nvlink],
+        outdated.shown_history(row.id, row.status, past, doubt),
+    )
 
 
 def _instance_shape(row: InstanceRow, nvlink: Sequence[InterfaceRow], past: Sequence[StatusRecord]) -> Json:
@@ -339,12 +382,20 @@ def plan_shape(planned: CreationPlan) -> Json:
     }
 
 
-def kept_interface_shapes(row: Row, field: str, query: KeptInterfaceQuery) -> list[Json]:
+KEPT_INTERFACE_RELATIONS = {
+    "interfaces": ("Instance", "Subnet", "VpcPrefix"),
+    "infinibandInterfaces": ("Instance", "Site", "InfiniBandPartition"),
+}
+"""Field of the request -> the relations of its interfaces."""
+
+
+def kept_interface_shapes(conn: sa.Connection, row: Row, field: str, query: KeptInterfaceQuery) -> list[Json]:
     """The network interfaces as the request named them, always Pending."""
+    relations = query.relations(*KEPT_INTERFACE_RELATIONS[field])
     kept = row.extra.get(field)
     if not isinstance(kept, list) or (query.status and Status.PENDING not in query.status):
         return []
-    return [
+    shapes = [
         {
             **(interface if isinstance(interface, dict) else {}),
             **shape(
@@ -357,3 +408,5 @@ def kept_interface_shapes(row: Row, field: str, query: KeptInterfaceQuery) -> li
         }
         for position, interface in enumerate(kept)
     ]
+    routing.add_relations(conn, shapes, relations)
+    return shapes

@@ -6,9 +6,11 @@ replaces the whole list.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
@@ -35,11 +37,13 @@ from rackloom.carve.api.instance_wire import (
     warning_shapes,
 )
 from rackloom.carve.api.routing import NO_QUERY, ApiDeps, Deps, Page, Row, TenantAdmin
-from rackloom.carve.api.wire import Json, PageQuery, Query, StatusDetail, Text, TextFilter, UuidFilter
+from rackloom.carve.api.wire import Json, PageQuery, RelationQuery, StatusDetail, Text, TextFilter, UuidFilter
+from rackloom.carve.observation import latest
+from rackloom.carve.store.journal import StatusRecord
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import instance_type, site, tenant
 from rackloom.carve.store.values import Changed, Status
-from rackloom.carve.tenancy import entitlements, instances
+from rackloom.carve.tenancy import entitlements, instances, outdated
 from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest
 
 # Query parameters.
@@ -49,7 +53,7 @@ DryRun = Annotated[bool, QueryParam(alias="dryRun")]
 """Whether to return the plan and change nothing."""
 
 
-class InstanceQuery(PageQuery):
+class InstanceQuery(PageQuery, RelationQuery):
     """Filters on instances."""
 
     infrastructure_provider_id: UUID | None = None
@@ -82,7 +86,7 @@ _BY_IDS = INSTANCE_LISTING.where(table.c.id.in_(sa.bindparam("ids", expanding=Tr
 @router.get("", operation_id="get-all-instance", response_model=list[Instance])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InstanceQuery, Param()]) -> Response:
     """The tenant's instances."""
-    return routing.page_response(*await deps.store.read(_list, caller.org, query), query)
+    return routing.page_response(*await deps.store.read(_list, caller.org, query, deps.valid_from()), query)
 
 
 @router.post(
@@ -132,10 +136,12 @@ async def create_batch(
 
 @router.get("/{instanceId}", operation_id="get-instance", response_model=Instance)
 async def get(
-    deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[Query, Param()]
+    deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[RelationQuery, Param()]
 ) -> Response:
     """One instance."""
-    return routing.json_response(await deps.store.read(_get, caller.org, str(instance_id), query))
+    return routing.json_response(
+        await deps.store.read(_get, caller.org, str(instance_id), query, deps.valid_from())
+    )
 
 
 @router.patch("/{instanceId}", operation_id="update-instance", response_model=Instance)
@@ -154,7 +160,7 @@ async def update(deps: Deps, caller: TenantAdmin, instance_id: InstanceId, body:
             now=deps.clock(),
             ids=deps.ids,
         )
-        shown = _get(conn, caller.org, str(instance_id), NO_QUERY)
+        shown = _get(conn, caller.org, str(instance_id), NO_QUERY, deps.valid_from())
         row = instances.get_instance(conn, shown["tenantId"], str(instance_id))
         shown["warnings"] = warning_shapes(instances.warnings_of_instance(conn, row))
         return Changed(shown, changed.domains)
@@ -186,8 +192,15 @@ async def get_history(
     deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[PageQuery, Param()]
 ) -> Response:
     """How the instance came to its status, newest first."""
+    valid_from = deps.valid_from()
+
+    def shown(conn: sa.Connection, past: Sequence[StatusRecord]) -> Sequence[StatusRecord]:
+        row = _row(conn, caller, instance_id)
+        doubts = outdated.machine_doubts(conn, [row.machine_id], latest.outdated_domains(conn, valid_from))
+        return outdated.shown_history(row.id, row.status, past, doubts.get(row.machine_id))
+
     return await routing.history_response(
-        deps, query, instance_id, lambda conn: _row(conn, caller, instance_id)
+        deps, query, instance_id, lambda conn: _row(conn, caller, instance_id), shown
     )
 
 
@@ -196,8 +209,8 @@ async def list_network(
     deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[KeptInterfaceQuery, Param()]
 ) -> Response:
     """The network interfaces that the instance was asked for with."""
-    row = await deps.store.read(_row, caller, instance_id)
-    return routing.sliced_response(kept_interface_shapes(row, "interfaces", query), query)
+    kept = await deps.store.read(_kept_interfaces, caller, instance_id, "interfaces", query)
+    return routing.sliced_response(kept, query)
 
 
 @router.get(
@@ -209,8 +222,8 @@ async def list_infiniband(
     deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[KeptInterfaceQuery, Param()]
 ) -> Response:
     """The InfiniBand interfaces that the instance was asked for with."""
-    row = await deps.store.read(_row, caller, instance_id)
-    return routing.sliced_response(kept_interface_shapes(row, "infinibandInterfaces", query), query)
+    kept = await deps.store.read(_kept_interfaces, caller, instance_id, "infinibandInterfaces", query)
+    return routing.sliced_response(kept, query)
 
 
 def _request(
@@ -237,19 +250,23 @@ def _request(
 def _make(conn: sa.Connection, deps: ApiDeps, planned: CreationPlan) -> Changed[list[Json]]:
     made = instances.execute_creation(conn, planned, deps.clock(), deps.ids)
     rows = {row.id: row for row in conn.execute(_BY_IDS, {"ids": list(made.value)})}
-    found = instance_shapes(conn, [rows[new] for new in made.value], NO_QUERY)
+    # What was just made is not Ready: nothing of it can be outdated.
+    found = instance_shapes(conn, [rows[new] for new in made.value], NO_QUERY, {})
     warnings = warning_shapes(planned.warnings)
     return Changed([{**shape, "warnings": warnings} for shape in found], made.domains)
 
 
-def _list(conn: sa.Connection, org: str, query: InstanceQuery) -> Page:
-    visible = routing.filter_rows(_OF_TENANT, (table.c.status, _stored_statuses(query.status)))
+def _list(conn: sa.Connection, org: str, query: InstanceQuery, valid_from: float) -> Page:
+    domains = latest.outdated_domains(conn, valid_from)
+    status = outdated.shown_status_column(table, domains)
+    visible = routing.filter_rows(_OF_TENANT, (status, _stored_statuses(query.status)))
     if query.ip_address:
         # The interfaces are stored as they came: an address is searched as a whole JSON string.
         kept = sa.cast(table.c.extra["interfaces"], sa.Text)
         wanted = (kept.contains(f'"{address}"', autoescape=True) for address in query.ip_address)
         visible = visible.where(sa.or_(*wanted))
-    return LISTING.page(conn, visible, query, tenant=entitlements.tenant_id_of(conn, org))
+    listing = msgspec.structs.replace(LISTING, shapes=partial(instance_shapes, domains=domains))
+    return listing.page(conn, visible, query, tenant=entitlements.tenant_id_of(conn, org))
 
 
 def _stored_statuses(shown: Sequence[str]) -> list[str]:
@@ -272,7 +289,7 @@ def _order() -> dict[str, sa.ColumnElement[Any]]:
 
 
 LISTING = routing.Listing(
-    shapes=instance_shapes,
+    shapes=partial(instance_shapes, domains={}),
     order=_order(),
     filters={
         "name": table.c.name,
@@ -288,11 +305,17 @@ LISTING = routing.Listing(
 )
 
 
-def _get(conn: sa.Connection, org: str, instance_id: str, query: Query) -> Json:
+def _get(conn: sa.Connection, org: str, instance_id: str, query: RelationQuery, valid_from: float) -> Json:
     instances.get_instance(conn, entitlements.tenant_id_of(conn, org), instance_id)
     row = conn.execute(_BY_IDS, {"ids": [instance_id]}).one()
-    return instance_shapes(conn, [row], query)[0]
+    return instance_shapes(conn, [row], query, latest.outdated_domains(conn, valid_from))[0]
 
 
 def _row(conn: sa.Connection, caller: Caller, instance_id: UUID) -> Row:
     return instances.get_instance(conn, entitlements.tenant_id_of(conn, caller.org), str(instance_id))
+
+
+def _kept_interfaces(
+    conn: sa.Connection, caller: Caller, instance_id: UUID, field: str, query: KeptInterfaceQuery
+) -> list[Json]:
+    return kept_interface_shapes(conn, _row(conn, caller, instance_id), field, query)

@@ -4,9 +4,11 @@ The listing of all interfaces and that of one instance share their filters. An i
 one that the tenant may see. The wire format of an interface is in `instance_wire`.
 """
 
+from functools import partial
 from typing import Annotated
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
@@ -16,17 +18,19 @@ from starlette.responses import Response
 from rackloom.carve.api import routing
 from rackloom.carve.api.instance_wire import NVLinkInterface, interface_shape
 from rackloom.carve.api.routing import Deps, Page, Row, Rows, TenantAdmin
-from rackloom.carve.api.wire import InterfaceStatus, Json, PageQuery, UuidFilter
+from rackloom.carve.api.wire import InterfaceStatus, Json, PageQuery, RelationQuery, UuidFilter
+from rackloom.carve.observation import latest
 from rackloom.carve.store.schema import instance, machine
 from rackloom.carve.store.schema import nvlink_interface as table
 from rackloom.carve.store.values import forbidden
-from rackloom.carve.tenancy import entitlements, instances, interfaces, logical_partitions
+from rackloom.carve.tenancy import entitlements, instances, interfaces, logical_partitions, outdated
 from rackloom.carve.tenancy.interfaces import InterfaceRow
+from rackloom.carve.tenancy.outdated import OutdatedDomains
 
 # Query parameters.
 
 
-class InstanceInterfaceQuery(PageQuery):
+class InstanceInterfaceQuery(PageQuery, RelationQuery):
     """Filters on the interfaces of one instance."""
 
     nvlink_logical_partition_id: UuidFilter = Field([], alias="nvLinkLogicalPartitionId")
@@ -54,7 +58,9 @@ INTERFACE_RELATIONS = ("Site", "Instance", "NVLinkLogicalPartition")
 )
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InterfaceQuery, Param()]) -> Response:
     """The interfaces of all instances of the tenant."""
-    return routing.page_response(*await deps.store.read(_list_all, caller.org, query), query)
+    return routing.page_response(
+        *await deps.store.read(_list_all, caller.org, query, deps.valid_from()), query
+    )
 
 
 @router.get(
@@ -70,11 +76,12 @@ async def list_of_instance(
 ) -> Response:
     """The interfaces of one instance."""
     return routing.page_response(
-        *await deps.store.read(_list_of_instance, caller.org, str(instance_id), query), query
+        *await deps.store.read(_list_of_instance, caller.org, str(instance_id), query, deps.valid_from()),
+        query,
     )
 
 
-def _list_all(conn: sa.Connection, org: str, query: InterfaceQuery) -> Page:
+def _list_all(conn: sa.Connection, org: str, query: InterfaceQuery, valid_from: float) -> Page:
     tenant = _tenant(conn, org)
     for site_id in query.site_id:
         entitlements.check_site_access(conn, tenant.id, str(site_id))
@@ -82,37 +89,52 @@ def _list_all(conn: sa.Connection, org: str, query: InterfaceQuery) -> Page:
         instances.get_instance(conn, tenant.id, str(instance_id))
     visible = interfaces.interface_listing().where(instance.c.tenant_id == tenant.id)
     wanted = (instance.c.site_id, query.site_id), (table.c.instance_id, query.instance_id)
-    return _page(conn, tenant, routing.filter_rows(visible, *wanted), query)
+    return _page(conn, tenant, routing.filter_rows(visible, *wanted), query, valid_from)
 
 
-def _list_of_instance(conn: sa.Connection, org: str, instance_id: str, query: InstanceInterfaceQuery) -> Page:
+def _list_of_instance(
+    conn: sa.Connection, org: str, instance_id: str, query: InstanceInterfaceQuery, valid_from: float
+) -> Page:
     tenant = _tenant(conn, org)
     instances.get_instance(conn, tenant.id, instance_id)
     mine = interfaces.interface_listing().where(table.c.instance_id == instance_id)
-    return _page(conn, tenant, mine, query)
+    return _page(conn, tenant, mine, query, valid_from)
 
 
 def _page(
-    conn: sa.Connection, tenant: Row, visible: routing.AnySelect, query: InstanceInterfaceQuery
+    conn: sa.Connection,
+    tenant: Row,
+    visible: routing.AnySelect,
+    query: InstanceInterfaceQuery,
+    valid_from: float,
 ) -> Page:
     for partition_id in query.nvlink_logical_partition_id:
         logical_partitions.get_logical_partition(conn, tenant.id, str(partition_id))
-    return LISTING.page(conn, visible, query)
+    domains = latest.outdated_domains(conn, valid_from)
+    listing = msgspec.structs.replace(LISTING, shapes=partial(_shapes, domains=domains))
+    wanted = outdated.shown_status_column(table, domains), query.status
+    return listing.page(conn, routing.filter_rows(visible, wanted), query)
 
 
-def _shapes(conn: sa.Connection, rows: Rows, query: InstanceInterfaceQuery) -> list[Json]:
-    shapes = [interface_shape(InterfaceRow._make(row)) for row in rows]
+def _shapes(
+    conn: sa.Connection, rows: Rows, query: InstanceInterfaceQuery, domains: OutdatedDomains
+) -> list[Json]:
+    known = [InterfaceRow._make(row) for row in rows]
+    shapes = [interface_shape(outdated.shown_interface(row, domains)) for row in known]
     routing.add_relations(conn, shapes, query.relations(*INTERFACE_RELATIONS))
+    for shape, row in zip(shapes, known, strict=True):
+        if shape.get("instance"):
+            status = outdated.shown_status(shape["instance"]["status"], domains.get(row.domain or ""))
+            shape["instance"] = {**shape["instance"], "status": routing.shown_instance_status(status)}
     return shapes
 
 
 LISTING = routing.Listing(
-    shapes=_shapes,
+    shapes=partial(_shapes, domains={}),
     order=routing.order_of(table, "status"),
     filters={
         "nvlink_logical_partition_id": table.c.logical_partition_id,
         "nvlink_domain_id": sa.func.lower(machine.c.domain),
-        "status": table.c.status,
     },
 )
 

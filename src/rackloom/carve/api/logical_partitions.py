@@ -1,8 +1,10 @@
 """REST: NVLink logical partitions, with their VPCs, interfaces and numbers of GPUs on request."""
 
+from functools import partial
 from typing import Annotated
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
@@ -14,11 +16,14 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_wire import InterfaceSummary, interface_summary
 from rackloom.carve.api.routing import Deps, Page, Row, Rows, TenantAdmin
 from rackloom.carve.api.wire import Json
+from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import logical_partition as table
 from rackloom.carve.store.schema import nvlink_interface, vpc
 from rackloom.carve.store.values import RefusalKind, Rejected, Status, invalid
-from rackloom.carve.tenancy import catalog, entitlements, interfaces, logical_partitions
+from rackloom.carve.tenancy import catalog, entitlements, interfaces, logical_partitions, outdated
+from rackloom.carve.tenancy.interfaces import InterfaceRow
+from rackloom.carve.tenancy.outdated import OutdatedDomains
 
 # Request models.
 
@@ -41,7 +46,7 @@ class LogicalPartitionUpdate(wire.Body):
 # Query parameters.
 
 
-class PartitionIncludes(wire.Query):
+class PartitionIncludes(wire.RelationQuery):
     """What to add to a logical partition."""
 
     include_interfaces: bool = False
@@ -99,7 +104,7 @@ ONE = "/{nvLinkLogicalPartitionId}"
 @router.get("", operation_id="get-all-nvlink-logical-partition", response_model=list[NVLinkLogicalPartition])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[PartitionQuery, Param()]) -> Response:
     """The tenant's logical partitions."""
-    return routing.page_response(*await deps.store.read(_list, caller, query), query)
+    return routing.page_response(*await deps.store.read(_list, caller, query, deps.valid_from()), query)
 
 
 @router.post(
@@ -128,7 +133,8 @@ async def get(
     deps: Deps, caller: TenantAdmin, partition_id: PartitionId, query: Annotated[PartitionIncludes, Param()]
 ) -> Response:
     """One logical partition."""
-    return routing.json_response(await deps.store.read(_get, caller, partition_id, query))
+    valid_from = deps.valid_from()
+    return routing.json_response(await deps.store.read(_get, caller, partition_id, query, valid_from))
 
 
 @router.patch(ONE, operation_id="update-nvlink-logical-partition", response_model=NVLinkLogicalPartition)
@@ -174,11 +180,12 @@ async def get_history(
     )
 
 
-def _list(conn: sa.Connection, caller: Caller, query: PartitionQuery) -> Page:
+def _list(conn: sa.Connection, caller: Caller, query: PartitionQuery, valid_from: float) -> Page:
     tenant_id = entitlements.tenant_id_of(conn, caller.org)
     if query.site_id is not None:
         _check_site(conn, tenant_id, str(query.site_id))
-    return LISTING.page(conn, sa.select(table).where(table.c.tenant_id == tenant_id), query)
+    listing = msgspec.structs.replace(LISTING, shapes=partial(_shapes, valid_from=valid_from))
+    return listing.page(conn, sa.select(table).where(table.c.tenant_id == tenant_id), query)
 
 
 def _check_site(conn: sa.Connection, tenant_id: str, site_id: str) -> None:
@@ -201,11 +208,12 @@ def _get(
     caller: Caller,
     partition_id: UUID | str,
     query: PartitionIncludes = NOTHING_MORE,
+    valid_from: float = 0.0,
 ) -> Json:
-    return _shapes(conn, [_row(conn, caller, partition_id)], query)[0]
+    return _shapes(conn, [_row(conn, caller, partition_id)], query, valid_from)[0]
 
 
-def _shapes(conn: sa.Connection, rows: Rows, query: PartitionIncludes) -> list[Json]:
+def _shapes(conn: sa.Connection, rows: Rows, query: PartitionIncludes, valid_from: float) -> list[Json]:
     histories = journal.status_histories(conn, [row.id for row in rows])
     shapes = [
         wire.shape(
@@ -220,7 +228,7 @@ def _shapes(conn: sa.Connection, rows: Rows, query: PartitionIncludes) -> list[J
     if query.include_vpcs:
         _add_vpcs(conn, shapes)
     if query.include_interfaces or query.include_stats:
-        _add_interfaces(conn, shapes, query)
+        _add_interfaces(conn, shapes, query, latest.outdated_domains(conn, valid_from))
     return shapes
 
 
@@ -231,10 +239,13 @@ def _add_vpcs(conn: sa.Connection, shapes: list[Json]) -> None:
         by_id[row.logical_partition_id].setdefault("vpcs", []).append(routing.summary_shape(row))
 
 
-def _add_interfaces(conn: sa.Connection, shapes: list[Json], query: PartitionIncludes) -> None:
+def _add_interfaces(
+    conn: sa.Connection, shapes: list[Json], query: PartitionIncludes, domains: OutdatedDomains
+) -> None:
     by_id: dict[str, list[object]] = {shape["id"]: [] for shape in shapes}
     mine = interfaces.interface_listing().where(nvlink_interface.c.logical_partition_id.in_(by_id))
-    rows = conn.execute(mine.order_by(nvlink_interface.c.created, nvlink_interface.c.id)).all()
+    found = conn.execute(mine.order_by(nvlink_interface.c.created, nvlink_interface.c.id)).all()
+    rows = [outdated.shown_interface(InterfaceRow._make(row), domains) for row in found]
     for shape in shapes:
         own = [row for row in rows if row.logical_partition_id == shape["id"]]
         live = [row for row in own if row.status != Status.DELETING]
@@ -249,7 +260,7 @@ def _add_interfaces(conn: sa.Connection, shapes: list[Json], query: PartitionInc
 
 
 LISTING = routing.Listing(
-    shapes=_shapes,
+    shapes=partial(_shapes, valid_from=0.0),
     order=routing.order_of(table, "name", "status"),
     filters={"site_id": table.c.site_id, "status": table.c.status},
     searched=(table.c.name, table.c.description, table.c.status),

@@ -6,9 +6,11 @@ GPU the module id, GUID, the source of the GUID, and health.
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Literal
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
@@ -16,11 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
-from rackloom.carve.api import routing, wire
+from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_types import Capability, CapabilityType
 from rackloom.carve.api.routing import AnySelect, Deps, Page, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
+from rackloom.carve.observation import latest
+from rackloom.carve.partitions import foreign
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import instance, instance_type, machine, machine_gpu, site
 from rackloom.carve.store.values import Status, require
@@ -35,10 +39,10 @@ MachineStatus = Literal[
 ]
 
 
-class MachineIncludes(wire.Query):
+class MachineIncludes(wire.RelationQuery):
     """What to add to a machine."""
 
-    include_metadata: bool = False
+    include_metadata: Annotated[bool, Field(json_schema_extra=access.PROVIDERS_ONLY)] = False
 
 
 class MachineQuery(wire.PageQuery, MachineIncludes):
@@ -112,9 +116,11 @@ class Machine(wire.Timed):
     maintenance_message: str | None
     is_missing_on_site: bool
     is_usable_by_tenant: bool
+    foreign_partition_ids: list[int]
+    """Partitions that the site did not make and that hold GPUs of it: no instance is placed on it."""
     status: MachineStatus
     status_history: list[wire.StatusDetail]
-    metadata: MachineMetadata | None = None
+    metadata: Annotated[MachineMetadata | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = None
 
 
 class GpuStats(wire.Answer):
@@ -132,10 +138,11 @@ GPU_SKU_TYPE = "gpu"
 """The only device type of hardware SKUs that is known here: a machine with GPUs."""
 
 
-def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes) -> list[Json]:
+def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes, valid_from: float) -> list[Json]:
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
     gpus = catalog.gpus_of_machines(conn, ids)
+    held = foreign.foreign_trays(conn, ids)
     types = sa.select(instance_type).where(instance_type.c.id.in_({row.instance_type_id for row in rows}))
     capabilities = {row.id: row.capabilities for row in conn.execute(types)}
     shapes = [
@@ -149,21 +156,29 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes) -> 
             machine_capabilities=capabilities.get(row.instance_type_id, []),
             maintenance_message=row.cordon_reason,
             is_missing_on_site=row.missing_since is not None,
-            is_usable_by_tenant=row.shown_status == Status.READY and row.missing_since is None,
+            is_usable_by_tenant=row.shown_status == Status.READY
+            and row.missing_since is None
+            and row.id not in held,
+            foreign_partition_ids=[tray.partition_id for tray in held.get(row.id, ())],
             status=row.shown_status,
             status_history=routing.status_history_shape(histories[row.id]),
         )
         for row in rows
     ]
     if query.include_metadata:
+        known = latest.latest_of_domains(conn, {row.domain for row in rows} - {None}, valid_from)
         for shape, row in zip(shapes, rows, strict=True):
-            shape["metadata"] = {"nvLinkInfo": nvlink_info_shape(row, gpus[row.id]), "rack": row.rack}
+            if not row.is_provided:
+                continue
+            is_known = row.domain is not None and known[row.domain].observation is not None
+            info = nvlink_info_shape(row, gpus[row.id], is_known=is_known)
+            shape["metadata"] = {"nvLinkInfo": info, "rack": row.rack}
     routing.add_relations(conn, shapes, query.relations("InfrastructureProvider", "Site", "InstanceType"))
     return shapes
 
 
-def nvlink_info_shape(row: Row, gpus: Rows) -> Json:
-    """Where a machine sits in the NVLink fabric."""
+def nvlink_info_shape(row: Row, gpus: Rows, *, is_known: bool) -> Json:
+    """Where a machine sits in the NVLink fabric; `is_known`: whether its domain is known now."""
     return {
         "domainUuid": row.domain,
         "chassisSerial": row.chassis_serial,
@@ -175,7 +190,8 @@ def nvlink_info_shape(row: Row, gpus: Rows) -> Json:
                 "trayIndex": row.tray_index,
                 "guid": gpu.guid,
                 "source": gpu.source,
-                "health": GpuHealth(gpu.health).name.lower(),
+                # A health is a measurement: where the domain is unknown, so is each of its GPUs.
+                "health": GpuHealth(gpu.health if is_known else GpuHealth.UNKNOWN).name.lower(),
             }
             for gpu in gpus
         ],
@@ -193,7 +209,9 @@ MachineId = Annotated[str, Path(alias="machineId", max_length=64, pattern=wire.N
 @router.get("/machine", operation_id="get-all-machine", response_model=list[Machine])
 async def list_machines(deps: Deps, caller: Reader, query: Annotated[MachineQuery, Param()]) -> Response:
     """The machines that the caller may see."""
-    return routing.page_response(*await deps.store.read(_list_machines, caller, query), query)
+    return routing.page_response(
+        *await deps.store.read(_list_machines, caller, query, deps.valid_from()), query
+    )
 
 
 # Before `/machine/{machineId}`, or "gpu" would be read as an id.
@@ -208,7 +226,9 @@ async def get_machine(
     deps: Deps, caller: Reader, machine_id: MachineId, query: Annotated[MachineIncludes, Param()]
 ) -> Response:
     """One machine."""
-    return routing.json_response(await deps.store.read(shown_machine, caller, machine_id, query))
+    return routing.json_response(
+        await deps.store.read(shown_machine, caller, machine_id, query, deps.valid_from())
+    )
 
 
 @router.get(
@@ -225,18 +245,19 @@ async def get_history(
     )
 
 
-def _machines(conn: sa.Connection, caller: Caller) -> AnySelect:
-    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
+def _machines(provider_id: str, tenant_id: str) -> AnySelect:
+    """The visible machines, and whether the reader provides each."""
     return (
         catalog.machine_listing()
-        .add_columns(site.c.provider_id)
+        .add_columns(site.c.provider_id, (site.c.provider_id == provider_id).label("is_provided"))
         .join(site, site.c.id == machine.c.site_id)
         .where(sa.or_(site.c.provider_id == provider_id, instance.c.tenant_id == tenant_id))
     )
 
 
-def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> Page:
-    visible = _machines(conn, caller)
+def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery, valid_from: float) -> Page:
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
+    visible = _machines(provider_id, tenant_id)
     wanted = (
         (query.has_instance_type, machine.c.instance_type_id.is_not(None) == query.has_instance_type),
         (query.has_instance, instance.c.id.is_not(None) == query.has_instance),
@@ -248,7 +269,17 @@ def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> 
             visible = visible.where(condition)
     if query.capability_type is not None or query.capability_name:
         visible = visible.where(machine.c.instance_type_id.in_(_types_with(conn, query)))
-    return LISTING.page(conn, visible, query)
+    # Where a machine is, a tenant may not find out by searching either.
+    places = (
+        sa.case((site.c.provider_id == provider_id, column), else_="")
+        for column in (machine.c.chassis_serial, machine.c.rack)
+    )
+    listing = msgspec.structs.replace(
+        LISTING,
+        shapes=partial(_machine_shapes, valid_from=valid_from),
+        searched=(*LISTING.searched, *places),
+    )
+    return listing.page(conn, visible, query)
 
 
 def _has_sku(kinds: Sequence[str]) -> sa.ColumnElement[bool]:
@@ -271,7 +302,7 @@ def _types_with(conn: sa.Connection, query: MachineQuery) -> list[str]:
 
 
 def _gpu_stats(conn: sa.Connection, caller: Caller, query: GpuStatsQuery) -> list[Json]:
-    visible = _machines(conn, caller).subquery()
+    visible = _machines(*routing.provider_and_tenant(conn, caller)).subquery()
     counted = (
         sa.select(instance_type.c.capabilities, sa.func.count().label("machines"))
         .join(visible, visible.c.instance_type_id == instance_type.c.id)
@@ -288,18 +319,21 @@ def _gpu_stats(conn: sa.Connection, caller: Caller, query: GpuStatsQuery) -> lis
     return [{"name": name, "gpus": gpus[name], "machines": having[name]} for name in sorted(having)]
 
 
-def shown_machine(conn: sa.Connection, caller: Caller, machine_id: str, query: MachineIncludes) -> Json:
+def shown_machine(
+    conn: sa.Connection, caller: Caller, machine_id: str, query: MachineIncludes, valid_from: float
+) -> Json:
     """One machine, as the caller may see it."""
-    return _machine_shapes(conn, [_row(conn, caller, machine_id)], query)[0]
+    return _machine_shapes(conn, [_row(conn, caller, machine_id)], query, valid_from)[0]
 
 
 def _row(conn: sa.Connection, caller: Caller, machine_id: str) -> Row:
-    row = conn.execute(_machines(conn, caller).where(machine.c.id == machine_id)).one_or_none()
+    visible = _machines(*routing.provider_and_tenant(conn, caller))
+    row = conn.execute(visible.where(machine.c.id == machine_id)).one_or_none()
     return require(row, "Could not find Machine with specified ID")
 
 
 LISTING = routing.Listing(
-    shapes=_machine_shapes,
+    shapes=partial(_machine_shapes, valid_from=0.0),
     order=routing.order_of(machine, "id", "status"),
     filters={
         "site_id": machine.c.site_id,
@@ -308,5 +342,5 @@ LISTING = routing.Listing(
         "tenant_id": instance.c.tenant_id,
         "status": catalog.shown_machine_status,
     },
-    searched=(machine.c.id, machine.c.chassis_serial, machine.c.rack, catalog.shown_machine_status),
+    searched=(machine.c.id, catalog.shown_machine_status),
 )

@@ -17,6 +17,7 @@ from rackloom.carve.api.machines import shown_machine as machine_shape
 from rackloom.carve.api.routing import ApiDeps, Deps, Page, ProviderAdmin, ProviderReader, Row
 from rackloom.carve.api.wire import Answer, Because, Json, PageQuery, Text, shape
 from rackloom.carve.inventory import maintenance
+from rackloom.carve.observation import latest
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import drain, machine
 from rackloom.carve.store.values import Changed
@@ -69,7 +70,7 @@ ONE = "/machine/{machineId}"
 @router.get(f"{ONE}/nvlink-info", operation_id="get-machine-nvlink-info", response_model=NVLinkInfo)
 async def get_nvlink_info(deps: Deps, caller: ProviderReader, machine_id: MachineId) -> Response:
     """Where the machine sits in the NVLink fabric, as far as it was observed."""
-    return routing.json_response(await deps.store.read(_nvlink_info, caller, machine_id))
+    return routing.json_response(await deps.store.read(_nvlink_info, caller, machine_id, deps.valid_from()))
 
 
 @router.post(f"{ONE}/cordon", operation_id="cordon-machine", response_model=Machine)
@@ -127,18 +128,19 @@ async def _run_step(
     def change(conn: sa.Connection) -> Changed[Json]:
         entitlements.check_operates_machine(conn, caller.org, machine_id)
         changed = step(conn, machine_id, routing.operator_order(deps, caller, body))
-        shown = machine_shape(conn, caller, machine_id, MachineIncludes())
+        shown = machine_shape(conn, caller, machine_id, MachineIncludes(), deps.valid_from())
         # A cordon changes no intent: it only keeps new instances away.
         return Changed(shown, frozenset() if changed is None else changed.domains)
 
     return routing.json_response(await deps.change(change))
 
 
-def _nvlink_info(conn: sa.Connection, caller: Caller, machine_id: str) -> Json:
+def _nvlink_info(conn: sa.Connection, caller: Caller, machine_id: str, valid_from: float) -> Json:
     entitlements.check_operates_machine(conn, caller.org, machine_id)
-    return nvlink_info_shape(
-        catalog.get_machine(conn, machine_id), catalog.gpus_of_machines(conn, [machine_id])[machine_id]
-    )
+    row = catalog.get_machine(conn, machine_id)
+    gpus = catalog.gpus_of_machines(conn, [machine_id])[machine_id]
+    known = latest.latest_of_domain(conn, row.domain, valid_from)
+    return nvlink_info_shape(row, gpus, is_known=known.observation is not None)
 
 
 def _drains(conn: sa.Connection, caller: Caller, query: DrainQuery) -> Page:

@@ -1,7 +1,8 @@
 """What routes share: dependencies and callers, pages, filters, related objects, histories, responses.
 
 `Deps` and the caller types (`TenantAdmin`, `ProviderAdmin`, `ProviderReader`, `Reader`, `AnyCaller`)
-are FastAPI dependencies; a route declares the role that it needs. `ApiDeps.change` runs a change in a
+are FastAPI dependencies; a route declares the roles that it needs by the type of its caller, and
+`access` says what follows from that. `ApiDeps.change` runs a change in a
 write transaction and then wakes the reconciler of the affected domains. The work reads the clock inside
 the transaction: an intent dated before its commit would seem to be answered by an observation that
 began before anyone knew of it. With `auto_tenant`, an organization becomes a tenant at its first
@@ -24,11 +25,12 @@ from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import Depends
+from fastapi import Depends, Path
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import wire
+from rackloom.carve.api import access, wire
 from rackloom.carve.api.auth import Caller, Role, TokenVerifier
 from rackloom.carve.api.wire import Because, Json, PageQuery, shape
 from rackloom.carve.store import journal, schema
@@ -36,6 +38,7 @@ from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder, StatusRecord
 from rackloom.carve.store.values import Changed, IdFactory, Status, invalid
 from rackloom.carve.tenancy import entitlements
+from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 
 # Dependencies of routes.
 
@@ -55,6 +58,12 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
     verifier: TokenVerifier
     auto_tenant: bool = False
     """An org with a valid token becomes a tenant at first use, with every machine of every type allocated."""
+    valid_seconds: float = DEFAULT_VALID_SECONDS
+    """The age at which a reading of a switch controller says nothing about now."""
+
+    def valid_from(self) -> float:
+        """The time before which a reading is outdated for a request that is answered now."""
+        return self.clock() - self.valid_seconds
 
     async def change(self, work: Callable[[sa.Connection], Changed[T]]) -> T:
         """Run `work` in a write transaction, then wake the reconciler of the domains that it touched.
@@ -72,49 +81,50 @@ async def _request_deps(request: Request) -> ApiDeps:
     return deps
 
 
-async def _request_caller(request: Request) -> Caller:
-    caller: Caller = request.state.caller
-    return caller
-
-
 Deps = Annotated[ApiDeps, Depends(_request_deps)]
-AnyCaller = Annotated[Caller, Depends(_request_caller)]
+Org = Annotated[str, Path(alias="org", description="The organisation for which the caller acts")]
 
 
-async def _tenant_admin(request: Request, deps: Deps, caller: AnyCaller) -> Caller:
-    caller.require(Role.TENANT_ADMIN)
-    await _ensure_tenant(request, deps, caller)
-    return caller
+class CallerWith:
+    """A dependency: the caller, if it has one of `roles`. Without roles it may be any member of the org."""
+
+    def __init__(self, *roles: Role) -> None:
+        self.roles = roles
+
+    async def __call__(self, request: Request, deps: Deps, _org: Org) -> Caller:
+        """The caller. Refused as `access.check_call` decides."""
+        # `AuthenticationMiddleware` has verified it, for the org of the path.
+        caller: Caller = request.state.caller
+        access.check_call(caller, self.roles, request.scope["route"].dependant, request.query_params)
+        if Role.TENANT_ADMIN in caller.roles and Role.TENANT_ADMIN in self.roles:
+            await _ensure_tenant(request, deps, caller)
+        return caller
 
 
-async def _provider_admin(caller: AnyCaller) -> Caller:
-    caller.require(Role.PROVIDER_ADMIN)
-    return caller
+AnyCaller = Annotated[Caller, Depends(CallerWith())]
+TenantAdmin = Annotated[Caller, Depends(CallerWith(Role.TENANT_ADMIN))]
+ProviderAdmin = Annotated[Caller, Depends(CallerWith(Role.PROVIDER_ADMIN))]
+ProviderReader = Annotated[Caller, Depends(CallerWith(*access.PROVIDER_ROLES))]
+Reader = Annotated[Caller, Depends(CallerWith(*Role))]
 
 
-async def _provider_reader(caller: AnyCaller) -> Caller:
-    caller.require(Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
-    return caller
-
-
-async def _reader(request: Request, deps: Deps, caller: AnyCaller) -> Caller:
-    caller.require(Role.TENANT_ADMIN, Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
-    if Role.TENANT_ADMIN in caller.roles:
-        await _ensure_tenant(request, deps, caller)
-    return caller
-
-
-TenantAdmin = Annotated[Caller, Depends(_tenant_admin)]
-ProviderAdmin = Annotated[Caller, Depends(_provider_admin)]
-ProviderReader = Annotated[Caller, Depends(_provider_reader)]
-Reader = Annotated[Caller, Depends(_reader)]
+def roles_of(route: APIRoute) -> Sequence[Role]:
+    """The roles that an operation declares by the type of its caller. An operation must have exactly one."""
+    (guard,) = (
+        dependency.call
+        for dependency in route.dependant.dependencies
+        if isinstance(dependency.call, CallerWith)
+    )
+    return guard.roles
 
 
 async def _ensure_tenant(request: Request, deps: ApiDeps, caller: Caller) -> None:
     # Tenants are never removed, so each org is looked up once.
     known: set[str] = request.app.state.tenants_seen
     if deps.auto_tenant and caller.org not in known:
-        await deps.store.run(_create_tenant, caller.org, deps.clock(), deps.ids)
+        # Read first: where the database takes no writes, the tenants that it has can still read.
+        if await deps.store.read(entitlements.find_tenant, caller.org) is None:
+            await deps.store.run(_create_tenant, caller.org, deps.clock(), deps.ids)
         known.add(caller.org)
 
 
@@ -139,7 +149,7 @@ def provider_and_tenant(conn: sa.Connection, caller: Caller) -> tuple[str, str]:
     """
     provider = entitlements.find_provider(conn, caller.org)
     tenant = entitlements.find_tenant(conn, caller.org)
-    provides = not caller.roles.isdisjoint((Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER))
+    provides = not caller.roles.isdisjoint(access.PROVIDER_ROLES)
     return (
         provider.id if provider and provides else "",
         tenant.id if tenant and Role.TENANT_ADMIN in caller.roles else "",
@@ -282,7 +292,7 @@ def order_by_creation(
     return {"CREATED": created, TIE_BREAKER: tie_breaker}
 
 
-NO_QUERY = wire.Query()
+NO_QUERY = wire.RelationQuery()
 """For a response without a query: no related objects."""
 
 
@@ -386,13 +396,24 @@ def add_relations(conn: sa.Connection, objects: Sequence[Json], wanted: Collecti
 # Status histories.
 
 
+ShownHistory = Callable[[sa.Connection, Sequence[StatusRecord]], Sequence[StatusRecord]]
+"""What a reader sees of a recorded history, newest first."""
+
+
 async def history_response(
-    deps: ApiDeps, query: PageQuery, object_id: UUID | str, check: Callable[[sa.Connection], object]
+    deps: ApiDeps,
+    query: PageQuery,
+    object_id: UUID | str,
+    check: Callable[[sa.Connection], object],
+    shown: Callable[[sa.Connection, Sequence[StatusRecord]], Sequence[StatusRecord]] = lambda _conn, past: (
+        past
+    ),
 ) -> Response:
     """The history of an object, newest first. `check` refuses a caller that may not see the object."""
 
     def read(conn: sa.Connection) -> list[Json]:
         check(conn)
-        return status_history_shape(journal.status_histories(conn, [str(object_id)])[str(object_id)])
+        past = journal.status_histories(conn, [str(object_id)])[str(object_id)]
+        return status_history_shape(shown(conn, past))
 
     return sliced_response(await deps.store.read(read), query)

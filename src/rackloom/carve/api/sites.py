@@ -85,7 +85,7 @@ class SiteUpdate(wire.Body):
 # Query parameters.
 
 
-class SiteQuery(wire.PageQuery):
+class SiteQuery(wire.PageQuery, wire.RelationQuery):
     """Filters on sites."""
 
     infrastructure_provider_id: UUID | None = None
@@ -127,7 +127,7 @@ class Site(wire.Timed):
 # From rows to responses.
 
 
-def _shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
+def _shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[Json]:
     histories = journal.status_histories(conn, [row.id for row in rows])
     orgs = entitlements.orgs_by_id(conn, provider, {row.provider_id for row in rows})
     shapes = [
@@ -163,7 +163,7 @@ async def list_sites(deps: Deps, caller: Reader, query: Annotated[SiteQuery, Par
 
 @router.get("/site/{siteId}", operation_id="get-site", response_model=Site)
 async def get_site(
-    deps: Deps, caller: Reader, site_id: SiteId, query: Annotated[wire.Query, Param()]
+    deps: Deps, caller: Reader, site_id: SiteId, query: Annotated[wire.RelationQuery, Param()]
 ) -> Response:
     """One site."""
     return routing.json_response(await deps.store.read(_get_site, caller, site_id, query))
@@ -227,7 +227,7 @@ def _row(conn: sa.Connection, caller: Caller, site_id: UUID) -> Row:
 
 
 def _get_site(
-    conn: sa.Connection, caller: Caller, site_id: UUID, query: wire.Query = routing.NO_QUERY
+    conn: sa.Connection, caller: Caller, site_id: UUID, query: wire.RelationQuery = routing.NO_QUERY
 ) -> Json:
     return _shapes(conn, [_row(conn, caller, site_id)], query)[0]
 

@@ -69,7 +69,7 @@ class VpcVirtualization(wire.Body):
 # Query parameters.
 
 
-class VpcQuery(wire.PageQuery):
+class VpcQuery(wire.PageQuery, wire.RelationQuery):
     """Filters on VPCs."""
 
     site_id: wire.UuidFilter = []
@@ -141,7 +141,7 @@ async def create(deps: Deps, caller: TenantAdmin, body: VpcCreate) -> Response:
 
 @router.get("/{vpcId}", operation_id="get-vpc", response_model=Vpc)
 async def get(
-    deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[wire.Query, Param()]
+    deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[wire.RelationQuery, Param()]
 ) -> Response:
     """One VPC."""
     return routing.json_response(await deps.store.read(_get, caller, vpc_id, query))
@@ -227,12 +227,12 @@ def _row(conn: sa.Connection, caller: Caller, vpc_id: UUID | str) -> Row:
 
 
 def _get(
-    conn: sa.Connection, caller: Caller, vpc_id: UUID | str, query: wire.Query = routing.NO_QUERY
+    conn: sa.Connection, caller: Caller, vpc_id: UUID | str, query: wire.RelationQuery = routing.NO_QUERY
 ) -> Json:
     return _shapes(conn, [_row(conn, caller, vpc_id)], query)[0]
 
 
-def _shapes(conn: sa.Connection, rows: Rows, query: wire.Query) -> list[Json]:
+def _shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[Json]:
     histories = journal.status_histories(conn, [row.id for row in rows])
     defaults = {row.logical_partition_id for row in rows if row.logical_partition_id}
     partitions = {
@@ -277,13 +277,17 @@ LISTING = routing.Listing(
 subnet_router = APIRouter()
 
 
+class NetworkQuery(wire.PageQuery, wire.RelationQuery):
+    """Filters on networks. There are none, so that nothing has relations."""
+
+
 @subnet_router.get("/subnet", operation_id="get-all-subnet", response_model=list[wire.Summary])
-async def list_subnets(_caller: TenantAdmin, query: Annotated[wire.PageQuery, Param()]) -> Response:
+async def list_subnets(_caller: TenantAdmin, query: Annotated[NetworkQuery, Param()]) -> Response:
     """No subnet."""
     return routing.page_response([], 0, query)
 
 
 @subnet_router.get("/vpc-prefix", operation_id="get-all-vpc-prefix", response_model=list[wire.Summary])
-async def list_prefixes(_caller: TenantAdmin, query: Annotated[wire.PageQuery, Param()]) -> Response:
+async def list_prefixes(_caller: TenantAdmin, query: Annotated[NetworkQuery, Param()]) -> Response:
     """No VPC prefix."""
     return routing.page_response([], 0, query)

@@ -1,8 +1,9 @@
 """Base models of requests, queries and responses: camelCase names, field types, paging.
 
-Names and texts are limited to what every database stores: no NUL, no unpaired surrogates, finite
-numbers. `OpenBody` keeps unknown fields, so that clients of the wider API find their fields again;
-nothing acts on them. Unknown query parameters are ignored.
+Names, descriptions, labels and reasons hold nothing that hides or reorders text where it is shown
+(`TEXT_PATTERN`). Other texts are limited to what every database stores: no NUL, no unpaired surrogates,
+finite numbers. `OpenBody` keeps unknown fields, so that clients of the wider API find their fields again;
+nothing acts on them.
 
 A response model describes a response in /openapi.json, and `shape` builds the response from it. The
 models validate nothing that is sent: responses are plain values.
@@ -22,17 +23,24 @@ from pydantic import model_validator as validator
 from pydantic.alias_generators import to_camel
 
 from rackloom.carve.observation.latest import rfc3339
-from rackloom.carve.store.values import NAME_MAX_LENGTH, NAME_MIN_LENGTH, NAME_PATTERN, NAME_RULE, invalid
+from rackloom.carve.store.values import (
+    NAME_MAX_LENGTH,
+    NAME_MIN_LENGTH,
+    NAME_PATTERN,
+    NAME_RULE,
+    TEXT_PATTERN,
+    TEXT_RULE,
+    invalid,
+)
 
 # Requests.
 
 
-NO_CONTROL = r"^[^\x00-\x1f\x7f]+$"
 NO_NUL = r"^[^\x00]*$"
 """PostgreSQL stores every character but NUL."""
 PATTERN_RULES = {
-    NO_CONTROL: "must hold no control characters",
     NO_NUL: "must not hold NUL",
+    TEXT_PATTERN: TEXT_RULE,
     NAME_PATTERN: NAME_RULE,
 }
 """What a text lacks that does not match a pattern."""
@@ -45,8 +53,8 @@ Name = Annotated[
 NamePrefix = Annotated[
     str, StringConstraints(strict=True, min_length=NAME_MIN_LENGTH, max_length=240, pattern=NAME_PATTERN)
 ]
-Description = Annotated[str, StringConstraints(strict=True, max_length=1024, pattern=NO_NUL)]
-Label = Annotated[str, StringConstraints(strict=True, max_length=256, pattern=NO_NUL)]
+Description = Annotated[str, StringConstraints(strict=True, max_length=1024, pattern=TEXT_PATTERN)]
+Label = Annotated[str, StringConstraints(strict=True, max_length=256, pattern=TEXT_PATTERN)]
 Labels = Annotated[dict[Label, Label], Field(max_length=10)]
 
 
@@ -97,9 +105,7 @@ def _check_storable(value: Any) -> None:
 # Requests of operators: each names its reason.
 
 
-Reason = Annotated[
-    str, StringConstraints(strict=True, min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")
-]
+Reason = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=1024, pattern=TEXT_PATTERN)]
 
 
 class Because(Body):
@@ -127,9 +133,13 @@ TextFilter = Annotated[list[Text], Field(max_length=100)]
 
 
 class Query(BaseModel):
-    """camelCase on the wire; unknown parameters are ignored."""
+    """camelCase on the wire. Unknown parameters are ignored, except those that `access` refuses."""
 
     model_config = ConfigDict(alias_generator=to_camel)
+
+
+class RelationQuery(Query):
+    """The related objects to include. Only operations that include some take it."""
 
     include_relation: list[str] = []
 

@@ -56,7 +56,10 @@ class FabricDriver(Protocol):
         """
 
     def notifications(self) -> AsyncIterator[None]:
-        """One item for each notification of a change. A wake-up, never a fact."""
+        """One item for each notification of a change, and when these may have been missed or are lost.
+
+        A wake-up, never a fact.
+        """
 
     async def close(self) -> None:
         """Release the connection."""

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.fabric import controller
 from rackloom.carve.inventory import sync
+from rackloom.carve.observation.latest import READING_COLUMNS
 from rackloom.carve.partitions import ownership
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
@@ -148,18 +149,24 @@ def retire_endpoint(
 # Registration by operators, one URL for each chassis.
 
 
+ENDPOINT_STATE_COLUMNS = frozenset({"observed_at", "unknown_since", "unknown_reason"})
+
+
 def chassis_endpoint_listing() -> sa.Select[Any]:
-    """Chassis serials with their endpoint and the state of its reading."""
+    """Chassis serials with their endpoint and the state of its reading.
+
+    The parameter `valid_from` is the time before which a reading counts as lost.
+    """
     joined = endpoint_chassis.join(endpoint, endpoint.c.id == endpoint_chassis.c.endpoint_id)
     joined = joined.join(observation, observation.c.endpoint_id == endpoint.c.id, isouter=True)
-    state = (observation.c.observed_at, observation.c.unknown_since, observation.c.unknown_reason)
+    state = (column for column in READING_COLUMNS if column.name in ENDPOINT_STATE_COLUMNS)
     return sa.select(endpoint_chassis.c.chassis_serial, *endpoint.c, *state).select_from(joined)
 
 
-def get_chassis_endpoint(conn: sa.Connection, chassis_serial: str) -> sa.Row[Any]:
+def get_chassis_endpoint(conn: sa.Connection, chassis_serial: str, valid_from: float = 0.0) -> sa.Row[Any]:
     """The endpoint of a chassis. Raises Rejected (not found)."""
     mine = chassis_endpoint_listing().where(endpoint_chassis.c.chassis_serial == chassis_serial)
-    row = conn.execute(mine).one_or_none()
+    row = conn.execute(mine, {"valid_from": valid_from}).one_or_none()
     return require(row, "Could not find an NMX-C endpoint of chassis with specified serial")
 
 

@@ -26,6 +26,7 @@ from rackloom.carve.store.schema import (
     cordon,
     drain,
     endpoint,
+    foreign_tray,
     instance_type,
     machine,
     machine_gpu,
@@ -230,7 +231,7 @@ def remove_machine(conn: sa.Connection, machine_id: str, now: float) -> frozense
     found = get_enrolled_machine(conn, machine_id)
     if found.instance_id is not None:
         raise conflict(f"machine {machine_id} carries instance {found.instance_id}")
-    for table in (machine_gpu, moved_gpu, cordon, drain):
+    for table in (machine_gpu, moved_gpu, foreign_tray, cordon, drain):
         delete_rows(conn, table, machine_id=machine_id)
     delete_rows(conn, machine, id=machine_id)
     return _update_domains(conn, {found.domain}, now)

@@ -9,9 +9,9 @@ another domain that is present or carries an instance. GPUs that an instance los
 trays) are recorded until they return.
 
 `apply_observations` runs the sync, carries ownership and pauses over when a chassis reports another
-domain uuid, updates owned partitions, and then updates statuses. `apply_if_consistent` does so only
-where the controllers of the domain agree, and returns the conflict otherwise. `withdraw_reading` is for
-a controller that no longer reports a domain.
+domain uuid, updates owned partitions and foreign trays, and then updates statuses.
+`apply_if_consistent` does so only where the controllers of the domain agree, and returns the conflict
+otherwise. `withdraw_reading` is for a controller that no longer reports a domain.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.observation import conflicts, latest
 from rackloom.carve.observation.conflicts import ControllerConflict
-from rackloom.carve.partitions import intent, ownership
+from rackloom.carve.partitions import foreign, intent, ownership
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import endpoint, endpoint_chassis, instance, machine, machine_gpu, moved_gpu
 from rackloom.carve.store.schema import observation as reading
@@ -270,7 +270,10 @@ def apply_observations(
         ownership.copy_ownership(conn, previous, newest.domain)
         intent.copy_pause(conn, previous, newest.domain)
         intent.delete_blocked_gpus(conn, previous)
-    ownership.update_owned_partitions(conn, readings, now)
+    # A list that contradicts itself may omit a partition, or show it before it is complete.
+    if not any(reading.uncertain for reading in readings):
+        ownership.update_owned_partitions(conn, readings, now)
+        foreign.update_foreign_trays(conn, newest.domain, readings)
     for domain in sorted({newest.domain, *changed, *previous_domains}):
         status.update_statuses(conn, domain, now)
 

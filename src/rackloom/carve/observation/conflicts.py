@@ -24,12 +24,12 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.observation import latest
-from rackloom.carve.observation.latest import READING_VALID_SECONDS
 from rackloom.carve.store import journal
 from rackloom.carve.store.rows import delete_rows, find_row, insert_row, update_rows
 from rackloom.carve.store.schema import domain_dispute, endpoint, machine, observation, operation
 from rackloom.carve.store.values import OperationState
 from rackloom.core.partitions.domain import DomainObservation, ObservedPartition
+from rackloom.core.partitions.reading_age import READING_VALID_SECONDS
 from rackloom.errors import Refused
 
 # Comparing two readings. Pure.
@@ -57,7 +57,9 @@ def compare_readings(first: ControllerReading, second: ControllerReading, change
     # Operations move no hardware, so GPUs are comparable whenever they were read.
     differences = _differing_gpus(first, second)
     # A reading that began before the last change shows the partitions of before: that is lag, no conflict.
-    if min(first.observation.observed_at, second.observation.observed_at) > changed_at:
+    # One that contradicts itself about partitions is no evidence of them.
+    is_certain = not (first.observation.uncertain or second.observation.uncertain)
+    if is_certain and min(first.observation.observed_at, second.observation.observed_at) > changed_at:
         differences += _differing_partitions(first.observation, second.observation)
     if not differences:
         return None

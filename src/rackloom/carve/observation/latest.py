@@ -1,7 +1,8 @@
 """The latest observation of each NVLink domain, or since when and why there is none.
 
 Endpoints that report the same domain uuid are one domain. One readable endpoint is enough, unless a
-conflict is recorded for the domain: then it is unknown. `latest_of_domains` chooses in this order:
+conflict is recorded for the domain: then it is unknown. A reading that was made before `valid_from` counts
+as lost since it was made. `latest_of_domains` chooses in this order:
 
 1. While any controller can be read, a recorded conflict makes the domain unknown since the conflict
    began.
@@ -11,6 +12,8 @@ conflict is recorded for the domain: then it is unknown. `latest_of_domains` cho
    accepted a change.
 3. When no controller can be read, the domain is unknown since the last controller that lists GPUs was
    lost.
+
+`outdated_domains` names the domains whose records still rest on readings that are outdated.
 
 Empty-observation guard: a reading without any GPU, of a domain where GPUs are recorded, is no reading.
 A controller that has just started, or a standby, answers for its domain before it knows what is in it.
@@ -30,15 +33,29 @@ import sqlalchemy as sa
 
 from rackloom.carve.store.schema import domain_dispute, endpoint, machine, machine_gpu, observation
 from rackloom.core.partitions.domain import DomainObservation
+from rackloom.core.partitions.reading_age import READING_VALID_SECONDS
 
 CONFLICT_REASON = "the switch controllers of the domain contradict one another, or those of another domain"
 UNREADABLE_REASON = "the switch controllers of the domain cannot be read"
-
-READING_VALID_SECONDS = 600.0
-"""A reading that is so much older than another is no evidence of the present: that controller is not read."""
+OUTDATED_REASON = "no reading of the domain's switch controllers was recorded since"
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(DomainObservation)
+
+_outdated = sa.and_(
+    observation.c.unknown_since.is_(None), observation.c.observed_at < sa.bindparam("valid_from", 0.0)
+)
+"""A reading from before the parameter `valid_from`, whose loss nobody recorded. Without the parameter none
+is: writers have just read the controller."""
+READING_COLUMNS: tuple[sa.ColumnElement[Any], ...] = (
+    observation.c.endpoint_id,
+    observation.c.facts,
+    observation.c.observed_at,
+    sa.case((_outdated, observation.c.observed_at), else_=observation.c.unknown_since).label("unknown_since"),
+    sa.case((_outdated, OUTDATED_REASON), else_=observation.c.unknown_reason).label("unknown_reason"),
+)
+"""The columns of `observation`, in which an outdated reading is lost since it was made. Code that chooses
+among readings needs no second rule."""
 
 # Built once: every pass runs these.
 _RECORDED_GPUS = (
@@ -49,7 +66,7 @@ _RECORDED_GPUS = (
 )
 _READINGS_OF_DOMAINS = (
     sa.select(
-        observation,
+        *READING_COLUMNS,
         endpoint.c.domain,
         domain_dispute.c.since.label("disputed_since"),
         domain_dispute.c.reason.label("dispute"),
@@ -58,6 +75,10 @@ _READINGS_OF_DOMAINS = (
     .join(domain_dispute, domain_dispute.c.domain == endpoint.c.domain, isouter=True)
     .where(endpoint.c.domain.in_(sa.bindparam("domains", expanding=True)))
 )
+_REPORTED_DOMAINS = sa.select(endpoint.c.domain).where(endpoint.c.domain.is_not(None)).distinct()
+_DOMAINS_WITH_OUTDATED_READINGS = _REPORTED_DOMAINS.join(
+    observation, endpoint.c.id == observation.c.endpoint_id
+).where(_outdated)
 _OTHER_READINGS = (
     sa.select(observation.c.facts)
     .join(endpoint, endpoint.c.id == observation.c.endpoint_id)
@@ -68,7 +89,7 @@ _OTHER_READINGS = (
     )
 )
 _of_endpoint = observation.c.endpoint_id == sa.bindparam("through")
-_UNKNOWN_SINCE = sa.select(observation.c.unknown_since).where(_of_endpoint)
+_TIMES = sa.select(observation.c.observed_at, observation.c.unknown_since).where(_of_endpoint)
 _UPDATE_READING = sa.update(observation).where(_of_endpoint)
 
 
@@ -118,20 +139,42 @@ class LatestObservation(msgspec.Struct, frozen=True):
         return _unknown_since_text(self.unknown_since, self.cause)
 
 
-def latest_of_domain(conn: sa.Connection, domain: str | None) -> LatestObservation:
+def latest_of_domain(conn: sa.Connection, domain: str | None, valid_from: float = 0.0) -> LatestObservation:
     """The latest observation of `domain`; None is the domain of machines that no controller has listed."""
     if domain is None:
         return LatestObservation(None, "no switch controller has reported this machine yet")
-    return latest_of_domains(conn, [domain])[domain]
+    return latest_of_domains(conn, [domain], valid_from)[domain]
 
 
-def latest_of_domains(conn: sa.Connection, domains: Collection[str]) -> dict[str, LatestObservation]:
-    """The latest observation of each domain, in one query; in two where one of them lists no GPU."""
-    rows: dict[str, list[sa.Row[Any]]] = {domain: [] for domain in domains}
-    for row in conn.execute(_READINGS_OF_DOMAINS, {"domains": list(rows)}):
+def latest_of_domains(
+    conn: sa.Connection, domains: Collection[str], valid_from: float = 0.0
+) -> dict[str, LatestObservation]:
+    """The latest observation of each domain, in one query; in two where one of them lists no GPU.
+
+    Readings from before `valid_from` do not count.
+    """
+    rows: dict[str, list[Any]] = {domain: [] for domain in domains}
+    for row in conn.execute(_READINGS_OF_DOMAINS, {"domains": list(rows), "valid_from": valid_from}):
         rows[row.domain].append(row)
     latest = {domain: _choose_reading(domain, readings) for domain, readings in rows.items()}
     return latest | _unknown_behind_standbys(conn, latest)
+
+
+def doubts_by_domain(conn: sa.Connection, valid_from: float) -> dict[str, str]:
+    """The sentence of doubt, as tenants read it, of each domain that is unknown at present."""
+    reported = conn.execute(_REPORTED_DOMAINS).scalars().all()
+    known = latest_of_domains(conn, reported, valid_from)
+    return {domain: of_domain.doubt for domain, of_domain in known.items() if of_domain.observation is None}
+
+
+def outdated_domains(conn: sa.Connection, valid_from: float) -> dict[str, LatestObservation]:
+    """The domains that are unknown because no reading of them was made since `valid_from`.
+
+    Their records still say otherwise. Mostly there is none, and this is one small query.
+    """
+    suspects = conn.execute(_DOMAINS_WITH_OUTDATED_READINGS, {"valid_from": valid_from}).scalars().all()
+    known = latest_of_domains(conn, suspects, valid_from) if suspects else {}
+    return {domain: of_domain for domain, of_domain in known.items() if of_domain.observation is None}
 
 
 def _unknown_behind_standbys(
@@ -162,7 +205,8 @@ def _choose_reading(domain: str, rows: Sequence[sa.Row[Any]]) -> LatestObservati
             observation_of_row(newest), "", others=tuple(observation_of_row(row) for row in others)
         )
     last = last_lost_row(rows) or newest
-    return _unknown_domain(last.unknown_since, UNREADABLE_REASON, last.unknown_reason)
+    reason = OUTDATED_REASON if last.unknown_reason == OUTDATED_REASON else UNREADABLE_REASON
+    return _unknown_domain(last.unknown_since, reason, last.unknown_reason)
 
 
 def newest_valid_row(rows: Sequence[sa.Row[Any]]) -> sa.Row[Any]:
@@ -253,9 +297,16 @@ def decode_facts(facts: str) -> DomainObservation:
 
 
 def mark_unreadable(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:
-    """Record that the endpoint could not be read; it is lost since the first failure after a good reading."""
-    before = conn.execute(_UNKNOWN_SINCE, {"through": endpoint_id}).scalar_one_or_none()
-    _upsert_reading(conn, endpoint_id, unknown_since=now if before is None else before, unknown_reason=reason)
+    """Record that the endpoint could not be read; it is lost since the first failure after a good reading.
+
+    Where nothing could be recorded for long, it is lost since that reading, as readers were shown meanwhile.
+    """
+    times = conn.execute(_TIMES, {"through": endpoint_id}).one_or_none()
+    read_at, since = (None, None) if times is None else times
+    if since is None:
+        is_outdated = read_at is not None and now - read_at > READING_VALID_SECONDS
+        since = read_at if is_outdated else now
+    _upsert_reading(conn, endpoint_id, unknown_since=since, unknown_reason=reason)
 
 
 def _upsert_reading(conn: sa.Connection, endpoint_id: str, **values: object) -> None:

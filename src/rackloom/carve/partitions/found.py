@@ -6,20 +6,21 @@ partition, a released partition, or foreign. A domain that cannot be read contri
 
 A foreign partition has no owner until an operator decides. `adopt_partition` makes it the physical
 partition of a logical partition and never moves a GPU: the partition may hold only GPUs that the
-logical partition wants. `release_partition` lets the reconciler remove it. Both refuse the default
-partition, which follows the site's policy; a location-based partition, because NMX-C fixes the type at
-creation and the site works by GUID; and a partition with GPUs of machines that the site does not know.
-Both steps are recorded as operations.
+logical partition wants (`inventory.adoption` creates an owner that wants them). `release_partition` lets
+the reconciler remove it. Both refuse the default partition, which follows the site's policy; a
+location-based partition, because NMX-C fixes the type at creation and the site works by GUID; and a
+partition with GPUs of machines that the site does not know. Both steps are recorded as operations, and
+the trays are no longer foreign from then on. `give_up_partition` undoes an adoption in the records.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.observation import latest
-from rackloom.carve.partitions import intent, ownership
+from rackloom.carve.partitions import foreign, intent, ownership
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
 from rackloom.carve.store.schema import logical_partition, owned_partition
@@ -64,10 +65,12 @@ class FoundPartitionView(msgspec.Struct, frozen=True, kw_only=True):
     logical_partition: str | None
 
 
-def partitions_of_domains(conn: sa.Connection, domains: Collection[str]) -> list[FoundPartitionView]:
+def partitions_of_domains(
+    conn: sa.Connection, domains: Collection[str], valid_from: float = 0.0
+) -> list[FoundPartitionView]:
     """The partitions in the newest observations of `domains`, by domain and id.
 
-    A domain that cannot be read adds nothing: what it holds is not known.
+    A domain that cannot be read, or was not since `valid_from`, adds nothing: what it holds is not known.
     """
     owners = _recorded_owners(conn, domains)
     return [
@@ -78,7 +81,7 @@ def partitions_of_domains(conn: sa.Connection, domains: Collection[str]) -> list
             owner=classify_owner(partition, owners.get((domain, partition.name))),
             logical_partition=_logical_partition_of(owners.get((domain, partition.name))),
         )
-        for domain, known in sorted(latest.latest_of_domains(conn, domains).items())
+        for domain, known in sorted(latest.latest_of_domains(conn, domains, valid_from).items())
         if known.observation is not None
         for partition in sorted(known.observation.partitions, key=lambda partition: partition.id)
     ]
@@ -111,7 +114,7 @@ def adopt_partition(
     conn: sa.Connection, domain: str, name: str, logical_partition_id: str, order: OperatorOrder
 ) -> Changed[None]:
     """Make a found partition the physical partition of a logical partition in its domain."""
-    observation, partition = _foreign_partition(conn, domain, name)
+    readings, partition = _foreign_partition(conn, domain, name)
     row = conn.execute(
         sa.select(logical_partition).where(logical_partition.c.id == logical_partition_id)
     ).one_or_none()
@@ -133,20 +136,34 @@ def adopt_partition(
         raise Rejected(
             RefusalKind.CONFLICT,
             f"{unwanted} GPUs of the partition are not wanted in the NVLink Logical Partition",
-            nearest_fix="create its Instances on the machines of these GPUs first, or release the partition",
+            nearest_fix="create its Instances on the machines of these GPUs first, name an owner for whom"
+            " they are created, or release the partition",
         )
-    return _record_takeover(conn, observation, partition, row.id, Step.ADOPT, order)
+    return _record_takeover(conn, readings, partition, row.id, Step.ADOPT, order)
 
 
 def release_partition(conn: sa.Connection, domain: str, name: str, order: OperatorOrder) -> Changed[None]:
     """Let the reconciler remove a found partition; the record says who ordered it and why."""
-    observation, partition = _foreign_partition(conn, domain, name)
-    return _record_takeover(conn, observation, partition, RELEASED_OWNER, Step.RELEASE, order)
+    readings, partition = _foreign_partition(conn, domain, name)
+    return _record_takeover(conn, readings, partition, RELEASED_OWNER, Step.RELEASE, order)
+
+
+def give_up_partition(conn: sa.Connection, domain: str, name: str) -> None:
+    """Own an adopted partition no more: it is foreign again, keeps its GPUs, and so do its trays."""
+    ownership.give_up_ownership(conn, domain, name)
+    if readings := latest.latest_of_domain(conn, domain).shown:
+        foreign.update_foreign_trays(conn, domain, readings)
+
+
+def adoptable_partition(conn: sa.Connection, domain: str, name: str) -> ObservedPartition:
+    """The foreign partition of that name. Raises Rejected if it may be neither adopted nor released."""
+    return _foreign_partition(conn, domain, name)[1]
 
 
 def _foreign_partition(
     conn: sa.Connection, domain: str, name: str
-) -> tuple[DomainObservation, ObservedPartition]:
+) -> tuple[Sequence[DomainObservation], ObservedPartition]:
+    """The valid readings of `domain`, the newest first, and the partition as the newest shows it."""
     known = latest.latest_of_domain(conn, domain)
     if known.observation is None:
         raise conflict(f"What the domain holds cannot be told: {known.operators_doubt}")
@@ -154,7 +171,7 @@ def _foreign_partition(
     if not found:
         raise not_found("Could not find a partition with specified name in the newest observation")
     _check_adoptable(conn, domain, found[0])
-    return known.observation, found[0]
+    return known.shown, found[0]
 
 
 def _check_adoptable(conn: sa.Connection, domain: str, partition: ObservedPartition) -> None:
@@ -179,13 +196,15 @@ def _check_adoptable(conn: sa.Connection, domain: str, partition: ObservedPartit
 
 def _record_takeover(
     conn: sa.Connection,
-    observation: DomainObservation,
+    readings: Sequence[DomainObservation],
     partition: ObservedPartition,
     owner: str,
     step: Step,
     order: OperatorOrder,
 ) -> Changed[None]:
+    observation = readings[0]
     operation_id = ownership.record_operator_takeover(conn, observation, step, partition, order)
     ownership.take_ownership(conn, observation, partition, owner, operation_id, order.now)
+    foreign.update_foreign_trays(conn, observation.domain, readings)
     journal.record_operator_step(conn, step, partition.name, observation.domain, order)
     return Changed(None, journal.increment_revisions(conn, [observation.domain]))

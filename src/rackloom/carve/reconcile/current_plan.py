@@ -11,9 +11,12 @@ from rackloom.core.partitions.safety import check_plan
 from rackloom.errors import Refused
 
 
-def plan_of_domain(conn: sa.Connection, domain: str) -> PartitionPlan:
-    """The checked plan from the newest observation. Refused while the domain cannot be read."""
-    known = latest.latest_of_domain(conn, domain)
+def plan_of_domain(conn: sa.Connection, domain: str, valid_from: float = 0.0) -> PartitionPlan:
+    """The checked plan from the newest observation. Refused while the domain cannot be read.
+
+    Readings from before `valid_from` do not count.
+    """
+    known = latest.latest_of_domain(conn, domain, valid_from)
     if known.observation is None:
         raise Refused(
             f"no plan for domain {domain}: {known.operators_doubt}",

@@ -6,16 +6,21 @@ controller is called, and the state of a partition is taken only from an observa
 
 Each round of `DomainPass.run`:
 
-1. Observe and record. An unreadable controller makes the domain unknown and ends the pass.
+1. Observe and record. A reading that fails at once, or contradicts itself, is repeated twice before
+   anything is concluded (`read_again_in_doubt`). A controller that stays unreadable makes the domain
+   unknown and ends the pass.
 2. Stop in read-only mode, or when this controller is a standby, which lists no GPUs while another does.
 3. Plan from intent and observation. Equal inputs give the plan of the last round.
 4. Record what blocks the plan, unless removals come first; what blocks additions is known only after
    them.
 5. Execute the operations in order. Each is recorded under the lease, then requested, then its answer is
-   recorded. A refusal does not stop the others; an operation without an answer does, because its
-   outcome is unknown until the next observation.
+   recorded. A refusal does not stop the others; an operation without a valid answer does, because its
+   outcome is unknown until the next round observes again.
 
-A pass has at most `MAX_ROUNDS` rounds. A refused operation is left to the next pass. `DomainTurns`
+An unknown outcome says something about the GPUs of the operation, and nothing about others: the readings
+of the controller still hold, and only these GPUs are blocked until a reading shows that the operation was
+carried out. A pass has at most `MAX_ROUNDS` rounds. A refused operation, and one whose outcome stays
+unknown, is left to the next pass. `DomainTurns`
 serializes the work of endpoints that report one domain: a plan made from an observation is void once
 another endpoint acted there. After a change the other controllers of the domain are read as well.
 
@@ -24,7 +29,7 @@ another endpoint acted there. After a change the other controllers of the domain
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
@@ -47,8 +52,9 @@ from rackloom.core.partitions.domain import (
     PartitionOperation,
     PartitionPlan,
     RemoveGpus,
+    is_carried_out,
 )
-from rackloom.core.partitions.planner import make_plan
+from rackloom.core.partitions.planner import FailedOperations, make_plan
 from rackloom.core.partitions.safety import check_plan
 from rackloom.errors import Refused
 
@@ -77,7 +83,7 @@ class ReconcileMetrics:
         """An endpoint was read."""
 
     def unreachable(self, endpoint_id: str, reason: str) -> None:
-        """An endpoint could not be read, or did not answer an operation."""
+        """An endpoint could not be read."""
 
     def drifted(self, domain: str, operations: int) -> None:
         """A domain that met its intent before differs from it now, though the intent is the same."""
@@ -139,6 +145,50 @@ class DomainTurns:
                 self._acted[domain] += 1
 
 
+# Reading, and reading again in doubt.
+
+
+QUICK_SECONDS = 1.0
+"""A reading that took longer to fail has waited for its controller already, and is not repeated."""
+REREAD_PAUSES = (0.05, 0.2)
+"""Seconds before each further attempt."""
+REREAD_SECONDS = 1.0
+"""How long the further attempts may take together."""
+
+
+async def read_again_in_doubt(driver: FabricDriver) -> DomainObservation:
+    """The domain as `driver` reads it. Raises FabricUnavailable when no attempt in a row succeeds.
+
+    One lost call is no lost controller, and one change between two lists makes no GPU uncertain: without
+    further attempts a domain, or some GPUs of it, would be unknown for a moment.
+    """
+    time = asyncio.get_running_loop().time
+    began = time()
+    result = await _attempt_reading(driver)
+    if _is_doubtful(result) and time() - began < QUICK_SECONDS:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REREAD_SECONDS):
+                for pause in REREAD_PAUSES:
+                    await asyncio.sleep(pause)
+                    result = await _attempt_reading(driver)
+                    if not _is_doubtful(result):
+                        break
+    if isinstance(result, FabricUnavailable):
+        raise result
+    return result
+
+
+def _is_doubtful(result: DomainObservation | FabricUnavailable) -> bool:
+    return isinstance(result, FabricUnavailable) or bool(result.uncertain)
+
+
+async def _attempt_reading(driver: FabricDriver) -> DomainObservation | FabricUnavailable:
+    try:
+        return await driver.observe()
+    except FabricUnavailable as error:
+        return error
+
+
 # The pass.
 
 
@@ -191,6 +241,8 @@ class DomainPass:
         revision means drift: somebody else changed the fabric."""
         self._recorded_blockers: tuple[str, tuple[BlockedGpus, ...]] | None = None
         """Domain and blockers that this process recorded last."""
+        self._failed_before: Collection[PartitionOperation] = ()
+        """Operations that the controller refused or did not answer in the last pass."""
         self._announced_conflict: str | None = None
         """Domain whose conflict this process has woken the other endpoints for."""
         self._announced_changes: tuple[PartitionOperation, ...] = ()
@@ -222,59 +274,70 @@ class DomainPass:
             if not is_current:
                 raise Refused("the domain was worked on meanwhile", nearest_fix="plan again")
             outcomes = await self._execute(plan)
-        if all(outcome.state != "unknown" for outcome in outcomes):
-            with suppress(ConflictingControllers, FabricUnavailable):
-                await self._observe_or_record_loss()
+        with suppress(ConflictingControllers, FabricUnavailable):
+            await self._observe_or_record_loss()
         return outcomes
 
     async def _run_rounds(self) -> bool:
-        refused: dict[PartitionOperation, str] = {}
-        for _ in range(MAX_ROUNDS):
-            try:
-                converged = await self._run_round(refused)
+        failed: dict[PartitionOperation, str | None] = {}
+        try:
+            for _ in range(MAX_ROUNDS):
+                converged = await self._run_round_or_wait(failed)
                 if converged is not None:
                     return converged
-            except LeaseLost as lost:
-                log.info("domain.lease-lost", endpoint=self.endpoint.id, reason=lost.reason)
-                return False
-            except ConflictingControllers as contradiction:
-                self._announce_conflict(contradiction.conflict)
-                return False
-            except Refused as stale:
-                # The intent changed between reading and acting: the next round plans from the new one.
-                self.metrics.refused(self.domain or "")
-                log.info("plan.refused", endpoint=self.endpoint.id, reason=stale.reason)
-            except FabricUnavailable:
-                return False
+        finally:
+            self._failed_before = failed
         log.warning("domain.unsettled", endpoint=self.endpoint.id, rounds=MAX_ROUNDS)
         return False
 
-    async def _run_round(self, refused: dict[PartitionOperation, str]) -> bool | None:
+    async def _run_round_or_wait(self, failed: dict[PartitionOperation, str | None]) -> bool | None:
+        """As `_run_round`; False also where the pass ends because something has to change first."""
+        try:
+            return await self._run_round(failed)
+        except LeaseLost as lost:
+            log.info("domain.lease-lost", endpoint=self.endpoint.id, reason=lost.reason)
+            return False
+        except ConflictingControllers as contradiction:
+            self._announce_conflict(contradiction.conflict)
+            return False
+        except Refused as stale:
+            # The intent changed between reading and acting: the next round plans from the new one.
+            self.metrics.refused(self.domain or "")
+            log.info("plan.refused", endpoint=self.endpoint.id, reason=stale.reason)
+            return None
+        except FabricUnavailable:
+            return False
+
+    async def _run_round(self, failed: dict[PartitionOperation, str | None]) -> bool | None:
         """One observation, and the operations that follow from it.
 
         Returns whether the pass ends with nothing left to do, None when it goes on. Operations that the
-        controller refuses are added to `refused`, and left to the next pass.
+        controller refuses or does not answer are added to `failed`, and left to the next pass. One whose
+        outcome was unknown is taken out when the observation shows that it was carried out.
         """
         before = self.turns.before_observing()
         observation = await self._observe_or_record_loss()
         if self.hooks.read_only or not await self._leads(observation):
             return True
-        plan = await self._plan(observation, refused)
+        self._settle_unknown_outcomes(failed, observation)
+        plan = await self._plan(observation, failed)
         await self._record_blockers(plan)
         if not plan.operations:
             self._announced_changes = ()
-            return not refused
+            return not (failed or observation.uncertain)
         async with self.turns.act(observation.domain, before) as is_current:
             outcomes = await self._execute(plan) if is_current else ()
         for operation, outcome in zip(plan.operations, outcomes, strict=False):
+            # The code only: it becomes a blocker that tenants read, and a message may hold addresses.
             if outcome.state == "refused":
-                # The code only: it becomes a blocker that tenants read, and a message may hold addresses.
-                refused[operation] = outcome.code or ""
-        return False if any(outcome.state == "unknown" for outcome in outcomes) else None
+                failed[operation] = outcome.code or ""
+            elif outcome.state == "unknown":
+                failed[operation] = None
+        return None
 
     async def _observe_or_record_loss(self) -> DomainObservation:
         try:
-            observation = await self.driver.observe()
+            observation = await read_again_in_doubt(self.driver)
         except FabricUnavailable as error:
             await self._record_unknown(str(error))
             raise
@@ -293,16 +356,14 @@ class DomainPass:
         known = (await self.store.read(latest.latest_of_domain, observation.domain)).observation
         return known is not None and not known.gpus
 
-    async def _plan(
-        self, observation: DomainObservation, refused: Mapping[PartitionOperation, str]
-    ) -> PartitionPlan:
+    async def _plan(self, observation: DomainObservation, failed: FailedOperations) -> PartitionPlan:
         intent = await self.store.read(records.load_intent, observation.domain)
-        plan = None if refused else self._repeated_plan(intent, observation)
+        plan = None if failed else self._repeated_plan(intent, observation)
         if plan is None:
-            plan = make_plan(intent, observation, refused)
+            plan = make_plan(intent, observation, failed)
             # The check makes no choice of the planner again: it judges the plan by the intent alone.
             check_plan(plan, intent, observation)
-            self._last_plan = None if refused else (intent, plan)
+            self._last_plan = None if failed else (intent, plan)
         self._note_drift(plan)
         return plan
 
@@ -327,7 +388,10 @@ class DomainPass:
         # Removals come before additions, in separate rounds: a GPU must be seen outside its old partition
         # before it joins another. What blocks the additions is known only when no removal is left.
         removes = any(isinstance(operation, RemoveGpus | DeletePartition) for operation in plan.operations)
-        if removes or blockers == self._recorded_blockers:
+        # What failed in the last pass and is asked again now is blocked until its new answer: to clear the
+        # blocker before would tell a tenant two reasons in turn, pass after pass.
+        again = any(operation in self._failed_before for operation in plan.operations)
+        if removes or again or blockers == self._recorded_blockers:
             return
         await self.store.run(records.record_blocked, *blockers, self.clock())
         self._recorded_blockers = blockers
@@ -341,7 +405,7 @@ class DomainPass:
             )
 
     async def _execute(self, plan: PartitionPlan) -> tuple[OperationOutcome, ...]:
-        """Execute the operations in order, until one is not answered.
+        """Execute the operations in order, until the outcome of one is unknown.
 
         A refusal does not stop the others. An unknown outcome does: it decides whether the rest of the plan
         is still right, and only the next observation shows it.
@@ -352,7 +416,6 @@ class DomainPass:
             for operation in plan.operations:
                 outcomes.append(await self._execute_operation(operation, plan))
                 if outcomes[-1].state == "unknown":
-                    await self._record_unknown(outcomes[-1].message)
                     break
         finally:
             self._announce_changes(plan, outcomes)
@@ -410,6 +473,17 @@ class DomainPass:
         self.metrics.unreachable(self.endpoint.id, reason)
         log.warning("domain.unknown", endpoint=self.endpoint.id, reason=reason)
         await self.store.run(records.record_unreadable, self.endpoint.id, reason, self.clock())
+
+    def _settle_unknown_outcomes(
+        self, failed: dict[PartitionOperation, str | None], observation: DomainObservation
+    ) -> None:
+        """Take the operations out of `failed` that were carried out; have the other controllers read then."""
+        unknown = [operation for operation, code in failed.items() if code is None]
+        settled = [operation for operation in unknown if is_carried_out(operation, observation)]
+        for operation in settled:
+            del failed[operation]
+        if settled:
+            self.wake(frozenset({observation.domain}))
 
     def _announce_changes(self, plan: PartitionPlan, outcomes: Collection[OperationOutcome]) -> None:
         """Have the other controllers of the domain read: a status must hold in every valid reading.

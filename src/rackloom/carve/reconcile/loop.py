@@ -5,8 +5,9 @@ for each new endpoint and ends the loops of those that left the share. The lease
 released only when its loop has ended. Without a shared database there is one replica, whose leases
 never end.
 
-`EndpointLoop` runs passes over one endpoint. A change of intent, a notification of the fabric or a
-timer starts a pass. A failed pass is retried with exponential backoff up to the interval. The first
+`EndpointLoop` runs passes over one endpoint. A change of intent, a notification of the fabric, the loss
+of the notifications or a timer starts a pass. A failed pass is retried with exponential backoff up to the
+interval. The first
 rest differs by endpoint, so that loops that began together do not all wake together. A defect in one
 pass is logged and ends neither the loop nor any other domain.
 
@@ -49,6 +50,7 @@ from rackloom.carve.reconcile.leases import (
 )
 from rackloom.carve.store.database import Store
 from rackloom.core.partitions.domain import PartitionPlan
+from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL
 from rackloom.errors import Refused, Retry, Unknown
 
 # Bounded concurrency.
@@ -120,7 +122,7 @@ class ConcurrencySlots:
 log = structlog.get_logger(__name__)
 
 FIRST_RETRY_SECONDS = 0.5
-"""Seconds; the pause after a failed pass is twice this at first, and doubles up to the interval."""
+"""Seconds; the pause after the first failed pass. It doubles with each further one, up to the interval."""
 
 
 class EndpointLoop:
@@ -163,9 +165,12 @@ class EndpointLoop:
                 self._is_awaited = False
                 converged = await self._pass()
             self.first_pass.set()
-            retry = FIRST_RETRY_SECONDS if converged else min(2 * retry, self.interval)
-            await self._wait(rest if converged else retry)
-            rest = self.interval if converged else rest
+            if converged:
+                await self._wait(rest)
+                retry, rest = FIRST_RETRY_SECONDS, self.interval
+            else:
+                await self._wait(min(retry, self.interval))
+                retry = min(2 * retry, self.interval)
 
     def _first_rest(self) -> float:
         """A share of the interval that differs by endpoint, so that not all loops wake at the same time."""
@@ -177,6 +182,9 @@ class EndpointLoop:
     async def _pass(self) -> bool:
         try:
             return await self.work.run()
+        except (Retry, Unknown):
+            # The store has logged it. Readers see that no reading is recorded.
+            return False
         except Exception:
             # A defect in one domain's pass must not end the loop, nor that of any other domain.
             log.exception("domain.pass-failed", endpoint=self.work.endpoint.id)
@@ -281,7 +289,7 @@ class Reconciler:
         store: Store,
         driver_for: Callable[[endpoints.Endpoint], FabricDriver],
         clock: Callable[[], float],
-        interval: float = 60.0,
+        interval: float = DEFAULT_INTERVAL,
         holder: str = SOLE_REPLICA,
         hooks: ReconcileHooks = NO_HOOKS,
         slots: ConcurrencySlots | None = None,
@@ -399,6 +407,8 @@ class Reconciler:
     async def _leave(self) -> None:
         try:
             await self.store.run(leases.leave_replicas, self.holder)
+        except (Retry, Unknown) as error:
+            log.warning("leases.not-released", holder=self.holder, reason=error.reason)
         except Exception:
             log.exception("leases.not-released", holder=self.holder)
 

@@ -18,15 +18,21 @@ at the same moment share one transaction. Each is a savepoint, rolled back alone
 caller hears of success before the shared commit is durable. When the whole transaction is rolled back,
 for example by a full disk, every member fails with `Retry`.
 
+A database that does not serve (no room, read-only, locked by another program, out of reach) raises
+`StoreUnavailable`, also a `Retry`, which `failures` defines. `Store` logs it, once for all callers. Opening
+a database writes to it: one that takes no writes is noticed at the start.
+
 PostgreSQL, which replicas share, is in `postgres`; `Store.connect` imports it when it is wanted.
 """
 
 import asyncio
 import fcntl
 import os
+import sqlite3
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -36,6 +42,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.pool import StaticPool
 
+from rackloom.carve.store.failures import StoreUnavailable, log_store_failure, sqlite_fault
 from rackloom.errors import Refused, Retry
 
 # Migrations.
@@ -85,6 +92,11 @@ MAX_GROUP_SIZE = 64
 
 class _GroupRolledBack(Retry):
     """The shared transaction was rolled back, with the work of its earlier members."""
+
+
+UNDONE_REASON = "undone together with a change that failed"
+ENDED_GROUP = (_GroupRolledBack, StoreUnavailable)
+"""After one of these no member of the group is done."""
 
 
 class PendingTransaction(msgspec.Struct, frozen=True, eq=False):
@@ -150,10 +162,10 @@ def run_group_commit(jobs: Sequence[PendingTransaction], transact: RunTransactio
 def _run_member(conn: sa.Connection, job: PendingTransaction) -> tuple[Any, BaseException | None]:
     try:
         return (_in_savepoint(conn, job.work) if job.write else job.work(conn)), None
-    except _GroupRolledBack:
+    except ENDED_GROUP:
         raise
     except BaseException as error:
-        return None, error
+        return None, sqlite_fault(error, write=job.write) or error
 
 
 def _in_savepoint(conn: sa.Connection, work: Callable[[sa.Connection], Any]) -> Any:
@@ -167,7 +179,7 @@ def _in_savepoint(conn: sa.Connection, work: Callable[[sa.Connection], Any]) -> 
     except BaseException as error:
         if not connection.in_transaction:
             # SQLite rolls the whole transaction back on a full disk: no member may be reported as done.
-            raise _GroupRolledBack("undone together with a change that failed", after=1.0) from error
+            raise sqlite_fault(error, write=True) or _GroupRolledBack(UNDONE_REASON, after=1.0) from error
         connection.execute("ROLLBACK TO part")
         connection.execute("RELEASE part")
         raise
@@ -180,6 +192,9 @@ def _in_savepoint(conn: sa.Connection, work: Callable[[sa.Connection], Any]) -> 
 T = TypeVar("T")
 
 DATABASE = "site.db"
+LOCK_MILLISECONDS = 1000
+"""How long a write waits for a lock. Nobody else writes here but tools, and reads wait behind the write."""
+_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
 
 
 class SqliteBackend:
@@ -288,10 +303,16 @@ class _ReadConnection:
 
 
 def _run_transaction(engine: sa.Engine, work: Callable[[sa.Connection], T], write: bool) -> T:
-    with engine.connect() as base:
-        conn = base.execution_options(site_write=write)
-        with conn.begin():
-            return work(conn)
+    try:
+        with engine.connect() as base:
+            conn = base.execution_options(site_write=write)
+            with conn.begin():
+                return work(conn)
+    except (sa.exc.DBAPIError, sqlite3.Error) as error:
+        fault = sqlite_fault(error, write=write)
+        if fault is None:
+            raise
+        raise fault from error
 
 
 def _create_engine(path: Path | None) -> sa.Engine:
@@ -305,18 +326,23 @@ def _create_engine(path: Path | None) -> sa.Engine:
 def _migrated_engine(path: Path | None) -> sa.Engine:
     engine = _create_engine(path)
     try:
-        with engine.connect() as base, base.execution_options(site_write=True).begin():
-            migrate_to_head(base)
+        _run_transaction(engine, _migrate_and_write, write=True)
     except BaseException:
         engine.dispose()
         raise
     return engine
 
 
+def _migrate_and_write(conn: sa.Connection) -> None:
+    migrate_to_head(conn)
+    # Writes a page even where nothing is to be migrated: a disk without room is noticed here.
+    conn.exec_driver_sql("PRAGMA user_version = 1")
+
+
 def _set_pragmas(connection: Any, _record: object) -> None:
     # The driver must not open transactions by itself: `_begin_transaction` decides which kind.
     connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+    for pragma in (f"busy_timeout={LOCK_MILLISECONDS}", *_PRAGMAS):
         connection.execute(f"PRAGMA {pragma}")
 
 
@@ -355,6 +381,15 @@ class DatabaseBackend(Protocol):
 
 
 P = ParamSpec("P")
+
+
+@contextmanager
+def _logging_failures() -> Iterator[None]:
+    try:
+        yield
+    except StoreUnavailable as failure:
+        log_store_failure(failure)
+        raise
 
 
 class Store:
@@ -398,17 +433,20 @@ class Store:
         may be run more than once, and only the last run counts, so it changes nothing but records.
         Cancelling the caller does not cancel a transaction that has begun.
         """
-        return await self._backend.transact(lambda conn: fn(conn, *args, **kwargs), write=True)
+        with _logging_failures():
+            return await self._backend.transact(lambda conn: fn(conn, *args, **kwargs), write=True)
 
     async def read(
         self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run `fn(conn, ...)` on one consistent state; writing is an error."""
-        return await self._backend.transact(lambda conn: fn(conn, *args, **kwargs), write=False)
+        with _logging_failures():
+            return await self._backend.transact(lambda conn: fn(conn, *args, **kwargs), write=False)
 
     async def survey(self, fn: Callable[[sa.Connection], T]) -> T:
         """As `read`, for reads of the whole site, without delaying other transactions."""
-        return await self._backend.survey(fn)
+        with _logging_failures():
+            return await self._backend.survey(fn)
 
     def changes(self) -> AsyncGenerator[str | None, None]:
         """The domain of each change of intent that any process commits; None when some may have been missed.

@@ -5,8 +5,9 @@ earlier write of any replica. Record functions read widely before they write; se
 side by side then abort each other nearly always. The isolation level is SERIALIZABLE all the same, to
 protect against writers that use the database by other means. A transaction that the server rolled back
 (serialization failure, deadlock, lock timeout), or that could not be served, runs again with
-exponential backoff and random delay; after the last attempt the caller gets `Retry`. A connection lost
-during a commit raises `Unknown`: running the transaction again could apply it twice.
+exponential backoff and random delay; after the last attempt the caller gets `StoreUnavailable`, as it
+does at once where the database is read-only or has no room. A connection lost during a commit raises
+`Unknown`: running the transaction again could apply it twice.
 
 Migrations: an advisory lock lets one replica migrate while the others wait.
 
@@ -33,14 +34,21 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncTransaction, create_async_engine
 
 from rackloom.carve.store.database import migrate_to_head
+from rackloom.carve.store.failures import StoreFault, StoreUnavailable, postgres_fault
 from rackloom.carve.store.journal import INTENT_CHANNEL
 from rackloom.errors import Refused, Retry, Unknown
 
 # Transactions with retries.
 
 
+log = structlog.get_logger(__name__)
+
 T = TypeVar("T")
 
+UNKNOWN_COMMIT = (
+    "the database went away during a commit: whether the change was made is not known, so read the object"
+    " before you try again"
+)
 MAX_ATTEMPTS = 12
 FIRST_RETRY_DELAY, MAX_RETRY_DELAY = 0.002, 0.5
 """Seconds before a transaction is run again: doubled each time and drawn at random up to that, so that
@@ -69,17 +77,22 @@ async def run_with_retries(
     `options` are those for writing, reading or migrating. Raises Retry in the end, and Unknown where the
     connection was lost during the commit.
     """
-    longest, reason = FIRST_RETRY_DELAY, ""
+    longest = FIRST_RETRY_DELAY
+    last: Exception | None = None
     for _ in range(MAX_ATTEMPTS):
         try:
             return await _run_once(engine, work, options)
         except (sa.exc.DBAPIError, asyncpg.PostgresError, OSError) as error:
+            if fault := postgres_fault(error, write=options is not READ_OPTIONS):
+                raise fault from error
             if not _is_retryable(error):
                 raise
-            reason = str(getattr(error, "orig", error))
+            last = error
         await asyncio.sleep(random.uniform(0, longest))  # noqa: S311 - spreads load, guards nothing
         longest = min(2 * longest, MAX_RETRY_DELAY)
-    raise Retry(f"the database did not take the transaction: {reason}", after=MAX_RETRY_DELAY)
+    contended = last is not None and _sqlstate(last) in _ROLLED_BACK
+    why = StoreFault.BUSY if contended else StoreFault.UNREACHABLE
+    raise StoreUnavailable(why, getattr(last, "orig", last)) from last
 
 
 async def _run_once(engine: AsyncEngine, work: Callable[[sa.Connection], T], options: Mapping[str, Any]) -> T:
@@ -97,10 +110,11 @@ async def _commit(transaction: AsyncTransaction) -> None:
     try:
         await transaction.commit()
     except (sa.exc.DBAPIError, OSError) as error:
-        if _sqlstate(error) in _ROLLED_BACK:
+        if _sqlstate(error) in _ROLLED_BACK or postgres_fault(error, write=True):
             raise
         # Whether it is durable cannot be known, so running it again could do it twice.
-        raise Unknown(f"the database went away during a commit: {error}", since=time.time()) from error
+        log.error("store.commit-unknown", detail=str(error))
+        raise Unknown(UNKNOWN_COMMIT, since=time.time()) from error
 
 
 def _is_retryable(error: Exception) -> bool:
@@ -115,8 +129,6 @@ def _sqlstate(error: Exception) -> str | None:
 
 # LISTEN: wake-ups from other replicas.
 
-
-log = structlog.get_logger(__name__)
 
 FIRST_RECONNECT_DELAY, MAX_RECONNECT_DELAY = 0.1, 5.0
 """Seconds before a lost connection is opened again; doubled until one holds."""
@@ -354,3 +366,5 @@ def _parse_url(url: str) -> sa.URL:
 def _migrate(conn: sa.Connection) -> None:
     conn.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
     migrate_to_head(conn)
+    # Writes a row even where nothing is to be migrated: a server that takes no writes is noticed here.
+    conn.exec_driver_sql("UPDATE alembic_version SET version_num = version_num")

@@ -123,6 +123,10 @@ moved_gpu = _per_machine(
     "moved_gpu", sa.Column("module_id", sa.Integer, primary_key=True), _text("guid"), _time("since")
 )
 
+foreign_tray = _per_machine(
+    "foreign_tray", sa.Column("partition_id", sa.Integer, primary_key=True), _text("name")
+)
+
 allocation = _entity(
     "allocation",
     _ref("tenant_id", "tenant"),

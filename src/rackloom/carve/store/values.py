@@ -88,19 +88,35 @@ def require_unused(existing: Any | None, message: str) -> None:
 # Names of objects that people refer to.
 
 
-NAME_PATTERN = r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?$"
-NAME_RULE = "must hold no control characters, and neither begin nor end with a space"
+_UNPRINTABLE_CLASS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+"""Inside of a regular expression's brackets: what hides, reorders or ends a line where a text is shown.
+
+Control characters (category Cc), separators of lines and paragraphs (Zl, Zp), and what controls the direction
+of text (property Bidi_Control; the Trojan Source attacks: Boucher and Anderson, USENIX Security 2023). Halves
+of surrogate pairs (Cs) are refused wherever text is decoded.
+"""
+UNPRINTABLE = re.compile(f"[{_UNPRINTABLE_CLASS}]")
+TEXT_PATTERN = f"^[^{_UNPRINTABLE_CLASS}]*$"
+TEXT_RULE = "must hold no control characters, and none that change the direction of text"
+NAME_PATTERN = rf"^[^\s{_UNPRINTABLE_CLASS}]([^{_UNPRINTABLE_CLASS}]*[^\s{_UNPRINTABLE_CLASS}])?$"
+NAME_RULE = f"{TEXT_RULE}, and neither begin nor end with a space"
 NAME_MIN_LENGTH, NAME_MAX_LENGTH = 2, 256
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is too short, too long, or holds control characters."""
+    """Refuse a name that is too short, too long, or holds what is not shown."""
     if not NAME_MIN_LENGTH <= len(name) <= NAME_MAX_LENGTH:
         raise invalid(
             "Error validating name", name=f"must have {NAME_MIN_LENGTH} to {NAME_MAX_LENGTH} characters"
         )
-    if re.match(NAME_PATTERN, name) is None:
+    if re.fullmatch(NAME_PATTERN, name) is None:
         raise invalid("Error validating name", name=NAME_RULE)
+
+
+def check_description(description: str) -> None:
+    """Refuse a description that holds what is not shown."""
+    if UNPRINTABLE.search(description):
+        raise invalid("Error validating description", description=TEXT_RULE)
 
 
 # Statuses and the results of changes.

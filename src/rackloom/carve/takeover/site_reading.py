@@ -36,11 +36,11 @@ from rackloom.core.takeover.records import (
 )
 
 
-def read_site(conn: sa.Connection) -> SiteReading:
-    """Everything of our site that a plan depends on."""
+def read_site(conn: sa.Connection, valid_from: float = 0.0) -> SiteReading:
+    """Everything of our site that a plan depends on. Readings from before `valid_from` do not count."""
     row = conn.execute(sa.select(site.c.id, site.c.name)).one()
     domains = set(conn.execute(sa.select(endpoint.c.domain)).scalars()) - {None}
-    known = latest.latest_of_domains(conn, domains)
+    known = latest.latest_of_domains(conn, domains, valid_from)
     return SiteReading(
         id=row.id,
         name=row.name,
@@ -51,7 +51,7 @@ def read_site(conn: sa.Connection) -> SiteReading:
         vpcs=_owned_records(conn, vpc),
         instances=_instances(conn),
         machines=_machines(conn),
-        partitions=tuple(map(_partition, found.partitions_of_domains(conn, domains))),
+        partitions=tuple(map(_partition, found.partitions_of_domains(conn, domains, valid_from))),
         unreadable=tuple(sorted(domain for domain in domains if known[domain].observation is None)),
         imported=journal.imported_subjects(conn),
     )

@@ -21,7 +21,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.inventory import maintenance
-from rackloom.carve.partitions import found, intent, ownership
+from rackloom.carve.partitions import found, intent
 from rackloom.carve.reconcile.current_plan import plan_of_domain
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder
@@ -36,7 +36,6 @@ from rackloom.carve.store.schema import (
     logical_partition,
     machine,
     owned_partition,
-    provider,
     site,
     tenant,
     tenant_event,
@@ -80,19 +79,20 @@ _DONE = StepOutcome(StepState.DONE)
 _ALREADY = StepOutcome(StepState.ALREADY)
 
 
-class _Order(msgspec.Struct, frozen=True):
-    """Who imports, and the site."""
+class StepOrder(msgspec.Struct, frozen=True):
+    """Who imports, why and when; where new ids come from; and since when readings count."""
 
-    order: OperatorOrder
-    site: Any
+    by: OperatorOrder
     ids: IdFactory
+    valid_from: float = 0.0
 
     @property
     def now(self) -> float:
-        return self.order.now
+        """Seconds since the epoch."""
+        return self.by.now
 
 
-def do_step(conn: sa.Connection, step: Step, order: OperatorOrder, ids: IdFactory) -> Changed[StepOutcome]:
+def do_step(conn: sa.Connection, step: Step, order: StepOrder) -> Changed[StepOutcome]:
     """Do one step of a plan, unless it is done. Raises Rejected where the site has changed since the plan."""
     match step:
         case PauseDomain():
@@ -104,13 +104,12 @@ def do_step(conn: sa.Connection, step: Step, order: OperatorOrder, ids: IdFactor
         if journal.is_imported(conn, subject):
             return Changed(_ALREADY, frozenset())
         raise conflict(f"{subject} is here already, and no import created it")
-    context = _Order(order, conn.execute(sa.select(site)).one(), ids)
-    domains = _CREATE[type(step)](conn, step, context)
-    journal.record_operator_step(conn, JournalStep.IMPORT, subject, _domain_of(step), order)
+    domains = _CREATE[type(step)](conn, step, order)
+    journal.record_operator_step(conn, JournalStep.IMPORT, subject, _domain_of(step), order.by)
     return Changed(_DONE, domains)
 
 
-def undo_step(conn: sa.Connection, step: Step, order: OperatorOrder) -> Changed[StepOutcome]:
+def undo_step(conn: sa.Connection, step: Step, order: StepOrder) -> Changed[StepOutcome]:
     """Remove what a step created. Raises Rejected where something else depends on it."""
     match step:
         case PauseDomain():
@@ -126,38 +125,38 @@ def undo_step(conn: sa.Connection, step: Step, order: OperatorOrder) -> Changed[
             kept = f"organisation {step.org} has {uses} that no import created"
             return Changed(StepOutcome(StepState.KEPT, kept), frozenset())
         domains = _REMOVE[type(step)](conn, step, order)
-    journal.record_operator_step(conn, JournalStep.UNDO_IMPORT, subject, _domain_of(step), order)
+    journal.record_operator_step(conn, JournalStep.UNDO_IMPORT, subject, _domain_of(step), order.by)
     return Changed(_DONE, domains)
 
 
 # Pauses.
 
 
-def _pause(conn: sa.Connection, domain: str, order: OperatorOrder) -> Changed[StepOutcome]:
+def _pause(conn: sa.Connection, domain: str, order: StepOrder) -> Changed[StepOutcome]:
     reason = intent.pause_reason(conn, domain)
     if reason == PAUSE_REASON:
         return Changed(_ALREADY, frozenset())
     if reason is not None:
         return Changed(StepOutcome(StepState.ALREADY, f"paused before: {reason}"), frozenset())
-    paused = intent.pause_domain(conn, domain, OperatorOrder(order.by, PAUSE_REASON, order.now))
+    paused = intent.pause_domain(conn, domain, OperatorOrder(order.by.by, PAUSE_REASON, order.now))
     return Changed(_DONE, paused.domains)
 
 
-def _settle(conn: sa.Connection, domain: str, order: OperatorOrder) -> Changed[StepOutcome]:
+def _settle(conn: sa.Connection, domain: str, order: StepOrder) -> Changed[StepOutcome]:
     reason = intent.pause_reason(conn, domain)
     if reason is None:
         return Changed(_ALREADY, frozenset())
     if reason != PAUSE_REASON:
         return Changed(StepOutcome(StepState.KEPT, f"stays paused as before: {reason}"), frozenset())
     try:
-        waiting = plan_of_domain(conn, domain).operations
+        waiting = plan_of_domain(conn, domain, order.valid_from).operations
     except Refused as refused:
         return Changed(StepOutcome(StepState.KEPT, f"stays paused: {refused.reason}"), frozenset())
     if waiting:
         what = ", ".join(f"{operation.__struct_config__.tag} {operation.name}" for operation in waiting)
         message = f"stays paused, because the site would change the fabric: {what}"
         return Changed(StepOutcome(StepState.KEPT, message), frozenset())
-    resumed = intent.resume_domain(conn, domain, order)
+    resumed = intent.resume_domain(conn, domain, order.by)
     return Changed(_DONE, resumed.domains)
 
 
@@ -191,85 +190,93 @@ def _domain_of(step: RecordedStep) -> str | None:
     return step.domain if isinstance(step, AdoptPartition) else None
 
 
-def _create_tenant(conn: sa.Connection, step: CreateTenant, context: _Order) -> frozenset[str]:
+def _site(conn: sa.Connection) -> sa.Row[Any]:
+    return conn.execute(sa.select(site)).one()
+
+
+def _provider_id(conn: sa.Connection) -> str:
+    return str(_site(conn).provider_id)
+
+
+def _create_tenant(conn: sa.Connection, step: CreateTenant, order: StepOrder) -> frozenset[str]:
     if has_row(conn, tenant, org=step.org):
         raise conflict(f"organisation {step.org} became a tenant since the plan was made; plan again")
-    entitlements.ensure_tenant(conn, step.org, context.now, lambda: step.id)
+    entitlements.ensure_tenant(conn, step.org, order.now, lambda: step.id)
     return frozenset()
 
 
-def _create_type(conn: sa.Connection, step: CreateInstanceType, context: _Order) -> frozenset[str]:
+def _create_type(conn: sa.Connection, step: CreateInstanceType, order: StepOrder) -> frozenset[str]:
     catalog.create_instance_type(
         conn,
-        context.site.provider_id,
-        site_id=context.site.id,
+        _provider_id(conn),
+        site_id=_site(conn).id,
         name=step.name,
         description=step.description,
         labels=step.labels,
         capabilities=step.capabilities,
-        now=context.now,
+        now=order.now,
         ids=lambda: step.id,
     )
     return frozenset()
 
 
-def _create_allocation(conn: sa.Connection, step: CreateAllocation, context: _Order) -> frozenset[str]:
+def _create_allocation(conn: sa.Connection, step: CreateAllocation, order: StepOrder) -> frozenset[str]:
     kept_ids = iter((step.id, *(quota.id for quota in step.quotas)))
     entitlements.create_allocation(
         conn,
-        context.site.provider_id,
+        _provider_id(conn),
         name=step.name,
         description=step.description,
         tenant_id=entitlements.tenant_id_of(conn, step.org),
-        site_id=context.site.id,
+        site_id=_site(conn).id,
         types={quota.type_id: quota.machines for quota in step.quotas},
-        now=context.now,
+        now=order.now,
         ids=lambda: next(kept_ids),
     )
     return frozenset()
 
 
 def _create_logical_partition(
-    conn: sa.Connection, step: CreateLogicalPartition, context: _Order
+    conn: sa.Connection, step: CreateLogicalPartition, order: StepOrder
 ) -> frozenset[str]:
     logical_partitions.create_logical_partition(
         conn,
         entitlements.tenant_id_of(conn, step.org),
-        site_id=context.site.id,
+        site_id=_site(conn).id,
         name=step.name,
         description=step.description,
-        now=context.now,
+        now=order.now,
         ids=lambda: step.id,
     )
     return frozenset()
 
 
-def _create_vpc(conn: sa.Connection, step: CreateVpc, context: _Order) -> frozenset[str]:
+def _create_vpc(conn: sa.Connection, step: CreateVpc, order: StepOrder) -> frozenset[str]:
     logical_partitions.create_vpc(
         conn,
         entitlements.tenant_id_of(conn, step.org),
-        site_id=context.site.id,
+        site_id=_site(conn).id,
         name=step.name,
         description=step.description,
         logical_partition_id=step.logical_partition,
         extra=step.extra,
         wanted_id=step.id,
-        now=context.now,
-        ids=context.ids,
+        now=order.now,
+        ids=order.ids,
     )
     return frozenset()
 
 
-def _assign_type(conn: sa.Connection, step: AssignMachineType, context: _Order) -> frozenset[str]:
-    catalog.assign_machines_to_type(conn, context.site.provider_id, step.type_id, [step.machine], context.now)
+def _assign_type(conn: sa.Connection, step: AssignMachineType, order: StepOrder) -> frozenset[str]:
+    catalog.assign_machines_to_type(conn, _provider_id(conn), step.type_id, [step.machine], order.now)
     return frozenset()
 
 
-def _cordon(conn: sa.Connection, step: CordonMachine, context: _Order) -> frozenset[str]:
+def _cordon(conn: sa.Connection, step: CordonMachine, order: StepOrder) -> frozenset[str]:
     if has_row(conn, cordon, machine_id=step.machine):
         raise conflict(f"machine {step.machine} was cordoned since the plan was made; plan again")
-    order = OperatorOrder(context.order.by, _cordon_reason(step), context.now)
-    maintenance.cordon_machine(conn, step.machine, order)
+    because = OperatorOrder(order.by.by, _cordon_reason(step), order.now)
+    maintenance.cordon_machine(conn, step.machine, because)
     return frozenset()
 
 
@@ -277,14 +284,14 @@ def _cordon_reason(step: CordonMachine) -> str:
     return f"{CORDON_REASON}: {step.why}"
 
 
-def _create_instance(conn: sa.Connection, step: CreateInstance, context: _Order) -> frozenset[str]:
+def _create_instance(conn: sa.Connection, step: CreateInstance, order: StepOrder) -> frozenset[str]:
     tenant_id = entitlements.tenant_id_of(conn, step.org)
     home = logical_partitions.get_vpc(conn, tenant_id, step.vpc)
     instances.check_instance_name(conn, tenant_id, home.site_id, step.name)
     _check_machine(conn, step)
     wanted = tuple(InterfaceSpec(entry.logical_partition, entry.device) for entry in step.interfaces)
     if wanted:
-        gpus = instances.nvlink_gpus_of_instance(conn, context.site, None, step.machine)
+        gpus = instances.nvlink_gpus_of_instance(conn, _site(conn), None, step.machine)
         interfaces.check_hardware_and_partitions(conn, home, wanted, gpus)
     kept_ids = iter((step.id, *(entry.id for entry in step.interfaces)))
     domain = catalog.get_machine(conn, step.machine).domain
@@ -306,7 +313,7 @@ def _create_instance(conn: sa.Connection, step: CreateInstance, context: _Order)
         interfaces=wanted,
         warnings=(),
     )
-    return instances.execute_creation(conn, planned, context.now, lambda: next(kept_ids)).domains
+    return instances.execute_creation(conn, planned, order.now, lambda: next(kept_ids)).domains
 
 
 def _check_machine(conn: sa.Connection, step: CreateInstance) -> None:
@@ -320,15 +327,17 @@ def _check_machine(conn: sa.Connection, step: CreateInstance) -> None:
             raise conflict(f"GPU {entry.device} of machine {step.machine} is another one now; plan again")
 
 
-def _adopt(conn: sa.Connection, step: AdoptPartition, context: _Order) -> frozenset[str]:
+def _adopt(conn: sa.Connection, step: AdoptPartition, order: StepOrder) -> frozenset[str]:
     guids = {int(guid) for guid in step.guids}
     listed = [
         view.partition
-        for view in found.partitions_of_domains(conn, [step.domain])
+        for view in found.partitions_of_domains(conn, [step.domain], order.valid_from)
         if view.partition.name == step.name
     ]
     if not listed or listed[0].members != guids:
-        raise conflict(f"partition {step.name} has other GPUs than when it was planned; plan again")
+        raise conflict(
+            f"partition {step.name} cannot be read, or has other GPUs than when it was planned; plan again"
+        )
     wanted = {
         assignment.guid
         for assignment in intent.gpu_assignments(conn, step.domain)
@@ -336,11 +345,11 @@ def _adopt(conn: sa.Connection, step: AdoptPartition, context: _Order) -> frozen
     }
     if wanted != guids:
         raise conflict(f"the instances of logical partition {step.logical_partition} want other GPUs now")
-    adopted = found.adopt_partition(conn, step.domain, step.name, step.logical_partition, context.order)
+    adopted = found.adopt_partition(conn, step.domain, step.name, step.logical_partition, order.by)
     return adopted.domains
 
 
-_CREATE: dict[type[Any], Callable[[sa.Connection, Any, _Order], frozenset[str]]] = {
+_CREATE: dict[type[Any], Callable[[sa.Connection, Any, StepOrder], frozenset[str]]] = {
     CreateTenant: _create_tenant,
     CreateInstanceType: _create_type,
     CreateAllocation: _create_allocation,
@@ -356,12 +365,6 @@ _CREATE: dict[type[Any], Callable[[sa.Connection, Any, _Order], frozenset[str]]]
 # What a rollback removes.
 
 
-def _provider_id(conn: sa.Connection) -> str:
-    return str(
-        conn.execute(sa.select(provider.c.id).join(site, site.c.provider_id == provider.c.id)).scalar_one()
-    )
-
-
 def _uses_of_tenant(conn: sa.Connection, tenant_id: str) -> str:
     """The kinds of objects that an organisation has; empty when it has none."""
     kinds = {
@@ -373,25 +376,25 @@ def _uses_of_tenant(conn: sa.Connection, tenant_id: str) -> str:
     return ", ".join(kind for kind, table in kinds.items() if has_row(conn, table, tenant_id=tenant_id))
 
 
-def _remove_tenant(conn: sa.Connection, step: CreateTenant, _order: OperatorOrder) -> frozenset[str]:
+def _remove_tenant(conn: sa.Connection, step: CreateTenant, _order: StepOrder) -> frozenset[str]:
     delete_rows(conn, tenant_event, tenant_id=step.id)
     delete_rows(conn, event_counter, tenant_id=step.id)
     delete_rows(conn, tenant, id=step.id)
     return frozenset()
 
 
-def _remove_type(conn: sa.Connection, step: CreateInstanceType, _order: OperatorOrder) -> frozenset[str]:
+def _remove_type(conn: sa.Connection, step: CreateInstanceType, _order: StepOrder) -> frozenset[str]:
     catalog.delete_instance_type(conn, _provider_id(conn), step.id)
     return frozenset()
 
 
-def _remove_allocation(conn: sa.Connection, step: CreateAllocation, order: OperatorOrder) -> frozenset[str]:
+def _remove_allocation(conn: sa.Connection, step: CreateAllocation, order: StepOrder) -> frozenset[str]:
     entitlements.delete_allocation(conn, _provider_id(conn), step.id, order.now)
     return frozenset()
 
 
 def _remove_logical_partition(
-    conn: sa.Connection, step: CreateLogicalPartition, order: OperatorOrder
+    conn: sa.Connection, step: CreateLogicalPartition, order: StepOrder
 ) -> frozenset[str]:
     tenant_id = entitlements.tenant_id_of(conn, step.org)
     touched = logical_partitions.delete_logical_partition(conn, tenant_id, step.id, order.now).domains
@@ -400,35 +403,33 @@ def _remove_logical_partition(
     return touched
 
 
-def _remove_vpc(conn: sa.Connection, step: CreateVpc, order: OperatorOrder) -> frozenset[str]:
+def _remove_vpc(conn: sa.Connection, step: CreateVpc, order: StepOrder) -> frozenset[str]:
     logical_partitions.delete_vpc(conn, entitlements.tenant_id_of(conn, step.org), step.id, order.now)
     return frozenset()
 
 
-def _remove_machine_type(
-    conn: sa.Connection, step: AssignMachineType, order: OperatorOrder
-) -> frozenset[str]:
+def _remove_machine_type(conn: sa.Connection, step: AssignMachineType, order: StepOrder) -> frozenset[str]:
     catalog.remove_machine_from_type(conn, _provider_id(conn), step.type_id, step.machine, order.now)
     return frozenset()
 
 
-def _uncordon(conn: sa.Connection, step: CordonMachine, order: OperatorOrder) -> frozenset[str]:
-    maintenance.uncordon_machine(conn, step.machine, order)
+def _uncordon(conn: sa.Connection, step: CordonMachine, order: StepOrder) -> frozenset[str]:
+    maintenance.uncordon_machine(conn, step.machine, order.by)
     return frozenset()
 
 
-def _remove_instance(conn: sa.Connection, step: CreateInstance, order: OperatorOrder) -> frozenset[str]:
+def _remove_instance(conn: sa.Connection, step: CreateInstance, order: StepOrder) -> frozenset[str]:
     row = instances.get_instance(conn, entitlements.tenant_id_of(conn, step.org), step.id)
     return instances.forget_instance(conn, row, order.now)
 
 
-def _give_up(conn: sa.Connection, step: AdoptPartition, order: OperatorOrder) -> frozenset[str]:
-    ownership.give_up_ownership(conn, step.domain, step.name)
+def _give_up(conn: sa.Connection, step: AdoptPartition, order: StepOrder) -> frozenset[str]:
+    found.give_up_partition(conn, step.domain, step.name)
     machines = conn.execute(sa.select(machine.c.id).where(machine.c.domain == step.domain)).scalars().all()
     return instances.publish_intent_change(conn, machines, order.now)
 
 
-_REMOVE: dict[type[Any], Callable[[sa.Connection, Any, OperatorOrder], frozenset[str]]] = {
+_REMOVE: dict[type[Any], Callable[[sa.Connection, Any, StepOrder], frozenset[str]]] = {
     CreateTenant: _remove_tenant,
     CreateInstanceType: _remove_type,
     CreateAllocation: _remove_allocation,

@@ -1,1 +1,4 @@
-"""What tenants have: entitlements, instances, interfaces, logical partitions, VPCs and their statuses."""
+"""What tenants have: entitlements, instances, interfaces, logical partitions, VPCs and their statuses.
+
+`status` writes statuses when a reading is recorded; `outdated` shows them while readings are outdated.
+"""

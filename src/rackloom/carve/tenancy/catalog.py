@@ -18,9 +18,11 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from rackloom.carve.partitions.foreign import is_in_foreign_partition
 from rackloom.carve.store import journal
 from rackloom.carve.store.rows import count_rows, delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
+    allocation,
     allocation_constraint,
     cordon,
     instance,
@@ -195,27 +197,40 @@ def nvlink_gpu_count(capabilities: Sequence[MachineCapabilities]) -> int:
 
 
 class InstanceTypeStats(msgspec.Struct, frozen=True):
-    """Machines of a type, and how many of them are allocated and used."""
+    """Machines of a type, and how many of them are allocated and used: by all tenants, or by one."""
 
     machines: int
     allocated: int
     used: int
     usable: int
-    """Empty, and neither cordoned nor in maintenance."""
+    """Empty, neither cordoned nor in maintenance, and in no partition that the site did not make."""
 
 
-def instance_type_stats(conn: sa.Connection, type_ids: Collection[str]) -> dict[str, InstanceTypeStats]:
-    """The numbers of each instance type."""
+def instance_type_stats(
+    conn: sa.Connection, type_ids: Collection[str], tenant_id: str | None
+) -> dict[str, InstanceTypeStats]:
+    """The numbers of each instance type: what a tenant was allocated and uses; None: what all tenants do."""
     type_id_column = allocation_constraint.c.instance_type_id
     reserved = sa.select(type_id_column, sa.func.sum(allocation_constraint.c.value))
     reserved = reserved.where(type_id_column.in_(type_ids)).group_by(type_id_column)
+    if tenant_id is not None:
+        given = sa.select(allocation.c.id).where(allocation.c.tenant_id == tenant_id)
+        reserved = reserved.where(allocation_constraint.c.allocation_id.in_(given))
     allocated: dict[str, int] = {row[0]: row[1] for row in conn.execute(reserved)}
     by_status: dict[str, Counter[str]] = {type_id: Counter() for type_id in type_ids}
-    for row in conn.execute(machine_listing().where(machine.c.instance_type_id.in_(type_ids))):
+    used, foreign = Counter[str](), Counter[str]()
+    listed = machine_listing().add_columns(is_in_foreign_partition.label("foreign"))
+    for row in conn.execute(listed.where(machine.c.instance_type_id.in_(type_ids))):
         by_status[row.instance_type_id][row.shown_status] += 1
+        foreign[row.instance_type_id] += row.shown_status == Status.READY and row.foreign
+        if row.shown_status == MACHINE_IN_USE and tenant_id in (None, row.tenant_id):
+            used[row.instance_type_id] += 1
     return {
         type_id: InstanceTypeStats(
-            count.total(), allocated.get(type_id, 0), count[MACHINE_IN_USE], count[Status.READY]
+            count.total(),
+            allocated.get(type_id, 0),
+            used[type_id],
+            count[Status.READY] - foreign[type_id],
         )
         for type_id, count in by_status.items()
     }

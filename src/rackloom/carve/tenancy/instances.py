@@ -9,8 +9,9 @@ domains and updates statuses; what the fabric makes of the intent is decided fro
 `release_instance` marks the instance as terminating and detaches its GPUs; repeating it does nothing.
 
 Warnings go with the answer and refuse nothing: a logical partition that spans several NVLink domains,
-whose GPUs share no memory across domains; and a machine whose GPUs are split between partitions,
-because GPU feature discovery then drops its `nvidia.com/gpu.clique` label.
+whose GPUs share no memory across domains; a machine whose GPUs are split between partitions, because
+GPU feature discovery then drops its `nvidia.com/gpu.clique` label; and a chosen machine with GPUs in a
+partition that the site did not make, because they join nothing until an operator adopts or releases it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from rackloom.carve.partitions.foreign import foreign_partition_text, foreign_trays
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind, EventNote
 from rackloom.carve.store.rows import delete_rows, find_row, insert_row, update_rows
@@ -48,6 +50,7 @@ class WarningKind(StrEnum):
 
     SPANS_DOMAINS = "LogicalPartitionSpansDomains"
     TRAY_SPLIT = "TraySplit"
+    FOREIGN_PARTITION = "ForeignPartition"
 
 
 class InstanceWarning(msgspec.Struct, frozen=True):
@@ -107,6 +110,17 @@ def _tray_split_warnings(wanted: Sequence[InterfaceSpec], gpus: int) -> list[Ins
             WarningKind.TRAY_SPLIT,
             f"The GPUs of one machine are split ({how}): its nvidia.com/gpu.clique label will vanish",
         )
+    ]
+
+
+def _foreign_partition_warnings(conn: sa.Connection, machine_ids: Collection[str]) -> list[InstanceWarning]:
+    return [
+        InstanceWarning(
+            WarningKind.FOREIGN_PARTITION,
+            f"Machine {machine_id} has GPUs {foreign_partition_text([tray.partition_id for tray in trays])}:"
+            " they join nothing until the operator of the site adopts or releases it",
+        )
+        for machine_id, trays in sorted(foreign_trays(conn, machine_ids).items())
     ]
 
 
@@ -317,7 +331,10 @@ def plan_creation(conn: sa.Connection, tenant: sa.Row[Any], request: InstanceReq
         ),
         reason=placement.reason,
         interfaces=wanted,
-        warnings=warnings_for(conn, wanted, set(domains.values()), gpus),
+        warnings=(
+            *warnings_for(conn, wanted, set(domains.values()), gpus),
+            *_foreign_partition_warnings(conn, placement.trays),
+        ),
     )
 
 

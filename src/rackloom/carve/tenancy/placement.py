@@ -2,13 +2,14 @@
 
 `place_instances` builds the input of the placement search: for each domain, the empty machines of the
 type that are in service. Not in service are machines that are cordoned, missing, not Ready, or in a
-domain that is paused or has a conflict. Few machines are unhealthy, so only these are named; the
-healthy ones are counted in the database and stand in the search as interchangeable slots. After the
-search each slot becomes the next machine in rack, chassis and slot order. A request that the site
-cannot place is refused as a conflict, with the nearest fix.
+domain that is paused or has a conflict. Trays with GPUs in a partition that the site did not make are
+not free. Few machines are unhealthy or foreign, so only these are named; the others are counted in the
+database and stand in the search as interchangeable slots. After the search each slot becomes the next
+machine in rack, chassis and slot order. A request that the site cannot place is refused as a conflict,
+with the nearest fix.
 
-`capacity_of_domains` counts free, unhealthy and closed trays, and the largest batch that one request
-can get. Fragmentation is the share of free trays that no single request can get. Of other tenants it
+`capacity_of_domains` counts free, unhealthy, foreign and closed trays, and the largest batch that one
+request can get. Fragmentation is the share of free trays that no single request can get. Of other tenants it
 shows only numbers of trays.
 """
 
@@ -22,6 +23,8 @@ import sqlalchemy as sa
 
 from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import LatestObservation
+from rackloom.carve.partitions import foreign
+from rackloom.carve.partitions.foreign import ForeignTray, foreign_partition_text, is_in_foreign_partition
 from rackloom.carve.store.schema import (
     domain_dispute,
     domain_pause,
@@ -64,7 +67,7 @@ _empty_and_in_service = sa.and_(
     is_in_service,
     machine.c.id.not_in(sa.select(instance.c.machine_id)),
 )
-"""Empty machines of a type that may get an instance, healthy or not."""
+"""Empty machines of a type that are in service: healthy or not, foreign or not."""
 _empty_and_healthy = sa.and_(_empty_and_in_service, machine.c.id.not_in(_unhealthy_param))
 _rack_order = (machine.c.rack, machine.c.chassis_serial, machine.c.slot)
 _HEALTHY_BY_DOMAIN = (
@@ -75,9 +78,14 @@ _UNHEALTHY_MACHINES = (
     .where(_empty_and_in_service, machine.c.id.in_(_unhealthy_param))
     .order_by(*_rack_order)
 )
+_FOREIGN_MACHINES = (
+    sa.select(machine.c.id, machine.c.domain)
+    .where(_empty_and_in_service, is_in_foreign_partition)
+    .order_by(*_rack_order)
+)
 _FIRST_HEALTHY = (
     sa.select(machine.c.id)
-    .where(_empty_and_healthy)
+    .where(_empty_and_healthy, ~is_in_foreign_partition)
     .order_by(*_rack_order)
     .limit(sa.bindparam("most", type_=sa.Integer))
 )
@@ -93,7 +101,9 @@ class MachineSlot(msgspec.Struct, frozen=True):
 
 
 MachineOrSlot = str | MachineSlot
-"""An unhealthy machine by its id, or a slot for a healthy one."""
+"""An unhealthy or foreign machine by its id, or a slot for any other."""
+
+OPERATOR_FIX = "have the operator of the site adopt or release the partitions that it did not make"
 
 
 def place_instances(
@@ -105,30 +115,45 @@ def place_instances(
         placed_by_domain.update(in_domain)
     # Few machines are unhealthy: only these are passed to the database by id, and the others are counted.
     unhealthy = unhealthy_gpus(conn, None)
+    rooms = domain_rooms(conn, type_id, placed_by_domain, unhealthy)
     try:
-        chosen = choose_trays(request, domain_rooms(conn, type_id, placed_by_domain, unhealthy))
+        chosen = choose_trays(request, rooms)
     except Refused as refusal:
-        raise Rejected(RefusalKind.CONFLICT, refusal.reason, nearest_fix=refusal.nearest_fix) from None
+        any_foreign = any(tray.shut is not None for room in rooms for tray in room.trays)
+        fix = refusal.nearest_fix or (OPERATOR_FIX if any_foreign else None)
+        raise Rejected(RefusalKind.CONFLICT, refusal.reason, nearest_fix=fix) from None
     return TrayChoice(_machines_of_slots(conn, type_id, chosen.trays, unhealthy), chosen.reason)
 
 
 def domain_rooms(
     conn: sa.Connection, type_id: str, members: Mapping[str, int], unhealthy: Mapping[str, str]
 ) -> list[DomainFreeTrays[MachineOrSlot]]:
-    """The empty machines of a type by domain: a slot for each healthy one, then the unhealthy ones by id.
+    """The empty machines of a type by domain: a slot for each, but unhealthy and foreign ones by id.
 
     A domain with members is listed even without room: where a request must join the members of its logical
     partitions, no other domain will do.
     """
     parameters = {"type": type_id, "unhealthy": list(unhealthy)}
-    by_domain: dict[str | None, tuple[FreeTray[MachineOrSlot], ...]] = dict.fromkeys(members, ())
-    for domain, count in conn.execute(_HEALTHY_BY_DOMAIN, parameters):
-        by_domain[domain] = _machine_slots(domain, count)
+    held = foreign.foreign_trays(conn, None)
+    foreign_machines = conn.execute(_FOREIGN_MACHINES, {"type": type_id}).all() if held else ()
+    # To subtract the few foreign ones costs less than to look each machine up in their table.
+    uncounted = Counter(domain for machine_id, domain in foreign_machines if machine_id not in unhealthy)
+    named: dict[str | None, list[FreeTray[MachineOrSlot]]] = defaultdict(list)
     for machine_id, domain in conn.execute(_UNHEALTHY_MACHINES, parameters) if unhealthy else ():
-        by_domain[domain] = (*by_domain.get(domain, ()), FreeTray(machine_id, unhealthy[machine_id]))
+        if machine_id not in held:
+            named[domain].append(FreeTray(machine_id, unhealthy[machine_id]))
+    for machine_id, domain in foreign_machines:
+        numbers = [tray.partition_id for tray in held[machine_id]]
+        named[domain].append(FreeTray(machine_id, shut=foreign_partition_text(numbers)))
+    slots = {
+        domain: _machine_slots(domain, count - uncounted[domain])
+        for domain, count in conn.execute(_HEALTHY_BY_DOMAIN, parameters)
+    }
     return [
-        DomainFreeTrays(domain, trays, members.get(domain, 0) if domain else 0)
-        for domain, trays in by_domain.items()
+        DomainFreeTrays(
+            domain, (*slots.get(domain, ()), *named.get(domain, ())), members.get(domain, 0) if domain else 0
+        )
+        for domain in dict.fromkeys((*members, *slots, *named))
     ]
 
 
@@ -193,12 +218,20 @@ class DomainCapacity(msgspec.Struct, frozen=True, kw_only=True):
     free: int
     unhealthy: int
     """Empty, and not used because of unhealthy GPUs."""
+    foreign: tuple[ForeignTray, ...]
+    """Empty, and not used because a partition that the site did not make holds GPUs of theirs. A tray in
+    several such partitions is listed with each of them."""
     closed: int
     """Empty, and not in service: cordoned, missing, in maintenance, or in a paused or conflicting domain."""
     types: tuple[InstanceTypeCapacity, ...]
     own_instances: int
     own_gpus: Mapping[str, int]
     """GPUs by logical partition of the viewer."""
+
+    @property
+    def foreign_count(self) -> int:
+        """Trays that are not used because of partitions that the site did not make."""
+        return len({tray.machine_id for tray in self.foreign})
 
     @property
     def largest_batch(self) -> int:
@@ -212,14 +245,23 @@ class DomainCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capacity_of_domains(
-    conn: sa.Connection, domains: Collection[str], tenant_id: str, quota: Mapping[str, int] | None
+    conn: sa.Connection,
+    domains: Collection[str],
+    tenant_id: str,
+    quota: Mapping[str, int] | None,
+    valid_from: float = 0.0,
 ) -> dict[str, DomainCapacity]:
-    """The room in `domains` for a tenant with `quota` (instance type -> machines left; None: a provider)."""
+    """The room in `domains` for a tenant with `quota` (instance type -> machines left; None: a provider).
+
+    Readings from before `valid_from` do not count.
+    """
     by_domain: dict[str, list[sa.Row[Any]]] = defaultdict(list)
     for row in _machines_in_domains(conn, domains):
         by_domain[row.domain].append(row)
-    unhealthy = unhealthy_gpus(conn, [row.id for rows in by_domain.values() for row in rows])
-    known = latest.latest_of_domains(conn, domains)
+    machine_ids = [row.id for rows in by_domain.values() for row in rows]
+    unhealthy = unhealthy_gpus(conn, machine_ids)
+    held = foreign.foreign_trays(conn, machine_ids)
+    known = latest.latest_of_domains(conn, domains, valid_from)
     pauses = {row.domain: row.reason for row in conn.execute(sa.select(domain_pause))}
     own = _gpus_of_tenant(conn, domains, tenant_id)
     return {
@@ -227,6 +269,7 @@ def capacity_of_domains(
             domain,
             by_domain[domain],
             unhealthy,
+            held,
             known[domain],
             pauses.get(domain),
             tenant_id,
@@ -269,6 +312,7 @@ def _domain_capacity(
     domain: str,
     rows: list[sa.Row[Any]],
     unhealthy: Mapping[str, str],
+    held: Mapping[str, Sequence[ForeignTray]],
     known: LatestObservation,
     pause: str | None,
     tenant_id: str,
@@ -277,7 +321,8 @@ def _domain_capacity(
 ) -> DomainCapacity:
     empty = [row for row in rows if row.instance_id is None]
     open_trays = [row for row in empty if row.in_service]
-    usable = [row for row in open_trays if quota is None or row.instance_type_id in quota]
+    allowed = [row for row in open_trays if quota is None or row.instance_type_id in quota]
+    usable = [row for row in allowed if row.id not in held]
     free = Counter(row.instance_type_id for row in usable if row.id not in unhealthy and row.instance_type_id)
     return DomainCapacity(
         domain=domain,
@@ -287,6 +332,7 @@ def _domain_capacity(
         trays=len(rows),
         free=free.total(),
         unhealthy=sum(row.id in unhealthy for row in usable),
+        foreign=tuple(tray for row in allowed for tray in held.get(row.id, ())),
         closed=len(empty) - len(open_trays),
         types=tuple(
             InstanceTypeCapacity(

@@ -9,10 +9,10 @@
 4. Write the differences in a few statements, with status history and tenant events.
 5. Remove deleted logical partitions of which the fabric holds nothing any more.
 
-A status never claims more than the newest observation supports. When an observation is lost, a Ready
-instance becomes Unknown. Interfaces have no Unknown in the REST contract, so they become Pending with
-the reason. An instance that is terminating disappears only when every GPU was observed outside the
-site's partitions.
+A status never claims more than the newest observation supports. When an observation is lost, or
+contradicts itself about a GPU of it, a Ready instance becomes Unknown. Interfaces have no Unknown in the
+REST contract, so they become Pending with the reason. An instance that is terminating disappears only
+when every GPU was observed outside the site's partitions.
 """
 
 from collections import defaultdict
@@ -36,6 +36,7 @@ from rackloom.core.partitions.status_rules import (
     DesiredGpu,
     DomainFacts,
     holders,
+    is_unknown,
     why_not_isolated,
     why_not_joined,
     why_not_released,
@@ -145,6 +146,7 @@ def _facts_with_observation(
         holders=holders(reading),
         joining=ownership.gpus_maybe_joining(conn, reading.domain, reading.observed_at),
         present=frozenset(gpu.guid for gpu in reading.gpus),
+        uncertain=reading.uncertain,
         no_nvlink=frozenset(gpu.guid for gpu in reading.gpus if gpu.health is GpuHealth.NO_NVLINK),
     )
 
@@ -314,7 +316,8 @@ def _write_instance_status(
 ) -> None:
     row = holding.instance
     drained = holding.drain is not None
-    status = Status.REPAIRING if drained else _instance_status(row.status, not reasons, facts)
+    unknown = is_unknown(holding.gpus.values(), facts)
+    status = Status.REPAIRING if drained else _instance_status(row.status, not reasons, unknown=unknown)
     message = "; ".join(dict.fromkeys(reasons)) or READY_MESSAGE
     if status != row.status:
         changes.instance_status(row.id, status)
@@ -322,13 +325,13 @@ def _write_instance_status(
         changes.instance_reason(row.tenant_id, row.id, status, message)
 
 
-def _instance_status(current: str, is_ready: bool, facts: DomainFacts) -> str:
+def _instance_status(current: str, is_ready: bool, *, unknown: bool) -> str:
     """Unknown only where Ready was claimed before; what was never Ready is still on its way there."""
     if is_ready:
         return Status.READY
     if current in (Status.PENDING, Status.PROVISIONING):
-        return Status.PENDING if facts.observation is None else Status.PROVISIONING
-    if facts.observation is None and current in (Status.READY, Status.UNKNOWN):
+        return Status.PENDING if unknown else Status.PROVISIONING
+    if unknown and current in (Status.READY, Status.UNKNOWN):
         return Status.UNKNOWN
     return Status.CONFIGURING
 

@@ -39,6 +39,7 @@ from rackloom.core.domains import names
 from rackloom.core.domains.clique import ComputeDomainClique, read_clique
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN_CLIQUE
 from rackloom.errors import Refused, Retry
+from rackloom.limits import IMEX_PROBE
 
 # Reporting.
 
@@ -151,10 +152,6 @@ class DaemonReporter:
 # Probes.
 
 
-LONGEST_PROBE = 2048
-PROBE_CONNECTIONS = 16
-PROBE_SECONDS = 2.0
-
 ReadinessCheck = Callable[[], Awaitable[None]]
 """Returns if the daemon is ready, or has nothing to do. Else raises `Retry`, `UnknownOutput` or `Refused`."""
 
@@ -164,7 +161,7 @@ async def answer_probes(address: str, port: int, is_ready: ReadinessCheck) -> As
     """Answer probes at this address while the context is entered. Raises `Refused` if that cannot be had."""
     probe = _Probe(is_ready)
     try:
-        server = await asyncio.start_server(probe.answer, address, port, limit=LONGEST_PROBE)
+        server = await asyncio.start_server(probe.answer, address, port, limit=IMEX_PROBE.head_bytes)
     except OSError as error:
         raise Refused(
             f"cannot listen on {address} port {port}: {error.strerror}",
@@ -185,16 +182,16 @@ class _Probe:
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection: a request, an answer, the end."""
-        if len(self._open) >= PROBE_CONNECTIONS:
+        if len(self._open) >= IMEX_PROBE.connections:
             oldest = next(iter(self._open))
             del self._open[oldest]
             oldest.transport.abort()
         self._open[writer] = None
         try:
-            async with asyncio.timeout(PROBE_SECONDS):
+            async with asyncio.timeout(IMEX_PROBE.head_seconds):
                 await reader.readuntil(b"\r\n\r\n")
             writer.write(_probe_response(await self._reason()))
-            async with asyncio.timeout(PROBE_SECONDS):
+            async with asyncio.timeout(IMEX_PROBE.unread_seconds):
                 await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             pass  # not a probe

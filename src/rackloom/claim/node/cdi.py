@@ -45,7 +45,7 @@ from rackloom.claim.node.plugin import (
     PreparedClaim,
     PreparedDevice,
 )
-from rackloom.claim.node.storage import PARTIAL, remove_durably, write_durably
+from rackloom.durable_files import PARTIAL, remove_durably, write_durably
 from rackloom.errors import Retry
 from rackloom.topology.discovery.nvidia_driver import (
     PROGRAM_PLACES,

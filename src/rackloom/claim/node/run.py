@@ -71,6 +71,8 @@ from rackloom.claim.node.wire import (
 )
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
 from rackloom.errors import Refused, Retry
+from rackloom.grpc_server import grpc_options
+from rackloom.limits import PLUGIN_SOCKET
 
 # gRPC handlers from coroutines.
 
@@ -113,7 +115,7 @@ async def serve_on_socket(path: Path, handlers: tuple[grpc.GenericRpcHandler, ..
     check_socket_path(path)
     # A process that was killed leaves its socket behind.
     _remove_socket(path)
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=grpc_options(PLUGIN_SOCKET, PLUGIN_SOCKET.connections))
     server.add_generic_rpc_handlers(handlers)
     # The socket that is bound here gets mode 0600.
     umask = os.umask(0o177)

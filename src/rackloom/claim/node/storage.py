@@ -1,8 +1,7 @@
-"""What a plugin remembers across a crash, a restart and a reboot: durable files and the checkpoint.
+"""What a plugin remembers across a crash, a restart and a reboot: the checkpoint and files of one boot.
 
-Every file is replaced atomically: written to a `.partial` file, fsynced, renamed, and the directory is
-fsynced. So after a crash or a power loss a file is there whole or not at all. A change is on the disk
-before the copy in memory has it.
+Every file is replaced durably (`durable_files`), so after a crash or a power loss it is there whole or not at
+all. A change is on the disk before the copy in memory has it.
 
 `Checkpoint` holds one entry for each claim UID. Its format is `{"format": "rackloom-checkpoint",
 "version": 1, "checksum": ..., "content": {...}}`. The checksum is the SHA-256 of the content's bytes as
@@ -18,7 +17,6 @@ DHCP leases). Files of another boot are deleted when the directory is read.
 """
 
 import hashlib
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -26,41 +24,8 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from rackloom.claim.node.plugin import CheckpointEntry, PrepareState
+from rackloom.durable_files import PARTIAL, remove_durably, write_durably
 from rackloom.errors import Refused
-
-# Atomic, durable replacement and removal of one file.
-
-
-PARTIAL = ".partial"
-"""Ends the name of a file that is being written; one that stays was left by a crash."""
-
-
-def write_durably(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Replace `path` by `content`: once this returns it is on the disk."""
-    partial = path.with_name(f".{path.name}{PARTIAL}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_directory(path.parent)
-
-
-def remove_durably(path: Path) -> None:
-    """Delete `path` if it is there: once this returns it stays gone."""
-    path.unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """A rename or an unlink is on the disk only once its directory is."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
 
 # The checkpoint of prepared claims.
 

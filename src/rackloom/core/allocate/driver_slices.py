@@ -12,15 +12,16 @@ node of GPUs, which current GPU drivers do not publish. NICs that must not carry
 published like any other.
 
 `typical_slices` makes one node with a device of every kind, for checking claims when no slices are at
-hand. Which attributes may be absent follows the drivers: a virtual interface has no PCI address, a
-virtual function on Hyper-V no PCIe root, an RDMA-only function no interface. Values are made up and
-nothing is compared with them.
+hand; some of these kinds have what only Rackloom's plugins publish. Which attributes may be absent
+follows the drivers: a virtual interface has no PCI address, a virtual function on Hyper-V no PCIe root, an
+RDMA-only function no interface. Values are made up and nothing is compared with them.
 """
 
 import re
 from collections.abc import Iterable
 from functools import cache
 
+from rackloom.core.allocate.attributes import CHASSIS_SERIAL, CLIQUE, FABRIC_GUID, MODULE_ID, SLOT, TRAY
 from rackloom.core.allocate.objects import (
     CelSelector,
     Device,
@@ -188,6 +189,17 @@ _TYPICAL_NICS: dict[str, dict[str, ScalarValue]] = {
     "ethernet": {**_LINK, **_PCI, **_ROOT, "rdma": False, "virtual": False, "sriov": False},
     "virtual-interface": {**_VIRTUAL, "type": "veth", "rdma": False, "virtual": True},
 }
+_TYPICAL_NICS["port-of-rackloom"] = {
+    **_TYPICAL_NICS["port"],
+    "rail": 0,
+    "rdmaState": "active",
+    "linkLayer": "InfiniBand",
+    "linkSpeedGbps": 400,
+    "gpuPartner": "GPU-0",
+    "gpuPartnerPCIBusID": "0000:01:00.0",
+    "gpuPartnerClass": "PIX",
+}
+"""What only Rackloom's NIC plugin publishes (`core.nics.devices`)."""
 _GPU_COMMON: dict[str, ScalarValue] = {
     "uuid": "GPU-0",
     "productName": "a product",
@@ -200,6 +212,22 @@ _TYPICAL_GPUS: dict[str, dict[str, ScalarValue]] = {
     "gpu-of-an-older-driver": {**_GPU_COMMON, **_ROOT, "type": "gpu"},
     "partition": {**_GPU_COMMON, **_ROOT, "type": "mig", "profile": "1g.10gb", "parentUUID": "GPU-0"},
 }
+_TYPICAL_GPUS["gpu-of-rackloom"] = {
+    **_TYPICAL_GPUS["gpu"],
+    CLIQUE: "cluster.1",
+    "clusterUUID": "cluster",
+    "cliqueID": 1,
+    CHASSIS_SERIAL: "a serial",
+    SLOT: 1,
+    MODULE_ID: 1,
+    FABRIC_GUID: "0x1",
+    "gpuModuleID": 1,
+    TRAY: 0,
+    "nicPartner": "mlx5_0",
+    "nicPartnerPCIBusID": "0000:01:00.0",
+    "nicPartnerClass": "PIX",
+}
+"""What only Rackloom's GPU plugin publishes (`claim.node.gpu.inventory`)."""
 _VERSIONS = ("cudaComputeCapability", "driverVersion", "cudaDriverVersion")
 
 

@@ -111,7 +111,7 @@ def lacks_members(snapshot: GangSnapshot) -> bool:
 def _usable_spec(snapshot: GangSnapshot) -> GangSpec | None:
     """What the living pods declare; None where no pod lives, or where they declare nothing usable."""
     try:
-        return snapshot.declared_spec()
+        return snapshot.declared_spec() if snapshot.living else None
     except Refused:
         return None
 

@@ -4,7 +4,9 @@ GPUs are keyed by fabric GUID (NMX-C gpu_uid), the only identifier that a switch
 GUID-based partition.
 
 `DomainObservation` is one complete reading of the domain by its switch controller; a partial reading is
-no observation. Its `facts` are everything but the time, in canonical order: a plan is current as long as
+no observation. A controller lists GPUs and partitions one after the other, and the two lists may contradict
+each other: `contradicted_gpus` names the GPUs about whose partition nothing is known then. All others are as
+listed. Its `facts` are everything but the time, in canonical order: a plan is current as long as
 they are equal. `DomainIntent` is what the site wants: assignments of GPUs to logical partitions, the
 partitions that the site made, the GPUs that it manages, the policy for the factory default partition,
 pauses and drains.
@@ -18,6 +20,7 @@ records. NMX-C allows 1 to 255 printable ASCII characters and reserves the name 
 (id 32766).
 """
 
+from collections.abc import Collection, Mapping
 from enum import IntEnum, StrEnum
 
 import msgspec
@@ -100,6 +103,8 @@ class DomainObservation(msgspec.Struct, frozen=True, kw_only=True):
     limits: DomainLimits
     observed_at: float
     """Seconds since the epoch, taken before the first call: what changed later may be missing."""
+    uncertain: frozenset[int] = frozenset()
+    """Fabric GUIDs about whose partition the lists contradict each other."""
 
     @property
     def facts(self) -> tuple[object, ...]:
@@ -109,7 +114,28 @@ class DomainObservation(msgspec.Struct, frozen=True, kw_only=True):
             tuple(sorted(self.gpus, key=lambda gpu: gpu.guid)),
             tuple(sorted(self.partitions, key=lambda partition: partition.id)),
             self.limits,
+            self.uncertain,
         )
+
+
+def contradicted_gpus(claims: Mapping[int, int], partitions: Collection[ObservedPartition]) -> frozenset[int]:
+    """The GPUs whose partition is uncertain. `claims`: fabric GUID -> id of the partition that the GPU names.
+
+    A GPU is contradicted when the partition that it names does not list it. What else that partition holds,
+    or another one that lists the GPU, is uncertain too: the GPU may share memory with all of them.
+    """
+    members = {partition.id: partition.members for partition in partitions}
+    denied = {
+        guid for guid, number in claims.items() if number and guid not in members.get(number, frozenset())
+    }
+    concerned = {claims[guid] for guid in denied}
+    concerned |= {number for number, guids in members.items() if not denied.isdisjoint(guids)}
+    listed = (members[number] for number in concerned & members.keys())
+    naming = {guid for guid, number in claims.items() if number in concerned}
+    return frozenset(naming).union(*listed)
+
+
+UNCERTAIN_REASON = "the switch controller contradicts itself about the partition of this GPU"
 
 
 class OwnedPartition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -179,6 +205,19 @@ class AddGpus(msgspec.Struct, frozen=True, tag="add-gpus", kw_only=True):
 
 
 PartitionOperation = RemoveGpus | DeletePartition | CreatePartition | AddGpus
+
+
+def is_carried_out(operation: PartitionOperation, observation: DomainObservation) -> bool:
+    """Whether `observation` shows what `operation` asks for."""
+    members = {partition.name: partition.members for partition in observation.partitions}
+    present = members.get(operation.name)
+    match operation:
+        case DeletePartition():
+            return present is None
+        case RemoveGpus():
+            return present is None or present.isdisjoint(operation.guids)
+        case CreatePartition() | AddGpus():
+            return present is not None and present.issuperset(operation.guids)
 
 
 class BlockedGpus(msgspec.Struct, frozen=True, kw_only=True):

@@ -121,15 +121,16 @@ def read_layout(
         ours=tuple(sorted(ours, key=lambda our: our.partition.id)),
         home={our.logical_partition: our for our in ours if our.is_home},
         default=default,
-        untouchable=foreign_partitions(intent, observation),
+        untouchable=foreign_partitions(recorded, observation),
         held=held,
         absent=held - {gpu.guid for gpu in observation.gpus},
     )
 
 
-def foreign_partitions(intent: DomainIntent, observation: DomainObservation) -> dict[int, ObservedPartition]:
-    """GPU -> the partition that holds it and that is not ours to change."""
-    recorded = {owned.name for owned in intent.owned}
+def foreign_partitions(
+    recorded: Collection[str], observation: DomainObservation
+) -> dict[int, ObservedPartition]:
+    """GPU -> the partition that holds it and that is not ours to change; `recorded` are the names of ours."""
     return {
         guid: partition
         for partition in sorted(observation.partitions, key=lambda partition: partition.id)
@@ -183,6 +184,11 @@ def tray_partition_of(gpu: ObservedGpu) -> str | None:
     return f"{_TRAY_PREFIX}{serial}-{gpu.slot}"
 
 
+def gpus_of_tray(tray: str, observation: DomainObservation) -> frozenset[int]:
+    """The GPUs that the controller lists in the tray of a tray's logical partition."""
+    return frozenset(gpu.guid for gpu in observation.gpus if tray_partition_of(gpu) == tray)
+
+
 def with_tray_partitions(
     desired: DesiredPartitions, intent: DomainIntent, observation: DomainObservation
 ) -> DesiredPartitions:
@@ -199,7 +205,7 @@ def with_tray_partitions(
         if partition.name in tray_names
         for guid in partition.members
     }
-    foreign = foreign_partitions(intent, observation)
+    foreign = foreign_partitions({owned.name for owned in intent.owned}, observation)
     movable = intent.managed - intent.drained - desired.assigned - foreign.keys()
     free: dict[str, list[int]] = defaultdict(list)
     for gpu in observation.gpus:

@@ -14,11 +14,12 @@ Removals and additions are never in one plan. Additions are planned from an obse
 removals done, so between any two operations a GPU is in at most one partition, and no partition holds
 GPUs of two tenants.
 
-Operations that the controller has just refused (`refused`) are not repeated; they are reported as
-blockers. A refused removal delays only what depends on it, because the observation still shows its GPUs
-where they are. A create reuses the recorded name: its reply may have been lost, and the controller
-refuses a second partition of that name. In a paused domain nothing is planned, and what would have been
-done is reported.
+Operations that the controller has just refused, or answered in no valid way (`failed`), are not repeated;
+they are reported as blockers. A failed removal delays only what depends on it, because the observation
+still shows its GPUs where they are. A create reuses the recorded name: its reply may have been lost, and
+the controller refuses a second partition of that name. In a paused domain nothing is planned, and what
+would have been done is reported. The same holds while an observation contradicts itself about some GPUs:
+the GPUs that an operation would join might be in another partition.
 """
 
 from collections import defaultdict
@@ -29,6 +30,7 @@ from typing import NamedTuple
 import msgspec
 
 from rackloom.core.partitions.domain import (
+    UNCERTAIN_REASON,
     AddGpus,
     BlockedGpus,
     CreatePartition,
@@ -48,13 +50,17 @@ from rackloom.core.partitions.partition_layout import (
     DesiredPartitions,
     PartitionLayout,
     SitePartition,
+    gpus_of_tray,
+    is_tray_partition,
     read_desired_partitions,
     read_layout,
     with_tray_partitions,
 )
 from rackloom.errors import Refused
 
-NONE_REFUSED: Mapping[PartitionOperation, str] = MappingProxyType({})
+FailedOperations = Mapping[PartitionOperation, str | None]
+"""Operations that failed in this pass -> the controller's error code; None: their outcome is unknown."""
+NONE_FAILED: FailedOperations = MappingProxyType({})
 
 
 class PlanningInput(NamedTuple):
@@ -69,12 +75,12 @@ class PlanningInput(NamedTuple):
 def make_plan(
     intent: DomainIntent,
     observation: DomainObservation,
-    refused: Mapping[PartitionOperation, str] = NONE_REFUSED,
+    failed: FailedOperations = NONE_FAILED,
 ) -> PartitionPlan:
     """The next operations for one domain; none when nothing can or need be done.
 
-    `refused` are operations that the controller has just refused, with its error code: they are reported, and
-    not planned again. Raises Refused when intent and observation are of different domains.
+    The operations of `failed` are reported, and not planned again. Raises Refused when intent and observation
+    are of different domains.
     """
     if intent.domain != observation.domain:
         raise Refused(
@@ -87,14 +93,19 @@ def make_plan(
     blockers = BlockerSet()
     for guid, blocker in blocked_gpus.items():
         blockers.add(blocker, frozenset((guid,)))
-    _block_refused(refused, observation, blockers)
+    _block_failed(failed, observation, blockers)
     # While a removal is left, nothing is added: additions are planned from an observation that shows the
     # removals done. A refused removal does not count, or one GPU could stop the whole domain; the observation
     # still shows its GPUs where they are, so nothing that depends on them is added.
-    operations = [step for step in plan_removals(given, blockers) if step not in refused]
+    operations = [step for step in plan_removals(given, blockers) if step not in failed]
     if not operations:
         added = plan_additions(given, frozenset(blocked_gpus), blockers)
-        operations = [step for step in added if step not in refused]
+        operations = [step for step in added if step not in failed]
+    if observation.uncertain:
+        blockers.add(UNCERTAIN, observation.uncertain & intent.managed)
+        waiting = _gpus_touched(operations, observation) - observation.uncertain
+        blockers.add(NO_CERTAIN_READING, waiting)
+        operations = []
     if intent.paused is not None:
         paused = Blocker(f"the domain is paused: {intent.paused}", "resume the domain")
         blockers.add(paused, _gpus_touched(operations, observation))
@@ -137,14 +148,17 @@ class BlockerSet:
         return tuple(sorted(blocked, key=lambda gpus: (gpus.guids, gpus.reason)))
 
 
-def _block_refused(
-    refused: Mapping[PartitionOperation, str], observation: DomainObservation, blockers: BlockerSet
-) -> None:
-    for operation, code in refused.items():
+NO_VALID_ANSWER = "the switch controller gave no valid answer"
+
+
+def _block_failed(failed: FailedOperations, observation: DomainObservation, blockers: BlockerSet) -> None:
+    for operation, code in failed.items():
         kind = str(operation.__struct_config__.tag)
         # Tenants read this. The name of another owner's partition would show whose it is; a number does not.
         named = operation.name if isinstance(operation, CreatePartition) else operation.partition_id
         reason = f"the switch controller refused {kind} on partition {named!r}: {code}"
+        if code is None:
+            reason = f"the outcome of {kind} on partition {named!r} is unknown: {NO_VALID_ANSWER}"
         again = "find out why on the switch controller; it is asked again in the next pass"
         blockers.add(Blocker(reason, again), _gpus_touched([operation], observation))
 
@@ -162,6 +176,13 @@ def _gpus_touched(
     return touched
 
 
+UNCERTAIN = Blocker(
+    UNCERTAIN_REASON, "find out on the switch controller who changes its partitions; it is read again"
+)
+NO_CERTAIN_READING = Blocker(
+    "the domain waits until the lists of its switch controller agree about all of its GPUs",
+    "find out on the switch controller who changes its partitions; it is read again",
+)
 NOT_MANAGED = Blocker(
     "the GPU is on no machine that the site knows in this domain", "register its machine with the site"
 )
@@ -214,15 +235,24 @@ def _held_elsewhere(partition: ObservedPartition, *, ours: bool) -> Blocker:
 
 def plan_removals(given: PlanningInput, blockers: BlockerSet) -> list[PartitionOperation]:
     """Removals and deletions by partition id, the default partition (highest id) last."""
-    # A GPU that is gone for good (its tray was swapped) is on no machine any more. The site put its GUID into
-    # its own partition, and there it would keep other GPUs from joining permanently.
-    touchable = given.intent.managed | given.layout.absent
     planned = [
-        _removal_from_site_partition(our, touchable, given.desired, blockers) for our in given.layout.ours
+        _removal_from_site_partition(our, _touchable(our, given), given.desired, blockers)
+        for our in given.layout.ours
     ]
     if given.layout.default:
         planned.append(_removal_from_default(given.layout.default, given, blockers))
     return [operation for operation in planned if operation]
+
+
+def _touchable(ours: SitePartition, given: PlanningInput) -> frozenset[int]:
+    """The GPUs that may be taken out of a partition of the site."""
+    # A GPU that is gone for good (its tray was swapped) is on no machine any more. The site put its GUID into
+    # its own partition, and there it would keep other GPUs from joining permanently.
+    touchable = given.intent.managed | given.layout.absent
+    if is_tray_partition(ours.logical_partition):
+        # A machine that was removed from the site leaves nothing behind that the site made for its tray.
+        touchable |= gpus_of_tray(ours.logical_partition, given.observation)
+    return touchable
 
 
 def _removal_from_site_partition(

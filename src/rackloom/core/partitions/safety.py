@@ -3,13 +3,13 @@
 `check_plan` raises Refused unless the plan may be executed now:
 
 1. It is current: same domain, not paused, same intent revision, and the facts of the newest observation
-   equal those that the plan is based on.
+   equal those that the plan is based on and do not contradict themselves.
 2. It either removes or adds, never both.
 3. Each operation is replayed on the model (`apply_operation`), and the result is judged from the intent
-   alone. Removals touch only partitions of the site or the default partition, only managed GPUs, and no
-   GPU that is wanted right there (S4, S5). After an addition, all members of the partition belong to one
-   logical partition of one tenant, or to one tray; no drained GPU joins; names and the partition limit
-   are respected (S2, S9).
+   alone. Removals touch only partitions of the site or the default partition, only managed GPUs (or those
+   of a tray, out of the site's own partition for it), and no GPU that is wanted right there (S4, S5). After
+   an addition, all members of the partition belong to one logical partition of one tenant, or to one tray;
+   no drained GPU joins; names and the partition limit are respected (S2, S9).
 
 The rules are written a second time on purpose: a mistake of the planner would have to be repeated here,
 in another form, to reach a rack. The model knows nothing of intent and shares nothing with the planner.
@@ -30,6 +30,7 @@ from rackloom.core.partitions.domain import (
     DeletePartition,
     DomainIntent,
     DomainObservation,
+    ObservedGpu,
     ObservedPartition,
     PartitionHealth,
     PartitionOperation,
@@ -72,6 +73,11 @@ def _require_current(plan: PartitionPlan, intent: DomainIntent, observation: Dom
             f"the plan was made from intent {plan.intent_revision}, which is now {intent.revision}",
             nearest_fix=PLAN_AGAIN,
         )
+    if observation.uncertain and plan.operations:
+        raise Refused(
+            f"the switch controller contradicts itself about {_guid_text(observation.uncertain)}",
+            nearest_fix=PLAN_AGAIN,
+        )
     if plan.observation.facts != observation.facts:
         raise Refused("the fabric is no longer as the plan found it", nearest_fix=PLAN_AGAIN)
 
@@ -100,8 +106,10 @@ class _SafetyRules:
                 self._allow_out_of_kept_default(operation)
             return
         logical_partition = self._owner(target)
-        # A GUID that the controller does not list has no hardware: taking it out moves no GPU.
-        self._require_managed(leaving & {gpu.guid for gpu in before.gpus})
+        # A GUID that the controller does not list has no hardware: taking it out moves no GPU. What the site
+        # made for the free GPUs of a tray goes when the site no longer knows the machine of that tray.
+        others = {gpu.guid for gpu in before.gpus if not _is_in_tray_of(gpu, logical_partition)}
+        self._require_managed(leaving & others)
         if self._has_another_partition(logical_partition, target, before):
             return  # GPUs may leave a second partition of the same logical partition for its home.
         for guid in leaving:
@@ -179,6 +187,11 @@ class _SafetyRules:
     def _require_managed(self, guids: frozenset[int]) -> None:
         if unmanaged := sorted(guids - self.managed):
             raise Refused(f"the plan touches GPU {unmanaged[0]:#x}, which is on no machine of the site")
+
+
+def _is_in_tray_of(gpu: ObservedGpu, logical_partition: str) -> bool:
+    """Whether `logical_partition` is that of the tray in which the controller lists the GPU."""
+    return logical_partition == f"tray-{gpu.chassis_serial}-{gpu.slot}"
 
 
 # The model of a switch controller.

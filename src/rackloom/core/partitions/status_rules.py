@@ -9,7 +9,8 @@ Each `why_not_...` function returns the reason why the good claim cannot be made
 - released: the GPU has left the site's partitions, and no open operation may still join it.
 - drained: the GPU is in no partition of the site, those for free GPUs included.
 
-A claim needs an observation that began at or after the moment of the request. Where several controllers
+A claim needs an observation that began at or after the moment of the request, and that does not contradict
+itself about the GPU. Where several controllers
 of a domain were read, the claim must hold in each reading, because it cannot be known which controller
 leads. A recorded blocker is appended to the reason. Tenants read partition numbers, not the names of
 other owners' partitions.
@@ -22,6 +23,7 @@ import msgspec
 
 from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,
+    UNCERTAIN_REASON,
     DefaultPartitionPolicy,
     DomainObservation,
     ObservedPartition,
@@ -65,6 +67,8 @@ class DomainFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Fabric GUIDs that an operation without an answer may yet put into a partition."""
     present: frozenset[int] = frozenset()
     """Fabric GUIDs that the controller listed."""
+    uncertain: frozenset[int] = frozenset()
+    """Fabric GUIDs about whose partition the controller contradicts itself."""
     no_nvlink: frozenset[int] = frozenset()
     """Fabric GUIDs whose health the controller reports as NO_NVLINK."""
     others: tuple["DomainFacts", ...] = ()
@@ -87,7 +91,7 @@ def why_not_joined(gpu: DesiredGpu, facts: DomainFacts) -> str | None:
 
 
 def _not_joined(gpu: DesiredGpu, facts: DomainFacts) -> str | None:
-    if (reason := _not_observed_since(gpu.intent_at, facts)) is not None:
+    if (reason := _not_observed_since(gpu.intent_at, gpu.guid, facts)) is not None:
         return reason
     if gpu.guid is None or gpu.guid not in facts.present:
         return "the switch controller does not report this GPU"
@@ -111,7 +115,7 @@ def why_not_isolated(gpu: DesiredGpu, facts: DomainFacts) -> str | None:
 
 
 def _not_isolated(gpu: DesiredGpu, facts: DomainFacts) -> str | None:
-    if (reason := _not_observed_since(gpu.intent_at, facts)) is not None:
+    if (reason := _not_observed_since(gpu.intent_at, gpu.guid, facts)) is not None:
         return reason
     holding, keeps = _partitions_of(gpu.guid, facts), facts.default_partition is DefaultPartitionPolicy.KEEP
     of_tray = [partition for partition in holding if _is_of_tray(partition, facts)]
@@ -139,7 +143,7 @@ def _not_released(
     if guid is None:
         # No controller ever reported it, so no operation can have put it into a partition.
         return None
-    if (reason := _not_observed_since(since, facts)) is not None:
+    if (reason := _not_observed_since(since, guid, facts)) is not None:
         return reason
     if guid in facts.joining:
         return "an operation that joins the GPU may still be carried out"
@@ -181,11 +185,19 @@ def _first_reason(facts: DomainFacts, why_not: Callable[[DomainFacts], str | Non
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _not_observed_since(since: float, facts: DomainFacts) -> str | None:
-    """A claim needs an observation that began at or after the request."""
+def _not_observed_since(since: float, guid: int | None, facts: DomainFacts) -> str | None:
+    """A claim needs an observation that began at or after the request, and says where the GPU is."""
     if facts.observation is None:
         return facts.doubt
+    if guid in facts.uncertain:
+        return f"unknown: {UNCERTAIN_REASON}"
     return WAITING_REASON if facts.observation.observed_at < since else None
+
+
+def is_unknown(guids: Iterable[int | None], facts: DomainFacts) -> bool:
+    """Whether it is unknown where any of the GPUs is: no reading is valid, or one contradicts itself."""
+    uncertain = facts.uncertain.union(*(reading.uncertain for reading in facts.others))
+    return facts.observation is None or not uncertain.isdisjoint(guids)
 
 
 def _with_blocker(what: str, guid: int | None, facts: DomainFacts) -> str:

@@ -5,7 +5,8 @@
   `jobs`, `gang_requests` (job to gang), `observed_site` (nodes, pods and slices to site),
   `claim_capacity` (what claims a tray can serve), `mobility` (where running jobs may go).
 - Planning: `gang_planner` (one gang, with `search`), `gang_fixes` (why it does not fit, and what would help),
-  `batch` and `packing` (several gangs), `job_moves` (drain, defragment, replace a tray).
+  `batch` and `packing` (several gangs), `job_moves` (drain, defragment, replace a tray), `site_planner`
+  (several jobs on a site: what `rackloom place` answers).
 - Results: `plan_notes` (warnings), `pod_templates` and `rendering` (manifests for other schedulers).
 - `instance_trays`: the trays of a tenant's instances, for the site service.
 """

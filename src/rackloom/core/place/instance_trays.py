@@ -4,15 +4,15 @@ Only GPUs of one NVLink domain share memory. `choose_trays` therefore orders the
 yet observed, then most GPUs of the same logical partitions, then those with room for all, then the fewest
 trays left over (best fit), which keeps the large free regions whole for the next tenant. A request may
 ask for one domain, or for the domain of the existing members; otherwise the instances spread over the
-domains in this order. Trays with unhealthy GPUs are skipped unless the request allows them; the reason
-names them.
+domains in this order. Trays with unhealthy GPUs are skipped unless the request allows them, and trays
+that are shut are always skipped; the reason names both.
 
-A refusal names the shortage and the nearest fix. Fixes are tried before they are named: first every
-combination of relaxed options, smallest first, then fewer trays. They use the option names of the REST
-API.
+A refusal names the shortage, the trays that are shut, and the nearest fix. Fixes are tried before they
+are named: first every combination of relaxed options, smallest first, then fewer trays. They use the
+option names of the REST API.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
 from typing import Generic, TypeVar
 
@@ -112,10 +112,13 @@ class _Candidate(msgspec.Struct, Generic[TrayId], frozen=True):
 def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> TrayChoice[TrayId]:
     """Choose trays for `request`. Raises Refused with the shortage, and with a fix that was tried, if any."""
     chosen = _choose(request, domains)
+    trays = [tray for domain in domains for tray in domain.trays]
+    shut = {tray.tray: tray.shut for tray in trays if tray.shut is not None}
     if isinstance(chosen, str):
-        raise Refused(chosen, nearest_fix=_nearest_fix(request, domains))
-    passed = _unhealthy_passed_over(request, domains)
-    return TrayChoice(chosen.trays, f"{chosen.reason}; passed over {passed}" if passed else chosen.reason)
+        raise Refused(_passing_over(shut, chosen), nearest_fix=_nearest_fix(request, domains))
+    # A refusal need not name unhealthy trays: its fix says that they may be allowed.
+    sick = {tray.tray: tray.sick for tray in trays if tray.sick is not None and tray.shut is None}
+    return TrayChoice(chosen.trays, _passing_over(shut if request.allow_sick else shut | sick, chosen.reason))
 
 
 def _choose(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> TrayChoice[TrayId] | str:
@@ -187,15 +190,8 @@ def _spread(trays: int, candidates: Sequence[_Candidate[TrayId]]) -> TrayChoice[
     return TrayChoice(tuple(chosen), reason)
 
 
-def _unhealthy_passed_over(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> str:
-    """The empty trays that are not used for what is wrong with their GPUs, in words; empty when none is."""
-    if request.allow_sick:
-        return ""
-    sick = sorted(
-        f"{tray.tray} ({tray.sick})"
-        for domain in domains
-        for tray in domain.trays
-        if tray.sick is not None and tray.shut is None
-    )
-    more = [f"{len(sick) - MAX_NAMED_TRAYS} more"] if len(sick) > MAX_NAMED_TRAYS else []
-    return ", ".join(sick[:MAX_NAMED_TRAYS] + more)
+def _passing_over(unused: Mapping[TrayId, str], reason: str) -> str:
+    """`reason`, with the empty trays that are not used and why; the first few by name."""
+    named = sorted(f"{tray} ({why})" for tray, why in unused.items())
+    more = [f"{len(named) - MAX_NAMED_TRAYS} more"] if len(named) > MAX_NAMED_TRAYS else []
+    return f"{reason}; passed over {', '.join(named[:MAX_NAMED_TRAYS] + more)}" if named else reason

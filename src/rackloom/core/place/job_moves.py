@@ -36,7 +36,7 @@ from rackloom.core.place.placement_values import (
 )
 from rackloom.core.place.search.clique_search import REGION_SIZES, fragmentation_price
 from rackloom.core.place.search.site_capacity import MemberNeed, SiteCapacity
-from rackloom.core.place.search.tray_assignment import SearchBudget, TrialPlacement
+from rackloom.core.place.search.tray_assignment import SearchBudget, trays_that_carry
 from rackloom.errors import Refused
 
 _ONE_PER_TRAY = "each on a tray of its own"
@@ -284,10 +284,14 @@ def replace_member(site: PlacementSite, gang: Gang, plan: GangPlan, lost: str) -
             f"{lost} is not in the site that was observed", nearest_fix="pass it, shut, with its clique"
         )
     capacity = SiteCapacity(site, owner=plan.gang, exclusive=gang.exclusive)
+    seats = Counter(member.group for member in plan.seats if member.tray == lost)
+    load = Counter[MemberNeed]()
+    for group in gang.device_groups:
+        load[MemberNeed.of(group)] += seats[group.name]
     able = [
-        capacity.trays[at].name
-        for at in capacity.cliques[clique]
-        if capacity.trays[at].name not in plan.trays and _can_take_over(capacity, at, gang, plan, lost)
+        name
+        for at in trays_that_carry(capacity, clique, [load])
+        if (name := capacity.trays[at].name) not in plan.trays
     ]
     chosen = min(able, key=lambda name: name not in plan.spares, default=None)
     if chosen is None:
@@ -299,16 +303,3 @@ def replace_member(site: PlacementSite, gang: Gang, plan: GangPlan, lost: str) -
     spares = tuple(spare for spare in plan.spares if spare not in (chosen, lost))
     why = f"{lost} was lost: {chosen} of the same clique took over; {plan.reason}"
     return replace(plan, seats=members, spares=spares, reason=why)
-
-
-def _can_take_over(capacity: SiteCapacity, at: int, gang: Gang, plan: GangPlan, lost: str) -> bool:
-    """Whether the tray can take all members of the lost one."""
-    trial = TrialPlacement(capacity)
-    members = Counter(member.group for member in plan.seats if member.tray == lost)
-    for group in gang.device_groups:
-        need, count = MemberNeed.of(group), members[group.name]
-        if count and trial.slots(at, need) < count:
-            return False
-        if count:
-            trial.take(at, need, count)
-    return True

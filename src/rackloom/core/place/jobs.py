@@ -16,7 +16,7 @@ the groups with devices. A job preempts only if no class or pod says `preemption
 Raises Refused for a job that cannot be read.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.place.object_shapes import OwnedShape, PodShape, check_shape, object_title
-from rackloom.core.place.placement_values import SchedulerLabels
+from rackloom.core.place.placement_values import SchedulerLabels, list_names
 from rackloom.core.place.pod_constraints import (
     JsonMapping,
     PodIdentity,
@@ -331,6 +331,59 @@ _POD_GROUP_CLASS = ("spec", "runPolicy", "schedulingPolicy", "priorityClass")
 """Of an MPIJob: the class of its PodGroup, whatever its pods say."""
 
 
+class PriorityClass(msgspec.Struct, frozen=True, kw_only=True):
+    """One PriorityClass (scheduling.k8s.io/v1)."""
+
+    name: str
+    value: int
+    is_default: bool = False
+    never_preempts: bool = False
+
+
+class PriorityClasses:
+    """Values by name, and whether these are all classes of the site.
+
+    A class that the site does not have is refused where all are known, because the API server would refuse
+    the pods. Otherwise it counts as priority 0, and a note says so.
+    """
+
+    def __init__(self, classes: Iterable[PriorityClass], *, are_all_known: bool) -> None:
+        self.values: dict[str, int] = dict(BUILT_IN_PRIORITIES)
+        self.never: set[str] = set()
+        """Classes whose pods preempt nothing."""
+        self._are_all_known = are_all_known
+        for klass in classes:
+            self._add(klass.name, klass)
+            # Of several defaults the API server takes the lowest.
+            if klass.is_default and klass.value <= self.values.get(DEFAULT_CLASS, klass.value):
+                self._add(DEFAULT_CLASS, klass)
+
+    def _add(self, name: str, klass: PriorityClass) -> None:
+        self.values[name] = klass.value
+        self.never.discard(name)
+        if klass.never_preempts:
+            self.never.add(name)
+
+    def check(self, job: Job) -> None:
+        """Refuse a class that the site does not have: the API server would refuse the pods."""
+        unknown = _unknown_classes(job, self.values)
+        if unknown and self._are_all_known:
+            known = sorted(name for name in self.values if name != DEFAULT_CLASS)
+            raise Refused(
+                f"{job.name} names the PriorityClass {unknown[0]}, which there is not",
+                nearest_fix=f"name one of {list_names(known, most=8)}, or add {unknown[0]} to the files",
+            )
+
+    def notes(self, job: Job) -> Iterator[str]:
+        """A note for each class whose value is in no file."""
+        for name in _unknown_classes(job, self.values):
+            yield (
+                f"nothing is known of the PriorityClass {name}:"
+                f" it counts as priority 0, so no preemption is"
+                " offered for it; add the site's priorityclasses to --site"
+            )
+
+
 def priority_of_job(job: Job, classes: Mapping[str, int]) -> int:
     """That of the class that the gang names, else the highest of its groups with devices; 0 if unknown."""
     if named := _pod_group_class(job):
@@ -345,7 +398,7 @@ def may_preempt(job: Job, never: Collection[str]) -> bool:
     return all(need.preempts and need.priority_class not in never for need in _requirements(job))
 
 
-def unknown_priority_classes(job: Job, classes: Mapping[str, int]) -> list[str]:
+def _unknown_classes(job: Job, classes: Mapping[str, int]) -> list[str]:
     """Classes that the job names and that are not in `classes`, each once."""
     named = dict.fromkeys((_pod_group_class(job), *(group.need.priority_class for group in job.groups)))
     return [name for name in named if name and name not in classes]

@@ -49,7 +49,3 @@ class MachineFinder:
             evidence.append(self._by_place.get((place.chassis_serial, place.slot)))
         found = {machine.id: machine for machine in evidence if machine is not None}
         return [found[name] for name in sorted(found)]
-
-    def find_by_gpus(self, guids: Iterable[str]) -> list[SiteMachine]:
-        """The machines that have any of these GPUs."""
-        return [self._by_guid[guid] for guid in guids if guid in self._by_guid]

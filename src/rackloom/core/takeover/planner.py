@@ -8,7 +8,7 @@ here already under its id is not created again, so a second plan is empty.
 A machine of NICo is found here by its place, by its id, or by the GUIDs of its GPUs, and all evidence must
 agree. An instance is imported if NICo does not call it terminating, its machine is known and free, and our
 controller lists the GUIDs that NICo knows. The machine of an instance that is not imported
-is cordoned, because NICo still uses it; so is one with GPUs in a partition of NICo that is left alone.
+is cordoned, because NICo still uses it. Placement itself uses no machine with GPUs in a foreign partition.
 
 NICo names a partition with the id of its logical partition and then the GUIDs of its first members. The
 name only says which logical partition to compare: a partition is adopted if its GPUs are exactly those
@@ -138,7 +138,7 @@ class _Planner:
         instances = self._instances()
         adoptions = self._adoptions()
         self._plan_machine_types(instances)
-        self._plan_cordons(instances, adoptions)
+        self._plan_cordons(instances)
         self.steps += [*instances, *adoptions]
 
     # Records.
@@ -339,10 +339,10 @@ class _Planner:
                 )
         return None
 
-    def _plan_cordons(self, instances: Sequence[CreateInstance], adoptions: Sequence[AdoptPartition]) -> None:
+    def _plan_cordons(self, instances: Sequence[CreateInstance]) -> None:
         """Keep new instances off machines that NICo uses for what is not imported."""
         used = {step.machine for step in instances}
-        reasons = self._machines_used_by_nico(adoptions)
+        reasons = self._machines_used_by_nico()
         free = {
             machine.id: machine
             for machine in self._site.machines
@@ -355,8 +355,8 @@ class _Planner:
             else:
                 self.steps.append(step)
 
-    def _machines_used_by_nico(self, adoptions: Sequence[AdoptPartition]) -> dict[str, str]:
-        """Machine id to why it is not free, as far as NICo and its partitions show."""
+    def _machines_used_by_nico(self) -> dict[str, str]:
+        """Machine id to why it is not free, as far as NICo shows."""
         reasons: dict[str, str] = {}
         for known in self._nico.instances:
             for machine in self._machines.candidates_of_instance(known):
@@ -365,12 +365,6 @@ class _Planner:
             if known_machine.is_used:
                 for machine in self._machines.candidates(known_machine.id):
                     reasons.setdefault(machine.id, "an instance that was not read is in NICo only")
-        adopted = {(step.domain, step.name) for step in adoptions}
-        for partition in self._site.partitions:
-            named = None if partition.owner != FOREIGN else logical_partition_in_name(partition.name)
-            if named is not None and (partition.domain, partition.name) not in adopted:
-                for carrier in self._machines.find_by_gpus(partition.guids):
-                    reasons.setdefault(carrier.id, f"GPUs of it are in the partition of {named}")
         return reasons
 
     # Adoption.

@@ -20,8 +20,10 @@ from rackloom.lab.faults import (
     CALL_FATES,
     conflicting_controller,
     foreign_partition,
+    frozen,
     heal_fabric,
     network_fault,
+    partition_between_lists,
     set_domain,
     tray_pulled,
     unhealthy_gpu,
@@ -102,6 +104,10 @@ class FaultInjector:
         guids = sorted(rack.fabric.gpus)
         return foreign_partition(rack, self.rng.sample(guids, min(self.rng.randint(1, 3), len(guids))))
 
+    def _partition_between_lists(self, rack: SimRack) -> LastingFault:
+        guids = sorted(rack.fabric.gpus)
+        return partition_between_lists(rack, self.rng.sample(guids, min(self.rng.randint(1, 3), len(guids))))
+
     def _unhealthy_gpu(self, rack: SimRack) -> LastingFault:
         guid = self.rng.choice(sorted(rack.fabric.gpus))
         health = self.rng.choice((GpuHealth.DEGRADED, GpuHealth.NO_NVLINK, GpuHealth.DEGRADED_BANDWIDTH))
@@ -132,6 +138,9 @@ class FaultInjector:
 
     def _omit_header(self, rack: SimRack) -> None:
         rack.faults.omit_header_of_next(self.rng.choice([*sorted(MUTATIONS), "GetPartitionInfoList"]))
+
+    def _omit_id(self, rack: SimRack) -> None:
+        rack.faults.omit_id_of_next("CreatePartition", carried_out=self.rng.random() < 0.5)
 
     def _hide_partition(self, rack: SimRack) -> None:
         rack.faults.hide_partition(self.rng.choice([*sorted(rack.fabric.partitions), 1]), 1)
@@ -183,9 +192,13 @@ _KINDS: Mapping[str, tuple[int, _Begin, float | tuple[float, float]]] = {
     "accepted-only": (3, _next_mutation("accepted-only"), 0),
     "refused": (4, FaultInjector._refuse, 0),
     "no-header": (2, FaultInjector._omit_header, 0),
+    "no-id": (2, FaultInjector._omit_id, 0),
+    # A request may be executed so late, and no later (LATE_SECONDS).
+    "frozen": (2, lambda run, rack: frozen(rack), (1, 25)),
     "notices-lost": (3, lambda run, rack: network_fault(rack, notice_loss=0.8), 120),
     "notices-twice": (2, lambda run, rack: network_fault(rack, notice_copies=2), 60),
     "by-hand": (4, FaultInjector._foreign_partition, 90),
+    "between-lists": (3, FaultInjector._partition_between_lists, 60),
     "sick-gpu": (4, FaultInjector._unhealthy_gpu, 90),
     "tray-away": (3, lambda run, rack: tray_pulled(rack, run._host(rack)), 40),
     "tray-swapped": (3, lambda run, rack: tray_pulled(rack, run._host(rack), run._new_guid), 20),

@@ -32,7 +32,7 @@ import msgspec
 import sqlalchemy as sa
 import structlog
 
-from rackloom.carve.api.auth import LocalIssuer, Role
+from rackloom.carve.api.auth import LOCAL_LIFETIME, LocalIssuer, Role
 from rackloom.carve.inventory.enrolment import seed_embedded_site
 from rackloom.carve.reconcile import leases, loop
 from rackloom.carve.store import schema
@@ -204,13 +204,13 @@ class LoadRun:
         self.trace.append(f"{self.loop.time():.6f} {what}")
 
     def _tenant(self, org: str, issuer: LocalIssuer) -> RandomTenant:
-        token = issuer.mint(org, [Role.TENANT_ADMIN], SERVICE_EPOCH - 1e8, 1e9)
+        token = issuer.mint(org, [Role.TENANT_ADMIN], SERVICE_EPOCH, LOCAL_LIFETIME)
         return RandomTenant(
             org, token, self.plane, self.ledger, self._fork(), self._answered, self.plan.patience
         )
 
     def _operator(self, issuer: LocalIssuer) -> RandomOperator:
-        token = issuer.mint(PROVIDER_ORG, [Role.PROVIDER_ADMIN], SERVICE_EPOCH - 1e8, 1e9)
+        token = issuer.mint(PROVIDER_ORG, [Role.PROVIDER_ADMIN], SERVICE_EPOCH, LOCAL_LIFETIME)
         return RandomOperator(token, self.world, self.plane, self.ledger, self._fork(), self._answered)
 
     def _kinds(self) -> Mapping[str, int]:

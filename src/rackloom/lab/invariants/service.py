@@ -268,6 +268,8 @@ class ServiceInvariants:
             ),
             None,
         )
+        if guid in observation.uncertain:
+            return "was listed in two ways"
         holders = [partition for partition in observation.partitions if guid in partition.members]
         if wanted is None:
             unexpected = [holder.name for holder in holders if not self.world.is_of_tray(holder.name)]
@@ -301,8 +303,9 @@ def _requested_after(recorded: LedgerInstance, device: int, outcome: ReadOutcome
 
 
 def _is_good_reading(outcome: ReadOutcome) -> bool:
-    """The racks of a run have GPUs on record: a reading that lists none of them is none."""
-    return outcome.observation is not None and bool(outcome.observation.gpus)
+    """The racks of a run have GPUs on record: a reading that lists none, or contradicts itself, is none."""
+    seen = outcome.observation
+    return seen is not None and bool(seen.gpus) and not seen.uncertain
 
 
 def _readings_behind(outcomes: list[ReadOutcome], now: float) -> list[ReadOutcome]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.carve.api.auth import LocalIssuer, Role
+from rackloom.carve.api.auth import LOCAL_LIFETIME, LocalIssuer, Role
 from rackloom.carve.inventory.enrolment import seed_embedded_site
 from rackloom.carve.store.database import SqliteBackend, Store
 from rackloom.claim.kube.api import KubeApi
@@ -132,7 +132,7 @@ class VirtualSite(SiteControl):
 
     def _token(self, org: str, role: Role) -> str:
         if org not in self._tokens:
-            self._tokens[org] = self._issuer.mint(org, [role], SERVICE_EPOCH - 1e8, 1e9)
+            self._tokens[org] = self._issuer.mint(org, [role], SERVICE_EPOCH, LOCAL_LIFETIME)
         return self._tokens[org]
 
 

@@ -1,7 +1,9 @@
 """Faults of simulated controllers that a test or a scenario asks for, one call at a time.
 
 For NMX-C a fault belongs to the next call of an RPC: refuse it with a return code, delay it, lose its
-reply, or answer without the server header. Lists may leave a partition out for a number of reads.
+reply, fail it with a gRPC status, or answer without the server header or without the id of a new
+partition. Another writer may act right after a call. Lists may leave a partition out for a number of
+reads. A frozen controller answers nothing and sends nothing, while its connections stay open.
 
 For NMX-M a fault belongs to the next request of a method and collection: answer with an HTTP status,
 lose the reply, fail or stall the operation, or answer with something that is not JSON. Lists of
@@ -10,9 +12,12 @@ partitions may lag behind the newest change, and GPUs may be missing from lists.
 `NmxcFaults.untaken` names faults that no call met; a scenario with such a fault proves nothing.
 """
 
+import asyncio
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
+import grpc
 import msgspec
 
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
@@ -29,6 +34,14 @@ class NmxcFault(msgspec.Struct, frozen=True, kw_only=True):
     """Carry out the call, then lose the answer."""
     no_header: bool = False
     """Answer without the server header."""
+    no_id: bool = False
+    """Answer without the id of the partition."""
+    no_effect: bool = False
+    """Answer with success, and do nothing."""
+    status: tuple[grpc.StatusCode, str] | None = None
+    """Fail with this gRPC status and these details, and do nothing."""
+    afterwards: Callable[[], None] | None = None
+    """What another writer does when the answer has been made."""
 
 
 Fault = TypeVar("Fault")
@@ -57,6 +70,8 @@ class NmxcFaults(CallFaults[NmxcFault]):
     def __init__(self) -> None:
         super().__init__(NmxcFault())
         self._hidden: dict[int, int] = {}
+        self._is_awake = asyncio.Event()
+        self._is_awake.set()
         self.calls: Counter[str] = Counter()
         """Calls that have arrived, by RPC."""
 
@@ -80,6 +95,30 @@ class NmxcFaults(CallFaults[NmxcFault]):
     def omit_header_of_next(self, rpc: str) -> None:
         """Answer the next call of `rpc` without saying whether it succeeded."""
         self.next(rpc, NmxcFault(no_header=True))
+
+    def omit_id_of_next(self, rpc: str, *, carried_out: bool = False) -> None:
+        """Answer the next call of `rpc` with success and without an id, whether or not it was carried out."""
+        self.next(rpc, NmxcFault(no_id=True, no_effect=not carried_out))
+
+    def fail_next(self, rpc: str, status: grpc.StatusCode, details: str) -> None:
+        """Fail the next call of `rpc` with a gRPC status."""
+        self.next(rpc, NmxcFault(status=(status, details)))
+
+    def act_after_next(self, rpc: str, act: Callable[[], None]) -> None:
+        """Call `act` after the next answer to `rpc`: another writer, while a client reads list after list."""
+        self.next(rpc, NmxcFault(afterwards=act))
+
+    def freeze(self) -> None:
+        """Answer nothing and send nothing until `thaw`; connections stay open."""
+        self._is_awake.clear()
+
+    def thaw(self) -> None:
+        """Answer again, also what was asked meanwhile."""
+        self._is_awake.set()
+
+    async def until_awake(self) -> None:
+        """Return at once unless the controller is frozen."""
+        await self._is_awake.wait()
 
     def hide_partition(self, partition_id: int, lists: int) -> None:
         """Leave a partition out of the next `lists` lists of partitions, though GPUs still name it."""

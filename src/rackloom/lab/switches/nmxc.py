@@ -262,9 +262,12 @@ class NmxcService:
         """Do the work unless a fault or the fabric forbids it; report the result in the header."""
         fault = self._faults.take(rpc)
         await asyncio.sleep(fault.delay)
+        await self._faults.until_awake()
+        if fault.status is not None:
+            await context.abort(*fault.status)
         reply: Any = GetMessageClass(_METHODS[rpc].output_type)()
         code = fault.refuse or "SUCCESS"
-        if fault.refuse is None:
+        if fault.refuse is None and not fault.no_effect:
             # The fabric calls `_notify_change` before the operation returns: it leaves this client out.
             self._changed_by = request.gateway_id
             try:
@@ -275,8 +278,12 @@ class NmxcService:
         if fault.drop_reply:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the reply was lost")
         self._faults.edit(reply)
+        if fault.no_id:
+            reply.ClearField("partition_id")
         if not fault.no_header:
             reply.server_header.CopyFrom(server_header(self._fabric, code))
+        if fault.afterwards is not None:
+            fault.afterwards()
         return reply
 
     async def _subscribe(
@@ -288,6 +295,7 @@ class NmxcService:
         try:
             yield self._acknowledgement()
             while notification := await self._next(subscriber, request.heart_beat_rate):
+                await self._faults.until_awake()
                 yield notification
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the controller goes away")
         finally:

@@ -2,8 +2,7 @@
 
 `NmxcServer` serves one fabric over gRPC, with or without TLS. It keeps its port while it is away. A
 standby can take over at another port; the former leader can return at the old port with the state that
-it remembers, or with no GPUs once it has learned that another one leads. SO_REUSEPORT is off, so that
-two controllers never share a port.
+it remembers, or with no GPUs once it has learned that another one leads. Two controllers never share a port.
 
 `NmxmServer` serves several fabrics over HTTP or HTTPS with uvicorn.
 """
@@ -14,24 +13,21 @@ from pathlib import Path
 from typing import Self
 
 import grpc
-import grpc.aio
 import msgspec
 import uvicorn
 
-from rackloom.http_server import HttpServer, bound_socket
+from rackloom.acceptor import bound_socket
+from rackloom.grpc_server import GrpcServer
+from rackloom.http_server import HttpServer
 from rackloom.lab.switches.fabric import SimulatedFabric, former_leader_fabric, standby_fabric
 from rackloom.lab.switches.faults import NmxcFaults, NmxmFaults
 from rackloom.lab.switches.nmxc import NmxcService
 from rackloom.lab.switches.nmxm import NMXM_BASE, NmxmService
+from rackloom.limits import SIMULATED_NMX_C, SIMULATED_NMX_M
 
 LOOPBACK = "127.0.0.1"
 GRACE_SECONDS = 0.2
 """For calls under way when the controller goes away; then they are cut."""
-
-_GRPC_OPTIONS = (
-    # Two controllers never share a port: binding the second one fails.
-    ("grpc.so_reuseport", 0),
-)
 
 
 class NmxcServerTls(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +51,7 @@ class NmxcServer:
         self._port = port
         self._tls = tls
         self._service = NmxcService(fabric, self.faults)
-        self._server: grpc.aio.Server | None = None
+        self._server: GrpcServer | None = None
         self._standby: NmxcServer | None = None
         self._old: NmxcServer | None = None
         """Where it led from before."""
@@ -82,22 +78,18 @@ class NmxcServer:
         """Listen, on the port that it had before if it had one; nothing happens where it listens."""
         if self._server is not None:
             return
-        server = grpc.aio.server(options=_GRPC_OPTIONS)
-        server.add_generic_rpc_handlers((self._service.handlers(),))
-        address = f"{LOOPBACK}:{self._port}"
-        self._port = (
-            server.add_secure_port(address, _server_credentials(self._tls))
-            if self._tls
-            else server.add_insecure_port(address)
-        )
-        await server.start()
+        listener = bound_socket(LOOPBACK, self._port)
+        self._port = listener.getsockname()[1]
+        credentials = None if self._tls is None else _server_credentials(self._tls)
+        server = GrpcServer((self._service.handlers(),), SIMULATED_NMX_C, credentials)
+        await server.start(listener)
         self._server = server
 
     async def go_away(self) -> None:
         """End every subscription and connection and stop listening; the fabric keeps its state."""
         if self._server is not None:
             self._service.hang_up()
-            await self._server.stop(grace=GRACE_SECONDS)
+            await self._server.stop(GRACE_SECONDS)
             self._server = None
 
     async def stand_by(self) -> str:
@@ -212,7 +204,7 @@ class NmxmServer:
             log_config=None,
             lifespan="off",
         )
-        self._server = HttpServer(config)
+        self._server = HttpServer(config, SIMULATED_NMX_M)
         self._task = asyncio.create_task(self._server.serve(sockets=[bound]))
         await self._server.answering.wait()
 

@@ -186,19 +186,20 @@ class SimController:
         await asyncio.sleep(trip.there or 0.0)
         if not trip.copies:
             # The proxy answers for the controller: a real header, and no effect on the fabric.
-            hello = await self._once("Hello", pb.ClientHello().SerializeToString(), expected=False)
+            hello = await self._once("Hello", pb.ClientHello().SerializeToString(), expected=lambda: False)
             return _hollow_success(rpc, hello)
         # `waiting` is emptied when the client gives up: an answer after that is not expected any more.
-        reply = await self._once(rpc, request, expected=bool(waiting))
+        reply = await self._once(rpc, request, expected=lambda: bool(waiting))
         for _ in range(trip.copies - 1):
-            await self._once(rpc, request, expected=False)
+            await self._once(rpc, request, expected=lambda: False)
         return reply
 
-    async def _once(self, rpc: str, request: bytes, *, expected: bool) -> bytes:
+    async def _once(self, rpc: str, request: bytes, *, expected: Callable[[], bool]) -> bytes:
         handler = self._handler(rpc)
         parsed = handler.request_deserializer(request)
         reply = await handler.unary_unary(parsed, SimCallContext())
-        self._executed(rpc, parsed, reply, expected)
+        # Only now: a controller that hung may have answered after the client gave up.
+        self._executed(rpc, parsed, reply, expected())
         return bytes(handler.response_serializer(reply))
 
     async def _notifications(self, request: bytes) -> AsyncIterator[bytes]:

@@ -196,6 +196,12 @@ class SimRack:
             self._note_change(rpc, request, reply)
             self.disturb()
             return
+        succeeded = reply.server_header.return_code == pb.NMX_ST_SUCCESS
+        if rpc == "CreatePartition" and succeeded and not reply.partition_id.partition_id:
+            # Without an id neither: the client cannot tell what was made.
+            self._note_change(rpc, request, reply)
+            self.disturb()
+            return
         code = pb.StReturnCode.Name(reply.server_header.return_code).removeprefix("NMX_ST_")
         done = code == "SUCCESS"
         # A refused change left the fabric as it is, so before and after are the same.
@@ -230,8 +236,10 @@ class SimRack:
 
     def _note_change(self, rpc: str, request: Any, reply: Any) -> None:
         self.mutations += 1
-        if rpc == "CreatePartition" and reply.partition_id.partition_id:
-            self.made[reply.partition_id.partition_id] = request.name
+        if rpc == "CreatePartition":
+            # By name, because the answer may lack the id.
+            made = (number for number, of in self.fabric.partitions.items() if of.name == request.name)
+            self.made.update((number, request.name) for number in made)
         elif rpc == "DeletePartition":
             self.made.pop(reply.partition_id.partition_id, None)
 

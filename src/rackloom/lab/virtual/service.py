@@ -21,8 +21,7 @@ notes to decide which statuses are supported by an observation.
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -39,11 +38,13 @@ from rackloom.carve.fabric.nmxm.driver import NmxmDriver
 from rackloom.carve.fabric.nmxm.protocol import NmxmLogin
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.endpoints import Endpoint
+from rackloom.carve.reconcile.domain_pass import REREAD_SECONDS
 from rackloom.carve.reconcile.loop import SOLE_REPLICA, Reconciler
 from rackloom.carve.store.database import DatabaseBackend, Store
 from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
 from rackloom.carve.store.schema import domain_revision
 from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
+from rackloom.core.partitions.reading_age import valid_seconds
 from rackloom.lab.switches.nmxm import NmxmService
 from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, NmxmTransport, SimController
 from rackloom.lab.virtual.process import Process, RestartedProcess, T
@@ -60,10 +61,10 @@ WRITE_DELAY = 1e-3
 
 
 class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt to read or to change a domain ended, as far as something is known by it."""
+    """How an attempt to read a domain ended."""
 
     observation: DomainObservation | None
-    """None: it failed, and the state is unknown."""
+    """None: it failed. The state is unknown unless the attempt is repeated at once."""
     begun: float
     ended: float
     life: Process
@@ -72,7 +73,9 @@ class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
     def was_written_down(self, now: float) -> bool:
         """Whether its process had the time to write it down."""
         until = now if self.life.ended_at is None else min(now, self.life.ended_at)
-        return self.ended < until - WRITE_DELAY
+        # A reading that failed is repeated before it is written down.
+        delay = WRITE_DELAY if self.observation is not None else WRITE_DELAY + REREAD_SECONDS
+        return self.ended < until - delay
 
 
 class RecordingDriver:
@@ -88,25 +91,19 @@ class RecordingDriver:
 
     async def observe(self) -> DomainObservation:
         """Read, and note the outcome."""
-        with self._failure_noted() as begun:
-            observation = await self._driver.observe()
-            self._note(observation, begun)
-            return observation
-
-    async def execute(self, operation: PartitionOperation) -> int:
-        """Carry out, and note what a new partition is for, or that the outcome is unknown."""
-        self._world.asked(operation)
-        with self._failure_noted():
-            return await self._driver.execute(operation)
-
-    @contextmanager
-    def _failure_noted(self) -> Iterator[float]:
         begun = _now()
         try:
-            yield begun
+            observation = await self._driver.observe()
         except FabricUnavailable:
             self._note(None, begun)
             raise
+        self._note(observation, begun)
+        return observation
+
+    async def execute(self, operation: PartitionOperation) -> int:
+        """Carry out, and note what a new partition is for."""
+        self._world.asked(operation)
+        return await self._driver.execute(operation)
 
     def notifications(self) -> AsyncIterator[None]:
         """As they come."""
@@ -284,6 +281,7 @@ class SimulatedService:
             wake=reconciler.wake,
             verifier=state.deps.verifier,
             auto_tenant=True,
+            valid_seconds=valid_seconds(self.interval),
         )
         state.tenants_seen.clear()
         life.spawn(reconciler.run())

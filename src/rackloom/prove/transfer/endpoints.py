@@ -40,6 +40,7 @@ from rackloom.core.transfer.values import (
     TransferSpec,
 )
 from rackloom.errors import Refused, Retry
+from rackloom.limits import TRANSFER_CONTROL
 from rackloom.prove.transfer.agent import NixlAgent, nixl_version, open_agent, ucx_version
 from rackloom.prove.transfer.buffers import Buffer
 from rackloom.prove.transfer.channel import (
@@ -146,10 +147,6 @@ class EvidenceRecorder:
 # Target.
 
 
-HANDSHAKE_SECONDS = 10.0
-"""How long a connection may take to prove that it holds the secret and to make its offer."""
-
-
 def listen_for_initiator(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 lets the kernel choose.
 
@@ -188,7 +185,7 @@ def serve_target(
             sock, address = listener.accept()
         except TimeoutError:
             raise Retry("no initiator came in time", after=1.0) from None
-        wire = Wire(sock, time.monotonic() + HANDSHAKE_SECONDS, time.monotonic)
+        wire = Wire(sock, time.monotonic() + TRANSFER_CONTROL.handshake_seconds, time.monotonic)
         try:
             serve_measurement(wire, secret, config)
         except (Refused, Retry) as trouble:

@@ -1,17 +1,11 @@
-"""Transfer records in files.
+"""Transfer records in files, each replaced whole or not at all (`durable_files`)."""
 
-Files are written atomically: to a temporary file beside the target, synced, then renamed. A file that
-cannot be written leaves the old one as it was.
-"""
-
-import os
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from rackloom.core.transfer.records import TransferRecord
+from rackloom.durable_files import write_durably
 from rackloom.errors import Refused
 
 
@@ -30,18 +24,10 @@ def write_atomically(content: bytes, file: Path) -> None:
     Raises:
         Refused: the disk is full, or the place cannot be written to.
     """
-    beside = ""
     try:
-        handle, beside = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-        with os.fdopen(handle, "wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        Path(beside).chmod(0o644)  # a record holds no secret, and mkstemp gives it to its owner alone
-        Path(beside).replace(file)
+        # A record holds no secret.
+        write_durably(file, content, mode=0o644)
     except OSError as error:
-        with suppress(OSError):
-            Path(beside).unlink()
         raise Refused(
             f"{file} could not be written: {error.strerror}",
             nearest_fix="name a place with room for it; the RESULT lines above are the runs",

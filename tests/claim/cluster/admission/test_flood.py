@@ -18,7 +18,8 @@ from tests.waiting import until_so
 
 from rackloom.app.listeners import serve_http
 from rackloom.app.webhook import BODIES, MAX_BODY
-from rackloom.http_server import ConnectionLimits, FairShare, address_key
+from rackloom.fair_share import FairShare, address_key
+from rackloom.limits import HttpLimits
 
 FLOOD = Path(__file__).parent / "flood.py"
 SECONDS = 10.0
@@ -143,12 +144,14 @@ def test_an_address_is_one_whatever_it_is_written_as():
     assert BODIES >= 4 * MAX_BODY
 
 
-SMALL = ConnectionLimits(
+SMALL = HttpLimits(
     connections=4,
     connections_of_an_address=3,
     handshake_seconds=0.3,
     head_seconds=1.0,
-    request_seconds=0.6,
+    body_seconds=0.6,
+    answer_seconds=0.6,
+    unread_seconds=0.5,
     head_bytes=1000,
     head_fields=8,
 )
@@ -165,7 +168,7 @@ async def hung(scope, receive, send):
 @asynccontextmanager
 async def bounded(tls=None):
     ended = []
-    async with serve_http(hung, "127.0.0.1:0", tls=tls, bounds=SMALL, ended=ended.append) as port:
+    async with serve_http(hung, "127.0.0.1:0", tls=tls, limits=SMALL, ended=ended.append) as port:
         yield port, ended
 
 
@@ -184,7 +187,7 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
         (GET, b"", ["head"]),
         (b"\r\n" * 20, b"", ["head"]),
         (b"", b"", ["head"]),
-        (GET.replace(b"/ ", b"/hang ") + b"\r\n", b"", ["request"]),
+        (GET.replace(b"/ ", b"/hang ") + b"\r\n", b"", ["answer"]),
     ],
 )
 def test_every_part_of_a_request_is_bounded(sent, answer, why):

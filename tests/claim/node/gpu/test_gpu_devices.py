@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.allocate.known_attributes import unknown_to_lint
 
 from rackloom.claim.manifests.read import read_manifests
 from rackloom.claim.node.gpu.inventory import (
@@ -173,6 +174,7 @@ def test_every_machine_publishes_its_gpus(make_gpus, profile):
     for device, gpu in zip(devices, kit.machine.gpus, strict=False):
         check_device(device)
         attributes = device.attributes
+        assert unknown_to_lint("gpu.nvidia.com", attributes) == set()
         assert attributes["uuid"].string == kit.inventory.gpus[gpu.index].uuid
         if gpu.numa_node is not None:
             assert attributes["resource.kubernetes.io/numaNode"].int_ == gpu.numa_node.value

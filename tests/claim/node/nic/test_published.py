@@ -1,6 +1,7 @@
 """What is published of the NICs of real machines, and of one that is in use."""
 
 import pytest
+from tests.core.allocate.known_attributes import unknown_to_lint
 
 from rackloom.claim.node.nic import plugin
 from rackloom.claim.node.nic.inventory import nic_health
@@ -161,6 +162,7 @@ def test_all_attributes_of_an_interface():
         "resource.kubernetes.io/pcieRoot": "pci0000:80",
         "rail": 0,
     }
+    assert unknown_to_lint("dra.net", reported) == set()
 
 
 def _fields(struct):

@@ -76,8 +76,14 @@ def found(asked, evidence):
         ("constant", H100, f"{NUMA_1} && {NUMA_1.replace('1', '0')}", NUMA_1),
         ("constant", "typical", f'device.driver == "a" && {RDMA} && device.driver == "b"', RDMA),
         ("matches-nothing", H100, NUMA_1.replace("1", "7"), NUMA_1),
-        ("unpublished-attribute", "typical", 'device.attributes["dra.net"].rail == 1', RDMA),
+        ("unpublished-attribute", "typical", 'device.attributes["dra.net"].lane == 1', RDMA),
         ("unpublished-attribute", H100, 'device.attributes["dra.net"].?rail.orValue(0) == 1', RDMA),
+        (
+            "missing-attribute",
+            "typical",
+            'device.attributes["dra.net"].rail == 1',
+            'device.attributes["dra.net"].?rail.orValue(-1) == 1',
+        ),
         (
             "missing-attribute",
             "typical",
@@ -190,7 +196,7 @@ def test_one_root_where_pairs_do_not_help_either():
 def test_a_constraint_on_what_nics_do_not_publish():
     both = (request("gpu", GPU), request("nic", NIC, RDMA))
     assert found(claim(*both, match=[(ROOT, ())]), on(H100)) == ["unpublished-attribute"]
-    assert found(claim(*both, match=[("dra.net/rail", ())]), on("typical")) == ["unpublished-attribute"]
+    assert found(claim(*both, match=[("dra.net/lane", ())]), on("typical")) == ["unpublished-attribute"]
     assert found(claim(*both, match=[(ROOT, ())]), on(P4D)) == []
 
 

@@ -1,9 +1,10 @@
 """`FabricDriver` over NMX-C: reads a domain into one observation and executes partition operations.
 
-An observation is complete or fails. The GPU list and the partition list are read one after the other,
-and both must be consistent: each GPU has a unique GUID, each partition a unique id, and a GPU's
-partition lists the GPU as a member. A controller was seen to omit a partition for a while; without this
-check the partition would be taken for one that is gone. Members of location-based partitions are looked
+An observation is complete or fails. The GPU list and the partition list are read one after the other.
+Each GPU must have a unique GUID and each partition a unique id. A GPU whose partition does not list it is
+uncertain, with all that shares these partitions: another client changed something between the lists, or
+the controller omits a partition, which it was seen to do for a while. Without this the partition would be
+taken for one that is gone. Members of location-based partitions are looked
 up by location. A controller that does not report domain limits has none.
 
 `protocol` maps errors of calls to refused or unknown. Operations name a partition by id and name, so that
@@ -18,7 +19,15 @@ from typing import Any, TypeVar
 
 from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, TlsMaterial
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
-from rackloom.carve.fabric.nmxc.protocol import NmxcSession, OpenChannel, open_channel, wake_ups
+from rackloom.carve.fabric.nmxc.protocol import (
+    CONNECT_SECONDS,
+    MAX_HEART_BEAT_SECONDS,
+    PROBE_SECONDS,
+    NmxcSession,
+    OpenChannel,
+    open_channel,
+    wake_ups,
+)
 from rackloom.core.partitions.domain import (
     AddGpus,
     CreatePartition,
@@ -31,6 +40,7 @@ from rackloom.core.partitions.domain import (
     PartitionHealth,
     PartitionOperation,
     RemoveGpus,
+    contradicted_gpus,
 )
 
 # Requests.
@@ -96,9 +106,7 @@ def read_partitions(
 ) -> tuple[ObservedPartition, ...]:
     """Partitions by id, the members of location-based ones looked up.
 
-    The two lists are read one after the other. Raises FabricUnavailable when they cannot both be true: a
-    controller was seen to omit a partition for a while, and a partition that is missing from an observation
-    would be taken for one that is gone.
+    Raises FabricUnavailable when one has no id, or two have the same.
     """
     locations = {_gpu_location(gpu.loc.location, gpu.gpu_id): gpu.gpu_uid for gpu in gpus}
     partitions = {info.partition_id.partition_id: _observed_partition(info, locations) for info in infos}
@@ -106,12 +114,6 @@ def read_partitions(
         raise FabricUnavailable("GetPartitionInfoList: a partition without an id")
     if len(partitions) != len(infos):
         raise FabricUnavailable("GetPartitionInfoList: two partitions with one id")
-    for gpu in gpus:
-        held_by = gpu.partition_id.partition_id
-        if held_by and (held_by not in partitions or gpu.gpu_uid not in partitions[held_by].members):
-            raise FabricUnavailable(
-                f"GPU {gpu.gpu_uid:#x} is in partition {held_by}, which the list of partitions denies"
-            )
     return tuple(partitions[number] for number in sorted(partitions))
 
 
@@ -174,8 +176,8 @@ _LIMITS_UNSUPPORTED = ("NOT_SUPPORTED", "UNIMPLEMENTED")
 class NmxcDriver:
     """One NMX-C endpoint. Construct it in the event loop that uses it, and close it there.
 
-    `clock` gives seconds since the epoch. The controller tells its clients apart by `gateway_id`. Simulations
-    replace `sleep` and `connect`.
+    `clock` gives seconds since the epoch. The controller tells its clients apart by `gateway_id`, and shall
+    give a sign of life every `heart_beat_seconds`. Simulations replace `sleep` and `connect`.
     """
 
     def __init__(
@@ -185,12 +187,14 @@ class NmxcDriver:
         clock: Callable[[], float],
         tls: TlsMaterial | None = None,
         gateway_id: str = "rackloom",
+        heart_beat_seconds: int = MAX_HEART_BEAT_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         connect: OpenChannel = open_channel,
     ) -> None:
         self._session = NmxcSession(endpoint_url, tls, gateway_id, connect)
         self._clock = clock
         self._sleep = sleep
+        self._heart_beat_seconds = heart_beat_seconds
         self._domain: str | None = None
 
     async def observe(self) -> DomainObservation:
@@ -225,11 +229,11 @@ class NmxcDriver:
         return operation.partition_id
 
     def notifications(self) -> AsyncIterator[None]:
-        """One item for each notification of a change, and after each (re)connection.
+        """One item for each notification of a change, after each (re)connection, and when one is lost.
 
         It renews a lost subscription and never ends; close the iterator before the driver.
         """
-        return wake_ups(self._session, self._sleep)
+        return wake_ups(self._session, self._sleep, self._heart_beat_seconds)
 
     async def close(self) -> None:
         """Release the connection."""
@@ -237,7 +241,8 @@ class NmxcDriver:
 
     async def _read(self, observed_at: float) -> DomainObservation:
         client: dict[str, Any] = {"context": pb.Context(), "gateway_id": self._session.gateway_id}
-        domain = await self._session.hello()
+        patience = PROBE_SECONDS if self._session.is_suspect else CONNECT_SECONDS
+        domain = await self._session.hello(patience)
         limits = await self._limits(domain)
         gpus: pb.GetGpuInfoListResponse = await self._session.call_in(
             domain, "GetGpuInfoList", pb.GetGpuInfoListRequest(attr=pb.NMX_GPU_ATTR_ALL, **client)
@@ -245,12 +250,15 @@ class NmxcDriver:
         partitions: pb.GetPartitionInfoListResponse = await self._session.call_in(
             domain, "GetPartitionInfoList", pb.GetPartitionInfoListRequest(**client)
         )
+        listed = read_partitions(partitions.partition_info_list, gpus.gpu_info_list)
+        claims = {gpu.gpu_uid: gpu.partition_id.partition_id for gpu in gpus.gpu_info_list}
         return DomainObservation(
             domain=domain,
             gpus=read_gpus(gpus.gpu_info_list),
-            partitions=read_partitions(partitions.partition_info_list, gpus.gpu_info_list),
+            partitions=listed,
             limits=limits,
             observed_at=observed_at,
+            uncertain=contradicted_gpus(claims, listed),
         )
 
     async def _limits(self, domain: str) -> DomainLimits:

@@ -7,9 +7,13 @@ unknown and becomes `FabricUnavailable`. `call_in` accepts a reply only from the
 `Hello`.
 
 Keepalive pings are rare because controllers drop clients that ping often. Heartbeats detect a silent
-controller: the subscription is lost after four missed ones. `wake_ups` subscribes again with
-exponential backoff, and yields once for each new subscription, since anything may have been missed, and
-once per change. A heartbeat that repeats the last state is no change.
+controller: the subscription is lost once none came for `SILENT_BEATS` of them. `heart_beat_rate` derives
+their rate from the interval of the site's passes, so that silence is noticed well before the timer.
+
+`wake_ups` yields once for each new subscription, since anything may have been missed, once per change,
+and at once when a subscription is lost. A heartbeat that repeats the last state is no change. A lost
+subscription is renewed with exponential backoff. Until it is, the session is suspect: its next reading
+waits only `PROBE_SECONDS` for the first answer, because the loss is already one sign that nobody answers.
 """
 
 import asyncio
@@ -152,6 +156,8 @@ def error_from_status(rpc: str, error: grpc.aio.AioRpcError) -> FabricUnavailabl
 MAJOR_VERSION, MINOR_VERSION = 2, 20
 """Protocol version that the client announces."""
 CONNECT_SECONDS = 5.0
+PROBE_SECONDS = 1.0
+"""For the first answer of a controller whose subscription was lost."""
 CALL_SECONDS = 10.0
 
 
@@ -163,15 +169,17 @@ class NmxcSession:
     ) -> None:
         self.url = url
         self.gateway_id = gateway_id
+        self.is_suspect = False
+        """Whether a subscription was lost and none has begun since."""
         self._channel = connect(url, tls)
         self._stub = NMX_ControllerStub(self._channel)
 
-    async def hello(self) -> str:
+    async def hello(self, seconds: float = CONNECT_SECONDS) -> str:
         """Say hello and return the uuid of the domain that answers."""
         request = pb.ClientHello(
             gateway_id=self.gateway_id, major_version=MAJOR_VERSION, minor_version=MINOR_VERSION
         )
-        reply: pb.ServerHello = await self.call("Hello", request, seconds=CONNECT_SECONDS)
+        reply: pb.ServerHello = await self.call("Hello", request, seconds=seconds)
         return canonical_domain(reply.server_header.domain_uuid)
 
     async def call(self, rpc: str, request: Message, *, seconds: float = CALL_SECONDS) -> Any:
@@ -209,41 +217,56 @@ class NmxcSession:
 # Subscription.
 
 
-HEART_BEAT_SECONDS = 30
-"""How often the controller shall send its state when nothing changes."""
-SILENCE_SECONDS = 4.0 * HEART_BEAT_SECONDS
-"""After four missed heart beats the subscription counts as lost."""
+MAX_HEART_BEAT_SECONDS = 10
+"""How often the controller shall send its state when nothing changes, at most."""
+SILENT_BEATS = 2.5
+"""After the time of so many heart beats without any the subscription counts as lost."""
 FIRST_RESUBSCRIBE_DELAY, MAX_RESUBSCRIBE_DELAY = 0.5, 30.0
 """Seconds before a lost subscription is tried again; doubled until one holds."""
 
 
+def heart_beat_rate(interval: float) -> int:
+    """Seconds between heart beats where a pass runs every `interval` seconds.
+
+    Silence and one unanswered call then end within half an interval of a few seconds or more.
+    """
+    return max(1, min(MAX_HEART_BEAT_SECONDS, int(interval / 6)))
+
+
 async def wake_ups(
-    session: NmxcSession, sleep: Callable[[float], Awaitable[None]]
+    session: NmxcSession,
+    sleep: Callable[[float], Awaitable[None]],
+    heart_beat_seconds: int = MAX_HEART_BEAT_SECONDS,
 ) -> AsyncGenerator[None, None]:
-    """One item when a subscription begins (anything may have been missed before), and one per change."""
+    """One item when a subscription begins (anything may have been missed before), changes, or is lost."""
     delay = FIRST_RESUBSCRIBE_DELAY
     while True:
+        has_begun = False
         # The next observation meets and reports the same error; here it only means to subscribe again.
         with suppress(FabricUnavailable, FabricRefused):
-            async with aclosing(_subscription(session)) as items:
+            async with aclosing(_subscription(session, heart_beat_seconds)) as items:
                 async for is_first in items:
+                    has_begun, session.is_suspect = True, False
                     yield
                     if not is_first:
                         delay = FIRST_RESUBSCRIBE_DELAY
+        if has_begun:
+            session.is_suspect = True
+            yield
         await sleep(delay)
         delay = min(2 * delay, MAX_RESUBSCRIBE_DELAY)
 
 
-async def _subscription(session: NmxcSession) -> AsyncGenerator[bool, None]:
+async def _subscription(session: NmxcSession, heart_beat_seconds: int) -> AsyncGenerator[bool, None]:
     """One subscription, until it is lost; yields whether the item is its beginning."""
     await session.hello()
-    call = session.subscribe(HEART_BEAT_SECONDS)
+    call = session.subscribe(heart_beat_seconds)
     try:
         await _read_notification(call, CALL_SECONDS)
         yield True
         last_state: bytes | None = None
         while True:
-            notification = await _read_notification(call, SILENCE_SECONDS)
+            notification = await _read_notification(call, SILENT_BEATS * heart_beat_seconds)
             state = _domain_state(notification)
             if state is None or state != last_state:
                 yield False
@@ -261,7 +284,7 @@ async def _read_notification(
     except grpc.aio.AioRpcError as error:
         raise FabricUnavailable(f"Subscribe: {error.code().name}: {error.details()}") from error
     except TimeoutError as error:
-        raise FabricUnavailable(f"Subscribe: nothing heard for {seconds:.0f} s") from error
+        raise FabricUnavailable(f"Subscribe: nothing heard for {seconds:g} s") from error
     if notification is grpc.aio.EOF:
         raise FabricUnavailable("Subscribe: the controller ended the subscription")
     if notification.HasField("subscription_response"):

@@ -185,6 +185,7 @@ class NmxmDriver:
             # NMX-M reports no domain properties.
             limits=DomainLimits(),
             observed_at=observed_at,
+            uncertain=reading.uncertain,
         )
 
     async def execute(self, operation: PartitionOperation) -> int:
@@ -193,7 +194,7 @@ class NmxmDriver:
         Raises FabricRefused when NMX-M refuses, and before anything is requested when the partition is not as
         it was observed or another change is pending; FabricUnavailable when the outcome is unknown.
         """
-        now = await self._read()
+        now = await self._read_without_contradiction()
         if now.domain != self._domain:
             raise FabricUnavailable(f"{self._session.url} is now domain {now.domain}, it was {self._domain}")
         await require_no_pending_change(self._session, now)
@@ -233,6 +234,15 @@ class NmxmDriver:
         )
         domain = self._asked_domain or reading.domain_of_chassis(lists, self._serials)
         return reading.read_domain(lists, domain, self._names)
+
+    async def _read_without_contradiction(self) -> DomainReading:
+        """For changes: raises FabricUnavailable while the lists contradict each other."""
+        now = await self._read()
+        if now.uncertain:
+            raise FabricUnavailable(
+                f"GetPartitions: GPU {min(now.uncertain):#x} is in a partition that the list denies"
+            )
+        return now
 
     def _as_planned(
         self, operation: AddGpus | RemoveGpus | DeletePartition, now: DomainReading
@@ -309,7 +319,7 @@ class NmxmDriver:
 
         async def is_shown() -> bool:
             try:
-                newest[:] = [await self._read()]
+                newest[:] = [await self._read_without_contradiction()]
             except (FabricRefused, FabricUnavailable):
                 return False
             return shows(newest[0])

@@ -5,7 +5,8 @@ registered for the endpoint. A partition does not name its domain; its members d
 
 The lists are read one after the other and were seen to lag behind each other. `read_domain` raises
 `FabricUnavailable` when they cannot all be true: GPUs without a unique GUID, a healthy compute node
-without GPUs, a partition number used twice, or a GPU whose partition does not list it.
+without GPUs, or a partition number used twice. A GPU whose partition does not list it is uncertain, with
+all that shares these partitions.
 
 A partition keeps naming GPUs that are absent. `GpuGuids` remembers the GUID of every GPU that was ever
 listed, and gives an unknown entity a placeholder GUID. A location without a GPU is an empty location:
@@ -19,7 +20,13 @@ import msgspec
 
 from rackloom.carve.fabric.controller import FabricUnavailable, canonical_domain
 from rackloom.carve.fabric.nmxm import protocol
-from rackloom.core.partitions.domain import GpuHealth, ObservedGpu, ObservedPartition, PartitionHealth
+from rackloom.core.partitions.domain import (
+    GpuHealth,
+    ObservedGpu,
+    ObservedPartition,
+    PartitionHealth,
+    contradicted_gpus,
+)
 
 _GPU_HEALTH = {
     "HEALTHY": GpuHealth.HEALTHY,
@@ -69,6 +76,8 @@ class DomainReading(msgspec.Struct, frozen=True, kw_only=True):
     """Fabric GUID -> the GPU as NMX-M has it."""
     partitions: Mapping[int, PartitionState]
     """By number."""
+    uncertain: frozenset[int]
+    """Fabric GUIDs about whose partition the lists contradict each other."""
 
     def named(self, name: str) -> PartitionState | None:
         """The partition of this name, if there is one."""
@@ -97,8 +106,8 @@ class GpuGuids(dict[str, int]):
 def read_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> DomainReading:
     """The content of `domain` according to `lists`.
 
-    The lists are read one after the other, and were seen to lag behind each other: raises
-    FabricUnavailable when they cannot all be true.
+    The lists are read one after the other, and were seen to lag behind each other. Raises FabricUnavailable
+    when one of them is incomplete; GPUs and partitions that contradict each other are `uncertain`.
     """
     mine = [gpu for gpu in lists.gpus if canonical_domain(gpu.domain_uuid) == domain]
     serials = {
@@ -110,12 +119,13 @@ def read_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> DomainReading
     _require_nodes_filled(lists.nodes, mine, domain)
     names.update((gpu.id, gpu.device_uid) for gpu in lists.gpus)
     partitions = _partitions_of_domain(lists, domain, names)
-    _require_agreement(mine, partitions)
+    claims = {gpu.device_uid: gpu.partition_id for gpu in mine}
     return DomainReading(
         domain=domain,
         gpus=tuple(_observed_gpu(gpu, serials) for gpu in sorted(mine, key=lambda gpu: gpu.device_uid)),
         entities={gpu.device_uid: gpu for gpu in mine},
         partitions=partitions,
+        uncertain=contradicted_gpus(claims, [state.partition for state in partitions.values()]),
     )
 
 
@@ -231,16 +241,6 @@ def _require_nodes_filled(
         if _tray_location(node.location_info) not in filled:
             slot = node.location_info.slot_id
             raise FabricUnavailable(f"GetGpus: the compute node in slot {slot} is healthy, but lists no GPU")
-
-
-def _require_agreement(gpus: Iterable[protocol.NmxmGpu], partitions: Mapping[int, PartitionState]) -> None:
-    """A partition that is missing from an observation would be taken for one that is gone."""
-    for gpu in gpus:
-        held_by = gpu.partition_id
-        if held_by and (held_by not in partitions or gpu.device_uid not in partitions[held_by].members):
-            raise FabricUnavailable(
-                f"GetPartitions: GPU {gpu.device_uid:#x} is in partition {held_by}, which the list denies"
-            )
 
 
 def _tray_location(where: protocol.NmxmLocation) -> tuple[int, int, int]:

@@ -3,7 +3,8 @@
 Only domains with a fresh reading are judged. The checks report:
 
 - two tenants in one partition, which is critical: they share memory;
-- a partition that the site did not make, and the factory partition where the site's policy removes it;
+- a partition that the site did not make, with the trays that get no instance because of it, and the
+  factory partition where the site's policy removes it;
 - a partition of the site that the controller no longer lists though nobody deleted it;
 - a GPU that the controller lists in several partitions;
 - instances whose GPUs are not in the requested partition, one finding for each instance. A request
@@ -84,7 +85,11 @@ def _check_partition(
 
 def _foreign_partition(partition: PartitionRecord, gpus: list[GpuChain]) -> Finding:
     busy = sorted({chain.machine.id for chain in gpus if chain.machine and chain.machine.instance})
+    idle = sorted({chain.machine.id for chain in gpus if chain.machine and not chain.machine.instance})
     content = f"it holds GPUs of instances on {first_few(busy)}" if busy else "nobody asked for it"
+    if idle:
+        trays = "tray" if len(idle) == 1 else "trays"
+        content += f"; it keeps instances off {len(idle)} empty {trays}: {first_few(idle)}"
     title, reason = f"partition {partition.name}", "it was made by somebody else"
     if not partition.name:
         title = f"partition {partition.id} without a name"

@@ -15,10 +15,12 @@ maximal loads are tried. Before the search, a weight bound (`CarryBound`) reject
 of a need weigh less, the more of them the best tray carries, and no set of trays carries more than the sum
 of its heaviest loads.
 
-Spares: `spare_trays` lists the unused trays of the clique that could take over all members of any used
-tray, partly used trays first. The joint search applies the same rule while it searches: every choice of
-spare trays that differs is tried (200 at most), and `carry_bound` keeps only loads that each spare can take
-over. Change both together, or a plan gets fewer spares than the search promised.
+Spares: a tray may be a spare if it could take over all members of any used tray (`trays_that_carry`); of
+interchangeable trays `in_spare_order` prefers some. `spare_trays` lists the unused trays that qualify, partly
+used ones first. The joint search keeps trays unused while it searches: every choice of spare trays that
+differs is tried (200 at most, `_spare_choices`), the choice that opens fewest empty trays wins, and
+`carry_bound` keeps only loads that each spare can take over. A stricter rule for what qualifies is a change
+of `trays_that_carry` and `carry_bound` together, or a plan gets fewer spares than the search promised.
 
 The joint search of one clique gives up after 200,000 steps; the answer then has no loads. All searches for
 one gang, those for its fixes included, share a `SearchBudget`, counted in steps and dead ends instead of
@@ -32,7 +34,7 @@ from functools import lru_cache
 from itertools import groupby, islice
 from math import prod
 from operator import add, mul
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rackloom.core.place.search.site_capacity import (
     MAX_NEEDS,
@@ -48,6 +50,8 @@ from rackloom.core.place.search.site_capacity import (
     ordered_needs,
     tray_loads,
 )
+
+T = TypeVar("T")
 
 # The budget of all searches for one gang.
 
@@ -246,26 +250,40 @@ def assign_jointly(
 
 
 def spare_trays(trial: TrialPlacement, clique: str, assigned: Iterable[TrayAssignments]) -> list[int]:
-    """Trays of the clique that could take over all members of any tray of `assigned`.
+    """Trays of the clique that could take over all members of any tray of `assigned`, the preferred first.
 
-    Trays of which a part is in use come first, then the last ones. `carry_bound` has the same rule for the
-    joint search.
+    Trays of which a part is in use come first, then those that `in_spare_order` prefers.
     """
     by_tray: dict[int, Counter[MemberNeed]] = {}
     for assignments in assigned:
         for assignment in assignments:
             by_tray.setdefault(assignment.at, Counter())[assignment.part.need] += assignment.members
-    needs = tuple({need: None for load in by_tray.values() for need in load})
-    loads = {tuple(load[need] for need in needs) for load in by_tray.values()}
-    most = tuple(map(max, zip(*loads, strict=True)))
-    capacity = trial.capacity
-    trays = list(zip(capacity.cliques[clique], capacity.vacancies(clique, needs), strict=True))
-    able = [
-        at
-        for at, vacancy in reversed(trays)
-        if not trial.members(at) and loads <= tray_loads(vacancy, needs, most)
-    ]
-    return sorted(able, key=trial.is_empty)
+    able = trays_that_carry(trial.capacity, clique, list(by_tray.values()))
+    return sorted((at for at in in_spare_order(able) if not trial.members(at)), key=trial.is_empty)
+
+
+def in_spare_order(trays: Sequence[T]) -> Iterator[T]:
+    """Interchangeable trays (given in site order) as they become spares: the last first.
+
+    Members fill the first trays, so spares are together at the end of a clique.
+    """
+    return reversed(trays)
+
+
+def trays_that_carry(
+    capacity: SiteCapacity, clique: str, loads: Collection[Mapping[MemberNeed, int]]
+) -> list[int]:
+    """Trays of the clique, in site order, that can carry each of these loads, whatever the gang has on them.
+
+    This is the rule for what may be a spare. The joint search has it in `carry_bound`.
+    """
+    needs = tuple({need: None for load in loads for need in load})
+    if not needs:
+        return list(capacity.cliques[clique])
+    wanted = {tuple(load.get(need, 0) for need in needs) for load in loads}
+    most = tuple(map(max, zip(*wanted, strict=True)))
+    trays = zip(capacity.cliques[clique], capacity.vacancies(clique, needs), strict=True)
+    return [at for at, vacancy in trays if wanted <= tray_loads(vacancy, needs, most)]
 
 
 def _best_fit_trays(trial: TrialPlacement, clique: str, part: MemberRange) -> Iterator[TrayAssignment]:
@@ -428,9 +446,9 @@ def solve_and_count(
 
 
 def _spare_choices(vacancies: Sequence[TrayVacancy], count: int) -> Iterator[tuple[int, ...]]:
-    """Choices of spare trays. Among interchangeable trays, the last ones are taken."""
+    """Choices of spare trays; of interchangeable trays, those that `in_spare_order` prefers."""
     kinds: dict[TrayVacancy, list[int]] = {}
-    for at, vacancy in reversed(list(enumerate(vacancies))):
+    for at, vacancy in in_spare_order(list(enumerate(vacancies))):
         kinds.setdefault(vacancy, []).append(at)
     return _choices_by_kind(tuple(kinds.values()), len(vacancies), count)
 

@@ -1,0 +1,209 @@
+"""Accepts connections within limits, before any of them has said who it is.
+
+`Acceptor` accepts what a listening socket offers, performs the TLS handshake in limited time, and hands each
+connection to a protocol. A connection has a share of the limit from the moment of `accept`. Which one gives
+way when there is no share left:
+
+1. Some other address holds more: its oldest idle connection is closed (`rackloom.fair_share`).
+2. The client's own address has all that one address may have: the oldest connection of that address is
+   closed if it has been idle for `SPARED_SECONDS`. So silent connections do not lock out a client that
+   comes from the same address, and a flood of new ones costs no more handshakes than that.
+3. Otherwise the new connection is refused.
+
+A connection is idle until its protocol says that it is needed; a protocol does so for a request that has
+arrived completely. Refused and closed connections get a reset, so that the kernel keeps no state of them.
+
+CPU time spent on accepting and closing connections is not limited.
+"""
+
+import asyncio
+import errno
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+
+from rackloom.fair_share import FairShare, HeldShare, address_key
+from rackloom.limits import ConnectionLimits
+
+SPARED_SECONDS = 1.0
+"""A connection is not closed for a new one of its own address before it has been idle for so long."""
+_ACCEPT_BATCH = 16
+"""Connections that are accepted at once, before the event loop serves others again."""
+_BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted."""
+_ACCEPT_RETRY_SECONDS = 0.5
+_TLS_SHUTDOWN_SECONDS = 1.0
+_LINGER_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER with 0 seconds: `close` sends a reset, and the kernel keeps no state of the connection."""
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+END_REASONS = ("full", "evicted", "handshake", "head", "body", "answer", "unread")
+"""Why a connection was refused or closed; the last ones are what a protocol waited for too long."""
+ConnectionEnded = Callable[[str], None]
+"""Called with the reason."""
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A listening TCP socket; port 0 takes a free one, and `::` is every address, IPv4 as well.
+
+    Raises OSError, or OverflowError for no port.
+    """
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"  # noqa: S104 (all addresses were asked for, and there is no IPv6)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
+    # Connections inherit it. asyncio sets it only on sockets that name their protocol (uvloop on all), and
+    # without it an answer of two writes waits 40 ms for a delayed acknowledgement.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
+
+
+def split_listen(listen: str) -> tuple[str, int]:
+    """Host and port of a checked `host:port`."""
+    host, _, port = listen.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class AcceptedConnection:
+    """A connection and its share. First a task opens it, then a protocol owns its transport."""
+
+    def __init__(self, ended: ConnectionEnded, clock: Callable[[], float]) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._share: HeldShare | None = None
+        self._ended = ended
+        self._clock = clock
+
+    def open(self, share: HeldShare, task: "asyncio.Task[None]") -> None:
+        """It has a share, and `task` opens it."""
+        self._share, self._task = share, task
+        share.idle_since = self._clock()
+
+    def need(self) -> None:
+        """Do not close it for another client."""
+        if self._share is not None:
+            self._share.is_needed = True
+
+    def rest(self) -> None:
+        """It waits for its client from now on: it may be closed, after the older ones of its address."""
+        if self._share is not None:
+            self._share.is_needed = False
+            self._share.idle_since = self._clock()
+            self._share.renew()
+
+    def evict(self) -> None:
+        """Close it for another one."""
+        self.end("evicted")
+
+    def end(self, reason: str) -> None:
+        """Close it at once, without a TLS or TCP shutdown."""
+        self._ended(reason)
+        if self.transport is not None:
+            self.transport.abort()
+        elif self._task is not None:
+            self._task.cancel()
+
+    def lost(self) -> None:
+        """It is closed."""
+        if self._share is not None:
+            self._share.release()
+
+
+class Acceptor:
+    """Accepts connections within `limits` from when it is made until it is closed."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        limits: ConnectionLimits,
+        make: Callable[[AcceptedConnection], asyncio.Protocol],
+        *,
+        tls: ssl.SSLContext | None = None,
+        ended: ConnectionEnded = lambda _: None,
+    ) -> None:
+        self._listener = listener
+        self._limits = limits
+        self._make = make
+        self._tls = tls
+        self._ended = ended
+        self._connections = FairShare(limits.connections, limits.connections_of_an_address)
+        self._opening: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        self._listen()
+
+    def close(self) -> None:
+        """Stop accepting, and cancel open handshakes."""
+        self._loop.remove_reader(self._listener.fileno())
+        for task in self._opening:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until no handshake is open."""
+        await asyncio.gather(*self._opening, return_exceptions=True)
+
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPT_BATCH):
+            try:
+                connection, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _OUT_OF_FILES:
+                    raise
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(_ACCEPT_RETRY_SECONDS, self._listen)
+                return
+            self._admit(connection, address_key(address[0]))
+
+    def _admit(self, connection: socket.socket, owner: str) -> None:
+        accepted = AcceptedConnection(self._ended, self._loop.time)
+        share = self._connections.take(owner, 1, accepted.evict)
+        if share is None and self._displace(owner):
+            share = self._connections.take(owner, 1, accepted.evict)
+        if share is None:
+            self._ended("full")
+            with suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+            connection.close()
+            return
+        connection.setblocking(False)
+        task = self._loop.create_task(self._open(connection, share, accepted))
+        accepted.open(share, task)
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def _displace(self, owner: str) -> bool:
+        """Close the oldest idle connection of `owner`, if it has been idle for long enough."""
+        oldest = self._connections.oldest_idle(owner)
+        if oldest is None or self._loop.time() - oldest.idle_since < SPARED_SECONDS:
+            return False
+        oldest.release()
+        oldest.evict()
+        return True
+
+    async def _open(self, connection: socket.socket, share: HeldShare, accepted: AcceptedConnection) -> None:
+        """Perform the handshake; after it the protocol owns the share."""
+        try:
+            options: dict[str, float] = {}
+            if self._tls is not None:
+                options["ssl_handshake_timeout"] = self._limits.handshake_seconds
+                options["ssl_shutdown_timeout"] = _TLS_SHUTDOWN_SECONDS
+            await self._loop.connect_accepted_socket(
+                lambda: self._make(accepted), connection, ssl=self._tls, **options
+            )
+        except (OSError, ssl.SSLError) as error:
+            share.release()
+            if isinstance(error, ConnectionAbortedError):
+                # asyncio raises this when a handshake takes too long.
+                self._ended("handshake")
+        except BaseException:
+            share.release()
+            raise

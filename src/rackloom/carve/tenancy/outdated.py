@@ -1,0 +1,125 @@
+"""What recorded statuses are shown as while the readings under them are outdated.
+
+Statuses are written when a reading is recorded, or its loss. Where neither can be written, or nobody does
+it, rows go on saying Ready. So each reader asks `outdated_domains` of `observation.latest` first, and shows
+rows of these domains as the status writer would have written them:
+
+- an instance that is Ready is Unknown since the last reading, and its history begins with that entry;
+- an interface that is Ready is Pending, with the reason.
+
+Every other status claims nothing about the present, and is shown as recorded. `shown_status_column` is the
+same rule in SQL, for filters. Mostly no domain is outdated, and then no row is touched.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from rackloom.carve.observation import latest
+from rackloom.carve.observation.latest import LatestObservation
+from rackloom.carve.store.journal import EventKind, EventNote, StatusRecord
+from rackloom.carve.store.schema import instance, machine, nvlink_interface
+from rackloom.carve.store.values import Status
+from rackloom.carve.tenancy import catalog
+from rackloom.carve.tenancy.interfaces import InterfaceRow
+
+OutdatedDomains = Mapping[str, LatestObservation]
+"""Domain -> what is known of it, for the domains without a reading that counts."""
+
+
+# Rows.
+
+
+def machine_doubts(
+    conn: sa.Connection, machine_ids: Collection[str], outdated: OutdatedDomains
+) -> Mapping[str, LatestObservation]:
+    """The machines that are in an outdated domain, with what is known of that."""
+    if not outdated:
+        return {}
+    domains = catalog.domains_of_machines(conn, machine_ids)
+    return {
+        machine_id: outdated[domain]
+        for machine_id, domain in domains.items()
+        if domain is not None and domain in outdated
+    }
+
+
+def shown_status(status: str, doubt: LatestObservation | None) -> str:
+    """The status of an instance whose machine is in a domain of which `doubt` is known."""
+    return Status.UNKNOWN if doubt is not None and status == Status.READY else status
+
+
+def shown_history(
+    instance_id: str, status: str, history: Sequence[StatusRecord], doubt: LatestObservation | None
+) -> Sequence[StatusRecord]:
+    """The history of an instance with that recorded status, newest first."""
+    if doubt is None or doubt.unknown_since is None or status != Status.READY:
+        return history
+    since = doubt.unknown_since
+    return [StatusRecord(instance_id, Status.UNKNOWN, doubt.doubt, since, since), *history]
+
+
+def shown_interface(row: InterfaceRow, outdated: OutdatedDomains) -> InterfaceRow:
+    """The interface as it is shown."""
+    doubt = outdated.get(row.domain or "")
+    if doubt is None or row.status != Status.READY:
+        return row
+    return row._replace(status=Status.PENDING, reason=doubt.doubt)
+
+
+# Filters.
+
+
+def shown_status_column(table: sa.Table, outdated: OutdatedDomains) -> sa.ColumnElement[Any]:
+    """The status of instances, or of interfaces, as a query filters by it."""
+    if not outdated:
+        return table.c.status
+    machines = sa.select(machine.c.id).where(machine.c.domain.in_(outdated))
+    here = instance.c.machine_id.in_(machines)
+    if table is nvlink_interface:
+        here = nvlink_interface.c.instance_id.in_(sa.select(instance.c.id).where(here))
+    shown = Status.PENDING if table is nvlink_interface else Status.UNKNOWN
+    return sa.case((sa.and_(table.c.status == Status.READY, here), shown), else_=table.c.status)
+
+
+# Events.
+
+
+def notes_of_tenant(conn: sa.Connection, tenant_id: str, valid_from: float) -> dict[str, EventNote]:
+    """The instances and interfaces of a tenant that are shown otherwise than recorded, by id."""
+    outdated = latest.outdated_domains(conn, valid_from)
+    if not outdated:
+        return {}
+    return {
+        object_id: EventNote(kind, object_id, shown, outdated[domain].doubt)
+        for kind, table, shown in (
+            (EventKind.INSTANCE, instance, Status.UNKNOWN),
+            (EventKind.INTERFACE, nvlink_interface, Status.PENDING),
+        )
+        for object_id, domain in conn.execute(_ready_rows(table, tenant_id, outdated))
+    }
+
+
+def recorded_notes(conn: sa.Connection, shown: Mapping[str, EventNote]) -> list[EventNote]:
+    """What is recorded of objects that were shown otherwise: those of them that are Ready."""
+    notes: list[EventNote] = []
+    for kind, table in ((EventKind.INSTANCE, instance), (EventKind.INTERFACE, nvlink_interface)):
+        ids = [object_id for object_id, note in shown.items() if note.kind is kind]
+        ready = sa.select(table.c.id).where(table.c.id.in_(ids), table.c.status == Status.READY)
+        notes += [EventNote(kind, object_id, Status.READY) for object_id in conn.execute(ready).scalars()]
+    return notes
+
+
+def _ready_rows(table: sa.Table, tenant_id: str, domains: Collection[str]) -> sa.Select[Any]:
+    joined = instance.join(machine, machine.c.id == instance.c.machine_id)
+    if table is nvlink_interface:
+        joined = joined.join(nvlink_interface, nvlink_interface.c.instance_id == instance.c.id)
+    return (
+        sa.select(table.c.id, machine.c.domain)
+        .select_from(joined)
+        .where(
+            instance.c.tenant_id == tenant_id, machine.c.domain.in_(domains), table.c.status == Status.READY
+        )
+        .order_by(table.c.created, table.c.id)
+    )

@@ -1,0 +1,503 @@
+"""Planner of a site: what moves first, where each job goes, or what blocks it and what would help.
+
+`SitePlanner.report` decides in this order:
+
+1. Rearrange: trays are left out, drained or defragmented. The moves come first in the report.
+2. Place. Jobs that may use the same trays and share them are planned together, by priority
+   (`batch.plan_batch`); otherwise one after another, the most urgent first. Each plan reserves its trays and
+   keeps jobs with anti-affinity off them. With exclusive topology (LeaderWorkerSet) each share of a job takes
+   a clique that no other job of its kind uses, planned or running.
+3. Explain. A job that does not fit is explained on the site without what was planned at a lower priority.
+   Its nearest fixes were each planned before they are named.
+
+The planner reads nothing: nodes, pods, devices, claims and priority classes are values. What few jobs need
+(CEL, explanations, renderings) is imported where it is used, because `rackloom place` starts in less time
+than that takes to load.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from rackloom.core.allocate.objects import ResourceClaim
+from rackloom.core.place.batch import plan_batch
+from rackloom.core.place.gang_planner import (
+    exclusive_cliques,
+    plan_exclusive_cliques,
+    try_gang,
+    with_cliques_closed,
+    with_plan_reserved,
+)
+from rackloom.core.place.gang_requests import (
+    are_anti_affine,
+    avoiding_job,
+    claims_by_kind,
+    gang_of_job,
+    groups_by_trays,
+)
+from rackloom.core.place.job_moves import (
+    JobMove,
+    check_tray_exists,
+    plan_defragmentation,
+    plan_drain,
+    with_trays_closed,
+)
+from rackloom.core.place.jobs import Job, JobGroup, PriorityClasses, TemplateName
+from rackloom.core.place.mobility import restrict_moves, tolerations_of_movable
+from rackloom.core.place.observed_site import (
+    AvoidedTrays,
+    ClaimsByKind,
+    DraDevices,
+    read_site,
+    trays_avoided_by,
+)
+from rackloom.core.place.placement_values import (
+    Gang,
+    GangPlan,
+    PlacementSite,
+    SchedulerLabels,
+    combine_sites,
+)
+from rackloom.core.place.plan_notes import plan_notes, usable_share
+from rackloom.core.place.pod_constraints import JsonMapping, NodeRule, Toleration
+from rackloom.core.place.search.site_capacity import colocation_groups
+from rackloom.core.place.search.tray_assignment import SearchBudget
+from rackloom.errors import Refused
+
+if TYPE_CHECKING:
+    from rackloom.core.place.rendering import RenderedJob
+
+# What is asked for, and what comes out.
+
+
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """How jobs are placed, and changes of the site to plan with."""
+
+    labels: SchedulerLabels = SchedulerLabels()
+    segment: int | None = None
+    """Members that must share a clique; None: all of a group."""
+    spares: int = 0
+    """Trays to keep free in each clique that is used."""
+    apart: bool = False
+    """Each group of a job has a clique of its own."""
+    exclusive: bool = False
+    """Only empty trays, and those whole."""
+    exclusive_topology: bool = False
+    """Each share of a job has a clique that no other uses: LeaderWorkerSet's exclusive topology."""
+    without_trays: tuple[str, ...] = ()
+    """Trays that count as gone."""
+    drain: tuple[str, ...] = ()
+    """Trays that are emptied first."""
+    defrag: bool = False
+    """Movable jobs are moved first, so that larger free regions open."""
+    down: float | None = None
+    """Share (0 to 1) of trays that are down, for the price of segment sizes; None: no prices."""
+
+
+MAX_FIXES = 4
+"""Fixes that an answer names, nearest first."""
+DEFAULT_DOWN = 0.01
+"""Share of trays that are down where the request names none."""
+
+
+class SiteObjects(msgspec.Struct, frozen=True, kw_only=True):
+    """The site: nodes and pods as Kubernetes objects of checked shape, and what the allocator takes."""
+
+    nodes: tuple[dict[str, Any], ...]
+    pods: tuple[dict[str, Any], ...]
+    devices: DraDevices
+
+
+class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan of one job, or what blocks it."""
+
+    job: str
+    plan: GangPlan | None
+    blocked: str | None = None
+    fixes: tuple[str, ...] = ()
+    """Nearest first; each was planned."""
+    notes: tuple[str, ...] = ()
+
+
+class SegmentPrice(msgspec.Struct, frozen=True, kw_only=True):
+    """What segments of one size use of a clique."""
+
+    trays: int
+    outside: int
+    """Trays of a clique that is whole which no segment takes."""
+    usable: float
+    """Share (0 to 1) of all trays that whole segments use, with some of them down."""
+
+
+class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer for a site."""
+
+    moves: tuple[JobMove, ...]
+    """What has to move first."""
+    jobs: tuple[JobAnswer, ...]
+    segments: tuple[SegmentPrice, ...] = ()
+    """Only where a share of trays that are down is given."""
+
+
+# The planner.
+
+
+class SitePlanner:
+    """Places jobs beside each other on one site. `report` plans; `rendered` renders what it has placed."""
+
+    def __init__(
+        self,
+        found: SiteObjects,
+        claims: Iterable[ResourceClaim],
+        channels: Collection[TemplateName],
+        classes: PriorityClasses,
+        request: PlanRequest,
+    ) -> None:
+        """`claims` and `channels`: the claims, and the templates of channels, that jobs may name."""
+        self._request = request
+        self._found = found
+        self._channels = channels
+        self._claims = {
+            (claim.metadata.namespace or "default", claim.metadata.name): claim for claim in claims
+        }
+        self._classes = classes
+        pods = read_site(found.nodes, found.pods, request.labels).holds
+        held = (*pods, *found.devices.holds(request.labels))
+        self._observed = restrict_moves(held, found.nodes, found.pods, request.labels)
+        self._holds = self._observed
+        self._avoided: dict[str, AvoidedTrays] = {}
+        self._gangs: dict[str, Gang] = {}
+        self._planned: list[tuple[Job, Gang, GangPlan, PlacementSite]] = []
+
+    def report(self, jobs: Sequence[Job]) -> PlacementReport:
+        """The moves that come first, then each job, the most urgent first."""
+        _check_names(jobs)
+        for job in jobs:
+            self._classes.check(job)
+            self._avoided[job.name] = trays_avoided_by(
+                job, self._found.nodes, self._found.pods, self._request.labels
+            )
+        moves = self._rearrange(jobs)
+        gangs = [self._gang(job) for job in jobs]
+        ranked = sorted(zip(jobs, gangs, strict=True), key=lambda pair: -pair[1].priority)
+        plans = self._plans(ranked)
+        answers = tuple(self._answer(job, self._gang(job), plans) for job, _ in ranked)
+        down = self._request.down
+        priced = self._request.segment is None and down is not None
+        sizes = _segment_prices(self._site(None, ""), down or 0) if priced else ()
+        return PlacementReport(moves=moves, jobs=answers, segments=sizes)
+
+    def rendered(self, target: str) -> "list[RenderedJob]":
+        """The jobs that were placed, for a scheduler."""
+        from rackloom.core.place.rendering import render_job
+
+        return [render_job(target, *planned, self._request.labels) for planned in self._planned]
+
+    def _rearrange(self, jobs: Sequence[Job]) -> tuple[JobMove, ...]:
+        request, labels = self._request, self._request.labels
+        if not (request.without_trays or request.drain or request.defrag):
+            return ()
+        wanted = [toleration for job in jobs for group in job.groups for toleration in group.need.tolerations]
+        site = self._site(None, "", (*wanted, *tolerations_of_movable(self._found.pods, labels)))
+        for tray in request.without_trays:
+            check_tray_exists(site, tray)
+        moves: list[JobMove] = []
+        for tray in request.drain:
+            step = plan_drain(site, tray)
+            site, moves = step.site, [*moves, *step.moves]
+        if request.defrag:
+            step = plan_defragmentation(site)
+            site, moves = step.site, [*moves, *step.moves]
+        self._holds = site.holds
+        return tuple(moves)
+
+    def _plans(self, ranked: Sequence[tuple[Job, Gang]]) -> dict[str, GangPlan]:
+        """Of the jobs that fit: together where all may use the same trays and share them, else one by one."""
+        if self._request.exclusive_topology:
+            return self._plans_one_by_one(ranked)
+        trays = [self._site_of_job(job).trays for job, _ in ranked]
+        if all(tray == trays[0] for tray in trays) and not are_anti_affine([job for job, _ in ranked]):
+            kinds = {kind: claims for job, _ in ranked for kind, claims in self._claims_of(job).items()}
+            site = (
+                self._with_claim_capacity(PlacementSite(trays[0], self._holds), kinds)
+                if trays
+                else PlacementSite(())
+            )
+            found = plan_batch(site, [gang for _, gang in ranked])
+            for plan in found:
+                self._reserve(plan, next(pair for pair in ranked if pair[1].name == plan.gang))
+            return {plan.gang: plan for plan in found}
+        return self._plans_one_by_one(ranked)
+
+    def _plans_one_by_one(self, ranked: Sequence[tuple[Job, Gang]]) -> dict[str, GangPlan]:
+        """Of the jobs that fit. Each plan takes trays from the jobs after it."""
+        plans: dict[str, GangPlan] = {}
+        for number, (job, _) in enumerate(ranked):
+            gang = self._gang(job)
+            fitting = self._plan(job, gang, plans)
+            if fitting is not None:
+                plans[gang.name] = fitting
+                self._reserve(fitting, (job, gang))
+                if not self._request.exclusive_topology:
+                    self._keep_jobs_off([later for later, _ in ranked[number + 1 :]], job, fitting)
+        return plans
+
+    def _plan(self, job: Job, gang: Gang, plans: Mapping[str, GangPlan]) -> GangPlan | None:
+        if self._request.exclusive_topology:
+            return plan_exclusive_cliques(self._site_with_free_cliques(job, plans), gang, SearchBudget())
+        return try_gang(self._capacity_for(job), gang, SearchBudget())
+
+    def _keep_jobs_off(self, later: Sequence[Job], job: Job, plan: GangPlan) -> None:
+        """Jobs that are never beside this job avoid the trays of its plan."""
+        for other in later:
+            before = self._avoided[other.name]
+            self._avoided[other.name] = avoiding_job(other, job, plan, before)
+            if self._avoided[other.name] != before:
+                self._gangs.pop(other.name, None)
+
+    def _site_with_free_cliques(self, job: Job, plans: Mapping[str, GangPlan]) -> PlacementSite:
+        """Cliques that no other job of its kind has, planned or running."""
+        site = self._capacity_for(job)
+        taken = {clique for plan in plans.values() for clique in plan.cliques}
+        return _without_other_sets(with_cliques_closed(site, taken), self._found, job)
+
+    def _reserve(self, plan: GangPlan, of: tuple[Job, Gang]) -> None:
+        site = self._site_of_job(of[0])
+        self._holds = with_plan_reserved(site, of[1], plan).holds
+        self._planned.append((*of, plan, site))
+
+    def _answer(self, job: Job, gang: Gang, plans: Mapping[str, GangPlan]) -> JobAnswer:
+        request, plan = self._request, plans.get(gang.name)
+        site = self._capacity_for(job)
+        if plan is None and request.exclusive_topology:
+            site = self._site_with_free_cliques(job, plans)
+            if (refused := _exclusive_refusal(job, gang, site)) is not None:
+                return refused
+        if plan is None:
+            return _refused_answer(job, gang, site, plans, request.labels)
+        down = DEFAULT_DOWN if request.down is None else request.down
+        notes = (*plan_notes(job, gang, plan, site, request.labels, down), *self._helper_notes(job, plan))
+        more = (*(_exclusive_notes(gang) if request.exclusive_topology else ()), *self._classes.notes(job))
+        return JobAnswer(job=job.name, plan=plan, notes=(*notes, *more))
+
+    def _capacity_for(self, job: Job) -> PlacementSite:
+        """The site as the members of a job may use it, with what its claims can get there."""
+        return self._with_claim_capacity(self._site_of_job(job), self._claims_of(job))
+
+    def _with_claim_capacity(self, site: PlacementSite, kinds: ClaimsByKind) -> PlacementSite:
+        if not kinds:
+            return site
+        # The CEL library takes longer to load than a plan without claims takes to make.
+        from rackloom.core.place.claim_capacity import with_claim_capacity
+
+        # The holds before the moves show whose devices the moves free.
+        before = PlacementSite(site.trays, self._observed)
+        found = with_claim_capacity(before, self._found.devices, kinds, self._request.labels)
+        return PlacementSite(found.trays, site.holds)
+
+    def _site_of_job(self, job: Job) -> PlacementSite:
+        """The site as the members with devices may use it."""
+        kinds = groups_by_trays(job, self._avoided[job.name])
+        sites = {where: self._site(group, job.name) for where, group in kinds.items()}
+        seen = sites[""] if "" in sites else combine_sites(sites) if sites else self._site(None, job.name)
+        return with_trays_closed(seen, self._request.drain, "drained")
+
+    def _helper_notes(self, job: Job, plan: GangPlan) -> Iterator[str]:
+        """Notes on launchers: their pod template may lack the tolerations of the workers."""
+        for group in (share for share in job.groups if not share.need.takes_devices):
+            shut = {tray.name: tray.shut for tray in self._site(group, job.name).trays}
+            tray = next(seat.tray for seat in plan.seats if seat.group == group.name)
+            if shut[tray]:
+                yield f"{group.name} may not run beside the first member on {tray} ({shut[tray]})"
+
+    def _gang(self, job: Job) -> Gang:
+        """The gang of a job, with the trays that the job avoids now."""
+        if job.name not in self._gangs:
+            self._gangs[job.name] = self._build_gang(job)
+        return self._gangs[job.name]
+
+    def _build_gang(self, job: Job) -> Gang:
+        request = self._request
+        gang = gang_of_job(
+            job,
+            self._gpus_by_kind(self._claims_of(job)),
+            priorities=self._classes.values,
+            never=self._classes.never,
+            segment=request.segment,
+            spares=request.spares,
+            exclusive=request.exclusive,
+            apart=request.apart,
+            avoided=self._avoided[job.name],
+        )
+        if request.segment is not None:
+            _check_segment(gang, self._site(None, ""))
+        return gang
+
+    def _claims_of(self, job: Job) -> dict[str, tuple[ResourceClaim, ...]]:
+        return claims_by_kind(job, self._claims, self._channels)
+
+    def _gpus_by_kind(self, kinds: ClaimsByKind) -> dict[str, int]:
+        """GPUs of a member by kind."""
+        if not kinds:
+            return {}
+        from rackloom.core.place.claim_capacity import gpus_per_member
+
+        devices, labels = self._found.devices, self._request.labels
+        return {kind: gpus_per_member(devices, claims, labels) for kind, claims in kinds.items()}
+
+    def _site(
+        self, group: JobGroup | None, job: str, tolerations: tuple[Toleration, ...] = ()
+    ) -> PlacementSite:
+        """The site as pods of a group may use it, without the trays that are left out."""
+        labels = self._request.labels
+        site = read_site(
+            self._found.nodes,
+            (),
+            labels,
+            tolerations=group.need.tolerations if group else tolerations,
+            rule=group.need.rule if group else NodeRule(),
+            avoided=self._avoided.get(job, {}).get(group.name) if group else None,
+            published=self._found.devices.gpus_of_nodes(labels),
+        )
+        return with_trays_closed(
+            PlacementSite(site.trays, self._holds), self._request.without_trays, "left out"
+        )
+
+
+def _check_names(jobs: Sequence[Job]) -> None:
+    """Jobs are distinguished by their names, here and on the trays that they hold."""
+    for name, count in Counter(job.name for job in jobs).items():
+        if count > 1:
+            raise Refused(
+                f"{count} jobs are called {name}", nearest_fix="rename them, or place them one by one"
+            )
+
+
+def _refused_answer(
+    job: Job, gang: Gang, site: PlacementSite, plans: Mapping[str, GangPlan], labels: SchedulerLabels
+) -> JobAnswer:
+    """What blocks the job, `plans` of other jobs included, and what helps."""
+    # What explains takes as long to load as what plans.
+    from rackloom.core.place.gang_fixes import describe_shortage, find_fixes, has_cliques
+    from rackloom.core.place.search.site_capacity import capacity_for
+
+    effort = SearchBudget()
+    ground = capacity_for(_without_lower_priority(site, gang, plans, effort), gang)
+    label = f"let the nodes carry {labels.clique}, or name what they carry with --label clique=KEY"
+    ask = "change its nodeSelector or affinity: no node is what it asks for"
+    first = [ask] * all(tray.is_unfit for tray in site.trays) + [label] * (not has_cliques(site))
+    found = (*first, *(fix.text for fix in islice(find_fixes(ground, gang, effort), MAX_FIXES)))
+    return JobAnswer(
+        job=job.name, plan=None, blocked=describe_shortage(ground, gang, labels.clique), fixes=found
+    )
+
+
+def _without_lower_priority(
+    site: PlacementSite, gang: Gang, plans: Mapping[str, GangPlan], effort: SearchBudget
+) -> PlacementSite:
+    """The site without plans of lower priority, unless the gang would fit then."""
+    holds = tuple(hold for hold in site.holds if hold.owner not in plans or hold.priority >= gang.priority)
+    rest = PlacementSite(site.trays, holds)
+    return site if try_gang(rest, gang, effort) is not None else rest
+
+
+# Jobs whose shares each need a clique to themselves.
+
+
+_LWS_GROUP_KEY = "leaderworkerset.sigs.k8s.io/group-key"
+"""On all pods of a LeaderWorkerSet; exclusive topology keeps others that have it, of one namespace, out."""
+
+
+def _without_other_sets(site: PlacementSite, found: SiteObjects, job: Job) -> PlacementSite:
+    """The site without cliques where another LeaderWorkerSet of the job's namespace runs."""
+    namespace = _namespace(job.objects[0])
+    trays = {
+        (pod.get("spec") or {}).get("nodeName")
+        for pod in found.pods
+        if _LWS_GROUP_KEY in ((pod.get("metadata") or {}).get("labels") or {})
+        and _namespace(pod) == namespace
+    }
+    return with_cliques_closed(site, {tray.sharing for tray in site.trays if tray.name in trays})
+
+
+def _exclusive_refusal(job: Job, gang: Gang, site: PlacementSite) -> JobAnswer | None:
+    """The refusal of a job for which some cliques are free, but too few; else None."""
+    blocks, cliques = len(colocation_groups(gang)), exclusive_cliques(site, gang, SearchBudget())
+    if not cliques or len(cliques) == blocks:
+        return None
+    return JobAnswer(
+        job=job.name,
+        plan=None,
+        blocked=(
+            f"{gang.name}: by exclusive topology each of its {blocks}"
+            f" {_share_words(gang)} has a clique to itself,"
+            f" and only {', '.join(cliques)} can be had"
+        ),
+        fixes=tuple(_exclusive_fixes(gang, site, len(cliques))),
+    )
+
+
+def _exclusive_notes(gang: Gang) -> Iterator[str]:
+    """A note if the job takes more cliques than it would need otherwise."""
+    if len(colocation_groups(gang)) > 1:
+        yield f"{_share_words(gang)} have a clique each: exclusive topology starts no two of them in one"
+
+
+def _share_words(gang: Gang) -> str:
+    return "replicas" if gang.segment is None else f"segments of {gang.segment}"
+
+
+def _exclusive_fixes(gang: Gang, site: PlacementSite, most: int) -> Iterator[str]:
+    """Changes that help; each was planned."""
+    together = try_gang(site, gang, SearchBudget())
+    if together is not None and len(together.cliques) == 1:
+        yield f"use --render affinity: they share clique {together.cliques[0]} then"
+    if gang.segment is not None:
+        whole = replace(gang, segment=None)
+        if plan_exclusive_cliques(site, whole, SearchBudget()) is not None:
+            yield "leave --segment out"
+        return
+    yield f"ask for {most} replicas instead of {len(colocation_groups(gang))}"
+
+
+def _namespace(value: JsonMapping) -> str:
+    return (value.get("metadata") or {}).get("namespace") or "default"
+
+
+# Segment sizes.
+
+
+def _segment_prices(site: PlacementSite, down: float) -> tuple[SegmentPrice, ...]:
+    """Every size up to the largest clique of the site, in cliques of that size."""
+    trays = max(Counter(tray.sharing for tray in site.trays).values(), default=0)
+    return tuple(
+        SegmentPrice(trays=size, outside=trays % size, usable=usable_share(trays, size, down))
+        for size in range(1, trays + 1)
+    )
+
+
+def _check_segment(gang: Gang, site: PlacementSite) -> None:
+    """Refuse a segment that no group fills, or that is larger than any clique when it is empty."""
+    serious = [group for group in gang.groups if not group.is_helper]
+    if gang.segment is None or not serious:
+        return
+    largest = max(serious, key=lambda group: group.members)
+    if gang.segment > largest.members:
+        raise Refused(
+            f"{gang.name}: a segment of {gang.segment} members, and {largest.name} has {largest.members}",
+            nearest_fix="leave --segment out: all of them share a clique then",
+        )
+    room = Counter[str]()
+    for tray in site.trays:
+        room[tray.sharing] += tray.gpus // largest.gpus if largest.gpus else gang.segment
+    most = max(room.values(), default=0)
+    if gang.segment > most:
+        raise Refused(
+            f"{gang.name}: a segment of {gang.segment} {largest.name}, and the largest clique takes {most}"
+            " when it is empty",
+            nearest_fix=f"use --segment {most} or less" if most else "name a site with GPUs",
+        )

@@ -1,0 +1,283 @@
+"""The limits of every listener, and how many open files a process needs for them.
+
+A listener is reached by anybody who can route to it, before any authentication. So each has limits that
+hold from the moment of `accept`: `ConnectionLimits` of all connections, `HttpLimits` of HTTP/1.1 servers
+(`rackloom.http_server`), `GrpcLimits` of gRPC servers (`rackloom.grpc_server`). `LISTENERS` is the complete
+list, from which docs/operating.md is checked.
+
+Connections are limited in total and for each address. A proxy in front of REST is one address to it, so
+the part of one address is large; `rackloom.acceptor` says which connection gives way to a new one.
+
+A process that runs out of file descriptors can neither accept connections nor open its database. So it
+counts at its start what its listeners may hold (`files_needed`), raises its soft limit of open files as far
+as the hard limit allows (`plan_file_limit`), and refuses to start if that is too low.
+"""
+
+from enum import StrEnum
+from typing import ClassVar
+
+import msgspec
+
+from rackloom.errors import Refused
+
+# Kinds of limits. Seconds and bytes, where a name says nothing else.
+
+
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What all connections of a listener may take."""
+
+    connections: int
+    connections_of_an_address: int
+    handshake_seconds: float = 3.0
+    """Of the TLS handshake; with gRPC until the client's HTTP/2 settings have arrived; of the transfer until
+    the initiator has proven that it holds the secret, and has made its offer."""
+    files_of_a_connection: ClassVar[int] = 1
+
+
+class HttpLimits(ConnectionLimits, frozen=True, kw_only=True):
+    """Limits of an HTTP/1.1 server. A deadline runs whenever the server waits for the client."""
+
+    connections: int = 256
+    """A connection with TLS takes 0.3 MiB of this process (asyncio's buffer alone is 256 KiB)."""
+    connections_of_an_address: int = 192
+    head_seconds: float = 5.0
+    """From the handshake, or the first byte of a further request, to the end of the request's head."""
+    body_seconds: float = 20.0
+    """From the end of the head to the end of the body."""
+    answer_seconds: float | None = None
+    """From the end of the request to the end of its answer; None where answers are streams without an end."""
+    unread_seconds: float = 30.0
+    """While more of the answer waits than the kernel takes, because the client does not read."""
+    idle_seconds: int = 5
+    """From an answer to the next request."""
+    head_bytes: int = 16 << 10
+    head_fields: int = 64
+
+
+class ProbeLimits(ConnectionLimits, frozen=True, kw_only=True):
+    """Limits of a server without TLS that answers one request of each connection and reads only its head."""
+
+    head_seconds: float = 2.0
+    head_bytes: int = 2 << 10
+    unread_seconds: float = 2.0
+
+
+class GrpcLimits(ConnectionLimits, frozen=True, kw_only=True):
+    """Limits of a gRPC server."""
+
+    streams: int = 32
+    """Calls under way on a connection."""
+    metadata_bytes: int = 16 << 10
+    """The head of a call. gRPC refuses at random between half of it and all of it."""
+    message_bytes: int = 4 << 20
+    idle_seconds: float | None = 300.0
+    """Without a call."""
+    age_seconds: float | None = None
+    """Then a connection takes no more calls; None where subscriptions stay for as long as they like."""
+    files_of_a_connection: ClassVar[int] = 3
+    """The connection, and both ends of the one to gRPC."""
+
+
+# The limits of each listener.
+
+
+SITE_REST = HttpLimits(connections=1000, connections_of_an_address=750, head_bytes=32 << 10, head_fields=100)
+SITE_ADMIN = GrpcLimits(connections=128, connections_of_an_address=64, age_seconds=3600.0)
+PROBES = HttpLimits(connections=64, connections_of_an_address=48, answer_seconds=20.0)
+"""/metrics, /healthz and /readyz."""
+HEALTH = GrpcLimits(connections=32, connections_of_an_address=24, streams=4, age_seconds=60.0)
+WEBHOOK = HttpLimits(
+    answer_seconds=20.0,
+    # Longer than the 90 s after which the API server lets an idle connection go. If both closed it at the
+    # same moment, a question would be lost, and with it a pod refused.
+    idle_seconds=120,
+)
+SIMULATED_API_SERVER = HttpLimits()
+SIMULATED_NMX_C = GrpcLimits(connections=32, connections_of_an_address=24)
+SIMULATED_NMX_M = HttpLimits()
+PLUGIN_SOCKET = GrpcLimits(
+    connections=32,
+    connections_of_an_address=32,
+    # kubelet takes a plugin whose connection ends for gone, and may delete its slices.
+    idle_seconds=None,
+)
+IMEX_PROBE = ProbeLimits(connections=16, connections_of_an_address=16)
+TRANSFER_CONTROL = ConnectionLimits(connections=1, connections_of_an_address=1, handshake_seconds=10.0)
+
+
+# Every listener.
+
+
+class Process(StrEnum):
+    """The commands that listen."""
+
+    SERVE = "serve"
+    UP = "up"
+    WEBHOOK = "webhook"
+    CONTROLLER = "controller"
+    NODE = "node"
+    IMEX = "imex run"
+    TRANSFER = "transfer serve"
+
+
+class Listener(msgspec.Struct, frozen=True, kw_only=True):
+    """One listener of a process."""
+
+    process: Process
+    name: str
+    opener: str
+    """The source file that opens it, below `src/rackloom`."""
+    reachable: str
+    """By whom."""
+    requires: str
+    """What a client must show to be served. The limits hold before."""
+    limits: ConnectionLimits
+    is_of_each_rack: bool = False
+
+
+_CONFIGURED = "the address of the setting"
+_THIS_MACHINE = "this machine"
+LISTENERS = (
+    Listener(
+        process=Process.SERVE,
+        name="REST and rack map",
+        opener="app/listeners.py",
+        reachable=_CONFIGURED,
+        requires="a bearer token; `/openapi.json` and the login page nothing",
+        limits=SITE_REST,
+    ),
+    Listener(
+        process=Process.SERVE,
+        name="admin gRPC",
+        opener="carve/admin/server.py",
+        reachable=_CONFIGURED,
+        requires="a client certificate",
+        limits=SITE_ADMIN,
+    ),
+    Listener(
+        process=Process.SERVE,
+        name="metrics and probes",
+        opener="app/listeners.py",
+        reachable=_CONFIGURED,
+        requires="nothing",
+        limits=PROBES,
+    ),
+    Listener(
+        process=Process.UP,
+        name="REST and rack map",
+        opener="app/listeners.py",
+        reachable=_THIS_MACHINE,
+        requires="a bearer token; `/openapi.json` and the login page nothing",
+        limits=SITE_REST,
+    ),
+    Listener(
+        process=Process.UP,
+        name="simulated API server",
+        opener="app/listeners.py",
+        reachable=_THIS_MACHINE,
+        requires="a bearer token",
+        limits=SIMULATED_API_SERVER,
+    ),
+    Listener(
+        process=Process.UP,
+        name="simulated NMX-C, for each domain",
+        opener="lab/switches/servers.py",
+        reachable=_THIS_MACHINE,
+        requires="nothing; in tests a client certificate",
+        limits=SIMULATED_NMX_C,
+        is_of_each_rack=True,
+    ),
+    Listener(
+        process=Process.WEBHOOK,
+        name="admission, metrics and probes",
+        opener="app/listeners.py",
+        reachable="the pod network",
+        requires="nothing: the API server shows no certificate",
+        limits=WEBHOOK,
+    ),
+    Listener(
+        process=Process.CONTROLLER,
+        name="metrics and probes",
+        opener="app/listeners.py",
+        reachable="the pod network",
+        requires="nothing",
+        limits=PROBES,
+    ),
+    Listener(
+        process=Process.NODE,
+        name="metrics and probes",
+        opener="app/listeners.py",
+        reachable="the pod network; the NIC plugin: this machine",
+        requires="nothing",
+        limits=PROBES,
+    ),
+    Listener(
+        process=Process.NODE,
+        name="gRPC health",
+        opener="app/node/process.py",
+        reachable="the pod network",
+        requires="nothing",
+        limits=HEALTH,
+    ),
+    Listener(
+        process=Process.NODE,
+        name="DRA and registration sockets of kubelet",
+        opener="claim/node/run.py",
+        reachable="root of this machine (Unix sockets, mode 0600)",
+        requires="nothing else",
+        limits=PLUGIN_SOCKET,
+    ),
+    Listener(
+        process=Process.IMEX,
+        name="probes",
+        opener="claim/imex/daemon.py",
+        reachable="the pod network",
+        requires="nothing",
+        limits=IMEX_PROBE,
+    ),
+    Listener(
+        process=Process.TRANSFER,
+        name="control channel",
+        opener="prove/transfer/endpoints.py",
+        reachable="the address of `--listen`",
+        requires="proof of the shared secret",
+        limits=TRANSFER_CONTROL,
+    ),
+)
+"""Each listener of each long-running command."""
+
+
+# Open files.
+
+
+_OWN_FILES = 512
+"""Of a process without a client: database, log, connections to switch controllers and API servers."""
+_FILES_OF_A_RACK = 8
+"""Connections between a simulated rack and what controls it."""
+
+
+def files_needed(process: Process, racks: int = 0) -> int:
+    """How many files a process may have open while clients take all that its listeners give."""
+    needed = _OWN_FILES + racks * _FILES_OF_A_RACK
+    for listener in LISTENERS:
+        if listener.process is process:
+            limits = listener.limits
+            held = 1 + limits.connections * limits.files_of_a_connection
+            needed += held * (racks if listener.is_of_each_rack else 1)
+    return needed
+
+
+def plan_file_limit(needed: int, soft: int, hard: int) -> int:
+    """The soft limit of open files for a process that needs so many.
+
+    Raises:
+        Refused: the hard limit is lower, and only an administrator can raise it.
+    """
+    if soft >= needed:
+        return soft
+    if hard < needed:
+        raise Refused(
+            f"this process may have {hard} files open, and its connections may need {needed}",
+            nearest_fix=f"raise the hard limit of open files to {needed} (LimitNOFILE, ulimit -Hn)",
+        )
+    return needed

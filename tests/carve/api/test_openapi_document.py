@@ -1,0 +1,80 @@
+"""The served OpenAPI document: valid, complete, and the same as what the routes enforce."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from tests.carve.api import described
+
+from rackloom.carve.api.access import MEMBER, ROLES_KEY
+from rackloom.carve.api.auth import Role
+
+
+@pytest.fixture
+def document(api: Any) -> Any:
+    answer = api.client.get("/openapi.json")
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def operations(document: Any) -> list[tuple[str, str, Any]]:
+    return [
+        (method, path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def test_the_document_is_valid(document: Any) -> None:
+    problems = [error.message for error in OpenAPIV31SpecValidator(document).iter_errors()]
+    assert problems == []
+
+
+def test_every_name_in_a_path_is_a_described_parameter(document: Any) -> None:
+    for method, path, operation in operations(document):
+        named = {part[1:-1] for part in path.split("/") if part.startswith("{")}
+        described = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"}
+        assert described == named, (method, path)
+
+
+def test_every_operation_declares_who_may_call_it(document: Any) -> None:
+    known = {MEMBER, *Role}
+    for method, path, operation in operations(document):
+        roles = operation[ROLES_KEY]
+        assert roles, (method, path)
+        assert known.issuperset(roles), (method, path)
+
+
+ROLES_PAGE = Path(__file__).parents[3] / "docs" / "roles.md"
+
+
+def test_the_page_of_roles_says_what_is_enforced(document: Any) -> None:
+    """When this fails, put the lines that it expects into the page."""
+    _, _, section = ROLES_PAGE.read_text().partition("## Operations of REST")
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [*operation_lines(document), *parameter_lines(document)]
+
+
+def operation_lines(document: Any) -> list[str]:
+    """A row for each path: who may call its operations. Methods with the same roles stand together."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for operation in described.operations(document):
+        roles = " or ".join(f"`{role}`" for role in (MEMBER, *Role) if role in operation.declared)
+        found.setdefault(operation.path, {}).setdefault(roles, []).append(operation.method)
+    return [
+        f"| `/{path}` | "
+        + "; ".join(f"{', '.join(names)}: {roles}" for roles, names in methods.items())
+        + " |"
+        for path, methods in found.items()
+    ]
+
+
+def parameter_lines(document: Any) -> list[str]:
+    """A line for each parameter that is for other roles than its operation."""
+    return [
+        f"| `{name}` of GET `/{operation.path}` | {' or '.join(f'`{role}`' for role in schema[ROLES_KEY])} |"
+        for operation in described.operations(document)
+        for name, schema in operation.parameters.items()
+        if ROLES_KEY in schema
+    ]

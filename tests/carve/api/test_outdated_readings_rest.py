@@ -1,0 +1,184 @@
+"""What tenants and operators read while nobody records readings: unknown since the last, without a write."""
+
+import itertools
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from tests.carve.conftest import DOMAINS
+
+from rackloom.app.snapshot.assemble import site_snapshot
+from rackloom.carve.api import events as stream
+from rackloom.carve.api.auth import Role
+from rackloom.carve.observation.latest import rfc3339
+from rackloom.core.diagnosis.snapshot import SiteSnapshot
+from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS, READING_VALID_SECONDS, valid_seconds
+
+BOTH_STORES = True
+
+
+def ready(api: Any) -> tuple[Any, float]:
+    """An instance that is Ready, and when its domain was read last."""
+    api.site.observe_all()
+    made = api.instance(api.vpc(partition=api.partition()))
+    api.site.converge()
+    shown = api.get(f"instance/{made['id']}").json()
+    assert shown["status"] == "Ready"
+    domain = api.get("nvlink-domain").json()[0]
+    assert domain["status"] == "Observed"
+    return shown, api.site.now
+
+
+def age(api: Any) -> str:
+    """Let every reading become outdated; returns since when domain 0 is unknown, as the wire has it."""
+    (known, *_) = api.get("nvlink-domain", role=Role.PROVIDER_VIEWER).json()
+    api.site.tick(DEFAULT_VALID_SECONDS + 2.0)
+    return str(known["observedAt"])
+
+
+def test_a_ready_instance_is_unknown_since_its_domain_was_last_read(api: Any) -> None:
+    made, _ = ready(api)
+    since = age(api)
+    shown = api.get(f"instance/{made['id']}").json()
+    assert (shown["status"], shown["unknownSince"], shown["isUpdatePending"]) == ("Configuring", since, False)
+    newest = shown["statusHistory"][0]
+    assert (newest["status"], newest["created"]) == ("Unknown", since)
+    assert newest["message"].startswith(f"unknown since {since}: no reading")
+    assert api.get(f"instance/{made['id']}/status-history").json()[0] == newest
+    interfaces = shown["nvLinkInterfaces"]
+    assert {interface["status"] for interface in interfaces} == {"Pending"}
+    assert {interface["statusMessage"] for interface in interfaces} == {newest["message"]}
+
+
+def test_one_moment_before_it_is_ready(api: Any) -> None:
+    made, _ = ready(api)
+    (known, *_) = api.get("nvlink-domain").json()
+    api.site.tick(DEFAULT_VALID_SECONDS - known["observationAgeSeconds"])
+    assert api.get(f"instance/{made['id']}").json()["status"] == "Ready"
+
+
+def test_filters_find_what_is_shown(api: Any) -> None:
+    made, _ = ready(api)
+    age(api)
+    found = {
+        status: [instance["id"] for instance in api.get(f"instance?status={status}").json()]
+        for status in ("Ready", "Configuring", "Unknown")
+    }
+    assert found == {"Ready": [], "Configuring": [made["id"]], "Unknown": [made["id"]]}
+    for path in ("nvlink-interface", f"instance/{made['id']}/nvlink-interface"):
+        assert api.get(f"{path}?status=Ready").json() == []
+        pending = api.get(f"{path}?status=Pending&includeRelation=Instance").json()
+        assert {interface["instance"]["status"] for interface in pending} == {"Configuring"}
+        assert len(pending) == 4
+
+
+def test_interfaces_in_a_logical_partition_are_shown_alike(api: Any) -> None:
+    made, _ = ready(api)
+    age(api)
+    partition = made["nvLinkInterfaces"][0]["nvLinkLogicalPartitionId"]
+    shown = api.get(f"nvlink-logical-partition/{partition}?includeInterfaces=true").json()
+    assert {interface["status"] for interface in shown["nvLinkInterfaces"]} == {"Pending"}
+
+
+def test_domains_endpoints_partitions_and_machines_are_unknown(api: Any) -> None:
+    ready(api)
+    since = age(api)
+    for role in (Role.PROVIDER_ADMIN, Role.TENANT_ADMIN):
+        for domain in api.get("nvlink-domain", role=role).json():
+            assert (domain["status"], domain["observedAt"]) == ("Unknown", None)
+            assert domain["statusMessage"].startswith("unknown since ")
+    assert since in {domain["unknownSince"] for domain in api.get("nvlink-domain").json()}
+    endpoints = api.get("nvlink-nmxc-endpoint", role=Role.PROVIDER_ADMIN).json()
+    assert all(endpoint["unknownSince"] == endpoint["observedAt"] for endpoint in endpoints)
+    assert api.get("nvlink-partition", role=Role.PROVIDER_ADMIN).json() == []
+    machines = api.get("machine?includeMetadata=true", role=Role.PROVIDER_ADMIN).json()
+    healths = {gpu["health"] for machine in machines for gpu in machine["metadata"]["nvLinkInfo"]["gpus"]}
+    assert healths == {"unknown"}
+
+
+def test_snapshots_of_the_map_and_the_doctor_are_unknown(api: Any) -> None:
+    ready(api)
+
+    def snapshot() -> SiteSnapshot:
+        found: SiteSnapshot = api.site.runner.run(site_snapshot(api.site.now, records=api.site.store))
+        return found
+
+    assert {gpu.status for gpu in snapshot().instance_gpus} == {"Ready"}
+    since = age(api)
+    shown = snapshot()
+    assert {(gpu.status, gpu.problem[:14]) for gpu in shown.instance_gpus} == {("Pending", "unknown since ")}
+    assert since in {rfc3339(domain.unknown_since or 0.0) for domain in shown.domains}
+
+
+def test_what_is_read_again_is_ready_again(api: Any) -> None:
+    made, _ = ready(api)
+    age(api)
+    api.site.observe_all()
+    shown = api.get(f"instance/{made['id']}").json()
+    assert (shown["status"], shown["unknownSince"]) == ("Ready", None)
+    assert shown["statusHistory"][0]["status"] == "Ready"
+
+
+def test_a_loss_that_is_recorded_late_is_of_the_same_time(api: Any) -> None:
+    """Readers were shown that time already."""
+    made, _ = ready(api)
+    since = age(api)
+    api.site.tick(READING_VALID_SECONDS)
+    assert api.get(f"instance/{made['id']}").json()["unknownSince"] == since
+    for domain in DOMAINS:
+        api.site.lose(domain)
+    domains = api.get("nvlink-domain").json()
+    assert since in {domain["unknownSince"] for domain in domains}
+    shown = api.get(f"instance/{made['id']}").json()
+    assert shown["statusHistory"][0]["message"].count(f"unknown since {since}")
+
+
+def test_a_domain_that_is_still_read_is_not_affected(api: Any) -> None:
+    made, _ = ready(api)
+    domain = made["nvLinkInterfaces"][0]["nvLinkDomainId"]
+    api.site.tick(DEFAULT_VALID_SECONDS + 2.0)
+    for other in set(DOMAINS) - {domain}:
+        api.site.observe(other)
+    states = {shown["id"]: shown["status"] for shown in api.get("nvlink-domain").json()}
+    assert states == {name: "Unknown" if name == domain else "Observed" for name in DOMAINS}
+    assert api.get(f"instance/{made['id']}").json()["unknownSince"] is not None
+
+
+def test_streams_say_so_and_say_when_it_is_over(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "POLL_SECONDS", 0.0)
+    made, _ = ready(api)
+    age(api)
+    start = api.site.now
+    heard = follow(api, [start, start + 1.0, start - 400.0])
+    instance = [json.loads(event.data) for event in heard if event.event == "instance"]
+    assert [(event["id"], event["status"]) for event in instance] == [
+        (made["id"], "Unknown"),
+        (made["id"], "Ready"),
+    ]
+    assert [json.loads(event.data)["status"] for event in heard if event.event == "nvlink-interface"] == [
+        *["Pending"] * 4,
+        *["Ready"] * 4,
+    ]
+    assert {event.id for event in heard} == {None}
+
+
+def follow(api: Any, times: list[float]) -> list[Any]:
+    """What a stream sends that looks at these times."""
+    at = itertools.chain(times, itertools.repeat(9e9))
+    deps = msgspec.structs.replace(api.client.app.state.deps, clock=lambda: next(at))
+
+    async def collect() -> list[Any]:
+        newest = (await deps.store.read(stream._start, "demo"))[1]
+        source = stream.follow(deps, api.site.tenant.id, newest, newest, until=8e9)
+        return [event async for event in source]
+
+    found: list[Any] = api.site.runner.run(collect())
+    return found
+
+
+@pytest.mark.parametrize(("interval", "seconds"), [(1.0, 43.0), (60.0, 220.0), (300.0, 600.0)])
+def test_the_age_follows_from_the_interval_and_never_exceeds_that_of_comparisons(
+    interval: float, seconds: float
+) -> None:
+    assert valid_seconds(interval) == seconds <= READING_VALID_SECONDS
