@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import site_fairness
 import site_latency
 import site_memory
 import site_passes
@@ -31,18 +32,21 @@ MEASURES: dict[str, Callable[..., Coroutine[Any, Any, Rows]]] = {
     "passes": site_passes.measured,
     "rest": site_rest.measured,
     "memory": site_memory.measured,
+    "fairness": site_fairness.measured,
 }
 FULL: Arguments = {
     "latency": [(1, 100), (100, 100), (1000, 200)],
     "passes": [(100,)],
     "rest": [(2, 7, 200)],
     "memory": [(100,), (1000,)],
+    "fairness": [(3, 10)],
 }
 QUICK: Arguments = {
     "latency": [(2, 3)],
     "passes": [(2,)],
     "rest": [(1, 3, 32)],
     "memory": [(2,)],
+    "fairness": [(1, 2)],
 }
 """Measure -> the arguments of each of its runs."""
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +15,7 @@ from site_switches import profile, racks, switches
 from rackloom.app.process import freeze_loaded_objects
 from rackloom.carve.api.app import create_app
 from rackloom.carve.api.auth import LocalIssuer, Role
+from rackloom.carve.api.limits import CallerLimits
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.inventory.enrolment import DEMO_ORG, seed_embedded_site
@@ -55,6 +56,8 @@ class Plant(msgspec.Struct, frozen=True):
     store: Store
     clock: MonotonicSiteClock
     app: Any
+    token_of: Callable[[str], str]
+    """Mints a token of a tenant's administrator, for an organisation."""
     token: str
     reconcilers: list[Reconciler]
     """The one that runs now, if one does: a change of intent wakes it."""
@@ -91,7 +94,7 @@ class Plant(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def plant(domains: int, folder: Path) -> AsyncIterator[Plant]:
+async def plant(domains: int, folder: Path, limits: CallerLimits | None = None) -> AsyncIterator[Plant]:
     """A new site of `domains` racks, with its database below `folder`."""
     async with switches(domains) as endpoints:
         with TemporaryDirectory(dir=folder) as home:
@@ -100,25 +103,28 @@ async def plant(domains: int, folder: Path) -> AsyncIterator[Plant]:
                 await store.run(
                     seed_embedded_site, racks(domains), profile(), endpoints, now=time.time(), ids=new_id
                 )
-                yield _plant(store, Path(home))
+                yield _plant(store, Path(home), limits)
             finally:
                 await store.close()
 
 
-def _plant(store: Store, home: Path) -> Plant:
+def _plant(store: Store, home: Path, limits: CallerLimits | None) -> Plant:
     clock = MonotonicSiteClock(time.time, time.monotonic, 0.0)
     issuer = LocalIssuer(home / "keys")
     reconcilers: list[Reconciler] = []
 
-    def wake(touched: frozenset[str]) -> None:
+    def wake(touched: frozenset[str], org: str) -> None:
         for reconciler in reconcilers:
-            reconciler.wake(touched)
+            reconciler.wake(touched, org)
 
     deps = ApiDeps(
         store=store, clock=clock, ids=new_id, wake=wake, verifier=issuer.verifier(), auto_tenant=True
     )
-    token = issuer.mint(DEMO_ORG, [Role.TENANT_ADMIN], time.time(), 36_000.0)
-    return Plant(store, clock, create_app(deps), token, reconcilers)
+
+    def token_of(org: str) -> str:
+        return issuer.mint(org, [Role.TENANT_ADMIN], time.time(), 36_000.0)
+
+    return Plant(store, clock, create_app(deps, limits), token_of, token_of(DEMO_ORG), reconcilers)
 
 
 async def quiet(reconciler: Reconciler, passes: Passes) -> None:

@@ -54,7 +54,8 @@ def test_the_listeners_of_a_site(ground):
             await http_is_bounded(site.metrics_port, PROBES, "/metrics")
             async with httpx2.AsyncClient() as http:
                 page = (await http.get(f"http://localhost:{site.metrics_port}/metrics")).text
-            assert counted(page, "rest", "full") > 0
+            # A crowd that comes slowly, on a busy machine, displaces its own oldest connections.
+            assert counted(page, "rest", "full") + counted(page, "rest", "evicted") > 0
             assert counted(page, "admin", "full") == 0
 
             async def ask():

@@ -11,6 +11,7 @@ from rackloom.app.config import load_config
 from rackloom.app.site.metrics import OPERATIONS, SiteMetrics, connect_error
 from rackloom.app.site.record_counts import DomainCounts, SiteCounts, node_health
 from rackloom.app.site.service import site_service
+from rackloom.carve.api.limits import CallerClass
 from rackloom.carve.fabric.controller import ControllerKind
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.reconcile.domain_pass import OperationOutcome
@@ -119,6 +120,14 @@ def test_operations_have_upstreams_words(operation, name, state, status):
     labels = ("operation", name), ("status", status)
     assert seen["nvlink_partition_monitor_nmxc_changes_applied_total", *labels] == 1
     assert seen["nvlink_partition_monitor_nmxc_op_latency_milliseconds_sum", *labels] == 250
+
+
+def test_refused_requests_are_counted_by_the_class_of_their_caller():
+    metrics = SiteMetrics("")
+    metrics.refused_request(CallerClass.TENANT)
+    seen = samples(metrics.page(NOTHING, 0.0).decode())
+    assert seen["nvlink_refused_requests_total", ("caller", "tenant")] == 1
+    assert seen["nvlink_refused_requests_total", ("caller", "provider")] == 0
 
 
 def test_a_domain_that_is_gone_leaves_no_numbers():

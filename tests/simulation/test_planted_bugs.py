@@ -5,7 +5,7 @@ A simulation that finds nothing is worth what it can find. Each bug is a small c
 """
 
 import pytest
-from tests.simulation.planted import answering, knowing, owning, passing, planning, speaking
+from tests.simulation.planted import answering, knowing, owning, passing, planning, sharing, speaking
 from tests.simulation.planted.plans import Bug
 
 from rackloom.lab.carving.run import LoadPlan as SimPlan
@@ -18,6 +18,7 @@ BUGS: dict[Bug, SimPlan] = {
     **knowing.BUGS,
     **owning.BUGS,
     **answering.BUGS,
+    **sharing.BUGS,
 }
 
 SEEDS = 8

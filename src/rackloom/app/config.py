@@ -265,6 +265,31 @@ class SecretsConfig(Section):
         return self
 
 
+class TenantLimitsConfig(Section):
+    """`[limits.tenant]`: the requests of one organisation, in each process."""
+
+    requests_per_second: Annotated[float, Field(gt=0)] = 50.0
+    burst: Annotated[int, Field(ge=1)] = 25
+    concurrent: Annotated[int, Field(ge=1)] = 1
+    waiting: Annotated[int, Field(ge=1)] = 64
+
+
+class ProviderLimitsConfig(TenantLimitsConfig):
+    """`[limits.provider]`: the requests of the administrators of one provider, in each process."""
+
+    requests_per_second: Annotated[float, Field(gt=0)] = 200.0
+    burst: Annotated[int, Field(ge=1)] = 200
+    concurrent: Annotated[int, Field(ge=1)] = 16
+    waiting: Annotated[int, Field(ge=1)] = 256
+
+
+class LimitsConfig(Section):
+    """`[limits]`: how many requests of an organisation REST serves."""
+
+    tenant: TenantLimitsConfig = TenantLimitsConfig()
+    provider: ProviderLimitsConfig = ProviderLimitsConfig()
+
+
 class LogConfig(Section):
     """`[log]`."""
 
@@ -286,6 +311,7 @@ class Config(BaseSettings):
     nvlink_config: NvlinkConfig
     server: ServerConfig = ServerConfig()
     auth: AuthConfig = AuthConfig()
+    limits: LimitsConfig = LimitsConfig()
     admin: AdminConfig | None = None
     metrics: MetricsConfig = MetricsConfig()
     secrets: SecretsConfig = SecretsConfig()

@@ -12,5 +12,6 @@ code.
 - `nics`: which network interfaces a pod gets, and how they are configured.
 - `transfer`: what is measured of KV-cache transfers, and what the measurements prove.
 - `diagnosis`: a snapshot of all layers -> findings, causes and fixes.
+- `fair_queueing`: which of several organisations is served next.
 - `kubernetes`: the vocabulary that these share: objects, kinds, times, and writes as values.
 """

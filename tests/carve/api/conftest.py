@@ -85,7 +85,7 @@ class _Served:
             store=store,
             clock=lambda: float(self.site.now),
             ids=lambda: str(self.site.ids()),
-            wake=lambda domains: self.woken.append(domains),
+            wake=lambda domains, _org: self.woken.append(domains),
             verifier=self.issuer.verifier(lambda: float(self.site.now)),
             auto_tenant=True,
         )

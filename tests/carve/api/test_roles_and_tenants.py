@@ -30,6 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "update-allocation": {"name": "mine now"},
     "update-allocation-constraint": {"constraintValue": 9},
     "update-nvlink-nmxc-endpoint": {"endpoint": "http://evil:1"},
+    "update-tenant-quota": {"quotas": [{"resource": "vpcs", "limit": 0}]},
 }
 
 
@@ -48,6 +49,7 @@ def theirs(api: Any) -> dict[str, str]:
         "machineAssociationId": instance["machineId"],
         "instanceTypeId": api.site.type_id,
         "siteId": api.site.site_id,
+        "tenantId": api.site.tenant.id,
         "vpcId": vpc,
         "nvLinkLogicalPartitionId": partition,
         "nvLinkDomainId": next(iter(api.site.partitions)),
@@ -118,7 +120,8 @@ def _make_provider(api: Any, org: str) -> None:
 
 
 def _everything(api: Any) -> dict[str, Any]:
-    listings = ("nvlink-logical-partition", "vpc", "instance", "allocation", "site", "instance/type")
+    listings = ["nvlink-logical-partition", "vpc", "instance", "allocation", "site", "instance/type"]
+    listings.append("tenant/current/quota")
     found = {listing: api.get(listing).json() for listing in listings}
     for listing in ("machine", "nvlink-nmxc-endpoint", "operator-step"):
         found[listing] = api.get(listing, role=VIEWER).json()

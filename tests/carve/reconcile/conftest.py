@@ -42,9 +42,9 @@ class MortalBackend:
         self._backend = backend
         self.cut_off = False
 
-    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
+    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool, org: str = "") -> T:
         self._check()
-        result = await self._backend.transact(work, write=write)
+        result = await self._backend.transact(work, write=write, org=org)
         self._check()
         return result
 

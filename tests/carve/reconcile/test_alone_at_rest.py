@@ -28,10 +28,10 @@ class Counting:
         self.close = self._backend.close
         self.survey = self._backend.survey
 
-    async def transact(self, work: Callable[[sa.Connection], Any], *, write: bool) -> Any:
+    async def transact(self, work: Callable[[sa.Connection], Any], *, write: bool, org: str = "") -> Any:
         self.writes += write
         self.reads += not write
-        return await self._backend.transact(work, write=write)
+        return await self._backend.transact(work, write=write, org=org)
 
 
 def nobody(endpoint: Any) -> Any:

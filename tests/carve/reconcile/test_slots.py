@@ -14,8 +14,8 @@ Worker = Callable[..., Coroutine[Any, Any, None]]
 
 
 def _worker(slots: ConcurrencySlots, begun: Begun, ends: asyncio.Event) -> Worker:
-    async def work(key: str, *, urgent: bool = False) -> None:
-        async with slots.acquire(key, urgent=urgent):
+    async def work(key: str, *orgs: str) -> None:
+        async with slots.acquire(key, orgs=orgs):
             begun.append(key)
             await ends.wait()
 
@@ -35,10 +35,10 @@ def test_the_awaited_come_first_and_the_due_in_their_order() -> None:
         async with asyncio.TaskGroup() as tasks:
             for key in ("first", "due a", "due b", "due c"):
                 tasks.create_task(work(key))
-            tasks.create_task(work("awaited", urgent=True))
+            tasks.create_task(work("awaited", "org"))
             await _settled()
-            slots.prioritize("due c")
-            slots.prioritize("first")
+            slots.prioritize("due c", "org")
+            slots.prioritize("first", "org")
             assert begun == ["first"]
             ends.set()
         return begun
@@ -67,7 +67,7 @@ def test_who_is_cancelled_takes_no_place_along() -> None:
         slots, ends = ConcurrencySlots(1), asyncio.Event()
         begun: Begun = []
         work = _worker(slots, begun, ends)
-        async with slots.acquire("one", urgent=False):
+        async with slots.acquire("one"):
             waiting, handed = (asyncio.create_task(work(key)) for key in ("two", "three"))
             await _settled()
             waiting.cancel()
@@ -105,3 +105,42 @@ def test_one_that_is_slow_gives_its_place_up_once(monkeypatch: pytest.MonkeyPatc
             ends.set()
 
     asyncio.run(story())
+
+
+def test_no_organisation_waits_for_all_domains_of_another() -> None:
+    async def story() -> Begun:
+        slots, ends = ConcurrencySlots(1), asyncio.Event()
+        begun: Begun = []
+        work = _worker(slots, begun, ends)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(work("first"))
+            for number in range(6):
+                tasks.create_task(work(f"busy {number}", "busy"))
+            tasks.create_task(work("shared", "busy"))
+            tasks.create_task(work("quiet", "quiet"))
+            await _settled()
+            # Another waits for a domain that is far behind in the line of the first.
+            slots.prioritize("shared", "third")
+            ends.set()
+        return begun
+
+    begun = asyncio.run(story())
+    assert set(begun[:4]) == {"first", "busy 0", "quiet", "shared"}
+    assert len(begun) == len(set(begun)) == 9
+
+
+def test_domains_that_are_only_due_are_not_starved() -> None:
+    async def story() -> Begun:
+        slots, ends = ConcurrencySlots(1), asyncio.Event()
+        begun: Begun = []
+        work = _worker(slots, begun, ends)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(work("first"))
+            tasks.create_task(work("due"))
+            for number in range(20):
+                tasks.create_task(work(f"awaited {number}", f"org {number % 3}"))
+            await _settled()
+            ends.set()
+        return begun
+
+    assert asyncio.run(story()).index("due") == 1 + module.MAX_AWAITED_IN_A_ROW

@@ -63,8 +63,7 @@ def test_a_write_that_fails_takes_no_other_with_it(
 
 def test_nobody_is_told_of_success_before_the_commit(tmp_path: Path) -> None:
     waiting = TransactionQueue()
-    futures = [waiting.add(lambda _: "done", write=True) for _ in range(3)]
-    writes, _ = waiting.take()
+    futures = [waiting.add(lambda _: "done", write=True, org="") for _ in range(3)]
 
     def transact(work: Callable[[sa.Connection], None]) -> None:
         with sa.create_engine("sqlite://").connect() as conn:
@@ -72,7 +71,7 @@ def test_nobody_is_told_of_success_before_the_commit(tmp_path: Path) -> None:
         assert not any(future.done() for future in futures)
         raise OSError("the disk is gone")
 
-    run_group_commit(writes, transact)
+    run_group_commit(waiting, transact, write=True)
     assert all(isinstance(future.exception(), OSError) for future in futures)
 
 
@@ -132,10 +131,12 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, togethe
 
 def test_who_stopped_waiting_before_it_began_is_not_served() -> None:
     waiting = TransactionQueue()
-    gone, there = waiting.add(lambda _: 1, write=True), waiting.add(lambda _: 2, write=False)
+    gone, there = (waiting.add(lambda _: None, write=True, org="") for _ in range(2))
     assert gone.cancel()
-    writes, reads = waiting.take()
-    assert [job.result for job in writes + reads] == [there]
+    begun = waiting.begin(write=True)
+    assert begun is not None
+    assert begun.result is there
+    assert waiting.begin(write=True) is None
 
 
 @pytest.mark.slow
@@ -197,3 +198,77 @@ def test_who_is_cancelled_in_the_middle_takes_nobody_along(tmp_path: Path) -> No
     assert len(outcomes) >= 150
     assert set(outcomes) <= set(kept)
     assert not {name for name in kept if name.isdigit() and int(name) % 7 == 3}
+
+
+class _Groups:
+    """Runs groups on a connection that is never written to; remembers whose members each had."""
+
+    def __init__(self) -> None:
+        self.waiting = TransactionQueue()
+        self.groups: list[list[str]] = []
+        self.seconds = 0.0
+
+    def ask(self, org: str, *, write: bool = True, then: Callable[[], object] = lambda: None) -> None:
+        def work(_: sa.Connection) -> None:
+            self.groups[-1].append(org)
+            self.seconds += 1.0
+            then()
+
+        self.waiting.add(work, write=write, org=org)
+
+    def run(self) -> list[list[str]]:
+        while self.waiting.has(write=True):
+            run_group_commit(self.waiting, self._transact, write=True, clock=lambda: self.seconds)
+        return self.groups
+
+    def _transact(self, work: Callable[[sa.Connection], None]) -> None:
+        self.groups.append([])
+        with sa.create_engine("sqlite://").connect() as conn:
+            conn.exec_driver_sql("BEGIN")
+            work(conn)
+
+
+def test_an_organisation_alone_shares_commits_among_all_its_writes() -> None:
+    groups = _Groups()
+    for _ in range(MAX_GROUP_SIZE + 3):
+        groups.ask("busy")
+    assert [len(group) for group in groups.run()] == [MAX_GROUP_SIZE, 3]
+
+
+def test_nobody_waits_for_the_backlog_of_another() -> None:
+    groups = _Groups()
+    for _ in range(6):
+        groups.ask("busy")
+    for _ in range(2):
+        groups.ask("quiet")
+    assert groups.run() == [["busy", "quiet"], ["busy", "quiet"], ["busy"] * 4]
+
+
+def test_a_newcomer_shares_the_commit_of_a_group_that_has_begun() -> None:
+    groups = _Groups()
+    groups.ask("busy", then=lambda: groups.ask("quiet"))
+    for _ in range(5):
+        groups.ask("busy")
+    assert groups.run()[0] == ["busy", "quiet"]
+
+
+def test_a_read_of_another_does_not_wait_for_a_backlog_of_writes() -> None:
+    groups = _Groups()
+    groups.ask("quiet", write=False)
+    for _ in range(5):
+        groups.ask("busy")
+    assert groups.run() == [["busy"]] * 5
+
+
+def test_who_asks_for_long_transactions_has_fewer_of_them() -> None:
+    groups = _Groups()
+
+    def long() -> None:
+        groups.seconds += 9.0
+
+    for _ in range(10):
+        groups.ask("long", then=long)
+    for _ in range(60):
+        groups.ask("short")
+    order = [org for group in groups.run() for org in group]
+    assert order[:44].count("long") <= 6

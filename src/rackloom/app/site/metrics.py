@@ -26,6 +26,7 @@ from rackloom.acceptor import END_REASONS, ConnectionEnded
 from rackloom.app.listeners import PlainEndpoints, metrics_response, ok_response
 from rackloom.app.site import record_counts
 from rackloom.app.site.record_counts import SiteCounts
+from rackloom.carve.api.limits import CallerClass
 from rackloom.carve.fabric.controller import ControllerKind
 from rackloom.carve.observation import latest
 from rackloom.carve.reconcile.domain_pass import OperationOutcome, ReconcileMetrics
@@ -142,6 +143,14 @@ class SiteMetrics(ReconcileMetrics):
         self.refusals = Counter(
             f"{ours}refused_plans", "Plans that no longer held when they were checked", registry=registry
         )
+        self.refused_requests = Counter(
+            f"{ours}refused_requests",
+            "REST requests answered with 429, by the class of their caller",
+            ("caller",),
+            registry=registry,
+        )
+        for kind in CallerClass:
+            self.refused_requests.labels(kind)
         self.ended = Counter(
             f"{ours}connections_ended",
             "Connections that a limit refused or closed",
@@ -181,6 +190,10 @@ class SiteMetrics(ReconcileMetrics):
     def refused(self, _domain: str) -> None:
         """A plan was refused."""
         self.refusals.inc()
+
+    def refused_request(self, kind: CallerClass) -> None:
+        """A REST request was refused because too many of its organisation wait."""
+        self.refused_requests.labels(kind).inc()
 
     def operated(
         self, endpoint_id: str, operation: PartitionOperation, outcome: OperationOutcome, seconds: float

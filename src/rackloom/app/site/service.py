@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from rackloom.app.config import AdminConfig, Config, load_config
+from rackloom.app.config import AdminConfig, Config, LimitsConfig, TenantLimitsConfig, load_config
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
     allow_open_files,
@@ -39,6 +39,7 @@ from rackloom.app.site.secrets import Secret, SecretProvider
 from rackloom.carve.admin.deps import AdminDeps
 from rackloom.carve.admin.server import AdminServer, AdminTls, ClientIdentities
 from rackloom.carve.api.app import create_app
+from rackloom.carve.api.limits import CallerClass, CallerLimits, RequestLimits
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.database import Store
@@ -60,7 +61,8 @@ def serve_rest(parts: ServiceParts, source: SiteSource) -> AbstractAsyncContextM
             verifier=parts.issuers,
             auto_tenant=parts.config.auth.auto_tenant,
             valid_seconds=parts.config.nvlink_config.reading_valid_seconds,
-        )
+        ),
+        caller_limits(parts.config.limits, parts.metrics.refused_request),
     )
     page = mount_rack_map(api, source, parts.issuers, parts.clock)
     return serve_http(
@@ -70,6 +72,21 @@ def serve_rest(parts: ServiceParts, source: SiteSource) -> AbstractAsyncContextM
         key=server.tls_key,
         limits=SITE_REST,
         ended=parts.metrics.connections_ended("rest"),
+    )
+
+
+def caller_limits(config: LimitsConfig, refused: Callable[[CallerClass], None]) -> CallerLimits:
+    """The limits on requests as configured; `refused` is called for each request that they refuse."""
+    tenant, provider = (_request_limits(limits) for limits in (config.tenant, config.provider))
+    return CallerLimits(tenant=tenant, provider=provider, refused=refused)
+
+
+def _request_limits(config: TenantLimitsConfig) -> RequestLimits:
+    return RequestLimits(
+        rate=config.requests_per_second,
+        burst=config.burst,
+        concurrent=config.concurrent,
+        waiting=config.waiting,
     )
 
 

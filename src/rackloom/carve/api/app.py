@@ -2,7 +2,8 @@
 
 A request passes `AuthenticationMiddleware` first: every path below an organization needs a verified
 token before routing, so a route that forgets to require a role cannot be reached without a token, and
-no body is parsed without one. `BodyLimitMiddleware` then admits at most `MAX_BODY` bytes of JSON, received
+no body is parsed without one. `RequestLimitMiddleware` then lets it wait for its organisation's turn, where
+the service has limits. `BodyLimitMiddleware` then admits at most `MAX_BODY` bytes of JSON, received
 within `BODY_SECONDS`.
 
 The error handlers are the only place where refusals become HTTP status codes. Every error has the same
@@ -39,12 +40,14 @@ from rackloom.carve.api import (
     machines,
     maintenance,
     organizations,
+    quotas,
     routing,
     sites,
     vpcs,
 )
 from rackloom.carve.api.auth import TokenVerifier, UnauthenticatedCaller
 from rackloom.carve.api.docs_page import docs_routes
+from rackloom.carve.api.limits import CallerLimits, RequestLimitMiddleware
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.api.wire import PATTERN_RULES, Problem
 from rackloom.carve.store.values import RefusalKind, Rejected
@@ -280,6 +283,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     409: {"model": Problem, "description": "The state of the site is against it"},
     413: {"model": Problem, "description": "The body is too large"},
     415: {"model": Problem, "description": "The body is not JSON"},
+    429: {"model": Problem, "description": "Too many requests of the org wait already: see Retry-After"},
     503: {"model": Problem, "description": "Nothing was decided: try again"},
 }
 
@@ -288,9 +292,9 @@ def _routes() -> APIRouter:
     base = APIRouter(prefix=BASE, responses=ERRORS)
     # Types before instances: /instance/type would else be read as an instance id.
     routers = (
-        organizations.router, sites.router, instance_types.router, machines.router, maintenance.router,
-        domains.router, fabric.router, events.router, allocations.router, logical_partitions.router,
-        interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
+        organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
+        maintenance.router, domains.router, fabric.router, events.router, allocations.router,
+        logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
     )  # fmt: skip
     for router in routers:
         for route in router.routes:
@@ -304,8 +308,11 @@ ROUTES = _routes()
 """Built once: a process may create many applications."""
 
 
-def create_app(deps: ApiDeps) -> FastAPI:
-    """The ASGI application over `deps`. It runs requests, and no background tasks."""
+def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
+    """The ASGI application over `deps`, with the limits of an organisation's requests; None: no limits.
+
+    It runs requests, and no background tasks.
+    """
     # The documentation pages of the framework load scripts from other sites; `docs_page` does not.
     app = FastAPI(
         title="Rackloom",
@@ -319,6 +326,8 @@ def create_app(deps: ApiDeps) -> FastAPI:
     app.state.event_streams = Counter()
     # The middleware added last runs first: no body is received before the caller is verified.
     app.add_middleware(BodyLimitMiddleware)
+    if limits is not None:
+        app.add_middleware(RequestLimitMiddleware, limits=limits)
     app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier)
     install_error_handlers(app)
     app.include_router(ROUTES)

@@ -53,13 +53,20 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
     clock: Callable[[], float]
     """Seconds since the epoch."""
     ids: IdFactory
-    wake: Callable[[frozenset[str]], None]
-    """Called after a commit with the NVLink domains whose intent changed; empty when none is known yet."""
+    wake: Callable[[frozenset[str], str], None]
+    """Called after a commit with the NVLink domains whose intent changed (empty when none is known yet), and
+    the organisation that changed it."""
     verifier: TokenVerifier
     auto_tenant: bool = False
     """An org with a valid token becomes a tenant at first use, with every machine of every type allocated."""
     valid_seconds: float = DEFAULT_VALID_SECONDS
     """The age at which a reading of a switch controller says nothing about now."""
+    org: str = ""
+    """The organisation whose request is answered."""
+
+    def on_behalf_of(self, org: str) -> "ApiDeps":
+        """The dependencies of a request of `org`, which waits in turns with other organisations."""
+        return msgspec.structs.replace(self, org=org, store=self.store.on_behalf_of(org))
 
     def valid_from(self) -> float:
         """The time before which a reading is outdated for a request that is answered now."""
@@ -72,13 +79,13 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
         must not seem to answer it.
         """
         changed = await self.store.run(work)
-        self.wake(changed.domains)
+        self.wake(changed.domains, self.org)
         return changed.value
 
 
 async def _request_deps(request: Request) -> ApiDeps:
     deps: ApiDeps = request.app.state.deps
-    return deps
+    return deps.on_behalf_of(request.state.caller.org)
 
 
 Deps = Annotated[ApiDeps, Depends(_request_deps)]

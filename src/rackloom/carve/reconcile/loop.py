@@ -15,8 +15,10 @@ pass is logged and ends neither the loop nor any other domain.
 through the first endpoint of its domain that leads.
 
 `ConcurrencySlots` bounds how many domains are worked on at once. A domain for which a caller waits goes
-before those that are only due. A pass that takes longer than `MAX_SLOT_SECONDS` gives its slot up and
-continues without one, so that a slow controller delays no other domain.
+before those that are only due, but one of `MAX_AWAITED_IN_A_ROW + 1` slots goes to the latter. Organisations
+that wait take turns, as `FairQueue` has it: none waits for all domains of another. A pass that takes longer
+than `MAX_SLOT_SECONDS` gives its slot up and continues without one, so that a slow controller delays no
+other domain.
 """
 
 import asyncio
@@ -49,6 +51,7 @@ from rackloom.carve.reconcile.leases import (
     LeaseGuard,
 )
 from rackloom.carve.store.database import Store
+from rackloom.core.fair_queueing import FairQueue
 from rackloom.core.partitions.domain import PartitionPlan
 from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL
 from rackloom.errors import Refused, Retry, Unknown
@@ -60,18 +63,28 @@ MAX_SLOT_SECONDS = 1.0
 """How long a pass keeps its slot: many times what a pass takes whose controller answers."""
 
 
+MAX_AWAITED_IN_A_ROW = 4
+"""How many domains that callers wait for go before one that is only due: those are never starved."""
+
+
 class ConcurrencySlots:
     """`count` slots; each domain that waits is known by a key, and waits for one slot at a time."""
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._urgent: OrderedDict[Hashable, asyncio.Future[None]] = OrderedDict()
+        self._turns: dict[Hashable, asyncio.Future[None]] = {}
+        self._awaited: FairQueue[asyncio.Future[None]] = FairQueue()
+        """By organisation; a turn that several wait for is there once for each."""
         self._due: OrderedDict[Hashable, asyncio.Future[None]] = OrderedDict()
+        self._awaited_in_a_row = 0
 
     @asynccontextmanager
-    async def acquire(self, key: Hashable, *, urgent: bool) -> AsyncIterator[None]:
-        """Wait for a slot; release it at the end, or after `MAX_SLOT_SECONDS`, whichever is first."""
-        await self._wait(key, urgent)
+    async def acquire(self, key: Hashable, *, orgs: Collection[str] = ()) -> AsyncIterator[None]:
+        """Wait for a slot; release it at the end, or after `MAX_SLOT_SECONDS`, whichever is first.
+
+        `orgs` are the organisations that wait for `key`; without any it is only due.
+        """
+        await self._wait(key, orgs)
         # The timer and the end of the pass share this list, so that the slot is released exactly once.
         held = [self]
 
@@ -86,27 +99,45 @@ class ConcurrencySlots:
             timer.cancel()
             release()
 
-    def prioritize(self, key: Hashable) -> None:
-        """A caller waits for `key` now: if it has no slot yet, it goes before those that are only due."""
-        turn = self._due.pop(key, None)
+    def prioritize(self, key: Hashable, org: str) -> None:
+        """`org` waits for `key` now: if it has no slot yet, it goes before those that are only due."""
+        turn = self._turns.get(key)
         if turn is not None:
-            self._urgent[key] = turn
+            self._due.pop(key, None)
+            self._awaited.add(org, turn)
 
     def release(self) -> None:
-        """Pass a free slot to the first that waits."""
-        while waiting := self._urgent or self._due:
-            _, turn = waiting.popitem(last=False)
-            if not turn.done():
-                turn.set_result(None)
+        """Pass a free slot to the next that waits."""
+        while self._due or self._awaited.flows:
+            if self._pass_on():
                 return
         self._free += 1
 
-    async def _wait(self, key: Hashable, urgent: bool) -> None:
+    def _pass_on(self) -> bool:
+        """Pass a slot to whose turn it is; False where that needs none any more."""
+        if self._due and (not self._awaited.flows or self._awaited_in_a_row >= MAX_AWAITED_IN_A_ROW):
+            self._awaited_in_a_row = 0
+            _, turn = self._due.popitem(last=False)
+        else:
+            org, turn = self._awaited.take()
+            if not turn.done():
+                self._awaited.charge(org, 1.0)
+                self._awaited_in_a_row += 1
+        if turn.done():
+            return False
+        turn.set_result(None)
+        return True
+
+    async def _wait(self, key: Hashable, orgs: Collection[str]) -> None:
         if self._free:
             self._free -= 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        (self._urgent if urgent else self._due)[key] = turn
+        self._turns[key] = turn
+        if not orgs:
+            self._due[key] = turn
+        for org in orgs:
+            self._awaited.add(org, turn)
         try:
             await turn
         except asyncio.CancelledError:
@@ -114,6 +145,8 @@ class ConcurrencySlots:
             if not turn.cancelled():
                 self.release()
             raise
+        finally:
+            del self._turns[key]
 
 
 # The loop of one endpoint.
@@ -134,15 +167,16 @@ class EndpointLoop:
         self.slots = slots
         self.woken = asyncio.Event()
         self.first_pass = asyncio.Event()
-        self._is_awaited = False
-        """Whether a caller waits for the next pass."""
+        self._awaited_by: set[str] = set()
+        """The organisations that wait for the next pass; empty is the name of the site itself."""
 
-    def wake(self) -> None:
-        """Start a pass now, before domains that are only due."""
-        self._is_awaited = True
+    def wake(self, org: str = "") -> None:
+        """Start a pass for `org` now, before domains that are only due."""
         self.woken.set()
-        if self.slots is not None:
-            self.slots.prioritize(self)
+        if org not in self._awaited_by:
+            self._awaited_by.add(org)
+            if self.slots is not None:
+                self.slots.prioritize(self, org)
 
     async def run(self) -> None:
         """Run until cancelled, then release the connection."""
@@ -162,7 +196,7 @@ class EndpointLoop:
         while True:
             async with self._slot():
                 self.woken.clear()
-                self._is_awaited = False
+                self._awaited_by.clear()
                 converged = await self._pass()
             self.first_pass.set()
             if converged:
@@ -177,7 +211,7 @@ class EndpointLoop:
         return self.interval * crc32(self.work.endpoint.id.encode()) / 2**32
 
     def _slot(self) -> AbstractAsyncContextManager[None]:
-        return nullcontext() if self.slots is None else self.slots.acquire(self, urgent=self._is_awaited)
+        return nullcontext() if self.slots is None else self.slots.acquire(self, orgs=self._awaited_by)
 
     async def _pass(self) -> bool:
         try:
@@ -315,14 +349,17 @@ class Reconciler:
         """The loops that run here now."""
         return self._workers.loops
 
-    def wake(self, domains: frozenset[str]) -> None:
-        """Start a pass over these domains now, and over endpoints whose domain is not known yet."""
+    def wake(self, domains: frozenset[str], org: str = "") -> None:
+        """Start a pass over these domains now, and over endpoints whose domain is not known yet.
+
+        `org` is the organisation that waits for it; empty for the site itself.
+        """
         if not domains:
             # What changed has no domain yet: it may be an endpoint.
             self.endpoints_changed()
         for loop in self.loops:
             if loop.work.domain is None or loop.work.domain in domains:
-                loop.wake()
+                loop.wake(org)
 
     def endpoints_changed(self) -> None:
         """Read the list of endpoints now; otherwise a change is noticed within `RENEW_SECONDS`."""

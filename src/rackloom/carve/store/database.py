@@ -18,6 +18,10 @@ at the same moment share one transaction. Each is a savepoint, rolled back alone
 caller hears of success before the shared commit is durable. When the whole transaction is rolled back,
 for example by a full disk, every member fails with `Retry`.
 
+Fairness: waiting transactions take turns by organisation, as `FairQueue` has it, charged by the time that
+they took. While several organisations wait, a group has one member of each, so that nobody waits for the
+backlog of another. `Store.on_behalf_of` names the organisation; the site's own work is one more.
+
 A database that does not serve (no room, read-only, locked by another program, out of reach) raises
 `StoreUnavailable`, also a `Retry`, which `failures` defines. `Store` logs it, once for all callers. Opening
 a database writes to it: one that takes no writes is noticed at the start.
@@ -29,11 +33,12 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import msgspec
@@ -43,6 +48,7 @@ from alembic.config import Config
 from sqlalchemy.pool import StaticPool
 
 from rackloom.carve.store.failures import StoreUnavailable, log_store_failure, sqlite_fault
+from rackloom.core.fair_queueing import FairQueue
 from rackloom.errors import Refused, Retry
 
 # Migrations.
@@ -104,55 +110,100 @@ class PendingTransaction(msgspec.Struct, frozen=True, eq=False):
 
     work: Callable[[sa.Connection], Any]
     write: bool
+    org: str
     result: "Future[Any]"
 
 
 class TransactionQueue:
-    """Transactions that were requested, from any thread, and have not begun."""
+    """Transactions that were requested, from any thread, and have not begun; by organisation."""
 
     def __init__(self) -> None:
-        self._jobs: deque[PendingTransaction] = deque()
+        self._lock = Lock()
+        self._writes: FairQueue[PendingTransaction] = FairQueue()
+        self._reads: FairQueue[PendingTransaction] = FairQueue()
 
-    def add(self, work: Callable[[sa.Connection], Any], *, write: bool) -> "Future[Any]":
-        """Request a transaction."""
-        job = PendingTransaction(work, write, Future())
-        self._jobs.append(job)
+    def add(self, work: Callable[[sa.Connection], Any], *, write: bool, org: str) -> "Future[Any]":
+        """Request a transaction for `org`."""
+        job = PendingTransaction(work, write, org, Future())
+        with self._lock:
+            self._of(write).add(org, job)
         return job.result
 
-    def take(self) -> tuple[list[PendingTransaction], list[PendingTransaction]]:
-        """Writes and reads to run now, in the order of their requests; they can no longer be cancelled."""
-        taken = [self._jobs.popleft() for _ in range(min(len(self._jobs), MAX_GROUP_SIZE))]
-        begun = [job for job in taken if job.result.set_running_or_notify_cancel()]
-        return [job for job in begun if job.write], [job for job in begun if not job.write]
+    def has(self, *, write: bool) -> bool:
+        """Whether any write waits, or any read."""
+        return bool(self._of(write).flows)
+
+    def begin(self, *, write: bool, group: frozenset[str] = frozenset()) -> PendingTransaction | None:
+        """The next write or read; it can no longer be cancelled. None when nothing waits.
+
+        `group` are the organisations that share the transaction already. None too when the next is one of
+        them and another organisation is in the group or waits: what is done for that is then committed first.
+        """
+        with self._lock:
+            queue = self._of(write)
+            while (org := queue.next_flow()) is not None:
+                if org in group and len(group.union(self._writes.flows, self._reads.flows)) > 1:
+                    return None
+                _, job = queue.take()
+                if job.result.set_running_or_notify_cancel():
+                    return job
+        return None
+
+    def charge(self, job: PendingTransaction, seconds: float) -> None:
+        """Count the time that `job` took as service to its organisation."""
+        with self._lock:
+            self._of(job.write).charge(job.org, seconds)
+
+    def _of(self, write: bool) -> FairQueue[PendingTransaction]:
+        return self._writes if write else self._reads
 
 
 RunTransaction = Callable[[Callable[[sa.Connection], None]], None]
 """Runs its argument in a transaction: durable when it returns, rolled back when it raises."""
 
 
-def run_group_commit(jobs: Sequence[PendingTransaction], transact: RunTransaction) -> None:
-    """Run `jobs` in one transaction, then resolve the future of each with its own outcome.
+def run_group_commit(
+    waiting: TransactionQueue,
+    transact: RunTransaction,
+    *,
+    write: bool,
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
+    """Run a group of waiting writes, or reads, in one transaction; then resolve the future of each.
 
+    Members are taken from the queue one after another, so that a newcomer need not wait for the next group.
     Invariant: no future gets a result before the shared commit is durable.
     """
-    if not jobs:
+    first = waiting.begin(write=write)
+    if first is None:
         return
+    group = [first]
     outcomes: list[tuple[Any, BaseException | None]] = []
 
     def work(conn: sa.Connection) -> None:
-        if len(jobs) == 1:
+        if not waiting.has(write=write):
             # Alone it needs no savepoint: its failure rolls the whole transaction back.
-            outcomes.append((jobs[0].work(conn), None))
-        else:
-            outcomes.extend(_run_member(conn, job) for job in jobs)
+            outcomes.append((first.work(conn), None))
+            return
+        job: PendingTransaction | None = first
+        while job is not None:
+            began = clock()
+            outcomes.append(_run_member(conn, job))
+            waiting.charge(job, clock() - began)
+            full = len(group) == MAX_GROUP_SIZE
+            job = (
+                None if full else waiting.begin(write=write, group=frozenset(member.org for member in group))
+            )
+            if job is not None:
+                group.append(job)
 
     try:
         transact(work)
     except BaseException as error:
-        for job in jobs:
+        for job in group:
             job.result.set_exception(error)
         return
-    for job, (result, error_of_job) in zip(jobs, outcomes, strict=True):
+    for job, (result, error_of_job) in zip(group, outcomes, strict=True):
         if error_of_job is None:
             job.result.set_result(result)
         else:
@@ -240,11 +291,11 @@ class SqliteBackend:
             lock.release()
             raise
 
-    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
+    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool, org: str = "") -> T:
         """Run `work` in one transaction; with one connection, transactions are serial."""
         if self._thread is None:
             return self._transact(work, write)
-        result: Future[T] = self._waiting.add(work, write=write)
+        result: Future[T] = self._waiting.add(work, write=write, org=org)
         self._thread.submit(self._run_waiting)
         return await asyncio.wrap_future(result)
 
@@ -277,9 +328,9 @@ class SqliteBackend:
 
     def _run_waiting(self) -> None:
         """Run what waits; nothing, when an earlier call took it into its group."""
-        writes, reads = self._waiting.take()
-        run_group_commit(writes, lambda work: self._transact(work, write=True))
-        run_group_commit(reads, lambda work: self._transact(work, write=False))
+        # One group of each kind for each request: whatever waits, the calls that were submitted suffice.
+        run_group_commit(self._waiting, lambda work: self._transact(work, write=True), write=True)
+        run_group_commit(self._waiting, lambda work: self._transact(work, write=False), write=False)
 
     def _transact(self, work: Callable[[sa.Connection], T], write: bool) -> T:
         return _run_transaction(self._engine, work, write)
@@ -364,8 +415,8 @@ class DatabaseBackend(Protocol):
 
     is_shared: bool
 
-    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
-        """Run `work` in one serializable (or read-only) transaction."""
+    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool, org: str = "") -> T:
+        """Run `work` in one serializable (or read-only) transaction, in the turn of `org`."""
 
     async def survey(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work`, a large read, without delaying other transactions."""
@@ -395,8 +446,10 @@ def _logging_failures() -> Iterator[None]:
 class Store:
     """The site's records. Made by `open` (a service), `inline` (a simulation) or `connect` (replicas)."""
 
-    def __init__(self, backend: DatabaseBackend) -> None:
+    def __init__(self, backend: DatabaseBackend, org: str = "") -> None:
+        """`org` is the organisation for which transactions run; empty for the site itself."""
         self._backend = backend
+        self._org = org
 
     @classmethod
     def open(cls, home: Path) -> "Store":
@@ -419,6 +472,10 @@ class Store:
 
         return cls(await PostgresBackend.connect(url))
 
+    def on_behalf_of(self, org: str) -> "Store":
+        """The same records; transactions that have to wait take turns with those of other organisations."""
+        return Store(self._backend, org)
+
     @property
     def is_shared(self) -> bool:
         """Whether other processes may work on the same records."""
@@ -434,14 +491,18 @@ class Store:
         Cancelling the caller does not cancel a transaction that has begun.
         """
         with _logging_failures():
-            return await self._backend.transact(lambda conn: fn(conn, *args, **kwargs), write=True)
+            return await self._backend.transact(
+                lambda conn: fn(conn, *args, **kwargs), write=True, org=self._org
+            )
 
     async def read(
         self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run `fn(conn, ...)` on one consistent state; writing is an error."""
         with _logging_failures():
-            return await self._backend.transact(lambda conn: fn(conn, *args, **kwargs), write=False)
+            return await self._backend.transact(
+                lambda conn: fn(conn, *args, **kwargs), write=False, org=self._org
+            )
 
     async def survey(self, fn: Callable[[sa.Connection], T]) -> T:
         """As `read`, for reads of the whole site, without delaying other transactions."""

@@ -9,6 +9,9 @@ exponential backoff and random delay; after the last attempt the caller gets `St
 does at once where the database is read-only or has no room. A connection lost during a commit raises
 `Unknown`: running the transaction again could apply it twice.
 
+Fairness: the writes of a process wait in it, and take turns by organisation, as `FairQueue` has it, charged
+by the time that they took. Replicas take turns at the table lock, in the order in which they asked.
+
 Migrations: an advisory lock lets one replica migrate while the others wait.
 
 Notifications: a change of intent notifies the other replicas when it commits. PostgreSQL drops
@@ -36,6 +39,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncTransaction, create_async_e
 from rackloom.carve.store.database import migrate_to_head
 from rackloom.carve.store.failures import StoreFault, StoreUnavailable, postgres_fault
 from rackloom.carve.store.journal import INTENT_CHANNEL
+from rackloom.core.fair_queueing import FairQueue
 from rackloom.errors import Refused, Retry, Unknown
 
 # Transactions with retries.
@@ -266,6 +270,51 @@ def _retrieve_exception(done: "asyncio.Future[Any]") -> None:
         done.exception()
 
 
+# The turns of writes.
+
+
+class WriteTurns:
+    """One write at a time, in turns by organisation. Use it in one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._is_taken = False
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+
+    @asynccontextmanager
+    async def turn(self, org: str) -> AsyncIterator[None]:
+        """Wait for the turn of `org`; it lasts until the context ends."""
+        await self._wait(org)
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._waiting.charge(org, self._clock() - began)
+            self._pass_on()
+
+    async def _wait(self, org: str) -> None:
+        if not self._is_taken:
+            self._is_taken = True
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(org, turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            # The turn may have come in the same step as the cancellation: it must not be lost.
+            if not turn.cancelled():
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting.flows:
+            _, turn = self._waiting.take()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._is_taken = False
+
+
 # The backend.
 
 
@@ -294,7 +343,7 @@ class PostgresBackend:
         self._engine = engine
         self._survey_engine = survey_engine
         self._survey_loop = BackgroundLoop("site-survey")
-        self._writing = asyncio.Lock()
+        self._turns = WriteTurns()
         self._under_way: set[asyncio.Task[Any]] = set()
 
     @classmethod
@@ -308,10 +357,10 @@ class PostgresBackend:
             raise
         return cls(engine, engine_of(url, _SURVEY_SESSION))
 
-    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
+    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool, org: str = "") -> T:
         """Run `work` in one transaction, and again while PostgreSQL undoes it. Raises Retry in the end."""
         running = asyncio.ensure_future(
-            self._write(work) if write else run_with_retries(self._engine, work, READ_OPTIONS)
+            self._write(work, org) if write else run_with_retries(self._engine, work, READ_OPTIONS)
         )
         self._under_way.add(running)
         running.add_done_callback(self._under_way.discard)
@@ -331,9 +380,9 @@ class PostgresBackend:
         await self._survey_loop.close(self._survey_engine.dispose)
         await self._engine.dispose()
 
-    async def _write(self, work: Callable[[sa.Connection], T]) -> T:
+    async def _write(self, work: Callable[[sa.Connection], T], org: str) -> T:
         # Waiting here, and not for the table lock, leaves the pooled connections to readers.
-        async with self._writing:
+        async with self._turns.turn(org):
             return await run_with_retries(self._engine, work, WRITE_OPTIONS)
 
 

@@ -145,6 +145,15 @@ allocation_constraint = _entity(
     sa.UniqueConstraint("allocation_id", "instance_type_id"),
 )
 
+tenant_quota = sa.Table(
+    "tenant_quota",
+    metadata,
+    sa.Column("tenant_id", sa.String(64), sa.ForeignKey("tenant.id"), primary_key=True),
+    sa.Column("kind", sa.Text, primary_key=True),
+    _number("value"),
+    _time("updated"),
+)
+
 logical_partition = _entity(
     "logical_partition",
     _ref("tenant_id", "tenant"),

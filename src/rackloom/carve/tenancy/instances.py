@@ -40,6 +40,7 @@ from rackloom.carve.store.values import (
     require_unused,
 )
 from rackloom.carve.tenancy import catalog, entitlements, interfaces, logical_partitions, placement, status
+from rackloom.carve.tenancy.quotas import QuotaKind, check_object_quota
 from rackloom.core.place.instance_trays import TrayChoice, TrayRequest
 
 # Warnings.
@@ -243,6 +244,7 @@ def _change_interfaces(
     interfaces.check_interfaces(conn, vpc, wanted, gpus)
     if wanted:
         catalog.check_nvlink_enabled(site)
+    check_object_quota(conn, instance.tenant_id, QuotaKind.INTERFACES, len(set(wanted) - set(attached)))
     return interfaces.replace_interfaces(conn, instance.id, wanted, now, ids)
 
 
@@ -316,6 +318,8 @@ def plan_creation(conn: sa.Connection, tenant: sa.Row[Any], request: InstanceReq
     wanted = interfaces.initial_interfaces(conn, vpc, request.interfaces, gpus)
     if wanted:
         catalog.check_nvlink_enabled(site)
+    check_object_quota(conn, tenant.id, QuotaKind.INSTANCES, len(request.names))
+    check_object_quota(conn, tenant.id, QuotaKind.INTERFACES, len(request.names) * len(wanted))
     placement = _choose_machines(conn, tenant, request, type_id, wanted)
     domains = catalog.domains_of_machines(conn, placement.trays)
     if target is not None and request.same_domain:

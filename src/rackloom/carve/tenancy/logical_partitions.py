@@ -43,6 +43,7 @@ from rackloom.carve.store.values import (
     require_unused,
 )
 from rackloom.carve.tenancy import catalog, entitlements, interfaces
+from rackloom.carve.tenancy.quotas import QuotaKind, check_object_quota
 
 # Logical partitions.
 
@@ -90,6 +91,7 @@ def create_logical_partition(
     entitlements.check_site_access(conn, tenant_id, site_id)
     catalog.check_nvlink_enabled(site)
     _check_name(conn, tenant_id, name)
+    check_object_quota(conn, tenant_id, QuotaKind.LOGICAL_PARTITIONS, 1)
     new = ids()
     row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
     insert_row(conn, partitions, **row, status=Status.READY, created=now, updated=now)
@@ -221,6 +223,7 @@ def create_vpc(
     _check_vpc_name(conn, tenant_id, site_id, name)
     if logical_partition_id is not None:
         _check_default_partition(conn, tenant_id, site, logical_partition_id)
+    check_object_quota(conn, tenant_id, QuotaKind.VPCS, 1)
     new = wanted_id or ids()
     require_unused(find_row(conn, vpc, id=new), "A VPC with specified ID already exists")
     row: dict[str, Any] = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name}

@@ -35,7 +35,11 @@ from rackloom.lab.virtual.service import SimulatedService
 
 OBJECT_NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
 MAX_PARTITIONS, MAX_VPCS = 4, 3
-REFUSAL_STATUSES = (400, 403, 404, 409)
+UNDECIDED_STATUS = 503
+"""The records could not be reached, and nothing was changed."""
+UNDECIDED_SECONDS = 1.0
+"""Until a read that was answered so is repeated."""
+REFUSAL_STATUSES = (400, 403, 404, 409, UNDECIDED_STATUS)
 
 
 class RestClient:
@@ -58,7 +62,8 @@ class RestClient:
         status, content = reply or (0, b"")
         answer = msgspec.json.decode(content) if status != 202 and content else None
         self._answered(self.org, method, path, status, answer)
-        if status >= 500:
+        may_fail = self.plane.disk.failures > 0
+        if status >= 500 and not (status == UNDECIDED_STATUS and may_fail):
             raise InvariantViolated(f"S10 {method} {path}: {status} {answer}")
         return (status, answer) if reply else None
 
@@ -106,6 +111,9 @@ class RandomTenant(RestClient):
             answer = await self.ask(method, path)
             if answer is not None:
                 status, answer = answer
+                if status == UNDECIDED_STATUS:
+                    await asyncio.sleep(UNDECIDED_SECONDS)
+                    continue
                 if status >= 300:
                     raise InvariantViolated(f"S10 {self.org} {method} {path}: {status} {answer}")
                 return answer

@@ -1,15 +1,17 @@
 """The injector of a random run: it strikes random racks with faults of the catalogue (`lab.faults`).
 
 Faults strike at exponentially distributed intervals; each ends by itself, and several may overlap.
-`FAULT_WEIGHTS` gives the relative frequency of each kind. Beside the catalogue there are the clock, and
-the service itself, which is killed now or at one of its next crash points. `FaultInjector.heal` waits for
-the last one, repairs networks and GPU health, and then lets one interval pass.
+`FAULT_WEIGHTS` gives the relative frequency of each kind. Beside the catalogue there are the clock, the
+disk of the records, and the service itself: a process is killed, or stopped for longer than a lease, now
+or at one of its next crash points. `FaultInjector.heal` waits for the last one, repairs networks and GPU
+health, and then lets one interval pass.
 
 `CONFLICT_FAULT_WEIGHTS` adds a second controller that contradicts a rack's own. These runs leave the
 true controller readable, because a conflicting controller that is read alone cannot be recognised.
 """
 
 import asyncio
+import contextvars
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -38,6 +40,12 @@ from rackloom.lab.virtual.racks import (
     controller_without_tray,
 )
 from rackloom.lab.virtual.service import SimulatedService
+
+STOP_SECONDS = (25.0, 60.0)
+"""How long a process is stopped: longer than a lease, which is 20 s in these runs."""
+
+CLOCK_LEAD = 40.0
+"""Seconds, twice a lease."""
 
 TraceLine = Callable[[str], None]
 LastingFault = AbstractAsyncContextManager[None]
@@ -90,6 +98,10 @@ class FaultInjector:
 
     async def heal(self) -> None:
         """Wait for the faults that last, and repair everything."""
+        self.plane.disk.failing = 0
+        for process in self.plane.living:
+            # What is armed and has not struck yet never does.
+            process.stop_fuse, process.stops_after_record = None, False
         while self._running:
             await asyncio.gather(*self._running)
         for rack in self.world.racks:
@@ -148,6 +160,23 @@ class FaultInjector:
     def _set_clock(self, _: SimRack) -> None:
         self.plane.skew += self.rng.choice((-1, 1)) * self.rng.choice((0.5, 30.0, 600.0))
 
+    @asynccontextmanager
+    async def _clock_ahead(self, _: SimRack) -> AsyncIterator[None]:
+        """The clock of one process is ahead: it takes the leases of the others too early."""
+        replica = self.rng.choice(self.plane.replicas)
+        replica.clock_lead = CLOCK_LEAD
+        yield
+        replica.clock_lead = 0.0
+
+    @asynccontextmanager
+    async def _full_disk(self, _: SimRack) -> AsyncIterator[None]:
+        self.plane.disk.is_full = True
+        yield
+        self.plane.disk.is_full = False
+
+    def _failing_disk(self, _: SimRack) -> None:
+        self.plane.disk.failing += self.rng.randint(1, 4)
+
     def _kill(self, _: SimRack) -> None:
         if process := self._any_process():
             process.kill()
@@ -155,6 +184,28 @@ class FaultInjector:
     def _kill_soon(self, _: SimRack) -> None:
         if process := self._any_process():
             process.fuse = process.points + self.rng.randint(1, 12)
+
+    def _stop(self, _: SimRack) -> LastingFault | None:
+        process = self._any_process()
+        return None if process is None else _stopped(process)
+
+    def _stop_soon(self, _: SimRack) -> None:
+        if process := self._any_process():
+            process.stopper = lambda: self._stop_now(process)
+            process.stop_fuse = process.points + self.rng.randint(1, 12)
+
+    def _stop_recorded(self, _: SimRack) -> None:
+        if process := self._any_process():
+            process.stopper = lambda: self._stop_now(process)
+            process.stops_after_record = True
+
+    def _stop_now(self, process: Process) -> None:
+        process.stop()
+        seconds = self.rng.uniform(*STOP_SECONDS)
+        # Not as this process, which is stopped.
+        task = asyncio.create_task(_resume_later(process, seconds), context=contextvars.Context())
+        self._running.append(task)
+        task.add_done_callback(self._running.remove)
 
     def _any_process(self) -> Process | None:
         living = self.plane.living
@@ -168,6 +219,20 @@ async def _new_domain_uuid(rack: SimRack, domain: str) -> AsyncIterator[None]:
     async with unreachable(rack):
         yield
         set_domain(rack, domain)
+
+
+@asynccontextmanager
+async def _stopped(process: Process) -> AsyncIterator[None]:
+    process.stop()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+async def _resume_later(process: Process, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    process.resume()
 
 
 def _next_mutation(fate: str) -> "_Begin":
@@ -207,6 +272,12 @@ _KINDS: Mapping[str, tuple[int, _Begin, float | tuple[float, float]]] = {
     "clock-jump": (3, FaultInjector._set_clock, 0),
     "kill": (2, FaultInjector._kill, 0),
     "kill-soon": (4, FaultInjector._kill_soon, 0),
+    "stop": (2, FaultInjector._stop, STOP_SECONDS),
+    "stop-soon": (4, FaultInjector._stop_soon, 0),
+    "stop-recorded": (2, FaultInjector._stop_recorded, 0),
+    "disk-full": (2, FaultInjector._full_disk, (2, 30)),
+    "disk-error": (3, FaultInjector._failing_disk, 0),
+    "clock-ahead": (0, FaultInjector._clock_ahead, (5, 15)),
     "second-lies": (0, FaultInjector._same_domain, 120),
     "listed-twice": (0, FaultInjector._same_hardware, 120),
 }

@@ -9,6 +9,8 @@ own state.
 - After every mutation by the service: it was allowed (S4: not somebody else's; S5: no running workload,
   nothing in a paused domain), it was not refused while its facts still held (S6), and it fits the
   domain's limits (S9).
+- When a process begins to request a change: it has read the fabric since any other process requested a
+  change there (S11). Leases are for this.
 - After every REST answer: a Ready status rests on a reading that is newer than the intent and not too
   old (S3), and Unknown clears after one good reading (L5). An answer may rest on the newest reading, or
   on an older one while the newer may not have been written down.
@@ -79,6 +81,19 @@ class ServiceInvariants:
             self._refusal(rack, event)
         elif event.rpc in ("DeletePartition", "RemoveGpusFromPartition"):
             self._removal(rack, event)
+        self.checks += 1
+
+    def requested(self, url: str) -> None:
+        """S11 on the change that a process has just begun to request of a controller."""
+        *earlier, newest = self.plane.requests[url]
+        for other in reversed(earlier):
+            if other.requested_at < newest.read.begun:
+                break
+            if other.read.life is not newest.read.life:
+                raise InvariantViolated(
+                    f"S11 {url}: {newest.read.life.name} requests a change, and has not read the fabric"
+                    f" since {other.read.life.name} requested one"
+                )
         self.checks += 1
 
     def answered(self, org: str, path: str, status: int, answer: Any) -> None:

@@ -86,7 +86,7 @@ async def switch_mistreats(
     rack: Rack = 1,
     times: Ordinal = 1,
 ) -> str:
-    """Coming calls of one RPC are refused, answered without a header, or carried out without an answer."""
+    """Coming calls of one RPC are refused, answered without header or id, or executed without an answer."""
     for _ in range(times):
         faults.mistreat_call(stage.truth.rack(rack).faults, rpc, how)
     return f"{times} coming calls of {rpc}: {how}"

@@ -16,6 +16,7 @@ Each client call passes its process's crash point before the request and after t
 """
 
 import asyncio
+import contextvars
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -177,7 +178,9 @@ class SimController:
         return SimStream(self._notifications(request), self._network, self._streams, parse)
 
     def _begin(self, rpc: str, request: bytes, trip: CallFate, waiting: list[bool]) -> "asyncio.Task[bytes]":
-        acting = asyncio.create_task(self._act(rpc, request, trip, waiting))
+        # Not as the client: a controller goes on when the process of its client is stopped.
+        work = self._act(rpc, request, trip, waiting)
+        acting = asyncio.create_task(work, context=contextvars.Context())
         self._under_way.add(acting)
         acting.add_done_callback(self._finished)
         return acting

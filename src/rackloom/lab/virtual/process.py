@@ -11,13 +11,15 @@ cancellation it asks the process to end and kills it after the termination grace
 
 A crash point is a moment at which a death can leave the world half changed: before and after a write to
 the database, to the API server or to a switch, and at every fsync. `Process.checkpoint` counts the crash
-points of one process and kills it at the number `fuse`. `CrashPoints` counts those of a whole cluster
-(`with_crash_points` wraps a `KubeApi`); a test plays the same story once per crash point. Reads and
-lease renewals are not counted, because their number depends only on how long a story takes.
+points of one process, and kills it at the number `fuse` or stops it at `stop_fuse`. `CrashPoints` counts
+those of a whole cluster (`with_crash_points` wraps a `KubeApi`); a test plays the same story once per crash
+point. Reads and lease renewals are not counted, because their number depends only on how long a story
+takes.
 """
 
 import asyncio
 import contextvars
+import math
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
@@ -53,6 +55,15 @@ class Process:
         """Crash points that it has passed."""
         self.fuse: int | None = None
         """The number of the crash point at which it is killed."""
+        self.stop_fuse: int | None = None
+        """The number of the crash point at which `stopper` is called."""
+        self.stops_after_record = False
+        """Whether `stopper` is called when it has recorded its next operation, before it requests that."""
+        self.stopper: Callable[[], None] = lambda: None
+        self.failed_writes: list[float] = []
+        """Loop times at which the records did not take what it wrote."""
+        self._stops: list[tuple[float, float]] = []
+        """When it was stopped and went on; infinite while it is stopped."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
@@ -87,14 +98,22 @@ class Process:
         What runs of it at this moment goes on to its next pause: a request that it was about to send is sent
         only when it goes on.
         """
-        self.is_stopped = True
-        _simulation_loop().stop_whom(_is_stopped)
+        if not self.is_stopped:
+            self.is_stopped = True
+            self._stops.append((_simulation_loop().time(), math.inf))
+            _simulation_loop().stop_whom(_is_stopped)
 
     def resume(self) -> None:
         """SIGCONT; nothing where it runs."""
         if self.is_stopped:
             self.is_stopped = False
+            self._stops[-1] = (self._stops[-1][0], _simulation_loop().time())
             _simulation_loop().resume()
+
+    def running_seconds(self, since: float, until: float) -> float:
+        """How long of this time it was not stopped."""
+        stopped = (min(ended, until) - max(began, since) for began, ended in self._stops)
+        return until - since - sum(seconds for seconds in stopped if seconds > 0)
 
     @property
     def reached_fuse(self) -> bool:
@@ -111,6 +130,8 @@ class Process:
         self.points += 1
         if self.points == self.fuse:
             self.kill()
+        elif self.points == self.stop_fuse:
+            self.stopper()
         self.check()
 
 

@@ -9,8 +9,9 @@ first pass over its domains, and only then answers requests. A request goes to a
 is lost when that process dies before the answer.
 
 `CrashingBackend` is the store as one process reaches it: a crash point lies before and after every
-write. Between them other tasks run. With several replicas `ChangeFeed` delivers changed domains to the
-others, as PostgreSQL's LISTEN and NOTIFY do.
+write. Between them other tasks run. `RecordsDisk` makes transactions fail at their end, as a full disk and
+I/O errors do: SQLite undoes them, and the process gets `StoreUnavailable`. With several replicas `ChangeFeed`
+delivers changed domains to the others, as PostgreSQL's LISTEN and NOTIFY do.
 
 `RecordingDriver` notes when each reading of a controller began and ended. The invariants use these
 notes to decide which statuses are supported by an observation.
@@ -20,7 +21,9 @@ notes to decide which statuses are supported by an observation.
 
 import asyncio
 import random
+import sqlite3
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from functools import cached_property
 from typing import Any
@@ -41,8 +44,9 @@ from rackloom.carve.inventory.endpoints import Endpoint
 from rackloom.carve.reconcile.domain_pass import REREAD_SECONDS
 from rackloom.carve.reconcile.loop import SOLE_REPLICA, Reconciler
 from rackloom.carve.store.database import DatabaseBackend, Store
+from rackloom.carve.store.failures import StoreUnavailable
 from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
-from rackloom.carve.store.schema import domain_revision
+from rackloom.carve.store.schema import domain_revision, operation
 from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
 from rackloom.core.partitions.reading_age import valid_seconds
 from rackloom.lab.switches.nmxm import NmxmService
@@ -71,23 +75,41 @@ class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The process that made the attempt."""
 
     def was_written_down(self, now: float) -> bool:
-        """Whether its process had the time to write it down."""
+        """Whether its process had the time to write it down, and the records took it."""
         until = now if self.life.ended_at is None else min(now, self.life.ended_at)
         # A reading that failed is repeated before it is written down.
         delay = WRITE_DELAY if self.observation is not None else WRITE_DELAY + REREAD_SECONDS
-        return self.ended < until - delay
+        failed = [at for at in self.life.failed_writes if at >= self.ended]
+        if failed and self.life.running_seconds(self.ended, failed[0]) <= delay:
+            return False
+        return self.life.running_seconds(self.ended, until) > delay
+
+
+class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that a process began to request of a controller, and the reading that it rests on."""
+
+    read: ReadOutcome
+    requested_at: float
 
 
 class RecordingDriver:
     """The driver, with its readings recorded for the invariants."""
 
     def __init__(
-        self, driver: FabricDriver, world: SimSite, outcomes: list[ReadOutcome], life: Process
+        self,
+        driver: FabricDriver,
+        world: SimSite,
+        outcomes: list[ReadOutcome],
+        life: Process,
+        requested: Callable[["ChangeRequest"], None],
     ) -> None:
         self._driver = driver
         self._world = world
         self._outcomes = outcomes
         self._life = life
+        self._requested = requested
+        self._newest: ReadOutcome | None = None
+        """The newest complete reading of this driver, from which changes are planned."""
 
     async def observe(self) -> DomainObservation:
         """Read, and note the outcome."""
@@ -101,8 +123,10 @@ class RecordingDriver:
         return observation
 
     async def execute(self, operation: PartitionOperation) -> int:
-        """Carry out, and note what a new partition is for."""
+        """Carry out, and note what a new partition is for, and on which reading the change rests."""
         self._world.asked(operation)
+        if self._newest is not None:
+            self._requested(ChangeRequest(read=self._newest, requested_at=_now()))
         return await self._driver.execute(operation)
 
     def notifications(self) -> AsyncIterator[None]:
@@ -114,9 +138,10 @@ class RecordingDriver:
         await self._driver.close()
 
     def _note(self, observation: DomainObservation | None, begun: float) -> None:
-        self._outcomes.append(
-            ReadOutcome(observation=observation, begun=begun, ended=_now(), life=self._life)
-        )
+        outcome = ReadOutcome(observation=observation, begun=begun, ended=_now(), life=self._life)
+        self._outcomes.append(outcome)
+        if observation is not None:
+            self._newest = outcome
 
 
 class ServiceReplica(RestartedProcess):
@@ -125,9 +150,13 @@ class ServiceReplica(RestartedProcess):
     def __init__(
         self, name: str, app: Any, serve: Callable[["ServiceReplica", Process], Coroutine[Any, Any, None]]
     ) -> None:
-        super().__init__(Process(name), lambda life: serve(self, life), RESTART_SECONDS, [])
+        super().__init__(
+            Process(name), lambda life: serve(self, life), RESTART_SECONDS, [], (StoreUnavailable,)
+        )
         self.app = app
         self.is_open = False
+        self.clock_lead = 0.0
+        """Seconds that its clock is ahead of the others."""
 
     def _report(self, error: BaseException) -> None:
         # The service survives whatever a controller does: a replica that ends by itself ends the run.
@@ -152,10 +181,15 @@ class SimulatedService:
         self.interval = interval
         self.skew = 0.0
         self.outcomes: dict[str, list[ReadOutcome]] = {rack.url: [] for rack in world.racks}
+        self.requests: dict[str, list[ChangeRequest]] = defaultdict(list)
+        """By URL: changes that were requested of a controller, oldest first."""
+        self.on_request: Callable[[str], None] = lambda url: None
+        """Called with the URL of the controller when a change is requested."""
         self.conflicting: dict[str, ConflictingController] = {}
         """By URL: controllers that are registered beside the one of a rack, and contradict it."""
         self.is_open = asyncio.Event()
         """Whether any process answers."""
+        self.disk = RecordsDisk()
         self.started: list[Process] = []
         """Every process of every replica so far."""
         self.next_fuse: int | None = None
@@ -262,10 +296,17 @@ class SimulatedService:
         return next((second for second in self.conflicting.values() if second.concerns(rack)), None)
 
     async def _start(self, replica: ServiceReplica, life: Process) -> None:
-        """Start the service as production does, and wait for its first pass over all domains."""
+        """Start the service as production does, and wait for its first pass over all domains.
+
+        Raises StoreUnavailable where the records fail: such a process ends, and is started again.
+        """
         rng = random.Random(self._rng.getrandbits(64))  # noqa: S311
-        store = Store(CrashingBackend(self._records, life, rng, self._feed))
-        clock = MonotonicSiteClock(self.wall, _now, await store.read(newest_recorded_time))
+        store = Store(CrashingBackend(self._records, life, rng, self.disk, self._feed))
+        site_clock = MonotonicSiteClock(self.wall, _now, await store.read(newest_recorded_time))
+
+        def clock() -> float:
+            return site_clock() + replica.clock_lead
+
         reconciler = Reconciler(
             store,
             lambda endpoint: self._driver(life, clock, endpoint),
@@ -284,13 +325,22 @@ class SimulatedService:
             valid_seconds=valid_seconds(self.interval),
         )
         state.tenants_seen.clear()
-        life.spawn(reconciler.run())
-        await reconciler.first_passes()
+        running, first = life.spawn(reconciler.run()), life.spawn(reconciler.first_passes())
+        await asyncio.wait({running, first}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
 
     def _driver(self, life: Process, clock: Callable[[], float], endpoint: Endpoint) -> RecordingDriver:
         channel: Any = self._switch_at(endpoint.url).connect(life.checkpoint)
         driver = NmxcDriver(endpoint.url, clock=clock, connect=lambda _url, _tls: channel)
-        return RecordingDriver(driver, self.world, self.outcomes.setdefault(endpoint.url, []), life)
+        return self._recording(driver, endpoint.url, life)
+
+    def _recording(self, driver: FabricDriver, url: str, life: Process) -> RecordingDriver:
+        def requested(change: ChangeRequest) -> None:
+            self.requests[url].append(change)
+            self.on_request(url)
+
+        return RecordingDriver(driver, self.world, self.outcomes.setdefault(url, []), life, requested)
 
     def _switch_at(self, url: str) -> SimController:
         controller = self.conflicting.get(url)
@@ -303,7 +353,7 @@ def rest_application(records: Store, issuer: LocalIssuer) -> Any:
         store=records,
         clock=lambda: SERVICE_EPOCH,
         ids=str,
-        wake=lambda _: None,
+        wake=lambda _domains, _org: None,
         verifier=issuer.verifier(lambda: SERVICE_EPOCH),
         auto_tenant=True,
     )
@@ -356,6 +406,39 @@ class ChangeFeed:
             self._listeners.remove(mine)
 
 
+class RecordsDisk:
+    """The disk of the records, and what is wrong with it."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        """Every write fails, and reads do not."""
+        self.failing = 0
+        """So many of the next transactions fail with an I/O error."""
+        self.failures = 0
+        """Transactions that failed so far."""
+
+    def spoil(self, work: Callable[[sa.Connection], T], *, write: bool) -> Callable[[sa.Connection], T]:
+        """`work`, or `work` that fails at its end, when all its statements were executed."""
+        if self.failing:
+            self.failing -= 1
+            return self._failing(work, "disk I/O error", sqlite3.SQLITE_IOERR)
+        if self.is_full and write:
+            return self._failing(work, "database or disk is full", sqlite3.SQLITE_FULL)
+        return work
+
+    def _failing(
+        self, work: Callable[[sa.Connection], T], text: str, code: int
+    ) -> Callable[[sa.Connection], T]:
+        def fail(conn: sa.Connection) -> T:
+            work(conn)
+            self.failures += 1
+            error = sqlite3.OperationalError(text)
+            error.sqlite_errorcode = code
+            raise error
+
+        return fail
+
+
 class CrashingBackend:
     """The records as one process reaches them: other tasks run meanwhile, and the process may end there.
 
@@ -368,23 +451,37 @@ class CrashingBackend:
         records: DatabaseBackend,
         life: Process,
         rng: random.Random,
+        disk: RecordsDisk,
         feed: ChangeFeed | None = None,
     ) -> None:
         self.is_shared = feed is not None
         self._records = records
         self._life = life
         self._rng = rng
+        self._disk = disk
         self._feed = feed
 
-    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
+    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool, org: str = "") -> T:
         """As the real one, with a point of death on both sides of every write."""
         await self._elsewhere()
         self._die_here(write)
-        result = await self._records.transact(work, write=write)
+        waits_for_record = write and self._life.stops_after_record
+        before = await self._newest_operation() if waits_for_record else None
+        try:
+            result = await self._records.transact(self._disk.spoil(work, write=write), write=write, org=org)
+        except StoreUnavailable:
+            if write:
+                self._life.failed_writes.append(_now())
+            raise
         if write and self._feed is not None:
             # Notified before the crash point, as PostgreSQL delivers at commit even if the writer dies.
             await self._feed.post()
         self._die_here(write)
+        if waits_for_record and await self._newest_operation() != before:
+            self._life.stops_after_record = False
+            self._life.stopper()
+            # It stops here, and not only when it waits for the controller.
+            await asyncio.sleep(0)
         await self._elsewhere()
         return result
 
@@ -404,6 +501,10 @@ class CrashingBackend:
             self._life.checkpoint()
         else:
             self._life.check()
+
+    async def _newest_operation(self) -> int | None:
+        newest = sa.select(sa.func.max(operation.c.id))
+        return await self._records.transact(lambda conn: conn.execute(newest).scalar_one(), write=False)
 
     async def _elsewhere(self) -> None:
         for _ in range(self._rng.randrange(3)):
@@ -444,7 +545,7 @@ class SimulatedServiceOverNmxm(SimulatedService):
         network = self.world.rack_at(endpoint.url).network
         wire = NmxmTransport(self._nmxm, network, life.checkpoint)
         driver = NmxmDriver(base, _static_login, clock=clock, domain=domain, transport=wire)
-        return RecordingDriver(driver, self.world, self.outcomes[endpoint.url], life)
+        return self._recording(driver, endpoint.url, life)
 
 
 async def _static_login() -> NmxmLogin:

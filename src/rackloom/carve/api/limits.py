@@ -1,0 +1,208 @@
+"""Limits on the requests of an organisation: how many a second, how many at once, how many may wait.
+
+`RequestLimitMiddleware` runs after authentication and before anything of the body is read. Each organisation
+has a queue of its own (`OrgQueue`), so that its requests wait behind each other and not in front of those of
+others:
+
+1. A request begins at once when the organisation has a token left and a place free. Tokens come from a token
+   bucket: `rate` a second, up to `burst`.
+2. Else it waits, first come, first served. A client with many connections is slowed down to `rate`; it need
+   not know of the limit.
+3. Where `waiting` requests wait already it is refused: 429, with the seconds until those are served in
+   `Retry-After`.
+
+A request occupies its place until its answer begins, so that event streams and slow readers occupy none.
+Administrators of a provider have queues and limits of their own (`CallerClass`): an organisation's other
+callers do not delay them. The limits hold for each process; nothing is shared among replicas.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rackloom.carve.api import routing
+from rackloom.carve.api.auth import Caller, Role
+
+# The limits.
+
+
+class CallerClass(StrEnum):
+    """Which limits a caller has."""
+
+    TENANT = "tenant"
+    PROVIDER = "provider"
+
+
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of one organisation."""
+
+    rate: float
+    """Requests per second, in the long run."""
+    burst: int
+    """Requests that may begin without a pause after a quiet time."""
+    concurrent: int
+    waiting: int
+
+
+class CallerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of an organisation, by class; `refused` is called for each request that is refused."""
+
+    tenant: RequestLimits
+    provider: RequestLimits
+    refused: Callable[[CallerClass], None] = lambda _: None
+
+    def of(self, kind: CallerClass) -> RequestLimits:
+        """The limits of a class."""
+        return self.provider if kind is CallerClass.PROVIDER else self.tenant
+
+
+def class_of(caller: Caller) -> CallerClass:
+    """The class of a caller. Who only reads for a provider does not use up what its administrators may."""
+    return CallerClass.PROVIDER if Role.PROVIDER_ADMIN in caller.roles else CallerClass.TENANT
+
+
+# The queue of one organisation.
+
+
+MIN_TIMER_SECONDS = 0.001
+
+
+class TooManyRequests(Exception):
+    """As many requests wait as may."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(retry_after)
+        self.retry_after = retry_after
+        """Seconds."""
+
+
+class OrgQueue:
+    """The requests of one organisation that are in service, and those that wait. `clock` gives seconds."""
+
+    def __init__(self, limits: RequestLimits, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._tokens = float(limits.burst)
+        self._filled_at = clock()
+        self._running = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def is_idle(self) -> bool:
+        """Whether nothing would be lost with this queue."""
+        self._fill()
+        return not self._running and not self._waiting and self._tokens >= self._limits.burst
+
+    async def enter(self) -> None:
+        """Return when a request may begin. Raises TooManyRequests; each other call needs a `leave`."""
+        if not self._waiting and self._begin():
+            return
+        if len(self._waiting) >= self._limits.waiting:
+            raise TooManyRequests(max(1, math.ceil(len(self._waiting) / self._limits.rate)))
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._begin_waiting()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._waiting.remove(turn)
+            else:
+                # It was let in, in the same step as it was cancelled.
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """A request no longer needs its place."""
+        self._running -= 1
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        """Let those in that may begin now; the next one when there is a token for it."""
+        while self._waiting and self._begin():
+            self._waiting.popleft().set_result(None)
+        if self._waiting and self._timer is None and self._running < self._limits.concurrent:
+            # Not zero by rounding: the timer would fire again and again until the clock has moved.
+            seconds = max((1.0 - self._tokens) / self._limits.rate, MIN_TIMER_SECONDS)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._on_token)
+
+    def _on_token(self) -> None:
+        self._timer = None
+        self._begin_waiting()
+
+    def _begin(self) -> bool:
+        """Take a token and a place, if there are both."""
+        self._fill()
+        if self._tokens < 1.0 or self._running >= self._limits.concurrent:
+            return False
+        self._tokens -= 1.0
+        self._running += 1
+        return True
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._tokens = min(self._tokens + (now - self._filled_at) * self._limits.rate, self._limits.burst)
+        self._filled_at = now
+
+
+# The middleware.
+
+
+QUEUES_BEFORE_SWEEP = 1024
+"""Queues of idle organisations are dropped when there are so many."""
+TOO_MANY_MESSAGE = "Too many requests of the org wait already"
+
+
+class RequestLimitMiddleware:
+    """ASGI middleware: the limits of each organisation, for requests with a verified caller."""
+
+    def __init__(self, app: ASGIApp, limits: CallerLimits) -> None:
+        self.app = app
+        self.limits = limits
+        self._queues: dict[tuple[CallerClass, str], OrgQueue] = {}
+        self._sweep_at = QUEUES_BEFORE_SWEEP
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on when it may begin, or answer it."""
+        caller: Caller | None = scope.get("state", {}).get("caller")
+        if caller is None:
+            await self.app(scope, receive, send)
+            return
+        kind = class_of(caller)
+        queue = self._queue_of(kind, caller.org)
+        try:
+            await queue.enter()
+        except TooManyRequests as error:
+            self.limits.refused(kind)
+            headers = {"Retry-After": str(error.retry_after)}
+            refusal = routing.problem_response(429, TOO_MANY_MESSAGE, headers=headers)
+            await refusal(scope, receive, send)
+            return
+        # The end of the request and the begin of its answer share this list: the place is left once.
+        occupied = [queue]
+
+        async def send_and_leave(message: Message) -> None:
+            if message["type"] == "http.response.start" and occupied:
+                occupied.pop().leave()
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_leave)
+        finally:
+            if occupied:
+                occupied.pop().leave()
+
+    def _queue_of(self, kind: CallerClass, org: str) -> OrgQueue:
+        queue = self._queues.get((kind, org))
+        if queue is None:
+            if len(self._queues) >= self._sweep_at:
+                self._queues = {key: queue for key, queue in self._queues.items() if not queue.is_idle()}
+                self._sweep_at = max(QUEUES_BEFORE_SWEEP, 2 * len(self._queues))
+            queue = OrgQueue(self.limits.of(kind), asyncio.get_running_loop().time)
+            self._queues[kind, org] = queue
+        return queue

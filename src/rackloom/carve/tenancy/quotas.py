@@ -1,0 +1,127 @@
+"""Quotas: how many objects of each kind a tenant may have.
+
+Allocations say how many machines of a type a tenant may use; quotas bound the records that a tenant can
+create beside and on them: logical partitions, VPCs, instances and interfaces. Every kind has a default; a
+provider at whose sites the tenant has an allocation can set another limit for it. A limit below what the
+tenant has already takes nothing away, and refuses anything new.
+
+An object counts until its record is gone: also one in deletion, and an interface whose GPU was not yet
+observed outside its partition. `check_object_quota` counts in the transaction that creates the object.
+Transactions are serializable, so that two of them cannot exceed a limit together.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.store.rows import count_rows, delete_rows, find_row, insert_row
+from rackloom.carve.store.schema import (
+    allocation,
+    instance,
+    logical_partition,
+    nvlink_interface,
+    site,
+    tenant_quota,
+    vpc,
+)
+from rackloom.carve.store.values import forbidden, not_found
+
+
+class QuotaKind(StrEnum):
+    """What is counted, by the name in REST."""
+
+    LOGICAL_PARTITIONS = "nvLinkLogicalPartitions"
+    VPCS = "vpcs"
+    INSTANCES = "instances"
+    INTERFACES = "nvLinkInterfaces"
+
+
+DEFAULT_LIMITS: Mapping[QuotaKind, int] = {
+    QuotaKind.LOGICAL_PARTITIONS: 4096,
+    QuotaKind.VPCS: 4096,
+    QuotaKind.INSTANCES: 32_768,
+    QuotaKind.INTERFACES: 262_144,
+}
+"""A tenant with all trays of 1,000 racks, each GPU being moved at once, stays below them."""
+
+_TABLES = {
+    QuotaKind.LOGICAL_PARTITIONS: (logical_partition, "NVLink Logical Partitions"),
+    QuotaKind.VPCS: (vpc, "VPCs"),
+    QuotaKind.INSTANCES: (instance, "Instances"),
+    QuotaKind.INTERFACES: (nvlink_interface, "NVLink Interfaces"),
+}
+_INTERFACES_OF_TENANT = (
+    sa.select(sa.func.count())
+    .select_from(nvlink_interface)
+    .where(
+        nvlink_interface.c.instance_id.in_(
+            sa.select(instance.c.id).where(instance.c.tenant_id == sa.bindparam("tenant"))
+        )
+    )
+)
+
+
+class QuotaUsage(msgspec.Struct, frozen=True):
+    """A quota of a tenant."""
+
+    resource: QuotaKind
+    limit: int
+    used: int
+
+
+def check_object_quota(conn: sa.Connection, tenant_id: str, kind: QuotaKind, requested: int) -> None:
+    """Refuse `requested` more objects than the tenant may have."""
+    if requested == 0:
+        return
+    limit, (table, _) = _limit(conn, tenant_id, kind), _TABLES[kind]
+    # To count the rows of all tenants is cheap; to find the interfaces of one takes a join.
+    if count_rows(conn, table) + requested <= limit:
+        return
+    current = _count(conn, tenant_id, kind)
+    if current + requested > limit:
+        raise forbidden(
+            f"Tenant has reached the maximum number of {_TABLES[kind][1]}."
+            f" Current: {current}, Requested: {requested}, Max: {limit}"
+        )
+
+
+def quotas_of_tenant(conn: sa.Connection, tenant_id: str) -> list[QuotaUsage]:
+    """Every quota of the tenant, and how much of it is used."""
+    return [
+        QuotaUsage(kind, _limit(conn, tenant_id, kind), _count(conn, tenant_id, kind)) for kind in QuotaKind
+    ]
+
+
+def set_quotas(
+    conn: sa.Connection, tenant_id: str, limits: Mapping[QuotaKind, int | None], now: float
+) -> None:
+    """Set limits of a tenant; None returns to the default."""
+    for kind, limit in limits.items():
+        delete_rows(conn, tenant_quota, tenant_id=tenant_id, kind=kind)
+        if limit is not None:
+            insert_row(conn, tenant_quota, tenant_id=tenant_id, kind=kind, value=limit, updated=now)
+
+
+def check_is_tenant_of(conn: sa.Connection, provider_id: str, tenant_id: str) -> None:
+    """Refuse a tenant that has no allocation at a site of the provider."""
+    given = (
+        sa.select(allocation.c.id)
+        .join(site, site.c.id == allocation.c.site_id)
+        .where(allocation.c.tenant_id == tenant_id, site.c.provider_id == provider_id)
+    )
+    if conn.execute(given.limit(1)).first() is None:
+        raise not_found("Could not find Tenant with specified ID")
+
+
+def _limit(conn: sa.Connection, tenant_id: str, kind: QuotaKind) -> int:
+    row: sa.Row[Any] | None = find_row(conn, tenant_quota, tenant_id=tenant_id, kind=kind)
+    return DEFAULT_LIMITS[kind] if row is None else int(row.value)
+
+
+def _count(conn: sa.Connection, tenant_id: str, kind: QuotaKind) -> int:
+    if kind is QuotaKind.INTERFACES:
+        return conn.execute(_INTERFACES_OF_TENANT, {"tenant": tenant_id}).scalar_one()
+    return count_rows(conn, _TABLES[kind][0], tenant_id=tenant_id)

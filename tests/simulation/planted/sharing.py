@@ -1,0 +1,30 @@
+"""Bugs in how processes share domains: what keeps a process that lost its lease from going on.
+
+Each of two checks makes up for most failures of the other, and the deadline of a lease cancels its work as
+well. So each is missed only where the others do not see it: the epoch where clocks differ, the deadline
+where a process stops between the record of an operation and its request.
+"""
+
+import msgspec
+import pytest
+from tests.simulation.planted.plans import Bug
+
+from rackloom.carve.reconcile import leases
+from rackloom.lab.carving.run import LoadPlan as SimPlan
+
+STOPPING = SimPlan(seconds=600, think=3, pause=30, kinds={"stop-recorded": 1}, replicas=2, operator=None)
+APART = msgspec.structs.replace(STOPPING, kinds={"clock-ahead": 1})
+
+
+def epoch_of_the_lease_not_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(leases, "require_lease", lambda *_: None)
+
+
+def deadline_not_read_before_the_request(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(leases.LeaseGuard, "has_ended", lambda _: False)
+
+
+BUGS: dict[Bug, SimPlan] = {
+    epoch_of_the_lease_not_checked: APART,
+    deadline_not_read_before_the_request: STOPPING,
+}
