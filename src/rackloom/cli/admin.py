@@ -5,8 +5,8 @@ variables. A call has 60 s. UNAVAILABLE becomes `Retry`; every other status beco
 nearest fix that the server sends as trailing metadata. The web proxy of the environment is not used for
 these calls.
 
-The commands themselves are in `admin_inventory` and `admin_partitions`. They are named here by import
-path and imported when one is called, because the protobuf modules take time to load.
+The commands themselves are in `admin_inventory`, `admin_partitions` and `admin_import`. They are named here
+by import path and imported when one is called, because the protobuf modules take time to load.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +24,8 @@ from rackloom.errors import Refused, Retry, file_error_text
 
 
 CALL_SECONDS = 60.0
+REPLY_BYTES = 256 * 1024 * 1024
+"""A reply about a whole site is larger than what gRPC accepts by itself (4 MiB)."""
 FIX_METADATA = "nearest-fix-bin"
 
 
@@ -70,7 +72,8 @@ def connect(at: Connection) -> Iterator[RpcCaller]:
         _read_pem(at.cert, "--cert", "RACKLOOM_ADMIN_CERT"),
     )
     # A proxy meant for the web must not see these calls.
-    with grpc.secure_channel(at.site, credentials, options=(("grpc.enable_http_proxy", 0),)) as channel:
+    options = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", REPLY_BYTES))
+    with grpc.secure_channel(at.site, credentials, options=options) as channel:
         ours, upstream = operator_pb2_grpc.OperatorStub(channel), forge_pb2_grpc.ForgeStub(channel)
         # No RPC has the same name in both interfaces.
         yield lambda rpc, request: _call_rpc(getattr(ours, rpc, None) or getattr(upstream, rpc), request)
@@ -147,6 +150,7 @@ _COMMANDS = {
     "apply": ("admin_partitions:apply", "Carry out a plan."),
     "domain": ("admin_partitions:domain", "Show, pause and resume NVLink domains."),
     "tray": ("admin_partitions:tray", "Cordon and drain trays."),
+    "import": ("admin_import:app", "Take over what another control plane has run."),
 }
 for _name, (_where, _help) in _COMMANDS.items():
     app.command(f"rackloom.cli.{_where}", name=_name, help=_help)

@@ -89,6 +89,16 @@ class OperatorStub:
                 request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.Done.FromString,
                 _registered_method=True)
+        self.ShowTakeoverSite = channel.unary_unary(
+                '/rackloom.admin.v1.Operator/ShowTakeoverSite',
+                request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverSiteRequest.SerializeToString,
+                response_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverSite.FromString,
+                _registered_method=True)
+        self.RunTakeoverStep = channel.unary_unary(
+                '/rackloom.admin.v1.Operator/RunTakeoverStep',
+                request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverStepRequest.SerializeToString,
+                response_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverStepReply.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer:
@@ -160,6 +170,18 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ShowTakeoverSite(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RunTakeoverStep(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -217,6 +239,16 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.ReleasePartition,
                     request_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.ReleaseRequest.FromString,
                     response_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.Done.SerializeToString,
+            ),
+            'ShowTakeoverSite': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShowTakeoverSite,
+                    request_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverSiteRequest.FromString,
+                    response_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverSite.SerializeToString,
+            ),
+            'RunTakeoverStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.RunTakeoverStep,
+                    request_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverStepRequest.FromString,
+                    response_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverStepReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -516,6 +548,60 @@ class Operator:
             '/rackloom.admin.v1.Operator/ReleasePartition',
             rackloom_dot_carve_dot_admin_dot_operator__pb2.ReleaseRequest.SerializeToString,
             rackloom_dot_carve_dot_admin_dot_operator__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShowTakeoverSite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rackloom.admin.v1.Operator/ShowTakeoverSite',
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverSiteRequest.SerializeToString,
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverSite.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RunTakeoverStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rackloom.admin.v1.Operator/RunTakeoverStep',
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverStepRequest.SerializeToString,
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverStepReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,8 @@ class OperatorStub:
     DrainTray: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TrayRequest, _operator_pb2.Done]
     AdoptPartition: _grpc.UnaryUnaryMultiCallable[_operator_pb2.AdoptRequest, _operator_pb2.Done]
     ReleasePartition: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ReleaseRequest, _operator_pb2.Done]
+    ShowTakeoverSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TakeoverSiteRequest, _operator_pb2.TakeoverSite]
+    RunTakeoverStep: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TakeoverStepRequest, _operator_pb2.TakeoverStepReply]
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
@@ -61,6 +63,8 @@ class OperatorAsyncStub(OperatorStub):
     DrainTray: _aio.UnaryUnaryMultiCallable[_operator_pb2.TrayRequest, _operator_pb2.Done]  # type: ignore[assignment]
     AdoptPartition: _aio.UnaryUnaryMultiCallable[_operator_pb2.AdoptRequest, _operator_pb2.Done]  # type: ignore[assignment]
     ReleasePartition: _aio.UnaryUnaryMultiCallable[_operator_pb2.ReleaseRequest, _operator_pb2.Done]  # type: ignore[assignment]
+    ShowTakeoverSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.TakeoverSiteRequest, _operator_pb2.TakeoverSite]  # type: ignore[assignment]
+    RunTakeoverStep: _aio.UnaryUnaryMultiCallable[_operator_pb2.TakeoverStepRequest, _operator_pb2.TakeoverStepReply]  # type: ignore[assignment]
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -139,5 +143,19 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.Done, _abc.Awaitable[_operator_pb2.Done]]: ...
+
+    @_abc_1.abstractmethod
+    def ShowTakeoverSite(
+        self,
+        request: _operator_pb2.TakeoverSiteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.TakeoverSite, _abc.Awaitable[_operator_pb2.TakeoverSite]]: ...
+
+    @_abc_1.abstractmethod
+    def RunTakeoverStep(
+        self,
+        request: _operator_pb2.TakeoverStepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.TakeoverStepReply, _abc.Awaitable[_operator_pb2.TakeoverStepReply]]: ...
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,14 +22,12 @@ from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import LatestObservation
 from rackloom.carve.partitions import foreign, found, intent
 from rackloom.carve.partitions.foreign import ForeignTray
-from rackloom.carve.reconcile import records
+from rackloom.carve.reconcile.current_plan import plan_of_domain
 from rackloom.carve.reconcile.domain_pass import OperationOutcome
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import site
 from rackloom.carve.store.values import Changed, invalid, not_found
 from rackloom.core.partitions.domain import PartitionPlan
-from rackloom.core.partitions.planner import make_plan
-from rackloom.core.partitions.safety import check_plan
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Source
 
@@ -42,7 +40,7 @@ _decoder = msgspec.json.Decoder(PartitionPlan)
 
 async def make_domain_plan(deps: AdminDeps, request: pb.PlanRequest) -> pb.PlanReply:
     """The plan that the reconciler would carry out now, with the observation it was made from."""
-    plan = await deps.store.read(_current_plan, request.domain, deps.valid_from())
+    plan = await deps.store.read(plan_of_domain, request.domain, deps.valid_from())
     return pb.PlanReply(plan=_encoder.encode(plan).decode())
 
 
@@ -164,20 +162,6 @@ def _outcome_message(outcome: OperationOutcome) -> pb.OperationOutcome:
     return pb.OperationOutcome(
         kind=outcome.kind, partition_name=outcome.partition_name, state=outcome.state, message=outcome.message
     )
-
-
-def _current_plan(conn: sa.Connection, domain: str, valid_from: float) -> PartitionPlan:
-    known = latest.latest_of_domain(conn, domain, valid_from)
-    if known.observation is None:
-        raise Refused(
-            f"no plan for domain {domain}: {known.operators_doubt}",
-            nearest_fix="make its switch controller reachable, then plan again",
-        )
-    # A paused domain is planned as well: an operator reads the plan before resuming.
-    intent = msgspec.structs.replace(records.load_intent(conn, domain), paused=None)
-    plan = make_plan(intent, known.observation)
-    check_plan(plan, intent, known.observation)
-    return plan
 
 
 def _import_machines(

@@ -22,7 +22,15 @@ from google.protobuf.empty_pb2 import Empty
 
 from rackloom.acceptor import ConnectionEnded, bound_socket, split_listen
 from rackloom.carve.admin import common_pb2 as ids_pb
-from rackloom.carve.admin import endpoints, instances, logical_partitions, machines, operators, partitions
+from rackloom.carve.admin import (
+    endpoints,
+    instances,
+    logical_partitions,
+    machines,
+    operators,
+    partitions,
+    takeover,
+)
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.carve.admin.deps import AdminDeps
@@ -176,6 +184,8 @@ RPCS: dict[str, dict[str, RpcMethod]] = {
         "AdoptPartition": _admin_rpc(ours.AdoptRequest, operators.adopt),
         "ReleasePartition": _admin_rpc(ours.ReleaseRequest, operators.release),
         "DrainTray": _admin_rpc(ours.TrayRequest, operators.drain),
+        "ShowTakeoverSite": _reader_rpc(ours.TakeoverSiteRequest, takeover.show_site),
+        "RunTakeoverStep": _admin_rpc(ours.TakeoverStepRequest, takeover.run_step),
     },
 }
 """Service -> RPC name -> RPC."""

@@ -10,7 +10,7 @@ logical partition wants (`inventory.adoption` creates an owner that wants them).
 the reconciler remove it. Both refuse the default partition, which follows the site's policy; a
 location-based partition, because NMX-C fixes the type at creation and the site works by GUID; and a
 partition with GPUs of machines that the site does not know. Both steps are recorded as operations, and
-the trays are no longer foreign from then on.
+the trays are no longer foreign from then on. `give_up_partition` undoes an adoption in the records.
 """
 
 from collections.abc import Collection, Sequence
@@ -146,6 +146,13 @@ def release_partition(conn: sa.Connection, domain: str, name: str, order: Operat
     """Let the reconciler remove a found partition; the record says who ordered it and why."""
     readings, partition = _foreign_partition(conn, domain, name)
     return _record_takeover(conn, readings, partition, RELEASED_OWNER, Step.RELEASE, order)
+
+
+def give_up_partition(conn: sa.Connection, domain: str, name: str) -> None:
+    """Own an adopted partition no more: it is foreign again, keeps its GPUs, and so do its trays."""
+    ownership.give_up_ownership(conn, domain, name)
+    if readings := latest.latest_of_domain(conn, domain).shown:
+        foreign.update_foreign_trays(conn, domain, readings)
 
 
 def adoptable_partition(conn: sa.Connection, domain: str, name: str) -> ObservedPartition:

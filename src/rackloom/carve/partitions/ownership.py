@@ -33,7 +33,7 @@ from rackloom.carve.store.schema import (
     owned_partition,
     tenant,
 )
-from rackloom.carve.store.values import RELEASED_OWNER, OperationState
+from rackloom.carve.store.values import RELEASED_OWNER, OperationState, conflict
 from rackloom.core.partitions.domain import (
     AddGpus,
     CreatePartition,
@@ -42,6 +42,7 @@ from rackloom.core.partitions.domain import (
     ObservedPartition,
     OwnedPartition,
     PartitionOperation,
+    RemoveGpus,
 )
 from rackloom.core.partitions.partition_layout import is_tray_partition
 from rackloom.errors import Refused
@@ -305,6 +306,24 @@ def take_ownership(
     row: dict[str, Any] = {"domain": observation.domain, "name": partition.name, "partition_id": partition.id}
     row |= {"logical_partition_id": owner, "operation_id": operation_id, "seen_at": observation.observed_at}
     insert_row(conn, owned_partition, **row, created=now)
+
+
+def give_up_ownership(conn: sa.Connection, domain: str, name: str) -> None:
+    """Own an adopted partition no more: it is foreign again, and keeps its GPUs.
+
+    Refused while the outcome of an operation on it is open, because its members are not known then.
+    """
+    open_operation = sa.select(operation.c.id).where(
+        operation.c.domain == domain,
+        operation.c.partition_name == name,
+        operation.c.kind.in_(
+            [_operation_tag(kind) for kind in (CreatePartition, AddGpus, RemoveGpus, DeletePartition)]
+        ),
+        operation.c.observed_after.is_(None),
+    )
+    if conn.execute(open_operation.limit(1)).first() is not None:
+        raise conflict(f"an operation on partition {name} is not confirmed by an observation yet")
+    delete_rows(conn, owned_partition, domain=domain, name=name)
 
 
 def update_owned_partitions(conn: sa.Connection, readings: Sequence[DomainObservation], now: float) -> None:

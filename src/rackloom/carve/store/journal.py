@@ -344,6 +344,8 @@ class Step(StrEnum):
     CREATE_ENDPOINT = "create-endpoint"
     UPDATE_ENDPOINT = "update-endpoint"
     DELETE_ENDPOINT = "delete-endpoint"
+    IMPORT = "import"
+    UNDO_IMPORT = "undo-import"
 
 
 class OperatorOrder(msgspec.Struct, frozen=True):
@@ -357,6 +359,27 @@ class OperatorOrder(msgspec.Struct, frozen=True):
 def record_operator_step(
     conn: sa.Connection, step: Step, subject: str, domain: str | None, order: OperatorOrder
 ) -> None:
-    """Record that `step` was done to `subject` (a domain, machine, partition name or chassis serial)."""
+    """Record that `step` was done to `subject`: a domain, machine, partition, chassis or import."""
     row = {"step": step, "subject": subject, "domain": domain, "asked_by": order.by, "reason": order.reason}
     conn.execute(sa.insert(operator_step).values(**row, created=order.now))
+
+
+_import_steps = operator_step.c.step.in_((Step.IMPORT, Step.UNDO_IMPORT))
+_newest_import_steps = (
+    sa.select(sa.func.max(operator_step.c.id)).where(_import_steps).group_by(operator_step.c.subject)
+)
+_IMPORTED = sa.select(operator_step.c.subject).where(
+    operator_step.c.id.in_(_newest_import_steps), operator_step.c.step == Step.IMPORT
+)
+
+
+def imported_subjects(conn: sa.Connection) -> frozenset[str]:
+    """What imports created and nobody has undone."""
+    return frozenset(conn.execute(_IMPORTED).scalars())
+
+
+def is_imported(conn: sa.Connection, subject: str) -> bool:
+    """Whether an import created `subject`, and nobody has undone that."""
+    newest = sa.select(operator_step.c.step).where(_import_steps, operator_step.c.subject == subject)
+    step = conn.execute(newest.order_by(operator_step.c.id.desc()).limit(1)).scalar_one_or_none()
+    return step == Step.IMPORT

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from rackloom.carve.partitions.foreign import foreign_partition_text, foreign_trays
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind, EventNote
-from rackloom.carve.store.rows import find_row, insert_row, update_rows
+from rackloom.carve.store.rows import delete_rows, find_row, insert_row, update_rows
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import instance_type, machine
 from rackloom.carve.store.values import (
@@ -175,6 +175,21 @@ def release_instance(conn: sa.Connection, instance: sa.Row[Any], reason: str, no
     journal.record_and_publish(
         conn, instance.tenant_id, EventNote(EventKind.INSTANCE, instance.id, Status.TERMINATING, reason), now
     )
+    return publish_intent_change(conn, [instance.machine_id], now)
+
+
+def forget_instance(conn: sa.Connection, instance: sa.Row[Any], now: float) -> frozenset[str]:
+    """Delete the records of an instance whose GPUs stay where they are; returns the domains to wake.
+
+    Only for an instance of which no partition of the site holds a GPU: the GPUs of any other are released.
+    """
+    if instance.status == Status.TERMINATING:
+        raise conflict("Instance is terminating")
+    interfaces.delete_interfaces(conn, instance.id)
+    delete_rows(conn, table, id=instance.id)
+    journal.delete_histories(conn, [instance.id])
+    note = EventNote(EventKind.INSTANCE, instance.id, journal.EVENT_DELETED)
+    journal.publish_events(conn, instance.tenant_id, [note], now)
     return publish_intent_change(conn, [instance.machine_id], now)
 
 

@@ -62,11 +62,19 @@ def check_interfaces(
     """Refuse interfaces that the hardware, the VPC or the logical partitions do not allow."""
     if not wanted:
         return
-    _check_devices(wanted, gpus)
     if vpc.logical_partition_id is None:
-        _check_logical_partitions(conn, vpc, wanted)
+        check_hardware_and_partitions(conn, vpc, wanted, gpus)
     else:
+        _check_devices(wanted, gpus)
         _check_vpc_default(vpc, wanted)
+
+
+def check_hardware_and_partitions(
+    conn: sa.Connection, vpc: sa.Row[Any], wanted: Sequence[InterfaceSpec], gpus: int
+) -> None:
+    """As `check_interfaces`, whatever the default of the VPC: an instance may be older than the default."""
+    _check_devices(wanted, gpus)
+    _check_logical_partitions(conn, vpc, wanted)
 
 
 @cache
@@ -153,6 +161,11 @@ def detach_all_interfaces(conn: sa.Connection, instance_id: str, now: float) -> 
     """Detach every GPU; the rows stay until the GPUs are observed outside their partitions."""
     mine = sa.update(nvlink_interface).where(nvlink_interface.c.instance_id == instance_id)
     conn.execute(mine.values(status=Status.DELETING, reason=LEAVING_REASON, intent_at=now, updated=now))
+
+
+def delete_interfaces(conn: sa.Connection, instance_id: str) -> None:
+    """Delete the records of all interfaces of an instance; the GPUs stay where they are."""
+    conn.execute(sa.delete(nvlink_interface).where(nvlink_interface.c.instance_id == instance_id))
 
 
 def _new_row(new: str, instance_id: str, spec: InterfaceSpec, now: float) -> dict[str, Any]:

@@ -1,0 +1,442 @@
+"""The steps of an import and of its rollback, each in one transaction of the site.
+
+`do_step` creates one record with its id, or adopts one partition, and writes into the journal that the
+import did it, in the same transaction. A step that the journal has already is not done again, therefore an
+import that was interrupted anywhere is repeated from its beginning. `undo_step` removes what a step
+created, only where the journal says that an import did.
+
+No step asks a switch controller for anything. The domains concerned are paused first, so no operation
+begins in them while their records are incomplete. At the end of an import and of a rollback the pause ends
+only if the plan of the domain is empty: otherwise the site would change the fabric, which an operator
+decides. A pause that somebody else ordered stays.
+
+An adoption compares the GPUs once more, within its transaction: the partition must hold exactly the GPUs
+of the step, and the imported instances must want exactly these in the domain.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.inventory import maintenance
+from rackloom.carve.partitions import found, intent
+from rackloom.carve.reconcile.current_plan import plan_of_domain
+from rackloom.carve.store import journal
+from rackloom.carve.store.journal import OperatorOrder
+from rackloom.carve.store.journal import Step as JournalStep
+from rackloom.carve.store.rows import delete_rows, find_row, has_row
+from rackloom.carve.store.schema import (
+    allocation,
+    cordon,
+    event_counter,
+    instance,
+    instance_type,
+    logical_partition,
+    machine,
+    owned_partition,
+    site,
+    tenant,
+    tenant_event,
+    vpc,
+)
+from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, conflict
+from rackloom.carve.tenancy import catalog, entitlements, instances, interfaces, logical_partitions
+from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest, MachineAssignment
+from rackloom.core.takeover.records import (
+    AdoptPartition,
+    AssignMachineType,
+    CordonMachine,
+    CreateAllocation,
+    CreateInstance,
+    CreateInstanceType,
+    CreateLogicalPartition,
+    CreateTenant,
+    CreateVpc,
+    PauseDomain,
+    RecordedStep,
+    SettleDomain,
+    Step,
+    StepState,
+    subject_of_step,
+)
+from rackloom.errors import Refused
+
+PAUSE_REASON = "records are being taken over from NICo"
+CORDON_REASON = "NICo uses this machine"
+PLACEMENT = "as in NICo"
+
+
+class StepOutcome(msgspec.Struct, frozen=True):
+    """What became of a step."""
+
+    state: StepState
+    message: str = ""
+
+
+_DONE = StepOutcome(StepState.DONE)
+_ALREADY = StepOutcome(StepState.ALREADY)
+
+
+class StepOrder(msgspec.Struct, frozen=True):
+    """Who imports, why and when; where new ids come from; and since when readings count."""
+
+    by: OperatorOrder
+    ids: IdFactory
+    valid_from: float = 0.0
+
+    @property
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self.by.now
+
+
+def do_step(conn: sa.Connection, step: Step, order: StepOrder) -> Changed[StepOutcome]:
+    """Do one step of a plan, unless it is done. Raises Rejected where the site has changed since the plan."""
+    match step:
+        case PauseDomain():
+            return _pause(conn, step.domain, order)
+        case SettleDomain():
+            return _settle(conn, step.domain, order)
+    subject = subject_of_step(step)
+    if _exists(conn, step):
+        if journal.is_imported(conn, subject):
+            return Changed(_ALREADY, frozenset())
+        raise conflict(f"{subject} is here already, and no import created it")
+    domains = _CREATE[type(step)](conn, step, order)
+    journal.record_operator_step(conn, JournalStep.IMPORT, subject, _domain_of(step), order.by)
+    return Changed(_DONE, domains)
+
+
+def undo_step(conn: sa.Connection, step: Step, order: StepOrder) -> Changed[StepOutcome]:
+    """Remove what a step created. Raises Rejected where something else depends on it."""
+    match step:
+        case PauseDomain():
+            return _pause(conn, step.domain, order)
+        case SettleDomain():
+            return _settle(conn, step.domain, order)
+    subject = subject_of_step(step)
+    if not journal.is_imported(conn, subject):
+        return Changed(_ALREADY, frozenset())
+    domains: frozenset[str] = frozenset()
+    if _exists(conn, step):
+        if isinstance(step, CreateTenant) and (uses := _uses_of_tenant(conn, step.id)):
+            kept = f"organisation {step.org} has {uses} that no import created"
+            return Changed(StepOutcome(StepState.KEPT, kept), frozenset())
+        domains = _REMOVE[type(step)](conn, step, order)
+    journal.record_operator_step(conn, JournalStep.UNDO_IMPORT, subject, _domain_of(step), order.by)
+    return Changed(_DONE, domains)
+
+
+# Pauses.
+
+
+def _pause(conn: sa.Connection, domain: str, order: StepOrder) -> Changed[StepOutcome]:
+    reason = intent.pause_reason(conn, domain)
+    if reason == PAUSE_REASON:
+        return Changed(_ALREADY, frozenset())
+    if reason is not None:
+        return Changed(StepOutcome(StepState.ALREADY, f"paused before: {reason}"), frozenset())
+    paused = intent.pause_domain(conn, domain, OperatorOrder(order.by.by, PAUSE_REASON, order.now))
+    return Changed(_DONE, paused.domains)
+
+
+def _settle(conn: sa.Connection, domain: str, order: StepOrder) -> Changed[StepOutcome]:
+    reason = intent.pause_reason(conn, domain)
+    if reason is None:
+        return Changed(_ALREADY, frozenset())
+    if reason != PAUSE_REASON:
+        return Changed(StepOutcome(StepState.KEPT, f"stays paused as before: {reason}"), frozenset())
+    try:
+        waiting = plan_of_domain(conn, domain, order.valid_from).operations
+    except Refused as refused:
+        return Changed(StepOutcome(StepState.KEPT, f"stays paused: {refused.reason}"), frozenset())
+    if waiting:
+        what = ", ".join(f"{operation.__struct_config__.tag} {operation.name}" for operation in waiting)
+        message = f"stays paused, because the site would change the fabric: {what}"
+        return Changed(StepOutcome(StepState.KEPT, message), frozenset())
+    resumed = intent.resume_domain(conn, domain, order.by)
+    return Changed(_DONE, resumed.domains)
+
+
+# What a step creates, and whether it is there.
+
+
+_TABLES: dict[type[Any], sa.Table] = {
+    CreateTenant: tenant,
+    CreateInstanceType: instance_type,
+    CreateAllocation: allocation,
+    CreateLogicalPartition: logical_partition,
+    CreateVpc: vpc,
+    CreateInstance: instance,
+}
+
+
+def _exists(conn: sa.Connection, step: RecordedStep) -> bool:
+    match step:
+        case AssignMachineType():
+            return has_row(conn, machine, id=step.machine, instance_type_id=step.type_id)
+        case CordonMachine():
+            return has_row(conn, cordon, machine_id=step.machine, reason=_cordon_reason(step))
+        case AdoptPartition():
+            owner = {"domain": step.domain, "name": step.name, "logical_partition_id": step.logical_partition}
+            return has_row(conn, owned_partition, **owner)
+        case _:
+            return has_row(conn, _TABLES[type(step)], id=step.id)
+
+
+def _domain_of(step: RecordedStep) -> str | None:
+    return step.domain if isinstance(step, AdoptPartition) else None
+
+
+def _site(conn: sa.Connection) -> sa.Row[Any]:
+    return conn.execute(sa.select(site)).one()
+
+
+def _provider_id(conn: sa.Connection) -> str:
+    return str(_site(conn).provider_id)
+
+
+def _create_tenant(conn: sa.Connection, step: CreateTenant, order: StepOrder) -> frozenset[str]:
+    if has_row(conn, tenant, org=step.org):
+        raise conflict(f"organisation {step.org} became a tenant since the plan was made; plan again")
+    entitlements.ensure_tenant(conn, step.org, order.now, lambda: step.id)
+    return frozenset()
+
+
+def _create_type(conn: sa.Connection, step: CreateInstanceType, order: StepOrder) -> frozenset[str]:
+    catalog.create_instance_type(
+        conn,
+        _provider_id(conn),
+        site_id=_site(conn).id,
+        name=step.name,
+        description=step.description,
+        labels=step.labels,
+        capabilities=step.capabilities,
+        now=order.now,
+        ids=lambda: step.id,
+    )
+    return frozenset()
+
+
+def _create_allocation(conn: sa.Connection, step: CreateAllocation, order: StepOrder) -> frozenset[str]:
+    kept_ids = iter((step.id, *(quota.id for quota in step.quotas)))
+    entitlements.create_allocation(
+        conn,
+        _provider_id(conn),
+        name=step.name,
+        description=step.description,
+        tenant_id=entitlements.tenant_id_of(conn, step.org),
+        site_id=_site(conn).id,
+        types={quota.type_id: quota.machines for quota in step.quotas},
+        now=order.now,
+        ids=lambda: next(kept_ids),
+    )
+    return frozenset()
+
+
+def _create_logical_partition(
+    conn: sa.Connection, step: CreateLogicalPartition, order: StepOrder
+) -> frozenset[str]:
+    logical_partitions.create_logical_partition(
+        conn,
+        entitlements.tenant_id_of(conn, step.org),
+        site_id=_site(conn).id,
+        name=step.name,
+        description=step.description,
+        now=order.now,
+        ids=lambda: step.id,
+    )
+    return frozenset()
+
+
+def _create_vpc(conn: sa.Connection, step: CreateVpc, order: StepOrder) -> frozenset[str]:
+    logical_partitions.create_vpc(
+        conn,
+        entitlements.tenant_id_of(conn, step.org),
+        site_id=_site(conn).id,
+        name=step.name,
+        description=step.description,
+        logical_partition_id=step.logical_partition,
+        extra=step.extra,
+        wanted_id=step.id,
+        now=order.now,
+        ids=order.ids,
+    )
+    return frozenset()
+
+
+def _assign_type(conn: sa.Connection, step: AssignMachineType, order: StepOrder) -> frozenset[str]:
+    catalog.assign_machines_to_type(conn, _provider_id(conn), step.type_id, [step.machine], order.now)
+    return frozenset()
+
+
+def _cordon(conn: sa.Connection, step: CordonMachine, order: StepOrder) -> frozenset[str]:
+    if has_row(conn, cordon, machine_id=step.machine):
+        raise conflict(f"machine {step.machine} was cordoned since the plan was made; plan again")
+    because = OperatorOrder(order.by.by, _cordon_reason(step), order.now)
+    maintenance.cordon_machine(conn, step.machine, because)
+    return frozenset()
+
+
+def _cordon_reason(step: CordonMachine) -> str:
+    return f"{CORDON_REASON}: {step.why}"
+
+
+def _create_instance(conn: sa.Connection, step: CreateInstance, order: StepOrder) -> frozenset[str]:
+    tenant_id = entitlements.tenant_id_of(conn, step.org)
+    home = logical_partitions.get_vpc(conn, tenant_id, step.vpc)
+    instances.check_instance_name(conn, tenant_id, home.site_id, step.name)
+    _check_machine(conn, step)
+    wanted = tuple(InterfaceSpec(entry.logical_partition, entry.device) for entry in step.interfaces)
+    if wanted:
+        gpus = instances.nvlink_gpus_of_instance(conn, _site(conn), None, step.machine)
+        interfaces.check_hardware_and_partitions(conn, home, wanted, gpus)
+    kept_ids = iter((step.id, *(entry.id for entry in step.interfaces)))
+    domain = catalog.get_machine(conn, step.machine).domain
+    request = InstanceRequest(
+        names=(step.name,),
+        vpc_id=step.vpc,
+        instance_type_id=step.type_id,
+        machine_id=step.machine,
+        description=step.description,
+        extra=step.extra,
+    )
+    planned = CreationPlan(
+        request=request,
+        tenant_id=tenant_id,
+        site_id=home.site_id,
+        type_id=step.type_id,
+        assignments=(MachineAssignment(step.name, step.machine, domain),),
+        reason=PLACEMENT,
+        interfaces=wanted,
+        warnings=(),
+    )
+    return instances.execute_creation(conn, planned, order.now, lambda: next(kept_ids)).domains
+
+
+def _check_machine(conn: sa.Connection, step: CreateInstance) -> None:
+    if (occupant := find_row(conn, instance, machine_id=step.machine)) is not None:
+        raise conflict(f"machine {step.machine} carries instance {occupant.id} now", id=occupant.id)
+    gpus = {
+        gpu.module_id - 1: gpu.guid for gpu in catalog.gpus_of_machines(conn, [step.machine])[step.machine]
+    }
+    for entry in step.interfaces:
+        if gpus.get(entry.device) != entry.guid:
+            raise conflict(f"GPU {entry.device} of machine {step.machine} is another one now; plan again")
+
+
+def _adopt(conn: sa.Connection, step: AdoptPartition, order: StepOrder) -> frozenset[str]:
+    guids = {int(guid) for guid in step.guids}
+    listed = [
+        view.partition
+        for view in found.partitions_of_domains(conn, [step.domain], order.valid_from)
+        if view.partition.name == step.name
+    ]
+    if not listed or listed[0].members != guids:
+        raise conflict(
+            f"partition {step.name} cannot be read, or has other GPUs than when it was planned; plan again"
+        )
+    wanted = {
+        assignment.guid
+        for assignment in intent.gpu_assignments(conn, step.domain)
+        if assignment.logical_partition == step.logical_partition
+    }
+    if wanted != guids:
+        raise conflict(f"the instances of logical partition {step.logical_partition} want other GPUs now")
+    adopted = found.adopt_partition(conn, step.domain, step.name, step.logical_partition, order.by)
+    return adopted.domains
+
+
+_CREATE: dict[type[Any], Callable[[sa.Connection, Any, StepOrder], frozenset[str]]] = {
+    CreateTenant: _create_tenant,
+    CreateInstanceType: _create_type,
+    CreateAllocation: _create_allocation,
+    CreateLogicalPartition: _create_logical_partition,
+    CreateVpc: _create_vpc,
+    AssignMachineType: _assign_type,
+    CordonMachine: _cordon,
+    CreateInstance: _create_instance,
+    AdoptPartition: _adopt,
+}
+
+
+# What a rollback removes.
+
+
+def _uses_of_tenant(conn: sa.Connection, tenant_id: str) -> str:
+    """The kinds of objects that an organisation has; empty when it has none."""
+    kinds = {
+        "allocations": allocation,
+        "logical partitions": logical_partition,
+        "VPCs": vpc,
+        "instances": instance,
+    }
+    return ", ".join(kind for kind, table in kinds.items() if has_row(conn, table, tenant_id=tenant_id))
+
+
+def _remove_tenant(conn: sa.Connection, step: CreateTenant, _order: StepOrder) -> frozenset[str]:
+    delete_rows(conn, tenant_event, tenant_id=step.id)
+    delete_rows(conn, event_counter, tenant_id=step.id)
+    delete_rows(conn, tenant, id=step.id)
+    return frozenset()
+
+
+def _remove_type(conn: sa.Connection, step: CreateInstanceType, _order: StepOrder) -> frozenset[str]:
+    catalog.delete_instance_type(conn, _provider_id(conn), step.id)
+    return frozenset()
+
+
+def _remove_allocation(conn: sa.Connection, step: CreateAllocation, order: StepOrder) -> frozenset[str]:
+    entitlements.delete_allocation(conn, _provider_id(conn), step.id, order.now)
+    return frozenset()
+
+
+def _remove_logical_partition(
+    conn: sa.Connection, step: CreateLogicalPartition, order: StepOrder
+) -> frozenset[str]:
+    tenant_id = entitlements.tenant_id_of(conn, step.org)
+    touched = logical_partitions.delete_logical_partition(conn, tenant_id, step.id, order.now).domains
+    if has_row(conn, logical_partition, id=step.id):
+        raise conflict(f"logical partition {step.name} has a partition on the fabric or an interface")
+    return touched
+
+
+def _remove_vpc(conn: sa.Connection, step: CreateVpc, order: StepOrder) -> frozenset[str]:
+    logical_partitions.delete_vpc(conn, entitlements.tenant_id_of(conn, step.org), step.id, order.now)
+    return frozenset()
+
+
+def _remove_machine_type(conn: sa.Connection, step: AssignMachineType, order: StepOrder) -> frozenset[str]:
+    catalog.remove_machine_from_type(conn, _provider_id(conn), step.type_id, step.machine, order.now)
+    return frozenset()
+
+
+def _uncordon(conn: sa.Connection, step: CordonMachine, order: StepOrder) -> frozenset[str]:
+    maintenance.uncordon_machine(conn, step.machine, order.by)
+    return frozenset()
+
+
+def _remove_instance(conn: sa.Connection, step: CreateInstance, order: StepOrder) -> frozenset[str]:
+    row = instances.get_instance(conn, entitlements.tenant_id_of(conn, step.org), step.id)
+    return instances.forget_instance(conn, row, order.now)
+
+
+def _give_up(conn: sa.Connection, step: AdoptPartition, order: StepOrder) -> frozenset[str]:
+    found.give_up_partition(conn, step.domain, step.name)
+    machines = conn.execute(sa.select(machine.c.id).where(machine.c.domain == step.domain)).scalars().all()
+    return instances.publish_intent_change(conn, machines, order.now)
+
+
+_REMOVE: dict[type[Any], Callable[[sa.Connection, Any, StepOrder], frozenset[str]]] = {
+    CreateTenant: _remove_tenant,
+    CreateInstanceType: _remove_type,
+    CreateAllocation: _remove_allocation,
+    CreateLogicalPartition: _remove_logical_partition,
+    CreateVpc: _remove_vpc,
+    AssignMachineType: _remove_machine_type,
+    CordonMachine: _uncordon,
+    CreateInstance: _remove_instance,
+    AdoptPartition: _give_up,
+}

@@ -1,0 +1,61 @@
+"""What stands in the way of undoing a plan: whatever was built on imported records since.
+
+A rollback removes exactly what the import created. `rollback_obstacles` names, before anything is removed,
+the records and partitions that depend on it and that the import did not create. It also refuses when an
+adopted partition has other members than at its adoption, because then the site has changed it.
+"""
+
+from rackloom.core.takeover.records import (
+    AdoptPartition,
+    CreateInstance,
+    CreateLogicalPartition,
+    CreateVpc,
+    PauseDomain,
+    RecordedStep,
+    SettleDomain,
+    SiteReading,
+    TakeoverPlan,
+    subject_of_step,
+)
+
+
+def imported_steps(plan: TakeoverPlan, site: SiteReading) -> list[RecordedStep]:
+    """The steps of the plan that are done, and that nobody has undone."""
+    return [
+        step
+        for step in plan.steps
+        if not isinstance(step, PauseDomain | SettleDomain) and subject_of_step(step) in site.imported
+    ]
+
+
+def rollback_obstacles(plan: TakeoverPlan, site: SiteReading) -> list[str]:
+    """Why the plan cannot be undone now; empty when it can."""
+    done = imported_steps(plan, site)
+    instances = {step.id for step in done if isinstance(step, CreateInstance)}
+    others = [instance for instance in site.instances if instance.id not in instances]
+    vpcs = {step.id: step.name for step in done if isinstance(step, CreateVpc)}
+    partitions = {step.id: step.name for step in done if isinstance(step, CreateLogicalPartition)}
+    adopted = {(step.domain, step.name): step for step in done if isinstance(step, AdoptPartition)}
+    obstacles = [
+        f"instance {instance.name} of {instance.org} is in the imported VPC {vpcs[instance.vpc]}"
+        for instance in others
+        if instance.vpc in vpcs
+    ]
+    obstacles += [
+        f"instance {instance.name} of {instance.org} uses the imported logical partition {partitions[used]}"
+        for instance in others
+        for used in sorted(set(instance.interfaces.values()) & partitions.keys())
+    ]
+    obstacles += [
+        f"the site has made partition {partition.name} in domain {partition.domain} for the imported"
+        f" logical partition {partitions[partition.logical_partition]}"
+        for partition in site.partitions
+        if partition.logical_partition in partitions and (partition.domain, partition.name) not in adopted
+    ]
+    listed = {(partition.domain, partition.name): partition for partition in site.partitions}
+    for place, step in adopted.items():
+        if place[0] in site.unreadable:
+            obstacles.append(f"domain {place[0]} cannot be read, so partition {place[1]} cannot be compared")
+        elif place not in listed or set(listed[place].guids) != set(step.guids):
+            obstacles.append(f"partition {place[1]} has other GPUs than when it was adopted")
+    return obstacles
