@@ -12,7 +12,7 @@ from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.values import Rejected
 from rackloom.carve.takeover.site_reading import read_site
 from rackloom.carve.takeover.steps import PAUSE_REASON, StepOrder, do_step, undo_step
-from rackloom.carve.tenancy import logical_partitions
+from rackloom.carve.tenancy import logical_partitions, quotas
 from rackloom.core.takeover.planner import plan_takeover
 from rackloom.core.takeover.records import (
     AdoptPartition,
@@ -340,6 +340,16 @@ def test_a_record_that_somebody_else_created_meanwhile_is_neither_taken_nor_remo
     assert site.row(schema.vpc, vpc.id) is not None
     (kept,) = operator.undo(tenant)
     assert (kept.state, "VPCs" in kept.message) == (StepState.KEPT, True)
+
+
+def test_a_tenant_with_quotas_of_the_site_is_kept(operator):
+    site, plan = operator.site, operator.plan()
+    operator.do(*plan.steps)
+    tenant = next(step for step in plan.steps if step.__struct_config__.tag == "tenant")
+    site.run(quotas.set_quotas, tenant.id, {quotas.QuotaKind.VPCS: 5}, site.tick())
+    back = undoing(plan)
+    outcome = operator.undo(*back)[back.index(tenant)]
+    assert (outcome.state, "quotas" in outcome.message) == (StepState.KEPT, True)
 
 
 def test_a_machine_that_is_taken_or_changed_since_the_plan_is_refused(operator):

@@ -39,6 +39,7 @@ from rackloom.carve.store.schema import (
     site,
     tenant,
     tenant_event,
+    tenant_quota,
     vpc,
 )
 from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, conflict
@@ -372,6 +373,7 @@ def _uses_of_tenant(conn: sa.Connection, tenant_id: str) -> str:
         "logical partitions": logical_partition,
         "VPCs": vpc,
         "instances": instance,
+        "quotas": tenant_quota,
     }
     return ", ".join(kind for kind, table in kinds.items() if has_row(conn, table, tenant_id=tenant_id))
 
