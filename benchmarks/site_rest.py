@@ -29,7 +29,7 @@ class Canned:
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self._answer: Any = None
+        self._answers: dict[Any, Any] = {}
 
     def on_behalf_of(self, _org: str) -> "Canned":
         """The same for every organisation."""
@@ -40,14 +40,14 @@ class Canned:
         return await self._store.run(*args)
 
     async def read(self, *args: Any) -> Any:
-        """The answer of the first read since `forget`."""
-        if self._answer is None:
-            self._answer = await self._store.read(*args)
-        return self._answer
+        """The answer of the first read of this kind since `forget`."""
+        if args[0] not in self._answers:
+            self._answers[args[0]] = await self._store.read(*args)
+        return self._answers[args[0]]
 
     def forget(self) -> None:
         """The next question is another one."""
-        self._answer = None
+        self._answers.clear()
 
 
 async def measured(domains: int, rounds: int, requests: int, folder: Path) -> list[dict[str, Any]]:

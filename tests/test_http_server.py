@@ -274,3 +274,37 @@ def test_a_process_may_open_what_it_needs() -> None:
                 process.allow_open_files(sys.maxsize)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(
+    "part", [b"0\r\nX-Field: " + b"x" * 4096, b"0\r\n" + b"X-Field: x\r\n" * 400, b"1;" + b"x" * 4096]
+)
+def test_what_surrounds_a_chunked_body_is_limited_like_a_head(part: bytes) -> None:
+    """Trailers that do not end, ever more trailers, and an extension of a chunk that does not end."""
+
+    async def story() -> None:
+        async with served(HttpLimits()) as server:
+            reader, writer = await server.ask("/upload", "Transfer-Encoding: chunked\r\n")
+            sent = 0
+            with suppress(ConnectionError):
+                while sent < LARGE:
+                    writer.write(part if not sent else b"x" * 4096)
+                    sent += len(part)
+                    await writer.drain()
+            with suppress(ConnectionError):
+                assert b" 400 " in await reader.read()
+            assert sent < LARGE
+            writer.close()
+
+    run(story)
+
+
+def test_a_trailer_is_no_field_of_the_head() -> None:
+    async def story() -> None:
+        async with served(HttpLimits()) as server:
+            reader, writer = await server.ask("/upload", "Transfer-Encoding: chunked\r\n")
+            writer.write(b"2\r\nok\r\n0\r\nAuthorization: Bearer x\r\n\r\n")
+            assert b" 400 " in await reader.read()
+            writer.close()
+
+    run(story)

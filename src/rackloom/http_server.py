@@ -24,6 +24,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from rackloom.acceptor import AcceptedConnection, Acceptor, ConnectionEnded
 from rackloom.limits import HttpLimits
 
+REFUSAL_SECONDS = 0.05
+"""After the refusal of a request the client has this long to read why, before the connection is cut."""
 _SILENT_LOGGER = logging.getLogger("rackloom.http_server.strangers")
 """A line for each bad request would let an attacker fill the log: they are counted instead."""
 _SILENT_LOGGER.setLevel(logging.CRITICAL)
@@ -90,6 +92,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         """Of fields that the parser has completed."""
         self._head_received = 0
+        self._has_progressed = False
+        """Whether the last bytes had some of the body in them."""
         self._unread_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -111,8 +115,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """Refuse a head that does not end: the parser buffers an incomplete field without a limit."""
         if self._due is None and not self._is_answering():
             self._expect("head", self._limits.head_seconds)
+        self._has_progressed = False
         super().data_received(data)
-        if self._in_head:
+        if self._in_head or (self._in_body and not self._has_progressed):
+            # In the body too: chunk extensions and trailers are buffered like the fields of a head.
             self._head_received += len(data)
             if self._head_received > self._limits.head_bytes and not self.transport.is_closing():
                 self.send_400_response("The head of the request is too long.")
@@ -129,6 +135,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Raises ValueError, which stops the parser."""
+        if not self._in_head:
+            # Trailers would count as fields of the head, which a proxy may have checked.
+            raise ValueError("a trailer")
         self._count(name + value)
         if len(self.headers) >= self._limits.head_fields:
             raise ValueError("too many fields")
@@ -141,6 +150,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._in_body = False, True
         self._expect("body", self._limits.body_seconds)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._has_progressed, self._head_received = True, 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """A complete request is answered: its connection is not closed for another client."""
@@ -187,6 +201,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request, and close the connection."""
         super().send_400_response(msg)
+        # A client that goes on sending is read until TLS is shut down: 600 MiB in the second that takes.
+        self.loop.call_later(REFUSAL_SECONDS, self.transport.abort)
         self._due = None
         self._watch_reader()
 

@@ -47,7 +47,7 @@ def test_json(rackloom):
     played = json.loads(output)
     assert code == 0
     assert played["ok"] is True
-    assert played["observed"] == played["expected"] == 6
+    assert played["observed"] == played["expected"] == 7
     assert set(played["lines"][0]) == {"step", "began", "ended", "what", "ok", "seen"}
 
 

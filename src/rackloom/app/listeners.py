@@ -33,6 +33,8 @@ _UVICORN_OPTIONS: dict[str, Any] = {
     "log_config": None,
     "access_log": False,
     "lifespan": "off",
+    # Limits are per address: a client on this machine may not choose its own by X-Forwarded-For.
+    "proxy_headers": False,
     # Event streams never end by themselves.
     "timeout_graceful_shutdown": 5,
 }

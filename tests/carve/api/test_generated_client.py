@@ -88,6 +88,7 @@ def bodies(ids: dict[str, str]) -> dict[str, dict[str, Any]]:
         "create-nvlink-logical-partition": {"name": "lp", "siteId": ids["siteId"]},
         "update-nvlink-logical-partition": {"description": "a partition"},
         "create-vpc": {"name": "net", "siteId": ids["siteId"], "nvLinkLogicalPartitionId": logical},
+        "update-tenant-quota": {"quotas": [{"resource": "vpc", "limit": 100}]},
         "update-vpc": {"description": "a network"},
         "update-vpc-virtualization": {"networkVirtualizationType": "FNN"},
         "create-instance": placed | {"name": "vm"},

@@ -114,3 +114,11 @@ def test_a_vpc_with_instances_is_not_deleted(api: Any) -> None:
     api.delete(f"instance/{instance['id']}")
     assert api.delete(f"vpc/{vpc}").status_code == 202
     assert api.get(f"vpc/{vpc}").status_code == 404
+
+
+def test_what_is_kept_of_unknown_fields_is_limited_also_over_many_changes(api: Any) -> None:
+    body = {"name": "net", "siteId": api.site.site_id}
+    assert api.post("vpc", body | {"kept": "x" * (65 << 10)}).status_code == 400
+    made = api.new("vpc", body | {"first": "x" * (40 << 10)})
+    assert api.patch(f"vpc/{made['id']}", {"second": "x" * (40 << 10)}).status_code == 400
+    assert api.patch(f"vpc/{made['id']}", {"second": "x" * 1000}).status_code == 200

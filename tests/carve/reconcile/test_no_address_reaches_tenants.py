@@ -78,6 +78,7 @@ async def everything_readable(tenant: Tenant, instance: str) -> dict[str, str]:
     shown = await tenant.get(f"instance/{instance}")
     ids = {
         "siteId": shown["siteId"],
+        "tenantId": shown["tenantId"],
         "instanceTypeId": shown["instanceTypeId"],
         "machineId": shown["machineId"],
         "nvLinkDomainId": DOMAIN,

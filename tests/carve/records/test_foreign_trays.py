@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from rackloom.carve.inventory import endpoints
-from rackloom.carve.partitions import found
+from rackloom.carve.partitions import foreign, found
 from rackloom.carve.partitions.foreign import foreign_trays
 from rackloom.carve.reconcile import records
 from rackloom.carve.store import schema
@@ -75,3 +75,28 @@ def test_no_tray_stays_foreign_for_a_partition_of_the_former_domain_uuid(small_s
     small_site.run(records.record_observation, small_site.endpoint[first], reading, small_site.tick())
     assert small_site.row(schema.machine, "chassis0-1").domain == renamed
     assert shown(small_site) == {}
+
+
+def test_one_number_with_two_names_in_two_readings_is_one_row(small_site: Any) -> None:
+    first = next(iter(small_site.partitions))
+    small_site.observe(first)
+    held = frozenset({gpu(small_site, 1, 0)})
+    small_site.partitions[first] = {"before": held}
+    older = small_site.observation(first, at=small_site.tick())
+    small_site.partitions[first] = {"after\0": held}
+    newest = small_site.observation(first, at=small_site.tick())
+    small_site.run(foreign.update_foreign_trays, first, [newest, older])
+    assert shown(small_site) == {"chassis0-1": [(1, "after\ufffd")]}
+
+
+def test_a_reading_that_contradicts_itself_adds_trays_and_removes_none(small_site: Any) -> None:
+    first = next(iter(small_site.partitions))
+    small_site.partitions[first] = {"theirs": frozenset({gpu(small_site, 1, 0)})}
+    small_site.observe(first)
+    small_site.partitions[first] = {"new": frozenset({gpu(small_site, 2, 0)})}
+    reading = small_site.observation(first, at=small_site.tick())
+    doubtful = msgspec.structs.replace(reading, uncertain=frozenset({gpu(small_site, 3, 0)}))
+    small_site.run(foreign.update_foreign_trays, first, [doubtful])
+    assert list(shown(small_site)) == ["chassis0-1", "chassis0-2"]
+    small_site.run(foreign.update_foreign_trays, first, [reading])
+    assert list(shown(small_site)) == ["chassis0-2"]

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from datetime import datetime
 from functools import cache
 from math import isfinite
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
@@ -24,12 +24,14 @@ from pydantic.alias_generators import to_camel
 
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store.values import (
+    MAX_KEPT_BYTES,
     NAME_MAX_LENGTH,
     NAME_MIN_LENGTH,
     NAME_PATTERN,
     NAME_RULE,
     TEXT_PATTERN,
     TEXT_RULE,
+    has_too_large_fields,
     invalid,
 )
 
@@ -67,7 +69,7 @@ class Body(BaseModel):
 
 
 class OpenBody(Body):
-    """Keeps unknown fields."""
+    """Keeps unknown fields, up to `MAX_KEPT_BYTES` of them."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -78,6 +80,12 @@ class OpenBody(Body):
     def _storable(cls, value: Any) -> Any:
         _check_storable(value)
         return value
+
+    @validator(mode="after")
+    def _kept_fields_are_small(self) -> Self:
+        if has_too_large_fields(self.extra):
+            raise ValueError(f"the fields that have no meaning here take more than {MAX_KEPT_BYTES} bytes")
+        return self
 
     @property
     def extra(self) -> dict[str, Any]:

@@ -273,7 +273,7 @@ def apply_observations(
     # A list that contradicts itself may omit a partition, or show it before it is complete.
     if not any(reading.uncertain for reading in readings):
         ownership.update_owned_partitions(conn, readings, now)
-        foreign.update_foreign_trays(conn, newest.domain, readings)
+    foreign.update_foreign_trays(conn, newest.domain, readings)
     for domain in sorted({newest.domain, *changed, *previous_domains}):
         status.update_statuses(conn, domain, now)
 

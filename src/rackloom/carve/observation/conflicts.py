@@ -202,15 +202,17 @@ def update_conflict(
     `before` is the recorded conflict. `rivals` are other domains that may list the same hardware.
 
     Invariant: a conflict ends only when all readings that were part of it agree, or when the endpoint of one
-    is deleted. It does not end because a controller became unreadable, or was read before the last change:
-    neither makes the other one right.
+    is deleted. It does not end because a controller became unreadable, was read before the last change,
+    or contradicts itself: none of these makes the other one right.
     """
     found = _conflict_within_domain(conn, domain, before) or _conflict_across_domains(
         conn, domain, rivals, before
     )
+    if found is None and before is not None:
+        if _any_contradicts_itself(conn, domain, before):
+            return before
+        delete_rows(conn, domain_dispute, domain=domain)
     if found is None:
-        if before is not None:
-            delete_rows(conn, domain_dispute, domain=domain)
         return None
     if before is None:
         insert_row(conn, domain_dispute, **msgspec.structs.asdict(found))
@@ -221,6 +223,10 @@ def update_conflict(
     if found != before:
         update_rows(conn, domain_dispute, {"domain": domain}, reason=found.reason, rival=found.rival)
     return found
+
+
+def _any_contradicts_itself(conn: sa.Connection, domain: str, before: ControllerConflict) -> bool:
+    return any(_reading_of_row(row).observation.uncertain for row in _valid_readings(conn, [domain], before))
 
 
 def _conflict_within_domain(

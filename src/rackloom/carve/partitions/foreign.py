@@ -54,7 +54,10 @@ _MACHINES_OF_GPUS = (
 
 
 def update_foreign_trays(conn: sa.Connection, domain: str, readings: Sequence[DomainObservation]) -> None:
-    """Record the foreign trays of `domain`, as its valid readings show them."""
+    """Record the foreign trays of `domain`, as its valid readings show them.
+
+    A reading that contradicts itself may omit a partition: it adds trays, and removes none.
+    """
     names = {owned.name for owned in ownership.owned_partitions(conn, domain)}
     holders = [
         (str(guid), partition)
@@ -63,13 +66,18 @@ def update_foreign_trays(conn: sa.Connection, domain: str, readings: Sequence[Do
     ]
     parameters = {"domain": domain, "guids": sorted({guid for guid, _ in holders})}
     located = dict(map(tuple, conn.execute(_MACHINES_OF_GPUS, parameters))) if holders else {}
-    trays = {
-        ForeignTray(located[guid], partition.id, partition.name)
-        for guid, partition in holders
+    # One row for each partition of a tray, with the name in the newest reading. PostgreSQL takes no NUL.
+    by_key = {
+        (located[guid], partition.id): partition.name.replace("\0", "\ufffd")
+        for guid, partition in reversed(holders)
         if guid in located
     }
+    trays = {ForeignTray(*key, name) for key, name in by_key.items()}
     recorded = set(foreign_trays_in_domain(conn, domain))
+    is_certain = not any(reading.uncertain for reading in readings)
     for tray in sorted(recorded - trays):
+        if not is_certain and (tray.machine_id, tray.partition_id) not in by_key:
+            continue
         delete_rows(conn, foreign_tray, machine_id=tray.machine_id, partition_id=tray.partition_id)
     if new := sorted(trays - recorded):
         conn.execute(sa.insert(foreign_tray), [msgspec.structs.asdict(tray) for tray in new])

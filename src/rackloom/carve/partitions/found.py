@@ -34,7 +34,12 @@ from rackloom.carve.store.values import (
     invalid,
     not_found,
 )
-from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, DomainObservation, ObservedPartition
+from rackloom.core.partitions.domain import (
+    DEFAULT_PARTITION_ID,
+    UNCERTAIN_REASON,
+    DomainObservation,
+    ObservedPartition,
+)
 from rackloom.core.partitions.partition_layout import is_tray_partition
 
 # Partitions of the latest observations.
@@ -170,6 +175,8 @@ def _foreign_partition(
     found = [partition for partition in known.observation.partitions if partition.name == name]
     if not found:
         raise not_found("Could not find a partition with specified name in the newest observation")
+    if any(not reading.uncertain.isdisjoint(found[0].members) for reading in known.shown):
+        raise conflict(f"What the partition holds cannot be told: {UNCERTAIN_REASON}")
     _check_adoptable(conn, domain, found[0])
     return known.shown, found[0]
 

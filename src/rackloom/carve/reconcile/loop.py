@@ -308,6 +308,8 @@ class EndpointWorkers:
 # The reconciler.
 
 
+LEASE_FLOW = "\0leases"
+"""Among the organisations whose writes take turns: no organisation can have this name."""
 SOLE_REPLICA = "alone"
 """The holder name of a reconciler whose database no other process can use."""
 
@@ -343,6 +345,8 @@ class Reconciler:
         self._turns = DomainTurns()
         self._workers = EndpointWorkers(self._loop_for)
         self._endpoints_changed = asyncio.Event()
+        # A flow of its own among the writes that wait: a renewal waits for one write of each other flow.
+        self._lease_store = store.on_behalf_of(LEASE_FLOW)
 
     @property
     def loops(self) -> list[EndpointLoop]:
@@ -425,7 +429,7 @@ class Reconciler:
             held = {endpoint.endpoint.id: endpoint for endpoint in share}
             # Released only now that their loops have ended: no other replica may start before.
             if ended := await self._workers.follow(tasks, held, deadline):
-                await self.store.run(leases.release_leases, self.holder, ended)
+                await self._lease_store.run(leases.release_leases, self.holder, ended)
             self.started.set()
         except (Retry, Unknown, OSError) as error:
             # The guards end all work at its deadline, so a failed renewal needs no action here.
@@ -436,14 +440,14 @@ class Reconciler:
     async def _share(self) -> tuple[HeldEndpoint, ...]:
         now = self.clock()
         if not self.store.is_shared:
-            share = await self.store.read(leases.share_of_sole_replica, self.holder, now)
+            share = await self._lease_store.read(leases.share_of_sole_replica, self.holder, now)
             if share is not None:
                 return share
-        return await self.store.run(leases.take_share, self.holder, now, now + self._lease_seconds)
+        return await self._lease_store.run(leases.take_share, self.holder, now, now + self._lease_seconds)
 
     async def _leave(self) -> None:
         try:
-            await self.store.run(leases.leave_replicas, self.holder)
+            await self._lease_store.run(leases.leave_replicas, self.holder)
         except (Retry, Unknown) as error:
             log.warning("leases.not-released", holder=self.holder, reason=error.reason)
         except Exception:

@@ -183,7 +183,9 @@ def run_group_commit(
     def work(conn: sa.Connection) -> None:
         if not waiting.has(write=write):
             # Alone it needs no savepoint: its failure rolls the whole transaction back.
+            began = clock()
             outcomes.append((first.work(conn), None))
+            waiting.charge(first, clock() - began)
             return
         job: PendingTransaction | None = first
         while job is not None:

@@ -27,6 +27,15 @@ T_co = TypeVar("T_co", covariant=True)
 # Refusals.
 
 
+MAX_KEPT_BYTES = 64 << 10
+"""Of the fields without a meaning here that one object keeps, as JSON: they are read with the object."""
+
+
+def has_too_large_fields(kept: Mapping[str, Any]) -> bool:
+    """Whether an object may not keep all of these fields."""
+    return len(msgspec.json.encode(kept)) > MAX_KEPT_BYTES
+
+
 class RefusalKind(StrEnum):
     """Why a request is refused."""
 

@@ -45,6 +45,7 @@ from rackloom.carve.store.schema import (
 from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, conflict
 from rackloom.carve.tenancy import catalog, entitlements, instances, interfaces, logical_partitions
 from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest, MachineAssignment
+from rackloom.core.partitions.domain import UNCERTAIN_REASON
 from rackloom.core.takeover.records import (
     AdoptPartition,
     AssignMachineType,
@@ -150,9 +151,12 @@ def _settle(conn: sa.Connection, domain: str, order: StepOrder) -> Changed[StepO
     if reason != PAUSE_REASON:
         return Changed(StepOutcome(StepState.KEPT, f"stays paused as before: {reason}"), frozenset())
     try:
-        waiting = plan_of_domain(conn, domain, order.valid_from).operations
+        plan = plan_of_domain(conn, domain, order.valid_from)
     except Refused as refused:
         return Changed(StepOutcome(StepState.KEPT, f"stays paused: {refused.reason}"), frozenset())
+    if plan.observation.uncertain:
+        return Changed(StepOutcome(StepState.KEPT, f"stays paused: {UNCERTAIN_REASON}"), frozenset())
+    waiting = plan.operations
     if waiting:
         what = ", ".join(f"{operation.__struct_config__.tag} {operation.name}" for operation in waiting)
         message = f"stays paused, because the site would change the fabric: {what}"

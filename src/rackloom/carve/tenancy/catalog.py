@@ -32,10 +32,14 @@ from rackloom.carve.store.schema import (
 )
 from rackloom.carve.store.schema import site as site_table
 from rackloom.carve.store.values import (
+    MAX_KEPT_BYTES,
     IdFactory,
+    RefusalKind,
+    Rejected,
     Status,
     conflict,
     forbidden,
+    has_too_large_fields,
     invalid,
     not_found,
     require,
@@ -100,6 +104,18 @@ def update_site(
 def changed_values(row: sa.Row[Any], **wanted: object) -> dict[str, Any]:
     """The columns of `row` that get another value; None leaves a column as it is."""
     return {key: value for key, value in wanted.items() if value not in (None, row._mapping[key])}
+
+
+def merged_extra(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without a meaning here that an object keeps after a change. Raises Rejected if too large."""
+    merged = {**before, **changed}
+    if changed and has_too_large_fields(merged):
+        raise Rejected(
+            RefusalKind.INVALID,
+            f"the fields that have no meaning here take more than {MAX_KEPT_BYTES} bytes together",
+            nearest_fix="leave some of them out",
+        )
+    return merged
 
 
 # Machines.

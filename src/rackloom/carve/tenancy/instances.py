@@ -153,7 +153,8 @@ def update_instance(
     changes = catalog.changed_values(instance, name=name, description=description)
     if "name" in changes:
         check_instance_name(conn, tenant_id, instance.site_id, str(name))
-    update_rows(conn, table, {"id": instance_id}, extra=instance.extra | dict(extra), **changes, updated=now)
+    kept = catalog.merged_extra(instance.extra, extra)
+    update_rows(conn, table, {"id": instance_id}, extra=kept, **changes, updated=now)
     if wanted is None or not _change_interfaces(conn, instance, wanted, now, ids):
         return Changed(None, frozenset())
     update_rows(conn, table, {"id": instance_id}, intent_at=now)

@@ -258,7 +258,8 @@ def update_vpc(
                 conn, tenant_id, catalog.get_site(conn, row.site_id), logical_partition_id
             )
         changes["logical_partition_id"] = logical_partition_id or None
-    update_rows(conn, vpc, {"id": vpc_id}, extra=row.extra | dict(extra), **changes, updated=now)
+    kept = catalog.merged_extra(row.extra, extra)
+    update_rows(conn, vpc, {"id": vpc_id}, extra=kept, **changes, updated=now)
     journal.publish_events(conn, tenant_id, [EventNote(Event.VPC, vpc_id, row.status, "changed")], now)
 
 

@@ -27,6 +27,8 @@ import msgspec
 
 DEFAULT_PARTITION_ID = 32766
 """NMX-C: id of the factory default partition; ordinary ids run from 1 to 32765."""
+MAX_PARTITION_ID = 2**31 - 1
+"""The largest that a database takes. A controller that lists a larger one is broken, and is not believed."""
 
 
 class GpuHealth(IntEnum):

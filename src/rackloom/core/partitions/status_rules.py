@@ -189,7 +189,8 @@ def _not_observed_since(since: float, guid: int | None, facts: DomainFacts) -> s
     """A claim needs an observation that began at or after the request, and says where the GPU is."""
     if facts.observation is None:
         return facts.doubt
-    if guid in facts.uncertain:
+    # A GPU that the reading does not list may be in a partition that a contradictory list omits.
+    if guid in facts.uncertain or (facts.uncertain and guid not in facts.present):
         return f"unknown: {UNCERTAIN_REASON}"
     return WAITING_REASON if facts.observation.observed_at < since else None
 

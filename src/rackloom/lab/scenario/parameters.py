@@ -11,7 +11,7 @@ a name that later steps may use: `made_name` records, `used_name` looks up.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 import yaml
@@ -22,6 +22,7 @@ from rackloom.core.diagnosis import catalogue
 from rackloom.core.domains.names import IMEX_DRIVER
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.partitions.domain import PartitionOperation
 from rackloom.errors import Refused
 from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB
 from rackloom.lab.switches.nmxc import NMXC_RPCS
@@ -192,8 +193,10 @@ def _one_of(what: str, known: Iterable[str]) -> Check:
     return check
 
 
+OPERATION_TAGS = sorted(str(kind.__struct_config__.tag) for kind in get_args(PartitionOperation))
 DoctorCheck = Annotated[str, _one_of("check", sorted(catalogue.Check))]
 Rpc = Annotated[str, _one_of("RPC", sorted(NMXC_RPCS))]
+OperationKind = Annotated[str, _one_of("kind of operation", OPERATION_TAGS)]
 Driver = Annotated[str, _one_of("driver", (GPU_DRIVER, IMEX_DRIVER, NIC_DRIVER))]
 
 

@@ -6,6 +6,7 @@ object that a finding must name.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from rackloom.core.diagnosis.findings import CheckState, Finding
 from rackloom.lab.scenario.model import NotObserved, expectation, require
@@ -18,6 +19,7 @@ from rackloom.lab.scenario.parameters import (
     Groups,
     Instance,
     LogicalPartition,
+    OperationKind,
     Rack,
     Rpc,
     Tray,
@@ -111,6 +113,18 @@ async def read_again(stage: Stage, *, rack: Rack = 1) -> str:
     first = stage.at_first_check("read-again", at)
     require(at != first, f"the newest reading is that of {first}")
     return f"the controller of rack {rack} was read at {at}"
+
+
+@expectation()
+async def operation(
+    stage: Stage, *, kind: OperationKind, state: Literal["done", "refused", "unknown"], count: Count
+) -> str:
+    """So many operations of one kind were recorded with this outcome."""
+    answer = await stage.site.rest(None, "GET", "nvlink-operation?pageSize=100")
+    if answer is None or answer.status >= FIRST_FAILURE:
+        raise NotObserved("the service does not tell which operations it requested")
+    found = sum((row["kind"], row["state"]) == (kind, state) for row in answer.body)
+    return require(found == count, f"{found} operations {kind} are recorded as {state}")
 
 
 @expectation()

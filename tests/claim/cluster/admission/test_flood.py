@@ -25,7 +25,7 @@ FLOOD = Path(__file__).parent / "flood.py"
 SECONDS = 10.0
 TIMEOUT = 5.0
 """The API server's own, as the manifests set it."""
-BOUND_MIB = 320
+BOUND_MIB = 352
 """Of the 512 that the manifests give it."""
 FILES = 8192
 

@@ -29,6 +29,7 @@ from rackloom.carve.fabric.nmxc.protocol import (
     wake_ups,
 )
 from rackloom.core.partitions.domain import (
+    MAX_PARTITION_ID,
     AddGpus,
     CreatePartition,
     DeletePartition,
@@ -114,6 +115,8 @@ def read_partitions(
         raise FabricUnavailable("GetPartitionInfoList: a partition without an id")
     if len(partitions) != len(infos):
         raise FabricUnavailable("GetPartitionInfoList: two partitions with one id")
+    if any(number > MAX_PARTITION_ID for number in partitions):
+        raise FabricUnavailable("GetPartitionInfoList: a partition whose id is out of range")
     return tuple(partitions[number] for number in sorted(partitions))
 
 

@@ -21,6 +21,7 @@ import msgspec
 from rackloom.carve.fabric.controller import FabricUnavailable, canonical_domain
 from rackloom.carve.fabric.nmxm import protocol
 from rackloom.core.partitions.domain import (
+    MAX_PARTITION_ID,
     GpuHealth,
     ObservedGpu,
     ObservedPartition,
@@ -164,7 +165,7 @@ def _partitions_of_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> dic
         # A partition does not say which domain it is in; its members do.
         if not only_domain and domain not in _domains_of_members(partition, entities):
             continue
-        if not partition.partition_id or partition.partition_id in found:
+        if not 0 < partition.partition_id <= MAX_PARTITION_ID or partition.partition_id in found:
             raise FabricUnavailable(
                 f"GetPartitions: {partition.name!r} has no number of its own in the domain"
             )

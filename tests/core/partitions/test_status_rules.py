@@ -1,0 +1,37 @@
+"""What may be claimed of a GPU while the lists of its controller contradict each other."""
+
+import msgspec
+
+from rackloom.core.partitions.domain import DefaultPartitionPolicy, DomainLimits, DomainObservation
+from rackloom.core.partitions.status_rules import DomainFacts, why_not_drained, why_not_released
+
+LISTED, ABSENT, DOUBTFUL = 1, 2, 3
+FACTS = DomainFacts(
+    observation=DomainObservation(
+        domain="d", gpus=(), partitions=(), limits=DomainLimits(), observed_at=10.0
+    ),
+    doubt="",
+    owned={},
+    lost=frozenset(),
+    blocked={},
+    tenant_of={},
+    managed=frozenset({LISTED, ABSENT, DOUBTFUL}),
+    default_partition=DefaultPartitionPolicy.NONE,
+    present=frozenset({LISTED, DOUBTFUL}),
+)
+CONTRADICTORY = msgspec.structs.replace(FACTS, uncertain=frozenset({DOUBTFUL}))
+
+
+def test_a_gpu_that_a_contradictory_reading_does_not_list_is_not_released() -> None:
+    """It may be in a partition that the list omits."""
+    assert why_not_released(ABSENT, None, 5.0, FACTS) is None
+    for why_not in (
+        why_not_released(ABSENT, None, 5.0, CONTRADICTORY),
+        why_not_drained(ABSENT, 5.0, CONTRADICTORY),
+    ):
+        assert "contradicts itself" in (why_not or "")
+
+
+def test_a_gpu_that_is_listed_and_not_in_doubt_is_released() -> None:
+    assert why_not_released(LISTED, None, 5.0, CONTRADICTORY) is None
+    assert why_not_released(DOUBTFUL, None, 5.0, CONTRADICTORY) is not None
