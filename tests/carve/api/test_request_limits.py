@@ -137,6 +137,14 @@ def _scope(org: str = "busy", *roles: Role) -> dict[str, Any]:
     return {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"caller": caller}}
 
 
+def _upload() -> dict[str, Any]:
+    return {**_scope(), "method": "POST", "headers": [(b"content-length", b"2")]}
+
+
+async def _unread() -> Any:
+    raise AssertionError("the body was read")
+
+
 class _Service:
     """An ASGI application behind the middleware, whose requests end when the test says so."""
 
@@ -153,17 +161,14 @@ class _Service:
         await self.ends.wait()
         await send({"type": "http.response.body", "body": b""})
 
-    async def request(self, scope: dict[str, Any]) -> tuple[int, dict[bytes, bytes]]:
+    async def request(self, scope: dict[str, Any], receive: Any = _unread) -> tuple[int, dict[bytes, bytes]]:
         sent: list[Any] = []
-
-        async def receive() -> Any:
-            raise AssertionError("the body was read")
 
         async def send(message: Any) -> None:
             sent.append(message)
 
         await self.middleware(scope, receive, send)
-        return sent[0]["status"], dict(sent[0]["headers"])
+        return (sent[0]["status"], dict(sent[0]["headers"])) if sent else (0, {})
 
 
 def test_an_organisation_does_not_use_up_what_others_may_have() -> None:
@@ -201,6 +206,42 @@ def test_a_stream_occupies_no_place_once_its_answer_has_begun() -> None:
             await asyncio.sleep(60.0)
             assert service.begun == 5
             service.ends.set()
+
+    _simulated(story)
+
+
+def test_a_body_that_arrives_slowly_occupies_no_place() -> None:
+    async def story() -> None:
+        service = _Service(CallerLimits(tenant=LIMITS, provider=WIDE))
+        service.answers.set()
+        service.ends.set()
+        rest = asyncio.Event()
+
+        async def slowly() -> Any:
+            await rest.wait()
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        async with asyncio.TaskGroup() as tasks:
+            slow = [tasks.create_task(service.request(_upload(), slowly)) for _ in range(4)]
+            await asyncio.sleep(1.0)
+            # As many bodies are received as requests may wait.
+            assert [(await task)[0] for task in slow if task.done()] == [429]
+            assert (await service.request(_scope()))[0] == 200
+            rest.set()
+        assert sorted([(await task)[0] for task in slow]) == [200, 200, 200, 429]
+
+    _simulated(story)
+
+
+def test_a_client_that_leaves_before_its_body_is_whole_is_not_served() -> None:
+    async def story() -> None:
+        service = _Service(CallerLimits(tenant=LIMITS, provider=WIDE))
+
+        async def leave() -> Any:
+            return {"type": "http.disconnect"}
+
+        await service.request(_upload(), leave)
+        assert service.begun == 0
 
     _simulated(story)
 

@@ -2,9 +2,9 @@
 
 A request passes `AuthenticationMiddleware` first: every path below an organization needs a verified
 token before routing, so a route that forgets to require a role cannot be reached without a token, and
-no body is parsed without one. `RequestLimitMiddleware` then lets it wait for its organisation's turn, where
-the service has limits. `BodyLimitMiddleware` then admits at most `MAX_BODY` bytes of JSON, received
-within `BODY_SECONDS`.
+no body is parsed without one. `BodyLimitMiddleware` admits at most `MAX_BODY` bytes of JSON, received
+within `BODY_SECONDS`. `RequestLimitMiddleware` then lets it wait for its organisation's turn, where the
+service has limits.
 
 The error handlers are the only place where refusals become HTTP status codes. Every error has the same
 JSON body; the nearest fix goes into `data`. Routes are matched in the order of inclusion: instance
@@ -47,7 +47,7 @@ from rackloom.carve.api import (
 )
 from rackloom.carve.api.auth import TokenVerifier, UnauthenticatedCaller
 from rackloom.carve.api.docs_page import docs_routes
-from rackloom.carve.api.limits import CallerLimits, RequestLimitMiddleware
+from rackloom.carve.api.limits import CallerLimits, RequestLimitMiddleware, announced_length, has_body
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.api.wire import PATTERN_RULES, Problem
 from rackloom.carve.store.values import RefusalKind, Rejected
@@ -75,22 +75,12 @@ class BodyLimitMiddleware:
         """Pass a request on, or answer it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
-        elif _announced_length(scope) > MAX_BODY:
+        elif announced_length(scope) > MAX_BODY:
             await routing.problem_response(413, TOO_LARGE_MESSAGE)(scope, receive, send)
-        elif _has_body(scope) and not _is_json(scope):
+        elif has_body(scope) and not _is_json(scope):
             await routing.problem_response(415, NOT_JSON_MESSAGE)(scope, receive, send)
         else:
             await self.app(scope, _LimitedReceive(receive), send)
-
-
-def _announced_length(scope: Scope) -> int:
-    length = Headers(scope=scope).get("content-length", "0")
-    # The HTTP server has refused other values already.
-    return int(length) if length.isdecimal() else 0
-
-
-def _has_body(scope: Scope) -> bool:
-    return _announced_length(scope) > 0 or "transfer-encoding" in Headers(scope=scope)
 
 
 def _is_json(scope: Scope) -> bool:
@@ -325,9 +315,9 @@ def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
     app.state.tenants_seen = set()
     app.state.event_streams = Counter()
     # The middleware added last runs first: no body is received before the caller is verified.
-    app.add_middleware(BodyLimitMiddleware)
     if limits is not None:
         app.add_middleware(RequestLimitMiddleware, limits=limits)
+    app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier)
     install_error_handlers(app)
     app.include_router(ROUTES)

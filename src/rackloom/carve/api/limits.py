@@ -1,8 +1,9 @@
 """Limits on the requests of an organisation: how many a second, how many at once, how many may wait.
 
-`RequestLimitMiddleware` runs after authentication and before anything of the body is read. Each organisation
-has a queue of its own (`OrgQueue`), so that its requests wait behind each other and not in front of those of
-others:
+`RequestLimitMiddleware` runs after authentication. A body is received first, within the limits of
+`BodyLimitMiddleware`, so that a client that sends slowly delays nobody of its organisation; as many bodies
+are received at a time as requests may wait. Each organisation has a queue of its own (`OrgQueue`), so that
+its requests wait behind each other and not in front of those of others:
 
 1. A request begins at once when the organisation has a token left and a place free. Tokens come from a token
    bucket: `rate` a second, up to `burst`.
@@ -19,10 +20,13 @@ callers do not delay them. The limits hold for each process; nothing is shared a
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 import msgspec
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackloom.carve.api import routing
@@ -90,20 +94,33 @@ class OrgQueue:
         self._tokens = float(limits.burst)
         self._filled_at = clock()
         self._running = 0
+        self._receiving = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     def is_idle(self) -> bool:
         """Whether nothing would be lost with this queue."""
         self._fill()
-        return not self._running and not self._waiting and self._tokens >= self._limits.burst
+        is_unused = not (self._running or self._receiving or self._waiting)
+        return is_unused and self._tokens >= self._limits.burst
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """While the body of a request is received. Raises TooManyRequests."""
+        if len(self._waiting) + self._receiving >= self._limits.waiting:
+            raise self._refusal()
+        self._receiving += 1
+        try:
+            yield
+        finally:
+            self._receiving -= 1
 
     async def enter(self) -> None:
         """Return when a request may begin. Raises TooManyRequests; each other call needs a `leave`."""
         if not self._waiting and self._begin():
             return
         if len(self._waiting) >= self._limits.waiting:
-            raise TooManyRequests(max(1, math.ceil(len(self._waiting) / self._limits.rate)))
+            raise self._refusal()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         self._begin_waiting()
@@ -121,6 +138,9 @@ class OrgQueue:
         """A request no longer needs its place."""
         self._running -= 1
         self._begin_waiting()
+
+    def _refusal(self) -> TooManyRequests:
+        return TooManyRequests(max(1, math.ceil(len(self._waiting) / self._limits.rate)))
 
     def _begin_waiting(self) -> None:
         """Let those in that may begin now; the next one when there is a token for it."""
@@ -150,6 +170,43 @@ class OrgQueue:
         self._filled_at = now
 
 
+# Bodies.
+
+
+def announced_length(scope: Scope) -> int:
+    """Bytes of the body, as the head of a request has it."""
+    length = Headers(scope=scope).get("content-length", "0")
+    # The HTTP server has refused other values already.
+    return int(length) if length.isdecimal() else 0
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether the head of a request announces a body."""
+    return announced_length(scope) > 0 or "transfer-encoding" in Headers(scope=scope)
+
+
+async def _receive_body(receive: Receive) -> list[Message] | None:
+    """All messages of a body; None when the client went away."""
+    received: list[Message] = []
+    while not received or received[-1].get("more_body", False):
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        received.append(message)
+    return received
+
+
+class _Replay:
+    """What was received, and then what comes after it."""
+
+    def __init__(self, received: list[Message], receive: Receive) -> None:
+        self._received = deque(received)
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        return self._received.popleft() if self._received else await self._receive()
+
+
 # The middleware.
 
 
@@ -176,7 +233,16 @@ class RequestLimitMiddleware:
         kind = class_of(caller)
         queue = self._queue_of(kind, caller.org)
         try:
+            if has_body(scope):
+                with queue.receiving():
+                    received = await _receive_body(receive)
+                if received is None:
+                    return
+                receive = _Replay(received, receive)
             await queue.enter()
+        except HTTPException as error:
+            await routing.problem_response(error.status_code, str(error.detail))(scope, receive, send)
+            return
         except TooManyRequests as error:
             self.limits.refused(kind)
             headers = {"Retry-After": str(error.retry_after)}
