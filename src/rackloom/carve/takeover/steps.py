@@ -102,9 +102,11 @@ def do_step(conn: sa.Connection, step: Step, order: StepOrder) -> Changed[StepOu
         case SettleDomain():
             return _settle(conn, step.domain, order)
     subject = subject_of_step(step)
+    if journal.is_imported(conn, subject):
+        # What its tenant deleted since is not created again.
+        gone = StepOutcome(StepState.ALREADY, "removed since it was imported")
+        return Changed(_ALREADY if _exists(conn, step) else gone, frozenset())
     if _exists(conn, step):
-        if journal.is_imported(conn, subject):
-            return Changed(_ALREADY, frozenset())
         raise conflict(f"{subject} is here already, and no import created it")
     domains = _CREATE[type(step)](conn, step, order)
     journal.record_operator_step(conn, JournalStep.IMPORT, subject, _domain_of(step), order.by)
