@@ -170,7 +170,10 @@ async def read_again_in_doubt(driver: FabricDriver) -> DomainObservation:
             async with asyncio.timeout(REREAD_SECONDS):
                 for pause in REREAD_PAUSES:
                     await asyncio.sleep(pause)
-                    result = await _attempt_reading(driver)
+                    newer = await _attempt_reading(driver)
+                    # A reading that is uncertain about some GPUs says more than none.
+                    if not isinstance(newer, FabricUnavailable) or isinstance(result, FabricUnavailable):
+                        result = newer
                     if not _is_doubtful(result):
                         break
     if isinstance(result, FabricUnavailable):
