@@ -7,6 +7,7 @@ import pytest
 from rackloom.carve.api.auth import Role
 from rackloom.carve.reconcile import records
 from rackloom.core.partitions.planner import make_plan
+from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 
 ADMIN, VIEWER = Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER
 OWNER = {"tenantOrg": "acme", "vpcName": "net", "nvLinkLogicalPartitionName": "train"}
@@ -106,3 +107,19 @@ def test_a_partition_that_may_not_be_adopted_creates_nobody(api: Any, domain: st
     api.site.observe_all()
     refused = adopt(api, domain, owner=OWNER)
     assert (refused.status_code, refused.json()["message"]) == (409, "The partition holds no GPU")
+
+
+def test_an_outdated_reading_proves_no_partition(api: Any, domain: str) -> None:
+    api.site.tick(DEFAULT_VALID_SECONDS + 2.0)
+    for refused in (
+        adopt(api, domain, owner=OWNER),
+        api.post(
+            "nvlink-partition/release",
+            {"nvLinkDomainId": domain, "name": "theirs", "reason": "a test"},
+            role=ADMIN,
+        ),
+    ):
+        assert refused.status_code == 409
+        assert "unknown since" in refused.json()["message"]
+    api.site.observe_all()
+    assert adopt(api, domain, owner=OWNER).status_code == 200

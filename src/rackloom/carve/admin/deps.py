@@ -76,7 +76,7 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
 
     def order(self, reason: str) -> OperatorOrder:
         """The caller's order, for the record of what operators did."""
-        return OperatorOrder(self.caller, reason, self.clock())
+        return OperatorOrder(self.caller, reason, self.clock(), self.valid_from())
 
     async def change(self, work: Callable[[sa.Connection], Changed[T]]) -> T:
         """Run `work` in a write transaction, then wake the reconciler of the domains that it touched."""

@@ -168,7 +168,7 @@ def provider_and_tenant(conn: sa.Connection, caller: Caller) -> tuple[str, str]:
 
 def operator_order(deps: ApiDeps, caller: Caller, body: Because) -> OperatorOrder:
     """The order that the caller gives with this body."""
-    return OperatorOrder(caller.subject, body.reason, deps.clock())
+    return OperatorOrder(caller.subject, body.reason, deps.clock(), deps.valid_from())
 
 
 # Responses.

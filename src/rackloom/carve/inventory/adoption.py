@@ -47,7 +47,7 @@ def adopt_for_owner(
     """Adopt a found partition for `owner`; returns what was created, in words."""
     for text in (owner.org, owner.vpc, owner.logical_partition):
         check_name(text)
-    trays = _trays_of(conn, found.adoptable_partition(conn, domain, name))
+    trays = _trays_of(conn, found.adoptable_partition(conn, domain, name, order.valid_from))
     maker = _OwnerMaker(conn, owner, catalog.get_site(conn, _site_of(trays)), order.now, ids)
     empty = [tray for tray in trays if tray.instance_id is None]
     maker.ensure_allocation(f"partition {name} of {domain}", empty)

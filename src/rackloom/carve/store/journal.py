@@ -354,6 +354,8 @@ class OperatorOrder(msgspec.Struct, frozen=True):
     by: str
     reason: str
     now: float
+    valid_from: float = 0.0
+    """Readings from before are no evidence of what the order is about."""
 
 
 def record_operator_step(

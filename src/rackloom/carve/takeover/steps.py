@@ -352,7 +352,8 @@ def _adopt(conn: sa.Connection, step: AdoptPartition, order: StepOrder) -> froze
     }
     if wanted != guids:
         raise conflict(f"the instances of logical partition {step.logical_partition} want other GPUs now")
-    adopted = found.adopt_partition(conn, step.domain, step.name, step.logical_partition, order.by)
+    by = msgspec.structs.replace(order.by, valid_from=order.valid_from)
+    adopted = found.adopt_partition(conn, step.domain, step.name, step.logical_partition, by)
     return adopted.domains
 
 
