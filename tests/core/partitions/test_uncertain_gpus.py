@@ -18,6 +18,7 @@ from rackloom.core.partitions.domain import (
     GpuHealth,
     ObservedGpu,
     ObservedPartition,
+    OwnedPartition,
     PartitionHealth,
     RemoveGpus,
     contradicted_gpus,
@@ -84,7 +85,7 @@ def test_no_certain_gpu_shares_a_partition_with_one_that_is_denied(
             assert together <= uncertain
 
 
-def test_nothing_is_planned_while_a_list_contradicts_itself() -> None:
+def test_nothing_is_added_while_a_list_contradicts_itself() -> None:
     seen = observed(partition(1, 1, 2), uncertain=frozenset({1, 2}))
     intent = DomainIntent(
         domain="d",
@@ -105,6 +106,33 @@ def test_nothing_is_planned_while_a_list_contradicts_itself() -> None:
     assert len(wanted.operations) == 1
     with pytest.raises(Refused, match="contradicts itself about 0x1, 0x2"):
         check_plan(msgspec.structs.replace(wanted, observation=seen), intent, seen)
+
+
+def test_gpus_are_removed_where_the_contradiction_does_not_concern_the_partition() -> None:
+    intent = DomainIntent(
+        domain="d",
+        assignments=(),
+        owned=tuple(
+            OwnedPartition(name=f"p{number}", logical_partition="lp", partition_id=number)
+            for number in (1, 2, 3)
+        ),
+        managed=frozenset(GUIDS),
+        default_partition=DefaultPartitionPolicy.NONE,
+        revision=1,
+    )
+    seen = observed(partition(1, 1, 2), partition(2, 5, 6), partition(3), uncertain=frozenset({1, 2}))
+    plan = make_plan(intent, seen)
+    check_plan(plan, intent, seen)
+    assert [(type(step), step.partition_id) for step in plan.operations] == [(DeletePartition, 2)]  # type: ignore[union-attr]
+    everything = make_plan(intent, msgspec.structs.replace(seen, uncertain=frozenset()))
+    assert len(everything.operations) > 1
+    for step in everything.operations:
+        alone = msgspec.structs.replace(everything, observation=seen, operations=(step,))
+        if step in plan.operations:
+            check_plan(alone, intent, seen)
+        else:
+            with pytest.raises(Refused, match="contradicts itself"):
+                check_plan(alone, intent, seen)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ Operations that the controller has just refused, or answered in no valid way (`f
 they are reported as blockers. A failed removal delays only what depends on it, because the observation
 still shows its GPUs where they are. A create reuses the recorded name: its reply may have been lost, and
 the controller refuses a second partition of that name. In a paused domain nothing is planned, and what
-would have been done is reported. The same holds while an observation contradicts itself about some GPUs:
-the GPUs that an operation would join might be in another partition.
+would have been done is reported. While an observation contradicts itself about some GPUs, nothing is added,
+because the GPUs that would be joined might be in another partition. Removals go on where the contradiction
+does not concern the partition: one broken GPU does not keep everybody else's from being released.
 """
 
 from collections import defaultdict
@@ -103,9 +104,9 @@ def make_plan(
         operations = [step for step in added if step not in failed]
     if observation.uncertain:
         blockers.add(UNCERTAIN, observation.uncertain & intent.managed)
-        waiting = _gpus_touched(operations, observation) - observation.uncertain
-        blockers.add(NO_CERTAIN_READING, waiting)
-        operations = []
+        waiting = [step for step in operations if not _is_certain_removal(step, observation)]
+        blockers.add(NO_CERTAIN_READING, _gpus_touched(waiting, observation) - observation.uncertain)
+        operations = [step for step in operations if step not in waiting]
     if intent.paused is not None:
         paused = Blocker(f"the domain is paused: {intent.paused}", "resume the domain")
         blockers.add(paused, _gpus_touched(operations, observation))
@@ -161,6 +162,18 @@ def _block_failed(failed: FailedOperations, observation: DomainObservation, bloc
             reason = f"the outcome of {kind} on partition {named!r} is unknown: {NO_VALID_ANSWER}"
         again = "find out why on the switch controller; it is asked again in the next pass"
         blockers.add(Blocker(reason, again), _gpus_touched([operation], observation))
+
+
+def _is_certain_removal(operation: PartitionOperation, observation: DomainObservation) -> bool:
+    """Whether it removes GPUs from a partition that no contradiction concerns.
+
+    All members of a partition that is concerned are uncertain. Of one without members that cannot be told.
+    """
+    if isinstance(operation, CreatePartition | AddGpus):
+        return False
+    members = {partition.id: partition.members for partition in observation.partitions}
+    held = members.get(operation.partition_id, frozenset())
+    return bool(held) and held.isdisjoint(observation.uncertain)
 
 
 def _gpus_touched(

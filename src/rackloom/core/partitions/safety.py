@@ -3,7 +3,8 @@
 `check_plan` raises Refused unless the plan may be executed now:
 
 1. It is current: same domain, not paused, same intent revision, and the facts of the newest observation
-   equal those that the plan is based on and do not contradict themselves.
+   equal those that the plan is based on. While these contradict themselves, only removals from partitions
+   without an uncertain GPU may be executed.
 2. It either removes or adds, never both.
 3. Each operation is replayed on the model (`apply_operation`), and the result is judged from the intent
    alone. Removals touch only partitions of the site or the default partition, only managed GPUs (or those
@@ -73,13 +74,24 @@ def _require_current(plan: PartitionPlan, intent: DomainIntent, observation: Dom
             f"the plan was made from intent {plan.intent_revision}, which is now {intent.revision}",
             nearest_fix=PLAN_AGAIN,
         )
-    if observation.uncertain and plan.operations:
-        raise Refused(
-            f"the switch controller contradicts itself about {_guid_text(observation.uncertain)}",
-            nearest_fix=PLAN_AGAIN,
-        )
+    if observation.uncertain:
+        _require_certain(plan, observation)
     if plan.observation.facts != observation.facts:
         raise Refused("the fabric is no longer as the plan found it", nearest_fix=PLAN_AGAIN)
+
+
+def _require_certain(plan: PartitionPlan, observation: DomainObservation) -> None:
+    certain = {
+        partition.id
+        for partition in observation.partitions
+        if partition.members and not partition.members & observation.uncertain
+    }
+    for operation in plan.operations:
+        if isinstance(operation, CreatePartition | AddGpus) or operation.partition_id not in certain:
+            raise Refused(
+                f"the switch controller contradicts itself about {_guid_text(observation.uncertain)}",
+                nearest_fix=PLAN_AGAIN,
+            )
 
 
 class _SafetyRules:
