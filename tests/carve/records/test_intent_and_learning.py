@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from rackloom.carve.observation import latest
 from rackloom.carve.reconcile import records
 from rackloom.carve.store import schema
 from rackloom.core.partitions.domain import DefaultPartitionPolicy, DeletePartition, GpuAssignment, GpuHealth
@@ -178,3 +179,15 @@ def test_health_is_learnt_without_counting_as_a_change_of_intent(small_site: Any
     small_site.health[small_site.guid(domain, 0, 0)] = GpuHealth.NO_NVLINK
     small_site.observe(domain)
     assert intent(small_site, domain) == before
+
+
+def test_a_failure_that_is_older_than_the_reading_makes_nothing_unknown(small_site: Any) -> None:
+    """A replica that was stopped records late what it met before another one read the controller."""
+    domain = next(iter(small_site.partitions))
+    began = small_site.tick()
+    small_site.observe(domain)
+    endpoint = small_site.endpoint[domain]
+    small_site.run(records.record_unreadable, endpoint, "no answer", small_site.tick(), began)
+    assert small_site.read(latest.latest_of_domain, domain).observation is not None
+    small_site.run(records.record_unreadable, endpoint, "no answer", small_site.tick(), small_site.tick())
+    assert small_site.read(latest.latest_of_domain, domain).observation is None

@@ -296,6 +296,12 @@ def decode_facts(facts: str) -> DomainObservation:
     return _decoder.decode(facts)
 
 
+def read_at(conn: sa.Connection, endpoint_id: str) -> float | None:
+    """When the newest reading of the endpoint began; None without a reading."""
+    times = conn.execute(_TIMES, {"through": endpoint_id}).one_or_none()
+    return None if times is None else times[0]
+
+
 def mark_unreadable(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:
     """Record that the endpoint could not be read; it is lost since the first failure after a good reading.
 

@@ -339,10 +339,11 @@ class DomainPass:
         return None
 
     async def _observe_or_record_loss(self) -> DomainObservation:
+        began = self.clock()
         try:
             observation = await read_again_in_doubt(self.driver)
         except FabricUnavailable as error:
-            await self._record_unknown(str(error))
+            await self._record_unknown(str(error), began)
             raise
         self.domain = observation.domain
         conflict = await self.store.run(self.hooks.record, self.endpoint.id, observation, self.clock())
@@ -472,10 +473,10 @@ class DomainPass:
         )
         await self.store.run(records.finish_operation, operation_id, state, code, message, self.clock())
 
-    async def _record_unknown(self, reason: str) -> None:
+    async def _record_unknown(self, reason: str, began: float) -> None:
         self.metrics.unreachable(self.endpoint.id, reason)
         log.warning("domain.unknown", endpoint=self.endpoint.id, reason=reason)
-        await self.store.run(records.record_unreadable, self.endpoint.id, reason, self.clock())
+        await self.store.run(records.record_unreadable, self.endpoint.id, reason, self.clock(), began)
 
     def _settle_unknown_outcomes(
         self, failed: dict[PartitionOperation, str | None], observation: DomainObservation

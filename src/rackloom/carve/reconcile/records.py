@@ -182,8 +182,17 @@ def record_observation(
     return conflict
 
 
-def record_unreadable(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:
-    """Record that the endpoint could not be read; statuses that rested on its readings become unknown."""
+def record_unreadable(
+    conn: sa.Connection, endpoint_id: str, reason: str, now: float, began: float | None = None
+) -> None:
+    """Record that the endpoint could not be read; statuses that rested on its readings become unknown.
+
+    `began` is when the attempt began. A failure that is older than a reading, of a replica that was stopped
+    meanwhile, makes nothing unknown.
+    """
+    read_at = latest.read_at(conn, endpoint_id)
+    if began is not None and read_at is not None and read_at > began:
+        return
     state = endpoints.endpoint_state(conn, endpoint_id)
     if state is not None:
         _mark_lost(conn, endpoint_id, reason, now, {state.domain})
