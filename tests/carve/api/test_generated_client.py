@@ -80,7 +80,8 @@ def bodies(ids: dict[str, str]) -> dict[str, dict[str, Any]]:
         "create-instance-type-machine-association": {"machineIds": [ids["machineId"]]},
         "create-nvlink-nmxc-endpoint": {"chassisSerial": "CHASSIS9", "endpoint": "https://nine.example:9370"},
         "update-nvlink-nmxc-endpoint": {"endpoint": "https://ten.example:9370"},
-        "adopt-nvlink-partition": found | {"nvLinkLogicalPartitionId": logical},
+        "adopt-nvlink-partition": found
+        | {"owner": {"tenantOrg": "acme", "vpcName": "net", "nvLinkLogicalPartitionName": "train"}},
         "release-nvlink-partition": found,
         "create-allocation": share,
         "update-allocation": {"description": "a share"},
@@ -88,7 +89,7 @@ def bodies(ids: dict[str, str]) -> dict[str, dict[str, Any]]:
         "create-nvlink-logical-partition": {"name": "lp", "siteId": ids["siteId"]},
         "update-nvlink-logical-partition": {"description": "a partition"},
         "create-vpc": {"name": "net", "siteId": ids["siteId"], "nvLinkLogicalPartitionId": logical},
-        "update-tenant-quota": {"quotas": [{"resource": "vpc", "limit": 100}]},
+        "update-tenant-quota": {"quotas": [{"resource": "vpcs", "limit": 100}]},
         "update-vpc": {"description": "a network"},
         "update-vpc-virtualization": {"networkVirtualizationType": "FNN"},
         "create-instance": placed | {"name": "vm"},
