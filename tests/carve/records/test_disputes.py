@@ -137,3 +137,16 @@ def test_a_new_instance_goes_where_no_controllers_contradict(pair: Any) -> None:
     assert room() == (0, 2)
     new = pair.demo.instance([(pair.demo.partition("other"), 0)])
     assert pair.demo.where(new)[0] != pair.domain
+
+
+def test_no_dispute_ends_because_a_controller_contradicts_itself(pair: Any) -> None:
+    pair.record(pair.first, pair.seen())
+    dispute = pair.record(pair.second, pair.without_partitions())
+    assert dispute is not None
+    guid = pair.seen().gpus[-1].guid
+    assert pair.record(pair.second, pair.seen(partitions=(), uncertain=frozenset({guid}))) is not None
+    assert pair.dispute() is not None
+    assert pair.status() == "Unknown"
+    pair.record(pair.second, pair.seen())
+    pair.record(pair.first, pair.seen())
+    assert (pair.dispute(), pair.status()) == (None, "Ready")

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 from tests.carve.conftest import DOMAINS, GPUS, TRAYS
 
 from rackloom.carve.partitions import intent
+from rackloom.carve.reconcile import records
 from rackloom.carve.reconcile.current_plan import plan_of_domain
 from rackloom.carve.store import rows, schema
 from rackloom.carve.store.journal import OperatorOrder
@@ -13,6 +14,7 @@ from rackloom.carve.store.values import Rejected
 from rackloom.carve.takeover.site_reading import read_site
 from rackloom.carve.takeover.steps import PAUSE_REASON, StepOrder, do_step, undo_step
 from rackloom.carve.tenancy import logical_partitions, quotas
+from rackloom.core.partitions.domain import UNCERTAIN_REASON
 from rackloom.core.takeover.planner import plan_takeover
 from rackloom.core.takeover.records import (
     AdoptPartition,
@@ -327,6 +329,20 @@ def test_an_unreadable_domain_stays_paused(operator):
     site.lose(DOMAINS[0])
     (outcome,) = operator.do(SettleDomain(domain=DOMAINS[0]))
     assert (outcome.state, "unknown since" in outcome.message) == (StepState.KEPT, True)
+
+
+def test_a_domain_whose_lists_contradict_themselves_stays_paused(operator):
+    """Its plan is empty because nothing is known, not because nothing is to be done."""
+    site, plan = operator.site, operator.plan()
+    operator.do(*plan.steps[:-2])
+    doubtful = frozenset({int(site.guid(DOMAINS[0], 2, 3))})
+    reading = msgspec.structs.replace(site.observation(DOMAINS[0], at=site.tick()), uncertain=doubtful)
+    site.run(records.record_observation, site.endpoint[DOMAINS[0]], reading, site.tick())
+    (outcome,) = operator.do(SettleDomain(domain=DOMAINS[0]))
+    assert (outcome.state, outcome.message) == (StepState.KEPT, f"stays paused: {UNCERTAIN_REASON}")
+    site.observe_all()
+    (outcome,) = operator.do(SettleDomain(domain=DOMAINS[0]))
+    assert outcome.state is StepState.DONE
 
 
 def test_a_record_that_somebody_else_created_meanwhile_is_neither_taken_nor_removed(operator):
