@@ -25,7 +25,8 @@ from rackloom.acceptor import AcceptedConnection, Acceptor, ConnectionEnded
 from rackloom.limits import HttpLimits
 
 REFUSAL_SECONDS = 0.05
-"""After the refusal of a request the client has this long to read why, before the connection is cut."""
+"""From the refusal of a request to the end of its connection. By then the kernel has the answer, and delivers
+it to a client that has stopped sending; the flood of one that has not is no longer read."""
 _SILENT_LOGGER = logging.getLogger("rackloom.http_server.strangers")
 """A line for each bad request would let an attacker fill the log: they are counted instead."""
 _SILENT_LOGGER.setLevel(logging.CRITICAL)
