@@ -110,7 +110,7 @@ class AcceptedConnection:
         """It is closed. Its parts refer to one another no more, so that its buffers are freed at once."""
         if self._share is not None:
             self._share.release()
-        self.transport = self._task = self._share = None
+        self._task = self._share = None
 
 
 class Acceptor:
