@@ -73,6 +73,10 @@ def test_a_tray_is_drained_when_its_gpus_are_in_no_partition_of_the_site(
     assert small_site.read(records.load_intent, domain).drained == gpus
     small_site.observe_all()
     assert small_site.read(_drain) == (None, f"the GPU is still in partition {where}")
+    for last in gpus:
+        small_site.partitions[domain][where] = frozenset((last,))
+        small_site.observe_all()
+        assert small_site.read(_drain) == (None, f"the GPU is still in partition {where}")
     small_site.partitions[domain] = {}
     small_site.observe_all()
     drained, message = small_site.read(_drain)

@@ -276,6 +276,24 @@ def test_a_repeated_create_of_the_same_name_is_one_partition(small_site: Any, be
     assert owned(small_site, domain) == {"ours": None}
 
 
+def test_a_name_that_is_claimed_again_is_kept_for_a_day_from_then(small_site: Any, begun: Any) -> None:
+    domain, partition, _, guids, operation = begun
+    small_site.finish(operation, "unknown")
+    small_site.tick(FORGET_NAME_SECONDS - 10.0)
+    small_site.finish(small_site.begin_create(domain, partition, "ours", guids), "unknown")
+    small_site.tick(20.0)
+    small_site.observe(domain)
+    assert owned(small_site, domain) == {"ours": None}, "the first claim is a day old, the second is not"
+
+
+def test_a_name_that_is_claimed_again_follows_the_newer_create(small_site: Any, begun: Any) -> None:
+    domain, partition, _, guids, operation = begun
+    small_site.finish(operation, "refused", "RESOURCE_EXHAUSTED")
+    small_site.finish(small_site.begin_create(domain, partition, "ours", guids), "done")
+    small_site.observe(domain)
+    assert owned(small_site, domain) == {"ours": None}, "the first create was refused, the second was not"
+
+
 def test_the_audit_says_for_whom_and_why(small_site: Any, demo: Any, begun: Any) -> None:
     domain, _, _, guids, _ = begun
     for wanted in (

@@ -54,6 +54,7 @@ def test_they_leave_the_kept_default_partition_and_come_back_after_it(case: Any)
     )
 
 
+@pytest.mark.parametrize("drained", [TRAY, frozenset((1,)), frozenset((2,))], ids=str)
 @pytest.mark.parametrize(
     "operation",
     [
@@ -61,8 +62,10 @@ def test_they_leave_the_kept_default_partition_and_come_back_after_it(case: Any)
         AddGpus(partition_id=DEFAULT_PARTITION_ID, name=DEFAULT, guids=(1, 2)),
     ],
 )
-def test_no_plan_may_join_them(case: Any, operation: PartitionOperation) -> None:
-    case.default(*OTHERS).want(drained=TRAY)
+def test_no_plan_may_join_any_of_them(
+    case: Any, operation: PartitionOperation, drained: frozenset[int]
+) -> None:
+    case.default(*OTHERS).want(drained=drained)
     policy = case.trays if isinstance(operation, CreatePartition) else case.keep
     policy()
     plan = PartitionPlan(

@@ -87,6 +87,15 @@ def test_a_logical_partition_of_two_tenants_grows_in_no_way(case: Any) -> None:
     assert "several tenants" in refused(case, create("rl-a", "a", 1))
 
 
+@pytest.mark.parametrize("tenant", ["same", None], ids=["one tenant", "two tenants"])
+def test_a_gpu_that_is_wanted_in_two_partitions_joins_neither(case: Any, tenant: str | None) -> None:
+    case.assign("a", 1, 2, tenant=tenant).assign("b", 2, 3, tenant=tenant)
+    assert "not of its tenant" in refused(case, create("rl-a", "a", 2))
+    assert "not of its tenant" in refused(case, create("rl-b", "b", 2, 3))
+    case.owns("rl-a", "a").stands(1, "rl-a", 1)
+    assert "0x2, not of its tenant" in refused(case, AddGpus(partition_id=1, name="rl-a", guids=(2,)))
+
+
 def test_what_we_do_not_own_is_neither_deleted_nor_changed(case: Any) -> None:
     case.assign("a", 2).stands(1, "somebody", 1, 3)
     assert "not one that the site made" in refused(case, DeletePartition(partition_id=1, name="somebody"))
