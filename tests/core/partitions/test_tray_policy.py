@@ -131,6 +131,21 @@ def test_tenants_come_before_trays_where_partitions_are_few(case: Any) -> None:
     assert planned(case) == ()
 
 
+def test_no_tray_has_a_partition_where_tenants_take_all(case: Any) -> None:
+    case.trays().limit(1).assign("a", 1)
+    assert planned(case) == (CreatePartition(name="rl-a", logical_partition="a", guids=(1,)),)
+    case.owns("rl-a", "a").stands(1, "rl-a", 1)
+    plan = make_plan(case.intent, case.observation)
+    assert (plan.operations, plan.blocked) == ((), ())
+
+
+def test_partitions_of_others_leave_less_room_for_trays(case: Any) -> None:
+    case.trays().limit(2).stands(1, "theirs")
+    assert planned(case) == (create(FIRST, 1, 2, 3, 4),)
+    plan = make_plan(case.intent, case.observation)
+    assert plan.blocked == (), "a tray without a partition waits for nothing"
+
+
 def test_a_health_that_is_only_degraded_does_not_keep_a_gpu_out(case: Any) -> None:
     assert create(FIRST, 1, 2, 3, 4) in planned(case.trays().ill(1, GpuHealth.DEGRADED))
 
@@ -141,6 +156,11 @@ def test_a_tray_whose_chassis_is_not_named_well_has_no_partition(case: Any, seri
     assert tray_partition_of(gpu) is None
     case.trays().observe(gpus=(gpu, *case.observation.gpus[1:]))
     assert planned(case)[0] == create(FIRST, 2, 3, 4)
+
+
+def test_the_longest_serial_of_a_chassis_names_a_partition(case: Any) -> None:
+    gpu = msgspec.structs.replace(case.observation.gpus[0], chassis_serial="x" * 48, slot=7)
+    assert tray_partition_of(gpu) == f"tray-{'x' * 48}-7"
 
 
 def test_no_two_trays_have_one_name(case: Any) -> None:
@@ -167,5 +187,6 @@ def test_a_plan_that_brings_a_given_gpu_into_a_tray_is_refused(case: Any) -> Non
 
 
 def test_a_plan_that_makes_trays_under_another_policy_is_refused(case: Any) -> None:
-    assert "policy" in refused(case, create(FIRST, 1, 2))
-    assert "policy" in refused(case.keep(), create(FIRST, 1, 2))
+    of_their_own = "trays have partitions of their own only if that is the site's policy"
+    assert refused(case, create(FIRST, 1, 2)) == of_their_own
+    assert refused(case.keep(), create(FIRST, 1, 2)) == of_their_own

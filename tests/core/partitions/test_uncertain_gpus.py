@@ -25,7 +25,7 @@ from rackloom.core.partitions.domain import (
     is_carried_out,
 )
 from rackloom.core.partitions.planner import NO_CERTAIN_READING, make_plan
-from rackloom.core.partitions.safety import check_plan
+from rackloom.core.partitions.safety import PLAN_AGAIN, check_plan
 from rackloom.errors import Refused
 
 GUIDS = range(1, 9)
@@ -104,8 +104,9 @@ def test_nothing_is_added_while_a_list_contradicts_itself() -> None:
     certain = msgspec.structs.replace(seen, uncertain=frozenset())
     wanted = make_plan(intent, certain)
     assert len(wanted.operations) == 1
-    with pytest.raises(Refused, match="contradicts itself about 0x1, 0x2"):
+    with pytest.raises(Refused, match="contradicts itself about 0x1, 0x2") as refusal:
         check_plan(msgspec.structs.replace(wanted, observation=seen), intent, seen)
+    assert refusal.value.nearest_fix == PLAN_AGAIN
 
 
 def test_gpus_are_removed_where_the_contradiction_does_not_concern_the_partition() -> None:

@@ -172,7 +172,7 @@ def _is_certain_removal(operation: PartitionOperation, observation: DomainObserv
     if isinstance(operation, CreatePartition | AddGpus):
         return False
     members = {partition.id: partition.members for partition in observation.partitions}
-    held = members.get(operation.partition_id, frozenset())
+    held = members[operation.partition_id]
     return bool(held) and held.isdisjoint(observation.uncertain)
 
 

@@ -20,6 +20,7 @@ not do.
 """
 
 from collections import defaultdict
+from itertools import count
 
 import msgspec
 
@@ -222,7 +223,7 @@ def apply_operation(observation: DomainObservation, operation: PartitionOperatio
             raise Refused(f"a partition named {operation.name!r} stands already")
         used = {partition.id for partition in present}
         created = ObservedPartition(
-            id=next(number for number in range(1, len(used) + 2) if number not in used),
+            id=next(number for number in count(1) if number not in used),
             name=operation.name,
             members=frozenset(operation.guids),
             health=PartitionHealth.HEALTHY,
@@ -251,13 +252,12 @@ def apply_operation(observation: DomainObservation, operation: PartitionOperatio
 
 
 def _target_partition(observation: DomainObservation, operation: PartitionOperation) -> ObservedPartition:
-    """The partition of an operation, by id and name; of a create, by the name alone."""
+    """The partition of an operation, by id and name; of a create that was applied, by the name alone."""
     number = None if isinstance(operation, CreatePartition) else operation.partition_id
     for partition in observation.partitions:
         if partition.name == operation.name and number in (None, partition.id):
             return partition
-    what = "partition" if number is None else f"partition {number}"
-    raise Refused(f"no {what} is named {operation.name!r}")
+    raise Refused(f"no partition {number} is named {operation.name!r}")
 
 
 def _require_free(observation: DomainObservation, guids: tuple[int, ...]) -> None:
