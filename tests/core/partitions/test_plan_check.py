@@ -47,7 +47,7 @@ def test_a_plan_holds_for_the_same_facts_observed_later(case: Any) -> None:
 def test_a_plan_is_stale_when_a_fact_changed(case: Any) -> None:
     plan = make_plan(case.assign("a", 1).intent, case.observation)
     case.stands(5, "somebody", 8)
-    with pytest.raises(Refused, match="^the fabric is no longer as the plan found it;") as refusal:
+    with pytest.raises(Refused, match=r"^the fabric is no longer as the plan found it;") as refusal:
         check_plan(plan, case.intent, case.observation)
     assert refusal.value.nearest_fix == PLAN_AGAIN
     check_plan(make_plan(case.intent, case.observation), case.intent, case.observation)

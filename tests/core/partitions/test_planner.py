@@ -282,7 +282,11 @@ def test_what_a_controller_refused_is_not_planned_again_and_said(case: Any) -> N
     plan = make_plan(case.intent, case.observation, {refused: "RESOURCE_IN_USE"})
     assert plan.operations == (other,)
     assert [(blocked.guids, blocked.reason, blocked.fix) for blocked in plan.blocked] == [
-        ((1, 2), "the switch controller refused create-partition on partition 'rl-a': RESOURCE_IN_USE", FAILED)
+        (
+            (1, 2),
+            "the switch controller refused create-partition on partition 'rl-a': RESOURCE_IN_USE",
+            FAILED,
+        )
     ]
 
 
@@ -331,8 +335,14 @@ FIXES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda case: case.absent(1),
         lambda case: case.present(1),
     ),
-    "repair the tray, or move the instance": (lambda case: case.ill(1), lambda case: case.ill(1, GpuHealth.HEALTHY)),
-    "adopt the partition, or release the GPU from it on the switch controller": (lambda case: case.stands(9, "somebody", 1, 2), _release),
+    "repair the tray, or move the instance": (
+        lambda case: case.ill(1),
+        lambda case: case.ill(1, GpuHealth.HEALTHY),
+    ),
+    "adopt the partition, or release the GPU from it on the switch controller": (
+        lambda case: case.stands(9, "somebody", 1, 2),
+        _release,
+    ),
     "delete that partition on the switch controller": (
         lambda case: case.owns("rl-a", "a").stands(1, "rl-a", 1, guid_based=False),
         lambda case: case.observe(partitions=()),

@@ -313,7 +313,7 @@ def give_up_ownership(conn: sa.Connection, domain: str, name: str) -> None:
 
     Refused while the outcome of an operation on it is open, because its members are not known then.
     """
-    open_operation = sa.select(operation.c.id).where(
+    open_operation = sa.exists().where(
         operation.c.domain == domain,
         operation.c.partition_name == name,
         operation.c.kind.in_(
@@ -321,7 +321,7 @@ def give_up_ownership(conn: sa.Connection, domain: str, name: str) -> None:
         ),
         operation.c.observed_after.is_(None),
     )
-    if conn.execute(open_operation.limit(1)).first() is not None:
+    if _is_any(conn, open_operation):
         raise conflict(f"an operation on partition {name} is not confirmed by an observation yet")
     delete_rows(conn, owned_partition, domain=domain, name=name)
 
@@ -346,7 +346,7 @@ def update_owned_partitions(conn: sa.Connection, readings: Sequence[DomainObserv
         name = {"domain": row.domain, "name": row.name}
         if row.name in listed:
             number, seen_at = listed[row.name]
-            seen_at = max(seen_at, row.seen_at or 0.0)
+            seen_at = max(seen_at, row.seen_at or seen_at)
             update_rows(conn, owned_partition, name, partition_id=number, seen_at=seen_at)
         elif _is_known_gone(conn, row, newest, now):
             delete_rows(conn, owned_partition, **name)
@@ -379,7 +379,7 @@ def _is_known_gone(conn: sa.Connection, row: sa.Row[Any], newest: DomainObservat
     if row.seen_at is not None and row.seen_at >= newest.observed_at:
         return False
     # A reading without GPUs may be that of a standby, so names do not expire by it.
-    if newest.gpus and max(row.created, row.seen_at or 0.0) + FORGET_NAME_SECONDS < now:
+    if newest.gpus and max(row.created, row.seen_at or row.created) + FORGET_NAME_SECONDS < now:
         return True
     refused = (
         row.seen_at is None and row.state == OperationState.REFUSED and row.finished <= newest.observed_at
@@ -393,7 +393,7 @@ def _create_may_still_run(conn: sa.Connection, row: sa.Row[Any], now: float) -> 
         operation.c.state.in_((OperationState.UNKNOWN, OperationState.PENDING)),
         operation.c.started > now - FORGET_NAME_SECONDS,
     )
-    return conn.execute(unanswered.limit(1)).first() is not None
+    return _is_any(conn, unanswered)
 
 
 def _was_deleted(conn: sa.Connection, row: sa.Row[Any]) -> bool:
@@ -402,16 +402,20 @@ def _was_deleted(conn: sa.Connection, row: sa.Row[Any]) -> bool:
         operation.c.state == OperationState.DONE,
         operation.c.started >= row.created,
         # A reading may have listed it while the deletion was running.
-        operation.c.finished >= (row.seen_at or 0.0),
+        operation.c.finished >= (row.seen_at or row.created),
     )
-    return conn.execute(accepted.limit(1)).first() is not None
+    return _is_any(conn, accepted)
 
 
-def _operations_on(kind: type[CreatePartition | DeletePartition], row: sa.Row[Any]) -> sa.Select[tuple[int]]:
-    """The operations of this kind on the partition, also when its domain had another uuid."""
+def _operations_on(kind: type[CreatePartition | DeletePartition], row: sa.Row[Any]) -> sa.Exists:
+    """Operations of this kind on the partition, also from when its domain had another uuid."""
     here = sa.select(endpoint.c.id).where(endpoint.c.domain == row.domain)
-    return sa.select(operation.c.id).where(
+    return sa.exists().where(
         operation.c.kind == _operation_tag(kind),
         operation.c.partition_name == row.name,
         sa.or_(operation.c.domain == row.domain, operation.c.endpoint_id.in_(here)),
     )
+
+
+def _is_any(conn: sa.Connection, operations: sa.Exists) -> bool:
+    return bool(conn.execute(sa.select(operations)).scalar_one())
