@@ -84,6 +84,13 @@ def test_a_released_lease_is_free_at_once_and_forbids_what_was_planned_under_it(
     assert acquire(small_site, first, "b").epoch > lease.epoch
 
 
+def test_nobody_releases_what_another_holds(small_site: Any, first: str) -> None:
+    lease = acquire(small_site, first, "b")
+    small_site.run(leases.release_leases, "a", [first])
+    assert small_site.read(leases.leases_held_by, "b", small_site.now) == {first: lease}
+    begin(small_site, lease)
+
+
 def test_an_operation_is_begun_under_the_newest_lease_only(small_site: Any, first: str) -> None:
     old = acquire(small_site, first, "a")
     small_site.tick(LEASE + 1)
@@ -125,6 +132,19 @@ def test_one_replica_has_everything(small_site: Any) -> None:
     assert share(small_site, "a") == set(small_site.endpoint.values())
 
 
+def test_a_share_that_is_taken_again_is_renewed_and_the_work_under_it_goes_on(small_site: Any) -> None:
+    small_site.observe_all()
+    taken = small_site.run(leases.take_share, "a", small_site.now, small_site.now + LEASE)
+    small_site.tick(LEASE - 1.0)
+    assert small_site.run(leases.take_share, "a", small_site.now, small_site.now + LEASE) == taken
+    small_site.tick(LEASE - 1.0)
+    assert set(small_site.read(leases.leases_held_by, "a", small_site.now)) == set(
+        small_site.endpoint.values()
+    )
+    for held in taken:
+        begin(small_site, held.lease)
+
+
 def test_domains_are_shared_evenly_and_each_has_one_holder(small_site: Any) -> None:
     many(small_site, 7)
     assert len(share(small_site, "a")) == 7
@@ -151,6 +171,12 @@ def test_a_silent_replica_is_replaced_once_its_leases_have_run_out(small_site: A
     assert share(small_site, "a") == set()
 
 
+def test_a_replica_is_replaced_at_the_instant_at_which_its_leases_run_out(small_site: Any) -> None:
+    share(small_site, "a")
+    small_site.tick(LEASE)
+    assert share(small_site, "b") == set(small_site.endpoint.values())
+
+
 def test_a_replica_that_leaves_is_replaced_at_once(small_site: Any) -> None:
     share(small_site, "a")
     share(small_site, "b")
@@ -163,9 +189,14 @@ def test_a_process_that_is_alone_waits_for_nobody(small_site: Any) -> None:
     (held, *_) = small_site.run(leases.take_share, "former life", small_site.now, lasting)
     small_site.observe_all()
     small_site.run(leases.start_as_sole_replica)
-    assert share(small_site, "alone") == set(small_site.endpoint.values())
     with pytest.raises(LeaseLost):
         begin(small_site, held.lease)
+    # Also where the name of the holder is the same: what the former life planned is void.
+    for holder in ("former life", "alone"):
+        assert share(small_site, holder) == set(small_site.endpoint.values())
+        with pytest.raises(LeaseLost):
+            begin(small_site, held.lease)
+        small_site.run(leases.start_as_sole_replica)
 
 
 def test_a_process_that_is_alone_need_not_write_to_keep_its_share(small_site: Any) -> None:

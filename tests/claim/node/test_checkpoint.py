@@ -42,6 +42,11 @@ def entry(uid: str = "u1", state: PrepareState = PrepareState.COMPLETED) -> Chec
     return CheckpointEntry(ref=ClaimRef(namespace="n", name="c", uid=uid), state=state, fingerprint="f")
 
 
+DEVICE = ReadyDevice(
+    requests=("r",), pool="p", device="d", cdi_ids=("x",), share_id=None, admin_access=False, kind="k"
+)
+
+
 @given(contents)
 def test_what_was_written_is_read(content):
     assert decode_checkpoint(encode_checkpoint(content), HERE) == content
@@ -107,7 +112,25 @@ def test_after_a_boot_nothing_is_prepared_but_everything_is_remembered(tmp_path)
     before = Checkpoint(path, "boot-1")
     label = {"kind": "channel", "domain": "d"}
     before.put(msgspec.structs.replace(entry("u1"), record=label))
-    before.put(entry("u2", PrepareState.ABORTED))
+    before.put(
+        msgspec.structs.replace(
+            entry("u2", PrepareState.ABORTED), devices=(DEVICE,), undoing=True, aborted_at=5.0
+        )
+    )
     after = Checkpoint(path, "boot-2").claims
-    assert [entry.state for entry in after.values()] == [PrepareState.STARTED, PrepareState.STARTED]
-    assert after["u1"].record == label
+    assert after == {
+        "u1": msgspec.structs.replace(entry("u1", PrepareState.STARTED), record=label),
+        "u2": entry("u2", PrepareState.STARTED),
+    }
+
+
+def test_a_damaged_checkpoint_is_not_overwritten_and_what_to_do_is_named(tmp_path):
+    path = tmp_path / "checkpoint.json"
+    path.write_text("{")
+    with pytest.raises(Refused, match=f"checkpoint {path} cannot be read: it is no checkpoint") as refused:
+        Checkpoint(path, "boot")
+    assert refused.value.nearest_fix == (
+        f"drain the node, move {path} away and start the plugin again; "
+        "without it the plugin cannot tell which claims it has prepared"
+    )
+    assert path.read_text() == "{"

@@ -1,10 +1,11 @@
 """Membership of a clique object: indexes are unique, small and stay with their node."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.domains import clique
+from rackloom.core.domains import clique, names
 from rackloom.core.domains.clique import ComputeDomainClique, ObjectRef, Readiness, clique_json, read_clique
 from rackloom.errors import Refused
 
@@ -62,7 +63,10 @@ def test_a_full_clique_refuses_and_the_fix_is_named():
     value = enter(enter(EMPTY, "node-0", max_nodes=2), "node-1", max_nodes=2)
     with pytest.raises(Refused) as refused:
         enter(value, "node-2", max_nodes=2)
-    assert "max-nodes-per-imex-domain" in refused.value.nearest_fix
+    assert refused.value.reason == "all 2 places of this clique's IMEX domain are taken"
+    assert refused.value.nearest_fix == (
+        "raise the controller's --max-nodes-per-imex-domain, or use fewer nodes of the clique"
+    )
     assert enter(value, "node-2", max_nodes=3).on("node-2").index == 2
 
 
@@ -82,6 +86,21 @@ def test_an_index_beyond_the_limit_or_taken_twice_is_given_anew():
         }
     )
     assert enter(doubled, "node-1").on("node-1").index == 1
+
+
+def test_the_first_index_stays_with_its_node_when_a_smaller_one_cannot_be_had():
+    value = enter(enter(EMPTY, "node-0"), "node-1")
+    assert enter(value, "node-0", life=1).on("node-0").index == 0
+    beyond = msgspec.structs.replace(value.on("node-1"), index=-1)
+    below = msgspec.structs.replace(value, daemons=(beyond,))
+    assert enter(below, "node-1").on("node-1").index == 0
+
+
+def test_who_leaves_takes_only_its_own_pod_along():
+    value = enter(enter(EMPTY, "node-0"), "node-1")
+    left = clique.leave_clique(value, node="node-0", pod=pod("node-0"))
+    assert [daemon.node_name for daemon in left.daemons] == ["node-1"]
+    assert left.owners == (pod("node-1"),)
 
 
 def test_a_new_address_is_not_ready_until_it_says_so():
@@ -106,7 +125,19 @@ def test_a_clique_object_survives_a_read_and_a_write():
     assert read_clique(written) == value
     foreign = {**written, "later": {"field": 1}}
     assert clique_json(enter(value, "node-2"), "rackloom-imex", foreign)["later"] == {"field": 1}
-    assert written["metadata"]["name"] == "cd-uid.7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
+    assert (written["apiVersion"], written["kind"]) == (names.API_VERSION, "ComputeDomainClique")
+    assert written["metadata"] == {
+        "name": "cd-uid.7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1",
+        "namespace": "rackloom-imex",
+        "labels": {
+            names.COMPUTE_DOMAIN_LABEL: "cd-uid",
+            names.CLIQUE_ID_LABEL: "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1",
+        },
+        "ownerReferences": [
+            {"apiVersion": "v1", "kind": "Pod", "name": "daemon-node-0-0", "uid": "uid-node-0-0"},
+            {"apiVersion": "v1", "kind": "Pod", "name": "daemon-node-1-0", "uid": "uid-node-1-0"},
+        ],
+    }
     assert written["daemons"][0] == {
         "nodeName": "node-0",
         "ipAddress": "10.0.0.0",
@@ -114,3 +145,36 @@ def test_a_clique_object_survives_a_read_and_a_write():
         "index": 0,
         "status": "NotReady",
     }
+
+
+def test_labels_name_domain_and_clique_and_without_them_the_name_does():
+    meta = {"name": "cd-uid.a.1"}
+    plain = read_clique({"metadata": meta})
+    assert (plain.compute_domain, plain.clique_id) == ("cd-uid", "a.1")
+    labels = {names.COMPUTE_DOMAIN_LABEL: "labelled", names.CLIQUE_ID_LABEL: "b.2"}
+    labelled = read_clique({"metadata": {**meta, "labels": labels}})
+    assert (labelled.compute_domain, labelled.clique_id) == ("labelled", "b.2")
+
+
+def test_a_write_keeps_name_and_labels_of_others():
+    read = {"metadata": {"name": "given", "namespace": "elsewhere", "labels": {"team": "x"}, "uid": "u"}}
+    meta = clique_json(EMPTY, "rackloom-imex", read)["metadata"]
+    assert (meta["name"], meta["namespace"], meta["uid"]) == ("given", "elsewhere", "u")
+    assert meta["labels"]["team"] == "x"
+    assert meta["labels"][names.COMPUTE_DOMAIN_LABEL] == "cd-uid"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("as it is", "as it is"),
+        ("ten chars.", "ten chars."),
+        ("eleven char", "eleven ..."),
+        ("a\x1b[1mb\nc", "a [1mb c"),
+        ("  a \t\r\n b  ", "a b"),
+        ("\n" * 39 + "x", "x"),
+        ("\n" * 40 + "x", ""),
+    ],
+)
+def test_untrusted_text_becomes_one_short_line(text, line):
+    assert clique.clean_line(text, 10) == line
