@@ -1,14 +1,25 @@
-"""A node that is lost under a ComputeDomain: when it counts no more, what is taken back, and what is not."""
+"""A node that is lost under a ComputeDomain: when it counts no more, what is taken back, and what is not.
+
+Also who is a member besides: stale entries, and nodes without a fabric.
+"""
 
 import pytest
 from tests.claim.cluster.one_domain import UID, settle, started, status_of
 
 from rackloom.claim.kube.api import Conflict
-from rackloom.core.domains import names
+from rackloom.core.domains import membership, names
 from rackloom.core.domains.clique import ObjectRef, Readiness, clique_json, join_clique, read_clique
+from rackloom.core.domains.compute_domain import ComputeDomainNode
 from rackloom.core.domains.observe import take_domain_snapshot
 from rackloom.core.domains.reconcile import DomainDecision, reconcile_domain
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN_CLIQUE, NODE, POD, RESOURCE_CLAIM, PatchObject
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    PatchObject,
+)
 
 LONG_AGO = "2025-12-31T23:54:00Z"
 """360 s before the tests' now; a node is lost after 300 s."""
@@ -208,3 +219,116 @@ def test_an_entry_in_the_clique_that_a_daemon_was_in_before_is_stale(world, make
     world.put(POD, make.pod("n1", UID, clique=other))
     settle(world, settings, make)
     assert members(world) == ["n0"]
+
+
+# Decided from one snapshot.
+
+
+JUST_LOST = "2025-12-31T23:55:00Z"
+"""300 s before the tests' now: so long a node may be silent."""
+ALMOST_LOST = "2025-12-31T23:55:01Z"
+
+
+@pytest.fixture
+def idle(make, settings):
+    """No pod holds a channel."""
+    idle = make.world()
+    started(idle, make, settings)
+    return idle
+
+
+@pytest.fixture
+def look(settings, make):
+    return lambda world: take_domain_snapshot(world, UID, settings, make.now)
+
+
+def test_a_node_is_lost_from_the_end_of_its_time_on(idle, make, look):
+    idle.put(NODE, make.node("n1", UID, not_ready_since=ALMOST_LOST))
+    assert membership.abandoned_nodes(look(idle)) == frozenset()
+    assert membership.seconds_to_next_loss(look(idle)) == 1.0
+    idle.put(NODE, make.node("n1", UID, not_ready_since=JUST_LOST))
+    assert membership.abandoned_nodes(look(idle)) == {"n1"}
+    assert membership.seconds_to_next_loss(look(idle)) is None
+
+
+def test_in_channel_mode_no_node_is_given_up(idle, make, look, settings):
+    """The controller cannot see on which nodes a job runs."""
+    warm = make.domain(labels={names.WARM_CLIQUE_LABEL: make.clique})
+    warm["metadata"]["namespace"] = settings.daemon_namespace
+    idle.objects.pop((COMPUTE_DOMAIN, "team", "job"))
+    idle.put(COMPUTE_DOMAIN, warm)
+    idle.put(NODE, make.node("n1", UID, not_ready_since=JUST_LOST))
+    snapshot = look(idle)
+    assert snapshot.unready
+    assert membership.abandoned_nodes(snapshot) == frozenset()
+
+
+def test_what_seems_stale_or_lost_is_to_be_confirmed(idle, make, look):
+    assert not membership.needs_confirmation(look(idle))
+    idle.put(NODE, make.node("n1", UID, not_ready_since=JUST_LOST))
+    assert membership.needs_confirmation(look(idle)), "a lost node"
+    idle.put(NODE, make.node("n1", UID))
+    idle.delete(POD, idle.at(POD, "rackloom-imex", f"daemon-{UID}-n1"))
+    assert membership.needs_confirmation(look(idle)), "an entry without a pod"
+
+
+def test_each_node_is_listed_with_its_own_place(idle, look, make):
+    assert membership.node_entries(look(idle)) == tuple(
+        ComputeDomainNode(
+            name=f"n{index}",
+            ip_address=f"10.0.0.{index}",
+            clique_id=make.clique,
+            index=index,
+            status=Readiness.READY,
+        )
+        for index in (0, 1)
+    )
+
+
+@pytest.mark.parametrize(("ready", "status"), [(True, Readiness.READY), (False, Readiness.NOT_READY)])
+def test_a_node_without_a_fabric_is_as_ready_as_its_pod(idle, make, look, ready, status):
+    idle.put(NODE, make.node("n2", UID, clique=None))
+    idle.put(POD, make.pod("n2", UID, clique="", ready=ready))
+    entries = membership.node_entries(look(idle))
+    assert [entry.name for entry in entries] == ["n0", "n1", "n2"]
+    assert entries[2] == ComputeDomainNode(name="n2", ip_address="10.0.0.2", clique_id="", status=status)
+
+
+def clique_of(world):
+    (found,) = world.of(COMPUTE_DOMAIN_CLIQUE)
+    return found
+
+
+def test_stale_entries_of_all_cliques_are_removed_in_one_go(idle, make, look):
+    """One clique keeps a daemon, the other has none left, and is deleted."""
+    kept = clique_of(idle)
+    other = make.clique[:-1] + "2"
+    name = names.clique_object_name(UID, other)
+    labels = {**kept["metadata"]["labels"], names.CLIQUE_ID_LABEL: other}
+    meta = {"namespace": kept["metadata"]["namespace"], "name": name, "labels": labels}
+    for empty in (meta, {**meta, "deletionTimestamp": make.now, "finalizers": ["other"]}):
+        idle.put(COMPUTE_DOMAIN_CLIQUE, {**kept, "metadata": empty, "daemons": []})
+        idle.objects.pop((POD, "rackloom-imex", f"daemon-{UID}-n1"), None)
+        changed, *deleted = membership.remove_stale_entries(look(idle))
+        assert isinstance(changed, PatchObject)
+        assert [daemon["nodeName"] for daemon in changed.patch["daemons"]] == ["n0"]
+        assert [write.name for write in deleted] == ([] if "finalizers" in empty else [name])
+
+
+def test_an_object_without_entries_stays_while_it_has_a_living_owner(idle, look):
+    """Its daemon has entered as an owner, and its entry comes next; or it left, and its pod is ending."""
+    idle.put(COMPUTE_DOMAIN_CLIQUE, {**clique_of(idle), "daemons": []})
+    assert membership.remove_stale_entries(look(idle)) == ()
+
+
+def test_two_living_pods_of_a_node_both_stay_owners(idle, make, look):
+    """A pod that ends, and its successor."""
+    successor = make.pod("n1", UID)
+    successor["metadata"] |= {"name": "successor", "uid": "successor"}
+    idle.put(POD, successor)
+    read = clique_of(idle)
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "successor", "uid": "successor"}
+    owners = [*read["metadata"]["ownerReferences"], owner]
+    idle.put(COMPUTE_DOMAIN_CLIQUE, {**read, "metadata": {**read["metadata"], "ownerReferences": owners}})
+    assert membership.remove_stale_entries(look(idle)) == ()
+    assert len(read_clique(clique_of(idle)).owners) == 3

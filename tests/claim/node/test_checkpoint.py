@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, PrepareState, ReadyDevice
-from rackloom.claim.node.storage import Checkpoint, CheckpointContent, decode_checkpoint, encode_checkpoint
+from rackloom.claim.node.storage import (
+    BootScopedFiles,
+    Checkpoint,
+    CheckpointContent,
+    decode_checkpoint,
+    encode_checkpoint,
+)
+from rackloom.durable_files import PARTIAL
 from rackloom.errors import Refused
 
 HERE = Path("checkpoint.json")
@@ -134,3 +141,72 @@ def test_a_damaged_checkpoint_is_not_overwritten_and_what_to_do_is_named(tmp_pat
         "without it the plugin cannot tell which claims it has prepared"
     )
     assert path.read_text() == "{"
+
+
+# Values that mean nothing after a reboot: one file each, gone with the boot.
+
+
+class Note(msgspec.Struct, frozen=True):
+    claim: str
+    device: str
+    boot_id: str = "boot-1"
+    text: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.claim}-{self.device}"
+
+
+class Notes(BootScopedFiles[Note]):
+    shape = Note
+
+
+FIRST, SECOND, OTHER = Note("c1", "eth0"), Note("c1", "eth1"), Note("c2", "eth0")
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "below" / "notes"
+
+
+def test_values_are_found_by_claim_and_device_and_after_a_restart(root):
+    notes = Notes(root, "boot-1")
+    for note in (SECOND, FIRST, OTHER):
+        notes.put(note)
+    again = Notes(root, "boot-1")
+    for known in (notes, again):
+        assert known.get("c1", "eth1") == SECOND
+        assert known.get("c2", "eth1") is None
+        assert set(known.of_claim("c1")) == {FIRST, SECOND}
+        assert set(known.all()) == {FIRST, SECOND, OTHER}
+    assert again.all() == (FIRST, SECOND, OTHER), "in the order of their files"
+    assert root.stat().st_mode & 0o777 == 0o750
+
+
+def test_a_value_is_replaced_and_deleted_on_the_disk_too(root):
+    notes = Notes(root, "boot-1")
+    notes.put(FIRST)
+    changed = msgspec.structs.replace(FIRST, text="later")
+    notes.put(changed)
+    assert json.loads((root / "c1-eth0.json").read_text())["text"] == "later"
+    assert notes.all() == Notes(root, "boot-1").all() == (changed,)
+    notes.drop(changed)
+    assert notes.all() == Notes(root, "boot-1").all() == ()
+    notes.drop(changed)
+    assert list(root.iterdir()) == []
+
+
+def test_another_boot_deletes_what_was_left(root):
+    Notes(root, "boot-1").put(FIRST)
+    (root / f".c1-eth1.json{PARTIAL}").write_text("{")
+    (root / "README").write_text("not ours")
+    notes = Notes(root, "boot-2")
+    assert (notes.boot_id, notes.all()) == ("boot-2", ())
+    assert [file.name for file in root.iterdir()] == ["README"]
+
+
+def test_a_file_that_was_being_written_is_deleted_in_the_same_boot_too(root):
+    Notes(root, "boot-1").put(FIRST)
+    (root / f".c1-eth1.json{PARTIAL}").write_text("{")
+    assert Notes(root, "boot-1").all() == (FIRST,)
+    assert [file.name for file in root.iterdir()] == ["c1-eth0.json"]
