@@ -1,5 +1,6 @@
 """The checkpoint: what was written is read again, and damage is never taken for nothing."""
 
+import hashlib
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -79,27 +80,35 @@ def test_a_file_that_ends_early_is_refused(content, cut):
 
 def test_what_is_wrong_is_named():
     other = {"format": "cpu_manager_state", "version": 1, "checksum": "", "content": {}}
-    with pytest.raises(Refused, match="its format is 'cpu_manager_state'"):
+    with pytest.raises(Refused, match=f"checkpoint {HERE} cannot be read: its format is 'cpu_manager_state'"):
         decode_checkpoint(json.dumps(other).encode(), HERE)
     changed = json.loads(encode_checkpoint(CheckpointContent(boot_id="b")))
     changed["content"]["boot_id"] = "another"
-    with pytest.raises(Refused, match=r"its content has SHA-256 [0-9a-f]{64}, but [0-9a-f]{64} was written"):
+    sums = "its content has SHA-256 [0-9a-f]{64}, but [0-9a-f]{64} was written"
+    with pytest.raises(Refused, match=f"checkpoint {HERE} cannot be read: {sums}"):
         decode_checkpoint(json.dumps(changed).encode(), HERE)
     with pytest.raises(Refused, match="has version 2; this plugin reads up to 1") as refused:
         decode_checkpoint(json.dumps({**changed, "version": 2}).encode(), HERE)
     assert refused.value.nearest_fix == "run the newer version of the plugin that wrote it"
 
 
-def test_fields_of_a_newer_plugin_are_ignored():
-    import hashlib
-
-    content = json.loads(json.dumps({"boot_id": "b", "claims": {}, "seed": 7})).copy()
+def file_with(content: object) -> bytes:
+    """As a newer plugin writes it, with the right checksum."""
     raw = json.dumps(content).encode()
-    file = b'{"format":"rackloom-checkpoint","version":1,"since":"2.0","checksum":"%s","content":%s}' % (
+    return b'{"format":"rackloom-checkpoint","version":1,"since":"2.0","checksum":"%s","content":%s}' % (
         hashlib.sha256(raw).hexdigest().encode(),
         raw,
     )
-    assert decode_checkpoint(file, HERE) == CheckpointContent(boot_id="b")
+
+
+def test_fields_of_a_newer_plugin_are_ignored():
+    content = {"boot_id": "b", "claims": {}, "seed": 7}
+    assert decode_checkpoint(file_with(content), HERE) == CheckpointContent(boot_id="b")
+
+
+def test_content_of_another_shape_is_refused_although_its_checksum_is_right():
+    with pytest.raises(Refused, match=f"checkpoint {HERE} cannot be read: Expected `str`, got `int`"):
+        decode_checkpoint(file_with({"boot_id": 1}), HERE)
 
 
 def test_changes_are_on_the_disk_at_once(tmp_path):

@@ -173,8 +173,8 @@ def test_nothing_is_done_in_a_paused_domain(case: Any) -> None:
 
 
 def test_the_model_gives_a_new_partition_the_lowest_free_number(case: Any) -> None:
-    observed = case.stands(1, "one", 5).stands(3, "three", 6).observation
-    for number in (2, 4):
+    observed = case.stands(2, "two", 5).observation
+    for number in (1, 3):
         observed = apply_operation(observed, create(f"rl-{number}", "a", number))
         assert observed.partitions[-1] == ObservedPartition(
             id=number,

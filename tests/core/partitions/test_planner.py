@@ -207,7 +207,9 @@ def test_members_that_nobody_assigned_are_taken_out_of_our_partition(case: Any) 
 
 def test_of_two_partitions_under_our_name_the_fuller_stays(case: Any) -> None:
     case.assign("a", 1, 2, 3).owns("rl-a", "a").stands(1, "rl-a", 1).stands(2, "rl-a", 2, 3)
-    (removal,) = plan_of(case).operations
+    plan = plan_of(case)
+    check_plan(plan, case.intent, case.observation)
+    (removal,) = plan.operations
     assert removal == DeletePartition(partition_id=1, name="rl-a")
     case.observation = apply_operation(case.observation, removal)
     assert plan_of(case).operations == (AddGpus(partition_id=2, name="rl-a", guids=(1,)),)

@@ -144,7 +144,7 @@ def join_clique(
     present = clique.on(node)
     # The index is a line in the static nodes_config of all peers, so a node keeps it while it is a member.
     taken = {daemon.index for daemon in others}
-    if present is not None and 0 <= present.index < max_nodes and present.index not in taken:
+    if present is not None and present.index in range(max_nodes) and present.index not in taken:
         index = present.index
     else:
         index = _smallest_free_index(taken, max_nodes)
