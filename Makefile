@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: venv demo test test-all test-cluster test-node test-node-all test-image test-gpu image image-lock lint simulate format proto pins clean
+.PHONY: venv demo test test-all test-cluster test-node test-node-all test-image test-gpu image image-lock lint simulate mutate format proto pins clean
 
 venv: $(VENV)/.complete
 
@@ -91,6 +91,14 @@ simulate: venv
 	$(BIN)/python tests/simulation/run.py --seeds $(or $(SEEDS),1000) --deaths
 	PYTHONHASHSEED=0 $(BIN)/python tests/simulation/run_claims.py --every $(or $(EVERY),1)
 
+# Changes what decides over partitions and membership, one expression at a time, and runs the tests on each change:
+# which changes does no test notice (docs/mutation.md)? Goes on where it stopped. MODULE=core.partitions.planner: that
+# module alone; JOBS=1: one test run at a time. The same examples are drawn each time.
+mutate: venv
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/mutate.txt
+	CI=1 $(BIN)/python -m mutmut run --max-children $(or $(JOBS),2) $(if $(MODULE),"rackloom.$(MODULE).*")
+	$(BIN)/python benchmarks/mutation.py
+
 format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -107,8 +115,9 @@ pins: venv
 	$(UV_COMPILE) pyproject.toml -o requirements/runtime.txt
 	$(UV_COMPILE) --extra dev -c requirements/runtime.txt pyproject.toml -o requirements/dev.txt
 	$(UV_COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
+	$(UV_COMPILE) -c requirements/dev.txt requirements/mutate.in -o requirements/mutate.txt
 	$(UV_COMPILE) requirements/uv.in -o requirements/uv.txt
 	$(UV_COMPILE) --no-deps requirements/nixl.in -o requirements/nixl.txt
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist mutants
