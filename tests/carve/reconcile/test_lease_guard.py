@@ -57,11 +57,17 @@ def test_a_deadline_may_be_moved_before_there_is_any_work():
 
 @pytest.mark.parametrize("deadline", [5.0, math.inf])
 def test_nothing_stays_scheduled_for_work_that_has_ended(deadline):
+    loops = []
+
     async def main():
+        loops.append(asyncio.get_running_loop())
         task = asyncio.create_task(asyncio.sleep(1.0, "finished"))
-        LeaseGuard(LEASE, deadline).protect(task)
+        guard = LeaseGuard(LEASE, deadline)
+        guard.protect(task)
+        assert guard.lease == LEASE
         assert await task == "finished"
         await for_ever().wait()
 
     with pytest.raises(Deadlock):
         run_simulation(0, main)
+    assert loops[0].time() == 1.0, "there was no later timer to wait for"

@@ -64,6 +64,27 @@ def test_a_renewed_lease_keeps_its_epoch(small_site: Any, first: str) -> None:
     begin(small_site, lease)
 
 
+def test_a_lease_that_ran_out_is_held_no_more_and_is_taken_anew(small_site: Any, first: str) -> None:
+    lease = acquire(small_site, first, "a")
+    small_site.tick(LEASE)
+    assert small_site.read(leases.leases_held_by, "a", small_site.now) == {}
+    taken = small_site.run(leases.take_share, "a", small_site.now, small_site.now + LEASE)
+    (anew,) = [held.lease for held in taken if held.endpoint.id == first]
+    assert anew.epoch > lease.epoch, "another replica may have had it meanwhile"
+
+
+def test_only_what_is_named_is_renewed_and_no_lease_becomes_shorter(small_site: Any, first: str) -> None:
+    (other,) = set(small_site.endpoint.values()) - {first}
+    for endpoint in (first, other):
+        acquire(small_site, endpoint, "a")
+    small_site.run(leases.renew_leases, "a", [first], small_site.now + 1.0)
+    small_site.tick(LEASE - 1.0)
+    assert set(small_site.read(leases.leases_held_by, "a", small_site.now)) == {first, other}
+    small_site.run(leases.renew_leases, "a", [first], small_site.now + LEASE)
+    small_site.tick(LEASE - 1.0)
+    assert set(small_site.read(leases.leases_held_by, "a", small_site.now)) == {first}
+
+
 def test_nobody_renews_what_another_has_taken(small_site: Any, first: str) -> None:
     acquire(small_site, first, "a")
     small_site.tick(LEASE + 1)
