@@ -1,7 +1,7 @@
 """What a site of a given size needs: memory, CPU, database, and time to start.
 
-In order: every rack is filled over REST, with 17 of its 18 trays in one logical partition, until nothing is
-left to do. Then the reconciler is replaced, as by a restart: `start_s` ends when every domain was read again.
+In order: every rack is filled over REST, with 17 of its 18 trays in one logical partition, until all are
+Ready. Then the reconciler is replaced, as by a restart: `start_s` ends when every domain was read again.
 For `idle_seconds` only timers run; `idle_cpus` is how much of a CPU the whole process uses meanwhile. Last,
 instances come and go on the trays that are left, over HTTP as in `latency`, and a page of 20 is read.
 """
@@ -15,13 +15,15 @@ import httpx2
 from site_figures import load, resident_mib, spent
 from site_latency import instance_times, milliseconds, vpc_and_type
 from site_passes import fill
-from site_plant import BASE, Plant, plant, quiet
+from site_plant import BASE, Plant, plant
 
 from rackloom.app.listeners import serve_http
 from rackloom.carve.store.database import DATABASE
+from rackloom.carve.store.values import Status
 
 TRAYS_IN_USE = 17
 PAGES = 20
+POLL_SECONDS = 0.5
 
 
 async def measured(domains: int, samples: int, idle_seconds: int, folder: Path) -> list[dict[str, Any]]:
@@ -29,12 +31,11 @@ async def measured(domains: int, samples: int, idle_seconds: int, folder: Path) 
     async with plant(domains, folder) as site:
         filled = await _fill(site, domains)
         before, began = spent(), time.perf_counter()
-        async with site.reconciling() as (reconciler, passes):
+        async with site.reconciling():
             started = {
                 "start_s": round(time.perf_counter() - began, 1),
                 "start_cpu_s": round(spent() - before, 1),
             }
-            await quiet(reconciler, passes)
             idle = await _idle_cpus(idle_seconds)
             async with serve_http(site.app, "127.0.0.1:0") as port:
                 answered = await _answers(site, port, samples)
@@ -59,9 +60,12 @@ async def measured(domains: int, samples: int, idle_seconds: int, folder: Path) 
 
 async def _fill(site: Plant, domains: int) -> dict[str, Any]:
     before, began = spent(), time.perf_counter()
-    async with site.reconciling() as (reconciler, passes):
+    async with site.reconciling():
         await fill(site, domains, TRAYS_IN_USE)
-        await quiet(reconciler, passes)
+        # On a large site some domain is read at every moment: `quiet` would wait for ever.
+        for status in (Status.PENDING, Status.PROVISIONING, Status.CONFIGURING):
+            while await site.ask("GET", f"instance?status={status}&pageSize=1"):  # noqa: ASYNC110 (polls)
+                await asyncio.sleep(POLL_SECONDS)
     return {"fill_s": round(time.perf_counter() - began, 1), "fill_cpu_s": round(spent() - before, 1)}
 
 
