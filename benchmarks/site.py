@@ -1,6 +1,6 @@
 """Speed and size of the site service, one JSON object a row; `docs/speed.md` says how to read them.
 
-    python benchmarks/site.py [--quick] [--only MEASURE] [--folder FOLDER]
+    python benchmarks/site.py [--quick] [--only MEASURE] [--domains N] [--folder FOLDER]
 
 The service is whole: REST, store (SQLite on disk, synchronous FULL), reconciler, NMX-C driver. The racks
 are simulated, by a process of their own that is reached over sockets. Each measure runs in a fresh process.
@@ -22,6 +22,7 @@ import site_latency
 import site_memory
 import site_passes
 import site_rest
+import site_sizing
 import structlog
 import uvloop
 
@@ -33,6 +34,7 @@ MEASURES: dict[str, Callable[..., Coroutine[Any, Any, Rows]]] = {
     "rest": site_rest.measured,
     "memory": site_memory.measured,
     "fairness": site_fairness.measured,
+    "sizing": site_sizing.measured,
 }
 FULL: Arguments = {
     "latency": [(1, 100), (100, 100), (1000, 200)],
@@ -40,6 +42,7 @@ FULL: Arguments = {
     "rest": [(2, 7, 200)],
     "memory": [(100,), (1000,)],
     "fairness": [(3, 10)],
+    "sizing": [(1, 100, 60), (100, 100, 60), (1000, 100, 120), (5000, 30, 120)],
 }
 QUICK: Arguments = {
     "latency": [(2, 3)],
@@ -47,8 +50,11 @@ QUICK: Arguments = {
     "rest": [(1, 3, 32)],
     "memory": [(2,)],
     "fairness": [(1, 2)],
+    "sizing": [(2, 3, 1)],
 }
 """Measure -> the arguments of each of its runs."""
+SIZED = ("latency", "passes", "memory", "sizing")
+"""Measures whose first argument is the number of domains."""
 
 
 def run(measure: str, arguments: tuple[int, ...], folder: Path) -> None:
@@ -66,11 +72,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few domains and samples: shows that it works")
     parser.add_argument("--only", choices=MEASURES, help="one measure instead of all")
+    parser.add_argument("--domains", type=int, help="only the runs on a site of so many domains")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     asked = parser.parse_args()
+    if asked.domains is not None and asked.only not in SIZED:
+        parser.error(f"--domains goes with --only and one of {', '.join(SIZED)}")
     asked.folder.mkdir(parents=True, exist_ok=True)
     for measure in [asked.only] if asked.only else MEASURES:
         for arguments in (QUICK if asked.quick else FULL)[measure]:
+            if asked.domains not in (None, arguments[0]):
+                continue
             process = get_context("spawn").Process(target=run, args=(measure, arguments, asked.folder))
             process.start()
             process.join()

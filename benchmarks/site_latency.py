@@ -26,9 +26,9 @@ async def measured(domains: int, samples: int, folder: Path) -> list[dict[str, A
         headers = {"Authorization": f"Bearer {site.token}"}
         url = f"http://127.0.0.1:{port}{BASE}/"
         async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=GIVE_UP_SECONDS) as client:
-            vpc, kind = await _vpc(site)
+            vpc, kind = await vpc_and_type(site)
             before, began = spent(), time.perf_counter()
-            times = [await _instance_times(client, vpc, kind, number) for number in range(samples)]
+            times = [await instance_times(client, vpc, kind, number) for number in range(samples)]
             used, lasted = spent() - before, time.perf_counter() - began
     calls, readies = (sorted(column) for column in zip(*times, strict=True))
     return [
@@ -36,10 +36,10 @@ async def measured(domains: int, samples: int, folder: Path) -> list[dict[str, A
             "measure": "API call to Ready",
             "domains": domains,
             "samples": samples,
-            "p50_ms": _ms(readies, 0.5),
-            "p99_ms": _ms(readies, 0.99),
-            "max_ms": _ms(readies, 1.0),
-            "post_p50_ms": _ms(calls, 0.5),
+            "p50_ms": milliseconds(readies, 0.5),
+            "p99_ms": milliseconds(readies, 0.99),
+            "max_ms": milliseconds(readies, 1.0),
+            "post_p50_ms": milliseconds(calls, 0.5),
             "cpu_ms_per_sample": round(used / samples * 1e3, 1),
             "busy": round(used / lasted, 2),
             "simulated": "switch controllers and racks: another process, NMX-C over sockets",
@@ -48,7 +48,8 @@ async def measured(domains: int, samples: int, folder: Path) -> list[dict[str, A
     ]
 
 
-async def _vpc(site: Plant) -> tuple[str, str]:
+async def vpc_and_type(site: Plant) -> tuple[str, str]:
+    """A new VPC whose instances join a new logical partition, and the instance type of the site."""
     where = (await site.ask("GET", "site"))[0]["id"]
     kind = (await site.ask("GET", f"instance/type?siteId={where}"))[0]["id"]
     partition = await site.ask("POST", "nvlink-logical-partition", {"siteId": where, "name": "measured"})
@@ -56,9 +57,7 @@ async def _vpc(site: Plant) -> tuple[str, str]:
     return (await site.ask("POST", "vpc", vpc))["id"], kind
 
 
-async def _instance_times(
-    client: httpx2.AsyncClient, vpc: str, kind: str, number: int
-) -> tuple[float, float]:
+async def instance_times(client: httpx2.AsyncClient, vpc: str, kind: str, number: int) -> tuple[float, float]:
     """Seconds until the call was answered, and until the instance was Ready; then it is released."""
     began = time.perf_counter()
     body = {"vpcId": vpc, "instanceTypeId": kind, "name": f"measured-{number}"}
@@ -77,5 +76,6 @@ async def _until(client: httpx2.AsyncClient, path: str, holds: Any) -> None:
             await asyncio.sleep(POLL_SECONDS)
 
 
-def _ms(ordered: list[float], share: float) -> float:
+def milliseconds(ordered: list[float], share: float) -> float:
+    """The quantile `share` of sorted seconds, in milliseconds."""
     return round(ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1e3, 1)

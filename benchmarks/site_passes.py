@@ -26,11 +26,10 @@ async def measured(domains: int, folder: Path) -> list[dict[str, Any]]:
     return [everything, nothing]
 
 
-async def fill(site: Plant, domains: int) -> int:
-    """Give every GPU of every domain to one logical partition a domain; returns the number of machines."""
+async def fill(site: Plant, domains: int, trays: int = 18) -> int:
+    """Give `trays` of every domain to one logical partition a domain; returns the number of machines."""
     where = (await site.ask("GET", "site"))[0]["id"]
     kind = (await site.ask("GET", f"instance/type?siteId={where}"))[0]["id"]
-    trays = 18
     for number in range(domains):
         partition = {"siteId": where, "name": f"partition-{number}"}
         partition_id = (await site.ask("POST", "nvlink-logical-partition", partition))["id"]

@@ -1,6 +1,7 @@
-"""The simulated switch controllers of a benchmark, in a process of their own: real NMX-C over real sockets.
+"""The simulated switch controllers of a benchmark, in processes of their own: real NMX-C over real sockets.
 
-Their CPU time and their memory are thus no part of what is measured of the control plane.
+Their CPU time and their memory are thus no part of what is measured of the control plane. A gRPC server
+takes some four file descriptors, so no process has more than `MOST_PER_PROCESS` controllers.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile, RackSite, build_site
 
 SEED = "benchmark"
+MOST_PER_PROCESS = 1_250
 
 
 def profile() -> RackProfile:
@@ -34,8 +36,19 @@ def racks(domains: int) -> RackSite:
 async def switches(domains: int) -> AsyncIterator[dict[str, str]]:
     """Domain uuid to the URL of its controller, all listening on loopback until the context ends."""
     allow_many_files()
+    endpoints: dict[str, str] = {}
+    async with AsyncExitStack() as stack:
+        for first in range(0, domains, MOST_PER_PROCESS):
+            span = first, min(first + MOST_PER_PROCESS, domains)
+            endpoints |= await stack.enter_async_context(_controllers(domains, span))
+        yield endpoints
+
+
+@asynccontextmanager
+async def _controllers(domains: int, span: tuple[int, int]) -> AsyncIterator[dict[str, str]]:
+    """A process with the controllers of the domains in `span` (the end is not in it)."""
     ours, theirs = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=_serve, args=(domains, theirs))
+    process = get_context("spawn").Process(target=_serve, args=(domains, span, theirs))
     process.start()
     theirs.close()
     try:
@@ -51,15 +64,15 @@ def allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _serve(domains: int, parent: Connection) -> None:
+def _serve(domains: int, span: tuple[int, int], parent: Connection) -> None:
     allow_many_files()
-    uvloop.run(_serve_until_closed(domains, parent))
+    uvloop.run(_serve_until_closed(domains, span, parent))
 
 
-async def _serve_until_closed(domains: int, parent: Connection) -> None:
+async def _serve_until_closed(domains: int, span: tuple[int, int], parent: Connection) -> None:
     async with AsyncExitStack() as stack:
         urls = {}
-        for fabric in fabrics_of(racks(domains), SEED):
+        for fabric in fabrics_of(racks(domains), SEED)[slice(*span)]:
             urls[fabric.domain] = (await stack.enter_async_context(NmxcServer(fabric))).url
         parent.send(urls)
         closed = asyncio.Event()
