@@ -21,6 +21,7 @@ import site_fairness
 import site_latency
 import site_memory
 import site_passes
+import site_postgres
 import site_rest
 import structlog
 import uvloop
@@ -33,6 +34,7 @@ MEASURES: dict[str, Callable[..., Coroutine[Any, Any, Rows]]] = {
     "rest": site_rest.measured,
     "memory": site_memory.measured,
     "fairness": site_fairness.measured,
+    "postgres": site_postgres.measured,
 }
 FULL: Arguments = {
     "latency": [(1, 100), (100, 100), (1000, 200)],
@@ -40,6 +42,7 @@ FULL: Arguments = {
     "rest": [(2, 7, 200)],
     "memory": [(100,), (1000,)],
     "fairness": [(3, 10)],
+    "postgres": [(3, 10)],
 }
 QUICK: Arguments = {
     "latency": [(2, 3)],
@@ -47,6 +50,7 @@ QUICK: Arguments = {
     "rest": [(1, 3, 32)],
     "memory": [(2,)],
     "fairness": [(1, 2)],
+    "postgres": [(1, 2)],
 }
 """Measure -> the arguments of each of its runs."""
 
