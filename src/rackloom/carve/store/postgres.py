@@ -9,8 +9,10 @@ exponential backoff and random delay; after the last attempt the caller gets `St
 does at once where the database is read-only or has no room. A connection lost during a commit raises
 `Unknown`: running the transaction again could apply it twice.
 
-Fairness: the writes of a process wait in it, and take turns by organisation, as `FairQueue` has it, charged
-by the time that they took. Replicas take turns at the table lock, in the order in which they asked.
+Groups: the writes of a process that wait share one transaction (`group_commit`), and take turns by
+organisation. What the server rolls back is repeated for the whole group; a write that fails for a reason of
+its own is rolled back to its savepoint, and harms no other. Replicas take turns at the table lock, in the
+order in which they asked for it, one group each.
 
 Migrations: an advisory lock lets one replica migrate while the others wait.
 
@@ -38,8 +40,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncTransaction, create_async_e
 
 from rackloom.carve.store.database import migrate_to_head
 from rackloom.carve.store.failures import StoreFault, StoreUnavailable, postgres_fault
+from rackloom.carve.store.group_commit import CommitGroup, Outcome, PendingTransaction, TransactionQueue
 from rackloom.carve.store.journal import INTENT_CHANNEL
-from rackloom.core.fair_queueing import FairQueue
 from rackloom.errors import Refused, Retry, Unknown
 
 # Transactions with retries.
@@ -270,49 +272,22 @@ def _retrieve_exception(done: "asyncio.Future[Any]") -> None:
         done.exception()
 
 
-# The turns of writes.
+# Members of a group.
 
 
-class WriteTurns:
-    """One write at a time, in turns by organisation. Use it in one event loop."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._is_taken = False
-        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
-
-    @asynccontextmanager
-    async def turn(self, org: str) -> AsyncIterator[None]:
-        """Wait for the turn of `org`; it lasts until the context ends."""
-        await self._wait(org)
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self._waiting.charge(org, self._clock() - began)
-            self._pass_on()
-
-    async def _wait(self, org: str) -> None:
-        if not self._is_taken:
-            self._is_taken = True
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(org, turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            # The turn may have come in the same step as the cancellation: it must not be lost.
-            if not turn.cancelled():
-                self._pass_on()
+def _run_member(conn: sa.Connection, job: PendingTransaction) -> Outcome:
+    """Run `job` in a savepoint. Raises what leaves nothing of the transaction, or of the connection."""
+    conn.exec_driver_sql("SAVEPOINT part")
+    try:
+        result = job.work(conn)
+        # Fails where the work swallowed an error of a statement, after which PostgreSQL commits nothing.
+        conn.exec_driver_sql("RELEASE part")
+    except Exception as error:
+        if postgres_fault(error, write=True) or _is_retryable(error):
             raise
-
-    def _pass_on(self) -> None:
-        while self._waiting.flows:
-            _, turn = self._waiting.take()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._is_taken = False
+        conn.exec_driver_sql("ROLLBACK TO part")
+        return None, error
+    return result, None
 
 
 # The backend.
@@ -343,7 +318,8 @@ class PostgresBackend:
         self._engine = engine
         self._survey_engine = survey_engine
         self._survey_loop = BackgroundLoop("site-survey")
-        self._turns = WriteTurns()
+        self._waiting = TransactionQueue()
+        self._writer: asyncio.Task[None] | None = None
         self._under_way: set[asyncio.Task[Any]] = set()
 
     @classmethod
@@ -359,9 +335,9 @@ class PostgresBackend:
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool, org: str = "") -> T:
         """Run `work` in one transaction, and again while PostgreSQL undoes it. Raises Retry in the end."""
-        running = asyncio.ensure_future(
-            self._write(work, org) if write else run_with_retries(self._engine, work, READ_OPTIONS)
-        )
+        if write:
+            return await self._write(work, org)
+        running = asyncio.ensure_future(run_with_retries(self._engine, work, READ_OPTIONS))
         self._under_way.add(running)
         running.add_done_callback(self._under_way.discard)
         return await asyncio.shield(running)
@@ -382,8 +358,27 @@ class PostgresBackend:
 
     async def _write(self, work: Callable[[sa.Connection], T], org: str) -> T:
         # Waiting here, and not for the table lock, leaves the pooled connections to readers.
-        async with self._turns.turn(org):
-            return await run_with_retries(self._engine, work, WRITE_OPTIONS)
+        result: Future[T] = self._waiting.add(work, write=True, org=org)
+        if self._writer is None:
+            self._writer = asyncio.ensure_future(self._write_what_waits())
+            self._under_way.add(self._writer)
+            self._writer.add_done_callback(self._under_way.discard)
+        return await asyncio.wrap_future(result)
+
+    async def _write_what_waits(self) -> None:
+        """One group after another, until nothing waits."""
+        try:
+            while (group := CommitGroup.begin(self._waiting, _run_member, write=True)) is not None:
+                try:
+                    await run_with_retries(self._engine, group.work, WRITE_OPTIONS)
+                except BaseException as error:
+                    group.fail(error)
+                    if not isinstance(error, Exception):
+                        raise
+                else:
+                    group.resolve()
+        finally:
+            self._writer = None
 
 
 def engine_of(url: str, session: Mapping[str, str] = _SESSION) -> AsyncEngine:
