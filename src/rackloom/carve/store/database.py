@@ -104,7 +104,7 @@ def run_group_commit(
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
     """Run a group of waiting writes, or reads, in one transaction; then resolve the future of each."""
-    group = CommitGroup.begin(waiting, _run_member, write=write, clock=clock)
+    group = CommitGroup.begin(waiting, _run_member, write=write, spares_savepoint=True, clock=clock)
     if group is None:
         return
     try:

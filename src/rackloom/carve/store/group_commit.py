@@ -101,12 +101,15 @@ class CommitGroup:
         waiting: TransactionQueue,
         first: PendingTransaction,
         run_member: RunMember,
+        *,
+        spares_savepoint: bool,
         clock: Callable[[], float],
     ) -> None:
         self._waiting = waiting
         self._members = [first]
         self._outcomes: list[Outcome] = []
         self._run_member = run_member
+        self._spares_savepoint = spares_savepoint
         self._clock = clock
 
     @classmethod
@@ -116,18 +119,25 @@ class CommitGroup:
         run_member: RunMember,
         *,
         write: bool,
+        spares_savepoint: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> "CommitGroup | None":
-        """A group whose first member is the next that waits; None when nothing waits."""
+        """A group whose first member is the next that waits; None when nothing waits.
+
+        With `spares_savepoint`, a member that is alone has no savepoint, and nobody joins it.
+        """
         first = waiting.begin(write=write)
-        return None if first is None else cls(waiting, first, run_member, clock)
+        if first is None:
+            return None
+        return cls(waiting, first, run_member, spares_savepoint=spares_savepoint, clock=clock)
 
     def work(self, conn: sa.Connection) -> None:
         """Run the members, and those that come to wait meanwhile. Called again, it runs all of them again."""
         self._outcomes.clear()
         first = self._members[0]
-        if len(self._members) == 1 and not self._waiting.has(write=first.write):
-            # Alone it needs no savepoint: its failure rolls the whole transaction back.
+        is_alone = len(self._members) == 1 and not self._waiting.has(write=first.write)
+        if is_alone and self._spares_savepoint:
+            # Its failure rolls the whole transaction back.
             self._outcomes.append((self._timed(lambda _: first.work(conn), first), None))
             return
         number = 0

@@ -42,7 +42,8 @@ from rackloom.carve.store.database import migrate_to_head
 from rackloom.carve.store.failures import StoreFault, StoreUnavailable, postgres_fault
 from rackloom.carve.store.group_commit import CommitGroup, Outcome, PendingTransaction, TransactionQueue
 from rackloom.carve.store.journal import INTENT_CHANNEL
-from rackloom.errors import Refused, Retry, Unknown
+from rackloom.carve.store.postgres_hosts import PostgresServers
+from rackloom.errors import Retry, Unknown
 
 # Transactions with retries.
 
@@ -293,7 +294,6 @@ def _run_member(conn: sa.Connection, job: PendingTransaction) -> Outcome:
 # The backend.
 
 
-CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 10.0
 """No statement takes a tenth of that: a server that is silent for so long is gone."""
 MIGRATION_LOCK = 0x5241434B4C4F4F4D
@@ -373,6 +373,8 @@ class PostgresBackend:
                     await run_with_retries(self._engine, group.work, WRITE_OPTIONS)
                 except BaseException as error:
                     group.fail(error)
+                    if isinstance(error, StoreUnavailable) and error.fault is StoreFault.UNREACHABLE:
+                        self._fail_what_waits(error)
                     if not isinstance(error, Exception):
                         raise
                 else:
@@ -380,31 +382,17 @@ class PostgresBackend:
         finally:
             self._writer = None
 
+    def _fail_what_waits(self, error: StoreUnavailable) -> None:
+        """Let nobody wait for its own attempts to reach a server that was out of reach just now."""
+        while (job := self._waiting.begin(write=True)) is not None:
+            job.result.set_exception(error)
+
 
 def engine_of(url: str, session: Mapping[str, str] = _SESSION) -> AsyncEngine:
     """Connections to `url`, each made when it is wanted. Raises Refused for another kind of URL."""
-    return create_async_engine(
-        _parse_url(url),
-        connect_args={
-            "server_settings": dict(session),
-            "timeout": CONNECT_SECONDS,
-            "command_timeout": COMMAND_SECONDS,
-        },
-    )
-
-
-def _parse_url(url: str) -> sa.URL:
-    try:
-        parsed = sa.make_url(url)
-    except sa.exc.ArgumentError:
-        parsed = None
-    if parsed is None or parsed.get_backend_name() not in ("postgresql", "postgres"):
-        # The URL is not repeated: it may hold a password.
-        raise Refused(
-            "the database URL is not one of PostgreSQL",
-            nearest_fix="use postgresql://USER:PASSWORD@HOST:PORT/DATABASE",
-        )
-    return parsed.set(drivername="postgresql+asyncpg")
+    options = {"server_settings": dict(session), "command_timeout": COMMAND_SECONDS}
+    servers = PostgresServers(url, options)
+    return create_async_engine("postgresql+asyncpg://", async_creator=servers.connect)
 
 
 def _migrate(conn: sa.Connection) -> None:
