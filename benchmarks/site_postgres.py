@@ -1,4 +1,4 @@
-"""Writes over REST on PostgreSQL: `rackloom serve` as one process and as two, on one server that syncs its disk.
+"""Writes over REST on PostgreSQL: `rackloom serve` as one process and as two, on a server that syncs the disk.
 
 The server is started for the measurement with the settings that it ships with (`fsync` and
 `synchronous_commit` are on). Writers of several organisations create and delete logical partitions, each over
@@ -27,15 +27,18 @@ from typing import Any
 import asyncpg
 import jwt
 import msgspec
+import sqlalchemy as sa
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from site_figures import load
+from site_figures import load, spent
 from site_plant import new_id
 from site_switches import profile, racks, switches
 from site_tenants import Tenant, busy
 
 from rackloom.carve.inventory.enrolment import DEMO_ORG, seed_embedded_site
 from rackloom.carve.store.database import Store
+from rackloom.carve.store.schema import site
+from rackloom.carve.tenancy import entitlements, logical_partitions
 
 ORGS, CONNECTIONS = 8, 2
 """16 writers."""
@@ -58,6 +61,7 @@ async def measured(rounds: int, seconds: int, folder: Path) -> list[dict[str, An
             for _ in range(rounds):
                 for replicas, rows in found.items():
                     rows.append(await _round(home, url, server.get_pid(), token_of, replicas, seconds))
+            alone = [await _store_alone(url, server.get_pid(), seconds) for _ in range(rounds)]
     one, two = (
         {name: statistics.median(row[name] for row in rows) for name in rows[0]} for rows in found.values()
     )
@@ -67,6 +71,8 @@ async def measured(rounds: int, seconds: int, folder: Path) -> list[dict[str, An
         | {name: round(value, 3) for name, value in row.items()}
         for replicas, row in ((1, one), (2, two))
     ]
+    record = {name: round(statistics.median(row[name] for row in alone), 3) for name in alone[0]}
+    rows.append({**base, "of": "the store without REST, one process", "rounds": rounds, **record})
     growth = {f"{name}_factor": round(two[name] / one[name], 2) for name in ("per_s", "cpu_ms") if one[name]}
     waits = {"lock_wait_ms_more": round(two["lock_wait_ms"] - one["lock_wait_ms"], 3)}
     return [*rows, {**base, "of": "two replicas against one", **growth, **waits, **load()}]
@@ -167,6 +173,40 @@ async def _round(
             "lock_wait_ms": statistics.mean(waits) * took / written * 1e3,
             "commits_per_write": commits / written,
         }
+
+
+async def _store_alone(url: str, postmaster: int, seconds: int) -> dict[str, float]:
+    """The same transactions, asked of a store in this process: what REST and its sockets add is left out."""
+    store = await Store.connect(url)
+    where = await store.read(lambda conn: conn.execute(sa.select(site.c.id)).scalar_one())
+    written, until = 0, time.perf_counter() + seconds
+
+    def create(conn: sa.Connection, org: str, name: str) -> str:
+        tenant = entitlements.tenant_id_of(conn, org)
+        return logical_partitions.create_logical_partition(
+            conn, tenant, site_id=where, name=name, description=None, now=time.time(), ids=new_id
+        )
+
+    def delete(conn: sa.Connection, org: str, made: str) -> None:
+        tenant = entitlements.tenant_id_of(conn, org)
+        logical_partitions.delete_logical_partition(conn, tenant, made, time.time())
+
+    async def write(org: str) -> None:
+        nonlocal written
+        ours = store.on_behalf_of(org)
+        while time.perf_counter() < until:
+            await ours.run(delete, org, await ours.run(create, org, new_id()))
+            written += 2
+
+    before, server_before = spent(), _cpu_of_server(postmaster)
+    await asyncio.gather(*(write(f"org{number % ORGS}") for number in range(ORGS * CONNECTIONS)))
+    used, server_used = spent() - before, _cpu_of_server(postmaster) - server_before
+    await store.close()
+    return {
+        "per_s": written / seconds,
+        "cpu_ms": (used + server_used) / written * 1e3,
+        "server_cpu_ms": server_used / written * 1e3,
+    }
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,7 @@ from tests.carve.store.test_store_postgres import end_connections
 
 from rackloom.carve.inventory.enrolment import seed_embedded_site
 from rackloom.carve.store.database import Store
+from rackloom.carve.store.group_commit import CommitGroup, TransactionQueue
 from rackloom.carve.store.journal import events_after, newest_event_number
 from rackloom.carve.store.schema import replica, site
 from rackloom.carve.tenancy import entitlements, logical_partitions, quotas
@@ -121,6 +122,26 @@ def test_on_postgresql_a_write_that_fails_takes_no_other_with_it(postgres_url: s
     outcomes, kept = asyncio.run(main())
     good = {f"{number:02}" for number in range(12) if number % 3 != 1}
     assert kept == {outcome for outcome in outcomes if isinstance(outcome, str)} == good
+
+
+def test_a_group_that_took_long_takes_nobody_more() -> None:
+    waiting, seconds = TransactionQueue(), [0.0]
+
+    def work(_: sa.Connection) -> None:
+        seconds[0] += 1.0
+
+    asked = [waiting.add(work, write=True, org="") for _ in range(10)]
+    sizes = []
+    while group := CommitGroup.begin(
+        waiting, lambda conn, job: (job.work(conn), None), write=True, longest=2.5, clock=lambda: seconds[0]
+    ):
+        began = seconds[0]
+        with sa.create_engine("sqlite://").connect() as conn:
+            group.work(conn)
+        group.resolve()
+        sizes.append(int(seconds[0] - began))
+    assert sizes == [3, 3, 3, 1]
+    assert all(job.done() for job in asked)
 
 
 def test_on_postgresql_a_write_that_hides_an_error_is_not_acknowledged(postgres_url: str) -> None:

@@ -13,6 +13,7 @@ A database may roll a shared transaction back and have it repeated. Then all of 
 only the last run counts.
 """
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -103,6 +104,7 @@ class CommitGroup:
         run_member: RunMember,
         *,
         spares_savepoint: bool,
+        longest: float,
         clock: Callable[[], float],
     ) -> None:
         self._waiting = waiting
@@ -110,6 +112,7 @@ class CommitGroup:
         self._outcomes: list[Outcome] = []
         self._run_member = run_member
         self._spares_savepoint = spares_savepoint
+        self._longest = longest
         self._clock = clock
 
     @classmethod
@@ -120,16 +123,20 @@ class CommitGroup:
         *,
         write: bool,
         spares_savepoint: bool = False,
+        longest: float = math.inf,
         clock: Callable[[], float] = time.perf_counter,
     ) -> "CommitGroup | None":
         """A group whose first member is the next that waits; None when nothing waits.
 
-        With `spares_savepoint`, a member that is alone has no savepoint, and nobody joins it.
+        With `spares_savepoint`, a member that is alone has no savepoint, and nobody joins it. After `longest`
+        seconds nobody joins any more.
         """
         first = waiting.begin(write=write)
         if first is None:
             return None
-        return cls(waiting, first, run_member, spares_savepoint=spares_savepoint, clock=clock)
+        return cls(
+            waiting, first, run_member, spares_savepoint=spares_savepoint, longest=longest, clock=clock
+        )
 
     def work(self, conn: sa.Connection) -> None:
         """Run the members, and those that come to wait meanwhile. Called again, it runs all of them again."""
@@ -140,12 +147,14 @@ class CommitGroup:
             # Its failure rolls the whole transaction back.
             self._outcomes.append((self._timed(lambda _: first.work(conn), first), None))
             return
+        closes = self._clock() + self._longest
         number = 0
         while number < len(self._members):
             job = self._members[number]
             self._outcomes.append(self._timed(lambda member: self._run_member(conn, member), job))
             number += 1
-            if number == len(self._members) < MAX_GROUP_SIZE and (joining := self._next()) is not None:
+            is_open = number == len(self._members) < MAX_GROUP_SIZE and self._clock() < closes
+            if is_open and (joining := self._next()) is not None:
                 self._members.append(joining)
 
     def resolve(self) -> None:

@@ -276,6 +276,10 @@ def _retrieve_exception(done: "asyncio.Future[Any]") -> None:
 # Members of a group.
 
 
+GROUP_SECONDS = 0.05
+"""After that nobody joins a group: the other replicas wait for it, and so does the renewal of a lease."""
+
+
 def _run_member(conn: sa.Connection, job: PendingTransaction) -> Outcome:
     """Run `job` in a savepoint. Raises what leaves nothing of the transaction, or of the connection."""
     conn.exec_driver_sql("SAVEPOINT part")
@@ -368,7 +372,7 @@ class PostgresBackend:
     async def _write_what_waits(self) -> None:
         """One group after another, until nothing waits."""
         try:
-            while (group := CommitGroup.begin(self._waiting, _run_member, write=True)) is not None:
+            while (group := self._next_group()) is not None:
                 try:
                     await run_with_retries(self._engine, group.work, WRITE_OPTIONS)
                 except BaseException as error:
@@ -381,6 +385,9 @@ class PostgresBackend:
                     group.resolve()
         finally:
             self._writer = None
+
+    def _next_group(self) -> CommitGroup | None:
+        return CommitGroup.begin(self._waiting, _run_member, write=True, longest=GROUP_SECONDS)
 
     def _fail_what_waits(self, error: StoreUnavailable) -> None:
         """Let nobody wait for its own attempts to reach a server that was out of reach just now."""
