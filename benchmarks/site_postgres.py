@@ -1,4 +1,4 @@
-"""Writes over REST on PostgreSQL: `rackloom serve` as one process and as two, on a server that syncs the disk.
+"""Writes over REST on PostgreSQL: `rackloom serve` as one process and as two; the server syncs its disk.
 
 The server is started for the measurement with the settings that it ships with (`fsync` and
 `synchronous_commit` are on). Writers of several organisations create and delete logical partitions, each over

@@ -7,7 +7,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from rackloom.carve.store import postgres_hosts
+from rackloom.carve.store import postgres, postgres_hosts
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.failures import StoreUnavailable
 from rackloom.carve.store.postgres_hosts import PostgresServers
 from rackloom.errors import Refused
 
@@ -64,6 +66,24 @@ def test_a_silent_server_does_not_use_up_the_time_of_the_next(monkeypatch: pytes
             asyncio.run(PostgresServers(url, {}).connect())
     assert "TimeoutError" in str(failure.value)
     assert str(failure.value).count(";") == 1
+
+
+def test_a_silent_server_does_not_cost_its_timeout_at_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_hosts, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(postgres, "ATTEMPT_SECONDS", 0.04)
+    connects: list[None] = []
+    connect = PostgresServers.connect
+
+    async def counted(servers: PostgresServers) -> Any:
+        connects.append(None)
+        return await connect(servers)
+
+    monkeypatch.setattr(PostgresServers, "connect", counted)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/d"
+        with pytest.raises(StoreUnavailable, match="cannot be reached"):
+            asyncio.run(Store.connect(url))
+    assert len(connects) == 1
 
 
 def test_none_that_takes_writes_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:

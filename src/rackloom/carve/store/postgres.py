@@ -59,7 +59,9 @@ UNKNOWN_COMMIT = (
 MAX_ATTEMPTS = 12
 FIRST_RETRY_DELAY, MAX_RETRY_DELAY = 0.002, 0.5
 """Seconds before a transaction is run again: doubled each time and drawn at random up to that, so that
-replicas which met do not meet again. All attempts together take about two seconds."""
+replicas which met do not meet again. All delays together take about two seconds."""
+ATTEMPT_SECONDS = 10.0
+"""After that no attempt begins: a server that is silent costs each one its whole timeout."""
 WRITE_OPTIONS: Mapping[str, Any] = {"isolation_level": "SERIALIZABLE"}
 READ_OPTIONS: Mapping[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 MIGRATE_OPTIONS: Mapping[str, Any] = {"isolation_level": "READ COMMITTED"}
@@ -86,6 +88,8 @@ async def run_with_retries(
     """
     longest = FIRST_RETRY_DELAY
     last: Exception | None = None
+    clock = asyncio.get_running_loop().time
+    gives_up = clock() + ATTEMPT_SECONDS
     for _ in range(MAX_ATTEMPTS):
         try:
             return await _run_once(engine, work, options)
@@ -95,6 +99,8 @@ async def run_with_retries(
             if not _is_retryable(error):
                 raise
             last = error
+        if clock() >= gives_up:
+            break
         await asyncio.sleep(random.uniform(0, longest))  # noqa: S311 - spreads load, guards nothing
         longest = min(2 * longest, MAX_RETRY_DELAY)
     contended = last is not None and _sqlstate(last) in _ROLLED_BACK
