@@ -62,19 +62,19 @@ async def measured(rounds: int, seconds: int, folder: Path) -> list[dict[str, An
                 for replicas, rows in found.items():
                     rows.append(await _round(home, url, server.get_pid(), token_of, replicas, seconds))
             alone = [await _store_alone(url, server.get_pid(), seconds) for _ in range(rounds)]
-    one, two = (
+    single, pair = (
         {name: statistics.median(row[name] for row in rows) for name in rows[0]} for rows in found.values()
     )
     base = {"measure": "writes on PostgreSQL", "writers": ORGS * CONNECTIONS}
     rows = [
         {**base, "replicas": replicas, "rounds": rounds}
         | {name: round(value, 3) for name, value in row.items()}
-        for replicas, row in ((1, one), (2, two))
+        for replicas, row in ((1, single), (2, pair))
     ]
     record = {name: round(statistics.median(row[name] for row in alone), 3) for name in alone[0]}
     rows.append({**base, "of": "the store without REST, one process", "rounds": rounds, **record})
-    growth = {f"{name}_factor": round(two[name] / one[name], 2) for name in ("per_s", "cpu_ms") if one[name]}
-    waits = {"lock_wait_ms_more": round(two["lock_wait_ms"] - one["lock_wait_ms"], 3)}
+    growth = {f"{name}_factor": round(pair[name] / single[name], 2) for name in ("per_s", "cpu_ms")}
+    waits = {"lock_wait_ms_more": round(pair["lock_wait_ms"] - single["lock_wait_ms"], 3)}
     return [*rows, {**base, "of": "two replicas against one", **growth, **waits, **load()}]
 
 

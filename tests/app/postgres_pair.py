@@ -53,6 +53,17 @@ class PostgresNode:
         self._process.kill()
         self._process.wait()
 
+    async def silence(self) -> None:
+        """SIGSTOP to all of its processes: it takes connections, and answers none."""
+        assert self._process is not None
+        connection = await asyncpg.connect(self.url)
+        try:
+            rows = await connection.fetch("SELECT pid FROM pg_stat_activity")
+            for pid in [self._process.pid, *(row["pid"] for row in rows)]:
+                os.kill(pid, signal.SIGSTOP)
+        finally:
+            connection.terminate()
+
     async def promote(self) -> None:
         """End its life as a standby."""
         await self.query("SELECT pg_promote()")
@@ -60,7 +71,9 @@ class PostgresNode:
     def end(self) -> None:
         """End it, whatever became of the test."""
         if self._process is not None and self._process.poll() is None:
+            # In that order: who was silenced acts on the first signal when it gets the second.
             self._process.send_signal(signal.SIGQUIT)
+            self._process.send_signal(signal.SIGCONT)
             self._process.wait()
 
     async def query(self, statement: str) -> object:

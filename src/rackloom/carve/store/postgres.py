@@ -1,18 +1,26 @@
 """PostgreSQL backend: replicas share one database, one writer at a time, LISTEN/NOTIFY wake-ups.
 
-Transactions: a write takes an exclusive lock on `alembic_version` before its snapshot, so it sees every
-earlier write of any replica. Record functions read widely before they write; serializable transactions
-side by side then abort each other nearly always. The isolation level is SERIALIZABLE all the same, to
-protect against writers that use the database by other means. A transaction that the server rolled back
-(serialization failure, deadlock, lock timeout), or that could not be served, runs again with
-exponential backoff and random delay; after the last attempt the caller gets `StoreUnavailable`, as it
-does at once where the database is read-only or has no room. A connection lost during a commit raises
-`Unknown`: running the transaction again could apply it twice.
+Locks, in the order in which a write transaction takes them. There is no other order, so replicas do not
+deadlock:
+
+1. An exclusive lock on the table `alembic_version`, before the snapshot and until the commit. It makes write
+   transactions of all replicas serial, so that each sees every earlier one. Every rule that record functions
+   check rests on it: quotas, one instance a tray, plans against intent revisions, epochs of leases, events
+   numbered without a gap. Readers do not wait for it.
+2. Row locks of what the transaction changes. Under the first lock nobody else waits for them.
+
+Record functions read widely before they write; serializable transactions side by side then abort each other
+nearly always. The isolation level is SERIALIZABLE all the same, to protect against writers that use the
+database by other means. A transaction that the server rolled back (serialization failure, deadlock, lock
+timeout), or that could not be served, runs again with exponential backoff and random delay; after the last
+attempt the caller gets `StoreUnavailable`, as it does at once where the database is read-only or has no room.
+A connection lost during a commit raises `Unknown`: running the transaction again could apply it twice.
 
 Groups: the writes of a process that wait share one transaction (`group_commit`), and take turns by
 organisation. What the server rolls back is repeated for the whole group; a write that fails for a reason of
 its own is rolled back to its savepoint, and harms no other. Replicas take turns at the table lock, in the
-order in which they asked for it, one group each.
+order in which they asked for it, one group each. While the database is out of reach, what waits behind a
+group that gave up is refused with it. `postgres_hosts` chooses among several servers.
 
 Migrations: an advisory lock lets one replica migrate while the others wait.
 
