@@ -21,6 +21,7 @@ import site_fairness
 import site_latency
 import site_memory
 import site_passes
+import site_postgres
 import site_rest
 import site_sizing
 import structlog
@@ -35,6 +36,7 @@ MEASURES: dict[str, Callable[..., Coroutine[Any, Any, Rows]]] = {
     "memory": site_memory.measured,
     "fairness": site_fairness.measured,
     "sizing": site_sizing.measured,
+    "postgres": site_postgres.measured,
 }
 FULL: Arguments = {
     "latency": [(1, 100), (100, 100), (1000, 200)],
@@ -43,6 +45,7 @@ FULL: Arguments = {
     "memory": [(100,), (1000,)],
     "fairness": [(3, 10)],
     "sizing": [(1, 100, 60), (100, 100, 60), (1000, 100, 120), (5000, 30, 120)],
+    "postgres": [(3, 10)],
 }
 QUICK: Arguments = {
     "latency": [(2, 3)],
@@ -51,6 +54,7 @@ QUICK: Arguments = {
     "memory": [(2,)],
     "fairness": [(1, 2)],
     "sizing": [(2, 3, 1)],
+    "postgres": [(1, 2)],
 }
 """Measure -> the arguments of each of its runs."""
 SIZED = ("latency", "passes", "memory", "sizing")

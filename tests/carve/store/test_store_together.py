@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rackloom.carve.store.database import MAX_GROUP_SIZE, Store, TransactionQueue, run_group_commit
+from rackloom.carve.store.database import Store, run_group_commit
+from rackloom.carve.store.group_commit import MAX_GROUP_SIZE, TransactionQueue
 from rackloom.carve.store.schema import replica
 from rackloom.errors import Retry
 

@@ -1,13 +1,24 @@
-"""The writes of one process on PostgreSQL take turns by organisation; so do those of a store on either."""
+"""Writes take turns by organisation, on either database; on PostgreSQL those that wait share a commit."""
 
 import asyncio
 import threading
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+from tests.carve.conftest import PROFILE, TOPOLOGY
+from tests.carve.store.test_store_postgres import end_connections
 
+from rackloom.carve.inventory.enrolment import seed_embedded_site
 from rackloom.carve.store.database import Store
-from rackloom.carve.store.postgres import WriteTurns
+from rackloom.carve.store.group_commit import CommitGroup, TransactionQueue
+from rackloom.carve.store.journal import events_after, newest_event_number
+from rackloom.carve.store.schema import replica, site
+from rackloom.carve.tenancy import entitlements, logical_partitions, quotas
+from rackloom.errors import Refused
 
 
 async def _settled() -> None:
@@ -15,48 +26,38 @@ async def _settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_one_write_at_a_time_in_turns_by_organisation() -> None:
-    async def story() -> list[str]:
-        turns, begun, seconds = WriteTurns(lambda: float(len(begun))), [], asyncio.Event()
-
-        async def write(org: str) -> None:
-            async with turns.turn(org):
-                begun.append(org)
-                await seconds.wait()
-
-        async with asyncio.TaskGroup() as tasks:
-            for org in ["busy"] * 8 + ["quiet"] * 2:
-                tasks.create_task(write(org))
-            await _settled()
-            assert begun == ["busy"]
-            seconds.set()
-        return begun
-
-    order = asyncio.run(story())
-    assert order[:5].count("quiet") == 2
-    assert len(order) == 10
+def _put(conn: sa.Connection, name: str) -> str:
+    conn.execute(sa.insert(replica).values(holder=name, until=0.0))
+    return name
 
 
-def test_who_is_cancelled_takes_no_turn_along() -> None:
-    async def story() -> None:
-        turns, ends, begun = WriteTurns(), asyncio.Event(), []
+def _put_and_fail(conn: sa.Connection, name: str) -> str:
+    _put(conn, name)
+    raise Refused(name)
 
-        async def write(org: str) -> None:
-            async with turns.turn(org):
-                begun.append(org)
-                await ends.wait()
 
-        first, waiting, handed, last = (asyncio.create_task(write(org)) for org in "abcd")
-        await _settled()
-        waiting.cancel()
-        ends.set()
-        await asyncio.sleep(0)
-        handed.cancel()
-        await asyncio.gather(first, waiting, handed, last, return_exceptions=True)
-        assert begun[-1] == "d"
-        await write("e")
+def _put_twice(conn: sa.Connection, name: str) -> str:
+    _put(conn, name)
+    return _put(conn, name)
 
-    asyncio.run(story())
+
+def _put_and_hide_an_error(conn: sa.Connection, name: str) -> str:
+    try:
+        _put_twice(conn, name)
+    except IntegrityError:
+        return name
+    raise AssertionError("the key is unique")
+
+
+def _names(conn: sa.Connection) -> set[str]:
+    return set(conn.execute(sa.select(replica.c.holder)).scalars())
+
+
+def _transaction(conn: sa.Connection) -> int:
+    """A write, and the number of the transaction that it shares."""
+    _put(conn, f"t{conn.execute(sa.select(sa.func.count()).select_from(replica)).scalar_one()}")
+    number: int = conn.exec_driver_sql("SELECT txid_current()").scalar_one()
+    return number
 
 
 def test_a_quiet_organisation_is_served_before_the_backlog_of_a_busy_one(tmp_path: Path) -> None:
@@ -80,3 +81,163 @@ def test_a_quiet_organisation_is_served_before_the_backlog_of_a_busy_one(tmp_pat
         return order
 
     assert asyncio.run(story()).index("quiet") <= 1
+
+
+def test_what_waits_on_postgresql_shares_commits(postgres_url: str) -> None:
+    async def main() -> Counter[int]:
+        store = await Store.connect(postgres_url)
+        numbers = await asyncio.gather(*(store.run(_transaction) for _ in range(20)))
+        await store.close()
+        return Counter(numbers)
+
+    assert len(asyncio.run(main())) <= 2
+
+
+def test_on_postgresql_a_group_has_one_write_of_each_organisation(postgres_url: str) -> None:
+    async def main() -> list[int]:
+        store = await Store.connect(postgres_url)
+        orgs = ["busy"] * 9 + ["quiet"] * 3
+        asked = [asyncio.create_task(store.on_behalf_of(org).run(_transaction)) for org in orgs]
+        numbers = await asyncio.gather(*asked)
+        await store.close()
+        return list(numbers)
+
+    numbers = asyncio.run(main())
+    busy, quiet = numbers[:9], numbers[9:]
+    # The backlog of the one does not come first.
+    assert max(quiet) < sorted(busy)[4]
+    assert len(set(quiet)) == 3
+
+
+@pytest.mark.parametrize("fails", [_put_and_fail, _put_twice, _put_and_hide_an_error])
+def test_on_postgresql_a_write_that_fails_takes_no_other_with_it(postgres_url: str, fails: Any) -> None:
+    async def main() -> tuple[list[Any], set[str]]:
+        store = await Store.connect(postgres_url)
+        asked = (store.run(fails if number % 3 == 1 else _put, f"{number:02}") for number in range(12))
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        kept = await store.read(_names)
+        await store.close()
+        return outcomes, kept
+
+    outcomes, kept = asyncio.run(main())
+    good = {f"{number:02}" for number in range(12) if number % 3 != 1}
+    assert kept == {outcome for outcome in outcomes if isinstance(outcome, str)} == good
+
+
+def test_a_group_that_took_long_takes_nobody_more() -> None:
+    waiting, seconds = TransactionQueue(), [0.0]
+
+    def work(_: sa.Connection) -> None:
+        seconds[0] += 1.0
+
+    asked = [waiting.add(work, write=True, org="") for _ in range(10)]
+    sizes = []
+    while group := CommitGroup.begin(
+        waiting, lambda conn, job: (job.work(conn), None), write=True, longest=2.5, clock=lambda: seconds[0]
+    ):
+        began = seconds[0]
+        with sa.create_engine("sqlite://").connect() as conn:
+            group.work(conn)
+        group.resolve()
+        sizes.append(int(seconds[0] - began))
+    assert sizes == [3, 3, 3, 1]
+    assert all(job.done() for job in asked)
+
+
+def test_on_postgresql_a_write_that_hides_an_error_is_not_acknowledged(postgres_url: str) -> None:
+    """PostgreSQL answers the commit of such a transaction with a rollback, which is no error."""
+
+    async def main() -> None:
+        store = await Store.connect(postgres_url)
+        with pytest.raises(sa.exc.DBAPIError, match="aborted"):
+            await store.run(_put_and_hide_an_error, "alone")
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_group_whose_connection_is_lost_in_the_middle_runs_again_whole(
+    postgres_server: Any, postgres_url: str
+) -> None:
+    runs: list[None] = []
+
+    def cut_off(conn: sa.Connection, name: str) -> str:
+        runs.append(None)
+        if len(runs) == 1:
+            end_connections(postgres_server, postgres_url)
+        return _put(conn, name)
+
+    async def main() -> tuple[list[str], set[str]]:
+        store = await Store.connect(postgres_url)
+        asked = (store.run(cut_off if number == 5 else _put, f"{number:02}") for number in range(10))
+        outcomes = await asyncio.gather(*asked)
+        kept = await store.read(_names)
+        await store.close()
+        return list(outcomes), kept
+
+    outcomes, kept = asyncio.run(main())
+    assert outcomes == sorted(kept) == [f"{number:02}" for number in range(10)]
+    assert len(runs) == 2
+
+
+def test_on_postgresql_who_is_cancelled_takes_nobody_along(postgres_url: str) -> None:
+    async def main() -> tuple[set[str], set[str]]:
+        store = await Store.connect(postgres_url)
+        asking = {
+            f"{number:02}": asyncio.create_task(store.run(_put, f"{number:02}")) for number in range(40)
+        }
+        await _settled()
+        for number, task in enumerate(asking.values()):
+            if number % 3 == 0:
+                task.cancel()
+        outcomes = await asyncio.gather(*asking.values(), return_exceptions=True)
+        await store.run(_put, "and it goes on")
+        kept = await store.read(_names)
+        await store.close()
+        return {outcome for outcome in outcomes if isinstance(outcome, str)}, kept
+
+    acknowledged, kept = asyncio.run(main())
+    assert acknowledged == {f"{number:02}" for number in range(40) if number % 3}
+    assert acknowledged | {"and it goes on"} <= kept
+
+
+def test_a_quota_holds_for_sixteen_writers_of_two_replicas(postgres_url: str) -> None:
+    quota, attempts = 7, 32
+    new = (f"00000000-0000-4000-8000-{number:012x}" for number in range(10**9))
+
+    def ids() -> str:
+        return next(new)
+
+    def create(conn: sa.Connection, tenant: str, name: str) -> str:
+        where = conn.execute(sa.select(site.c.id)).scalar_one()
+        return logical_partitions.create_logical_partition(
+            conn, tenant, site_id=where, name=name, description=None, now=2.0, ids=ids
+        )
+
+    def prepare(conn: sa.Connection) -> str:
+        urls = {domain.uuid: f"http://switch/{domain.uuid}" for domain in TOPOLOGY.domains}
+        seed_embedded_site(conn, TOPOLOGY, PROFILE, urls, now=1.0, ids=ids)
+        tenant: str = entitlements.get_tenant(conn, "demo").id
+        quotas.set_quotas(conn, tenant, {quotas.QuotaKind.LOGICAL_PARTITIONS: quota}, 1.0)
+        return tenant
+
+    async def main() -> tuple[int, list[int]]:
+        stores = [await Store.connect(postgres_url) for _ in range(2)]
+        tenant = await stores[0].run(prepare)
+        first = await stores[0].read(newest_event_number, tenant)
+        asked = [
+            stores[number % 2].on_behalf_of(f"org{number % 3}").run(create, tenant, f"p{number}")
+            for number in range(attempts)
+        ]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(outcome, str | Refused) for outcome in outcomes), outcomes
+        events = await stores[1].read(events_after, tenant, first, 1000)
+        for store in stores:
+            await store.close()
+        created = sum(isinstance(outcome, str) for outcome in outcomes)
+        return created, [event.number - first for event in events]
+
+    created, numbers = asyncio.run(main())
+    assert created == quota
+    # Two for each creation, without a gap.
+    assert numbers == list(range(1, 2 * quota + 1))

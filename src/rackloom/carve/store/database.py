@@ -13,14 +13,9 @@ one connection on a dedicated thread, so that the event loop never waits for the
 for surveys, which the write-ahead log (WAL) lets read at the same time. `Store.inline` uses no thread,
 for simulations under virtual time. With `synchronous=FULL` a commit survives a power loss.
 
-Group commit: a commit waits for the disk, as long for one transaction as for twenty. Writes that wait
-at the same moment share one transaction. Each is a savepoint, rolled back alone when it fails, and no
-caller hears of success before the shared commit is durable. When the whole transaction is rolled back,
-for example by a full disk, every member fails with `Retry`.
-
-Fairness: waiting transactions take turns by organisation, as `FairQueue` has it, charged by the time that
-they took. While several organisations wait, a group has one member of each, so that nobody waits for the
-backlog of another. `Store.on_behalf_of` names the organisation; the site's own work is one more.
+Group commit and the turns of organisations are in `group_commit`: writes that wait share one transaction,
+each in a savepoint of its own. When SQLite rolls the whole transaction back, for example on a full disk,
+every member fails with `Retry`.
 
 A database that does not serve (no room, read-only, locked by another program, out of reach) raises
 `StoreUnavailable`, also a `Retry`, which `failures` defines. `Store` logs it, once for all callers. Opening
@@ -38,17 +33,15 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-import msgspec
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from sqlalchemy.pool import StaticPool
 
 from rackloom.carve.store.failures import StoreUnavailable, log_store_failure, sqlite_fault
-from rackloom.core.fair_queueing import FairQueue
+from rackloom.carve.store.group_commit import CommitGroup, Outcome, PendingTransaction, TransactionQueue
 from rackloom.errors import Refused, Retry
 
 # Migrations.
@@ -89,11 +82,7 @@ class HomeDirectoryLock:
         os.close(self._fd)
 
 
-# Group commit.
-
-
-MAX_GROUP_SIZE = 64
-"""Members of one shared transaction: each of them waits for all others."""
+# Members of a group on SQLite.
 
 
 class _GroupRolledBack(Retry):
@@ -103,61 +92,6 @@ class _GroupRolledBack(Retry):
 UNDONE_REASON = "undone together with a change that failed"
 ENDED_GROUP = (_GroupRolledBack, StoreUnavailable)
 """After one of these no member of the group is done."""
-
-
-class PendingTransaction(msgspec.Struct, frozen=True, eq=False):
-    """A transaction that was requested, and the future of its result."""
-
-    work: Callable[[sa.Connection], Any]
-    write: bool
-    org: str
-    result: "Future[Any]"
-
-
-class TransactionQueue:
-    """Transactions that were requested, from any thread, and have not begun; by organisation."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._writes: FairQueue[PendingTransaction] = FairQueue()
-        self._reads: FairQueue[PendingTransaction] = FairQueue()
-
-    def add(self, work: Callable[[sa.Connection], Any], *, write: bool, org: str) -> "Future[Any]":
-        """Request a transaction for `org`."""
-        job = PendingTransaction(work, write, org, Future())
-        with self._lock:
-            self._of(write).add(org, job)
-        return job.result
-
-    def has(self, *, write: bool) -> bool:
-        """Whether any write waits, or any read."""
-        return bool(self._of(write).flows)
-
-    def begin(self, *, write: bool, group: frozenset[str] = frozenset()) -> PendingTransaction | None:
-        """The next write or read; it can no longer be cancelled. None when nothing waits.
-
-        `group` are the organisations that share the transaction already. None too when the next is one of
-        them and another organisation is in the group or waits: what is done for that is then committed first.
-        """
-        with self._lock:
-            queue = self._of(write)
-            while (org := queue.next_flow()) is not None:
-                if org in group and len(group.union(self._writes.flows, self._reads.flows)) > 1:
-                    return None
-                _, job = queue.take()
-                if job.result.set_running_or_notify_cancel():
-                    return job
-        return None
-
-    def charge(self, job: PendingTransaction, seconds: float) -> None:
-        """Count the time that `job` took as service to its organisation."""
-        with self._lock:
-            self._of(job.write).charge(job.org, seconds)
-
-    def _of(self, write: bool) -> FairQueue[PendingTransaction]:
-        return self._writes if write else self._reads
-
-
 RunTransaction = Callable[[Callable[[sa.Connection], None]], None]
 """Runs its argument in a transaction: durable when it returns, rolled back when it raises."""
 
@@ -169,50 +103,19 @@ def run_group_commit(
     write: bool,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Run a group of waiting writes, or reads, in one transaction; then resolve the future of each.
-
-    Members are taken from the queue one after another, so that a newcomer need not wait for the next group.
-    Invariant: no future gets a result before the shared commit is durable.
-    """
-    first = waiting.begin(write=write)
-    if first is None:
+    """Run a group of waiting writes, or reads, in one transaction; then resolve the future of each."""
+    group = CommitGroup.begin(waiting, _run_member, write=write, spares_savepoint=True, clock=clock)
+    if group is None:
         return
-    group = [first]
-    outcomes: list[tuple[Any, BaseException | None]] = []
-
-    def work(conn: sa.Connection) -> None:
-        if not waiting.has(write=write):
-            # Alone it needs no savepoint: its failure rolls the whole transaction back.
-            began = clock()
-            outcomes.append((first.work(conn), None))
-            waiting.charge(first, clock() - began)
-            return
-        job: PendingTransaction | None = first
-        while job is not None:
-            began = clock()
-            outcomes.append(_run_member(conn, job))
-            waiting.charge(job, clock() - began)
-            full = len(group) == MAX_GROUP_SIZE
-            job = (
-                None if full else waiting.begin(write=write, group=frozenset(member.org for member in group))
-            )
-            if job is not None:
-                group.append(job)
-
     try:
-        transact(work)
+        transact(group.work)
     except BaseException as error:
-        for job in group:
-            job.result.set_exception(error)
-        return
-    for job, (result, error_of_job) in zip(group, outcomes, strict=True):
-        if error_of_job is None:
-            job.result.set_result(result)
-        else:
-            job.result.set_exception(error_of_job)
+        group.fail(error)
+    else:
+        group.resolve()
 
 
-def _run_member(conn: sa.Connection, job: PendingTransaction) -> tuple[Any, BaseException | None]:
+def _run_member(conn: sa.Connection, job: PendingTransaction) -> Outcome:
     try:
         return (_in_savepoint(conn, job.work) if job.write else job.work(conn)), None
     except ENDED_GROUP:

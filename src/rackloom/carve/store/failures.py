@@ -59,7 +59,7 @@ class StoreUnavailable(Retry):
 
     def __init__(self, fault: StoreFault, detail: object) -> None:
         self.fault = fault
-        self.detail = str(detail)
+        self.detail = str(detail) or type(detail).__name__
         """What the driver reported, for operators."""
         self.problem = _PROBLEMS[fault]
         self.fix = _FIXES[fault]

@@ -1,16 +1,26 @@
 """PostgreSQL backend: replicas share one database, one writer at a time, LISTEN/NOTIFY wake-ups.
 
-Transactions: a write takes an exclusive lock on `alembic_version` before its snapshot, so it sees every
-earlier write of any replica. Record functions read widely before they write; serializable transactions
-side by side then abort each other nearly always. The isolation level is SERIALIZABLE all the same, to
-protect against writers that use the database by other means. A transaction that the server rolled back
-(serialization failure, deadlock, lock timeout), or that could not be served, runs again with
-exponential backoff and random delay; after the last attempt the caller gets `StoreUnavailable`, as it
-does at once where the database is read-only or has no room. A connection lost during a commit raises
-`Unknown`: running the transaction again could apply it twice.
+Locks, in the order in which a write transaction takes them. There is no other order, so replicas do not
+deadlock:
 
-Fairness: the writes of a process wait in it, and take turns by organisation, as `FairQueue` has it, charged
-by the time that they took. Replicas take turns at the table lock, in the order in which they asked.
+1. An exclusive lock on the table `alembic_version`, before the snapshot and until the commit. It makes write
+   transactions of all replicas serial, so that each sees every earlier one. Every rule that record functions
+   check rests on it: quotas, one instance a tray, plans against intent revisions, epochs of leases, events
+   numbered without a gap. Readers do not wait for it.
+2. Row locks of what the transaction changes. Under the first lock nobody else waits for them.
+
+Record functions read widely before they write; serializable transactions side by side then abort each other
+nearly always. The isolation level is SERIALIZABLE all the same, to protect against writers that use the
+database by other means. A transaction that the server rolled back (serialization failure, deadlock, lock
+timeout), or that could not be served, runs again with exponential backoff and random delay; after the last
+attempt the caller gets `StoreUnavailable`, as it does at once where the database is read-only or has no room.
+A connection lost during a commit raises `Unknown`: running the transaction again could apply it twice.
+
+Groups: the writes of a process that wait share one transaction (`group_commit`), and take turns by
+organisation. What the server rolls back is repeated for the whole group; a write that fails for a reason of
+its own is rolled back to its savepoint, and harms no other. Replicas take turns at the table lock, in the
+order in which they asked for it, one group each. While the database is out of reach, what waits behind a
+group that gave up is refused with it. `postgres_hosts` chooses among several servers.
 
 Migrations: an advisory lock lets one replica migrate while the others wait.
 
@@ -38,9 +48,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncTransaction, create_async_e
 
 from rackloom.carve.store.database import migrate_to_head
 from rackloom.carve.store.failures import StoreFault, StoreUnavailable, postgres_fault
+from rackloom.carve.store.group_commit import CommitGroup, Outcome, PendingTransaction, TransactionQueue
 from rackloom.carve.store.journal import INTENT_CHANNEL
-from rackloom.core.fair_queueing import FairQueue
-from rackloom.errors import Refused, Retry, Unknown
+from rackloom.carve.store.postgres_hosts import PostgresServers
+from rackloom.errors import Retry, Unknown
 
 # Transactions with retries.
 
@@ -56,7 +67,9 @@ UNKNOWN_COMMIT = (
 MAX_ATTEMPTS = 12
 FIRST_RETRY_DELAY, MAX_RETRY_DELAY = 0.002, 0.5
 """Seconds before a transaction is run again: doubled each time and drawn at random up to that, so that
-replicas which met do not meet again. All attempts together take about two seconds."""
+replicas which met do not meet again. All delays together take about two seconds."""
+ATTEMPT_SECONDS = 10.0
+"""After that no attempt begins: a server that is silent costs each one its whole timeout."""
 WRITE_OPTIONS: Mapping[str, Any] = {"isolation_level": "SERIALIZABLE"}
 READ_OPTIONS: Mapping[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 MIGRATE_OPTIONS: Mapping[str, Any] = {"isolation_level": "READ COMMITTED"}
@@ -83,6 +96,8 @@ async def run_with_retries(
     """
     longest = FIRST_RETRY_DELAY
     last: Exception | None = None
+    clock = asyncio.get_running_loop().time
+    gives_up = clock() + ATTEMPT_SECONDS
     for _ in range(MAX_ATTEMPTS):
         try:
             return await _run_once(engine, work, options)
@@ -92,6 +107,8 @@ async def run_with_retries(
             if not _is_retryable(error):
                 raise
             last = error
+        if clock() >= gives_up:
+            break
         await asyncio.sleep(random.uniform(0, longest))  # noqa: S311 - spreads load, guards nothing
         longest = min(2 * longest, MAX_RETRY_DELAY)
     contended = last is not None and _sqlstate(last) in _ROLLED_BACK
@@ -270,55 +287,31 @@ def _retrieve_exception(done: "asyncio.Future[Any]") -> None:
         done.exception()
 
 
-# The turns of writes.
+# Members of a group.
 
 
-class WriteTurns:
-    """One write at a time, in turns by organisation. Use it in one event loop."""
+GROUP_SECONDS = 0.05
+"""After that nobody joins a group: the other replicas wait for it, and so does the renewal of a lease."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._is_taken = False
-        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
 
-    @asynccontextmanager
-    async def turn(self, org: str) -> AsyncIterator[None]:
-        """Wait for the turn of `org`; it lasts until the context ends."""
-        await self._wait(org)
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self._waiting.charge(org, self._clock() - began)
-            self._pass_on()
-
-    async def _wait(self, org: str) -> None:
-        if not self._is_taken:
-            self._is_taken = True
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(org, turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            # The turn may have come in the same step as the cancellation: it must not be lost.
-            if not turn.cancelled():
-                self._pass_on()
+def _run_member(conn: sa.Connection, job: PendingTransaction) -> Outcome:
+    """Run `job` in a savepoint. Raises what leaves nothing of the transaction, or of the connection."""
+    conn.exec_driver_sql("SAVEPOINT part")
+    try:
+        result = job.work(conn)
+        # Fails where the work swallowed an error of a statement, after which PostgreSQL commits nothing.
+        conn.exec_driver_sql("RELEASE part")
+    except Exception as error:
+        if postgres_fault(error, write=True) or _is_retryable(error):
             raise
-
-    def _pass_on(self) -> None:
-        while self._waiting.flows:
-            _, turn = self._waiting.take()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._is_taken = False
+        conn.exec_driver_sql("ROLLBACK TO part")
+        return None, error
+    return result, None
 
 
 # The backend.
 
 
-CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 10.0
 """No statement takes a tenth of that: a server that is silent for so long is gone."""
 MIGRATION_LOCK = 0x5241434B4C4F4F4D
@@ -343,7 +336,8 @@ class PostgresBackend:
         self._engine = engine
         self._survey_engine = survey_engine
         self._survey_loop = BackgroundLoop("site-survey")
-        self._turns = WriteTurns()
+        self._waiting = TransactionQueue()
+        self._writer: asyncio.Task[None] | None = None
         self._under_way: set[asyncio.Task[Any]] = set()
 
     @classmethod
@@ -359,9 +353,9 @@ class PostgresBackend:
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool, org: str = "") -> T:
         """Run `work` in one transaction, and again while PostgreSQL undoes it. Raises Retry in the end."""
-        running = asyncio.ensure_future(
-            self._write(work, org) if write else run_with_retries(self._engine, work, READ_OPTIONS)
-        )
+        if write:
+            return await self._write(work, org)
+        running = asyncio.ensure_future(run_with_retries(self._engine, work, READ_OPTIONS))
         self._under_way.add(running)
         running.add_done_callback(self._under_way.discard)
         return await asyncio.shield(running)
@@ -382,34 +376,44 @@ class PostgresBackend:
 
     async def _write(self, work: Callable[[sa.Connection], T], org: str) -> T:
         # Waiting here, and not for the table lock, leaves the pooled connections to readers.
-        async with self._turns.turn(org):
-            return await run_with_retries(self._engine, work, WRITE_OPTIONS)
+        result: Future[T] = self._waiting.add(work, write=True, org=org)
+        if self._writer is None:
+            self._writer = asyncio.ensure_future(self._write_what_waits())
+            self._under_way.add(self._writer)
+            self._writer.add_done_callback(self._under_way.discard)
+        return await asyncio.wrap_future(result)
+
+    async def _write_what_waits(self) -> None:
+        """One group after another, until nothing waits."""
+        try:
+            while (group := self._next_group()) is not None:
+                try:
+                    await run_with_retries(self._engine, group.work, WRITE_OPTIONS)
+                except BaseException as error:
+                    group.fail(error)
+                    if isinstance(error, StoreUnavailable) and error.fault is StoreFault.UNREACHABLE:
+                        self._fail_what_waits(error)
+                    if not isinstance(error, Exception):
+                        raise
+                else:
+                    group.resolve()
+        finally:
+            self._writer = None
+
+    def _next_group(self) -> CommitGroup | None:
+        return CommitGroup.begin(self._waiting, _run_member, write=True, longest=GROUP_SECONDS)
+
+    def _fail_what_waits(self, error: StoreUnavailable) -> None:
+        """Let nobody wait for its own attempts to reach a server that was out of reach just now."""
+        while (job := self._waiting.begin(write=True)) is not None:
+            job.result.set_exception(error)
 
 
 def engine_of(url: str, session: Mapping[str, str] = _SESSION) -> AsyncEngine:
     """Connections to `url`, each made when it is wanted. Raises Refused for another kind of URL."""
-    return create_async_engine(
-        _parse_url(url),
-        connect_args={
-            "server_settings": dict(session),
-            "timeout": CONNECT_SECONDS,
-            "command_timeout": COMMAND_SECONDS,
-        },
-    )
-
-
-def _parse_url(url: str) -> sa.URL:
-    try:
-        parsed = sa.make_url(url)
-    except sa.exc.ArgumentError:
-        parsed = None
-    if parsed is None or parsed.get_backend_name() not in ("postgresql", "postgres"):
-        # The URL is not repeated: it may hold a password.
-        raise Refused(
-            "the database URL is not one of PostgreSQL",
-            nearest_fix="use postgresql://USER:PASSWORD@HOST:PORT/DATABASE",
-        )
-    return parsed.set(drivername="postgresql+asyncpg")
+    options = {"server_settings": dict(session), "command_timeout": COMMAND_SECONDS}
+    servers = PostgresServers(url, options)
+    return create_async_engine("postgresql+asyncpg://", async_creator=servers.connect)
 
 
 def _migrate(conn: sa.Connection) -> None:
