@@ -54,6 +54,7 @@ class Plant(msgspec.Struct, frozen=True):
     """A site on `store`, and the way into its REST application."""
 
     store: Store
+    home: Path
     clock: MonotonicSiteClock
     app: Any
     token_of: Callable[[str], str]
@@ -124,7 +125,7 @@ def _plant(store: Store, home: Path, limits: CallerLimits | None) -> Plant:
     def token_of(org: str) -> str:
         return issuer.mint(org, [Role.TENANT_ADMIN], time.time(), 36_000.0)
 
-    return Plant(store, clock, create_app(deps, limits), token_of, token_of(DEMO_ORG), reconcilers)
+    return Plant(store, home, clock, create_app(deps, limits), token_of, token_of(DEMO_ORG), reconcilers)
 
 
 async def quiet(reconciler: Reconciler, passes: Passes) -> None:
