@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from fastapi import Query as QueryParam
 from pydantic import Field, IPvAnyAddress
@@ -72,7 +72,7 @@ class InstanceQuery(PageQuery, RelationQuery):
 # Routes.
 
 
-router = APIRouter(prefix="/instance")
+router = routing.operations("/instance")
 
 T = TypeVar("T")
 InstanceId = Annotated[UUID, Path(alias="instanceId")]

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
@@ -95,7 +95,7 @@ class NVLinkLogicalPartition(wire.Timed):
 # Routes.
 
 
-router = APIRouter(prefix="/nvlink-logical-partition")
+router = routing.operations("/nvlink-logical-partition")
 
 PartitionId = Annotated[UUID, Path(alias="nvLinkLogicalPartitionId")]
 ONE = "/{nvLinkLogicalPartitionId}"

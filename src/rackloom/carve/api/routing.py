@@ -25,7 +25,7 @@ from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import Depends, Path
+from fastapi import APIRouter, Depends, Path
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -39,6 +39,29 @@ from rackloom.carve.store.journal import OperatorOrder, StatusRecord
 from rackloom.carve.store.values import Changed, IdFactory, Status, invalid
 from rackloom.carve.tenancy import entitlements
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+
+# Operations.
+
+
+BASE = "/v2/org/{org}/nico"
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": wire.Problem, "description": "The request contradicts itself or a record that it names"},
+    401: {"model": wire.Problem, "description": "The caller did not prove who it is"},
+    403: {"model": wire.Problem, "description": "The caller may not do this"},
+    404: {"model": wire.Problem, "description": "The thing named in the path does not exist"},
+    408: {"model": wire.Problem, "description": "The body took too long"},
+    409: {"model": wire.Problem, "description": "The state of the site is against it"},
+    413: {"model": wire.Problem, "description": "The body is too large"},
+    415: {"model": wire.Problem, "description": "The body is not JSON"},
+    429: {"model": wire.Problem, "description": "Too many requests of the org wait already: see Retry-After"},
+    503: {"model": wire.Problem, "description": "Nothing was decided: try again"},
+}
+
+
+def operations(prefix: str = "") -> APIRouter:
+    """A router for operations below an organisation, whose paths begin with `prefix` there."""
+    return APIRouter(prefix=BASE + prefix, responses=ERRORS)
+
 
 # Dependencies of routes.
 

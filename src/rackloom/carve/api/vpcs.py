@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field, StrictInt
 from starlette.responses import PlainTextResponse, Response
@@ -102,7 +102,7 @@ class Vpc(wire.Timed):
 # Routes.
 
 
-router = APIRouter(prefix="/vpc")
+router = routing.operations("/vpc")
 
 RELATIONS = (
     "Site", "Tenant", "NVLinkLogicalPartition", "InfrastructureProvider", "NetworkSecurityGroup",
@@ -274,7 +274,7 @@ LISTING = routing.Listing(
 # Subnets and VPC prefixes.
 
 
-subnet_router = APIRouter()
+subnet_router = routing.operations()
 
 
 class NetworkQuery(wire.PageQuery, wire.RelationQuery):
