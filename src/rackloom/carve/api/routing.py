@@ -121,13 +121,13 @@ class CallerWith:
     def __init__(self, *roles: Role) -> None:
         self.roles = roles
 
-    async def __call__(self, request: Request, deps: Deps, _org: Org) -> Caller:
+    async def __call__(self, request: Request, _org: Org) -> Caller:
         """The caller. Refused as `access.check_call` decides."""
         # `AuthenticationMiddleware` has verified it, for the org of the path.
         caller: Caller = request.state.caller
         access.check_call(caller, self.roles, request.scope["route"].dependant, request.query_params)
         if Role.TENANT_ADMIN in caller.roles and Role.TENANT_ADMIN in self.roles:
-            await _ensure_tenant(request, deps, caller)
+            await _ensure_tenant(request, caller)
         return caller
 
 
@@ -148,10 +148,12 @@ def roles_of(route: APIRoute) -> Sequence[Role]:
     return guard.roles
 
 
-async def _ensure_tenant(request: Request, deps: ApiDeps, caller: Caller) -> None:
+async def _ensure_tenant(request: Request, caller: Caller) -> None:
     # Tenants are never removed, so each org is looked up once.
     known: set[str] = request.app.state.tenants_seen
+    deps: ApiDeps = request.app.state.deps
     if deps.auto_tenant and caller.org not in known:
+        deps = deps.on_behalf_of(caller.org)
         # Read first: where the database takes no writes, the tenants that it has can still read.
         if await deps.store.read(entitlements.find_tenant, caller.org) is None:
             await deps.store.run(_create_tenant, caller.org, deps.clock(), deps.ids)
