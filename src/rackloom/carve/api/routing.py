@@ -274,10 +274,18 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     searched: Sequence[sa.ColumnElement[Any]] = ()
     """Columns in which the `query` of a request is searched."""
 
-    def page(self, conn: sa.Connection, visible: AnySelect, query: PageQuery, **parameters: object) -> Page:
+    def page(
+        self,
+        conn: sa.Connection,
+        visible: AnySelect,
+        query: PageQuery,
+        total: Callable[[], int] | None = None,
+        **parameters: object,
+    ) -> Page:
         """The wanted page of the `visible` rows.
 
-        A select with parameters, whose values are `parameters`, can be built once for all callers.
+        A select with parameters, whose values are `parameters`, can be built once for all callers. `total`
+        tells how many visible rows there are, where that is known without counting them.
         """
         rows = filter_rows(
             visible, *((column, getattr(query, name)) for name, column in self.filters.items())
@@ -286,21 +294,49 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
             found = (column.icontains(text.strip(), autoescape=True) for column in self.searched)
             rows = rows.where(sa.or_(*found))
         field, direction = _parse_order(query.order_by, self.order)
-        counted, ordered = _page_queries(rows, self.order[field], direction, self.order[TIE_BREAKER])
-        total = conn.execute(counted, parameters).scalar_one()
-        part = {"page_size": query.page_size, "page_start": (query.page_number - 1) * query.page_size}
-        return self.shapes(conn, conn.execute(ordered, {**parameters, **part}).all(), query), total
+        queries = _page_queries(rows, self.order[field], direction, self.order[TIE_BREAKER])
+        if total is not None and rows is visible:
+            count = total()
+        else:
+            count = conn.execute(queries.counted, parameters).scalar_one()
+        return self.shapes(conn, _page_rows(conn, queries, query, count, parameters), query), count
+
+
+class _PageQueries(msgspec.Struct, frozen=True):
+    """How many rows there are; a part of them from the first one on; the same from the last one back."""
+
+    counted: AnySelect
+    forwards: AnySelect
+    backwards: AnySelect
 
 
 @lru_cache(maxsize=64)
 def _page_queries(
     rows: AnySelect, by: sa.ColumnElement[Any], direction: str, tie: sa.ColumnElement[Any]
-) -> tuple[AnySelect, AnySelect]:
-    """The queries of the count and of a page. Cached for selects that are the same object each time."""
-    counted = sa.select(sa.func.count()).select_from(rows.order_by(None).subquery())
-    ordered = rows.order_by(by.desc() if direction == "DESC" else by.asc(), tie.asc())
+) -> _PageQueries:
+    """The queries of a page. Cached for selects that are the same object each time."""
     size, start = (sa.bindparam(name, type_=sa.Integer) for name in ("page_size", "page_start"))
-    return counted, ordered.limit(size).offset(start)
+    first, last = (by.desc(), by.asc()) if direction == "DESC" else (by.asc(), by.desc())
+    return _PageQueries(
+        sa.select(sa.func.count()).select_from(rows.order_by(None).subquery()),
+        rows.order_by(first, tie.asc()).limit(size).offset(start),
+        rows.order_by(last, tie.desc()).limit(size).offset(start),
+    )
+
+
+def _page_rows(
+    conn: sa.Connection, queries: _PageQueries, query: PageQuery, count: int, parameters: Mapping[str, object]
+) -> Rows:
+    """The rows of a page. Databases walk over the rows before it: so begin at the nearer end."""
+    start = (query.page_number - 1) * query.page_size
+    size = min(query.page_size, count - start)
+    if size <= 0:
+        return []
+    after = count - start - size
+    if start <= after:
+        return conn.execute(queries.forwards, {**parameters, "page_size": size, "page_start": start}).all()
+    rows = conn.execute(queries.backwards, {**parameters, "page_size": size, "page_start": after}).all()
+    return rows[::-1]
 
 
 def _parse_order(order_by: str | None, order: Order) -> tuple[str, str]:

@@ -4,6 +4,7 @@ Clients of the wider API list subnets and prefixes when they start, so these rou
 lists.
 """
 
+from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from rackloom.carve.store.schema import logical_partition, tenant
 from rackloom.carve.store.schema import vpc as table
 from rackloom.carve.store.values import invalid
 from rackloom.carve.tenancy import entitlements, logical_partitions
+from rackloom.carve.tenancy.quotas import QuotaKind, count_objects
 
 # Request models.
 
@@ -107,6 +109,7 @@ router = routing.operations("/vpc")
 RELATIONS = (
     "Site", "Tenant", "NVLinkLogicalPartition", "InfrastructureProvider", "NetworkSecurityGroup",
 )  # fmt: skip
+_OF_TENANT = sa.select(table).where(table.c.tenant_id == sa.bindparam("tenant"))
 VpcId = Annotated[UUID, Path(alias="vpcId")]
 
 
@@ -206,8 +209,10 @@ async def delete(deps: Deps, caller: TenantAdmin, vpc_id: VpcId) -> Response:
 
 def _list(conn: sa.Connection, caller: Caller, query: VpcQuery) -> Page:
     tenant_id = entitlements.tenant_id_of(conn, caller.org)
-    _check_partitions(conn, tenant_id, {str(uuid) for uuid in query.nvlink_logical_partition_id})
-    return LISTING.page(conn, sa.select(table).where(table.c.tenant_id == tenant_id), query)
+    if query.nvlink_logical_partition_id:
+        _check_partitions(conn, tenant_id, {str(uuid) for uuid in query.nvlink_logical_partition_id})
+    total = partial(count_objects, conn, tenant_id, QuotaKind.VPCS)
+    return LISTING.page(conn, _OF_TENANT, query, total, tenant=tenant_id)
 
 
 def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: set[str]) -> None:

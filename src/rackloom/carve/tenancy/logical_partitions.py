@@ -148,13 +148,13 @@ def delete_logical_partition(
 def remove_emptied_partitions(conn: sa.Connection, now: float) -> None:
     """Delete the records of logical partitions in deletion that have no partition and no interface left."""
     emptied = conn.execute(_EMPTIED_PARTITIONS).all()
-    for row in emptied:
-        note = EventNote(Event.LOGICAL_PARTITION, row.id, journal.EVENT_DELETED)
-        journal.publish_events(conn, row.tenant_id, [note], now)
     if emptied:
         gone = [row.id for row in emptied]
         conn.execute(sa.delete(partitions).where(partitions.c.id.in_(gone)))
         journal.delete_histories(conn, gone)
+    for row in emptied:
+        note = EventNote(Event.LOGICAL_PARTITION, row.id, journal.EVENT_DELETED)
+        journal.publish_events(conn, row.tenant_id, [note], now)
 
 
 def _check_name(conn: sa.Connection, tenant_id: str, name: str) -> None:
