@@ -8,7 +8,6 @@ of the rounds' ratios is what counts, in requests per second and in CPU time of 
 Where the time of a request goes is measured apart (`site_request`), so that no clock is read in a timed round.
 """
 
-import asyncio
 import json
 import shutil
 import sqlite3
@@ -16,7 +15,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Iterator
-from itertools import cycle, repeat
+from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 import msgspec
 from site_figures import load
 from site_passes import fill
-from site_plant import Plant, call, new_id, plant
+from site_plant import Plant, call, plant
 from site_process import Answer, Request, Server, Spent, serving
 
 from rackloom.carve.inventory.enrolment import DEMO_ORG
@@ -71,8 +70,8 @@ async def measured(rounds: int, milliseconds: int, folder: Path) -> list[dict[st
         peer_home = Path(beside) / "peer"
         shutil.copytree(seeded.home, peer_home)
         async with (
-            serving("site_server.py", seeded.home, AT_ONCE) as ours,
-            serving("bare_site.py", peer_home, AT_ONCE) as peer,
+            serving("site_server.py", seeded.home) as ours,
+            serving("bare_site.py", peer_home) as peer,
         ):
             rows = []
             for workload in _workloads(seeded):
@@ -234,7 +233,7 @@ async def _row(
     for turn in range(rounds):
         sides = [(ours, mine), (peer, theirs)]
         for server, spent in sides if turn % 2 else reversed(sides):
-            spent.append(await server.busy(token, workload.org, workload.requests, seconds))
+            spent.append(await server.busy(token, workload.org, workload.requests, AT_ONCE, seconds))
     ratios = [a.per_s / b.per_s for a, b in zip(mine, theirs, strict=True)]
     return {
         "measure": "peer",

@@ -59,7 +59,6 @@ class Server:
     def __init__(self, process: "Popen[bytes]", port: int) -> None:
         self.process = process
         self.port = port
-        self.connections: list[Connection] = []
 
     def cpu_seconds(self) -> float:
         """CPU time of all threads so far."""
@@ -67,11 +66,19 @@ class Server:
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
     async def ask(self, token: str, org: str, request: Request) -> Answer:
-        """One request, on the first connection."""
-        return await self.connections[0].request(token, org, request)
+        """One request, on a connection of its own."""
+        connection = await Connection.open(self.port)
+        try:
+            return await connection.request(token, org, request)
+        finally:
+            connection.close()
 
-    async def busy(self, token: str, org: str, requests: Iterator[Request], seconds: float) -> "Spent":
-        """What it takes to answer the requests of all connections for so long; each waits for its answer."""
+    async def busy(
+        self, token: str, org: str, requests: Iterator[Request], connections: int, seconds: float
+    ) -> "Spent":
+        """What it takes to answer for so long on connections that are open; each waits for its answer."""
+        # Opened for each round: between two rounds the servers may close what is idle.
+        opened = [await Connection.open(self.port) for _ in range(connections)]
         until = time.perf_counter() + seconds
 
         async def client(connection: "Connection") -> int:
@@ -85,8 +92,11 @@ class Server:
             return answered
 
         cpu, began = self.cpu_seconds(), time.perf_counter()
-        answered = sum(await asyncio.gather(*map(client, self.connections)))
-        return Spent(answered, time.perf_counter() - began, self.cpu_seconds() - cpu)
+        answered = sum(await asyncio.gather(*map(client, opened)))
+        spent = Spent(answered, time.perf_counter() - began, self.cpu_seconds() - cpu)
+        for connection in opened:
+            connection.close()
+        return spent
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -108,9 +118,9 @@ class Spent(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def serving(script: str, home: Path, connections: int) -> AsyncIterator[Server]:
-    """A server of `home`, and open connections to it, until the context ends."""
-    words = [sys.executable, str(Path(__file__).with_name(script)), str(home)]
+async def serving(script: str, home: Path) -> AsyncIterator[Server]:
+    """A server of `home` until the context ends."""
+    words = [sys.executable, str(Path(__file__).parent / script), str(home)]
     process = await asyncio.to_thread(Popen, words, stdin=PIPE, stdout=PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -118,12 +128,7 @@ async def serving(script: str, home: Path, connections: int) -> AsyncIterator[Se
         line = await asyncio.to_thread(process.stdout.readline)
         if not line:
             raise RuntimeError(f"{script} did not start")
-        server = Server(process, int(line))
-        for _ in range(connections):
-            server.connections.append(await Connection.open(server.port))
-        yield server
-        for connection in server.connections:
-            connection.close()
+        yield Server(process, int(line))
     finally:
         process.stdin.close()
         await asyncio.to_thread(process.wait)
