@@ -328,10 +328,8 @@ def _page_rows(
     conn: sa.Connection, queries: _PageQueries, query: PageQuery, count: int, parameters: Mapping[str, object]
 ) -> Rows:
     """The rows of a page. Databases walk over the rows before it: so begin at the nearer end."""
-    start = (query.page_number - 1) * query.page_size
+    start = min((query.page_number - 1) * query.page_size, count)
     size = min(query.page_size, count - start)
-    if size <= 0:
-        return []
     after = count - start - size
     if start <= after:
         return conn.execute(queries.forwards, {**parameters, "page_size": size, "page_start": start}).all()

@@ -110,6 +110,9 @@ RELATIONS = (
     "Site", "Tenant", "NVLinkLogicalPartition", "InfrastructureProvider", "NetworkSecurityGroup",
 )  # fmt: skip
 _OF_TENANT = sa.select(table).where(table.c.tenant_id == sa.bindparam("tenant"))
+_PARTITIONS = sa.select(logical_partition).where(
+    logical_partition.c.id.in_(sa.bindparam("ids", expanding=True))
+)
 VpcId = Annotated[UUID, Path(alias="vpcId")]
 
 
@@ -240,10 +243,8 @@ def _get(
 def _shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[Json]:
     histories = journal.status_histories(conn, [row.id for row in rows])
     defaults = {row.logical_partition_id for row in rows if row.logical_partition_id}
-    partitions = {
-        row.id: routing.summary_shape(row)
-        for row in conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(defaults)))
-    }
+    found = conn.execute(_PARTITIONS, {"ids": list(defaults)}).all() if defaults else ()
+    partitions = {row.id: routing.summary_shape(row) for row in found}
     orgs = entitlements.orgs_by_id(conn, tenant, {row.tenant_id for row in rows})
     shapes = [
         row.extra

@@ -229,9 +229,8 @@ def create_vpc(
     row: dict[str, Any] = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name}
     row |= {"description": description, "logical_partition_id": logical_partition_id, "extra": extra}
     insert_row(conn, vpc, **row, status=Status.READY, created=now, updated=now)
-    journal.record_and_publish(
-        conn, tenant_id, EventNote(Event.VPC, new, Status.READY, "VPC is ready for use"), now
-    )
+    note = EventNote(Event.VPC, new, Status.READY, "VPC is ready for use")
+    journal.record_and_publish_new(conn, tenant_id, [note], now)
     return new
 
 
